@@ -1,0 +1,8 @@
+"""One algorithm, one file: pure functions of explicit state, in the contract of `contract.py`."""
+
+from bidro.algorithms.afl import AFL
+from bidro.algorithms.bidro_fl import BiDROFL
+from bidro.algorithms.contract import Algorithm, Snapshot
+from bidro.algorithms.fedavg import FedAvg
+
+__all__ = ["AFL", "Algorithm", "BiDROFL", "FedAvg", "Snapshot"]

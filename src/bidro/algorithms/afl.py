@@ -1,0 +1,43 @@
+"""AFL, agnostic federated learning (Mohri et al.), as Section VI runs it.
+
+Solves min over x in X of max over alpha in A of sum_i alpha_i mean_k l(x, xi_i^k): the mixture is
+uncertain, the clients' distributions are not. Each round, every client evaluates its full local loss, and
+the server takes a projected descent step in x and an ascent step in alpha at the same time.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from bidro.algorithms.contract import masked
+from bidro.algorithms.model_and_weights import Broadcast, ModelAndWeights, State
+from bidro.problem import Client
+from bidro.trees import pytree
+
+
+class Reply(NamedTuple):
+    value: Array  # mean loss over the client's rows
+    gradient: Array  # its gradient in x, (d,)
+
+
+@pytree
+class AFL(ModelAndWeights):
+    """Step sizes for both variables. A client that does not reply counts as one with gradient and
+    value 0: the model and its weight do not move on its account."""
+
+    reply_type: ClassVar[type] = Reply
+    eta_x: float = 0.001
+    eta_alpha: float = 0.001
+
+    def client(self, broadcast: Broadcast, client: Client, draw: None) -> Reply:
+        return Reply(*client.rows.mean_and_gradient(client.inner.loss.values, broadcast.x))
+
+    def server(self, state: State, replies: Reply, replied: Array) -> State:
+        gradients = masked(replied, replies.gradient, jnp.zeros(()))
+        values = masked(replied, replies.value, jnp.zeros(()))
+        x = state.models.project(state.x - self.eta_x * (state.alpha @ gradients))
+        alpha = state.mixtures.project(state.alpha + self.eta_alpha * values)
+        return state.step(x, alpha)

@@ -1,0 +1,76 @@
+"""BiDRO-FL, Algorithm 1 of the paper, to the letter.
+
+Solves the penalised problem (eq. reformed_DRO)
+
+    min over x in X of max over alpha in A of
+        sum_i alpha_i E_{zeta ~ P_i} [ sup over xi in Xi of l(x, xi) - rho_i c(zeta, xi) ]
+
+by one projected stochastic descent step in x and one ascent step in alpha a round. DRO-FL, the baseline
+of Section VI, is this algorithm on a problem with one shared penalty.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bidro.algorithms.contract import masked
+from bidro.algorithms.model_and_weights import Broadcast, ModelAndWeights, State
+from bidro.errors import BidroError
+from bidro.problem import Client, Problem
+from bidro.trees import pytree, static
+from bidro.worst_case import FixedStepAscent, Oracle
+
+
+class Draw(NamedTuple):
+    position: Array  # in [0, 1): which of its rows the client samples
+    noise: Array | None  # the oracle's random direction, (m,)
+
+
+class Reply(NamedTuple):
+    x: Array  # x_{i,t+1}, (d,)
+    g_alpha: Array  # g^alpha_{i,t}
+
+
+@pytree
+class BiDROFL(ModelAndWeights):
+    """Step sizes eta_x and eta_alpha, and the inner oracle of line 5.
+
+    A client that does not reply counts as one that stood still: its x_{i,t+1} is x_t and its
+    g^alpha is 0.
+    """
+
+    reply_type: ClassVar[type] = Reply
+    eta_x: float = 0.01
+    eta_alpha: float = 0.01
+    oracle: Oracle = static(default=FixedStepAscent())
+
+    def init(self, problem: Problem) -> State:
+        if problem.rho is None:
+            raise BidroError("BiDRO-FL solves the penalised problem: give it Penalty(rho).")
+        self.oracle.check(problem.inner)
+        return super().init(problem)
+
+    def draw(self, client: Client, key: Array) -> Draw:
+        for_row, for_oracle = jax.random.split(key)
+        m = client.rows.samples.shape[-1]
+        noise = jax.random.normal(for_oracle, (m,)) if self.oracle.needs_noise else None
+        return Draw(jax.random.uniform(for_row), noise)
+
+    def client(self, broadcast: Broadcast, client: Client, draw: Draw) -> Reply:
+        x, inner = broadcast.x, client.inner
+        zeta = client.rows.row((draw.position * client.rows.size).astype(int))  # line 4
+        z = self.oracle.maximise(inner, x, zeta, client.rho, draw.noise).point  # line 5
+        g_x = jax.grad(inner.loss.value)(x, z)  # line 6, eq. gradient_x
+        g_alpha = inner.phi(x, zeta, z, client.rho)  # line 7, eq. gradient_alpha
+        return Reply(x - self.eta_x * g_x, g_alpha)  # lines 8 and 9, eq. local_update
+
+    def server(self, state: State, replies: Reply, replied: Array) -> State:
+        x_clients = masked(replied, replies.x, state.x)
+        g_alpha = masked(replied, replies.g_alpha, jnp.zeros(()))
+        x = state.models.project(state.alpha @ x_clients)  # line 11, eq. global_x_update
+        alpha = state.mixtures.project(state.alpha + self.eta_alpha * g_alpha)  # global_alpha_update
+        return state.step(x, alpha)

@@ -1,0 +1,83 @@
+"""The contract between algorithms and engines.
+
+An algorithm is a frozen dataclass of hyperparameters with pure methods. An engine knows nothing of
+the algorithm beyond this file, and an algorithm nothing of the engine:
+
+    state = algorithm.init(problem)
+    repeat:
+        broadcast = algorithm.broadcast(state)
+        at each client: draw = algorithm.draw(client, key); reply = algorithm.client(broadcast, client, draw)
+        state = algorithm.server(state, replies, replied)
+
+`key` is derived from (seed, round, client id) and `draw` holds all the randomness of a client's round,
+so that an engine in one process can draw for many rounds at once. What crosses from a client to the
+server is exactly its reply. Replies reach the server stacked along a leading axis in the order of the
+federation's clients; `replied` (n,) tells who answered, and the rows of the others are to be ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from bidro.problem import Client, Problem
+
+Numbers = Array | NDArray[np.float64]
+
+
+class Snapshot(NamedTuple):
+    """What an algorithm shows of its state after a round (or, in a history, after many)."""
+
+    x: Numbers  # (d,) the current model x_{t+1}
+    x_average: Numbers  # (d,) the mean of x_1, ..., x_t
+    alpha: Numbers  # (n,) the current mixture weights
+
+
+class Algorithm(Protocol):
+    """See the module's docstring. Algorithms are JAX pytrees: step sizes are traced."""
+
+    @property
+    def broadcast_type(self) -> type[Any]:
+        """The NamedTuple of arrays that `broadcast` returns."""
+
+    @property
+    def reply_type(self) -> type[Any]:
+        """The NamedTuple of arrays that `client` returns: all that ever leaves a site."""
+
+    @property
+    def traceable_server(self) -> bool:
+        """Whether `server` can be compiled; else rounds are a plain loop around a compiled client."""
+
+    def init(self, problem: Problem) -> Any:
+        """The state before round 1. Raises BidroError where the problem does not suit."""
+
+    def broadcast(self, state: Any) -> Any:
+        """What the server sends to every client."""
+
+    def draw(self, client: Client, key: Array) -> Any:
+        """All that is random in one round of one client."""
+
+    def client(self, broadcast: Any, client: Client, draw: Any) -> Any:
+        """One client's reply, from its own data only."""
+
+    def server(self, state: Any, replies: Any, replied: Array) -> Any:
+        """The next state."""
+
+    def snapshot(self, state: Any) -> Snapshot:
+        """The models and weights that the state stands for."""
+
+
+def client_key(seed_key: Array, round_number: Array | int, client_id: Array) -> Array:
+    """The key of one client in one round; rounds count from 1."""
+    return jax.random.fold_in(jax.random.fold_in(seed_key, round_number), client_id)
+
+
+def masked(replied: Array, replies: Array, otherwise: Array) -> Array:
+    """Replies (n, ...) with the rows of clients that did not reply replaced by `otherwise`."""
+    shape = replied.shape + (1,) * (replies.ndim - 1)
+    return jnp.where(replied.reshape(shape), replies, otherwise)

@@ -1,0 +1,50 @@
+"""FedAvg (McMahan et al.): min over x in X of sum_i (N_i / N) mean_k l(x, xi_i^k).
+
+Each round, every client takes `local_steps` full-batch gradient steps from the common model, and the
+server averages the results by sample size.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bidro.algorithms.model_and_weights import Broadcast, ModelAndWeights, State
+from bidro.problem import Client, Problem
+from bidro.trees import pytree, static
+
+
+class Reply(NamedTuple):
+    x: Array  # the client's model after its local steps, (d,)
+
+
+@pytree
+class FedAvg(ModelAndWeights):
+    """Step size and local steps. The average is over the clients that replied; if none did, the
+    model stays. Local models are projected on X once, after averaging."""
+
+    reply_type: ClassVar[type] = Reply
+    eta_x: float = 0.01
+    local_steps: int = static(default=1)
+
+    def init(self, problem: Problem) -> State:
+        return super().init(problem)._replace(alpha=jnp.asarray(problem.federation.proportions))
+
+    def client(self, broadcast: Broadcast, client: Client, draw: None) -> Reply:
+        def step(_: int, x: Array) -> Array:
+            return x - self.eta_x * client.rows.mean_and_gradient(client.inner.loss.values, x)[1]
+
+        if self.local_steps == 1:
+            return Reply(step(0, broadcast.x))
+        return Reply(jax.lax.fori_loop(0, self.local_steps, step, broadcast.x))
+
+    def server(self, state: State, replies: Reply, replied: Array) -> State:
+        shares = jnp.where(replied, state.alpha, 0.0)
+        present = jnp.sum(shares)
+        safe = jnp.where(replied[:, None], replies.x, 0.0)
+        average = shares @ safe / jnp.where(present > 0, present, 1.0)
+        x = jnp.where(present > 0, state.models.project(average), state.x)
+        return state.step(x, state.alpha)

@@ -1,0 +1,55 @@
+"""The state that first-order minimax algorithms share: a model, mixture weights, a running average."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from bidro.algorithms.contract import Snapshot
+from bidro.problem import Client, Mixtures, Problem
+from bidro.sets import VectorSet
+
+
+class State(NamedTuple):
+    x: Array  # x_t, (d,)
+    alpha: Array  # alpha_t, (n,)
+    x_sum: Array  # x_1 + ... + x_{t-1}
+    t: Array  # the round to come, from 1
+    models: VectorSet  # X
+    mixtures: Mixtures  # A
+
+    def step(self, x: Array, alpha: Array) -> State:
+        """x_{t+1} and alpha_{t+1}; x_t enters the running average."""
+        return self._replace(x=x, alpha=alpha, x_sum=self.x_sum + self.x, t=self.t + 1)
+
+
+class Broadcast(NamedTuple):
+    x: Array  # x_t
+    alpha: Array  # alpha_t
+
+
+class ModelAndWeights:
+    """The parts of the contract that are the same for every algorithm with this state."""
+
+    broadcast_type: ClassVar[type] = Broadcast
+
+    @property
+    def traceable_server(self) -> bool:
+        return True
+
+    def init(self, problem: Problem) -> State:
+        x, alpha = problem.initial_model, problem.initial_weights
+        t = jnp.ones((), int)
+        return State(x, alpha, jnp.zeros_like(x), t, problem.models, problem.weights)
+
+    def broadcast(self, state: State) -> Broadcast:
+        return Broadcast(state.x, state.alpha)
+
+    def draw(self, client: Client, key: Array) -> object:
+        """Nothing is random unless an algorithm says so."""
+        return None
+
+    def snapshot(self, state: State) -> Snapshot:
+        return Snapshot(state.x, state.x_sum / jnp.maximum(state.t - 1, 1), state.alpha)

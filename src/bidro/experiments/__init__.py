@@ -1,0 +1,1 @@
+"""The paper's simulation and the studies built on it."""

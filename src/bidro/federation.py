@@ -1,0 +1,250 @@
+"""The clients' samples, their names and sizes, and the support Xi, validated once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import ArrayLike, NDArray
+
+from bidro.errors import BidroError
+from bidro.rows import ClientRows
+from bidro.sets import Ball, Box, WholeSpace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Support = Box | Ball | WholeSpace
+# Rows looked at together when a fault has to be located, so that no check copies the data.
+_CHECK_ROWS = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """n clients' samples in one array, client after client, never padded.
+
+    samples: (N, m), features first and the label or target last. sizes: (N_1, ..., N_n).
+    support: Xi, declared by the user; `support_from_data` marks one that was read off the samples,
+    which voids statements that need Xi fixed beforehand. Raises BidroError for an empty client,
+    a value that is not finite, or a row outside the support.
+    """
+
+    samples: Array
+    support: Support
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    columns: tuple[str, ...]
+    support_from_data: bool = False
+
+    def __post_init__(self) -> None:
+        self._validate()
+
+    @classmethod
+    def from_arrays(
+        cls,
+        clients: Mapping[str, ArrayLike] | Sequence[ArrayLike],
+        support: Support | Literal["unbounded", "from data"],
+        columns: Sequence[str] | None = None,
+    ) -> Federation:
+        """From one array of rows (N_i, m) a client, by name or in order."""
+        if not isinstance(clients, Mapping):
+            clients = {f"client-{i + 1}": rows for i, rows in enumerate(clients)}
+        if not clients:
+            raise BidroError("A federation needs at least one client; none was given.")
+        arrays = {str(name): np.asarray(rows, float) for name, rows in clients.items()}
+        width = next(iter(arrays.values())).shape[-1] if arrays else 0
+        for name, rows in arrays.items():
+            if rows.ndim != 2:
+                raise BidroError(
+                    f"Client '{name}' must be a table of rows x columns; got shape {rows.shape}."
+                )
+            if rows.shape[1] != width:
+                raise BidroError(
+                    f"Client '{name}' has {rows.shape[1]} columns but client "
+                    f"'{next(iter(arrays))}' has {width}; give every client the same columns."
+                )
+        samples = np.concatenate(list(arrays.values()))
+        return cls.from_samples(
+            samples, [len(rows) for rows in arrays.values()], support, list(arrays), columns
+        )
+
+    @classmethod
+    def from_samples(
+        cls,
+        samples: ArrayLike,
+        sizes: Sequence[int],
+        support: Support | Literal["unbounded", "from data"],
+        names: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Federation:
+        """From rows (N, m) sorted by client; an array of float64 is used without a copy."""
+        rows = samples if isinstance(samples, Array) else np.asarray(samples, float)
+        if rows.ndim != 2:
+            raise BidroError(f"Samples must be a table of rows x columns; got shape {rows.shape}.")
+        m, n = rows.shape[1], len(sizes)
+        labels = [f"client-{i + 1}" for i in range(n)] if names is None else [str(s) for s in names]
+        heads = [f"column-{j + 1}" for j in range(m)] if columns is None else list(map(str, columns))
+        from_data = support == "from data"
+        if isinstance(support, str):
+            if support == "unbounded":
+                support = WholeSpace(m)
+            elif from_data:
+                if rows.shape[0] == 0:
+                    raise BidroError("A support cannot be read off data without rows.")
+                support = Box(jnp.asarray(rows.min(axis=0)), jnp.asarray(rows.max(axis=0)))
+            else:
+                raise BidroError(
+                    f"support must be a Box, a Ball, 'unbounded' or 'from data'; got {support!r}."
+                )
+        return cls(
+            jnp.asarray(rows),
+            support,
+            tuple(int(s) for s in sizes),
+            tuple(labels),
+            tuple(heads),
+            from_data,
+        )
+
+    @classmethod
+    def from_table(
+        cls,
+        table: pd.DataFrame,
+        client: str,
+        target: str,
+        support: Support | Literal["unbounded", "from data"],
+        features: Sequence[str] | None = None,
+    ) -> Federation:
+        """From a data frame with a client column; every other column is a feature by default."""
+        chosen = (
+            [c for c in table.columns if c not in (client, target)] if features is None else list(features)
+        )
+        for column in [client, target, *chosen]:
+            if column not in table.columns:
+                raise BidroError(
+                    f"The table has no column '{column}'; it has {', '.join(map(str, table.columns))}."
+                )
+        if table[client].isna().any():
+            row = int(np.flatnonzero(table[client].isna())[0])
+            raise BidroError(
+                f"Row {row} of the table has no value in the client column '{client}'; fill it in "
+                "or drop the row."
+            )
+        for column in [*chosen, target]:
+            if table[column].dtype.kind not in "bifu":
+                raise BidroError(
+                    f"Column '{column}' is not numeric ({table[column].dtype}); encode it as numbers first."
+                )
+        groups = table.groupby(client, sort=True)
+        return cls.from_arrays(
+            {str(name): g[[*chosen, target]].to_numpy(float) for name, g in groups},
+            support,
+            [*chosen, target],
+        )
+
+    @property
+    def n(self) -> int:
+        """Number of clients."""
+        return len(self.sizes)
+
+    @property
+    def m(self) -> int:
+        """Coordinates of a sample, label included."""
+        return self.samples.shape[-1]
+
+    @property
+    def proportions(self) -> NDArray[np.float64]:
+        """N_i / N, shape (n,)."""
+        sizes = np.asarray(self.sizes, float)
+        return np.asarray(sizes / sizes.sum())
+
+    @property
+    def client_ids(self) -> NDArray[np.uint32]:
+        """A number per client that depends on its name alone: randomness is keyed by it."""
+        return np.array([client_id(name) for name in self.names], dtype=np.uint32)
+
+    def rows(self) -> ClientRows:
+        """All clients' rows, ready to be mapped over."""
+        return ClientRows.of(self.samples, self.sizes)
+
+    def client_samples(self, name: str) -> Array:
+        """The rows of one client, shape (N_i, m)."""
+        if name not in self.names:
+            raise BidroError(f"There is no client '{name}'; there are {', '.join(self.names)}.")
+        i = self.names.index(name)
+        first = sum(self.sizes[:i])
+        return self.samples[first : first + self.sizes[i]]
+
+    def locate(self, row: int) -> tuple[str, int]:
+        """(client name, row within that client), both as a user counts: rows from 0."""
+        ends = np.cumsum(self.sizes)
+        i = int(np.searchsorted(ends, row, side="right"))
+        return self.names[i], row - int(ends[i] - self.sizes[i])
+
+    def _validate(self) -> None:
+        n, m = len(self.sizes), self.m
+        if n == 0:
+            raise BidroError("A federation needs at least one client; none was given.")
+        if len(self.names) != n or len(self.columns) != m:
+            raise BidroError(
+                f"{n} clients with {m} columns need as many names; got {len(self.names)} client "
+                f"names and {len(self.columns)} column names."
+            )
+        if len(set(self.names)) != n:
+            twice = next(s for s in self.names if self.names.count(s) > 1)
+            raise BidroError(f"Client names must differ; '{twice}' occurs more than once.")
+        for name, size in zip(self.names, self.sizes, strict=True):
+            if size < 1:
+                raise BidroError(f"Client '{name}' has no rows; leave it out or give it data.")
+        if sum(self.sizes) != self.samples.shape[0]:
+            raise BidroError(
+                f"The clients' sizes sum to {sum(self.sizes)} but there are {self.samples.shape[0]} rows."
+            )
+        if self.support.dimension != m:
+            raise BidroError(
+                f"The support has {self.support.dimension} coordinates but samples have {m} "
+                f"(the label or target counts as one): {', '.join(self.columns)}."
+            )
+        self._check_rows(lambda rows: ~np.isfinite(rows), "is not a finite number; fix or drop the row")
+        if isinstance(self.support, Box):
+            lower, upper = np.asarray(self.support.lower), np.asarray(self.support.upper)
+            self._check_rows(
+                lambda rows: (rows < lower) | (rows > upper),
+                "lies outside the declared support; widen the support or fix the row",
+                lambda j: f" [{lower[j]:g}, {upper[j]:g}]",
+            )
+        elif isinstance(self.support, Ball):
+            center, radius = np.asarray(self.support.center), float(self.support.radius)
+            limit = radius * (1 + 1e-12)
+            self._check_rows(
+                lambda rows: np.linalg.norm(rows - center, axis=1, keepdims=True) > limit,
+                "lies outside the declared support; widen the support or fix the row",
+                lambda j: f" (ball of radius {radius:g})",
+            )
+
+    def _check_rows(
+        self,
+        bad: Callable[[NDArray[np.float64]], NDArray[np.bool_]],
+        complaint: str,
+        detail: Callable[[int], str] = lambda j: "",
+    ) -> None:
+        samples = np.asarray(self.samples)
+        for begin in range(0, len(samples), _CHECK_ROWS):
+            block = samples[begin : begin + _CHECK_ROWS]
+            fault = bad(block)
+            if fault.any():
+                k, j = map(int, np.argwhere(fault)[0])
+                client, row = self.locate(begin + k)
+                raise BidroError(
+                    f"Client '{client}', row {row}, column '{self.columns[j]}': "
+                    f"{block[k, j]:g} {complaint}{detail(j)}."
+                )
+
+
+def client_id(name: str) -> int:
+    """A 32-bit number from a client's name, the same on every machine and in every order."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")

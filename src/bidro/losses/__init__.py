@@ -1,0 +1,30 @@
+"""Loss functions l(x, xi) of a model and a sample, with what is known of each of them."""
+
+from bidro.losses.base import Growth, Loss
+from bidro.losses.custom import CustomLoss
+from bidro.losses.linear import (
+    Absolute,
+    Hinge,
+    Huber,
+    LinearLoss,
+    Logistic,
+    Pinball,
+    SmoothedHinge,
+    Squared,
+)
+from bidro.losses.softmax import Softmax
+
+__all__ = [
+    "Absolute",
+    "CustomLoss",
+    "Growth",
+    "Hinge",
+    "Huber",
+    "LinearLoss",
+    "Logistic",
+    "Loss",
+    "Pinball",
+    "SmoothedHinge",
+    "Softmax",
+    "Squared",
+]

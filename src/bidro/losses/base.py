@@ -1,0 +1,70 @@
+"""What a loss is: l(x, xi), and a declaration of what is known about it.
+
+A model x is a flat vector of shape (d,). A sample xi is a vector of shape (m,), the features first
+and the label (or target) last. Distances between samples are taken in the scaled norm ||S v||;
+`inverse_scale` is the diagonal of S^-1, zero for a coordinate that cannot move.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+@dataclass(frozen=True)
+class Growth:
+    """l(x, xi) grows like coefficient * ||S^-1 a(x)||^order * ||S xi||^order far out.
+
+    A penalised supremum over an unbounded support is finite where the transport cost grows faster.
+    """
+
+    order: float
+    coefficient: float
+
+
+class Loss(ABC):
+    """A loss l(x, xi) with its declared properties. Losses are immutable and hashable."""
+
+    @property
+    @abstractmethod
+    def convex_in_x(self) -> bool:
+        """Whether x -> l(x, xi) is convex for every xi; the paper's theorems need it."""
+
+    @property
+    def labels(self) -> tuple[float, ...] | None:
+        """The discrete values of the label (last) coordinate; None where it is continuous."""
+        return None
+
+    @property
+    def growth(self) -> Growth | None:
+        """Growth in xi on an unbounded support; None where it is not known."""
+        return None
+
+    @abstractmethod
+    def dimension(self, m: int) -> int:
+        """Length of the flat model x for samples with m coordinates (label included)."""
+
+    def initial(self, m: int) -> Array:
+        """The model that training starts from, shape (d,): zero unless the loss says otherwise."""
+        return jnp.zeros(self.dimension(m))
+
+    @abstractmethod
+    def value(self, x: Array, xi: Array) -> Array:
+        """l(x, xi) for one model (d,) and one sample (m,)."""
+
+    def values(self, x: Array, rows: Array) -> Array:
+        """l(x, xi) for every row of `rows` (shape (rows, m)); shape (rows,)."""
+        return jax.vmap(self.value, in_axes=(None, 0))(x, rows)
+
+    def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
+        """A Lipschitz constant of xi -> l(x, xi) on the whole space; inf where none is known."""
+        return jnp.asarray(jnp.inf)
+
+    def curvature(self, x: Array, inverse_scale: Array) -> Array:
+        """An upper bound of the second derivative of xi -> l(x, xi) along any unit direction of the
+        scaled norm; inf where none is known."""
+        return jnp.asarray(jnp.inf)

@@ -1,0 +1,73 @@
+"""Any differentiable function of a model and a sample, the model being any JAX pytree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from bidro.errors import BidroError
+from bidro.losses.base import Growth, Loss
+
+
+@dataclass(frozen=True, eq=False)
+class CustomLoss(Loss):
+    """`function(model, xi)`, differentiable in both; `template` is the model training starts from.
+
+    Nothing is assumed that is not declared. With `convex` left False (a neural network), the
+    algorithms run but the paper's convergence theorem and every certificate that needs convexity do
+    not apply. `curvature_bound` is a bound of the second derivative in xi along unit directions of
+    the scaled norm, `lipschitz_bound` one of the slope; each is a number valid for all models in X.
+    """
+
+    function: Callable[[Any, Array], Array]
+    template: Any
+    convex: bool = False
+    curvature_bound: float = np.inf
+    lipschitz_bound: float = np.inf
+    growth_order: float | None = None
+    label_values: tuple[float, ...] | None = None
+
+    @cached_property
+    def _flat(self) -> tuple[Array, Callable[[Array], Any]]:
+        flat, unravel = ravel_pytree(self.template)
+        if flat.size == 0:
+            raise BidroError("The template of a CustomLoss has no parameters to train.")
+        return jnp.asarray(flat, float), unravel
+
+    @property
+    def convex_in_x(self) -> bool:
+        return self.convex
+
+    @property
+    def labels(self) -> tuple[float, ...] | None:
+        return self.label_values
+
+    @property
+    def growth(self) -> Growth | None:
+        return None if self.growth_order is None else Growth(self.growth_order, np.inf)
+
+    def dimension(self, m: int) -> int:
+        return int(self._flat[0].size)
+
+    def initial(self, m: int) -> Array:
+        return self._flat[0]
+
+    def model(self, x: Array) -> Any:
+        """The user's own model structure, from the flat vector that the algorithms train."""
+        return self._flat[1](x)
+
+    def value(self, x: Array, xi: Array) -> Array:
+        return self.function(self.model(x), xi)
+
+    def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
+        return jnp.asarray(self.lipschitz_bound)
+
+    def curvature(self, x: Array, inverse_scale: Array) -> Array:
+        return jnp.asarray(self.curvature_bound)

@@ -1,0 +1,179 @@
+"""Losses of a linear predictor: l(x, xi) = L(u), u affine in the sample.
+
+The model is x = (w, b): one coefficient a feature, and an intercept b if asked for.
+- Regression: xi = (theta, y), u = <w, theta> + b - y, the residual.
+- Classification: the label y is -1 or 1 and u = y (<w, theta> + b), the margin.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import Array
+
+from bidro.errors import BidroError
+from bidro.losses.base import Growth, Loss
+from bidro.losses.scalar import PiecewiseQuadratic, Scalar, Softplus
+
+
+@dataclass(frozen=True)
+class LinearLoss(Loss):
+    """Shared by all losses of a linear predictor; a subclass declares its scalar form L."""
+
+    intercept: bool = False
+
+    @property
+    @abstractmethod
+    def scalar(self) -> Scalar:
+        """The convex function L of the residual or margin."""
+
+    @property
+    def convex_in_x(self) -> bool:
+        return True
+
+    @property
+    def growth(self) -> Growth:
+        return Growth(self.scalar.growth_order, self.scalar.growth_coefficient)
+
+    def dimension(self, m: int) -> int:
+        return m - 1 + int(self.intercept)
+
+    def split(self, x: Array) -> tuple[Array, Array]:
+        """(coefficients w (m - 1,), intercept b)."""
+        return (x[:-1], x[-1]) if self.intercept else (x, jnp.zeros(()))
+
+    def direction(self, x: Array, label: Array | float) -> tuple[Array, Array]:
+        """(a, offset) with u = <a, xi> + offset for samples that carry this label; a is (m,)."""
+        w, b = self.split(x)
+        if self.labels is None:
+            return jnp.append(w, -1.0), b
+        return label * jnp.append(w, 0.0), label * b
+
+    def value(self, x: Array, xi: Array) -> Array:
+        w, b = self.split(x)
+        score = jnp.sum(w * xi[:-1]) + b
+        return self.scalar.value(score - xi[-1] if self.labels is None else xi[-1] * score)
+
+    def values(self, x: Array, rows: Array) -> Array:
+        a, offset = self.direction(x, 1.0)
+        u = rows @ a + offset
+        return self.scalar.value(u if self.labels is None else rows[:, -1] * u)
+
+    def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
+        if self.scalar.lipschitz == jnp.inf:
+            return jnp.asarray(jnp.inf)
+        return self.scalar.lipschitz * self.dual_norm(x, inverse_scale)
+
+    def curvature(self, x: Array, inverse_scale: Array) -> Array:
+        if self.scalar.curvature == jnp.inf:
+            return jnp.asarray(jnp.inf)
+        return self.scalar.curvature * self.dual_norm(x, inverse_scale) ** 2
+
+    def dual_norm(self, x: Array, inverse_scale: Array) -> Array:
+        """||S^-1 a(x)||: how far u moves when a sample moves by 1 in the scaled norm."""
+        return jnp.linalg.norm(self.direction(x, 1.0)[0] * inverse_scale)
+
+
+class _Residual(LinearLoss):
+    """u = <w, theta> + b - y."""
+
+
+class _Margin(LinearLoss):
+    """u = y (<w, theta> + b) with y in {-1, 1}."""
+
+    @property
+    def labels(self) -> tuple[float, ...]:
+        return (-1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Squared(_Residual):
+    """(y - <w, theta> - b)^2."""
+
+    @property
+    def scalar(self) -> Scalar:
+        return PiecewiseQuadratic((), ((1.0, 0.0, 0.0),))
+
+
+@dataclass(frozen=True)
+class Absolute(_Residual):
+    """|y - <w, theta> - b|."""
+
+    @property
+    def scalar(self) -> Scalar:
+        return PiecewiseQuadratic((0.0,), ((0.0, -1.0, 0.0), (0.0, 1.0, 0.0)))
+
+
+@dataclass(frozen=True)
+class Huber(_Residual):
+    """u^2 / 2 for residuals |u| <= threshold, threshold (|u| - threshold / 2) beyond."""
+
+    threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.threshold > 0:
+            raise BidroError(f"Huber loss needs a threshold > 0; got {self.threshold}.")
+
+    @property
+    def scalar(self) -> Scalar:
+        t = self.threshold
+        return PiecewiseQuadratic((-t, t), ((0.0, -t, -(t**2) / 2), (0.5, 0.0, 0.0), (0.0, t, -(t**2) / 2)))
+
+
+@dataclass(frozen=True)
+class Pinball(_Residual):
+    """quantile (y - f)_+ + (1 - quantile) (f - y)_+ for the prediction f."""
+
+    quantile: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile < 1:
+            raise BidroError(f"Pinball loss needs a quantile in (0, 1); got {self.quantile}.")
+
+    @property
+    def scalar(self) -> Scalar:
+        q = self.quantile
+        return PiecewiseQuadratic((0.0,), ((0.0, -q, 0.0), (0.0, 1 - q, 0.0)))
+
+
+@dataclass(frozen=True)
+class Logistic(_Margin):
+    """log(1 + exp(-margin)), in nats."""
+
+    @property
+    def scalar(self) -> Scalar:
+        return Softplus()
+
+
+@dataclass(frozen=True)
+class Hinge(_Margin):
+    """max(0, 1 - margin)."""
+
+    @property
+    def scalar(self) -> Scalar:
+        return PiecewiseQuadratic((1.0,), ((0.0, -1.0, 1.0), (0.0, 0.0, 0.0)))
+
+
+@dataclass(frozen=True)
+class SmoothedHinge(_Margin):
+    """The hinge with its corner replaced by (1 - margin)^2 / (2 width) over [1 - width, 1]."""
+
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.width > 0:
+            raise BidroError(f"The smoothed hinge needs a width > 0; got {self.width}.")
+
+    @property
+    def scalar(self) -> Scalar:
+        w = self.width
+        return PiecewiseQuadratic(
+            (1 - w, 1.0),
+            (
+                (0.0, -1.0, 1 - w / 2),
+                (1 / (2 * w), -1 / w, 1 / (2 * w)),
+                (0.0, 0.0, 0.0),
+            ),
+        )

@@ -1,0 +1,68 @@
+"""Softmax cross-entropy of K linear scores; labels are 0, ..., K - 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bidro.errors import BidroError
+from bidro.losses.base import Growth, Loss
+
+
+@dataclass(frozen=True)
+class Softmax(Loss):
+    """log sum_k exp(<w_k, theta> + b_k) - (<w_y, theta> + b_y), in nats.
+
+    The flat model is the row-major matrix (w_1, ..., w_K), followed by b where `intercept` is set.
+    """
+
+    classes: int = 2
+    intercept: bool = False
+
+    def __post_init__(self) -> None:
+        if self.classes < 2:
+            raise BidroError(f"Softmax needs at least 2 classes; got {self.classes}.")
+
+    @property
+    def convex_in_x(self) -> bool:
+        return True
+
+    @property
+    def labels(self) -> tuple[float, ...]:
+        return tuple(float(k) for k in range(self.classes))
+
+    @property
+    def growth(self) -> Growth:
+        return Growth(1, 1.0)
+
+    def dimension(self, m: int) -> int:
+        return self.classes * (m - 1 + int(self.intercept))
+
+    def split(self, x: Array) -> tuple[Array, Array]:
+        """(weights of shape (K, features), intercepts of shape (K,))."""
+        if self.intercept:
+            return x[: -self.classes].reshape(self.classes, -1), x[-self.classes :]
+        return x.reshape(self.classes, -1), jnp.zeros(self.classes)
+
+    def value(self, x: Array, xi: Array) -> Array:
+        weights, intercepts = self.split(x)
+        scores = weights @ xi[:-1] + intercepts
+        return jax.nn.logsumexp(scores) - scores[xi[-1].astype(int)]
+
+    def steepness(self, x: Array, inverse_scale: Array, label: Array) -> Array:
+        """max_k ||S^-1 (w_k - w_label)||, the Lipschitz constant in theta at a fixed label."""
+        weights, _ = self.split(x)
+        gaps = (weights - weights[label.astype(int)]) * inverse_scale[:-1]
+        return jnp.max(jnp.linalg.norm(gaps, axis=1))
+
+    def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
+        labels = jnp.arange(self.classes)
+        return jnp.max(jax.vmap(self.steepness, in_axes=(None, None, 0))(x, inverse_scale, labels))
+
+    def curvature(self, x: Array, inverse_scale: Array) -> Array:
+        # The Hessian of log-sum-exp in the scores is at most 1/2 in the spectral norm.
+        weights, _ = self.split(x)
+        return 0.5 * jnp.linalg.norm(weights * inverse_scale[:-1], ord=2) ** 2

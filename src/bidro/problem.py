@@ -1,0 +1,265 @@
+"""The problem: a federation, a loss, a model set X, an ambiguity per client, and a mixture set A.
+
+With penalties rho_i, this is the penalised problem (eq. reformed_DRO):
+
+    min over x in X of max over alpha in A of
+        sum_i alpha_i mean_k sup over xi in Xi of [ l(x, xi) - rho_i c(xi_i^k, xi) ].
+
+Without ambiguity inside the clients the supremum is replaced by the loss at the sample itself.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import ArrayLike
+
+from bidro.errors import BidroError
+from bidro.federation import Federation, Support, client_id
+from bidro.losses import LinearLoss, Loss
+from bidro.rows import ClientRows
+from bidro.sets import (
+    CappedSimplex,
+    L1SimplexBall,
+    ScaledNormCut,
+    Simplex,
+    VectorSet,
+    WholeSpace,
+)
+from bidro.transport import Transport
+from bidro.trees import pytree
+from bidro.worst_case import Inner
+
+Mixtures = Simplex | CappedSimplex | L1SimplexBall
+
+# On an unbounded support, models are kept this far (relatively) inside the domain where the penalised
+# loss is finite, so that it is not only finite but of a size that can be computed with.
+_DOMAIN_MARGIN = 1e-6
+
+
+class NonconcaveInnerWarning(UserWarning):
+    """A penalty lies below the loss's curvature: the inner problem is not concave everywhere."""
+
+
+@dataclass(frozen=True, eq=False)
+class Penalty:
+    """rho_i > 0 for each client (a single number is shared): the price of moving a sample."""
+
+    rho: ArrayLike
+
+    def per_client(self, n: int) -> Array:
+        rho = np.asarray(self.rho, float)
+        if rho.ndim > 1 or (rho.ndim == 1 and rho.shape != (n,)):
+            raise BidroError(f"There are {n} clients but penalties of shape {rho.shape}.")
+        if not np.all(np.isfinite(rho)) or np.any(rho <= 0):
+            raise BidroError(f"Every penalty must be a positive number; got {rho}.")
+        return jnp.broadcast_to(jnp.asarray(rho), (n,))
+
+
+@pytree
+class Client:
+    """All that one client may use: its own rows, its penalty and what everybody knows.
+
+    Before being mapped over, `rows`, `rho` and `id` carry all clients along a leading axis.
+    """
+
+    rows: ClientRows
+    rho: Array  # (), nan where there is no ambiguity inside clients
+    id: Array  # (), a number derived from the name
+    inner: Inner
+
+    @classmethod
+    def single(
+        cls,
+        name: str,
+        samples: ArrayLike,
+        loss: Loss,
+        transport: Transport,
+        support: Support,
+        rho: float = math.nan,
+    ) -> Client:
+        """A client on the machine that owns `samples` (N_i, m) and nothing else."""
+        own = Federation.from_arrays({name: samples}, support)
+        return cls(
+            ClientRows.single(own.samples),
+            jnp.asarray(float(rho)),
+            jnp.asarray(np.uint32(client_id(name))),
+            Inner(transport, support, loss),
+        )
+
+    def client_axes(self) -> Client:
+        """The `in_axes` that map a function of one client over all clients."""
+        return Client(self.rows.client_axes(), 0, 0, None)  # type: ignore[arg-type]
+
+    def run_axes(self) -> Client:
+        """The `in_axes` that map a function of all clients over repeated runs."""
+        return Client(self.rows.run_axes(), None, None, None)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """See the module's docstring. `models` is X, `mixtures` is A (the full simplex by default).
+
+    Raises BidroError for parts that do not fit together and for a problem with no finite value: a
+    loss that grows faster than the cost on an unbounded support, or a penalty that no model in X
+    satisfies. Warns (NonconcaveInnerWarning) where a penalty is below the loss's curvature.
+    """
+
+    federation: Federation
+    loss: Loss
+    models: VectorSet
+    transport: Transport
+    ambiguity: Penalty | None = None
+    mixtures: Mixtures | None = None
+    rho: Array | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        n, m = self.federation.n, self.federation.m
+        if self.mixtures is None:
+            object.__setattr__(self, "mixtures", Simplex(n))
+        self._check_dimensions(n, m)
+        self._check_labels()
+        if self.ambiguity is None:
+            return
+        rho = self.ambiguity.per_client(n)
+        object.__setattr__(self, "rho", rho)
+        if isinstance(self.federation.support, WholeSpace):
+            object.__setattr__(self, "models", self._finite_models(float(jnp.min(rho))))
+        self._warn_where_not_concave(rho)
+
+    @property
+    def n(self) -> int:
+        return self.federation.n
+
+    @cached_property
+    def dimension(self) -> int:
+        """Length d of the flat model."""
+        return self.loss.dimension(self.federation.m)
+
+    @property
+    def inner(self) -> Inner:
+        return Inner(self.transport, self.federation.support, self.loss)
+
+    @property
+    def weights(self) -> Mixtures:
+        """The mixture set A."""
+        assert self.mixtures is not None
+        return self.mixtures
+
+    @property
+    def initial_model(self) -> Array:
+        """x_1: the loss's starting model, projected on X."""
+        return self.models.project(self.loss.initial(self.federation.m))
+
+    @property
+    def initial_weights(self) -> Array:
+        """alpha_1: the empirical proportions N_i / N, projected on A."""
+        return self.weights.project(jnp.asarray(self.federation.proportions))
+
+    def clients(self) -> Client:
+        """All clients, ready to be mapped over with `Client.client_axes`."""
+        rho = jnp.full(self.n, jnp.nan) if self.rho is None else self.rho
+        ids = jnp.asarray(self.federation.client_ids)
+        return Client(self.federation.rows(), rho, ids, self.inner)
+
+    def with_samples(self, samples: Array) -> Problem:
+        """The same problem with other rows of the same shape and sizes."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NonconcaveInnerWarning)
+            return replace(self, federation=replace(self.federation, samples=samples))
+
+    def _check_dimensions(self, n: int, m: int) -> None:
+        if self.transport.dimension != m:
+            raise BidroError(
+                f"The transport cost is for {self.transport.dimension} coordinates but samples "
+                f"have {m} (the label or target counts as one)."
+            )
+        if self.models.dimension != self.dimension:
+            raise BidroError(
+                f"The model set has dimension {self.models.dimension} but "
+                f"{type(self.loss).__name__} on {m} columns has {self.dimension} parameters."
+            )
+        if self.weights.dimension != n:
+            raise BidroError(f"The mixture set is for {self.weights.dimension} clients but there are {n}.")
+
+    def _check_labels(self) -> None:
+        allowed = self.loss.labels
+        if allowed is None:
+            if self.transport.discrete_label:
+                raise BidroError(
+                    f"{type(self.loss).__name__} has a continuous target; use a transport cost "
+                    "without a discrete label."
+                )
+            return
+        if not self.transport.discrete_label:
+            raise BidroError(f"{type(self.loss).__name__} has discrete labels; use Transport.classification.")
+        labels = np.asarray(self.federation.samples[:, -1])
+        wrong = ~np.isin(labels, allowed)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            client, k = self.federation.locate(row)
+            raise BidroError(
+                f"Client '{client}', row {k}, column '{self.federation.columns[-1]}': label "
+                f"{labels[row]:g} is not one of {', '.join(f'{v:g}' for v in allowed)}; recode it."
+            )
+
+    def _finite_models(self, rho: float) -> VectorSet:
+        """The models for which the penalised loss is finite on an unbounded support."""
+        growth, p = self.loss.growth, self.transport.p
+        name = type(self.loss).__name__
+        if growth is None or growth.order < p:
+            return self.models
+        if growth.order > p:
+            raise BidroError(
+                f"{name} loss grows with order {growth.order:g}, faster than the transport cost "
+                f"with p = {p:g}: the worst case over an unbounded support is infinite for every "
+                f"model; raise p or declare a bounded support."
+            )
+        if not isinstance(self.loss, LinearLoss):
+            # Whether an iterate left the domain shows in its value, which the engine checks.
+            return self.models
+        # coefficient ||S^-1 a(x)||^p <= rho, a(x) = (w, -1) or w.
+        inverse = self.transport.inverse_scale
+        radius = (rho / growth.coefficient) ** (1 / p)
+        if growth.order == 2:
+            radius *= 1 - _DOMAIN_MARGIN
+        label_part = float(inverse[-1]) if self.loss.labels is None else 0.0
+        left = radius**2 - label_part**2
+        scale = jnp.append(inverse[:-1], 0.0) if self.loss.intercept else inverse[:-1]
+        advice = "raise rho, make the target costlier to move, or declare a bounded support"
+        if left < 0:
+            raise BidroError(
+                f"With rho = {rho:g} the penalised {name} loss is infinite for every model, because "
+                f"moving the target alone gains {label_part**p * growth.coefficient:g} a unit of "
+                f"cost; {advice}."
+            )
+        try:
+            return ScaledNormCut(self.models, scale, jnp.asarray(math.sqrt(left)))
+        except BidroError as error:
+            raise BidroError(
+                f"With rho = {rho:g} the penalised {name} loss is infinite for every model in X; "
+                f"{advice}. {error}"
+            ) from error
+
+    def _warn_where_not_concave(self, rho: Array) -> None:
+        if self.transport.p != 2 or not isinstance(self.loss, LinearLoss):
+            return
+        lower, upper = self.models.bounding_box()
+        largest = jnp.maximum(jnp.abs(lower), jnp.abs(upper))
+        worst = float(self.loss.curvature(largest, self.transport.inverse_scale)) / 2
+        smallest = int(jnp.argmin(rho))
+        if worst > float(rho[smallest]):
+            warnings.warn(
+                f"The penalty rho = {float(rho[smallest]):g} of client "
+                f"'{self.federation.names[smallest]}' is below half the curvature of "
+                f"{type(self.loss).__name__} loss, which reaches {worst:g} on the model set: there the "
+                "inner problem is not concave, and ascent may stop at a point that is not its maximum.",
+                NonconcaveInnerWarning,
+                stacklevel=4,
+            )

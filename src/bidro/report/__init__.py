@@ -1,0 +1,1 @@
+"""Plots and files for people."""

@@ -1,0 +1,199 @@
+"""One client's rows, and means over them, without padding clients to a common size.
+
+In process, the rows of all clients lie in one array (N, m), client after client. Algorithms are
+written for one client and mapped over all of them by `vmap`; a mean over a client's rows then becomes
+one pass over short tiles of rows, summed client by client, so the cost is linear in N whatever the
+sizes are. On a machine that owns its data, the same code runs with that client's rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.custom_batching import custom_vmap
+from numpy.typing import NDArray
+
+from bidro.trees import pytree, static
+
+# Rows handled at once: small enough that a block and what is computed from it stay in the cache.
+_BLOCK_NUMBERS = 1 << 18
+# Up to this many numbers, tiles are laid out once instead of being cut out in every pass.
+_COPY_NUMBERS = 1 << 23
+_LARGEST_TILE = 1024
+# Tiles may hold this share of empty places; the rows themselves are never padded.
+_WASTE = 0.25
+
+# A function of (arguments, block of rows (B, m), weights (B,)) that returns weighted sums over rows.
+BlockSum = Callable[[Any, Array, Array], Any]
+
+
+@pytree
+class Tiles:
+    """A cut of the rows into tiles of at most `height` consecutive rows of one client each."""
+
+    start: Array  # (tiles,) first row
+    count: Array  # (tiles,) rows used, 0 for a filler
+    owner: Array  # (tiles,) position of the client
+    height: int = static()
+    blocks: int = static()
+
+
+@pytree
+class ClientRows:
+    """The rows of one client (or, before `vmap`, of all clients with a leading axis in `first`, `size`).
+
+    samples: (N, m) rows of every client in this process; tiled: the same rows laid out as tiles
+    (tiles, height, m), or None where that copy would be large.
+    """
+
+    samples: Array
+    first: Array
+    size: Array
+    tiles: Tiles
+    tiled: Array | None
+
+    @classmethod
+    def of(cls, samples: Array, sizes: Sequence[int] | NDArray[np.int64]) -> ClientRows:
+        """All clients at once: `samples` holds the first client's `sizes[0]` rows, and so on."""
+        counts = np.asarray(sizes, dtype=np.int64)
+        tiles = _cut(counts, samples.shape[-1])
+        first = jnp.asarray(np.cumsum(counts) - counts)
+        small = tiles.start.size * tiles.height * samples.shape[-1] <= _COPY_NUMBERS
+        tiled = _gather(samples, tiles, tiles.start) if small else None
+        return cls(samples, first, jnp.asarray(counts), tiles, tiled)
+
+    @classmethod
+    def single(cls, samples: Array) -> ClientRows:
+        """One client that owns all of `samples`."""
+        rows = cls.of(samples, [samples.shape[0]])
+        return cls(samples, rows.first[0], rows.size[0], rows.tiles, rows.tiled)
+
+    @classmethod
+    def stacked(cls, samples: Array, sizes: Sequence[int] | NDArray[np.int64]) -> ClientRows:
+        """Repeated runs on other rows: samples (runs, N, m), the same sizes in every run."""
+        rows = cls.of(samples[0], sizes)
+        if rows.tiled is None:
+            return replace(rows, samples=samples)
+        tiled = jax.vmap(lambda s: _gather(s, rows.tiles, rows.tiles.start))(samples)
+        return replace(rows, samples=samples, tiled=tiled)
+
+    def client_axes(self) -> ClientRows:
+        """The `in_axes` that map a function of one client's rows over all clients."""
+        return self._axes(None, 0)
+
+    def run_axes(self) -> ClientRows:
+        """The `in_axes` that map a function of all clients' rows over repeated runs."""
+        return self._axes(0, None)
+
+    def _axes(self, data: int | None, client: int | None) -> ClientRows:
+        tiled = None if self.tiled is None else data
+        return ClientRows(data, client, client, None, tiled)  # type: ignore[arg-type]
+
+    def row(self, k: Array) -> Array:
+        """The client's own k-th row, shape (m,)."""
+        return self.samples[self.first + k]
+
+    def mean(self, function: Callable[[Any, Array], Any], arguments: Any) -> Any:
+        """mean over the client's rows of function(arguments, rows (B, m)) -> pytree of (B, ...)."""
+
+        def total(args: Any, rows: Array, weights: Array) -> Any:
+            return jax.tree.map(lambda v: jnp.tensordot(weights, v, axes=1), function(args, rows))
+
+        return jax.tree.map(lambda s: s / self.size, self.sum(total, arguments))
+
+    def mean_and_gradient(self, function: Callable[[Array, Array], Array], x: Array) -> tuple[Array, Array]:
+        """mean over the client's rows of function(x, rows (B, m)) -> (B,), and its gradient in x."""
+
+        def total(args: Array, rows: Array, weights: Array) -> Any:
+            return jax.value_and_grad(lambda v: jnp.sum(weights * function(v, rows)))(args)
+
+        value, gradient = self.sum(total, x)
+        return value / self.size, gradient / self.size
+
+    def sum(self, block_sum: BlockSum, arguments: Any) -> Any:
+        """The sum over the client's rows of a quantity that `block_sum` adds up over a block.
+
+        Everything that `block_sum` needs and that may be traced must come in `arguments`.
+        """
+
+        @custom_vmap
+        def go(rows: ClientRows, args: Any) -> Any:
+            totals = rows._sum_all(block_sum, args, batched=None, clients=1)
+            return jax.tree.map(lambda v: v[0], totals)
+
+        @go.def_vmap
+        def _(clients: int, batched: Any, rows: ClientRows, args: Any) -> tuple[Any, Any]:
+            totals = rows._sum_all(block_sum, args, batched=batched[1], clients=clients)
+            return totals, jax.tree.map(lambda _: True, totals)
+
+        return go(self, arguments)
+
+    def _sum_all(self, block_sum: BlockSum, args: Any, batched: Any, clients: int) -> Any:
+        """Sums for all clients, leading axis `clients`; `batched` marks per-client arguments."""
+        tiles = self.tiles
+        per_block = tiles.start.size // tiles.blocks
+        in_axes = None if batched is None else jax.tree.map(lambda b: 0 if b else None, batched)
+
+        def one_block(k: Array | int) -> Any:
+            def part(v: Array) -> Array:
+                return jax.lax.dynamic_slice_in_dim(v, k * per_block, per_block)
+
+            owner, count = part(tiles.owner), part(tiles.count)
+            tiled = self.tiled
+            rows = _gather(self.samples, tiles, part(tiles.start)) if tiled is None else part(tiled)
+            weights = (jnp.arange(tiles.height) < count[:, None]).astype(float)
+            own = args
+            if batched is not None:
+                own = jax.tree.map(lambda v, b: v[owner] if b else v, args, batched)
+            sums = jax.vmap(block_sum, in_axes=(in_axes, 0, 0))(own, rows, weights)
+            return jax.tree.map(
+                lambda v: jax.ops.segment_sum(v, owner, num_segments=clients, indices_are_sorted=True),
+                sums,
+            )
+
+        if tiles.blocks == 1:
+            return one_block(0)
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one_block, 0))
+        return jax.lax.fori_loop(
+            0, tiles.blocks, lambda k, acc: jax.tree.map(jnp.add, acc, one_block(k)), zero
+        )
+
+
+def _gather(samples: Array, tiles: Tiles, start: Array) -> Array:
+    """The rows of the tiles that begin at `start`, (tiles, height, m); past a tile's end, any row."""
+    index = start[:, None] + jnp.arange(tiles.height)
+    return samples.at[index].get(mode="clip", indices_are_sorted=False)
+
+
+def _cut(sizes: NDArray[np.int64], m: int) -> Tiles:
+    """The tallest tiles, up to a limit, of which few places stay empty."""
+    n_rows = int(sizes.sum())
+    heights = [int(sizes[0])] if np.all(sizes == sizes[0]) else []
+    heights += [1 << k for k in range(_LARGEST_TILE.bit_length() - 1, -1, -1)]
+    height = next(
+        h for h in heights if h <= _LARGEST_TILE and int((-(-sizes // h)).sum()) * h <= (1 + _WASTE) * n_rows
+    )
+    per_client = -(-sizes // height)
+    owner = np.repeat(np.arange(len(sizes)), per_client)
+    within = np.arange(per_client.sum()) - np.repeat(np.cumsum(per_client) - per_client, per_client)
+    start = (np.cumsum(sizes) - sizes)[owner] + within * height
+    count = np.minimum(height, sizes[owner] - within * height)
+
+    per_block = max(1, _BLOCK_NUMBERS // (height * m))
+    blocks = max(1, -(-len(owner) // per_block))
+    per_block = -(-len(owner) // blocks)
+    filler = blocks * per_block - len(owner)
+    # Fillers belong to the last client, with no rows, which keeps the owners sorted.
+    return Tiles(
+        jnp.asarray(np.pad(start, (0, filler))),
+        jnp.asarray(np.pad(count, (0, filler))),
+        jnp.asarray(np.pad(owner, (0, filler), constant_values=len(sizes) - 1)),
+        height,
+        blocks,
+    )

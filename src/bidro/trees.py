@@ -1,0 +1,41 @@
+"""Frozen dataclasses that JAX can trace: arrays are leaves, `static()` fields are part of the type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+
+T = TypeVar("T")
+
+
+def static(**kwargs: Any) -> Any:
+    """A dataclass field that is compiled in rather than traced; its value must be hashable."""
+    return field(metadata={"static": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, static))
+def pytree(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen dataclass registered as a JAX pytree node.
+
+    JAX rebuilds nodes with tracers and placeholders as leaves. That goes past `__init__`, so
+    validation in `__post_init__` sees only what a user gave.
+    """
+    made = dataclass(frozen=True, eq=False)(cls)
+    parts = fields(made)  # type: ignore[arg-type]
+    traced = [f.name for f in parts if not f.metadata.get("static")]
+    fixed = [f.name for f in parts if f.metadata.get("static")]
+
+    def flatten(node: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        keyed = [(jax.tree_util.GetAttrKey(name), getattr(node, name)) for name in traced]
+        return keyed, tuple(getattr(node, name) for name in fixed)
+
+    def unflatten(meta: tuple[Any, ...], leaves: Any) -> Any:
+        node = object.__new__(made)
+        for name, value in [*zip(traced, leaves, strict=True), *zip(fixed, meta, strict=True)]:
+            object.__setattr__(node, name, value)
+        return node
+
+    jax.tree_util.register_pytree_with_keys(made, flatten, unflatten)
+    return made

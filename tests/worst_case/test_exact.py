@@ -1,0 +1,221 @@
+"""The exact inner supremum against brute force: all losses, p = 1 and 2, both supports, scaled metrics."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bidro.errors import BidroError
+from bidro.losses import (
+    Absolute,
+    CustomLoss,
+    Hinge,
+    Huber,
+    Logistic,
+    Pinball,
+    SmoothedHinge,
+    Softmax,
+    Squared,
+)
+from bidro.sets import Ball, Box, WholeSpace
+from bidro.transport import Transport
+from bidro.worst_case import BacktrackingAscent, Exact, Inner, default_oracle
+from tests.worst_case.brute_force import supremum
+
+REGRESSION = [Squared(), Absolute(), Huber(threshold=0.7), Pinball(quantile=0.3)]
+MARGIN = [Logistic(), Hinge(), SmoothedHinge(width=0.5)]
+LINEAR = REGRESSION + MARGIN
+
+
+def transports(loss, m, p):
+    scale = np.linspace(0.6, 1.7, m)
+    if loss.labels is None:
+        fixed = scale.copy()
+        fixed[-1] = np.inf
+        return [Transport.euclidean(m, p), Transport(scale, p), Transport(fixed, p)]
+    flips = Transport(scale, p, discrete_label=True, label_cost=1.3)
+    return [Transport.classification(m, p), flips]
+
+
+def draw(loss, m, rng, width):
+    x = rng.normal(size=loss.dimension(m)) * rng.choice([0.3, 1.0, 3.0])
+    zeta = rng.uniform(-1, 1, m) * width
+    if loss.labels is not None:
+        zeta[-1] = rng.choice(loss.labels)
+    return jnp.asarray(x), jnp.asarray(zeta)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+@pytest.mark.parametrize("loss", LINEAR, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("intercept", [False, True])
+def test_box_support_against_brute_force(loss, p, intercept):
+    loss = type(loss)(**{**loss.__dict__, "intercept": intercept})
+    rng = np.random.default_rng(7)
+    solve = jax.jit(Exact().maximise)
+    for m, repeats in ((3, 4), (6, 2)):
+        width = np.linspace(0.5, 2.0, m)
+        box = Box(-width, 1.2 * width)
+        for transport in transports(loss, m, p):
+            inner = Inner(transport, box, loss)
+            for k in range(repeats):
+                x, zeta = draw(loss, m, rng, width)
+                rho = float(rng.choice([0.02, 0.3, 1.0, 4.0]))
+                found = solve(inner, x, zeta, rho)
+                slow = supremum(inner, x, zeta, rho, box.lower, box.upper, seed=k)
+                assert box.contains(found.point)
+                assert float(found.error_bound) == 0
+                assert float(found.value) == pytest.approx(
+                    float(inner.phi(x, zeta, found.point, rho)), rel=1e-12, abs=1e-12
+                )
+                scale = 1 + abs(slow)
+                assert float(found.value) >= slow - 1e-9 * scale
+                assert float(found.value) <= slow + 1e-6 * scale
+
+
+@pytest.mark.parametrize("loss", LINEAR, ids=lambda v: type(v).__name__)
+def test_unbounded_support_with_squared_cost_against_brute_force(loss):
+    rng = np.random.default_rng(3)
+    solve = jax.jit(Exact().maximise)
+    m = 3
+    for transport in transports(loss, m, 2.0):
+        inner = Inner(transport, WholeSpace(m), loss)
+        for k in range(6):
+            x, zeta = draw(loss, m, rng, np.ones(m))
+            dual = float(loss.dual_norm(x, transport.inverse_scale))
+            rho = 1.2 * dual**2 + 0.05 if isinstance(loss, Squared) else rng.choice([0.2, 1.0])
+            found = solve(inner, x, zeta, rho)
+            reach = 40.0 * np.ones(m)
+            slow = supremum(inner, x, zeta, rho, -reach, reach, seed=k)
+            assert float(found.value) == pytest.approx(slow, rel=1e-7, abs=1e-9)
+
+
+@pytest.mark.parametrize("loss", [v for v in LINEAR if v != Squared()], ids=lambda v: type(v).__name__)
+def test_unbounded_support_with_p_1_is_the_loss_itself_or_infinite(loss):
+    """p = 1: finite exactly where rho is at least the Lipschitz constant, and then the sample stays."""
+    rng = np.random.default_rng(5)
+    m = 3
+    transport = transports(loss, m, 1.0)[0]
+    inner = Inner(transport, WholeSpace(m), loss)
+    x, zeta = draw(loss, m, rng, np.ones(m))
+    lipschitz = float(loss.lipschitz(x, transport.inverse_scale))
+    above = Exact().maximise(inner, x, zeta, jnp.asarray(lipschitz * 1.0001))
+    below = Exact().maximise(inner, x, zeta, jnp.asarray(lipschitz * 0.999))
+    assert float(above.value) == pytest.approx(float(loss.value(x, zeta)))
+    assert np.array_equal(above.point, zeta)
+    assert np.isinf(below.value)
+
+
+def test_squared_loss_below_its_growth_is_infinite_and_above_it_has_the_closed_form():
+    m = 4
+    inner = Inner(Transport.euclidean(m), WholeSpace(m), Squared())
+    x, zeta = jnp.array([1.0, 0.5, -0.5]), jnp.array([0.3, -0.2, 0.9, 0.4])
+    residual = float(x @ zeta[:3] - zeta[3])
+    found = Exact().maximise(inner, x, zeta, jnp.asarray(4.0))
+    # ||(x, -1)||^2 = 2.5, so sup = residual^2 * 4 / (4 - 2.5).
+    assert float(found.value) == pytest.approx(residual**2 * 4 / 1.5)
+    assert np.isinf(Exact().maximise(inner, x, zeta, jnp.asarray(2.4)).value)
+
+
+def test_the_number_of_the_paper_s_setting():
+    """x = 1.02 a, rho = 2.5, box 500: the exact supremum is tens of thousands, the residual tiny."""
+    m = 4
+    inner = Inner(Transport.euclidean(m), Box.cube(500.0, m), Squared())
+    a = np.array([1.0, 0.5, -0.5])
+    theta = np.array([1.2, 0.4, -0.1])
+    zeta = jnp.asarray(np.append(theta, theta @ a + 0.2))
+    found = Exact().maximise(inner, jnp.asarray(1.02 * a), zeta, jnp.asarray(2.5))
+    slow = supremum(inner, 1.02 * a, zeta, 2.5, -500 * np.ones(m), 500 * np.ones(m))
+    assert float(found.value) == pytest.approx(slow, rel=1e-9)
+    assert float(found.value) > 10_000
+
+
+def test_the_plain_ray_falls_short_on_a_box():
+    """Stopping at the first wall loses most of the supremum; the clipped path does not."""
+    m = 3
+    box = Box(np.array([-0.1, -10.0, -10.0]), np.array([0.1, 10.0, 10.0]))
+    inner = Inner(Transport.euclidean(m), box, Squared())
+    x, zeta, rho = jnp.array([1.0, 1.0]), jnp.array([0.0, 0.5, 0.0]), 1.5
+    found = Exact().maximise(inner, x, zeta, jnp.asarray(rho))
+    direction = np.array([1.0, 1.0, -1.0])
+    steps = np.linspace(-0.1, 0.1, 2001)
+    ray = max(float(inner.phi(x, zeta, zeta + s * direction, rho)) for s in steps)
+    assert ray < 0.5 * float(found.value)
+    assert float(found.value) == pytest.approx(supremum(inner, x, zeta, rho, box.lower, box.upper), rel=1e-8)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_logistic_on_a_box_with_many_bends(p):
+    """Pieces of very different length, where local maxima compete; checked on a dense path."""
+    rng = np.random.default_rng(11)
+    m = 9
+    solve = jax.jit(Exact().maximise)
+    for _ in range(40):
+        scale = np.exp(rng.normal(size=m))
+        width = np.exp(2 * rng.normal(size=m))
+        box = Box(-width, width)
+        inner = Inner(Transport(scale, p, discrete_label=True), box, Logistic())
+        x = rng.normal(size=m - 1) * rng.choice([0.1, 1.0, 10.0])
+        zeta = np.append(rng.uniform(-1, 1, m - 1) * width[:-1], 0.0)
+        box = Box(np.append(-width[:-1], -1), np.append(width[:-1], 1))
+        zeta[-1] = rng.choice([-1.0, 1.0])
+        inner = Inner(inner.transport, box, Logistic())
+        norm = np.linalg.norm(x / scale[:-1])
+        rho = norm**p * np.exp(rng.uniform(-4, 0.5))
+        found = solve(inner, jnp.asarray(x), jnp.asarray(zeta), jnp.asarray(rho))
+        speed = -zeta[-1] * x / scale[:-1] ** 2
+        ends = np.where(speed > 0, box.upper[:-1], box.lower[:-1]) - zeta[:-1]
+        bends = np.sort(ends / speed)
+        nu = np.unique(np.concatenate([np.linspace(0, b, 4000) for b in bends]))
+        path = np.clip(zeta[:-1] + nu[:, None] * speed, box.lower[:-1], box.upper[:-1])
+        u = zeta[-1] * path @ x
+        cost = np.linalg.norm((path - zeta[:-1]) * scale[:-1], axis=1) ** p
+        dense = np.max(np.logaddexp(0, -u) - rho * cost)
+        assert float(found.value) >= dense - 1e-10 * (1 + abs(dense))
+        assert float(found.value) <= dense + 1e-3 * (1 + abs(dense))
+
+
+def test_softmax_p_1_unbounded_is_exact():
+    m, loss = 4, Softmax(classes=3)
+    inner = Inner(Transport.classification(m, 1.0), WholeSpace(m), loss)
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=loss.dimension(m)))
+    zeta = jnp.array([0.1, -0.4, 0.7, 2.0])
+    weights = np.asarray(x).reshape(3, 3)
+    steepest = max(np.linalg.norm(weights[k] - weights[2]) for k in range(3))
+    assert float(loss.steepness(x, inner.transport.inverse_scale, zeta[-1])) == pytest.approx(steepest)
+    above = Exact().maximise(inner, x, zeta, jnp.asarray(steepest * 1.001))
+    assert float(above.value) == pytest.approx(float(loss.value(x, zeta)))
+    assert float(above.error_bound) == 0
+    assert np.isinf(Exact().maximise(inner, x, zeta, jnp.asarray(steepest * 0.99)).value)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+@pytest.mark.parametrize("label_cost", [np.inf, 0.8])
+def test_softmax_elsewhere_brackets_the_supremum(p, label_cost):
+    m, loss = 3, Softmax(classes=3, intercept=True)
+    box = Box(np.array([-1.0, -1.5, 0.0]), np.array([1.2, 0.7, 2.0]))
+    inner = Inner(Transport.classification(m, p, label_cost), box, loss)
+    rng = np.random.default_rng(1)
+    for k in range(5):
+        x = jnp.asarray(rng.normal(size=loss.dimension(m)))
+        zeta = jnp.array([rng.uniform(-1, 1), rng.uniform(-1, 0.5), float(rng.integers(3))])
+        rho = float(rng.choice([0.3, 1.0, 3.0]))
+        found = Exact().maximise(inner, x, zeta, jnp.asarray(rho))
+        slow = supremum(inner, x, zeta, rho, box.lower, box.upper, seed=k, grid=41)
+        assert float(found.value) <= slow + 1e-9
+        assert float(found.value + found.error_bound) >= slow - 1e-9
+        assert np.isfinite(found.error_bound)
+
+
+def test_exact_says_why_it_cannot():
+    m = 3
+    ball = Inner(Transport.euclidean(m), Ball(np.zeros(m), 1.0), Squared())
+    cubic = Inner(Transport.euclidean(m, 3.0), Box.cube(1.0, m), Squared())
+    custom = CustomLoss(lambda w, xi: jnp.sum(w * xi), jnp.ones(m))
+    own = Inner(Transport.euclidean(m), Box.cube(1.0, m), custom)
+    for inner, word in ((ball, "ball"), (cubic, "p = 3"), (own, "CustomLoss")):
+        with pytest.raises(BidroError, match=word):
+            Exact().check(inner)
+        assert isinstance(default_oracle(inner), BacktrackingAscent)
+    plain = Inner(Transport.euclidean(m), Box.cube(1.0, m), Squared())
+    assert isinstance(default_oracle(plain), Exact)
