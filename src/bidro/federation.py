@@ -56,21 +56,17 @@ class Federation:
             clients = {f"client-{i + 1}": rows for i, rows in enumerate(clients)}
         if not clients:
             raise BidroError("A federation needs at least one client; none was given.")
-        arrays = {str(name): np.asarray(rows, float) for name, rows in clients.items()}
-        width = next(iter(arrays.values())).shape[-1] if arrays else 0
-        for name, rows in arrays.items():
-            if rows.ndim != 2:
-                raise BidroError(
-                    f"Client '{name}' must be a table of rows x columns; got shape {rows.shape}."
-                )
+        names = [str(name) for name in clients]
+        tables = [_table(rows, f"Client '{name}'") for name, rows in clients.items()]
+        width = tables[0].shape[1]
+        for name, rows in zip(names, tables, strict=True):
             if rows.shape[1] != width:
                 raise BidroError(
-                    f"Client '{name}' has {rows.shape[1]} columns but client "
-                    f"'{next(iter(arrays))}' has {width}; give every client the same columns."
+                    f"Client '{name}' has {rows.shape[1]} columns but client '{names[0]}' has {width}; "
+                    "give every client the same columns."
                 )
-        samples = np.concatenate(list(arrays.values()))
         return cls.from_samples(
-            samples, [len(rows) for rows in arrays.values()], support, list(arrays), columns
+            np.concatenate(tables), [len(rows) for rows in tables], support, names, columns
         )
 
     @classmethod
@@ -83,9 +79,9 @@ class Federation:
         columns: Sequence[str] | None = None,
     ) -> Federation:
         """From rows (N, m) sorted by client; an array of float64 is used without a copy."""
-        rows = samples if isinstance(samples, Array) else np.asarray(samples, float)
-        if rows.ndim != 2:
-            raise BidroError(f"Samples must be a table of rows x columns; got shape {rows.shape}.")
+        rows = _table(samples, "Samples")
+        if any(size != int(size) for size in sizes):
+            raise BidroError(f"Sizes must be whole numbers of rows; got {list(sizes)}.")
         m, n = rows.shape[1], len(sizes)
         labels = [f"client-{i + 1}" for i in range(n)] if names is None else [str(s) for s in names]
         heads = [f"column-{j + 1}" for j in range(m)] if columns is None else list(map(str, columns))
@@ -139,9 +135,16 @@ class Federation:
                 raise BidroError(
                     f"Column '{column}' is not numeric ({table[column].dtype}); encode it as numbers first."
                 )
-        groups = table.groupby(client, sort=True)
+        used = [client, target, *chosen]
+        if len(set(used)) < len(used):
+            twice = next(c for c in used if used.count(c) > 1)
+            raise BidroError(
+                f"Column '{twice}' is named more than once among client, target and features; "
+                "each column has one role."
+            )
+        groups = list(table.groupby(table[client].astype(str), sort=True))
         return cls.from_arrays(
-            {str(name): g[[*chosen, target]].to_numpy(float) for name, g in groups},
+            {name: g[[*chosen, target]].to_numpy(float) for name, g in groups},
             support,
             [*chosen, target],
         )
@@ -164,8 +167,8 @@ class Federation:
 
     @property
     def client_ids(self) -> NDArray[np.uint32]:
-        """A number per client that depends on its name alone: randomness is keyed by it."""
-        return np.array([client_id(name) for name in self.names], dtype=np.uint32)
+        """Two numbers a client (n, 2) from its name alone: randomness is keyed by them."""
+        return np.stack([client_id(name) for name in self.names])
 
     def rows(self) -> ClientRows:
         """All clients' rows, ready to be mapped over."""
@@ -220,11 +223,17 @@ class Federation:
         elif isinstance(self.support, Ball):
             center, radius = np.asarray(self.support.center), float(self.support.radius)
             limit = radius * (1 + 1e-12)
-            self._check_rows(
-                lambda rows: np.linalg.norm(rows - center, axis=1, keepdims=True) > limit,
-                "lies outside the declared support; widen the support or fix the row",
-                lambda j: f" (ball of radius {radius:g})",
-            )
+            samples = np.asarray(self.samples)
+            for begin in range(0, len(samples), _CHECK_ROWS):
+                distance = np.linalg.norm(samples[begin : begin + _CHECK_ROWS] - center, axis=1)
+                if (distance > limit).any():
+                    k = int(np.argmax(distance > limit))
+                    client, row = self.locate(begin + k)
+                    raise BidroError(
+                        f"Client '{client}', row {row} lies outside the declared support: its distance "
+                        f"to the centre is {distance[k]:g}, the ball's radius {radius:g}; widen the "
+                        "support or fix the row."
+                    )
 
     def _check_rows(
         self,
@@ -245,6 +254,18 @@ class Federation:
                 )
 
 
-def client_id(name: str) -> int:
-    """A 32-bit number from a client's name, the same on every machine and in every order."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
+def client_id(name: str) -> NDArray[np.uint32]:
+    """64 bits from a client's name, as two numbers: the same on every machine and in every order."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return np.frombuffer(digest, dtype=">u4").astype(np.uint32)
+
+
+def _table(rows: ArrayLike, what: str) -> NDArray[np.float64]:
+    """The rows as a float64 table."""
+    try:
+        table = np.asarray(rows, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise BidroError(f"{what} must be a table of numbers, rows x columns ({error}).") from error
+    if table.ndim != 2:
+        raise BidroError(f"{what} must be a table of rows x columns; got shape {table.shape}.")
+    return table

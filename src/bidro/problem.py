@@ -25,6 +25,8 @@ from bidro.federation import Federation, Support, client_id
 from bidro.losses import LinearLoss, Loss
 from bidro.rows import ClientRows
 from bidro.sets import (
+    Ball,
+    Box,
     CappedSimplex,
     L1SimplexBall,
     ScaledNormCut,
@@ -54,7 +56,10 @@ class Penalty:
     rho: ArrayLike
 
     def per_client(self, n: int) -> Array:
-        rho = np.asarray(self.rho, float)
+        try:
+            rho = np.asarray(self.rho, float)
+        except (TypeError, ValueError) as error:
+            raise BidroError(f"Penalties must be numbers; got {self.rho!r}.") from error
         if rho.ndim > 1 or (rho.ndim == 1 and rho.shape != (n,)):
             raise BidroError(f"There are {n} clients but penalties of shape {rho.shape}.")
         if not np.all(np.isfinite(rho)) or np.any(rho <= 0):
@@ -71,7 +76,7 @@ class Client:
 
     rows: ClientRows
     rho: Array  # (), nan where there is no ambiguity inside clients
-    id: Array  # (), a number derived from the name
+    id: Array  # (2,), derived from the name
     inner: Inner
 
     @classmethod
@@ -82,14 +87,15 @@ class Client:
         loss: Loss,
         transport: Transport,
         support: Support,
-        rho: float = math.nan,
+        rho: float | None = None,
     ) -> Client:
         """A client on the machine that owns `samples` (N_i, m) and nothing else."""
         own = Federation.from_arrays({name: samples}, support)
+        _check_samples(own, loss, transport)
         return cls(
             ClientRows.single(own.samples),
-            jnp.asarray(float(rho)),
-            jnp.asarray(np.uint32(client_id(name))),
+            jnp.asarray(math.nan) if rho is None else Penalty(rho).per_client(1)[0],
+            jnp.asarray(client_id(name)),
             Inner(transport, support, loss),
         )
 
@@ -118,19 +124,25 @@ class Problem:
     ambiguity: Penalty | None = None
     mixtures: Mixtures | None = None
     rho: Array | None = field(init=False, default=None)
+    domain: VectorSet = field(init=False)
 
     def __post_init__(self) -> None:
-        n, m = self.federation.n, self.federation.m
+        n = self.federation.n
         if self.mixtures is None:
             object.__setattr__(self, "mixtures", Simplex(n))
-        self._check_dimensions(n, m)
-        self._check_labels()
+        if not isinstance(self.loss, Loss):
+            raise BidroError(f"The loss must be an object such as Squared(); got {self.loss!r}.")
+        if not isinstance(self.ambiguity, Penalty | None):
+            raise BidroError(f"The ambiguity must be Penalty(rho) or None; got {self.ambiguity!r}.")
+        _check_samples(self.federation, self.loss, self.transport)
+        self._check_dimensions(n)
+        object.__setattr__(self, "domain", self.models)
         if self.ambiguity is None:
             return
         rho = self.ambiguity.per_client(n)
         object.__setattr__(self, "rho", rho)
         if isinstance(self.federation.support, WholeSpace):
-            object.__setattr__(self, "models", self._finite_models(float(jnp.min(rho))))
+            object.__setattr__(self, "domain", self._finite_models(float(jnp.min(rho))))
         self._warn_where_not_concave(rho)
 
     @property
@@ -155,7 +167,7 @@ class Problem:
     @property
     def initial_model(self) -> Array:
         """x_1: the loss's starting model, projected on X."""
-        return self.models.project(self.loss.initial(self.federation.m))
+        return self.domain.project(self.loss.initial(self.federation.m))
 
     @property
     def initial_weights(self) -> Array:
@@ -174,40 +186,14 @@ class Problem:
             warnings.simplefilter("ignore", NonconcaveInnerWarning)
             return replace(self, federation=replace(self.federation, samples=samples))
 
-    def _check_dimensions(self, n: int, m: int) -> None:
-        if self.transport.dimension != m:
-            raise BidroError(
-                f"The transport cost is for {self.transport.dimension} coordinates but samples "
-                f"have {m} (the label or target counts as one)."
-            )
+    def _check_dimensions(self, n: int) -> None:
         if self.models.dimension != self.dimension:
             raise BidroError(
-                f"The model set has dimension {self.models.dimension} but "
-                f"{type(self.loss).__name__} on {m} columns has {self.dimension} parameters."
+                f"The model set has dimension {self.models.dimension} but {type(self.loss).__name__} on "
+                f"{self.federation.m} columns has {self.dimension} parameters."
             )
         if self.weights.dimension != n:
             raise BidroError(f"The mixture set is for {self.weights.dimension} clients but there are {n}.")
-
-    def _check_labels(self) -> None:
-        allowed = self.loss.labels
-        if allowed is None:
-            if self.transport.discrete_label:
-                raise BidroError(
-                    f"{type(self.loss).__name__} has a continuous target; use a transport cost "
-                    "without a discrete label."
-                )
-            return
-        if not self.transport.discrete_label:
-            raise BidroError(f"{type(self.loss).__name__} has discrete labels; use Transport.classification.")
-        labels = np.asarray(self.federation.samples[:, -1])
-        wrong = ~np.isin(labels, allowed)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            client, k = self.federation.locate(row)
-            raise BidroError(
-                f"Client '{client}', row {k}, column '{self.federation.columns[-1]}': label "
-                f"{labels[row]:g} is not one of {', '.join(f'{v:g}' for v in allowed)}; recode it."
-            )
 
     def _finite_models(self, rho: float) -> VectorSet:
         """The models for which the penalised loss is finite on an unbounded support."""
@@ -222,7 +208,7 @@ class Problem:
                 f"model; raise p or declare a bounded support."
             )
         if not isinstance(self.loss, LinearLoss):
-            # Whether an iterate left the domain shows in its value, which the engine checks.
+            # The oracle's value is infinite where an iterate leaves the domain, and the engine stops.
             return self.models
         # coefficient ||S^-1 a(x)||^p <= rho, a(x) = (w, -1) or w.
         inverse = self.transport.inverse_scale
@@ -250,16 +236,57 @@ class Problem:
     def _warn_where_not_concave(self, rho: Array) -> None:
         if self.transport.p != 2 or not isinstance(self.loss, LinearLoss):
             return
-        lower, upper = self.models.bounding_box()
-        largest = jnp.maximum(jnp.abs(lower), jnp.abs(upper))
-        worst = float(self.loss.curvature(largest, self.transport.inverse_scale)) / 2
+        inverse = self.transport.inverse_scale
+        features = jnp.append(inverse[:-1], 0.0) if self.loss.intercept else inverse[:-1]
+        label = float(inverse[-1]) if self.loss.labels is None else 0.0
+        squared_norm = float(self.domain.largest_norm(features)) ** 2 + label**2
+        worst = self.loss.scalar.curvature / 2 * squared_norm
         smallest = int(jnp.argmin(rho))
         if worst > float(rho[smallest]):
             warnings.warn(
                 f"The penalty rho = {float(rho[smallest]):g} of client "
                 f"'{self.federation.names[smallest]}' is below half the curvature of "
-                f"{type(self.loss).__name__} loss, which reaches {worst:g} on the model set: there the "
-                "inner problem is not concave, and ascent may stop at a point that is not its maximum.",
+                f"{type(self.loss).__name__} loss, which is up to {worst:g} on the model set: where it is "
+                "above rho the inner problem is not concave, and ascent may stop short of its maximum.",
                 NonconcaveInnerWarning,
                 stacklevel=4,
+            )
+
+
+def _check_samples(federation: Federation, loss: Loss, transport: Transport) -> None:
+    """Raise BidroError unless the transport cost and the loss fit the rows and their labels."""
+    name, m = type(loss).__name__, federation.m
+    if transport.dimension != m:
+        raise BidroError(
+            f"The transport cost is for {transport.dimension} coordinates but samples have {m} (the "
+            "label or target counts as one)."
+        )
+    if loss.labels is None:
+        if transport.discrete_label:
+            raise BidroError(
+                f"{name} has a continuous target; use a transport cost without a discrete label."
+            )
+        return
+    if not transport.discrete_label:
+        raise BidroError(f"{name} has discrete labels; use Transport.classification.")
+    labels = np.asarray(federation.samples[:, -1])
+    wrong = ~np.isin(labels, loss.labels)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        client, k = federation.locate(row)
+        raise BidroError(
+            f"Client '{client}', row {k}, column '{federation.columns[-1]}': label {labels[row]:g} is not "
+            f"one of {', '.join(f'{v:g}' for v in loss.labels)}; recode it."
+        )
+    if math.isinf(transport.label_cost):
+        return
+    support = federation.support
+    if isinstance(support, Ball):
+        raise BidroError("Labels that can change need a box or an unbounded support, not a ball.")
+    if isinstance(support, Box):
+        low, high = float(support.lower[-1]), float(support.upper[-1])
+        if min(loss.labels) < low or max(loss.labels) > high:
+            raise BidroError(
+                f"Labels can change at a finite cost, but the support keeps them in [{low:g}, {high:g}]; "
+                f"let it hold all of {', '.join(f'{v:g}' for v in loss.labels)}."
             )

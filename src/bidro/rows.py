@@ -65,7 +65,7 @@ class ClientRows:
         tiles = _cut(counts, samples.shape[-1])
         first = jnp.asarray(np.cumsum(counts) - counts)
         small = tiles.start.size * tiles.height * samples.shape[-1] <= _COPY_NUMBERS
-        tiled = _gather(samples, tiles, tiles.start) if small else None
+        tiled = _gather(samples, tiles.start, tiles.count, tiles.height) if small else None
         return cls(samples, first, jnp.asarray(counts), tiles, tiled)
 
     @classmethod
@@ -80,7 +80,10 @@ class ClientRows:
         rows = cls.of(samples[0], sizes)
         if rows.tiled is None:
             return replace(rows, samples=samples)
-        tiled = jax.vmap(lambda s: _gather(s, rows.tiles, rows.tiles.start))(samples)
+        tiles = rows.tiles
+        tiled = jax.vmap(_gather, in_axes=(0, None, None, None))(
+            samples, tiles.start, tiles.count, tiles.height
+        )
         return replace(rows, samples=samples, tiled=tiled)
 
     def client_axes(self) -> ClientRows:
@@ -128,8 +131,14 @@ class ClientRows:
             return jax.tree.map(lambda v: v[0], totals)
 
         @go.def_vmap
-        def _(clients: int, batched: Any, rows: ClientRows, args: Any) -> tuple[Any, Any]:
-            totals = rows._sum_all(block_sum, args, batched=batched[1], clients=clients)
+        def _(size: int, batched: Any, rows: ClientRows, args: Any) -> tuple[Any, Any]:
+            of_rows, of_args = batched
+            if of_rows.first:
+                totals = rows._sum_all(block_sum, args, batched=of_args, clients=size)
+            else:
+                # Not a map over clients but over arguments: the same rows, many sums of each.
+                axes = jax.tree.map(lambda b: 0 if b else None, of_args)
+                totals = rows.sum(jax.vmap(block_sum, in_axes=(axes, None, None)), args)
             return totals, jax.tree.map(lambda _: True, totals)
 
         return go(self, arguments)
@@ -145,8 +154,10 @@ class ClientRows:
                 return jax.lax.dynamic_slice_in_dim(v, k * per_block, per_block)
 
             owner, count = part(tiles.owner), part(tiles.count)
-            tiled = self.tiled
-            rows = _gather(self.samples, tiles, part(tiles.start)) if tiled is None else part(tiled)
+            if self.tiled is None:
+                rows = _gather(self.samples, part(tiles.start), count, tiles.height)
+            else:
+                rows = part(self.tiled)
             weights = (jnp.arange(tiles.height) < count[:, None]).astype(float)
             own = args
             if batched is not None:
@@ -165,10 +176,10 @@ class ClientRows:
         )
 
 
-def _gather(samples: Array, tiles: Tiles, start: Array) -> Array:
-    """The rows of the tiles that begin at `start`, (tiles, height, m); past a tile's end, any row."""
-    index = start[:, None] + jnp.arange(tiles.height)
-    return samples.at[index].get(mode="clip", indices_are_sorted=False)
+def _gather(samples: Array, start: Array, count: Array, height: int) -> Array:
+    """The rows of tiles, (tiles, height, m); past a tile's end its own last row is repeated."""
+    within = jnp.minimum(jnp.arange(height), jnp.maximum(count - 1, 0)[:, None])
+    return samples[start[:, None] + within]
 
 
 def _cut(sizes: NDArray[np.int64], m: int) -> Tiles:
@@ -191,9 +202,9 @@ def _cut(sizes: NDArray[np.int64], m: int) -> Tiles:
     filler = blocks * per_block - len(owner)
     # Fillers belong to the last client, with no rows, which keeps the owners sorted.
     return Tiles(
-        jnp.asarray(np.pad(start, (0, filler))),
+        jnp.asarray(np.pad(start, (0, filler), mode="edge")),
         jnp.asarray(np.pad(count, (0, filler))),
-        jnp.asarray(np.pad(owner, (0, filler), constant_values=len(sizes) - 1)),
+        jnp.asarray(np.pad(owner, (0, filler), mode="edge")),
         height,
         blocks,
     )

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from jax import Array
 from jax.typing import ArrayLike
+from numpy.typing import NDArray
 
 from bidro.errors import BidroError
 from bidro.trees import pytree, static
@@ -60,7 +61,20 @@ class VectorSet(Protocol):
         """
 
     def bounding_box(self) -> tuple[Array, Array]:
-        """The smallest box around the set: (lower, upper), each of shape (dimension,)."""
+        """A box around the set: (lower, upper), each of shape (dimension,)."""
+
+    def largest_norm(self, scale: Array) -> Array:
+        """An upper bound of ||scale * v|| over the set; the largest value itself for a box."""
+
+
+def _vectors(what: str, *values: ArrayLike) -> list[NDArray[np.float64]]:
+    """The values as vectors of one length; a single number fits any length."""
+    vectors = [np.atleast_1d(np.asarray(v, float)) for v in values]
+    longest = max(len(v) for v in vectors)
+    if any(v.ndim != 1 or len(v) not in (1, longest) for v in vectors):
+        shapes = " and ".join(str(v.shape) for v in vectors)
+        raise BidroError(f"{what} must be vectors of one length; got shapes {shapes}.")
+    return [np.broadcast_to(v, (longest,)) for v in vectors]
 
 
 def _require_finite(what: str, *values: ArrayLike) -> None:
@@ -96,6 +110,9 @@ class WholeSpace:
         bound = jnp.full(self.size, jnp.inf)
         return -bound, bound
 
+    def largest_norm(self, scale: Array) -> Array:
+        return jnp.where(jnp.any(scale > 0), jnp.inf, 0.0)
+
 
 @pytree
 class Box:
@@ -105,10 +122,7 @@ class Box:
     upper: Array
 
     def __post_init__(self) -> None:
-        lower, upper = np.broadcast_arrays(
-            np.atleast_1d(np.asarray(self.lower, float)),
-            np.atleast_1d(np.asarray(self.upper, float)),
-        )
+        lower, upper = _vectors("Lower and upper bounds", self.lower, self.upper)
         _require_finite("The bounds of a box", lower, upper)
         if np.any(lower > upper):
             j = int(np.argmax(lower > upper))
@@ -142,6 +156,9 @@ class Box:
     def bounding_box(self) -> tuple[Array, Array]:
         return self.lower, self.upper
 
+    def largest_norm(self, scale: Array) -> Array:
+        return jnp.linalg.norm(scale * jnp.maximum(jnp.abs(self.lower), jnp.abs(self.upper)))
+
 
 @pytree
 class Ball:
@@ -151,7 +168,7 @@ class Ball:
     radius: Array
 
     def __post_init__(self) -> None:
-        center = np.atleast_1d(np.asarray(self.center, float))
+        (center,) = _vectors("The centre of a ball", self.center)
         _require_finite("The centre and radius of a ball", center, self.radius)
         if np.ndim(self.radius) != 0 or self.radius < 0:
             raise BidroError(f"A ball needs one radius >= 0; got {self.radius}.")
@@ -164,7 +181,7 @@ class Ball:
 
     def project(self, v: Array, weights: Array | None = None) -> Array:
         offset = v - self.center
-        norm = jnp.linalg.norm(offset)
+        norm = _norm(offset)
         if weights is None:
             scale = jnp.where(norm > self.radius, self.radius / jnp.where(norm > 0, norm, 1.0), 1.0)
             return self.center + scale * offset
@@ -174,10 +191,11 @@ class Ball:
             return offset / (1 + eta / weights)
 
         def outside(eta: Array) -> Array:
-            return jnp.linalg.norm(moved(eta)) > self.radius
+            return _norm(moved(eta)) > self.radius
 
         eta = _bisect(outside, jnp.zeros(()), _double_until(lambda e: ~outside(e)))
-        return jnp.where(norm > self.radius, self.center + moved(eta), v)
+        # A held coordinate keeps its bits: center + (v - center) need not.
+        return jnp.where((norm > self.radius) & ~jnp.isinf(weights), self.center + moved(eta), v)
 
     def contains(self, v: Array, tolerance: float = 1e-9) -> Array:
         return jnp.linalg.norm(v - self.center) <= self.radius + tolerance
@@ -192,6 +210,9 @@ class Ball:
 
     def bounding_box(self) -> tuple[Array, Array]:
         return self.center - self.radius, self.center + self.radius
+
+    def largest_norm(self, scale: Array) -> Array:
+        return jnp.linalg.norm(scale * self.center) + self.radius * jnp.max(scale)
 
 
 @pytree
@@ -250,6 +271,13 @@ class ScaledNormCut:
         reach = jnp.where(self.scale > 0, self.radius / jnp.where(self.scale > 0, self.scale, 1.0), jnp.inf)
         return jnp.maximum(lower, -reach), jnp.minimum(upper, reach)
 
+    def largest_norm(self, scale: Array) -> Array:
+        # ||scale v|| <= max(scale / self.scale) ||self.scale v||, where the cut bounds every coordinate.
+        bounded = jnp.all((self.scale > 0) | (scale == 0))
+        ratio = jnp.max(jnp.where(scale > 0, scale / jnp.where(self.scale > 0, self.scale, 1.0), 0.0))
+        cut = jnp.where(bounded, ratio * self.radius, jnp.inf)
+        return jnp.minimum(self.base.largest_norm(scale), cut)
+
 
 @pytree
 class Simplex:
@@ -262,7 +290,8 @@ class Simplex:
         return self.size
 
     def project(self, v: Array) -> Array:
-        return optax.projections.projection_simplex(v)
+        # A common shift changes nothing but the rounding, which is least near zero.
+        return _finite_or_nan(v, optax.projections.projection_simplex(v - jnp.max(v)))
 
     def contains(self, v: Array, tolerance: float = 1e-9) -> Array:
         return jnp.all(v >= -tolerance) & (jnp.abs(jnp.sum(v) - 1) <= tolerance)
@@ -283,10 +312,7 @@ class CappedSimplex:
     upper: Array
 
     def __post_init__(self) -> None:
-        lower, upper = np.broadcast_arrays(
-            np.atleast_1d(np.asarray(self.lower, float)),
-            np.atleast_1d(np.asarray(self.upper, float)),
-        )
+        lower, upper = _vectors("Lower and upper bounds", self.lower, self.upper)
         _require_finite("The bounds of a capped simplex", lower, upper)
         if np.any(lower < 0) or np.any(lower > upper):
             raise BidroError("A capped simplex needs 0 <= lower <= upper for every weight.")
@@ -311,8 +337,7 @@ class CappedSimplex:
         return self.lower.shape[-1]
 
     def project(self, v: Array) -> Array:
-        tau = _water_level(v, self.lower, self.upper, jnp.ones(()))
-        return jnp.clip(v - tau, self.lower, self.upper)
+        return _finite_or_nan(v, _lowered(v, self.lower, self.upper, jnp.ones(())))
 
     def contains(self, v: Array, tolerance: float = 1e-9) -> Array:
         inside = (v >= self.lower - tolerance) & (v <= self.upper + tolerance)
@@ -337,12 +362,12 @@ class L1SimplexBall:
     radius: Array
 
     def __post_init__(self) -> None:
-        center = np.atleast_1d(np.asarray(self.center, float))
+        (center,) = _vectors("The centre of an l1 ball", self.center)
         _require_finite("The centre and radius of an l1 ball", center, self.radius)
         if np.any(center < 0) or abs(center.sum() - 1) > 1e-9:
             raise BidroError("The centre of an l1 ball of weights must be nonnegative and sum to 1.")
-        if self.radius < 0:
-            raise BidroError(f"An l1 ball needs a radius >= 0; got {self.radius}.")
+        if np.ndim(self.radius) != 0 or self.radius < 0:
+            raise BidroError(f"An l1 ball needs one radius >= 0; got {self.radius}.")
         object.__setattr__(self, "center", jnp.asarray(center))
         # Two points of the simplex are never further apart than 2.
         object.__setattr__(self, "radius", jnp.minimum(jnp.asarray(self.radius, float), 2.0))
@@ -357,10 +382,10 @@ class L1SimplexBall:
         # fall lose as much; the two halves decouple into one water level each.
         d, half = v - self.center, self.radius / 2
         zero = jnp.zeros_like(v)
-        rise = jnp.clip(d - _water_level(d, zero, zero + half, half), 0.0, half)
-        fall = jnp.clip(-d - _water_level(-d, zero, self.center, half), 0.0, self.center)
+        rise = _lowered(d, zero, zero + half, half)
+        fall = _lowered(-d, zero, self.center, half)
         binds = jnp.sum(jnp.abs(free - self.center)) > self.radius
-        return jnp.where(binds, self.center + rise - fall, free)
+        return _finite_or_nan(v, jnp.where(binds, self.center + rise - fall, free))
 
     def contains(self, v: Array, tolerance: float = 1e-9) -> Array:
         close = jnp.sum(jnp.abs(v - self.center)) <= self.radius + tolerance
@@ -383,21 +408,44 @@ def _fill_in_order(room: Array, total: Array) -> Array:
     return jnp.clip(total - before, 0.0, room)
 
 
-def _water_level(v: Array, lower: Array, upper: Array, total: Array) -> Array:
-    """The tau with sum_i clip(v_i - tau, lower_i, upper_i) = total, exactly, by sorting.
+def _finite_or_nan(v: Array, projected: Array) -> Array:
+    """Weights that are not finite have no projection, and must not turn into ones that look fine."""
+    return jnp.where(jnp.all(jnp.isfinite(v)), projected, jnp.nan)
 
-    The sum falls with tau, linearly between the 2n breakpoints v - upper and v - lower.
+
+def _norm(v: Array) -> Array:
+    """||v|| without overflow."""
+    largest = jnp.max(jnp.abs(v))
+    scale = jnp.where(largest > 0, largest, 1.0)
+    return scale * jnp.linalg.norm(v / scale)
+
+
+def _lowered(v: Array, lower: Array, upper: Array, total: Array) -> Array:
+    """clip(v - tau, lower, upper) for the level tau at which it sums to `total`."""
+    # A second pass on values that are now near zero removes the rounding of a large level.
+    near = v - jnp.max(v)
+    first = near - _water_level(near, lower, upper, total)
+    return jnp.clip(first - _water_level(first, lower, upper, total), lower, upper)
+
+
+def _water_level(v: Array, lower: Array, upper: Array, total: Array) -> Array:
+    """The tau with sum_i clip(v_i - tau, lower_i, upper_i) = total, exactly.
+
+    The sum falls with tau, linearly between the 2n breakpoints v - upper and v - lower; a search
+    over the sorted breakpoints finds the interval, and arithmetic the level in it.
     """
-    n = v.shape[0]
-    breakpoints = jnp.concatenate([v - upper, v - lower])
-    order = jnp.argsort(breakpoints)
-    points = breakpoints[order]
-    moving = jnp.cumsum(jnp.concatenate([jnp.ones(n), -jnp.ones(n)])[order])
-    drop = jnp.cumsum(moving[:-1] * jnp.diff(points))
-    sums = jnp.sum(upper) - jnp.concatenate([jnp.zeros(1), drop])
-    # The interval [points[k], points[k+1]] that holds the level; its moving set gives tau afresh,
-    # free of the rounding that the running sums collect.
-    k = jnp.clip(jnp.sum(sums >= total) - 1, 0, 2 * n - 2)
+    points = jnp.sort(jnp.concatenate([v - upper, v - lower]))
+
+    def narrow(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        middle = (low + high) // 2
+        enough = jnp.sum(jnp.clip(v - points[middle], lower, upper)) >= total
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    # The interval [points[k], points[k + 1]] that holds the level; its moving coordinates give tau.
+    last = points.shape[0] - 1
+    bracket = (jnp.zeros((), int), jnp.full((), last))
+    k = jnp.minimum(jax.lax.fori_loop(0, last.bit_length() + 1, narrow, bracket)[0], last - 1)
     middle = (points[k] + points[k + 1]) / 2
     moves = (v - upper < middle) & (middle < v - lower)
     still = jnp.where(moves, 0.0, jnp.clip(v - middle, lower, upper))

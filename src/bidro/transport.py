@@ -28,8 +28,12 @@ class Transport:
 
     def __post_init__(self) -> None:
         scale = np.atleast_1d(np.asarray(self.scale, float))
-        if not self.p >= 1:
-            raise BidroError(f"The order p of the transport cost must be at least 1; got {self.p}.")
+        if scale.ndim != 1:
+            raise BidroError(f"Scales must be a vector, one a coordinate; got shape {scale.shape}.")
+        if not 1 <= self.p < np.inf:
+            raise BidroError(
+                f"The order p of the transport cost must be a number of at least 1; got {self.p}."
+            )
         if np.any(np.isnan(scale)) or np.any(scale <= 0):
             raise BidroError(f"Every scale must be positive (inf: immovable); got {scale}.")
         if not self.label_cost > 0:

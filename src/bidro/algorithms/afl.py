@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from bidro.algorithms.contract import masked
+from bidro.algorithms.contract import masked, require_step
 from bidro.algorithms.model_and_weights import Broadcast, ModelAndWeights, State
 from bidro.problem import Client
 from bidro.trees import pytree
@@ -31,6 +31,10 @@ class AFL(ModelAndWeights):
     reply_type: ClassVar[type] = Reply
     eta_x: float = 0.001
     eta_alpha: float = 0.001
+
+    def __post_init__(self) -> None:
+        require_step("eta_x", self.eta_x)
+        require_step("eta_alpha", self.eta_alpha)
 
     def client(self, broadcast: Broadcast, client: Client, draw: None) -> Reply:
         return Reply(*client.rows.mean_and_gradient(client.inner.loss.values, broadcast.x))

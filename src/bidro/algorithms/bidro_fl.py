@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bidro.algorithms.contract import masked
+from bidro.algorithms.contract import masked, require_step
 from bidro.algorithms.model_and_weights import Broadcast, ModelAndWeights, State
 from bidro.errors import BidroError
 from bidro.problem import Client, Problem
@@ -48,6 +48,10 @@ class BiDROFL(ModelAndWeights):
     eta_alpha: float = 0.01
     oracle: Oracle = static(default=FixedStepAscent())
 
+    def __post_init__(self) -> None:
+        require_step("eta_x", self.eta_x)
+        require_step("eta_alpha", self.eta_alpha)
+
     def init(self, problem: Problem) -> State:
         if problem.rho is None:
             raise BidroError("BiDRO-FL solves the penalised problem: give it Penalty(rho).")
@@ -63,9 +67,9 @@ class BiDROFL(ModelAndWeights):
     def client(self, broadcast: Broadcast, client: Client, draw: Draw) -> Reply:
         x, inner = broadcast.x, client.inner
         zeta = client.rows.row((draw.position * client.rows.size).astype(int))  # line 4
-        z = self.oracle.maximise(inner, x, zeta, client.rho, draw.noise).point  # line 5
-        g_x = jax.grad(inner.loss.value)(x, z)  # line 6, eq. gradient_x
-        g_alpha = inner.phi(x, zeta, z, client.rho)  # line 7, eq. gradient_alpha
+        z = self.oracle.maximise(inner, x, zeta, client.rho, draw.noise)  # line 5
+        g_x = jax.grad(inner.loss.value)(x, z.point)  # line 6, eq. gradient_x
+        g_alpha = z.value  # line 7, eq. gradient_alpha; inf where the supremum is
         return Reply(x - self.eta_x * g_x, g_alpha)  # lines 8 and 9, eq. local_update
 
     def server(self, state: State, replies: Reply, replied: Array) -> State:

@@ -17,6 +17,7 @@ federation's clients; `replied` (n,) tells who answered, and the rows of the oth
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -25,6 +26,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from bidro.errors import BidroError
 from bidro.problem import Client, Problem
 
 Numbers = Array | NDArray[np.float64]
@@ -73,8 +75,15 @@ class Algorithm(Protocol):
 
 
 def client_key(seed_key: Array, round_number: Array | int, client_id: Array) -> Array:
-    """The key of one client in one round; rounds count from 1."""
-    return jax.random.fold_in(jax.random.fold_in(seed_key, round_number), client_id)
+    """The key of one client (id of shape (2,)) in one round; rounds count from 1."""
+    of_round = jax.random.fold_in(seed_key, round_number)
+    return jax.random.fold_in(jax.random.fold_in(of_round, client_id[0]), client_id[1])
+
+
+def require_step(name: str, value: float) -> None:
+    """Raise BidroError unless a step size is finite and not negative."""
+    if not 0 <= value < math.inf:
+        raise BidroError(f"The step size {name} must be finite and not negative; got {value}.")
 
 
 def masked(replied: Array, replies: Array, otherwise: Array) -> Array:

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bidro.algorithms.contract import require_step
 from bidro.algorithms.model_and_weights import Broadcast, ModelAndWeights, State
+from bidro.errors import BidroError
 from bidro.problem import Client, Problem
 from bidro.trees import pytree, static
 
@@ -29,6 +31,11 @@ class FedAvg(ModelAndWeights):
     reply_type: ClassVar[type] = Reply
     eta_x: float = 0.01
     local_steps: int = static(default=1)
+
+    def __post_init__(self) -> None:
+        require_step("eta_x", self.eta_x)
+        if self.local_steps < 1:
+            raise BidroError(f"FedAvg needs at least one local step; got {self.local_steps}.")
 
     def init(self, problem: Problem) -> State:
         return super().init(problem)._replace(alpha=jnp.asarray(problem.federation.proportions))

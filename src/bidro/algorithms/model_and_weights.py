@@ -17,7 +17,7 @@ class State(NamedTuple):
     alpha: Array  # alpha_t, (n,)
     x_sum: Array  # x_1 + ... + x_{t-1}
     t: Array  # the round to come, from 1
-    models: VectorSet  # X
+    models: VectorSet  # X, or the part of it where the problem is finite
     mixtures: Mixtures  # A
 
     def step(self, x: Array, alpha: Array) -> State:
@@ -42,7 +42,7 @@ class ModelAndWeights:
     def init(self, problem: Problem) -> State:
         x, alpha = problem.initial_model, problem.initial_weights
         t = jnp.ones((), int)
-        return State(x, alpha, jnp.zeros_like(x), t, problem.models, problem.weights)
+        return State(x, alpha, jnp.zeros_like(x), t, problem.domain, problem.weights)
 
     def broadcast(self, state: State) -> Broadcast:
         return Broadcast(state.x, state.alpha)

@@ -26,11 +26,15 @@ from bidro.errors import BidroError
 from bidro.problem import Client, Problem
 from bidro.rows import ClientRows
 
-# Randomness is drawn ahead for as many rounds as keep the draws below this many numbers.
+# Rounds are run in blocks that begin at fixed rounds, whatever the length of the run: randomness is drawn
+# for a whole block at once, by one program, so that a run cut anywhere resumes to the same bits. A block
+# has at most this many rounds, draws at most this many numbers, and reads at most this many (roughly a
+# second of work: between two calls a run reports progress and can be interrupted).
+_BLOCK_ROUNDS = 4096
 _DRAWN_NUMBERS = 1 << 21
-# Numbers read in one call of the compiled program, roughly a second of work: between two calls a run
-# reports progress and can be interrupted.
-_CALL_NUMBERS = 1 << 27
+_READ_NUMBERS = 1 << 27
+# Snapshots that one call of the compiled program can keep.
+_SNAPSHOTS = 256
 
 Progress = Callable[[int], None]
 
@@ -43,6 +47,7 @@ class Result:
     x_average: NDArray[np.float64]  # (d,) mean of x_1, ..., x_T
     alpha: NDArray[np.float64]  # (n,) final mixture weights, in the order of `names`
     names: tuple[str, ...]
+    algorithm: Algorithm
     rounds: int
     seed: int
     history_rounds: NDArray[np.int64]  # (records,)
@@ -69,20 +74,28 @@ def run(
     done = 0 if resume is None else resume.rounds
     every = _interval(rounds, record_every)
     if resume is not None:
-        if resume.seed != seed or resume.names != problem.federation.names:
-            raise BidroError("A run resumes only with the seed and the clients that it began with.")
+        began = (resume.seed, resume.names, resume.x.size, _fingerprint(resume.algorithm))
+        if began != (seed, problem.federation.names, problem.dimension, _fingerprint(algorithm)):
+            raise BidroError(
+                "A run resumes only with the algorithm, settings, seed and clients that it began with."
+            )
         if rounds <= done:
             raise BidroError(f"The run to resume has {done} rounds already; ask for more than that.")
     started = time.perf_counter()
     state = algorithm.init(problem) if resume is None else resume.state
     clients, key = problem.clients(), jax.random.key(seed)
     advance = _compiled_rounds if algorithm.traceable_server else _plain_rounds
+    block = _block_rounds(problem, runs=1)
     state, at, history = _loop(
-        partial(advance, algorithm, clients, key), state, done, rounds, every, problem, progress
+        partial(advance, algorithm, clients, key), state, done, rounds, every, block, progress
     )
     if resume is not None:
-        at = np.concatenate([resume.history_rounds, at])
-        history = Snapshot(*(np.concatenate(p) for p in zip(resume.history, history, strict=True)))
+        # The last record of the first part stands where an uncut run may have none.
+        due = resume.history_rounds % every == 0
+        at = np.concatenate([resume.history_rounds[due], at])
+        history = Snapshot(
+            *(np.concatenate([a[due], b]) for a, b in zip(resume.history, history, strict=True))
+        )
     seconds = time.perf_counter() - started
     return _result(algorithm, state, problem, rounds, seed, at, history, seconds)
 
@@ -113,7 +126,11 @@ def run_many(
         )
     if not algorithm.traceable_server:
         raise BidroError("Only algorithms with a traceable server step can be batched; use run.")
+    if workers < 1:
+        raise BidroError(f"run_many needs at least one worker; got {workers}.")
     every = _interval(rounds, record_every)
+    for table in data:
+        problem.with_samples(table)  # raises where a row of any run is bad
     finished = [0] * len(seeds)
 
     def some_runs(chosen: NDArray[np.int64]) -> list[Result]:
@@ -132,7 +149,8 @@ def run_many(
                 progress(sum(finished))
 
         advance = partial(_batched_rounds, algorithm, clients, keys)
-        state, at, history = _loop(advance, state, 0, rounds, every, problem, report, len(chosen))
+        block = _block_rounds(problem, len(chosen))
+        state, at, history = _loop(advance, state, 0, rounds, every, block, report)
         seconds = (time.perf_counter() - started) / len(chosen)
         results = []
         for k, r in enumerate(chosen):
@@ -146,13 +164,25 @@ def run_many(
         return [result for group in pool.map(some_runs, groups) for result in group]
 
 
+def _fingerprint(algorithm: Algorithm) -> tuple[Any, ...]:
+    leaves, structure = jax.tree.flatten(algorithm)
+    return structure, [float(v) for v in leaves]
+
+
 def _interval(rounds: int, record_every: int | None) -> int:
-    if rounds < 1:
-        raise BidroError(f"A run needs at least one round; got {rounds}.")
+    if rounds != int(rounds) or rounds < 1:
+        raise BidroError(f"A run needs at least one round, and whole rounds; got {rounds}.")
     every = max(1, rounds // 100) if record_every is None else record_every
     if every < 1:
         raise BidroError(f"record_every must be at least 1; got {every}.")
     return min(every, rounds)
+
+
+def _block_rounds(problem: Problem, runs: int) -> int:
+    """Rounds in a block: a property of the problem alone, so that blocks stay where they are."""
+    drawn = _DRAWN_NUMBERS // (runs * problem.n * (problem.federation.m + 1))
+    read = _READ_NUMBERS // (runs * problem.federation.samples.size)
+    return max(1, min(_BLOCK_ROUNDS, drawn, read))
 
 
 def _loop(
@@ -161,43 +191,52 @@ def _loop(
     done: int,
     rounds: int,
     every: int,
-    problem: Problem,
+    block: int,
     progress: Progress | None,
-    runs: int = 1,
 ) -> tuple[Any, NDArray[np.int64], Snapshot]:
-    """Advance from round `done` to `rounds`, some records at a time."""
-    at: list[NDArray[np.int64]] = []
+    """Advance from round `done` to `rounds`, at most a block at a time."""
+    at: list[int] = []
     parts: list[Snapshot] = []
-    length, most = _call_size(every, problem, runs)
     while done < rounds:
-        whole = (rounds - done) // length
-        records, length = (min(most, whole), length) if whole else (1, rounds - done)
-        state, snapshots = advance(state, done + 1, records, length)
-        snapshots = Snapshot(*(np.asarray(v) for v in snapshots))
+        # Stops are the rounds of this block after which a snapshot is due, and its end.
+        end = min(rounds, (done // block + 1) * block)
+        stops = [*range((done // every + 1) * every, end, every), end][: min(block, _SNAPSHOTS)]
+        state, snapshots = advance(state, done, stops, block)
+        kept = [k for k, t in enumerate(stops) if t % every == 0 or t == rounds]
+        snapshots = Snapshot(*(np.asarray(v)[: len(stops)] for v in snapshots))
         if not all(np.all(np.isfinite(v)) for v in snapshots):
             raise BidroError(
-                f"Between rounds {done + 1} and {done + records * length} a value stopped being "
-                "finite: the step sizes are too large, or the worst case is infinite at the model "
-                "reached (raise rho or declare a bounded support)."
+                f"Between rounds {done + 1} and {stops[-1]} a value stopped being finite: the step sizes "
+                "are too large, or the worst case is infinite at the model reached (raise rho or declare "
+                "a bounded support)."
             )
-        reached = done + length * np.arange(1, records + 1)
-        kept = (reached % every == 0) | (reached == rounds)
-        at.append(reached[kept])
+        at += [stops[k] for k in kept]
         parts.append(Snapshot(*(v[kept] for v in snapshots)))
-        done += records * length
+        done = stops[-1]
         if progress is not None:
             progress(done)
     history = Snapshot(*(np.concatenate(p) for p in zip(*parts, strict=True)))
-    return state, np.concatenate(at), history
+    return state, np.asarray(at), history
 
 
-def _call_size(every: int, problem: Problem, runs: int) -> tuple[int, int]:
-    """(rounds between snapshots, snapshots a call): within the limits of work and of draws."""
-    drawn = max(1, _DRAWN_NUMBERS // (runs * problem.n * (problem.federation.m + 1)))
-    worked = max(1, _CALL_NUMBERS // (runs * problem.federation.samples.size))
-    most = min(drawn, worked)
-    length = next(k for k in range(min(every, most), 0, -1) if every % k == 0)
-    return length, max(1, most // length)
+def _compiled_rounds(
+    algorithm: Algorithm, clients: Client, key: Array, state: Any, done: int, stops: list[int], block: int
+) -> tuple[Any, Snapshot]:
+    return _one_run(algorithm, clients, key, state, *_places(done, stops, block), block=block)
+
+
+def _batched_rounds(
+    algorithm: Algorithm, clients: Client, keys: Array, states: Any, done: int, stops: list[int], block: int
+) -> tuple[Any, Snapshot]:
+    return _many_runs(algorithm, clients, keys, states, *_places(done, stops, block), block=block)
+
+
+def _places(done: int, stops: list[int], block: int) -> tuple[int, NDArray[np.int64], int]:
+    """(first round of the block, round before it begins and stops within it, number of stops)."""
+    base = done - done % block
+    places = np.zeros(min(block, _SNAPSHOTS) + 1, np.int64)
+    places[: len(stops) + 1] = np.array([done, *stops]) - base
+    return base + 1, places, len(stops)
 
 
 def _rounds(
@@ -206,26 +245,55 @@ def _rounds(
     key: Array,
     state: Any,
     first: Array,
-    records: int,
-    length: int,
+    places: Array,
+    count: Array,
+    block: int,
 ) -> tuple[Any, Snapshot]:
-    """`records` times `length` rounds from round `first`, a snapshot after each `length`."""
+    """The rounds of a block from places[0] to places[count], a snapshot after each place.
+
+    How many rounds that is, is not part of the program: it is compiled once for a problem.
+    """
     axes = clients.client_axes()
-    everyone = jnp.ones(clients.id.shape, bool)
+    everyone = jnp.ones(clients.rho.shape, bool)
+    # Drawing inside the loop would cost more than the round itself.
+    draws = jax.vmap(lambda t: _draws(algorithm, clients, key, t))(first + jnp.arange(block))
 
-    def one_round(state: Any, draws: Any) -> tuple[Any, None]:
+    def one_round(t: Array, state: Any) -> Any:
+        draw = jax.tree.map(lambda v: jax.lax.dynamic_index_in_dim(v, t, keepdims=False), draws)
         reply = jax.vmap(algorithm.client, in_axes=(None, axes, 0))
-        return algorithm.server(state, reply(algorithm.broadcast(state), clients, draws), everyone), None
+        return algorithm.server(state, reply(algorithm.broadcast(state), clients, draw), everyone)
 
-    def one_record(state: Any, draws: Any) -> tuple[Any, Snapshot]:
-        state, _ = jax.lax.scan(one_round, state, draws, length=length)
-        return state, algorithm.snapshot(state)
+    def to_next_place(k: Array, carry: tuple[Any, Snapshot]) -> tuple[Any, Snapshot]:
+        state, kept = carry
+        state = jax.lax.fori_loop(places[k], places[k + 1], one_round, state)
+        now = algorithm.snapshot(state)
+        return state, jax.tree.map(lambda v, w: v.at[k].set(w), kept, now)
 
-    # Drawing for many rounds at once is one vectorised operation; inside the scan it would cost
-    # more than the round itself.
-    when = first + jnp.arange(records * length).reshape(records, length)
-    draws = jax.vmap(jax.vmap(lambda t: _draws(algorithm, clients, key, t)))(when)
-    return jax.lax.scan(one_record, state, draws, length=records)
+    empty = Snapshot(*(jnp.zeros((len(places) - 1, *jnp.shape(v))) for v in algorithm.snapshot(state)))
+    return jax.lax.fori_loop(0, count, to_next_place, (state, empty))
+
+
+_one_run = jax.jit(_rounds, static_argnames="block")
+
+
+@partial(jax.jit, static_argnames="block")
+def _many_runs(
+    algorithm: Algorithm,
+    clients: Client,
+    keys: Array,
+    states: Any,
+    first: Array,
+    places: Array,
+    count: Array,
+    block: int,
+) -> tuple[Any, Snapshot]:
+    """The same for repeated runs; snapshots have the axes (places, runs, ...)."""
+
+    def one_run(clients: Client, key: Array, state: Any) -> tuple[Any, Snapshot]:
+        return _rounds(algorithm, clients, key, state, first, places, count, block)
+
+    over_runs = jax.vmap(one_run, in_axes=(clients.run_axes(), 0, 0), out_axes=(0, 1))
+    return over_runs(clients, keys, states)
 
 
 def _draws(algorithm: Algorithm, clients: Client, key: Array, t: Array) -> Any:
@@ -237,51 +305,23 @@ def _draws(algorithm: Algorithm, clients: Client, key: Array, t: Array) -> Any:
     return jax.vmap(draw, in_axes=(clients.client_axes(),))(clients)
 
 
-_compiled_rounds = jax.jit(_rounds, static_argnames=("records", "length"))
-
-
-@partial(jax.jit, static_argnames=("records", "length"))
-def _batched_rounds(
-    algorithm: Algorithm,
-    clients: Client,
-    keys: Array,
-    states: Any,
-    first: Array,
-    records: int,
-    length: int,
-) -> tuple[Any, Snapshot]:
-    """The same for repeated runs; snapshots have the axes (records, runs, ...)."""
-
-    def one_run(clients: Client, key: Array, state: Any) -> tuple[Any, Snapshot]:
-        return _rounds(algorithm, clients, key, state, first, records, length)
-
-    over_runs = jax.vmap(one_run, in_axes=(clients.run_axes(), 0, 0), out_axes=(0, 1))
-    return over_runs(clients, keys, states)
-
-
 @jax.jit
 def _all_replies(algorithm: Algorithm, clients: Client, key: Array, broadcast: Any, t: Array) -> Any:
-    draws = _draws(algorithm, clients, key, t)
     reply = jax.vmap(algorithm.client, in_axes=(None, clients.client_axes(), 0))
-    return reply(broadcast, clients, draws)
+    return reply(broadcast, clients, _draws(algorithm, clients, key, t))
 
 
 def _plain_rounds(
-    algorithm: Algorithm,
-    clients: Client,
-    key: Array,
-    state: Any,
-    first: int,
-    records: int,
-    length: int,
+    algorithm: Algorithm, clients: Client, key: Array, state: Any, done: int, stops: list[int], block: int
 ) -> tuple[Any, Snapshot]:
     """A loop around a compiled client step, for servers that cannot be traced."""
-    everyone = jnp.ones(clients.id.shape, bool)
+    everyone = jnp.ones(clients.rho.shape, bool)
     snapshots = []
-    for k in range(records):
-        for t in range(first + k * length, first + (k + 1) * length):
+    for stop in stops:
+        for t in range(done + 1, stop + 1):
             replies = _all_replies(algorithm, clients, key, algorithm.broadcast(state), jnp.asarray(t))
             state = algorithm.server(state, replies, everyone)
+        done = stop
         snapshots.append(algorithm.snapshot(state))
     return state, Snapshot(*(jnp.stack(v) for v in zip(*snapshots, strict=True)))
 
@@ -302,6 +342,7 @@ def _result(
         np.asarray(final.x_average),
         np.asarray(final.alpha),
         problem.federation.names,
+        algorithm,
         rounds,
         seed,
         at,

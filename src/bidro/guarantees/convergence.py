@@ -58,8 +58,8 @@ def convergence_bound(problem: Problem) -> ConvergenceBound:
         raise BidroError("The theorem is about the penalised problem: give it Penalty(rho).")
     if not isinstance(loss, LinearLoss):
         raise BidroError(
-            f"The constants are known for losses of linear predictors, not for "
-            f"{type(loss).__name__}; without convexity in x the theorem does not apply."
+            f"The theorem's constants are worked out for losses with a scalar form, not for "
+            f"{type(loss).__name__}."
         )
     if loss.scalar.curvature == math.inf:
         raise BidroError(

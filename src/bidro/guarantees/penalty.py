@@ -35,7 +35,10 @@ def penalised_risk(problem: Problem, x: ArrayLike, oracle: Oracle | None = None)
         raise BidroError("The penalised risk needs a problem with Penalty(rho).")
     chosen = default_oracle(problem.inner) if oracle is None else oracle
     chosen.check(problem.inner)
-    return _all_clients(chosen, problem.clients(), jnp.asarray(x))
+    model = np.asarray(x, float)
+    if model.shape != (problem.dimension,) or not np.all(np.isfinite(model)):
+        raise BidroError(f"The model must be {problem.dimension} finite numbers; got {model}.")
+    return _all_clients(chosen, problem.clients(), jnp.asarray(model))
 
 
 def ball_bound(
@@ -45,16 +48,21 @@ def ball_bound(
 
     The upper end of F_i(x) is used, so the bound is inf where the inner supremum is not known.
     """
-    eps = np.broadcast_to(np.asarray(radii, float), (problem.n,))
-    if np.any(~np.isfinite(eps)) or np.any(eps < 0):
-        raise BidroError(f"Radii must be finite and not negative; got {eps}.")
+    eps = np.asarray(radii, float)
+    if eps.shape not in ((), (problem.n,)) or np.any(~np.isfinite(eps)) or np.any(eps < 0):
+        raise BidroError(
+            f"Radii must be one number or {problem.n}, finite and not negative; got {eps.tolist()}."
+        )
     risk = penalised_risk(problem, x, oracle)
     assert problem.rho is not None
     return np.asarray(problem.rho * eps**problem.transport.p + risk.value + risk.error_bound)
 
 
 def implied_radii(problem: Problem, x: ArrayLike, oracle: Oracle | None = None) -> NDArray[np.float64]:
-    """The radius at which each client's penalty is the optimal multiplier of its ball (n,)."""
+    """The radius at which each client's penalty is the optimal multiplier of its ball (n,).
+
+    nan where the penalised risk is infinite: no ball has a multiplier that small.
+    """
     return np.asarray(penalised_risk(problem, x, oracle).mean_cost ** (1 / problem.transport.p))
 
 
@@ -65,7 +73,8 @@ def _all_clients(oracle: Oracle, clients: Client, x: Array) -> PenalisedRisk:
 
         def of_row(zeta: Array) -> PenalisedRisk:
             best = oracle.maximise(inner, model, zeta, rho)
-            return PenalisedRisk(best.value, best.error_bound, inner.transport.cost(zeta, best.point))
+            cost = inner.transport.cost(zeta, best.point)
+            return PenalisedRisk(best.value, best.error_bound, jnp.where(best.value < jnp.inf, cost, jnp.nan))
 
         return jax.vmap(of_row)(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bidro.errors import BidroError
 from bidro.worst_case.inner import Inner, InnerMax, best_over_labels
 
 # Steps taken, point, value, step size, whether to go on.
@@ -23,6 +25,13 @@ class FixedStepAscent:
     steps: int = 30
     step_size: float = 0.003
     perturbation: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or not 0 <= self.step_size < math.inf or not 0 <= self.perturbation < math.inf:
+            raise BidroError(
+                f"Ascent needs steps, step_size and perturbation that are finite and not negative; got "
+                f"{self.steps}, {self.step_size}, {self.perturbation}."
+            )
 
     @property
     def needs_noise(self) -> bool:
@@ -46,9 +55,9 @@ class FixedStepAscent:
             z = jax.lax.fori_loop(0, self.steps, ascend, start)
             if noise is not None and self.perturbation > 0:
                 direction = jnp.where(movable, noise, 0.0)
-                z = inner.support.project(
-                    z + self.perturbation * direction / jnp.linalg.norm(direction), weights
-                )
+                length = jnp.linalg.norm(direction)
+                unit = direction / jnp.where(length > 0, length, 1.0)
+                z = inner.support.project(z + self.perturbation * unit, weights)
             return _measured(inner, x, zeta, z, rho)
 
         return best_over_labels(inner, zeta, solve)
@@ -64,6 +73,12 @@ class BacktrackingAscent:
 
     steps: int = 500
     tolerance: float = 1e-10
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or not self.tolerance >= 0:
+            raise BidroError(
+                f"Ascent needs steps and tolerance that are not negative; got {self.steps}, {self.tolerance}."
+            )
 
     @property
     def needs_noise(self) -> bool:

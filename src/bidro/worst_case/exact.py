@@ -64,7 +64,7 @@ def _linear(inner: Inner, loss: LinearLoss, x: Array, zeta: Array, label: Array,
     pieces = pieces_of_path(a, zeta, transport.inverse_scale, support)
     u0 = jnp.sum(a * zeta) + offset
     nu, best = maximise_on_path(loss.scalar, pieces, u0, rho, transport.p)
-    finite = jnp.isfinite(best)
+    finite = best < jnp.inf
     moved = start + jnp.where(finite, nu, 0.0) * a * transport.inverse_scale**2
     point = jnp.where(transport.inverse_scale > 0, support.project(moved), start)
     value = jnp.where(finite, inner.phi(x, zeta, point, rho), jnp.inf)

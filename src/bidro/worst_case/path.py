@@ -41,21 +41,27 @@ def pieces_of_path(a: Array, zeta: Array, inverse_scale: Array, support: Box | W
     if isinstance(support, WholeSpace):
         one = jnp.ones((2, 1))
         return Pieces(side, 0 * one, jnp.inf * one, jnp.sum(weight) * one, 0 * one, 0 * one)
-    speed = side * (a * inverse_scale**2)  # (2, m): how fast each coordinate moves with nu
-    room = jnp.where(speed > 0, support.upper, support.lower) - zeta
-    limit = jnp.where(speed != 0, room / jnp.where(speed != 0, speed, 1.0), jnp.inf)
+    moves = weight > 0
+    speed = side * jnp.where(moves, a * inverse_scale**2, 1.0)  # (2, m): of each coordinate with nu
+    room = jnp.abs(jnp.where(speed > 0, support.upper, support.lower) - zeta)
+    limit = jnp.where(moves, room / jnp.abs(speed), jnp.inf)
     order = jnp.argsort(limit, axis=1)
     end = jnp.take_along_axis(limit, order, axis=1)
-    rates = weight[order]
-    bend = jnp.where(rates > 0, end, 0.0)
-    rate = jnp.cumsum(rates[:, ::-1], axis=1)[:, ::-1]
-    travel = jnp.cumsum(rates * bend, axis=1) - rates * bend
-    spent = jnp.cumsum(rates * bend**2, axis=1) - rates * bend**2
+    rate = jnp.cumsum(weight[order][:, ::-1], axis=1)[:, ::-1]
+    # What the coordinates that have met the box contribute, from the room they had.
+    scale = 1 / jnp.where(moves, inverse_scale, jnp.inf)
+    travel = _sum_before(jnp.take_along_axis(jnp.abs(a) * jnp.where(moves, room, 0.0), order, axis=1))
+    spent = _sum_before(jnp.take_along_axis((scale * room) ** 2, order, axis=1))
     begin = jnp.concatenate([jnp.zeros((2, 1)), end[:, :-1]], axis=1)
     # Where nothing moves any more, the piece is its first point.
-    still = rate <= 0
     begin = jnp.where(jnp.isinf(begin), 0.0, begin)
-    return Pieces(jnp.broadcast_to(side, end.shape), begin, jnp.where(still, begin, end), rate, travel, spent)
+    end = jnp.where(rate > 0, end, begin)
+    return Pieces(jnp.broadcast_to(side, end.shape), begin, end, rate, travel, spent)
+
+
+def _sum_before(terms: Array) -> Array:
+    """Sums of the terms before each one, along the second axis, without cancellation."""
+    return jnp.concatenate([jnp.zeros((2, 1)), jnp.cumsum(terms, axis=1)[:, :-1]], axis=1)
 
 
 def maximise_on_path(scalar: Scalar, pieces: Pieces, u0: Array, rho: Array, p: float) -> tuple[Array, Array]:
@@ -72,18 +78,15 @@ def maximise_on_path(scalar: Scalar, pieces: Pieces, u0: Array, rho: Array, p: f
     else:
         inner = norm_cost_maxima(scalar, pieces, u0, rho)
     last = jnp.where(jnp.isinf(end), begin, end)
-    nu = jnp.clip(jnp.concatenate([begin[None], last[None], inner]), begin, end)
-
-    def objective(nu: Array) -> Array:
-        squared = spent + rate * nu**2
-        cost = squared if p == 2 else jnp.sqrt(squared)
-        return scalar.value(u0 + side * (travel + rate * nu)) - rho * cost
-
-    values = objective(nu)
-    best = jnp.argmax(values)
-    signed = (nu * side).reshape(-1)[best]
+    nu = jnp.concatenate([begin[None], last[None], inner])
+    nu = jnp.where(jnp.isfinite(nu), jnp.clip(nu, begin, end), begin)
+    squared = spent + (jnp.sqrt(rate) * nu) ** 2
+    cost = squared if p == 2 else jnp.sqrt(squared)
+    values = scalar.value(u0 + side * (travel + rate * nu)) - rho * cost
+    best = jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values))
     endless = jnp.isinf(end) & (rate > 0) & _outgrows(scalar, side, rate, rho, p)
-    return signed, jnp.where(jnp.any(endless), jnp.inf, values.reshape(-1)[best])
+    highest = jnp.where(jnp.any(endless), jnp.inf, values.reshape(-1)[best])
+    return (nu * side).reshape(-1)[best], highest
 
 
 def _outgrows(scalar: Scalar, side: Array, rate: Array, rho: Array, p: float) -> Array:

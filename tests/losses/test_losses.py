@@ -1,0 +1,156 @@
+"""Losses against formulas written out by hand, their gradients, and what they declare."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bidro.errors import BidroError
+from bidro.losses import (
+    Absolute,
+    CustomLoss,
+    Hinge,
+    Huber,
+    Logistic,
+    Pinball,
+    SmoothedHinge,
+    Softmax,
+    Squared,
+)
+
+BY_HAND = {
+    Squared(): lambda u: u**2,
+    Absolute(): abs,
+    Huber(threshold=0.7): lambda u: u**2 / 2 if abs(u) <= 0.7 else 0.7 * (abs(u) - 0.35),
+    Pinball(quantile=0.3): lambda u: max(0.3 * -u, 0.7 * u),
+    Logistic(): lambda u: np.log1p(np.exp(-u)),
+    Hinge(): lambda u: max(0.0, 1 - u),
+    SmoothedHinge(width=0.5): lambda u: 0.0 if u >= 1 else (1 - u) ** 2 if u >= 0.5 else 1 - u - 0.25,
+}
+LINEAR = list(BY_HAND)
+SOFTMAX = Softmax(classes=3, intercept=True)
+
+
+def sample(loss, rng, m=4):
+    xi = rng.normal(size=m)
+    if loss.labels is not None:
+        xi[-1] = rng.choice(loss.labels)
+    return xi
+
+
+def scalar_argument(loss, x, xi):
+    w, b = (x[:-1], x[-1]) if loss.intercept else (x, 0.0)
+    score = w @ xi[:-1] + b
+    return score - xi[-1] if loss.labels is None else xi[-1] * score
+
+
+@pytest.mark.parametrize("loss", LINEAR, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("intercept", [False, True])
+def test_values_against_the_formula(loss, intercept):
+    loss_here = type(loss)(**{**loss.__dict__, "intercept": intercept})
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=loss_here.dimension(4))
+    rows = np.stack([sample(loss_here, rng) for _ in range(50)])
+    expected = [BY_HAND[loss](scalar_argument(loss_here, x, xi)) for xi in rows]
+    np.testing.assert_allclose(loss_here.values(jnp.asarray(x), jnp.asarray(rows)), expected, atol=1e-13)
+    one_by_one = [loss_here.value(jnp.asarray(x), jnp.asarray(xi)) for xi in rows]
+    np.testing.assert_allclose(one_by_one, expected, atol=1e-13)
+
+
+def test_softmax_against_the_formula():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=SOFTMAX.dimension(4))
+    weights, b = x[:9].reshape(3, 3), x[9:]
+    for _ in range(20):
+        xi = sample(SOFTMAX, rng)
+        scores = weights @ xi[:3] + b
+        expected = np.log(np.exp(scores).sum()) - scores[int(xi[-1])]
+        assert float(SOFTMAX.value(jnp.asarray(x), jnp.asarray(xi))) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("loss", [*LINEAR, SOFTMAX], ids=lambda v: type(v).__name__)
+def test_gradients_against_finite_differences(loss):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=loss.dimension(4))
+    for _ in range(5):
+        xi = sample(loss, rng)
+        movable = 4 if loss.labels is None else 3
+        for argument, value, count in ((0, x, len(x)), (1, xi, movable)):
+            point = [jnp.asarray(x), jnp.asarray(xi)]
+            gradient = jax.grad(loss.value, argnums=argument)(*point)
+            for j in range(count):
+                ends = []
+                for sign in (1, -1):
+                    moved = value.copy()
+                    moved[j] += sign * 1e-6
+                    both = list(point)
+                    both[argument] = jnp.asarray(moved)
+                    ends.append(float(loss.value(*both)))
+                assert float(gradient[j]) == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", [*LINEAR, SOFTMAX], ids=lambda v: type(v).__name__)
+def test_declared_lipschitz_constant_and_curvature_hold(loss):
+    """Random pairs never exceed them, and for linear predictors the Lipschitz constant is reached."""
+    rng = np.random.default_rng(3)
+    inverse = np.array([0.5, 1.0, 2.0, 0.7])
+    if loss.labels is not None:
+        inverse[-1] = 0.0
+    movable = inverse > 0
+    x = jnp.asarray(rng.normal(size=loss.dimension(4)))
+    slope_bound = float(loss.lipschitz(x, jnp.asarray(inverse)))
+    curvature = float(loss.curvature(x, jnp.asarray(inverse)))
+    points = np.stack([sample(loss, rng) * (10 if loss.labels is None else 1) for _ in range(300)])
+    steps = np.where(movable, rng.normal(size=(300, 4)) * inverse, 0.0)
+    lengths = np.linalg.norm(steps[:, movable] / inverse[movable], axis=1)
+
+    def along(t, xi, step):
+        return loss.value(x, xi + t * step)
+
+    at = jax.vmap(along, in_axes=(None, 0, 0))
+    changes = np.abs(at(1.0, points, steps) - at(0.0, points, steps)) / lengths
+    steepest = changes.max()
+    assert steepest <= slope_bound * (1 + 1e-9)
+    bends = jax.vmap(jax.grad(jax.grad(along)), in_axes=(None, 0, 0))(0.3, points, steps) / lengths**2
+    assert np.max(bends) <= curvature * (1 + 1e-9) + 1e-9
+    if np.isfinite(slope_bound):
+        assert steepest > 0.3 * slope_bound
+
+
+def test_kinks_and_quadratic_growth_are_declared_as_unbounded():
+    x, inverse = jnp.ones(3), jnp.ones(4)
+    assert np.isinf(Hinge().curvature(x, inverse))
+    assert np.isinf(Absolute().curvature(x, inverse))
+    assert np.isinf(Squared().lipschitz(x, inverse))
+    assert (Squared().growth.order, Squared().growth.coefficient) == (2, 1.0)
+    assert (Pinball(quantile=0.3).growth.order, Pinball(quantile=0.3).growth.coefficient) == (1, 0.7)
+    # ||(1, 1, 1, -1)||^2 = 4, times L'' = 2.
+    assert float(Squared().curvature(x, inverse)) == pytest.approx(8.0)
+
+
+def test_custom_loss_takes_any_pytree_and_assumes_nothing():
+    template = {"hidden": jnp.ones((2, 3)), "out": jnp.arange(2.0)}
+    loss = CustomLoss(lambda p, xi: (p["out"] @ jnp.tanh(p["hidden"] @ xi[:3]) - xi[3]) ** 2, template)
+    x = loss.initial(4)
+    assert x.shape == (8,)
+    assert loss.dimension(4) == 8
+    np.testing.assert_array_equal(loss.model(x)["out"], [0.0, 1.0])
+    assert not loss.convex_in_x
+    assert np.isinf(loss.curvature(x, jnp.ones(4)))
+    xi = jnp.array([0.1, 0.2, 0.3, 0.4])
+    assert float(loss.value(x, xi)) == pytest.approx((np.tanh(0.6) - 0.4) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: Huber(threshold=0.0), "threshold"),
+        (lambda: Pinball(quantile=1.0), "quantile"),
+        (lambda: SmoothedHinge(width=-1.0), "width"),
+        (lambda: Softmax(classes=1), "classes"),
+        (lambda: CustomLoss(lambda p, xi: 0.0, {}).initial(3), "no parameters"),
+    ],
+)
+def test_bad_losses_say_what_is_wrong(make, word):
+    with pytest.raises(BidroError, match=word):
+        make()

@@ -1,0 +1,41 @@
+"""Small problems that several tests share."""
+
+import warnings
+
+import numpy as np
+
+from bidro.federation import Federation
+from bidro.losses import Squared
+from bidro.problem import NonconcaveInnerWarning, Penalty, Problem
+from bidro.sets import Box
+from bidro.transport import Transport
+
+TRUE = np.array([1.0, 0.5, -0.5])
+SIZES = (7, 12, 30)
+
+
+def rows(seed=0, sizes=SIZES):
+    rng = np.random.default_rng(seed)
+    parts = []
+    for k, size in enumerate(sizes):
+        theta = rng.uniform(-1, 1, (size, 3)) + 0.3 * k
+        parts.append(np.column_stack([theta, theta @ TRUE + 0.2 * rng.normal(size=size) - 0.1 * k]))
+    return {f"site-{k}": part for k, part in enumerate(parts)}
+
+
+def federation(seed=0, half_width=3.0):
+    return Federation.from_arrays(rows(seed), Box.cube(half_width, 4))
+
+
+def admissible(rho=(20.0, 12.0, 9.0), seed=0, **kwargs):
+    """Penalties above ||(x, -1)||^2 <= 7.75 on the model set: concave inner problems."""
+    return Problem(
+        federation(seed), Squared(), Box.cube(1.5, 3), Transport.euclidean(4), Penalty(rho), **kwargs
+    )
+
+
+def paper_like(rho=(15.0, 5.0, 2.5), seed=0):
+    """Penalties below the curvature on a large model set, as in the paper; the warning is expected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NonconcaveInnerWarning)
+        return Problem(federation(seed), Squared(), Box.cube(100.0, 3), Transport.euclidean(4), Penalty(rho))

@@ -1,0 +1,222 @@
+"""Projections and linear maxima against a cone solver, and the properties every set must have."""
+
+import cvxpy as cp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from bidro.errors import BidroError
+from bidro.sets import (
+    Ball,
+    Box,
+    CappedSimplex,
+    L1SimplexBall,
+    ScaledNormCut,
+    Simplex,
+    WholeSpace,
+)
+
+N = 5
+CENTER = np.array([0.4, 0.0, 0.25, 0.3, 0.05])
+CUT_SCALE = np.array([0.5, 2.0, 1.0, 0.0, 1.5])
+
+
+def constraints(convex_set, v):
+    """The set's definition, written independently for cvxpy."""
+    match convex_set:
+        case WholeSpace():
+            return []
+        case Box(lower, upper):
+            return [v >= np.asarray(lower), v <= np.asarray(upper)]
+        case Ball(center, radius):
+            return [cp.norm(v - np.asarray(center)) <= float(radius)]
+        case ScaledNormCut(base, scale, radius):
+            small = cp.norm(cp.multiply(np.asarray(scale), v)) <= float(radius)
+            return [*constraints(base, v), small]
+        case Simplex():
+            return [v >= 0, cp.sum(v) == 1]
+        case CappedSimplex(lower, upper):
+            return [v >= np.asarray(lower), v <= np.asarray(upper), cp.sum(v) == 1]
+        case L1SimplexBall(center, radius):
+            near = cp.norm1(v - np.asarray(center)) <= float(radius)
+            return [v >= 0, cp.sum(v) == 1, near]
+
+
+VECTOR_SETS = {
+    "box": Box(np.linspace(-1, 0, N), np.linspace(0.2, 2, N)),
+    "ball": Ball(np.linspace(-0.5, 0.5, N), 0.8),
+    "cut of a box": ScaledNormCut(Box.cube(1.0, N), CUT_SCALE, 0.9),
+    "cut of a ball": ScaledNormCut(Ball(0.2 * np.ones(N), 1.1), CUT_SCALE, 0.7),
+    "cut of the whole space": ScaledNormCut(WholeSpace(N), CUT_SCALE, 0.6),
+}
+WEIGHT_SETS = {
+    "simplex": Simplex(N),
+    "capped simplex": CappedSimplex(np.zeros(N), np.array([0.3, 0.5, 0.2, 0.9, 0.4])),
+    "capped below and above": CappedSimplex(0.1 * np.ones(N), np.array([0.3, 0.5, 0.2, 0.9, 0.4])),
+    "single point": CappedSimplex(CENTER, CENTER),
+    "l1 ball": L1SimplexBall(CENTER, 0.3),
+    "large l1 ball": L1SimplexBall(CENTER, 5.0),
+    "l1 ball of radius 0": L1SimplexBall(CENTER, 0.0),
+}
+SETS = {**VECTOR_SETS, **WEIGHT_SETS}
+POINTS = arrays(float, N, elements=st.floats(-4, 4, allow_subnormal=False))
+
+
+_project = jax.jit(lambda convex_set, v: convex_set.project(v))
+_project_weighted = jax.jit(lambda convex_set, v, weights: convex_set.project(v, weights))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_projection_against_a_cone_solver(name):
+    convex_set = SETS[name]
+    rng = np.random.default_rng(0)
+    for size in (0.1, 1.0, 10.0):
+        v = rng.normal(size=N) * size
+        u = cp.Variable(N)
+        cp.Problem(cp.Minimize(cp.sum_squares(u - v)), constraints(convex_set, u)).solve(
+            cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10
+        )
+        found = _project(convex_set, v)
+        assert bool(convex_set.contains(found))
+        np.testing.assert_allclose(found, u.value, atol=2e-5 * (1 + size))
+        assert float(jnp.sum((found - v) ** 2)) <= np.sum((u.value - v) ** 2) + 1e-7 * (1 + size**2)
+
+
+@pytest.mark.parametrize("name", VECTOR_SETS)
+def test_projection_in_a_diagonal_metric_against_a_cone_solver(name):
+    convex_set = VECTOR_SETS[name]
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        v, weights = 2 * rng.normal(size=N), np.exp(rng.normal(size=N))
+        u = cp.Variable(N)
+        objective = cp.sum_squares(cp.multiply(np.sqrt(weights), u - v))
+        cp.Problem(cp.Minimize(objective), constraints(convex_set, u)).solve(
+            cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10
+        )
+        found = convex_set.project(jnp.asarray(v), jnp.asarray(weights))
+        np.testing.assert_allclose(found, u.value, atol=1e-4)
+
+
+def test_an_infinite_weight_holds_a_coordinate():
+    ball = Ball(np.zeros(3), 1.0)
+    found = ball.project(jnp.array([2.0, 3.0, 0.6]), jnp.array([1.0, 1.0, jnp.inf]))
+    assert float(found[2]) == 0.6
+    np.testing.assert_allclose(jnp.linalg.norm(found), 1.0)
+    np.testing.assert_allclose(found[1] / found[0], 1.5)
+
+
+@pytest.mark.parametrize("name", [k for k in SETS if "cut" not in k])
+def test_linear_maximum_against_a_cone_solver(name):
+    convex_set = SETS[name]
+    rng = np.random.default_rng(2)
+    for _ in range(4):
+        c = rng.normal(size=N)
+        u = cp.Variable(N)
+        best = cp.Problem(cp.Maximize(c @ u), constraints(convex_set, u)).solve(cp.CLARABEL)
+        value, point = convex_set.linear_maximum(jnp.asarray(c))
+        assert float(value) == pytest.approx(best, abs=1e-6)
+        assert bool(convex_set.contains(point))
+        assert float(c @ point) == pytest.approx(float(value), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", SETS)
+@settings(max_examples=40, deadline=None)
+@given(v=POINTS, w=POINTS)
+def test_projection_properties(name, v, w):
+    """Feasible, idempotent, nonexpansive, and <v - Pv, u - Pv> <= 0 for points u of the set."""
+    convex_set = SETS[name]
+    pv, pw = _project(convex_set, v), _project(convex_set, w)
+    assert bool(convex_set.contains(pv))
+    np.testing.assert_allclose(_project(convex_set, pv), pv, atol=1e-9)
+    assert float(jnp.linalg.norm(pv - pw)) <= np.linalg.norm(v - w) + 1e-9
+    assert float(jnp.sum((v - pv) * (pw - pv))) <= 1e-7
+
+
+@settings(max_examples=60, deadline=None)
+@given(v=arrays(float, st.sampled_from([1, 2, 7, 40]), elements=st.floats(-1e6, 1e6)))
+def test_weights_always_sum_to_one(v):
+    """A public baseline's simplex projection is off by one and returns weights that sum to 2.7."""
+    n = len(v)
+    caps = CappedSimplex(np.zeros(n), np.full(n, 1.5 / n) if n > 1 else np.ones(1))
+    for convex_set in (Simplex(n), caps, L1SimplexBall(np.full(n, 1 / n), 0.4)):
+        found = np.asarray(_project(convex_set, v))
+        # The level is of the size of v, and so is its rounding.
+        assert found.sum() == pytest.approx(1.0, abs=1e-12 + 1e-15 * n * np.abs(v).max())
+        assert found.min() >= -1e-12
+
+
+def test_weights_that_are_not_finite_do_not_turn_into_ones_that_look_fine():
+    for convex_set in WEIGHT_SETS.values():
+        for bad in (np.inf, np.nan):
+            assert np.all(np.isnan(convex_set.project(jnp.array([bad, 0, 0, 0, 0]))))
+
+
+def test_huge_values():
+    capped = CappedSimplex(np.zeros(3), np.array([0.5, 0.6, 1.0]))
+    np.testing.assert_allclose(capped.project(jnp.array([1e17, 1e17, 0.0])), [0.5, 0.5, 0.0])
+    np.testing.assert_allclose(Ball(np.zeros(2), 1.0).project(jnp.array([1e200, 0.0])), [1.0, 0.0])
+
+
+def test_a_held_coordinate_keeps_its_bits():
+    rng = np.random.default_rng(4)
+    ball, weights = Ball(np.array([0.3, 0.7, 0.1]), 1.0), jnp.array([1.0, 1.0, jnp.inf])
+    for v in rng.normal(size=(200, 3)) * [3, 3, 0.3]:
+        assert float(_project_weighted(ball, v, weights)[2]) == v[2]
+
+
+def test_simplex_projection_by_hand():
+    """(0.9, 0.6, -0.2): the level is 0.25, so (0.65, 0.35, 0). The known bug gives a sum above 1."""
+    found = Simplex(3).project(jnp.array([0.9, 0.6, -0.2]))
+    np.testing.assert_allclose(found, [0.65, 0.35, 0.0], atol=1e-15)
+
+
+def test_capped_projection_by_hand():
+    """(0.9, 0.6, -0.2) with caps 0.5: the first is capped, the second takes 0.5, the third 0."""
+    capped = CappedSimplex(np.zeros(3), 0.5 * np.ones(3))
+    np.testing.assert_allclose(capped.project(jnp.array([0.9, 0.6, -0.2])), [0.5, 0.5, 0.0], atol=1e-12)
+
+
+def test_l1_ball_keeps_to_its_radius_when_it_binds():
+    ball = L1SimplexBall(CENTER, 0.3)
+    found = ball.project(jnp.array([5.0, 0.0, 0.0, 0.0, 0.0]))
+    assert float(jnp.sum(jnp.abs(found - CENTER))) == pytest.approx(0.3)
+
+
+def test_cap_around_proportions():
+    capped = CappedSimplex.around_proportions([10, 30, 60], kappa=2.0)
+    np.testing.assert_allclose(capped.upper, [0.2, 0.6, 1.0])
+    fixed = CappedSimplex.around_proportions([10, 30, 60], kappa=1.0)
+    np.testing.assert_allclose(fixed.project(jnp.array([9.0, 0, 0])), [0.1, 0.3, 0.6])
+
+
+@pytest.mark.parametrize("name", WEIGHT_SETS)
+def test_diameter_bounds_all_distances(name):
+    convex_set = WEIGHT_SETS[name]
+    rng = np.random.default_rng(3)
+    points = [_project(convex_set, 3 * rng.normal(size=N)) for _ in range(30)]
+    largest = max(float(jnp.linalg.norm(a - b)) for a in points for b in points)
+    assert largest <= float(convex_set.diameter()) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: Box(np.array([1.0]), np.array([0.0])), "lower <= upper"),
+        (lambda: Box(np.array([-np.inf]), np.array([0.0])), "finite"),
+        (lambda: Ball(np.zeros(2), -1.0), "radius"),
+        (lambda: Box(np.zeros(2), np.ones(3)), "one length"),
+        (lambda: L1SimplexBall(np.array([0.5, 0.5]), np.array([0.1, 0.2])), "radius"),
+        (lambda: CappedSimplex(np.zeros(3), 0.2 * np.ones(3)), "sum to"),
+        (lambda: CappedSimplex(-np.ones(3), np.ones(3)), "0 <= lower"),
+        (lambda: CappedSimplex.around_proportions([1, 2], 0.5), "kappa"),
+        (lambda: L1SimplexBall(np.array([0.5, 0.6]), 0.1), "sum to 1"),
+        (lambda: ScaledNormCut(Box(np.array([2.0]), np.array([3.0])), np.ones(1), 1.0), "smallest is 2"),
+    ],
+)
+def test_bad_sets_say_what_is_wrong(make, word):
+    with pytest.raises(BidroError, match=word):
+        make()

@@ -1,0 +1,117 @@
+"""Projected ascent: the paper's version step by step, the default one against the exact supremum."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bidro.losses import CustomLoss, Logistic, Squared
+from bidro.sets import Ball, Box, WholeSpace
+from bidro.transport import Transport
+from bidro.worst_case import BacktrackingAscent, Exact, FixedStepAscent, Inner
+
+M = 4
+X = jnp.array([1.0, 0.5, -0.5])
+ZETA = jnp.array([0.3, -0.2, 0.9, 0.4])
+
+
+def test_the_paper_s_ascent_step_by_step():
+    """30 steps of 0.003 from the sample, a perturbation of norm 0.01, projection; in plain NumPy."""
+    inner = Inner(Transport.euclidean(M), Box.cube(0.91, M), Squared())
+    noise, rho = np.array([1.0, -2.0, 3.0, 0.5]), 5.0
+    a, zeta = np.append(X, -1.0), np.asarray(ZETA)
+    z = zeta.copy()
+    for _ in range(30):
+        z = np.clip(z + 0.003 * (2 * (a @ z) * a - 2 * rho * (z - zeta)), -0.91, 0.91)
+    z = np.clip(z + 0.01 * noise / np.linalg.norm(noise), -0.91, 0.91)
+    found = FixedStepAscent().maximise(inner, X, ZETA, jnp.asarray(rho), jnp.asarray(noise))
+    np.testing.assert_allclose(found.point, z, rtol=1e-12)
+    assert float(found.value) == pytest.approx((a @ z) ** 2 - rho * np.sum((z - zeta) ** 2))
+
+
+def test_noise_never_moves_what_cannot_move():
+    inner = Inner(Transport.features_only(M), Box.cube(5.0, M), Squared())
+    found = FixedStepAscent().maximise(inner, X, ZETA, jnp.asarray(5.0), jnp.ones(M))
+    assert float(found.point[-1]) == float(ZETA[-1])
+    ball = Inner(Transport.features_only(M), Ball(np.zeros(M), 1.3), Squared())
+    for oracle in (FixedStepAscent(steps=200, step_size=0.1), BacktrackingAscent()):
+        found = oracle.maximise(ball, 3 * X, ZETA, jnp.asarray(0.5), jnp.ones(M))
+        assert float(found.point[-1]) == float(ZETA[-1])
+        assert bool(ball.support.contains(found.point))
+
+
+@pytest.mark.parametrize("support", [WholeSpace(M), Box.cube(0.95, M)], ids=["unbounded", "box"])
+@pytest.mark.parametrize("scale", [np.ones(M), np.array([0.7, 1.5, 1.0, np.inf])], ids=["plain", "scaled"])
+def test_error_bounds_hold_where_the_problem_is_strongly_concave(support, scale):
+    """A short ascent is off by no more than it says; a long one is exact and says so."""
+    inner = Inner(Transport(scale), support, Squared())
+    rho = jnp.asarray(1.5 * float(Squared().dual_norm(X, inner.transport.inverse_scale)) ** 2)
+    best = float(Exact().maximise(inner, X, ZETA, rho).value)
+    for oracle in (FixedStepAscent(steps=3), FixedStepAscent(), BacktrackingAscent(steps=2)):
+        found = oracle.maximise(inner, X, ZETA, rho, jnp.ones(M))
+        assert float(found.value) <= best + 1e-12
+        assert best <= float(found.value + found.error_bound) + 1e-12
+    found = BacktrackingAscent().maximise(inner, X, ZETA, rho)
+    assert float(found.value) == pytest.approx(best, rel=1e-9)
+    assert float(found.error_bound) < 1e-8
+
+
+def test_below_the_curvature_the_error_is_unknown():
+    """A penalty below the curvature: ascent still runs, and claims nothing."""
+    inner = Inner(Transport.euclidean(M), Box.cube(500.0, M), Squared())
+    for oracle in (FixedStepAscent(), BacktrackingAscent()):
+        found = oracle.maximise(inner, X, ZETA, jnp.asarray(2.4), jnp.ones(M))
+        assert np.isinf(found.error_bound)
+        assert np.isfinite(found.value)
+
+
+def test_backtracking_survives_a_step_size_at_which_plain_ascent_diverges():
+    """The known bug: inner ascent that diverges because the penalty is large, and nobody says so."""
+    inner = Inner(Transport.euclidean(M), Box.cube(500.0, M), Squared())
+    rho = jnp.asarray(400.0)  # 0.01 * 2 rho = 8: every plain step of 0.01 overshoots
+    best = float(Exact().maximise(inner, X, ZETA, rho).value)
+    plain = FixedStepAscent(step_size=0.01, perturbation=0.0).maximise(inner, X, ZETA, rho)
+    assert float(plain.value) < best - 1.0
+    assert float(plain.value + plain.error_bound) >= best
+    assert float(BacktrackingAscent().maximise(inner, X, ZETA, rho).value) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0])
+def test_any_order_against_a_grid(p):
+    """One movable coordinate: the supremum is read off a fine grid."""
+    scale = np.array([1.0, np.inf, np.inf, np.inf])
+    inner = Inner(Transport(scale, p), Box.cube(2.0, M), Squared())
+    grid = np.linspace(-2, 2, 200_001)
+    residual = float(X @ ZETA[:3] - ZETA[3])
+    rho = 2.0
+    values = (residual + (grid - 0.3)) ** 2 - rho * np.abs(grid - 0.3) ** p
+    found = BacktrackingAscent().maximise(inner, X, ZETA, jnp.asarray(rho))
+    # Ascent may stop at a local maximum; here the one it climbs to is the one nearest the sample.
+    k = int(np.argmin(np.abs(grid - float(found.point[0]))))
+    window = slice(max(k - 500, 0), k + 500)
+    assert float(found.value) >= values[window].max() - 1e-8
+    assert float(found.value) >= values[np.argmin(np.abs(grid - 0.3))]
+
+
+def test_labels_flip_where_that_pays():
+    inner = Inner(Transport.classification(3, 2.0, label_cost=0.5), Box.cube(1.0, 3), Logistic())
+    x, zeta = jnp.array([3.0, 0.0]), jnp.array([0.9, 0.0, 1.0])
+    found = BacktrackingAscent().maximise(inner, x, zeta, jnp.asarray(1.0))
+    exact = Exact().maximise(inner, x, zeta, jnp.asarray(1.0))
+    assert float(found.point[-1]) == -1.0
+    assert float(found.value) == pytest.approx(float(exact.value), rel=1e-8)
+
+
+def test_declared_curvature_gives_a_custom_loss_an_error_bound():
+    def function(w, xi):
+        return jnp.sin(w * xi[0])
+
+    x, zeta = jnp.array([1.0]), jnp.array([0.2, 0.0])
+    honest = CustomLoss(function, jnp.array(1.0), curvature_bound=1.0)
+    silent = CustomLoss(function, jnp.array(1.0))
+    grid = np.linspace(-3, 3, 100_001)
+    best = np.max(np.sin(grid) - 2.0 * (grid - 0.2) ** 2)
+    for loss, known in ((honest, True), (silent, False)):
+        inner = Inner(Transport.features_only(2), Box.cube(3.0, 2), loss)
+        found = BacktrackingAscent().maximise(inner, x, zeta, jnp.asarray(2.0))
+        assert float(found.value) == pytest.approx(best, abs=1e-8)
+        assert np.isfinite(found.error_bound) == known
