@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -65,9 +66,7 @@ class Federation:
                     f"Client '{name}' has {rows.shape[1]} columns but client '{names[0]}' has {width}; "
                     "give every client the same columns."
                 )
-        return cls.from_samples(
-            np.concatenate(tables), [len(rows) for rows in tables], support, names, columns
-        )
+        return cls.from_samples(_joined(tables), [len(rows) for rows in tables], support, names, columns)
 
     @classmethod
     def from_samples(
@@ -78,8 +77,11 @@ class Federation:
         names: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
     ) -> Federation:
-        """From rows (N, m) sorted by client; an array of float64 is used without a copy."""
-        rows = _table(samples, "Samples")
+        """From rows (N, m) sorted by client. A JAX array of float64 is used as it is; others are copied."""
+        if isinstance(samples, Array) and samples.dtype == jnp.float64 and samples.ndim == 2:
+            rows = samples
+        else:
+            rows = _joined([_table(samples, "Samples")])
         if any(size != int(size) for size in sizes):
             raise BidroError(f"Sizes must be whole numbers of rows; got {list(sizes)}.")
         m, n = rows.shape[1], len(sizes)
@@ -98,7 +100,7 @@ class Federation:
                     f"support must be a Box, a Ball, 'unbounded' or 'from data'; got {support!r}."
                 )
         return cls(
-            jnp.asarray(rows),
+            rows,
             support,
             tuple(int(s) for s in sizes),
             tuple(labels),
@@ -258,6 +260,19 @@ def client_id(name: str) -> NDArray[np.uint32]:
     """64 bits from a client's name, as two numbers: the same on every machine and in every order."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return np.frombuffer(digest, dtype=">u4").astype(np.uint32)
+
+
+def _joined(tables: Sequence[NDArray[np.float64]]) -> Array:
+    """The tables below each other as one JAX array, with a single copy.
+
+    JAX takes over memory of its own alignment and copies any other.
+    """
+    alignment = 64
+    shape = (sum(len(t) for t in tables), tables[0].shape[1])
+    memory = np.empty(shape[0] * shape[1] * 8 + alignment, np.uint8)
+    skip = -memory.ctypes.data % alignment
+    rows = memory[skip : skip + shape[0] * shape[1] * 8].view(np.float64).reshape(shape)
+    return jax.device_put(np.concatenate(tables, out=rows))
 
 
 def _table(rows: ArrayLike, what: str) -> NDArray[np.float64]:

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from bidro.trees import pytree, static
 
-# Rows handled at once: small enough that a block and what is computed from it stay in the cache.
-_BLOCK_NUMBERS = 1 << 18
-# Up to this many numbers, tiles are laid out once instead of being cut out in every pass.
+# Up to this many numbers, tiles are laid out once and handled together.
 _COPY_NUMBERS = 1 << 23
+# Beyond, tiles are cut out in every pass, block by block: small enough to stay in the cache.
+_BLOCK_NUMBERS = 1 << 18
 _LARGEST_TILE = 1024
 # Tiles may hold this share of empty places; the rows themselves are never padded.
 _WASTE = 0.25
@@ -64,8 +64,7 @@ class ClientRows:
         counts = np.asarray(sizes, dtype=np.int64)
         tiles = _cut(counts, samples.shape[-1])
         first = jnp.asarray(np.cumsum(counts) - counts)
-        small = tiles.start.size * tiles.height * samples.shape[-1] <= _COPY_NUMBERS
-        tiled = _gather(samples, tiles.start, tiles.count, tiles.height) if small else None
+        tiled = _gather(samples, tiles.start, tiles.count, tiles.height) if tiles.blocks == 1 else None
         return cls(samples, first, jnp.asarray(counts), tiles, tiled)
 
     @classmethod
@@ -196,7 +195,8 @@ def _cut(sizes: NDArray[np.int64], m: int) -> Tiles:
     start = (np.cumsum(sizes) - sizes)[owner] + within * height
     count = np.minimum(height, sizes[owner] - within * height)
 
-    per_block = max(1, _BLOCK_NUMBERS // (height * m))
+    small = len(owner) * height * m <= _COPY_NUMBERS
+    per_block = len(owner) if small else max(1, _BLOCK_NUMBERS // (height * m))
     blocks = max(1, -(-len(owner) // per_block))
     per_block = -(-len(owner) // blocks)
     filler = blocks * per_block - len(owner)

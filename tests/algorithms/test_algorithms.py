@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from bidro.algorithms import AFL, BiDROFL, FedAvg
 from bidro.algorithms.contract import client_key
@@ -121,14 +122,14 @@ def test_algorithm_1_against_plain_numpy():
         x_i, g_alpha = [], []
         for i, part in enumerate(data):
             key = client_key(jax.random.key(5), t, jnp.asarray(client_id(f"site-{i}")))
-            for_row, for_noise = jax.random.split(key)
-            zeta = part[int(float(jax.random.uniform(for_row)) * len(part))]
+            u = np.asarray(jax.random.uniform(key, (5,)))
+            zeta = part[int(u[0] * len(part))]
             z = zeta.copy()
             for _ in range(30):
                 residual = z[3] - z[:3] @ x
                 gradient = np.append(-2 * residual * x, 2 * residual) - 2 * rho[i] * (z - zeta)
                 z = np.clip(z + 0.003 * gradient, -3, 3)
-            noise = np.asarray(jax.random.normal(for_noise, (4,)))
+            noise = norm.ppf(u[1:])
             z = np.clip(z + 0.01 * noise / np.linalg.norm(noise), -3, 3)
             residual = z[3] - z[:3] @ x
             x_i.append(x + 0.01 * 2 * residual * z[:3])
@@ -140,6 +141,17 @@ def test_algorithm_1_against_plain_numpy():
         alpha = np.maximum(v - levels[np.nonzero(ordered > levels)[0][-1]], 0)
     np.testing.assert_allclose(result.x, x, rtol=1e-11)
     np.testing.assert_allclose(result.alpha, alpha, atol=1e-12)
+
+
+def test_noise_is_standard_gaussian_and_apart_from_the_row():
+    """20,000 draws of four numbers: moments within 5 standard errors, no correlation with the row."""
+    algorithm, client = BiDROFL(), admissible().clients()
+    draws = jax.vmap(lambda k: algorithm.draw(client, k))(jax.random.split(jax.random.key(1), 20_000))
+    noise = np.column_stack([np.asarray(draws.noise), np.asarray(draws.position)])
+    error = 1 / np.sqrt(20_000)
+    assert np.all(np.abs(noise[:, :4].mean(axis=0)) < 5 * error)
+    assert np.all(np.abs(noise[:, :4].var(axis=0) - 1) < 5 * np.sqrt(2) * error)
+    assert np.all(np.abs(np.corrcoef(noise.T) - np.eye(5)) < 5 * error)
 
 
 def test_every_row_is_sampled_equally_often():

@@ -15,6 +15,8 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.special
+import numpy as np
 from jax import Array
 
 from bidro.algorithms.contract import masked, require_step
@@ -33,6 +35,12 @@ class Draw(NamedTuple):
 class Reply(NamedTuple):
     x: Array  # x_{i,t+1}, (d,)
     g_alpha: Array  # g^alpha_{i,t}
+
+
+def _normal(u: Array) -> Array:
+    """Standard Gaussian numbers from uniform ones, by the inverse of the distribution function."""
+    edge = np.nextafter(1.0, 0.0)
+    return jnp.sqrt(2.0) * jax.scipy.special.erfinv(jnp.clip(2 * u - 1, -edge, edge))
 
 
 @pytree
@@ -59,10 +67,11 @@ class BiDROFL(ModelAndWeights):
         return super().init(problem)
 
     def draw(self, client: Client, key: Array) -> Draw:
-        for_row, for_oracle = jax.random.split(key)
-        m = client.rows.samples.shape[-1]
-        noise = jax.random.normal(for_oracle, (m,)) if self.oracle.needs_noise else None
-        return Draw(jax.random.uniform(for_row), noise)
+        if not self.oracle.needs_noise:
+            return Draw(jax.random.uniform(key), None)
+        # One call for all: a second key would cost as much again as the numbers themselves.
+        u = jax.random.uniform(key, (1 + client.rows.samples.shape[-1],))
+        return Draw(u[0], _normal(u[1:]))
 
     def client(self, broadcast: Broadcast, client: Client, draw: Draw) -> Reply:
         x, inner = broadcast.x, client.inner

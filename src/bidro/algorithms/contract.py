@@ -76,8 +76,8 @@ class Algorithm(Protocol):
 
 def client_key(seed_key: Array, round_number: Array | int, client_id: Array) -> Array:
     """The key of one client (id of shape (2,)) in one round; rounds count from 1."""
-    of_round = jax.random.fold_in(seed_key, round_number)
-    return jax.random.fold_in(jax.random.fold_in(of_round, client_id[0]), client_id[1])
+    of_client = jax.random.fold_in(jax.random.fold_in(seed_key, client_id[0]), client_id[1])
+    return jax.random.fold_in(of_client, round_number)
 
 
 def require_step(name: str, value: float) -> None:

@@ -7,27 +7,14 @@ contain its true distribution in 95 of 100 draws.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from bidro.experiments.simulation import OFFSETS, SHIFTS, SIZES, SimulatedRun, observed_rows
+from bidro.report.figures import AmbiguityPicture
 from bidro.transport import Transport, wasserstein_distance
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class AmbiguityPicture:
-    """Positions in the plane, in units of W_2, and radii; clients in the paper's order."""
-
-    true: Floats  # (n, 2) the true distributions P_i
-    empirical: Floats  # (n, 2) the samples
-    mixtures: Floats  # (k, 2) mixtures of the true distributions
-    radii: Floats  # (n,)
-    sizes: tuple[int, ...]
-    explained: float  # share of the squared distances that the plane shows
 
 
 def ambiguity_picture(

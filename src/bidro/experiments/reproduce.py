@@ -19,7 +19,7 @@ from bidro.algorithms import AFL, Algorithm, BiDROFL, FedAvg
 from bidro.engines.in_process import Result, run_many
 from bidro.errors import BidroError
 from bidro.experiments import simulation
-from bidro.experiments.ambiguity import AmbiguityPicture, ambiguity_picture
+from bidro.experiments.ambiguity import ambiguity_picture
 from bidro.experiments.reference import ClientRisks, minimise_largest
 from bidro.experiments.simulation import (
     SimulatedRun,
@@ -95,7 +95,7 @@ class Reproduction:
     reference: float
     horizons: NDArray[np.int64]
     admissible_gap: Floats  # (runs, horizons)
-    picture: AmbiguityPicture
+    picture: figures.AmbiguityPicture
     seconds: float
 
 

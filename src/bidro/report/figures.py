@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from scipy.spatial import ConvexHull
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from bidro.experiments.ambiguity import AmbiguityPicture
 
 Floats = NDArray[np.float64]
 
@@ -37,6 +36,18 @@ _RC: Any = {
     "legend.frameon": False,
     "savefig.dpi": 160,
 }
+
+
+@dataclass(frozen=True, eq=False)
+class AmbiguityPicture:
+    """Positions in the plane, in units of W_2, and radii; clients in the paper's order."""
+
+    true: Floats  # (n, 2) the true distributions P_i
+    empirical: Floats  # (n, 2) the samples
+    mixtures: Floats  # (k, 2) mixtures of the true distributions
+    radii: Floats  # (n,)
+    sizes: tuple[int, ...]
+    explained: float  # share of the squared distances that the plane shows
 
 
 def save(figure: Figure, path: Path) -> None:

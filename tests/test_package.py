@@ -1,0 +1,57 @@
+"""The public names, the one-way imports, and the README's code."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bidro
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "bidro"
+
+# Rooms from the ground up: a room may import only rooms before it (and itself).
+ORDER = [
+    "errors", "trees", "sets", "rows", "losses", "transport", "federation", "worst_case", "problem",
+    "algorithms", "engines", "guarantees", "report", "experiments", "cli",
+]  # fmt: skip
+
+
+def test_every_public_name_is_there():
+    for name in bidro.__all__:
+        assert getattr(bidro, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = bidro.nothing
+
+
+def test_importing_bidro_makes_jax_use_float64_whoever_imports_first():
+    for order in ("import jax, bidro", "import bidro, jax"):
+        script = f"{order}; import jax.numpy as jnp; print(jnp.ones(1).dtype)"
+        found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert found.stdout.strip() == "float64"
+
+
+def test_imports_go_one_way():
+    for path in SOURCE.rglob("*.py"):
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("bidro."):
+                other = node.module.split(".")[1]
+                assert ORDER.index(other) <= ORDER.index(room), (path, node.module)
+
+
+def test_files_stay_short():
+    for path in SOURCE.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 400, path
+
+
+@pytest.mark.parametrize("page", ["README.md", *(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/*.md"))])
+def test_code_in_the_pages_runs_when_pasted(page, tmp_path):
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL):
+        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
