@@ -46,7 +46,7 @@ def test_any_sizes(sizes, seed):
 @pytest.mark.parametrize("sizes", [[1, 5000, 3, 1200], [50] * 40, [2049], [1] * 30])
 def test_many_blocks_and_both_layouts(monkeypatch, copy_limit, sizes):
     monkeypatch.setattr(rows_module, "_COPY_NUMBERS", copy_limit)
-    monkeypatch.setattr(rows_module, "_BLOCK_NUMBERS", 500)
+    monkeypatch.setattr(rows_module, "_BLOCK_NUMBERS", 50)
     rng = np.random.default_rng(0)
     samples, x = rng.normal(size=(sum(sizes), M)), rng.normal(size=M)
     rows = ClientRows.of(jnp.asarray(samples), sizes)

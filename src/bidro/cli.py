@@ -119,16 +119,16 @@ def main() -> None:
     """Entry point: one clear sentence on stderr instead of a traceback; exit codes 0, 1, 2."""
     import click
 
+    interrupted = 130  # what typer makes of Ctrl-C
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False) or 0
     except click.exceptions.Exit as finished:
-        sys.exit(finished.exit_code)
+        code = finished.exit_code
     except click.ClickException as error:
         error.show()
-        sys.exit(2)
+        code = 2
     except (KeyboardInterrupt, click.Abort):
-        print("bidro: interrupted; nothing half-written is left behind.", file=sys.stderr)
-        sys.exit(1)
+        code = interrupted
     except Exception as error:
         if "--debug" in sys.argv:
             raise
@@ -136,4 +136,8 @@ def main() -> None:
 
         kind = "" if isinstance(error, BidroError | OSError) else f"{type(error).__name__}: "
         print(f"bidro: {kind}{error}", file=sys.stderr)
-        sys.exit(1)
+        code = 1
+    if code == interrupted:
+        print("bidro: interrupted; nothing half-written is left behind.", file=sys.stderr)
+        code = 1
+    sys.exit(code)
