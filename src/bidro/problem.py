@@ -164,16 +164,17 @@ class Problem:
         assert self.mixtures is not None
         return self.mixtures
 
-    @property
+    @cached_property
     def initial_model(self) -> Array:
         """x_1: the loss's starting model, projected on X."""
         return self.domain.project(self.loss.initial(self.federation.m))
 
-    @property
+    @cached_property
     def initial_weights(self) -> Array:
         """alpha_1: the empirical proportions N_i / N, projected on A."""
         return self.weights.project(jnp.asarray(self.federation.proportions))
 
+    @cached_property
     def clients(self) -> Client:
         """All clients, ready to be mapped over with `Client.client_axes`."""
         rho = jnp.full(self.n, jnp.nan) if self.rho is None else self.rho

@@ -39,7 +39,7 @@ ALGORITHMS = {
 
 
 def stacked_replies(algorithm, problem, state, t=1, seed=0):
-    clients, key = problem.clients(), jax.random.key(seed)
+    clients, key = problem.clients, jax.random.key(seed)
 
     def one(client):
         draw = algorithm.draw(client, client_key(key, t, client.id))
@@ -145,7 +145,7 @@ def test_algorithm_1_against_plain_numpy():
 
 def test_noise_is_standard_gaussian_and_apart_from_the_row():
     """20,000 draws of four numbers: moments within 5 standard errors, no correlation with the row."""
-    algorithm, client = BiDROFL(), admissible().clients()
+    algorithm, client = BiDROFL(), admissible().clients
     draws = jax.vmap(lambda k: algorithm.draw(client, k))(jax.random.split(jax.random.key(1), 20_000))
     noise = np.column_stack([np.asarray(draws.noise), np.asarray(draws.position)])
     error = 1 / np.sqrt(20_000)
@@ -156,7 +156,7 @@ def test_noise_is_standard_gaussian_and_apart_from_the_row():
 
 def test_every_row_is_sampled_equally_often():
     """Line 4: 20,000 draws from 7 rows; each count within 5 standard errors of its mean."""
-    client_rows = admissible().clients()
+    client_rows = admissible().clients
     algorithm = BiDROFL()
     keys = jax.random.split(jax.random.key(0), 20_000)
     draws = jax.vmap(lambda k: algorithm.draw(client_rows, k).position)(keys)

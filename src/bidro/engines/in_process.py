@@ -30,7 +30,7 @@ from bidro.rows import ClientRows
 # for a whole block at once, by one program, so that a run cut anywhere resumes to the same bits. A block
 # has at most this many rounds, draws at most this many numbers, and reads at most this many (roughly a
 # second of work: between two calls a run reports progress and can be interrupted).
-_BLOCK_ROUNDS = 4096
+_BLOCK_ROUNDS = 2048
 _DRAWN_NUMBERS = 1 << 21
 _READ_NUMBERS = 1 << 27
 # Snapshots that one call of the compiled program can keep.
@@ -83,7 +83,7 @@ def run(
             raise BidroError(f"The run to resume has {done} rounds already; ask for more than that.")
     started = time.perf_counter()
     state = algorithm.init(problem) if resume is None else resume.state
-    clients, key = problem.clients(), jax.random.key(seed)
+    clients, key = problem.clients, jax.random.key(seed)
     advance = _compiled_rounds if algorithm.traceable_server else _plain_rounds
     block = _block_rounds(problem, runs=1)
     state, at, history = _loop(
@@ -136,7 +136,7 @@ def run_many(
     def some_runs(chosen: NDArray[np.int64]) -> list[Result]:
         started = time.perf_counter()
         rows = ClientRows.stacked(data[chosen], problem.federation.sizes)
-        clients = replace(problem.clients(), rows=rows)
+        clients = replace(problem.clients, rows=rows)
         state = jax.tree.map(
             lambda v: jnp.broadcast_to(v, (len(chosen), *jnp.shape(v))), algorithm.init(problem)
         )

@@ -38,7 +38,7 @@ def penalised_risk(problem: Problem, x: ArrayLike, oracle: Oracle | None = None)
     model = np.asarray(x, float)
     if model.shape != (problem.dimension,) or not np.all(np.isfinite(model)):
         raise BidroError(f"The model must be {problem.dimension} finite numbers; got {model}.")
-    return _all_clients(chosen, problem.clients(), jnp.asarray(model))
+    return _all_clients(chosen, problem.clients, jnp.asarray(model))
 
 
 def ball_bound(
