@@ -59,7 +59,7 @@ TABLE = pd.DataFrame({"site": ["a", None], "x": ["p", "q"], "y": [1.0, 2.0]})
         (lambda: Federation.from_arrays({}, BOX), ["at least one client"]),
         (
             lambda: Federation.from_arrays({"north": NORTH, "west": np.zeros((0, 2))}, BOX),
-            ["'west'", "no rows"],
+            ["'west'", "must have rows"],
         ),
         (
             lambda: Federation.from_arrays(with_value(np.nan), BOX, ["age", "cost"]),
@@ -80,6 +80,11 @@ TABLE = pd.DataFrame({"site": ["a", None], "x": ["p", "q"], "y": [1.0, 2.0]})
         (lambda: Federation.from_samples(NORTH, [1, 1], BOX, ["a", "a"]), ["'a'", "more than once"]),
         (lambda: Federation.from_arrays({1: NORTH, "1": SOUTH}, BOX), ["'1'", "more than once"]),
         (lambda: Federation.from_arrays([3.0], BOX), ["rows x columns"]),
+        (lambda: Federation.from_arrays({"b": []}, BOX), ["'b'", "must have rows"]),
+        (lambda: Federation.from_arrays([NORTH + 1j], BOX), ["complex"]),
+        (lambda: Federation.from_arrays([NORTH], np.ones(2)), ["support must be"]),
+        (lambda: Federation.from_arrays([NORTH], BOX, ["a", "a"]), ["'a'", "more than once"]),
+        (lambda: Federation.from_table({"site": []}, "site", "y", BOX), ["data frame"]),
         (lambda: Federation.from_arrays([[[1.0, "a"]]], BOX), ["numbers"]),
         (lambda: Federation.from_samples(NORTH, [0.7, 1.3], BOX), ["whole numbers"]),
         (lambda: Federation.from_table(TABLE[:1], "site", "y", BOX, ["y"]), ["'y'", "more than once"]),

@@ -40,9 +40,15 @@ def test_imports_go_one_way():
         if room == "__init__":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("bidro."):
-                other = node.module.split(".")[1]
-                assert ORDER.index(other) <= ORDER.index(room), (path, node.module)
+            modules = []
+            if isinstance(node, ast.ImportFrom) and node.module == "bidro":
+                modules = [f"bidro.{a.name}" for a in node.names if a.name != "__version__"]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                modules = [a.name for a in node.names]
+            for other in (m.split(".")[1] for m in modules if m.startswith("bidro.")):
+                assert ORDER.index(other) <= ORDER.index(room), (path, other)
 
 
 def test_files_stay_short():

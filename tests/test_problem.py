@@ -6,8 +6,14 @@ import pytest
 
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.losses import Absolute, Hinge, Logistic, Squared
-from bidro.problem import Client, NonconcaveInnerWarning, Penalty, Problem
+from bidro.losses import Absolute, CustomLoss, Hinge, Logistic, Softmax, Squared
+from bidro.problem import (
+    Client,
+    NonconcaveInnerWarning,
+    Penalty,
+    Problem,
+    UncheckedDomainWarning,
+)
 from bidro.sets import Box, CappedSimplex, ScaledNormCut, Simplex, WholeSpace
 from bidro.transport import Transport
 from bidro.worst_case import Exact
@@ -72,6 +78,9 @@ def test_linear_growth_against_a_squared_cost_needs_no_domain():
         (lambda: problem(rho=-1.0), ["positive"]),
         (lambda: problem(rho=np.nan), ["positive"]),
         (lambda: problem(rho="a"), ["numbers", "'a'"]),
+        (lambda: problem(mixtures=Box.cube(1.0, 3)), ["mixtures must be a Simplex"]),
+        (lambda: problem(models="ball"), ["models must be a Box"]),
+        (lambda: problem(transport=2.0), ["must be a Transport"]),
         (lambda: problem(Squared), ["Squared()"]),
         (
             lambda: Problem(federation(), Squared(), Box.cube(1, 3), Transport.euclidean(4), 5.0),
@@ -98,6 +107,30 @@ def test_impossible_problems_get_one_clear_sentence(make, words):
 def test_a_penalty_below_the_curvature_warns_with_the_number_and_is_no_error():
     with pytest.warns(NonconcaveInnerWarning, match=r"rho = 2.5 of client 'site-2'.*30001"):
         Problem(federation(), Squared(), Box.cube(100.0, 3), Transport.euclidean(4), Penalty([15, 10, 2.5]))
+
+
+def test_other_losses_warn_too_and_silence_means_nothing_is_known():
+    models = Box.cube(100.0, 3)
+    bent = CustomLoss(lambda w, xi: jnp.sum(w * xi[:3]) ** 2, jnp.zeros(3), curvature_bound=1000.0)
+    with pytest.warns(NonconcaveInnerWarning, match="up to 500"):
+        problem(bent, models, rho=1.0, fed=federation())
+    with pytest.warns(NonconcaveInnerWarning, match="kinks"):
+        problem(Absolute(), models, rho=1.0, fed=federation())
+    classes = {k: np.column_stack([v[:, :3], (v[:, 3] > 0).astype(float)]) for k, v in rows().items()}
+    fed = Federation.from_arrays(classes, Box.cube(3.0, 4))
+    with pytest.warns(NonconcaveInnerWarning, match="Softmax"):
+        problem(Softmax(), Box.cube(100.0, 6), Transport.classification(4), 1.0, fed)
+
+
+def test_softmax_on_an_unbounded_support():
+    classes = {k: np.column_stack([v[:, :3], (v[:, 3] > 0).astype(float)]) for k, v in rows().items()}
+    fed = Federation.from_arrays(classes, "unbounded")
+    transport = Transport.classification(4, 1.0)
+    with pytest.warns(UncheckedDomainWarning, match="too steep for rho = 1"):
+        problem(Softmax(), Box.cube(5.0, 6), transport, 1.0, fed)
+    apart = Box(np.array([10.0, 0, 0, -10.0, 0, 0]), np.array([11.0, 1, 1, -9.0, 1, 1]))
+    with pytest.raises(BidroError, match="differ by at least 19"):
+        problem(Softmax(), apart, transport, 1.0, fed)
 
 
 def test_no_warning_where_the_domain_itself_keeps_the_problem_concave(recwarn):

@@ -42,6 +42,7 @@ _HOME = {
     "FixedStepAscent": "worst_case",
     "Penalty": "problem",
     "Problem": "problem",
+    "WassersteinBall": "problem",
     "AFL": "algorithms",
     "BiDROFL": "algorithms",
     "FedAvg": "algorithms",
@@ -50,6 +51,9 @@ _HOME = {
     "ball_bound": "guarantees",
     "convergence_bound": "guarantees",
     "implied_radii": "guarantees",
+    "penalised_risk": "guarantees",
+    "robust_risk": "guarantees",
+    "worst_case_distribution": "guarantees",
     "BidroError": "errors",
 }
 

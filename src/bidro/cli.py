@@ -105,13 +105,9 @@ def _print_table(console: Console, done: Reproduction) -> None:
     for name, row in summary(done)["methods"].items():
         paper = "not shown" if row["paper"] is None else f"{row['paper']:.5f}"
         weights = " ".join(f"{w:.2f}" for w in row["final_weights_mean"].values())
-        table.add_row(
-            name,
-            f"{row['mse_mean']:.5f} ± {row['mse_se']:.5f}",
-            f"{row['mse_std']:.5f}",
-            paper,
-            weights,
-        )
+        several = row["mse_se"] is not None
+        mean = f"{row['mse_mean']:.5f}" + (f" ± {row['mse_se']:.5f}" if several else "")
+        table.add_row(name, mean, f"{row['mse_std']:.5f}" if several else "–", paper, weights)
     console.print(table)
 
 

@@ -82,8 +82,10 @@ class Federation:
             rows = samples
         else:
             rows = _joined([_table(samples, "Samples")])
-        if any(size != int(size) for size in sizes):
+        if not all(isinstance(size, int | np.integer) for size in sizes):
             raise BidroError(f"Sizes must be whole numbers of rows; got {list(sizes)}.")
+        if not isinstance(support, Box | Ball | WholeSpace | str):
+            raise BidroError(f"support must be a Box, a Ball, 'unbounded' or 'from data'; got {support!r}.")
         m, n = rows.shape[1], len(sizes)
         labels = [f"client-{i + 1}" for i in range(n)] if names is None else [str(s) for s in names]
         heads = [f"column-{j + 1}" for j in range(m)] if columns is None else list(map(str, columns))
@@ -118,6 +120,8 @@ class Federation:
         features: Sequence[str] | None = None,
     ) -> Federation:
         """From a data frame with a client column; every other column is a feature by default."""
+        if not hasattr(table, "columns") or table.columns.has_duplicates:
+            raise BidroError("The table must be a pandas data frame whose column names all differ.")
         chosen = (
             [c for c in table.columns if c not in (client, target)] if features is None else list(features)
         )
@@ -199,6 +203,9 @@ class Federation:
                 f"{n} clients with {m} columns need as many names; got {len(self.names)} client "
                 f"names and {len(self.columns)} column names."
             )
+        if len(set(self.columns)) != m:
+            twice = next(s for s in self.columns if self.columns.count(s) > 1)
+            raise BidroError(f"Column names must differ; '{twice}' occurs more than once.")
         if len(set(self.names)) != n:
             twice = next(s for s in self.names if self.names.count(s) > 1)
             raise BidroError(f"Client names must differ; '{twice}' occurs more than once.")
@@ -214,13 +221,17 @@ class Federation:
                 f"The support has {self.support.dimension} coordinates but samples have {m} "
                 f"(the label or target counts as one): {', '.join(self.columns)}."
             )
-        self._check_rows(lambda rows: ~np.isfinite(rows), "is not a finite number; fix or drop the row")
+        self._check_rows(
+            lambda rows: ~np.isfinite(rows), lambda j: "is not a finite number; fix or drop the row"
+        )
         if isinstance(self.support, Box):
             lower, upper = np.asarray(self.support.lower), np.asarray(self.support.upper)
             self._check_rows(
                 lambda rows: (rows < lower) | (rows > upper),
-                "lies outside the declared support; widen the support or fix the row",
-                lambda j: f" [{lower[j]:g}, {upper[j]:g}]",
+                lambda j: (
+                    f"lies outside the declared support [{lower[j]:g}, {upper[j]:g}]; widen the support or "
+                    "fix the row"
+                ),
             )
         elif isinstance(self.support, Ball):
             center, radius = np.asarray(self.support.center), float(self.support.radius)
@@ -240,8 +251,7 @@ class Federation:
     def _check_rows(
         self,
         bad: Callable[[NDArray[np.float64]], NDArray[np.bool_]],
-        complaint: str,
-        detail: Callable[[int], str] = lambda j: "",
+        complaint: Callable[[int], str],
     ) -> None:
         samples = np.asarray(self.samples)
         for begin in range(0, len(samples), _CHECK_ROWS):
@@ -252,7 +262,7 @@ class Federation:
                 client, row = self.locate(begin + k)
                 raise BidroError(
                     f"Client '{client}', row {row}, column '{self.columns[j]}': "
-                    f"{block[k, j]:g} {complaint}{detail(j)}."
+                    f"{block[k, j]:g} {complaint(j)}."
                 )
 
 
@@ -278,9 +288,13 @@ def _joined(tables: Sequence[NDArray[np.float64]]) -> Array:
 def _table(rows: ArrayLike, what: str) -> NDArray[np.float64]:
     """The rows as a float64 table."""
     try:
+        if np.iscomplexobj(rows):
+            raise ValueError("it has complex numbers")
         table = np.asarray(rows, dtype=float)
     except (TypeError, ValueError) as error:
         raise BidroError(f"{what} must be a table of numbers, rows x columns ({error}).") from error
+    if table.size == 0:
+        raise BidroError(f"{what} must have rows; there are none. Leave the client out or give it data.")
     if table.ndim != 2:
         raise BidroError(f"{what} must be a table of rows x columns; got shape {table.shape}.")
     return table

@@ -1,6 +1,7 @@
 """The problem: a federation, a loss, a model set X, an ambiguity per client, and a mixture set A.
 
-With penalties rho_i, this is the penalised problem (eq. reformed_DRO):
+With Wasserstein balls of radius eps_i, this is MW-DRO (eq. problem_separability). With penalties rho_i, it
+is the penalised problem (eq. reformed_DRO):
 
     min over x in X of max over alpha in A of
         sum_i alpha_i mean_k sup over xi in Xi of [ l(x, xi) - rho_i c(xi_i^k, xi) ].
@@ -10,19 +11,21 @@ Without ambiguity inside the clients the supremum is replaced by the loss at the
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from bidro.errors import BidroError
 from bidro.federation import Federation, Support, client_id
-from bidro.losses import LinearLoss, Loss
+from bidro.losses import LinearLoss, Loss, Softmax
 from bidro.rows import ClientRows
 from bidro.sets import (
     Ball,
@@ -49,6 +52,10 @@ class NonconcaveInnerWarning(UserWarning):
     """A penalty lies below the loss's curvature: the inner problem is not concave everywhere."""
 
 
+class UncheckedDomainWarning(UserWarning):
+    """The models for which the penalised loss is finite are not known in a form to project on."""
+
+
 @dataclass(frozen=True, eq=False)
 class Penalty:
     """rho_i > 0 for each client (a single number is shared): the price of moving a sample."""
@@ -56,15 +63,37 @@ class Penalty:
     rho: ArrayLike
 
     def per_client(self, n: int) -> Array:
-        try:
-            rho = np.asarray(self.rho, float)
-        except (TypeError, ValueError) as error:
-            raise BidroError(f"Penalties must be numbers; got {self.rho!r}.") from error
-        if rho.ndim > 1 or (rho.ndim == 1 and rho.shape != (n,)):
-            raise BidroError(f"There are {n} clients but penalties of shape {rho.shape}.")
-        if not np.all(np.isfinite(rho)) or np.any(rho <= 0):
+        rho = _per_client("penalties", self.rho, n)
+        if np.any(rho <= 0):
             raise BidroError(f"Every penalty must be a positive number; got {rho}.")
-        return jnp.broadcast_to(jnp.asarray(rho), (n,))
+        return jnp.asarray(rho)
+
+
+@dataclass(frozen=True, eq=False)
+class WassersteinBall:
+    """eps_i >= 0 for each client (a single number is shared): how far its distribution may lie from
+    its samples, in W_p of the problem's transport cost."""
+
+    radius: ArrayLike
+
+    def per_client(self, n: int) -> Array:
+        eps = _per_client("radii", self.radius, n)
+        if np.any(eps < 0):
+            raise BidroError(f"Every radius must be a number of at least 0; got {eps}.")
+        return jnp.asarray(eps)
+
+
+def _per_client(what: str, given: ArrayLike, n: int) -> NDArray[np.float64]:
+    """One finite number a client."""
+    try:
+        numbers = np.asarray(given, float)
+    except (TypeError, ValueError) as error:
+        raise BidroError(f"The {what} must be numbers; got {given!r}.") from error
+    if numbers.ndim > 1 or (numbers.ndim == 1 and numbers.shape != (n,)):
+        raise BidroError(f"There are {n} clients but {what} of shape {numbers.shape}.")
+    if not np.all(np.isfinite(numbers)):
+        raise BidroError(f"The {what} must be finite, positive numbers; got {numbers}.")
+    return np.broadcast_to(numbers, (n,))
 
 
 @pytree
@@ -121,9 +150,10 @@ class Problem:
     loss: Loss
     models: VectorSet
     transport: Transport
-    ambiguity: Penalty | None = None
+    ambiguity: Penalty | WassersteinBall | None = None
     mixtures: Mixtures | None = None
     rho: Array | None = field(init=False, default=None)
+    eps: Array | None = field(init=False, default=None)
     domain: VectorSet = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,16 +162,33 @@ class Problem:
             object.__setattr__(self, "mixtures", Simplex(n))
         if not isinstance(self.loss, Loss):
             raise BidroError(f"The loss must be an object such as Squared(); got {self.loss!r}.")
-        if not isinstance(self.ambiguity, Penalty | None):
-            raise BidroError(f"The ambiguity must be Penalty(rho) or None; got {self.ambiguity!r}.")
+        if not isinstance(self.transport, Transport):
+            raise BidroError(f"The transport cost must be a Transport; got {self.transport!r}.")
+        if not isinstance(self.models, Box | Ball | WholeSpace | ScaledNormCut):
+            raise BidroError(f"The models must be a Box, a Ball or WholeSpace; got {self.models!r}.")
+        if not isinstance(self.mixtures, Mixtures):
+            raise BidroError(
+                f"The mixtures must be a Simplex, CappedSimplex or L1SimplexBall; got {self.mixtures!r}."
+            )
+        if not isinstance(self.ambiguity, Penalty | WassersteinBall | None):
+            raise BidroError(
+                f"The ambiguity must be Penalty(rho), WassersteinBall(radius) or None; got "
+                f"{self.ambiguity!r}."
+            )
         _check_samples(self.federation, self.loss, self.transport)
         self._check_dimensions(n)
         object.__setattr__(self, "domain", self.models)
         if self.ambiguity is None:
             return
+        unbounded = isinstance(self.federation.support, WholeSpace)
+        if unbounded:
+            self._check_growth()
+        if isinstance(self.ambiguity, WassersteinBall):
+            object.__setattr__(self, "eps", self.ambiguity.per_client(n))
+            return
         rho = self.ambiguity.per_client(n)
         object.__setattr__(self, "rho", rho)
-        if isinstance(self.federation.support, WholeSpace):
+        if unbounded:
             object.__setattr__(self, "domain", self._finite_models(float(jnp.min(rho))))
         self._warn_where_not_concave(rho)
 
@@ -181,6 +228,17 @@ class Problem:
         ids = jnp.asarray(self.federation.client_ids)
         return Client(self.federation.rows(), rho, ids, self.inner)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells problems apart: their sets, settings and (by sums over the columns) their rows."""
+        settings = (self.loss, self.transport, self.federation.support, self.models, self.mixtures)
+        leaves, structure = jax.tree.flatten((settings, self.rho, self.eps))
+        rows = self.federation.samples
+        digest = hashlib.blake2b(repr((structure, self.federation.names, self.federation.sizes)).encode())
+        for leaf in (*leaves, jnp.sum(rows, axis=0), rows[0], rows[-1]):
+            digest.update(np.asarray(leaf).tobytes() if isinstance(leaf, Array) else repr(leaf).encode())
+        return digest.hexdigest()
+
     def with_samples(self, samples: Array) -> Problem:
         """The same problem with other rows of the same shape and sizes."""
         with warnings.catch_warnings():
@@ -196,20 +254,30 @@ class Problem:
         if self.weights.dimension != n:
             raise BidroError(f"The mixture set is for {self.weights.dimension} clients but there are {n}.")
 
+    def _check_growth(self) -> None:
+        growth, p = self.loss.growth, self.transport.p
+        if growth is not None and growth.order > p:
+            raise BidroError(
+                f"{type(self.loss).__name__} loss grows with order {growth.order:g}, faster than the "
+                f"transport cost with p = {p:g}: the worst case over an unbounded support is infinite for "
+                "every model; raise p or declare a bounded support."
+            )
+
     def _finite_models(self, rho: float) -> VectorSet:
         """The models for which the penalised loss is finite on an unbounded support."""
         growth, p = self.loss.growth, self.transport.p
         name = type(self.loss).__name__
         if growth is None or growth.order < p:
             return self.models
-        if growth.order > p:
-            raise BidroError(
-                f"{name} loss grows with order {growth.order:g}, faster than the transport cost "
-                f"with p = {p:g}: the worst case over an unbounded support is infinite for every "
-                f"model; raise p or declare a bounded support."
-            )
         if not isinstance(self.loss, LinearLoss):
-            # The oracle's value is infinite where an iterate leaves the domain, and the engine stops.
+            self._check_softmax_domain(rho)
+            warnings.warn(
+                f"On an unbounded support the penalised {name} loss is infinite for models that are too "
+                f"steep for rho = {rho:g}; training does not keep away from them, and only the Exact oracle "
+                "notices (the run then stops).",
+                UncheckedDomainWarning,
+                stacklevel=4,
+            )
             return self.models
         # coefficient ||S^-1 a(x)||^p <= rho, a(x) = (w, -1) or w.
         inverse = self.transport.inverse_scale
@@ -234,24 +302,41 @@ class Problem:
                 f"{advice}. {error}"
             ) from error
 
-    def _warn_where_not_concave(self, rho: Array) -> None:
-        if self.transport.p != 2 or not isinstance(self.loss, LinearLoss):
+    def _check_softmax_domain(self, rho: float) -> None:
+        """Raise BidroError where two classes' weights are too far apart for every model in X."""
+        if not isinstance(self.loss, Softmax):
             return
-        inverse = self.transport.inverse_scale
-        features = jnp.append(inverse[:-1], 0.0) if self.loss.intercept else inverse[:-1]
-        label = float(inverse[-1]) if self.loss.labels is None else 0.0
-        squared_norm = float(self.domain.largest_norm(features)) ** 2 + label**2
-        worst = self.loss.scalar.curvature / 2 * squared_norm
-        smallest = int(jnp.argmin(rho))
-        if worst > float(rho[smallest]):
-            warnings.warn(
-                f"The penalty rho = {float(rho[smallest]):g} of client "
-                f"'{self.federation.names[smallest]}' is below half the curvature of "
-                f"{type(self.loss).__name__} loss, which is up to {worst:g} on the model set: where it is "
-                "above rho the inner problem is not concave, and ascent may stop short of its maximum.",
-                NonconcaveInnerWarning,
-                stacklevel=4,
+        lower, upper = (self.loss.split(v)[0] for v in self.models.bounding_box())
+        # The least distance of w_k and w_j, coordinate by coordinate, as far as the box around X tells.
+        apart = jnp.maximum(lower[:, None] - upper[None, :], 0.0)
+        apart = jnp.maximum(apart, jnp.swapaxes(apart, 0, 1))
+        least = float(jnp.max(jnp.linalg.norm(apart * self.transport.inverse_scale[:-1], axis=-1)))
+        if least > rho:
+            raise BidroError(
+                f"With rho = {rho:g} the penalised Softmax loss is infinite for every model in X, whose "
+                f"classes differ by at least {least:g}; raise rho or declare a bounded support."
             )
+
+    def _warn_where_not_concave(self, rho: Array) -> None:
+        if self.transport.p != 2:
+            return
+        name, smallest = type(self.loss).__name__, int(jnp.argmin(rho))
+        worst = float(self.loss.largest_curvature(self.domain, self.transport.inverse_scale)) / 2
+        if isinstance(self.loss, LinearLoss) and math.isinf(self.loss.scalar.curvature):
+            why = f"{name} loss has kinks, so no penalty makes the inner problem concave"
+        elif math.isinf(worst) and not isinstance(self.loss, LinearLoss):
+            return  # nothing is declared, and nothing can be said
+        elif worst > float(rho[smallest]):
+            why = (
+                f"The penalty rho = {float(rho[smallest]):g} of client "
+                f"'{self.federation.names[smallest]}' is below half the curvature of {name} loss, which is "
+                f"up to {worst:g} on the model set: where it is above rho the inner problem is not concave"
+            )
+        else:
+            return
+        warnings.warn(
+            f"{why}, and ascent may stop short of its maximum.", NonconcaveInnerWarning, stacklevel=4
+        )
 
 
 def _check_samples(federation: Federation, loss: Loss, transport: Transport) -> None:

@@ -292,8 +292,8 @@ def test_the_exact_inner_solver_diverges_at_the_paper_s_settings():
     exact = run_many(BiDROFL(oracle=Exact()), problem, samples, 10_000, seeds)
     short = run_many(BiDROFL(), problem, samples, 10_000, seeds)
     assert all(np.abs(r.history.x[50:] - COEFFICIENTS).max() < 0.5 for r in short)
-    # Most runs, not all, run away to the edge of the model set, 100, within 10,000 rounds.
-    assert sum(np.abs(r.history.x).max() > 50.0 for r in exact) > len(data) / 2
+    # They run away to the edge of the model set within 10,000 rounds; whether every one does is chance.
+    assert sum(np.abs(r.history.x).max() >= 100.0 for r in exact) > len(data) / 2
 
 
 def test_an_infinite_worst_case_stops_the_run():

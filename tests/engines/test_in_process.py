@@ -121,8 +121,13 @@ def paper_like_unbounded():
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: run(AFL(), admissible(), 0), "at least one round"),
+        (lambda: run(AFL(), admissible(), 0), "at least one; got 0"),
         (lambda: run(AFL(), admissible(), 5, record_every=0), "record_every"),
+        (lambda: run(AFL(), admissible(), 2.5), "whole number of rounds"),
+        (lambda: run(AFL(), admissible(), 5, seed=2**70), "seed"),
+        (lambda: run(AFL(), admissible(seed=1), 5, resume=run(AFL(), admissible(), 3)), "problem"),
+        (lambda: run(AFL(), admissible(rho=9.0), 5, resume=run(AFL(), admissible(), 3)), "problem"),
+        (lambda: run(AFL(eta_x=0.5), admissible(), 5, resume=run(AFL(), admissible(), 3)), "algorithm"),
         (lambda: run(AFL(), admissible(), 5, seed=1, resume=run(AFL(), admissible(), 3)), "seed"),
         (lambda: run(AFL(), admissible(), 3, resume=run(AFL(), admissible(), 3)), "3 rounds already"),
         (lambda: run_many(AFL(), admissible(), np.zeros((2, 49, 4)), 3, [0]), "one table of rows a seed"),

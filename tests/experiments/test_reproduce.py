@@ -60,7 +60,16 @@ def test_it_writes_what_it_promises(small):
         assert sum(row["final_weights_mean"].values()) == pytest.approx(1.0)
     assert results["seeds"] == [2026, 2027, 2028]
     assert results["methods"]["BiDRO-FL"]["settings"]["rho"] == [15.0, 10.0, 5.0, 4.0, 2.5]
+    settings = results["methods"]["BiDRO-FL"]["settings"]
+    assert settings["oracle"] == {"steps": 30, "step_size": 0.003, "perturbation": 0.01}
     assert "diverges" in results["note"]
+
+
+def test_a_single_run_has_no_spread(tmp_path):
+    arguments = ["reproduce", "--runs", "1", "--rounds", "7", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    row = json.loads((tmp_path / "results.json").read_text())["methods"]["AFL"]
+    assert (row["mse_std"], row["mse_se"]) == (None, None)
 
 
 def test_the_same_command_gives_the_same_numbers(small, tmp_path):
@@ -106,13 +115,10 @@ def test_the_picture_holds_real_distances():
     assert picture.radii[0] > picture.radii[4] > 0
 
 
-def test_help_is_fast_and_teaches_by_example():
-    start = time.perf_counter()
+def test_help_teaches_by_example_and_imports_nothing_heavy():
     result = bidro("reproduce", "--help")
     assert result.returncode == 0
     assert "Example" in result.stdout
-    # Half a second on an idle machine; the bound leaves room for two busy test workers.
-    assert time.perf_counter() - start < 2.5
     heavy = subprocess.run(
         [sys.executable, "-c", "import sys, bidro.cli; print('jax' in sys.modules, 'numpy' in sys.modules)"],
         capture_output=True,

@@ -36,8 +36,8 @@ def tiny(loss, p):
 def test_proposition_2_by_a_linear_program(loss, p):
     """sup over distributions of E_Q[l] - rho W_p^p, as a program over couplings with a fine grid.
 
-    The grid contains the samples, so the program can only be short of the supremum by what lies
-    between grid points: slope times half the spacing.
+    The grid contains the samples. Around a smooth maximum the program is short by at most half the
+    curvature (2 rho + 2.4) times the squared distance to a grid point (2 * 0.025^2): 0.006.
     """
     problem, samples = tiny(loss, p)
     axis = np.linspace(-1, 1, 41)
@@ -53,7 +53,7 @@ def test_proposition_2_by_a_linear_program(loss, p):
     program = linprog(-(losses - 3.0 * costs).ravel(), A_eq=first, b_eq=np.full(3, 1 / 3))
     value = float(penalised_risk(problem, x).value[0])
     assert -program.fun <= value + 1e-9
-    assert value <= -program.fun + 8 * 0.025
+    assert value <= -program.fun + 0.01
 
 
 def test_the_implied_radius_is_where_the_penalty_is_the_optimal_multiplier():

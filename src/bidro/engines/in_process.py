@@ -48,6 +48,7 @@ class Result:
     alpha: NDArray[np.float64]  # (n,) final mixture weights, in the order of `names`
     names: tuple[str, ...]
     algorithm: Algorithm
+    problem: str  # the problem's fingerprint
     rounds: int
     seed: int
     history_rounds: NDArray[np.int64]  # (records,)
@@ -71,19 +72,18 @@ def run(
     with the number of rounds done. Raises BidroError for a problem that the algorithm cannot treat and
     when a value stops being finite.
     """
+    key = _seed_key(seed)
     done = 0 if resume is None else resume.rounds
     every = _interval(rounds, record_every)
     if resume is not None:
-        began = (resume.seed, resume.names, resume.x.size, _fingerprint(resume.algorithm))
-        if began != (seed, problem.federation.names, problem.dimension, _fingerprint(algorithm)):
-            raise BidroError(
-                "A run resumes only with the algorithm, settings, seed and clients that it began with."
-            )
+        began = (resume.seed, resume.problem, _fingerprint(resume.algorithm))
+        if began != (seed, problem.fingerprint, _fingerprint(algorithm)):
+            raise BidroError("A run resumes only with the algorithm, problem and seed that it began with.")
         if rounds <= done:
             raise BidroError(f"The run to resume has {done} rounds already; ask for more than that.")
     started = time.perf_counter()
     state = algorithm.init(problem) if resume is None else resume.state
-    clients, key = problem.clients, jax.random.key(seed)
+    clients = problem.clients
     advance = _compiled_rounds if algorithm.traceable_server else _plain_rounds
     block = _block_rounds(problem, runs=1)
     state, at, history = _loop(
@@ -115,7 +115,7 @@ def run_many(
     The runs are one batched program, shared out over `workers` threads. `progress` is called with the
     number of rounds done, summed over runs.
     """
-    data = jnp.asarray(samples)
+    data = jnp.asarray(samples, float)
     if data.ndim != 3 or data.shape[0] != len(seeds) or data.shape[0] == 0:
         raise BidroError(
             f"run_many needs one table of rows a seed; got shape {data.shape} for {len(seeds)} seeds."
@@ -140,7 +140,7 @@ def run_many(
         state = jax.tree.map(
             lambda v: jnp.broadcast_to(v, (len(chosen), *jnp.shape(v))), algorithm.init(problem)
         )
-        keys = jax.vmap(jax.random.key)(jnp.asarray([seeds[r] for r in chosen]))
+        keys = jnp.stack([_seed_key(seeds[r]) for r in chosen])
 
         def report(t: int) -> None:
             for r in chosen:
@@ -164,17 +164,23 @@ def run_many(
         return [result for group in pool.map(some_runs, groups) for result in group]
 
 
+def _seed_key(seed: int) -> Array:
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise BidroError(f"A seed must be a whole number from 0 to 2^63 - 1; got {seed!r}.")
+    return jax.random.key(seed)
+
+
 def _fingerprint(algorithm: Algorithm) -> tuple[Any, ...]:
     leaves, structure = jax.tree.flatten(algorithm)
     return structure, [float(v) for v in leaves]
 
 
 def _interval(rounds: int, record_every: int | None) -> int:
-    if rounds != int(rounds) or rounds < 1:
-        raise BidroError(f"A run needs at least one round, and whole rounds; got {rounds}.")
+    if not isinstance(rounds, int) or rounds < 1:
+        raise BidroError(f"A run needs a whole number of rounds, at least one; got {rounds!r}.")
     every = max(1, rounds // 100) if record_every is None else record_every
-    if every < 1:
-        raise BidroError(f"record_every must be at least 1; got {every}.")
+    if not isinstance(every, int) or every < 1:
+        raise BidroError(f"record_every must be a whole number of at least 1; got {every!r}.")
     return min(every, rounds)
 
 
@@ -343,6 +349,7 @@ def _result(
         np.asarray(final.alpha),
         problem.federation.names,
         algorithm,
+        problem.fingerprint,
         rounds,
         seed,
         at,

@@ -1,8 +1,8 @@
 """Fig. 1 from real quantities: where the clients' true and empirical distributions lie.
 
 All positions come from exact 2-Wasserstein distances between clouds of (corrupted features, label),
-laid out in the plane by classical scaling. Radii are what a ball around a client's samples needs to
-contain its true distribution in 95 of 100 draws.
+laid out in the plane by classical scaling. A radius is the 95% quantile, over fresh draws, of the distance
+between a client's samples and its true distribution.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,7 @@ NOTE = (
     "The penalties are below half the curvature of the loss, which is up to 30001 on the model set, so the "
     "inner problem is not concave. rho_5 = 2.5 equals ||(x, -1)||^2 at the true model: near it the exact "
     "inner supremum over the box is huge (tens of thousands against squared residuals below 0.1), the 30 "
-    "short ascent steps of the paper never get near it, and with an exact inner solver Algorithm 1 diverges "
-    "on most of the data sets."
+    "short ascent steps of the paper never get near it, and with an exact inner solver Algorithm 1 diverges."
 )
 
 
@@ -248,12 +247,13 @@ def summary(done: Reproduction) -> dict[str, Any]:
     methods = {}
     for name, results in done.results.items():
         final = done.mse[name][:, -1]
-        spread = float(final.std(ddof=1)) if len(final) > 1 else 0.0
+        # One run has no spread.
+        spread = float(final.std(ddof=1)) if len(final) > 1 else None
         alphas = np.stack([r.alpha for r in results])
         methods[name] = {
             "mse_mean": float(final.mean()),
             "mse_std": spread,
-            "mse_se": spread / np.sqrt(len(final)),
+            "mse_se": None if spread is None else spread / np.sqrt(len(final)),
             "paper": PAPER_MSE[name],
             "mse_by_run": final.tolist(),
             "mse_mean_averaged_iterate": float(done.mse_average[name].mean()),
@@ -261,7 +261,7 @@ def summary(done: Reproduction) -> dict[str, Any]:
             "final_weights_by_run": alphas.tolist(),
             "final_model_by_run": [r.x.tolist() for r in results],
             "settings": {
-                **{k: v for k, v in vars(ALGORITHMS[name]).items() if isinstance(v, int | float)},
+                **asdict(ALGORITHMS[name]),  # type: ignore[call-overload]
                 "rho": PENALTIES[name],
                 "rounds": done.rounds,
             },
@@ -281,6 +281,13 @@ def summary(done: Reproduction) -> dict[str, Any]:
         "seeds": list(done.seeds),
         "rounds": done.rounds,
         "test_rows": simulation.TEST_ROWS,
+        "problem": {
+            "loss": "squared",
+            "p": 2,
+            "support_half_width": simulation.HALF_WIDTH,
+            "model_half_width": simulation.MODEL_HALF_WIDTH,
+            "client_sizes": simulation.SIZES,
+        },
         "seconds": done.seconds,
         "versions": {
             "bidro": __version__,

@@ -16,7 +16,13 @@ import numpy as np
 from bidro.algorithms import BiDROFL
 from bidro.engines.in_process import run_many
 from bidro.experiments.reproduce import ALGORITHMS, PAPER_MSE, PENALTIES, train
-from bidro.experiments.simulation import clean_mse, clean_test, paper_problem, simulate
+from bidro.experiments.simulation import (
+    MODEL_HALF_WIDTH,
+    clean_mse,
+    clean_test,
+    paper_problem,
+    simulate,
+)
 from bidro.problem import NonconcaveInnerWarning
 from bidro.report.files import write_json, write_whole
 from bidro.worst_case import Exact
@@ -60,7 +66,7 @@ def exact_oracle_study() -> dict[str, Any]:
     reached = [float(np.abs(r.history.x).max()) for r in results]
     return {
         "data_sets": SET_SIZE,
-        "diverged": sum(size > 50 for size in reached),
+        "diverged": sum(size >= MODEL_HALF_WIDTH for size in reached),
         "largest_coefficient_by_data_set": reached,
     }
 

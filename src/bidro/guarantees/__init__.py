@@ -1,4 +1,4 @@
-"""What can be promised about a model: so far, the statements about the penalised problem."""
+"""What can be promised about a model: its risk over Wasserstein balls and under penalties."""
 
 from bidro.guarantees.convergence import ConvergenceBound, convergence_bound
 from bidro.guarantees.penalty import (
@@ -7,12 +7,16 @@ from bidro.guarantees.penalty import (
     implied_radii,
     penalised_risk,
 )
+from bidro.guarantees.robust import WorstCase, robust_risk, worst_case_distribution
 
 __all__ = [
     "ConvergenceBound",
     "PenalisedRisk",
+    "WorstCase",
     "ball_bound",
     "convergence_bound",
     "implied_radii",
     "penalised_risk",
+    "robust_risk",
+    "worst_case_distribution",
 ]

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bidro.sets import VectorSet
+
 
 @dataclass(frozen=True)
 class Growth:
@@ -62,6 +64,10 @@ class Loss(ABC):
 
     def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
         """A Lipschitz constant of xi -> l(x, xi) on the whole space; inf where none is known."""
+        return jnp.asarray(jnp.inf)
+
+    def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
+        """An upper bound of `curvature` over all models of a set; inf where none is known."""
         return jnp.asarray(jnp.inf)
 
     def curvature(self, x: Array, inverse_scale: Array) -> Array:

@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 from bidro.errors import BidroError
 from bidro.losses.base import Growth, Loss
+from bidro.sets import VectorSet
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,9 @@ class CustomLoss(Loss):
 
     def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
         return jnp.asarray(self.lipschitz_bound)
+
+    def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
+        return jnp.asarray(self.curvature_bound)
 
     def curvature(self, x: Array, inverse_scale: Array) -> Array:
         return jnp.asarray(self.curvature_bound)

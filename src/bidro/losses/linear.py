@@ -16,6 +16,7 @@ from jax import Array
 from bidro.errors import BidroError
 from bidro.losses.base import Growth, Loss
 from bidro.losses.scalar import PiecewiseQuadratic, Scalar, Softplus
+from bidro.sets import VectorSet
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,13 @@ class LinearLoss(Loss):
         if self.scalar.curvature == jnp.inf:
             return jnp.asarray(jnp.inf)
         return self.scalar.curvature * self.dual_norm(x, inverse_scale) ** 2
+
+    def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
+        if self.scalar.curvature == jnp.inf:
+            return jnp.asarray(jnp.inf)
+        features = jnp.append(inverse_scale[:-1], 0.0) if self.intercept else inverse_scale[:-1]
+        label = inverse_scale[-1] if self.labels is None else 0.0
+        return self.scalar.curvature * (models.largest_norm(features) ** 2 + label**2)
 
     def dual_norm(self, x: Array, inverse_scale: Array) -> Array:
         """||S^-1 a(x)||: how far u moves when a sample moves by 1 in the scaled norm."""

@@ -10,6 +10,7 @@ from jax import Array
 
 from bidro.errors import BidroError
 from bidro.losses.base import Growth, Loss
+from bidro.sets import VectorSet
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Softmax(Loss):
     intercept: bool = False
 
     def __post_init__(self) -> None:
-        if self.classes < 2:
-            raise BidroError(f"Softmax needs at least 2 classes; got {self.classes}.")
+        if self.classes != int(self.classes) or self.classes < 2:
+            raise BidroError(f"Softmax needs at least 2 classes, a whole number; got {self.classes}.")
 
     @property
     def convex_in_x(self) -> bool:
@@ -61,6 +62,12 @@ class Softmax(Loss):
     def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
         labels = jnp.arange(self.classes)
         return jnp.max(jax.vmap(self.steepness, in_axes=(None, None, 0))(x, inverse_scale, labels))
+
+    def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
+        # The spectral norm is at most the Frobenius norm.
+        scale = jnp.tile(inverse_scale[:-1], self.classes)
+        scale = jnp.append(scale, jnp.zeros(self.classes)) if self.intercept else scale
+        return 0.5 * models.largest_norm(scale) ** 2
 
     def curvature(self, x: Array, inverse_scale: Array) -> Array:
         # The Hessian of log-sum-exp in the scores is at most 1/2 in the spectral norm.

@@ -176,8 +176,7 @@ def ambiguity_set(picture: AmbiguityPicture) -> Figure:
             "The clients of the simulation's first run, placed by exact 2-Wasserstein distances between "
             f"their rows (classical scaling; the plane shows {picture.explained:.0%} of the squared "
             "distances; 300 fresh rows stand for each true distribution, dots are random mixtures of "
-            "them). ε_i is the radius that contains the client's true distribution in 95 of 100 draws of "
-            "its N_i samples.",
+            "them). ε_i contains the client's true distribution in 95% of 40 fresh draws of N_i samples.",
         )
         return figure
 
