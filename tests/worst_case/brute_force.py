@@ -19,7 +19,7 @@ def _slope(inner, x, zeta, rho, point):
     return jax.value_and_grad(lambda xi: inner.phi(x, zeta, xi, rho))(point)
 
 
-def supremum(inner: Inner, x, zeta, rho, lower, upper, seed=0, grid=13, starts=8) -> float:
+def supremum(inner: Inner, x, zeta, rho, lower, upper, seed=0, grid=13, starts=6) -> float:
     """max of phi(x, zeta, .) over the box [lower, upper], labels included where they can change."""
     movable = np.asarray(inner.transport.inverse_scale) > 0
     labels = inner.reachable_labels or (float(zeta[-1]),)

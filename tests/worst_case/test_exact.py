@@ -51,7 +51,7 @@ def test_box_support_against_brute_force(loss, p):
     loss = type(loss)(**{**loss.__dict__, "intercept": True})
     rng = np.random.default_rng(7)
     solve = jax.jit(Exact().maximise)
-    for m, repeats in ((3, 4), (6, 2)):
+    for m, repeats in ((3, 3), (6, 1)):
         width = np.linspace(0.5, 2.0, m)
         box = Box(-width, 1.2 * width)
         for transport in transports(loss, m, p):
