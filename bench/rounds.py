@@ -33,7 +33,7 @@ from bidro.problem import NonconcaveInnerWarning
 ROUNDS = 10_000
 RUNS = 20
 NUMPY_ROUNDS = 1000
-REPEATS = 5
+REPEATS = 9
 
 
 def numpy_algorithm_1(samples: np.ndarray, rounds: int, seed: int) -> np.ndarray:
