@@ -94,7 +94,10 @@ def main() -> None:
     run(algorithm, problem, ROUNDS)
     first = time.perf_counter() - start
     single = seconds(lambda: run(algorithm, problem, ROUNDS))
-    batch = lambda: run_many(algorithm, problem, samples, ROUNDS, range(RUNS))  # noqa: E731
+
+    def batch() -> None:
+        run_many(algorithm, problem, samples, ROUNDS, range(RUNS))
+
     batch()
     batched = seconds(batch)
     plain = seconds(lambda: numpy_algorithm_1(data[0].samples, NUMPY_ROUNDS, 0))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bidro.losses import LinearLoss
+from bidro.losses import LinearLoss, Squared
 from bidro.rows import ClientRows
 from bidro.sets import WholeSpace
 from bidro.worst_case.inner import Inner, Oracle
@@ -141,12 +141,8 @@ def has_slope_form(inner: Inner) -> bool:
     if inner.reachable_labels is not None:
         return False
     lipschitz = inner.transport.p == 1 and np.isfinite(loss.scalar.lipschitz)
-    squared = inner.transport.p == 2 and _is_square(loss)
+    squared = inner.transport.p == 2 and isinstance(loss, Squared)
     return bool(lipschitz or squared)
-
-
-def _is_square(loss: LinearLoss) -> bool:
-    return loss.scalar.growth_order == 2 and loss.scalar.growth_coefficient == 1.0
 
 
 def _slope_form(rows: ClientRows, inner: Inner, x: Array, eps: Array) -> BallRisk:
