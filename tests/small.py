@@ -4,9 +4,10 @@ import warnings
 
 import numpy as np
 
+from bidro.client import Penalty
 from bidro.federation import Federation
 from bidro.losses import Squared
-from bidro.problem import NonconcaveInnerWarning, Penalty, Problem
+from bidro.problem import NonconcaveInnerWarning, Problem
 from bidro.sets import Box
 from bidro.transport import Transport
 

@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "bidro"
 
 # Rooms from the ground up: a room may import only rooms before it (and itself).
 ORDER = [
-    "errors", "trees", "sets", "rows", "losses", "transport", "federation", "worst_case", "problem",
+    "errors", "trees", "sets", "rows", "losses", "transport", "federation", "worst_case", "client", "problem",
     "algorithms", "engines", "guarantees", "report", "experiments", "cli",
 ]  # fmt: skip
 

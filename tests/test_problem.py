@@ -141,14 +141,14 @@ def test_no_warning_where_the_domain_itself_keeps_the_problem_concave(recwarn):
 
 def test_a_client_alone_is_checked_like_a_problem():
     good = LABELLED["site-0"]
-    made = Client.single("a", good, Logistic(), Transport.classification(4), Box.cube(3.0, 4), 2.0)
+    made = Client.single("a", good, Logistic(), Transport.classification(4), Box.cube(3.0, 4), Penalty(2.0))
     assert float(made.rho) == 2.0
     with pytest.raises(BidroError, match="recode"):
         Client.single("a", rows()["site-0"], Logistic(), Transport.classification(4), Box.cube(3.0, 4))
     with pytest.raises(BidroError, match="5 coordinates"):
         Client.single("a", good, Logistic(), Transport.classification(5), Box.cube(3.0, 4))
     with pytest.raises(BidroError, match="positive"):
-        Client.single("a", good, Logistic(), Transport.classification(4), Box.cube(3.0, 4), -3.0)
+        Client.single("a", good, Logistic(), Transport.classification(4), Box.cube(3.0, 4), Penalty(-3.0))
 
 
 def test_labels_that_can_change_must_lie_in_the_support():

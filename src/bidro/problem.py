@@ -21,12 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import ArrayLike, NDArray
 
+from bidro.client import (
+    Client,
+    Penalty,
+    WassersteinBall,
+    ambiguity_kind,
+    ambiguity_levels,
+    check_samples,
+)
 from bidro.errors import BidroError
-from bidro.federation import Federation, Support, client_id
+from bidro.federation import Federation
 from bidro.losses import LinearLoss, Loss, Softmax
-from bidro.rows import ClientRows
 from bidro.sets import (
     Ball,
     Box,
@@ -38,7 +44,6 @@ from bidro.sets import (
     WholeSpace,
 )
 from bidro.transport import Transport
-from bidro.trees import pytree
 from bidro.worst_case import Inner
 
 Mixtures = Simplex | CappedSimplex | L1SimplexBall
@@ -54,87 +59,6 @@ class NonconcaveInnerWarning(UserWarning):
 
 class UncheckedDomainWarning(UserWarning):
     """The models for which the penalised loss is finite are not known in a form to project on."""
-
-
-@dataclass(frozen=True, eq=False)
-class Penalty:
-    """rho_i > 0 for each client (a single number is shared): the price of moving a sample."""
-
-    rho: ArrayLike
-
-    def per_client(self, n: int) -> Array:
-        rho = _per_client("penalties", self.rho, n)
-        if np.any(rho <= 0):
-            raise BidroError(f"Every penalty must be a positive number; got {rho}.")
-        return jnp.asarray(rho)
-
-
-@dataclass(frozen=True, eq=False)
-class WassersteinBall:
-    """eps_i >= 0 for each client (a single number is shared): how far its distribution may lie from
-    its samples, in W_p of the problem's transport cost."""
-
-    radius: ArrayLike
-
-    def per_client(self, n: int) -> Array:
-        eps = _per_client("radii", self.radius, n)
-        if np.any(eps < 0):
-            raise BidroError(f"Every radius must be a number of at least 0; got {eps}.")
-        return jnp.asarray(eps)
-
-
-def _per_client(what: str, given: ArrayLike, n: int) -> NDArray[np.float64]:
-    """One finite number a client."""
-    try:
-        numbers = np.asarray(given, float)
-    except (TypeError, ValueError) as error:
-        raise BidroError(f"The {what} must be numbers; got {given!r}.") from error
-    if numbers.ndim > 1 or (numbers.ndim == 1 and numbers.shape != (n,)):
-        raise BidroError(f"There are {n} clients but {what} of shape {numbers.shape}.")
-    if not np.all(np.isfinite(numbers)):
-        raise BidroError(f"The {what} must be finite, positive numbers; got {numbers}.")
-    return np.broadcast_to(numbers, (n,))
-
-
-@pytree
-class Client:
-    """All that one client may use: its own rows, its penalty and what everybody knows.
-
-    Before being mapped over, `rows`, `rho` and `id` carry all clients along a leading axis.
-    """
-
-    rows: ClientRows
-    rho: Array  # (), nan where there is no ambiguity inside clients
-    id: Array  # (2,), derived from the name
-    inner: Inner
-
-    @classmethod
-    def single(
-        cls,
-        name: str,
-        samples: ArrayLike,
-        loss: Loss,
-        transport: Transport,
-        support: Support,
-        rho: float | None = None,
-    ) -> Client:
-        """A client on the machine that owns `samples` (N_i, m) and nothing else."""
-        own = Federation.from_arrays({name: samples}, support)
-        _check_samples(own, loss, transport)
-        return cls(
-            ClientRows.single(own.samples),
-            jnp.asarray(math.nan) if rho is None else Penalty(rho).per_client(1)[0],
-            jnp.asarray(client_id(name)),
-            Inner(transport, support, loss),
-        )
-
-    def client_axes(self) -> Client:
-        """The `in_axes` that map a function of one client over all clients."""
-        return Client(self.rows.client_axes(), 0, 0, None)  # type: ignore[arg-type]
-
-    def run_axes(self) -> Client:
-        """The `in_axes` that map a function of all clients over repeated runs."""
-        return Client(self.rows.run_axes(), None, None, None)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +99,7 @@ class Problem:
                 f"The ambiguity must be Penalty(rho), WassersteinBall(radius) or None; got "
                 f"{self.ambiguity!r}."
             )
-        _check_samples(self.federation, self.loss, self.transport)
+        check_samples(self.federation, self.loss, self.transport)
         self._check_dimensions(n)
         object.__setattr__(self, "domain", self.models)
         if self.ambiguity is None:
@@ -224,9 +148,9 @@ class Problem:
     @cached_property
     def clients(self) -> Client:
         """All clients, ready to be mapped over with `Client.client_axes`."""
-        rho = jnp.full(self.n, jnp.nan) if self.rho is None else self.rho
+        rho, eps = ambiguity_levels(self.ambiguity, self.n)
         ids = jnp.asarray(self.federation.client_ids)
-        return Client(self.federation.rows(), rho, ids, self.inner)
+        return Client(self.federation.rows(), rho, eps, ids, self.inner, ambiguity_kind(self.ambiguity))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -337,42 +261,3 @@ class Problem:
         warnings.warn(
             f"{why}, and ascent may stop short of its maximum.", NonconcaveInnerWarning, stacklevel=4
         )
-
-
-def _check_samples(federation: Federation, loss: Loss, transport: Transport) -> None:
-    """Raise BidroError unless the transport cost and the loss fit the rows and their labels."""
-    name, m = type(loss).__name__, federation.m
-    if transport.dimension != m:
-        raise BidroError(
-            f"The transport cost is for {transport.dimension} coordinates but samples have {m} (the "
-            "label or target counts as one)."
-        )
-    if loss.labels is None:
-        if transport.discrete_label:
-            raise BidroError(
-                f"{name} has a continuous target; use a transport cost without a discrete label."
-            )
-        return
-    if not transport.discrete_label:
-        raise BidroError(f"{name} has discrete labels; use Transport.classification.")
-    labels = np.asarray(federation.samples[:, -1])
-    wrong = ~np.isin(labels, loss.labels)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        client, k = federation.locate(row)
-        raise BidroError(
-            f"Client '{client}', row {k}, column '{federation.columns[-1]}': label {labels[row]:g} is not "
-            f"one of {', '.join(f'{v:g}' for v in loss.labels)}; recode it."
-        )
-    if math.isinf(transport.label_cost):
-        return
-    support = federation.support
-    if isinstance(support, Ball):
-        raise BidroError("Labels that can change need a box or an unbounded support, not a ball.")
-    if isinstance(support, Box):
-        low, high = float(support.lower[-1]), float(support.upper[-1])
-        if min(loss.labels) < low or max(loss.labels) > high:
-            raise BidroError(
-                f"Labels can change at a finite cost, but the support keeps them in [{low:g}, {high:g}]; "
-                f"let it hold all of {', '.join(f'{v:g}' for v in loss.labels)}."
-            )

@@ -8,6 +8,7 @@ from scipy.stats import norm
 
 from bidro.algorithms import AFL, BiDROFL, FedAvg
 from bidro.algorithms.contract import client_key
+from bidro.client import Penalty
 from bidro.engines.in_process import run, run_many
 from bidro.errors import BidroError
 from bidro.experiments.simulation import COEFFICIENTS, PENALTIES, paper_problem, simulate
@@ -23,7 +24,7 @@ from bidro.losses import (
     Softmax,
     Squared,
 )
-from bidro.problem import NonconcaveInnerWarning, Penalty, Problem
+from bidro.problem import NonconcaveInnerWarning, Problem
 from bidro.sets import Box, CappedSimplex, L1SimplexBall
 from bidro.transport import Transport
 from bidro.worst_case import BacktrackingAscent, Exact

@@ -9,20 +9,27 @@ import sys
 
 from safetensors.numpy import load_file
 
-from bidro.algorithms import AFL, BiDROFL
+from bidro.algorithms import AFL, BiDROFL, ExactMWDRO
+from bidro.client import Client, Penalty
 from bidro.engines.site import answer
 from bidro.losses import Squared
-from bidro.problem import Client
 from bidro.sets import Box
 from bidro.transport import Transport
+from bidro.worst_case import Exact
 
-ALGORITHMS = {"BiDRO-FL": BiDROFL(), "AFL": AFL(eta_x=0.05, eta_alpha=0.02)}
+ALGORITHMS = {
+    "BiDRO-FL": BiDROFL(),
+    "AFL": AFL(eta_x=0.05, eta_alpha=0.02),
+    "exact MW-DRO": ExactMWDRO(Exact()),
+}
 
 
 def main() -> None:
     name, algorithm, rho, path = sys.argv[1:]
     own = load_file(path)["rows"]
-    client = Client.single(name, own, Squared(), Transport.euclidean(4), Box.cube(3.0, 4), float(rho))
+    client = Client.single(
+        name, own, Squared(), Transport.euclidean(4), Box.cube(3.0, 4), Penalty(float(rho))
+    )
     frames, replies = sys.stdin.buffer, sys.stdout.buffer
     while header := frames.read(8):
         round_number, length = struct.unpack("<II", header)

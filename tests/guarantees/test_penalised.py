@@ -6,13 +6,14 @@ import pytest
 from scipy.optimize import linprog
 
 from bidro.algorithms import BiDROFL
+from bidro.client import Penalty
 from bidro.engines.in_process import run_many
 from bidro.errors import BidroError
 from bidro.experiments.reference import ClientRisks, minimise_largest
 from bidro.federation import Federation
 from bidro.guarantees import ball_bound, convergence_bound, implied_radii, penalised_risk
 from bidro.losses import Hinge, Huber, Logistic, Softmax, Squared
-from bidro.problem import Penalty, Problem
+from bidro.problem import Problem
 from bidro.sets import Ball, Box, WholeSpace
 from bidro.transport import Transport
 from bidro.worst_case import Exact, FixedStepAscent

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from bidro.client import WassersteinBall
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees import robust_risk, worst_case_distribution
@@ -17,7 +18,7 @@ from bidro.losses import (
     SmoothedHinge,
     Squared,
 )
-from bidro.problem import Problem, WassersteinBall
+from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.transport import Transport, wasserstein_distance
 from bidro.worst_case import BacktrackingAscent
@@ -131,6 +132,39 @@ def test_gradients_against_finite_differences(loss):
         step = 1e-5 * np.eye(3)[j]
         change = robust_risk(problem, X + step).value - robust_risk(problem, X - step).value
         np.testing.assert_allclose(found.gradient[:, j], change / 2e-5, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "p", "support", "radii"),
+    [
+        (Squared(), 2.0, "unbounded", RADII),
+        (Logistic(), 1.0, "unbounded", RADII),
+        (Logistic(), 2.0, "unbounded", 0.2),
+        (Huber(), 2.0, "unbounded", 0.2),
+        (Squared(), 2.0, Box.cube(3.0, 4), 2.2),
+        (Logistic(), 2.0, Box.cube(3.0, 4), 0.2),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_curvature_is_the_second_derivative_where_there_is_one(loss, p, support, radii):
+    """Against differences of the gradient; here no sample sits at a jump."""
+    problem = ball_problem(loss, p, support, radii)
+    found = robust_risk(problem, X)
+    for j in range(3):
+        step = 1e-5 * np.eye(3)[j]
+        change = robust_risk(problem, X + step).gradient - robust_risk(problem, X - step).gradient
+        np.testing.assert_allclose(found.curvature[:, j], change / 2e-5, rtol=1e-6, atol=1e-7)
+
+
+def test_at_a_jump_curvature_stays_finite_and_positive():
+    samples = np.column_stack([np.full((6, 1), 4.0), np.ones(6)])
+    fed = Federation.from_arrays([samples], "unbounded")
+    transport = Transport.classification(2)
+    for eps in (1.0, 2.0, 3.0):
+        problem = Problem(fed, Logistic(), Box.cube(2.0, 1), transport, WassersteinBall(eps))
+        curvature = np.asarray(robust_risk(problem, [1.5]).curvature)
+        assert np.all(np.isfinite(curvature))
+        assert curvature.min() >= 0
 
 
 def test_at_a_jump_the_worst_case_splits_mass():

@@ -154,3 +154,45 @@ def test_custom_loss_takes_any_pytree_and_assumes_nothing():
 def test_bad_losses_say_what_is_wrong(make, word):
     with pytest.raises(BidroError, match=word):
         make()
+
+
+@pytest.mark.parametrize("loss", LINEAR, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("width", [0.0, 0.3])
+def test_tangents_lie_below_and_the_rounded_loss_above(loss, width):
+    """The line at u is below L everywhere; the rounded loss has its slope and the curvature stated."""
+    scalar, grid = loss.scalar, jnp.linspace(-4, 4, 1601)
+    at = jnp.asarray([-2.3, -0.71, -0.1, 0.05, 0.4, 0.93, 1.04, 2.6])
+    line = scalar.tangent(at, jnp.asarray(width))
+    lines = line.value[:, None] + line.slope[:, None] * (grid[None] - at[:, None])
+    assert float(jnp.max(lines - scalar.value(grid)[None])) <= 1e-12
+    assert np.all(line.rounded >= scalar.value(at) - 1e-14)
+
+    def rounded(u):
+        return scalar.tangent(u, jnp.asarray(width)).rounded
+
+    step = 1e-4
+    slope = (rounded(at + step) - rounded(at - step)) / (2 * step)
+    np.testing.assert_allclose(line.slope, slope, atol=1e-6)
+    bend = (rounded(at + step) - 2 * rounded(at) + rounded(at - step)) / step**2
+    np.testing.assert_allclose(line.curvature, bend, atol=1e-4)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_softmax_hessian_against_autodiff(intercept):
+    rng, loss = np.random.default_rng(5), Softmax(classes=3, intercept=intercept)
+    rows = jnp.asarray(np.column_stack([rng.normal(size=(6, 2)), rng.integers(0, 3, 6)]))
+    x, weights = jnp.asarray(rng.normal(size=loss.dimension(3))), jnp.asarray(rng.uniform(size=6))
+    expected = jax.hessian(lambda v: weights @ loss.values(v, rows))(x)
+    np.testing.assert_allclose(loss.hessian_sum(x, rows, weights), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [*LINEAR[:1], *LINEAR[4:5], SOFTMAX], ids=lambda v: type(v).__name__)
+def test_the_highest_steepness_cone_is_the_steepness(loss):
+    rng = np.random.default_rng(6)
+    x, inverse = rng.normal(size=loss.dimension(4)), rng.uniform(0.5, 2, 4)
+    highest = max(np.linalg.norm(cone.at(x)) for cone in loss.steepness_cones(jnp.asarray(inverse)))
+    if loss is SOFTMAX:
+        expected = loss.lipschitz(jnp.asarray(x), jnp.asarray(inverse))
+    else:
+        expected = loss.dual_norm(jnp.asarray(x), jnp.asarray(inverse))
+    assert highest == pytest.approx(float(expected), rel=1e-12)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.optimize import linprog
 
 from bidro.errors import BidroError
 from bidro.sets import (
@@ -220,3 +221,29 @@ def test_diameter_bounds_all_distances(name):
 def test_bad_sets_say_what_is_wrong(make, word):
     with pytest.raises(BidroError, match=word):
         make()
+
+
+@pytest.mark.parametrize("name", WEIGHT_SETS)
+def test_a_polytope_is_the_set_it_was_made_from(name):
+    """max <c, alpha> over {offset + lift y : y >= 0, matrix y = total}, by HiGHS."""
+    weights, rng = WEIGHT_SETS[name], np.random.default_rng(0)
+    polytope = weights.polytope()
+    for _ in range(5):
+        c = rng.normal(size=N)
+        found = linprog(-polytope.lift.T @ c, A_eq=polytope.matrix, b_eq=polytope.total)
+        expected = float(weights.linear_maximum(jnp.asarray(c))[0])
+        assert polytope.offset @ c - found.fun == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", VECTOR_SETS)
+def test_constraints_hold_exactly_inside(name):
+    vectors, rng = VECTOR_SETS[name], np.random.default_rng(0)
+    limits = vectors.constraints()
+    inside = 0
+    for v in rng.normal(size=(200, N)) * rng.choice([0.2, 0.6, 1.5], (200, 1)):
+        within = np.all((limits.lower <= v) & (v <= limits.upper)) and all(
+            np.linalg.norm(n.matrix @ v + n.offset) <= n.radius for n in limits.norms
+        )
+        assert within == bool(vectors.contains(jnp.asarray(v), 0.0))
+        inside += within
+    assert 0 < inside < 200

@@ -3,6 +3,8 @@
 from bidro.algorithms.afl import AFL
 from bidro.algorithms.bidro_fl import BiDROFL
 from bidro.algorithms.contract import Algorithm, Snapshot
+from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.fedavg import FedAvg
+from bidro.algorithms.one_shot import OneShotMWDRO
 
-__all__ = ["AFL", "Algorithm", "BiDROFL", "FedAvg", "Snapshot"]
+__all__ = ["AFL", "Algorithm", "BiDROFL", "ExactMWDRO", "FedAvg", "OneShotMWDRO", "Snapshot"]

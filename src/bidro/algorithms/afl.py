@@ -14,7 +14,7 @@ from jax import Array
 
 from bidro.algorithms.contract import masked, require_step
 from bidro.algorithms.model_and_weights import Broadcast, ModelAndWeights, State
-from bidro.problem import Client
+from bidro.client import Client
 from bidro.trees import pytree
 
 

@@ -21,8 +21,9 @@ from jax import Array
 
 from bidro.algorithms.contract import masked, require_step
 from bidro.algorithms.model_and_weights import Broadcast, ModelAndWeights, State
+from bidro.client import Client
 from bidro.errors import BidroError
-from bidro.problem import Client, Problem
+from bidro.problem import Problem
 from bidro.trees import pytree, static
 from bidro.worst_case import FixedStepAscent, Oracle
 

@@ -26,8 +26,9 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from bidro.client import Client
 from bidro.errors import BidroError
-from bidro.problem import Client, Problem
+from bidro.problem import Problem
 
 Numbers = Array | NDArray[np.float64]
 

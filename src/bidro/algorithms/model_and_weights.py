@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from bidro.algorithms.contract import Snapshot
-from bidro.problem import Client, Mixtures, Problem
+from bidro.client import Client
+from bidro.problem import Mixtures, Problem
 from bidro.sets import VectorSet
 
 

@@ -22,8 +22,9 @@ from jax import Array
 from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm, Snapshot, client_key
+from bidro.client import Client
 from bidro.errors import BidroError
-from bidro.problem import Client, Problem
+from bidro.problem import Problem
 from bidro.rows import ClientRows
 
 # Rounds are run in blocks that begin at fixed rounds, whatever the length of the run: randomness is drawn
@@ -312,7 +313,8 @@ def _draws(algorithm: Algorithm, clients: Client, key: Array, t: Array) -> Any:
 
 
 @jax.jit
-def _all_replies(algorithm: Algorithm, clients: Client, key: Array, broadcast: Any, t: Array) -> Any:
+def all_replies(algorithm: Algorithm, clients: Client, key: Array, broadcast: Any, t: Array) -> Any:
+    """The replies of all clients in round t, with a leading axis of clients."""
     reply = jax.vmap(algorithm.client, in_axes=(None, clients.client_axes(), 0))
     return reply(broadcast, clients, _draws(algorithm, clients, key, t))
 
@@ -325,7 +327,7 @@ def _plain_rounds(
     snapshots = []
     for stop in stops:
         for t in range(done + 1, stop + 1):
-            replies = _all_replies(algorithm, clients, key, algorithm.broadcast(state), jnp.asarray(t))
+            replies = all_replies(algorithm, clients, key, algorithm.broadcast(state), jnp.asarray(t))
             state = algorithm.server(state, replies, everyone)
         done = stop
         snapshots.append(algorithm.snapshot(state))

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from bidro.algorithms.contract import Algorithm, client_key
+from bidro.client import Client
 from bidro.engines.wire import pack, unpack
-from bidro.problem import Client
 
 
 def answer(algorithm: Algorithm, client: Client, seed: int, round_number: int, broadcast: bytes) -> bytes:

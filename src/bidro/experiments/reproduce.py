@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bidro import __version__
 from bidro.algorithms import AFL, Algorithm, BiDROFL, FedAvg
+from bidro.client import Penalty
 from bidro.engines.in_process import Result, run_many
 from bidro.errors import BidroError
 from bidro.experiments import simulation
@@ -28,7 +29,7 @@ from bidro.experiments.simulation import (
     paper_problem,
     simulate,
 )
-from bidro.problem import Penalty, Problem
+from bidro.problem import Problem
 from bidro.report import figures
 from bidro.report.files import write_json, write_whole
 from bidro.sets import Box

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bidro.client import Penalty
 from bidro.federation import Federation
 from bidro.losses import Squared
-from bidro.problem import Penalty, Problem
+from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.transport import Transport
 

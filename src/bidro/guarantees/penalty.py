@@ -16,8 +16,9 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
+from bidro.client import Client
 from bidro.errors import BidroError
-from bidro.problem import Client, Problem
+from bidro.problem import Problem
 from bidro.worst_case import Inner, Oracle, default_oracle
 
 

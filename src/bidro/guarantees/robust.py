@@ -12,11 +12,13 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
+from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.losses import LinearLoss
-from bidro.problem import Client, Problem
+from bidro.problem import Problem
 from bidro.worst_case import Inner, Oracle, default_oracle
-from bidro.worst_case.ball import BallRisk, ball_risk, has_slope_form
+from bidro.worst_case.ball import has_closed_form, steepness
+from bidro.worst_case.risk import RiskModel
 
 # How far below the risk, relatively, a near-worst distribution may stay where the worst is not attained.
 _DEFICIT = 1e-7
@@ -37,15 +39,15 @@ class WorstCase:
         return self.risk - self.expected_loss
 
 
-def robust_risk(problem: Problem, x: ArrayLike, oracle: Oracle | None = None) -> BallRisk:
+def robust_risk(problem: Problem, x: ArrayLike, oracle: Oracle | None = None) -> RiskModel:
     """R_i(x) of every client over its ball; arrays with a leading axis of clients.
 
     The risk lies in [attained, value]. With ascent in place of the exact oracle the value is an upper
-    bound only where the loss declares a curvature that makes the inner problem concave, else inf.
+    bound only where the loss declares a curvature that makes the inner problem concave, else inf. There
+    is no curvature for a loss that is not convex in the model.
     """
     model, chosen = _checked(problem, x, oracle)
-    assert problem.eps is not None
-    return _all_clients(chosen, problem.clients, problem.eps, model)
+    return _all_clients(chosen, problem.clients, model)
 
 
 def worst_case_distribution(
@@ -62,11 +64,11 @@ def worst_case_distribution(
     i = problem.federation.names.index(client)
     assert problem.eps is not None
     eps = float(problem.eps[i])
-    found: BallRisk = jax.tree.map(itemgetter(i), _all_clients(chosen, problem.clients, problem.eps, model))
+    found: RiskModel = jax.tree.map(itemgetter(i), _all_clients(chosen, problem.clients, model))
     risk = float(found.value)
     if eps == 0:
         points, masses = np.asarray(samples), np.full(len(samples), 1 / len(samples))
-    elif has_slope_form(problem.inner):
+    elif has_closed_form(problem.inner):
         points, masses = _slope_form_atoms(problem.inner, np.asarray(samples), model, eps, risk)
     else:
         share = float(found.lower_share)
@@ -90,11 +92,29 @@ def _checked(problem: Problem, x: ArrayLike, oracle: Oracle | None) -> tuple[Arr
 
 
 @partial(jax.jit, static_argnums=0)
-def _all_clients(oracle: Oracle, clients: Client, eps: Array, x: Array) -> BallRisk:
-    def one(client: Client, radius: Array) -> BallRisk:
-        return ball_risk(client.rows, client.inner, oracle, x, radius)
+def _all_clients(oracle: Oracle, clients: Client, x: Array) -> RiskModel:
+    def one(client: Client) -> RiskModel:
+        risk = client.risk(oracle, x, jnp.zeros(()), client.inner.loss.convex_in_x)
+        return _in_x(client.inner, x, risk) if client.lifted else risk
 
-    return jax.vmap(one, in_axes=(clients.client_axes(), 0))(clients, eps)
+    return jax.vmap(one, in_axes=(clients.client_axes(),))(clients)
+
+
+def _in_x(inner: Inner, x: Array, risk: RiskModel) -> RiskModel:
+    """A model of the risk in (x, nu), nu being the steepness at x, as one in x alone.
+
+    Where nu has a kink its derivatives are taken as 0, which gives one of the subgradients.
+    """
+
+    def nu(v: Array) -> Array:
+        return steepness(inner, v)
+
+    slope, bend = jnp.nan_to_num(jax.grad(nu)(x)), jnp.nan_to_num(jax.hessian(nu)(x))
+    whole = jnp.concatenate([jnp.eye(len(x)), slope[:, None]], axis=1)
+    curvature = risk.curvature
+    if curvature is not None:
+        curvature = whole @ curvature @ whole.T + risk.gradient[-1] * bend
+    return risk._replace(gradient=whole @ risk.gradient, curvature=curvature)
 
 
 @partial(jax.jit, static_argnums=0)

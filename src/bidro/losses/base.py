@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from bidro.sets import VectorSet
 
@@ -26,6 +29,18 @@ class Growth:
 
     order: float
     coefficient: float
+
+
+class Cone(NamedTuple):
+    """The convex function ||matrix x + offset|| of a model x."""
+
+    matrix: NDArray[np.float64]  # (rows, d)
+    offset: NDArray[np.float64]  # (rows,)
+
+    def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """matrix x + offset."""
+        vector: NDArray[np.float64] = self.matrix @ x + self.offset
+        return vector
 
 
 class Loss(ABC):
@@ -46,6 +61,11 @@ class Loss(ABC):
         """Growth in xi on an unbounded support; None where it is not known."""
         return None
 
+    @property
+    def nonnegative(self) -> bool:
+        """Whether l >= 0 is known: then 0 is a lower bound of every risk."""
+        return False
+
     @abstractmethod
     def dimension(self, m: int) -> int:
         """Length of the flat model x for samples with m coordinates (label included)."""
@@ -62,6 +82,10 @@ class Loss(ABC):
         """l(x, xi) for every row of `rows` (shape (rows, m)); shape (rows,)."""
         return jax.vmap(self.value, in_axes=(None, 0))(x, rows)
 
+    def hessian_sum(self, x: Array, rows: Array, weights: Array) -> Array:
+        """sum_k weights_k d^2 l(x, rows_k) / dx^2, shape (d, d)."""
+        return jax.hessian(lambda v: jnp.sum(weights * self.values(v, rows)))(x)
+
     def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
         """A Lipschitz constant of xi -> l(x, xi) on the whole space; inf where none is known."""
         return jnp.asarray(jnp.inf)
@@ -74,3 +98,8 @@ class Loss(ABC):
         """An upper bound of the second derivative of xi -> l(x, xi) along any unit direction of the
         scaled norm; inf where none is known."""
         return jnp.asarray(jnp.inf)
+
+    def steepness_cones(self, inverse_scale: Array) -> list[Cone]:
+        """Functions of x whose maximum is the steepness that a radius multiplies on an unbounded support:
+        ||S^-1 a(x)|| for a linear predictor. Empty where there is no such form."""
+        return []

@@ -11,10 +11,11 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from bidro.errors import BidroError
-from bidro.losses.base import Growth, Loss
+from bidro.losses.base import Cone, Growth, Loss
 from bidro.losses.scalar import PiecewiseQuadratic, Scalar, Softplus
 from bidro.sets import VectorSet
 
@@ -61,6 +62,25 @@ class LinearLoss(Loss):
         a, offset = self.direction(x, 1.0)
         u = rows @ a + offset
         return self.scalar.value(u if self.labels is None else rows[:, -1] * u)
+
+    def of_model(self, xi: Array) -> tuple[Array, Array]:
+        """(psi, offset) with u = <psi, x> + offset at the sample xi; psi is (d,)."""
+        psi = jnp.append(xi[:-1], 1.0) if self.intercept else xi[:-1]
+        return (psi, -xi[-1]) if self.labels is None else (xi[-1] * psi, jnp.zeros(()))
+
+    @property
+    def nonnegative(self) -> bool:
+        return True
+
+    def steepness_cones(self, inverse_scale: Array) -> list[Cone]:
+        features = np.asarray(inverse_scale)[:-1]
+        matrix = np.diag(features)
+        if self.intercept:
+            matrix = np.column_stack([matrix, np.zeros(len(features))])
+        if self.labels is not None:
+            return [Cone(matrix, np.zeros(len(features)))]
+        target = np.append(np.zeros(len(features)), -float(inverse_scale[-1]))
+        return [Cone(np.vstack([matrix, np.zeros(matrix.shape[1])]), target)]
 
     def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
         if self.scalar.lipschitz == jnp.inf:

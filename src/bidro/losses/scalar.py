@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+
+class Tangent(NamedTuple):
+    """A line that lies below L everywhere, and the function above L whose slope at u it has.
+
+    That function is L itself, with its kinks rounded.
+    """
+
+    value: Array  # of the line at u
+    slope: Array
+    rounded: Array  # value of the function at u
+    curvature: Array  # its second derivative
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,39 @@ class PiecewiseQuadratic:
         for knot, piece in zip(self.knots, self.pieces[1:], strict=True):
             result = jnp.where(u >= knot, _quadratic(piece, u), result)
         return result
+
+    def tangent(self, u: Array, width: Array) -> Tangent:
+        """The tangent of L at u, with kinks rounded over about `width`.
+
+        A kink is a term jump/2 |t|, t = u - knot. It is rounded to jump/2 sqrt(t^2 + width^2); a line with
+        the slope of that at u, but through the kink itself, stays below L.
+        """
+        q2, q1, _ = self.pieces[0]
+        value, slope, curvature = self.value(u), 2 * q2 * u + q1, jnp.full_like(u, 2 * q2)
+        rounded = value
+        for knot, (q2, q1, _) in zip(self.knots, self.pieces[1:], strict=True):
+            slope = jnp.where(u >= knot, 2 * q2 * u + q1, slope)
+            curvature = jnp.where(u >= knot, 2 * q2, curvature)
+        for knot, before, after in self._kinks:
+            half, t = (after - before) / 2, u - knot
+            root = jnp.sqrt(t**2 + width**2)
+            safe = jnp.where(root > 0, root, 1.0)
+            sign = jnp.where(t >= 0, 1.0, -1.0)
+            turned = jnp.where(width > 0, t / safe, sign)
+            value += half * (turned * t - jnp.abs(t))
+            slope += half * (turned - sign)
+            rounded += half * (root - jnp.abs(t))
+            curvature += jnp.where(width > 0, half * (width / safe) ** 2 / safe, 0.0)
+        return Tangent(value, slope, rounded, curvature)
+
+    @property
+    def _kinks(self) -> list[tuple[float, float, float]]:
+        """(knot, slope on its left, slope on its right) wherever the two differ."""
+        slopes = [
+            (knot, 2 * left[0] * knot + left[1], 2 * right[0] * knot + right[1])
+            for knot, left, right in zip(self.knots, self.pieces[:-1], self.pieces[1:], strict=True)
+        ]
+        return [(knot, left, right) for knot, left, right in slopes if not np.isclose(left, right)]
 
     @property
     def left_slope(self) -> float:
@@ -57,10 +103,7 @@ class PiecewiseQuadratic:
     @property
     def curvature(self) -> float:
         """sup L''; inf where the slope jumps at a knot."""
-        for knot, left, right in zip(self.knots, self.pieces[:-1], self.pieces[1:], strict=True):
-            if not np.isclose(2 * left[0] * knot + left[1], 2 * right[0] * knot + right[1]):
-                return np.inf
-        return 2 * max(q2 for q2, _, _ in self.pieces)
+        return np.inf if self._kinks else 2 * max(q2 for q2, _, _ in self.pieces)
 
 
 @dataclass(frozen=True)
@@ -76,6 +119,12 @@ class Softplus:
 
     def value(self, u: Array) -> Array:
         return jax.nn.softplus(-u)
+
+    def tangent(self, u: Array, width: Array) -> Tangent:
+        """The tangent of L at u; there are no kinks that `width` would round."""
+        probability = jax.nn.sigmoid(-u)
+        value = self.value(u)
+        return Tangent(value, -probability, value, probability * jax.nn.sigmoid(u))
 
 
 Scalar = PiecewiseQuadratic | Softplus

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from bidro.errors import BidroError
-from bidro.losses.base import Growth, Loss
+from bidro.losses.base import Cone, Growth, Loss
 from bidro.sets import VectorSet
 
 
@@ -53,11 +55,49 @@ class Softmax(Loss):
         scores = weights @ xi[:-1] + intercepts
         return jax.nn.logsumexp(scores) - scores[xi[-1].astype(int)]
 
+    def hessian_sum(self, x: Array, rows: Array, weights: Array) -> Array:
+        """sum_k weights_k (diag(q_k) - q_k q_k') (x) theta_k theta_k', q_k the classes' probabilities."""
+        matrix, intercepts = self.split(x)
+        theta = rows[:, :-1]
+        q = jax.nn.softmax(theta @ matrix.T + intercepts, axis=1)
+        bent = q[:, :, None] * (jnp.eye(self.classes) - q[:, None, :]) * weights[:, None, None]
+        if self.intercept:
+            theta = jnp.concatenate([theta, jnp.ones((len(theta), 1))], axis=1)
+        size = theta.shape[1]
+        classes = range(self.classes)
+        pairs = [[(theta.T * bent[:, j, k]) @ theta for k in classes] for j in classes]
+        full = jnp.asarray(pairs).transpose(0, 2, 1, 3).reshape(self.classes * size, -1)
+        if not self.intercept:
+            return full
+        # The model lists all weights first and the intercepts last.
+        order = jnp.arange(self.classes * size).reshape(self.classes, size)
+        flat = jnp.append(order[:, :-1].ravel(), order[:, -1])
+        return full[flat][:, flat]
+
     def steepness(self, x: Array, inverse_scale: Array, label: Array) -> Array:
         """max_k ||S^-1 (w_k - w_label)||, the Lipschitz constant in theta at a fixed label."""
         weights, _ = self.split(x)
         gaps = (weights - weights[label.astype(int)]) * inverse_scale[:-1]
-        return jnp.max(jnp.linalg.norm(gaps, axis=1))
+        squared = jnp.sum(gaps**2, axis=1)
+        # A label's distance to itself is 0, where the norm has no derivative: its own is taken as 0.
+        apart = squared > 0
+        return jnp.max(jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0))
+
+    @property
+    def nonnegative(self) -> bool:
+        return True
+
+    def steepness_cones(self, inverse_scale: Array) -> list[Cone]:
+        """||S^-1 (w_j - w_k)|| for every pair of classes."""
+        features = np.diag(np.asarray(inverse_scale)[:-1])
+        unused = np.zeros((len(features), self.classes if self.intercept else 0))
+        cones = []
+        for j, k in itertools.combinations(range(self.classes), 2):
+            blocks = np.zeros((len(features), self.classes, len(features)))
+            blocks[:, j], blocks[:, k] = features, -features
+            matrix = np.hstack([blocks.reshape(len(features), -1), unused])
+            cones.append(Cone(matrix, np.zeros(len(features))))
+        return cones
 
     def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
         labels = jnp.arange(self.classes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from jax import Array
@@ -50,8 +50,36 @@ class VectorSet(Protocol):
     def bounding_box(self) -> tuple[Array, Array]:
         """A box around the set: (lower, upper), each of shape (dimension,)."""
 
+    def constraints(self) -> Constraints:
+        """The set as constraints of a cone program."""
+
     def largest_norm(self, scale: Array) -> Array:
         """An upper bound of ||scale * v|| over the set; the largest value itself for a box."""
+
+
+class NormBound(NamedTuple):
+    """The constraint ||matrix v + offset|| <= radius."""
+
+    matrix: NDArray[np.float64]  # (rows, dimension)
+    offset: NDArray[np.float64]  # (rows,)
+    radius: float
+
+
+class Constraints(NamedTuple):
+    """A set of vectors as a cone program states it: bounds on coordinates, and on norms."""
+
+    lower: NDArray[np.float64]  # (dimension,), -inf where there is no bound
+    upper: NDArray[np.float64]
+    norms: tuple[NormBound, ...]
+
+
+class Polytope(NamedTuple):
+    """A set of weights as a linear program states it: {offset + lift y : y >= 0, matrix y = total}."""
+
+    offset: NDArray[np.float64]  # (dimension,)
+    lift: NDArray[np.float64]  # (dimension, variables)
+    matrix: NDArray[np.float64]  # (equations, variables)
+    total: NDArray[np.float64]  # (equations,)
 
 
 def vectors(what: str, *values: ArrayLike) -> list[NDArray[np.float64]]:

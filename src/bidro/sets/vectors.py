@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from bidro.errors import BidroError
-from bidro.sets.base import VectorSet, require_finite, vectors
+from bidro.sets.base import Constraints, NormBound, VectorSet, require_finite, vectors
 from bidro.trees import pytree, static
 
 # Enough halvings for a bisection to reach the last bit of a float64 from any bracket used here.
@@ -43,6 +43,10 @@ class WholeSpace:
     def bounding_box(self) -> tuple[Array, Array]:
         bound = jnp.full(self.size, jnp.inf)
         return -bound, bound
+
+    def constraints(self) -> Constraints:
+        bound = np.full(self.size, np.inf)
+        return Constraints(-bound, bound, ())
 
     def largest_norm(self, scale: Array) -> Array:
         return jnp.where(jnp.any(scale > 0), jnp.inf, 0.0)
@@ -89,6 +93,9 @@ class Box:
 
     def bounding_box(self) -> tuple[Array, Array]:
         return self.lower, self.upper
+
+    def constraints(self) -> Constraints:
+        return Constraints(np.asarray(self.lower), np.asarray(self.upper), ())
 
     def largest_norm(self, scale: Array) -> Array:
         return jnp.linalg.norm(scale * jnp.maximum(jnp.abs(self.lower), jnp.abs(self.upper)))
@@ -144,6 +151,11 @@ class Ball:
 
     def bounding_box(self) -> tuple[Array, Array]:
         return self.center - self.radius, self.center + self.radius
+
+    def constraints(self) -> Constraints:
+        bound = np.full(self.dimension, np.inf)
+        inside = NormBound(np.eye(self.dimension), -np.asarray(self.center), float(self.radius))
+        return Constraints(-bound, bound, (inside,))
 
     def largest_norm(self, scale: Array) -> Array:
         return jnp.linalg.norm(scale * self.center) + self.radius * jnp.max(scale)
@@ -204,6 +216,13 @@ class ScaledNormCut:
         lower, upper = self.base.bounding_box()
         reach = jnp.where(self.scale > 0, self.radius / jnp.where(self.scale > 0, self.scale, 1.0), jnp.inf)
         return jnp.maximum(lower, -reach), jnp.minimum(upper, reach)
+
+    def constraints(self) -> Constraints:
+        base = self.base.constraints()
+        used = np.flatnonzero(np.asarray(self.scale))
+        matrix = np.diag(np.asarray(self.scale))[used]
+        cut = NormBound(matrix, np.zeros(len(used)), float(self.radius))
+        return base._replace(norms=(*base.norms, cut))
 
     def largest_norm(self, scale: Array) -> Array:
         # ||scale v|| <= max(scale / self.scale) ||self.scale v||, where the cut bounds every coordinate.

@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from bidro.errors import BidroError
-from bidro.sets.base import require_finite, vectors
+from bidro.sets.base import Polytope, require_finite, vectors
 from bidro.trees import pytree, static
 
 
@@ -37,6 +37,9 @@ class Simplex:
 
     def diameter(self) -> Array:
         return jnp.sqrt(2.0) if self.size > 1 else jnp.zeros(())
+
+    def polytope(self) -> Polytope:
+        return Polytope(np.zeros(self.size), np.eye(self.size), np.ones((1, self.size)), np.ones(1))
 
 
 @pytree
@@ -88,6 +91,14 @@ class CappedSimplex:
         """An upper bound: the diameter of the box around it, and at most sqrt(2)."""
         return jnp.minimum(jnp.sqrt(2.0), jnp.linalg.norm(self.upper - self.lower))
 
+    def polytope(self) -> Polytope:
+        # alpha = lower + y with y + slack = upper - lower and sum y = 1 - sum lower.
+        n, eye = self.dimension, np.eye(self.dimension)
+        lower, upper = np.asarray(self.lower), np.asarray(self.upper)
+        matrix = np.block([[eye, eye], [np.ones((1, n)), np.zeros((1, n))]])
+        total = np.append(upper - lower, 1 - lower.sum())
+        return Polytope(lower, np.hstack([eye, 0 * eye]), matrix, total)
+
 
 @pytree
 class L1SimplexBall:
@@ -135,6 +146,22 @@ class L1SimplexBall:
     def diameter(self) -> Array:
         """An upper bound: ||a - b|| <= ||a - b||_1 / sqrt(2) for vectors of equal sum."""
         return jnp.minimum(jnp.sqrt(2.0), self.radius * jnp.sqrt(2.0))
+
+    def polytope(self) -> Polytope:
+        # alpha = center + rise - fall with fall + slack = center, sum rise = sum fall and
+        # sum rise + slack = radius / 2; the variables are (rise, fall, slack of fall, slack of the sum).
+        n, eye = self.dimension, np.eye(self.dimension)
+        one, none, zero = np.ones((1, n)), np.zeros((1, n)), np.zeros((1, 1))
+        matrix = np.block(
+            [
+                [0 * eye, eye, eye, np.zeros((n, 1))],
+                [one, -one, none, zero],
+                [one, none, none, zero + 1],
+            ]
+        )
+        center = np.asarray(self.center)
+        lift = np.hstack([eye, -eye, 0 * eye, np.zeros((n, 1))])
+        return Polytope(center, lift, matrix, np.concatenate([center, [0.0, float(self.radius) / 2]]))
 
 
 def _fill_in_order(room: Array, total: Array) -> Array:

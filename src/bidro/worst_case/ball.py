@@ -11,59 +11,143 @@ budget: the worst-case distribution then mixes the moves just below and just abo
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from bidro.losses import LinearLoss, Squared
+from bidro.losses import LinearLoss, Softmax, Squared
 from bidro.rows import ClientRows
 from bidro.sets import WholeSpace
+from bidro.worst_case.atoms import Pass, Point, moved_pass, still_pass
 from bidro.worst_case.inner import Inner, Oracle
+from bidro.worst_case.risk import RiskModel, unmoved_risk
 
-# Steps of the search for lambda: at most 60 to bracket it by factors of 16, then 64 halvings to rounding.
-_BRACKETING = 60
-_HALVINGS = 64
+# The search for lambda goes by factors of 16 until it has a bracket, then halves it until the two sides are
+# this far apart, relatively: more than rounding, for at a jump each must keep its own moves.
 _APART = 1e-13
+_LARGEST = 1e60
+# Where kinks of a loss are rounded over a width, that of RMSE at an exact fit is over this share of it.
+_ROUNDING_OF_RMSE = 1e-4
+# Moves jump at lambda where its two sides differ by more than this share of the budget.
+_JUMP = 1e-6
 
 
-class BallRisk(NamedTuple):
-    """R(x) of one client lies in [attained, value]; the model enters through `gradient`.
-
-    value: a dual value, an upper bound for every lambda. attained: E_Q[l(x, .)] of a distribution Q in the
-    ball. gradient: that of E_Q[l(., xi)] at x, so R(y) >= attained + <gradient, y - x> for every y where the
-    loss is convex in x. multiplier: lambda; inf where eps = 0 and no sample moves. Q moves every sample to
-    its maximiser at `multiplier`, and a share `lower_share` of it to that at `lower_multiplier`, just below.
-    """
-
-    value: Array
-    attained: Array
-    gradient: Array
-    multiplier: Array
-    lower_multiplier: Array
-    lower_share: Array
-
-
-def ball_risk(rows: ClientRows, inner: Inner, oracle: Oracle, x: Array, eps: Array) -> BallRisk:
-    """R(x) over the client's ball of radius `eps` in the metric of `inner.transport`."""
-    if has_slope_form(inner):
-        return _slope_form(rows, inner, x, eps)
-    budget = eps**inner.transport.p
-    low, high = _bracket(rows, inner, oracle, x, budget)
-    if isinstance(inner.support, WholeSpace):
-        candidates = jnp.stack([low, high])
-    else:
-        candidates = jnp.stack([low, high, jnp.zeros(())])
-    at = jax.vmap(lambda multiplier: _pass(rows, inner, oracle, x, multiplier))(candidates)
-    lower, upper = (jax.tree.map(lambda v, k=k: v[k], at) for k in (0, 1))
+def is_lifted(inner: Inner) -> bool:
+    """Whether the risk over a ball is a function of (x, nu): see `atoms`."""
     if not isinstance(inner.support, WholeSpace):
-        # Where even a free move of every sample stays within the budget, lambda is 0.
-        free = at.cost[2] <= budget
-        low, high = jnp.where(free, 0.0, low), jnp.where(free, 0.0, high)
-        zero = jax.tree.map(lambda v: v[2], at)
-        lower, upper = (jax.tree.map(partial(jnp.where, free), zero, side) for side in (lower, upper))
+        return False
+    if isinstance(inner.loss, LinearLoss):
+        return inner.transport.p in (1, 2)
+    return isinstance(inner.loss, Softmax) and inner.transport.p == 1
+
+
+def has_closed_form(inner: Inner) -> bool:
+    """Whether R needs no search: unbounded support, labels that keep their values, and either p = 1 or
+    squared loss with p = 2."""
+    if not is_lifted(inner) or inner.reachable_labels is not None:
+        return False
+    return inner.transport.p == 1 or isinstance(inner.loss, Squared)
+
+
+def steepness(inner: Inner, x: Array) -> Array:
+    """nu: ||S^-1 a(x)|| for a linear predictor, the Lipschitz constant for softmax."""
+    if isinstance(inner.loss, LinearLoss):
+        return inner.loss.dual_norm(x, inner.transport.inverse_scale)
+    return inner.loss.lipschitz(x, inner.transport.inverse_scale)
+
+
+def ball_risk(
+    rows: ClientRows, inner: Inner, oracle: Oracle, x: Array, eps: Array, width: Array, curvature: bool
+) -> RiskModel:
+    """R(x) over the client's ball of radius `eps` in the metric of `inner.transport`."""
+    at = Point(x, steepness(inner, x) if is_lifted(inner) else None, width)
+    if not has_closed_form(inner):
+        return _searched(rows, inner, oracle, at, eps, curvature)
+    still = still_pass(rows, inner, at, curvature)
+    if inner.transport.p == 2:
+        return root_form(at, still, eps)
+    if isinstance(inner.loss, Softmax):
+        return _softmax_form(rows, inner, at, still, eps)
+    return _slope_form(at, still, eps, inner.loss.scalar.lipschitz)  # type: ignore[attr-defined]
+
+
+def _slope_form(at: Point, still: Pass, eps: Array, steep: float) -> RiskModel:
+    """p = 1, a Lipschitz loss: R = mean loss + eps Lip nu."""
+    assert at.nu is not None
+    reward = eps * steep * at.nu
+    gradient = still.gradient.at[-1].add(eps * steep)
+    return RiskModel.unsplit(still, still.value + reward, still.minorant + reward, gradient, steep * at.nu)
+
+
+def root_form(at: Point, still: Pass, eps: Array) -> RiskModel:
+    """p = 2, squared loss: R = (RMSE + eps nu)^2.
+
+    RMSE is a norm of the residuals, with a kink at an exact fit. With it rounded to
+    f = sqrt(RMSE^2 + mu^2), the plane below is that of 2 root (RMSE + eps nu) - root^2 for
+    root = f + eps nu, in which <residuals, residuals at x> / f stands for RMSE.
+    """
+    assert at.nu is not None
+    f = jnp.sqrt(still.value + (_ROUNDING_OF_RMSE * at.width) ** 2)
+    safe = jnp.where(f > 0, f, 1.0)
+    exact, root = jnp.sqrt(still.value) + eps * at.nu, f + eps * at.nu
+    attained = 2 * root * (jnp.where(f > 0, still.value / safe, 0.0) + eps * at.nu) - root**2
+    of_f = jnp.where(f > 0, still.gradient / (2 * safe), 0.0)
+    of_root = of_f.at[-1].add(eps)
+    hessian = still.hessian
+    if hessian is not None:
+        growth = jnp.where(f > 0, root / safe, 1.0)
+        hessian = 2 * jnp.outer(of_root, of_root) + 2 * growth * (hessian / 2 - jnp.outer(of_f, of_f))
+    still = still._replace(hessian=hessian, rounding=root**2 - attained)
+    share = jnp.sqrt(still.value) * at.nu / jnp.where(eps > 0, eps, 1.0)
+    multiplier = jnp.where(eps > 0, at.nu**2 + share, jnp.inf)
+    return RiskModel.unsplit(still, exact**2, attained, 2 * root * of_root, multiplier)
+
+
+def _softmax_form(rows: ClientRows, inner: Inner, at: Point, still: Pass, eps: Array) -> RiskModel:
+    """p = 1, softmax: R = mean loss + eps max ||S^-1 (w_k - w_y)|| over the labels y that the client has.
+
+    Only pairs of classes of which the client has neither are left out. Where there is no such pair the
+    maximum is nu; else it enters by its gradient in x.
+    """
+    loss = inner.loss
+    assert isinstance(loss, Softmax)
+    assert at.nu is not None
+
+    def count(_: Array, block: Array, weights: Array) -> Array:
+        return weights @ (block[:, -1:] == jnp.arange(loss.classes))
+
+    present = rows.sum(count, jnp.zeros(())) > 0
+    everything = jnp.sum(~present) <= 1
+
+    def own(x: Array) -> Array:
+        of_label = partial(loss.steepness, x, inner.transport.inverse_scale)
+        return jnp.max(jnp.where(present, jax.vmap(of_label)(jnp.arange(loss.classes)), 0.0))
+
+    steep, slope = jax.value_and_grad(own)(at.x)
+    gradient = still.gradient + eps * jnp.where(everything, 0.0, 1.0) * at.padded(jnp.nan_to_num(slope))
+    gradient = gradient.at[-1].add(jnp.where(everything, eps, 0.0))
+    reward = eps * steep
+    return RiskModel.unsplit(still, still.value + reward, still.minorant + reward, gradient, steep)
+
+
+def _searched(
+    rows: ClientRows, inner: Inner, oracle: Oracle, at: Point, eps: Array, curvature: bool
+) -> RiskModel:
+    budget = eps**inner.transport.p
+    far = _far_slope(inner)
+    # No multiplier below this leaves a finite supremum; on a box, any does.
+    floor = jnp.zeros(()) if far is None or at.nu is None else far * at.nu
+    # Where even the moves at the least price stay within the budget, that is lambda.
+    free = moved_pass(rows, inner, oracle, at, floor, False).cost <= budget
+    if far is None and isinstance(inner.support, WholeSpace):
+        # Moves that cost nothing have no end here, unless there is nothing to gain.
+        free = jnp.zeros((), bool) if at.nu is None else at.nu == 0
+    low, high = _bracket(rows, inner, oracle, at, budget, floor, jnp.where(free, floor, jnp.inf))
+    sides = jax.vmap(lambda price: moved_pass(rows, inner, oracle, at, price, curvature))(
+        jnp.stack([low, high])
+    )
+    lower, upper = (jax.tree.map(lambda v, k=k: v[k], sides) for k in range(2))
     room = lower.cost - upper.cost
     between = jnp.isfinite(lower.cost) & (room > 0)
     share = jnp.clip((budget - upper.cost) / jnp.where(between, room, 1.0), 0.0, 1.0)
@@ -74,95 +158,48 @@ def ball_risk(rows: ClientRows, inner: Inner, oracle: Oracle, x: Array, eps: Arr
         return jnp.where(share > 0, share * a, 0.0) + (1 - share) * b
 
     dual = jnp.minimum(jnp.where(share > 0, low * budget + lower.value, jnp.inf), high * budget + upper.value)
-    plain, plain_gradient = rows.mean_and_gradient(inner.loss.values, x)
-    still = eps == 0
-    return BallRisk(
-        jnp.where(still, plain, dual),
-        jnp.where(still, plain, mixed(lower.loss, upper.loss)),
-        jnp.where(still, plain_gradient, mixed(lower.gradient, upper.gradient)),
-        jnp.where(still, jnp.inf, high),
-        jnp.where(still, jnp.inf, low),
-        share,
-    )
-
-
-def _bracket(rows: ClientRows, inner: Inner, oracle: Oracle, x: Array, budget: Array) -> tuple[Array, Array]:
-    """Multipliers just below and just above the one at which the moves spend the budget."""
-
-    def step(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bracket  # 0 and inf as long as they are not known
-        trial = jnp.where(jnp.isinf(high), 16 * jnp.maximum(low, 1 / 16), (low + high) / 2)
-        trial = jnp.where((low == 0) & jnp.isfinite(high), high / 16, trial)
-        cost = _pass(rows, inner, oracle, x, trial).cost
-        # Below its growth the loss moves samples without end, which no budget allows.
-        much = ~(cost <= budget)
-        # The two sides stay apart by more than rounding: at a jump each must keep its own moves.
-        close = jnp.isfinite(high) & (high - low <= _APART * high)
-        return jnp.where(much & ~close, trial, low), jnp.where(much | close, high, trial)
-
-    start = (jnp.zeros(()), jnp.asarray(jnp.inf))
-    return jax.lax.fori_loop(0, _BRACKETING + _HALVINGS, step, start)
-
-
-class _Pass(NamedTuple):
-    value: Array  # mean of the penalised suprema
-    cost: Array  # mean cost of the moves; nan or inf where a supremum is infinite
-    loss: Array  # mean loss after the moves
-    gradient: Array  # its gradient in x
-
-
-def _pass(rows: ClientRows, inner: Inner, oracle: Oracle, x: Array, multiplier: Array) -> _Pass:
-    """One pass over the client's rows at one multiplier."""
-
-    def of_rows(args: tuple[Array, Array, Inner], block: Array) -> _Pass:
-        model, price, problem = args
-
-        def of_row(zeta: Array) -> _Pass:
-            best = oracle.maximise(problem, model, zeta, price)
-            loss, gradient = jax.value_and_grad(problem.loss.value)(model, best.point)
-            cost = jnp.where(best.value < jnp.inf, problem.transport.cost(zeta, best.point), jnp.inf)
-            return _Pass(best.value + best.error_bound, cost, loss, gradient)
-
-        return jax.vmap(of_row)(block)
-
-    result: _Pass = rows.mean(of_rows, (x, multiplier, inner))
+    spent: Pass = jax.tree.map(mixed, lower, upper)
+    attained, gradient = spent.minorant, spent.gradient
+    if far is not None:
+        # What is left of the budget goes to moves without end, which earn `far` nu a unit of cost.
+        left = jnp.maximum(budget - spent.cost, 0.0)
+        attained = attained + left * floor
+        gradient = gradient.at[-1].add(left * far)
+    hessian = None
+    if spent.hessian is not None and spent.coupling is not None and spent.bend is not None:
+        # Where moves do not jump, lambda gives way to the model, which lowers the curvature.
+        gives = ~free & (room <= _JUMP * budget) & (spent.bend > 0)
+        rank_one = jnp.outer(spent.coupling, spent.coupling) / jnp.where(gives, spent.bend, 1.0)
+        hessian = spent.hessian - jnp.where(gives, rank_one, 0.0)
+    found = RiskModel(dual, attained, gradient, spent.rounding, hessian, high, low, share)
+    unmoved = unmoved_risk(rows, inner, at, curvature)
+    result: RiskModel = jax.tree.map(partial(jnp.where, eps == 0), unmoved, found)
     return result
 
 
-def has_slope_form(inner: Inner) -> bool:
-    """Whether R has a closed form on an unbounded support, labels keeping their values.
-
-    p = 1 and a Lipschitz loss of a linear predictor: R = mean loss + eps Lip ||S^-1 a||.
-    p = 2 and squared loss: R = (RMSE + eps ||S^-1 a||)^2.
-    """
-    loss = inner.loss
-    if not isinstance(loss, LinearLoss) or not isinstance(inner.support, WholeSpace):
-        return False
-    if inner.reachable_labels is not None:
-        return False
-    lipschitz = inner.transport.p == 1 and np.isfinite(loss.scalar.lipschitz)
-    squared = inner.transport.p == 2 and isinstance(loss, Squared)
-    return bool(lipschitz or squared)
+def _far_slope(inner: Inner) -> float | None:
+    """What moves without end earn a unit of u, p = 1 on an unbounded support; None elsewhere."""
+    if not is_lifted(inner) or inner.transport.p != 1:
+        return None
+    return inner.loss.scalar.lipschitz if isinstance(inner.loss, LinearLoss) else 1.0
 
 
-def _slope_form(rows: ClientRows, inner: Inner, x: Array, eps: Array) -> BallRisk:
-    loss = inner.loss
-    assert isinstance(loss, LinearLoss)
-    mean, gradient = rows.mean_and_gradient(loss.values, x)
-    direction = loss.direction(x, 1.0)[0] * inner.transport.inverse_scale
-    norm = jnp.linalg.norm(direction)
-    # d norm / dx, and 0, a subgradient, where the norm has a kink. The target's share is constant in x.
-    unit = direction / jnp.where(norm > 0, norm, 1.0) * inner.transport.inverse_scale
-    slope = jnp.append(unit[:-1], 0.0) if loss.intercept else unit[:-1]
-    if inner.transport.p == 1:
-        steep = loss.scalar.lipschitz
-        value = mean + eps * steep * norm
-        lambda_ = steep * norm
-        return BallRisk(value, value, gradient + eps * steep * slope, lambda_, lambda_, jnp.zeros(()))
-    rmse = jnp.sqrt(mean)
-    safe = jnp.where(rmse > 0, rmse, 1.0)
-    root = rmse + eps * norm
-    value = root**2
-    of_root = jnp.where(rmse > 0, gradient / (2 * safe), 0.0) + eps * slope
-    multiplier = jnp.where(eps > 0, norm**2 + rmse * norm / jnp.where(eps > 0, eps, 1.0), jnp.inf)
-    return BallRisk(value, value, 2 * root * of_root, multiplier, multiplier, jnp.zeros(()))
+def _bracket(
+    rows: ClientRows, inner: Inner, oracle: Oracle, at: Point, budget: Array, floor: Array, ceiling: Array
+) -> tuple[Array, Array]:
+    """Multipliers just below and just above the one at which the moves spend the budget."""
+
+    def search(bracket: tuple[Array, Array]) -> Array:
+        low, high = bracket
+        return ((high - low > 2 * _APART * high) | jnp.isinf(high)) & (low < _LARGEST) & (high > 1 / _LARGEST)
+
+    def step(bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket  # `floor` and `ceiling` as long as they are not known
+        trial = jnp.where(jnp.isinf(high), 16 * jnp.maximum(low, 1 / 16), (low + high) / 2)
+        trial = jnp.where((low == 0) & jnp.isfinite(high), high / 16, trial)
+        cost = moved_pass(rows, inner, oracle, at, trial, False).cost
+        # Below its growth the loss moves samples without end, which no budget allows.
+        much = ~(cost <= budget)
+        return jnp.where(much, trial, low), jnp.where(much, high, trial)
+
+    return jax.lax.while_loop(search, step, (floor, ceiling))

@@ -36,11 +36,10 @@ class Pieces(NamedTuple):
 
 def pieces_of_path(a: Array, zeta: Array, inverse_scale: Array, support: Box | WholeSpace) -> Pieces:
     """The pieces of clip(zeta + nu S^-2 a), a and zeta of shape (m,)."""
-    side = jnp.array([[1.0], [-1.0]])
     weight = (a * inverse_scale) ** 2
     if isinstance(support, WholeSpace):
-        one = jnp.ones((2, 1))
-        return Pieces(side, 0 * one, jnp.inf * one, jnp.sum(weight) * one, 0 * one, 0 * one)
+        return ray(jnp.sum(weight))
+    side = jnp.array([[1.0], [-1.0]])
     moves = weight > 0
     speed = side * jnp.where(moves, a * inverse_scale**2, 1.0)  # (2, m): of each coordinate with nu
     room = jnp.abs(jnp.where(speed > 0, support.upper, support.lower) - zeta)
@@ -57,6 +56,12 @@ def pieces_of_path(a: Array, zeta: Array, inverse_scale: Array, support: Box | W
     begin = jnp.where(jnp.isinf(begin), 0.0, begin)
     end = jnp.where(rate > 0, end, begin)
     return Pieces(jnp.broadcast_to(side, end.shape), begin, end, rate, travel, spent)
+
+
+def ray(rate: Array) -> Pieces:
+    """The path on an unbounded support: one endless piece on either side."""
+    side, one = jnp.array([[1.0], [-1.0]]), jnp.ones((2, 1))
+    return Pieces(side, 0 * one, jnp.inf * one, rate * one, 0 * one, 0 * one)
 
 
 def _sum_before(terms: Array) -> Array:

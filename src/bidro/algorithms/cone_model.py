@@ -1,0 +1,305 @@
+"""The server's picture of min over x in X of max over alpha in A of sum_i alpha_i R_i(x), and what it gives.
+
+Every reply adds a plane below R_i. Where risks are lifted, planes are in z = (x, nu), and the steepness nu is
+kept exactly, as a cone: nu >= ||B x + b||. Two programs are solved over the planes:
+
+    minimise  max over alpha in A of sum_i alpha_i s_i  +  1/2 (z - z_hat)' M (z - z_hat)
+    subject to  s_i >= every plane of client i at z,  x in X,  nu >= ||B x + b||
+
+with M = 0 for a lower bound, and with M a model of the curvature around the best point for the next model to
+try. The lower bound is not the program's value, which is only as good as the solver: its multipliers are made
+feasible, and the bound they prove is evaluated afresh.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import clarabel
+import jax
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.optimize import linprog
+
+from bidro.losses.base import Cone
+from bidro.problem import Mixtures
+from bidro.sets import ConvexSet, ScaledNormCut, VectorSet
+from bidro.sets.base import Polytope
+
+Numbers = NDArray[np.float64]
+
+
+class Planes(NamedTuple):
+    """R_owner(z) >= value + <gradient, z - point>, for every row."""
+
+    owner: NDArray[np.int64]  # (planes,)
+    value: Numbers  # (planes,)
+    gradient: Numbers  # (planes, k)
+    point: Numbers  # (planes, k)
+
+    @classmethod
+    def none(cls, k: int) -> Planes:
+        return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, k)), np.zeros((0, k)))
+
+    @classmethod
+    def at_point(cls, owner: NDArray[np.int64], value: Numbers, gradient: Numbers, z: Numbers) -> Planes:
+        """One plane of each owner, all known at z."""
+        return cls(owner, value, gradient, np.tile(z, (len(owner), 1)))
+
+    def with_more(self, more: Planes) -> Planes:
+        return jax.tree.map(lambda a, b: np.concatenate([a, b]), self, more)
+
+    def only(self, kept: NDArray[np.bool_]) -> Planes:
+        return jax.tree.map(lambda part: part[kept], self)
+
+    def at(self, z: Numbers) -> Numbers:
+        """Their values at z."""
+        values: Numbers = self.value + np.sum(self.gradient * (z - self.point), axis=1)
+        return values
+
+
+class Answer(NamedTuple):
+    """The solution of one program, in the units of the risks."""
+
+    z: Numbers  # (k,)
+    value: float  # of max_alpha sum_i alpha_i s_i at z
+    multipliers: Numbers  # (planes,), nonnegative, per client summing to alpha, which is in A
+    alpha: Numbers  # (n,)
+    pulls: tuple[Numbers, ...]  # multipliers of the cones, one vector a cone
+    pushes: tuple[Numbers, ...]  # multipliers of X's own norm bounds
+
+
+class ConeModel(NamedTuple):
+    """X, A and the cones: all of the problem that does not come from the clients."""
+
+    models: VectorSet
+    mixtures: Mixtures
+    cones: tuple[Cone, ...]  # empty where risks are not lifted
+
+    def lift(self, x: Numbers) -> Numbers:
+        """z = (x, nu(x)), or x itself."""
+        if not self.cones:
+            return x
+        return np.append(x, max(float(np.linalg.norm(cone.at(x))) for cone in self.cones))
+
+    def worst_mixture(self, risks: Numbers) -> float:
+        """max over alpha in A of sum_i alpha_i risks_i."""
+        return float(_linear_maximum(self.mixtures, risks))
+
+    def solve(self, planes: Planes, z: Numbers, curvature: Numbers | None, scale: float) -> Answer | None:
+        """Solve the program around z; `scale` is by how much the risks may still fall. None where the solver
+        fails.
+
+        The program is stated in that unit, and in the unit of steps that gain as much: near the solution,
+        where both are small, it would else be solved to no more than the root of the tolerance.
+        """
+        k, n, d = len(z), self.mixtures.dimension, self.models.dimension
+        if self.cones and not np.any(planes.gradient[:, d]):
+            # Nobody's risk depends on nu, which would be free to rise without end.
+            in_x = planes._replace(gradient=planes.gradient[:, :d], point=planes.point[:, :d])
+            M = None if curvature is None else curvature[:d, :d]
+            flat = self._replace(cones=()).solve(in_x, z[:d], M, scale)
+            still = tuple(np.zeros(len(cone.offset)) for cone in self.cones)
+            return flat and flat._replace(z=self.lift(flat.z), pulls=still)
+        polytope, limits = self.mixtures.polytope(), self.models.constraints()
+        heights, tops = planes.at(z), _highest(planes, z, n)
+        # s and pi are counted from where they are at z, so that only what may still change is to be found.
+        room = polytope.matrix.T @ _prices(polytope, tops) - polytope.lift.T @ tops
+        stretch = 1.0 if curvature is None else float(np.sqrt(scale * k / np.trace(curvature)))
+        reach = np.inf if curvature is None else _REACH
+        program = _Program(k, n, len(polytope.total), reach=reach)
+        below_top = (tops[planes.owner] - heights) / scale
+        program.at_least_zero(below_top, -stretch / scale * planes.gradient, s=_owners(planes, n))
+        program.at_least_zero(np.maximum(room, 0.0) / scale, s=-polytope.lift.T, pi=polytope.matrix.T)
+        above, below = np.isfinite(limits.upper), np.isfinite(limits.lower)
+        program.at_least_zero((limits.upper - z[:d])[above] / stretch, -np.eye(d, k)[above])
+        program.at_least_zero((z[:d] - limits.lower)[below] / stretch, np.eye(d, k)[below])
+        for matrix, offset, radius in limits.norms:
+            program.norm_at_most(matrix, (matrix @ z[:d] + offset) / stretch, np.zeros(k), radius / stretch)
+        for cone in self.cones:
+            program.under_nu(cone.matrix, cone.at(z[:d]) / stretch, z[-1] / stretch)
+        M = None if curvature is None else stretch**2 / scale * curvature
+        solved = program.minimise(M, np.concatenate([np.zeros(k), polytope.offset, polytope.total]))
+        if solved is None:
+            return None
+        step, dual = stretch * solved[0], solved[1]
+        x = np.asarray(_project(self.models, z[:d] + step[:d]))
+        value = self.worst_mixture(_highest(planes, z + step[:k], n))
+        multipliers, alpha = self._feasible(planes, np.maximum(dual[: len(heights)], 0.0), heights)
+        vectors = program.norm_multipliers(scale / stretch * dual)
+        split = len(limits.norms)
+        return Answer(self.lift(x), value, multipliers, alpha, vectors[split:], vectors[:split])
+
+    def _feasible(self, planes: Planes, raw: Numbers, heights: Numbers) -> tuple[Numbers, Numbers]:
+        """The solver's multipliers, moved to where they prove a bound, and the weights they sum to."""
+        sums = np.bincount(planes.owner, raw, self.mixtures.dimension)
+        alpha = np.asarray(_project(self.mixtures, sums))
+        multipliers = raw * np.where(sums > 0, alpha / np.where(sums > 0, sums, 1.0), 0.0)[planes.owner]
+        for i in np.flatnonzero((sums == 0) & (alpha > 0)):
+            own = np.flatnonzero(planes.owner == i)
+            multipliers[own[np.argmax(heights[own])]] = alpha[i]
+        return multipliers, alpha
+
+    def proven(self, planes: Planes, z: Numbers, answer: Answer) -> float:
+        """The lower bound that the answer's multipliers prove, over all of X.
+
+        sum_j beta_j plane_j(z) is at most the objective, for beta nonnegative with sums in A. Its gradient r
+        in z is minimised over X, after nu r_nu >= <y, B x + b> for any y with ||y|| <= r_nu: the cone's
+        multiplier. Likewise 0 >= <y, B x + b> - radius ||y|| takes the place of a norm cut of X.
+        """
+        d, beta = self.models.dimension, answer.multipliers
+        r = beta @ planes.gradient
+        constant, slope = float(beta @ planes.at(z) - r @ z), r[:d].copy()
+        if self.cones:
+            length = sum(float(np.linalg.norm(y)) for y in answer.pulls)
+            share = min(1.0, max(float(r[d]), 0.0) / length) if length > 0 else 0.0
+            for cone, y in zip(self.cones, answer.pulls, strict=True):
+                slope += share * (y @ cone.matrix)
+                constant += share * float(y @ cone.offset)
+        models = self.models
+        if isinstance(models, ScaledNormCut):
+            cut, y = models.constraints().norms[-1], answer.pushes[-1]
+            slope += y @ cut.matrix
+            constant -= cut.radius * float(np.linalg.norm(y))
+            models = models.base
+        return constant - float(_linear_maximum(models, -slope))
+
+
+class _Program:
+    """minimise 1/2 v' P v + q' v over v = (step in z, s, pi), under constraints that are affine in v."""
+
+    def __init__(self, *sizes: int, reach: float) -> None:
+        self.reach = reach
+        self.starts = np.cumsum([0, *sizes])
+        self.rows: list[Numbers] = []
+        self.constants: list[Numbers] = []
+        self.norms: list[Numbers] = []  # maps from a cone's multiplier to that of the vector under the norm
+
+    def _add(self, constant: Numbers, **parts: Numbers | None) -> None:
+        block = np.zeros((len(constant), self.starts[-1]))
+        for start, part in zip(self.starts, parts.values(), strict=False):
+            if part is not None:
+                block[:, start : start + part.shape[1]] = part
+        self.rows.append(block)
+        self.constants.append(constant)
+
+    def at_least_zero(
+        self, constant: Numbers, z: Numbers | None = None, s: Numbers | None = None, pi: Numbers | None = None
+    ) -> None:
+        """constant + z-part + s-part + pi-part >= 0; all of these come before the norms.
+
+        What is farther away than steps of size `reach` can go is brought that near.
+        """
+        self._add(constant, z=z, s=s, pi=pi)
+        self.constants[-1] = np.minimum(constant, self.reach * (1 + np.linalg.norm(self.rows[-1], axis=1)))
+
+    def norm_at_most(self, matrix: Numbers, offset: Numbers, along: Numbers, radius: float) -> None:
+        """||matrix x + offset|| <= radius + <along, z>, x being the first coordinates of z."""
+        block = np.zeros((len(offset) + 1, len(along)))
+        block[0], block[1:, : matrix.shape[1]] = along, matrix
+        self._add(np.append(radius, offset), z=block)
+        self.norms.append(-np.eye(len(offset), len(offset) + 1, 1))
+
+    def under_nu(self, matrix: Numbers, here: Numbers, nu: float) -> None:
+        """||here + matrix x|| <= nu + step in nu, the last coordinate of z, where ||here|| <= nu.
+
+        Where steps of size 1 are small beside nu, all that matters is lost in nu. With u = here / nu, p and o
+        the parts of matrix x along u and across it, a = step - p and b = 2 nu + step + p, the same set is
+        a b >= ||o||^2, and as ||(2 o, nu a - b / nu)|| <= nu a + b / nu everything is of size 1.
+        """
+        k = self.starts[1]
+        step, size = np.eye(k)[-1], float(np.linalg.norm(here))
+        if size <= 1 or size < 0.999999 * nu:
+            self.norm_at_most(matrix, here, step, nu)
+            return
+        wide = np.pad(matrix, ((0, 0), (0, k - matrix.shape[1])))
+        u = here / size
+        p = u @ wide
+        # Here nu is ||here|| and something left, which counts as a step already made.
+        left = nu - size
+        low, high = size * (step - p), (step + p) / size
+        low0, high0 = size * left, 2 + left / size
+        block = np.vstack([low + high, 2 * (wide - np.outer(u, p)), low - high])
+        constant = np.concatenate([[low0 + high0], np.zeros(len(here)), [low0 - high0]])
+        self._add(constant, z=block)
+        across = np.eye(len(u)) - np.outer(u, u)
+        self.norms.append(np.column_stack([(size - 1 / size) * u, -2 * across, (size + 1 / size) * u]))
+
+    def minimise(self, M: Numbers | None, q: Numbers) -> tuple[Numbers, Numbers] | None:
+        """(v, multipliers), M being the curvature of the step in z."""
+        P = sparse.csc_matrix((len(q), len(q)))
+        if M is not None:
+            P = sparse.csc_matrix(np.pad(np.triu(M), (0, len(q) - len(M))))
+        A, b = sparse.csc_matrix(-np.vstack(self.rows)), np.concatenate(self.constants)
+        sizes = [back.shape[1] for back in self.norms]
+        cones = [clarabel.NonnegativeConeT(len(b) - sum(sizes))]
+        cones += [clarabel.SecondOrderConeT(size) for size in sizes]
+        solved = clarabel.DefaultSolver(P, q, A, b, cones, _settings()).solve()
+        v, dual = np.asarray(solved.x), np.asarray(solved.z)
+        # A solution short of the tolerance still serves: bounds are proven from multipliers, not from it.
+        usable = solved.status not in _FAILED and np.all(np.isfinite(v)) and np.all(np.isfinite(dual))
+        return (v, dual) if usable else None
+
+    def norm_multipliers(self, dual: Numbers) -> tuple[Numbers, ...]:
+        """For each norm the vector y for which <y, matrix x + offset> takes its place in the Lagrangian."""
+        vectors, end = [], len(dual)
+        for back in reversed(self.norms):
+            vectors.append(back @ dual[end - back.shape[1] : end])
+            end -= back.shape[1]
+        return tuple(reversed(vectors))
+
+
+# Steps are of size 1 in the units of their program; constraints that are this far away do not matter, and
+# would only take the solver's digits.
+_REACH = 1e3
+
+_FAILED = {
+    clarabel.SolverStatus.PrimalInfeasible,
+    clarabel.SolverStatus.DualInfeasible,
+    clarabel.SolverStatus.NumericalError,
+    clarabel.SolverStatus.Unsolved,
+}
+
+
+def _settings() -> Any:
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
+    settings.max_threads = 1
+    return settings
+
+
+def _prices(polytope: Polytope, c: Numbers) -> Numbers:
+    """pi that minimises <total, pi> subject to matrix' pi >= lift' c: the dual of the worst mixture of c."""
+    need = polytope.lift.T @ c
+    if len(polytope.total) == 1:
+        return np.atleast_1d(np.max(need / polytope.matrix[0]))
+    found = linprog(
+        polytope.total, A_ub=-polytope.matrix.T, b_ub=-need, bounds=(None, None), method="highs-ds"
+    )
+    return np.asarray(found.x)
+
+
+def _owners(planes: Planes, n: int) -> Numbers:
+    """(planes, n): 1 where the client owns the plane."""
+    owners: Numbers = (planes.owner[:, None] == np.arange(n)).astype(float)
+    return owners
+
+
+def _highest(planes: Planes, z: Numbers, n: int) -> Numbers:
+    """The highest plane of each client at z."""
+    heights = np.full(n, -np.inf)
+    np.maximum.at(heights, planes.owner, planes.at(z))
+    return heights
+
+
+@jax.jit
+def _linear_maximum(of: ConvexSet, c: Array) -> Array:
+    return of.linear_maximum(c)[0]
+
+
+@jax.jit
+def _project(on: ConvexSet, v: Array) -> Array:
+    return on.project(v)

@@ -1,0 +1,387 @@
+"""The exact solver: MW-DRO itself, to a certified gap, in about ten rounds.
+
+    min over x in X of max over alpha in A of sum_i alpha_i R_i(x)
+
+A client replies with bounds of its risk R_i at the model, a plane below R_i and, where it sends curvature, a
+model H_i of its second derivative. The server keeps the planes and takes the next model from a small cone
+program with curvature M = sum_i alpha_i H_i: a sequential quadratic method for a finite maximum, with memory.
+The model becomes the new centre where the worst mixture falls as predicted; else M is stiffened. Without
+curvature from the clients, M is a quasi-Newton estimate from gradients.
+
+Kinks of the loss (hinge, absolute, pinball) are rounded, ever less: progress is judged on the rounded risks,
+which have curvature, while planes lie below the true ones. Upper bounds are dual values of the true risks,
+and lower bounds are proven from the planes: see `cone_model`. The penalised problem, and the one without
+ambiguity inside the clients (AFL's), are solved in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from bidro.algorithms.cone_model import Answer, ConeModel, Planes
+from bidro.algorithms.contract import Snapshot
+from bidro.client import Client
+from bidro.errors import BidroError
+from bidro.problem import Problem
+from bidro.sets import WholeSpace
+from bidro.trees import pytree, static
+from bidro.worst_case import Oracle
+from bidro.worst_case.risk import RiskModel
+
+Numbers = NDArray[np.float64]
+
+# Sent in place of an infinite multiplier, since messages hold finite numbers only.
+_INFINITE = float(np.finfo(float).max)
+# A trial becomes the centre if the worst mixture falls by this share of the prediction; above the second
+# share, stiffening is taken back.
+_ENOUGH, _GOOD = 0.1, 0.5
+_STIFFEN = 4.0
+_ROUNDING = 1e-14
+# The program for the lower bound has no steps whose size would go down with the gap; its unit stays above
+# this share of the risks.
+_COARSEST = 1e-5
+# Kinks are first rounded over this multiple of the residuals, then over this share of that, and so on.
+_FIRST_WIDTH = 2.0
+_NARROW = 0.35
+# Planes that neither program has used for this many rounds are dropped.
+_IDLE_ROUNDS = 25
+_USED = 1e-9
+
+
+class Broadcast(NamedTuple):
+    x: Array  # (d,) the model to be assessed
+    width: Array  # kinks of the loss are rounded over this, in the client's own units
+
+
+class Reply(NamedTuple):
+    """All that leaves a site, each number computed over all its rows."""
+
+    upper: Array  # upper end of R_i(x); 0 where none is known
+    certified: Array  # 1 where `upper` is proven, else 0
+    attained: Array  # at x, of a plane below R_i
+    gradient: Array  # (k,) of that plane
+    rounding: Array  # what the risk with rounded kinks exceeds `attained` by
+    curvature: Array  # upper triangle of H_i, row by row; empty where it is not sent
+    multiplier: Array  # lambda_i; the largest float stands for infinity
+
+    @classmethod
+    def of(cls, found: RiskModel) -> Reply:
+        known = jnp.isfinite(found.value)
+        packed = jnp.zeros(0)
+        if found.curvature is not None:
+            packed = found.curvature[jnp.triu_indices(found.gradient.shape[0])]
+        return cls(
+            jnp.where(known, found.value, 0.0),
+            known.astype(float),
+            found.attained,
+            found.gradient,
+            found.rounding,
+            packed,
+            jnp.minimum(found.multiplier, _INFINITE),
+        )
+
+
+class Centre(NamedTuple):
+    """The replies at the point around which the program is solved."""
+
+    z: Numbers  # (k,)
+    merit: float  # worst mixture of the rounded risks
+    tangents: Planes  # of the rounded risks
+    attained: Numbers  # (n,)
+    curvature: Numbers  # (n, k, k); (0, k, k) where it is estimated
+
+
+class Best(NamedTuple):
+    """The best model so far, by the upper end of its worst mixture."""
+
+    x: Numbers
+    upper: float
+    risks: Numbers  # (n,) upper ends
+    multipliers: Numbers  # (n,)
+
+
+class State(NamedTuple):
+    x: Numbers  # (d,) the model to be assessed next
+    x_sum: Numbers  # of the models assessed so far
+    width: float
+    model: ConeModel
+    planes: Planes
+    idle: NDArray[np.int64]  # (planes,) rounds since a program used it
+    centre: Centre | None
+    best: Best
+    certified: bool  # whether every client's upper end at the best model is proven
+    wanted: float  # the relative gap at which to stop
+    lower: float
+    alpha: Numbers  # (n,) weights of the best lower bound
+    mixture: Numbers  # (n,) weights of the last step, by which curvatures are mixed
+    estimate: Numbers | None  # (k, k) quasi-Newton curvature, None before two gradients are known
+    stiffness: float
+    predicted: float  # by how much the worst mixture of rounded risks should fall at x
+    t: int  # rounds done
+    stalled: bool  # whether the next model would be the centre itself: nothing more can be gained
+
+    @property
+    def finished(self) -> bool:
+        return self.stalled or self.gap <= self.wanted
+
+    @property
+    def gap(self) -> float:
+        """(upper - lower) / max(|upper|, 1e-12).
+
+        Where upper bounds are not certified, the distance of the lower ends to the best lower bound.
+        """
+        if not np.isfinite(self.best.upper):
+            return float("inf")
+        return (self.best.upper - self.lower) / max(abs(self.best.upper), 1e-12)
+
+
+@pytree
+class ExactMWDRO:
+    """Stops at a relative `gap`; `oracle` solves the inner problems that have no closed form.
+
+    Raises BidroError for a loss that is not convex in the model, and for an unbounded model set, over
+    which planes prove nothing.
+    """
+
+    oracle: Oracle = static()
+    sends_curvature: bool = static(default=True)
+    gap: float = static(default=1e-6)
+
+    broadcast_type: ClassVar[type] = Broadcast
+    reply_type: ClassVar[type] = Reply
+
+    @property
+    def traceable_server(self) -> bool:
+        return False
+
+    def init(self, problem: Problem) -> State:
+        if not problem.loss.convex_in_x:
+            name = type(problem.loss).__name__
+            raise BidroError(
+                f"The exact solver needs a loss that is convex in the model; {name} is not known to be."
+            )
+        if isinstance(problem.models, WholeSpace):
+            raise BidroError(
+                "The exact solver proves its lower bound over a bounded model set; give the problem "
+                "models=Box.cube(half_width, d) with a half-width beyond any model you expect."
+            )
+        self.oracle.check(problem.inner)
+        n, x = problem.n, np.asarray(problem.initial_model)
+        cones = (
+            problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.clients.lifted else []
+        )
+        model = ConeModel(problem.domain, problem.weights, tuple(cones))
+        unknown = np.full(n, np.nan)
+        weights = np.asarray(problem.initial_weights)
+        return State(
+            x,
+            np.zeros_like(x),
+            _FIRST_WIDTH,
+            model,
+            Planes.none(len(model.lift(x))),
+            np.zeros(0, np.int64),
+            None,
+            Best(x, np.inf, unknown, unknown),
+            True,
+            self.gap,
+            0.0 if problem.loss.nonnegative else -np.inf,
+            weights,
+            weights,
+            None,
+            1.0,
+            0.0,
+            0,
+            False,
+        )
+
+    def broadcast(self, state: State) -> Broadcast:
+        return Broadcast(jnp.asarray(state.x), jnp.asarray(state.width))
+
+    def draw(self, client: Client, key: Array) -> object:
+        """Nothing is random."""
+        return None
+
+    def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
+        return Reply.of(client.risk(self.oracle, broadcast.x, broadcast.width, self.sends_curvature))
+
+    def server(self, state: State, replies: Reply, replied: Array) -> State:
+        """A round that not all clients answer is repeated, with the planes of those who did.
+
+        Once finished, nothing changes any more.
+        """
+        if state.finished:
+            return state
+        state = state._replace(x_sum=state.x_sum + state.x)
+        who = np.flatnonzero(np.asarray(replied))
+        arrived: Reply = jax.tree.map(np.asarray, replies)
+        z = state.model.lift(state.x)
+        planes = Planes.at_point(who, arrived.attained[who], arrived.gradient[who], z)  # type: ignore[arg-type]
+        state = state._replace(
+            planes=state.planes.with_more(planes), idle=np.append(state.idle, np.zeros(len(who), np.int64))
+        )
+        state = state._replace(t=state.t + 1)
+        if len(who) < len(state.alpha):
+            return state
+        state = _with_best(state, arrived)
+        state = _with_centre(state, arrived, z)
+        state = _with_lower_bound(state)
+        return state if state.finished else _with_next(state)
+
+    def snapshot(self, state: State) -> Snapshot:
+        return Snapshot(state.best.x, state.x_sum / max(state.t, 1), state.alpha)
+
+
+def to_gap(state: State, gap: float) -> State:
+    """A state from which to go on to another gap."""
+    stopped = state.finished
+    state = state._replace(wanted=gap, stalled=False)
+    return _with_next(state) if stopped and not state.finished else state
+
+
+def _with_best(state: State, replies: Reply) -> State:
+    certified = bool(np.all(np.asarray(replies.certified) == 1))
+    risks = np.where(np.asarray(replies.certified) == 1, replies.upper, replies.attained)
+    upper = state.model.worst_mixture(risks)
+    if not np.all(np.isfinite(risks)):
+        raise BidroError(f"In round {state.t} a client's risk is not finite; declare a bounded support.")
+    # A proven bound is never given up for a better one that is not.
+    if (certified, -upper) <= (state.certified and np.isfinite(state.best.upper), -state.best.upper):
+        return state
+    multipliers = np.where(np.asarray(replies.multiplier) == _INFINITE, np.inf, replies.multiplier)
+    return state._replace(best=Best(state.x, upper, risks, multipliers), certified=certified)
+
+
+def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
+    """Make the point just assessed the centre, if it is good enough, and learn from it if it is not."""
+    n, k = len(state.alpha), len(z)
+    attained, gradient = np.asarray(replies.attained), np.asarray(replies.gradient)
+    rounded = attained + np.asarray(replies.rounding)
+    tangents = Planes.at_point(np.arange(n), rounded, gradient, z)
+    merit = state.model.worst_mixture(rounded)
+    estimate, centre = state.estimate, state.centre
+    packed = np.asarray(replies.curvature)
+    if packed.shape[1] == 0 and centre is not None and np.isfinite(centre.merit):
+        change = state.mixture @ (gradient - centre.tangents.gradient)
+        estimate = quasi_newton(estimate, z - centre.z, change)
+    stiffness = state.stiffness
+    if centre is not None:
+        fall = centre.merit - merit
+        if fall < _ENOUGH * state.predicted - _ROUNDING * abs(centre.merit):
+            return state._replace(stiffness=_STIFFEN * stiffness, estimate=estimate)
+        if fall > _GOOD * state.predicted:
+            stiffness = max(1.0, stiffness / _STIFFEN)
+    curvature = np.zeros((n if packed.shape[1] else 0, k, k))
+    if packed.shape[1]:
+        rows, columns = np.triu_indices(k)
+        curvature[:, rows, columns] = curvature[:, columns, rows] = packed
+    new = Centre(z, merit, tangents, attained, curvature)
+    return state._replace(centre=new, stiffness=stiffness, estimate=estimate)
+
+
+def _with_lower_bound(state: State) -> State:
+    assert state.centre is not None
+    z = state.centre.z
+    bound = state.model.solve(state.planes, z, None, max(_scale(state), _COARSEST * abs(state.best.upper)))
+    if bound is None:
+        return state
+    state = state._replace(idle=np.where(bound.multipliers > _USED, 0, state.idle))
+    return _with_proof(state, state.planes, bound)
+
+
+def _with_proof(state: State, planes: Planes, answer: Answer) -> State:
+    """The better of the lower bound known and the one that the answer's multipliers prove."""
+    assert state.centre is not None
+    proven = state.model.proven(planes, state.centre.z, answer)
+    if proven <= state.lower and state.t > 1:
+        return state
+    return state._replace(lower=max(proven, state.lower), alpha=answer.alpha)
+
+
+def _with_next(state: State) -> State:
+    """The next model: from the program with curvature around the centre."""
+    centre, model = state.centre, state.model
+    assert centre is not None
+    planes = state.planes.with_more(centre.tangents)
+    M = _curvature(state, state.mixture)
+    step = model.solve(planes, centre.z, M, _scale(state))
+    if step is not None and len(centre.curvature):
+        # The weights that mix the curvatures come from the program itself: once more with what it gave.
+        M = _curvature(state, step.alpha)
+        step = model.solve(planes, centre.z, M, _scale(state)) or step
+    if step is None:
+        return state._replace(stiffness=_STIFFEN * state.stiffness)
+    # Near the solution these multipliers prove more than those of the bound's own program. The tangents of
+    # the rounded risks are, lowered to what is attained, planes below the true ones.
+    below = centre.tangents._replace(value=centre.attained)
+    state = _with_proof(state, state.planes.with_more(below), step)
+    move = step.z - centre.z
+    predicted = centre.merit - step.value - 0.5 * float(move @ M @ move)
+    used = step.multipliers[: len(state.planes.owner)] > _USED
+    idle = np.where(used, 0, state.idle + 1)
+    kept = idle < _IDLE_ROUNDS
+    state = state._replace(
+        x=step.z[: model.models.dimension],
+        planes=state.planes.only(kept),
+        idle=idle[kept],
+        mixture=step.alpha,
+        predicted=max(predicted, 0.0),
+    )
+    # Rounding kinks costs this much; when steps promise less, it is time to round them less.
+    cost = centre.merit - model.worst_mixture(centre.attained)
+    if state.predicted < cost:
+        return state._replace(width=_NARROW * state.width, centre=_unjudged(centre))
+    return state._replace(stalled=float(np.linalg.norm(move)) <= 1e-15 * float(np.linalg.norm(centre.z)))
+
+
+def _unjudged(centre: Centre) -> Centre:
+    """A centre that gives way to the next point whatever that is like: it was judged by other rounding."""
+    return centre._replace(merit=float("inf"))
+
+
+def _scale(state: State) -> float:
+    """By how much the risks may still fall, as far as is known: the unit in which programs are solved."""
+    assert state.centre is not None
+    size = max(abs(state.best.upper), 1e-12)
+    return float(np.clip(state.best.upper - state.lower, 1e-10 * size, size))
+
+
+def _curvature(state: State, mixture: Numbers) -> Numbers:
+    """M, stiffened, with no curvature below a small share of the largest; where nothing is known of it, the
+    multiple of the identity that keeps the step to about 1."""
+    centre = state.centre
+    assert centre is not None
+    M = np.zeros((len(centre.z), len(centre.z))) if state.estimate is None else state.estimate
+    if len(centre.curvature):
+        M = np.tensordot(mixture, centre.curvature, axes=1)
+    values, vectors = np.linalg.eigh(M)
+    if values[-1] <= 0:
+        steepest = float(np.linalg.norm(centre.tangents.gradient, axis=1).max())
+        return state.stiffness * (steepest or 1.0) * np.eye(len(M))
+    raised = (vectors * np.maximum(values, 1e-10 * values[-1])) @ vectors.T
+    positive: Numbers = state.stiffness / 2 * (raised + raised.T)
+    return positive
+
+
+def quasi_newton(B: Numbers | None, s: Numbers, y: Numbers) -> Numbers | None:
+    """The damped BFGS estimate after a move s (k,) that changed the gradient by y (k,).
+
+    Powell's damping keeps it positive definite. The first estimate is the multiple of the identity that fits
+    the move.
+    """
+    length, bend = float(s @ s), float(s @ y)
+    if length == 0 or not np.isfinite(bend) or (B is None and bend <= 0):
+        return B
+    if B is None:
+        B = np.eye(len(s)) * bend / length
+    Bs = B @ s
+    sBs = float(s @ Bs)
+    share = 1.0 if bend >= 0.2 * sBs else 0.8 * sBs / (sBs - bend)
+    y = share * y + (1 - share) * Bs
+    updated: Numbers = B - np.outer(Bs, Bs) / sBs + np.outer(y, y) / float(s @ y)
+    return updated

@@ -1,0 +1,189 @@
+"""One client: what it owns, how uncertain it is of its own distribution, and its risk at a model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import ArrayLike, NDArray
+
+from bidro.errors import BidroError
+from bidro.federation import Federation, Support, client_id
+from bidro.losses import LinearLoss, Loss, Squared
+from bidro.rows import ClientRows
+from bidro.sets import Ball, Box
+from bidro.transport import Transport
+from bidro.trees import pytree, static
+from bidro.worst_case import Inner, Oracle
+from bidro.worst_case.atoms import Point
+from bidro.worst_case.ball import ball_risk, is_lifted
+from bidro.worst_case.risk import RiskModel, penalised_risk, unmoved_risk
+
+
+@dataclass(frozen=True, eq=False)
+class Penalty:
+    """rho_i > 0 for each client (a single number is shared): the price of moving a sample."""
+
+    rho: ArrayLike
+
+    def per_client(self, n: int) -> Array:
+        rho = _per_client("penalties", self.rho, n)
+        if np.any(rho <= 0):
+            raise BidroError(f"Every penalty must be a positive number; got {rho}.")
+        return jnp.asarray(rho)
+
+
+@dataclass(frozen=True, eq=False)
+class WassersteinBall:
+    """eps_i >= 0 for each client (a single number is shared): how far its distribution may lie from
+    its samples, in W_p of the problem's transport cost."""
+
+    radius: ArrayLike
+
+    def per_client(self, n: int) -> Array:
+        eps = _per_client("radii", self.radius, n)
+        if np.any(eps < 0):
+            raise BidroError(f"Every radius must be a number of at least 0; got {eps}.")
+        return jnp.asarray(eps)
+
+
+def ambiguity_kind(ambiguity: Penalty | WassersteinBall | None) -> Literal["none", "penalty", "ball"]:
+    if ambiguity is None:
+        return "none"
+    return "penalty" if isinstance(ambiguity, Penalty) else "ball"
+
+
+def ambiguity_levels(ambiguity: Penalty | WassersteinBall | None, n: int) -> tuple[Array, Array]:
+    """(rho, eps) of n clients; nan for what the ambiguity is not."""
+    unused = jnp.full(n, jnp.nan)
+    if ambiguity is None:
+        return unused, unused
+    level = ambiguity.per_client(n)
+    return (level, unused) if isinstance(ambiguity, Penalty) else (unused, level)
+
+
+def _per_client(what: str, given: ArrayLike, n: int) -> NDArray[np.float64]:
+    """One finite number a client."""
+    try:
+        numbers = np.asarray(given, float)
+    except (TypeError, ValueError) as error:
+        raise BidroError(f"The {what} must be numbers; got {given!r}.") from error
+    if numbers.ndim > 1 or (numbers.ndim == 1 and numbers.shape != (n,)):
+        raise BidroError(f"There are {n} clients but {what} of shape {numbers.shape}.")
+    if not np.all(np.isfinite(numbers)):
+        raise BidroError(f"The {what} must be finite, positive numbers; got {numbers}.")
+    return np.broadcast_to(numbers, (n,))
+
+
+@pytree
+class Client:
+    """All that one client may use: its own rows, its penalty or radius, and what everybody knows.
+
+    Before being mapped over, `rows`, `rho`, `eps` and `id` carry all clients along a leading axis.
+    """
+
+    rows: ClientRows
+    rho: Array  # (), nan unless the ambiguity is a penalty
+    eps: Array  # (), nan unless it is a ball
+    id: Array  # (2,), derived from the name
+    inner: Inner
+    ambiguity: Literal["none", "penalty", "ball"] = static()
+
+    @classmethod
+    def single(
+        cls,
+        name: str,
+        samples: ArrayLike,
+        loss: Loss,
+        transport: Transport,
+        support: Support,
+        ambiguity: Penalty | WassersteinBall | None = None,
+    ) -> Client:
+        """A client on the machine that owns `samples` (N_i, m) and nothing else."""
+        own = Federation.from_arrays({name: samples}, support)
+        check_samples(own, loss, transport)
+        rho, eps = ambiguity_levels(ambiguity, 1)
+        identity = jnp.asarray(client_id(name))
+        inner = Inner(transport, support, loss)
+        return cls(ClientRows.single(own.samples), rho[0], eps[0], identity, inner, ambiguity_kind(ambiguity))
+
+    @property
+    def lifted(self) -> bool:
+        """Whether the client's risk is a function of (x, nu): see `worst_case.atoms`."""
+        return self.ambiguity == "ball" and is_lifted(self.inner)
+
+    def risk(self, oracle: Oracle, x: Array, width: Array, curvature: bool) -> RiskModel:
+        """This client's R_i at x, as a function of (x, nu) where it is lifted.
+
+        In the plane and curvature that are returned, never in the value, kinks of the loss are rounded over
+        `width`, in units of the residuals (or the loss) at the loss's starting model.
+        """
+        width = width * self._unit
+        if self.ambiguity == "ball":
+            return ball_risk(self.rows, self.inner, oracle, x, self.eps, width, curvature)
+        at = Point(x, None, width)
+        if self.ambiguity == "penalty":
+            return penalised_risk(self.rows, self.inner, oracle, at, self.rho, curvature)
+        return unmoved_risk(self.rows, self.inner, at, curvature)
+
+    @property
+    def _unit(self) -> Array:
+        """The size of u for this client, where kinks are to be rounded."""
+        loss = self.inner.loss
+        if not isinstance(loss, Squared) and not (
+            isinstance(loss, LinearLoss) and loss.scalar.curvature == math.inf
+        ):
+            return jnp.ones(())
+        mean = self.rows.mean(loss.values, loss.initial(self.rows.samples.shape[-1]))
+        return jnp.sqrt(mean) if isinstance(loss, Squared) else mean
+
+    def client_axes(self) -> Client:
+        """The `in_axes` that map a function of one client over all clients."""
+        return Client(self.rows.client_axes(), 0, 0, 0, None, self.ambiguity)  # type: ignore[arg-type]
+
+    def run_axes(self) -> Client:
+        """The `in_axes` that map a function of all clients over repeated runs."""
+        return Client(self.rows.run_axes(), None, None, None, None, self.ambiguity)  # type: ignore[arg-type]
+
+
+def check_samples(federation: Federation, loss: Loss, transport: Transport) -> None:
+    """Raise BidroError unless the transport cost and the loss fit the rows and their labels."""
+    name, m = type(loss).__name__, federation.m
+    if transport.dimension != m:
+        raise BidroError(
+            f"The transport cost is for {transport.dimension} coordinates but samples have {m} (the "
+            "label or target counts as one)."
+        )
+    if loss.labels is None:
+        if transport.discrete_label:
+            raise BidroError(
+                f"{name} has a continuous target; use a transport cost without a discrete label."
+            )
+        return
+    if not transport.discrete_label:
+        raise BidroError(f"{name} has discrete labels; use Transport.classification.")
+    labels = np.asarray(federation.samples[:, -1])
+    wrong = ~np.isin(labels, loss.labels)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        client, k = federation.locate(row)
+        raise BidroError(
+            f"Client '{client}', row {k}, column '{federation.columns[-1]}': label {labels[row]:g} is not "
+            f"one of {', '.join(f'{v:g}' for v in loss.labels)}; recode it."
+        )
+    if math.isinf(transport.label_cost):
+        return
+    support = federation.support
+    if isinstance(support, Ball):
+        raise BidroError("Labels that can change need a box or an unbounded support, not a ball.")
+    if isinstance(support, Box):
+        low, high = float(support.lower[-1]), float(support.upper[-1])
+        if min(loss.labels) < low or max(loss.labels) > high:
+            raise BidroError(
+                f"Labels can change at a finite cost, but the support keeps them in [{low:g}, {high:g}]; "
+                f"let it hold all of {', '.join(f'{v:g}' for v in loss.labels)}."
+            )

@@ -1,0 +1,225 @@
+"""One pass over a client's rows at one price of movement: each sample moved to its maximiser.
+
+With z the model, the pass gives means over the rows of phi(z, zeta_k) = sup over xi of
+l(z, xi) - lambda c(zeta_k, xi), of the cost of the moves, and of the losses where they end; lines below the
+losses there, as functions of z; and second derivatives of the mean of phi in z and lambda.
+
+For a linear predictor on an unbounded support a move of length t in the scaled norm changes u by at most
+nu t, with nu = ||S^-1 a(x)||. Then phi depends on x through u and nu alone, is convex in the two together,
+and is taken as a function of the *lifted* model z = (x, nu): it is smooth where the norm is not, at x = 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bidro.losses import LinearLoss
+from bidro.losses.scalar import Tangent
+from bidro.rows import ClientRows
+from bidro.sets import Box
+from bidro.worst_case.inner import Inner, Oracle
+from bidro.worst_case.path import maximise_on_path, ray
+
+# Where moves are this close to jumping, their response to the model is no guide any more.
+_LEAST_STIFFNESS = 1e-3
+
+
+class Point(NamedTuple):
+    """Where a client's risk is modelled: z = x, or z = (x, nu) where it is lifted."""
+
+    x: Array  # (d,)
+    nu: Array | None  # steepness; None where the risk is not lifted
+    width: Array  # kinks of the loss are rounded over this distance in u
+
+    @property
+    def size(self) -> int:
+        """Length k of z."""
+        return self.x.shape[0] + (self.nu is not None)
+
+    def padded(self, gradient: Array) -> Array:
+        """A gradient in x (..., d) as one in z (..., k)."""
+        extra = self.size - gradient.shape[-1]
+        return jnp.pad(gradient, [(0, 0)] * (gradient.ndim - 1) + [(0, extra)])
+
+
+class Pass(NamedTuple):
+    """Means over one client's rows."""
+
+    value: Array  # phi, its upper end where it is not known exactly
+    cost: Array  # of the moves; nan or inf where a supremum is infinite
+    minorant: Array  # at z, of lines in z below the losses of the moved samples
+    gradient: Array  # (k,) of these lines
+    rounding: Array  # what the losses with rounded kinks, whose tangents these lines are, exceed them by
+    hessian: Array | None = None  # (k, k) of phi in z
+    coupling: Array | None = None  # (k,) minus the mixed second derivative of phi in z and lambda
+    bend: Array | None = None  # second derivative of phi in lambda
+
+
+class _Atom(NamedTuple):
+    """One moved sample of a linear predictor, and how the move responds to z.
+
+    With M = 1 - L'' stretch > 0, the Hessian of phi is
+    (L'' / M) (psi + L' drift)(psi + L' drift)' + L'^2 diag(spread).
+    """
+
+    value: Array
+    cost: Array
+    u: Array
+    psi: Array  # (k,) du/dz at a move held fixed
+    drift: Array  # (k,)
+    stretch: Array
+    spread: Array  # (k,)
+
+
+def still_pass(rows: ClientRows, inner: Inner, at: Point, curvature: bool) -> Pass:
+    """The pass in which no sample moves."""
+
+    def of_row(at: Point, price: Array, inner: Inner, zeta: Array) -> _Atom:
+        loss = inner.loss
+        assert isinstance(loss, LinearLoss)
+        psi, offset = loss.of_model(zeta)
+        u = jnp.sum(psi * at.x) + offset
+        none = jnp.zeros(at.size)
+        return _Atom(loss.scalar.value(u), jnp.zeros(()), u, at.padded(psi), none, jnp.zeros(()), none)
+
+    def stay(inner: Inner, at: Point, price: Array, zeta: Array) -> tuple[Array, Array, Array]:
+        return zeta, inner.loss.value(at.x, zeta), jnp.zeros(())
+
+    return _means(rows, inner, at, jnp.zeros(()), curvature, of_row, stay)
+
+
+def moved_pass(
+    rows: ClientRows, inner: Inner, oracle: Oracle, at: Point, price: Array, curvature: bool
+) -> Pass:
+    """The pass in which every sample moves to its maximiser at price lambda."""
+
+    def of_row(at: Point, price: Array, inner: Inner, zeta: Array) -> _Atom:
+        if at.nu is not None:
+            return _lifted_atom(at, price, inner, zeta)
+        return _direct_atom(oracle, at, price, inner, zeta)
+
+    def move(inner: Inner, at: Point, price: Array, zeta: Array) -> tuple[Array, Array, Array]:
+        best = oracle.maximise(inner, at.x, zeta, price)
+        return best.point, best.value + best.error_bound, _finite_cost(inner, zeta, best.point, best.value)
+
+    return _means(rows, inner, at, price, curvature, of_row, move)
+
+
+def _means(
+    rows: ClientRows, inner: Inner, at: Point, price: Array, curvature: bool, of_row: Any, of_point: Any
+) -> Pass:
+    def linear(args: tuple[Point, Array, Inner], block: Array, weights: Array) -> Pass:
+        at, price, inner = args
+        loss = inner.loss
+        assert isinstance(loss, LinearLoss)
+        atom = jax.vmap(lambda zeta: of_row(at, price, inner, zeta))(block)
+        line = loss.scalar.tangent(atom.u, at.width)
+        sums = Pass(
+            weights @ atom.value,
+            weights @ atom.cost,
+            weights @ line.value,
+            (weights * line.slope) @ atom.psi,
+            weights @ (line.rounded - line.value),
+        )
+        return _with_curvature(sums, weights, atom, line, price) if curvature else sums
+
+    def general(args: tuple[Point, Array, Inner], block: Array, weights: Array) -> Pass:
+        at, price, inner = args
+        points, values, costs = jax.vmap(lambda zeta: of_point(inner, at, price, zeta))(block)
+        loss, gradient = jax.value_and_grad(lambda x: weights @ inner.loss.values(x, points))(at.x)
+        sums = Pass(weights @ values, weights @ costs, loss, at.padded(gradient), jnp.zeros(()))
+        if not curvature:
+            return sums
+        # Moves held fixed: a lower end of the curvature, and positive semidefinite for a convex loss.
+        hessian = at.padded(at.padded(inner.loss.hessian_sum(at.x, points, weights)).T)
+        return sums._replace(hessian=hessian, coupling=jnp.zeros(at.size), bend=jnp.zeros(()))
+
+    block_sum = linear if isinstance(inner.loss, LinearLoss) else general
+    return jax.tree.map(lambda s: s / rows.size, rows.sum(block_sum, (at, price, inner)))
+
+
+def _with_curvature(sums: Pass, weights: Array, atom: _Atom, line: Tangent, price: Array) -> Pass:
+    """Adds the sums of second derivatives, from L' and L'' at the moved samples."""
+    slope, bent = line.slope, line.curvature
+    stiffness = 1 - bent * atom.stretch
+    steady = stiffness > _LEAST_STIFFNESS
+    give = jnp.where(steady, 1 / jnp.where(steady, stiffness, 1.0), 1.0)
+    vector = atom.psi + slope[:, None] * atom.drift
+    hessian = (vector.T * (weights * bent * give)) @ vector + jnp.diag((weights * slope**2) @ atom.spread)
+    pull = slope / jnp.where(price > 0, price, 1.0) * give
+    mixed = (bent * atom.stretch)[:, None] * atom.psi + slope[:, None] * atom.drift
+    coupling = (weights * pull) @ mixed
+    bend = weights @ (pull * slope / jnp.where(price > 0, price, 1.0) * atom.stretch)
+    return sums._replace(hessian=hessian, coupling=coupling, bend=bend)
+
+
+def _direct_atom(oracle: Oracle, at: Point, price: Array, inner: Inner, zeta: Array) -> _Atom:
+    """z = x: the sample moves within the support, coordinates at its edge stay there."""
+    loss, transport = inner.loss, inner.transport
+    assert isinstance(loss, LinearLoss)
+    best = oracle.maximise(inner, at.x, zeta, price)
+    psi, offset = loss.of_model(best.point)
+    free = transport.inverse_scale > 0
+    if isinstance(inner.support, Box):
+        free &= (best.point > inner.support.lower) & (best.point < inner.support.upper)
+    give = jnp.where(free, transport.inverse_scale**2, 0.0) * _per_price(transport.p, price)
+    w = loss.split(at.x)[0]
+    a = loss.direction(at.x, 1.0)[0]
+    return _Atom(
+        best.value + best.error_bound,
+        _finite_cost(inner, zeta, best.point, best.value),
+        jnp.sum(psi * at.x) + offset,
+        psi,
+        jnp.pad(give[:-1] * w, (0, int(loss.intercept))),
+        jnp.sum(a**2 * give),
+        jnp.pad(give[:-1], (0, int(loss.intercept))),
+    )
+
+
+def _lifted_atom(at: Point, price: Array, inner: Inner, zeta: Array) -> _Atom:
+    """z = (x, nu): the sample moves by t, u by nu t, and the label to whichever it can take."""
+    loss, transport = inner.loss, inner.transport
+    assert isinstance(loss, LinearLoss)
+    assert at.nu is not None
+    nu, p = at.nu, transport.p
+    give = _per_price(p, price)
+    none = jnp.zeros(at.size)
+
+    def with_label(label: Array) -> _Atom:
+        psi, offset = loss.of_model(zeta.at[-1].set(label))
+        u0 = jnp.sum(psi * at.x) + offset
+        along, best = maximise_on_path(loss.scalar, ray(nu**2), u0, price, p)
+        t = jnp.where(best < jnp.inf, along, 0.0) * nu
+        cost = jnp.abs(t) ** p + jnp.where(label != zeta[-1], transport.label_cost**p, 0.0)
+        u = u0 + nu * t
+        value = jnp.where(best < jnp.inf, loss.scalar.value(u) - price * cost, jnp.inf)
+        return _Atom(
+            value,
+            jnp.where(best < jnp.inf, cost, jnp.inf),
+            u,
+            jnp.append(psi, t),
+            none.at[-1].set(nu * give),
+            nu**2 * give,
+            none.at[-1].set(give),
+        )
+
+    if inner.reachable_labels is None:
+        return with_label(zeta[-1])
+    options = [with_label(jnp.asarray(label)) for label in inner.reachable_labels]
+    stacked = _Atom(*(jnp.stack(parts) for parts in zip(*options, strict=True)))
+    return jax.tree.map(lambda v: v[jnp.argmax(stacked.value)], stacked)
+
+
+def _per_price(p: float, price: Array) -> Array:
+    """1 / (2 lambda) for the quadratic cost; a cost of order 1 leaves no slack to respond with."""
+    if p != 2:
+        return jnp.zeros(())
+    return jnp.where(price > 0, 0.5 / jnp.where(price > 0, price, 1.0), 0.0)
+
+
+def _finite_cost(inner: Inner, zeta: Array, point: Array, value: Array) -> Array:
+    return jnp.where(value < jnp.inf, inner.transport.cost(zeta, point), jnp.inf)

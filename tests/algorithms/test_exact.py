@@ -1,0 +1,134 @@
+"""The parts of the exact solver: bounds that hold whatever the cone solver returns, and its estimates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bidro.algorithms.cone_model import Answer, ConeModel, Planes
+from bidro.algorithms.exact import ExactMWDRO, quasi_newton
+from bidro.client import Penalty, WassersteinBall
+from bidro.engines.in_process import all_replies
+from bidro.federation import Federation
+from bidro.losses import Squared
+from bidro.problem import Problem
+from bidro.sets import Ball, Box, CappedSimplex, L1SimplexBall, Simplex
+from bidro.transport import Transport
+from bidro.worst_case import Exact
+from tests.small import rows
+
+MIXTURES = [
+    Simplex(3),
+    CappedSimplex(np.zeros(3), np.array([0.6, 0.5, 0.4])),
+    L1SimplexBall(np.array([0.5, 0.3, 0.2]), 0.4),
+]
+
+
+def made(kind):
+    fed = Federation.from_arrays(rows(), "unbounded")
+    arguments = (fed, Squared()), Transport.euclidean(4)
+    models = Ball(np.array([0.2, -0.1, 0.3]), 0.9) if kind == "ball" else Box.cube(1.2, 3)
+    ambiguity = Penalty([4.0, 5.0, 6.0]) if kind == "cut" else WassersteinBall([0.3, 0.0, 0.1])
+    return Problem(*arguments[0], models, arguments[1], ambiguity)
+
+
+def replies_at(problem, x):
+    algorithm = ExactMWDRO(Exact())
+    broadcast = algorithm.broadcast(algorithm.init(problem)._replace(x=x))
+    return all_replies(algorithm, problem.clients, jax.random.key(0), broadcast, jnp.asarray(1))
+
+
+@pytest.mark.parametrize("kind", ["box", "ball", "cut"])
+def test_no_multipliers_prove_too_much(kind):
+    """Random ones, made feasible as the solver's are: what they prove never exceeds the true objective."""
+    problem, rng = made(kind), np.random.default_rng(0)
+    start = ExactMWDRO(Exact()).init(problem).model
+    points = [np.asarray(problem.domain.project(jnp.asarray(v))) for v in rng.normal(size=(6, 3))]
+    replies = [replies_at(problem, x) for x in points]
+    tight = 0
+    for mixtures in MIXTURES:
+        model = ConeModel(start.models, mixtures, start.cones)
+        planes = Planes.none(len(model.lift(points[0])))
+        for x, reply in zip(points, replies, strict=True):
+            planes = planes.with_more(
+                Planes.at_point(
+                    np.arange(3), np.asarray(reply.attained), np.asarray(reply.gradient), model.lift(x)
+                )
+            )
+        objectives = [model.worst_mixture(np.asarray(reply.upper)) for reply in replies]
+        z = model.lift(points[0])
+        solved = model.solve(planes, z, None, 1.0)
+        exact = model.proven(planes, z, solved)
+        assert exact <= min(objectives) + 1e-9
+        # The solver's own multipliers prove its value, as far as it is accurate.
+        assert exact == pytest.approx(solved.value, abs=1e-6)
+        for _ in range(30):
+            raw = rng.exponential(size=len(planes.owner)) * (rng.uniform(size=len(planes.owner)) < 0.4)
+            multipliers, alpha = model._feasible(planes, raw, planes.at(z))
+            assert bool(mixtures.contains(jnp.asarray(alpha)))
+            sums = np.bincount(planes.owner, multipliers, 3)
+            np.testing.assert_allclose(sums, alpha, atol=1e-12)
+            pulls = tuple(5 * rng.normal(size=len(cone.offset)) for cone in model.cones)
+            pushes = tuple(rng.normal(size=len(n.offset)) for n in model.models.constraints().norms)
+            proven = model.proven(planes, z, Answer(z, 0.0, multipliers, alpha, pulls, pushes))
+            assert proven <= min(objectives) + 1e-9
+            tight += proven > min(objectives) - 50.0
+    assert tight > 0
+
+
+def test_steps_solve_the_program_that_they_state():
+    """One quadratic program without planes that matter: a Newton step, by hand, within and at the box."""
+    model = ConeModel(Box.cube(1.0, 2), Simplex(1), ())
+    M = np.array([[2.0, 0.5], [0.5, 1.0]])
+    for gradient in (np.array([0.4, -0.3]), np.array([4.0, 0.1])):
+        planes = Planes.at_point(np.zeros(1, np.int64), np.ones(1), gradient[None], np.zeros(2))
+        answer = model.solve(planes, np.zeros(2), M, 1.0)
+        expected = -np.linalg.solve(M, gradient)
+        if np.max(np.abs(expected)) > 1:
+            # The first coordinate meets the box at -1, the second then solves its own equation.
+            expected = np.array([-1.0, (0.5 - gradient[1]) / 1.0])
+        np.testing.assert_allclose(answer.z, expected, atol=1e-7)
+
+
+def test_far_from_the_kink_the_cone_is_the_same_set():
+    """The form for small steps beside a large nu and the plain form have the same solution."""
+    problem = made("box")
+    model = ExactMWDRO(Exact()).init(problem).model
+    x = np.array([0.9, -0.7, 0.4])
+    reply, z = replies_at(problem, x), model.lift(x)
+    planes = Planes.at_point(np.arange(3), np.asarray(reply.attained), np.asarray(reply.gradient), z)
+    packed = np.asarray(reply.curvature)[0]
+    M = np.zeros((4, 4))
+    M[np.triu_indices(4)] = packed
+    M = M + M.T - np.diag(np.diag(M)) + 1e-3 * np.eye(4)
+    large, small = (model.solve(planes, z, M * stiff, 1.0) for stiff in (1.0, 1e4))
+    for answer, stiff in ((large, 1.0), (small, 1e4)):
+        # Stationarity in x of max_i plane_i + stiff/2 d'Md with nu = ||(x, -1)|| eliminated.
+        y = answer.z[:3]
+        unit = y / np.sqrt(y @ y + 1)
+        r = answer.multipliers @ planes.gradient + stiff * M @ (answer.z - z)
+        free = np.abs(y) < 1.2 - 1e-6
+        assert free.any()
+        np.testing.assert_allclose((r[:3] + r[3] * unit)[free], 0.0, atol=1e-5 * stiff**0.5)
+    assert np.linalg.norm(small.z - z) < 1e-2
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000))
+def test_quasi_newton_estimates_stay_positive_and_fit_the_last_change(seed):
+    rng = np.random.default_rng(seed)
+    A = rng.normal(size=(4, 4))
+    H, B = A @ A.T + 0.1 * np.eye(4), None
+    for _ in range(8):
+        s, before = rng.normal(size=4), B
+        B = quasi_newton(B, s, H @ s)
+        assert np.linalg.eigvalsh(B)[0] > 0
+    if s @ H @ s >= 0.2 * (s @ before @ s):
+        np.testing.assert_allclose(B @ s, H @ s, rtol=1e-6)
+
+
+def test_quasi_newton_learns_nothing_from_nothing():
+    assert quasi_newton(None, np.zeros(2), np.ones(2)) is None
+    assert quasi_newton(None, np.ones(2), -np.ones(2)) is None
