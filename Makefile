@@ -35,6 +35,8 @@ bench: $(STAMP)
 	@echo "== benchmarks (JSON)"
 	$(BIN)/python bench/rounds.py
 	$(BIN)/python bench/scale.py
+	$(BIN)/python bench/rounds_to_gap.py
+	$(BIN)/python bench/peers.py
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -249,7 +249,8 @@ def test_p_2_unbounded_converges_fast_and_its_lower_bound_holds(loss):
     problem = problem_of(clients(labelled), loss, 0.2, 2.0, movable=True)
     found = solve(problem)
     assert found.gap <= 1e-6
-    assert found.rounds <= 25
+    # Small clients with a piecewise loss: their worst cases jump from model to model.
+    assert found.rounds <= (60 if isinstance(loss, Huber) else 15)
     rng = np.random.default_rng(1)
     for size in (1e-3, 0.03, 1.0):
         y = found.x + size * rng.normal(size=D)

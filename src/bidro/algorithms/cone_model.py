@@ -92,8 +92,8 @@ class ConeModel(NamedTuple):
         """Solve the program around z; `scale` is by how much the risks may still fall. None where the solver
         fails.
 
-        The program is stated in that unit, and in the unit of steps that gain as much: near the solution,
-        where both are small, it would else be solved to no more than the root of the tolerance.
+        The program is stated in that unit, and in units of steps that gain as much in every direction: near
+        the solution, where all are small, it would else be solved to no more than the root of the tolerance.
         """
         k, n, d = len(z), self.mixtures.dimension, self.models.dimension
         if self.cones and not np.any(planes.gradient[:, d]):
@@ -107,28 +107,36 @@ class ConeModel(NamedTuple):
         heights, tops = planes.at(z), _highest(planes, z, n)
         # s and pi are counted from where they are at z, so that only what may still change is to be found.
         room = polytope.matrix.T @ _prices(polytope, tops) - polytope.lift.T @ tops
-        stretch = 1.0 if curvature is None else float(np.sqrt(scale * k / np.trace(curvature)))
+        T = np.eye(k) if curvature is None else _unit_steps(curvature, scale)
         reach = np.inf if curvature is None else _REACH
-        program = _Program(k, n, len(polytope.total), reach=reach)
-        below_top = (tops[planes.owner] - heights) / scale
-        program.at_least_zero(below_top, -stretch / scale * planes.gradient, s=_owners(planes, n))
-        program.at_least_zero(np.maximum(room, 0.0) / scale, s=-polytope.lift.T, pi=polytope.matrix.T)
-        above, below = np.isfinite(limits.upper), np.isfinite(limits.lower)
-        program.at_least_zero((limits.upper - z[:d])[above] / stretch, -np.eye(d, k)[above])
-        program.at_least_zero((z[:d] - limits.lower)[below] / stretch, np.eye(d, k)[below])
+        program = _Program(k, n, len(polytope.total))
+        slopes, below_top = planes.gradient @ T / scale, (tops[planes.owner] - heights) / scale
+        near = below_top < reach * (1 + np.linalg.norm(slopes, axis=1))
+        program.at_least_zero(below_top[near], -slopes[near], s=_owners(planes, n)[near])
+        program.at_least_zero(np.clip(room / scale, 0.0, reach), s=-polytope.lift.T, pi=polytope.matrix.T)
+        unit = np.linalg.norm(T[:d], axis=1)
+        for distance, sign in ((limits.upper - z[:d], -1), (z[:d] - limits.lower, 1)):
+            close = np.isfinite(distance) & (distance < reach * unit)
+            program.at_least_zero(distance[close] / unit[close], sign * T[:d][close] / unit[close][:, None])
+        if curvature is not None:
+            # No farther than what has been left out can be neglected.
+            for side in (-np.eye(k), np.eye(k)):
+                program.at_least_zero(np.full(k, reach / np.sqrt(k)), side)
         for matrix, offset, radius in limits.norms:
-            program.norm_at_most(matrix, (matrix @ z[:d] + offset) / stretch, np.zeros(k), radius / stretch)
+            program.norm_at_most(matrix @ T[:d], matrix @ z[:d] + offset, np.zeros(k), radius)
         for cone in self.cones:
-            program.under_nu(cone.matrix, cone.at(z[:d]) / stretch, z[-1] / stretch)
-        M = None if curvature is None else stretch**2 / scale * curvature
+            program.under_nu(cone.matrix @ T[:d], cone.at(z[:d]), T[-1], z[-1])
+        M = None if curvature is None else T.T @ curvature @ T / scale
         solved = program.minimise(M, np.concatenate([np.zeros(k), polytope.offset, polytope.total]))
         if solved is None:
             return None
-        step, dual = stretch * solved[0], solved[1]
+        step, dual = T @ solved[0][:k], solved[1]
         x = np.asarray(_project(self.models, z[:d] + step[:d]))
-        value = self.worst_mixture(_highest(planes, z + step[:k], n))
-        multipliers, alpha = self._feasible(planes, np.maximum(dual[: len(heights)], 0.0), heights)
-        vectors = program.norm_multipliers(scale / stretch * dual)
+        value = self.worst_mixture(_highest(planes, z + step, n))
+        raw = np.zeros(len(heights))
+        raw[near] = np.maximum(dual[: np.count_nonzero(near)], 0.0)
+        multipliers, alpha = self._feasible(planes, raw, heights)
+        vectors = program.norm_multipliers(scale * dual)
         split = len(limits.norms)
         return Answer(self.lift(x), value, multipliers, alpha, vectors[split:], vectors[:split])
 
@@ -149,6 +157,18 @@ class ConeModel(NamedTuple):
         in z is minimised over X, after nu r_nu >= <y, B x + b> for any y with ||y|| <= r_nu: the cone's
         multiplier. Likewise 0 >= <y, B x + b> - radius ||y|| takes the place of a norm cut of X.
         """
+        pulls = answer.pulls
+        proven = self._proven(planes, z, answer)
+        if len(pulls) == 1:
+            # What the solver left of the gradient can be taken up by y, but for its part along y; where the
+            # gradient is that of an optimum at the edge of X, it should not.
+            d, cone = self.models.dimension, self.cones[0]
+            left = (answer.multipliers @ planes.gradient)[:d] + pulls[0] @ cone.matrix
+            taken_up = pulls[0] - np.linalg.lstsq(cone.matrix.T, left, rcond=None)[0]
+            proven = max(proven, self._proven(planes, z, answer._replace(pulls=(taken_up,))))
+        return proven
+
+    def _proven(self, planes: Planes, z: Numbers, answer: Answer) -> float:
         d, beta = self.models.dimension, answer.multipliers
         r = beta @ planes.gradient
         constant, slope = float(beta @ planes.at(z) - r @ z), r[:d].copy()
@@ -170,8 +190,7 @@ class ConeModel(NamedTuple):
 class _Program:
     """minimise 1/2 v' P v + q' v over v = (step in z, s, pi), under constraints that are affine in v."""
 
-    def __init__(self, *sizes: int, reach: float) -> None:
-        self.reach = reach
+    def __init__(self, *sizes: int) -> None:
         self.starts = np.cumsum([0, *sizes])
         self.rows: list[Numbers] = []
         self.constants: list[Numbers] = []
@@ -188,44 +207,38 @@ class _Program:
     def at_least_zero(
         self, constant: Numbers, z: Numbers | None = None, s: Numbers | None = None, pi: Numbers | None = None
     ) -> None:
-        """constant + z-part + s-part + pi-part >= 0; all of these come before the norms.
-
-        What is farther away than steps of size `reach` can go is brought that near.
-        """
+        """constant + z-part + s-part + pi-part >= 0; all of these come before the norms."""
         self._add(constant, z=z, s=s, pi=pi)
-        self.constants[-1] = np.minimum(constant, self.reach * (1 + np.linalg.norm(self.rows[-1], axis=1)))
 
-    def norm_at_most(self, matrix: Numbers, offset: Numbers, along: Numbers, radius: float) -> None:
-        """||matrix x + offset|| <= radius + <along, z>, x being the first coordinates of z."""
-        block = np.zeros((len(offset) + 1, len(along)))
-        block[0], block[1:, : matrix.shape[1]] = along, matrix
-        self._add(np.append(radius, offset), z=block)
-        self.norms.append(-np.eye(len(offset), len(offset) + 1, 1))
+    def norm_at_most(self, matrix: Numbers, here: Numbers, along: Numbers, radius: float) -> None:
+        """||here + matrix w|| <= radius + <along, w>, for the step w."""
+        unit = _size(matrix, along)
+        self._add(np.append(radius, here) / unit, z=np.vstack([along, matrix]) / unit)
+        self.norms.append(-np.eye(len(here), len(here) + 1, 1) / unit)
 
-    def under_nu(self, matrix: Numbers, here: Numbers, nu: float) -> None:
-        """||here + matrix x|| <= nu + step in nu, the last coordinate of z, where ||here|| <= nu.
+    def under_nu(self, matrix: Numbers, here: Numbers, along: Numbers, nu: float) -> None:
+        """||here + matrix w|| <= nu + <along, w>, where ||here|| <= nu.
 
-        Where steps of size 1 are small beside nu, all that matters is lost in nu. With u = here / nu, p and o
-        the parts of matrix x along u and across it, a = step - p and b = 2 nu + step + p, the same set is
-        a b >= ||o||^2, and as ||(2 o, nu a - b / nu)|| <= nu a + b / nu everything is of size 1.
+        Where steps are small beside nu, all that matters is lost in nu. With u = here / ||here||, p and o the
+        parts of matrix w along u and across it, a = <along, w> - p and b = 2 nu + <along, w> + p, the same
+        set is a b >= ||o||^2, and as ||(2 o, nu a - b / nu)|| <= nu a + b / nu everything is of size 1.
         """
-        k = self.starts[1]
-        step, size = np.eye(k)[-1], float(np.linalg.norm(here))
-        if size <= 1 or size < 0.999999 * nu:
-            self.norm_at_most(matrix, here, step, nu)
+        unit = _size(matrix, along)
+        size, left = float(np.linalg.norm(here)) / unit, (nu - float(np.linalg.norm(here))) / unit
+        if size <= 1 or left > 1e-6 * size:
+            self.norm_at_most(matrix, here, along, nu)
             return
-        wide = np.pad(matrix, ((0, 0), (0, k - matrix.shape[1])))
-        u = here / size
-        p = u @ wide
+        u = here / np.linalg.norm(here)
+        matrix, along = matrix / unit, along / unit
+        p = u @ matrix
+        low, high = size * (along - p), (along + p) / size
         # Here nu is ||here|| and something left, which counts as a step already made.
-        left = nu - size
-        low, high = size * (step - p), (step + p) / size
         low0, high0 = size * left, 2 + left / size
-        block = np.vstack([low + high, 2 * (wide - np.outer(u, p)), low - high])
-        constant = np.concatenate([[low0 + high0], np.zeros(len(here)), [low0 - high0]])
-        self._add(constant, z=block)
         across = np.eye(len(u)) - np.outer(u, u)
-        self.norms.append(np.column_stack([(size - 1 / size) * u, -2 * across, (size + 1 / size) * u]))
+        block = np.vstack([low + high, 2 * (across @ matrix), low - high])
+        self._add(np.concatenate([[low0 + high0], np.zeros(len(here)), [low0 - high0]]), z=block)
+        back = np.column_stack([(size - 1 / size) * u, -2 * across, (size + 1 / size) * u])
+        self.norms.append(back / unit)
 
     def minimise(self, M: Numbers | None, q: Numbers) -> tuple[Numbers, Numbers] | None:
         """(v, multipliers), M being the curvature of the step in z."""
@@ -251,8 +264,11 @@ class _Program:
         return tuple(reversed(vectors))
 
 
-# Steps are of size 1 in the units of their program; constraints that are this far away do not matter, and
-# would only take the solver's digits.
+# Curvature is raised to this share of the largest.
+LEAST_CURVATURE = 1e-8
+
+# Steps are of size 1 in the units of their program; what is this far away does not matter, and would only
+# take the solver's time and digits.
 _REACH = 1e3
 
 _FAILED = {
@@ -266,7 +282,7 @@ _FAILED = {
 def _settings() -> Any:
     settings = clarabel.DefaultSettings()
     settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-10
     settings.max_threads = 1
     return settings
 
@@ -280,6 +296,18 @@ def _prices(polytope: Polytope, c: Numbers) -> Numbers:
         polytope.total, A_ub=-polytope.matrix.T, b_ub=-need, bounds=(None, None), method="highs-ds"
     )
     return np.asarray(found.x)
+
+
+def _unit_steps(curvature: Numbers, scale: float) -> Numbers:
+    """T such that a step T w with w of size 1 changes the quadratic term by about `scale`."""
+    values, vectors = np.linalg.eigh(curvature)
+    steps: Numbers = vectors * np.sqrt(scale / np.maximum(values, LEAST_CURVATURE * values[-1]))
+    return steps
+
+
+def _size(matrix: Numbers, along: Numbers) -> float:
+    """The size of what a step of size 1 changes under a norm or beside it."""
+    return float(max(np.linalg.norm(matrix, axis=1).max(), np.linalg.norm(along), 1e-300))
 
 
 def _owners(planes: Planes, n: int) -> Numbers:

@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.cone_model import Answer, ConeModel, Planes
+from bidro.algorithms.cone_model import LEAST_CURVATURE, Answer, ConeModel, Planes
 from bidro.algorithms.contract import Snapshot
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -49,9 +49,15 @@ _COARSEST = 1e-5
 # Kinks are first rounded over this multiple of the residuals, then over this share of that, and so on.
 _FIRST_WIDTH = 2.0
 _NARROW = 0.35
+# What that costs shows if it is more than this share of the gap; nothing helps where the gap stays above the
+# second share of what it was a round ago.
+_SHOWS = 0.1
+_HARDLY = 0.9999
 # Planes that neither program has used for this many rounds are dropped.
 _IDLE_ROUNDS = 25
 _USED = 1e-9
+# Curvatures are mixed anew where the weights of the step differ by more than this in all.
+_SAME_MIXTURE = 1e-3
 
 
 class Broadcast(NamedTuple):
@@ -122,6 +128,7 @@ class State(NamedTuple):
     mixture: Numbers  # (n,) weights of the last step, by which curvatures are mixed
     estimate: Numbers | None  # (k, k) quasi-Newton curvature, None before two gradients are known
     stiffness: float
+    left: float  # upper minus lower bound, a round ago
     predicted: float  # by how much the worst mixture of rounded risks should fall at x
     t: int  # rounds done
     stalled: bool  # whether the next model would be the centre itself: nothing more can be gained
@@ -145,6 +152,9 @@ class State(NamedTuple):
 class ExactMWDRO:
     """Stops at a relative `gap`; `oracle` solves the inner problems that have no closed form.
 
+    `saves_rounds`: solve a program for the lower bound in every round, not only where steps fail or kinks are
+    rounded. It takes as long as a step and usually saves a few of them, which are dear on a network.
+
     Raises BidroError for a loss that is not convex in the model, and for an unbounded model set, over
     which planes prove nothing.
     """
@@ -152,6 +162,7 @@ class ExactMWDRO:
     oracle: Oracle = static()
     sends_curvature: bool = static(default=True)
     gap: float = static(default=1e-6)
+    saves_rounds: bool = static(default=True)
 
     broadcast_type: ClassVar[type] = Broadcast
     reply_type: ClassVar[type] = Reply
@@ -195,6 +206,7 @@ class ExactMWDRO:
             weights,
             None,
             1.0,
+            np.inf,
             0.0,
             0,
             False,
@@ -230,7 +242,8 @@ class ExactMWDRO:
             return state
         state = _with_best(state, arrived)
         state = _with_centre(state, arrived, z)
-        state = _with_lower_bound(state)
+        if self.saves_rounds or state.stiffness > 1 or state.width < _FIRST_WIDTH:
+            state = _with_lower_bound(state)
         return state if state.finished else _with_next(state)
 
     def snapshot(self, state: State) -> Snapshot:
@@ -310,7 +323,11 @@ def _with_next(state: State) -> State:
     planes = state.planes.with_more(centre.tangents)
     M = _curvature(state, state.mixture)
     step = model.solve(planes, centre.z, M, _scale(state))
-    if step is not None and len(centre.curvature):
+    if (
+        step is not None
+        and len(centre.curvature)
+        and np.abs(step.alpha - state.mixture).sum() > _SAME_MIXTURE
+    ):
         # The weights that mix the curvatures come from the program itself: once more with what it gave.
         M = _curvature(state, step.alpha)
         step = model.solve(planes, centre.z, M, _scale(state)) or step
@@ -332,9 +349,12 @@ def _with_next(state: State) -> State:
         mixture=step.alpha,
         predicted=max(predicted, 0.0),
     )
-    # Rounding kinks costs this much; when steps promise less, it is time to round them less.
+    # Rounding kinks costs this much; when steps promise less, and it shows in the gap or nothing else helps,
+    # kinks are rounded less.
     cost = centre.merit - model.worst_mixture(centre.attained)
-    if state.predicted < cost:
+    left, before = state.best.upper - state.lower, state.left
+    state = state._replace(left=left)
+    if state.predicted < cost and (cost > _SHOWS * left or left > _HARDLY * before):
         return state._replace(width=_NARROW * state.width, centre=_unjudged(centre))
     return state._replace(stalled=float(np.linalg.norm(move)) <= 1e-15 * float(np.linalg.norm(centre.z)))
 
@@ -363,7 +383,7 @@ def _curvature(state: State, mixture: Numbers) -> Numbers:
     if values[-1] <= 0:
         steepest = float(np.linalg.norm(centre.tangents.gradient, axis=1).max())
         return state.stiffness * (steepest or 1.0) * np.eye(len(M))
-    raised = (vectors * np.maximum(values, 1e-10 * values[-1])) @ vectors.T
+    raised = (vectors * np.maximum(values, LEAST_CURVATURE * values[-1])) @ vectors.T
     positive: Numbers = state.stiffness / 2 * (raised + raised.T)
     return positive
 

@@ -91,7 +91,8 @@ class OneShotMWDRO:
         """Needs all clients: until then, the round is repeated."""
         if not np.all(np.asarray(replied)):
             return state._replace(solver=state.solver._replace(t=state.solver.t + 1))
-        exact, solver, before = ExactMWDRO(Exact(), gap=self.gap), state.solver, state.solver.t
+        exact = ExactMWDRO(Exact(), gap=self.gap, saves_rounds=False)
+        solver, before = state.solver, state.solver.t
         while not solver.finished and solver.t - before < _MOST_STEPS:
             at = exact.broadcast(solver)
             found = _risks(state.lifted, replies.moments, state.eps, state.inner, at.x, at.width)
