@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bidro.algorithms.cone_model import Answer, ConeModel, Planes
-from bidro.algorithms.exact import ExactMWDRO, quasi_newton
+from bidro.algorithms.exact import ExactMWDRO
+from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.client import Penalty, WassersteinBall
 from bidro.engines.in_process import all_replies
 from bidro.federation import Federation

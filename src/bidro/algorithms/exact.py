@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.cone_model import LEAST_CURVATURE, Answer, ConeModel, Planes
 from bidro.algorithms.contract import Snapshot
+from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.problem import Problem
@@ -354,9 +355,10 @@ def _with_next(state: State) -> State:
     cost = centre.merit - model.worst_mixture(centre.attained)
     left, before = state.best.upper - state.lower, state.left
     state = state._replace(left=left)
-    if state.predicted < cost and (cost > _SHOWS * left or left > _HARDLY * before):
+    still = float(np.linalg.norm(move)) <= 1e-15 * float(np.linalg.norm(centre.z))
+    if state.predicted < cost and (still or cost > _SHOWS * left or left > _HARDLY * before):
         return state._replace(width=_NARROW * state.width, centre=_unjudged(centre))
-    return state._replace(stalled=float(np.linalg.norm(move)) <= 1e-15 * float(np.linalg.norm(centre.z)))
+    return state._replace(stalled=still)
 
 
 def _unjudged(centre: Centre) -> Centre:
@@ -386,22 +388,3 @@ def _curvature(state: State, mixture: Numbers) -> Numbers:
     raised = (vectors * np.maximum(values, LEAST_CURVATURE * values[-1])) @ vectors.T
     positive: Numbers = state.stiffness / 2 * (raised + raised.T)
     return positive
-
-
-def quasi_newton(B: Numbers | None, s: Numbers, y: Numbers) -> Numbers | None:
-    """The damped BFGS estimate after a move s (k,) that changed the gradient by y (k,).
-
-    Powell's damping keeps it positive definite. The first estimate is the multiple of the identity that fits
-    the move.
-    """
-    length, bend = float(s @ s), float(s @ y)
-    if length == 0 or not np.isfinite(bend) or (B is None and bend <= 0):
-        return B
-    if B is None:
-        B = np.eye(len(s)) * bend / length
-    Bs = B @ s
-    sBs = float(s @ Bs)
-    share = 1.0 if bend >= 0.2 * sBs else 0.8 * sBs / (sBs - bend)
-    y = share * y + (1 - share) * Bs
-    updated: Numbers = B - np.outer(Bs, Bs) / sBs + np.outer(y, y) / float(s @ y)
-    return updated

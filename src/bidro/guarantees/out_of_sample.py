@@ -1,0 +1,196 @@
+"""The true cost of a model, between two ends, with a stated probability (the out-of-sample theorem).
+
+On the event E that every client's ball holds its own distribution, of probability prod (1 - beta_i), and for
+any true mixture in A, every model x satisfies
+
+    J_hat(x) - 2 L sum_i alpha_i eps_i - L delta diam_1(A) / 2  <=  J(x)  <=  J_hat(x),
+
+with J_hat(x) the worst mixture of the robust risks, alpha the weights that attain it, L the Lipschitz
+constant of the loss in the sample over the support, and delta a bound of W_p between any two clients' true
+distributions. The proof fixes x and never uses that it is optimal, so a model from anywhere can be certified.
+The paper's lower end, J_hat - L (2 r + delta) with r the largest radius, is never higher.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bidro.client import WassersteinBall
+from bidro.errors import BidroError
+from bidro.guarantees.coverage import coverage, risks_for
+from bidro.guarantees.radius import ExplicitRadius, explicit_rule
+from bidro.guarantees.robust import robust_risk
+from bidro.losses import LinearLoss
+from bidro.problem import Problem
+from bidro.sets import Box, CappedSimplex, L1SimplexBall, Simplex
+from bidro.transport import wasserstein_distance
+
+Floats = NDArray[np.float64]
+
+# Clouds up to this size are compared exactly.
+_EXACT_ROWS = 2000
+
+
+@dataclass(frozen=True, eq=False)
+class Interval:
+    """`lower` <= true cost <= `upper` with probability at least `probability`, if the mixture is in A."""
+
+    upper: float  # J_hat(x)
+    lower: float
+    probability: float
+    upper_probability: float  # of the upper end alone (Proposition 1)
+    sampling: float  # 2 L sum_i alpha_i eps_i
+    heterogeneity: float  # L delta diam_1(A) / 2
+    paper_lower: float  # J_hat - L (2 r + delta)
+    radii: Floats  # (n,)
+    risks: Floats  # (n,) robust risks, upper ends
+    alpha: Floats  # (n,) the worst mixture
+    lipschitz: float
+    delta: float
+    names: tuple[str, ...]
+    promise: str
+
+    @property
+    def advice(self) -> str:
+        """What would narrow the interval most."""
+        if self.sampling >= self.heterogeneity:
+            most = self.names[int(np.argmax(self.alpha * self.radii))]
+            return f"Sampling error dominates: collect more rows at '{most}'."
+        return "Heterogeneity dominates: bring the clients' data closer together, or tighten the weight set."
+
+
+def certify(
+    problem: Problem,
+    x: ArrayLike,
+    confidence: float = 0.95,
+    delta: float | None = None,
+    split: str = "equal",
+) -> Interval:
+    """The interval for the model `x`, at explicit radii that hold together with this confidence.
+
+    The problem's own ambiguity does not matter: a model trained with a calibrated radius, by FedAvg or
+    elsewhere is certified in the same way. `delta` may be known beforehand; else it is estimated from the
+    samples and widened by the radii, which costs no confidence. Raises BidroError where no radius can promise
+    coverage, and for a loss whose slope on the support is not known.
+    """
+    rule = explicit_rule(problem.federation, problem.transport)
+    sizes = problem.federation.sizes
+    risks = risks_for(confidence, sizes, rule, split)  # type: ignore[arg-type]
+    covered = coverage(rule, sizes, risks, problem.weights, delta)
+    slope = support_lipschitz(problem, x)
+    balls = replace(problem, ambiguity=WassersteinBall(covered.radii))
+    values = np.asarray(robust_risk(balls, x).value)
+    worst, alpha = problem.weights.linear_maximum(jnp.asarray(values))
+    apart = widened_heterogeneity(problem, covered.radii) if delta is None else delta
+    upper, weights = float(worst), np.asarray(alpha)
+    sampling = 2 * slope * float(weights @ covered.radii)
+    structure = slope * apart * l1_diameter(problem.weights) / 2
+    floor = 0.0 if problem.loss.nonnegative else -math.inf
+    return Interval(
+        upper=upper,
+        lower=max(upper - sampling - structure, floor),
+        probability=covered.together,
+        upper_probability=covered.probability,
+        sampling=sampling,
+        heterogeneity=structure,
+        paper_lower=max(upper - slope * (2 * float(covered.radii.max()) + apart), floor),
+        radii=covered.radii,
+        risks=values,
+        alpha=weights,
+        lipschitz=slope,
+        delta=apart,
+        names=problem.federation.names,
+        promise=_promise(problem, upper, covered.probability, rule, covered.radii),
+    )
+
+
+def support_lipschitz(problem: Problem, x: ArrayLike) -> float:
+    """L: the largest slope of xi -> l(x, xi) on the support, in the metric of the transport cost.
+
+    Exact for linear predictors, in the features: |L'| is largest at an end of the range of u over the box.
+    Where labels can flip, a flip counts with the largest change it makes, divided by its cost.
+    """
+    loss, transport, support = problem.loss, problem.transport, problem.federation.support
+    model = np.asarray(x, float)
+    if not isinstance(loss, LinearLoss) or not isinstance(support, Box):
+        known = float(loss.lipschitz(jnp.asarray(model), transport.inverse_scale))
+        if not math.isfinite(known) or transport.discrete_label:
+            raise BidroError(
+                "The slope of this loss on the support is not known; a linear predictor on a box has one."
+            )
+        return known
+    a, offset = (np.asarray(v) for v in loss.direction(jnp.asarray(model), 1.0))
+    centre, half = (
+        np.asarray(support.lower + support.upper) / 2,
+        np.asarray(support.upper - support.lower) / 2,
+    )
+    if loss.labels is not None:
+        half[-1] = 0.0
+    middle, reach = float(a @ centre + offset), float(np.abs(a) @ half)
+    ends = [middle - reach, middle + reach]
+    if loss.labels is not None:
+        ends += [-end for end in ends]
+    line = loss.scalar.tangent(jnp.asarray(ends), jnp.zeros(()))
+    # At a kink the slope on its other side counts too.
+    nearby = loss.scalar.tangent(jnp.nextafter(jnp.asarray(ends), -jnp.inf), jnp.zeros(()))
+    steep = float(jnp.max(jnp.abs(jnp.concatenate([line.slope, nearby.slope]))))
+    slope = steep * float(loss.dual_norm(jnp.asarray(model), transport.inverse_scale))
+    if loss.labels is None or not math.isfinite(transport.label_cost):
+        return slope
+    values = np.asarray(loss.scalar.value(jnp.asarray(ends)))
+    flip = float(np.max(np.abs(values[:2] - values[2:]))) / transport.label_cost
+    if transport.p == 1:
+        return max(slope, flip)
+    q = transport.p / (transport.p - 1)
+    return float((slope**q + flip**q) ** (1 / q))
+
+
+def widened_heterogeneity(problem: Problem, radii: Floats) -> float:
+    """max over pairs of W_p(P_hat_i, P_hat_j) + eps_i + eps_j: on E a bound of the true delta.
+
+    Raises BidroError for a client with more than 2,000 rows, whose distances take too long.
+    """
+    federation = problem.federation
+    clouds = [np.asarray(federation.client_samples(name)) for name in federation.names]
+    if any(size > _EXACT_ROWS for size in federation.sizes):
+        raise BidroError(
+            f"Heterogeneity between clouds of more than {_EXACT_ROWS} rows is not computed; give delta."
+        )
+    worst = 0.0
+    for i in range(len(clouds)):
+        for j in range(i):
+            distance = wasserstein_distance(clouds[i], clouds[j], problem.transport)
+            worst = max(worst, distance + float(radii[i] + radii[j]))
+    return worst
+
+
+def l1_diameter(mixtures: Simplex | CappedSimplex | L1SimplexBall) -> float:
+    """The largest ||alpha - alpha'||_1 over the set, or an upper bound of it."""
+    n = mixtures.dimension
+    if n == 1:
+        return 0.0
+    if isinstance(mixtures, Simplex):
+        return 2.0
+    if isinstance(mixtures, L1SimplexBall):
+        return min(2.0, 2 * float(mixtures.radius))
+    return min(2.0, float(jnp.sum(mixtures.upper - mixtures.lower)))
+
+
+def _promise(problem: Problem, upper: float, probability: float, rule: ExplicitRadius, radii: Floats) -> str:
+    full = isinstance(problem.weights, Simplex)
+    where = "any mixture of the clients" if full else "the true mixture, if it is in A,"
+    vague = ""
+    if radii.max() > 0.5 * rule.diameter:
+        vague = (
+            f" The radii (up to {radii.max():.3g}) are a large part of the support's diameter "
+            f"({rule.diameter:.3g}): the bound is conservative, and a held-out certificate says more."
+        )
+    return (
+        f"With probability at least {probability:.4g} over the clients' samples, the true mean loss under "
+        f"{where} is at most {upper:.6g}.{vague}"
+    )

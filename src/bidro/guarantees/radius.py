@@ -1,0 +1,239 @@
+"""How far a client's true distribution can lie from its samples: radii with a stated confidence (Lemma 1).
+
+`ExplicitRadius` needs no unknown constants. For samples on a set of diameter D with m coordinates,
+
+    eps = D min{1, [A + sqrt(ln(1/beta) / (2 N))]^(1/p)},
+    A = min over integers k >= 2 of (k^p - 1) sum over l >= 1 of k^(-p l) min(1, sqrt((k^(m l) - 1) / N) / 2),
+
+and in one dimension, with the sharper inequality of Dvoretzky, Kiefer and Wolfowitz,
+eps = D [sqrt(ln(2/beta) / (2 N))]^(1/p). Why: docs/guarantees.md. `PaperRadius` is the paper's formula
+(eq. radius), for constants c1 and c2 that the user must know. Both are rules with an inverse: which beta a
+given radius stands for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.optimize import brentq
+
+from bidro.errors import BidroError
+from bidro.federation import Federation
+from bidro.sets import Box
+from bidro.transport import Transport
+
+
+class RadiusRule(Protocol):
+    """eps as a function of the number of rows and the risk beta that a radius may fail."""
+
+    def radius(self, rows: int, beta: float) -> float:
+        """A radius that holds with probability at least 1 - beta over `rows` independent samples."""
+
+    def risk(self, rows: int, radius: float) -> float:
+        """The smallest beta for which `radius(rows, beta)` is at most `radius`; 1 where there is none."""
+
+
+@dataclass(frozen=True)
+class ExplicitRadius:
+    """See the module's docstring.
+
+    diameter: D in the metric of the transport cost. coordinates: m, the label included. finest: the least k;
+    2, or the number of classes of a discrete label, so that cells of the first level hold one label each.
+    """
+
+    diameter: float
+    coordinates: int
+    p: float
+    finest: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.diameter < math.inf:
+            raise BidroError(
+                f"A radius needs a bounded support; its diameter here is {self.diameter}. Declare a box."
+            )
+        if self.coordinates < 1 or not 1 <= self.p < math.inf:
+            raise BidroError(
+                f"A radius needs at least one coordinate and p >= 1; got {self.coordinates} and p = {self.p}."
+            )
+
+    def radius(self, rows: int, beta: float) -> float:
+        _check(rows, beta)
+        return self.diameter * min(1.0, self._mean(rows) + self._deviation(rows, beta)) ** (1 / self.p)
+
+    def risk(self, rows: int, radius: float) -> float:
+        _check(rows, 0.5)
+        if radius >= self.diameter:
+            return 0.0
+        spare = max(radius, 0.0) ** self.p / self.diameter**self.p - self._mean(rows)
+        if spare <= 0:
+            return 1.0
+        return min(1.0, (2.0 if self._one_dimensional else 1.0) * math.exp(-2 * rows * spare**2))
+
+    @property
+    def _one_dimensional(self) -> bool:
+        return self.coordinates == 1
+
+    def _deviation(self, rows: int, beta: float) -> float:
+        return math.sqrt(math.log((2.0 if self._one_dimensional else 1.0) / beta) / (2 * rows))
+
+    def _mean(self, rows: int) -> float:
+        """A: a bound of the mean of W_p^p / D^p, 0 in one dimension where the deviation covers it."""
+        return 0.0 if self._one_dimensional else mean_bound(rows, self.coordinates, self.p, self.finest)
+
+
+def mean_bound(rows: int, m: int, p: float, finest: int = 2) -> float:
+    """A, over all k for which it can be below 1."""
+    # From k^(m l) >= 4 N + 1 on every term is k^(-p l): from the first level on, A is 1.
+    largest = max(finest, int((4 * rows + 1) ** (1 / m)) + 1)
+    k = np.arange(finest, largest + 1, dtype=float)
+    total, left = np.zeros_like(k), np.ones_like(k, dtype=bool)
+    level = 0
+    while left.any():
+        level += 1
+        cells = k ** (m * level)
+        full = left & (cells >= 4 * rows + 1)
+        # The rest of the series, from this level on.
+        total[full] += k[full] ** (-p * level) / (1 - k[full] ** -p)
+        left &= ~full
+        total[left] += k[left] ** (-p * level) * np.sqrt((cells[left] - 1) / rows) / 2
+    return float(min(1.0, np.min((k**p - 1) * total)))
+
+
+@dataclass(frozen=True)
+class PaperRadius:
+    """eq. radius, with R half the diameter of the support in the infinity norm.
+
+    p != m/2: R (ln(c1 / beta) / (c2 N))^(1 / max(2 p, m)). p = m/2: R [h^-1(ln(c1 / beta) / (c2 N))]^(1/p)
+    with h(x) = x^2 / ln(2 + 1/x)^2. c1 and c2 depend on p and m only, and are not known in general.
+    """
+
+    half_width: float  # R
+    coordinates: int  # m
+    p: float
+    c1: float
+    c2: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.half_width < math.inf:
+            raise BidroError("The paper's radius needs a bounded support; declare a box.")
+        if self.coordinates < 1 or not 1 <= self.p < math.inf:
+            raise BidroError(
+                f"A radius needs at least one coordinate and p >= 1; got {self.coordinates} and p = {self.p}."
+            )
+        if not (self.c1 > 0 and self.c2 > 0):
+            raise BidroError(f"The constants c1 and c2 must be positive; got {self.c1} and {self.c2}.")
+
+    def radius(self, rows: int, beta: float) -> float:
+        _check(rows, beta)
+        level = max(math.log(self.c1 / beta), 0.0) / (self.c2 * rows)
+        if self.p == self.coordinates / 2:
+            return self.half_width * inverse_h(level) ** (1 / self.p)
+        return self.half_width * level ** (1 / max(2 * self.p, self.coordinates))
+
+    def risk(self, rows: int, radius: float) -> float:
+        _check(rows, 0.5)
+        if radius <= 0 or self.half_width == 0:
+            return 1.0 if radius <= 0 else 0.0
+        share = radius / self.half_width
+        if self.p == self.coordinates / 2:
+            level = h(share**self.p)
+        else:
+            level = share ** max(2 * self.p, self.coordinates)
+        return min(1.0, self.c1 * math.exp(-self.c2 * rows * level))
+
+
+def h(x: float) -> float:
+    """x^2 / ln(2 + 1/x)^2, increasing on x > 0."""
+    return x**2 / math.log(2 + 1 / x) ** 2
+
+
+def inverse_h(y: float) -> float:
+    """The x > 0 with h(x) = y; 0 for y = 0."""
+    if y == 0:
+        return 0.0
+    high = 1.0
+    while h(high) < y:
+        high *= 2
+    low = high
+    while h(low) > y:
+        low /= 2
+    return float(brentq(lambda x: h(x) - y, low, high, xtol=1e-300, rtol=8.9e-16)) if low < high else low
+
+
+def explicit_rule(federation: Federation, transport: Transport) -> ExplicitRadius:
+    """The rule for a declared box and the metric of the transport cost.
+
+    Raises BidroError where the true distribution lies outside every ball, or nothing is declared.
+    """
+    return ExplicitRadius(
+        metric_diameter(federation, transport),
+        federation.m,
+        transport.p,
+        max(2, _classes(federation, transport)),
+    )
+
+
+def paper_rule(federation: Federation, transport: Transport, c1: float, c2: float) -> PaperRadius:
+    """The paper's rule for a declared box, in the scaled coordinates of the transport cost."""
+    metric_diameter(federation, transport)
+    support = federation.support
+    assert isinstance(support, Box)
+    widths = np.asarray(support.upper - support.lower) * np.asarray(transport.scale)
+    if transport.discrete_label:
+        widths[-1] = transport.label_cost
+    return PaperRadius(float(widths.max()) / 2, federation.m, transport.p, c1, c2)
+
+
+def metric_diameter(federation: Federation, transport: Transport) -> float:
+    """D: the diameter of the declared box in the metric of the transport cost.
+
+    Raises BidroError for a support that is unbounded or was read off the data, and for a metric in which a
+    coordinate cannot move: samples almost surely never match the true distribution there.
+    """
+    obstacle = coverage_obstacle(federation, transport)
+    if obstacle is not None:
+        raise BidroError(f"No radius covers the true distribution here: {obstacle}")
+    support = federation.support
+    assert isinstance(support, Box)
+    widths = np.asarray(support.upper - support.lower)
+    if not transport.discrete_label:
+        return float(np.linalg.norm(widths * np.asarray(transport.scale)))
+    features = float(np.linalg.norm((widths * np.asarray(transport.scale))[:-1]))
+    return float((features**transport.p + transport.label_cost**transport.p) ** (1 / transport.p))
+
+
+def coverage_obstacle(federation: Federation, transport: Transport) -> str | None:
+    """Why no radius can promise coverage; None where one can."""
+    if federation.support_from_data:
+        return "the support was read off the data; declare a box before seeing them."
+    if not isinstance(federation.support, Box):
+        return "the support is not a box; declare bounds of every feature and of the target."
+    movable = np.isfinite(np.asarray(transport.scale))
+    if transport.discrete_label:
+        movable[-1] = math.isfinite(transport.label_cost)
+    if not movable.all():
+        fixed = federation.columns[int(np.argmin(movable))]
+        return (
+            f"'{fixed}' cannot move, so the ball almost surely misses the true distribution; give it a "
+            "finite cost. (As robustness to shift such a ball is fine, without coverage.)"
+        )
+    return None
+
+
+def _classes(federation: Federation, transport: Transport) -> int:
+    """How many labels a discrete label can take, as far as the box tells; 0 for a continuous target."""
+    if not transport.discrete_label:
+        return 0
+    support = federation.support
+    assert isinstance(support, Box)
+    return round(float(support.upper[-1] - support.lower[-1])) + 1
+
+
+def _check(rows: int, beta: float) -> None:
+    if rows < 1 or rows != int(rows):
+        raise BidroError(f"A radius needs a whole number of rows, at least one; got {rows}.")
+    if not 0 < beta < 1:
+        raise BidroError(f"The risk beta must lie strictly between 0 and 1; got {beta}.")

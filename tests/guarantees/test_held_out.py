@@ -1,0 +1,132 @@
+"""Held-out certificates: simulated coverage, exact special cases, and second ways to each number."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from bidro.errors import BidroError
+from bidro.guarantees.held_out import (
+    betting,
+    clopper_pearson,
+    empirical_bernstein,
+    held_out,
+    shifted,
+    shifted_squared,
+)
+from bidro.sets import CappedSimplex
+
+LAWS = {
+    "rare ones": (lambda rng, n: (rng.uniform(size=n) < 0.05).astype(float), 0.05),
+    "beta": (lambda rng, n: rng.beta(1, 9, n), 0.1),
+    "uniform": (lambda rng, n: rng.uniform(size=n), 0.5),
+}
+
+
+@pytest.mark.parametrize("bound", [betting, empirical_bernstein], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("law", LAWS)
+def test_bounds_hold_as_often_as_promised(law, bound):
+    draw, mean = LAWS[law]
+    beta, repetitions = 0.2, 500
+    for n in (20, 200):
+        rng = np.random.default_rng(n)
+        held = sum(bound(draw(rng, n), beta) >= mean for _ in range(repetitions))
+        # Four standard errors of a share at 1 - beta.
+        assert held / repetitions >= 1 - beta - 4 * math.sqrt(beta * (1 - beta) / repetitions)
+
+
+def test_betting_is_tighter_and_both_tighten_with_rows():
+    rng = np.random.default_rng(0)
+    values = rng.beta(1, 9, 5000)
+    sizes = [50, 500, 5000]
+    by_betting = [betting(values[:n], 0.05) for n in sizes]
+    by_bernstein = [empirical_bernstein(values[:n], 0.05) for n in sizes]
+    assert all(a < b for a, b in zip(by_betting, by_bernstein, strict=True))
+    assert by_betting[0] > by_betting[1] > by_betting[2] > values.mean()
+    assert by_betting[2] < 1.1 * values.mean()
+
+
+def test_betting_against_plain_products():
+    """The capital at the bound, multiplied out value by value, is 1 / beta."""
+    rng = np.random.default_rng(1)
+    values, beta = rng.uniform(size=60) ** 2, 0.1
+    found = betting(values, beta)
+    capital, best, total, spread = 1.0, 1.0, 0.5, 0.25
+    for t, v in enumerate(values, start=1):
+        stake = min(math.sqrt(2 * math.log(1 / beta) / (len(values) * spread / t)), 0.75)
+        capital *= 1 + stake * (found - v)
+        best = max(best, capital)
+        total += v
+        spread += (v - total / (t + 1)) ** 2
+    assert best == pytest.approx(1 / beta, rel=1e-6)
+
+
+@pytest.mark.parametrize(("wrong", "n"), [(0, 20), (3, 50), (20, 20)])
+def test_clopper_pearson_by_its_definition(wrong, n):
+    """The bound is the probability at which so few errors would have probability beta."""
+    values = np.concatenate([np.ones(wrong), np.zeros(n - wrong)])
+    found = clopper_pearson(values, 0.05)
+    if wrong == n:
+        assert found == 1.0
+    else:
+        assert binom.cdf(wrong, n, found) == pytest.approx(0.05, rel=1e-9)
+
+
+def test_the_worst_admissible_mixture_and_its_levels():
+    rng = np.random.default_rng(2)
+    losses = {"a": rng.beta(1, 9, 300), "b": rng.beta(2, 5, 300), "c": rng.beta(1, 1, 300)}
+    full = held_out(losses, 0.9, largest=1.0)
+    assert full.level == pytest.approx(0.1)
+    assert full.bound == max(full.clients.values()) == full.clients["c"]
+    capped = held_out(losses, 0.9, 1.0, CappedSimplex(np.zeros(3), np.full(3, 0.5)))
+    assert (1 - capped.level) ** 3 == pytest.approx(0.9)
+    assert capped.bound == pytest.approx(0.5 * capped.clients["c"] + 0.5 * capped.clients["b"])
+    assert "0.9" in full.promise
+
+
+def test_units_do_not_matter():
+    rng = np.random.default_rng(3)
+    losses = {"a": rng.uniform(size=50)}
+    one = held_out(losses, largest=1.0)
+    ten = held_out({"a": 10 * losses["a"]}, largest=10.0)
+    assert ten.bound == pytest.approx(10 * one.bound, rel=1e-9)
+
+
+def test_the_unknown_mixture_is_covered_over_500_repetitions():
+    """Three clients, a mixture that the method never sees, 40 rows kept out of each."""
+    means, mixture = np.array([0.1, 0.3, 0.2]), np.array([0.2, 0.5, 0.3])
+    true, held, ratios = float(means @ mixture), 0, []
+    for seed in range(500):
+        rng = np.random.default_rng(seed)
+        losses = {str(i): rng.beta(1, 1 / mean - 1, 40) for i, mean in enumerate(means)}
+        bound = held_out(losses, 0.8, largest=1.0).bound
+        held += bound >= true
+        ratios.append(bound / true)
+    assert held / 500 >= 0.8 - 4 * math.sqrt(0.8 * 0.2 / 500)
+    assert np.mean(ratios) < 3
+
+
+def test_room_for_shift():
+    certificate = held_out({"a": np.full(100, 0.2)}, largest=1.0)
+    assert shifted(certificate, 2.0, 0.1) == pytest.approx(certificate.bound + 0.2)
+    assert shifted_squared(certificate, 2.0, 0.1) == pytest.approx((math.sqrt(certificate.bound) + 0.2) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: held_out({"a": [0.1]}, 1.0, 1.0), "confidence"),
+        (lambda: held_out({}, 0.9, 1.0), "at least one client"),
+        (lambda: held_out({"a": []}, 0.9, 1.0), "no rows kept out"),
+        (lambda: held_out({"a": [0.1]}, 0.9), "largest value"),
+        (lambda: held_out({"a": [2.0]}, 0.9, 1.0), "outside"),
+        (lambda: held_out({"a": [np.nan]}, 0.9, 1.0), "outside"),
+        (lambda: held_out({"a": [0.5]}, 0.9, kind="clopper-pearson"), "0 and 1"),
+        (lambda: held_out({"a": [0.5]}, 0.9, 1.0, CappedSimplex(np.zeros(2), np.ones(2))), "2 clients"),
+        (lambda: shifted(held_out({"a": [0.5]}, 0.9, 1.0), -1.0, 0.0), "not negative"),
+    ],
+)
+def test_bad_requests_say_what_is_wrong(make, word):
+    with pytest.raises(BidroError, match=word):
+        make()

@@ -1,0 +1,240 @@
+"""Radii against their formulas written out, hand-worked numbers, and simulated coverage by POT."""
+
+import math
+
+import numpy as np
+import ot
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bidro.errors import BidroError
+from bidro.federation import Federation
+from bidro.guarantees.coverage import coverage, has_every_vertex, risks_for
+from bidro.guarantees.radius import (
+    ExplicitRadius,
+    PaperRadius,
+    explicit_rule,
+    h,
+    inverse_h,
+    mean_bound,
+    metric_diameter,
+    paper_rule,
+)
+from bidro.sets import Box, CappedSimplex, L1SimplexBall, Simplex
+from bidro.transport import Transport
+
+
+def slow_mean_bound(rows, m, p, finest=2):
+    """A by plain summation of 400 levels, over every k up to 60."""
+    best = math.inf
+    for k in range(finest, 61):
+        total = 0.0
+        for level in range(1, 401):
+            power = m * level * math.log(k)
+            share = 1.0 if power > 200 else min(1.0, math.sqrt((math.exp(power) - 1) / rows) / 2)
+            total += math.exp(-p * level * math.log(k)) * share
+        best = min(best, (k**p - 1) * total)
+    return min(1.0, best)
+
+
+@pytest.mark.parametrize("m", [2, 3, 4, 10])
+@pytest.mark.parametrize("p", [1.0, 2.0, 1.5])
+@pytest.mark.parametrize("rows", [1, 30, 300])
+def test_the_mean_bound_against_plain_summation(m, p, rows):
+    assert mean_bound(rows, m, p) == pytest.approx(slow_mean_bound(rows, m, p), rel=1e-9)
+    assert mean_bound(rows, m, p, 5) == pytest.approx(slow_mean_bound(rows, m, p, 5), rel=1e-9)
+
+
+def test_by_hand():
+    """m = 1: D sqrt(sqrt(ln(2 / beta) / (2 N))) for p = 2. In ten dimensions 300 rows say next to nothing."""
+    assert ExplicitRadius(3.0, 1, 2.0).radius(50, 0.1) == pytest.approx(
+        3.0 * (math.log(20) / 100) ** 0.25, rel=1e-12
+    )
+    assert ExplicitRadius(3.0, 10, 1.0).radius(300, 0.1) > 0.55 * 3.0
+    # p != m / 2: R (ln(c1 / beta) / (c2 N))^(1 / max(2 p, m)).
+    rule = PaperRadius(2.0, 3, 1.0, c1=4.0, c2=0.5)
+    assert rule.radius(100, 0.1) == pytest.approx(2.0 * (math.log(40) / 50) ** (1 / 3), rel=1e-12)
+
+
+def test_the_paper_s_own_case_p_is_half_of_m():
+    """p = 2, m = 4: R h^-1(y)^(1/2)."""
+    rule = PaperRadius(500.0, 4, 2.0, c1=3.0, c2=1.5)
+    y = math.log(3.0 / 0.05) / (1.5 * 30)
+    found = rule.radius(30, 0.05)
+    x = (found / 500.0) ** 2
+    assert x**2 / math.log(2 + 1 / x) ** 2 == pytest.approx(y, rel=1e-10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(1e-12, 1e6))
+def test_the_inverse_of_h(y):
+    assert h(inverse_h(y)) == pytest.approx(y, rel=1e-9)
+
+
+RULES = st.one_of(
+    st.builds(ExplicitRadius, st.floats(0.1, 10), st.integers(1, 6), st.sampled_from([1.0, 2.0, 3.0])),
+    st.builds(
+        PaperRadius,
+        st.floats(0.1, 10),
+        st.integers(1, 6),
+        st.sampled_from([1.0, 2.0, 3.0]),
+        st.floats(1.0, 5.0),
+        st.floats(0.1, 2.0),
+    ),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(RULES, st.integers(1, 2000), st.floats(1e-6, 0.99))
+def test_radii_fall_with_rows_and_risk_and_have_an_inverse(rule, rows, beta):
+    here = rule.radius(rows, beta)
+    assert rule.radius(rows + 50, beta) <= here * (1 + 1e-12)
+    assert rule.radius(rows, beta / 2) >= here * (1 - 1e-12)
+    back = rule.risk(rows, here)
+    assert back <= beta * (1 + 1e-6)
+    if isinstance(rule, PaperRadius) or here < rule.diameter * (1 - 1e-9):
+        assert back == pytest.approx(beta, rel=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.1, 5.0), st.integers(2, 5), st.floats(1.1, 4.0))
+def test_explicit_radii_scale_with_the_support_and_stay_within_it(diameter, m, factor):
+    one, other = (ExplicitRadius(d, m, 2.0).radius(40, 0.1) for d in (diameter, factor * diameter))
+    assert other == pytest.approx(factor * one, rel=1e-12)
+    assert one <= diameter
+
+
+LAWS = {
+    "two points": lambda rng, n, m: np.repeat(rng.integers(0, 2, (n, 1)), m, axis=1).astype(float),
+    "corners": lambda rng, n, m: rng.integers(0, 2, (n, m)).astype(float),
+    "uniform": lambda rng, n, m: rng.uniform(size=(n, m)),
+}
+
+
+def distance_to_truth(law, rows, p, rng):
+    """W_p^p between samples and the true law; uniform laws by a reference of 1,000 draws."""
+    m = rows.shape[1]
+    if law == "uniform" and m == 1:
+        # Exact in one dimension: the quantile coupling, by a fine grid of midpoints.
+        grid = (np.arange(20_000) + 0.5) / 20_000
+        ordered = np.sort(rows[:, 0])
+        quantiles = ordered[np.minimum((grid * len(rows)).astype(int), len(rows) - 1)]
+        return float(np.mean(np.abs(quantiles - grid) ** p))
+    if law == "uniform":
+        truth = rng.uniform(size=(1000, m))
+        masses = np.full(1000, 1e-3)
+    else:
+        truth = np.array([[0.0] * m, [1.0] * m])
+        if law == "corners":
+            truth = np.stack(np.meshgrid(*[[0.0, 1.0]] * m), -1).reshape(-1, m)
+        masses = np.full(len(truth), 1 / len(truth))
+    costs = ot.dist(rows, truth, metric="euclidean") ** p
+    return float(ot.emd2(np.full(len(rows), 1 / len(rows)), masses, costs, numItermax=1_000_000))
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("m", [1, 2, 3])
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_simulated_coverage(law, m, p):
+    """At least 1 - beta of repetitions within the radius, in every cell.
+
+    A uniform law with m > 1 is stood in for by 1,000 draws, which adds to the mean distance: passing is then
+    the stronger statement.
+    """
+    beta, repetitions = 0.3, 40 if law == "uniform" and m > 1 else 150
+    for rows in (30, 100) if law == "uniform" and m > 1 else (30, 100, 300):
+        rng = np.random.default_rng([rows, m])
+        eps = ExplicitRadius(math.sqrt(m), m, p).radius(rows, beta)
+        inside = sum(
+            distance_to_truth(law, LAWS[law](rng, rows, m), p, rng) <= eps**p for _ in range(repetitions)
+        )
+        # Five standard errors of a binomial share at 1 - beta.
+        slack = 5 * math.sqrt(beta * (1 - beta) / repetitions)
+        assert inside / repetitions >= 1 - beta - slack
+        # The bound is loose: in truth it holds almost always, and that is what must show.
+        assert inside / repetitions >= 1 - beta
+
+
+def test_coverage_of_the_whole():
+    """Both bounds of Proposition 1, worked out once more from their definitions."""
+    rule, sizes = ExplicitRadius(1.0, 1, 1.0), [40, 100, 400]
+    found = coverage(rule, sizes, [0.01, 0.02, 0.03], delta=0.05)
+    assert found.together == pytest.approx(0.99 * 0.98 * 0.97)
+    bars = []
+    for n, b in zip(sizes, [0.01, 0.02, 0.03], strict=True):
+        smaller = math.sqrt(math.log(2 / b) / (2 * n)) - 0.05
+        bars.append(min(1.0, 2 * math.exp(-2 * n * smaller**2)))
+    assert found.by_one == pytest.approx(1 - math.prod(bars))
+    assert found.probability == max(found.together, found.by_one)
+    # Without delta, or where no client alone is admissible, the second bound says nothing.
+    assert coverage(rule, sizes, 0.02).by_one == 0.0
+    capped = CappedSimplex(np.zeros(3), np.full(3, 0.5))
+    assert coverage(rule, sizes, 0.02, capped, delta=0.0).by_one == 0.0
+    # A delta above every radius leaves beta-bar = 1.
+    assert coverage(rule, sizes, 0.02, delta=5.0).by_one == 0.0
+    # One distribution, three looks at it: beta-bar_i = beta_i.
+    assert coverage(rule, sizes, 0.02, delta=0.0).by_one == pytest.approx(1 - 0.02**3)
+
+
+def test_vertices():
+    assert has_every_vertex(Simplex(3), 3)
+    assert has_every_vertex(CappedSimplex(np.zeros(3), np.ones(3)), 3)
+    assert not has_every_vertex(L1SimplexBall(np.full(3, 1 / 3), 0.5), 3)
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_splits_of_a_wanted_confidence(m):
+    rule, sizes = ExplicitRadius(1.0, m, 1.0), [20, 200, 2000]
+    equal = risks_for(0.9, sizes, rule)
+    assert np.prod(1 - equal) == pytest.approx(0.9, rel=1e-12)
+    assert len(set(equal)) == 1
+    uneven = risks_for(0.9, sizes, rule, "smallest largest")
+    assert np.prod(1 - uneven) == pytest.approx(0.9, rel=1e-6)
+    radii = [[rule.radius(n, b) for n, b in zip(sizes, beta, strict=True)] for beta in (equal, uneven)]
+    assert max(radii[1]) < max(radii[0])
+
+
+def test_the_diameter_in_a_scaled_metric_and_with_labels():
+    box = Box(np.array([-1.0, 0.0, -1.0]), np.array([2.0, 4.0, 1.0]))
+    fed = Federation.from_arrays([np.zeros((2, 3))], box)
+    scaled = Transport(np.array([2.0, 0.5, 1.0]), 2.0)
+    assert metric_diameter(fed, scaled) == pytest.approx(math.sqrt(36 + 4 + 4))
+    assert explicit_rule(fed, scaled).coordinates == 3
+    assert paper_rule(fed, scaled, 1.0, 1.0).half_width == pytest.approx(3.0)
+    labelled = Federation.from_arrays([np.array([[0.0, 1.0, 1.0], [0.0, 1.0, -1.0]])], box)
+    assert metric_diameter(labelled, Transport.classification(3, 1.0, 0.7)) == pytest.approx(5.0 + 0.7)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: ExplicitRadius(1.0, 2, 2.0).radius(10, 0.0), "between 0 and 1"),
+        (lambda: ExplicitRadius(1.0, 2, 2.0).radius(0, 0.1), "at least one"),
+        (lambda: ExplicitRadius(math.inf, 2, 2.0), "bounded support"),
+        (lambda: ExplicitRadius(1.0, 2, 0.5), "p >= 1"),
+        (lambda: PaperRadius(1.0, 2, 1.0, -1.0, 1.0), "c1 and c2"),
+        (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], 1.0), "between 0 and 1"),
+        (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], 0.1, delta=-1.0), "delta"),
+        (lambda: risks_for(1.0, [3], ExplicitRadius(1.0, 2, 2.0)), "confidence"),
+        (
+            lambda: explicit_rule(
+                Federation.from_arrays([np.zeros((2, 3))], "unbounded"), Transport.euclidean(3)
+            ),
+            "declare bounds",
+        ),
+        (
+            lambda: explicit_rule(Federation.from_arrays([np.eye(3)], "from data"), Transport.euclidean(3)),
+            "read off the data",
+        ),
+        (
+            lambda: explicit_rule(
+                Federation.from_arrays([np.zeros((2, 3))], Box.cube(1.0, 3)), Transport.features_only(3)
+            ),
+            "cannot move",
+        ),
+    ],
+)
+def test_bad_requests_say_what_is_wrong(make, word):
+    with pytest.raises(BidroError, match=word):
+        make()
