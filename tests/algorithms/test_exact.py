@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bidro.algorithms.cone_model import Answer, ConeModel, Planes
+from bidro.algorithms.cone_model import Answer, ConeModel, Curvature, Planes
 from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.client import Penalty, WassersteinBall
@@ -85,7 +85,7 @@ def test_steps_solve_the_program_that_they_state():
     M = np.array([[2.0, 0.5], [0.5, 1.0]])
     for gradient in (np.array([0.4, -0.3]), np.array([4.0, 0.1])):
         planes = Planes.at_point(np.zeros(1, np.int64), np.ones(1), gradient[None], np.zeros(2))
-        answer = model.solve(planes, np.zeros(2), M, 1.0)
+        answer = model.solve(planes, np.zeros(2), Curvature.of(M), 1.0)
         expected = -np.linalg.solve(M, gradient)
         if np.max(np.abs(expected)) > 1:
             # The first coordinate meets the box at -1, the second then solves its own equation.
@@ -104,7 +104,7 @@ def test_far_from_the_kink_the_cone_is_the_same_set():
     M = np.zeros((4, 4))
     M[np.triu_indices(4)] = packed
     M = M + M.T - np.diag(np.diag(M)) + 1e-3 * np.eye(4)
-    large, small = (model.solve(planes, z, M * stiff, 1.0) for stiff in (1.0, 1e4))
+    large, small = (model.solve(planes, z, Curvature.of(M * stiff), 1.0) for stiff in (1.0, 1e4))
     for answer, stiff in ((large, 1.0), (small, 1e4)):
         # Stationarity in x of max_i plane_i + stiff/2 d'Md with nu = ||(x, -1)|| eliminated.
         y = answer.z[:3]

@@ -8,7 +8,7 @@ from scipy.optimize import linprog
 from bidro.client import WassersteinBall
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.guarantees import robust_risk, worst_case_distribution
+from bidro.guarantees import robust_risk, worst_case_distribution, worst_case_mixture
 from bidro.losses import (
     Absolute,
     Hinge,
@@ -16,6 +16,7 @@ from bidro.losses import (
     Logistic,
     Pinball,
     SmoothedHinge,
+    Softmax,
     Squared,
 )
 from bidro.problem import Problem
@@ -211,6 +212,38 @@ def test_worst_cases_lie_in_their_ball_and_attain_the_risk(loss, support, p):
             assert all(bool(support.contains(jnp.asarray(point))) for point in worst.points)
 
 
+@pytest.mark.parametrize("eps", [0.05, 0.4, 2.0])
+@pytest.mark.parametrize("loss", [Softmax(classes=3), Logistic(), Hinge()], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("cost", [np.inf, 0.7])
+def test_p_1_unbounded_near_worst_cases_of_classes(loss, cost, eps):
+    """With and without labels that flip: in the ball by POT, and short of the risk by 1e-7 of it at most."""
+    rng = np.random.default_rng(4)
+    labels = rng.choice(loss.labels, 9)
+    rows_ = np.column_stack([rng.normal(size=(9, 2)), labels])
+    fed = Federation.from_arrays([rows_], "unbounded")
+    transport = Transport.classification(3, 1.0, cost)
+    x = rng.normal(size=loss.dimension(3))
+    problem = Problem(fed, loss, Box.cube(5.0, len(x)), transport, WassersteinBall(eps))
+    found = robust_risk(problem, x)
+    assert float(found.attained[0]) == pytest.approx(float(found.value[0]), rel=1e-9)
+    worst = worst_case_distribution(problem, x, "client-1")
+    assert -1e-9 <= worst.deficit <= 1.1e-7 * worst.risk + 1e-9
+    assert worst.masses.sum() == pytest.approx(1.0)
+    assert wasserstein_distance(worst.points, rows_, transport, a_masses=worst.masses) <= eps * (1 + 1e-6)
+
+
+def test_the_worst_mixture():
+    problem = ball_problem(Squared(), 2.0, "unbounded")
+    alpha = np.array([0.5, 0.2, 0.3])
+    mixed = worst_case_mixture(problem, X, alpha)
+    risks = np.asarray(robust_risk(problem, X).value)
+    assert mixed.risk == pytest.approx(alpha @ risks)
+    assert mixed.expected_loss == pytest.approx(alpha @ risks, rel=1e-9)
+    assert mixed.masses.sum() == pytest.approx(1.0)
+    losses = np.asarray(Squared().values(jnp.asarray(X), jnp.asarray(mixed.points)))
+    assert mixed.masses @ losses == pytest.approx(mixed.expected_loss)
+
+
 def test_an_uncertified_oracle_gives_no_finite_upper_bound():
     fed = Federation.from_arrays([rows()["site-0"][:2]], Box.cube(3.0, 4))
     problem = Problem(fed, Squared(), Box.cube(2.0, 3), Transport.euclidean(4), WassersteinBall(5.0))
@@ -240,6 +273,7 @@ def test_exact_fit_and_zero_model():
         (lambda: ball_problem(Squared(), 2.0, "unbounded", radii=-1.0), "at least 0"),
         (lambda: ball_problem(Squared(), 2.0, "unbounded", radii=[1.0]), "3 clients"),
         (lambda: ball_problem(Squared(), 2.0, "unbounded", radii=np.nan), "finite"),
+        (lambda: worst_case_mixture(ball_problem(Squared(), 2.0, "unbounded"), X, [1.0, 1.0, 0.0]), "set A"),
         (lambda: worst_case_distribution(ball_problem(Squared(), 2.0, "unbounded"), X, "east"), "'east'"),
     ],
 )

@@ -31,6 +31,10 @@ from bidro.sets.base import Polytope
 Numbers = NDArray[np.float64]
 
 
+# Curvature is raised to this share of the largest.
+_LEAST_CURVATURE = 1e-8
+
+
 class Planes(NamedTuple):
     """R_owner(z) >= value + <gradient, z - point>, for every row."""
 
@@ -58,6 +62,35 @@ class Planes(NamedTuple):
         """Their values at z."""
         values: Numbers = self.value + np.sum(self.gradient * (z - self.point), axis=1)
         return values
+
+
+class Curvature(NamedTuple):
+    """A positive definite M, by its eigenvalues (k,) and eigenvectors, the columns of (k, k)."""
+
+    values: Numbers
+    vectors: Numbers
+
+    @classmethod
+    def of(cls, M: Numbers, otherwise: float = 1.0) -> Curvature:
+        """M with eigenvalues raised to a small share of the largest; `otherwise` times the identity where
+        none is above 0."""
+        values, vectors = np.linalg.eigh(M)
+        if not values[-1] > 0:
+            return cls(np.full(len(M), otherwise), np.eye(len(M)))
+        return cls(np.maximum(values, _LEAST_CURVATURE * values[-1]), vectors)
+
+    def of_step(self, step: Numbers) -> float:
+        """1/2 step' M step."""
+        return 0.5 * float(self.values @ (self.vectors.T @ step) ** 2)
+
+    def first(self, d: int) -> Curvature:
+        """That of the first d coordinates."""
+        return Curvature.of(((self.vectors * self.values) @ self.vectors.T)[:d, :d])
+
+    def unit_steps(self, scale: float) -> Numbers:
+        """T with T' M T = scale I: steps T w with w of size 1 change the quadratic term by about `scale`."""
+        steps: Numbers = self.vectors * np.sqrt(scale / self.values)
+        return steps
 
 
 class Answer(NamedTuple):
@@ -88,7 +121,7 @@ class ConeModel(NamedTuple):
         """max over alpha in A of sum_i alpha_i risks_i."""
         return float(_linear_maximum(self.mixtures, risks))
 
-    def solve(self, planes: Planes, z: Numbers, curvature: Numbers | None, scale: float) -> Answer | None:
+    def solve(self, planes: Planes, z: Numbers, curvature: Curvature | None, scale: float) -> Answer | None:
         """Solve the program around z; `scale` is by how much the risks may still fall. None where the solver
         fails.
 
@@ -99,15 +132,15 @@ class ConeModel(NamedTuple):
         if self.cones and not np.any(planes.gradient[:, d]):
             # Nobody's risk depends on nu, which would be free to rise without end.
             in_x = planes._replace(gradient=planes.gradient[:, :d], point=planes.point[:, :d])
-            M = None if curvature is None else curvature[:d, :d]
-            flat = self._replace(cones=()).solve(in_x, z[:d], M, scale)
+            of_x = None if curvature is None else curvature.first(d)
+            flat = self._replace(cones=()).solve(in_x, z[:d], of_x, scale)
             still = tuple(np.zeros(len(cone.offset)) for cone in self.cones)
             return flat and flat._replace(z=self.lift(flat.z), pulls=still)
         polytope, limits = self.mixtures.polytope(), self.models.constraints()
         heights, tops = planes.at(z), _highest(planes, z, n)
         # s and pi are counted from where they are at z, so that only what may still change is to be found.
         room = polytope.matrix.T @ _prices(polytope, tops) - polytope.lift.T @ tops
-        T = np.eye(k) if curvature is None else _unit_steps(curvature, scale)
+        T = np.eye(k) if curvature is None else curvature.unit_steps(scale)
         reach = np.inf if curvature is None else _REACH
         program = _Program(k, n, len(polytope.total))
         slopes, below_top = planes.gradient @ T / scale, (tops[planes.owner] - heights) / scale
@@ -126,8 +159,8 @@ class ConeModel(NamedTuple):
             program.norm_at_most(matrix @ T[:d], matrix @ z[:d] + offset, np.zeros(k), radius)
         for cone in self.cones:
             program.under_nu(cone.matrix @ T[:d], cone.at(z[:d]), T[-1], z[-1])
-        M = None if curvature is None else T.T @ curvature @ T / scale
-        solved = program.minimise(M, np.concatenate([np.zeros(k), polytope.offset, polytope.total]))
+        linear = np.concatenate([np.zeros(k), polytope.offset, polytope.total])
+        solved = program.minimise(linear, curved=curvature is not None)
         if solved is None:
             return None
         step, dual = T @ solved[0][:k], solved[1]
@@ -188,7 +221,7 @@ class ConeModel(NamedTuple):
 
 
 class _Program:
-    """minimise 1/2 v' P v + q' v over v = (step in z, s, pi), under constraints that are affine in v."""
+    """A program over v = (w, s, pi), w being the step in units of its own, under constraints affine in v."""
 
     def __init__(self, *sizes: int) -> None:
         self.starts = np.cumsum([0, *sizes])
@@ -240,11 +273,10 @@ class _Program:
         back = np.column_stack([(size - 1 / size) * u, -2 * across, (size + 1 / size) * u])
         self.norms.append(back / unit)
 
-    def minimise(self, M: Numbers | None, q: Numbers) -> tuple[Numbers, Numbers] | None:
-        """(v, multipliers), M being the curvature of the step in z."""
-        P = sparse.csc_matrix((len(q), len(q)))
-        if M is not None:
-            P = sparse.csc_matrix(np.pad(np.triu(M), (0, len(q) - len(M))))
+    def minimise(self, q: Numbers, curved: bool) -> tuple[Numbers, Numbers] | None:
+        """(v, multipliers) that minimise <q, v>, and if `curved` half the square of the step as well."""
+        k = self.starts[1]
+        P = sparse.diags(np.where(np.arange(len(q)) < k, float(curved), 0.0), format="csc")
         A, b = sparse.csc_matrix(-np.vstack(self.rows)), np.concatenate(self.constants)
         sizes = [back.shape[1] for back in self.norms]
         cones = [clarabel.NonnegativeConeT(len(b) - sum(sizes))]
@@ -263,9 +295,6 @@ class _Program:
             end -= back.shape[1]
         return tuple(reversed(vectors))
 
-
-# Curvature is raised to this share of the largest.
-LEAST_CURVATURE = 1e-8
 
 # Steps are of size 1 in the units of their program; what is this far away does not matter, and would only
 # take the solver's time and digits.
@@ -296,13 +325,6 @@ def _prices(polytope: Polytope, c: Numbers) -> Numbers:
         polytope.total, A_ub=-polytope.matrix.T, b_ub=-need, bounds=(None, None), method="highs-ds"
     )
     return np.asarray(found.x)
-
-
-def _unit_steps(curvature: Numbers, scale: float) -> Numbers:
-    """T such that a step T w with w of size 1 changes the quadratic term by about `scale`."""
-    values, vectors = np.linalg.eigh(curvature)
-    steps: Numbers = vectors * np.sqrt(scale / np.maximum(values, LEAST_CURVATURE * values[-1]))
-    return steps
 
 
 def _size(matrix: Numbers, along: Numbers) -> float:

@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.cone_model import LEAST_CURVATURE, Answer, ConeModel, Planes
+from bidro.algorithms.cone_model import Answer, ConeModel, Curvature, Planes
 from bidro.algorithms.contract import Snapshot
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.client import Client
@@ -339,7 +339,7 @@ def _with_next(state: State) -> State:
     below = centre.tangents._replace(value=centre.attained)
     state = _with_proof(state, state.planes.with_more(below), step)
     move = step.z - centre.z
-    predicted = centre.merit - step.value - 0.5 * float(move @ M @ move)
+    predicted = centre.merit - step.value - M.of_step(move)
     used = step.multipliers[: len(state.planes.owner)] > _USED
     idle = np.where(used, 0, state.idle + 1)
     kept = idle < _IDLE_ROUNDS
@@ -373,18 +373,14 @@ def _scale(state: State) -> float:
     return float(np.clip(state.best.upper - state.lower, 1e-10 * size, size))
 
 
-def _curvature(state: State, mixture: Numbers) -> Numbers:
-    """M, stiffened, with no curvature below a small share of the largest; where nothing is known of it, the
-    multiple of the identity that keeps the step to about 1."""
+def _curvature(state: State, mixture: Numbers) -> Curvature:
+    """M, stiffened; where nothing is known of it, the multiple of the identity that keeps the step to about
+    1."""
     centre = state.centre
     assert centre is not None
-    M = np.zeros((len(centre.z), len(centre.z))) if state.estimate is None else state.estimate
+    k = len(centre.z)
+    M = np.zeros((k, k)) if state.estimate is None else state.estimate
     if len(centre.curvature):
         M = np.tensordot(mixture, centre.curvature, axes=1)
-    values, vectors = np.linalg.eigh(M)
-    if values[-1] <= 0:
-        steepest = float(np.linalg.norm(centre.tangents.gradient, axis=1).max())
-        return state.stiffness * (steepest or 1.0) * np.eye(len(M))
-    raised = (vectors * np.maximum(values, LEAST_CURVATURE * values[-1])) @ vectors.T
-    positive: Numbers = state.stiffness / 2 * (raised + raised.T)
-    return positive
+    steepest = float(np.linalg.norm(centre.tangents.gradient, axis=1).max())
+    return Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0))

@@ -1,22 +1,40 @@
-"""What can be promised about a model: its risk over Wasserstein balls and under penalties."""
+"""What can be promised about a model, and what each promise rests on."""
 
 from bidro.guarantees.convergence import ConvergenceBound, convergence_bound
+from bidro.guarantees.coverage import Coverage, coverage, risks_for
+from bidro.guarantees.held_out import HeldOut, held_out, shifted, shifted_squared
+from bidro.guarantees.out_of_sample import Interval, certify
 from bidro.guarantees.penalty import (
     PenalisedRisk,
     ball_bound,
     implied_radii,
     penalised_risk,
 )
-from bidro.guarantees.robust import WorstCase, robust_risk, worst_case_distribution
+from bidro.guarantees.radius import ExplicitRadius, PaperRadius, explicit_rule, paper_rule
+from bidro.guarantees.robust import WorstCase, robust_risk, worst_case_distribution, worst_case_mixture
 
 __all__ = [
     "ConvergenceBound",
+    "Coverage",
+    "ExplicitRadius",
+    "HeldOut",
+    "Interval",
+    "PaperRadius",
     "PenalisedRisk",
     "WorstCase",
     "ball_bound",
+    "certify",
     "convergence_bound",
+    "coverage",
+    "explicit_rule",
+    "held_out",
     "implied_radii",
+    "paper_rule",
     "penalised_risk",
+    "risks_for",
     "robust_risk",
+    "shifted",
+    "shifted_squared",
     "worst_case_distribution",
+    "worst_case_mixture",
 ]

@@ -14,11 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from bidro.client import Client
 from bidro.errors import BidroError
-from bidro.losses import LinearLoss
+from bidro.losses import LinearLoss, Softmax
 from bidro.problem import Problem
 from bidro.worst_case import Inner, Oracle, default_oracle
-from bidro.worst_case.ball import has_closed_form, steepness
+from bidro.worst_case.ball import has_closed_form, is_lifted, steepness
 from bidro.worst_case.risk import RiskModel
+
+Floats = NDArray[np.float64]
 
 # How far below the risk, relatively, a near-worst distribution may stay where the worst is not attained.
 _DEFICIT = 1e-7
@@ -66,18 +68,41 @@ def worst_case_distribution(
     eps = float(problem.eps[i])
     found: RiskModel = jax.tree.map(itemgetter(i), _all_clients(chosen, problem.clients, model))
     risk = float(found.value)
-    if eps == 0:
-        points, masses = np.asarray(samples), np.full(len(samples), 1 / len(samples))
-    elif has_closed_form(problem.inner):
-        points, masses = _slope_form_atoms(problem.inner, np.asarray(samples), model, eps, risk)
-    else:
+    rows = np.asarray(samples)
+    points, masses = rows, np.full(len(rows), 1 / len(rows))
+    if eps > 0 and has_closed_form(problem.inner) and problem.transport.p == 2:
+        points = _squared_atoms(problem.inner, rows, model, eps)
+    elif eps > 0 and not has_closed_form(problem.inner):
         share = float(found.lower_share)
         parts = [(found.lower_multiplier, share), (found.multiplier, 1 - share)]
         used = [(_moved(chosen, problem.inner, model, samples, at), mass) for at, mass in parts if mass > 0]
         points = np.concatenate([np.asarray(p) for p, _ in used])
-        masses = np.concatenate([np.full(len(samples), mass / len(samples)) for _, mass in used])
+        masses = np.concatenate([np.full(len(rows), mass / len(rows)) for _, mass in used])
+    if eps > 0 and is_lifted(problem.inner) and problem.transport.p == 1:
+        costs = jax.vmap(problem.transport.cost)(
+            jnp.tile(samples, (len(points) // len(rows), 1)), jnp.asarray(points)
+        )
+        left = eps - float(masses @ np.asarray(costs))
+        points, masses = _spend_far_out(problem.inner, model, points, masses, left, risk)
     losses = np.asarray(problem.loss.values(model, jnp.asarray(points)))
     return WorstCase(points, masses, float(masses @ losses), risk)
+
+
+def worst_case_mixture(
+    problem: Problem, x: ArrayLike, alpha: ArrayLike, oracle: Oracle | None = None
+) -> WorstCase:
+    """The clients' worst-case distributions, mixed with weights `alpha` (n,), such as a solution's."""
+    weights = np.asarray(alpha, float)
+    if weights.shape != (problem.n,) or not bool(problem.weights.contains(jnp.asarray(weights), 1e-6)):
+        raise BidroError(f"The weights must be {problem.n} numbers in the problem's set A; got {weights}.")
+    names = problem.federation.names
+    parts = [worst_case_distribution(problem, x, name, oracle) for name in names]
+    return WorstCase(
+        np.concatenate([part.points for part in parts]),
+        np.concatenate([weight * part.masses for weight, part in zip(weights, parts, strict=True)]),
+        float(sum(weight * part.expected_loss for weight, part in zip(weights, parts, strict=True))),
+        float(sum(weight * part.risk for weight, part in zip(weights, parts, strict=True))),
+    )
 
 
 def _checked(problem: Problem, x: ArrayLike, oracle: Oracle | None) -> tuple[Array, Oracle]:
@@ -122,35 +147,66 @@ def _moved(oracle: Oracle, inner: Inner, x: Array, samples: Array, multiplier: A
     return jax.vmap(lambda zeta: oracle.maximise(inner, x, zeta, multiplier).point)(samples)
 
 
-def _slope_form_atoms(
-    inner: Inner, samples: NDArray[np.float64], x: Array, eps: float, risk: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Atoms for the closed forms: moves along S^-2 a, of length t in the scaled norm."""
+def _squared_atoms(inner: Inner, samples: Floats, x: Array, eps: float) -> Floats:
+    """p = 2, squared loss, unbounded: every sample moves along S^-2 a, in proportion to its residual."""
     loss = inner.loss
     assert isinstance(loss, LinearLoss)
-    labels = samples[:, -1]
     inverse = np.asarray(inner.transport.inverse_scale)
-    base, offset = (np.asarray(v) for v in loss.direction(x, 1.0))
-    signs = np.ones(len(samples)) if loss.labels is None else labels
-    norm = float(np.linalg.norm(base * inverse))
-    masses = np.full(len(samples), 1 / len(samples))
+    a, offset = (np.asarray(v) for v in loss.direction(x, 1.0))
+    norm = float(np.linalg.norm(a * inverse))
     if norm == 0:
-        return samples, masses
-    # Moving a sample by t in the scaled norm along this direction raises its u by t norm.
-    along = signs[:, None] * (base * inverse**2) / norm
-    u = signs * (samples @ base + offset)
-    if inner.transport.p == 2:
-        rmse = np.sqrt(np.mean(u**2))
-        return samples + (eps * (u / rmse if rmse > 0 else 1.0) * along.T).T, masses
-    # All the budget goes to one sample, the one on which a far move comes closest to full slope.
-    steep, n = loss.scalar.lipschitz, len(samples)
-    outward = 1.0 if loss.scalar.right_slope == steep else -1.0
-    far = 1e8 * (1 + np.abs(u).max())
-    value = np.asarray(loss.scalar.value(jnp.asarray(np.stack([u, u + outward * far]))))
-    short = np.maximum(steep * far - (value[1] - value[0]), 0.0)
-    k = int(np.argmin(short))
-    part = 1.0 if short[k] <= 0 else min(1.0, _DEFICIT * max(risk, 1e-300) * n / short[k])
-    moved = samples[k] + outward * eps * n / part * along[k]
-    masses[k] = (1 - part) / n
-    points, weights = np.vstack([samples, moved]), np.append(masses, part / n)
-    return points[weights > 0], weights[weights > 0]
+        return samples
+    u = samples @ a + offset
+    rmse = np.sqrt(np.mean(u**2))
+    lengths = eps * (u / rmse if rmse > 0 else np.ones(len(u)))
+    return np.asarray(samples + lengths[:, None] * (a * inverse**2 / norm))
+
+
+def _spend_far_out(
+    inner: Inner, x: Array, points: Floats, masses: Floats, budget: float, risk: float
+) -> tuple[Floats, Floats]:
+    """p = 1, unbounded: a little mass of one atom moves so far that it earns the full slope for the budget.
+
+    The less mass, the farther it goes and the smaller the deficit, which is kept below 1e-7 of the risk.
+    """
+    along, slope, steepest = _steepest_directions(inner, x, points)
+    if steepest == 0 or budget <= 0:
+        return points, masses
+    candidates = np.flatnonzero((slope >= steepest * (1 - 1e-9)) & (masses > 0))
+    start = np.asarray(inner.loss.values(x, jnp.asarray(points[candidates])))
+    far = 1e8 * (1 + np.abs(start).max()) / steepest
+    ends = points[candidates] + far * along[candidates]
+    reached = np.asarray(inner.loss.values(x, jnp.asarray(ends)))
+    # What a move of any such length stays short of the full slope.
+    short = np.maximum(steepest * far - (reached - start), 0.0)
+    best = int(np.argmin(short))
+    k = int(candidates[best])
+    allowed = _DEFICIT * max(risk, 1e-300)
+    part = float(masses[k]) if short[best] <= 0 else min(float(masses[k]), allowed / short[best])
+    left = masses.copy()
+    left[k] -= part
+    moved = points[k] + budget / part * along[k]
+    points, left = np.vstack([points, moved]), np.append(left, part)
+    return points[left > 0], left[left > 0]
+
+
+def _steepest_directions(inner: Inner, x: Array, points: Floats) -> tuple[Floats, Floats, float]:
+    """For each point the direction (points, m), of length 1 in the scaled norm, in which the loss is steepest
+    far out, that slope, and the largest of them."""
+    loss, inverse = inner.loss, np.asarray(inner.transport.inverse_scale)
+    if isinstance(loss, LinearLoss):
+        a = np.asarray(loss.direction(x, 1.0)[0])
+        norm = float(np.linalg.norm(a * inverse))
+        outward = 1.0 if loss.scalar.right_slope == loss.scalar.lipschitz else -1.0
+        signs = outward * (np.ones(len(points)) if loss.labels is None else points[:, -1])
+        along = signs[:, None] * (a * inverse**2) / (norm or 1.0)
+        steep = loss.scalar.lipschitz * norm
+        return along, np.full(len(points), steep), steep
+    assert isinstance(loss, Softmax)
+    weights = np.asarray(loss.split(x)[0])
+    gaps = weights[None] - weights[points[:, -1].astype(int)][:, None]  # (points, K, features)
+    norms = np.linalg.norm(gaps * inverse[:-1], axis=2)
+    best = norms.argmax(axis=1)
+    slope = norms.max(axis=1)
+    chosen = gaps[np.arange(len(points)), best] * inverse[:-1] ** 2 / np.where(slope > 0, slope, 1.0)[:, None]
+    return np.column_stack([chosen, np.zeros(len(points))]), slope, float(slope.max())
