@@ -154,6 +154,19 @@ def test_optima_at_and_near_zero_where_the_risk_has_a_kink(eps):
         np.testing.assert_allclose(found.x, 0.0, atol=1e-6)
 
 
+@pytest.mark.parametrize("eps", [1.0, 10.0])
+def test_p_2_with_an_optimum_at_zero_and_an_intercept(eps):
+    """Logistic, p = 2: for a large radius no feature helps, and the worst class balance remains."""
+    parts = clients(labelled=True)
+    found = solve(problem_of(parts, Logistic(intercept=True), eps, 2.0))
+    assert found.gap <= 1e-6
+    np.testing.assert_allclose(found.x[:D], 0.0, atol=1e-6)
+    grid = np.linspace(-3, 3, 20_001)
+    shares = [np.mean(part[:, D] > 0) for part in parts]
+    balance = np.max([q * np.logaddexp(0, -grid) + (1 - q) * np.logaddexp(0, grid) for q in shares], axis=0)
+    assert found.upper == pytest.approx(balance.min(), rel=1e-6)
+
+
 def test_without_ambiguity_it_is_the_minimax_of_agnostic_federated_learning():
     parts = clients()
     fed = Federation.from_arrays(parts, "unbounded")
@@ -306,6 +319,24 @@ def test_softmax_p_1_against_a_cone_program(absent):
     program.solve(solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
     assert found.upper == pytest.approx(program.value, rel=2e-6)
     assert found.gap <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "loss", [Squared(intercept=True), Logistic(intercept=True)], ids=["Squared", "Logistic"]
+)
+def test_raw_features_of_very_different_sizes(loss):
+    """Columns of size 1, 1e3 and 1e5, as they come from a table."""
+    sizes, labelled = np.array([1.0, 1e3, 1e5, 1e-2]), loss.labels is not None
+    parts = [np.column_stack([part[:, :D] * sizes, part[:, D]]) for part in clients(labelled)]
+    fed, p = Federation.from_arrays(parts, "unbounded"), 1.0 if labelled else 2.0
+    scale = np.append(1 / sizes, np.inf if not labelled else 1.0)
+    transport = Transport(scale, p, labelled)
+    half = np.append(10 / sizes, 10.0)
+    found = solve(Problem(fed, loss, Box(-half, half), transport, WassersteinBall(0.1)))
+    value, _ = optimum(clients(labelled), loss, 0.1, p)
+    assert found.gap <= 1e-6
+    assert found.rounds <= 12
+    assert found.upper == pytest.approx(value, rel=2e-6)
 
 
 DEGENERATE = {
@@ -467,6 +498,8 @@ def simple(**changes):
     ("make", "word"),
     [
         (lambda: solve(simple(), gap=0.0), "positive number"),
+        (lambda: solve(simple(), gap="small"), "positive number"),
+        (lambda: solve(simple(), max_rounds=0), "at least 1"),
         (lambda: solve(simple(), method="newton"), "'curvature', 'gradients' or 'one-shot'"),
         (lambda: solve(simple(models=WholeSpace(D))), "bounded model set"),
         (lambda: solve(simple(ambiguity=Penalty(50.0)), method="one-shot"), "another method"),

@@ -65,31 +65,42 @@ class Planes(NamedTuple):
 
 
 class Curvature(NamedTuple):
-    """A positive definite M, by its eigenvalues (k,) and eigenvectors, the columns of (k, k)."""
+    """A positive definite M = U^-1 V diag(values) V' U^-1, U = diag(units): coordinates are first put in
+    units of their own, so that features of any size are alike."""
 
-    values: Numbers
-    vectors: Numbers
+    values: Numbers  # (k,)
+    vectors: Numbers  # V, (k, k)
+    units: Numbers  # (k,)
 
     @classmethod
-    def of(cls, M: Numbers, otherwise: float = 1.0) -> Curvature:
-        """M with eigenvalues raised to a small share of the largest; `otherwise` times the identity where
-        none is above 0."""
-        values, vectors = np.linalg.eigh(M)
-        if not values[-1] > 0:
-            return cls(np.full(len(M), otherwise), np.eye(len(M)))
-        return cls(np.maximum(values, _LEAST_CURVATURE * values[-1]), vectors)
+    def of(cls, M: Numbers, otherwise: float = 1.0, cones: tuple[Cone, ...] = ()) -> Curvature:
+        """M with eigenvalues (in units) raised to a small share of the largest; `otherwise` times the
+        identity where nothing is above 0.
+
+        Where nu, the last coordinate, has no curvature of its own, its unit is what it changes by when the
+        model does by its units.
+        """
+        diagonal = np.diag(M)
+        if not np.any(diagonal > 0):
+            return cls(np.full(len(M), otherwise), np.eye(len(M)), np.ones(len(M)))
+        units = 1 / np.sqrt(np.where(diagonal > 0, diagonal, diagonal[diagonal > 0].min()))
+        if cones and not diagonal[-1] > 0:
+            units[-1] = max(float(np.linalg.norm(cone.matrix * units[:-1])) for cone in cones)
+        values, vectors = np.linalg.eigh(M * np.outer(units, units))
+        return cls(np.maximum(values, _LEAST_CURVATURE * values[-1]), vectors, units)
 
     def of_step(self, step: Numbers) -> float:
         """1/2 step' M step."""
-        return 0.5 * float(self.values @ (self.vectors.T @ step) ** 2)
+        return 0.5 * float(self.values @ (self.vectors.T @ (step / self.units)) ** 2)
 
     def first(self, d: int) -> Curvature:
         """That of the first d coordinates."""
-        return Curvature.of(((self.vectors * self.values) @ self.vectors.T)[:d, :d])
+        root = self.vectors / self.units[:, None]
+        return Curvature.of(((root * self.values) @ root.T)[:d, :d])
 
     def unit_steps(self, scale: float) -> Numbers:
         """T with T' M T = scale I: steps T w with w of size 1 change the quadratic term by about `scale`."""
-        steps: Numbers = self.vectors * np.sqrt(scale / self.values)
+        steps: Numbers = self.units[:, None] * self.vectors * np.sqrt(scale / self.values)
         return steps
 
 

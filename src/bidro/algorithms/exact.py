@@ -30,7 +30,7 @@ from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.problem import Problem
-from bidro.sets import WholeSpace
+from bidro.sets import Ball, Box
 from bidro.trees import pytree, static
 from bidro.worst_case import Oracle
 from bidro.worst_case.risk import RiskModel
@@ -178,7 +178,7 @@ class ExactMWDRO:
             raise BidroError(
                 f"The exact solver needs a loss that is convex in the model; {name} is not known to be."
             )
-        if isinstance(problem.models, WholeSpace):
+        if not isinstance(problem.models, Box | Ball):
             raise BidroError(
                 "The exact solver proves its lower bound over a bounded model set; give the problem "
                 "models=Box.cube(half_width, d) with a half-width beyond any model you expect."
@@ -383,4 +383,4 @@ def _curvature(state: State, mixture: Numbers) -> Curvature:
     if len(centre.curvature):
         M = np.tensordot(mixture, centre.curvature, axes=1)
     steepest = float(np.linalg.norm(centre.tangents.gradient, axis=1).max())
-    return Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0))
+    return Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0), state.model.cones)

@@ -97,7 +97,8 @@ class OneShotMWDRO:
             at = exact.broadcast(solver)
             found = _risks(state.lifted, replies.moments, state.eps, state.inner, at.x, at.width)
             solver = exact.server(solver, found, replied)
-        return state._replace(solver=solver._replace(t=before + 1))
+        # Nothing new would come of asking again.
+        return state._replace(solver=solver._replace(t=before + 1, stalled=True))
 
     def snapshot(self, state: OneShotState) -> Snapshot:
         return Snapshot(state.solver.best.x, state.solver.best.x, state.solver.alpha)

@@ -90,8 +90,10 @@ def solve(
     method, up to `max_rounds` in all. Warns (GapNotReachedWarning) where it stops short of the gap, and
     raises BidroError for a problem that it cannot treat.
     """
-    if not 0 < gap < np.inf:
+    if not isinstance(gap, int | float) or not 0 < gap < np.inf:
         raise BidroError(f"The gap must be a positive number such as 1e-6; got {gap!r}.")
+    if not isinstance(max_rounds, int) or max_rounds < 1:
+        raise BidroError(f"max_rounds must be a whole number of at least 1; got {max_rounds!r}.")
     rule, why = chosen_method(problem)
     if method is None and resume is not None:
         method = resume.method

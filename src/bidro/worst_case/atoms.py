@@ -109,6 +109,39 @@ def moved_pass(
     return _means(rows, inner, at, price, curvature, of_row, move)
 
 
+def first_order_pass(rows: ClientRows, inner: Inner, at: Point, eps: Array, curvature: bool) -> Pass:
+    """p = 2, lifted: moves t_k = eps L'_k / rms(L'), which spend the budget exactly and are the worst ones
+    to first order in nu eps. A plane from them is valid at any nu, and has its slope in nu at nu = 0 too."""
+
+    def squares(args: tuple[Point, Inner], block: Array, weights: Array) -> Array:
+        at, inner = args
+        return weights @ _slopes(at, inner, block) ** 2
+
+    size = jnp.sqrt(rows.sum(squares, (at, inner)) / rows.size)
+    stretch = eps / jnp.where(size > 0, size, 1.0)
+
+    def of_row(at: Point, price: Array, inner: Inner, zeta: Array) -> _Atom:
+        loss = inner.loss
+        assert isinstance(loss, LinearLoss)
+        assert at.nu is not None
+        psi, offset = loss.of_model(zeta)
+        t = price * _slopes(at, inner, zeta[None])[0]
+        u = jnp.sum(psi * at.x) + offset + at.nu * t
+        none = jnp.zeros(at.size)
+        return _Atom(loss.scalar.value(u), t**2, u, jnp.append(psi, t), none, jnp.zeros(()), none)
+
+    return _means(rows, inner, at, stretch, curvature, of_row, None)
+
+
+def _slopes(at: Point, inner: Inner, block: Array) -> Array:
+    """L' of every row, unmoved."""
+    loss = inner.loss
+    assert isinstance(loss, LinearLoss)
+    a, offset = loss.direction(at.x, 1.0)
+    u = block @ a + offset
+    return loss.scalar.tangent(u if loss.labels is None else block[:, -1] * u, at.width).slope
+
+
 def _means(
     rows: ClientRows, inner: Inner, at: Point, price: Array, curvature: bool, of_row: Any, of_point: Any
 ) -> Pass:

@@ -10,6 +10,7 @@ budget: the worst-case distribution then mixes the moves just below and just abo
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
@@ -19,7 +20,7 @@ from jax import Array
 from bidro.losses import LinearLoss, Softmax, Squared
 from bidro.rows import ClientRows
 from bidro.sets import WholeSpace
-from bidro.worst_case.atoms import Pass, Point, moved_pass, still_pass
+from bidro.worst_case.atoms import Pass, Point, first_order_pass, moved_pass, still_pass
 from bidro.worst_case.inner import Inner, Oracle
 from bidro.worst_case.risk import RiskModel, unmoved_risk
 
@@ -27,6 +28,8 @@ from bidro.worst_case.risk import RiskModel, unmoved_risk
 # this far apart, relatively: more than rounding, for at a jump each must keep its own moves.
 _APART = 1e-13
 _LARGEST = 1e60
+# Moves that change u by less than this share of its size leave the risk to first order.
+_NEAR = 1e-10
 # Where kinks of a loss are rounded over a width, that of RMSE at an exact fit is over this share of it.
 _ROUNDING_OF_RMSE = 1e-4
 # Moves jump at lambda where its two sides differ by more than this share of the budget.
@@ -172,9 +175,34 @@ def _searched(
         rank_one = jnp.outer(spent.coupling, spent.coupling) / jnp.where(gives, spent.bend, 1.0)
         hessian = spent.hessian - jnp.where(gives, rank_one, 0.0)
     found = RiskModel(dual, attained, gradient, spent.rounding, hessian, high, low, share)
+    if at.nu is not None and inner.transport.p == 2:
+        near, is_near = _near_zero(rows, inner, at, eps, curvature)
+        found = jax.tree.map(partial(jnp.where, is_near), near, found)
     unmoved = unmoved_risk(rows, inner, at, curvature)
     result: RiskModel = jax.tree.map(partial(jnp.where, eps == 0), unmoved, found)
     return result
+
+
+def _near_zero(
+    rows: ClientRows, inner: Inner, at: Point, eps: Array, curvature: bool
+) -> tuple[RiskModel, Array]:
+    """(R where moves hardly change u, whether this is such a place): nu = 0, the kink of the norm, or nearly.
+
+    R lies between the loss expected under the first-order moves and mean loss + nu eps Lip; labels stay.
+    """
+    loss = inner.loss
+    assert isinstance(loss, LinearLoss)
+    assert at.nu is not None
+    moved = first_order_pass(rows, inner, at, eps, curvature)
+    plain = still_pass(rows, inner, at, False)
+    value = plain.value + at.nu * eps * loss.scalar.lipschitz
+    bend = loss.scalar.curvature
+    unit = loss.scalar.lipschitz / bend if 0 < bend < math.inf else 0.0
+    is_near = (at.nu * eps <= _NEAR * jnp.maximum(unit, plain.value)) & jnp.isfinite(value)
+    if inner.reachable_labels is not None:
+        is_near &= False
+    multiplier = at.nu * moved.gradient[-1] / (2 * jnp.where(eps > 0, eps, 1.0) ** 2)
+    return RiskModel.unsplit(moved, value, moved.minorant, moved.gradient, multiplier), is_near
 
 
 def _far_slope(inner: Inner) -> float | None:
