@@ -167,6 +167,21 @@ def test_p_2_with_an_optimum_at_zero_and_an_intercept(eps):
     assert found.upper == pytest.approx(balance.min(), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("loss", "eps"),
+    [
+        (Hinge(intercept=True), 3.0),
+        (Absolute(intercept=True), 5.0),
+        (Huber(threshold=0.5, intercept=True), 3.0),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_p_2_other_losses_with_an_optimum_at_zero(loss, eps):
+    found = solve(problem_of(clients(loss.labels is not None), loss, eps, 2.0))
+    assert found.gap <= 1e-6
+    np.testing.assert_allclose(found.x[:D], 0.0, atol=1e-5)
+
+
 def test_without_ambiguity_it_is_the_minimax_of_agnostic_federated_learning():
     parts = clients()
     fed = Federation.from_arrays(parts, "unbounded")

@@ -234,7 +234,7 @@ class ExactMWDRO:
         who = np.flatnonzero(np.asarray(replied))
         arrived: Reply = jax.tree.map(np.asarray, replies)
         z = state.model.lift(state.x)
-        planes = Planes.at_point(who, arrived.attained[who], arrived.gradient[who], z)  # type: ignore[arg-type]
+        planes = Planes.at_point(who, np.asarray(arrived.attained)[who], np.asarray(arrived.gradient)[who], z)
         state = state._replace(
             planes=state.planes.with_more(planes), idle=np.append(state.idle, np.zeros(len(who), np.int64))
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -69,7 +70,7 @@ def certify(
     x: ArrayLike,
     confidence: float = 0.95,
     delta: float | None = None,
-    split: str = "equal",
+    split: Literal["equal", "smallest largest"] = "equal",
 ) -> Interval:
     """The interval for the model `x`, at explicit radii that hold together with this confidence.
 
@@ -80,7 +81,7 @@ def certify(
     """
     rule = explicit_rule(problem.federation, problem.transport)
     sizes = problem.federation.sizes
-    risks = risks_for(confidence, sizes, rule, split)  # type: ignore[arg-type]
+    risks = risks_for(confidence, sizes, rule, split)
     covered = coverage(rule, sizes, risks, problem.weights, delta)
     slope = support_lipschitz(problem, x)
     balls = replace(problem, ambiguity=WassersteinBall(covered.radii))

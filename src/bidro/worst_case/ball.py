@@ -72,7 +72,8 @@ def ball_risk(
         return root_form(at, still, eps)
     if isinstance(inner.loss, Softmax):
         return _softmax_form(rows, inner, at, still, eps)
-    return _slope_form(at, still, eps, inner.loss.scalar.lipschitz)  # type: ignore[attr-defined]
+    assert isinstance(inner.loss, LinearLoss)
+    return _slope_form(at, still, eps, inner.loss.scalar.lipschitz)
 
 
 def _slope_form(at: Point, still: Pass, eps: Array, steep: float) -> RiskModel:

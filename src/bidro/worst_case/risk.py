@@ -19,9 +19,10 @@ class RiskModel(NamedTuple):
     attained and gradient: R(y) >= attained + <gradient, y - z> for every y where the loss is convex in the
     model; they come from the loss expected under a distribution Q in the ball. rounding: where kinks of the
     loss are rounded, what the rounded risk with this gradient exceeds `attained` by. curvature: a positive
-    semidefinite model of the second derivative, equal to it where R is twice differentiable and p = 2 or the
-    support is unbounded. multiplier: lambda; inf where eps = 0 and no sample moves. Q moves every sample to
-    its maximiser at `multiplier`, and a share `lower_share` of it to that at `lower_multiplier`, just below.
+    semidefinite model (up to rounding, which can be large where nu is tiny) of the second derivative, equal
+    to it where R is twice differentiable and p = 2 or the support is unbounded. multiplier: lambda; inf where
+    eps = 0 and no sample moves. Q moves every sample to its maximiser at `multiplier`, and a share
+    `lower_share` of it to that at `lower_multiplier`, just below.
     """
 
     value: Array
