@@ -121,3 +121,24 @@ def test_no_padding_to_the_largest_client():
     sizes = [100_000] + [3] * 2000
     rows = ClientRows.of(jnp.zeros((sum(sizes), 1)), sizes)
     assert rows.tiles.start.size * rows.tiles.height <= 1.3 * sum(sizes)
+
+
+@settings(max_examples=10, deadline=None)
+@given(sizes=st.lists(st.integers(2, 30), min_size=1, max_size=6), seed=st.integers(0, 99))
+def test_a_fold_left_out(sizes, seed):
+    """Mapped over clients and folds together, against the rows that are left."""
+    rng = np.random.default_rng(seed)
+    samples, x = rng.normal(size=(sum(sizes), M)), rng.normal(size=M)
+    marks = np.concatenate([rng.permutation(np.arange(size) % 2) for size in sizes])
+    rows = ClientRows.of(jnp.asarray(samples), sizes).in_folds(marks, 2)
+
+    def one(own, fold):
+        return own.without(fold).mean(squares, jnp.asarray(x))
+
+    over = jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(rows.client_axes(), None))
+    found = over(rows, jnp.arange(2))
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    for i in range(len(sizes)):
+        for fold in range(2):
+            kept = (owner == i) & (marks != fold)
+            np.testing.assert_allclose(found[i, fold], np.mean((samples[kept] @ x) ** 2), rtol=1e-10)

@@ -176,6 +176,32 @@ class Federation:
         """Two numbers a client (n, 2) from its name alone: randomness is keyed by them."""
         return np.stack([client_id(name) for name in self.names])
 
+    def folds(self, count: int, seed: int = 0) -> NDArray[np.int64]:
+        """The fold (N,) of every row, from 0: each client's rows are dealt out evenly and at random.
+
+        A row's fold depends on the seed, its client's name and its place there, so that a machine with one
+        client deals as a process with all of them does. Raises BidroError for a client with fewer rows than
+        folds.
+        """
+        sizes = np.asarray(self.sizes)
+        if count < 2:
+            raise BidroError(f"Cross-validation needs at least 2 folds; got {count}.")
+        if sizes.min() < count:
+            small = self.names[int(sizes.argmin())]
+            raise BidroError(
+                f"Client '{small}' has {sizes.min()} row(s), fewer than the {count} folds of "
+                "cross-validation; leave it out, give it more rows, or set the radius yourself."
+            )
+        owner = np.repeat(np.arange(self.n), sizes)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        ids = self.client_ids.astype(np.uint64)
+        of_client = _scrambled(ids[:, 0] << np.uint64(32) | ids[:, 1], np.uint64(seed))
+        drawn = _scrambled(of_client[owner], place.astype(np.uint64))
+        order = np.lexsort((drawn, owner))
+        folds = np.empty(len(owner), np.int64)
+        folds[order] = place % count
+        return folds
+
     def rows(self) -> ClientRows:
         """All clients' rows, ready to be mapped over."""
         return ClientRows.of(self.samples, self.sizes)
@@ -270,6 +296,15 @@ def client_id(name: str) -> NDArray[np.uint32]:
     """64 bits from a client's name, as two numbers: the same on every machine and in every order."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return np.frombuffer(digest, dtype=">u4").astype(np.uint32)
+
+
+def _scrambled(key: NDArray[np.uint64], counter: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+    """64 bits that look random, from a key and a counter (the finaliser of SplitMix64)."""
+    with np.errstate(over="ignore"):
+        z = key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)))
 
 
 def _joined(tables: Sequence[NDArray[np.float64]]) -> Array:

@@ -31,6 +31,8 @@ _WASTE = 0.25
 
 # A function of (arguments, block of rows (B, m), weights (B,)) that returns weighted sums over rows.
 BlockSum = Callable[[Any, Array, Array], Any]
+# The same with the rows' folds (B,), or None, besides.
+MarkedSum = Callable[[Any, Array, Array, Array | None], Any]
 
 
 @pytree
@@ -45,11 +47,21 @@ class Tiles:
 
 
 @pytree
+class Folds:
+    """Which fold each row belongs to, and the fold whose rows are left out of sums."""
+
+    of_row: Array  # (N,)
+    tiled: Array | None  # the same as tiles (tiles, height), where the rows are
+    counts: Array  # (folds,) rows of the client in each
+    left_out: Array  # (); -1 where none is
+
+
+@pytree
 class ClientRows:
     """The rows of one client (or, before `vmap`, of all clients with a leading axis in `first`, `size`).
 
     samples: (N, m) rows of every client in this process; tiled: the same rows laid out as tiles
-    (tiles, height, m), or None where that copy would be large.
+    (tiles, height, m), or None where that copy would be large. size: the rows that sums run over.
     """
 
     samples: Array
@@ -57,6 +69,7 @@ class ClientRows:
     size: Array
     tiles: Tiles
     tiled: Array | None
+    folds: Folds | None = None
 
     @classmethod
     def of(cls, samples: Array, sizes: Sequence[int] | NDArray[np.int64]) -> ClientRows:
@@ -95,7 +108,28 @@ class ClientRows:
 
     def _axes(self, data: int | None, client: int | None) -> ClientRows:
         tiled = None if self.tiled is None else data
-        return ClientRows(data, client, client, None, tiled)  # type: ignore[arg-type]
+        folds = None
+        if self.folds is not None:
+            folds = Folds(None, None, client, None)  # type: ignore[arg-type]
+        return ClientRows(data, client, client, None, tiled, folds)  # type: ignore[arg-type]
+
+    def in_folds(self, of_row: NDArray[np.int64], folds: int) -> ClientRows:
+        """The rows of all clients with the fold of each (N,), from 0; none is left out yet."""
+        owner = np.repeat(np.arange(self.size.size), np.atleast_1d(self.size))
+        counts = np.zeros((self.size.size, folds), np.int64)
+        np.add.at(counts, (owner, of_row), 1)
+        marks = jnp.asarray(of_row, jnp.int8)
+        tiles = self.tiles
+        tiled = None if self.tiled is None else _gather(marks, tiles.start, tiles.count, tiles.height)
+        shaped = counts.reshape((*self.size.shape, folds))
+        return replace(self, folds=Folds(marks, tiled, jnp.asarray(shaped), jnp.asarray(-1)))
+
+    def without(self, fold: Array) -> ClientRows:
+        """The same rows, with those of one fold left out of every sum and of the size."""
+        assert self.folds is not None
+        return replace(
+            self, size=self.size - self.folds.counts[fold], folds=replace(self.folds, left_out=fold)
+        )
 
     def row(self, k: Array) -> Array:
         """The client's own k-th row, shape (m,)."""
@@ -124,6 +158,13 @@ class ClientRows:
         Everything that `block_sum` needs and that may be traced must come in `arguments`.
         """
 
+        if self.folds is not None:
+            return replace(self, folds=replace(self.folds, left_out=jnp.asarray(-1)))._sum(
+                _without_fold(block_sum), (arguments, self.folds.left_out)
+            )
+        return self._sum(lambda args, rows, weights, marks: block_sum(args, rows, weights), arguments)
+
+    def _sum(self, block_sum: MarkedSum, arguments: Any) -> Any:
         @custom_vmap
         def go(rows: ClientRows, args: Any) -> Any:
             totals = rows._sum_all(block_sum, args, batched=None, clients=1)
@@ -137,12 +178,12 @@ class ClientRows:
             else:
                 # Not a map over clients but over arguments: the same rows, many sums of each.
                 axes = jax.tree.map(lambda b: 0 if b else None, of_args)
-                totals = rows.sum(jax.vmap(block_sum, in_axes=(axes, None, None)), args)
+                totals = rows._sum(jax.vmap(block_sum, in_axes=(axes, None, None, None)), args)
             return totals, jax.tree.map(lambda _: True, totals)
 
         return go(self, arguments)
 
-    def _sum_all(self, block_sum: BlockSum, args: Any, batched: Any, clients: int) -> Any:
+    def _sum_all(self, block_sum: MarkedSum, args: Any, batched: Any, clients: int) -> Any:
         """Sums for all clients, leading axis `clients`; `batched` marks per-client arguments."""
         tiles = self.tiles
         per_block = tiles.start.size // tiles.blocks
@@ -158,10 +199,17 @@ class ClientRows:
             else:
                 rows = part(self.tiled)
             weights = (jnp.arange(tiles.height) < count[:, None]).astype(float)
+            marks = None
+            if self.folds is not None:
+                marks = (
+                    _gather(self.folds.of_row, part(tiles.start), count, tiles.height)
+                    if self.folds.tiled is None
+                    else part(self.folds.tiled)
+                )
             own = args
             if batched is not None:
                 own = jax.tree.map(lambda v, b: v[owner] if b else v, args, batched)
-            sums = jax.vmap(block_sum, in_axes=(in_axes, 0, 0))(own, rows, weights)
+            sums = jax.vmap(block_sum, in_axes=(in_axes, 0, 0, 0))(own, rows, weights, marks)
             return jax.tree.map(
                 lambda v: jax.ops.segment_sum(v, owner, num_segments=clients, indices_are_sorted=True),
                 sums,
@@ -173,6 +221,16 @@ class ClientRows:
         return jax.lax.fori_loop(
             0, tiles.blocks, lambda k, acc: jax.tree.map(jnp.add, acc, one_block(k)), zero
         )
+
+
+def _without_fold(block_sum: BlockSum) -> MarkedSum:
+    """A sum whose arguments come with the fold to be left out."""
+
+    def total(args: tuple[Any, Array], rows: Array, weights: Array, marks: Array | None) -> Any:
+        own, left_out = args
+        return block_sum(own, rows, weights * (marks != left_out))
+
+    return total
 
 
 def _gather(samples: Array, start: Array, count: Array, height: int) -> Array:

@@ -25,7 +25,7 @@ from scipy.optimize import linprog
 
 from bidro.losses.base import Cone
 from bidro.problem import Mixtures
-from bidro.sets import ConvexSet, ScaledNormCut, VectorSet
+from bidro.sets import CappedSimplex, ConvexSet, ScaledNormCut, VectorSet
 from bidro.sets.base import Polytope
 
 Numbers = NDArray[np.float64]
@@ -150,7 +150,7 @@ class ConeModel(NamedTuple):
         polytope, limits = self.mixtures.polytope(), self.models.constraints()
         heights, tops = planes.at(z), _highest(planes, z, n)
         # s and pi are counted from where they are at z, so that only what may still change is to be found.
-        room = polytope.matrix.T @ _prices(polytope, tops) - polytope.lift.T @ tops
+        room = polytope.matrix.T @ _prices(self.mixtures, polytope, tops) - polytope.lift.T @ tops
         T = np.eye(k) if curvature is None else curvature.unit_steps(scale)
         reach = np.inf if curvature is None else _REACH
         program = _Program(k, n, len(polytope.total))
@@ -327,8 +327,15 @@ def _settings() -> Any:
     return settings
 
 
-def _prices(polytope: Polytope, c: Numbers) -> Numbers:
+def _prices(mixtures: Mixtures, polytope: Polytope, c: Numbers) -> Numbers:
     """pi that minimises <total, pi> subject to matrix' pi >= lift' c: the dual of the worst mixture of c."""
+    if isinstance(mixtures, CappedSimplex):
+        # What the cheapest client among those that the worst mixture fills up would bring.
+        order = np.argsort(-c)
+        filled = np.cumsum(polytope.total[:-1][order])
+        last = min(int(np.searchsorted(filled, polytope.total[-1])), len(c) - 1)
+        level = c[order[last]]
+        return np.append(np.maximum(c - level, 0.0), level)
     need = polytope.lift.T @ c
     if len(polytope.total) == 1:
         return np.atleast_1d(np.max(need / polytope.matrix[0]))

@@ -1,7 +1,10 @@
 """What can be promised about a model, and what each promise rests on."""
 
+from bidro.guarantees.calibration import Calibration, calibrate, worst_decile
+from bidro.guarantees.certificate import Certificate, certificate
 from bidro.guarantees.convergence import ConvergenceBound, convergence_bound
 from bidro.guarantees.coverage import Coverage, coverage, risks_for
+from bidro.guarantees.empirical_radius import EmpiricalRadii, bootstrap_radii, split_radii
 from bidro.guarantees.held_out import HeldOut, held_out, shifted, shifted_squared
 from bidro.guarantees.out_of_sample import Interval, certify
 from bidro.guarantees.penalty import (
@@ -10,19 +13,27 @@ from bidro.guarantees.penalty import (
     implied_radii,
     penalised_risk,
 )
+from bidro.guarantees.plan import Plan, plan
 from bidro.guarantees.radius import ExplicitRadius, PaperRadius, explicit_rule, paper_rule
 from bidro.guarantees.robust import WorstCase, robust_risk, worst_case_distribution, worst_case_mixture
 
 __all__ = [
+    "Calibration",
+    "Certificate",
     "ConvergenceBound",
     "Coverage",
+    "EmpiricalRadii",
     "ExplicitRadius",
     "HeldOut",
     "Interval",
     "PaperRadius",
     "PenalisedRisk",
+    "Plan",
     "WorstCase",
     "ball_bound",
+    "bootstrap_radii",
+    "calibrate",
+    "certificate",
     "certify",
     "convergence_bound",
     "coverage",
@@ -31,10 +42,13 @@ __all__ = [
     "implied_radii",
     "paper_rule",
     "penalised_risk",
+    "plan",
     "risks_for",
     "robust_risk",
     "shifted",
     "shifted_squared",
+    "split_radii",
     "worst_case_distribution",
     "worst_case_mixture",
+    "worst_decile",
 ]

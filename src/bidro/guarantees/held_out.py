@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import jax.numpy as jnp
@@ -36,13 +37,22 @@ class HeldOut:
     rows: Mapping[str, int]
     level: float  # beta of each client's bound
     kind: Bound
+    largest: float  # that a loss counts as
+    clipped: bool  # whether losses can be larger than that
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "means", "rows"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     @property
     def promise(self) -> str:
+        what = f", each counted as at most {self.largest:.6g}," if self.clipped else ""
+        if self.kind == "clopper-pearson":
+            what = f" (0 or 1: the share of mistakes){what}"
         return (
-            f"With confidence {self.confidence:g} the mean loss of this model on new rows, drawn as those "
-            f"kept out were and mixed in any admissible way, is at most {self.bound:.6g}. It says nothing "
-            "about shift inside a client."
+            f"With confidence {self.confidence:g} the mean loss{what} of this model on new rows, drawn as "
+            f"those kept out were and mixed in any admissible way, is at most {self.bound:.6g}. It says "
+            "nothing about shift inside a client."
         )
 
 
@@ -52,10 +62,12 @@ def held_out(
     largest: float | None = None,
     mixtures: Simplex | CappedSimplex | L1SimplexBall | None = None,
     kind: Bound = "betting",
+    clipped: bool = False,
 ) -> HeldOut:
     """The certificate from each client's losses on rows kept out of training, in [0, largest].
 
     `largest` must be known beforehand, from the declared support: a range read off the losses proves nothing.
+    With `clipped`, larger losses count as `largest`, and the statement is about losses counted so.
     For the full simplex each bound needs level 1 - confidence only, since the whole fails only if that of the
     truly worst client does; a smaller set of mixtures needs all of them to hold together.
     """
@@ -77,13 +89,13 @@ def held_out(
     level = 1 - confidence if full else -math.expm1(math.log(confidence) / n)
     bounds, means, rows = {}, {}, {}
     for name, given in losses.items():
-        values = _checked(name, given, largest, kind)
+        values = _checked(name, np.minimum(given, largest) if clipped else given, largest, kind)
         bounds[name] = _BOUNDS[kind](values / largest, level) * largest
         means[name], rows[name] = float(values.mean()), len(values)
     each = np.array(list(bounds.values()))
     whole = Simplex(n) if mixtures is None else mixtures
     worst = float(whole.linear_maximum(jnp.asarray(each))[0])
-    return HeldOut(worst, confidence, bounds, means, rows, level, kind)
+    return HeldOut(worst, confidence, bounds, means, rows, level, kind, largest, clipped)
 
 
 def shifted(certificate: HeldOut, slope: float, shift: float) -> float:

@@ -22,19 +22,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.client import WassersteinBall
-from bidro.errors import BidroError
 from bidro.guarantees.coverage import coverage, risks_for
+from bidro.guarantees.heterogeneity import cloud_distances, widened
+from bidro.guarantees.on_support import support_lipschitz
 from bidro.guarantees.radius import ExplicitRadius, explicit_rule
 from bidro.guarantees.robust import robust_risk
-from bidro.losses import LinearLoss
 from bidro.problem import Problem
-from bidro.sets import Box, CappedSimplex, L1SimplexBall, Simplex
-from bidro.transport import wasserstein_distance
+from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
 
 Floats = NDArray[np.float64]
-
-# Clouds up to this size are compared exactly.
-_EXACT_ROWS = 2000
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +51,10 @@ class Interval:
     delta: float
     names: tuple[str, ...]
     promise: str
+
+    def __post_init__(self) -> None:
+        for array in (self.radii, self.risks, self.alpha):
+            array.setflags(write=False)
 
     @property
     def advice(self) -> str:
@@ -85,10 +85,10 @@ def certify(
     covered = coverage(rule, sizes, risks, problem.weights, delta)
     slope = support_lipschitz(problem, x)
     balls = replace(problem, ambiguity=WassersteinBall(covered.radii))
-    values = np.asarray(robust_risk(balls, x).value)
+    values = np.array(robust_risk(balls, x, curvature=False).value)
     worst, alpha = problem.weights.linear_maximum(jnp.asarray(values))
-    apart = widened_heterogeneity(problem, covered.radii) if delta is None else delta
-    upper, weights = float(worst), np.asarray(alpha)
+    apart = widened(cloud_distances(problem), covered.radii, rule.diameter) if delta is None else delta
+    upper, weights = float(worst), np.array(alpha)
     sampling = 2 * slope * float(weights @ covered.radii)
     structure = slope * apart * l1_diameter(problem.weights) / 2
     floor = 0.0 if problem.loss.nonnegative else -math.inf
@@ -108,66 +108,6 @@ def certify(
         names=problem.federation.names,
         promise=_promise(problem, upper, covered.probability, rule, covered.radii),
     )
-
-
-def support_lipschitz(problem: Problem, x: ArrayLike) -> float:
-    """L: the largest slope of xi -> l(x, xi) on the support, in the metric of the transport cost.
-
-    Exact for linear predictors, in the features: |L'| is largest at an end of the range of u over the box.
-    Where labels can flip, a flip counts with the largest change it makes, divided by its cost.
-    """
-    loss, transport, support = problem.loss, problem.transport, problem.federation.support
-    model = np.asarray(x, float)
-    if not isinstance(loss, LinearLoss) or not isinstance(support, Box):
-        known = float(loss.lipschitz(jnp.asarray(model), transport.inverse_scale))
-        if not math.isfinite(known) or transport.discrete_label:
-            raise BidroError(
-                "The slope of this loss on the support is not known; a linear predictor on a box has one."
-            )
-        return known
-    a, offset = (np.asarray(v) for v in loss.direction(jnp.asarray(model), 1.0))
-    centre, half = (
-        np.asarray(support.lower + support.upper) / 2,
-        np.asarray(support.upper - support.lower) / 2,
-    )
-    if loss.labels is not None:
-        half[-1] = 0.0
-    middle, reach = float(a @ centre + offset), float(np.abs(a) @ half)
-    ends = [middle - reach, middle + reach]
-    if loss.labels is not None:
-        ends += [-end for end in ends]
-    line = loss.scalar.tangent(jnp.asarray(ends), jnp.zeros(()))
-    # At a kink the slope on its other side counts too.
-    nearby = loss.scalar.tangent(jnp.nextafter(jnp.asarray(ends), -jnp.inf), jnp.zeros(()))
-    steep = float(jnp.max(jnp.abs(jnp.concatenate([line.slope, nearby.slope]))))
-    slope = steep * float(loss.dual_norm(jnp.asarray(model), transport.inverse_scale))
-    if loss.labels is None or not math.isfinite(transport.label_cost):
-        return slope
-    values = np.asarray(loss.scalar.value(jnp.asarray(ends)))
-    flip = float(np.max(np.abs(values[:2] - values[2:]))) / transport.label_cost
-    if transport.p == 1:
-        return max(slope, flip)
-    q = transport.p / (transport.p - 1)
-    return float((slope**q + flip**q) ** (1 / q))
-
-
-def widened_heterogeneity(problem: Problem, radii: Floats) -> float:
-    """max over pairs of W_p(P_hat_i, P_hat_j) + eps_i + eps_j: on E a bound of the true delta.
-
-    Raises BidroError for a client with more than 2,000 rows, whose distances take too long.
-    """
-    federation = problem.federation
-    clouds = [np.asarray(federation.client_samples(name)) for name in federation.names]
-    if any(size > _EXACT_ROWS for size in federation.sizes):
-        raise BidroError(
-            f"Heterogeneity between clouds of more than {_EXACT_ROWS} rows is not computed; give delta."
-        )
-    worst = 0.0
-    for i in range(len(clouds)):
-        for j in range(i):
-            distance = wasserstein_distance(clouds[i], clouds[j], problem.transport)
-            worst = max(worst, distance + float(radii[i] + radii[j]))
-    return worst
 
 
 def l1_diameter(mixtures: Simplex | CappedSimplex | L1SimplexBall) -> float:

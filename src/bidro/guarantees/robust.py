@@ -41,15 +41,17 @@ class WorstCase:
         return self.risk - self.expected_loss
 
 
-def robust_risk(problem: Problem, x: ArrayLike, oracle: Oracle | None = None) -> RiskModel:
+def robust_risk(
+    problem: Problem, x: ArrayLike, oracle: Oracle | None = None, curvature: bool = True
+) -> RiskModel:
     """R_i(x) of every client over its ball; arrays with a leading axis of clients.
 
     The risk lies in [attained, value]. With ascent in place of the exact oracle the value is an upper
     bound only where the loss declares a curvature that makes the inner problem concave, else inf. There
-    is no curvature for a loss that is not convex in the model.
+    is no curvature where it is not wanted or the loss is not convex in the model.
     """
     model, chosen = _checked(problem, x, oracle)
-    return _all_clients(chosen, problem.clients, model)
+    return _all_clients(chosen, curvature, problem.clients, model)
 
 
 def worst_case_distribution(
@@ -66,7 +68,7 @@ def worst_case_distribution(
     i = problem.federation.names.index(client)
     assert problem.eps is not None
     eps = float(problem.eps[i])
-    found: RiskModel = jax.tree.map(itemgetter(i), _all_clients(chosen, problem.clients, model))
+    found: RiskModel = jax.tree.map(itemgetter(i), _all_clients(chosen, False, problem.clients, model))
     risk = float(found.value)
     rows = np.asarray(samples)
     points, masses = rows, np.full(len(rows), 1 / len(rows))
@@ -116,10 +118,10 @@ def _checked(problem: Problem, x: ArrayLike, oracle: Oracle | None) -> tuple[Arr
     return jnp.asarray(model), chosen
 
 
-@partial(jax.jit, static_argnums=0)
-def _all_clients(oracle: Oracle, clients: Client, x: Array) -> RiskModel:
+@partial(jax.jit, static_argnums=(0, 1))
+def _all_clients(oracle: Oracle, curvature: bool, clients: Client, x: Array) -> RiskModel:
     def one(client: Client) -> RiskModel:
-        risk = client.risk(oracle, x, jnp.zeros(()), client.inner.loss.convex_in_x)
+        risk = client.risk(oracle, x, jnp.zeros(()), curvature and client.inner.loss.convex_in_x)
         return _in_x(client.inner, x, risk) if client.lifted else risk
 
     return jax.vmap(one, in_axes=(clients.client_axes(),))(clients)

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from bidro.errors import BidroError
 from bidro.sets import VectorSet
 
 
@@ -81,6 +82,10 @@ class Loss(ABC):
     def values(self, x: Array, rows: Array) -> Array:
         """l(x, xi) for every row of `rows` (shape (rows, m)); shape (rows,)."""
         return jax.vmap(self.value, in_axes=(None, 0))(x, rows)
+
+    def mistakes(self, x: Array, rows: Array) -> Array:
+        """1 for every row of `rows` whose label the model does not predict, else 0; shape (rows,)."""
+        raise BidroError(f"{type(self).__name__} has no labels to be mistaken about.")
 
     def hessian_sum(self, x: Array, rows: Array, weights: Array) -> Array:
         """sum_k weights_k d^2 l(x, rows_k) / dx^2, shape (d, d)."""

@@ -63,6 +63,12 @@ class LinearLoss(Loss):
         u = rows @ a + offset
         return self.scalar.value(u if self.labels is None else rows[:, -1] * u)
 
+    def mistakes(self, x: Array, rows: Array) -> Array:
+        if self.labels is None:
+            return super().mistakes(x, rows)
+        a, offset = self.direction(x, 1.0)
+        return (rows[:, -1] * (rows @ a + offset) <= 0).astype(float)
+
     def of_model(self, xi: Array) -> tuple[Array, Array]:
         """(psi, offset) with u = <psi, x> + offset at the sample xi; psi is (d,)."""
         psi = jnp.append(xi[:-1], 1.0) if self.intercept else xi[:-1]

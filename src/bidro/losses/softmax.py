@@ -55,6 +55,10 @@ class Softmax(Loss):
         scores = weights @ xi[:-1] + intercepts
         return jax.nn.logsumexp(scores) - scores[xi[-1].astype(int)]
 
+    def mistakes(self, x: Array, rows: Array) -> Array:
+        weights, intercepts = self.split(x)
+        return (jnp.argmax(rows[:, :-1] @ weights.T + intercepts, axis=1) != rows[:, -1]).astype(float)
+
     def hessian_sum(self, x: Array, rows: Array, weights: Array) -> Array:
         """sum_k weights_k (diag(q_k) - q_k q_k') (x) theta_k theta_k', q_k the classes' probabilities."""
         matrix, intercepts = self.split(x)

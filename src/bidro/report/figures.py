@@ -27,7 +27,7 @@ _STYLE = {
     "AFL": (GREEN, "-."),
     "FedAvg": (VERMILION, ":"),
 }
-_RC: Any = {
+RC: Any = {
     "font.size": 10,
     "axes.grid": True,
     "grid.alpha": 0.3,
@@ -59,7 +59,7 @@ def convergence(
     rounds: NDArray[np.int64], objective: Floats, horizons: NDArray[np.int64], gap: Floats
 ) -> Figure:
     """Fig. 2a: objective (runs, records) minus the common reference; gap (runs, horizons)."""
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(RC):
         figure = Figure(figsize=(10.5, 4.6))
         left, right = figure.subplots(1, 2)
         _band(left, rounds, objective, "BiDRO-FL, paper's setting", BLUE, "-")
@@ -82,7 +82,7 @@ def convergence(
         for axes in (left, right):
             axes.legend(loc="upper right", fontsize=9)
         below = int(np.sum(objective[:, -1] < 0))
-        _caption(
+        caption(
             figure,
             "Left: the objective is the largest client mean of l − ρc with the inner supremum by the same "
             "30-step ascent as in training, over all samples; the common reference is its minimum on the "
@@ -99,7 +99,7 @@ def clean_test_loss(
     rounds: NDArray[np.int64], mse: Mapping[str, Floats], paper: Mapping[str, float | None]
 ) -> Figure:
     """Fig. 2b: clean-test MSE (runs, records) of each method, with the paper's final figures."""
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(RC):
         figure = Figure(figsize=(7.6, 5.0))
         axes = figure.subplots()
         thin = slice(len(rounds) - 1, None, -max(1, len(rounds) // 120))
@@ -123,7 +123,7 @@ def clean_test_loss(
         axes.set_ylabel("mean squared error on clean test data")
         axes.legend(title="method and final mean", loc="upper right", fontsize=9)
         runs = len(next(iter(mse.values())))
-        _caption(
+        caption(
             figure,
             f"Common clean test mixture of 4,000 samples in each run, allotted by BiDRO-FL's final weights. "
             f"Mean over {runs} runs; shading is ± one standard deviation. FedAvg (proportional weights) is "
@@ -134,7 +134,7 @@ def clean_test_loss(
 
 def ambiguity_set(picture: AmbiguityPicture) -> Figure:
     """Fig. 1: true and empirical distributions, balls and mixtures, placed by Wasserstein distances."""
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(RC):
         figure = Figure(figsize=(8.6, 4.7))
         axes = figure.subplots()
         cloud = np.concatenate([picture.true, picture.mixtures])
@@ -171,7 +171,7 @@ def ambiguity_set(picture: AmbiguityPicture) -> Figure:
         axes.set_xlabel("first coordinate (units of $W_2$)")
         axes.set_ylabel("second coordinate (units of $W_2$)")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2, fontsize=9)
-        _caption(
+        caption(
             figure,
             "The clients of the simulation's first run, placed by exact 2-Wasserstein distances between "
             f"their rows (classical scaling; the plane shows {picture.explained:.0%} of the squared "
@@ -210,7 +210,7 @@ def _log_or_symlog(axes: Axes, values: Floats) -> None:
         axes.set_yscale("symlog", linthresh=float(np.median(np.abs(values[:, -1]))) or 1e-6)
 
 
-def _caption(figure: Figure, text: str) -> None:
+def caption(figure: Figure, text: str) -> None:
     width = int(figure.get_figwidth() * 15.5)
     figure.tight_layout()
     figure.text(0.01, -0.02, textwrap.fill(text, width), fontsize=8.5, va="top", color="#333333")

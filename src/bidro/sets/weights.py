@@ -183,6 +183,7 @@ def _lowered(v: Array, lower: Array, upper: Array, total: Array) -> Array:
     return jnp.clip(first - _water_level(first, lower, upper, total), lower, upper)
 
 
+@jax.jit
 def _water_level(v: Array, lower: Array, upper: Array, total: Array) -> Array:
     """The tau with sum_i clip(v_i - tau, lower_i, upper_i) = total, exactly.
 

@@ -1,0 +1,212 @@
+"""Cross-validation inside clients: many exact solves side by side, and the scores of what they found.
+
+A candidate is a radius scale c, for eps_i = c spread N_i^-1/2, and a cap kappa on the weights. `FoldSolves`
+solves every candidate on every fold's training rows, all of them in the same rounds: a reply carries one
+`exact.Reply` for each solve that is not finished. `FoldScores` then asks once for the mean loss of each
+candidate on the rows that it was not trained on, pooled over the folds at the client: one number a candidate
+leaves it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from bidro.algorithms.contract import Snapshot, masked
+from bidro.algorithms.exact import ExactMWDRO, Reply, State
+from bidro.client import Client
+from bidro.problem import Mixtures, Problem
+from bidro.rows import ClientRows
+from bidro.sets import CappedSimplex, Simplex
+from bidro.trees import pytree, static
+from bidro.worst_case import Oracle
+
+Numbers = NDArray[np.float64]
+
+
+class Candidate(NamedTuple):
+    scale: float  # c
+    cap: float  # kappa: no client counts for more than kappa times its share of the rows; inf for no cap
+
+    def mixtures(self, sizes: Sequence[int]) -> Mixtures:
+        """A: what the cap leaves of the simplex."""
+        if math.isinf(self.cap):
+            return Simplex(len(sizes))
+        return CappedSimplex.around_proportions(np.asarray(sizes), self.cap)
+
+
+class SolvesBroadcast(NamedTuple):
+    """The first `active` rows are solves that go on; the others are to be ignored."""
+
+    active: Array
+    x: Array  # (solves, d)
+    width: Array  # (solves,)
+    fold: Array  # (solves,) whose rows are left out
+    scale: Array  # (solves,) c times the spread
+
+
+class SolvesState(NamedTuple):
+    solvers: tuple[State, ...]  # one a solve: folds outside, candidates inside
+    fold: NDArray[np.int64]  # (solves,)
+    scale: Numbers  # (solves,)
+    t: int
+
+    @property
+    def active(self) -> NDArray[np.int64]:
+        """The solves that are not finished."""
+        return np.flatnonzero([not solver.finished for solver in self.solvers])
+
+    @property
+    def finished(self) -> bool:
+        return len(self.active) == 0
+
+    def models(self, folds: int) -> Numbers:
+        """(folds, candidates, d)"""
+        best = np.stack([solver.best.x for solver in self.solvers])
+        return best.reshape(folds, -1, best.shape[1])
+
+
+@pytree
+class FoldSolves:
+    """The clients' rows must be in folds. `spread` is what radii are in units of.
+
+    A solve is finished at a relative `gap`, or after `most_rounds`.
+    """
+
+    oracle: Oracle = static()
+    candidates: tuple[Candidate, ...] = static()
+    folds: int = static()
+    spread: float = static(default=1.0)
+    gap: float = static(default=1e-3)
+    most_rounds: int = static(default=30)
+
+    broadcast_type: ClassVar[type] = SolvesBroadcast
+    reply_type: ClassVar[type] = Reply
+
+    @property
+    def traceable_server(self) -> bool:
+        return False
+
+    @property
+    def _exact(self) -> ExactMWDRO:
+        return ExactMWDRO(self.oracle, gap=self.gap, saves_rounds=False)
+
+    def init(self, problem: Problem) -> SolvesState:
+        sizes = problem.federation.sizes
+        of_cap = {
+            one.cap: self._exact.init(replace(problem, mixtures=one.mixtures(sizes)))
+            for one in self.candidates
+        }
+        solvers = tuple(of_cap[one.cap] for one in self.candidates)
+        fold = np.repeat(np.arange(self.folds), len(solvers))
+        scale = np.tile([self.spread * one.scale for one in self.candidates], self.folds)
+        return SolvesState(solvers * self.folds, fold, scale, 0)
+
+    def broadcast(self, state: SolvesState) -> SolvesBroadcast:
+        active = state.active
+        order = np.append(active, np.setdiff1d(np.arange(len(state.solvers)), active))
+        return SolvesBroadcast(
+            jnp.asarray(len(active)),
+            jnp.asarray(np.stack([state.solvers[j].x for j in order])),
+            jnp.asarray([state.solvers[j].width for j in order]),
+            jnp.asarray(state.fold[order]),
+            jnp.asarray(state.scale[order]),
+        )
+
+    def draw(self, client: Client, key: Array) -> object:
+        """Nothing is random."""
+        return None
+
+    def client(self, broadcast: SolvesBroadcast, client: Client, draw: object) -> Reply:
+        """Replies with a leading axis of solves, zero from `active` on."""
+
+        def one(j: Array) -> Reply:
+            rows = client.rows.without(broadcast.fold[j])
+            radius = broadcast.scale[j] / jnp.sqrt(rows.size)
+            own = replace(client, rows=rows, eps=radius)
+            return Reply.of(own.risk(self.oracle, broadcast.x[j], broadcast.width[j], True))
+
+        def add(j: Array, so_far: Reply) -> Reply:
+            return jax.tree.map(lambda all_, v: all_.at[j].set(v), so_far, one(j))
+
+        shapes = jax.eval_shape(one, jnp.asarray(0))
+        solves = broadcast.x.shape[0]
+        empty = jax.tree.map(lambda v: jnp.zeros((solves, *v.shape), v.dtype), shapes)
+        return jax.lax.fori_loop(0, broadcast.active, add, empty)
+
+    def server(self, state: SolvesState, replies: Reply, replied: Array) -> SolvesState:
+        """Every solve makes its own step, as `ExactMWDRO` does."""
+        arrived: Reply = jax.tree.map(np.asarray, replies)
+        solvers = list(state.solvers)
+        for place, j in enumerate(state.active):
+            own = jax.tree.map(lambda v, place=place: v[:, place], arrived)
+            after = self._exact.server(solvers[j], own, replied)
+            solvers[j] = after._replace(stalled=after.stalled or after.t >= self.most_rounds)
+        return state._replace(solvers=tuple(solvers), t=state.t + 1)
+
+    def snapshot(self, state: SolvesState) -> Snapshot:
+        """That of the first solve."""
+        return self._exact.snapshot(state.solvers[0])
+
+
+class ScoresBroadcast(NamedTuple):
+    x: Array  # (folds, candidates, d)
+
+
+class ScoresReply(NamedTuple):
+    loss: Array  # (candidates,) mean over all rows of the client, each under the model not trained on it
+
+
+@pytree
+class FoldScores:
+    """One round: the held-out losses of the models that `FoldSolves` found. The state is the models
+    (folds, candidates, d), and after the round the losses (n, candidates), nan for who did not reply."""
+
+    models: Array
+
+    broadcast_type: ClassVar[type] = ScoresBroadcast
+    reply_type: ClassVar[type] = ScoresReply
+
+    @property
+    def traceable_server(self) -> bool:
+        return False
+
+    def init(self, problem: Problem) -> Array:
+        return self.models
+
+    def broadcast(self, state: Array) -> ScoresBroadcast:
+        return ScoresBroadcast(state)
+
+    def draw(self, client: Client, key: Array) -> object:
+        """Nothing is random."""
+        return None
+
+    def client(self, broadcast: ScoresBroadcast, client: Client, draw: object) -> ScoresReply:
+        loss = client.inner.loss
+
+        def held_out(fold: Array, models: Array) -> Array:
+            def total(rows: ClientRows, x: Array) -> Array:
+                return rows.mean(loss.values, x) * rows.size
+
+            kept = client.rows.without(fold)
+            return jax.lax.map(lambda x: total(client.rows, x) - total(kept, x), models)
+
+        folds = broadcast.x.shape[0]
+        parts = [held_out(jnp.asarray(k), broadcast.x[k]) for k in range(folds)]
+        return ScoresReply(sum(parts[1:], parts[0]) / client.rows.size)
+
+    def server(self, state: Array, replies: ScoresReply, replied: Array) -> Array:
+        return masked(replied, replies.loss, jnp.full(replies.loss.shape, jnp.nan))
+
+    def snapshot(self, state: Array) -> Snapshot:
+        """Nothing is trained: the first model."""
+        first = self.models[0, 0]
+        return Snapshot(first, first, jnp.zeros(0))

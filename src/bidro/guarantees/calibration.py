@@ -1,0 +1,128 @@
+"""Choosing radius and cap from the data, by cross-validation inside the clients.
+
+Every candidate (c, kappa) is trained, to a small gap, on each fold's training rows and scored on the rows
+left out, pooled over the folds at each client. The score is the mean over the worst tenth of the clients. The
+grid holds FedAvg (kappa = 1, c = 0) and AFL (no cap, c = 0). A radius chosen in this way promises nothing
+about the true distribution, and a cap chosen so must not restrict the mixtures of a statement: certify the
+model afterwards, with explicit radii or rows kept out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
+from bidro.client import Client, WassersteinBall
+from bidro.engines.in_process import all_replies
+from bidro.errors import BidroError
+from bidro.problem import Problem
+from bidro.worst_case import Oracle, default_oracle
+
+Floats = NDArray[np.float64]
+
+SCALES = (0.0, 0.25, 0.5, 1.0, 2.0)
+CAPS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, math.inf)
+
+
+def worst_decile(losses: Floats) -> Floats:
+    """The mean of the ceil(n / 10) largest of n clients' losses, along the first axis."""
+    worst = -(-len(losses) // 10)
+    return np.asarray(np.sort(losses, axis=0)[-worst:].mean(axis=0))
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The candidates, their held-out losses at every client, and the choice."""
+
+    candidates: tuple[Candidate, ...]
+    losses: Floats  # (n, candidates) pooled over folds at the client
+    names: tuple[str, ...]
+    radii: Floats  # (n,) of the choice
+    chosen: Candidate
+    folds: int
+    rounds: int
+
+    promise = (
+        "Chosen by cross-validation: good on rows like these, with no promise about the true distribution."
+    )
+
+    @property
+    def scores(self) -> Floats:
+        """(candidates,) the worst decile of the clients' losses."""
+        return worst_decile(self.losses)
+
+
+def calibrate(
+    problem: Problem,
+    scales: Sequence[float] = SCALES,
+    caps: Sequence[float] = CAPS,
+    folds: int = 3,
+    seed: int = 0,
+    spread: float | None = None,
+    oracle: Oracle | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """Choose the radius scale and the cap for `problem`, whose own ambiguity and mixtures do not matter.
+
+    Radii are eps_i = c `spread` N_i^-1/2; the spread is by default `pooled_spread`. `progress` is called
+    after each round with its number and how many of the solves go on. Raises BidroError for a client with
+    fewer rows than folds.
+    """
+    _check(scales, caps, spread)
+    candidates = tuple(Candidate(float(c), float(k)) for c, k in product(scales, caps))
+    chosen = default_oracle(problem.inner) if oracle is None else oracle
+    unit = pooled_spread(problem) if spread is None else float(spread)
+    balls = replace(problem, ambiguity=WassersteinBall(0.0))
+    clients = in_folds(balls, folds, seed)
+    solves = FoldSolves(chosen, candidates, folds, unit)
+    key, everyone = jax.random.key(0), jnp.ones(problem.n, bool)
+    state = solves.init(balls)
+    while not state.finished:
+        replies = all_replies(solves, clients, key, solves.broadcast(state), jnp.asarray(state.t + 1))
+        state = solves.server(state, replies, everyone)
+        if progress is not None:
+            progress(state.t, len(state.active))
+    scoring = FoldScores(jnp.asarray(state.models(folds)))
+    replies = all_replies(scoring, clients, key, scoring.broadcast(scoring.models), jnp.asarray(state.t + 1))
+    losses = np.asarray(scoring.server(scoring.models, replies, everyone))
+    best = candidates[int(np.argmin(worst_decile(losses)))]
+    radii = unit * best.scale / np.sqrt(np.asarray(problem.federation.sizes, float))
+    return Calibration(candidates, losses, problem.federation.names, radii, best, folds, state.t + 1)
+
+
+def in_folds(problem: Problem, folds: int, seed: int) -> Client:
+    """The clients of the problem with their rows dealt out to folds."""
+    clients = problem.clients
+    marks = problem.federation.folds(folds, seed)
+    return replace(clients, rows=clients.rows.in_folds(marks, folds))
+
+
+def _check(scales: Sequence[float], caps: Sequence[float], spread: float | None) -> None:
+    if len(scales) == 0 or len(caps) == 0:
+        raise BidroError("Calibration needs at least one scale and one cap to choose from.")
+    if not all(0 <= c < math.inf for c in scales):
+        raise BidroError(f"Every radius scale must be a number of at least 0; got {tuple(scales)}.")
+    if not all(k >= 1 for k in caps):
+        raise BidroError(f"Every cap must be at least 1 (inf for none); got {tuple(caps)}.")
+    if spread is not None and not 0 < spread < math.inf:
+        raise BidroError(f"The spread must be a positive number; got {spread}.")
+
+
+def pooled_spread(problem: Problem) -> float:
+    """The root mean square, over the coordinates that move, of their pooled standard deviations in the metric
+    of the transport cost: 1 in pooled standardised units."""
+    inverse = np.asarray(problem.transport.inverse_scale)
+    movable = inverse > 0
+    deviations = np.asarray(jnp.std(problem.federation.samples, axis=0))[movable] / inverse[movable]
+    size = float(np.sqrt(np.mean(deviations**2))) if movable.any() else 0.0
+    if not size > 0:
+        raise BidroError("No coordinate that can move varies in the data, so there is no spread to scale by.")
+    return size

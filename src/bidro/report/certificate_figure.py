@@ -1,0 +1,87 @@
+"""The picture of a certificate: what is stated of the true cost, and every client's risks below it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from bidro.guarantees.certificate import Certificate
+from bidro.report.figures import BLUE, GREY, ORANGE, RC, VERMILION, caption
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Of more clients than this, those with the highest risks are shown.
+MOST_CLIENTS = 30
+
+
+def certificate_figure(found: Certificate) -> Figure:
+    """One line a client: mean loss, held-out bound, robust risk; above them a line for each statement."""
+    marks: dict[str, tuple[NDArray[np.float64], str, str]] = {
+        "mean loss on training rows": (np.asarray(found.empirical), "o", GREY)
+    }
+    if found.held_out is not None:
+        bounds = np.array([found.held_out.clients[name] for name in found.names])
+        marks["held-out bound"] = (bounds, "D", ORANGE)
+    if found.interval is not None:
+        marks["robust risk at the explicit radius"] = (found.interval.risks, "s", BLUE)
+    top = next(reversed(marks.values()))[0]
+    shown = np.argsort(top)[-MOST_CLIENTS:]
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(8.4, 2.4 + 0.3 * len(shown)))
+        axes = figure.subplots()
+        places = np.arange(len(shown))
+        every = np.stack([values[shown] for values, _, _ in marks.values()])
+        axes.hlines(places, every.min(axis=0), every.max(axis=0), color=GREY, alpha=0.4, linewidth=1)
+        for title, (values, marker, colour) in marks.items():
+            axes.plot(values[shown], places, marker, color=colour, label=title, markersize=6)
+        if np.all(every > 0):
+            axes.set_xscale("log")
+            axes.set_xlim(0.5 * every.min(), 2 * max(every.max(), _ends(found).max(initial=0.0)))
+        titles = _draw_statements(axes, found, len(shown))
+        clients = [f"{found.names[i]} (N = {found.rows[i]:,})" for i in shown]
+        axes.set_yticks(np.arange(len(shown) + len(titles)), [*clients, *titles])
+        for label, i in zip(axes.get_yticklabels(), shown, strict=False):
+            label.set_fontweight("bold" if found.names[i] == found.binding else "normal")
+        axes.axhline(len(shown) - 0.5, color=GREY, linewidth=0.8)
+        axes.set_ylim(-0.6, len(shown) + len(titles) - 0.4)
+        axes.set_xlabel("loss")
+        axes.grid(axis="y", visible=False)
+        figure.legend(loc="upper center", ncols=3, fontsize=9, bbox_to_anchor=(0.5, 1.04))
+        hidden = len(found.names) - len(shown)
+        caption(
+            figure,
+            f"Confidence {found.confidence:g}, for {found.mixtures}. The client in bold counts most in the "
+            "worst mixture." + (f" {hidden} clients with lower risks are not shown." if hidden else ""),
+        )
+        return figure
+
+
+def _ends(found: Certificate) -> NDArray[np.float64]:
+    """The upper ends of what is stated."""
+    ends = [part.bound for part in (found.held_out, found.shift) if part is not None]
+    return np.array(ends if found.interval is None else [*ends, found.interval.upper])
+
+
+def _draw_statements(axes: Axes, found: Certificate, first: int) -> list[str]:
+    """Bars from the lower to the upper end, from line `first` on; returns the lines' titles."""
+    least = axes.get_xlim()[0]
+    bars: list[tuple[str, float, float, str]] = []
+    if found.shift is not None:
+        title = f"true cost, shift up to {found.shift.radius:g}"
+        bars.append((title, least, found.shift.bound, VERMILION))
+    if found.held_out is not None:
+        bars.append(("true cost, no shift", least, found.held_out.bound, ORANGE))
+    if found.interval is not None:
+        lower = max(found.interval.lower, least)
+        bars.append(("true cost, Wasserstein interval", lower, found.interval.upper, BLUE))
+    for k, (_, lower, upper, colour) in enumerate(bars):
+        line = first + k
+        axes.barh(line, upper - lower, left=lower, height=0.5, color=colour, alpha=0.35, edgecolor=colour)
+        ends = f"≤ {upper:.3g}" if lower <= least else f"{lower:.3g} to {upper:.3g}"
+        axes.annotate(ends, (upper, line), (4, 0), textcoords="offset points", va="center", fontsize=9)
+    return [title for title, *_ in bars]

@@ -1,0 +1,140 @@
+"""Cross-validation inside clients, against solves on sub-federations and scores by hand."""
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
+from bidro.client import WassersteinBall
+from bidro.engines.in_process import all_replies
+from bidro.engines.solve import solve
+from bidro.errors import BidroError
+from bidro.federation import Federation
+from bidro.guarantees.calibration import calibrate, in_folds, pooled_spread, worst_decile
+from bidro.losses import Logistic, Squared
+from bidro.problem import Problem
+from bidro.sets import Box, CappedSimplex, Simplex
+from bidro.transport import Transport
+from bidro.worst_case import Exact
+
+SIZES = {"north": 24, "south": 40, "west": 90}
+
+
+def problem(kind="squared", seed=0):
+    rng = np.random.default_rng(seed)
+    parts = {}
+    for k, (name, size) in enumerate(SIZES.items()):
+        theta = rng.normal(size=(size, 2)) + 0.3 * k
+        y = theta @ [1.0, -0.5 * k] + 0.5 * rng.normal(size=size)
+        parts[name] = np.column_stack([theta, y if kind == "squared" else np.where(y > 0, 1.0, -1.0)])
+    federation = Federation.from_arrays(parts, "unbounded", ["age", "dose", "y"])
+    if kind == "squared":
+        return Problem(federation, Squared(intercept=True), Box.cube(50.0, 3), Transport.features_only(3))
+    return Problem(federation, Logistic(intercept=True), Box.cube(50.0, 3), Transport.classification(3, 1.0))
+
+
+def parts_of(whole, marks, keep):
+    ends = np.cumsum(whole.federation.sizes)[:-1]
+    rows = np.split(np.asarray(whole.federation.samples), ends)
+    return {
+        name: own[keep(of)]
+        for name, own, of in zip(whole.federation.names, rows, np.split(marks, ends), strict=True)
+    }
+
+
+@pytest.mark.parametrize("kind", ["squared", "logistic"])
+def test_every_solve_and_score_a_second_time(kind):
+    """The risk of each fold's model is that of a solve on the training rows alone, to the gap; the score is
+    the mean of the losses on the rows left out."""
+    whole = problem(kind)
+    scales, caps = (0.0, 1.0), (1.5,)
+    found = calibrate(whole, scales, caps, folds=2, seed=3, spread=0.7)
+    balls = replace(whole, ambiguity=WassersteinBall(0.0))
+    algorithm = FoldSolves(Exact(), found.candidates, 2, 0.7)
+    clients, state = in_folds(balls, 2, 3), algorithm.init(balls)
+    while not state.finished:
+        broadcast = algorithm.broadcast(state)
+        replies = all_replies(algorithm, clients, jax.random.key(0), broadcast, jnp.asarray(1))
+        state = algorithm.server(state, replies, jnp.ones(3, bool))
+    models = state.models(2)
+    marks = whole.federation.folds(2, 3)
+    losses = np.zeros((3, len(found.candidates)))
+    for fold in range(2):
+        training = parts_of(whole, marks, lambda of, fold=fold: of != fold)
+        left_out = parts_of(whole, marks, lambda of, fold=fold: of == fold)
+        sizes = np.array([len(rows) for rows in training.values()])
+        part = Federation.from_arrays(training, "unbounded")
+        for j, (scale, cap) in enumerate(found.candidates):
+            radii = 0.7 * scale / np.sqrt(sizes)
+            mixtures = Candidate(scale, cap).mixtures(whole.federation.sizes)
+            again = solve(
+                replace(whole, federation=part, ambiguity=WassersteinBall(radii), mixtures=mixtures), 1e-6
+            )
+            ours = state.solvers[fold * len(found.candidates) + j].best.upper
+            assert again.lower - 1e-9 <= ours <= again.upper * (1 + 2e-3)
+            for i, rows in enumerate(left_out.values()):
+                values = whole.loss.values(jnp.asarray(models[fold, j]), jnp.asarray(rows))
+                losses[i, j] += float(values.sum()) / SIZES[whole.federation.names[i]]
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-9)
+    np.testing.assert_allclose(found.scores, losses.max(axis=0), rtol=1e-9)
+    assert found.chosen == found.candidates[int(losses.max(axis=0).argmin())]
+    np.testing.assert_allclose(found.radii, 0.7 * found.chosen.scale / np.sqrt(list(SIZES.values())))
+
+
+def test_the_ends_of_the_grid_are_fedavg_and_afl():
+    sizes = tuple(SIZES.values())
+    fixed = Candidate(0.0, 1.0).mixtures(sizes)
+    assert isinstance(fixed, CappedSimplex)
+    share = np.asarray(sizes) / sum(sizes)
+    for c in np.eye(3):
+        np.testing.assert_allclose(fixed.linear_maximum(jnp.asarray(c))[1], share, atol=1e-12)
+    assert isinstance(Candidate(0.0, math.inf).mixtures(sizes), Simplex)
+
+
+def test_one_number_a_candidate_leaves_a_client_with_the_scores():
+    whole = replace(problem(), ambiguity=WassersteinBall(0.0))
+    scoring = FoldScores(jnp.zeros((2, 5, 3)))
+    clients = in_folds(whole, 2, 0)
+    state = scoring.init(whole)
+    replies = all_replies(scoring, clients, jax.random.key(0), scoring.broadcast(state), jnp.asarray(1))
+    assert replies.loss.shape == (3, 5)
+    scored = scoring.server(state, replies, jnp.array([True, False, True]))
+    assert np.isnan(scored[1]).all()
+    assert np.isfinite(scored[0]).all()
+
+
+def test_the_worst_decile_by_hand():
+    losses = np.arange(1.0, 13.0)
+    assert worst_decile(losses) == (11 + 12) / 2
+    assert worst_decile(losses[:10]) == 10
+    np.testing.assert_array_equal(worst_decile(np.stack([losses, -losses], axis=1)), [11.5, -1.5])
+
+
+def test_the_spread_is_one_in_standardised_units():
+    whole = problem()
+    rows = np.asarray(whole.federation.samples)
+    standard = (rows - rows.mean(axis=0)) / rows.std(axis=0)
+    federation = replace(whole.federation, samples=jnp.asarray(standard))
+    assert pooled_spread(replace(whole, federation=federation)) == pytest.approx(1.0)
+    # The same by the scale of the cost.
+    scale = np.append(1 / rows.std(axis=0)[:2], math.inf)
+    assert pooled_spread(replace(whole, transport=Transport(scale))) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: calibrate(problem(), (), (1.0,)), "at least one"),
+        (lambda: calibrate(problem(), (-1.0,), (1.0,)), "scale"),
+        (lambda: calibrate(problem(), (1.0,), (0.5,)), "cap"),
+        (lambda: calibrate(problem(), (1.0,), (1.0,), folds=30), "fewer than the 30 folds"),
+        (lambda: calibrate(problem(), spread=0.0), "spread"),
+    ],
+)
+def test_bad_requests_say_what_is_wrong(make, word):
+    with pytest.raises(BidroError, match=word):
+        make()

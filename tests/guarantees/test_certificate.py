@@ -1,0 +1,252 @@
+"""The certificate and the planner: every number a second time, in and out of JSON, and what is absent."""
+
+import dataclasses
+import json
+import math
+import operator
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bidro.errors import BidroError
+from bidro.federation import Federation
+from bidro.guarantees import certify, held_out, plan
+from bidro.guarantees.certificate import Certificate, certificate
+from bidro.guarantees.coverage import risks_for
+from bidro.guarantees.on_support import largest_loss, support_lipschitz
+from bidro.guarantees.plan import rows_for_radius
+from bidro.guarantees.radius import explicit_rule
+from bidro.losses import Absolute, CustomLoss, Logistic, Softmax, Squared
+from bidro.problem import Problem
+from bidro.report.certificate_figure import certificate_figure
+from bidro.sets import Box, CappedSimplex
+from bidro.transport import Transport
+
+X = np.array([0.8, 0.1])
+
+
+def draw(rows, seed, shift=0.0):
+    rng = np.random.default_rng(seed)
+    dose = rng.uniform(0, 1, rows)
+    return np.column_stack([dose, np.clip(0.8 * dose + shift + 0.1 * rng.normal(size=rows), -1, 2)])
+
+
+def problem(support=None, transport=None, loss=None, mixtures=None):
+    box = Box(np.array([0.0, -1.0]), np.array([1.0, 2.0])) if support is None else support
+    federation = Federation.from_arrays(
+        {"north": draw(40, 0), "south": draw(150, 1, 0.2)}, box, ["dose", "y"]
+    )
+    cost = Transport.euclidean(2) if transport is None else transport
+    chosen = Squared(intercept=True) if loss is None else loss
+    return Problem(federation, chosen, Box.cube(5.0, 2), cost, None, mixtures)
+
+
+KEPT_OUT = {"north": draw(80, 2), "south": draw(80, 3, 0.2)}
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return certificate(problem(), X, 0.9, KEPT_OUT, shift=0.05, delta=0.4)
+
+
+def test_every_statement_a_second_time(whole):
+    again = certify(problem(), X, 0.9, delta=0.4)
+    assert (whole.interval.lower, whole.interval.upper) == (again.lower, again.upper)
+    losses = {name: (rows @ [0.8, -1.0] + 0.1) ** 2 for name, rows in KEPT_OUT.items()}
+    # The largest residual on the box is at (1, -1) or (0, 2).
+    largest = max(0.8 + 0.1 + 1, 2 - 0.1) ** 2
+    by_hand = held_out(losses, 0.9, largest)
+    assert whole.held_out.bound == pytest.approx(by_hand.bound, rel=1e-9)
+    steep = math.hypot(0.8, 1.0)
+    assert whole.shift.bound == pytest.approx((math.sqrt(by_hand.bound) + 0.05 * steep) ** 2, rel=1e-9)
+    rows = draw(40, 0)
+    assert whole.empirical[0] == pytest.approx(np.mean((rows @ [0.8, -1.0] + 0.1) ** 2), rel=1e-9)
+    assert whole.binding == whole.names[int(np.argmax(again.alpha))]
+    assert whole.mistakes is None
+
+
+def test_json_in_and_out(whole):
+    text = whole.to_json()
+    back = Certificate.from_json(text)
+    assert back.to_json() == text
+    assert str(back) == str(whole)
+    assert json.loads(text)["held_out"]["clients"].keys() == {"north", "south"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_damaged_json_is_refused_in_a_sentence(whole, data):
+    content = json.loads(whole.to_json())
+    part = data.draw(st.sampled_from([content, content["interval"], content["held_out"], content["shift"]]))
+    key = data.draw(st.sampled_from(sorted(part)))
+    if data.draw(st.booleans()):
+        del part[key]
+    else:
+        part["unheard of" if part is not content else "format"] = 1
+    with pytest.raises(BidroError, match="certificate"):
+        Certificate.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "bidro certificate", "version": 99}'])
+def test_other_text_is_refused(text):
+    with pytest.raises(BidroError, match="certificate"):
+        Certificate.from_json(text)
+
+
+def test_nothing_can_be_changed(whole):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        whole.confidence = 1.0
+    for change in (
+        (whole.interval.radii, 0, 0.0),
+        (whole.held_out.clients, "north", 0.0),
+        (whole.absent, "shift", ""),
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            operator.setitem(*change)
+
+
+def test_what_cannot_be_stated_is_absent_with_a_reason():
+    undeclared = problem("unbounded", Transport.features_only(2))
+    found = certificate(undeclared, X, 0.9, KEPT_OUT, shift=0.1)
+    assert found.interval is None
+    assert "declare bounds" in found.absent["interval"]
+    assert found.held_out.clipped
+    losses = (np.asarray(undeclared.federation.samples) @ [0.8, -1.0] + 0.1) ** 2
+    assert found.held_out.largest == pytest.approx(losses.max())
+    assert "counted as at most" in found.held_out.promise
+    assert found.shift.bound == pytest.approx((math.sqrt(found.held_out.bound) + 0.1 * 0.8) ** 2)
+    assert "absent: " in str(found)
+    assert Certificate.from_json(found.to_json()).interval is None
+    bare = certificate(problem(transport=Transport.features_only(2)), X)
+    assert "'y' cannot move" in bare.absent["interval"]
+    assert "kept out" in bare.absent["held_out"]
+    assert "shift" in bare.absent
+    from_data = certificate(problem("from data"), X)
+    assert "read off the data" in from_data.absent["interval"]
+    assert certificate(undeclared, X, 0.9, KEPT_OUT).absent["shift"] == "no shift radius was chosen."
+
+
+def test_a_restricted_set_of_mixtures_is_named():
+    found = certificate(problem(mixtures=CappedSimplex(np.zeros(2), np.array([0.6, 0.6]))), X, delta=0.1)
+    assert "if the true one is among them" in str(found)
+    assert "if it is in A" in found.interval.promise
+
+
+def test_classes_have_a_bound_on_mistakes():
+    rng = np.random.default_rng(5)
+    theta = rng.uniform(-1, 1, (120, 1))
+    rows = np.column_stack([theta, np.where(theta[:, 0] + 0.3 * rng.normal(size=120) > 0, 1.0, -1.0)])
+    box = Box(np.array([-1.0, -1.0]), np.array([1.0, 1.0]))
+    federation = Federation.from_arrays({"a": rows[:60]}, box)
+    cost = Transport.classification(2, 1.0, 0.5)
+    whole = Problem(federation, Logistic(), Box.cube(5.0, 1), cost)
+    found = certificate(whole, [2.0], 0.9, {"a": rows[60:]}, shift=0.1)
+    wrong = rows[60:, 1] * rows[60:, 0] <= 0
+    assert found.mistakes.means["a"] == pytest.approx(wrong.mean())
+    assert found.interval is not None
+    assert found.shift.bound == pytest.approx(found.held_out.bound + 0.1 * support_lipschitz(whole, [2.0]))
+    assert "mistakes" in found.mistakes.promise.lower()
+
+
+@pytest.mark.parametrize("loss", [Absolute(intercept=True), Softmax(classes=3, intercept=True)])
+def test_the_largest_loss_and_slope_on_the_support(loss):
+    """No point of the box has a larger loss; corners come close. No pair of points is steeper."""
+    rng = np.random.default_rng(6)
+    classes = isinstance(loss, Softmax)
+    box = Box(np.array([-1.0, 0.0, 0.0]), np.array([2.0, 1.0, 2.0]))
+    rows = np.column_stack([rng.uniform([-1, 0], [2, 1], (3000, 2)), rng.integers(0, 3, 3000)])
+    rows[:400, :2] = rng.choice([0.0, 1.0], (400, 2)) * [3, 1] + [-1, 0]
+    cost = Transport.classification(3, 1.0, 0.7) if classes else Transport.euclidean(3, 1.0)
+    x = rng.normal(size=loss.dimension(3))
+    whole = Problem(Federation.from_arrays([rows[:5]], box), loss, Box.cube(9.0, len(x)), cost)
+    values = np.asarray(loss.values(jnp.asarray(x), jnp.asarray(rows)))
+    top = largest_loss(whole, x)
+    assert values.max() <= top * (1 + 1e-12)
+    assert values.max() >= (0.7 if classes else 0.99) * top
+    a, b = rows, rng.permutation(rows)
+    rise = np.abs(values - np.asarray(loss.values(jnp.asarray(x), jnp.asarray(b))))
+    if classes:
+        run = np.linalg.norm((a - b)[:, :2], axis=1) + 0.7 * (a[:, 2] != b[:, 2])
+    else:
+        run = np.linalg.norm(a - b, axis=1)
+    assert np.max(rise[run > 0] / run[run > 0]) <= support_lipschitz(whole, x) * (1 + 1e-9)
+
+
+def test_a_loss_of_unknown_slope_has_no_interval():
+    loss = CustomLoss(lambda x, xi: (x[0] * xi[0] + x[1] - xi[1]) ** 2, np.zeros(2), convex=True)
+    found = certificate(problem(loss=loss), X, 0.9, KEPT_OUT, shift=0.1)
+    assert "not known" in found.absent["interval"]
+    assert "not known" in found.absent["shift"]
+    assert found.held_out.clipped
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: certificate(problem(), X, 1.0), "confidence"),
+        (lambda: certificate(problem(), X, 0.9, {"north": draw(5, 0)}), "none of 'south'"),
+        (lambda: certificate(problem(), X, 0.9, {**KEPT_OUT, "west": draw(5, 0)}), "no client 'west'"),
+        (lambda: certificate(problem(), X, 0.9, {**KEPT_OUT, "south": np.zeros((0, 2))}), "must have rows"),
+        (lambda: plan(problem()), "one target"),
+        (lambda: plan(problem(), X, radius=1.0, width=1.0), "one target"),
+        (lambda: plan(problem(), radius=-1.0), "positive"),
+        (lambda: plan(problem(), width=1.0), "give the model"),
+        (lambda: plan(problem("unbounded"), radius=1.0), "No radius covers"),
+    ],
+)
+def test_bad_requests_say_what_is_wrong(make, word):
+    with pytest.raises(BidroError, match=word):
+        make()
+
+
+def test_the_fewest_rows_for_a_radius():
+    whole = problem()
+    rule = explicit_rule(whole.federation, whole.transport)
+    for radius in (2.0, 1.0, 0.5):
+        rows = rows_for_radius(rule, radius, 0.05)
+        assert rule.radius(rows, 0.05) <= radius < rule.radius(rows - 1, 0.05)
+    assert rows_for_radius(rule, 1e-9, 0.05) is None
+    found = plan(whole, radius=1.0, confidence=0.9)
+    beta = risks_for(0.9, whole.federation.sizes, rule)[0]
+    assert found.needed == dict.fromkeys(("north", "south"), rows_for_radius(rule, 1.0, beta))
+    assert found.best == "north"
+    assert found.now == pytest.approx(rule.radius(40, beta))
+    assert found.then == pytest.approx(max(rule.radius(80, beta), rule.radius(150, beta)))
+    assert plan(whole, radius=100.0).advice.startswith("The target is met")
+
+
+def test_the_rows_for_a_width_reach_it():
+    """At the planned radius, the terms of the interval add up to the width; doubling by hand gives `then`."""
+    whole = problem()
+    found = plan(whole, X, width=3.0, confidence=0.9, delta=0.2)
+    interval = certify(whole, X, 0.9, delta=0.2)
+    assert found.now == pytest.approx(interval.sampling + interval.heterogeneity)
+    assert interval.lipschitz * (2 * found.radius + 0.2) == pytest.approx(3.0)
+    rule = explicit_rule(whole.federation, whole.transport)
+    beta = risks_for(0.9, whole.federation.sizes, rule)[0]
+    assert rule.radius(found.needed["north"], beta) <= found.radius
+    assert found.then <= found.now
+    never = plan(whole, X, width=0.1, confidence=0.9, delta=0.2)
+    assert never.needed == {"north": None, "south": None}
+    assert "Rows alone do not reach" in never.advice
+    estimated = plan(whole, X, width=8.0, confidence=0.9)
+    assert estimated.radius < plan(whole, X, width=8.0, confidence=0.9, delta=0.2).radius
+
+
+def test_the_picture_names_clients_and_statements(whole):
+    figure = certificate_figure(whole)
+    words = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert words == [
+        *(w for w in words if "N =" in w),
+        "true cost, shift up to 0.05",
+        "true cost, no shift",
+        "true cost, Wasserstein interval",
+    ]
+    bold = [
+        label.get_text() for label in figure.axes[0].get_yticklabels() if label.get_fontweight() == "bold"
+    ]
+    assert len(bold) == 1
+    assert bold[0].startswith(whole.binding)

@@ -1,0 +1,80 @@
+"""Radii read off the samples: by hand in one dimension, and what each says that it promises."""
+
+import numpy as np
+import pytest
+from scipy.stats import wasserstein_distance as one_dimensional
+
+from bidro.errors import BidroError
+from bidro.federation import Federation
+from bidro.guarantees.empirical_radius import bootstrap_radii, split_radii
+from bidro.losses import Squared
+from bidro.problem import Problem
+from bidro.sets import Box
+from bidro.transport import Transport
+
+
+def problem(rows, transport=None):
+    federation = Federation.from_arrays(rows, "unbounded", ["age", "cost"])
+    return Problem(
+        federation, Squared(), Box.cube(5.0, 1), transport or Transport(np.array([1.0, np.inf]), 1.0)
+    )
+
+
+def test_the_bootstrap_against_an_own_one_in_one_dimension():
+    """The cost cannot move, so only ages count; the quantile is that of another generator's draws within the
+    sampling error of 300 draws."""
+    rng = np.random.default_rng(0)
+    ages = rng.normal(size=40)
+    found = bootstrap_radii(problem({"a": np.column_stack([ages, rng.normal(size=40)])}), 0.8, 300)
+    draws = [one_dimensional(rng.choice(ages, 40), ages) for _ in range(2000)]
+    # Quantiles at 0.8 -+ four standard errors of a share of 300 draws.
+    low, high = np.quantile(draws, [0.8 - 0.093, 0.8 + 0.093])
+    assert low <= found.radii[0] <= high
+    assert "No promise" in found.promise
+    assert "'cost' cannot move" in found.promise
+
+
+def test_the_split_estimate_is_in_the_mean_above_the_true_distance():
+    """W_1 of N uniform rows from the uniform law, by a fine grid; its mean is below the mean estimate."""
+    grid = (np.arange(2000) + 0.5) / 2000
+    estimates, distances = [], []
+    for seed in range(40):
+        ages = np.random.default_rng(seed).uniform(size=30)
+        rows = {"a": np.column_stack([ages, np.zeros(30)])}
+        estimates.append(split_radii(problem(rows), 3, seed).radii[0])
+        distances.append(one_dimensional(ages, grid))
+    assert np.mean(estimates) > np.mean(distances)
+    # Halves have twice the error of all rows in the square, and there are two of them: about twice in all.
+    assert np.mean(estimates) < 3 * np.mean(distances)
+
+
+def test_labels_count_where_they_move():
+    rng = np.random.default_rng(1)
+    rows = {"a": np.column_stack([np.zeros(20), rng.normal(size=20)])}
+    still, moving = (problem(rows, Transport(np.array([1.0, s]), 2.0)) for s in (np.inf, 1.0))
+    assert split_radii(still, 2).radii[0] == 0.0
+    found = split_radii(moving, 2)
+    assert found.radii[0] > 0.0
+    assert "cannot move" not in found.promise
+
+
+def test_seeds_fix_the_draws_and_large_clients_are_thinned():
+    rng = np.random.default_rng(2)
+    whole = problem({"a": rng.normal(size=(25, 2)), "b": rng.normal(size=(2600, 2))})
+    first, again = (split_radii(whole, 1, seed=4).radii for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert first[1] < first[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: split_radii(problem({"a": np.zeros((1, 2))})), "Client 'a' has a single row"),
+        (lambda: bootstrap_radii(problem({"a": np.zeros((3, 2))}), 1.0), "confidence"),
+        (lambda: bootstrap_radii(problem({"a": np.zeros((3, 2))}), 0.9, 1), "repetitions"),
+        (lambda: split_radii(problem({"a": np.zeros((3, 2))}), 0), "repetition"),
+    ],
+)
+def test_bad_requests_say_what_is_wrong(make, word):
+    with pytest.raises(BidroError, match=word):
+        make()
