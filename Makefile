@@ -30,6 +30,9 @@ test: $(STAMP)
 study: $(STAMP)
 	@echo "== the studies that the docs quote (minutes)"
 	$(BIN)/python -m bidro.experiments.study --out docs/studies
+	$(BIN)/python -m bidro.experiments.promises --out docs/studies
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments]'
+	$(BIN)/python -m bidro.experiments.real --out docs/studies
 
 bench: $(STAMP)
 	@echo "== benchmarks (JSON)"

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
-from bidro.client import WassersteinBall
+from bidro.client import Client, WassersteinBall
 from bidro.engines.in_process import all_replies
+from bidro.engines.site import answer
 from bidro.engines.solve import solve
+from bidro.engines.wire import pack, unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees.calibration import calibrate, in_folds, pooled_spread, worst_decile
@@ -80,7 +82,9 @@ def test_every_solve_and_score_a_second_time(kind):
                 values = whole.loss.values(jnp.asarray(models[fold, j]), jnp.asarray(rows))
                 losses[i, j] += float(values.sum()) / SIZES[whole.federation.names[i]]
     np.testing.assert_allclose(found.losses, losses, rtol=1e-9)
+    # Of three clients the worst tenth and the worst fifth are both one.
     np.testing.assert_allclose(found.scores, losses.max(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(found.worst_deciles, losses.max(axis=0), rtol=1e-9)
     assert found.chosen == found.candidates[int(losses.max(axis=0).argmin())]
     np.testing.assert_allclose(found.radii, 0.7 * found.chosen.scale / np.sqrt(list(SIZES.values())))
 
@@ -105,6 +109,24 @@ def test_one_number_a_candidate_leaves_a_client_with_the_scores():
     scored = scoring.server(state, replies, jnp.array([True, False, True]))
     assert np.isnan(scored[1]).all()
     assert np.isfinite(scored[0]).all()
+
+
+def test_a_client_alone_answers_as_it_does_among_the_others():
+    """On its own machine, with bytes in and out, a client deals its own folds and sends the same reply."""
+    whole = replace(problem(), ambiguity=WassersteinBall(0.0))
+    algorithm = FoldSolves(Exact(), (Candidate(0.0, 1.0), Candidate(1.0, math.inf)), 2)
+    broadcast = algorithm.broadcast(algorithm.init(whole))
+    together = all_replies(algorithm, in_folds(whole, 2, 7), jax.random.key(0), broadcast, jnp.asarray(1))
+    name, i = "south", 1
+    rows = whole.federation.client_samples(name)
+    own = Federation.from_arrays({name: rows}, "unbounded")
+    client = Client.single(
+        name, rows, whole.loss, whole.transport, whole.federation.support, WassersteinBall(0.0)
+    )
+    client = replace(client, rows=client.rows.in_folds(own.folds(2, 7), 2))
+    alone = unpack(answer(algorithm, client, 0, 1, pack(broadcast)), algorithm.reply_type)
+    for ours, theirs in zip(alone, together, strict=True):
+        np.testing.assert_allclose(ours, theirs[i], rtol=1e-10, atol=1e-12)
 
 
 def test_the_worst_decile_by_hand():

@@ -61,8 +61,11 @@ def test_every_statement_a_second_time(whole):
     by_hand = held_out(losses, 0.9, largest)
     assert whole.held_out.bound == pytest.approx(by_hand.bound, rel=1e-9)
     steep = math.hypot(0.8, 1.0)
-    assert whole.shift.bound == pytest.approx((math.sqrt(by_hand.bound) + 0.05 * steep) ** 2, rel=1e-9)
     rows = draw(40, 0)
+    seen = max(((own @ [0.8, -1.0] + 0.1) ** 2).max() for own in (rows, draw(150, 1, 0.2)))
+    clipped = held_out(losses, 0.9, seen, clipped=True)
+    assert whole.clipped.bound == pytest.approx(clipped.bound, rel=1e-9)
+    assert whole.shift.bound == pytest.approx((math.sqrt(clipped.bound) + 0.05 * steep) ** 2, rel=1e-9)
     assert whole.empirical[0] == pytest.approx(np.mean((rows @ [0.8, -1.0] + 0.1) ** 2), rel=1e-9)
     assert whole.binding == whole.names[int(np.argmax(again.alpha))]
     assert whole.mistakes is None
@@ -113,11 +116,12 @@ def test_what_cannot_be_stated_is_absent_with_a_reason():
     found = certificate(undeclared, X, 0.9, KEPT_OUT, shift=0.1)
     assert found.interval is None
     assert "declare bounds" in found.absent["interval"]
-    assert found.held_out.clipped
+    assert found.held_out is None
+    assert "cannot be ruled out" in found.absent["held_out"]
     losses = (np.asarray(undeclared.federation.samples) @ [0.8, -1.0] + 0.1) ** 2
-    assert found.held_out.largest == pytest.approx(losses.max())
-    assert "counted as at most" in found.held_out.promise
-    assert found.shift.bound == pytest.approx((math.sqrt(found.held_out.bound) + 0.1 * 0.8) ** 2)
+    assert found.clipped.largest == pytest.approx(losses.max())
+    assert "counted as at most" in found.clipped.promise
+    assert found.shift.bound == pytest.approx((math.sqrt(found.clipped.bound) + 0.1 * 0.8) ** 2)
     assert "absent: " in str(found)
     assert Certificate.from_json(found.to_json()).interval is None
     bare = certificate(problem(transport=Transport.features_only(2)), X)
@@ -147,7 +151,7 @@ def test_classes_have_a_bound_on_mistakes():
     wrong = rows[60:, 1] * rows[60:, 0] <= 0
     assert found.mistakes.means["a"] == pytest.approx(wrong.mean())
     assert found.interval is not None
-    assert found.shift.bound == pytest.approx(found.held_out.bound + 0.1 * support_lipschitz(whole, [2.0]))
+    assert found.shift.bound == pytest.approx(found.clipped.bound + 0.1 * support_lipschitz(whole, [2.0]))
     assert "mistakes" in found.mistakes.promise.lower()
 
 
@@ -180,7 +184,8 @@ def test_a_loss_of_unknown_slope_has_no_interval():
     found = certificate(problem(loss=loss), X, 0.9, KEPT_OUT, shift=0.1)
     assert "not known" in found.absent["interval"]
     assert "not known" in found.absent["shift"]
-    assert found.held_out.clipped
+    assert found.held_out is None
+    assert found.clipped is not None
 
 
 @pytest.mark.parametrize(
@@ -241,8 +246,9 @@ def test_the_picture_names_clients_and_statements(whole):
     words = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert words == [
         *(w for w in words if "N =" in w),
-        "true cost, shift up to 0.05",
-        "true cost, no shift",
+        "clipped cost, held out",
+        "clipped cost, shift up to 0.05",
+        "true cost, held out",
         "true cost, Wasserstein interval",
     ]
     bold = [

@@ -142,8 +142,11 @@ def test_simulated_coverage(law, m, p):
     A uniform law with m > 1 is stood in for by 1,000 draws, which adds to the mean distance: passing is then
     the stronger statement.
     """
-    beta, repetitions = 0.3, 40 if law == "uniform" and m > 1 else 150
-    for rows in (30, 100) if law == "uniform" and m > 1 else (30, 100, 300):
+    beta = 0.3
+    for rows in (30, 100, 300):
+        repetitions = 150
+        if law == "uniform" and m > 1:
+            repetitions = 15 if rows == 300 else 40
         rng = np.random.default_rng([rows, m])
         eps = ExplicitRadius(math.sqrt(m), m, p).radius(rows, beta)
         inside = sum(

@@ -24,7 +24,7 @@ from bidro.experiments.simulation import (
     simulate,
 )
 from bidro.problem import NonconcaveInnerWarning
-from bidro.report.files import write_json, write_whole
+from bidro.report.files import write_json, write_text
 from bidro.worst_case import Exact
 
 SET_SIZE = 20
@@ -117,10 +117,7 @@ def main() -> None:
     write_json(chosen.out / "simulation.json", {"simulation": simulation, "exact_oracle": exact})
     text = page(simulation, exact, chosen.sets)
 
-    def write(temporary: Path) -> None:
-        temporary.write_text(text)
-
-    write_whole(chosen.out / "simulation.md", write)
+    write_text(chosen.out / "simulation.md", text)
     print(f"\n{text}\nWritten to {chosen.out} in {time.perf_counter() - started:.0f} s.")
 
 

@@ -2,9 +2,10 @@
 
 Three statements, each with the sentence that says what it promises, or why it is absent:
 - the interval of the out-of-sample theorem (any shift within explicit radii, sampling error, any mixture);
-- the held-out bound (sampling error, any mixture; no shift inside a client), and for classes the same for the
-  share of mistakes;
-- the held-out bound with room for a chosen shift inside every client.
+- the held-out bound (sampling error, any mixture; no shift inside a client): of the mean loss, where the
+  support bounds it; of the mean loss with each loss counted as at most the largest on the training rows,
+  which is far tighter where the support is wide; and for classes of the share of mistakes;
+- a held-out bound with room for a chosen shift inside every client.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ FORMAT, VERSION = "bidro certificate", 1
 
 @dataclass(frozen=True)
 class Shift:
-    """With the held-out certificate's confidence: the bound if every client's distribution moves by at most
-    `radius` in W_p after the rows were drawn."""
+    """The clipped held-out bound if every client's distribution moves by at most `radius` in W_p after the
+    rows were drawn."""
 
     radius: float
     bound: float
@@ -58,6 +59,7 @@ class Certificate:
     mixtures: str  # the admissible ones, in words
     interval: Interval | None
     held_out: HeldOut | None
+    clipped: HeldOut | None  # losses counted as at most the largest on the training rows
     mistakes: HeldOut | None  # the share of wrong predictions, for losses with labels
     shift: Shift | None
     absent: Mapping[str, str]  # why a statement is not made, by its name
@@ -104,34 +106,42 @@ def certificate(
     """Everything that can be stated about the model `x` with this confidence (each statement by itself).
 
     `problem` holds the clients' rows, the metric and the mixtures; `kept_out` rows (N_i, m) of the same
-    clients that training never saw. Where no support is declared, held-out losses count as at most the
-    largest loss on the problem's own rows, and the promise says so. What cannot be stated is absent with a
-    reason. Set the problem's mixtures to those that statements are to cover, not to a calibrated cap.
+    clients that training never saw. What cannot be stated is absent with a reason. Set the problem's mixtures
+    to those that statements are to cover, not to a calibrated cap.
     """
     federation, model = problem.federation, jnp.asarray(np.asarray(x, float))
     absent: dict[str, str] = {}
-    interval = held = mistakes = room = None
+    interval = held = clipped = mistakes = room = None
     fresh = None if kept_out is None else _fresh_rows(federation, kept_out)
     if (why := interval_obstacle(problem, x)) is None:
         interval = certify(problem, x, confidence, delta, split)
     else:
         absent["interval"] = why
     if fresh is None:
-        absent["held_out"] = "no rows were kept out of training."
+        absent["held_out"] = absent["clipped"] = "no rows were kept out of training."
     else:
-        held = _held_out(problem, model, fresh, confidence, bound)
+        losses = {name: np.asarray(problem.loss.values(model, rows)) for name, rows in fresh.items()}
+        # Fixed before the rows kept out were seen.
+        seen = float(jnp.max(problem.loss.values(model, federation.samples)))
+        clipped = held_out(losses, confidence, seen, problem.weights, bound, clipped=True)
+        if (top := largest_loss(problem, x)) is None:
+            absent["held_out"] = (
+                "no declared support bounds the loss, so rare large ones cannot be ruled out."
+            )
+        else:
+            held = held_out(losses, confidence, top, problem.weights, bound)
         if problem.loss.labels is not None:
             wrong = {name: np.asarray(problem.loss.mistakes(model, rows)) for name, rows in fresh.items()}
             mistakes = held_out(wrong, confidence, 1.0, problem.weights, "clopper-pearson")
     slope = shift_slope(problem, model)
     if shift is None:
         absent["shift"] = "no shift radius was chosen."
-    elif held is None:
-        absent["shift"] = f"room for shift is added to a held-out bound, and {absent['held_out']}"
+    elif clipped is None:
+        absent["shift"] = f"room for shift is added to a held-out bound, and {absent['clipped']}"
     elif slope is None:
         absent["shift"] = "the slope of this loss on the support is not known; declare a box."
     else:
-        room = _with_shift(problem, held, shift, slope)
+        room = _with_shift(problem, clipped, shift, slope)
     return Certificate(
         confidence,
         federation.names,
@@ -140,6 +150,7 @@ def certificate(
         mixtures_in_words(problem),
         interval,
         held,
+        clipped,
         mistakes,
         room,
         MappingProxyType(absent),
@@ -198,21 +209,10 @@ def _with_shift(problem: Problem, held: HeldOut, shift: float, slope: float) -> 
     return Shift(
         shift,
         bound,
-        f"With confidence {held.confidence:g} the mean loss stays at most {bound:.6g} if, after the rows "
-        f"were drawn, every client's distribution moves by at most {shift:g} in the metric of the problem.",
+        f"With confidence {held.confidence:g} the mean loss, each counted as at most {held.largest:.6g}, "
+        f"stays at most {bound:.6g} if, after the rows were drawn, every client's distribution moves by at "
+        f"most {shift:g} in the metric of the problem.",
     )
-
-
-def _held_out(
-    problem: Problem, x: Array, fresh: Mapping[str, Array], confidence: float, bound: Bound
-) -> HeldOut:
-    losses = {name: np.asarray(problem.loss.values(x, rows)) for name, rows in fresh.items()}
-    top = largest_loss(problem, x)
-    if top is not None:
-        return held_out(losses, confidence, top, problem.weights, bound)
-    # The largest loss on the problem's own rows was fixed before the rows kept out were seen.
-    top = float(jnp.max(problem.loss.values(x, problem.federation.samples)))
-    return held_out(losses, confidence, top, problem.weights, bound, clipped=True)
 
 
 def _fresh_rows(federation: Federation, kept_out: Mapping[str, ArrayLike]) -> dict[str, Array]:
@@ -240,18 +240,13 @@ def _client_means(problem: Problem, x: Array) -> Array:
 def _table(found: Certificate) -> str:
     """A few statements and a line a client."""
     lines = [f"Certificate at confidence {found.confidence:g}, for {found.mixtures}"]
-    statements: list[tuple[str, str | None]] = [
-        ("interval", None if found.interval is None else _interval_line(found.interval)),
-        ("held_out", None if found.held_out is None else f"true loss at most {found.held_out.bound:.6g}"),
-        (
-            "shift",
-            None
-            if found.shift is None
-            else f"at most {found.shift.bound:.6g} under shift of {found.shift.radius:g}",
-        ),
-    ]
-    for name, line in statements:
-        title = {"interval": "Wasserstein", "held_out": "Held out", "shift": "With shift"}[name]
+    statements = {
+        "Wasserstein": ("interval", found.interval and _interval_line(found.interval)),
+        "Held out": ("held_out", found.held_out and f"true loss at most {found.held_out.bound:.6g}"),
+        "Clipped": ("clipped", found.clipped and _clipped_line(found.clipped)),
+        "With shift": ("shift", found.shift and _shift_line(found.shift)),
+    }
+    for title, (name, line) in statements.items():
         lines.append(f"  {title:<12} {line or 'absent: ' + found.absent[name]}")
     if found.mistakes is not None:
         lines.append(f"  {'Mistakes':<12} at most {found.mistakes.bound:.2%} of predictions")
@@ -273,9 +268,17 @@ def _columns(found: Certificate) -> dict[str, list[float]]:
     if found.interval is not None:
         columns["radius"] = found.interval.radii.tolist()
         columns["robust"] = found.interval.risks.tolist()
-    if found.held_out is not None:
-        columns["held out"] = [found.held_out.clients[name] for name in found.names]
+    if found.clipped is not None:
+        columns["clipped"] = [found.clipped.clients[name] for name in found.names]
     return columns
+
+
+def _clipped_line(held: HeldOut) -> str:
+    return f"true loss at most {held.bound:.6g}, each counted as at most {held.largest:.6g}"
+
+
+def _shift_line(shift: Shift) -> str:
+    return f"clipped loss at most {shift.bound:.6g} under a shift of {shift.radius:g}"
 
 
 def _interval_line(interval: Interval) -> str:
@@ -306,8 +309,9 @@ def _restored(content: dict[str, Any]) -> Certificate:
             ends = {end: -math.inf if part[end] is None else part[end] for end in ("lower", "paper_lower")}
             arrays = {name: np.asarray(part[name], float) for name in ("radii", "risks", "alpha")}
             interval = Interval(**{**part, **ends, **arrays, "names": tuple(part["names"])})
-        held, mistakes = (
-            None if content[name] is None else HeldOut(**content[name]) for name in ("held_out", "mistakes")
+        held, clipped, mistakes = (
+            None if content[name] is None else HeldOut(**content[name])
+            for name in ("held_out", "clipped", "mistakes")
         )
         found = Certificate(
             float(content["confidence"]),
@@ -317,6 +321,7 @@ def _restored(content: dict[str, Any]) -> Certificate:
             str(content["mixtures"]),
             interval,
             held,
+            clipped,
             mistakes,
             None if content["shift"] is None else Shift(**content["shift"]),
             MappingProxyType({str(name): str(why) for name, why in content["absent"].items()}),

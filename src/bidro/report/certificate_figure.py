@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from bidro.guarantees.certificate import Certificate
-from bidro.report.figures import BLUE, GREY, ORANGE, RC, VERMILION, caption
+from bidro.report.figures import BLUE, GREEN, GREY, ORANGE, RC, VERMILION, caption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,9 +24,9 @@ def certificate_figure(found: Certificate) -> Figure:
     marks: dict[str, tuple[NDArray[np.float64], str, str]] = {
         "mean loss on training rows": (np.asarray(found.empirical), "o", GREY)
     }
-    if found.held_out is not None:
-        bounds = np.array([found.held_out.clients[name] for name in found.names])
-        marks["held-out bound"] = (bounds, "D", ORANGE)
+    if found.clipped is not None:
+        bounds = np.array([found.clipped.clients[name] for name in found.names])
+        marks["held-out bound (clipped)"] = (bounds, "D", ORANGE)
     if found.interval is not None:
         marks["robust risk at the explicit radius"] = (found.interval.risks, "s", BLUE)
     top = next(reversed(marks.values()))[0]
@@ -52,18 +52,22 @@ def certificate_figure(found: Certificate) -> Figure:
         axes.set_xlabel("loss")
         axes.grid(axis="y", visible=False)
         figure.legend(loc="upper center", ncols=3, fontsize=9, bbox_to_anchor=(0.5, 1.04))
-        hidden = len(found.names) - len(shown)
-        caption(
-            figure,
-            f"Confidence {found.confidence:g}, for {found.mixtures}. The client in bold counts most in the "
-            "worst mixture." + (f" {hidden} clients with lower risks are not shown." if hidden else ""),
-        )
+        words = [
+            f"Confidence {found.confidence:g}, for {found.mixtures}.",
+            "The client in bold counts most in the worst mixture.",
+        ]
+        if found.clipped is not None:
+            largest = f"{found.clipped.largest:.3g}, the largest in training"
+            words.append(f"In the clipped cost a loss counts as at most {largest}.")
+        if hidden := len(found.names) - len(shown):
+            words.append(f"{hidden} clients with lower risks are not shown.")
+        caption(figure, " ".join(words))
         return figure
 
 
 def _ends(found: Certificate) -> NDArray[np.float64]:
     """The upper ends of what is stated."""
-    ends = [part.bound for part in (found.held_out, found.shift) if part is not None]
+    ends = [part.bound for part in (found.held_out, found.clipped, found.shift) if part is not None]
     return np.array(ends if found.interval is None else [*ends, found.interval.upper])
 
 
@@ -71,11 +75,13 @@ def _draw_statements(axes: Axes, found: Certificate, first: int) -> list[str]:
     """Bars from the lower to the upper end, from line `first` on; returns the lines' titles."""
     least = axes.get_xlim()[0]
     bars: list[tuple[str, float, float, str]] = []
+    if found.clipped is not None:
+        bars.append(("clipped cost, held out", least, found.clipped.bound, ORANGE))
     if found.shift is not None:
-        title = f"true cost, shift up to {found.shift.radius:g}"
+        title = f"clipped cost, shift up to {found.shift.radius:g}"
         bars.append((title, least, found.shift.bound, VERMILION))
     if found.held_out is not None:
-        bars.append(("true cost, no shift", least, found.held_out.bound, ORANGE))
+        bars.append(("true cost, held out", least, found.held_out.bound, GREEN))
     if found.interval is not None:
         lower = max(found.interval.lower, least)
         bars.append(("true cost, Wasserstein interval", lower, found.interval.upper, BLUE))

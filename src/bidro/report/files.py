@@ -24,11 +24,13 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write `content` as readable JSON; numbers must be finite."""
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-
+def write_text(path: Path, text: str) -> None:
     def write(temporary: Path) -> None:
         temporary.write_text(text)
 
     write_whole(path, write)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as readable JSON; numbers must be finite."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
