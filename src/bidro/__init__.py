@@ -74,6 +74,8 @@ _HOME = {
     "robust_risk": "guarantees",
     "worst_case_distribution": "guarantees",
     "worst_case_mixture": "guarantees",
+    "RobustClassifier": "estimators",
+    "RobustRegressor": "estimators",
     "BidroError": "errors",
 }
 

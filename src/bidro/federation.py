@@ -307,16 +307,17 @@ def _scrambled(key: NDArray[np.uint64], counter: NDArray[np.uint64] | np.uint64)
     return np.asarray(z ^ (z >> np.uint64(31)))
 
 
-def _joined(tables: Sequence[NDArray[np.float64]]) -> Array:
-    """The tables below each other as one JAX array, with a single copy.
-
-    JAX takes over memory of its own alignment and copies any other.
-    """
+def aligned(shape: tuple[int, int]) -> NDArray[np.float64]:
+    """An empty table that JAX takes over without a copy: it must start where JAX's own arrays would."""
     alignment = 64
-    shape = (sum(len(t) for t in tables), tables[0].shape[1])
     memory = np.empty(shape[0] * shape[1] * 8 + alignment, np.uint8)
     skip = -memory.ctypes.data % alignment
-    rows = memory[skip : skip + shape[0] * shape[1] * 8].view(np.float64).reshape(shape)
+    return memory[skip : skip + shape[0] * shape[1] * 8].view(np.float64).reshape(shape)
+
+
+def _joined(tables: Sequence[NDArray[np.float64]]) -> Array:
+    """The tables below each other as one JAX array, with a single copy."""
+    rows = aligned((sum(len(t) for t in tables), tables[0].shape[1]))
     return jax.device_put(np.concatenate(tables, out=rows))
 
 

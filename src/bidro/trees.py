@@ -1,13 +1,35 @@
-"""Frozen dataclasses that JAX can trace: arrays are leaves, `static()` fields are part of the type."""
+"""Frozen mappings, and frozen dataclasses that JAX can trace: arrays are leaves, `static()` fields are part
+of the type."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
 
 T = TypeVar("T")
+V = TypeVar("V")
+
+
+class Frozen(Mapping[str, V]):
+    """A mapping that cannot be changed, and unlike `MappingProxyType` can be pickled."""
+
+    def __init__(self, content: Mapping[str, V]) -> None:
+        self._content = dict(content)
+
+    def __getitem__(self, key: str) -> V:
+        return self._content[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __repr__(self) -> str:
+        return repr(self._content)
 
 
 def static(**kwargs: Any) -> Any:

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees import certify, held_out, plan
-from bidro.guarantees.certificate import Certificate, certificate
+from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.coverage import risks_for
 from bidro.guarantees.on_support import largest_loss, support_lipschitz
 from bidro.guarantees.plan import rows_for_radius
 from bidro.guarantees.radius import explicit_rule
+from bidro.guarantees.statements import certificate
 from bidro.losses import Absolute, CustomLoss, Logistic, Softmax, Squared
 from bidro.problem import Problem
 from bidro.report.certificate_figure import certificate_figure

@@ -44,6 +44,9 @@ _INFINITE = float(np.finfo(float).max)
 _ENOUGH, _GOOD = 0.1, 0.5
 _STIFFEN = 4.0
 _ROUNDING = 1e-14
+# Risks below this share of that of the first model count as that share: a loss that can be brought to 0 has
+# no relative gap to reach.
+_SMALL = 1e-6
 # The program for the lower bound has no steps whose size would go down with the gap; its unit stays above
 # this share of the risks.
 _COARSEST = 1e-5
@@ -124,6 +127,7 @@ class State(NamedTuple):
     best: Best
     certified: bool  # whether every client's upper end at the best model is proven
     wanted: float  # the relative gap at which to stop
+    floor: float  # risks below this count as 0
     lower: float
     alpha: Numbers  # (n,) weights of the best lower bound
     mixture: Numbers  # (n,) weights of the last step, by which curvatures are mixed
@@ -140,13 +144,13 @@ class State(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """(upper - lower) / max(|upper|, 1e-12).
+        """(upper - lower) / max(|upper|, floor), the floor being 1e-6 of the risk at the first model.
 
         Where upper bounds are not certified, the distance of the lower ends to the best lower bound.
         """
         if not np.isfinite(self.best.upper):
             return float("inf")
-        return (self.best.upper - self.lower) / max(abs(self.best.upper), 1e-12)
+        return (self.best.upper - self.lower) / max(abs(self.best.upper), self.floor)
 
 
 @pytree
@@ -202,6 +206,7 @@ class ExactMWDRO:
             Best(x, np.inf, unknown, unknown),
             True,
             self.gap,
+            0.0,
             0.0 if problem.loss.nonnegative else -np.inf,
             weights,
             weights,
@@ -267,6 +272,8 @@ def _with_best(state: State, replies: Reply) -> State:
     # A proven bound is never given up for a better one that is not.
     if (certified, -upper) <= (state.certified and np.isfinite(state.best.upper), -state.best.upper):
         return state
+    if not np.isfinite(state.best.upper):
+        state = state._replace(floor=max(_SMALL * abs(upper), float(np.finfo(float).tiny)))
     multipliers = np.where(np.asarray(replies.multiplier) == _INFINITE, np.inf, replies.multiplier)
     return state._replace(best=Best(state.x, upper, risks, multipliers), certified=certified)
 
@@ -369,7 +376,7 @@ def _unjudged(centre: Centre) -> Centre:
 def _scale(state: State) -> float:
     """By how much the risks may still fall, as far as is known: the unit in which programs are solved."""
     assert state.centre is not None
-    size = max(abs(state.best.upper), 1e-12)
+    size = max(abs(state.best.upper), state.floor)
     return float(np.clip(state.best.upper - state.lower, 1e-10 * size, size))
 
 

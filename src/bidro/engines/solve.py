@@ -61,8 +61,9 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """(upper - lower) / max(|upper|, 1e-12); inf where nothing is proven."""
-        return self.absolute_gap / max(abs(self.upper), 1e-12) if self.certified else float("inf")
+        """(upper - lower) / |upper|, or over 1e-6 of the risk at the first model if that is more; inf where
+        nothing is proven."""
+        return _solver(self.state).gap if self.certified else float("inf")
 
 
 def chosen_method(problem: Problem) -> tuple[Method, str]:

@@ -1,7 +1,7 @@
 """What can be promised about a model, and what each promise rests on."""
 
 from bidro.guarantees.calibration import Calibration, calibrate, worst_decile
-from bidro.guarantees.certificate import Certificate, certificate
+from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.convergence import ConvergenceBound, convergence_bound
 from bidro.guarantees.coverage import Coverage, coverage, risks_for
 from bidro.guarantees.empirical_radius import EmpiricalRadii, bootstrap_radii, split_radii
@@ -16,6 +16,7 @@ from bidro.guarantees.penalty import (
 from bidro.guarantees.plan import Plan, plan
 from bidro.guarantees.radius import ExplicitRadius, PaperRadius, explicit_rule, paper_rule
 from bidro.guarantees.robust import WorstCase, robust_risk, worst_case_distribution, worst_case_mixture
+from bidro.guarantees.statements import certificate
 
 __all__ = [
     "Calibration",

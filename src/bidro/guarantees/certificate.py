@@ -15,25 +15,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from numpy.typing import ArrayLike
 
-from bidro.client import Client
 from bidro.errors import BidroError
-from bidro.federation import Federation
-from bidro.guarantees.held_out import Bound, HeldOut, held_out, shifted, shifted_squared
-from bidro.guarantees.on_support import largest_loss, support_lipschitz
-from bidro.guarantees.out_of_sample import Interval, certify
-from bidro.guarantees.radius import coverage_obstacle
-from bidro.losses import Squared
-from bidro.problem import Problem
-from bidro.sets import CappedSimplex, Simplex
+from bidro.guarantees.held_out import HeldOut
+from bidro.guarantees.out_of_sample import Interval
+from bidro.trees import Frozen
 
 FORMAT, VERSION = "bidro certificate", 1
 
@@ -90,151 +79,6 @@ class Certificate:
         if (version := content.pop("version", None)) != VERSION:
             raise BidroError(f"This certificate is of version {version}; this program reads {VERSION}.")
         return _restored(content)
-
-
-def certificate(
-    problem: Problem,
-    x: ArrayLike,
-    confidence: float = 0.95,
-    kept_out: Mapping[str, ArrayLike] | None = None,
-    *,
-    shift: float | None = None,
-    delta: float | None = None,
-    split: Literal["equal", "smallest largest"] = "equal",
-    bound: Bound = "betting",
-) -> Certificate:
-    """Everything that can be stated about the model `x` with this confidence (each statement by itself).
-
-    `problem` holds the clients' rows, the metric and the mixtures; `kept_out` rows (N_i, m) of the same
-    clients that training never saw. What cannot be stated is absent with a reason. Set the problem's mixtures
-    to those that statements are to cover, not to a calibrated cap.
-    """
-    federation, model = problem.federation, jnp.asarray(np.asarray(x, float))
-    absent: dict[str, str] = {}
-    interval = held = clipped = mistakes = room = None
-    fresh = None if kept_out is None else _fresh_rows(federation, kept_out)
-    if (why := interval_obstacle(problem, x)) is None:
-        interval = certify(problem, x, confidence, delta, split)
-    else:
-        absent["interval"] = why
-    if fresh is None:
-        absent["held_out"] = absent["clipped"] = "no rows were kept out of training."
-    else:
-        losses = {name: np.asarray(problem.loss.values(model, rows)) for name, rows in fresh.items()}
-        # Fixed before the rows kept out were seen.
-        seen = float(jnp.max(problem.loss.values(model, federation.samples)))
-        clipped = held_out(losses, confidence, seen, problem.weights, bound, clipped=True)
-        if (top := largest_loss(problem, x)) is None:
-            absent["held_out"] = (
-                "no declared support bounds the loss, so rare large ones cannot be ruled out."
-            )
-        else:
-            held = held_out(losses, confidence, top, problem.weights, bound)
-        if problem.loss.labels is not None:
-            wrong = {name: np.asarray(problem.loss.mistakes(model, rows)) for name, rows in fresh.items()}
-            mistakes = held_out(wrong, confidence, 1.0, problem.weights, "clopper-pearson")
-    slope = shift_slope(problem, model)
-    if shift is None:
-        absent["shift"] = "no shift radius was chosen."
-    elif clipped is None:
-        absent["shift"] = f"room for shift is added to a held-out bound, and {absent['clipped']}"
-    elif slope is None:
-        absent["shift"] = "the slope of this loss on the support is not known; declare a box."
-    else:
-        room = _with_shift(problem, clipped, shift, slope)
-    return Certificate(
-        confidence,
-        federation.names,
-        federation.sizes,
-        tuple(float(v) for v in _client_means(problem, model)),
-        mixtures_in_words(problem),
-        interval,
-        held,
-        clipped,
-        mistakes,
-        room,
-        MappingProxyType(absent),
-        ball_promise(problem),
-    )
-
-
-def interval_obstacle(problem: Problem, x: ArrayLike) -> str | None:
-    """Why the out-of-sample theorem says nothing of this model; None where it does."""
-    why = coverage_obstacle(problem.federation, problem.transport)
-    if why is not None:
-        return why
-    try:
-        support_lipschitz(problem, x)
-    except BidroError as error:
-        return str(error)
-    return None
-
-
-def ball_promise(problem: Problem) -> str:
-    """What the balls that a model was trained with stand for."""
-    if problem.eps is None:
-        return "Trained without Wasserstein balls around the clients' samples."
-    radii = np.asarray(problem.eps)
-    size = f"Trained with radii from {radii.min():.4g} to {radii.max():.4g}: robustness to shift"
-    why = coverage_obstacle(problem.federation, problem.transport)
-    if why is not None:
-        return f"{size}, without coverage of the true distribution: {why}"
-    return f"{size}; coverage is stated for the explicit radii of the interval only."
-
-
-def shift_slope(problem: Problem, x: Array) -> float | None:
-    """What a shift of 1 in W_p does to the loss at most, or for squared loss with p >= 2 to its root; None
-    where it is not known."""
-    loss, transport = problem.loss, problem.transport
-    if isinstance(loss, Squared) and transport.p >= 2:
-        return float(loss.dual_norm(x, transport.inverse_scale))
-    try:
-        return support_lipschitz(problem, x)
-    except BidroError:
-        return None
-
-
-def mixtures_in_words(problem: Problem) -> str:
-    weights = problem.weights
-    if isinstance(weights, Simplex):
-        return "any mixture of the clients"
-    if isinstance(weights, CappedSimplex):
-        return "mixtures within the declared bounds of each client's weight, if the true one is among them"
-    return "mixtures within the declared distance of a centre, if the true one is among them"
-
-
-def _with_shift(problem: Problem, held: HeldOut, shift: float, slope: float) -> Shift:
-    squared = isinstance(problem.loss, Squared) and problem.transport.p >= 2
-    bound = (shifted_squared if squared else shifted)(held, slope, shift)
-    return Shift(
-        shift,
-        bound,
-        f"With confidence {held.confidence:g} the mean loss, each counted as at most {held.largest:.6g}, "
-        f"stays at most {bound:.6g} if, after the rows were drawn, every client's distribution moves by at "
-        f"most {shift:g} in the metric of the problem.",
-    )
-
-
-def _fresh_rows(federation: Federation, kept_out: Mapping[str, ArrayLike]) -> dict[str, Array]:
-    if set(kept_out) != set(federation.names):
-        missing = sorted(set(federation.names) - set(kept_out))
-        unknown = sorted(set(kept_out) - set(federation.names))
-        raise BidroError(
-            "Rows kept out must be of the clients of the problem: "
-            + (f"there are none of '{missing[0]}'." if missing else f"there is no client '{unknown[0]}'.")
-        )
-    ordered = {name: kept_out[name] for name in federation.names}
-    fresh = Federation.from_arrays(ordered, federation.support, federation.columns)
-    return {name: fresh.client_samples(name) for name in fresh.names}
-
-
-def _client_means(problem: Problem, x: Array) -> Array:
-    clients = problem.clients
-
-    def one(client: Client) -> Array:
-        return client.rows.mean(client.inner.loss.values, x)
-
-    return jax.vmap(one, in_axes=(clients.client_axes(),))(clients)
 
 
 def _table(found: Certificate) -> str:
@@ -324,7 +168,7 @@ def _restored(content: dict[str, Any]) -> Certificate:
             clipped,
             mistakes,
             None if content["shift"] is None else Shift(**content["shift"]),
-            MappingProxyType({str(name): str(why) for name, why in content["absent"].items()}),
+            Frozen({str(name): str(why) for name, why in content["absent"].items()}),
             str(content["balls"]),
         )
         # Whatever is missing or of another kind shows when it is written out again.

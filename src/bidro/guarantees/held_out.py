@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from scipy.special import betaincinv
 
 from bidro.errors import BidroError
 from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
+from bidro.trees import Frozen
 
 Floats = NDArray[np.float64]
 Bound = Literal["betting", "bernstein", "clopper-pearson"]
@@ -42,7 +42,7 @@ class HeldOut:
 
     def __post_init__(self) -> None:
         for name in ("clients", "means", "rows"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+            object.__setattr__(self, name, Frozen(getattr(self, name)))
 
     @property
     def promise(self) -> str:

@@ -1,0 +1,204 @@
+"""What both estimators share: preparing rows, training, and what can be asked after `fit`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from bidro.errors import BidroError
+from bidro.estimators.standard import Standard
+from bidro.estimators.training import Choices, Trained, train, transport_of
+from bidro.guarantees.certificate import Certificate
+from bidro.guarantees.held_out import Bound
+from bidro.guarantees.robust import WorstCase, worst_case_distribution
+from bidro.guarantees.statements import Assessed, with_kept_out, without_kept_out
+from bidro.losses import Loss
+from bidro.sets import Simplex
+
+Floats = NDArray[np.float64]
+
+# The one client of a table that names none.
+ONLY_CLIENT = "all"
+
+
+class RobustEstimator(BaseEstimator):  # type: ignore[misc]
+    """See `RobustRegressor` and `RobustClassifier`, which declare the parameters."""
+
+    radius: Any
+    weights: Any
+    metric: str
+    label_cost: float
+    p: float | None
+    support: Any
+    fit_intercept: bool
+    gap: float
+    folds: int | None
+    confidence: float
+    random_state: int
+
+    def _loss(self) -> Loss:
+        """The loss in the units of training, known once `_encode` has seen the target."""
+        raise NotImplementedError
+
+    def _encode(self, y: Any) -> Floats:
+        """The target as numbers (N,); sets what `_loss` and predictions need."""
+        raise NotImplementedError
+
+    def _codes(self, y: Any) -> Floats:
+        """A target seen after `fit` as numbers (N,)."""
+        raise NotImplementedError
+
+    def fit(self, X: ArrayLike, y: ArrayLike, clients: ArrayLike | None = None) -> Self:
+        """Train on rows X (N, k) with targets y (N,); `clients` (N,) says whose row each is.
+
+        Without `clients` all rows are one client's. Raises ValueError for rows that cannot be used, each time
+        with a sentence that says which.
+        """
+        self._fit(X, y, clients, None, None)
+        return self
+
+    def _fit(
+        self,
+        X: Any,
+        y: Any,
+        clients: Any,
+        on_calibration: Callable[[int, int], None] | None,
+        on_round: Callable[[int, float], None] | None,
+    ) -> Trained:
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=False)
+        target = self._encode(y)
+        owners = client_labels(clients, len(target))
+        columns = [*self._columns(), "target"]
+        loss = self._loss()
+        standard = Standard.of(X, target, loss.labels is not None)
+        loss = self._in_units(loss, standard.target_spread)
+        federation = standard.federation(X, target, owners, columns)
+        transport = transport_of(
+            loss, federation.m, self.metric, self.label_cost, self.p, standard.target_spread
+        )
+        box = None if self.support is None else standard.box(self.support, loss.labels)
+        if box is not None:
+            # A row outside the declared support voids every statement: better said before training.
+            replace(federation, support=box)
+        choices = Choices(self.radius, self.weights, self.gap, self.folds, self.random_state, self.confidence)
+        trained = train(
+            federation, loss, transport, choices, standard.target_spread, box, on_calibration, on_round
+        )
+        self._keep(trained, standard, box)
+        return trained
+
+    def _in_units(self, loss: Loss, target_spread: float) -> Loss:
+        """The loss with parameters that are in standard deviations of the target in its own unit."""
+        del target_spread
+        return loss
+
+    def _keep(self, trained: Trained, standard: Standard, box: Any) -> None:
+        solution, problem = trained.solution, trained.problem
+        names = problem.federation.names
+        assert problem.eps is not None
+        self.client_weights_ = dict(zip(names, solution.alpha.tolist(), strict=True))
+        self.client_risks_ = dict(zip(names, solution.risks.tolist(), strict=True))
+        self.radii_ = dict(zip(names, np.asarray(problem.eps).tolist(), strict=True))
+        self.duality_gap_ = solution.gap
+        self.n_rounds_ = solution.rounds
+        self.n_iter_ = solution.rounds
+        self.calibration_ = trained.calibration
+        self.standard_ = standard
+        self.model_ = solution.x
+        self._trained = trained
+        self._set_coefficients(solution.x, standard)
+        self._declared = (
+            problem if box is None else replace(problem, federation=replace(problem.federation, support=box))
+        )
+        self._declared = replace(self._declared, mixtures=Simplex(problem.n))
+        self.certificate_ = without_kept_out(self._declared, solution.x, self.confidence)
+        self._assessed = Assessed.of(self._declared, solution.x)
+
+    def _set_coefficients(self, x: Floats, standard: Standard) -> None:
+        raise NotImplementedError
+
+    def certify(
+        self,
+        X: Any,
+        y: Any,
+        clients: ArrayLike | None = None,
+        confidence: float = 0.95,
+        shift: float | None = None,
+        bound: Bound = "betting",
+    ) -> Certificate:
+        """What rows that were not used in `fit` say of this model, under any mixture of the clients.
+
+        `shift` (in pooled standard deviations) adds room for that much shift inside every client. The
+        interval is part of it where the training rows are still at hand.
+        """
+        check_is_fitted(self)
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=False, y_numeric=False)
+        target, owners = self._codes(y), client_labels(clients, len(y))
+        names = self.certificate_.names
+        unknown = sorted(set(owners) - set(names))
+        missing = sorted(set(names) - set(owners))
+        if unknown:
+            raise BidroError(f"Client '{unknown[0]}' was not in training; certify rows of the same clients.")
+        if missing:
+            raise BidroError(
+                f"There are no rows of client '{missing[0]}' to certify with; every client needs one."
+            )
+        rows = self.standard_.rows(X, target)
+        fresh = {name: jnp.asarray(rows[owners == name]) for name in names}
+        bare = self.certificate_
+        if confidence != bare.confidence and self._declared is not None:
+            bare = without_kept_out(self._declared, self.model_, confidence)
+        return with_kept_out(bare, self._assessed, fresh, confidence, shift, bound)
+
+    def worst_case(self, client: str) -> WorstCase:
+        """The worst distribution in a client's ball, on the original scale; needs the training rows, which a
+        saved or copied estimator does not carry."""
+        check_is_fitted(self)
+        if self._trained is None:
+            raise BidroError(
+                "This estimator was unpickled, and training rows do not travel with it; fit it again to see "
+                "worst cases."
+            )
+        found = worst_case_distribution(self._trained.problem, self.model_, str(client))
+        points = found.points.copy()
+        points[:, :-1] = points[:, :-1] * self.standard_.spread + self.standard_.mean
+        points[:, -1] += self.standard_.middle
+        return replace(found, points=points)
+
+    def __getstate__(self) -> Any:
+        """Rows of the clients stay here: a pickle holds the model and what is stated of it."""
+        state = super().__getstate__()
+        return {**state, "_trained": None, "_declared": None} if "_trained" in state else state
+
+    def _columns(self) -> Sequence[str]:
+        names: NDArray[np.str_] | None = getattr(self, "feature_names_in_", None)
+        if names is None:
+            return [f"x{j}" for j in range(self.n_features_in_)]
+        return [str(name) for name in names]
+
+    def _scores(self, X: ArrayLike) -> Floats:
+        """X @ coef_ + intercept_ for rows seen after `fit`."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return np.asarray(X @ np.asarray(self.coef_).T + self.intercept_)
+
+
+def client_labels(clients: Any, rows: int) -> NDArray[np.str_]:
+    """The client of every row (N,) as text."""
+    if clients is None:
+        return np.full(rows, ONLY_CLIENT)
+    labels = column_or_1d(np.asarray(clients), warn=False)
+    if len(labels) != rows:
+        raise BidroError(f"There are {rows} rows but {len(labels)} client labels; give one a row.")
+    for place, label in enumerate(labels.tolist()):
+        if label is None or (isinstance(label, float) and math.isnan(label)):
+            raise BidroError(f"Row {place} has no client; name one for every row.")
+    return labels.astype(str)

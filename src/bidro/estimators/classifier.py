@@ -1,0 +1,135 @@
+"""`RobustClassifier`: a linear classifier that holds up under any mix of the clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, softmax
+from sklearn.base import ClassifierMixin
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
+
+from bidro.errors import BidroError
+from bidro.estimators.base import RobustEstimator
+from bidro.estimators.standard import Standard
+from bidro.losses import Logistic, Loss, SmoothedHinge, Softmax
+
+Floats = NDArray[np.float64]
+
+
+def _has_probabilities(estimator: RobustClassifier) -> bool:
+    if estimator.loss != "logistic":
+        raise AttributeError("predict_proba needs loss='logistic'.")
+    return True
+
+
+class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
+    """The classifier of `RobustRegressor`'s problem.
+
+    loss: "logistic" (softmax for more than two classes) or "smoothed hinge" (two classes; width: of its
+    rounded corner). metric: "features" (labels do not change) or "joint", where a change of label costs
+    label_cost. support: declared (lower, upper) bounds of every feature. The other parameters, and what is
+    there after `fit`, are those of `RobustRegressor`; coef_ is (1, k) for two classes and (classes, k) for
+    more.
+
+    >>> import numpy as np
+    >>> from bidro import RobustClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> X, site = rng.normal(size=(80, 2)), np.repeat(["north", "south"], 40)
+    >>> y = np.where(X[:, 0] > 0, "ill", "well")
+    >>> RobustClassifier(radius=0.05).fit(X, y, clients=site).predict([[3.0, 0.0]]).tolist()
+    ['ill']
+    """
+
+    def __init__(
+        self,
+        loss: str = "logistic",
+        *,
+        radius: Any = "cross-validate",
+        weights: Any = "auto",
+        metric: str = "features",
+        label_cost: float = 1.0,
+        p: float | None = None,
+        support: Any = None,
+        width: float = 1.0,
+        fit_intercept: bool = True,
+        gap: float = 1e-6,
+        folds: int | None = None,
+        confidence: float = 0.95,
+        random_state: int = 0,
+    ) -> None:
+        self.loss = loss
+        self.radius = radius
+        self.weights = weights
+        self.metric = metric
+        self.label_cost = label_cost
+        self.p = p
+        self.support = support
+        self.width = width
+        self.fit_intercept = fit_intercept
+        self.gap = gap
+        self.folds = folds
+        self.confidence = confidence
+        self.random_state = random_state
+
+    def decision_function(self, X: ArrayLike) -> Floats:
+        """Scores: (N,) for two classes, above 0 for the second; (N, classes) for more."""
+        scores = self._scores(X)
+        return scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """(N,) the likeliest class of every row."""
+        scores = self.decision_function(X)
+        best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(self.classes_[best])
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: ArrayLike) -> Floats:
+        """(N, classes) probabilities, in the order of classes_."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            second = expit(scores)
+            return np.column_stack([1 - second, second])
+        return np.asarray(softmax(scores, axis=1))
+
+    def _loss(self) -> Loss:
+        many = len(self.classes_) > 2
+        if self.loss == "logistic":
+            return Softmax(len(self.classes_), self.fit_intercept) if many else Logistic(self.fit_intercept)
+        if self.loss != "smoothed hinge":
+            raise BidroError(f"loss must be 'logistic' or 'smoothed hinge'; got {self.loss!r}.")
+        if many:
+            raise BidroError(
+                f"The smoothed hinge is for two classes, and there are {len(self.classes_)}; use 'logistic'."
+            )
+        return SmoothedHinge(self.fit_intercept, self.width)
+
+    def _encode(self, y: Any) -> Floats:
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+        if len(self.classes_) < 2:
+            raise BidroError(
+                f"A classifier needs at least two classes, and there is 1 class: {self.classes_[0]!r}."
+            )
+        return _signs(codes, len(self.classes_))
+
+    def _codes(self, y: Any) -> Floats:
+        check_is_fitted(self)
+        labels = column_or_1d(y)
+        unknown = ~np.isin(labels, self.classes_)
+        if unknown.any():
+            raise BidroError(f"Class {labels[unknown][0]!r} was not in training.")
+        return _signs(np.searchsorted(self.classes_, labels), len(self.classes_))
+
+    def _set_coefficients(self, x: Floats, standard: Standard) -> None:
+        loss = self._loss()
+        w, b = (np.asarray(v) for v in loss.split(x))  # type: ignore[attr-defined]
+        self.coef_, self.intercept_ = standard.coefficients(np.atleast_2d(w), np.atleast_1d(b))
+
+
+def _signs(codes: NDArray[np.int64], classes: int) -> Floats:
+    """-1 and 1 for two classes, 0, ..., K - 1 for more."""
+    return np.asarray(2.0 * codes - 1.0 if classes == 2 else codes, float)

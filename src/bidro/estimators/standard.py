@@ -1,0 +1,101 @@
+"""Rows as the solver sees them: features in pooled standard deviations, the target around its mean.
+
+Means and deviations are those of all clients' rows together; they follow from each client's sums, so a
+federated run computes the same. Targets keep their unit, and so do losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bidro.errors import BidroError
+from bidro.federation import Federation, aligned
+from bidro.sets import Box
+
+Floats = NDArray[np.float64]
+
+# Rows that are handled together, so that no copy of all of them is made.
+_TOGETHER = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class Standard:
+    """x -> (x - mean) / spread for features, y -> y - middle for a numeric target; classes keep their code."""
+
+    mean: Floats  # (k,)
+    spread: Floats  # (k,), 1 for a column that does not vary
+    middle: float
+    target_spread: float  # standard deviation of the target; 1 for classes
+
+    @classmethod
+    def of(cls, features: Floats, target: Floats, classes: bool) -> Standard:
+        """From all rows (N, k) and targets (N,)."""
+        mean, spread = features.mean(axis=0), _deviation(features)
+        # Rounding leaves a trace of spread in columns that are constant.
+        level = np.abs(features).max(axis=0) if len(features) else np.zeros(features.shape[1])
+        spread = np.where(spread > 1e-13 * level, spread, 1.0)
+        if classes:
+            return cls(mean, spread, 0.0, 1.0)
+        size = float(target.std())
+        return cls(mean, spread, float(target.mean()), size if size > 0 else 1.0)
+
+    def federation(
+        self, features: Floats, target: Floats, clients: NDArray[np.str_], columns: Sequence[str]
+    ) -> Federation:
+        """The clients' rows in these units, sorted by client, with an unbounded support."""
+        names, codes = np.unique(clients, return_inverse=True)
+        order = np.argsort(codes, kind="stable")
+        rows = aligned((len(target), features.shape[1] + 1))
+        for begin in range(0, len(order), _TOGETHER):
+            part = order[begin : begin + _TOGETHER]
+            rows[begin : begin + len(part), :-1] = (features[part] - self.mean) / self.spread
+            rows[begin : begin + len(part), -1] = target[part] - self.middle
+        sizes = np.bincount(codes).tolist()
+        return Federation.from_samples(
+            jax.device_put(rows), sizes, "unbounded", [str(name) for name in names], columns
+        )
+
+    def rows(self, features: Floats, target: Floats) -> Floats:
+        """(N, k + 1) rows in these units."""
+        return np.column_stack([(features - self.mean) / self.spread, target - self.middle])
+
+    def box(self, support: tuple[ArrayLike, ArrayLike], labels: tuple[float, ...] | None) -> Box:
+        """A declared support, lower and upper bounds of every feature and (for a numeric target) of the
+        target, in these units."""
+        lower, upper = (np.asarray(side, float).ravel() for side in support)
+        wanted = len(self.mean) + (labels is None)
+        if lower.shape != (wanted,) or upper.shape != (wanted,):
+            what = "every feature and then of the target" if labels is None else "every feature"
+            raise BidroError(
+                f"The support needs lower and upper bounds of {what}, {wanted} numbers each; got "
+                f"{lower.size} and {upper.size}."
+            )
+        if not np.all(lower < upper) or not np.all(np.isfinite([lower, upper])):
+            raise BidroError("The support needs finite bounds with every lower one below its upper one.")
+        k = len(self.mean)
+        ends = [(side[:k] - self.mean) / self.spread for side in (lower, upper)]
+        last = (lower[-1] - self.middle, upper[-1] - self.middle) if labels is None else _range(labels)
+        return Box(*(jnp.asarray(np.append(end, edge)) for end, edge in zip(ends, last, strict=True)))
+
+    def coefficients(self, w: Floats, b: Floats | float) -> tuple[Floats, Floats]:
+        """Coefficients (..., k) and intercept on the original scale, from those in these units."""
+        original = np.asarray(w) / self.spread
+        return original, np.asarray(b) + self.middle - original @ self.mean
+
+
+def _range(labels: tuple[float, ...]) -> tuple[float, float]:
+    return min(labels), max(labels)
+
+
+def _deviation(features: Floats) -> Floats:
+    """The standard deviation of every column, block by block."""
+    mean, total = features.mean(axis=0), np.zeros(features.shape[1])
+    for begin in range(0, len(features), _TOGETHER):
+        total += ((features[begin : begin + _TOGETHER] - mean) ** 2).sum(axis=0)
+    return np.asarray(np.sqrt(total / max(len(features), 1)))

@@ -1,0 +1,230 @@
+"""What can be stated of a model: the parts of a `Certificate`, each from what it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import ArrayLike, NDArray
+
+from bidro.client import Client
+from bidro.errors import BidroError
+from bidro.federation import Federation
+from bidro.guarantees.certificate import Certificate, Shift
+from bidro.guarantees.held_out import Bound, HeldOut, held_out, shifted, shifted_squared
+from bidro.guarantees.on_support import largest_loss, support_lipschitz
+from bidro.guarantees.out_of_sample import certify
+from bidro.guarantees.radius import coverage_obstacle
+from bidro.losses import Loss, Squared
+from bidro.problem import Mixtures, Problem
+from bidro.sets import CappedSimplex, Simplex
+from bidro.trees import Frozen
+
+
+def certificate(
+    problem: Problem,
+    x: ArrayLike,
+    confidence: float = 0.95,
+    kept_out: Mapping[str, ArrayLike] | None = None,
+    *,
+    shift: float | None = None,
+    delta: float | None = None,
+    split: Literal["equal", "smallest largest"] = "equal",
+    bound: Bound = "betting",
+) -> Certificate:
+    """Everything that can be stated about the model `x` with this confidence (each statement by itself).
+
+    `problem` holds the clients' rows, the metric and the mixtures; `kept_out` rows (N_i, m) of the same
+    clients that training never saw. What cannot be stated is absent with a reason. Set the problem's mixtures
+    to those that statements are to cover, not to a calibrated cap.
+    """
+    fresh = None if kept_out is None else _fresh_rows(problem.federation, kept_out)
+    bare = without_kept_out(problem, x, confidence, delta, split)
+    if fresh is None:
+        return bare
+    return with_kept_out(bare, Assessed.of(problem, x), fresh, confidence, shift, bound)
+
+
+@dataclass(frozen=True, eq=False)
+class Assessed:
+    """All that statements from rows kept out need of a problem and a model: no training rows."""
+
+    loss: Loss
+    x: NDArray[np.float64]  # (d,)
+    mixtures: Mixtures
+    seen: float  # the largest loss on the training rows
+    largest: float | None  # on the declared support; None where it is not known
+    slope: float | None  # what a shift of 1 does to the loss, or to its root; None where it is not known
+    of_root: bool  # whether it is to the root: squared loss with p >= 2
+
+    @classmethod
+    def of(cls, problem: Problem, x: ArrayLike) -> Assessed:
+        model = np.asarray(x, float)
+        seen = float(jnp.max(problem.loss.values(jnp.asarray(model), problem.federation.samples)))
+        of_root = isinstance(problem.loss, Squared) and problem.transport.p >= 2
+        slope = shift_slope(problem, jnp.asarray(model))
+        return cls(problem.loss, model, problem.weights, seen, largest_loss(problem, x), slope, of_root)
+
+
+def without_kept_out(
+    problem: Problem,
+    x: ArrayLike,
+    confidence: float,
+    delta: float | None = None,
+    split: Literal["equal", "smallest largest"] = "equal",
+) -> Certificate:
+    """What can be stated from the training rows alone."""
+    if not 0 < confidence < 1:
+        raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
+    none = "no rows were kept out of training."
+    absent = {"held_out": none, "clipped": none, "shift": f"it is added to a held-out bound, and {none}"}
+    interval = None
+    if (why := interval_obstacle(problem, x)) is None:
+        interval = certify(problem, x, confidence, delta, split)
+    else:
+        absent["interval"] = why
+    means = _client_means(problem, jnp.asarray(np.asarray(x, float)))
+    return Certificate(
+        confidence,
+        problem.federation.names,
+        problem.federation.sizes,
+        tuple(float(v) for v in means),
+        mixtures_in_words(problem.weights),
+        interval,
+        None,
+        None,
+        None,
+        None,
+        Frozen(absent),
+        ball_promise(problem),
+    )
+
+
+def with_kept_out(
+    bare: Certificate,
+    of: Assessed,
+    fresh: Mapping[str, Array],
+    confidence: float,
+    shift: float | None = None,
+    bound: Bound = "betting",
+) -> Certificate:
+    """The certificate with what rows (N_i, m) that training never saw add to it, in the order of its clients.
+
+    An interval for another confidence is left out.
+    """
+    absent = {name: why for name, why in bare.absent.items() if name == "interval"}
+    interval = bare.interval
+    if interval is not None and confidence != bare.confidence:
+        interval = None
+        absent["interval"] = f"it was computed for a confidence of {bare.confidence:g}."
+    x, held, mistakes, room = jnp.asarray(of.x), None, None, None
+    losses = {name: np.asarray(of.loss.values(x, rows)) for name, rows in fresh.items()}
+    # What is largest in training was fixed before the rows kept out were seen.
+    clipped = held_out(losses, confidence, of.seen, of.mixtures, bound, clipped=True)
+    if of.largest is None:
+        absent["held_out"] = "no declared support bounds the loss, so rare large ones cannot be ruled out."
+    else:
+        held = held_out(losses, confidence, of.largest, of.mixtures, bound)
+    if of.loss.labels is not None:
+        wrong = {name: np.asarray(of.loss.mistakes(x, rows)) for name, rows in fresh.items()}
+        mistakes = held_out(wrong, confidence, 1.0, of.mixtures, "clopper-pearson")
+    if shift is None:
+        absent["shift"] = "no shift radius was chosen."
+    elif of.slope is None:
+        absent["shift"] = "the slope of this loss on the support is not known; declare a box."
+    else:
+        room = _with_shift(of, clipped, shift)
+    return dataclasses.replace(
+        bare,
+        confidence=confidence,
+        interval=interval,
+        held_out=held,
+        clipped=clipped,
+        mistakes=mistakes,
+        shift=room,
+        absent=Frozen(absent),
+    )
+
+
+def interval_obstacle(problem: Problem, x: ArrayLike) -> str | None:
+    """Why the out-of-sample theorem says nothing of this model; None where it does."""
+    why = coverage_obstacle(problem.federation, problem.transport)
+    if why is not None:
+        return why
+    try:
+        support_lipschitz(problem, x)
+    except BidroError as error:
+        return str(error)
+    return None
+
+
+def ball_promise(problem: Problem) -> str:
+    """What the balls that a model was trained with stand for."""
+    if problem.eps is None:
+        return "Trained without Wasserstein balls around the clients' samples."
+    radii = np.asarray(problem.eps)
+    size = f"Trained with radii from {radii.min():.4g} to {radii.max():.4g}: robustness to shift"
+    why = coverage_obstacle(problem.federation, problem.transport)
+    if why is not None:
+        return f"{size}, without coverage of the true distribution: {why}"
+    return f"{size}; coverage is stated for the explicit radii of the interval only."
+
+
+def shift_slope(problem: Problem, x: Array) -> float | None:
+    """What a shift of 1 in W_p does to the loss at most, or for squared loss with p >= 2 to its root; None
+    where it is not known."""
+    loss, transport = problem.loss, problem.transport
+    if isinstance(loss, Squared) and transport.p >= 2:
+        return float(loss.dual_norm(x, transport.inverse_scale))
+    try:
+        return support_lipschitz(problem, x)
+    except BidroError:
+        return None
+
+
+def mixtures_in_words(weights: Mixtures) -> str:
+    if isinstance(weights, Simplex):
+        return "any mixture of the clients"
+    if isinstance(weights, CappedSimplex):
+        return "mixtures within the declared bounds of each client's weight, if the true one is among them"
+    return "mixtures within the declared distance of a centre, if the true one is among them"
+
+
+def _with_shift(of: Assessed, held: HeldOut, shift: float) -> Shift:
+    assert of.slope is not None
+    bound = (shifted_squared if of.of_root else shifted)(held, of.slope, shift)
+    return Shift(
+        shift,
+        bound,
+        f"With confidence {held.confidence:g} the mean loss, each counted as at most {held.largest:.6g}, "
+        f"stays at most {bound:.6g} if, after the rows were drawn, every client's distribution moves by at "
+        f"most {shift:g} in the metric of the problem.",
+    )
+
+
+def _fresh_rows(federation: Federation, kept_out: Mapping[str, ArrayLike]) -> dict[str, Array]:
+    if set(kept_out) != set(federation.names):
+        missing = sorted(set(federation.names) - set(kept_out))
+        unknown = sorted(set(kept_out) - set(federation.names))
+        raise BidroError(
+            "Rows kept out must be of the clients of the problem: "
+            + (f"there are none of '{missing[0]}'." if missing else f"there is no client '{unknown[0]}'.")
+        )
+    ordered = {name: kept_out[name] for name in federation.names}
+    fresh = Federation.from_arrays(ordered, federation.support, federation.columns)
+    return {name: fresh.client_samples(name) for name in fresh.names}
+
+
+def _client_means(problem: Problem, x: Array) -> Array:
+    clients = problem.clients
+
+    def one(client: Client) -> Array:
+        return client.rows.mean(client.inner.loss.values, x)
+
+    return jax.vmap(one, in_axes=(clients.client_axes(),))(clients)

@@ -1,0 +1,54 @@
+"""`page_html`: the report of a trained model as one file that needs no network.
+
+Names of clients and columns come from others' data, so nothing of the content is ever markup: the page holds it
+as JSON, its script writes it as text, and the policy in its head allows that one script and style sheet only.
+
+In the content, `rows` are those that training used and `held_out_rows` those kept out of it, both for each
+client and in all. A loss that was not measured is null.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from importlib import resources
+from typing import Any
+
+# In a script element the parser looks for these, whatever the JSON around them.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+def page_html(content: dict[str, Any]) -> str:
+    """The whole page. `content` must be what JSON can hold, with finite numbers (else ValueError)."""
+    style, script = _part("page.css"), _part("page_parts.js") + _part("page.js")
+    parts = {
+        "title": html.escape(str(content.get("title", "Report"))),
+        "policy": _policy(style, script),
+        "style": style,
+        "script": script,
+        "content": json_in_script(content),
+    }
+    # One pass over the template, so that text put in is never searched for places itself.
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _part("page.html"))
+
+
+def json_in_script(content: Any) -> str:
+    """JSON that can stand inside a script element."""
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+
+
+def _part(name: str) -> str:
+    return resources.files("bidro.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing is loaded from anywhere, and only this script and this style sheet count."""
+    allowed = f"script-src {_digest(script)}; style-src {_digest(style)}"
+    return f"default-src 'none'; {allowed}; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

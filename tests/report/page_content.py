@@ -1,0 +1,194 @@
+"""Contents for the report page, made up but of the shape and size of real ones."""
+
+import math
+
+import numpy as np
+
+HOSPITALS = ["Northfield General", "St Anne's", "Harbour Road", "West Moor", "Queen's Cross", "Alder Vale"]
+CONFIDENCES = [0.5, 0.8, 0.9, 0.95, 0.99]
+FEATURES = ["age", "systolic pressure", "prior admissions", "creatinine", "weekend", "distance to ward"]
+CAPS = [1.0, 1.5, 2.0, 3.0, 5.0, 10.0, None]
+
+
+def content(names=HOSPITALS, seed=0):
+    """A regression over these clients, with every part present."""
+    rng = np.random.default_rng(seed)
+    clients = _clients(names, rng)
+    losses = np.array([c["loss"] for c in clients])
+    rows = np.array([c["rows"] for c in clients])
+    return {
+        "title": "Length of stay, six hospitals" if len(names) == 6 else f"Scores in {len(names)} schools",
+        "created": "2026-11-16",
+        "version": "0.1.0",
+        "task": "regression",
+        "loss": {"name": "squared error", "unit": "days²"},
+        "target": "stay",
+        "client_column": "hospital",
+        "rows": int(rows.sum()),
+        "held_out_rows": sum(c["held_out_rows"] for c in clients),
+        "settings": [
+            ["Loss", "squared error, with an intercept"],
+            ["Radius", "cross-validated, c = 0.5"],
+            ["Weights", "capped at 3 times each share"],
+            ["Metric", "Euclidean, features in units of their spread"],
+            ["Rows kept out", "one in five of each client, drawn with seed 0"],
+        ],
+        "features": _features(rng),
+        "intercept": 1.2034,
+        "solver": {"rounds": 8, "gap": 3.1e-7, "method": "curvature", "history": _history()},
+        "calibration": _calibration(rng),
+        "clients": clients,
+        "overall": {
+            "mean": float(losses @ rows / rows.sum()),
+            "worst_client": float(losses.max()),
+            "worst_decile": float(np.sort(losses)[-math.ceil(len(names) / 10) :].mean()),
+        },
+        "mixtures": "any mixture of the clients",
+        "levels": [_level(confidence, clients) for confidence in CONFIDENCES],
+        "default_level": 3,
+        "absent": {"mistakes": "the target is a number, not a class."},
+        "worst_case": [_worst_case(name, rng) for name in names],
+        "advice": [
+            f"{clients[0]['name']} has the fewest rows for its weight. Doubling them narrows the interval most.",
+            "The interval is wide because its radii hold for any distribution. The clipped bound says more.",
+        ],
+    }
+
+
+def many(count=60):
+    return content([f"School {k + 1:02d}" for k in range(count)], seed=1)
+
+
+def classes():
+    """Three classes, so that coefficients and the intercept are lists, and mistakes are bounded."""
+    made = content(seed=2)
+    rng = np.random.default_rng(3)
+    for feature in made["features"]:
+        feature["coefficient"] = rng.normal(size=3).tolist()
+        feature["standardised"] = rng.normal(size=3).tolist()
+    for level in made["levels"]:
+        level["mistakes"] = {"bound": 0.21, "clients": np.linspace(0.12, 0.21, len(made["clients"])).tolist()}
+        level["promises"]["mistakes"] = "At most 21% of predictions on new rows are wrong."
+    changed = {"task": "classification", "classes": ["home", "ward", "intensive care"]}
+    return made | changed | {"loss": {"name": "log loss", "unit": ""}, "intercept": [0.2, -0.1, 0.4]}
+
+
+def bare():
+    """Nothing kept out, no declared box, no calibration, no worst case."""
+    made = content(seed=4)
+    for client in made["clients"]:
+        client |= {"held_out_rows": 0, "loss": None, "se": None}
+    reasons = {
+        "interval": "the support is not declared.",
+        "held_out": "no rows were kept out of training.",
+        "clipped": "no rows were kept out of training.",
+        "shift": "no shift radius was chosen.",
+        "calibration": "the radius was set by hand.",
+        "worst_case": "the model was trained without radii.",
+    }
+    levels = [{"confidence": c, "interval": None, "promises": {}} for c in CONFIDENCES]
+    absent = {"held_out_rows": 0, "levels": levels, "calibration": None, "worst_case": None}
+    return made | absent | {"absent": reasons}
+
+
+def _clients(names, rng):
+    count = len(names)
+    rows = rng.integers(90, 1600, count)
+    training = np.sort(rng.gamma(8.0, 0.055, count))[::-1]
+    raw = np.where(np.arange(count) < max(2, count // 12), rows * 3.0, rows * rng.uniform(0, 0.9, count))
+    weights = raw / raw.sum()
+    clients = []
+    for k, name in enumerate(names):
+        loss = float(training[k] * rng.uniform(0.97, 1.12))
+        held = int(rows[k] // 4)
+        clients.append(
+            {
+                "name": name,
+                "rows": int(rows[k]),
+                "held_out_rows": held,
+                "loss": loss,
+                "se": float(1.4 * loss / math.sqrt(held)),
+                "training_loss": float(training[k]),
+                "robust": float(training[k] * 1.25),
+                "weight": float(weights[k]) if k < count - 1 else 1e-9,
+                "share": float(rows[k] / rows.sum()),
+                "radius": float(0.5 / math.sqrt(rows[k])),
+                "binding": k < max(2, count // 12),
+            }
+        )
+    return clients
+
+
+def _level(confidence, clients):
+    spread = math.sqrt(math.log(1 / (1 - confidence)) + 1)
+    radii = [1.2 * spread / c["rows"] ** 0.25 for c in clients]
+    risks = [(math.sqrt(c["training_loss"]) + 2.1 * r) ** 2 for c, r in zip(clients, radii, strict=True)]
+    held = [c["loss"] + 12 * spread / c["held_out_rows"] ** 0.9 for c in clients]
+    clipped = [c["loss"] + 2.2 * spread * c["se"] for c in clients]
+    upper = max(risks)
+    sampling, heterogeneity = 0.7 * upper, 0.2 * upper
+    top, level = 6.21, f"With confidence {confidence:g} the mean loss"
+    with_shift = (math.sqrt(max(clipped)) + 0.1) ** 2
+    rest = "on new rows, drawn as those kept out were and mixed in any admissible way, is at most"
+    return {
+        "confidence": confidence,
+        "interval": {
+            "lower": upper - sampling - heterogeneity,
+            "upper": upper,
+            "sampling": sampling,
+            "heterogeneity": heterogeneity,
+            "radii": radii,
+            "risks": risks,
+        },
+        "held_out": {"bound": max(held), "clients": held},
+        "clipped": {"bound": max(clipped), "largest": top, "clients": clipped},
+        "mistakes": None,
+        "shift": {"radius": 0.05, "bound": with_shift},
+        "promises": {
+            "interval": f"With probability at least {confidence:g} over the clients' samples, the true mean loss "
+            f"under any mixture of the clients is at most {upper:.6g}.",
+            "held_out": f"{level} of this model {rest} {max(held):.6g}. It says nothing about shift inside a client.",
+            "clipped": f"{level}, each counted as at most {top:g}, {rest} {max(clipped):.6g}. It says nothing about "
+            "shift inside a client.",
+            "shift": f"{level}, each counted as at most {top:g}, stays at most {with_shift:.6g} if, after the rows "
+            "were drawn, every client's distribution moves by at most 0.05 in the metric of the problem.",
+        },
+    }
+
+
+def _features(rng):
+    spread = [16.0, 18.5, 1.4, 0.5, 0.45, 12.0]
+    standardised = [0.41, -0.12, 0.77, 0.18, -0.03, 0.002]
+    return [
+        {"name": name, "coefficient": value / sd, "standardised": value}
+        for name, value, sd in zip(FEATURES, standardised, spread, strict=True)
+    ]
+
+
+def _history():
+    best = 0.6581
+    return [[best + 1.9 * 0.15**k, best - 0.9 * 0.13**k] for k in range(8)]
+
+
+def _calibration(rng):
+    candidates = []
+    for scale in (0.0, 0.5, 1.0, 2.0):
+        for k, cap in enumerate(CAPS):
+            score = 0.61 + 0.02 * (scale - 0.5) ** 2 + 0.006 * (k - 3) ** 2 + 0.002 * float(rng.normal())
+            worst = score * 1.07
+            candidates.append({"scale": scale, "cap": cap, "score": score, "worst_decile": worst})
+    chosen = min(range(len(candidates)), key=lambda k: candidates[k]["score"])
+    return {"folds": 5, "candidates": candidates, "chosen": chosen}
+
+
+def _worst_case(name, rng):
+    before = [61.2, 128.4, 1.1, 1.02, 0.28, 9.4]
+    spread = [16.0, 18.5, 1.4, 0.5, 0.45, 12.0]
+    moves = rng.normal(scale=0.12, size=6)
+    return {
+        "client": name,
+        "moved": [
+            {"name": feature, "before": b, "after": b + m * sd, "in_sd": float(m)}
+            for feature, b, m, sd in zip(FEATURES, before, moves, spread, strict=True)
+        ],
+    }
