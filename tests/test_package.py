@@ -16,8 +16,8 @@ SOURCE = ROOT / "src" / "bidro"
 # Rooms from the ground up: a room may import only rooms before it (and itself).
 ORDER = [
     "errors", "trees", "sets", "rows", "losses", "transport", "federation", "worst_case", "client", "problem",
-    "algorithms", "engines", "guarantees", "estimators", "tables", "model_file", "report", "experiments",
-    "cli",
+    "algorithms", "engines", "guarantees", "estimators", "tables", "model_file", "report", "workflow",
+    "experiments", "cli",
 ]  # fmt: skip
 
 

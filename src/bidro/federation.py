@@ -212,7 +212,8 @@ class Federation:
             raise BidroError(f"There is no client '{name}'; there are {', '.join(self.names)}.")
         i = self.names.index(name)
         first = sum(self.sizes[:i])
-        return self.samples[first : first + self.sizes[i]]
+        # A slice of the JAX array itself would be compiled anew for every size.
+        return jnp.asarray(np.asarray(self.samples)[first : first + self.sizes[i]])
 
     def locate(self, row: int) -> tuple[str, int]:
         """(client name, row within that client), both as a user counts: rows from 0."""

@@ -45,6 +45,7 @@ from bidro.sets import (
 )
 from bidro.transport import Transport
 from bidro.worst_case import Inner
+from bidro.worst_case.ball import is_lifted
 
 Mixtures = Simplex | CappedSimplex | L1SimplexBall
 
@@ -143,7 +144,7 @@ class Problem:
     @cached_property
     def initial_weights(self) -> Array:
         """alpha_1: the empirical proportions N_i / N, projected on A."""
-        return self.weights.project(jnp.asarray(self.federation.proportions))
+        return _project(self.weights, jnp.asarray(self.federation.proportions))
 
     @cached_property
     def clients(self) -> Client:
@@ -151,6 +152,11 @@ class Problem:
         rho, eps = ambiguity_levels(self.ambiguity, self.n)
         ids = jnp.asarray(self.federation.client_ids)
         return Client(self.federation.rows(), rho, eps, ids, self.inner, ambiguity_kind(self.ambiguity))
+
+    @property
+    def lifted(self) -> bool:
+        """Whether clients' risks are functions of (x, nu): see `worst_case.atoms`."""
+        return ambiguity_kind(self.ambiguity) == "ball" and is_lifted(self.inner)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -261,3 +267,8 @@ class Problem:
         warnings.warn(
             f"{why}, and ascent may stop short of its maximum.", NonconcaveInnerWarning, stacklevel=4
         )
+
+
+@jax.jit
+def _project(on: Mixtures, v: Array) -> Array:
+    return on.project(v)

@@ -91,6 +91,13 @@ class Transport:
             return squared
         return jnp.where(squared > 0, jnp.where(squared > 0, squared, 1.0) ** (self.p / 2), 0.0)
 
+    def row_costs(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+        """c of each row of `left` (N, m) and the row of `right` in the same place; shape (N,)."""
+        movable = np.asarray(self.inverse_scale) > 0
+        steps = (left - right)[:, movable] * np.asarray(self.scale)[movable]
+        jumps = np.where((left != right)[:, ~movable], self._jump_prices[~movable], 0.0)
+        return np.asarray(np.linalg.norm(steps, axis=1) ** self.p + jumps.sum(axis=1))
+
     @property
     def _jump_prices(self) -> NDArray[np.float64]:
         """What a change costs in a coordinate that does not move continuously, shape (m,)."""

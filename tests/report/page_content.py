@@ -49,7 +49,7 @@ def content(names=HOSPITALS, seed=0):
         "absent": {"mistakes": "the target is a number, not a class."},
         "worst_case": [_worst_case(name, rng) for name in names],
         "advice": [
-            f"{clients[0]['name']} has the fewest rows for its weight. Doubling them narrows the interval most.",
+            f"{clients[0]['name']} weighs most for its rows. Doubling them narrows the interval most.",
             "The interval is wide because its radii hold for any distribution. The clipped bound says more.",
         ],
     }
@@ -77,7 +77,13 @@ def bare():
     """Nothing kept out, no declared box, no calibration, no worst case."""
     made = content(seed=4)
     for client in made["clients"]:
-        client |= {"held_out_rows": 0, "loss": None, "se": None}
+        client |= {
+            "held_out_rows": 0,
+            "loss": None,
+            "se": None,
+            "radius": 0.0,
+            "robust": client["training_loss"],
+        }
     reasons = {
         "interval": "the support is not declared.",
         "held_out": "no rows were kept out of training.",
@@ -110,7 +116,7 @@ def _clients(names, rng):
                 "se": float(1.4 * loss / math.sqrt(held)),
                 "training_loss": float(training[k]),
                 "robust": float(training[k] * 1.25),
-                "weight": float(weights[k]) if k < count - 1 else 1e-9,
+                "weight": float(weights[k]) if k < count - 1 or count == 1 else 1e-9,
                 "share": float(rows[k] / rows.sum()),
                 "radius": float(0.5 / math.sqrt(rows[k])),
                 "binding": k < max(2, count // 12),
@@ -127,9 +133,7 @@ def _level(confidence, clients):
     clipped = [c["loss"] + 2.2 * spread * c["se"] for c in clients]
     upper = max(risks)
     sampling, heterogeneity = 0.7 * upper, 0.2 * upper
-    top, level = 6.21, f"With confidence {confidence:g} the mean loss"
-    with_shift = (math.sqrt(max(clipped)) + 0.1) ** 2
-    rest = "on new rows, drawn as those kept out were and mixed in any admissible way, is at most"
+    top, with_shift = 6.21, (math.sqrt(max(clipped)) + 0.1) ** 2
     return {
         "confidence": confidence,
         "interval": {
@@ -144,15 +148,21 @@ def _level(confidence, clients):
         "clipped": {"bound": max(clipped), "largest": top, "clients": clipped},
         "mistakes": None,
         "shift": {"radius": 0.05, "bound": with_shift},
-        "promises": {
-            "interval": f"With probability at least {confidence:g} over the clients' samples, the true mean loss "
-            f"under any mixture of the clients is at most {upper:.6g}.",
-            "held_out": f"{level} of this model {rest} {max(held):.6g}. It says nothing about shift inside a client.",
-            "clipped": f"{level}, each counted as at most {top:g}, {rest} {max(clipped):.6g}. It says nothing about "
-            "shift inside a client.",
-            "shift": f"{level}, each counted as at most {top:g}, stays at most {with_shift:.6g} if, after the rows "
-            "were drawn, every client's distribution moves by at most 0.05 in the metric of the problem.",
-        },
+        "promises": _promises(confidence, upper, max(held), max(clipped), with_shift),
+    }
+
+
+def _promises(confidence, upper, held, clipped, with_shift):
+    level, counted = f"With confidence {confidence:g} the mean loss", ", each counted as at most 6.21,"
+    rest = "on new rows, drawn as those kept out were and mixed in any admissible way, is at most"
+    not_said = "It says nothing about shift inside a client."
+    return {
+        "interval": f"With probability at least {confidence:g} over the clients' samples, the true mean "
+        f"loss under any mixture of the clients is at most {upper:.6g}.",
+        "held_out": f"{level} of this model {rest} {held:.6g}. {not_said}",
+        "clipped": f"{level}{counted} of this model {rest} {clipped:.6g}. {not_said}",
+        "shift": f"{level}{counted} stays at most {with_shift:.6g} if, after the rows were drawn, every "
+        "client's distribution moves by at most 0.05 in the metric of the problem.",
     }
 
 
@@ -192,3 +202,18 @@ def _worst_case(name, rng):
             for feature, b, m, sd in zip(FEATURES, before, moves, spread, strict=True)
         ],
     }
+
+
+def hostile():
+    """Names that would be markup, a place in the template, or too long for a label, were they not text."""
+    names = [
+        "</script><img src=x onerror=alert(1)>",
+        "{{script}} & <b>bold</b>",
+        "<!--<script>",
+        "\u2028line\u2029ends",
+        "Royal and Ancient Infirmary of the Seven Parishes, with the Cottage Hospital",
+        "a" * 90,
+    ]
+    made = content(names, seed=5)
+    made["features"][0]["name"] = made["worst_case"][0]["moved"][0]["name"] = "<svg onload=alert(2)>" * 4
+    return made | {"title": "</title><script>alert(3)</script>"}

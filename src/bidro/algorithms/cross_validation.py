@@ -101,9 +101,10 @@ class FoldSolves:
 
     def init(self, problem: Problem) -> SolvesState:
         sizes = problem.federation.sizes
+        caps = dict.fromkeys(one.cap for one in self.candidates)
         of_cap = {
-            one.cap: self._exact.init(replace(problem, mixtures=one.mixtures(sizes)))
-            for one in self.candidates
+            cap: self._exact.init(replace(problem, mixtures=Candidate(0.0, cap).mixtures(sizes)))
+            for cap in caps
         }
         solvers = tuple(of_cap[one.cap] for one in self.candidates)
         fold = np.repeat(np.arange(self.folds), len(solvers))
@@ -192,16 +193,17 @@ class FoldScores:
     def client(self, broadcast: ScoresBroadcast, client: Client, draw: object) -> ScoresReply:
         loss = client.inner.loss
 
-        def held_out(fold: Array, models: Array) -> Array:
-            def total(rows: ClientRows, x: Array) -> Array:
-                return rows.mean(loss.values, x) * rows.size
+        def total(rows: ClientRows, x: Array) -> Array:
+            return rows.mean(loss.values, x) * rows.size
 
-            kept = client.rows.without(fold)
-            return jax.lax.map(lambda x: total(client.rows, x) - total(kept, x), models)
+        def left_out(solve: tuple[Array, Array]) -> Array:
+            fold, x = solve
+            return total(client.rows, x) - total(client.rows.without(fold), x)
 
-        folds = broadcast.x.shape[0]
-        parts = [held_out(jnp.asarray(k), broadcast.x[k]) for k in range(folds)]
-        return ScoresReply(sum(parts[1:], parts[0]) / client.rows.size)
+        folds, candidates, d = broadcast.x.shape
+        of_solve = jnp.repeat(jnp.arange(folds), candidates)
+        parts = jax.lax.map(left_out, (of_solve, broadcast.x.reshape(-1, d)))
+        return ScoresReply(parts.reshape(folds, candidates).sum(axis=0) / client.rows.size)
 
     def server(self, state: Array, replies: ScoresReply, replied: Array) -> Array:
         return masked(replied, replies.loss, jnp.full(replies.loss.shape, jnp.nan))

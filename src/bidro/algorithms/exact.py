@@ -189,9 +189,7 @@ class ExactMWDRO:
             )
         self.oracle.check(problem.inner)
         n, x = problem.n, np.asarray(problem.initial_model)
-        cones = (
-            problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.clients.lifted else []
-        )
+        cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.lifted else []
         model = ConeModel(problem.domain, problem.weights, tuple(cones))
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)

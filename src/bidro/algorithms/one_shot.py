@@ -19,7 +19,7 @@ from jax import Array
 from bidro.algorithms.contract import Snapshot
 from bidro.algorithms.exact import Broadcast, ExactMWDRO, State
 from bidro.algorithms.exact import Reply as Risks
-from bidro.client import Client
+from bidro.client import Client, ambiguity_kind
 from bidro.errors import BidroError
 from bidro.losses import Squared
 from bidro.problem import Problem
@@ -58,16 +58,16 @@ class OneShotMWDRO:
         return False
 
     def init(self, problem: Problem) -> OneShotState:
-        kind = problem.clients.ambiguity
+        kind = ambiguity_kind(problem.ambiguity)
         squared = isinstance(problem.loss, Squared)
-        if not squared or kind == "penalty" or (kind == "ball" and not problem.clients.lifted):
+        if not squared or kind == "penalty" or (kind == "ball" and not problem.lifted):
             raise BidroError(
                 "One round is enough only for squared loss over Wasserstein balls with p = 2 on an unbounded "
                 "support, or without ambiguity inside clients; choose another method."
             )
         solver = ExactMWDRO(Exact(), gap=self.gap).init(problem)
         eps = jnp.zeros(problem.n) if problem.eps is None else problem.eps
-        return OneShotState(solver, eps, problem.inner, problem.clients.lifted)
+        return OneShotState(solver, eps, problem.inner, problem.lifted)
 
     def broadcast(self, state: OneShotState) -> Broadcast:
         return Broadcast(jnp.asarray(state.solver.x), jnp.asarray(state.solver.width))

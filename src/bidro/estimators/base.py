@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
@@ -18,8 +17,9 @@ from bidro.estimators.standard import Standard
 from bidro.estimators.training import Choices, Trained, train, transport_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import Bound
+from bidro.guarantees.heterogeneity import cloud_distances
 from bidro.guarantees.robust import WorstCase, worst_case_distribution
-from bidro.guarantees.statements import Assessed, with_kept_out, without_kept_out
+from bidro.guarantees.statements import Assessed, interval_obstacle, with_kept_out, without_kept_out
 from bidro.losses import Loss
 from bidro.sets import Simplex
 
@@ -115,11 +115,13 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         self.model_ = solution.x
         self._trained = trained
         self._set_coefficients(solution.x, standard)
-        self._declared = (
-            problem if box is None else replace(problem, federation=replace(problem.federation, support=box))
+        # Statements are for any mixture, on the declared support; a cap that training used does not count.
+        declared = problem.federation if box is None else replace(problem.federation, support=box)
+        self._declared = replace(problem, federation=declared, mixtures=Simplex(problem.n))
+        self._distances = (
+            None if interval_obstacle(self._declared, solution.x) else cloud_distances(self._declared)
         )
-        self._declared = replace(self._declared, mixtures=Simplex(problem.n))
-        self.certificate_ = without_kept_out(self._declared, solution.x, self.confidence)
+        self.certificate_ = self._without_kept_out(self.confidence)
         self._assessed = Assessed.of(self._declared, solution.x)
 
     def _set_coefficients(self, x: Floats, standard: Standard) -> None:
@@ -152,11 +154,14 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
                 f"There are no rows of client '{missing[0]}' to certify with; every client needs one."
             )
         rows = self.standard_.rows(X, target)
-        fresh = {name: jnp.asarray(rows[owners == name]) for name in names}
+        fresh = {name: rows[owners == name] for name in names}
         bare = self.certificate_
         if confidence != bare.confidence and self._declared is not None:
-            bare = without_kept_out(self._declared, self.model_, confidence)
+            bare = self._without_kept_out(confidence)
         return with_kept_out(bare, self._assessed, fresh, confidence, shift, bound)
+
+    def _without_kept_out(self, confidence: float) -> Certificate:
+        return without_kept_out(self._declared, self.model_, confidence, distances=self._distances)
 
     def worst_case(self, client: str) -> WorstCase:
         """The worst distribution in a client's ball, on the original scale; needs the training rows, which a

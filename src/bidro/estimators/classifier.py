@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from bidro.errors import BidroError
 from bidro.estimators.base import RobustEstimator
-from bidro.estimators.standard import Standard
+from bidro.estimators.standard import Standard, signs
 from bidro.losses import Logistic, Loss, SmoothedHinge, Softmax
 
 Floats = NDArray[np.float64]
@@ -114,7 +114,7 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
             raise BidroError(
                 f"A classifier needs at least two classes, and there is 1 class: {self.classes_[0]!r}."
             )
-        return _signs(codes, len(self.classes_))
+        return signs(codes, len(self.classes_))
 
     def _codes(self, y: Any) -> Floats:
         check_is_fitted(self)
@@ -122,14 +122,9 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         unknown = ~np.isin(labels, self.classes_)
         if unknown.any():
             raise BidroError(f"Class {labels[unknown][0]!r} was not in training.")
-        return _signs(np.searchsorted(self.classes_, labels), len(self.classes_))
+        return signs(np.searchsorted(self.classes_, labels), len(self.classes_))
 
     def _set_coefficients(self, x: Floats, standard: Standard) -> None:
         loss = self._loss()
         w, b = (np.asarray(v) for v in loss.split(x))  # type: ignore[attr-defined]
         self.coef_, self.intercept_ = standard.coefficients(np.atleast_2d(w), np.atleast_1d(b))
-
-
-def _signs(codes: NDArray[np.int64], classes: int) -> Floats:
-    """-1 and 1 for two classes, 0, ..., K - 1 for more."""
-    return np.asarray(2.0 * codes - 1.0 if classes == 2 else codes, float)

@@ -26,7 +26,7 @@ _TOGETHER = 65_536
 
 @dataclass(frozen=True, eq=False)
 class Standard:
-    """x -> (x - mean) / spread for features, y -> y - middle for a numeric target; classes keep their code."""
+    """x -> (x - mean) / spread for features, y -> y - middle for a numeric target; classes keep codes."""
 
     mean: Floats  # (k,)
     spread: Floats  # (k,), 1 for a column that does not vary
@@ -99,3 +99,8 @@ def _deviation(features: Floats) -> Floats:
     for begin in range(0, len(features), _TOGETHER):
         total += ((features[begin : begin + _TOGETHER] - mean) ** 2).sum(axis=0)
     return np.asarray(np.sqrt(total / max(len(features), 1)))
+
+
+def signs(codes: NDArray[np.int64], classes: int) -> Floats:
+    """Classes as losses know them, from 0, ..., K - 1: -1 and 1 for two, as they are for more."""
+    return np.asarray(2.0 * codes - 1.0 if classes == 2 else codes, float)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,7 +26,7 @@ from bidro.engines.solve import solve
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees.calibration import calibrate, worst_decile
-from bidro.losses import Logistic, Squared
+from bidro.losses import Logistic, Squared, losses_of
 from bidro.problem import Problem
 from bidro.report.files import write_json, write_text
 from bidro.sets import Box
@@ -164,7 +163,7 @@ def problem_of(features: Floats, target: Floats, clients: NDArray[np.str_], clas
 
 def test_losses(problem: Problem, x: Floats, rows: Floats, clients: NDArray[np.str_]) -> Floats:
     """(n,) mean test losses of the problem's clients."""
-    losses = np.asarray(problem.loss.values(jnp.asarray(x), jnp.asarray(rows)))
+    losses = losses_of(problem.loss, x, rows)
     return np.array([losses[clients == name].mean() for name in problem.federation.names])
 
 

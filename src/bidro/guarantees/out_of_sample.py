@@ -71,12 +71,14 @@ def certify(
     confidence: float = 0.95,
     delta: float | None = None,
     split: Literal["equal", "smallest largest"] = "equal",
+    distances: Floats | None = None,
 ) -> Interval:
     """The interval for the model `x`, at explicit radii that hold together with this confidence.
 
     The problem's own ambiguity does not matter: a model trained with a calibrated radius, by FedAvg or
     elsewhere is certified in the same way. `delta` may be known beforehand; else it is estimated from the
-    samples and widened by the radii, which costs no confidence. Raises BidroError where no radius can promise
+    samples and widened by the radii, which costs no confidence; `distances` are those between the clouds,
+    where `cloud_distances` has been called before. Raises BidroError where no radius can promise
     coverage, and for a loss whose slope on the support is not known.
     """
     rule = explicit_rule(problem.federation, problem.transport)
@@ -87,7 +89,10 @@ def certify(
     balls = replace(problem, ambiguity=WassersteinBall(covered.radii))
     values = np.array(robust_risk(balls, x, curvature=False).value)
     worst, alpha = problem.weights.linear_maximum(jnp.asarray(values))
-    apart = widened(cloud_distances(problem), covered.radii, rule.diameter) if delta is None else delta
+    apart = delta
+    if apart is None:
+        between = cloud_distances(problem) if distances is None else distances
+        apart = widened(between, covered.radii, rule.diameter)
     upper, weights = float(worst), np.array(alpha)
     sampling = 2 * slope * float(weights @ covered.radii)
     structure = slope * apart * l1_diameter(problem.weights) / 2

@@ -95,8 +95,8 @@ def plan(
     if x is None:
         raise BidroError("A width is that of a model's interval; give the model.")
     assert width is not None
-    found = certify(problem, x, confidence, delta)
     distances = cloud_distances(problem) if delta is None else None
+    found = certify(problem, x, confidence, delta, distances=distances)
     widths = _Widths(problem, found, rule, distances, 0.0 if delta is None else delta)
     best, then = widths.best_single(x, beta)
     now, common = found.sampling + found.heterogeneity, widths.common_radius(width)

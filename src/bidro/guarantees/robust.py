@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bidro.client import Client
 from bidro.errors import BidroError
-from bidro.losses import LinearLoss, Softmax
+from bidro.losses import LinearLoss, Softmax, losses_of
 from bidro.problem import Problem
 from bidro.worst_case import Inner, Oracle, default_oracle
 from bidro.worst_case.ball import has_closed_form, is_lifted, steepness
@@ -81,12 +81,10 @@ def worst_case_distribution(
         points = np.concatenate([np.asarray(p) for p, _ in used])
         masses = np.concatenate([np.full(len(rows), mass / len(rows)) for _, mass in used])
     if eps > 0 and is_lifted(problem.inner) and problem.transport.p == 1:
-        costs = jax.vmap(problem.transport.cost)(
-            jnp.tile(samples, (len(points) // len(rows), 1)), jnp.asarray(points)
-        )
-        left = eps - float(masses @ np.asarray(costs))
+        costs = problem.transport.row_costs(np.tile(rows, (len(points) // len(rows), 1)), points)
+        left = eps - float(masses @ costs)
         points, masses = _spend_far_out(problem.inner, model, points, masses, left, risk)
-    losses = np.asarray(problem.loss.values(model, jnp.asarray(points)))
+    losses = losses_of(problem.loss, model, points)
     return WorstCase(points, masses, float(masses @ losses), risk)
 
 
@@ -175,10 +173,10 @@ def _spend_far_out(
     if steepest == 0 or budget <= 0:
         return points, masses
     candidates = np.flatnonzero((slope >= steepest * (1 - 1e-9)) & (masses > 0))
-    start = np.asarray(inner.loss.values(x, jnp.asarray(points[candidates])))
+    start = losses_of(inner.loss, x, points[candidates])
     far = 1e8 * (1 + np.abs(start).max()) / steepest
     ends = points[candidates] + far * along[candidates]
-    reached = np.asarray(inner.loss.values(x, jnp.asarray(ends)))
+    reached = losses_of(inner.loss, x, ends)
     # What a move of any such length stays short of the full slope.
     short = np.maximum(steepest * far - (reached - start), 0.0)
     best = int(np.argmin(short))

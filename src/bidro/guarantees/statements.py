@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,10 +21,12 @@ from bidro.guarantees.held_out import Bound, HeldOut, held_out, shifted, shifted
 from bidro.guarantees.on_support import largest_loss, support_lipschitz
 from bidro.guarantees.out_of_sample import certify
 from bidro.guarantees.radius import coverage_obstacle
-from bidro.losses import Loss, Squared
+from bidro.losses import Loss, Squared, losses_of, mistakes_of
 from bidro.problem import Mixtures, Problem
 from bidro.sets import CappedSimplex, Simplex
 from bidro.trees import Frozen
+
+Floats = NDArray[np.float64]
 
 
 def certificate(
@@ -66,7 +68,7 @@ class Assessed:
     @classmethod
     def of(cls, problem: Problem, x: ArrayLike) -> Assessed:
         model = np.asarray(x, float)
-        seen = float(jnp.max(problem.loss.values(jnp.asarray(model), problem.federation.samples)))
+        seen = float(losses_of(problem.loss, model, problem.federation.samples).max())
         of_root = isinstance(problem.loss, Squared) and problem.transport.p >= 2
         slope = shift_slope(problem, jnp.asarray(model))
         return cls(problem.loss, model, problem.weights, seen, largest_loss(problem, x), slope, of_root)
@@ -78,18 +80,19 @@ def without_kept_out(
     confidence: float,
     delta: float | None = None,
     split: Literal["equal", "smallest largest"] = "equal",
+    distances: NDArray[np.float64] | None = None,
 ) -> Certificate:
-    """What can be stated from the training rows alone."""
+    """What can be stated from the training rows alone; `distances` as in `certify`."""
     if not 0 < confidence < 1:
         raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
     none = "no rows were kept out of training."
     absent = {"held_out": none, "clipped": none, "shift": f"it is added to a held-out bound, and {none}"}
     interval = None
     if (why := interval_obstacle(problem, x)) is None:
-        interval = certify(problem, x, confidence, delta, split)
+        interval = certify(problem, x, confidence, delta, split, distances)
     else:
         absent["interval"] = why
-    means = _client_means(problem, jnp.asarray(np.asarray(x, float)))
+    means = _client_means(problem.clients, jnp.asarray(np.asarray(x, float)))
     return Certificate(
         confidence,
         problem.federation.names,
@@ -109,7 +112,7 @@ def without_kept_out(
 def with_kept_out(
     bare: Certificate,
     of: Assessed,
-    fresh: Mapping[str, Array],
+    fresh: Mapping[str, ArrayLike],
     confidence: float,
     shift: float | None = None,
     bound: Bound = "betting",
@@ -123,8 +126,8 @@ def with_kept_out(
     if interval is not None and confidence != bare.confidence:
         interval = None
         absent["interval"] = f"it was computed for a confidence of {bare.confidence:g}."
-    x, held, mistakes, room = jnp.asarray(of.x), None, None, None
-    losses = {name: np.asarray(of.loss.values(x, rows)) for name, rows in fresh.items()}
+    held = mistakes = room = None
+    losses = _by_client(losses_of, of, fresh)
     # What is largest in training was fixed before the rows kept out were seen.
     clipped = held_out(losses, confidence, of.seen, of.mixtures, bound, clipped=True)
     if of.largest is None:
@@ -132,8 +135,9 @@ def with_kept_out(
     else:
         held = held_out(losses, confidence, of.largest, of.mixtures, bound)
     if of.loss.labels is not None:
-        wrong = {name: np.asarray(of.loss.mistakes(x, rows)) for name, rows in fresh.items()}
-        mistakes = held_out(wrong, confidence, 1.0, of.mixtures, "clopper-pearson")
+        mistakes = held_out(
+            _by_client(mistakes_of, of, fresh), confidence, 1.0, of.mixtures, "clopper-pearson"
+        )
     if shift is None:
         absent["shift"] = "no shift radius was chosen."
     elif of.slope is None:
@@ -208,7 +212,16 @@ def _with_shift(of: Assessed, held: HeldOut, shift: float) -> Shift:
     )
 
 
-def _fresh_rows(federation: Federation, kept_out: Mapping[str, ArrayLike]) -> dict[str, Array]:
+def _by_client(
+    function: Callable[[Loss, ArrayLike, ArrayLike], Floats], of: Assessed, fresh: Mapping[str, ArrayLike]
+) -> dict[str, Floats]:
+    """What the function gives for each client's rows, from one call for all of them."""
+    parts = [np.asarray(rows) for rows in fresh.values()]
+    values = function(of.loss, of.x, np.concatenate(parts))
+    return dict(zip(fresh, np.split(values, np.cumsum([len(part) for part in parts])[:-1]), strict=True))
+
+
+def _fresh_rows(federation: Federation, kept_out: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
     if set(kept_out) != set(federation.names):
         missing = sorted(set(federation.names) - set(kept_out))
         unknown = sorted(set(kept_out) - set(federation.names))
@@ -218,12 +231,12 @@ def _fresh_rows(federation: Federation, kept_out: Mapping[str, ArrayLike]) -> di
         )
     ordered = {name: kept_out[name] for name in federation.names}
     fresh = Federation.from_arrays(ordered, federation.support, federation.columns)
-    return {name: fresh.client_samples(name) for name in fresh.names}
+    rows = np.asarray(fresh.samples)
+    return dict(zip(fresh.names, np.split(rows, np.cumsum(fresh.sizes)[:-1]), strict=True))
 
 
-def _client_means(problem: Problem, x: Array) -> Array:
-    clients = problem.clients
-
+@jax.jit
+def _client_means(clients: Client, x: Array) -> Array:
     def one(client: Client) -> Array:
         return client.rows.mean(client.inner.loss.values, x)
 

@@ -2,6 +2,7 @@
 
 from bidro.losses.base import Growth, Loss
 from bidro.losses.custom import CustomLoss
+from bidro.losses.evaluate import losses_of, mistakes_of
 from bidro.losses.linear import (
     Absolute,
     Hinge,
@@ -27,4 +28,6 @@ __all__ = [
     "SmoothedHinge",
     "Softmax",
     "Squared",
+    "losses_of",
+    "mistakes_of",
 ]

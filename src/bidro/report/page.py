@@ -1,7 +1,7 @@
 """`page_html`: the report of a trained model as one file that needs no network.
 
-Names of clients and columns come from others' data, so nothing of the content is ever markup: the page holds it
-as JSON, its script writes it as text, and the policy in its head allows that one script and style sheet only.
+Names of clients and columns come from others' data, so nothing of the content is ever markup: the page holds
+it as JSON, its script writes it as text, and its policy allows that one script and one style sheet only.
 
 In the content, `rows` are those that training used and `held_out_rows` those kept out of it, both for each
 client and in all. A loss that was not measured is null.
@@ -17,13 +17,14 @@ import re
 from importlib import resources
 from typing import Any
 
+_SCRIPTS = ("page_parts.js", "page_promises.js", "page.js")  # one script, in this order
 # In a script element the parser looks for these, whatever the JSON around them.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def page_html(content: dict[str, Any]) -> str:
     """The whole page. `content` must be what JSON can hold, with finite numbers (else ValueError)."""
-    style, script = _part("page.css"), _part("page_parts.js") + _part("page.js")
+    style, script = _part("page.css"), "\n".join(map(_part, _SCRIPTS))
     parts = {
         "title": html.escape(str(content.get("title", "Report"))),
         "policy": _policy(style, script),

@@ -5,7 +5,8 @@ const report = JSON.parse(document.getElementById("content").textContent);
 // Read off an element, because this page names no address, not even that of a namespace.
 const SVG = document.getElementById("canvas").namespaceURI;
 const MOST_ROWS = 30;
-const NARROW = 560;
+const TALL = 15; // rows, from where a table scrolls
+const NARROW = 480;
 const LOG_FROM = 25; // times the smallest value, where a linear axis would hide the small ones
 const unit = report.loss.unit ? ` ${report.loss.unit}` : "";
 const levels = report.levels ?? [];
@@ -51,7 +52,8 @@ function number(value) {
 function powerOfTen(value) {
   const [digits, power] = value.toExponential(2).split("e");
   const raised = [...String(Number(power))].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c])).join("");
-  return `${minus(String(Number(digits)))} × 10${raised}`;
+  const factor = { 1: "", "-1": "−" }[Number(digits)] ?? `${minus(String(Number(digits)))} × `;
+  return `${factor}10${raised}`;
 }
 
 const count = (value) => (isKnown(value) ? whole.format(value) : "–");
@@ -75,7 +77,10 @@ function columnFormat(values) {
   };
 }
 
-const percentFormat = () => (share) => (isKnown(share) ? `${(100 * share).toFixed(1)}%` : "–");
+function tenths(share) {
+  if (!isKnown(share)) return "–";
+  return share > 0 && share < 5e-4 ? "<0.1%" : `${(100 * share).toFixed(1)}%`;
+}
 
 function listed(words) {
   if (words.length < 2) return words.join("");
@@ -98,11 +103,18 @@ function fitted(text, width) {
 // ---- what a mark says under the pointer or with the focus on it
 
 const tooltip = element("tooltip");
+let pointedAt = null;
 
 function showTooltip(node, lines) {
+  pointedAt = node;
   tooltip.replaceChildren(...lines.map((line, i) => make(i ? "div" : "strong", {}, line)));
   tooltip.hidden = false;
-  const box = node.getBoundingClientRect();
+  placeTooltip();
+}
+
+function placeTooltip() {
+  if (tooltip.hidden || !pointedAt) return;
+  const box = pointedAt.getBoundingClientRect();
   const left = box.left + box.width / 2 - tooltip.offsetWidth / 2;
   const above = box.top - tooltip.offsetHeight - 8;
   const furthest = document.documentElement.clientWidth - tooltip.offsetWidth - 6;
@@ -140,11 +152,12 @@ function walkWithArrows(svg) {
 }
 
 document.addEventListener("keydown", (event) => event.key === "Escape" && hideTooltip());
-document.addEventListener("scroll", hideTooltip, { passive: true });
+document.addEventListener("scroll", placeTooltip, { passive: true, capture: true });
 
 // ---- figures
 
 const redraws = new Map(); // by plot: the figure it shows now
+let onPaper = false;
 
 /** Draws at the width there is, and again when that changes; returns what draws again. */
 function figure(id, caption, render, legend = []) {
@@ -153,7 +166,7 @@ function figure(id, caption, render, legend = []) {
   host.querySelector(".legend")?.replaceChildren(...legend.map(legendEntry));
   host.querySelector("figcaption").textContent = caption;
   const redraw = () => {
-    const svg = render(Math.max(plot.clientWidth, 240));
+    const svg = render(onPaper ? paperWidth(plot) : Math.max(plot.clientWidth, 240));
     build(svg, { role: "group", "aria-label": `Picture. ${caption}` }, []);
     walkWithArrows(svg);
     plot.replaceChildren(svg);
@@ -163,6 +176,17 @@ function figure(id, caption, render, legend = []) {
   redraw();
   return redraw;
 }
+
+/** About the width of a page, so that words in a picture are printed at their size. */
+const paperWidth = (plot) => (plot.closest(".pair:not(.stacked)") ? 390 : 800);
+
+function drawForPaper(paper) {
+  onPaper = paper;
+  redraws.forEach((redraw) => redraw());
+}
+
+window.addEventListener("beforeprint", () => drawForPaper(true));
+window.addEventListener("afterprint", () => drawForPaper(false));
 
 function watchWidth(plot) {
   let drawnAt = plot.clientWidth;
@@ -205,29 +229,34 @@ function niceStep(rough) {
   return power * ([1, 2, 5].find((m) => m * power >= rough) ?? 10);
 }
 
-function linearScale(low, high, from, to) {
+function linearScale(low, high, from, to, between = Math.max(80, widthOf(number(high)) + 24), leastStep = 0) {
   const place = (v) => from + ((Math.min(Math.max(v, low), high) - low) / (high - low)) * (to - from);
-  const step = niceStep((high - low) / Math.max(2, Math.abs(to - from) / 80));
+  const step = Math.max(leastStep, niceStep((high - low) / Math.max(2, Math.abs(to - from) / between)));
   const first = Math.ceil(low / step - 1e-9);
   const last = Math.floor(high / step + 1e-9);
-  place.ticks = Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
+  place.ticks = Array.from({ length: last - first + 1 }, (_, i) =>
+    Number(((first + i) * step).toPrecision(12)),
+  );
   return place;
 }
 
-function logScale(low, high, from, to) {
+function logScale(low, high, from, to, between = null) {
   const share = (v) => Math.log(Math.min(Math.max(v, low), high) / low) / Math.log(high / low);
   const place = (v) => from + share(v) * (to - from);
-  const room = Math.max(2, Math.floor(Math.abs(to - from) / 55));
   const powers = [];
   for (let k = Math.floor(Math.log10(low)); k <= Math.log10(high); k++) powers.push(k);
   const within = (digits) =>
     powers.flatMap((k) => digits.map((d) => Number(`${d}e${k}`))).filter((v) => v >= low && v <= high);
-  place.ticks = [[1, 2, 5], [1, 3], [1]].map(within).find((t) => t.length <= room) ?? thinned(within([1]), room);
+  const room = (ticks) =>
+    Math.abs(to - from) / (between ?? 16 + Math.max(0, ...ticks.map((t) => widthOf(number(t)))));
+  const fits = (ticks) => ticks.length <= room(ticks);
+  place.ticks = [[1, 2, 5], [1, 3], [1]].map(within).find(fits) ?? thinned(within([1]), room(within([1])));
   place.logarithmic = true;
   return place;
 }
 
-const thinned = (ticks, room) => ticks.filter((_, i) => i % Math.ceil(ticks.length / room) === 0);
+const thinned = (ticks, room) =>
+  ticks.filter((_, i) => i % Math.ceil(ticks.length / Math.max(room, 1)) === 0);
 
 /** From zero; logarithmic where the values span too much for that. */
 function lossScale(values) {
@@ -243,55 +272,78 @@ function lossScale(values) {
 
 const lossLabel = (x) => {
   const inUnits = report.loss.unit ? `, in ${report.loss.unit}` : "";
-  return `Mean ${report.loss.name}${inUnits}${x.logarithmic ? " (logarithmic axis)" : ""}`;
+  return `Mean ${report.loss.name}${inUnits}${x.logarithmic ? " (log scale)" : ""}`;
 };
 
-function lossAxisIn(x, rows) {
-  return draw("g", {}, ...x.ticks.flatMap((tick) => [
-    draw("line", { x1: x(tick), x2: x(tick), y1: 4, y2: rows, class: "grid" }),
-    draw("text", { x: x(tick), y: rows + 17, "text-anchor": "middle", class: "tick" }, number(tick)),
-  ]));
+function valueAxis(x, rows) {
+  return draw(
+    "g",
+    {},
+    ...x.ticks.flatMap((tick) => [
+      draw("line", { x1: x(tick), x2: x(tick), y1: 4, y2: rows, class: "grid" }),
+      draw("text", { x: x(tick), y: rows + 17, "text-anchor": "middle", class: "tick" }, number(tick)),
+    ]),
+  );
 }
 
 /** Rows with a name, what `marks(x, y)` draws on the common axis, and a note. Names stand above where narrow. */
 function rowsChart(width, rows, { scale, label, height, above = width < NARROW, lines = [] }) {
-  const widest = (texts, most) => Math.min(most, Math.max(0, ...texts.map(widthOf)) + 2);
-  const names = above ? 0 : widest(rows.map((r) => r.name + (r.tag ? ` ${r.tag}` : "")), 0.28 * width);
-  const notes = above ? 0 : widest(rows.map((r) => r.note ?? ""), 0.3 * width);
+  const widest = (widths, most) => (above ? 0 : Math.min(most, Math.max(0, ...widths) + 4));
+  const names = widest(
+    rows.map((r) => widthOf(r.name) + tagWidth(r.tag)),
+    0.3 * width,
+  );
+  const notes = widest(
+    rows.map((r) => widthOf(r.note ?? "")),
+    0.3 * width,
+  );
   const x = scale(names + 18, width - notes - 22);
   const each = height + (above ? 20 : 0);
-  const bottom = rows.length * each + 8;
-  const svg = draw("svg", { viewBox: `0 0 ${width} ${bottom + 46}`, class: "chart" }, lossAxisIn(x, bottom));
-  const middle = x((x.ticks[0] + x.ticks.at(-1)) / 2);
-  const axisLabel = typeof label === "function" ? label(x) : label;
-  const half = widthOf(axisLabel) / 2;
-  const labelX = Math.max(half + 2, Math.min(width - half - 2, middle));
-  svg.append(draw("text", { x: labelX, y: bottom + 38, "text-anchor": "middle", class: "axis" }, axisLabel));
-  for (const { value, tone, words } of lines) {
-    const ends = { x1: x(value), x2: x(value), y1: 4, y2: bottom };
-    svg.append(mark(draw("g", {}, draw("line", { ...ends, class: "hit" }), draw("line", { ...ends, class: `line ${tone}` })), words));
-  }
-  rows.forEach((row, i) => {
-    const y = 4 + i * each + (above ? 20 : 0) + height / 2;
-    svg.append(rowWords(row, above, above ? 4 + i * each + 15 : y + 4.5, names, width), ...row.marks(x, y));
-  });
+  const bottom = rows.length * each + 12;
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${bottom + 46}`, class: "chart" });
+  svg.append(
+    valueAxis(x, bottom),
+    axisLabel(typeof label === "function" ? label(x) : label, x, bottom, width),
+  );
+  const middle = (i) => 8 + i * each + (above ? 20 : 0) + height / 2;
+  rows.forEach((row, i) => svg.append(...row.marks(x, middle(i))));
+  svg.append(...lines.map((line) => uprightLine(line, x(line.value), bottom)));
+  rows.forEach((row, i) =>
+    svg.append(rowWords(row, above, above ? 8 + i * each + 15 : middle(i) + 4.5, names, width)),
+  );
   return svg;
 }
+
+function axisLabel(label, x, bottom, width) {
+  const words = fitted(label, width - 8);
+  const half = widthOf(words) / 2 + 2;
+  const centre = (x(-Infinity) + x(Infinity)) / 2;
+  const at = Math.max(half, Math.min(width - half, centre));
+  return draw("text", { x: at, y: bottom + 38, "text-anchor": "middle", class: "axis" }, words);
+}
+
+function uprightLine({ tone, words }, at, bottom) {
+  const ends = { x1: at, x2: at, y1: 4, y2: bottom };
+  const line = draw("line", { ...ends, class: `line ${tone}` });
+  return words ? mark(draw("g", {}, draw("line", { ...ends, class: "hit" }), line), words) : line;
+}
+
+const tagWidth = (tag) => (tag ? 1.15 * widthOf(` ${tag}`) : 0); // it is bold
 
 function rowWords({ name, tag, note }, above, y, names, width) {
   const tail = tag ? ` ${tag}` : "";
   const room = above ? width - widthOf(note ?? "") - 24 : names;
-  const shown = fitted(name, room - widthOf(tail));
+  const shown = fitted(name, room - tagWidth(tag));
   const at = above ? { x: 2 } : { x: names, "text-anchor": "end" };
   const words = draw("text", { ...at, y, class: "name" }, shown);
   if (shown !== name) words.append(draw("title", {}, name));
   if (tag) words.append(draw("tspan", { class: "tagged" }, tail));
   const group = draw("g", {}, words);
-  if (note) group.append(draw("text", { x: width - 2, y, "text-anchor": "end", class: "note" }, note));
+  if (note) group.append(draw("text", { x: width - 2, y, "text-anchor": "end", class: "aside" }, note));
   return group;
 }
 
-const guide = (x, y, to) => draw("line", { x1: x(x.ticks[0]), x2: to, y1: y, y2: y, class: "guide" });
+const guide = (x, y) => draw("line", { x1: x(-Infinity), x2: x(Infinity), y1: y, y2: y, class: "guide" });
 
 function bar(x, from, to, y, height, tone, lines) {
   const [left, right] = [x(from), x(to)].sort((a, b) => a - b);
@@ -306,7 +358,12 @@ function sortableTable(table, captionId, caption, columns, rows, start) {
   const state = { ...start };
   const body = make("tbody");
   const heads = columns.map((column, i) => {
-    const button = make("button", { type: "button" }, column.label, make("span", { class: "arrow", "aria-hidden": "true" }));
+    const button = make(
+      "button",
+      { type: "button" },
+      column.label,
+      make("span", { class: "arrow", "aria-hidden": "true" }),
+    );
     button.addEventListener("click", () => sortBy(i));
     return make("th", { scope: "col", class: column.words ? "words" : "" }, button);
   });
@@ -326,10 +383,11 @@ function sortableTable(table, captionId, caption, columns, rows, start) {
     body.replaceChildren(...sorted.map((row) => tableRow(row, columns, texts)));
   }
   table.replaceChildren(
-    make("caption", { id: captionId }, caption),
+    make("caption", { id: captionId }, make("span", {}, caption)),
     make("thead", {}, ...groupRow(columns), make("tr", {}, ...heads)),
     body,
   );
+  table.parentElement.classList.toggle("tall", rows.length > TALL);
   fill();
   return fill;
 }

@@ -1,8 +1,7 @@
-"""The command `bidro`. Heavy modules are imported inside the commands, so that help is instant."""
+"""`bidro reproduce`: the paper's simulation."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,24 +12,7 @@ if TYPE_CHECKING:
 
     from bidro.experiments.reproduce import Reproduction
 
-app = typer.Typer(
-    name="bidro",
-    help="Train one model from several private data sources, robust to any mix of them.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
 
-
-@app.callback()
-def _options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
-) -> None:
-    # `main` looks for the flag itself: an error can also come from parsing.
-    del debug
-
-
-@app.command(epilog="Example: `bidro reproduce --runs 5 --rounds 2000 --out out/quick`")
 def reproduce(
     runs: Annotated[int, typer.Option(min=1, help="Repetitions, one data seed each.")] = 20,
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds a run.")] = 10_000,
@@ -109,31 +91,3 @@ def _print_table(console: Console, done: Reproduction) -> None:
         mean = f"{row['mse_mean']:.5f}" + (f" ± {row['mse_se']:.5f}" if several else "")
         table.add_row(name, mean, f"{row['mse_std']:.5f}" if several else "–", paper, weights)
     console.print(table)
-
-
-def main() -> None:
-    """Entry point: one clear sentence on stderr instead of a traceback; exit codes 0, 1, 2."""
-    import click
-
-    interrupted = 130  # what typer makes of Ctrl-C
-    try:
-        code = app(standalone_mode=False) or 0
-    except click.exceptions.Exit as finished:
-        code = finished.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = 2
-    except (KeyboardInterrupt, click.Abort):
-        code = interrupted
-    except Exception as error:
-        if "--debug" in sys.argv:
-            raise
-        from bidro.errors import BidroError
-
-        kind = "" if isinstance(error, BidroError | OSError) else f"{type(error).__name__}: "
-        print(f"bidro: {kind}{error}", file=sys.stderr)
-        code = 1
-    if code == interrupted:
-        print("bidro: interrupted; nothing half-written is left behind.", file=sys.stderr)
-        code = 1
-    sys.exit(code)

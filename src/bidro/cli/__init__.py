@@ -1,0 +1,69 @@
+"""The command `bidro`. Heavy modules are imported inside the commands, so that help is instant."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from bidro.cli import fit, reproduce, use
+
+app = typer.Typer(
+    name="bidro",
+    help="Train one model from several private data sources, robust to any mix of them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    # `main` looks for the flag itself: an error can also come from parsing.
+    del debug
+
+
+app.command(epilog="Example: `bidro fit visits.csv --client hospital --target stay --out stay-model`")(
+    fit.fit
+)
+app.command(epilog="Example: `bidro predict stay-model new.csv --out predictions.csv`")(use.predict)
+app.command(epilog="Example: `bidro evaluate stay-model test.csv --json`")(use.evaluate)
+app.command(epilog="Example: `bidro certify stay-model fresh.csv --confidence 0.9 --shift 0.1`")(use.certify)
+app.command(epilog="Example: `bidro plan stay-model visits.csv --width 2.0`")(use.plan)
+app.command(epilog="Example: `bidro compare visits.csv --client hospital --target stay`")(use.compare)
+app.command(epilog="Example: `bidro report stay-model --out stay.html`")(use.report)
+app.command(epilog="Example: `bidro reproduce --runs 5 --rounds 2000 --out out/quick`")(reproduce.reproduce)
+
+
+def main() -> None:
+    """Entry point: one clear sentence on stderr instead of a traceback; exit codes 0, 1, 2."""
+    import click
+
+    interrupted = 130  # what typer makes of Ctrl-C
+    debug = "--debug" in sys.argv
+    # The flag is accepted anywhere, also after the command's name.
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        code = app(arguments, standalone_mode=False) or 0
+    except click.exceptions.Exit as finished:
+        code = finished.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except (KeyboardInterrupt, click.Abort):
+        code = interrupted
+    except Exception as error:
+        if debug:
+            raise
+        from bidro.errors import BidroError
+
+        kind = "" if isinstance(error, BidroError | OSError) else f"{type(error).__name__}: "
+        print(f"bidro: {kind}{error}", file=sys.stderr)
+        code = 1
+    if code == interrupted:
+        print("bidro: interrupted; nothing was written.", file=sys.stderr)
+        code = 1
+    sys.exit(code)

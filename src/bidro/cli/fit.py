@@ -1,0 +1,182 @@
+"""`bidro fit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from bidro.workflow.fit import Fit
+    from bidro.workflow.options import FitOptions
+
+
+def fit(
+    tables: Annotated[
+        list[Path] | None,
+        typer.Argument(help="CSV or Parquet: one table with a client column, or one file per client."),
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Column that names the client; without it, a file's name does.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Column to be predicted.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the model.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="regression or classification; guessed if not given.")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="Columns to use, separated by commas; all by default.")
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="squared, absolute, huber, pinball; logistic, 'smoothed hinge'. [squared or logistic]"
+        ),
+    ] = None,
+    quantile: Annotated[float | None, typer.Option(help="Of the pinball loss. [0.5]")] = None,
+    radius: Annotated[
+        str | None,
+        typer.Option(
+            help="cross-validate, bootstrap, explicit, or a number of standard deviations. [cross-validate]"
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="auto, simplex (any mixture), fixed (by rows), or a cap such as 3. [auto]"),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="features (targets do not move) or joint. [features]")
+    ] = None,
+    label_cost: Annotated[
+        float | None,
+        typer.Option(help="Cost of moving the target by one standard deviation, or of another label. [1]"),
+    ] = None,
+    support: Annotated[
+        Path | None, typer.Option(help="TOML file with declared bounds: column = [lower, upper].")
+    ] = None,
+    confidence: Annotated[float | None, typer.Option(help="Of the certificate. [0.95]")] = None,
+    shift: Annotated[
+        float | None, typer.Option(help="Also bound the loss under a shift of so many standard deviations.")
+    ] = None,
+    hold_out: Annotated[
+        float | None,
+        typer.Option(help="Share of every client's rows kept for the certificate; 0 for none. [0.2]"),
+    ] = None,
+    missing: Annotated[
+        str | None, typer.Option(help="refuse missing values, or fill features by their median. [refuse]")
+    ] = None,
+    folds: Annotated[int | None, typer.Option(help="Of cross-validation. [5]")] = None,
+    gap: Annotated[float | None, typer.Option(help="Certified relative duality gap. [1e-6]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the rows kept out and the folds. [0]")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with any of these options, as `run.toml` of a model folder."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a model on tables from several clients, certify it, and write a model folder.
+
+    The folder holds model.safetensors, certificate.json, report.html (open it in a browser), report.json, and
+    run.toml with every option, so that `bidro fit --config run.toml --out NEW` repeats the run.
+    """
+    import click
+
+    from bidro.workflow.options import FitOptions, read_toml
+
+    base = FitOptions() if config is None else FitOptions.from_toml(config)
+    given: dict[str, Any] = {
+        "tables": tuple(str(path) for path in tables) if tables else None,
+        "client": client,
+        "target": target,
+        "task": task,
+        "features": None if features is None else tuple(name.strip() for name in features.split(",")),
+        "loss": loss,
+        "quantile": quantile,
+        "radius": _number_or_word(radius),
+        "weights": _number_or_word(weights),
+        "metric": metric,
+        "label_cost": label_cost,
+        "support": None if support is None else read_toml(support),
+        "confidence": confidence,
+        "shift": shift,
+        "hold_out": hold_out,
+        "missing": missing,
+        "folds": folds,
+        "gap": gap,
+        "seed": seed,
+    }
+    options = base.changed(given)
+    if out is None:
+        raise click.UsageError("Name the folder for the model: --out DIR.")
+    if not options.tables:
+        raise click.UsageError("Give at least one table, CSV or Parquet.")
+    _run(options, out, json)
+
+
+def _number_or_word(text: str | None) -> float | str | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
+def _run(options: FitOptions, out: Path, as_json: bool) -> None:
+    import json as plain_json
+
+    from bidro.cli.output import compilation_cache, shown_progress
+    from bidro.report.page import page_html
+    from bidro.workflow.fit import fit_tables, write_folder
+    from bidro.workflow.page_content import evaluation, page_content
+
+    compilation_cache()
+    with shown_progress(quiet=as_json) as progress:
+        done = fit_tables(options, progress)
+        progress.begin("writing")
+        content = page_content(done)
+        write_folder(
+            out,
+            {
+                "model.safetensors": done.model.to_bytes(),
+                "certificate.json": done.certificate.to_json(),
+                "report.html": page_html(content),
+                "report.json": plain_json.dumps(content, indent=1, allow_nan=False) + "\n",
+                "run.toml": options.to_toml(),
+            },
+        )
+    if as_json:
+        summary = {
+            "out": str(out),
+            "rounds": done.trained.solution.rounds,
+            "gap": done.trained.solution.gap,
+            "radii": done.estimator.radii_,
+            "client_weights": done.estimator.client_weights_,
+            "evaluation": {"on": _judged_on(done), **evaluation(done.losses)},
+            "certificate": plain_json.loads(done.certificate.to_json()),
+        }
+        print(plain_json.dumps(summary, indent=2, allow_nan=False))
+        return
+    _print(done, out)
+
+
+def _judged_on(done: Fit) -> str:
+    return "rows kept out" if done.held_out_rows else "training rows"
+
+
+def _print(done: Fit, out: Path) -> None:
+    from rich.console import Console
+
+    from bidro.workflow.page_content import evaluation
+
+    console = Console()
+    solution, judged = done.trained.solution, evaluation(done.losses)
+    console.print(
+        f"Solved in {solution.rounds} rounds to a certified relative gap of {solution.gap:.1e}. On "
+        f"{_judged_on(done)}: mean loss {judged['mean']:.4g}, worst client {judged['worst_client']:.4g}, worst "
+        f"decile {judged['worst_decile']:.4g}.",
+        highlight=False,
+    )
+    console.print(str(done.certificate), highlight=False, markup=False)
+    console.print(
+        f"\nWritten to {out}: open {out / 'report.html'} in a browser.", highlight=False, soft_wrap=True
+    )

@@ -1,0 +1,230 @@
+"""The commands that use a trained model, and `compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bidro.model_file import Model
+
+ModelFolder = Annotated[Path, typer.Argument(help="Model folder that `bidro fit` wrote.")]
+Tables = Annotated[list[Path], typer.Argument(help="CSV or Parquet, with the columns of training.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def predict(
+    model: ModelFolder,
+    table: Annotated[Path, typer.Argument(help="CSV or Parquet with the features.")],
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file for the predictions; else they are printed.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Predict the target for every row of a table."""
+    import sys
+
+    from bidro.model_file import load_model
+    from bidro.report.files import write_text
+    from bidro.tables import read_one
+
+    loaded, rows = load_model(model), read_one(table)
+    found = loaded.predict(rows)
+    _note_new_clients(loaded, rows)
+    if out is not None:
+        write_text(out, found.to_csv(index=False))
+        _say({"rows": len(found), "out": str(out)}, json, f"{len(found):,} predictions written to {out}.")
+    elif json:
+        _print_json({"rows": len(found), "predictions": found.to_dict("list")})
+    else:
+        sys.stdout.write(found.to_csv(index=False))
+
+
+def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
+    """Mean loss of every client on a table with known targets, the worst client, and the worst decile."""
+    from bidro.model_file import load_model, loss_name
+    from bidro.workflow.page_content import evaluation
+
+    loaded = load_model(model)
+    losses = {name: loaded.losses(rows) for name, rows in _rows_by_client(loaded, tables).items()}
+    found = {"loss": loss_name(loaded.loss), **evaluation(losses)}
+    if json:
+        _print_json(found)
+        return
+    lines = [f"{found['loss']} loss: mean {found['mean']:.4g}, worst client {found['worst_client']:.4g}, "]
+    lines[0] += f"worst decile {found['worst_decile']:.4g}"
+    for name, one in sorted(found["clients"].items(), key=lambda item: -item[1]["loss"]):
+        se = "" if one["se"] is None else f" ± {one['se']:.2g}"
+        lines.append(f"  {name:<20} {one['loss']:.4g}{se}  ({one['rows']:,} rows)")
+    print("\n".join(lines))
+
+
+def certify(
+    model: ModelFolder,
+    tables: Tables,
+    confidence: Annotated[float, typer.Option(help="Of every statement.")] = 0.95,
+    shift: Annotated[
+        float | None, typer.Option(help="Also bound the loss under a shift of so many standard deviations.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """What rows that training never saw say of a model, under any mixture of its clients."""
+    from bidro.cli.output import compilation_cache
+    from bidro.errors import BidroError
+    from bidro.guarantees.certificate import Certificate
+    from bidro.guarantees.statements import with_kept_out
+    from bidro.model_file import load_model
+
+    compilation_cache()
+    loaded = load_model(model)
+    path = model / "certificate.json"
+    if not path.exists():
+        raise BidroError(f"There is no certificate in '{model}'; give the folder that `bidro fit` wrote.")
+    fresh = _rows_by_client(loaded, tables)
+    missing = [name for name in loaded.clients if name not in fresh]
+    unknown = [name for name in fresh if name not in loaded.clients]
+    if unknown:
+        raise BidroError(f"Client '{unknown[0]}' was not in training; certify rows of the same clients.")
+    if missing:
+        raise BidroError(f"There are no rows of client '{missing[0]}'; every client of the model needs some.")
+    ordered = {name: fresh[name] for name in loaded.clients}
+    found = with_kept_out(
+        Certificate.from_json(path.read_text()), loaded.assessed, ordered, confidence, shift
+    )
+    print(found.to_json() if json else found, end="" if json else "\n")
+
+
+def plan(
+    model: ModelFolder,
+    tables: Tables,
+    radius: Annotated[float | None, typer.Option(help="Wanted largest explicit radius.")] = None,
+    width: Annotated[float | None, typer.Option(help="Wanted width of the Wasserstein interval.")] = None,
+    confidence: Annotated[float, typer.Option(help="Of the interval.")] = 0.95,
+    delta: Annotated[float | None, typer.Option(help="Heterogeneity, if known beforehand.")] = None,
+    json: AsJson = False,
+) -> None:
+    """How many rows each client needs for a wanted radius or width, and which single client helps most.
+
+    Needs a model fitted with --support and --metric joint: only then can a ball hold the true distribution.
+    """
+    import dataclasses
+    import math
+
+    from bidro.cli.output import compilation_cache
+    from bidro.guarantees.plan import plan as planned
+    from bidro.model_file import load_model
+    from bidro.workflow.declared import declared_problem
+
+    compilation_cache()
+    loaded = load_model(model)
+    problem = declared_problem(loaded, _rows_by_client(loaded, tables))
+    found = planned(problem, loaded.x, radius=radius, width=width, confidence=confidence, delta=delta)
+    if json:
+        content = dataclasses.asdict(found)
+        content["radius"] = found.radius if math.isfinite(found.radius) else None
+        _print_json({**content, "advice": found.advice})
+        return
+    lines = [f"Now the {found.target} is {found.now:.4g}; wanted is {found.wanted:.4g}."]
+    for name, needed in found.needed.items():
+        words = "cannot be reached by rows" if needed is None else f"{needed:,} rows in all"
+        lines.append(f"  {name:<20} has {found.rows[name]:,}, needs {words}")
+    print("\n".join([*lines, found.advice]))
+
+
+def compare(
+    tables: Annotated[list[Path], typer.Argument(help="CSV or Parquet, as for `bidro fit`.")],
+    client: Annotated[str | None, typer.Option(help="Column that names the client.")] = None,
+    target: Annotated[str | None, typer.Option(help="Column to be predicted.")] = None,
+    task: Annotated[str | None, typer.Option(help="regression or classification.")] = None,
+    features: Annotated[str | None, typer.Option(help="Columns to use, separated by commas.")] = None,
+    missing: Annotated[str, typer.Option(help="refuse missing values, or median.")] = "refuse",
+    rounds: Annotated[int, typer.Option(min=1, help="Of the algorithms that take steps.")] = 2000,
+    splits: Annotated[int, typer.Option(min=1, help="Random splits into training and test rows.")] = 3,
+    json: AsJson = False,
+) -> None:
+    """FedAvg, AFL, DRO-FL, BiDRO-FL and exact MW-DRO on the same rows, each tuned over six candidates."""
+    from bidro.cli.output import compilation_cache, shown_progress
+    from bidro.errors import BidroError
+    from bidro.experiments.compare import compare_methods, comparison_table
+    from bidro.tables import learn_schema, read
+
+    if target is None:
+        raise BidroError("Name the column to be predicted: --target COLUMN.")
+    compilation_cache()
+    with shown_progress(quiet=json) as progress:
+        progress.begin("reading")
+        whole, owner = read(tables, client)
+        names = None if features is None else [name.strip() for name in features.split(",")]
+        schema = learn_schema(whole, owner, target, names, task, missing)
+        found = compare_methods(schema, whole, rounds, splits, progress)
+    if json:
+        _print_json(found)
+    else:
+        print(comparison_table(found))
+
+
+def report(
+    model: ModelFolder,
+    out: Annotated[Path | None, typer.Option(help="Where to write it; else over the folder's own.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Write the report page of a model folder anew."""
+    import json as plain_json
+
+    from bidro.errors import BidroError
+    from bidro.model_file import load_model
+    from bidro.report.files import write_text
+    from bidro.report.page import page_html
+
+    load_model(model)
+    source = model / "report.json"
+    if not source.exists():
+        raise BidroError(f"There is no report.json in '{model}'; give the folder that `bidro fit` wrote.")
+    try:
+        content = plain_json.loads(source.read_text())
+    except ValueError as error:
+        raise BidroError(f"'{source}' is damaged: {error}.") from error
+    where = out or model / "report.html"
+    write_text(where, page_html(content))
+    _say({"out": str(where)}, json, f"Written to {where}: open it in a browser.")
+
+
+def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
+    """Rows (N_i, m) of every client in the tables, in the units of training."""
+    from bidro.tables import FILE_CLIENT, read
+
+    by_file = model.schema.client == FILE_CLIENT and len(tables) > 1
+    whole, _ = read(tables, None if by_file else model.schema.client)
+    clients, rows = model.schema.clients(whole), model.rows(whole)
+    return {name: rows[clients == name] for name in sorted(set(clients.tolist()))}
+
+
+def _note_new_clients(model: Model, table: pd.DataFrame) -> None:
+    import sys
+
+    if model.schema.client not in table:
+        return
+    new = sorted(set(model.schema.clients(table).tolist()) - set(model.clients))
+    if new:
+        print(
+            f"bidro: client '{new[0]}'{f' and {len(new) - 1} more' if len(new) > 1 else ''} was not in "
+            "training; predictions are made, but no statement about the model covers it.",
+            file=sys.stderr,
+        )
+
+
+def _print_json(content: Any) -> None:
+    import json
+
+    print(json.dumps(content, indent=2, allow_nan=False))
+
+
+def _say(content: dict[str, Any], as_json: bool, words: str) -> None:
+    if as_json:
+        _print_json(content)
+    else:
+        print(words)

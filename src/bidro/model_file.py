@@ -1,0 +1,215 @@
+"""A trained model as one file of plain numbers and text: `model.safetensors`. Loading it executes nothing.
+
+The tensors are the coefficients, intercepts and standard units; everything else (schema, settings, versions,
+what statements from fresh rows need) is JSON in the header. A file is accepted only if writing its content
+again gives the same bytes, so that a change of any byte shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+from scipy.special import expit, softmax
+
+from bidro.errors import BidroError
+from bidro.estimators.standard import Standard, signs
+from bidro.guarantees.statements import Assessed
+from bidro.losses import Absolute, Huber, Logistic, Loss, Pinball, SmoothedHinge, Softmax, Squared, losses_of
+from bidro.sets import Simplex
+from bidro.tables import Schema
+
+Floats = NDArray[np.float64]
+
+FORMAT, VERSION = "bidro model", 1
+FILE = "model.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A linear model with all that is needed to use it on a table and to certify it on fresh rows."""
+
+    schema: Schema
+    loss: Loss  # in the units of training
+    x: Floats  # (d,) the model in those units
+    standard: Standard
+    clients: tuple[str, ...]
+    seen: float  # the largest training loss
+    largest: float | None  # on the declared support
+    slope: float | None
+    of_root: bool
+    settings: Mapping[str, Any]  # how it was trained, in words and numbers
+    versions: Mapping[str, str]
+
+    @property
+    def assessed(self) -> Assessed:
+        """For any mixture of the clients."""
+        mixtures = Simplex(len(self.clients))
+        return Assessed(self.loss, self.x, mixtures, self.seen, self.largest, self.slope, self.of_root)
+
+    @property
+    def coefficients(self) -> tuple[Floats, Floats]:
+        """(coefficients (outputs, k), intercepts (outputs,)) on the original scale."""
+        w, b = (np.asarray(v) for v in self.loss.split(jnp.asarray(self.x)))  # type: ignore[attr-defined]
+        return self.standard.coefficients(np.atleast_2d(w), np.atleast_1d(b))
+
+    def predict(self, table: pd.DataFrame) -> pd.DataFrame:
+        """One row a row: `prediction`, and for a model of probabilities `probability of <class>`."""
+        coefficients, intercepts = self.coefficients
+        scores = self.schema.matrix(table) @ coefficients.T + intercepts
+        classes = self.schema.classes
+        if classes is None:
+            return pd.DataFrame({"prediction": scores[:, 0]}, index=table.index)
+        two = scores.shape[1] == 1
+        best = (scores[:, 0] > 0).astype(int) if two else scores.argmax(axis=1)
+        found = {"prediction": np.asarray(classes)[best]}
+        if isinstance(self.loss, Logistic | Softmax):
+            shares = np.column_stack([expit(-scores), expit(scores)]) if two else softmax(scores, axis=1)
+            found |= {f"probability of {name}": shares[:, k] for k, name in enumerate(classes)}
+        return pd.DataFrame(found, index=table.index)
+
+    def rows(self, table: pd.DataFrame) -> Floats:
+        """(N, k + 1) the table's features and target in the units of training."""
+        given, classes = self.schema.labels(table), self.schema.classes
+        if classes is None:
+            return self.standard.rows(self.schema.matrix(table), np.asarray(given, float))
+        codes = signs(np.searchsorted(np.asarray(classes), given), len(classes))
+        return self.standard.rows(self.schema.matrix(table), codes)
+
+    def losses(self, rows: Floats) -> Floats:
+        """(N,) in the unit of the loss."""
+        return losses_of(self.loss, self.x, rows)
+
+    def to_bytes(self) -> bytes:
+        tensors = {"model": self.x, "mean": self.standard.mean, "spread": self.standard.spread}
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "schema": self.schema.to_dict(),
+            "loss": _loss_to_dict(self.loss),
+            "middle": self.standard.middle,
+            "target_spread": self.standard.target_spread,
+            "clients": list(self.clients),
+            "seen": self.seen,
+            "largest": self.largest,
+            "slope": self.slope,
+            "of_root": self.of_root,
+            "settings": dict(self.settings),
+            "versions": dict(self.versions),
+        }
+        return _encoded(tensors, header)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Model:
+        """Raises BidroError for bytes that are no model, or not exactly as they were written."""
+        tensors, header = _decoded(data, where)
+        try:
+            if header["format"] != FORMAT or header["version"] != VERSION:
+                raise BidroError(
+                    f"'{where}' is of format {header['format']!r}, version {header['version']!r}; this "
+                    f"program reads '{FORMAT}', version {VERSION}."
+                )
+            standard = Standard(
+                tensors["mean"], tensors["spread"], float(header["middle"]), float(header["target_spread"])
+            )
+            schema, loss = Schema.from_dict(header["schema"]), _loss_from_dict(header["loss"])
+            found = cls(
+                schema,
+                loss,
+                tensors["model"],
+                standard,
+                tuple(header["clients"]),
+                float(header["seen"]),
+                header["largest"],
+                header["slope"],
+                bool(header["of_root"]),
+                header["settings"],
+                header["versions"],
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, BidroError):
+                raise
+            raise BidroError(f"'{where}' is not a whole model: {type(error).__name__}, {error}.") from error
+        k = len(schema.features)
+        if standard.mean.shape != (k,) or found.x.shape != (loss.dimension(k + 1),):
+            raise BidroError(f"'{where}' is not a whole model: its numbers do not fit its {k} features.")
+        return found
+
+
+def load_model(folder: Path) -> Model:
+    """The model in a folder that `bidro fit` wrote, or in a file of it."""
+    path = folder / FILE if folder.is_dir() else folder
+    if not path.exists():
+        raise BidroError(f"There is no model in '{folder}': '{path}' does not exist.")
+    return Model.from_bytes(path.read_bytes(), str(path))
+
+
+def _encoded(tensors: Mapping[str, Floats], header: Mapping[str, Any]) -> bytes:
+    # A sum over the numbers is part of the header, which alone is plain enough to be read twice.
+    numbers = hashlib.sha256(b"".join(np.ascontiguousarray(tensors[k]).tobytes() for k in sorted(tensors)))
+    text = json.dumps({**header, "numbers": numbers.hexdigest()}, sort_keys=True, allow_nan=False)
+    check = hashlib.sha256(text.encode()).hexdigest()
+    return save(dict(tensors), metadata={"bidro": f"{check}{text}"})
+
+
+def _decoded(data: bytes, where: str) -> tuple[dict[str, Floats], dict[str, Any]]:
+    try:
+        length = int.from_bytes(data[:8], "little")
+        outer = json.loads(data[8 : 8 + length])
+        text = outer["__metadata__"]["bidro"][64:]
+        tensors, header = load(data), json.loads(text)
+        finite = all(np.all(np.isfinite(v)) for v in tensors.values())
+        numbers = {name: np.asarray(v, float) for name, v in tensors.items()}
+        again = _encoded(numbers, {k: v for k, v in header.items() if k != "numbers"})
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        AttributeError,
+        MemoryError,
+    ) as error:
+        raise BidroError(f"'{where}' is damaged or not a model of bidro; fetch it again or refit.") from error
+    if again != data or not finite:
+        raise BidroError(
+            f"'{where}' is damaged: its content and its check sum differ; fetch it again or refit."
+        )
+    return numbers, header
+
+
+_LOSSES: dict[str, type[Loss]] = {
+    "squared": Squared,
+    "absolute": Absolute,
+    "huber": Huber,
+    "pinball": Pinball,
+    "logistic": Logistic,
+    "smoothed hinge": SmoothedHinge,
+    "softmax": Softmax,
+}
+
+
+def loss_name(loss: Loss) -> str:
+    return next(name for name, kind in _LOSSES.items() if type(loss) is kind)
+
+
+def _loss_to_dict(loss: Loss) -> dict[str, Any]:
+    return {"name": loss_name(loss), **vars(loss)}
+
+
+def _loss_from_dict(content: Mapping[str, Any]) -> Loss:
+    parameters = {key: value for key, value in content.items() if key != "name"}
+    if not all(isinstance(v, bool | int | float) and math.isfinite(v) for v in parameters.values()):
+        raise TypeError("a loss has parameters that are not numbers")
+    return _LOSSES[content["name"]](**parameters)

@@ -1,0 +1,403 @@
+// The first sections: what was trained, what is promised of it, and how each client fares.
+
+const byLoss = (client) => client.loss ?? client.training_loss ?? 0;
+const judged = clients.some((c) => isKnown(c.loss));
+
+// ---- what was trained
+
+function about() {
+  const few = report.classes ? ` (${listed(report.classes)})` : "";
+  const inUnits = report.loss.unit ? `, in ${report.loss.unit}` : "";
+  const words = [
+    `This is a ${report.task} model.`,
+    `It predicts ${report.target}${few} from ${plural(report.features.length, "feature")}.`,
+    `It was trained on ${plural(report.rows, "row")} of ${plural(clients.length, "client")};`,
+    `the column ${report.client_column} says which client a row is from.`,
+    `Its loss is the ${report.loss.name}${inUnits}: lower is better.`,
+    ...howItDoes(),
+  ];
+  if (clients.some((c) => c.radius > 0)) {
+    words.push(
+      "Training guarded against a change in the mixture of clients, and against shift inside each client.",
+    );
+  } else {
+    words.push(
+      "Training guarded against a change in the mixture of clients, but not against shift inside a client.",
+    );
+  }
+  words.push("This page holds summaries of each client, and no rows.");
+  element("about").textContent = words.join(" ");
+  facts();
+  element("dated").textContent = `${longDate(report.created)}, bidro ${report.version}`;
+}
+
+const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
+
+function howItDoes() {
+  const overall = report.overall;
+  if (!overall) return [];
+  const worst = [...clients].sort((a, b) => byLoss(b) - byLoss(a))[0];
+  const where = judged
+    ? [`A further ${plural(report.held_out_rows, "row")} were kept out of training.`, "On those,"]
+    : [
+        `How it does on rows that training never saw is not known: ${why("held_out")}`,
+        "On the rows of training,",
+      ];
+  return [
+    ...where,
+    `the mean loss is ${loss(overall.mean)};`,
+    `that of the worst client, ${worst.name}, is ${loss(overall.worst_client)};`,
+    `and that of the worst tenth of the clients is ${loss(overall.worst_decile)}.`,
+  ];
+}
+
+function facts() {
+  const all = [
+    ["Clients", count(clients.length)],
+    ["Rows trained on", count(report.rows)],
+    ["Rows kept out", count(report.held_out_rows)],
+    ["Mean loss", loss(report.overall?.mean)],
+    ["Worst client", loss(report.overall?.worst_client)],
+    ["Worst tenth of clients", loss(report.overall?.worst_decile)],
+  ];
+  const given = all.filter(([, value]) => value !== "–");
+  element("facts").replaceChildren(
+    ...given.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))),
+  );
+}
+
+function longDate(text) {
+  const date = new Date(text);
+  if (Number.isNaN(date.valueOf())) return text;
+  return new Intl.DateTimeFormat("en-GB", { dateStyle: "long", timeZone: "UTC" }).format(date);
+}
+
+// ---- the certificate
+
+const STATEMENTS = {
+  interval: { title: "Interval", tone: "blue" },
+  held_out: { title: "Held-out bound", tone: "green", id: "held-out-bound" },
+  clipped: { title: "Held-out bound, losses clipped", tone: "orange", id: "clipped-bound" },
+  mistakes: { title: "Share of mistakes", tone: "purple", id: "mistakes-bound" },
+  shift: { title: "Clipped, with room for shift", tone: "vermilion", id: "shift-bound" },
+};
+
+const levelWords = () => (isKnown(here().confidence) ? percent(here().confidence) : "no stated confidence");
+const valued = (id, value, text) => make("span", { id, class: "value", "data-value": value }, text);
+
+function certificate() {
+  const names = Object.keys(STATEMENTS).filter(
+    (name) => name !== "mistakes" || report.task === "classification" || inSomeLevel(name),
+  );
+  confidenceControl();
+  followers.push(() => {
+    element("level").textContent = levelWords();
+    element("confidence").setAttribute("aria-valuetext", `${levelWords()} confidence`);
+    element("statement").textContent = statement();
+    element("statements").replaceChildren(...names.map(card));
+  });
+  certificateFigure();
+}
+
+function confidenceControl() {
+  const slider = element("confidence");
+  slider.max = Math.max(levels.length - 1, 0);
+  slider.value = chosen;
+  slider.disabled = levels.length < 2;
+  slider.parentElement.hidden = element("confidence-how").hidden = levels.length < 2;
+  element("control").hidden = !Object.keys(STATEMENTS).some(inSomeLevel);
+  element("ticks").replaceChildren(...levels.map((l) => make("span", {}, percent(l.confidence))));
+  slider.addEventListener("input", () => {
+    chosen = Number(slider.value);
+    followers.forEach((follow) => follow());
+  });
+}
+
+function statement() {
+  const { interval, held_out: held, clipped, mistakes, shift } = here();
+  const parts = [];
+  const subject = () => (parts.length ? "it" : "the true mean loss");
+  if (interval) parts.push(`${subject()} lies ${between(interval)}`);
+  if (held) parts.push(`judged by rows kept out, ${subject()} is at most ${loss(held.bound)}`);
+  if (clipped)
+    parts.push(
+      `with each loss counted as at most ${loss(clipped.largest)}, ${subject()} is at most ${loss(clipped.bound)}`,
+    );
+  if (shift)
+    parts.push(
+      `with room for a shift of ${number(shift.radius)} inside each client as well, it is at most ${loss(shift.bound)}`,
+    );
+  if (mistakes) parts.push(`at most ${percent(mistakes.bound)} of predictions are wrong`);
+  if (parts.length === 0) return "No statement can be made about new rows. The reasons are below.";
+  const [first, ...rest] = parts;
+  return `At a confidence of ${levelWords()}, for ${report.mixtures}: ${[first, ...rest.map(sentence)].join(". ")}.`;
+}
+
+function between({ lower, upper }) {
+  return isKnown(lower) ? `between ${number(lower)} and ${loss(upper)}` : `at or below ${loss(upper)}`;
+}
+
+function card(name) {
+  const { title, tone, id } = STATEMENTS[name];
+  const found = here()[name];
+  const head = make("h3", { class: tone }, title);
+  if (!found) return make("article", {}, head, make("p", { class: "absent" }, `Not stated: ${why(name)}`));
+  const promise = here().promises?.[name];
+  const figures = name === "interval" ? intervalFigures(found) : boundFigures(name, id, found);
+  return make(
+    "article",
+    {},
+    head,
+    figures,
+    ...(promise ? [make("p", {}, promise)] : []),
+    ...extra(name, found),
+  );
+}
+
+function intervalFigures({ lower, upper }) {
+  const top = valued("interval-upper", upper, number(upper));
+  const from = isKnown(lower) ? [valued("interval-lower", lower, number(lower)), " to "] : ["at most "];
+  return make("p", { class: "figures" }, ...from, top, unit);
+}
+
+function boundFigures(name, id, { bound }) {
+  const text = name === "mistakes" ? percent(bound) : number(bound);
+  return make(
+    "p",
+    { class: "figures" },
+    "at most ",
+    valued(id, bound, text),
+    name === "mistakes" ? "" : unit,
+  );
+}
+
+function extra(name, found) {
+  if (name !== "interval" || !isKnown(found.sampling)) return [];
+  const parts = `${number(found.sampling)} comes from sampling and ${number(found.heterogeneity)}`;
+  return [make("p", {}, `Of its width, ${parts} from differences between clients.`)];
+}
+
+function certificateFigure() {
+  const names = ["interval", "held_out", "clipped", "shift"].filter(inSomeLevel);
+  if (names.length === 0)
+    return absentFigure(
+      "certificate-figure",
+      "There is no picture, because no statement about the mean loss could be made.",
+    );
+  const lines = [
+    { value: report.overall?.mean, tone: "ink dashed", label: "mean over all clients" },
+    { value: report.overall?.worst_client, tone: "ink", label: "worst client" },
+  ].filter((line) => isKnown(line.value));
+  const source = judged ? "observed on rows kept out" : "observed in training";
+  const ends = levels.flatMap((l) => names.map((n) => l[n]?.upper ?? l[n]?.bound));
+  const scale = lossScale([...ends, ...lines.map((l) => l.value)]);
+  const caption =
+    "Where the true mean loss lies at the chosen confidence. A bar that starts at the left edge is an upper bound " +
+    `only, or reaches below the axis. Lines: the loss ${source}.`;
+  const redraw = figure(
+    "certificate-figure",
+    caption,
+    (width) =>
+      rowsChart(width, names.filter((n) => here()[n]).map(statementRow), {
+        scale,
+        label: lossLabel,
+        height: 22,
+        above: true,
+        lines: lines.map((l) => ({ ...l, words: [sentence(l.label), `${loss(l.value)}, ${source}`] })),
+      }),
+    lines.map((l) => ({ shape: "line", tone: l.tone, label: sentence(`${l.label}, ${source}`) })),
+  );
+  followers.push(redraw);
+}
+
+function statementRow(name) {
+  const { title, tone } = STATEMENTS[name];
+  const found = here()[name];
+  const low = isKnown(found.lower) ? found.lower : -Infinity;
+  const high = found.upper ?? found.bound;
+  const note = isKnown(found.lower) ? `${number(found.lower)} to ${number(high)}` : `at most ${number(high)}`;
+  return {
+    name: title,
+    note,
+    marks: (x, y) => [bar(x, low, high, y, 16, tone, [title, note + unit, `confidence ${levelWords()}`])],
+  };
+}
+
+// ---- the clients
+
+const atLevel = (part, field) => (client) => here()[part]?.[field]?.[clients.indexOf(client)] ?? null;
+
+function clientsTable() {
+  const inTraining = "In training";
+  const columns = [
+    {
+      label: "Name",
+      group: "Client",
+      words: true,
+      value: (c) => c.name,
+      after: bindingTag,
+      data: (c) => ({ "data-client": c.name }),
+    },
+    { label: "Rows", group: "Client", value: (c) => c.rows, format: () => count },
+    ...(judged ? heldOutColumns("On rows kept out") : []),
+    { label: "Loss", group: inTraining, value: (c) => c.training_loss },
+    { label: "Radius", group: inTraining, value: (c) => c.radius },
+    { label: "Robust risk", group: inTraining, value: (c) => c.robust },
+    { label: "Weight", group: inTraining, value: (c) => c.weight, format: () => tenths, classes: "weight" },
+    ...certificateColumns("At the chosen confidence"),
+  ];
+  const byRisk = columns.findIndex((c) => c.classes === "loss" || (!judged && c.label === "Loss"));
+  const table = element("clients");
+  const fill = sortableTable(table, "clients-caption", "", columns, clients, { column: byRisk, up: false });
+  followers.push(() => {
+    table.caption.firstChild.textContent = clientsCaption();
+    fill();
+  });
+  clientsWords();
+}
+
+const bindingTag = (client) => (client.binding ? [" ", make("span", { class: "tag" }, "binds")] : []);
+
+function heldOutColumns(group) {
+  const plusMinus = (c, text) => (isKnown(c.se) ? ` ± ${text(c.se)}` : "");
+  return [
+    { label: "Rows", group, value: (c) => c.held_out_rows, format: () => count },
+    { label: "Loss ± error", group, value: (c) => c.loss, tail: plusMinus, classes: "loss" },
+  ];
+}
+
+function certificateColumns(group) {
+  const all = [
+    ["held_out", "clients", "Held\u2011out bound", "held-out"],
+    ["clipped", "clients", "Clipped bound", "clipped"],
+    ["mistakes", "clients", "Mistakes at most", "mistakes"],
+    ["interval", "radii", "Radius", "radius"],
+    ["interval", "risks", "Robust risk", "robust"],
+  ];
+  return all
+    .filter(([part, field]) => levels.some((l) => l[part]?.[field]))
+    .map(([part, field, label, classes]) => ({
+      label,
+      group,
+      classes,
+      value: atLevel(part, field),
+      format: part === "mistakes" ? () => tenths : undefined,
+    }));
+}
+
+function clientsCaption() {
+  const inUnits = report.loss.unit ? ` Losses, risks and bounds are in ${report.loss.unit}.` : "";
+  const level = Object.keys(STATEMENTS).some(inSomeLevel) ? ` The chosen confidence is ${levelWords()}.` : "";
+  const scrolls = clients.length > TALL ? "; the table scrolls" : "";
+  const all = clients.length === 1 ? "The one client" : `All ${count(clients.length)} clients`;
+  return `${all}${scrolls}.${inUnits}${level} Press a heading to sort by it.`;
+}
+
+function clientsWords() {
+  const words = judged
+    ? "The loss on rows kept out is what to expect of new rows like those. " +
+      "The loss in training is for comparison: it is usually a little lower."
+    : "Only losses on the rows of training are known, and these flatter a model.";
+  element("clients-words").textContent = words;
+  const missing = [];
+  if (!judged) missing.push(`The loss on rows kept out is absent: ${why("held_out")}`);
+  if (!inSomeLevel("interval"))
+    missing.push(`Radius and robust risk at a chosen confidence are absent: ${why("interval")}`);
+  element("clients-absent").textContent = missing.join(" ");
+  element("clients-absent").hidden = missing.length === 0;
+}
+
+// ---- the clients side by side
+
+const SERIES = [
+  { label: "Loss in training", shape: "circle", tone: "grey", dy: -6, value: (c) => c.training_loss },
+  {
+    label: "Loss on rows kept out, ± one standard error",
+    short: "Loss on rows kept out",
+    shape: "square",
+    tone: "sky",
+    dy: 6,
+    value: (c) => c.loss,
+    spread: (c) => c.se,
+  },
+  {
+    label: "Held-out bound",
+    shape: "up",
+    tone: "green",
+    dy: -6,
+    value: atLevel("held_out", "clients"),
+    every: ["held_out", "clients"],
+  },
+  {
+    label: "Clipped bound",
+    shape: "down",
+    tone: "orange",
+    dy: 6,
+    value: atLevel("clipped", "clients"),
+    every: ["clipped", "clients"],
+  },
+  {
+    label: "Robust risk at the chosen confidence",
+    short: "Robust risk",
+    shape: "diamond",
+    tone: "blue",
+    dy: -6,
+    value: atLevel("interval", "risks"),
+    every: ["interval", "risks"],
+  },
+];
+
+/** At every level, so that the axis stays where it is when the level changes. */
+const allValues = ({ value, every, spread }) =>
+  every
+    ? levels.flatMap((l) => l[every[0]]?.[every[1]] ?? [])
+    : clients.flatMap((c) => [value(c), isKnown(spread?.(c)) ? value(c) + spread(c) : null]);
+
+function dots() {
+  const series = SERIES.filter((s) => known(allValues(s)).length);
+  const shown = [...clients].sort((a, b) => byLoss(b) - byLoss(a)).slice(0, MOST_ROWS);
+  const scale = lossScale(series.flatMap(allValues));
+  const by = judged ? "loss on rows kept out" : "loss in training";
+  const which =
+    shown.length < clients.length
+      ? `The ${shown.length} clients with the highest ${by}, of ${count(clients.length)}; the table above has all.`
+      : `All clients, the highest ${by} first.`;
+  const level = series.some((s) => s.every) ? " Bounds and robust risks are at the chosen confidence." : "";
+  const words = `${which}${level} Point at a mark to read it, or use Tab and the arrow keys.`;
+  const redraw = figure(
+    "dots-figure",
+    words,
+    (width) =>
+      rowsChart(
+        width,
+        shown.map((c) => dotRow(c, series)),
+        {
+          scale,
+          label: lossLabel,
+          height: 28,
+        },
+      ),
+    series,
+  );
+  followers.push(redraw);
+}
+
+function dotRow(client, series) {
+  const drawn = series.filter((s) => isKnown(s.value(client)));
+  return {
+    name: client.name,
+    tag: client.binding ? "(binds)" : "",
+    marks: (x, y) => [guide(x, y), ...drawn.flatMap((s) => dot(client, s, x, y + s.dy))],
+  };
+}
+
+function dot(client, { label, short, shape, tone, value, spread }, x, y) {
+  const at = value(client);
+  const se = spread?.(client);
+  const group = draw("g");
+  if (isKnown(se))
+    group.append(draw("line", { x1: x(at - se), x2: x(at + se), y1: y, y2: y, class: `whisker ${tone}` }));
+  group.append(symbol(shape, x(at), y, tone));
+  const read = isKnown(se) ? `${number(at)} ± ${number(se)}${unit}` : loss(at);
+  return [mark(group, [client.name, `${short ?? label}: ${read}`])];
+}

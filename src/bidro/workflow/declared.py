@@ -1,0 +1,39 @@
+"""The problem that statements about a model are made for: fresh rows, the declared support, any mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.errors import BidroError
+from bidro.estimators.training import LARGEST_COEFFICIENT, transport_of
+from bidro.federation import Federation
+from bidro.model_file import Model
+from bidro.problem import Problem
+from bidro.sets import Box
+from bidro.tables import bounds_of
+
+
+def declared_problem(model: Model, rows: Mapping[str, NDArray[np.float64]]) -> Problem:
+    """Rows (N_i, m) of every client are in the units of training. Raises BidroError without a support."""
+    settings = model.settings
+    if settings.get("support") is None:
+        raise BidroError("The model was fitted without a declared support; fit it with --support FILE.")
+    columns = [*model.schema.features, model.schema.target]
+    federation = Federation.from_arrays(dict(rows), "unbounded", columns)
+    box = model.standard.box(bounds_of(settings["support"], model.schema), model.loss.labels)
+    m = federation.m
+    transport = transport_of(
+        model.loss,
+        m,
+        settings["metric"],
+        settings["label_cost"],
+        settings["p"],
+        model.standard.target_spread,
+    )
+    half = LARGEST_COEFFICIENT * model.standard.target_spread
+    models = Box.cube(half, model.loss.dimension(m))
+    return Problem(replace(federation, support=box), model.loss, models, transport)

@@ -1,0 +1,255 @@
+"""What the report page shows of a run, as plain JSON: see `report.page`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.estimators.base import RobustEstimator
+from bidro.guarantees.calibration import Calibration, worst_decile
+from bidro.guarantees.certificate import Certificate
+from bidro.guarantees.held_out import HeldOut
+from bidro.guarantees.robust import worst_case_distribution
+from bidro.model_file import Model, loss_name
+from bidro.workflow.fit import Fit
+
+Floats = NDArray[np.float64]
+
+# Clients whose worst case is shown: those that count most.
+MOST_WORST_CASES = 12
+_LOSS_WORDS = {
+    "squared": "squared error",
+    "absolute": "absolute error",
+    "huber": "Huber loss",
+    "pinball": "pinball loss",
+    "logistic": "log loss",
+    "softmax": "log loss",
+    "smoothed hinge": "smoothed hinge loss",
+}
+
+
+def evaluation(losses: dict[str, Floats]) -> dict[str, Any]:
+    """Mean over all rows, worst client, worst decile, and each client's mean with its standard error."""
+    clients = {
+        name: {
+            "loss": float(own.mean()),
+            "se": float(own.std(ddof=1) / np.sqrt(len(own))) if len(own) > 1 else None,
+            "rows": len(own),
+        }
+        for name, own in losses.items()
+    }
+    means = np.array([own.mean() for own in losses.values()])
+    return {
+        "mean": float(np.concatenate(list(losses.values())).mean()),
+        "worst_client": float(means.max()),
+        "worst_decile": float(worst_decile(means)),
+        "clients": clients,
+    }
+
+
+def page_content(fit: Fit) -> dict[str, Any]:
+    model, estimator, solution = fit.model, fit.estimator, fit.trained.solution
+    judged = evaluation(fit.losses)
+    confidences = [level.confidence for level in fit.levels]
+    classes = model.schema.classes
+    content = {
+        "title": f"{model.schema.target} by {model.schema.client}",
+        "created": model.settings["created"],
+        "version": model.versions["bidro"],
+        "task": "regression" if classes is None else "classification",
+        "loss": {"name": _LOSS_WORDS[loss_name(model.loss)], "unit": _unit(model)},
+        "target": model.schema.target,
+        "client_column": model.schema.client,
+        "rows": sum(fit.certificate.rows),
+        "held_out_rows": fit.held_out_rows,
+        "settings": _settings(fit),
+        "features": _features(model),
+        "intercept": _one_or_list(model.coefficients[1]),
+        "solver": {
+            "rounds": solution.rounds,
+            "gap": solution.gap,
+            "method": solution.method,
+            "history": solution.history.tolist(),
+        },
+        "calibration": _calibration(fit.trained.calibration),
+        "clients": _clients(fit, judged),
+        "overall": {name: judged[name] for name in ("mean", "worst_client", "worst_decile")},
+        "mixtures": fit.certificate.mixtures,
+        "levels": [_level(level) for level in fit.levels],
+        "default_level": confidences.index(fit.certificate.confidence),
+        "absent": dict(fit.certificate.absent),
+        "worst_case": _worst_cases(fit, estimator),
+        "advice": _advice(fit),
+    }
+    if classes is not None:
+        content["classes"] = list(classes)
+    return content
+
+
+def _unit(model: Model) -> str:
+    kind = loss_name(model.loss)
+    if kind in ("squared", "huber"):
+        return f"{model.schema.target}²"
+    return model.schema.target if kind in ("absolute", "pinball") else "nats" if "hinge" not in kind else ""
+
+
+def _settings(fit: Fit) -> list[list[str]]:
+    settings, options = fit.model.settings, fit.options
+    rows = [
+        ["Loss", _LOSS_WORDS[loss_name(fit.model.loss)]],
+        ["Radii", settings["radius"]],
+        ["Weights in training", settings["weights"]],
+        ["Metric", "features move, the target does not" if options.metric == "features" else "all move"],
+        ["Rows kept out", f"{options.hold_out:.0%} of every client"],
+        ["Random seed", str(options.seed)],
+    ]
+    calibration = fit.trained.calibration
+    if calibration is not None:
+        cap = "none" if np.isinf(calibration.chosen.cap) else f"{calibration.chosen.cap:g}"
+        rows.insert(2, ["Radius scale and cap", f"c = {calibration.chosen.scale:g}, cap = {cap}"])
+    rows += [[f"Version of {name}", version] for name, version in fit.model.versions.items()]
+    return rows
+
+
+def _one_or_list(values: Floats) -> float | list[float]:
+    return float(values[0]) if len(values) == 1 else [float(v) for v in values]
+
+
+def _features(model: Model) -> list[dict[str, Any]]:
+    coefficients, _ = model.coefficients
+    standard = coefficients * model.standard.spread
+    return [
+        {
+            "name": name,
+            "coefficient": _one_or_list(coefficients[:, j]),
+            "standardised": _one_or_list(standard[:, j]),
+        }
+        for j, name in enumerate(model.schema.features)
+    ]
+
+
+def _calibration(found: Calibration | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    candidates = [
+        {
+            "scale": one.scale,
+            "cap": None if np.isinf(one.cap) else one.cap,
+            "score": float(score),
+            "worst_decile": float(decile),
+        }
+        for one, score, decile in zip(found.candidates, found.scores, found.worst_deciles, strict=True)
+    ]
+    return {"folds": found.folds, "candidates": candidates, "chosen": found.candidates.index(found.chosen)}
+
+
+def _clients(fit: Fit, judged: dict[str, Any]) -> list[dict[str, Any]]:
+    solution, certificate = fit.trained.solution, fit.certificate
+    shares = np.asarray(certificate.rows) / sum(certificate.rows)
+    radii = np.asarray(fit.trained.problem.eps)
+    kept = fit.held_out_rows > 0
+    return [
+        {
+            "name": name,
+            "rows": certificate.rows[i],
+            "held_out_rows": judged["clients"][name]["rows"] if kept else 0,
+            "loss": judged["clients"][name]["loss"],
+            "se": judged["clients"][name]["se"],
+            "training_loss": certificate.empirical[i],
+            "robust": float(solution.risks[i]),
+            "weight": float(solution.alpha[i]),
+            "share": float(shares[i]),
+            "radius": float(radii[i]),
+            "binding": bool(solution.alpha[i] > shares[i] * (1 + 1e-6)),
+        }
+        for i, name in enumerate(certificate.names)
+    ]
+
+
+def _level(found: Certificate) -> dict[str, Any]:
+    interval = None
+    promises: dict[str, str] = {}
+    if found.interval is not None:
+        part = found.interval
+        interval = {
+            "lower": part.lower,
+            "upper": part.upper,
+            "sampling": part.sampling,
+            "heterogeneity": part.heterogeneity,
+            "radii": part.radii.tolist(),
+            "risks": part.risks.tolist(),
+        }
+        promises["interval"] = part.promise
+    held: dict[str, Any] = {}
+    for name in ("held_out", "clipped", "mistakes"):
+        one: HeldOut | None = getattr(found, name)
+        held[name] = None
+        if one is not None:
+            bounds = [one.clients[client] for client in found.names]
+            held[name] = {"bound": one.bound, "largest": one.largest, "clients": bounds}
+            promises[name] = one.promise
+    shift = None
+    if found.shift is not None:
+        shift = {"radius": found.shift.radius, "bound": found.shift.bound}
+        promises["shift"] = found.shift.promise
+    return {
+        "confidence": found.confidence,
+        "interval": interval,
+        **held,
+        "shift": shift,
+        "promises": promises,
+    }
+
+
+def _worst_cases(fit: Fit, estimator: RobustEstimator) -> list[dict[str, Any]]:
+    """How far the worst case moves each feature's mean, for the clients that count most."""
+    problem, standard = fit.trained.problem, estimator.standard_
+    order = np.argsort(-fit.trained.solution.alpha, kind="stable")[:MOST_WORST_CASES]
+    shown = []
+    for i in order:
+        name = problem.federation.names[int(i)]
+        found = worst_case_distribution(problem, fit.model.x, name)
+        before = np.asarray(problem.federation.client_samples(name)).mean(axis=0)[:-1]
+        moved = found.masses @ found.points[:, :-1] - before
+        shown.append(
+            {
+                "client": name,
+                "moved": [
+                    {
+                        "name": feature,
+                        "before": float(before[j] * standard.spread[j] + standard.mean[j]),
+                        "after": float((before[j] + moved[j]) * standard.spread[j] + standard.mean[j]),
+                        "in_sd": float(moved[j]),
+                    }
+                    for j, feature in enumerate(fit.model.schema.features)
+                ],
+            }
+        )
+    return shown
+
+
+def _advice(fit: Fit) -> list[str]:
+    certificate, solution = fit.certificate, fit.trained.solution
+    advice = []
+    if certificate.interval is not None:
+        advice.append(certificate.interval.advice)
+    else:
+        advice.append(f"There is no Wasserstein interval: {certificate.absent['interval']}")
+    if certificate.clipped is None:
+        advice.append("No rows were kept out, so nothing is stated from fresh rows; use --hold-out 0.2.")
+    else:
+        bounds = certificate.clipped.clients
+        worst = max(bounds, key=lambda name: bounds[name])
+        advice.append(
+            f"The held-out bound is set by '{worst}', with {certificate.clipped.rows[worst]} rows kept out; "
+            "more rows there lower it first."
+        )
+    most = int(np.argmax(solution.alpha))
+    if len(solution.names) > 1:
+        advice.append(
+            f"'{solution.names[most]}' counts most in the worst mixture ({solution.alpha[most]:.0%}): what "
+            "makes the target easier to predict there helps most."
+        )
+    return advice

@@ -1,0 +1,389 @@
+"""The report page: what is in the file, and what it does in a real browser.
+
+The browser is Chromium with its driver, from the system, and selenium. Where one is missing these tests are
+skipped, unless BIDRO_REQUIRE_BROWSER=1.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import os
+import re
+import shutil
+
+import pytest
+
+from bidro.report.page import json_in_script, page_html
+from tests.report import page_content
+
+CONTENTS = {
+    "six clients": page_content.content(),
+    "sixty clients": page_content.many(),
+    "three classes": page_content.classes(),
+    "little known": page_content.bare(),
+    "hostile names": page_content.hostile(),
+}
+STATEMENTS = {
+    "interval-lower": ("interval", "lower"),
+    "interval-upper": ("interval", "upper"),
+    "held-out-bound": ("held_out", "bound"),
+    "clipped-bound": ("clipped", "bound"),
+    "shift-bound": ("shift", "bound"),
+}
+
+
+def inside(page, opening):
+    return page.split(opening, 1)[1].split("</", 1)[0]
+
+
+# ---- the file
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_the_content_is_in_the_page_and_parses_back(content):
+    assert json.loads(inside(page_html(content), '<script type="application/json" id="content">')) == content
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_no_name_is_markup_and_no_address_is_named(content):
+    page = page_html(content)
+    for tag, times in {"<script": 2, "</script": 2, "<style": 1, "</style": 1, "<img": 0, "<!--": 0}.items():
+        assert page.count(tag) == times, tag
+    assert f"<title>{html.escape(content['title'])}</title>" in page
+    assert not re.search(r"https?:|//\w+\.|[{]{2}(title|policy|style|content)[}]{2}", page)
+
+
+def test_json_in_a_script_has_nothing_that_ends_it():
+    text = json_in_script({"</script>": "a & b > c\u2028\u2029"})
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == {"</script>": "a & b > c\u2028\u2029"}
+    with pytest.raises(ValueError, match="JSON"):
+        json_in_script(float("inf"))
+
+
+def test_the_policy_allows_this_script_and_style_sheet_only():
+    page = page_html(page_content.content())
+    policy = inside(page, 'http-equiv="Content-Security-Policy" content="').split('"')[0]
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    for directive, opening, closing in (
+        ("script", "<script>", "</script>"),
+        ("style", "<style>", "</style>"),
+    ):
+        text = page.split(opening, 1)[1].split(closing, 1)[0]
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{directive}-src 'sha256-{digest}';" in policy
+
+
+def test_the_script_never_makes_markup_of_text():
+    page = page_html(page_content.content())
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert way not in page
+
+
+# ---- the browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    driver = shutil.which("chromedriver")
+    try:
+        from selenium import webdriver
+    except ImportError:
+        webdriver = None
+    parts = {"chromium": chromium, "chromedriver": driver, "selenium": webdriver}
+    if missing := [name for name, found in parts.items() if not found]:
+        words = f"the page is tested in a browser, and there is no {' and no '.join(missing)} here"
+        (pytest.fail if os.environ.get("BIDRO_REQUIRE_BROWSER") == "1" else pytest.skip)(words)
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    # With both paths given selenium looks for no driver, and so downloads none.
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    started.set_script_timeout(5)
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Opens the page of a content at a width, light or dark."""
+
+    def opened(content, width=1280, height=900, scheme="light"):
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature, still]})
+        # Tab can leave the page for the browser's own buttons; the next page has the focus all the same.
+        browser.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
+        browser.get_log("browser")
+        path = tmp_path / "page.html"
+        path.write_text(page_html(content), encoding="utf-8")
+        browser.get(path.as_uri())
+        return browser
+
+    return opened
+
+
+def find(browser, selector):
+    return browser.find_element("css selector", selector)
+
+
+def keys(browser, *pressed):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(browser).send_keys(*pressed).perform()
+
+
+def texts(browser, selector):
+    script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+    return browser.execute_script(script, selector)
+
+
+def values(browser, selector):
+    script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.dataset.value ?? null)"
+    return [None if v is None else float(v) for v in browser.execute_script(script, selector)]
+
+
+def in_table(browser, cell):
+    """By client, in the order of the table."""
+    names = browser.execute_script(
+        "return [...document.querySelectorAll('#clients tbody tr')].map((e) => e.dataset.client)"
+    )
+    return dict(zip(names, values(browser, f"#clients tbody {cell}"), strict=True))
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_it_opens_in_silence_and_asks_for_nothing(visit, content):
+    browser = visit(content)
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert "could not be drawn" not in find(browser, "header").text
+    empty = [plot for plot in texts(browser, ".plot") if not plot]
+    assert empty == []
+
+
+def test_the_policy_stops_a_request(visit):
+    browser = visit(page_content.content())
+    stopped = browser.execute_async_script(
+        "const done = arguments[0];"
+        "addEventListener('securitypolicyviolation', (e) => done(e.effectiveDirective));"
+        "fetch('file:///nothing').catch(() => {});"
+    )
+    assert stopped == "connect-src"
+
+
+def test_the_confidence_changes_every_number_to_those_of_its_level(visit):
+    from selenium.webdriver.common.keys import Keys
+
+    content = page_content.content()
+    browser = visit(content)
+    control, said = find(browser, "#confidence"), set()
+    assert control.get_attribute("value") == "3"
+    control.send_keys(Keys.HOME)
+    for k, level in enumerate(content["levels"]):
+        if k:
+            control.send_keys(Keys.ARROW_RIGHT)
+        for name, (part, field) in STATEMENTS.items():
+            assert values(browser, f"#{name}") == [level[part][field]]
+        for cell, field in (("td.radius", "radii"), ("td.robust", "risks")):
+            names = [client["name"] for client in content["clients"]]
+            assert in_table(browser, cell) == dict(zip(names, level["interval"][field], strict=True))
+        assert f"{100 * level['confidence']:g}%" in find(browser, "#statement").text
+        assert level["promises"]["clipped"] in find(browser, "#statements").text
+        assert control.get_attribute("aria-valuetext") == f"{100 * level['confidence']:g}% confidence"
+        said.add(find(browser, "#certificate-figure").text)
+    assert len(said) == len(content["levels"])
+    control.send_keys(Keys.ARROW_LEFT)
+    assert values(browser, "#interval-upper") == [content["levels"][3]["interval"]["upper"]]
+
+
+def test_a_table_sorts_both_ways_and_says_so(visit):
+    content = page_content.many()
+    browser = visit(content)
+    assert len(in_table(browser, "td.loss")) == 60
+    sortings = "return [...document.querySelectorAll('#clients th')].map((e) => e.ariaSort).filter(Boolean)"
+    heads = browser.find_elements("css selector", "#clients thead button")
+    for head in (heads[0], heads[1], heads[-1]):
+        for wanted in ("ascending", "descending"):
+            head.click()
+            assert browser.execute_script(sortings) == [wanted]
+        down = list(in_table(browser, "td.robust").items())
+        if head == heads[0]:
+            assert [name for name, _ in down] == sorted((name for name, _ in down), reverse=True)
+        if head == heads[-1]:
+            assert [risk for _, risk in down] == sorted((risk for _, risk in down), reverse=True)
+    find(browser, "#confidence").send_keys("\ue011")  # Home: the order follows the numbers
+    risks = list(in_table(browser, "td.robust").values())
+    assert risks == sorted(content["levels"][0]["interval"]["risks"], reverse=True)
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_it_fits_small_and_large_screens_without_words_on_words(visit, content):
+    clashes = """
+      const charts = [...document.querySelectorAll("svg.chart")];
+      return charts.flatMap((chart) => {
+        const frame = chart.getBoundingClientRect();
+        const texts = [...chart.querySelectorAll("text")];
+        const words = texts.map((t) => [t.textContent, t.getBoundingClientRect()]);
+        const outside = words.filter(([, b]) => b.left < frame.left - 1 || b.right > frame.right + 1);
+        const on = ([, a], [, b]) => a.left < b.right - 1 && b.left < a.right - 1
+          && a.top < b.bottom - 3 && b.top < a.bottom - 3;
+        const onOthers = words.filter((w, i) => words.some((v, k) => k < i && on(w, v)));
+        return [...outside, ...onOthers].map(([text]) => text);
+      });"""
+    for width, height in ((1280, 900), (390, 844), (320, 640)):
+        browser = visit(content, width, height)
+        wide = "return document.documentElement.scrollWidth > window.innerWidth"
+        assert not browser.execute_script(wide), width
+        assert browser.execute_script(clashes) == [], width
+
+
+def test_it_redraws_when_the_window_changes(visit):
+    browser = visit(page_content.content())
+    before = find(browser, "#dots-figure svg.chart").get_dom_attribute("viewBox")
+    size = {"width": 500, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_async_script("setTimeout(arguments[0], 150)")
+    assert find(browser, "#dots-figure svg.chart").get_dom_attribute("viewBox") != before
+    assert not browser.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
+
+
+def luminance(colour):
+    shares = [int(c) / 255 for c in re.findall(r"\d+", colour)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_light_and_dark_have_contrast(visit):
+    paint = (
+        "const of = (s, p) => getComputedStyle(document.querySelector(s))[p];"
+        "return [[of('body', 'backgroundColor'), of('.control', 'backgroundColor')],"
+        "['body', '.note', 'a', 'caption', 'figcaption', 'summary', '.tag'].map((s) => of(s, 'color'))]"
+    )
+    papers = {}
+    for scheme in ("light", "dark"):
+        browser = visit(page_content.content(), scheme=scheme)
+        backgrounds, inks = browser.execute_script(paint)
+        papers[scheme] = luminance(backgrounds[0])
+        for paper in map(luminance, backgrounds):
+            for ink in map(luminance, inks):
+                assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) > 4.5
+    assert papers["dark"] < 0.05 < 0.9 < papers["light"]
+
+
+def test_hostile_names_are_shown_and_run_nothing(visit):
+    content = page_content.hostile()
+    browser = visit(content)
+    shown = texts(browser, "#clients tbody th")
+    for client in content["clients"]:
+        assert client["name"] + (" binds" if client["binding"] else "") in shown
+    assert find(browser, "h1").text == content["title"]
+    assert browser.execute_script("return document.querySelectorAll('img, script').length") == 2
+    browser.switch_to.default_content()  # an open alert would raise here
+    assert browser.get_log("browser") == []
+
+
+def test_what_is_absent_says_why(visit):
+    content = page_content.bare()
+    browser = visit(content)
+    page = find(browser, "main").text
+    for name in ("interval", "held_out", "shift", "calibration", "worst_case"):
+        assert content["absent"][name] in page
+    assert "No statement can be made" in find(browser, "#statement").text
+    assert values(browser, "td.radius, td.robust, td.loss, #interval-upper") == []
+    assert not find(browser, "#confidence").is_displayed()
+
+
+def test_a_part_of_the_certificate_can_be_absent(visit):
+    content = page_content.content()
+    for level in content["levels"]:
+        level["interval"] |= {"lower": None}
+        del level["held_out"]
+    content["absent"]["held_out"] = "no declared support bounds the loss."
+    browser = visit(content)
+    assert "Not stated: no declared support bounds the loss." in find(browser, "#statements").text
+    assert values(browser, "#held-out-bound, #interval-lower") == []
+    assert values(browser, "#clipped-bound") == [content["levels"][3]["clipped"]["bound"]]
+    assert "NaN" not in find(browser, "body").text
+
+
+def test_everything_that_can_be_used_is_reached_by_tab(visit):
+    from selenium.webdriver.common.keys import Keys
+
+    browser = visit(page_content.classes())
+    count = browser.execute_script(
+        "const all = 'a[href], button, input, select, summary, [tabindex=\"0\"]';"
+        "window.usable = [...document.querySelectorAll(all)].filter((e) => e.checkVisibility());"
+        " window.reached = new Set();"
+        "addEventListener('focusin', (e) => window.reached.add(e.target)); return window.usable.length"
+    )
+    assert count > 40
+    keys(browser, *[Keys.TAB] * (count + 5))
+    missed = "return window.usable.filter((e) => !window.reached.has(e)).map((e) => e.outerHTML.slice(0, 90))"
+    assert browser.execute_script(missed) == []
+
+
+def test_marks_say_their_values_with_the_pointer_and_with_the_keyboard(visit):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    content = page_content.content()
+    browser = visit(content)
+    first = max(content["clients"], key=lambda client: client["loss"])
+    marks = browser.find_elements("css selector", "#dots-figure .mark")
+    assert len(marks) == 5 * len(content["clients"])
+    browser.execute_script("document.querySelector('#dots-figure .mark').focus()")
+    tooltip = find(browser, "#tooltip")
+    assert tooltip.text.splitlines()[0] == first["name"]
+    keys(browser, Keys.ARROW_RIGHT)
+    assert f"{first['loss']:.4g} ± {first['se']:.4g}" in tooltip.text
+    assert (
+        find(browser, "#dots-figure .mark:focus title").get_attribute("textContent").startswith(first["name"])
+    )
+    keys(browser, Keys.ESCAPE)
+    assert not tooltip.is_displayed()
+    ActionChains(browser).move_to_element(marks[-1]).perform()
+    assert "Robust risk" in tooltip.text
+
+
+def test_with_many_clients_the_pictures_show_thirty_and_say_so(visit):
+    browser = visit(page_content.many())
+    for figure in ("#dots-figure", "#binds-figure"):
+        assert len(texts(browser, f"{figure} text.name")) == 30
+        assert "30 clients with the" in find(browser, f"{figure} figcaption").text
+        assert "of 60" in find(browser, f"{figure} figcaption").text
+
+
+def test_a_choice_of_client_and_of_class_redraws(visit):
+    from selenium.webdriver.support.select import Select
+
+    content = page_content.classes()
+    browser = visit(content)
+    for select, figure, wanted in (
+        ("#worst-client", "#worst-figure", "Harbour Road"),
+        ("#class", "#coefficients-figure", "ward"),
+    ):
+        before = find(browser, figure).text
+        Select(find(browser, select)).select_by_visible_text(wanted)
+        after = find(browser, figure).text
+        assert wanted in after
+        assert after != before
+
+
+def test_it_has_landmarks_headings_and_captions(visit):
+    browser = visit(page_content.content())
+    assert [len(texts(browser, tag)) for tag in ("html[lang]", "h1", "header", "nav", "main", "footer")] == [
+        1
+    ] * 6
+    assert len(texts(browser, "main h2")) == len(texts(browser, "main section[aria-labelledby]")) == 11
+    assert [bool(caption) for caption in texts(browser, "table caption")] == [True] * 4
+    assert texts(browser, "th:not([scope])") == []
+    assert all(texts(browser, "figcaption"))
+    assert find(browser, "#statement").get_attribute("aria-live") == "polite"
+    assert [tag.strip() for tag in texts(browser, "#clients .tag")] == ["binds", "binds"]
