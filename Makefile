@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test study bench clean
+.PHONY: demo test browser study bench clean
 
 $(STAMP): pyproject.toml
 	@echo "== creating $(VENV) and installing bidro (once; later runs skip this)"
@@ -18,7 +18,7 @@ demo: $(STAMP)
 	@echo "== the paper's simulation: 20 runs of 10,000 rounds, four methods"
 	$(BIN)/bidro reproduce --out out/reproduce
 
-test: $(STAMP)
+test: $(STAMP) browser
 	@echo "== lint"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -26,6 +26,14 @@ test: $(STAMP)
 	$(BIN)/mypy
 	@echo "== tests"
 	$(BIN)/pytest
+
+# The report page is tested in a real browser. Where one cannot be installed, those tests skip and say so;
+# BIDRO_REQUIRE_BROWSER=1 makes them fail instead.
+browser:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
+	  echo "== installing Debian's chromium and chromium-driver for the tests of the report page"; \
+	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	    chromium chromium-driver) >/dev/null 2>&1 || echo "   could not: the browser tests will skip"; }
 
 study: $(STAMP)
 	@echo "== the studies that the docs quote (minutes)"
@@ -40,6 +48,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/rounds_to_gap.py
 	$(BIN)/python bench/peers.py
+	$(BIN)/python bench/fit.py
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -172,9 +172,9 @@ def learn_schema(
 ) -> Schema:
     """The schema of a table: text, booleans and categories become categories with the levels observed.
 
-    missing: "refuse", or "median" (the commonest level for categories). Without `task`, a target of text or of
-    two different values is a class, any other a number. Raises BidroError for missing values unless they are
-    to be filled, with how many there are and where.
+    missing: "refuse", or "median" (the commonest level for categories). Without `task`, a target of text or
+    of two different values is a class, any other a number. Raises BidroError for missing values unless they
+    are to be filled, with how many there are and where.
     """
     if missing not in ("refuse", "median"):
         raise BidroError(f"Missing values are to 'refuse' or to fill by 'median'; got {missing!r}.")

@@ -79,8 +79,7 @@ def bare():
     for client in made["clients"]:
         client |= {
             "held_out_rows": 0,
-            "loss": None,
-            "se": None,
+            "loss": client["training_loss"],
             "radius": 0.0,
             "robust": client["training_loss"],
         }

@@ -297,6 +297,7 @@ def test_what_is_absent_says_why(visit):
         assert content["absent"][name] in page
     assert "No statement can be made" in find(browser, "#statement").text
     assert values(browser, "td.radius, td.robust, td.loss, #interval-upper") == []
+    assert texts(browser, "#dots-figure .legend span") == ["Loss in training"]
     assert not find(browser, "#confidence").is_displayed()
 
 

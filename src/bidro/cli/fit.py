@@ -172,8 +172,8 @@ def _print(done: Fit, out: Path) -> None:
     solution, judged = done.trained.solution, evaluation(done.losses)
     console.print(
         f"Solved in {solution.rounds} rounds to a certified relative gap of {solution.gap:.1e}. On "
-        f"{_judged_on(done)}: mean loss {judged['mean']:.4g}, worst client {judged['worst_client']:.4g}, worst "
-        f"decile {judged['worst_decile']:.4g}.",
+        f"{_judged_on(done)}: mean loss {judged['mean']:.4g}, worst client {judged['worst_client']:.4g}, "
+        f"worst decile {judged['worst_decile']:.4g}.",
         highlight=False,
     )
     console.print(str(done.certificate), highlight=False, markup=False)

@@ -137,7 +137,8 @@ def compare_methods(
 def comparison_table(found: Mapping[str, Any]) -> str:
     """The result as a table to read."""
     lines = [
-        f"Test losses over {found['splits']} splits, mean ± standard error; {found['rounds']} rounds of steps",
+        f"Test losses over {found['splits']} splits, mean ± standard error; {found['rounds']} rounds of "
+        "steps",
         f"  {'method':<14} {'mean':>18} {'worst client':>18} {'worst decile':>18}",
     ]
     for name, one in found["methods"].items():

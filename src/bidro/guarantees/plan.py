@@ -45,8 +45,7 @@ class Plan:
         more = {name: (None if n is None else n - self.rows[name]) for name, n in self.needed.items()}
         reach = "The target is met already."
         if any(m is None for m in more.values()):
-            never = ", ".join(f"'{name}'" for name, m in more.items() if m is None)
-            reach = f"Rows alone do not reach the target at {never}: " + (
+            reach = "Rows alone do not reach the target: " + (
                 "tighten the weight set, narrow the support, or give a known delta."
                 if self.target == "width"
                 else "narrow the support or use fewer features."

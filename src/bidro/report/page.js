@@ -5,7 +5,8 @@
 function binds() {
   const binding = clients.filter((c) => c.binding).map((c) => c.name);
   const meaning =
-    "A client that binds holds the worst case up: a lower loss there would lower the worst case.";
+    "A client that binds weighs more in the worst mixture than its share of the rows. " +
+    "A lower loss there would lower the worst case.";
   const named = binding.length > 8 ? [...binding.slice(0, 8), `${count(binding.length - 8)} more`] : binding;
   const who = binding.length
     ? ` Here ${listed(named)} ${binding.length === 1 ? "binds" : "bind"}.`
@@ -24,7 +25,7 @@ function binds() {
     `The weight of each client in the worst mixture, beside its share of the rows.${which}`,
     (width) =>
       rowsChart(width, shown.map(weightRow), {
-        scale: (from, to) => linearScale(0, 100 * most, from, to),
+        scale: (from, to) => linearScale(0, 100.1 * most, from, to),
         label: "Per cent",
         height: 28,
       }),
@@ -95,6 +96,8 @@ function worstCase() {
   show();
 }
 
+const largest = (values) => Math.max(...values.map(Math.abs));
+
 function shiftBars({ client, moved }, extent) {
   const rows = moved.map((m) => {
     const means = `${number(m.before)} → ${number(m.after)}`;
@@ -105,9 +108,13 @@ function shiftBars({ client, moved }, extent) {
       lines: [m.name, `Mean ${means}`, `${number(m.in_sd)} standard deviations`],
     };
   });
+  const still = largest(moved.map((m) => m.in_sd)) < 0.02 * largest(extent);
   const caption =
     `${client}: the shift of each feature's mean in the worst case, largest first. ` +
-    "On the right, the mean in the data and in the worst case. The axis is the same for all clients.";
+    "On the right, the mean in the data and in the worst case. The axis is the same for all clients." +
+    (still
+      ? " Here the means hardly move. A shift can also change the spread of the rows, or the target."
+      : "");
   signedBars("worst-figure", caption, "Shift, in standard deviations", rows, signTone, extent);
 }
 
@@ -202,7 +209,7 @@ function roundsAxes(x, y, left, width, height) {
     draw("text", { x: left - 6, y: y(t) + 4, "text-anchor": "end", class: "tick" }, number(t)),
   ]);
   const down = x.ticks.map((t) =>
-    draw("text", { x: x(t), y: bottom + 18, "text-anchor": "middle", class: "tick" }, count(t)),
+    draw("text", { x: x(t), y: bottom + 20, "text-anchor": "middle", class: "tick" }, count(t)),
   );
   const label = draw(
     "text",
@@ -289,17 +296,14 @@ function scoreCell(candidate, choice, [least, most], text) {
 // ---- coefficients
 
 function coefficients() {
+  const several = Array.isArray(report.features[0]?.coefficient);
   const sum =
-    report.task === "regression"
-      ? "The prediction is"
-      : report.classes
-        ? "The score of a class is"
-        : "The score is";
+    report.task === "regression" ? "The prediction is" : several ? "The score of a class is" : "The score is";
   element("coefficients-words").textContent =
     `${sum} a sum: the intercept, plus each feature times its coefficient. ` +
     "A standardised coefficient is the change for one standard deviation of the feature, so these can be compared. " +
     "A coefficient says what the model uses, not what causes the outcome.";
-  const labels = Array.isArray(report.features[0]?.coefficient)
+  const labels = several
     ? (report.classes ?? report.features[0].coefficient.map((_, k) => `class ${k + 1}`))
     : [null];
   if (labels.length > 1) element("coefficients").closest(".pair").classList.add("stacked");

@@ -4,7 +4,7 @@ Names of clients and columns come from others' data, so nothing of the content i
 it as JSON, its script writes it as text, and its policy allows that one script and one style sheet only.
 
 In the content, `rows` are those that training used and `held_out_rows` those kept out of it, both for each
-client and in all. A loss that was not measured is null.
+client and in all. Where no rows were kept out, the losses of `overall` are those of training.
 """
 
 from __future__ import annotations

@@ -34,7 +34,11 @@ const known = (values) => values.filter((v) => typeof v === "number" && Number.i
 const isKnown = (value) => known([value]).length === 1;
 const here = () => levels[chosen] ?? {};
 const inSomeLevel = (name) => levels.some((l) => l[name]);
-const why = (name) => report.absent?.[name] ?? "the reason was not recorded.";
+const REASONS = {
+  calibration: "they were not chosen by cross-validation. The settings below say what they are.",
+  worst_case: "it was not computed.",
+};
+const why = (name) => report.absent?.[name] ?? REASONS[name] ?? "the reason was not recorded.";
 
 // ---- words and numbers
 
@@ -82,9 +86,9 @@ function tenths(share) {
   return share > 0 && share < 5e-4 ? "<0.1%" : `${(100 * share).toFixed(1)}%`;
 }
 
-function listed(words) {
+function listed(words, last = "and") {
   if (words.length < 2) return words.join("");
-  return `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
+  return `${words.slice(0, -1).join(", ")} ${last} ${words.at(-1)}`;
 }
 
 const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);

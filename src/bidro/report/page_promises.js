@@ -1,12 +1,13 @@
 // The first sections: what was trained, what is promised of it, and how each client fares.
 
-const byLoss = (client) => client.loss ?? client.training_loss ?? 0;
-const judged = clients.some((c) => isKnown(c.loss));
+// Without rows kept out, a client's loss is that of training over again.
+const judged = report.held_out_rows > 0 && clients.some((c) => isKnown(c.loss));
+const byLoss = (client) => (judged ? client.loss : null) ?? client.training_loss ?? 0;
 
 // ---- what was trained
 
 function about() {
-  const few = report.classes ? ` (${listed(report.classes)})` : "";
+  const few = report.classes ? ` (${listed(report.classes, "or")})` : "";
   const inUnits = report.loss.unit ? `, in ${report.loss.unit}` : "";
   const words = [
     `This is a ${report.task} model.`,
@@ -94,7 +95,8 @@ function certificate() {
     element("level").textContent = levelWords();
     element("confidence").setAttribute("aria-valuetext", `${levelWords()} confidence`);
     element("statement").textContent = statement();
-    element("statements").replaceChildren(...names.map(card));
+    const statedFirst = [...names.filter((n) => here()[n]), ...names.filter((n) => !here()[n])];
+    element("statements").replaceChildren(...statedFirst.map(card));
   });
   certificateFigure();
 }
@@ -173,8 +175,9 @@ function boundFigures(name, id, { bound }) {
 
 function extra(name, found) {
   if (name !== "interval" || !isKnown(found.sampling)) return [];
-  const parts = `${number(found.sampling)} comes from sampling and ${number(found.heterogeneity)}`;
-  return [make("p", {}, `Of its width, ${parts} from differences between clients.`)];
+  const [sampling, differences] = [number(found.sampling), number(found.heterogeneity)];
+  const words = `Its lower end allows ${sampling} for sampling and ${differences} for differences between clients.`;
+  return [make("p", {}, words)];
 }
 
 function certificateFigure() {
@@ -317,7 +320,7 @@ const SERIES = [
     shape: "square",
     tone: "sky",
     dy: 6,
-    value: (c) => c.loss,
+    value: (c) => (judged ? c.loss : null),
     spread: (c) => c.se,
   },
   {
@@ -351,7 +354,7 @@ const SERIES = [
 const allValues = ({ value, every, spread }) =>
   every
     ? levels.flatMap((l) => l[every[0]]?.[every[1]] ?? [])
-    : clients.flatMap((c) => [value(c), isKnown(spread?.(c)) ? value(c) + spread(c) : null]);
+    : clients.filter((c) => isKnown(value(c))).map((c) => value(c) + (spread?.(c) ?? 0));
 
 function dots() {
   const series = SERIES.filter((s) => known(allValues(s)).length);

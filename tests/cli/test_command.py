@@ -1,0 +1,313 @@
+"""The command from end to end: model folders, what scripts see, one sentence for every kind of trouble."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bidro import cli
+from bidro.errors import BidroError
+from bidro.guarantees.certificate import Certificate
+from bidro.model_file import Model, load_model
+from bidro.workflow import fit as workflow
+
+SUPPORT = "age = [0, 120]\nstay = [-20, 60]\n"
+
+
+def visits(seed=0, rows=(30, 40, 60)):
+    rng = np.random.default_rng(seed)
+    parts = []
+    for k, count in enumerate(rows):
+        age = rng.uniform(20, 90, count)
+        ward = rng.choice(["a", "b"], count)
+        stay = 0.1 * age + 2.0 * (ward == "b") + k + rng.normal(size=count)
+        parts.append(pd.DataFrame({"hospital": f"h{k}", "age": age, "ward": ward, "stay": stay}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def run(capsys, *arguments):
+    """(exit code, stdout, stderr) of the command in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["bidro", *map(str, arguments)])
+        # Tests compile what they need and leave the user's cache alone.
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", "unused")
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+    out = capsys.readouterr()
+    return left.value.code, out.out, out.err
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    where = tmp_path_factory.mktemp("command")
+    visits().to_csv(where / "visits.csv", index=False)
+    visits(1).to_parquet(where / "fresh.parquet")
+    (where / "support.toml").write_text(SUPPORT)
+    return where
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", "from bidro.cli import main; main()", "fit", folder / "visits.csv"),
+            *("--client", "hospital", "--target", "stay", "--out", folder / "model", "--radius", "0.1"),
+            *("--support", folder / "support.toml", "--metric", "joint", "--confidence", "0.9"),
+            *("--shift", "0.1", "--json"),
+        ],
+        capture_output=True,
+        text=True,
+        env={"PATH": "", "XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    # Compiled programs are kept for the next run.
+    assert any((folder / "cache" / "bidro" / "compiled").iterdir())
+    return folder / "model", json.loads(done.stdout)
+
+
+def test_a_model_folder(model):
+    where, printed = model
+    assert sorted(p.name for p in where.iterdir()) == [
+        "certificate.json",
+        "model.safetensors",
+        "report.html",
+        "report.json",
+        "run.toml",
+    ]
+    certificate = Certificate.from_json((where / "certificate.json").read_text())
+    assert certificate.names == ("h0", "h1", "h2")
+    assert certificate.rows == (24, 32, 48)
+    assert dict(certificate.held_out.rows) == {"h0": 6, "h1": 8, "h2": 12}
+    assert certificate.interval is not None
+    assert certificate.shift.radius == 0.1
+    assert printed["certificate"]["confidence"] == 0.9
+    assert printed["gap"] <= 1e-6
+    content = json.loads((where / "report.json").read_text())
+    assert [level["confidence"] for level in content["levels"]] == [0.5, 0.8, 0.9, 0.95, 0.99]
+    assert content["levels"][content["default_level"]]["interval"]["upper"] == certificate.interval.upper
+    assert "stay" in (where / "report.html").read_text()
+
+
+def test_evaluate_predict_and_certify_agree_with_the_model_by_hand(model, folder, capsys):
+    where, _ = model
+    fresh = visits(1)
+    loaded = load_model(where)
+    (coefficients,), (intercept,) = loaded.coefficients
+    by_hand = fresh["age"] * coefficients[0] + (fresh["ward"] == "b") * coefficients[1] + intercept
+    code, out, _ = run(capsys, "predict", where, folder / "fresh.parquet")
+    assert code == 0
+    assert np.array(out.split()[1:], float) == pytest.approx(by_hand.to_numpy())
+    code, out, _ = run(
+        capsys, "predict", where, folder / "fresh.parquet", "--out", folder / "p.csv", "--json"
+    )
+    assert json.loads(out)["rows"] == len(fresh)
+    assert pd.read_csv(folder / "p.csv")["prediction"].to_numpy() == pytest.approx(by_hand.to_numpy())
+    code, out, _ = run(capsys, "evaluate", where, folder / "fresh.parquet", "--json")
+    found = json.loads(out)
+    errors = (fresh["stay"] - by_hand) ** 2
+    means = errors.groupby(fresh["hospital"]).mean()
+    assert found["mean"] == pytest.approx(errors.mean())
+    assert found["worst_client"] == found["worst_decile"] == pytest.approx(means.max())
+    assert found["clients"]["h1"]["loss"] == pytest.approx(means["h1"])
+    assert found["clients"]["h1"]["rows"] == 40
+    assert found["clients"]["h1"]["se"] == pytest.approx(
+        errors[fresh["hospital"] == "h1"].std(ddof=1) / np.sqrt(40)
+    )
+    assert run(capsys, "evaluate", where, folder / "fresh.parquet")[1].startswith("squared loss: mean")
+    code, out, _ = run(capsys, "certify", where, folder / "fresh.parquet", "--confidence", "0.8", "--json")
+    certificate = Certificate.from_json(out)
+    assert certificate.clipped.rows["h2"] == 60
+    assert certificate.clipped.means["h1"] <= found["clients"]["h1"]["loss"] + 1e-9
+    assert "0.9" in certificate.absent["interval"]
+
+
+def test_plan_and_report(model, folder, capsys):
+    where, _ = model
+    code, out, _ = run(capsys, "plan", where, folder / "visits.csv", "--radius", "20", "--json")
+    assert code == 0
+    assert set(json.loads(out)["needed"]) == {"h0", "h1", "h2"}
+    code, out, _ = run(capsys, "plan", where, folder / "visits.csv", "--width", "5")
+    assert code == 0
+    assert "helps most" in out
+    code, out, _ = run(capsys, "report", where, "--out", folder / "again.html")
+    assert (folder / "again.html").read_text() == (where / "report.html").read_text()
+
+
+def test_a_run_is_repeated_by_its_own_options(model, folder, capsys):
+    where, _ = model
+    code, _, err = run(capsys, "fit", "--config", where / "run.toml", "--out", folder / "again", "--json")
+    assert code == 0, err
+    # To rounding: this process computes with other numbers of threads.
+    first, again = load_model(where), load_model(folder / "again")
+    np.testing.assert_allclose(again.x, first.x, rtol=1e-7)
+    assert again.schema == first.schema
+    assert (folder / "again" / "run.toml").read_text() == (where / "run.toml").read_text()
+
+
+def test_files_of_clients_classes_and_no_rows_kept_out(folder, capsys):
+    table = visits().assign(long=lambda t: np.where(t["stay"] > 6, "yes", "no")).drop(columns="stay")
+    for name, part in table.groupby("hospital"):
+        part.drop(columns="hospital").to_csv(folder / f"{name}.csv", index=False)
+    files = [folder / f"h{k}.csv" for k in range(3)]
+    code, out, err = run(
+        capsys, "fit", *files, "--target", "long", "--out", folder / "classes", "--radius", "0.05",
+        "--hold-out", "0", "--gap", "1e-4",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "absent: no rows were kept out" in out
+    assert "training rows" in out
+    code, out, _ = run(capsys, "evaluate", folder / "classes", *files, "--json")
+    assert json.loads(out)["loss"] == "logistic"
+    code, out, _ = run(capsys, "predict", folder / "classes", files[0])
+    assert out.splitlines()[0] == "prediction,probability of no,probability of yes"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        (["fit", "visits.csv", "--client", "hospital", "--target", "stay"], 2, "--out"),
+        (["fit", "--client", "hospital", "--target", "stay", "--out", "x"], 2, "at least one table"),
+        (["fit", "visits.csv", "--client", "hospital", "--out", "x"], 1, "--target"),
+        (["fit", "visits.csv", "--client", "clinic", "--target", "stay", "--out", "x"], 1, "'clinic'"),
+        (
+            [
+                "fit",
+                "visits.csv",
+                "--client",
+                "hospital",
+                "--target",
+                "stay",
+                "--radius",
+                "odd",
+                "--out",
+                "x",
+            ],
+            1,
+            "radius",
+        ),
+        (
+            [
+                "fit",
+                "visits.csv",
+                "--client",
+                "hospital",
+                "--target",
+                "stay",
+                "--hold-out",
+                "2",
+                "--out",
+                "x",
+            ],
+            1,
+            "share",
+        ),
+        (
+            ["fit", "gaps.csv", "--client", "hospital", "--target", "stay", "--out", "x"],
+            1,
+            "1 in 'age' of 'h0'",
+        ),
+        (["fit", "visits.csv", "--config", "bad.toml", "--out", "x"], 1, "unknown option 'radii'"),
+        (
+            ["fit", "visits.csv", "--client", "hospital", "--target", "stay", "--out", "full"],
+            1,
+            "not a model folder",
+        ),
+        (["fit", "tiny.csv", "--client", "hospital", "--target", "stay", "--out", "x"], 1, "too few"),
+        (["predict", "model", "less.csv"], 1, "no column 'age'"),
+        (["predict", "model", "odd.csv"], 1, "'z' is not a level of 'ward'"),
+        (["predict", "nothing", "visits.csv"], 1, "no model"),
+        (["certify", "model", "new.csv"], 1, "was not in training"),
+        (["certify", "model", "one.csv"], 1, "no rows of client 'h1'"),
+        (["plan", "model", "visits.csv"], 1, "one target"),
+        (["odd"], 2, "No such command"),
+    ],
+)
+def test_trouble_is_one_sentence_and_leaves_nothing(
+    model, folder, capsys, monkeypatch, arguments, code, word
+):
+    table = visits()
+    table.assign(age=table["age"].where(table.index > 0)).to_csv(folder / "gaps.csv", index=False)
+    table.groupby("hospital").head(2).to_csv(folder / "tiny.csv", index=False)
+    table.drop(columns="age").to_csv(folder / "less.csv", index=False)
+    table.assign(ward="z").to_csv(folder / "odd.csv", index=False)
+    table.assign(hospital="h9").to_csv(folder / "new.csv", index=False)
+    table[table["hospital"] == "h0"].to_csv(folder / "one.csv", index=False)
+    (folder / "bad.toml").write_text("radii = 3\n")
+    (folder / "full").mkdir(exist_ok=True)
+    (folder / "full" / "thesis.tex").write_text("years of work")
+    monkeypatch.chdir(folder)
+    before = sorted(p.name for p in folder.iterdir())
+    found, _, err = run(capsys, *arguments)
+    assert found == code
+    assert word in err
+    assert "Traceback" not in err
+    assert sorted(p.name for p in folder.iterdir()) == before
+    assert (folder / "full" / "thesis.tex").exists()
+
+
+def test_a_new_client_at_predict_is_noted(model, folder, capsys):
+    visits().assign(hospital="h9").to_csv(folder / "new.csv", index=False)
+    code, out, err = run(capsys, "predict", model[0], folder / "new.csv")
+    assert code == 0
+    assert "'h9' was not in training" in err
+    assert len(out.splitlines()) == 131
+
+
+def test_an_interrupt_leaves_nothing(folder, capsys, monkeypatch):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for where, name in ((workflow, "fit_tables"), (workflow.os, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, stop)
+            before = sorted(p.name for p in folder.iterdir())
+            code, _, err = run(
+                capsys, "fit", folder / "visits.csv", "--client", "hospital", "--target", "stay",
+                "--radius", "0.1", "--gap", "1e-2", "--out", folder / "stopped",
+            )  # fmt: skip
+            assert code == 1
+            assert "interrupted; nothing was written" in err
+            assert sorted(p.name for p in folder.iterdir()) == before
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_model_file_with_any_byte_changed_is_refused(model, data):
+    good = (model[0] / "model.safetensors").read_bytes()
+    if data.draw(st.booleans()):
+        bad = good[: data.draw(st.integers(0, len(good) - 1))]
+    else:
+        place, change = data.draw(st.integers(0, len(good) - 1)), data.draw(st.integers(1, 255))
+        bad = good[:place] + bytes([good[place] ^ change]) + good[place + 1 :]
+    with pytest.raises(BidroError, match=r"damaged|not a whole model"):
+        Model.from_bytes(bad, "model.safetensors")
+
+
+def test_a_model_of_another_kind_or_version_is_refused(model):
+    from bidro import model_file
+
+    loaded = load_model(model[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_file, "VERSION", 99)
+        newer = loaded.to_bytes()
+    with pytest.raises(BidroError, match="version 99"):
+        Model.from_bytes(newer, "model")
+    assert Model.from_bytes(loaded.to_bytes(), "model").to_bytes() == loaded.to_bytes()
+
+
+def test_help_teaches_and_is_light():
+    """No heavy module is loaded for help: that is what keeps it instant."""
+    code = (
+        "import sys; sys.argv = ['bidro', 'fit', '--help']\n"
+        "from bidro.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('jax', 'pandas', 'sklearn', 'matplotlib', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Example: bidro fit visits.csv" in done.stdout
+    assert done.stdout.strip().endswith("[]")

@@ -1,0 +1,132 @@
+"""Tables as numbers: what is read, what is refused, and in which words."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bidro.errors import BidroError
+from bidro.tables import Schema, bounds_of, learn_schema, read
+
+FRAME = pd.DataFrame(
+    {
+        "hospital": ["n", "n", "s", "s"],
+        "age": [30, 41, 52, 63],
+        "ward": ["b", "a", "c", "a"],
+        "smoker": [True, False, True, True],
+        "stay": [1.0, 2.5, 3.0, 4.0],
+    }
+)
+
+
+def test_numbers_categories_and_back():
+    schema = learn_schema(FRAME, "hospital", "stay")
+    assert schema.features == ("age", "ward=b", "ward=c", "smoker=True")
+    assert schema.classes is None
+    np.testing.assert_array_equal(
+        schema.matrix(FRAME), [[30, 1, 0, 1], [41, 0, 0, 0], [52, 0, 1, 1], [63, 0, 0, 1]]
+    )
+    np.testing.assert_array_equal(schema.labels(FRAME), FRAME["stay"])
+    assert schema.clients(FRAME).tolist() == ["n", "n", "s", "s"]
+    assert Schema.from_dict(schema.to_dict()) == schema
+
+
+def test_tasks():
+    assert learn_schema(FRAME, "hospital", "ward").classes == ("a", "b", "c")
+    assert learn_schema(FRAME, "hospital", "smoker").classes == ("False", "True")
+    whole = FRAME.assign(y=[0, 1, 1, 0])
+    assert learn_schema(whole, "hospital", "y").classes == ("0", "1")
+    assert learn_schema(whole, "hospital", "y", task="regression").classes is None
+    # A number read as a float in one table and as an integer in another is the same class.
+    schema = learn_schema(whole, "hospital", "y")
+    assert schema.labels(whole.assign(y=[0.0, 1.0, 1.0, 0.0])).tolist() == ["0", "1", "1", "0"]
+
+
+def test_missing_values_are_counted_or_filled():
+    gaps = FRAME.assign(age=[30, None, 52, 63], ward=["b", None, "c", "b"])
+    with pytest.raises(BidroError, match="1 in 'age' of 'n', 1 in 'ward' of 'n'"):
+        learn_schema(gaps, "hospital", "stay")
+    schema = learn_schema(gaps, "hospital", "stay", missing="median")
+    assert schema.matrix(gaps)[1].tolist() == [52, 0, 0]  # 'b', the commonest, is the reference
+    strict = learn_schema(FRAME, "hospital", "stay")
+    with pytest.raises(BidroError, match="Row 1 has no 'age'"):
+        strict.matrix(gaps)
+
+
+def test_files(tmp_path):
+    FRAME.to_csv(tmp_path / "all.csv", index=False)
+    FRAME.to_parquet(tmp_path / "all.parquet")
+    for name in ("all.csv", "all.parquet"):
+        table, client = read([tmp_path / name], "hospital")
+        assert client == "hospital"
+        assert len(table) == 4
+    for name, part in FRAME.drop(columns="hospital").groupby(FRAME["hospital"]):
+        part.to_csv(tmp_path / f"{name}.csv", index=False)
+    table, client = read([tmp_path / "n.csv", tmp_path / "s.csv"], None)
+    assert client == "client"
+    assert table["client"].tolist() == ["n", "n", "s", "s"]
+    (tmp_path / "bad.parquet").write_bytes(b"no table")
+    (tmp_path / "odd.xyz").write_text("a")
+    pd.DataFrame({"age": []}).to_csv(tmp_path / "empty.csv", index=False)
+    FRAME.drop(columns="age").to_csv(tmp_path / "less.csv", index=False)
+    for paths, column, word in (
+        ([], None, "at least one table"),
+        (["none.csv"], "hospital", "no file"),
+        (["bad.parquet"], "hospital", "could not be read"),
+        (["odd.xyz"], "hospital", "neither"),
+        (["all.csv"], None, "--client"),
+        (["all.csv"], "clinic", "no column 'clinic'"),
+        (["empty.csv"], "age", "has no rows"),
+        (["n.csv", "n.csv"], None, "Two files"),
+        (["all.csv", "less.csv"], "hospital", "'age' is in one only"),
+    ):
+        with pytest.raises(BidroError, match=word):
+            read([tmp_path / p for p in paths], column)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: learn_schema(FRAME, "hospital", "none"), "no column 'none'"),
+        (lambda: learn_schema(FRAME, "hospital", "stay", ["none"]), "no column 'none'"),
+        (lambda: learn_schema(FRAME, "hospital", "stay", []), "no features"),
+        (lambda: learn_schema(FRAME, "hospital", "stay", ["age", "stay"]), "one role"),
+        (lambda: learn_schema(FRAME, "hospital", "ward", task="regression"), "not a number"),
+        (lambda: learn_schema(FRAME, "hospital", "stay", task="odd"), "task must be"),
+        (lambda: learn_schema(FRAME, "hospital", "stay", missing="odd"), "'refuse'"),
+        (lambda: learn_schema(FRAME.assign(y="a"), "hospital", "y"), "one class only"),
+        (lambda: learn_schema(FRAME.assign(d=pd.Timestamp("2026-01-01")), "hospital", "stay"), "dates"),
+        (lambda: learn_schema(FRAME.assign(age=[1, 2, 3, np.inf]), "hospital", "stay"), "Row 3: 'age'"),
+        (
+            lambda: learn_schema(
+                pd.DataFrame({"c": "x", "t": range(300), "name": [f"p{k}" for k in range(300)]}), "c", "t"
+            ),
+            "300 different texts",
+        ),
+        (lambda: SCHEMA.matrix(FRAME.drop(columns="age")), "no column 'age'"),
+        (lambda: SCHEMA.matrix(FRAME.assign(ward="z")), "'z' is not a level of 'ward'; there are a, b, c"),
+        (lambda: SCHEMA.matrix(FRAME.assign(age="old")), "must hold numbers"),
+        (lambda: SCHEMA.labels(FRAME.drop(columns="stay")), "no column 'stay'"),
+        (lambda: SCHEMA.labels(FRAME.assign(stay=[1, None, 2, 3])), "Row 1 has no 'stay'"),
+        (lambda: SCHEMA.clients(FRAME.drop(columns="hospital")), "no column 'hospital'"),
+        (lambda: SCHEMA.clients(FRAME.assign(hospital=["n", None, "s", "s"])), "Row 1 has no 'hospital'"),
+        (lambda: CLASSES.labels(FRAME.assign(ward="z")), "'z' is not a class"),
+        (lambda: bounds_of({"age": [0, 100]}, SCHEMA), "no bounds of 'stay'"),
+        (lambda: bounds_of({"age": [0, 100], "stay": [0, 9], "ward": [0, 1]}, SCHEMA), "'ward'"),
+        (lambda: bounds_of({"age": [100, 0], "stay": [0, 9]}, SCHEMA), "lower < upper"),
+        (lambda: bounds_of({"age": 3, "stay": [0, 9]}, SCHEMA), "must be \\[lower, upper\\]"),
+    ],
+)
+def test_what_does_not_fit_is_named(make, word):
+    with pytest.raises(BidroError, match=word):
+        make()
+
+
+SCHEMA = learn_schema(FRAME, "hospital", "stay")
+CLASSES = learn_schema(FRAME, "hospital", "ward")
+
+
+def test_bounds_in_the_order_of_the_features():
+    lower, upper = bounds_of({"age": [0, 100], "stay": [0, 9]}, SCHEMA)
+    assert lower.tolist() == [0, 0, 0, 0, 0]
+    assert upper.tolist() == [100, 1, 1, 1, 9]
+    assert bounds_of({"age": [0, 100], "stay": [0, 9]}, CLASSES)[1].tolist() == [100, 1, 9]
