@@ -1,6 +1,7 @@
 """The public names, the one-way imports, and the README's code."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -63,4 +64,9 @@ def test_code_in_the_pages_runs_when_pasted(page, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
     code = "\n".join(blocks)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shell = "\n".join(re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    here = {**os.environ, "PATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(["bash", "-e", "-c", shell], capture_output=True, text=True, cwd=tmp_path, env=here)
     assert done.returncode == 0, done.stderr

@@ -76,6 +76,7 @@ _HOME = {
     "worst_case_mixture": "guarantees",
     "RobustClassifier": "estimators",
     "RobustRegressor": "estimators",
+    "example_visits": "workflow.example",
     "BidroError": "errors",
 }
 

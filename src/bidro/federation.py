@@ -308,6 +308,14 @@ def _scrambled(key: NDArray[np.uint64], counter: NDArray[np.uint64] | np.uint64)
     return np.asarray(z ^ (z >> np.uint64(31)))
 
 
+def column_deviations(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The standard deviation of every column (N, k), block by block, so that no copy of the rows is made."""
+    mean, total = rows.mean(axis=0), np.zeros(rows.shape[1])
+    for begin in range(0, len(rows), _CHECK_ROWS):
+        total += ((rows[begin : begin + _CHECK_ROWS] - mean) ** 2).sum(axis=0)
+    return np.asarray(np.sqrt(total / len(rows)))
+
+
 def aligned(shape: tuple[int, int]) -> NDArray[np.float64]:
     """An empty table that JAX takes over without a copy: it must start where JAX's own arrays would."""
     alignment = 64

@@ -48,12 +48,12 @@ class Tiles:
 
 @pytree
 class Folds:
-    """Which fold each row belongs to, and the fold whose rows are left out of sums."""
+    """Which fold each row belongs to, and the folds whose rows sums run over."""
 
     of_row: Array  # (N,)
     tiled: Array | None  # the same as tiles (tiles, height), where the rows are
     counts: Array  # (folds,) rows of the client in each
-    left_out: Array  # (); -1 where none is
+    kept: Array  # (folds,) whether sums run over it
 
 
 @pytree
@@ -122,14 +122,22 @@ class ClientRows:
         tiles = self.tiles
         tiled = None if self.tiled is None else _gather(marks, tiles.start, tiles.count, tiles.height)
         shaped = counts.reshape((*self.size.shape, folds))
-        return replace(self, folds=Folds(marks, tiled, jnp.asarray(shaped), jnp.asarray(-1)))
+        return replace(self, folds=Folds(marks, tiled, jnp.asarray(shaped), jnp.ones(folds, bool)))
 
     def without(self, fold: Array) -> ClientRows:
         """The same rows, with those of one fold left out of every sum and of the size."""
         assert self.folds is not None
-        return replace(
-            self, size=self.size - self.folds.counts[fold], folds=replace(self.folds, left_out=fold)
-        )
+        return self._keeping(jnp.arange(self.folds.kept.shape[0]) != fold)
+
+    def only(self, fold: Array) -> ClientRows:
+        """The rows of one fold."""
+        assert self.folds is not None
+        return self._keeping(jnp.arange(self.folds.kept.shape[0]) == fold)
+
+    def _keeping(self, kept: Array) -> ClientRows:
+        assert self.folds is not None
+        size = jnp.sum(jnp.where(kept, self.folds.counts, 0))
+        return replace(self, size=size, folds=replace(self.folds, kept=kept))
 
     def row(self, k: Array) -> Array:
         """The client's own k-th row, shape (m,)."""
@@ -159,9 +167,7 @@ class ClientRows:
         """
 
         if self.folds is not None:
-            return replace(self, folds=replace(self.folds, left_out=jnp.asarray(-1)))._sum(
-                _without_fold(block_sum), (arguments, self.folds.left_out)
-            )
+            return self._sum(_over_folds(block_sum), (arguments, self.folds.kept))
         return self._sum(lambda args, rows, weights, marks: block_sum(args, rows, weights), arguments)
 
     def _sum(self, block_sum: MarkedSum, arguments: Any) -> Any:
@@ -223,12 +229,12 @@ class ClientRows:
         )
 
 
-def _without_fold(block_sum: BlockSum) -> MarkedSum:
-    """A sum whose arguments come with the fold to be left out."""
+def _over_folds(block_sum: BlockSum) -> MarkedSum:
+    """A sum whose arguments come with the folds to run over."""
 
     def total(args: tuple[Any, Array], rows: Array, weights: Array, marks: Array | None) -> Any:
-        own, left_out = args
-        return block_sum(own, rows, weights * (marks != left_out))
+        own, kept = args
+        return block_sum(own, rows, weights * kept[marks])
 
     return total
 

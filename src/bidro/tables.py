@@ -52,20 +52,22 @@ class Schema:
         """The names of the columns of numbers that a model sees."""
         return tuple(name for column in self.columns for name in column.coded)
 
-    def matrix(self, table: pd.DataFrame) -> Floats:
-        """(N, k) the features as numbers. Raises BidroError for a column that is missing or a level that is
-        not in the schema."""
+    def matrix(self, table: pd.DataFrame, order: NDArray[np.intp] | None = None) -> Floats:
+        """(N, k) the features as numbers; `order` chooses rows.
+
+        Raises BidroError for a column that is missing or a level that is not in the schema.
+        """
         missing = [column.name for column in self.columns if column.name not in table]
         if missing:
             raise BidroError(
                 f"The table has no column '{missing[0]}', which the model needs; it has "
                 f"{', '.join(map(str, table.columns))}."
             )
-        matrix = np.empty((len(table), len(self.features)))
+        matrix = np.empty((len(table) if order is None else len(order), len(self.features)))
         place = 0
         for column in self.columns:
             width = len(column.coded)
-            _fill(matrix[:, place : place + width], table[column.name], column)
+            _fill(matrix[:, place : place + width], table[column.name], column, order)
             place += width
         return matrix
 
@@ -154,12 +156,28 @@ def read_one(path: Path) -> pd.DataFrame:
         raise BidroError(f"There is no file '{path}'.")
     try:
         if path.suffix.lower() in (".parquet", ".pq"):
-            return pd.read_parquet(path)
+            return _read_parquet(path)
         if path.suffix.lower() in (".csv", ".txt", ".tsv"):
             return pd.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",")
     except Exception as error:
         raise BidroError(f"'{path}' could not be read as a table: {_first_line(error)}") from error
     raise BidroError(f"'{path}' is neither .csv, .tsv nor .parquet.")
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    """Columns of numbers stay where they were read, so that there is one copy of them, not two."""
+    from pyarrow import parquet
+
+    table = parquet.read_table(path).to_pandas(split_blocks=True, self_destruct=True)
+    release()
+    return table
+
+
+def release() -> None:
+    """Give back the memory of tables that are gone; the reader's allocator would keep it."""
+    import pyarrow
+
+    pyarrow.default_memory_pool().release_unused()
 
 
 def learn_schema(
@@ -249,7 +267,7 @@ def _refuse_missing(table: pd.DataFrame, client: str, names: Sequence[str]) -> N
     )
 
 
-def _fill(into: Floats, values: pd.Series, column: Column) -> None:
+def _fill(into: Floats, values: pd.Series, column: Column, order: NDArray[np.intp] | None) -> None:
     """Write a column's numbers into its place (N, width) of the matrix."""
     gaps = values.isna().to_numpy()
     if gaps.any() and column.filler is None:
@@ -259,7 +277,8 @@ def _fill(into: Floats, values: pd.Series, column: Column) -> None:
         )
     if column.levels is None:
         filled = values.fillna(column.filler) if gaps.any() else values
-        into[:, 0] = _numbers(filled, column.name)
+        numbers = _numbers(filled, column.name)
+        into[:, 0] = numbers if order is None else numbers[order]
         return
     words = as_words(values)
     if gaps.any():
@@ -272,7 +291,7 @@ def _fill(into: Floats, values: pd.Series, column: Column) -> None:
             f"Row {int(np.argmax(unknown))}: '{words[unknown][0]}' is not a level of '{column.name}'; there "
             f"are {', '.join(column.levels)}."
         )
-    into[:] = codes[:, None] == np.arange(1, len(known))
+    into[:] = (codes if order is None else codes[order])[:, None] == np.arange(1, len(known))
 
 
 def as_words(values: pd.Series) -> NDArray[np.str_]:

@@ -24,7 +24,6 @@ from bidro.algorithms.contract import Snapshot, masked
 from bidro.algorithms.exact import ExactMWDRO, Reply, State
 from bidro.client import Client
 from bidro.problem import Mixtures, Problem
-from bidro.rows import ClientRows
 from bidro.sets import CappedSimplex, Simplex
 from bidro.trees import pytree, static
 from bidro.worst_case import Oracle
@@ -193,12 +192,10 @@ class FoldScores:
     def client(self, broadcast: ScoresBroadcast, client: Client, draw: object) -> ScoresReply:
         loss = client.inner.loss
 
-        def total(rows: ClientRows, x: Array) -> Array:
-            return rows.mean(loss.values, x) * rows.size
-
         def left_out(solve: tuple[Array, Array]) -> Array:
             fold, x = solve
-            return total(client.rows, x) - total(client.rows.without(fold), x)
+            rows = client.rows.only(fold)
+            return rows.mean(loss.values, x) * rows.size
 
         folds, candidates, d = broadcast.x.shape
         of_solve = jnp.repeat(jnp.arange(folds), candidates)

@@ -21,8 +21,9 @@ from bidro.algorithms.exact import Broadcast, ExactMWDRO, State
 from bidro.algorithms.exact import Reply as Risks
 from bidro.client import Client, ambiguity_kind
 from bidro.errors import BidroError
-from bidro.losses import Squared
+from bidro.losses import Loss, Squared
 from bidro.problem import Problem
+from bidro.rows import ClientRows
 from bidro.trees import pytree, static
 from bidro.worst_case import Exact, Inner
 from bidro.worst_case.atoms import Pass, Point
@@ -77,15 +78,7 @@ class OneShotMWDRO:
         return None
 
     def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
-        loss = client.inner.loss
-        assert isinstance(loss, Squared)
-
-        def moments(_: Array, rows: Array, weights: Array) -> Array:
-            one = jnp.ones((len(rows), int(loss.intercept)))
-            v = jnp.concatenate([rows[:, :-1], one, rows[:, -1:]], axis=1)
-            return (v.T * weights) @ v
-
-        return Reply(client.rows.sum(moments, jnp.zeros(())) / client.rows.size)
+        return Reply(second_moments(client.rows, client.inner.loss))
 
     def server(self, state: OneShotState, replies: Reply, replied: Array) -> OneShotState:
         """Needs all clients: until then, the round is repeated."""
@@ -95,7 +88,7 @@ class OneShotMWDRO:
         solver, before = state.solver, state.solver.t
         while not solver.finished and solver.t - before < _MOST_STEPS:
             at = exact.broadcast(solver)
-            found = _risks(state.lifted, replies.moments, state.eps, state.inner, at.x, at.width)
+            found = risks_from_moments(state.lifted, replies.moments, state.eps, state.inner, at.x, at.width)
             solver = exact.server(solver, found, replied)
         # Nothing new would come of asking again.
         return state._replace(solver=solver._replace(t=before + 1, stalled=True))
@@ -104,8 +97,22 @@ class OneShotMWDRO:
         return Snapshot(state.solver.best.x, state.solver.best.x, state.solver.alpha)
 
 
+def second_moments(rows: ClientRows, loss: Loss) -> Array:
+    """(d + 1, d + 1) mean of (theta, 1, y)(theta, 1, y)' over the rows, without the 1 where no intercept."""
+    assert isinstance(loss, Squared)
+
+    def moments(_: Array, block: Array, weights: Array) -> Array:
+        one = jnp.ones((len(block), int(loss.intercept)))
+        v = jnp.concatenate([block[:, :-1], one, block[:, -1:]], axis=1)
+        return (v.T * weights) @ v
+
+    return rows.sum(moments, jnp.zeros(())) / rows.size
+
+
 @jax.jit(static_argnums=0)
-def _risks(lifted: bool, moments: Array, eps: Array, inner: Inner, x: Array, width: Array) -> Risks:
+def risks_from_moments(
+    lifted: bool, moments: Array, eps: Array, inner: Inner, x: Array, width: Array
+) -> Risks:
     """What each client would reply, from its moments (n, d + 1, d + 1)."""
 
     def one(moment: Array, radius: Array) -> Risks:

@@ -35,6 +35,7 @@ app.command(epilog="Example: `bidro certify stay-model fresh.csv --confidence 0.
 app.command(epilog="Example: `bidro plan stay-model visits.csv --width 2.0`")(use.plan)
 app.command(epilog="Example: `bidro compare visits.csv --client hospital --target stay`")(use.compare)
 app.command(epilog="Example: `bidro report stay-model --out stay.html`")(use.report)
+app.command(epilog="Example: `bidro example visits.csv`")(use.example)
 app.command(epilog="Example: `bidro reproduce --runs 5 --rounds 2000 --out out/quick`")(reproduce.reproduce)
 
 

@@ -193,6 +193,20 @@ def report(
     _say({"out": str(where)}, json, f"Written to {where}: open it in a browser.")
 
 
+def example(
+    out: Annotated[Path, typer.Argument(help="CSV file to write.")] = Path("visits.csv"),
+    seed: Annotated[int, typer.Option(help="Another seed gives other rows of the same kind.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """Write a made-up table of visits to six hospitals, to try the other commands on."""
+    from bidro.report.files import write_text
+    from bidro.workflow.example import example_visits
+
+    table = example_visits(seed)
+    write_text(out, table.to_csv(index=False))
+    _say({"rows": len(table), "out": str(out)}, json, f"{len(table):,} made-up visits written to {out}.")
+
+
 def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
     """Rows (N_i, m) of every client in the tables, in the units of training."""
     from bidro.tables import FILE_CLIENT, read

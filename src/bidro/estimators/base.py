@@ -81,6 +81,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         standard = Standard.of(X, target, loss.labels is not None)
         loss = self._in_units(loss, standard.target_spread)
         federation = standard.federation(X, target, owners, columns)
+        # From here on the solver's own rows are all that is needed.
+        del X
         transport = transport_of(
             loss, federation.m, self.metric, self.label_cost, self.p, standard.target_spread
         )
@@ -153,8 +155,11 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             raise BidroError(
                 f"There are no rows of client '{missing[0]}' to certify with; every client needs one."
             )
-        rows = self.standard_.rows(X, target)
-        fresh = {name: rows[owners == name] for name in names}
+        order = np.argsort(owners, kind="stable")
+        sizes = np.unique(owners, return_counts=True)[1]
+        # Names of clients are in alphabetical order, as those of sorted rows are.
+        rows = self.standard_.rows(X[order], target[order])
+        fresh = dict(zip(names, np.split(rows, np.cumsum(sizes)[:-1]), strict=True))
         bare = self.certificate_
         if confidence != bare.confidence and self._declared is not None:
             bare = self._without_kept_out(confidence)

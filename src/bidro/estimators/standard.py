@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.errors import BidroError
-from bidro.federation import Federation, aligned
+from bidro.federation import Federation, aligned, column_deviations
 from bidro.sets import Box
 
 Floats = NDArray[np.float64]
@@ -36,9 +36,9 @@ class Standard:
     @classmethod
     def of(cls, features: Floats, target: Floats, classes: bool) -> Standard:
         """From all rows (N, k) and targets (N,)."""
-        mean, spread = features.mean(axis=0), _deviation(features)
+        mean, spread = features.mean(axis=0), column_deviations(features)
         # Rounding leaves a trace of spread in columns that are constant.
-        level = np.abs(features).max(axis=0) if len(features) else np.zeros(features.shape[1])
+        level = np.maximum(features.max(axis=0), -features.min(axis=0))
         spread = np.where(spread > 1e-13 * level, spread, 1.0)
         if classes:
             return cls(mean, spread, 0.0, 1.0)
@@ -63,7 +63,11 @@ class Standard:
 
     def rows(self, features: Floats, target: Floats) -> Floats:
         """(N, k + 1) rows in these units."""
-        return np.column_stack([(features - self.mean) / self.spread, target - self.middle])
+        rows = np.empty((len(target), features.shape[1] + 1))
+        np.subtract(features, self.mean, out=rows[:, :-1])
+        rows[:, :-1] /= self.spread
+        rows[:, -1] = target - self.middle
+        return rows
 
     def box(self, support: tuple[ArrayLike, ArrayLike], labels: tuple[float, ...] | None) -> Box:
         """A declared support, lower and upper bounds of every feature and (for a numeric target) of the
@@ -91,14 +95,6 @@ class Standard:
 
 def _range(labels: tuple[float, ...]) -> tuple[float, float]:
     return min(labels), max(labels)
-
-
-def _deviation(features: Floats) -> Floats:
-    """The standard deviation of every column, block by block."""
-    mean, total = features.mean(axis=0), np.zeros(features.shape[1])
-    for begin in range(0, len(features), _TOGETHER):
-        total += ((features[begin : begin + _TOGETHER] - mean) ** 2).sum(axis=0)
-    return np.asarray(np.sqrt(total / max(len(features), 1)))
 
 
 def signs(codes: NDArray[np.int64], classes: int) -> Floats:

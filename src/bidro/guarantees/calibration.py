@@ -15,16 +15,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpy.typing import NDArray
 
+from bidro.algorithms.contract import Algorithm
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
+from bidro.algorithms.fold_moments import FoldMoments
 from bidro.client import Client, WassersteinBall
 from bidro.engines.in_process import all_replies
 from bidro.errors import BidroError
+from bidro.federation import column_deviations
+from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.worst_case import Oracle, default_oracle
 
@@ -99,20 +105,34 @@ def calibrate(
         folds = max(2, min(FOLDS, *problem.federation.sizes))
     balls = replace(problem, ambiguity=WassersteinBall(0.0))
     clients = in_folds(balls, folds, seed)
-    solves = FoldSolves(chosen, candidates, folds, unit)
-    key, everyone = jax.random.key(0), jnp.ones(problem.n, bool)
-    state = solves.init(balls)
-    while not state.finished:
-        replies = all_replies(solves, clients, key, solves.broadcast(state), jnp.asarray(state.t + 1))
-        state = solves.server(state, replies, everyone)
+    if isinstance(problem.loss, Squared) and balls.lifted:
+        moments = FoldMoments(candidates, folds, unit)
+        start = moments.init(balls)
+        done = moments.server(start, *_round(moments, clients, start))
+        assert done.losses is not None
+        losses, rounds = done.losses, done.t
         if progress is not None:
-            progress(state.t, len(state.active))
-    scoring = FoldScores(jnp.asarray(state.models(folds)))
-    replies = all_replies(scoring, clients, key, scoring.broadcast(scoring.models), jnp.asarray(state.t + 1))
-    losses = np.asarray(scoring.server(scoring.models, replies, everyone))
+            progress(rounds, 0)
+    else:
+        solves = FoldSolves(chosen, candidates, folds, unit)
+        going = solves.init(balls)
+        while not going.finished:
+            going = solves.server(going, *_round(solves, clients, going))
+            if progress is not None:
+                progress(going.t, len(going.active))
+        scoring = FoldScores(jnp.asarray(going.models(folds)))
+        losses = np.asarray(scoring.server(scoring.models, *_round(scoring, clients, scoring.models)))
+        rounds = going.t + 1
     best = candidates[int(np.argmin(_worst_share(losses, 5)))]
     radii = unit * best.scale / np.sqrt(np.asarray(problem.federation.sizes, float))
-    return Calibration(candidates, losses, problem.federation.names, radii, best, unit, folds, state.t + 1)
+    return Calibration(candidates, losses, problem.federation.names, radii, best, unit, folds, rounds)
+
+
+def _round(algorithm: Algorithm, clients: Client, state: Any) -> tuple[Any, Array]:
+    """(the replies of all clients, who replied)."""
+    key, first = jax.random.key(0), jnp.asarray(1)
+    replies = all_replies(algorithm, clients, key, algorithm.broadcast(state), first)
+    return replies, jnp.ones(clients.eps.shape, bool)
 
 
 def in_folds(problem: Problem, folds: int, seed: int) -> Client:
@@ -138,7 +158,7 @@ def pooled_spread(problem: Problem) -> float:
     of the transport cost: 1 in pooled standardised units."""
     inverse = np.asarray(problem.transport.inverse_scale)
     movable = inverse > 0
-    deviations = np.asarray(jnp.std(problem.federation.samples, axis=0))[movable] / inverse[movable]
+    deviations = column_deviations(np.asarray(problem.federation.samples))[movable] / inverse[movable]
     size = float(np.sqrt(np.mean(deviations**2))) if movable.any() else 0.0
     if not size > 0:
         raise BidroError("No coordinate that can move varies in the data, so there is no spread to scale by.")

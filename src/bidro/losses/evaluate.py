@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bidro.losses.base import Loss
 
-_LARGEST_BLOCK = 1 << 16
+_LARGEST_BLOCK = 1 << 13
 _SMALLEST_BLOCK = 1 << 6
 
 

@@ -24,10 +24,12 @@ from bidro.estimators.training import Trained
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.statements import Assessed
 from bidro.model_file import FILE, Model
-from bidro.tables import Schema, bounds_of, learn_schema, read
+from bidro.tables import Schema, bounds_of, learn_schema, read, release
 from bidro.workflow.options import FitOptions
 
 Floats = NDArray[np.float64]
+# Features, targets and clients of the rows kept out.
+Fresh = tuple[Floats, NDArray[Any], NDArray[np.str_]]
 
 # The levels of confidence that the report can show.
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
@@ -68,28 +70,25 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
     table, client = read([Path(p) for p in options.tables], options.client)
     progress.begin("preparing")
     schema = learn_schema(table, client, options.target, options.features, options.task, options.missing)
-    matrix, target, clients = schema.matrix(table), schema.labels(table), schema.clients(table)
-    del table
+    clients = schema.clients(table)
     kept_out = choose_kept_out(clients, options.hold_out, options.seed)
+    target = schema.labels(table)
+    fresh = (schema.matrix(table, np.flatnonzero(kept_out)), target[kept_out], clients[kept_out])
+    # Popped where it is used, so that nothing here keeps it alive once the solver has its own rows.
+    training = [schema.matrix(table, np.flatnonzero(~kept_out))]
+    del table
+    release()
     estimator = _estimator(options, schema)
     progress.begin("choosing")
     trained = estimator._fit(
-        _part(matrix, ~kept_out),
-        target[~kept_out],
-        clients[~kept_out],
-        progress.calibration,
-        progress.solving,
+        training.pop(), target[~kept_out], clients[~kept_out], progress.calibration, progress.solving
     )
     progress.begin("certifying")
     certificates = {
-        level: _certificate(estimator, matrix, target, clients, kept_out, level, options.shift)
+        level: _certificate(estimator, fresh, level, options.shift)
         for level in sorted({*LEVELS, options.confidence})
     }
     model = _model(estimator, schema, options, trained)
-    judged = kept_out if kept_out.any() else ~kept_out
-    rows = estimator.standard_.rows(matrix[judged], estimator._codes(target[judged]))
-    losses = model.losses(rows)
-    owners = clients[judged]
     return Fit(
         options,
         model,
@@ -97,8 +96,8 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
         tuple(certificates.values()),
         estimator,
         trained,
-        {name: losses[owners == name] for name in model.clients},
-        int(kept_out.sum()),
+        _client_losses(model, estimator, trained, fresh),
+        len(fresh[0]),
     )
 
 
@@ -145,11 +144,6 @@ def write_folder(folder: Path, files: dict[str, str | bytes]) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _part(matrix: Floats, chosen: NDArray[np.bool_]) -> Floats:
-    """The chosen rows, without a copy where all are."""
-    return matrix if chosen.all() else matrix[chosen]
-
-
 def _estimator(options: FitOptions, schema: Schema) -> RobustEstimator:
     shared: dict[str, Any] = {
         "radius": options.radius,
@@ -168,18 +162,29 @@ def _estimator(options: FitOptions, schema: Schema) -> RobustEstimator:
     return RobustRegressor(loss, threshold=options.threshold, quantile=options.quantile, **shared)
 
 
+def _client_losses(
+    model: Model, estimator: RobustEstimator, trained: Trained, fresh: Fresh
+) -> dict[str, Floats]:
+    """Each client's losses on rows kept out, or on training rows where there are none."""
+    if len(fresh[0]) == 0:
+        federation = trained.problem.federation
+        losses = model.losses(np.asarray(federation.samples))
+        owners = np.repeat(federation.names, federation.sizes)
+    else:
+        losses = model.losses(estimator.standard_.rows(fresh[0], estimator._codes(fresh[1])))
+        owners = fresh[2]
+    return {name: losses[owners == name] for name in model.clients}
+
+
 def _certificate(
     estimator: RobustEstimator,
-    matrix: Floats,
-    target: NDArray[Any],
-    clients: NDArray[np.str_],
-    kept_out: NDArray[np.bool_],
+    fresh: Fresh,
     confidence: float,
     shift: float | None,
 ) -> Certificate:
-    if not kept_out.any():
+    if len(fresh[0]) == 0:
         return estimator._without_kept_out(confidence)
-    return estimator.certify(matrix[kept_out], target[kept_out], clients[kept_out], confidence, shift)
+    return estimator.certify(*fresh, confidence, shift)
 
 
 def _model(estimator: RobustEstimator, schema: Schema, options: FitOptions, trained: Trained) -> Model:

@@ -1,0 +1,122 @@
+"""`bidro fit` from Parquet on a large table: seconds of each part and peak memory. Prints JSON.
+
+python bench/fit.py [--rows 1000000] [--columns 30] [--clients 50] [--task regression]
+
+Memory is the peak of the process, of which the libraries alone take `libraries_mb`; `ratio` compares what the
+run adds to the table in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+PARTS = {
+    "reading": "reading",
+    "preparing": "preparing",
+    "choosing": "cross-validating",
+    "certifying": "certifying",
+}
+
+
+def table(rows: int, columns: int, clients: int, task: str) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(rows, columns))
+    owner = rng.choice(clients, rows, p=rng.dirichlet(np.full(clients, 3.0)))
+    w = 0.3 + 0.1 * rng.normal(size=(clients, columns))
+    y = np.einsum("ij,ij->i", X, w[owner]) + rng.normal(size=rows)
+    frame = pd.DataFrame(X, columns=[f"x{j}" for j in range(columns)])
+    frame["target"] = y if task == "regression" else np.where(y > 0, "yes", "no")
+    frame["client"] = np.array([f"c{k}" for k in range(clients)])[owner]
+    return frame
+
+
+def peak_mb() -> float:
+    """The largest resident size so far; unlike `ru_maxrss` it does not begin with that of the parent."""
+    line = next(v for v in Path("/proc/self/status").read_text().splitlines() if v.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def measure(path: Path, rows: int, columns: int) -> dict[str, object]:
+    from bidro.workflow.fit import Progress, fit_tables
+    from bidro.workflow.options import FitOptions
+
+    libraries = peak_mb()
+    began = time.perf_counter()
+    marks: list[tuple[str, float]] = []
+    solving: list[float] = []
+
+    def stage(name: str) -> None:
+        marks.append((name, time.perf_counter()))
+
+    def solve_round(_: int, gap: float) -> None:
+        solving.append(time.perf_counter())
+
+    last_calibration = [began]
+
+    def calibration_round(_: int, left: int) -> None:
+        last_calibration[0] = time.perf_counter()
+
+    options = FitOptions(tables=(str(path),), client="client", target="target")
+    done = fit_tables(options, Progress(stage, calibration_round, solve_round))
+    ended = time.perf_counter()
+    ends = [*(at for _, at in marks[1:]), ended]
+    seconds = {PARTS[name]: round(end - at, 2) for (name, at), end in zip(marks, ends, strict=True)}
+    # Solving begins where cross-validation has its scores; the rounds of it are marked one by one.
+    certifying = dict(marks)["certifying"]
+    seconds["cross-validating"] = round(last_calibration[0] - dict(marks)["choosing"], 2)
+    seconds["solving"] = round(certifying - last_calibration[0], 2)
+    in_float64 = rows * (columns + 1) * 8 / 2**20
+    return {
+        "rows": rows,
+        "columns": columns,
+        "clients": len(done.model.clients),
+        "seconds": seconds,
+        "total_s": round(ended - began, 2),
+        "rounds": done.trained.solution.rounds,
+        "gap": done.trained.solution.gap,
+        "table_mb": round(in_float64, 1),
+        "libraries_mb": round(libraries, 1),
+        "peak_mb": round(peak_mb(), 1),
+        "ratio": round((peak_mb() - libraries) / in_float64, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="bidro fit on a large table.")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--columns", type=int, default=30)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--task", choices=("regression", "classification"), default="regression")
+    parser.add_argument("--table", type=Path, help="(used by the script itself)")
+    chosen = parser.parse_args()
+    if chosen.table is not None:
+        print(json.dumps(measure(chosen.table, chosen.rows, chosen.columns)))
+        return
+    import subprocess
+    import sys
+
+    # The table is made in this process and measured in another, whose peak is then that of the fit alone.
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.parquet"
+        table(chosen.rows, chosen.columns, chosen.clients, chosen.task).to_parquet(path)
+        sizes = ["--rows", str(chosen.rows), "--columns", str(chosen.columns)]
+        done = subprocess.run(
+            [sys.executable, __file__, "--table", str(path), *sizes],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
+    print(json.dumps({"task": chosen.task, **json.loads(done.stdout)}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

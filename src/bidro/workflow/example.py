@@ -1,0 +1,38 @@
+"""A made-up table of hospital visits, to try things on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+_HOSPITALS = {"north": 90, "south": 260, "east": 400, "west": 150, "harbour": 60, "university": 640}
+
+
+def example_visits(seed: int = 0) -> pd.DataFrame:
+    """1,600 rows: hospital, age, ward, bmi, earlier visits, and the length of the stay in days.
+
+    Hospitals differ in whom they see and in how long they keep people; nothing in it is real.
+    """
+    rng = np.random.default_rng(seed)
+    parts = []
+    for k, (name, rows) in enumerate(_HOSPITALS.items()):
+        age = np.clip(rng.normal(48 + 4 * k, 14, rows), 18, 95)
+        bmi = np.clip(rng.normal(26 + 0.4 * k, 4, rows), 15, 50)
+        earlier = rng.poisson(1 + 0.3 * k, rows)
+        ward = rng.choice(["medicine", "surgery", "trauma"], rows, p=[0.5, 0.3, 0.2])
+        habit = rng.normal(0, 0.02)
+        stay = 1 + (0.05 + habit) * age + 0.05 * bmi + 0.4 * earlier + 1.5 * (ward == "trauma")
+        stay = np.clip(stay + rng.gamma(2.0, 0.6, rows), 0, 60).round(1)
+        parts.append(
+            pd.DataFrame(
+                {
+                    "hospital": name,
+                    "age": age.round(0),
+                    "ward": ward,
+                    "bmi": bmi.round(1),
+                    "earlier": earlier,
+                    "stay": stay,
+                }
+            )
+        )
+    return pd.concat(parts).sample(frac=1, random_state=seed).reset_index(drop=True)
