@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test browser study bench clean
+.PHONY: demo test test-slow browser study bench clean
 
 $(STAMP): pyproject.toml
 	@echo "== creating $(VENV) and installing bidro (once; later runs skip this)"
@@ -26,6 +26,10 @@ test: $(STAMP) browser
 	$(BIN)/mypy
 	@echo "== tests"
 	$(BIN)/pytest
+
+test-slow: $(STAMP)
+	@echo "== the tests that take minutes each"
+	$(BIN)/pytest -m slow
 
 # The report page is tested in a real browser. Where one cannot be installed, those tests skip and say so;
 # BIDRO_REQUIRE_BROWSER=1 makes them fail instead.

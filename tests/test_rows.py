@@ -31,7 +31,7 @@ def over_clients(rows, x):
     return jax.vmap(lambda r: r.mean_and_gradient(squares, x), in_axes=(rows.client_axes(),))(rows)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(sizes=st.lists(st.integers(1, 70), min_size=1, max_size=12), seed=st.integers(0, 99))
 def test_any_sizes(sizes, seed):
     rng = np.random.default_rng(seed)
@@ -123,7 +123,7 @@ def test_no_padding_to_the_largest_client():
     assert rows.tiles.start.size * rows.tiles.height <= 1.3 * sum(sizes)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(sizes=st.lists(st.integers(2, 30), min_size=1, max_size=6), seed=st.integers(0, 99))
 def test_a_fold_left_out(sizes, seed):
     """Mapped over clients and folds together, against the rows that are left."""

@@ -38,12 +38,20 @@ def data(seed=0, classes=None):
     return X, y, clients
 
 
-@pytest.mark.parametrize("kind", [RobustRegressor, RobustClassifier])
-def test_scikit_learns_own_checks(kind):
-    """All of them, with the default parameters; scikit-learn itself skips the one for other array types."""
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        RobustRegressor(),
+        RobustClassifier(radius=0.05),
+        # With cross-validation, which compiles for every shape of the checks' data: `make test-slow`.
+        pytest.param(RobustClassifier(), marks=pytest.mark.slow),
+    ],
+)
+def test_scikit_learns_own_checks(estimator):
+    """All of them; scikit-learn itself skips the one for other array types."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = check_estimator(kind(), on_skip=None, on_fail=None)
+        results = check_estimator(estimator, on_skip=None, on_fail=None)
     failed = [(r["check_name"], r["exception"]) for r in results if r["status"] not in ("passed", "skipped")]
     assert failed == []
     assert {r["check_name"] for r in results if r["status"] == "skipped"} <= {"check_array_api_input"}

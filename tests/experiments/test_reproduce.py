@@ -72,15 +72,6 @@ def test_a_single_run_has_no_spread(tmp_path):
     assert (row["mse_std"], row["mse_se"]) == (None, None)
 
 
-def test_the_same_command_gives_the_same_numbers(small, tmp_path):
-    again = CliRunner().invoke(app, ["reproduce", "--runs", "3", "--rounds", "400", "--out", str(tmp_path)])
-    assert again.exit_code == 0
-    one, two = (json.loads((d / "results.json").read_text()) for d in (small[0], tmp_path))
-    for name in one["methods"]:
-        assert one["methods"][name]["mse_by_run"] == two["methods"][name]["mse_by_run"]
-    assert one["convergence"] == two["convergence"]
-
-
 def test_the_reference_of_the_admissible_problem_against_a_random_search():
     """Squared loss away from the box: F_i = mean residual^2 rho / (rho - ||(x, -1)||^2)."""
     run = simulate(2026)

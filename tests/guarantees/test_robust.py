@@ -188,9 +188,13 @@ def test_at_a_jump_the_worst_case_splits_mass():
     assert len(set(np.round(shares, 6))) == 3
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0])
-@pytest.mark.parametrize("support", ["unbounded", Box.cube(3.0, 4)], ids=["unbounded", "box"])
-@pytest.mark.parametrize("loss", SOME, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    ("loss", "support", "p"),
+    [
+        *((loss, "unbounded", p) for loss in SOME for p in (1.0, 2.0)),
+        *((loss, Box.cube(3.0, 4), 1.0 + k % 2) for k, loss in enumerate(SOME)),
+    ],
+)
 def test_worst_cases_lie_in_their_ball_and_attain_the_risk(loss, support, p):
     """W_p by POT at most the radius (to 1e-6), expected loss equal to the risk (to 1e-6)."""
     if isinstance(loss, Squared) and p == 1 and support == "unbounded":
@@ -208,12 +212,17 @@ def test_worst_cases_lie_in_their_ball_and_attain_the_risk(loss, support, p):
         assert distance <= RADII[k] * (1 + 1e-6) + 1e-8
         assert worst.expected_loss == pytest.approx(float(risks.value[k]), rel=1e-6)
         assert -1e-9 <= worst.deficit <= 1.01e-7 * worst.risk + 1e-9
+        assert np.bincount(worst.origins, worst.masses) == pytest.approx(
+            np.full(len(samples), 1 / len(samples))
+        )
         if isinstance(support, Box):
             assert all(bool(support.contains(jnp.asarray(point))) for point in worst.points)
 
 
-@pytest.mark.parametrize("loss", [Softmax(classes=3), Logistic(), Hinge()], ids=lambda v: type(v).__name__)
-@pytest.mark.parametrize("cost", [np.inf, 0.7])
+@pytest.mark.parametrize(
+    ("loss", "cost"),
+    [(Softmax(classes=3), np.inf), (Softmax(classes=3), 0.7), (Logistic(), 0.7), (Hinge(), np.inf)],
+)
 def test_p_1_unbounded_near_worst_cases_of_classes(loss, cost):
     """With and without labels that flip: in the ball by POT, and short of the risk by 1e-7 of it at most."""
     rng = np.random.default_rng(4)

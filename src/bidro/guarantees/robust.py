@@ -34,6 +34,7 @@ class WorstCase:
     masses: NDArray[np.float64]  # (atoms,), sum 1
     expected_loss: float
     risk: float  # upper end of the robust risk
+    origins: NDArray[np.int64]  # (atoms,) the sample that each atom was moved from
 
     @property
     def deficit(self) -> float:
@@ -71,7 +72,7 @@ def worst_case_distribution(
     found: RiskModel = jax.tree.map(itemgetter(i), _all_clients(chosen, False, problem.clients, model))
     risk = float(found.value)
     rows = np.asarray(samples)
-    points, masses = rows, np.full(len(rows), 1 / len(rows))
+    points, masses, origins = rows, np.full(len(rows), 1 / len(rows)), np.arange(len(rows))
     if eps > 0 and has_closed_form(problem.inner) and problem.transport.p == 2:
         points = _squared_atoms(problem.inner, rows, model, eps)
     elif eps > 0 and not has_closed_form(problem.inner):
@@ -80,12 +81,14 @@ def worst_case_distribution(
         used = [(_moved(chosen, problem.inner, model, samples, at), mass) for at, mass in parts if mass > 0]
         points = np.concatenate([np.asarray(p) for p, _ in used])
         masses = np.concatenate([np.full(len(rows), mass / len(rows)) for _, mass in used])
+        origins = np.tile(origins, len(used))
     if eps > 0 and is_lifted(problem.inner) and problem.transport.p == 1:
-        costs = problem.transport.row_costs(np.tile(rows, (len(points) // len(rows), 1)), points)
+        costs = problem.transport.row_costs(rows[origins], points)
         left = eps - float(masses @ costs)
-        points, masses = _spend_far_out(problem.inner, model, points, masses, left, risk)
+        points, masses, split = _spend_far_out(problem.inner, model, points, masses, left, risk)
+        origins = origins[split]
     losses = losses_of(problem.loss, model, points)
-    return WorstCase(points, masses, float(masses @ losses), risk)
+    return WorstCase(points, masses, float(masses @ losses), risk, origins)
 
 
 def worst_case_mixture(
@@ -97,11 +100,13 @@ def worst_case_mixture(
         raise BidroError(f"The weights must be {problem.n} numbers in the problem's set A; got {weights}.")
     names = problem.federation.names
     parts = [worst_case_distribution(problem, x, name, oracle) for name in names]
+    starts = np.cumsum(problem.federation.sizes) - problem.federation.sizes
     return WorstCase(
         np.concatenate([part.points for part in parts]),
         np.concatenate([weight * part.masses for weight, part in zip(weights, parts, strict=True)]),
         float(sum(weight * part.expected_loss for weight, part in zip(weights, parts, strict=True))),
         float(sum(weight * part.risk for weight, part in zip(weights, parts, strict=True))),
+        np.concatenate([start + part.origins for start, part in zip(starts, parts, strict=True)]),
     )
 
 
@@ -164,14 +169,15 @@ def _squared_atoms(inner: Inner, samples: Floats, x: Array, eps: float) -> Float
 
 def _spend_far_out(
     inner: Inner, x: Array, points: Floats, masses: Floats, budget: float, risk: float
-) -> tuple[Floats, Floats]:
+) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """p = 1, unbounded: a little mass of one atom moves so far that it earns the full slope for the budget.
 
+    Returns the atoms, their masses, and which of the given atoms each comes from.
     The less mass, the farther it goes and the smaller the deficit, which is kept below 1e-7 of the risk.
     """
     along, slope, steepest = _steepest_directions(inner, x, points)
     if steepest == 0 or budget <= 0:
-        return points, masses
+        return points, masses, np.arange(len(points))
     candidates = np.flatnonzero((slope >= steepest * (1 - 1e-9)) & (masses > 0))
     start = losses_of(inner.loss, x, points[candidates])
     far = 1e8 * (1 + np.abs(start).max()) / steepest
@@ -187,7 +193,7 @@ def _spend_far_out(
     left[k] -= part
     moved = points[k] + budget / part * along[k]
     points, left = np.vstack([points, moved]), np.append(left, part)
-    return points[left > 0], left[left > 0]
+    return points[left > 0], left[left > 0], np.append(np.arange(len(masses)), k)[left > 0]
 
 
 def _steepest_directions(inner: Inner, x: Array, points: Floats) -> tuple[Floats, Floats, float]:

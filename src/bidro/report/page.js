@@ -96,8 +96,6 @@ function worstCase() {
   show();
 }
 
-const largest = (values) => Math.max(...values.map(Math.abs));
-
 function shiftBars({ client, moved }, extent) {
   const rows = moved.map((m) => {
     const means = `${number(m.before)} → ${number(m.after)}`;
@@ -105,17 +103,14 @@ function shiftBars({ client, moved }, extent) {
       name: m.name,
       value: m.in_sd,
       note: means,
-      lines: [m.name, `Mean ${means}`, `${number(m.in_sd)} standard deviations`],
+      lines: [m.name, `Mean ${means}`, `Rows move by ${number(m.in_sd)} standard deviations`],
     };
   });
-  const still = largest(moved.map((m) => m.in_sd)) < 0.02 * largest(extent);
   const caption =
-    `${client}: the shift of each feature's mean in the worst case, largest first. ` +
-    "On the right, the mean in the data and in the worst case. The axis is the same for all clients." +
-    (still
-      ? " Here the means hardly move. A shift can also change the spread of the rows, or the target."
-      : "");
-  signedBars("worst-figure", caption, "Shift, in standard deviations", rows, signTone, extent);
+    `${client}: how far the worst case moves a row on average, feature by feature, largest first. ` +
+    "Rows move in both directions, so that the mean may stay: on the right, the mean in the data and in " +
+    "the worst case. The axis is the same for all clients.";
+  signedBars("worst-figure", caption, "Average move, in standard deviations", rows, signTone, extent);
 }
 
 // ---- convergence

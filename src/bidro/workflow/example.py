@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-_HOSPITALS = {"north": 90, "south": 260, "east": 400, "west": 150, "harbour": 60, "university": 640}
+_HOSPITALS = {"north": 300, "south": 800, "east": 1200, "west": 450, "harbour": 240, "university": 1900}
 
 
 def example_visits(seed: int = 0) -> pd.DataFrame:
-    """1,600 rows: hospital, age, ward, bmi, earlier visits, and the length of the stay in days.
+    """4,890 rows: hospital, age, ward, bmi, earlier visits, and the length of the stay in days.
 
     Hospitals differ in whom they see and in how long they keep people; nothing in it is real.
     """

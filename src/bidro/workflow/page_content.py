@@ -204,15 +204,16 @@ def _level(found: Certificate) -> dict[str, Any]:
 
 
 def _worst_cases(fit: Fit, estimator: RobustEstimator) -> list[dict[str, Any]]:
-    """How far the worst case moves each feature's mean, for the clients that count most."""
+    """How far the worst case moves the rows and the mean of each feature, for the clients that count most."""
     problem, standard = fit.trained.problem, estimator.standard_
     order = np.argsort(-fit.trained.solution.alpha, kind="stable")[:MOST_WORST_CASES]
     shown = []
     for i in order:
         name = problem.federation.names[int(i)]
         found = worst_case_distribution(problem, fit.model.x, name)
-        before = np.asarray(problem.federation.client_samples(name)).mean(axis=0)[:-1]
-        moved = found.masses @ found.points[:, :-1] - before
+        rows = np.asarray(problem.federation.client_samples(name))[:, :-1]
+        steps = found.points[:, :-1] - rows[found.origins]
+        before, moved, typical = rows.mean(axis=0), found.masses @ steps, found.masses @ np.abs(steps)
         shown.append(
             {
                 "client": name,
@@ -221,7 +222,7 @@ def _worst_cases(fit: Fit, estimator: RobustEstimator) -> list[dict[str, Any]]:
                         "name": feature,
                         "before": float(before[j] * standard.spread[j] + standard.mean[j]),
                         "after": float((before[j] + moved[j]) * standard.spread[j] + standard.mean[j]),
-                        "in_sd": float(moved[j]),
+                        "in_sd": float(typical[j]),
                     }
                     for j, feature in enumerate(fit.model.schema.features)
                 ],
