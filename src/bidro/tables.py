@@ -122,13 +122,15 @@ class Schema:
 def read(paths: Sequence[Path], client: str | None) -> tuple[pd.DataFrame, str]:
     """(the rows of all tables, the name of the client column).
 
-    One table with a client column; or, without `client`, one file a client, whose stem names it.
+    One table with a client column; or, without `client`, one file a client, whose stem names it. A model that
+    was fitted on such files may be used on one of them alone.
     """
     if not paths:
         raise BidroError("Give at least one table, CSV or Parquet.")
     parts = [read_one(path) for path in paths]
-    if client is None:
-        if len(paths) == 1:
+    by_file = client == FILE_CLIENT and FILE_CLIENT not in parts[0]
+    if client is None or by_file:
+        if len(paths) == 1 and not by_file:
             raise BidroError("One table needs --client COLUMN, which says whose row each is.")
         stems = [path.stem for path in paths]
         if len(set(stems)) < len(stems):
@@ -299,9 +301,9 @@ def as_words(values: pd.Series) -> NDArray[np.str_]:
     if pd.api.types.is_bool_dtype(values):
         return np.where(values.to_numpy(bool), "True", "False")
     if pd.api.types.is_float_dtype(values):
-        numbers = values.to_numpy(float)
-        whole = np.isfinite(numbers) & (numbers == np.round(numbers))
-        return np.array([str(int(v)) if w else str(v) for v, w in zip(numbers, whole, strict=True)], str)
+        different, place = np.unique(values.to_numpy(float), return_inverse=True)
+        words = [str(int(v)) if math.isfinite(v) and v == int(v) else str(v) for v in different]
+        return np.array(words, str)[place]
     return values.astype(str).to_numpy(str)
 
 

@@ -163,6 +163,8 @@ def test_files_of_clients_classes_and_no_rows_kept_out(folder, capsys):
     assert "training rows" in out
     code, out, _ = run(capsys, "evaluate", folder / "classes", *files, "--json")
     assert json.loads(out)["loss"] == "logistic"
+    code, out, _ = run(capsys, "evaluate", folder / "classes", files[1], "--json")
+    assert list(json.loads(out)["clients"]) == ["h1"]
     code, out, _ = run(capsys, "predict", folder / "classes", files[0])
     assert out.splitlines()[0] == "prediction,probability of no,probability of yes"
 

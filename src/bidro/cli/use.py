@@ -209,10 +209,9 @@ def example(
 
 def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
     """Rows (N_i, m) of every client in the tables, in the units of training."""
-    from bidro.tables import FILE_CLIENT, read
+    from bidro.tables import read
 
-    by_file = model.schema.client == FILE_CLIENT and len(tables) > 1
-    whole, _ = read(tables, None if by_file else model.schema.client)
+    whole, _ = read(tables, model.schema.client)
     clients, rows = model.schema.clients(whole), model.rows(whole)
     return {name: rows[clients == name] for name in sorted(set(clients.tolist()))}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
@@ -208,7 +208,7 @@ def client_labels(clients: Any, rows: int) -> NDArray[np.str_]:
     labels = column_or_1d(np.asarray(clients), warn=False)
     if len(labels) != rows:
         raise BidroError(f"There are {rows} rows but {len(labels)} client labels; give one a row.")
-    for place, label in enumerate(labels.tolist()):
-        if label is None or (isinstance(label, float) and math.isnan(label)):
-            raise BidroError(f"Row {place} has no client; name one for every row.")
+    nameless = np.asarray(pd.isna(labels))
+    if nameless.any():
+        raise BidroError(f"Row {int(np.argmax(nameless))} has no client; name one for every row.")
     return labels.astype(str)

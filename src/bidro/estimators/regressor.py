@@ -21,16 +21,16 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
     """min over (w, b) of the worst admissible mixture of the clients' worst losses over Wasserstein balls.
 
     loss: "squared", "absolute", "huber" or "pinball". threshold: Huber's, in standard deviations of the
-    target; quantile: the pinball loss's. radius: "cross-validate" (with the cap on the weights, unless that
-    is given), "bootstrap", "explicit" (needs `support` and metric="joint"), a number, one a client, or a
-    mapping by client; in pooled standard deviations of the features. weights: "auto" (cross-validated with
-    the radius, else the simplex), "simplex" (any mixture), "fixed" (by rows), or a number kappa of at least 1
-    (no client counts for more than kappa times its share). metric: "features" (targets do not move) or
-    "joint", where moving the target by one of its standard deviations costs label_cost. p: order of the cost,
-    2 for squared loss and 1 otherwise. support: declared (lower, upper) bounds of every feature and of the
-    target, needed for the Wasserstein certificate. gap: the certified relative duality gap. folds,
-    random_state: of cross-validation and bootstrap. confidence: of `certificate_` and of bootstrap and
-    explicit radii.
+    target; quantile: the pinball loss's. radius: "cross-validate" (with the cap on the weights, unless
+    that is given), "bootstrap", "explicit" (needs `support` and metric="joint"), a number, one a client
+    (names in alphabetical order), or a mapping by client; in pooled standard deviations of the features.
+    weights: "auto" (cross-validated with the radius, else the simplex), "simplex" (any mixture), "fixed"
+    (by rows), or a number kappa of at least 1 (no client counts for more than kappa times its share).
+    metric: "features" (targets do not move) or "joint", where moving the target by one of its standard
+    deviations costs label_cost. p: order of the cost, 2 for squared loss and 1 otherwise. support:
+    declared (lower, upper) bounds of every feature and of the target, needed for the Wasserstein
+    certificate. gap: the certified relative duality gap. folds, random_state: of cross-validation and
+    bootstrap. confidence: of `certificate_` and of bootstrap and explicit radii.
 
     After `fit`: coef_ (k,), intercept_, client_weights_, client_risks_ (robust, in the loss's own unit),
     radii_, duality_gap_, n_rounds_, calibration_, certificate_; `worst_case(client)` and `certify(...)`.
