@@ -75,7 +75,7 @@ def test_a_fit_is_the_exact_solution_in_pooled_units():
         WassersteinBall(list(radii.values())),
         CappedSimplex.around_proportions(np.array(SIZES), 2.0),
     )
-    found = solve(problem, 1e-9)
+    found = solve(problem, 1e-7)
     np.testing.assert_allclose(model.coef_, found.x[:2] / X.std(axis=0), rtol=1e-3)
     predicted = standard @ found.x[:2] + found.x[2] + y.mean()
     np.testing.assert_allclose(model.predict(X), predicted, rtol=1e-3, atol=1e-3)
