@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -36,7 +37,9 @@ def _mistakes(loss: Loss, x: Array, rows: Array) -> Array:
     return loss.mistakes(x, rows)
 
 
-def _in_blocks(function: object, loss: Loss, x: ArrayLike, rows: ArrayLike) -> NDArray[np.float64]:
+def _in_blocks(
+    function: Callable[[Loss, Array, Array], Array], loss: Loss, x: ArrayLike, rows: ArrayLike
+) -> NDArray[np.float64]:
     table, model = np.asarray(rows, float), jnp.asarray(x)
     found = np.empty(len(table))
     for begin in range(0, len(table), _LARGEST_BLOCK):
@@ -44,6 +47,6 @@ def _in_blocks(function: object, loss: Loss, x: ArrayLike, rows: ArrayLike) -> N
         # Sizes are powers of two; what is added is cut off again.
         size = max(_SMALLEST_BLOCK, 1 << (len(block) - 1).bit_length())
         padded = np.concatenate([block, np.repeat(block[-1:], size - len(block), axis=0)])
-        values = function(loss, model, jnp.asarray(padded))  # type: ignore[operator]
+        values = function(loss, model, jnp.asarray(padded))
         found[begin : begin + len(block)] = np.asarray(values)[: len(block)]
     return found
