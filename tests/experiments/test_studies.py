@@ -6,8 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bidro.algorithms import BiDROFL, FedAvg
 from bidro.errors import BidroError
-from bidro.experiments import promises, real
+from bidro.experiments import compare, promises, real
+from bidro.tables import learn_schema
+from bidro.workflow.fit import Progress, choose_kept_out
 
 
 def test_a_table_becomes_numbers():
@@ -66,3 +69,36 @@ def test_held_out_bounds_hold_on_the_papers_data(monkeypatch):
     assert found[0]["mean_bound_over_true"] > found[2]["mean_bound_over_true"] > 1
     page = promises.page([], found)
     assert page.count("| 50 |") == 3
+
+
+def test_compare_gives_every_method_the_same_rows(monkeypatch):
+    """FedAvg's averaged steps come to least squares on the same split, worked out with NumPy."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"site": np.repeat(["a", "b"], 40), "x": rng.normal(size=80)})
+    table["y"] = 3.0 * table["x"] + 10.0 + 0.5 * rng.normal(size=80)
+    schema = learn_schema(table, "site", "y")
+    few = {name: candidates[-1:] for name, candidates in compare.METHODS.items()}
+    few["FedAvg"] = [compare.Step(FedAvg(eta_x=0.1))]
+    monkeypatch.setattr(compare, "METHODS", few)
+    found = compare.compare_methods(schema, table, 3000, 1, Progress())
+    assert set(found["methods"]) == set(few)
+    assert found["failed"] == {}
+    test = choose_kept_out(table["site"].to_numpy(str), 0.3, compare.FIRST_SEED)
+    design = np.column_stack([table["x"], np.ones(80)])
+    fitted = np.linalg.lstsq(design[~test], table["y"][~test], rcond=None)[0]
+    errors = (table["y"] - design @ fitted)[test] ** 2
+    # The mean of 3,000 iterates still carries a little of the first ones.
+    assert found["methods"]["FedAvg"]["mean"]["mean"] == pytest.approx(errors.mean(), rel=0.02)
+    worst = errors.groupby(table["site"][test]).mean().max()
+    assert found["methods"]["FedAvg"]["worst_client"]["mean"] == pytest.approx(worst, rel=0.02)
+    text = compare.comparison_table(found)
+    assert all(name in text for name in few)
+
+
+def test_compare_says_which_method_could_not_be_trained(monkeypatch):
+    table = pd.DataFrame({"site": np.repeat(["a", "b"], 20), "x": np.arange(40.0), "y": np.arange(40.0) ** 2})
+    monkeypatch.setattr(compare, "METHODS", {"DRO-FL": [compare.Step(BiDROFL(), -1.0)]})
+    found = compare.compare_methods(learn_schema(table, "site", "y"), table, 500, 1, Progress())
+    assert found["methods"] == {}
+    assert "none of its candidates" in found["failed"]["DRO-FL"]
+    assert "absent" in compare.comparison_table(found)
