@@ -218,7 +218,7 @@ def test_pipelines_grids_and_frames():
         (lambda X, y, c: RobustRegressor(support=([5] * 3, [1] * 3)).fit(X, y, clients=c), "below its upper"),
         (
             lambda X, y, c: RobustRegressor(support=([0] * 3, [1] * 3)).fit(X, y, clients=c),
-            "outside the declared",
+            "'x0' is .*, outside the declared support",
         ),
         (lambda X, y, c: RobustRegressor().fit(X, y, clients=c[:5]), "110 rows but 5"),
         (lambda X, y, c: RobustRegressor().fit(X, y, clients=[None, *c[1:]]), "Row 0 has no client"),

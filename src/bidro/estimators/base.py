@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from bidro.errors import BidroError
-from bidro.estimators.standard import Standard
+from bidro.estimators.standard import Standard, require_inside
 from bidro.estimators.training import Choices, Trained, train, transport_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import Bound
@@ -80,16 +80,17 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         loss = self._loss()
         standard = Standard.of(X, target, loss.labels is not None)
         loss = self._in_units(loss, standard.target_spread)
+        box = None
+        if self.support is not None:
+            box = standard.box(self.support, loss.labels)
+            # A row outside the declared support voids every statement: better said before training.
+            require_inside(self.support, X, target, owners, columns, loss.labels is None)
         federation = standard.federation(X, target, owners, columns)
         # From here on the solver's own rows are all that is needed.
         del X
         transport = transport_of(
             loss, federation.m, self.metric, self.label_cost, self.p, standard.target_spread
         )
-        box = None if self.support is None else standard.box(self.support, loss.labels)
-        if box is not None:
-            # A row outside the declared support voids every statement: better said before training.
-            replace(federation, support=box)
         choices = Choices(self.radius, self.weights, self.gap, self.folds, self.random_state, self.confidence)
         trained = train(
             federation, loss, transport, choices, standard.target_spread, box, on_calibration, on_round

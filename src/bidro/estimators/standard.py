@@ -97,6 +97,27 @@ def _range(labels: tuple[float, ...]) -> tuple[float, float]:
     return min(labels), max(labels)
 
 
+def require_inside(
+    support: tuple[ArrayLike, ArrayLike],
+    features: Floats,
+    target: Floats,
+    clients: NDArray[np.str_],
+    columns: Sequence[str],
+    numeric_target: bool,
+) -> None:
+    """Raise BidroError, in the user's own units, for the first value outside the declared support."""
+    lower, upper = (np.asarray(side, float).ravel() for side in support)
+    for j, name in enumerate(columns if numeric_target else columns[:-1]):
+        values = features[:, j] if j < features.shape[1] else target
+        outside = (values < lower[j]) | (values > upper[j])
+        if outside.any():
+            row = int(np.argmax(outside))
+            raise BidroError(
+                f"Row {row}, of client '{clients[row]}': '{name}' is {values[row]:g}, outside the declared "
+                f"support [{lower[j]:g}, {upper[j]:g}]; widen the support or fix the row."
+            )
+
+
 def signs(codes: NDArray[np.int64], classes: int) -> Floats:
     """Classes as losses know them, from 0, ..., K - 1: -1 and 1 for two, as they are for more."""
     return np.asarray(2.0 * codes - 1.0 if classes == 2 else codes, float)
