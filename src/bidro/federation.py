@@ -31,7 +31,8 @@ class Federation:
 
     samples: (N, m), features first and the label or target last. sizes: (N_1, ..., N_n).
     support: Xi, declared by the user; `support_from_data` marks one that was read off the samples,
-    which voids statements that need Xi fixed beforehand. Raises BidroError for an empty client,
+    which voids statements that need Xi fixed beforehand. `rows_elsewhere`: what a server knows of clients
+    that keep their rows; then there are no samples here. Raises BidroError for an empty client,
     a value that is not finite, or a row outside the support.
     """
 
@@ -41,6 +42,7 @@ class Federation:
     names: tuple[str, ...]
     columns: tuple[str, ...]
     support_from_data: bool = False
+    rows_elsewhere: bool = False
 
     def __post_init__(self) -> None:
         self._validate()
@@ -155,6 +157,21 @@ class Federation:
             [*chosen, target],
         )
 
+    @classmethod
+    def elsewhere(
+        cls, sizes: Mapping[str, int], columns: Sequence[str], support: Support | None = None
+    ) -> Federation:
+        """Clients of known sizes on machines of their own; the support is unbounded unless it is given."""
+        m = len(columns)
+        return cls(
+            jnp.zeros((0, m)),
+            WholeSpace(m) if support is None else support,
+            tuple(int(size) for size in sizes.values()),
+            tuple(sizes),
+            tuple(columns),
+            rows_elsewhere=True,
+        )
+
     @property
     def n(self) -> int:
         """Number of clients."""
@@ -194,26 +211,29 @@ class Federation:
             )
         owner = np.repeat(np.arange(self.n), sizes)
         place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        ids = self.client_ids.astype(np.uint64)
-        of_client = _scrambled(ids[:, 0] << np.uint64(32) | ids[:, 1], np.uint64(seed))
-        drawn = _scrambled(of_client[owner], place.astype(np.uint64))
-        order = np.lexsort((drawn, owner))
+        order = np.lexsort((random_bits(self.names, owner, place, seed), owner))
         folds = np.empty(len(owner), np.int64)
         folds[order] = place % count
         return folds
 
     def rows(self) -> ClientRows:
         """All clients' rows, ready to be mapped over."""
+        self._require_rows()
         return ClientRows.of(self.samples, self.sizes)
 
     def client_samples(self, name: str) -> Array:
         """The rows of one client, shape (N_i, m)."""
+        self._require_rows()
         if name not in self.names:
             raise BidroError(f"There is no client '{name}'; there are {', '.join(self.names)}.")
         i = self.names.index(name)
         first = sum(self.sizes[:i])
         # A slice of the JAX array itself would be compiled anew for every size.
         return jnp.asarray(np.asarray(self.samples)[first : first + self.sizes[i]])
+
+    def _require_rows(self) -> None:
+        if self.rows_elsewhere:
+            raise BidroError("The rows of this federation are at its clients; this needs them in one place.")
 
     def locate(self, row: int) -> tuple[str, int]:
         """(client name, row within that client), both as a user counts: rows from 0."""
@@ -239,7 +259,7 @@ class Federation:
         for name, size in zip(self.names, self.sizes, strict=True):
             if size < 1:
                 raise BidroError(f"Client '{name}' has no rows; leave it out or give it data.")
-        if sum(self.sizes) != self.samples.shape[0]:
+        if sum(self.sizes) != self.samples.shape[0] and not self.rows_elsewhere:
             raise BidroError(
                 f"The clients' sizes sum to {sum(self.sizes)} but there are {self.samples.shape[0]} rows."
             )
@@ -297,6 +317,16 @@ def client_id(name: str) -> NDArray[np.uint32]:
     """64 bits from a client's name, as two numbers: the same on every machine and in every order."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return np.frombuffer(digest, dtype=">u4").astype(np.uint32)
+
+
+def random_bits(
+    names: Sequence[str], owner: NDArray[np.int64], place: NDArray[np.int64], seed: int
+) -> NDArray[np.uint64]:
+    """64 bits a row from the seed, its client's name (names[owner]) and its place among that client's rows:
+    the same where the client is alone as where all are together."""
+    ids = np.stack([client_id(name) for name in names]).astype(np.uint64)
+    of_client = _scrambled(ids[:, 0] << np.uint64(32) | ids[:, 1], np.uint64(seed))
+    return _scrambled(of_client[owner], place.astype(np.uint64))
 
 
 def _scrambled(key: NDArray[np.uint64], counter: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:

@@ -24,10 +24,10 @@ from safetensors.numpy import load, save
 from scipy.special import expit, softmax
 
 from bidro.errors import BidroError
-from bidro.estimators.standard import Standard, signs
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Absolute, Huber, Logistic, Loss, Pinball, SmoothedHinge, Softmax, Squared, losses_of
 from bidro.sets import Simplex
+from bidro.standard import Standard, signs
 from bidro.tables import Schema
 
 Floats = NDArray[np.float64]
@@ -81,11 +81,7 @@ class Model:
 
     def rows(self, table: pd.DataFrame) -> Floats:
         """(N, k + 1) the table's features and target in the units of training."""
-        given, classes = self.schema.labels(table), self.schema.classes
-        if classes is None:
-            return self.standard.rows(self.schema.matrix(table), np.asarray(given, float))
-        codes = signs(np.searchsorted(np.asarray(classes), given), len(classes))
-        return self.standard.rows(self.schema.matrix(table), codes)
+        return self.standard.rows(self.schema.matrix(table), target_numbers(self.schema, table))
 
     def losses(self, rows: Floats) -> Floats:
         """(N,) in the unit of the loss."""
@@ -145,6 +141,14 @@ class Model:
         if standard.mean.shape != (k,) or found.x.shape != (loss.dimension(k + 1),):
             raise BidroError(f"'{where}' is not a whole model: its numbers do not fit its {k} features.")
         return found
+
+
+def target_numbers(schema: Schema, table: pd.DataFrame) -> Floats:
+    """(N,) the target as losses know it."""
+    given, classes = schema.labels(table), schema.classes
+    if classes is None:
+        return np.asarray(given, float)
+    return signs(np.searchsorted(np.asarray(classes), given), len(classes))
 
 
 def load_model(folder: Path) -> Model:

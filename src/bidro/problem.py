@@ -165,7 +165,7 @@ class Problem:
         leaves, structure = jax.tree.flatten((settings, self.rho, self.eps))
         rows = self.federation.samples
         digest = hashlib.blake2b(repr((structure, self.federation.names, self.federation.sizes)).encode())
-        for leaf in (*leaves, jnp.sum(rows, axis=0), rows[0], rows[-1]):
+        for leaf in (*leaves, jnp.sum(rows, axis=0), rows[:1], rows[-1:]):
             digest.update(np.asarray(leaf).tobytes() if isinstance(leaf, Array) else repr(leaf).encode())
         return digest.hexdigest()
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-import ot
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
@@ -133,6 +132,8 @@ def wasserstein_distance(
     ]
     # The solver needs finite costs: a forbidden move gets a price that no allowed plan reaches.
     price = (costs[~forbidden].max() if (~forbidden).any() else 1.0) * 4 * (len(left) + len(right))
+    import ot  # a second to load, and most work needs no distances
+
     plan = ot.emd(*masses, np.where(forbidden, price + 1.0, costs), numItermax=10_000_000)
     if plan[forbidden].sum() > 1e-12:
         return float("inf")
@@ -168,6 +169,8 @@ def thinned(rows: ArrayLike, transport: Transport, most: int, seed: int = 0) -> 
 def _pairwise_costs(
     left: NDArray[np.float64], right: NDArray[np.float64], transport: Transport
 ) -> NDArray[np.float64]:
+    import ot
+
     movable = np.asarray(transport.inverse_scale) > 0
     scale = np.asarray(transport.scale)[movable]
     costs: NDArray[np.float64] = (

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from bidro.algorithms import AFL, BiDROFL, ExactMWDRO
 from bidro.client import Client, Penalty
 from bidro.engines.site import answer
+from bidro.engines.wire import pack
 from bidro.losses import Squared
 from bidro.sets import Box
 from bidro.transport import Transport
@@ -33,7 +34,7 @@ def main() -> None:
     frames, replies = sys.stdin.buffer, sys.stdout.buffer
     while header := frames.read(8):
         round_number, length = struct.unpack("<II", header)
-        reply = answer(ALGORITHMS[algorithm], client, 9, round_number, frames.read(length))
+        reply = pack(answer(ALGORITHMS[algorithm], client, 9, round_number, frames.read(length)))
         replies.write(struct.pack("<I", len(reply)) + reply)
         replies.flush()
 

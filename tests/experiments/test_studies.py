@@ -9,8 +9,8 @@ import pytest
 from bidro.algorithms import BiDROFL, FedAvg
 from bidro.errors import BidroError
 from bidro.experiments import compare, promises, real
-from bidro.tables import learn_schema
-from bidro.workflow.fit import Progress, choose_kept_out
+from bidro.tables import choose_kept_out, learn_schema
+from bidro.workflow.fit import Progress
 
 
 def test_a_table_becomes_numbers():

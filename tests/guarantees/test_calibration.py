@@ -12,12 +12,13 @@ from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.client import Client, WassersteinBall
 from bidro.engines.in_process import all_replies
+from bidro.engines.network import Deal, in_folds
 from bidro.engines.site import answer
 from bidro.engines.solve import solve
-from bidro.engines.wire import pack, unpack
+from bidro.engines.wire import pack
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.guarantees.calibration import calibrate, in_folds, pooled_spread, worst_decile
+from bidro.guarantees.calibration import calibrate, pooled_spread, worst_decile
 from bidro.losses import Logistic, Squared, losses_of
 from bidro.problem import Problem
 from bidro.sets import Box, CappedSimplex, Simplex
@@ -58,7 +59,7 @@ def test_every_solve_and_score_a_second_time(kind):
     found = calibrate(whole, scales, caps, folds=2, seed=3, spread=0.7)
     balls = replace(whole, ambiguity=WassersteinBall(0.0))
     algorithm = FoldSolves(Exact(), found.candidates, 2, 0.7)
-    clients, state = in_folds(balls, 2, 3), algorithm.init(balls)
+    clients, state = in_folds(balls, Deal(2, 3)), algorithm.init(balls)
     while not state.finished:
         broadcast = algorithm.broadcast(state)
         replies = all_replies(algorithm, clients, jax.random.key(0), broadcast, jnp.asarray(1))
@@ -112,9 +113,8 @@ def test_the_ends_of_the_grid_are_fedavg_and_afl():
 
 def test_one_number_a_candidate_leaves_a_client_with_the_scores():
     whole = replace(problem(), ambiguity=WassersteinBall(0.0))
-    scoring = FoldScores(jnp.zeros((2, 5, 3)))
-    clients = in_folds(whole, 2, 0)
-    state = scoring.init(whole)
+    scoring, state = FoldScores(), jnp.zeros((2, 5, 3))
+    clients = in_folds(whole, Deal(2, 0))
     replies = all_replies(scoring, clients, jax.random.key(0), scoring.broadcast(state), jnp.asarray(1))
     assert replies.loss.shape == (3, 5)
     scored = scoring.server(state, replies, jnp.array([True, False, True]))
@@ -127,7 +127,9 @@ def test_a_client_alone_answers_as_it_does_among_the_others():
     whole = replace(problem(), ambiguity=WassersteinBall(0.0))
     algorithm = FoldSolves(Exact(), (Candidate(0.0, 1.0), Candidate(1.0, math.inf)), 2)
     broadcast = algorithm.broadcast(algorithm.init(whole))
-    together = all_replies(algorithm, in_folds(whole, 2, 7), jax.random.key(0), broadcast, jnp.asarray(1))
+    together = all_replies(
+        algorithm, in_folds(whole, Deal(2, 7)), jax.random.key(0), broadcast, jnp.asarray(1)
+    )
     name, i = "south", 1
     rows = whole.federation.client_samples(name)
     own = Federation.from_arrays({name: rows}, "unbounded")
@@ -135,7 +137,7 @@ def test_a_client_alone_answers_as_it_does_among_the_others():
         name, rows, whole.loss, whole.transport, whole.federation.support, WassersteinBall(0.0)
     )
     client = replace(client, rows=client.rows.in_folds(own.folds(2, 7), 2))
-    alone = unpack(answer(algorithm, client, 0, 1, pack(broadcast)), algorithm.reply_type)
+    alone = answer(algorithm, client, 0, 1, pack(broadcast))
     for ours, theirs in zip(alone, together, strict=True):
         np.testing.assert_allclose(ours, theirs[i], rtol=1e-10, atol=1e-12)
 

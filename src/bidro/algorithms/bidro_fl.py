@@ -19,7 +19,7 @@ import jax.scipy.special
 import numpy as np
 from jax import Array
 
-from bidro.algorithms.contract import masked, require_step
+from bidro.algorithms.contract import Evidence, masked, require_step
 from bidro.algorithms.model_and_weights import Broadcast, ModelAndWeights, State
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -53,6 +53,7 @@ class BiDROFL(ModelAndWeights):
     """
 
     reply_type: ClassVar[type] = Reply
+    evidence: ClassVar[Evidence] = "one row"
     eta_x: float = 0.01
     eta_alpha: float = 0.01
     oracle: Oracle = static(default=FixedStepAscent())

@@ -18,7 +18,7 @@ federation's clients; `replied` (n,) tells who answered, and the rows of the oth
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ from bidro.errors import BidroError
 from bidro.problem import Problem
 
 Numbers = Array | NDArray[np.float64]
+# "folds": all rows but those of one fold, for every fold.
+Evidence = Literal["all rows", "folds", "one row"]
 
 
 class Snapshot(NamedTuple):
@@ -55,6 +57,14 @@ class Algorithm(Protocol):
     @property
     def traceable_server(self) -> bool:
         """Whether `server` can be compiled; else rounds are a plain loop around a compiled client."""
+
+    @property
+    def evidence(self) -> Evidence:
+        """Over which of a client's rows every number of a reply is computed."""
+
+    @property
+    def second_order(self) -> bool:
+        """Whether replies hold curvature or second moments."""
 
     def init(self, problem: Problem) -> Any:
         """The state before round 1. Raises BidroError where the problem does not suit."""

@@ -20,9 +20,10 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Snapshot, masked
+from bidro.algorithms.contract import Evidence, Snapshot, masked
 from bidro.algorithms.exact import ExactMWDRO, Reply, State
 from bidro.client import Client
+from bidro.errors import BidroError
 from bidro.problem import Mixtures, Problem
 from bidro.sets import CappedSimplex, Simplex
 from bidro.trees import pytree, static
@@ -84,11 +85,17 @@ class FoldSolves:
     candidates: tuple[Candidate, ...] = static()
     folds: int = static()
     spread: float = static(default=1.0)
+    sends_curvature: bool = static(default=True)
     gap: float = static(default=1e-3)
     most_rounds: int = static(default=30)
 
     broadcast_type: ClassVar[type] = SolvesBroadcast
     reply_type: ClassVar[type] = Reply
+    evidence: ClassVar[Evidence] = "folds"
+
+    @property
+    def second_order(self) -> bool:
+        return self.sends_curvature
 
     @property
     def traceable_server(self) -> bool:
@@ -96,7 +103,7 @@ class FoldSolves:
 
     @property
     def _exact(self) -> ExactMWDRO:
-        return ExactMWDRO(self.oracle, gap=self.gap, saves_rounds=False)
+        return ExactMWDRO(self.oracle, self.sends_curvature, self.gap, saves_rounds=False)
 
     def init(self, problem: Problem) -> SolvesState:
         sizes = problem.federation.sizes
@@ -132,7 +139,8 @@ class FoldSolves:
             rows = client.rows.without(broadcast.fold[j])
             radius = broadcast.scale[j] / jnp.sqrt(rows.size)
             own = replace(client, rows=rows, eps=radius)
-            return Reply.of(own.risk(self.oracle, broadcast.x[j], broadcast.width[j], True))
+            found = own.risk(self.oracle, broadcast.x[j], broadcast.width[j], self.sends_curvature)
+            return Reply.of(found)
 
         def add(j: Array, so_far: Reply) -> Reply:
             return jax.tree.map(lambda all_, v: all_.at[j].set(v), so_far, one(j))
@@ -167,20 +175,21 @@ class ScoresReply(NamedTuple):
 
 @pytree
 class FoldScores:
-    """One round: the held-out losses of the models that `FoldSolves` found. The state is the models
-    (folds, candidates, d), and after the round the losses (n, candidates), nan for who did not reply."""
-
-    models: Array
+    """One round: the held-out losses of the models that `FoldSolves` found. It begins from these models
+    (folds, candidates, d) as its state, which after the round is the losses (n, candidates), nan for who did
+    not reply."""
 
     broadcast_type: ClassVar[type] = ScoresBroadcast
     reply_type: ClassVar[type] = ScoresReply
+    evidence: ClassVar[Evidence] = "all rows"
+    second_order: ClassVar[bool] = False
 
     @property
     def traceable_server(self) -> bool:
         return False
 
     def init(self, problem: Problem) -> Array:
-        return self.models
+        raise BidroError("FoldScores trains nothing: its first state is the models to be scored.")
 
     def broadcast(self, state: Array) -> ScoresBroadcast:
         return ScoresBroadcast(state)
@@ -206,6 +215,6 @@ class FoldScores:
         return masked(replied, replies.loss, jnp.full(replies.loss.shape, jnp.nan))
 
     def snapshot(self, state: Array) -> Snapshot:
-        """Nothing is trained: the first model."""
-        first = self.models[0, 0]
+        """Nothing is trained: the first of what it has."""
+        first = state.reshape(-1, state.shape[-1])[0]
         return Snapshot(first, first, jnp.zeros(0))

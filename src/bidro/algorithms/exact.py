@@ -25,7 +25,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from bidro.algorithms.cone_model import Answer, ConeModel, Curvature, Planes
-from bidro.algorithms.contract import Snapshot
+from bidro.algorithms.contract import Evidence, Snapshot
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -171,6 +171,11 @@ class ExactMWDRO:
 
     broadcast_type: ClassVar[type] = Broadcast
     reply_type: ClassVar[type] = Reply
+    evidence: ClassVar[Evidence] = "all rows"
+
+    @property
+    def second_order(self) -> bool:
+        return self.sends_curvature
 
     @property
     def traceable_server(self) -> bool:

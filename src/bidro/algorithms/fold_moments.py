@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Snapshot
+from bidro.algorithms.contract import Evidence, Snapshot
 from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.exact import Broadcast, ExactMWDRO, State
 from bidro.algorithms.one_shot import risks_from_moments, second_moments
@@ -57,6 +57,8 @@ class FoldMoments:
 
     broadcast_type: ClassVar[type] = Broadcast
     reply_type: ClassVar[type] = Reply
+    evidence: ClassVar[Evidence] = "folds"
+    second_order: ClassVar[bool] = True
 
     @property
     def traceable_server(self) -> bool:

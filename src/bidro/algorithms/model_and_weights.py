@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from bidro.algorithms.contract import Snapshot
+from bidro.algorithms.contract import Evidence, Snapshot
 from bidro.client import Client
 from bidro.problem import Mixtures, Problem
 from bidro.sets import VectorSet
@@ -35,6 +35,8 @@ class ModelAndWeights:
     """The parts of the contract that are the same for every algorithm with this state."""
 
     broadcast_type: ClassVar[type] = Broadcast
+    evidence: ClassVar[Evidence] = "all rows"
+    second_order: ClassVar[bool] = False
 
     @property
     def traceable_server(self) -> bool:

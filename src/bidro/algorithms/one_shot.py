@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bidro.algorithms.contract import Snapshot
+from bidro.algorithms.contract import Evidence, Snapshot
 from bidro.algorithms.exact import Broadcast, ExactMWDRO, State
 from bidro.algorithms.exact import Reply as Risks
 from bidro.client import Client, ambiguity_kind
@@ -53,6 +53,8 @@ class OneShotMWDRO:
 
     broadcast_type: ClassVar[type] = Broadcast
     reply_type: ClassVar[type] = Reply
+    evidence: ClassVar[Evidence] = "all rows"
+    second_order: ClassVar[bool] = True
 
     @property
     def traceable_server(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bidro.cli import fit, reproduce, use
+from bidro.cli import federate, fit, reproduce, use
 
 app = typer.Typer(
     name="bidro",
@@ -34,6 +34,12 @@ app.command(epilog="Example: `bidro evaluate stay-model test.csv --json`")(use.e
 app.command(epilog="Example: `bidro certify stay-model fresh.csv --confidence 0.9 --shift 0.1`")(use.certify)
 app.command(epilog="Example: `bidro plan stay-model visits.csv --width 2.0`")(use.plan)
 app.command(epilog="Example: `bidro compare visits.csv --client hospital --target stay`")(use.compare)
+app.command(epilog="Example: `bidro schema north.csv --target stay --out schema.toml`")(federate.schema)
+app.command(
+    epilog="Examples: `bidro federate --local visits.csv --client hospital --target stay --out rehearsal`, "
+    "`bidro federate federate.toml --engine flare --out stay-model`"
+)(federate.federate)
+app.command(epilog="Example: `bidro audit stay-model`")(federate.audit)
 app.command(epilog="Example: `bidro report stay-model --out stay.html`")(use.report)
 app.command(epilog="Example: `bidro example visits.csv`")(use.example)
 app.command(epilog="Example: `bidro reproduce --runs 5 --rounds 2000 --out out/quick`")(reproduce.reproduce)

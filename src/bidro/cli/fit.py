@@ -124,34 +124,25 @@ def _number_or_word(text: str | None) -> float | str | None:
 def _run(options: FitOptions, out: Path, as_json: bool) -> None:
     import json as plain_json
 
-    from bidro.cli.output import compilation_cache, shown_progress
-    from bidro.report.page import page_html
+    from bidro.cli.output import shown_progress
+    from bidro.engines.compiled import compilation_cache
     from bidro.workflow.fit import fit_tables, write_folder
-    from bidro.workflow.page_content import evaluation, page_content
+    from bidro.workflow.folder import folder_files
+    from bidro.workflow.judged import evaluation
 
     compilation_cache()
     with shown_progress(quiet=as_json) as progress:
         done = fit_tables(options, progress)
         progress.begin("writing")
-        content = page_content(done)
-        write_folder(
-            out,
-            {
-                "model.safetensors": done.model.to_bytes(),
-                "certificate.json": done.certificate.to_json(),
-                "report.html": page_html(content),
-                "report.json": plain_json.dumps(content, indent=1, allow_nan=False) + "\n",
-                "run.toml": options.to_toml(),
-            },
-        )
+        write_folder(out, folder_files(done))
     if as_json:
         summary = {
             "out": str(out),
             "rounds": done.trained.solution.rounds,
             "gap": done.trained.solution.gap,
-            "radii": done.estimator.radii_,
-            "client_weights": done.estimator.client_weights_,
-            "evaluation": {"on": _judged_on(done), **evaluation(done.losses)},
+            "radii": done.model.settings["radii"],
+            "client_weights": done.model.settings["client_weights"],
+            "evaluation": {"on": _judged_on(done), **evaluation(done.judged)},
             "certificate": plain_json.loads(done.certificate.to_json()),
         }
         print(plain_json.dumps(summary, indent=2, allow_nan=False))
@@ -166,10 +157,10 @@ def _judged_on(done: Fit) -> str:
 def _print(done: Fit, out: Path) -> None:
     from rich.console import Console
 
-    from bidro.workflow.page_content import evaluation
+    from bidro.workflow.judged import evaluation
 
     console = Console()
-    solution, judged = done.trained.solution, evaluation(done.losses)
+    solution, judged = done.trained.solution, evaluation(done.judged)
     console.print(
         f"Solved in {solution.rounds} rounds to a certified relative gap of {solution.gap:.1e}. On "
         f"{_judged_on(done)}: mean loss {judged['mean']:.4g}, worst client {judged['worst_client']:.4g}, "

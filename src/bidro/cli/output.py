@@ -1,11 +1,9 @@
-"""Progress on the screen, and where compiled programs are kept between runs."""
+"""Progress on the screen."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,30 +16,6 @@ _STAGES = {
     "certifying": "certifying",
     "writing": "writing",
 }
-
-
-def compilation_cache() -> None:
-    """Keep compiled programs in the user's cache folder, so that the next run need not compile them.
-
-    JAX's own variable takes precedence; where the folder cannot be made, runs are only slower.
-    """
-    import jax
-
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "bidro" / "compiled"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return
-    settings = {
-        "jax_compilation_cache_dir": str(folder),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": 0,
-    }
-    for name, value in settings.items():
-        jax.config.update(name, value)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -70,3 +44,19 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
             ),
             solving=lambda t, gap: bar.update(task, description=f"solving: round {t}, gap {gap:.1e}"),
         )
+
+
+@contextmanager
+def said_lines(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that shows the last thing said, on a terminal; every thing said where it is none."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda line: None
+    elif not console.is_terminal:
+        yield lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True)
+    else:
+        with console.status("starting") as status:
+            yield lambda line: status.update(escape(line))

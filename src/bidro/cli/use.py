@@ -47,10 +47,12 @@ def predict(
 def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
     """Mean loss of every client on a table with known targets, the worst client, and the worst decile."""
     from bidro.model_file import load_model, loss_name
-    from bidro.workflow.page_content import evaluation
+    from bidro.workflow.judged import ClientLoss, evaluation
 
     loaded = load_model(model)
-    losses = {name: loaded.losses(rows) for name, rows in _rows_by_client(loaded, tables).items()}
+    losses = {
+        name: ClientLoss.of(loaded.losses(rows)) for name, rows in _rows_by_client(loaded, tables).items()
+    }
     found = {"loss": loss_name(loaded.loss), **evaluation(losses)}
     if json:
         _print_json(found)
@@ -73,7 +75,7 @@ def certify(
     json: AsJson = False,
 ) -> None:
     """What rows that training never saw say of a model, under any mixture of its clients."""
-    from bidro.cli.output import compilation_cache
+    from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError
     from bidro.guarantees.certificate import Certificate
     from bidro.guarantees.statements import with_kept_out
@@ -114,7 +116,7 @@ def plan(
     import dataclasses
     import math
 
-    from bidro.cli.output import compilation_cache
+    from bidro.engines.compiled import compilation_cache
     from bidro.guarantees.plan import plan as planned
     from bidro.model_file import load_model
     from bidro.workflow.declared import declared_problem
@@ -147,7 +149,8 @@ def compare(
     json: AsJson = False,
 ) -> None:
     """FedAvg, AFL, DRO-FL, BiDRO-FL and exact MW-DRO on the same rows, each tuned over six candidates."""
-    from bidro.cli.output import compilation_cache, shown_progress
+    from bidro.cli.output import shown_progress
+    from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError
     from bidro.experiments.compare import compare_methods, comparison_table
     from bidro.tables import learn_schema, read

@@ -1,4 +1,4 @@
-"""`solve`: MW-DRO to a certified gap, all clients in this process."""
+"""`solve`: MW-DRO to a certified gap, with all clients in this process or across a network."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm
 from bidro.algorithms.exact import ExactMWDRO, State, to_gap
 from bidro.algorithms.one_shot import OneShotMWDRO
-from bidro.engines.in_process import all_replies
+from bidro.engines.network import IN_PROCESS, Network
 from bidro.engines.wire import pack
 from bidro.errors import BidroError
 from bidro.problem import Problem
@@ -45,7 +44,7 @@ class Solution:
     upper: float
     lower: float
     certified: bool  # False where the inner suprema are not known: then upper is inf, and nothing is proven
-    method: Method
+    method: str
     why: str  # why this method
     rounds: int
     bytes_to_client: int  # sent to each client in all rounds
@@ -82,28 +81,26 @@ def solve(
     oracle: Oracle | None = None,
     progress: Callable[[int, float], None] | None = None,
     resume: Solution | None = None,
+    network: Network = IN_PROCESS,
 ) -> Solution:
     """Solve `problem` to a relative gap, over balls, with penalties, or without ambiguity inside clients.
 
     `method`: "curvature" (about ten rounds), "gradients" (clients reveal less; more rounds), "one-shot"
     (squared loss: second moments, once), or None for the rule of `chosen_method`. `progress` is called after
     each round with its number and the gap. `resume` goes on from a solution of the same problem by the same
-    method, up to `max_rounds` in all. Warns (GapNotReachedWarning) where it stops short of the gap, and
-    raises BidroError for a problem that it cannot treat.
+    method, up to `max_rounds` in all. `network` answers the rounds. Warns (GapNotReachedWarning) where it
+    stops short of the gap, and raises BidroError for a problem that it cannot treat.
     """
     if not isinstance(gap, int | float) or not 0 < gap < np.inf:
         raise BidroError(f"The gap must be a positive number such as 1e-6; got {gap!r}.")
     if not isinstance(max_rounds, int) or max_rounds < 1:
         raise BidroError(f"max_rounds must be a whole number of at least 1; got {max_rounds!r}.")
     rule, why = chosen_method(problem)
-    if method is None and resume is not None:
-        method = resume.method
-    if method is None:
-        method = rule
-    else:
+    chosen: str = method or (rule if resume is None else resume.method)
+    if method is not None or resume is not None:
         why = "it was asked for"
-    algorithm = _algorithm(method, default_oracle(problem.inner) if oracle is None else oracle, gap)
-    if resume is not None and (resume.problem, resume.method) != (problem.fingerprint, method):
+    algorithm = _algorithm(chosen, default_oracle(problem.inner) if oracle is None else oracle, gap)
+    if resume is not None and (resume.problem, resume.method) != (problem.fingerprint, chosen):
         raise BidroError("A solution resumes only with the problem and the method that it began with.")
     started = time.perf_counter()
     state = algorithm.init(problem)
@@ -113,11 +110,11 @@ def solve(
         state, done = _with_gap(resume.state, gap), resume.rounds
         down, up = resume.bytes_to_client, resume.bytes_from_client
         history = [(float(u), float(v)) for u, v in resume.history]
-    key, everyone = jax.random.key(0), jnp.ones(problem.n, bool)
+    ask = network.clients_of(problem)
     while done < max_rounds and not _solver(state).finished:
         broadcast = algorithm.broadcast(state)
-        replies = all_replies(algorithm, problem.clients, key, broadcast, jnp.asarray(done + 1))
-        state = algorithm.server(state, replies, everyone)
+        replies, replied = ask(algorithm, broadcast, done + 1)
+        state = algorithm.server(state, replies, replied)
         done += 1
         down += len(pack(broadcast))
         up += len(pack(jax.tree.map(lambda v: v[0], replies)))
@@ -141,7 +138,7 @@ def solve(
         upper=solver.best.upper if solver.certified else float("inf"),
         lower=solver.lower,
         certified=solver.certified,
-        method=method,
+        method=chosen,
         why=why,
         rounds=done,
         bytes_to_client=down,

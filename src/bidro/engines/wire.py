@@ -1,10 +1,11 @@
-"""Messages as plain bytes: named arrays with their shapes, no pickle, nothing that executes."""
+"""Messages as plain bytes: named arrays with their shapes, and a header of JSON; nothing that executes."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
@@ -14,9 +15,24 @@ from bidro.errors import BidroError
 T = TypeVar("T")
 
 
-def pack(message: Any) -> bytes:
-    """A NamedTuple of arrays as bytes."""
-    return save({name: np.asarray(value) for name, value in message._asdict().items()})
+def pack(message: Any, header: Mapping[str, Any] | None = None) -> bytes:
+    """A NamedTuple of arrays and a header as bytes: the same bytes for the same content."""
+    arrays = {name: np.asarray(value) for name, value in message._asdict().items()}
+    if header is None:
+        return save(arrays)
+    return save(arrays, metadata={"bidro": json.dumps(header, sort_keys=True)})
+
+
+def header_of(data: bytes) -> dict[str, Any]:
+    """What `pack` was given as header. Raises BidroError where there is none."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["bidro"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BidroError("A message has no header that can be read.") from error
+    if not isinstance(header, dict):
+        raise BidroError("A message has no header that can be read.")
+    return header
 
 
 def unpack(data: bytes, kind: type[T]) -> T:
@@ -26,7 +42,7 @@ def unpack(data: bytes, kind: type[T]) -> T:
     """
     try:
         arrays = load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise BidroError(f"A message could not be read as {kind.__name__}: {error}.") from error
     expected: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     if set(arrays) != set(expected):
@@ -37,4 +53,17 @@ def unpack(data: bytes, kind: type[T]) -> T:
     for name, value in arrays.items():
         if not np.all(np.isfinite(value)):
             raise BidroError(f"'{name}' in a message of type {kind.__name__} is not finite.")
-    return kind(**{name: jnp.asarray(arrays[name]) for name in expected})
+    return kind(**{name: arrays[name] for name in expected})
+
+
+def unpack_like(data: bytes, like: T) -> T:
+    """The message in `data`, whose arrays must have the shapes and types of those in `like`."""
+    found = unpack(data, type(like))
+    for name, value in like._asdict().items():  # type: ignore[attr-defined]
+        got = getattr(found, name)
+        if got.shape != value.shape or got.dtype != value.dtype:
+            raise BidroError(
+                f"'{name}' in a message of type {type(like).__name__} is {got.dtype} of shape {got.shape}, "
+                f"not {value.dtype} of shape {value.shape}."
+            )
+    return found

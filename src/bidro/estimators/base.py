@@ -13,8 +13,6 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from bidro.errors import BidroError
-from bidro.estimators.standard import Standard, require_inside
-from bidro.estimators.training import Choices, Trained, train, transport_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import Bound
 from bidro.guarantees.heterogeneity import cloud_distances
@@ -22,6 +20,8 @@ from bidro.guarantees.robust import WorstCase, worst_case_distribution
 from bidro.guarantees.statements import Assessed, interval_obstacle, with_kept_out, without_kept_out
 from bidro.losses import Loss
 from bidro.sets import Simplex
+from bidro.standard import Moments, Standard, require_inside
+from bidro.training import Choices, Trained, train, transport_of
 
 Floats = NDArray[np.float64]
 
@@ -78,7 +78,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         owners = client_labels(clients, len(target))
         columns = [*self._columns(), "target"]
         loss = self._loss()
-        standard = Standard.of(X, target, loss.labels is not None)
+        standard = Standard.of(Moments.of(X, target), loss.labels is not None)
         loss = self._in_units(loss, standard.target_spread)
         box = None
         if self.support is not None:

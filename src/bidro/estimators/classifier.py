@@ -14,8 +14,8 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from bidro.errors import BidroError
 from bidro.estimators.base import RobustEstimator
-from bidro.estimators.standard import Standard, signs
 from bidro.losses import Logistic, Loss, SmoothedHinge, Softmax
+from bidro.standard import Standard, signs
 
 Floats = NDArray[np.float64]
 

@@ -11,8 +11,8 @@ from sklearn.utils.validation import column_or_1d
 
 from bidro.errors import BidroError
 from bidro.estimators.base import RobustEstimator
-from bidro.estimators.standard import Standard
 from bidro.losses import Absolute, Huber, Loss, Pinball, Squared
+from bidro.standard import Standard
 
 Floats = NDArray[np.float64]
 

@@ -25,14 +25,14 @@ from bidro.client import Penalty, WassersteinBall
 from bidro.engines.in_process import run
 from bidro.engines.solve import GapNotReachedWarning, solve
 from bidro.errors import BidroError
-from bidro.estimators.standard import Standard, signs
-from bidro.estimators.training import LARGEST_COEFFICIENT, transport_of
 from bidro.guarantees.calibration import worst_decile
 from bidro.losses import Logistic, Loss, Softmax, Squared, losses_of
 from bidro.problem import Problem, UncheckedDomainWarning
 from bidro.sets import Box
-from bidro.tables import Schema
-from bidro.workflow.fit import Progress, choose_kept_out
+from bidro.standard import Moments, Standard, signs
+from bidro.tables import Schema, choose_kept_out
+from bidro.training import LARGEST_COEFFICIENT, transport_of
+from bidro.workflow.fit import Progress
 from bidro.worst_case import default_oracle
 
 Floats = NDArray[np.float64]
@@ -111,7 +111,7 @@ def compare_methods(
     failures: dict[str, str] = {}
     for k in range(splits):
         test = choose_kept_out(clients, TEST_SHARE, FIRST_SEED + k)
-        standard = Standard.of(matrix[~test], target[~test], schema.classes is not None)
+        standard = Standard.of(Moments.of(matrix[~test], target[~test]), schema.classes is not None)
         rows = Rows((matrix - standard.mean) / standard.spread, _unit(target, standard), clients)
         unit = standard.target_spread**2
         for name, candidates in METHODS.items():

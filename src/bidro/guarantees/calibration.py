@@ -16,19 +16,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Algorithm
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
-from bidro.client import Client, WassersteinBall
-from bidro.engines.in_process import all_replies
+from bidro.client import WassersteinBall
+from bidro.engines.network import IN_PROCESS, Deal, Network
 from bidro.errors import BidroError
 from bidro.federation import column_deviations
 from bidro.losses import Squared
@@ -90,12 +86,15 @@ def calibrate(
     spread: float | None = None,
     oracle: Oracle | None = None,
     progress: Callable[[int, int], None] | None = None,
+    network: Network = IN_PROCESS,
+    sends_curvature: bool = True,
 ) -> Calibration:
     """Choose the radius scale and the cap for `problem`, whose own ambiguity and mixtures do not matter.
 
     There are 5 folds unless told otherwise, and fewer where a client has fewer rows, but at least 2. Radii
     are eps_i = c `spread` N_i^-1/2; the spread is by default `pooled_spread`. `progress` is called after each
-    round with its number and how many of the solves go on. Raises BidroError for a client with fewer rows
+    round with its number and how many of the solves go on. `network` answers the rounds, without curvature or
+    second moments unless `sends_curvature`. Raises BidroError for a client with fewer rows
     than folds.
     """
     _check(scales, caps, spread)
@@ -105,42 +104,28 @@ def calibrate(
     if folds is None:
         folds = max(2, min(FOLDS, *problem.federation.sizes))
     balls = replace(problem, ambiguity=WassersteinBall(0.0))
-    clients = in_folds(balls, folds, seed)
-    if isinstance(problem.loss, Squared) and balls.lifted:
+    ask = network.clients_of(balls, Deal(folds, seed))
+    if isinstance(problem.loss, Squared) and balls.lifted and sends_curvature:
         moments = FoldMoments(candidates, folds, unit)
         start = moments.init(balls)
-        done = moments.server(start, *_round(moments, clients, start))
+        done = moments.server(start, *ask(moments, moments.broadcast(start), 1))
         assert done.losses is not None
         losses, rounds = done.losses, done.t
         if progress is not None:
             progress(rounds, 0)
     else:
-        solves = FoldSolves(chosen, candidates, folds, unit)
+        solves = FoldSolves(chosen, candidates, folds, unit, sends_curvature)
         going = solves.init(balls)
         while not going.finished:
-            going = solves.server(going, *_round(solves, clients, going))
+            going = solves.server(going, *ask(solves, solves.broadcast(going), going.t + 1))
             if progress is not None:
                 progress(going.t, len(going.active))
-        scoring = FoldScores(jnp.asarray(going.models(folds)))
-        losses = np.asarray(scoring.server(scoring.models, *_round(scoring, clients, scoring.models)))
+        scoring, models = FoldScores(), jnp.asarray(going.models(folds))
+        losses = np.asarray(scoring.server(models, *ask(scoring, scoring.broadcast(models), going.t + 1)))
         rounds = going.t + 1
     best = candidates[int(np.argmin(_worst_share(losses, 5)))]
     radii = unit * best.scale / np.sqrt(np.asarray(problem.federation.sizes, float))
     return Calibration(candidates, losses, problem.federation.names, radii, best, unit, folds, rounds)
-
-
-def _round(algorithm: Algorithm, clients: Client, state: Any) -> tuple[Any, Array]:
-    """(the replies of all clients, who replied)."""
-    key, first = jax.random.key(0), jnp.asarray(1)
-    replies = all_replies(algorithm, clients, key, algorithm.broadcast(state), first)
-    return replies, jnp.ones(clients.eps.shape, bool)
-
-
-def in_folds(problem: Problem, folds: int, seed: int) -> Client:
-    """The clients of the problem with their rows dealt out to folds."""
-    clients = problem.clients
-    marks = problem.federation.folds(folds, seed)
-    return replace(clients, rows=clients.rows.in_folds(marks, folds))
 
 
 def _check(scales: Sequence[float], caps: Sequence[float], spread: float | None) -> None:

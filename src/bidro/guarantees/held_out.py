@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -56,6 +56,14 @@ class HeldOut:
         )
 
 
+class ClientBound(NamedTuple):
+    """What one client's rows kept out say; all that has to leave it."""
+
+    bound: float  # one-sided, of its true mean loss
+    mean: float
+    rows: int
+
+
 def held_out(
     losses: Mapping[str, ArrayLike],
     confidence: float = 0.95,
@@ -82,20 +90,52 @@ def held_out(
             "A held-out bound needs the largest value that the loss can take on the declared support; got "
             f"{largest}."
         )
-    n = len(losses)
-    full = mixtures is None or isinstance(mixtures, Simplex)
-    if mixtures is not None and mixtures.dimension != n:
+    whole = Simplex(len(losses)) if mixtures is None else mixtures
+    level = client_level(confidence, len(losses), whole)
+    clients = {
+        name: client_bound(name, given, level, largest, kind, clipped) for name, given in losses.items()
+    }
+    return worst_mixture(clients, confidence, largest, whole, kind, clipped)
+
+
+def client_level(confidence: float, n: int, mixtures: Simplex | CappedSimplex | L1SimplexBall) -> float:
+    """beta of each of n clients' bounds: see `held_out`."""
+    if mixtures.dimension != n:
         raise BidroError(f"The mixtures are for {mixtures.dimension} clients but there are {n}.")
-    level = 1 - confidence if full else -math.expm1(math.log(confidence) / n)
-    bounds, means, rows = {}, {}, {}
-    for name, given in losses.items():
-        values = _checked(name, np.minimum(given, largest) if clipped else given, largest, kind)
-        bounds[name] = _BOUNDS[kind](values / largest, level) * largest
-        means[name], rows[name] = float(values.mean()), len(values)
-    each = np.array(list(bounds.values()))
-    whole = Simplex(n) if mixtures is None else mixtures
-    worst = float(whole.linear_maximum(jnp.asarray(each))[0])
-    return HeldOut(worst, confidence, bounds, means, rows, level, kind, largest, clipped)
+    full = isinstance(mixtures, Simplex)
+    return 1 - confidence if full else -math.expm1(math.log(confidence) / n)
+
+
+def client_bound(
+    name: str, losses: ArrayLike, level: float, largest: float, kind: Bound, clipped: bool = False
+) -> ClientBound:
+    """From one client's losses (N_i,) in the order in which they came; it fails with probability at most
+    `level`."""
+    values = _checked(name, np.minimum(losses, largest) if clipped else losses, largest, kind)
+    return ClientBound(_BOUNDS[kind](values / largest, level) * largest, float(values.mean()), len(values))
+
+
+def worst_mixture(
+    clients: Mapping[str, ClientBound],
+    confidence: float,
+    largest: float,
+    mixtures: Simplex | CappedSimplex | L1SimplexBall,
+    kind: Bound,
+    clipped: bool = False,
+) -> HeldOut:
+    """The whole from its clients' bounds, each of `client_level`."""
+    worst = float(mixtures.linear_maximum(jnp.asarray([one.bound for one in clients.values()]))[0])
+    return HeldOut(
+        worst,
+        confidence,
+        {name: one.bound for name, one in clients.items()},
+        {name: one.mean for name, one in clients.items()},
+        {name: one.rows for name, one in clients.items()},
+        client_level(confidence, len(clients), mixtures),
+        kind,
+        largest,
+        clipped,
+    )
 
 
 def shifted(certificate: HeldOut, slope: float, shift: float) -> float:

@@ -72,22 +72,25 @@ def certify(
     delta: float | None = None,
     split: Literal["equal", "smallest largest"] = "equal",
     distances: Floats | None = None,
+    risks: Floats | None = None,
 ) -> Interval:
     """The interval for the model `x`, at explicit radii that hold together with this confidence.
 
     The problem's own ambiguity does not matter: a model trained with a calibrated radius, by FedAvg or
     elsewhere is certified in the same way. `delta` may be known beforehand; else it is estimated from the
     samples and widened by the radii, which costs no confidence; `distances` are those between the clouds,
-    where `cloud_distances` has been called before. Raises BidroError where no radius can promise
-    coverage, and for a loss whose slope on the support is not known.
+    where `cloud_distances` has been called before, and `risks` (n,) the robust risks at `explicit_radii`,
+    where the clients have computed them. Raises BidroError where no radius can promise coverage, and for a
+    loss whose slope on the support is not known.
     """
     rule = explicit_rule(problem.federation, problem.transport)
     sizes = problem.federation.sizes
-    risks = risks_for(confidence, sizes, rule, split)
-    covered = coverage(rule, sizes, risks, problem.weights, delta)
+    covered = coverage(rule, sizes, risks_for(confidence, sizes, rule, split), problem.weights, delta)
     slope = support_lipschitz(problem, x)
-    balls = replace(problem, ambiguity=WassersteinBall(covered.radii))
-    values = np.array(robust_risk(balls, x, curvature=False).value)
+    values = risks
+    if values is None:
+        balls = replace(problem, ambiguity=WassersteinBall(covered.radii))
+        values = np.array(robust_risk(balls, x, curvature=False).value)
     worst, alpha = problem.weights.linear_maximum(jnp.asarray(values))
     apart = delta
     if apart is None:
@@ -113,6 +116,12 @@ def certify(
         names=problem.federation.names,
         promise=_promise(problem, upper, covered.probability, rule, covered.radii),
     )
+
+
+def explicit_radii(problem: Problem, confidence: float) -> Floats:
+    """(n,) radii whose balls hold together with this confidence, the same risk for every client."""
+    rule, sizes = explicit_rule(problem.federation, problem.transport), problem.federation.sizes
+    return coverage(rule, sizes, risks_for(confidence, sizes, rule)).radii
 
 
 def l1_diameter(mixtures: Simplex | CappedSimplex | L1SimplexBall) -> float:

@@ -91,6 +91,15 @@ def worst_case_distribution(
     return WorstCase(points, masses, float(masses @ losses), risk, origins)
 
 
+def mean_displacement(problem: Problem, x: ArrayLike, client: str) -> tuple[Floats, Floats]:
+    """(how far the worst case moves the mean of every feature, and how far its rows on average), both
+    (m - 1,): what can be shown of a worst case where its atoms, which are moved rows, stay at their site."""
+    found = worst_case_distribution(problem, x, client)
+    rows = np.asarray(problem.federation.client_samples(client))[:, :-1]
+    steps = found.points[:, :-1] - rows[found.origins]
+    return found.masses @ steps, found.masses @ np.abs(steps)
+
+
 def worst_case_mixture(
     problem: Problem, x: ArrayLike, alpha: ArrayLike, oracle: Oracle | None = None
 ) -> WorstCase:

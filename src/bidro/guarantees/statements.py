@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +17,16 @@ from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees.certificate import Certificate, Shift
-from bidro.guarantees.held_out import Bound, HeldOut, held_out, shifted, shifted_squared
+from bidro.guarantees.held_out import (
+    Bound,
+    ClientBound,
+    HeldOut,
+    client_bound,
+    client_level,
+    shifted,
+    shifted_squared,
+    worst_mixture,
+)
 from bidro.guarantees.on_support import largest_loss, support_lipschitz
 from bidro.guarantees.out_of_sample import certify
 from bidro.guarantees.radius import coverage_obstacle
@@ -60,7 +69,7 @@ class Assessed:
     loss: Loss
     x: NDArray[np.float64]  # (d,)
     mixtures: Mixtures
-    seen: float  # the largest loss on the training rows
+    seen: float  # what losses are clipped at: the largest on the training rows, or another level from them
     largest: float | None  # on the declared support; None where it is not known
     slope: float | None  # what a shift of 1 does to the loss, or to its root; None where it is not known
     of_root: bool  # whether it is to the root: squared loss with p >= 2
@@ -81,18 +90,22 @@ def without_kept_out(
     delta: float | None = None,
     split: Literal["equal", "smallest largest"] = "equal",
     distances: NDArray[np.float64] | None = None,
+    risks: NDArray[np.float64] | None = None,
+    means: NDArray[np.float64] | None = None,
 ) -> Certificate:
-    """What can be stated from the training rows alone; `distances` as in `certify`."""
+    """What can be stated from the training rows alone; `distances` and `risks` as in `certify`, and `means`
+    (n,) the clients' mean losses, where they have been computed."""
     if not 0 < confidence < 1:
         raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
     none = "no rows were kept out of training."
     absent = {"held_out": none, "clipped": none, "shift": f"it is added to a held-out bound, and {none}"}
     interval = None
     if (why := interval_obstacle(problem, x)) is None:
-        interval = certify(problem, x, confidence, delta, split, distances)
+        interval = certify(problem, x, confidence, delta, split, distances, risks)
     else:
         absent["interval"] = why
-    means = _client_means(problem.clients, jnp.asarray(np.asarray(x, float)))
+    if means is None:
+        means = np.asarray(_client_means(problem.clients, jnp.asarray(np.asarray(x, float))))
     return Certificate(
         confidence,
         problem.federation.names,
@@ -121,23 +134,53 @@ def with_kept_out(
 
     An interval for another confidence is left out.
     """
+    level = client_level(confidence, len(fresh), of.mixtures)
+    bounds = {name: fresh_bounds(name, of, rows, level, bound) for name, rows in fresh.items()}
+    return from_bounds(bare, of, bounds, confidence, shift, bound)
+
+
+def fresh_bounds(
+    name: str, of: Assessed, rows: ArrayLike, level: float, bound: Bound = "betting"
+) -> dict[str, ClientBound]:
+    """What one client's rows that training never saw say, by statement: all that has to leave it."""
+    losses = losses_of(of.loss, of.x, rows)
+    # What losses are clipped at was fixed before these rows were seen.
+    found = {"clipped": client_bound(name, losses, level, of.seen, bound, clipped=True)}
+    if of.largest is not None:
+        found["held_out"] = client_bound(name, losses, level, of.largest, bound)
+    if of.loss.labels is not None:
+        wrong = mistakes_of(of.loss, of.x, rows)
+        found["mistakes"] = client_bound(name, wrong, level, 1.0, "clopper-pearson")
+    return found
+
+
+def from_bounds(
+    bare: Certificate,
+    of: Assessed,
+    bounds: Mapping[str, Mapping[str, ClientBound]],
+    confidence: float,
+    shift: float | None = None,
+    bound: Bound = "betting",
+) -> Certificate:
+    """`with_kept_out` from the clients' own `fresh_bounds`."""
     absent = {name: why for name, why in bare.absent.items() if name == "interval"}
     interval = bare.interval
     if interval is not None and confidence != bare.confidence:
         interval = None
         absent["interval"] = f"it was computed for a confidence of {bare.confidence:g}."
     held = mistakes = room = None
-    losses = _by_client(losses_of, of, fresh)
-    # What is largest in training was fixed before the rows kept out were seen.
-    clipped = held_out(losses, confidence, of.seen, of.mixtures, bound, clipped=True)
+
+    def whole(statement: str, largest: float, kind: Bound) -> HeldOut:
+        clients = {name: found[statement] for name, found in bounds.items()}
+        return worst_mixture(clients, confidence, largest, of.mixtures, kind, statement == "clipped")
+
+    clipped = whole("clipped", of.seen, bound)
     if of.largest is None:
         absent["held_out"] = "no declared support bounds the loss, so rare large ones cannot be ruled out."
     else:
-        held = held_out(losses, confidence, of.largest, of.mixtures, bound)
+        held = whole("held_out", of.largest, bound)
     if of.loss.labels is not None:
-        mistakes = held_out(
-            _by_client(mistakes_of, of, fresh), confidence, 1.0, of.mixtures, "clopper-pearson"
-        )
+        mistakes = whole("mistakes", 1.0, "clopper-pearson")
     if shift is None:
         absent["shift"] = "no shift radius was chosen."
     elif of.slope is None:
@@ -210,13 +253,6 @@ def _with_shift(of: Assessed, held: HeldOut, shift: float) -> Shift:
         f"stays at most {bound:.6g} if, after the rows were drawn, every client's distribution moves by at "
         f"most {shift:g} in the metric of the problem.",
     )
-
-
-def _by_client(
-    function: Callable[[Loss, ArrayLike, ArrayLike], Floats], of: Assessed, fresh: Mapping[str, ArrayLike]
-) -> dict[str, Floats]:
-    """What the function gives for each client's rows."""
-    return {name: function(of.loss, of.x, rows) for name, rows in fresh.items()}
 
 
 def _fresh_rows(federation: Federation, kept_out: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:

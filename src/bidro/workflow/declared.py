@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.errors import BidroError
-from bidro.estimators.training import LARGEST_COEFFICIENT, transport_of
 from bidro.federation import Federation
 from bidro.model_file import Model
 from bidro.problem import Problem
-from bidro.sets import Box
 from bidro.tables import bounds_of
+from bidro.training import transport_of, unrestricted
 
 
 def declared_problem(model: Model, rows: Mapping[str, NDArray[np.float64]]) -> Problem:
@@ -34,6 +33,4 @@ def declared_problem(model: Model, rows: Mapping[str, NDArray[np.float64]]) -> P
         settings["p"],
         model.standard.target_spread,
     )
-    half = LARGEST_COEFFICIENT * model.standard.target_spread
-    models = Box.cube(half, model.loss.dimension(m))
-    return Problem(replace(federation, support=box), model.loss, models, transport)
+    return unrestricted(replace(federation, support=box), model.loss, transport, model.standard.target_spread)

@@ -6,11 +6,11 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,11 +20,15 @@ import bidro
 from bidro.errors import BidroError
 from bidro.estimators import RobustClassifier, RobustRegressor
 from bidro.estimators.base import RobustEstimator
-from bidro.estimators.training import Trained
 from bidro.guarantees.certificate import Certificate
+from bidro.guarantees.robust import mean_displacement
 from bidro.guarantees.statements import Assessed
 from bidro.model_file import FILE, Model
-from bidro.tables import Schema, bounds_of, learn_schema, read, release
+from bidro.problem import Problem
+from bidro.standard import Standard
+from bidro.tables import Schema, bounds_of, choose_kept_out, learn_schema, read, release
+from bidro.training import Trained
+from bidro.workflow.judged import ClientLoss
 from bidro.workflow.options import FitOptions
 
 Floats = NDArray[np.float64]
@@ -33,6 +37,8 @@ Fresh = tuple[Floats, NDArray[Any], NDArray[np.str_]]
 
 # The levels of confidence that the report can show.
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+# Clients whose worst case is shown.
+MOST_WORST_CASES = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +62,18 @@ class Fit:
     model: Model
     certificate: Certificate
     levels: tuple[Certificate, ...]  # at LEVELS and the wanted confidence
-    estimator: RobustEstimator
     trained: Trained
-    losses: dict[str, Floats]  # of each client, on rows kept out (on training rows where there are none)
+    judged: Mapping[str, ClientLoss]  # on rows kept out (on training rows where there are none)
     held_out_rows: int
+    worst_cases: Mapping[str, Displacement]  # of the clients that count most
+
+
+class Displacement(NamedTuple):
+    """How a client's worst case moves its features, in pooled standard deviations."""
+
+    before: Floats  # (k,) the means
+    moved: Floats  # (k,) how far these move
+    typical: Floats  # (k,) how far rows move on average
 
 
 def fit_tables(options: FitOptions, progress: Progress) -> Fit:
@@ -78,7 +92,7 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
     training = [schema.matrix(table, np.flatnonzero(~kept_out))]
     del table
     release()
-    estimator = _estimator(options, schema)
+    estimator = estimator_of(options, schema)
     progress.begin("choosing")
     trained = estimator._fit(
         training.pop(), target[~kept_out], clients[~kept_out], progress.calibration, progress.solving
@@ -88,45 +102,40 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
         level: _certificate(estimator, fresh, level, options.shift)
         for level in sorted({*LEVELS, options.confidence})
     }
-    model = _model(estimator, schema, options, trained)
+    model = make_model(options, schema, estimator.standard_, estimator._assessed, trained)
     return Fit(
         options,
         model,
         certificates[options.confidence],
         tuple(certificates.values()),
-        estimator,
         trained,
-        _client_losses(model, estimator, trained, fresh),
+        _judged(model, estimator, trained, fresh),
         len(fresh[0]),
+        {name: _displacement(trained.problem, model.x, name) for name in count_most(trained)},
     )
 
 
-def choose_kept_out(clients: NDArray[np.str_], share: float, seed: int) -> NDArray[np.bool_]:
-    """(N,) whether a row is kept out of training: the same share of every client, at least one row."""
-    if not 0 <= share < 1:
-        raise BidroError(f"--hold-out must be a share from 0 to below 1; got {share}.")
-    kept = np.zeros(len(clients), bool)
-    if share == 0:
-        return kept
-    names, codes, sizes = np.unique(clients, return_inverse=True, return_counts=True)
-    counts = np.maximum(1, np.round(share * sizes).astype(int))
-    if np.any(sizes - counts < 2):
-        small = int(np.argmax(sizes - counts < 2))
-        raise BidroError(
-            f"Client '{names[small]}' has {sizes[small]} row(s), too few to keep some out and train on the "
-            "rest; leave it out, give it more rows, or use --hold-out 0."
-        )
-    shuffled = np.lexsort((np.random.default_rng(seed).random(len(clients)), codes))
-    place = np.arange(len(clients)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept[shuffled] = place < np.repeat(counts, sizes)
-    return kept
+def count_most(trained: Trained) -> list[str]:
+    """The clients whose worst case is shown: those that count most in the worst mixture."""
+    order = np.argsort(-trained.solution.alpha, kind="stable")[:MOST_WORST_CASES]
+    return [trained.solution.names[int(i)] for i in order]
+
+
+def _displacement(problem: Problem, x: Floats, name: str) -> Displacement:
+    before = np.asarray(problem.federation.client_samples(name))[:, :-1].mean(axis=0)
+    return Displacement(before, *mean_displacement(problem, x, name))
+
+
+def require_place(folder: Path) -> None:
+    """Raise BidroError where a model folder would replace something else."""
+    if folder.exists() and not (folder.is_dir() and ((folder / FILE).exists() or not any(folder.iterdir()))):
+        raise BidroError(f"'{folder}' exists and is not a model folder; choose another --out.")
 
 
 def write_folder(folder: Path, files: dict[str, str | bytes]) -> None:
     """All files at once: a new folder takes the place of an old one, or nothing changes."""
+    require_place(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if folder.exists() and not (folder / FILE).exists() and any(folder.iterdir()):
-        raise BidroError(f"'{folder}' exists and is not a model folder; choose another --out.")
     fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         for name, content in files.items():
@@ -144,7 +153,7 @@ def write_folder(folder: Path, files: dict[str, str | bytes]) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _estimator(options: FitOptions, schema: Schema) -> RobustEstimator:
+def estimator_of(options: FitOptions, schema: Schema) -> RobustEstimator:
     shared: dict[str, Any] = {
         "radius": options.radius,
         "weights": options.weights,
@@ -156,15 +165,25 @@ def _estimator(options: FitOptions, schema: Schema) -> RobustEstimator:
         "confidence": options.confidence,
         "random_state": options.seed,
     }
+    loss = loss_word(options, schema)
     if schema.classes is not None:
-        return RobustClassifier(options.loss or "logistic", **shared)
-    loss = options.loss or "squared"
+        return RobustClassifier(loss, **shared)
     return RobustRegressor(loss, threshold=options.threshold, quantile=options.quantile, **shared)
 
 
-def _client_losses(
+def loss_word(options: FitOptions, schema: Schema) -> str:
+    return options.loss or ("squared" if schema.classes is None else "logistic")
+
+
+def radii_of(trained: Trained) -> list[float | None]:
+    """In pooled standard deviations, in the order of the clients; None where there are no balls."""
+    eps = trained.problem.eps
+    return [None] * trained.problem.n if eps is None else [float(v) for v in eps]
+
+
+def _judged(
     model: Model, estimator: RobustEstimator, trained: Trained, fresh: Fresh
-) -> dict[str, Floats]:
+) -> dict[str, ClientLoss]:
     """Each client's losses on rows kept out, or on training rows where there are none."""
     if len(fresh[0]) == 0:
         federation = trained.problem.federation
@@ -173,7 +192,7 @@ def _client_losses(
     else:
         losses = model.losses(estimator.standard_.rows(fresh[0], estimator._codes(fresh[1])))
         owners = fresh[2]
-    return {name: losses[owners == name] for name in model.clients}
+    return {name: ClientLoss.of(losses[owners == name]) for name in model.clients}
 
 
 def _certificate(
@@ -187,12 +206,13 @@ def _certificate(
     return estimator.certify(*fresh, confidence, shift)
 
 
-def _model(estimator: RobustEstimator, schema: Schema, options: FitOptions, trained: Trained) -> Model:
-    of: Assessed = estimator._assessed
-    names = trained.problem.federation.names
+def make_model(
+    options: FitOptions, schema: Schema, standard: Standard, of: Assessed, trained: Trained
+) -> Model:
+    names, solution = trained.problem.federation.names, trained.solution
     settings = {
         "target": schema.target,
-        "loss": str(getattr(estimator, "loss", "")),
+        "loss": loss_word(options, schema),
         "radius": trained.radius_promise,
         "weights": trained.weights_in_words,
         "metric": options.metric,
@@ -201,10 +221,10 @@ def _model(estimator: RobustEstimator, schema: Schema, options: FitOptions, trai
         "support": None if options.support is None else dict(options.support),
         "hold_out": options.hold_out,
         "confidence": options.confidence,
-        "gap": trained.solution.gap,
-        "rounds": trained.solution.rounds,
-        "radii": dict(estimator.radii_),
-        "client_weights": dict(estimator.client_weights_),
+        "gap": solution.gap if solution.certified else None,
+        "rounds": solution.rounds,
+        "radii": dict(zip(names, radii_of(trained), strict=True)),
+        "client_weights": dict(zip(names, solution.alpha.tolist(), strict=True)),
         "rows": dict(zip(names, trained.problem.federation.sizes, strict=True)),
         "created": datetime.now(UTC).date().isoformat(),
     }
@@ -218,7 +238,7 @@ def _model(estimator: RobustEstimator, schema: Schema, options: FitOptions, trai
         schema,
         of.loss,
         of.x,
-        estimator.standard_,
+        standard,
         names,
         of.seen,
         of.largest,

@@ -7,18 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.estimators.base import RobustEstimator
-from bidro.guarantees.calibration import Calibration, worst_decile
+from bidro.guarantees.calibration import Calibration
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import HeldOut
-from bidro.guarantees.robust import worst_case_distribution
 from bidro.model_file import Model, loss_name
-from bidro.workflow.fit import Fit
+from bidro.workflow.fit import Displacement, Fit, radii_of
+from bidro.workflow.judged import evaluation
 
 Floats = NDArray[np.float64]
 
-# Clients whose worst case is shown: those that count most.
-MOST_WORST_CASES = 12
 _LOSS_WORDS = {
     "squared": "squared error",
     "absolute": "absolute error",
@@ -30,28 +27,9 @@ _LOSS_WORDS = {
 }
 
 
-def evaluation(losses: dict[str, Floats]) -> dict[str, Any]:
-    """Mean over all rows, worst client, worst decile, and each client's mean with its standard error."""
-    clients = {
-        name: {
-            "loss": float(own.mean()),
-            "se": float(own.std(ddof=1) / np.sqrt(len(own))) if len(own) > 1 else None,
-            "rows": len(own),
-        }
-        for name, own in losses.items()
-    }
-    means = np.array([own.mean() for own in losses.values()])
-    return {
-        "mean": float(np.concatenate(list(losses.values())).mean()),
-        "worst_client": float(means.max()),
-        "worst_decile": float(worst_decile(means)),
-        "clients": clients,
-    }
-
-
 def page_content(fit: Fit) -> dict[str, Any]:
-    model, estimator, solution = fit.model, fit.estimator, fit.trained.solution
-    judged = evaluation(fit.losses)
+    model, solution = fit.model, fit.trained.solution
+    judged = evaluation(fit.judged)
     confidences = [level.confidence for level in fit.levels]
     classes = model.schema.classes
     content = {
@@ -69,7 +47,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "intercept": _one_or_list(model.coefficients[1]),
         "solver": {
             "rounds": solution.rounds,
-            "gap": solution.gap,
+            "gap": solution.gap if solution.certified else None,
             "method": solution.method,
             "history": solution.history.tolist(),
         },
@@ -80,7 +58,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "levels": [_level(level) for level in fit.levels],
         "default_level": confidences.index(fit.certificate.confidence),
         "absent": dict(fit.certificate.absent),
-        "worst_case": _worst_cases(fit, estimator),
+        "worst_case": [_worst_case(fit, name, found) for name, found in fit.worst_cases.items()],
         "advice": _advice(fit),
     }
     if classes is not None:
@@ -148,7 +126,7 @@ def _calibration(found: Calibration | None) -> dict[str, Any] | None:
 def _clients(fit: Fit, judged: dict[str, Any]) -> list[dict[str, Any]]:
     solution, certificate = fit.trained.solution, fit.certificate
     shares = np.asarray(certificate.rows) / sum(certificate.rows)
-    radii = np.asarray(fit.trained.problem.eps)
+    radii = radii_of(fit.trained)
     kept = fit.held_out_rows > 0
     return [
         {
@@ -158,10 +136,10 @@ def _clients(fit: Fit, judged: dict[str, Any]) -> list[dict[str, Any]]:
             "loss": judged["clients"][name]["loss"],
             "se": judged["clients"][name]["se"],
             "training_loss": certificate.empirical[i],
-            "robust": float(solution.risks[i]),
+            "robust": float(solution.risks[i]) if solution.certified else None,
             "weight": float(solution.alpha[i]),
             "share": float(shares[i]),
-            "radius": float(radii[i]),
+            "radius": radii[i],
             "binding": bool(solution.alpha[i] > shares[i] * (1 + 1e-6)),
         }
         for i, name in enumerate(certificate.names)
@@ -203,32 +181,20 @@ def _level(found: Certificate) -> dict[str, Any]:
     }
 
 
-def _worst_cases(fit: Fit, estimator: RobustEstimator) -> list[dict[str, Any]]:
-    """How far the worst case moves the rows and the mean of each feature, for the clients that count most."""
-    problem, standard = fit.trained.problem, estimator.standard_
-    order = np.argsort(-fit.trained.solution.alpha, kind="stable")[:MOST_WORST_CASES]
-    shown = []
-    for i in order:
-        name = problem.federation.names[int(i)]
-        found = worst_case_distribution(problem, fit.model.x, name)
-        rows = np.asarray(problem.federation.client_samples(name))[:, :-1]
-        steps = found.points[:, :-1] - rows[found.origins]
-        before, moved, typical = rows.mean(axis=0), found.masses @ steps, found.masses @ np.abs(steps)
-        shown.append(
-            {
-                "client": name,
-                "moved": [
-                    {
-                        "name": feature,
-                        "before": float(before[j] * standard.spread[j] + standard.mean[j]),
-                        "after": float((before[j] + moved[j]) * standard.spread[j] + standard.mean[j]),
-                        "in_sd": float(typical[j]),
-                    }
-                    for j, feature in enumerate(fit.model.schema.features)
-                ],
-            }
-        )
-    return shown
+def _worst_case(fit: Fit, name: str, found: Displacement) -> dict[str, Any]:
+    """How far a client's worst case moves its rows and the mean of each feature."""
+    standard = fit.model.standard
+    before, after = (v * standard.spread + standard.mean for v in (found.before, found.before + found.moved))
+    moved = [
+        {
+            "name": feature,
+            "before": float(before[j]),
+            "after": float(after[j]),
+            "in_sd": float(found.typical[j]),
+        }
+        for j, feature in enumerate(fit.model.schema.features)
+    ]
+    return {"client": name, "moved": moved}
 
 
 def _advice(fit: Fit) -> list[str]:

@@ -13,13 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from bidro.algorithms.cross_validation import Candidate
 from bidro.client import WassersteinBall
-from bidro.engines.solve import Solution, solve
+from bidro.engines.network import IN_PROCESS, Network
+from bidro.engines.solve import Method, Solution, solve
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees.calibration import CAPS, Calibration, calibrate
-from bidro.guarantees.coverage import risks_for
 from bidro.guarantees.empirical_radius import bootstrap_radii
-from bidro.guarantees.radius import explicit_rule
+from bidro.guarantees.out_of_sample import explicit_radii
 from bidro.losses import Loss
 from bidro.problem import Problem
 from bidro.sets import Box
@@ -52,6 +52,8 @@ class Choices:
     folds: int | None = None
     seed: int = 0
     confidence: float = 0.95  # of bootstrap and explicit radii
+    method: Method | None = None  # of the solver
+    fold_curvature: bool = True  # whether replies in cross-validation hold curvature
 
 
 def transport_of(
@@ -81,14 +83,16 @@ def train(
     support: Box | None = None,
     on_calibration: Callable[[int, int], None] | None = None,
     on_round: Callable[[int, float], None] | None = None,
+    network: Network = IN_PROCESS,
+    spread: float | None = None,
 ) -> Trained:
     """Choose radii and weights, and solve to the gap.
 
     Training takes the whole space as support: worst cases over it are at least those over a declared box, and
-    have a closed form.
+    have a closed form. `network` answers the rounds; `spread` is what cross-validated radii are in units of,
+    by default read off the rows.
     """
-    half = LARGEST_COEFFICIENT * max(target_spread, 1.0 if loss.labels is not None else 0.0)
-    problem = Problem(federation, loss, Box.cube(half, loss.dimension(federation.m)), transport)
+    problem = unrestricted(federation, loss, transport, target_spread)
     radius, weights = choices.radius, choices.weights
     _check_words(radius, weights)
     calibration, cap = None, _cap(weights)
@@ -96,7 +100,14 @@ def train(
         caps = CAPS if weights == "auto" else (cap,)
         caps = caps if federation.n > 1 else (math.inf,)
         calibration = calibrate(
-            problem, caps=caps, folds=choices.folds, seed=choices.seed, progress=on_calibration
+            problem,
+            caps=caps,
+            folds=choices.folds,
+            seed=choices.seed,
+            spread=spread,
+            progress=on_calibration,
+            network=network,
+            sends_curvature=choices.fold_curvature,
         )
         radii, cap, promise = calibration.radii, calibration.chosen.cap, calibration.promise
     elif isinstance(radius, str) and radius == "bootstrap":
@@ -108,8 +119,14 @@ def train(
         radii, promise = _given(radius, federation.names), "The radii were given."
     mixtures = Candidate(0.0, cap).mixtures(federation.sizes)
     balls = replace(problem, ambiguity=WassersteinBall(radii), mixtures=mixtures)
-    solution = solve(balls, choices.gap, progress=on_round)
+    solution = solve(balls, choices.gap, choices.method, progress=on_round, network=network)
     return Trained(balls, solution, calibration, promise, _cap_in_words(cap))
+
+
+def unrestricted(federation: Federation, loss: Loss, transport: Transport, target_spread: float) -> Problem:
+    """Without ambiguity, for any mixture and any model that is likely to be wanted."""
+    half = LARGEST_COEFFICIENT * max(target_spread, 1.0 if loss.labels is not None else 0.0)
+    return Problem(federation, loss, Box.cube(half, loss.dimension(federation.m)), transport)
 
 
 def _check_words(radius: Any, weights: Any) -> None:
@@ -145,10 +162,8 @@ def _cap_in_words(cap: float) -> str:
 def _explicit(problem: Problem, support: Box | None, confidence: float) -> tuple[Floats, str]:
     if support is None:
         raise BidroError("radius='explicit' needs a declared support; give lower and upper bounds.")
-    declared = replace(problem.federation, support=support)
-    rule = explicit_rule(declared, problem.transport)
-    risks = risks_for(confidence, declared.sizes, rule)
-    radii = np.array([rule.radius(n, float(b)) for n, b in zip(declared.sizes, risks, strict=True)])
+    declared = replace(problem, federation=replace(problem.federation, support=support))
+    radii = explicit_radii(declared, confidence)
     return radii, f"Explicit radii: with probability at least {confidence:g} every ball holds its client."
 
 

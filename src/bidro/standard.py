@@ -1,6 +1,6 @@
 """Rows as the solver sees them: features in pooled standard deviations, the target around its mean.
 
-Means and deviations are those of all clients' rows together; they follow from each client's sums, so a
+Means and deviations are those of all clients' rows together; they follow from each client's own, so a
 federated run computes the same. Targets keep their unit, and so do losses.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,35 @@ Floats = NDArray[np.float64]
 _TOGETHER = 65_536
 
 
+class Moments(NamedTuple):
+    """Of one client's rows, or of several clients' together: features first, the target last."""
+
+    rows: int
+    mean: Floats  # (k + 1,)
+    deviation: Floats  # (k + 1,) root mean square distance to the mean
+
+    @classmethod
+    def of(cls, features: Floats, target: Floats) -> Moments:
+        """From rows (N, k) and targets (N,)."""
+        mean = np.append(features.mean(axis=0), target.mean())
+        return cls(len(target), mean, np.append(column_deviations(features), target.std()))
+
+    @classmethod
+    def pooled(cls, parts: Sequence[Moments]) -> Moments:
+        """Of all rows, from those of each client."""
+        rows = np.array([part.rows for part in parts], float)
+        means = np.stack([part.mean for part in parts])
+        squares = np.stack([part.deviation for part in parts]) ** 2
+        mean = rows @ means / rows.sum()
+        variance = rows @ (squares + (means - mean) ** 2) / rows.sum()
+        return cls(int(rows.sum()), mean, np.sqrt(variance))
+
+    @property
+    def varying(self) -> NDArray[np.bool_]:
+        """(k + 1,) which columns vary: rounding leaves a trace of deviation in those that do not."""
+        return self.deviation > 1e-13 * np.hypot(self.mean, self.deviation)
+
+
 @dataclass(frozen=True, eq=False)
 class Standard:
     """x -> (x - mean) / spread for features, y -> y - middle for a numeric target; classes keep codes."""
@@ -34,16 +64,12 @@ class Standard:
     target_spread: float  # standard deviation of the target; 1 for classes
 
     @classmethod
-    def of(cls, features: Floats, target: Floats, classes: bool) -> Standard:
-        """From all rows (N, k) and targets (N,)."""
-        mean, spread = features.mean(axis=0), column_deviations(features)
-        # Rounding leaves a trace of spread in columns that are constant.
-        level = np.maximum(features.max(axis=0), -features.min(axis=0))
-        spread = np.where(spread > 1e-13 * level, spread, 1.0)
+    def of(cls, moments: Moments, classes: bool) -> Standard:
+        """From the moments of all clients' rows."""
+        spread = np.where(moments.varying, moments.deviation, 1.0)
         if classes:
-            return cls(mean, spread, 0.0, 1.0)
-        size = float(target.std())
-        return cls(mean, spread, float(target.mean()), size if size > 0 else 1.0)
+            return cls(moments.mean[:-1], spread[:-1], 0.0, 1.0)
+        return cls(moments.mean[:-1], spread[:-1], float(moments.mean[-1]), float(spread[-1]))
 
     def federation(
         self, features: Floats, target: Floats, clients: NDArray[np.str_], columns: Sequence[str]

@@ -1,0 +1,163 @@
+"""`bidro schema`, `bidro federate`, `bidro audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def schema(
+    table: Annotated[Path, typer.Argument(help="CSV or Parquet: the rows of one site, or of all.")],
+    target: Annotated[str, typer.Option(help="Column to be predicted.")],
+    client: Annotated[
+        str, typer.Option(help="Column that names the client; sites need not have it.")
+    ] = "client",
+    features: Annotated[str | None, typer.Option(help="Columns to use, separated by commas.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="regression or classification; guessed if not given.")
+    ] = None,
+    missing: Annotated[
+        str, typer.Option(help="refuse missing values, or fill features by their median.")
+    ] = "refuse",
+    out: Annotated[Path | None, typer.Option(help="File to write; the screen by default.")] = None,
+) -> None:
+    """Draft the schema that all sites agree on before a federated run: columns, levels, bounds."""
+    from bidro.deploy.agreed import draft
+    from bidro.report.files import write_text
+    from bidro.tables import learn_schema, read_one
+
+    rows = read_one(table)
+    if client not in rows:
+        rows = rows.assign(**{client: table.stem})
+    chosen = None if features is None else [name.strip() for name in features.split(",")]
+    text = draft(learn_schema(rows, client, target, chosen, task, missing), rows)
+    if out is None:
+        print(text, end="")
+        return
+    write_text(out, text)
+    print(f"Written to {out}: complete the bounds, and let every site keep the same copy.")
+
+
+def federate(
+    config: Annotated[
+        Path | None, typer.Argument(help="federate.toml: clients, schema, options of `bidro fit`, network.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="flare or flower.")] = "flare",
+    out: Annotated[Path | None, typer.Option(help="Folder for the model.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Name of the run on the server; that of --out by default.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name.")] = False,
+    replies: Annotated[
+        str | None, typer.Option(help="curvature, or gradient: sites send less, in more rounds. [curvature]")
+    ] = None,
+    one_sample_replies: Annotated[
+        bool,
+        typer.Option(
+            "--one-sample-replies",
+            help="Allow Algorithm 1 of the paper: a curious server can rebuild most of the sampled records.",
+        ),
+    ] = False,
+    local: Annotated[
+        Path | None,
+        typer.Option(help="Rehearse on this machine with this table, a process for every client."),
+    ] = None,
+    client: Annotated[str | None, typer.Option(help="With --local: column that names the client.")] = None,
+    target: Annotated[str | None, typer.Option(help="With --local: column to be predicted.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train across machines that keep their rows, over NVIDIA FLARE or Flower, and write a model folder.
+
+    The folder is that of `bidro fit`, with audit.json: all that left the sites. A run that was cut off, by
+    whatever, goes on with --resume to the same model.
+    """
+    import tempfile
+
+    import click
+
+    from bidro.cli.output import said_lines
+    from bidro.deploy.job import Config
+    from bidro.deploy.rehearsal import driven, rehearsed, split_by_client
+    from bidro.errors import BidroError
+    from bidro.workflow.fit import require_place, write_folder
+
+    if out is None:
+        raise click.UsageError("Name the folder for the model: --out DIR.")
+    if local is None and config is None:
+        raise click.UsageError("Give a configuration, or rehearse with --local TABLE --client COLUMN.")
+    if local is not None and (client is None or target is None):
+        raise click.UsageError("A rehearsal needs --client COLUMN and --target COLUMN.")
+    require_place(out)
+    name = out.resolve().name if run is None else run
+    with said_lines(quiet=json) as say, tempfile.TemporaryDirectory(prefix="bidro-") as scratch:
+        sites = None
+        if local is not None:
+            assert client is not None
+            assert target is not None
+            if resume:
+                raise click.UsageError("A rehearsal leaves nothing to resume; begin it again.")
+            sites = split_by_client(local, client, target, Path(scratch), one_sample_replies)
+        whole = Config.read(config, name, sites, resume=resume, replies=replies)
+        if whole.job.algorithm is not None and not one_sample_replies:
+            raise BidroError(
+                "Algorithm 1 sends replies computed from one row each, from which a curious server can "
+                "rebuild about four fifths of the sampled records; say --one-sample-replies if that is "
+                "acceptable."
+            )
+        if local is not None:
+            files = rehearsed(whole.job, engine, Path(scratch), say)
+        elif engine in whole.engines:
+            files = driven(whole.job, engine, whole.engines[engine], say)
+        else:
+            raise BidroError(f"'{config}' has no [{engine}] part that says how to reach the network.")
+        write_folder(out, dict(files))
+    _print(out, json)
+
+
+def audit(
+    model: Annotated[Path, typer.Argument(help="Model folder that `bidro federate` wrote.")],
+    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """What left the sites in a federated run: each kind of message, its size, its rows, what it reveals."""
+    import json as plain_json
+
+    from bidro.deploy.audit import in_words, read_audit
+
+    found = read_audit(model)
+    print(plain_json.dumps(found, indent=2) if json else in_words(found))
+
+
+def _print(out: Path, as_json: bool) -> None:
+    import json as plain_json
+
+    from bidro.deploy.audit import read_audit
+    from bidro.guarantees.certificate import Certificate
+    from bidro.model_file import load_model
+
+    certificate = Certificate.from_json((out / "certificate.json").read_text())
+    audit, settings = read_audit(out), load_model(out).settings
+    if as_json:
+        summary = {
+            "out": str(out),
+            "rounds": audit["rounds"],
+            "gap": settings["gap"],
+            "radii": settings["radii"],
+            "client_weights": settings["client_weights"],
+            "bytes_up": sum(kind["bytes_up"] for kind in audit["kinds"]),
+            "bytes_down": sum(kind["bytes_down"] for kind in audit["kinds"]),
+            "lost": audit["lost"],
+            "certificate": plain_json.loads(certificate.to_json()),
+        }
+        print(plain_json.dumps(summary, indent=2, allow_nan=False))
+        return
+    gap = (
+        "without a certified gap"
+        if settings["gap"] is None
+        else f"to a certified gap of {settings['gap']:.1e}"
+    )
+    print(f"Trained in {audit['rounds']} rounds {gap}.")
+    print(certificate)
+    print(f"\nWritten to {out}: open {out / 'report.html'} in a browser.")
+    print(f"What left the sites: bidro audit {out}")

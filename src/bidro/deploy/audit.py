@@ -1,0 +1,138 @@
+"""What left the sites in a run: kinds of messages, their numbers, their size, and over how many rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bidro.errors import BidroError
+
+FORMAT, VERSION = "bidro audit", 1
+
+# What the numbers of a message tell whoever reads them, by the names of the fields.
+_REVEALS = {
+    "prepare": "How many rows the site has, and the mean and standard deviation of each of its columns.",
+    "assess": (
+        "Mean loss of the model on the site's training rows, the mean of its largest losses (at least ten), "
+        "and how far its worst case moves each feature on average; with a declared support also its robust "
+        "risks and its distance to a cloud that everybody has. No row."
+    ),
+    "bounds": "Mean loss and confidence bounds on the rows kept out. No row.",
+    "curvature": (
+        "Value, gradient and curvature of the site's risk at the models asked for. For squared loss these "
+        "determine the site's second moments: the covariances of all its columns. For other losses they are "
+        "sums over all rows from which no single row can be solved for while rows exceed twice the dimension."
+    ),
+    "folds": (
+        "As above for every fold's training rows; differences between folds tell the same of the rows of one "
+        "fold, and these are what the least number of rows counts."
+    ),
+    "moments": "Second moments of the site's rows, fold by fold: the covariances of all its columns.",
+    "gradient": (
+        "Value and gradient of the site's risk at the models asked for: averages over all its rows, and less "
+        "than curvature tells; many rounds together still narrow down the second moments."
+    ),
+    "scores": "One mean loss a candidate, pooled over the folds.",
+    "average": "A step of the model by the gradient over all the site's rows, and its mean loss.",
+    "one row": (
+        "Gradient and value of ONE row's loss. With the settings, which the server knows, four fifths of the "
+        "sampled records can be rebuilt from them."
+    ),
+}
+
+
+def audit_of(run: str, heads: Sequence[Mapping[str, Any]]) -> str:
+    """`audit.json` from a run's record."""
+    kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for head in heads:
+        if "request" not in head:
+            continue
+        key = (head["question"], json.dumps(head["fields"]))
+        one = kinds.setdefault(
+            key,
+            {
+                "question": head["question"],
+                "fields": head["fields"],
+                "reveals": _reveals(head),
+                "clients": [],
+                "messages": 0,
+                "bytes_up": 0,
+                "bytes_down": 0,
+                "fewest_rows": head["rows"],
+            },
+        )
+        if head["client"] not in one["clients"]:
+            one["clients"] = sorted([*one["clients"], head["client"]])
+        one["messages"] += 1
+        one["bytes_up"] += head["bytes_up"]
+        one["bytes_down"] += head["bytes_down"]
+        one["fewest_rows"] = min(one["fewest_rows"], head["rows"])
+    answered = Counter(head["client"] for head in heads if "request" in head)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "run": run,
+        "rounds": max(answered.values(), default=0),
+        "kinds": list(kinds.values()),
+        "faults": [dict(head) for head in heads if "fault" in head],
+        "lost": {name: why for head in heads for name, why in head.get("lost", {}).items()},
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _reveals(head: Mapping[str, Any]) -> str:
+    fields = head["fields"]
+    if head["question"] != "round":
+        return _REVEALS[head["question"]]
+    if head["rows"] == 1:
+        return _REVEALS["one row"]
+    if "moments" in fields:
+        return _REVEALS["moments"]
+    if "curvature" in fields:
+        what = _REVEALS["curvature" if fields["curvature"][-1] else "gradient"]
+        return f"{what} {_REVEALS['folds']}" if len(fields["gradient"]) > 1 else what
+    return _REVEALS["scores" if list(fields) == ["loss"] else "average"]
+
+
+def read_audit(folder: Path) -> dict[str, Any]:
+    """The audit in a model folder. Raises BidroError where there is none."""
+    path = folder / "audit.json" if folder.is_dir() else folder
+    if not path.exists():
+        raise BidroError(f"There is no audit in '{folder}': only `bidro federate` leaves one.")
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != FORMAT or content["version"] != VERSION:
+            raise BidroError(f"'{path}' is not an audit that this version of bidro reads.")
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, BidroError):
+            raise
+        raise BidroError(f"'{path}' is damaged or not an audit of bidro.") from error
+    return dict(content)
+
+
+def in_words(audit: Mapping[str, Any]) -> str:
+    """A table a kind of message, and what it reveals."""
+    up = sum(kind["bytes_up"] for kind in audit["kinds"])
+    down = sum(kind["bytes_down"] for kind in audit["kinds"])
+    lines = [f"Run '{audit['run']}': {audit['rounds']} rounds, {up:,} bytes from sites, {down:,} to sites."]
+    for kind in audit["kinds"]:
+        names = ", ".join(f"{name}{_shape(shape)}" for name, shape in kind["fields"].items())
+        lines += [
+            "",
+            f"{kind['question']}: {kind['messages']} messages from {len(kind['clients'])} clients, "
+            f"{kind['bytes_up']:,} bytes, each number over at least {kind['fewest_rows']:,} rows",
+            f"  sent: {names}",
+            f"  reveals: {kind['reveals']}",
+        ]
+    for fault in audit["faults"]:
+        lines.append(f"\nnot accepted from '{fault['client']}' ({fault['question']}): {fault['fault']}")
+    for name, why in audit["lost"].items():
+        lines.append(f"\nlost: '{name}' ({why}); the model and its certificate do not cover it.")
+    return "\n".join(lines)
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f" ({' x '.join(map(str, shape))})" if shape else ""

@@ -1,0 +1,232 @@
+"""The server's side of every exchange, the same on any network: ask, check, keep, and what to do without.
+
+A client's reply counts only if it answers this very request (by its digest: not another round's, run's or
+client's), has the expected names, shapes and finite numbers, and is not larger than that needs.
+Whatever else arrives is refused, with its sender's name, as if nothing had come. A client that says why it
+does not answer (too few rows, another schema) is not asked again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from bidro.engines.carrier import Carrier
+from bidro.engines.record import Record
+from bidro.engines.wire import header_of, pack, unpack_like
+from bidro.errors import BidroError
+
+T = TypeVar("T")
+
+# What a reply may have beyond its numbers.
+_HEADER_BYTES = 65_536
+
+
+class Nothing(NamedTuple):
+    """A message without arrays."""
+
+
+class RefusalError(BidroError):
+    """A client does not answer, and says why."""
+
+
+class LostClientsError(Exception):
+    """The run is to go on without these clients."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__(", ".join(f"{name}: {why}" for name, why in reasons.items()))
+        self.reasons = dict(reasons)
+
+
+class ClientsGoneError(BidroError):
+    """The run is to wait for clients that can come back only to a new session of the network."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What to do about a client that does not answer within `timeout` seconds: `wait` asks again for up to
+    `patience` seconds and then stops the run, which can be resumed; `continue` goes on without it, as long as
+    `min_clients` are left."""
+
+    timeout: float = 60.0
+    lost: Literal["wait", "continue"] = "wait"
+    min_clients: int = 1
+    patience: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.lost not in ("wait", "continue"):
+            raise BidroError(f"The policy for lost clients is 'wait' or 'continue'; got {self.lost!r}.")
+        for name in ("timeout", "patience"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise BidroError(f"'{name}' must be a positive number of seconds; got {value!r}.")
+        if not isinstance(self.min_clients, int) or self.min_clients < 1:
+            raise BidroError(f"'min_clients' must be a whole number of at least 1; got {self.min_clients!r}.")
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    run: str  # the run's name, part of every request
+    carrier: Carrier
+    record: Record
+    policy: Policy = field(default_factory=Policy)
+    say: Callable[[str], None] = lambda _: None
+
+    def ask(
+        self,
+        question: str,
+        round_number: int,
+        settings: Mapping[str, Mapping[str, Any]],
+        message: Any,
+        like: T,
+        needs_all: bool = True,
+    ) -> dict[str, T]:
+        """The replies to one question, by client, of the shapes in `like`; settings are by client too.
+
+        With `needs_all` every client's reply is there, or this raises: LostClientsError where the policy is
+        to go on without some, BidroError where the run must stop. Else those that replied in time are there.
+        """
+        requests = {
+            name: pack(message, {"run": self.run, "question": question, "round": round_number, **own})
+            for name, own in settings.items()
+        }
+        answered: dict[str, T] = {}
+        for name, request in requests.items():
+            kept = self.record.reply(name, _digest(request))
+            if kept is not None:
+                answered[name] = unpack_like(kept, like)
+        began = time.monotonic()
+        while waiting := [name for name in requests if name not in answered]:
+            faults, refusals, gone = self._exchange(question, round_number, requests, waiting, like, answered)
+            if not faults and not refusals:
+                break
+            self._note(question, round_number, {**faults, **refusals})
+            if refusals and self.policy.lost == "wait":
+                raise BidroError(next(iter(refusals.values())))
+            if not needs_all:
+                self._require(answered, {**faults, **refusals})
+                break
+            if self.policy.lost == "continue":
+                left = [name for name in requests if name not in faults and name not in refusals]
+                self._require(left, {**faults, **refusals})
+                self.record.append({"lost": {**faults, **refusals}})
+                raise LostClientsError({**faults, **refusals})
+            if gone:
+                raise ClientsGoneError(
+                    f"{', '.join(sorted(gone))} left the network in the midst of the run; what was received "
+                    "is kept: once all are back, go on with --resume."
+                )
+            if time.monotonic() - began > self.policy.patience:
+                name, why = next(iter(faults.items()))
+                raise BidroError(
+                    f"Client '{name}' has not answered for {self.policy.patience:g} seconds ({why}); what "
+                    "the others sent is kept: see to it and go on with --resume, or without it by lost = "
+                    "'continue'."
+                )
+            time.sleep(min(1.0, self.policy.timeout / 10))
+        return {name: answered[name] for name in requests if name in answered}
+
+    def wait_for(self, names: Sequence[str]) -> None:
+        """Until these clients can be reached, or the patience ends; who is still absent is then lost."""
+        began = time.monotonic()
+        limit = self.policy.patience if self.policy.lost == "wait" else self.policy.timeout
+        said: list[str] = []
+        while absent := [name for name in names if name not in self.carrier.present()]:
+            if time.monotonic() - began > limit:
+                return  # the first question will find them missing
+            if absent != said:
+                self.say(f"waiting for {', '.join(absent)}")
+                said = absent
+            time.sleep(min(0.5, self.policy.timeout / 10))
+
+    def _exchange(
+        self,
+        question: str,
+        round_number: int,
+        requests: Mapping[str, bytes],
+        names: Sequence[str],
+        like: T,
+        answered: dict[str, T],
+    ) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
+        """Ask these clients once; (why some did not answer, why some will not, who cannot any more)."""
+        faults: dict[str, str] = {}
+        refusals: dict[str, str] = {}
+        began = time.monotonic()
+        delivered = self.carrier.exchange({name: requests[name] for name in names}, self.policy.timeout)
+        seconds = time.monotonic() - began
+        for name in names:
+            data = delivered.replies.get(name)
+            if data is None:
+                faults[name] = delivered.failures.get(name, "no reply")
+                continue
+            try:
+                found, rows = _checked(data, requests[name], like)
+            except RefusalError as refusal:
+                refusals[name] = f"Client '{name}': {refusal}"
+                continue
+            except BidroError as error:
+                faults[name] = f"its reply was refused: {error}"
+                continue
+            head = {
+                "client": name,
+                "request": _digest(requests[name]),
+                "question": question,
+                "round": round_number,
+                "rows": rows,
+                "bytes_down": len(requests[name]),
+                "bytes_up": len(data),
+                "seconds": round(seconds, 3),
+                "fields": {k: list(v.shape) for k, v in found._asdict().items()},  # type: ignore[attr-defined]
+            }
+            self.record.append(head, data)
+            answered[name] = found
+        return faults, refusals, delivered.gone
+
+    def _note(self, question: str, round_number: int, faults: Mapping[str, str]) -> None:
+        for name, why in faults.items():
+            self.record.append({"client": name, "question": question, "round": round_number, "fault": why})
+            self.say(f"{name}: {why}")
+
+    def _require(self, left: Sequence[str] | Mapping[str, Any], faults: Mapping[str, str]) -> None:
+        if len(left) < self.policy.min_clients:
+            name, why = next(iter(faults.items()))
+            raise BidroError(
+                f"Only {len(left)} client(s) are left, fewer than min_clients = {self.policy.min_clients}; "
+                f"'{name}' did not answer: {why}. What was received is kept: go on with --resume."
+            )
+
+
+def _digest(request: bytes) -> str:
+    return hashlib.sha256(request).hexdigest()
+
+
+def reply_message(message: Any, request: bytes, rows: int) -> bytes:
+    """A client's reply to the request, computed over so many rows."""
+    return pack(message, {"answers": _digest(request), "rows": rows})
+
+
+def refusal_message(request: bytes, why: str) -> bytes:
+    """A client's answer to a request that it does not follow."""
+    return pack(Nothing(), {"answers": _digest(request), "refused": why})
+
+
+def _checked(data: bytes, request: bytes, like: T) -> tuple[T, int]:
+    """(the reply in `data`, over how many rows it was computed). Raises BidroError for anything else."""
+    expected = sum(int(np.prod(v.shape)) * v.dtype.itemsize for v in like._asdict().values())  # type: ignore[attr-defined]
+    if len(data) > expected + _HEADER_BYTES:
+        raise BidroError(f"It has {len(data):,} bytes where {expected:,} are expected.")
+    header = header_of(data)
+    if header.get("answers") != _digest(request):
+        raise BidroError("It answers another request.")
+    if "refused" in header:
+        raise RefusalError(str(header["refused"]))
+    rows = header.get("rows")
+    if not isinstance(rows, int) or rows < 1:
+        raise BidroError("It does not say over how many rows it was computed.")
+    return unpack_like(data, like), rows

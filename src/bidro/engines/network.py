@@ -1,0 +1,57 @@
+"""Who answers the rounds: all clients in this process, or sites across machines (`engines.remote`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bidro.algorithms.contract import Algorithm
+from bidro.client import Client
+from bidro.engines.in_process import all_replies
+from bidro.problem import Problem
+
+
+class Deal(NamedTuple):
+    """How each client deals its rows out to folds: see `Federation.folds`."""
+
+    folds: int
+    seed: int
+
+
+# (algorithm, broadcast, round from 1) -> (replies with a leading axis of clients, who replied (n,)).
+Ask = Callable[[Algorithm, Any, int], tuple[Any, Array]]
+
+
+class Network(Protocol):
+    def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
+        """A way to ask the clients of `problem`, with their rows in folds if a deal is given; `seed` is that
+        of all that is random in a client's round."""
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """All clients' rows are here, and all of them always reply."""
+
+    def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
+        clients = problem.clients if deal is None else in_folds(problem, deal)
+        key, everyone = jax.random.key(seed), jnp.ones(problem.n, bool)
+
+        def ask(algorithm: Algorithm, broadcast: Any, t: int) -> tuple[Any, Array]:
+            return all_replies(algorithm, clients, key, broadcast, jnp.asarray(t)), everyone
+
+        return ask
+
+
+IN_PROCESS = InProcess()
+
+
+def in_folds(problem: Problem, deal: Deal) -> Client:
+    """The clients of the problem with their rows dealt out to folds."""
+    clients = problem.clients
+    marks = problem.federation.folds(deal.folds, deal.seed)
+    return replace(clients, rows=clients.rows.in_folds(marks, deal.folds))

@@ -1,0 +1,75 @@
+"""Rounds answered by clients on machines of their own: an algorithm's broadcast out, its replies back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bidro.algorithms.contract import Algorithm
+from bidro.client import Client, Penalty, WassersteinBall
+from bidro.engines.coordinator import Coordinator
+from bidro.engines.network import Ask, Deal
+from bidro.engines.plain import described
+from bidro.engines.site import client_of
+from bidro.problem import Problem
+
+
+@dataclass(frozen=True)
+class Remote:
+    """`settings` tell a client which of its rows to use and in what units. With `needs_all` a round is over
+    when every client has replied."""
+
+    coordinator: Coordinator
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    needs_all: bool = True
+
+    def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
+        names = problem.federation.names
+        shared = {
+            **self.settings,
+            "loss": described(problem.loss),
+            "transport": described(problem.transport),
+            "support": described(problem.federation.support),
+            "deal": None if deal is None else list(deal),
+            "seed": seed,
+        }
+        own = {name: own_ambiguity(problem, i) for i, name in enumerate(names)}
+
+        def ask(algorithm: Algorithm, broadcast: Any, t: int) -> tuple[Any, Array]:
+            how = {**shared, "algorithm": described(algorithm)}
+            settings = {name: {**how, "ambiguity": own[name]} for name in names}
+            like = _reply_shapes(algorithm, problem, settings[names[0]], broadcast)
+            found = self.coordinator.ask("round", t, settings, broadcast, like, self.needs_all)
+            none = jax.tree.map(lambda v: np.zeros(v.shape, v.dtype), like)
+            replies = [found.get(name, none) for name in names]
+            stacked = jax.tree.map(lambda *v: jnp.asarray(np.stack(v)), *replies)
+            return stacked, jnp.asarray([name in found for name in names])
+
+        return ask
+
+
+def _reply_shapes(algorithm: Algorithm, problem: Problem, asked: Mapping[str, Any], broadcast: Any) -> Any:
+    """The shapes and types of one client's reply, found without anybody's rows."""
+    labels = problem.loss.labels
+    row = np.array(problem.federation.support.project(jnp.zeros(problem.federation.m)))
+    row[-1] = row[-1] if labels is None else labels[0]
+    rows = np.tile(row, (1 if asked["deal"] is None else asked["deal"][0], 1))
+    _, client = client_of(problem.federation.names[0], rows, asked)
+
+    def one(message: Any, own: Client) -> Any:
+        return algorithm.client(message, own, algorithm.draw(own, jax.random.key(0)))
+
+    return jax.eval_shape(one, broadcast, client)
+
+
+def own_ambiguity(problem: Problem, i: int) -> Any:
+    """What client i is told of its penalty or radius: its own, and no other's."""
+    if problem.rho is not None:
+        return described(Penalty(float(problem.rho[i])))
+    return None if problem.eps is None else described(WassersteinBall(float(problem.eps[i])))

@@ -1,0 +1,21 @@
+"""The files of a model folder."""
+
+from __future__ import annotations
+
+import json
+
+from bidro.report.page import page_html
+from bidro.workflow.fit import Fit
+from bidro.workflow.page_content import page_content
+
+
+def folder_files(done: Fit) -> dict[str, str | bytes]:
+    """By name: all that `write_folder` needs."""
+    content = page_content(done)
+    return {
+        "model.safetensors": done.model.to_bytes(),
+        "certificate.json": done.certificate.to_json(),
+        "report.html": page_html(content),
+        "report.json": json.dumps(content, indent=1, allow_nan=False) + "\n",
+        "run.toml": done.options.to_toml(),
+    }

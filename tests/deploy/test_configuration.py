@@ -1,0 +1,167 @@
+"""Sites, schemas, jobs and audits as files: read whole, or refused with one sentence."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bidro.deploy.agreed import Agreed, draft
+from bidro.deploy.audit import in_words, read_audit
+from bidro.deploy.job import Config, Job
+from bidro.deploy.server import run_job, serve
+from bidro.deploy.site import Site, SiteRows, reply_to
+from bidro.engines.carrier import InMemory
+from bidro.engines.coordinator import Nothing, Policy
+from bidro.engines.wire import header_of, pack
+from bidro.errors import BidroError
+from bidro.federation import Federation
+from bidro.workflow.fit import write_folder
+from tests.deploy.sites import QUICK, SUPPORT, carrier, job, table, write_sites
+
+
+def test_a_site_reads_its_configuration_from_the_environment(tmp_path, monkeypatch):
+    write_sites(tmp_path, table())
+    request = pack(Nothing(), {"question": "prepare"})
+    monkeypatch.delenv("BIDRO_SITE", raising=False)
+    assert "BIDRO_SITE" in header_of(reply_to(request))["refused"]
+    monkeypatch.setenv("BIDRO_SITE", str(tmp_path / "none.toml"))
+    assert "no file" in header_of(reply_to(request))["refused"]
+    monkeypatch.setenv("BIDRO_SITE", str(tmp_path / "east.toml"))
+    assert "cannot be understood" in header_of(reply_to(request))["refused"]
+
+
+def test_the_server_says_in_one_sentence_why_there_is_no_model(tmp_path, monkeypatch):
+    agreed = write_sites(tmp_path, table())
+    monkeypatch.delenv("BIDRO_RUNS", raising=False)
+    assert b"BIDRO_RUNS" in serve(job(agreed).to_text(), InMemory({}))["error.txt"]
+    monkeypatch.setenv("BIDRO_RUNS", str(tmp_path / "runs"))
+    assert b"cannot be read" in serve("{}", InMemory({}))["error.txt"]
+    impatient = Policy(timeout=0.01, patience=0.01)
+    found = serve(job(agreed, policy=impatient).to_text(), InMemory({}))
+    assert b"has not answered" in found["error.txt"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('client = "a"\ndata = "a.csv"\n', "does not say 'schema'"),
+        ('client = "a"\ndata = "a.csv"\nschema = "s"\nmin_rows = 1\n', "at least 2"),
+        ('client = 3\ndata = "a.csv"\nschema = "s"\n', "client = 3"),
+        ('client = "a"\nodd = 1\n', "odd = 1"),
+    ],
+)
+def test_a_bad_site_configuration_says_what_is_wrong(text, words, tmp_path):
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(BidroError, match=words):
+        Site.read(tmp_path / "site.toml")
+
+
+def test_a_table_that_does_not_fit_the_schema_is_refused_in_the_sites_own_words(tmp_path):
+    whole = table()
+    write_sites(tmp_path, whole, SUPPORT)
+    site = Site.read(tmp_path / "east.toml")
+    own = whole[whole["site"] == "east"]
+    for change, words in (
+        (own.drop(columns="u"), "no column 'u'"),
+        (own.assign(ward="c"), "'c' is not a level of 'ward'"),
+        (own.assign(u=11.0), r"'u' is 11, outside the declared support \[-10, 10\]"),
+        (own.assign(u=np.nan), "Row 0 has no 'u'"),
+        (own.assign(site="west"), "rows of client 'west'"),
+        (own.iloc[:0], "no rows"),
+    ):
+        change.to_csv(tmp_path / "east.csv", index=False)
+        with pytest.raises(BidroError, match=words):
+            SiteRows.load(site)
+
+
+def test_a_schema_is_drafted_agreed_on_and_read_back(tmp_path):
+    whole = table()
+    agreed = write_sites(tmp_path, whole, SUPPORT)
+    assert Agreed.read(tmp_path / "schema.toml") == agreed
+    assert Agreed.from_dict(json.loads(json.dumps(agreed.to_dict()))).digest == agreed.digest
+    drafted = draft(agreed.schema, whole)
+    (tmp_path / "draft.toml").write_text(drafted)
+    assert Agreed.read(tmp_path / "draft.toml") == Agreed(agreed.schema, None)
+    bounds = drafted.replace("# support", "support").replace("# target_support", "target_support")
+    (tmp_path / "draft.toml").write_text(bounds)
+    low, high = Agreed.read(tmp_path / "draft.toml").support["u"]
+    assert (low, high) == (whole["u"].min(), whole["u"].max())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.replace('name = "u"', 'name = "v"'), "names 'v' twice"),
+        (lambda s: s.replace('name = "u"', 'nam = "u"'), "needs a name"),
+        (lambda s: s.replace("levels =", "level ="), "unknown entry 'level'"),
+        (lambda s: s.replace('["a", "b"]', '["a"]'), "at least two"),
+        (lambda s: s.replace("target =", "goal ="), "unknown entry 'goal'"),
+        (lambda s: s.replace("support = [-20.0, 40.0]", ""), "no bounds of 'v'"),
+        (lambda s: s.replace("[-20.0, 40.0]", "[40.0, -20.0]"), "lower < upper"),
+    ],
+)
+def test_a_bad_schema_says_what_is_wrong(change, words, tmp_path):
+    write_sites(tmp_path, table(), SUPPORT)
+    path = tmp_path / "schema.toml"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(BidroError, match=words):
+        Agreed.read(path)
+
+
+def test_a_configuration_is_read_whole_or_refused(tmp_path):
+    agreed = write_sites(tmp_path, table())
+    path = tmp_path / "federate.toml"
+    path.write_text(
+        'schema = "schema.toml"\nclients = ["east", "west"]\nradius = 0.1\n'
+        '[network]\nlost = "continue"\ntimeout = 30\nreplies = "gradient"\n[flare]\nstartup_kit = "kit"\n'
+    )
+    found = Config.read(path, "stay", resume=True)
+    assert found.job == Job(
+        "stay",
+        ("east", "west"),
+        agreed,
+        replace(job(agreed).options, radius=0.1),
+        Policy(lost="continue", timeout=30),
+        "gradient",
+        None,
+        True,
+    )
+    assert Job.from_text(found.job.to_text()) == found.job
+    assert found.engines["flare"]["startup_kit"] == str(tmp_path / "kit")
+    for line, words in (
+        ("odd = 1", "unknown entry 'odd'"),
+        ("tables = []", "unknown entry 'tables'"),
+        ("[network]\nodd = 1", "unknown entry 'odd'"),
+        ("[algorithm]\nrounds = 0", "whole number of rounds"),
+        ('radius = "bootstrap"', "bootstrap"),
+    ):
+        path.write_text(f'schema = "schema.toml"\nclients = ["east"]\n{line}\n')
+        with pytest.raises(BidroError, match=words):
+            Config.read(path, "stay")
+    with pytest.raises(BidroError, match="letters, digits"):
+        job(agreed, "../up")
+
+
+def test_an_audit_is_read_back_or_refused(tmp_path):
+    agreed = write_sites(tmp_path, table())
+    files = run_job(job(agreed, options=QUICK), carrier(tmp_path), tmp_path / "runs")
+    write_folder(tmp_path / "model", files)
+    audit = read_audit(tmp_path / "model")
+    assert audit["rounds"] == max(kind["messages"] for kind in audit["kinds"]) // 5 + 3
+    words = in_words(audit)
+    assert "second moments" in words
+    assert "each number over at least 60 rows" in words
+    with pytest.raises(BidroError, match="no audit"):
+        read_audit(tmp_path)
+    (tmp_path / "model" / "audit.json").write_text("{}")
+    with pytest.raises(BidroError, match="not an audit"):
+        read_audit(tmp_path / "model")
+
+
+def test_rows_kept_elsewhere_are_not_here():
+    federation = Federation.elsewhere({"a": 10, "b": 20}, ["u", "y"])
+    assert (federation.n, federation.m, federation.sizes) == (2, 2, (10, 20))
+    for use in (federation.rows, lambda: federation.client_samples("a")):
+        with pytest.raises(BidroError, match="at its clients"):
+            use()

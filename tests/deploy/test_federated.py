@@ -1,0 +1,317 @@
+"""A whole federated run without a network: the same model, certificate and report as `bidro fit`."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from bidro.algorithms import BiDROFL
+from bidro.client import Penalty
+from bidro.deploy.agreed import Agreed
+from bidro.deploy.audit import in_words
+from bidro.deploy.job import AlgorithmOne
+from bidro.deploy.plan import _folds
+from bidro.deploy.server import run_job
+from bidro.deploy.site import Site, SiteRows, reply_of
+from bidro.engines.carrier import Delivered, InMemory
+from bidro.engines.coordinator import Policy
+from bidro.engines.in_process import run
+from bidro.engines.wire import header_of
+from bidro.errors import BidroError
+from bidro.guarantees.certificate import Certificate
+from bidro.model_file import Model
+from bidro.training import transport_of, unrestricted
+from bidro.workflow.fit import Progress, fit_tables
+from bidro.workflow.options import FitOptions
+from tests.deploy.sites import NAMES, QUICK, SUPPORT, answering, carrier, job, table, write_sites
+
+
+def fitted(tmp_path, whole, **options):
+    """What `bidro fit` makes of all rows in one place."""
+    path = tmp_path / "whole.csv"
+    whole.to_csv(path, index=False)
+    return fit_tables(FitOptions(tables=(str(path),), client="site", target="y", **options), Progress())
+
+
+def model_of(files):
+    return Model.from_bytes(files["model.safetensors"], "model")
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
+    """Preparation, cross-validation, solve and certificate: in at most 25 rounds."""
+    whole = table(classes)
+    agreed = write_sites(tmp_path, whole)
+    files = run_job(job(agreed), carrier(tmp_path), tmp_path / "runs")
+    ours, theirs = model_of(files), fitted(tmp_path, whole)
+    np.testing.assert_allclose(ours.x, theirs.model.x, rtol=0, atol=1e-9)
+    for name, value in theirs.model.settings["client_weights"].items():
+        assert ours.settings["client_weights"][name] == pytest.approx(value, abs=1e-9)
+    assert ours.settings["gap"] <= 1e-6
+    audit = json.loads(files["audit.json"])
+    assert audit["rounds"] <= 25
+    report = json.loads(files["report.json"])
+    for one, other in zip(report["clients"], _clients_of(theirs), strict=True):
+        assert one["loss"] == pytest.approx(other.loss, rel=1e-9)
+        assert one["se"] == pytest.approx(other.se, rel=1e-9)
+    certificate = Certificate.from_json(files["certificate.json"].decode())
+    assert certificate.names == NAMES
+    np.testing.assert_allclose(certificate.empirical, theirs.certificate.empirical, rtol=1e-9)
+    if classes:
+        assert certificate.mistakes.bound == pytest.approx(theirs.certificate.mistakes.bound)
+    assert certificate.clipped.bound <= theirs.certificate.clipped.bound * (1 + 1e-9)
+    shown = {one["client"]: one["moved"] for one in report["worst_case"]}
+    for name, found in theirs.worst_cases.items():
+        np.testing.assert_allclose([f["in_sd"] for f in shown[name]], found.typical, rtol=1e-6, atol=1e-12)
+
+
+def _clients_of(fit):
+    return [fit.judged[name] for name in NAMES]
+
+
+def test_with_a_declared_support_the_interval_is_that_of_fit(tmp_path):
+    whole = table()
+    agreed = write_sites(tmp_path, whole, SUPPORT)
+    options = {**QUICK, "metric": "joint", "shift": 0.1}
+    files = run_job(job(agreed, options=options), carrier(tmp_path), tmp_path / "runs")
+    ours = Certificate.from_json(files["certificate.json"].decode())
+    theirs = fitted(tmp_path, whole, support=SUPPORT, **options).certificate
+    assert ours.interval.upper == pytest.approx(theirs.interval.upper, rel=1e-9)
+    np.testing.assert_allclose(ours.interval.radii, theirs.interval.radii, rtol=1e-12)
+    np.testing.assert_allclose(ours.interval.risks, theirs.interval.risks, rtol=1e-9)
+    # Across machines delta goes through a cloud that everybody has, so it may be larger, never too small.
+    assert ours.interval.lower <= theirs.interval.lower + 1e-9
+    assert ours.interval.delta >= theirs.interval.delta * (1 - 1e-9) or math.isclose(
+        ours.interval.delta, theirs.interval.delta
+    )
+    assert ours.held_out.bound == pytest.approx(theirs.held_out.bound, rel=1e-9)
+    assert ours.shift is not None
+
+
+def test_gradients_alone_give_the_same_model_in_more_rounds(tmp_path):
+    agreed = write_sites(tmp_path, table())
+    full = run_job(job(agreed, "full", options=QUICK), carrier(tmp_path), tmp_path / "runs")
+    less = run_job(
+        job(agreed, "less", options=QUICK, replies="gradient"), carrier(tmp_path), tmp_path / "runs"
+    )
+    np.testing.assert_allclose(model_of(full).x, model_of(less).x, atol=1e-3)
+    kinds = [k for k in json.loads(less["audit.json"])["kinds"] if k["question"] == "round"]
+    assert [kind["fields"]["curvature"] for kind in kinds] == [[0]]
+    assert json.loads(less["audit.json"])["rounds"] >= json.loads(full["audit.json"])["rounds"]
+
+
+def test_algorithm_1_is_that_of_one_process(tmp_path):
+    whole = table()
+    agreed = write_sites(tmp_path, whole, extra="one_sample_replies = true")
+    settings = AlgorithmOne(3, rho=20.0, eta_x=0.05, eta_alpha=0.02)
+    files = run_job(job(agreed, algorithm=settings), carrier(tmp_path), tmp_path / "runs")
+    theirs = fitted(tmp_path, whole, **QUICK)
+    standard, loss = theirs.model.standard, theirs.model.loss
+    federation = theirs.trained.problem.federation
+    transport = transport_of(loss, federation.m, "features", 1.0, None, standard.target_spread)
+    problem = replace(
+        unrestricted(federation, loss, transport, standard.target_spread), ambiguity=Penalty(20.0)
+    )
+    expected = run(BiDROFL(0.05, 0.02), problem, 3, seed=0)
+    np.testing.assert_allclose(model_of(files).x, expected.x, rtol=0, atol=1e-9)
+    report = json.loads(files["report.json"])
+    assert report["solver"]["gap"] is None
+    assert Certificate.from_json(files["certificate.json"].decode()).clipped is not None
+    assert "ONE row" in in_words(json.loads(files["audit.json"]))
+
+
+def test_sites_refuse_one_sample_replies_unless_they_are_allowed(tmp_path):
+    agreed = write_sites(tmp_path, table())
+    with pytest.raises(BidroError, match="rebuild about four fifths"):
+        run_job(job(agreed, algorithm=AlgorithmOne(3)), carrier(tmp_path), tmp_path / "runs")
+
+
+class StopsError(Exception):
+    pass
+
+
+class Dying(InMemory):
+    """The server dies in the exchange with this number."""
+
+    def __init__(self, clients, at):
+        super().__init__(clients)
+        object.__setattr__(self, "left", [at])
+
+    def exchange(self, messages, timeout):
+        self.left[0] -= 1
+        if self.left[0] < 0:
+            raise StopsError
+        return super().exchange(messages, timeout)
+
+
+def test_a_run_that_was_cut_off_anywhere_resumes_to_the_same_bytes(tmp_path):
+    agreed = write_sites(tmp_path, table())
+    clients, runs = answering(tmp_path), tmp_path / "runs"
+    whole = run_job(job(agreed, "whole", options=QUICK), InMemory(clients), runs)
+    rounds = json.loads(whole["audit.json"])["rounds"]
+    for at in (0, 1, rounds // 2, rounds - 1):
+        name = f"cut-{at}"
+        with pytest.raises(StopsError):
+            run_job(job(agreed, name, options=QUICK), Dying(clients, at), runs)
+        assert not (runs / name / "result").exists()
+        again = run_job(job(agreed, name, options=QUICK, resume=True), InMemory(clients), runs)
+        assert again["model.safetensors"] == whole["model.safetensors"]
+        assert again["certificate.json"] == whole["certificate.json"]
+        assert json.loads(again["audit.json"])["rounds"] == rounds
+        # What the sites sent is gone; a finished run gives its result again.
+        assert not (runs / name / "record").exists()
+        assert run_job(job(agreed, name, options=QUICK, resume=True), InMemory({}), runs) == again
+
+
+def test_resuming_needs_the_same_run(tmp_path):
+    agreed = write_sites(tmp_path, table())
+    runs, clients = tmp_path / "runs", answering(tmp_path)
+    with pytest.raises(BidroError, match="no run 'test' on the server"):
+        run_job(job(agreed, options=QUICK, resume=True), InMemory(clients), runs)
+    with pytest.raises(StopsError):
+        run_job(job(agreed, options=QUICK), Dying(clients, 2), runs)
+    with pytest.raises(BidroError, match="a run 'test' on the server already"):
+        run_job(job(agreed, options=QUICK), InMemory(clients), runs)
+    with pytest.raises(BidroError, match="other settings"):
+        run_job(job(agreed, options={**QUICK, "radius": 0.2}, resume=True), InMemory(clients), runs)
+
+
+class Losing(InMemory):
+    """One client answers no more from the exchange with this number on."""
+
+    def __init__(self, clients, name, at):
+        super().__init__(clients)
+        object.__setattr__(self, "fate", [name, at])
+
+    def exchange(self, messages, timeout):
+        self.fate[1] -= 1
+        name = self.fate[0]
+        if self.fate[1] >= 0 or name not in messages:
+            return super().exchange(messages, timeout)
+        found = super().exchange({k: v for k, v in messages.items() if k != name}, timeout)
+        return Delivered(found.replies, {**found.failures, name: "connection lost"})
+
+
+def test_without_a_lost_client_the_model_is_that_of_the_others_and_says_so(tmp_path):
+    whole = table()
+    agreed = write_sites(tmp_path, whole)
+    policy = Policy(timeout=1e-6, lost="continue", min_clients=2)
+    parts = {"options": QUICK, "policy": policy}
+    clients, runs = answering(tmp_path), tmp_path / "runs"
+    files = run_job(job(agreed, **parts), Losing(clients, "mid", 3), runs)
+    left = tuple(name for name in NAMES if name != "mid")
+    alone = run_job(job(agreed, "alone", left, **parts), InMemory(clients), runs)
+    assert np.array_equal(model_of(files).x, model_of(alone).x)
+    theirs = fitted(tmp_path, whole[whole["site"] != "mid"], **QUICK)
+    np.testing.assert_allclose(model_of(files).x, theirs.model.x, rtol=0, atol=1e-9)
+    certificate = Certificate.from_json(files["certificate.json"].decode())
+    assert certificate.names == left
+    assert "any mixture of east, north, south, west (not of 'mid'" in str(certificate)
+    audit = json.loads(files["audit.json"])
+    assert audit["lost"] == {"mid": "connection lost"}
+    assert "do not cover it" in in_words(audit)
+
+
+def test_a_run_that_lost_a_client_resumes_without_it(tmp_path):
+    agreed = write_sites(tmp_path, table())
+    policy = Policy(timeout=1e-6, lost="continue")
+    parts = {"options": QUICK, "policy": policy}
+    clients, runs = answering(tmp_path), tmp_path / "runs"
+
+    class Both(Losing):
+        def exchange(self, messages, timeout):
+            if self.fate[1] < -2:
+                raise StopsError
+            return super().exchange(messages, timeout)
+
+    with pytest.raises(StopsError):
+        run_job(job(agreed, **parts), Both(clients, "mid", 2), runs)
+    files = run_job(job(agreed, **parts, resume=True), InMemory(clients), runs)
+    assert "mid" not in model_of(files).clients
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "words"),
+    [
+        ((75, 9, 75, 75, 75), {"hold_out": 0.0}, "'mid': it trains on 9 of its 9 rows, fewer than its"),
+        ((75, 40, 75, 75, 75), {}, "Client 'mid': it keeps out 8 of its 40 rows"),
+        ((60, 22, 60, 60, 60), {"hold_out": 0.46}, "too few for cross-validation in 2 folds of at least 10"),
+    ],
+)  # fmt: skip
+def test_nothing_leaves_a_site_that_rests_on_too_few_rows(sizes, options, words, tmp_path):
+    agreed = write_sites(tmp_path, table(sizes=sizes))
+    with pytest.raises(BidroError, match=words):
+        run_job(job(agreed, options=options), carrier(tmp_path), tmp_path / "runs")
+
+
+def test_folds_are_fewer_or_without_curvature_where_sites_are_small():
+    assert _folds(100, 10, 4, None, True) == (5, True)
+    assert _folds(45, 10, 4, None, True) == (4, True)
+    assert _folds(45, 10, 10, None, True) == (2, True)
+    assert _folds(45, 10, 12, None, True) == (4, False)
+    assert _folds(45, 10, 4, None, False) == (4, False)
+    assert _folds(45, 10, 4, 3, True) == (3, True)
+    with pytest.raises(BidroError, match="set radius"):
+        _folds(19, 10, 4, None, True)
+
+
+def test_a_site_refuses_a_server_with_another_schema(tmp_path):
+    agreed = write_sites(tmp_path, table())
+    other = Agreed(replace(agreed.schema, target="z"), None)
+    with pytest.raises(BidroError, match="agree on one"):
+        run_job(job(other, options=QUICK), carrier(tmp_path), tmp_path / "runs")
+
+
+def test_a_site_refuses_folds_and_curvature_that_tell_too_much(tmp_path):
+    """By itself, whatever the server asks: here by requests that no honest server makes."""
+    agreed = write_sites(tmp_path, table())
+    answers, requests = answering(tmp_path), []
+
+    def listened(request):
+        requests.append(request)
+        return answers["east"](request)
+
+    run_job(job(agreed), InMemory({**answers, "east": listened}), tmp_path / "runs")
+    rounds = [r for r in requests if header_of(r)["question"] == "round"]
+    folded = next(r for r in rounds if header_of(r)["deal"] is not None)
+    asked = {**header_of(folded), "deal": [30, 0]}
+    asked["algorithm"] = {**asked["algorithm"], "folds": 30}
+    assert "fewer than its min_rows" in header_of(answers["east"](_rewritten(folded, asked)))["refused"]
+    (tmp_path / "east.csv").write_text("\n".join((tmp_path / "east.csv").read_text().splitlines()[:9]))
+    small = answering(tmp_path, ("east",))["east"]
+    asked = {**header_of(rounds[-1]), "hold_out": 0.0}
+    strict = replace(Site.read(tmp_path / "east.toml"), min_rows=2)
+    refused = header_of(reply_of(strict, SiteRows.load(strict), _rewritten(rounds[-1], asked)))["refused"]
+    assert "too few to send curvature" in refused
+    assert "min_rows" in header_of(small(rounds[-1]))["refused"]
+
+
+def _rewritten(request, header):
+    return save(load(request), metadata={"bidro": json.dumps(header, sort_keys=True)})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda h: {**h, "question": "rows"}, "no question 'rows'"),
+        (lambda h: {k: v for k, v in h.items() if k != "agreed"}, "cannot be understood"),
+        (lambda h: {**h, "algorithm": {"kind": "os.system"}}, "describes no 'os.system'"),
+        (lambda h: {**h, "loss": {"kind": "Squared", "odd": 1}}, "describes no 'Squared'"),
+        (lambda h: {**h, "standard": None}, "cannot be understood"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_and_runs_nothing(change, words, tmp_path):
+    agreed = write_sites(tmp_path, table())
+    answers, requests = answering(tmp_path), []
+
+    def listened(request):
+        requests.append(request)
+        return answers["east"](request)
+
+    clients = InMemory({**answers, "east": listened})
+    run_job(job(agreed, options=QUICK), clients, tmp_path / "runs")
+    last = next(r for r in requests if header_of(r)["question"] == "round")
+    assert words in header_of(answers["east"](_rewritten(last, change(header_of(last)))))["refused"]

@@ -1,0 +1,332 @@
+"""The coordinator against clients that drop, delay, repeat, corrupt and restart, and a server that crashes.
+
+Clients are functions in this process whose reply is a known function of the request, so that what a run must
+come to is known: the state after t rounds is a digest of all replies in order.
+"""
+
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from bidro.engines.carrier import Delivered, InMemory
+from bidro.engines.coordinator import (
+    Coordinator,
+    LostClientsError,
+    Policy,
+    refusal_message,
+    reply_message,
+)
+from bidro.engines.record import Record
+from bidro.engines.wire import pack
+from bidro.errors import BidroError
+
+NAMES = ("north", "south", "west")
+
+
+class Question(NamedTuple):
+    x: np.ndarray
+
+
+class Answer(NamedTuple):
+    value: np.ndarray
+    gradient: np.ndarray
+
+
+LIKE = Answer(np.zeros(()), np.zeros(3))
+
+
+def numbers(name, request):
+    seed = int.from_bytes(hashlib.sha256(name.encode() + request).digest()[:8], "big")
+    return np.random.default_rng(seed).normal(size=4)
+
+
+def honest(name, request):
+    v = numbers(name, request)
+    return reply_message(Answer(v[0], v[1:]), request, 20)
+
+
+def bad_replies(name, request, earlier):
+    """Every way in which bytes can be wrong; `earlier` is a reply to another request, if there is one."""
+    good, v = honest(name, request), numbers(name, request)
+    other = "north" if name != "north" else "south"
+    return {
+        "nan": reply_message(Answer(v[0], np.array([1.0, np.nan, 2.0])), request, 20),
+        "infinite": reply_message(Answer(np.asarray(np.inf), v[1:]), request, 20),
+        "shape": reply_message(Answer(v[0], v), request, 20),
+        "type": reply_message(Answer(v[0].astype(np.float32), v[1:]), request, 20),
+        "names": reply_message(Question(v), request, 20),
+        "large": reply_message(Answer(v[0], np.zeros(20_000)), request, 20),
+        "rows": reply_message(Answer(v[0], v[1:]), request, 0),
+        "cut off": good[: len(good) // 2],
+        "garbage": bytes(reversed(good)),
+        "empty": b"",
+        "no header": pack(Answer(v[0], v[1:])),
+        "replayed": earlier if earlier is not None else honest(name, b"another request"),
+        "another's": honest(other, request + b" "),
+    }
+
+
+def asked(coordinator, t, names=NAMES, **how):
+    question = Question(np.array([float(t), 0.5]))
+    return coordinator.ask("round", t, {name: {} for name in names}, question, LIKE, **how)
+
+
+def digest(state, replies):
+    content = b"".join(name.encode() + np.asarray(v).tobytes() for name, r in replies.items() for v in r)
+    return hashlib.sha256(state + content).digest()
+
+
+def expected(rounds, names=NAMES):
+    """The state that no fault may change, found with clients that always answer."""
+    with tempfile.TemporaryDirectory() as folder, Record(Path(folder) / "record") as record:
+        state = b""
+        for t in range(1, rounds + 1):
+            coordinator = Coordinator(
+                "run", InMemory({n: lambda r, n=n: honest(n, r) for n in names}), record
+            )
+            state = digest(state, asked(coordinator, t, names))
+        return state
+
+
+FAULTS = [
+    *("fine", "dropped", "raises", "late"),
+    *bad_replies("north", b"", None),
+]
+
+
+class FaultyCarrier:
+    """Behaves as `plan` says for the next exchanges, and then as it should."""
+
+    def __init__(self):
+        self.plan = []
+        self.late = {}
+        self.earlier = {}
+        self.exchanges = 0
+
+    def present(self):
+        return frozenset(NAMES)
+
+    def exchange(self, messages, timeout):
+        self.exchanges += 1
+        faults = self.plan.pop(0) if self.plan else {}
+        delivered = Delivered({}, {})
+        # The order in which replies come back is not that in which clients were asked.
+        for name in reversed(list(messages)):
+            request, fault = messages[name], faults.get(name, "fine")
+            if name in self.late:
+                # What was late arrives now, in place of the answer to this request.
+                delivered.replies[name] = self.late.pop(name)
+            elif fault == "late":
+                self.late[name] = honest(name, request)
+                delivered.failures[name] = "no reply within the timeout"
+            elif fault in ("dropped", "raises"):
+                delivered.failures[name] = fault
+            elif fault == "fine":
+                delivered.replies[name] = self.earlier[name] = honest(name, request)
+            else:
+                delivered.replies[name] = bad_replies(name, request, self.earlier.get(name))[fault]
+        return delivered
+
+
+STATES = [expected(t) for t in range(12)]
+
+
+class Schedules(RuleBasedStateMachine):
+    """Rounds under any schedule of faults, with crashes of the server between and inside them."""
+
+    @initialize()
+    def begin(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name) / "record"
+        self.carrier, self.t, self.state = FaultyCarrier(), 0, b""
+        self._open()
+
+    def _open(self):
+        self.record = Record(self.path)
+        policy = Policy(timeout=1e-9, patience=1e9)
+        self.coordinator = Coordinator("run", self.carrier, self.record, policy)
+
+    @precondition(lambda self: self.t < 11)
+    @rule(plan=st.lists(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(FAULTS)), max_size=3))
+    def one_round(self, plan):
+        self.carrier.plan = list(plan)
+        self.t += 1
+        self.state = digest(self.state, asked(self.coordinator, self.t))
+
+    @rule(torn=st.integers(0, 40), garbage=st.binary(max_size=30))
+    def the_server_crashes(self, torn, garbage):
+        """Any end of what was not yet safe on the disk is lost or damaged; the run begins again from it."""
+        self.record._file.close()
+        content = self.path.read_bytes()
+        self.path.write_bytes(content[: max(12, len(content) - torn)] + garbage)
+        self._open()
+        kept, before = len(self.record.heads), self.carrier.exchanges
+        self.state = b""
+        for t in range(1, self.t + 1):
+            self.state = digest(self.state, asked(self.coordinator, t))
+        if torn == 0:
+            assert self.carrier.exchanges == before, "what is on the record is not asked again"
+        assert kept <= len(self.record.heads)
+
+    @precondition(lambda self: self.t < 11)
+    @rule(answered=st.sets(st.sampled_from(NAMES)))
+    def the_server_crashes_inside_a_round(self, answered):
+        """Some clients' replies are safe when the server dies; only the others are asked again."""
+
+        class DyingError(Exception):
+            pass
+
+        class Dies(FaultyCarrier):
+            def exchange(self, messages, timeout):
+                if set(messages) != set(NAMES):
+                    raise DyingError
+                delivered = Delivered({}, {})
+                for name in messages:
+                    if name in answered:
+                        delivered.replies[name] = honest(name, messages[name])
+                    else:
+                        delivered.failures[name] = "gone"
+                return delivered
+
+        if answered in (set(), set(NAMES)):
+            return
+        dying = Coordinator("run", Dies(), self.record, Policy(timeout=1e-9, patience=1e9))
+        with pytest.raises(DyingError):
+            asked(dying, self.t + 1)
+        self.record._file.close()
+        self._open()
+        self.t += 1
+        self.state = digest(self.state, asked(self.coordinator, self.t))
+
+    @invariant()
+    def the_state_is_as_without_faults(self):
+        assert self.state == STATES[self.t]
+
+    def teardown(self):
+        if hasattr(self, "record"):
+            self.record._file.close()
+            self.folder.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch):
+    """Whether a disk keeps its word is not what is tested here."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def test_any_schedule_of_faults_and_crashes_comes_to_the_same_state():
+    run_state_machine_as_test(
+        Schedules,
+        settings=settings(
+            max_examples=2000,
+            stateful_step_count=6,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f != "fine"])
+def test_without_a_client_the_run_is_as_if_it_had_never_been(fault, tmp_path):
+    carrier = FaultyCarrier()
+    carrier.plan = [{}, {"south": fault}]
+    policy = Policy(timeout=1e-9, lost="continue", min_clients=2)
+    with Record(tmp_path / "record") as record:
+        coordinator = Coordinator("run", carrier, record, policy)
+        asked(coordinator, 1)
+        with pytest.raises(LostClientsError) as lost:
+            asked(coordinator, 2)
+        assert set(lost.value.reasons) == {"south"}
+        left, state = ("north", "west"), b""
+        for t in range(1, 5):
+            state = digest(state, asked(coordinator, t, left))
+        assert state == expected(4, left)
+        assert [head["lost"] for head in record.heads if "lost" in head] == [lost.value.reasons]
+        carrier.plan = [{"west": "dropped"}]
+        with pytest.raises(BidroError, match="Only 1 client"):
+            asked(coordinator, 5, left)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("nan", "'gradient' in a message of type Answer is not finite"),
+        ("shape", r"'gradient' in a message of type Answer is float64 of shape \(4,\), not"),
+        ("replayed", "answers another request"),
+        ("large", "bytes where 32 are expected"),
+        ("names", "holds x where Answer needs value, gradient"),
+        ("no header", "no header"),
+    ],
+)  # fmt: skip
+def test_a_bad_reply_is_refused_with_its_senders_name(fault, words, tmp_path):
+    carrier, said = FaultyCarrier(), []
+    carrier.plan = [{"west": fault}]
+    with Record(tmp_path / "record") as record:
+        coordinator = Coordinator("run", carrier, record, Policy(timeout=1e-9), said.append)
+        assert list(asked(coordinator, 1)) == list(NAMES)
+        (noted,) = (head for head in record.heads if "fault" in head)
+    assert noted["client"] == "west"
+    assert said == [f"west: {noted['fault']}"]
+    assert re.search(words, noted["fault"])
+
+
+def test_a_client_that_says_why_it_does_not_answer_is_not_asked_again(tmp_path):
+    clients = {name: lambda r, n=name: honest(n, r) for name in NAMES}
+    clients["west"] = lambda request: refusal_message(request, "it has 7 rows, fewer than min_rows = 10.")
+    with Record(tmp_path / "record") as record:
+        waiting = Coordinator("run", InMemory(clients), record)
+        with pytest.raises(BidroError, match="Client 'west': it has 7 rows"):
+            asked(waiting, 1)
+        going_on = Coordinator("run", InMemory(clients), record, Policy(lost="continue"))
+        with pytest.raises(LostClientsError, match="7 rows"):
+            asked(going_on, 1)
+
+
+def test_waiting_ends_with_the_patience_and_nothing_is_lost(tmp_path):
+    clients = {name: lambda r, n=name: honest(n, r) for name in ("north", "south")}
+    with Record(tmp_path / "record") as record:
+        coordinator = Coordinator("run", InMemory(clients), record, Policy(timeout=1e-9, patience=1e-9))
+        with pytest.raises(BidroError, match="Client 'west' has not answered for"):
+            asked(coordinator, 1)
+        assert {head["client"] for head in record.heads if "request" in head} == {"north", "south"}
+
+
+def test_a_round_that_does_not_need_all_goes_on_with_those_who_replied(tmp_path):
+    carrier = FaultyCarrier()
+    carrier.plan = [{"north": "dropped"}]
+    with Record(tmp_path / "record") as record:
+        coordinator = Coordinator("run", carrier, record, Policy(timeout=1e-9))
+        assert list(asked(coordinator, 1, needs_all=False)) == ["south", "west"]
+        assert list(asked(coordinator, 2, needs_all=False)) == list(NAMES)
+
+
+def test_a_record_is_refused_where_it_is_none(tmp_path):
+    (tmp_path / "record").write_bytes(b"something else")
+    with pytest.raises(BidroError, match="not the record of a run"):
+        Record(tmp_path / "record")
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [({"lost": "maybe"}, "lost"), ({"timeout": 0}, "timeout"), ({"min_clients": 0}, "min_clients")],
+)
+def test_a_policy_that_makes_no_sense_is_refused(given, word):
+    with pytest.raises(BidroError, match=word):
+        Policy(**given)
