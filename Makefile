@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-slow browser study bench clean
+.PHONY: demo test test-slow test-deploy browser study bench clean
 
 $(STAMP): pyproject.toml
 	@echo "== creating $(VENV) and installing bidro (once; later runs skip this)"
@@ -31,6 +31,10 @@ test-slow: $(STAMP)
 	@echo "== the tests that take minutes each"
 	$(BIN)/pytest -m slow
 
+test-deploy: $(STAMP)
+	@echo "== all tests on real networks of processes (minutes; one worker, as they fill the machine)"
+	$(BIN)/pytest -n 0 -m 'deploy or not slow' tests/deploy/test_flare.py tests/deploy/test_flower.py
+
 # The report page is tested in a real browser. Where one cannot be installed, those tests skip and say so;
 # BIDRO_REQUIRE_BROWSER=1 makes them fail instead.
 browser:
@@ -53,6 +57,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/rounds_to_gap.py
 	$(BIN)/python bench/peers.py
 	$(BIN)/python bench/fit.py
+	$(BIN)/python bench/deploy.py
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,14 +63,18 @@ def audit_of(run: str, heads: Sequence[Mapping[str, Any]]) -> str:
                 "bytes_up": 0,
                 "bytes_down": 0,
                 "fewest_rows": head["rows"],
+                "seconds": [],
             },
         )
         if head["client"] not in one["clients"]:
             one["clients"] = sorted([*one["clients"], head["client"]])
         one["messages"] += 1
+        one["seconds"].append(head["seconds"])
         one["bytes_up"] += head["bytes_up"]
         one["bytes_down"] += head["bytes_down"]
         one["fewest_rows"] = min(one["fewest_rows"], head["rows"])
+    for one in kinds.values():
+        one["seconds"] = statistics.median(one["seconds"])
     answered = Counter(head["client"] for head in heads if "request" in head)
     content = {
         "format": FORMAT,
@@ -123,7 +128,8 @@ def in_words(audit: Mapping[str, Any]) -> str:
         lines += [
             "",
             f"{kind['question']}: {kind['messages']} messages from {len(kind['clients'])} clients, "
-            f"{kind['bytes_up']:,} bytes, each number over at least {kind['fewest_rows']:,} rows",
+            f"{kind['bytes_up']:,} bytes, each number over at least {kind['fewest_rows']:,} rows, "
+            f"{kind['seconds']:.2g} s a round",
             f"  sent: {names}",
             f"  reveals: {kind['reveals']}",
         ]

@@ -58,6 +58,7 @@ def federated_fit(job: Job, coordinator: Coordinator) -> Fit:
     lost: dict[str, str] = {}
     for head in coordinator.record.heads:
         lost |= head.get("lost", {})
+    coordinator.wait_for([name for name in job.clients if name not in lost])
     while True:
         names = tuple(sorted(name for name in job.clients if name not in lost))
         try:

@@ -63,7 +63,6 @@ def run_job(job: Job, carrier: Carrier, runs: Path) -> dict[str, bytes]:
             for kind in (GapNotReachedWarning, NonconcaveInnerWarning, UncheckedDomainWarning):
                 warnings.simplefilter("ignore", kind)
             coordinator = Coordinator(job.run, carrier, record, job.policy, say)
-            coordinator.wait_for(job.clients)
             done = federated_fit(job, coordinator)
             files = {**folder_files(done), "audit.json": audit_of(job.run, record.heads)}
         write_folder(folder / _RESULT, files)

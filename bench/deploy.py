@@ -1,0 +1,93 @@
+"""A federated run on this machine's loopback, over each engine: time to a certified model with 5 clients.
+
+    python bench/deploy.py [flare] [flower]
+
+Five processes share two cores here, so a round takes longer than on machines of their own. `wall_s` is from
+the start of the run, on a network that is up, to the files in hand; `s_per_round` the median of the solver's
+rounds. The peer is Algorithm 1 of the paper on the same network: `algorithm1_hours` extrapolates the median
+round of a short run to 10,000 rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import psutil
+
+from bidro.deploy.job import AlgorithmOne, Config
+from bidro.deploy.rehearsal import driven, engine, split_by_client
+
+ROWS, FEATURES, CLIENTS = 400, 10, 5
+ALGORITHM_1_ROUNDS = {"flare": 50, "flower": 4}
+
+
+def table(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    parts = []
+    for i in range(CLIENTS):
+        X = rng.normal(0.2 * i, 1.0, (ROWS, FEATURES))
+        y = X @ (np.ones(FEATURES) + 0.1 * i) + rng.normal(size=ROWS)
+        part = pd.DataFrame(X, columns=[f"x{j}" for j in range(FEATURES)])
+        parts.append(part.assign(y=y, site=f"site-{i}"))
+    pd.concat(parts).to_csv(path, index=False)
+
+
+def client_seconds(net: Any) -> float:
+    """Processor time of all clients' processes so far, those that have ended included."""
+    processes = net.processes if hasattr(net, "processes") else net._running
+    total = 0.0
+    for name, started in processes.items():
+        if name == "server":
+            continue
+        root = psutil.Process(started.pid)
+        for process in [root, *root.children(recursive=True)]:
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def measured(name: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        table(folder / "all.csv")
+        sites = split_by_client(folder / "all.csv", "site", "y", folder / "sites", one_sample=True)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
+        (folder / "runs").mkdir()
+        tomls = {client: folder / "sites" / f"site-{k}.toml" for k, client in enumerate(sites.clients)}
+        job = Config.read(None, "exact", sites).job
+        one = Config.read(None, "one", sites, algorithm=AlgorithmOne(ALGORITHM_1_ROUNDS[name])).job
+        began = time.perf_counter()
+        with engine(name, local=True).network(folder / "network", tomls, folder / "runs") as net:
+            up = time.perf_counter() - began
+            before, began = client_seconds(net), time.perf_counter()
+            audit = json.loads(driven(job, name, net.settings, lambda _: None)["audit.json"])
+            wall, used = time.perf_counter() - began, client_seconds(net) - before
+            messages = sum(kind["messages"] for kind in audit["kinds"])
+            paper = json.loads(driven(one, name, net.settings, lambda _: None)["audit.json"])
+        rounds = [kind for kind in audit["kinds"] if kind["question"] == "round"]
+        solving = next(kind for kind in rounds if "curvature" in kind["fields"])
+        sampled = next(k for k in paper["kinds"] if k["fewest_rows"] == 1)
+        return {
+            "network_up_s": round(up, 1),
+            "wall_s": round(wall, 1),
+            "rounds": audit["rounds"],
+            "s_per_round": solving["seconds"],
+            "bytes_up": sum(kind["bytes_up"] for kind in audit["kinds"]),
+            "bytes_down": sum(kind["bytes_down"] for kind in audit["kinds"]),
+            "client_cpu_s_per_message": round(used / messages, 3),
+            "algorithm1_s_per_round": sampled["seconds"],
+            "algorithm1_hours": round(sampled["seconds"] * 10_000 / 3600, 2),
+        }
+
+
+if __name__ == "__main__":
+    names = sys.argv[1:] or ["flare", "flower"]
+    print(json.dumps({name: measured(name) for name in names}, indent=2))

@@ -1,0 +1,178 @@
+"""Real processes on loopback over Flower, with TLS and authenticated nodes.
+
+A message takes seconds here, so runs are short; `make test-deploy` runs the longer ones as well.
+"""
+
+import json
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from bidro.deploy.flower_local import _ENVIRONMENT, _certificates, _free_port, _processes, network
+from bidro.deploy.job import AlgorithmOne
+from bidro.deploy.server import run_job
+from bidro.engines.coordinator import Policy
+from bidro.errors import BidroError
+from bidro.guarantees.certificate import Certificate
+from bidro.model_file import Model
+from tests.deploy.processes import ENVIRONMENT, Driven, wait_for_round
+from tests.deploy.sites import NAMES, QUICK, carrier, job, table, write_sites
+
+# Without rows kept out there is one round less.
+SHORT = {**QUICK, "hold_out": 0.0}
+
+
+@pytest.fixture(scope="module")
+def consortium(tmp_path_factory):
+    """(folder of the sites, what they agreed on, the network)."""
+    folder = tmp_path_factory.mktemp("consortium")
+    agreed = write_sites(folder, table(), extra="one_sample_replies = true")
+    sites = {name: folder / f"{name}.toml" for name in NAMES}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**ENVIRONMENT, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}.items():
+            patch.setenv(name, value)
+        with network(folder / "network", sites, folder / "runs") as net:
+            yield folder, agreed, net
+    homes = [folder / "network" / what / "flwr" for what in ("server", *(f"site-{k}" for k in range(5)))]
+    assert [pid for home in homes for pid in _processes(home)] == [], "every process has been stopped"
+
+
+def model_of(files):
+    return Model.from_bytes(files["model.safetensors"], "model")
+
+
+def test_the_model_is_that_of_one_process_also_without_a_killed_client(consortium):
+    """kill -9 of a site after its first answer; the others go on, and the certificate names them."""
+    folder, agreed, net = consortium
+    policy = Policy(timeout=60, lost="continue", min_clients=3)
+    done = Driven("flower", job(agreed, "continued", options=SHORT, policy=policy), net.settings)
+    done.start()
+    wait_for_round(folder / "runs", "continued", "solving: round 1")
+    net.kill_client("mid")
+    left = tuple(name for name in NAMES if name != "mid")
+    alone = run_job(job(agreed, "left", left, options=SHORT), carrier(folder, left), folder / "in-process")
+    done.outcome(400)
+    assert done.error is None
+    np.testing.assert_allclose(model_of(done.files).x, model_of(alone).x, rtol=0, atol=1e-9)
+    certificate = Certificate.from_json(done.files["certificate.json"].decode())
+    assert certificate.names == left
+    assert "not of 'mid'" in certificate.mixtures
+    assert list(json.loads(done.files["audit.json"])["lost"]) == ["mid"]
+    net.restart_client("mid")
+
+
+@pytest.mark.deploy
+def test_all_five_clients_give_the_model_of_one_process(consortium):
+    folder, agreed, net = consortium
+    done = Driven("flower", job(agreed, "whole"), net.settings)
+    done.start()
+    theirs = run_job(job(agreed, "whole"), carrier(folder), folder / "in-process")
+    done.outcome(900)
+    assert done.error is None
+    np.testing.assert_allclose(model_of(done.files).x, model_of(theirs).x, rtol=0, atol=1e-9)
+
+
+@pytest.mark.deploy
+def test_algorithm_1_is_that_of_one_process(consortium):
+    folder, agreed, net = consortium
+    settings = AlgorithmOne(3, rho=20.0, eta_x=0.05, eta_alpha=0.02)
+    parts = {"algorithm": settings, "options": {"hold_out": 0.0}}
+    done = Driven("flower", job(agreed, "one-sample", **parts), net.settings)
+    done.start()
+    theirs = run_job(job(agreed, "one-sample", **parts), carrier(folder), folder / "in-process")
+    done.outcome(400)
+    assert done.error is None
+    np.testing.assert_allclose(model_of(done.files).x, model_of(theirs).x, rtol=0, atol=1e-9)
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("what", ["server job", "server", "client"])
+def test_after_a_crash_the_run_goes_on_to_the_same_model(what, consortium):
+    """The run waits for a client that comes back; that of a dead server is resumed, to the same bytes."""
+    folder, agreed, net = consortium
+    name = what.replace(" ", "-")
+    expected = run_job(job(agreed, f"e-{name}", options=SHORT), carrier(folder), folder / "in-process")
+    policy = Policy(timeout=90)
+    done = Driven("flower", job(agreed, name, options=SHORT, policy=policy), net.settings)
+    done.start()
+    wait_for_round(folder / "runs", name, "solving: round 1")
+    if what == "client":
+        net.kill_client("south")
+        net.restart_client("south")
+    else:
+        (net.kill_server if what == "server" else net.kill_server_job)()
+        done.outcome(300)
+        assert isinstance(done.error, BidroError)
+        assert not (folder / "runs" / name / "result").exists()
+        if what == "server":
+            net.restart_server()
+        again = job(agreed, name, options=SHORT, policy=policy, resume=True)
+        done = Driven("flower", again, net.settings)
+        done.start()
+    done.outcome(600)
+    assert done.error is None, done.said
+    np.testing.assert_allclose(model_of(done.files).x, model_of(expected).x, rtol=0, atol=1e-9)
+
+
+def supernode(folder, address, authority, *more):
+    """What a SuperNode says, and its exit code."""
+    command = ["flower-supernode", "--host", "127.0.0.1", "--port", str(_free_port()), "--superlink", address]
+    process = subprocess.run(
+        [*command, "--root-certificates", str(authority), *more],
+        env={**_ENVIRONMENT, "FLWR_HOME": str(folder / "flwr"), "HOME": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return process.returncode, process.stdout + process.stderr
+
+
+def test_who_is_not_registered_or_has_another_authority_is_refused(consortium, tmp_path):
+    _, _, net = consortium
+    key = ec.generate_private_key(ec.SECP384R1())
+    secret = tmp_path / "stranger.key"
+    secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    address, authority = net.settings["address"], net.settings["root_certificates"]
+    code, said = supernode(tmp_path, address, authority, "--auth-supernode-private-key", str(secret))
+    assert code != 0
+    assert "2004" in said
+    code, said = supernode(tmp_path, address, authority)
+    assert code != 0
+    assert "2001" in said
+    _certificates(tmp_path)
+    other = tmp_path / "ca.pem"
+    code, said = supernode(tmp_path, address, other, "--auth-supernode-private-key", str(secret))
+    assert code != 0
+    assert "CERTIFICATE_VERIFY_FAILED" in said
+    wrong = Driven("flower", job(consortium[1], "wrong"), {**net.settings, "root_certificates": str(other)})
+    wrong.run()
+    assert "CERTIFICATE_VERIFY_FAILED" in str(wrong.error)
+
+
+def test_a_plaintext_node_is_not_let_in(consortium, tmp_path):
+    _, _, net = consortium
+    command = ["flower-supernode", "--insecure", "--host", "127.0.0.1", "--port", str(_free_port())]
+    log = tmp_path / "log.txt"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*command, "--superlink", net.settings["address"]],
+            env={**_ENVIRONMENT, "FLWR_HOME": str(tmp_path / "flwr"), "HOME": str(tmp_path)},
+            cwd=tmp_path,
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while b"Connection attempt failed" not in log.read_bytes():
+            assert time.monotonic() < deadline, log.read_text()[-2000:]
+            assert process.poll() is None, log.read_text()[-2000:]
+            time.sleep(0.2)
+    finally:
+        process.kill()
+        process.wait()
