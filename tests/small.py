@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pytest
 
 from bidro.client import Penalty
 from bidro.federation import Federation
@@ -40,3 +41,14 @@ def paper_like(rho=(15.0, 5.0, 2.5), seed=0):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NonconcaveInnerWarning)
         return Problem(federation(seed), Squared(), Box.cube(100.0, 3), Transport.euclidean(4), Penalty(rho))
+
+
+def mostly_slow(cases, quick):
+    """The cases as parameters; of a large product, those for which `quick` does not hold are for
+    `make test-slow`."""
+    return [
+        case
+        if quick(case)
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for case in cases
+    ]

@@ -284,6 +284,7 @@ def test_bidro_fl_says_what_it_needs():
         run(BiDROFL(oracle=Exact()), cubic, 3)
 
 
+@pytest.mark.slow
 def test_the_exact_inner_solver_diverges_at_the_paper_s_settings():
     """Said in the report: the 30 short steps are what keeps Algorithm 1 stable there."""
     data = [simulate(seed) for seed in range(2026, 2034)]

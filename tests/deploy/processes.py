@@ -3,15 +3,35 @@
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from bidro.deploy.rehearsal import driven
+from bidro.deploy.server import run_job
+from tests.deploy.sites import NAMES, SHORT, carrier, job, table, write_sites
 
 # Many processes on two cores: one thread each.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+@contextmanager
+def consortium_of(engine, folder: Path):
+    """(folder of the sites, what they agreed on, the network, the files of a run in one process).
+
+    That run comes first, and leaves compiled programs where the clients' processes find them.
+    """
+    agreed = write_sites(folder, table(), extra="one_sample_replies = true")
+    sites = {name: folder / f"{name}.toml" for name in NAMES}
+    (folder / "runs").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _ENVIRONMENT.items():
+            patch.setenv(name, value)
+        one = run_job(job(agreed, "one", options=SHORT), carrier(folder), folder / "in-process")
+        with engine.network(folder / "network", sites, folder / "runs") as net:
+            yield folder, agreed, net, one
 
 
 class Driven(threading.Thread):
@@ -29,16 +49,19 @@ class Driven(threading.Thread):
             self.error = error
 
     def outcome(self, timeout=240):
+        """Itself, when it is done; it is started here if it was not."""
+        if not self.ident:
+            self.start()
         self.join(timeout)
         assert not self.is_alive(), f"the run did not end: {self.said}"
         return self
 
 
-def wait_for_round(runs: Path, run: str, line: str, timeout=120):
-    """Until the run has said a line that begins so."""
+def wait_for_line(runs: Path, run: str, line: str, times=1, timeout=120):
+    """Until the run has said a line that begins so, so many times; it says it again when it is resumed."""
     path, deadline = runs / run / "progress.txt", time.monotonic() + timeout
     while time.monotonic() < deadline:
-        if path.exists() and any(said.startswith(line) for said in path.read_text().splitlines()):
+        if path.exists() and sum(s.startswith(line) for s in path.read_text().splitlines()) >= times:
             return
         time.sleep(0.01)
     raise AssertionError(f"run '{run}' never said '{line}'")

@@ -12,31 +12,23 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from bidro.deploy.flower_local import _ENVIRONMENT, _certificates, _free_port, _processes, network
+from bidro.deploy import flower_local
+from bidro.deploy.flower_local import _ENVIRONMENT, _certificates, _free_port, _processes
 from bidro.deploy.job import AlgorithmOne
 from bidro.deploy.server import run_job
 from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError
 from bidro.guarantees.certificate import Certificate
 from bidro.model_file import Model
-from tests.deploy.processes import ENVIRONMENT, Driven, wait_for_round
-from tests.deploy.sites import NAMES, QUICK, carrier, job, table, write_sites
-
-# Without rows kept out there is one round less.
-SHORT = {**QUICK, "hold_out": 0.0}
+from tests.deploy.processes import Driven, consortium_of, wait_for_line
+from tests.deploy.sites import NAMES, SHORT, carrier, job
 
 
 @pytest.fixture(scope="module")
 def consortium(tmp_path_factory):
-    """(folder of the sites, what they agreed on, the network)."""
     folder = tmp_path_factory.mktemp("consortium")
-    agreed = write_sites(folder, table(), extra="one_sample_replies = true")
-    sites = {name: folder / f"{name}.toml" for name in NAMES}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**ENVIRONMENT, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}.items():
-            patch.setenv(name, value)
-        with network(folder / "network", sites, folder / "runs") as net:
-            yield folder, agreed, net
+    with consortium_of(flower_local, folder) as made:
+        yield made
     homes = [folder / "network" / what / "flwr" for what in ("server", *(f"site-{k}" for k in range(5)))]
     assert [pid for home in homes for pid in _processes(home)] == [], "every process has been stopped"
 
@@ -47,14 +39,14 @@ def model_of(files):
 
 def test_the_model_is_that_of_one_process_also_without_a_killed_client(consortium):
     """kill -9 of a site after its first answer; the others go on, and the certificate names them."""
-    folder, agreed, net = consortium
-    policy = Policy(timeout=60, lost="continue", min_clients=3)
-    done = Driven("flower", job(agreed, "continued", options=SHORT, policy=policy), net.settings)
-    done.start()
-    wait_for_round(folder / "runs", "continued", "solving: round 1")
-    net.kill_client("mid")
+    folder, agreed, net, _ = consortium
     left = tuple(name for name in NAMES if name != "mid")
     alone = run_job(job(agreed, "left", left, options=SHORT), carrier(folder, left), folder / "in-process")
+    policy = Policy(timeout=40, lost="continue", min_clients=3)
+    done = Driven("flower", job(agreed, "continued", options=SHORT, policy=policy), net.settings)
+    done.start()
+    wait_for_line(folder / "runs", "continued", "solving: round 1")
+    net.kill_client("mid")
     done.outcome(400)
     assert done.error is None
     np.testing.assert_allclose(model_of(done.files).x, model_of(alone).x, rtol=0, atol=1e-9)
@@ -67,7 +59,7 @@ def test_the_model_is_that_of_one_process_also_without_a_killed_client(consortiu
 
 @pytest.mark.deploy
 def test_all_five_clients_give_the_model_of_one_process(consortium):
-    folder, agreed, net = consortium
+    folder, agreed, net, _ = consortium
     done = Driven("flower", job(agreed, "whole"), net.settings)
     done.start()
     theirs = run_job(job(agreed, "whole"), carrier(folder), folder / "in-process")
@@ -78,7 +70,7 @@ def test_all_five_clients_give_the_model_of_one_process(consortium):
 
 @pytest.mark.deploy
 def test_algorithm_1_is_that_of_one_process(consortium):
-    folder, agreed, net = consortium
+    folder, agreed, net, _ = consortium
     settings = AlgorithmOne(3, rho=20.0, eta_x=0.05, eta_alpha=0.02)
     parts = {"algorithm": settings, "options": {"hold_out": 0.0}}
     done = Driven("flower", job(agreed, "one-sample", **parts), net.settings)
@@ -93,13 +85,12 @@ def test_algorithm_1_is_that_of_one_process(consortium):
 @pytest.mark.parametrize("what", ["server job", "server", "client"])
 def test_after_a_crash_the_run_goes_on_to_the_same_model(what, consortium):
     """The run waits for a client that comes back; that of a dead server is resumed, to the same bytes."""
-    folder, agreed, net = consortium
+    folder, agreed, net, one = consortium
     name = what.replace(" ", "-")
-    expected = run_job(job(agreed, f"e-{name}", options=SHORT), carrier(folder), folder / "in-process")
     policy = Policy(timeout=90)
     done = Driven("flower", job(agreed, name, options=SHORT, policy=policy), net.settings)
     done.start()
-    wait_for_round(folder / "runs", name, "solving: round 1")
+    wait_for_line(folder / "runs", name, "solving: round 1")
     if what == "client":
         net.kill_client("south")
         net.restart_client("south")
@@ -115,7 +106,7 @@ def test_after_a_crash_the_run_goes_on_to_the_same_model(what, consortium):
         done.start()
     done.outcome(600)
     assert done.error is None, done.said
-    np.testing.assert_allclose(model_of(done.files).x, model_of(expected).x, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(model_of(done.files).x, model_of(one).x, rtol=0, atol=1e-9)
 
 
 def supernode(folder, address, authority, *more):
@@ -134,7 +125,7 @@ def supernode(folder, address, authority, *more):
 
 
 def test_who_is_not_registered_or_has_another_authority_is_refused(consortium, tmp_path):
-    _, _, net = consortium
+    net = consortium[2]
     key = ec.generate_private_key(ec.SECP384R1())
     secret = tmp_path / "stranger.key"
     secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
@@ -156,7 +147,7 @@ def test_who_is_not_registered_or_has_another_authority_is_refused(consortium, t
 
 
 def test_a_plaintext_node_is_not_let_in(consortium, tmp_path):
-    _, _, net = consortium
+    net = consortium[2]
     command = ["flower-supernode", "--insecure", "--host", "127.0.0.1", "--port", str(_free_port())]
     log = tmp_path / "log.txt"
     with log.open("wb") as file:

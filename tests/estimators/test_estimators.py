@@ -41,9 +41,9 @@ def data(seed=0, classes=None):
 @pytest.mark.parametrize(
     "estimator",
     [
-        RobustRegressor(),
-        RobustClassifier(radius=0.05),
-        # With cross-validation, which compiles for every shape of the checks' data: `make test-slow`.
+        RobustRegressor(radius=0.05),
+        # Classes, and cross-validation, compile more for every shape of the checks' data: `make test-slow`.
+        pytest.param(RobustRegressor(), marks=pytest.mark.slow),
         pytest.param(RobustClassifier(), marks=pytest.mark.slow),
     ],
 )

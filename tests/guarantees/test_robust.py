@@ -1,5 +1,7 @@
 """Risks over Wasserstein balls against closed forms and linear programs; worst cases against POT."""
 
+from itertools import product
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.transport import Transport, wasserstein_distance
 from bidro.worst_case import BacktrackingAscent
-from tests.small import admissible, rows
+from tests.small import admissible, mostly_slow, rows
 
 X = np.array([0.8, 0.4, -0.3])
 LABELLED = {k: np.column_stack([v[:, :3], np.where(v[:, 3] > 0, 1.0, -1.0)]) for k, v in rows().items()}
@@ -72,8 +74,10 @@ def test_p_1_unbounded_is_the_mean_loss_plus_radius_times_slope(loss):
         assert float(found.value[k]) == pytest.approx(mean + RADII[k] * steep * norm, rel=1e-12)
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0])
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    ("loss", "p"),
+    mostly_slow(product(LOSSES, (1.0, 2.0)), lambda case: isinstance(case[0], Squared | Logistic)),
+)
 def test_on_a_box_against_a_linear_program(loss, p):
     """One feature that moves, four samples: the program over couplings with a grid of spacing 0.002."""
     samples = np.array([[-0.6, 1.0], [0.2, -1.0], [0.9, 1.0], [0.5, -1.0]])
@@ -221,7 +225,10 @@ def test_worst_cases_lie_in_their_ball_and_attain_the_risk(loss, support, p):
 
 @pytest.mark.parametrize(
     ("loss", "cost"),
-    [(Softmax(classes=3), np.inf), (Softmax(classes=3), 0.7), (Logistic(), 0.7), (Hinge(), np.inf)],
+    mostly_slow(
+        [(Softmax(classes=3), np.inf), (Softmax(classes=3), 0.7), (Logistic(), 0.7), (Hinge(), np.inf)],
+        lambda case: not np.isfinite(case[1]) or isinstance(case[0], Logistic),
+    ),
 )
 def test_p_1_unbounded_near_worst_cases_of_classes(loss, cost):
     """With and without labels that flip: in the ball by POT, and short of the risk by 1e-7 of it at most."""

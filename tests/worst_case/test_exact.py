@@ -1,5 +1,7 @@
 """The exact inner supremum against brute force: all losses, p = 1 and 2, both supports, scaled metrics."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ from bidro.losses import (
 from bidro.sets import Ball, Box, WholeSpace
 from bidro.transport import Transport
 from bidro.worst_case import BacktrackingAscent, Exact, Inner, default_oracle
+from tests.small import mostly_slow
 from tests.worst_case.brute_force import supremum
 
 REGRESSION = [Squared(), Absolute(), Huber(threshold=0.7), Pinball(quantile=0.3)]
@@ -45,8 +48,13 @@ def draw(loss, m, rng, width):
     return jnp.asarray(x), jnp.asarray(zeta)
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0])
-@pytest.mark.parametrize("loss", LINEAR, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    ("loss", "p"),
+    mostly_slow(
+        product(LINEAR, (1.0, 2.0)),
+        lambda case: isinstance(case[0], Squared | Hinge) or case == (Logistic(), 1.0),
+    ),
+)
 def test_box_support_against_brute_force(loss, p):
     loss = type(loss)(**{**loss.__dict__, "intercept": True})
     rng = np.random.default_rng(7)
@@ -72,7 +80,7 @@ def test_box_support_against_brute_force(loss, p):
                 assert float(found.value) <= slow + 1e-6 * scale
 
 
-@pytest.mark.parametrize("loss", LINEAR, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("loss", mostly_slow(LINEAR, lambda loss: isinstance(loss, Squared | Logistic)))
 def test_unbounded_support_with_squared_cost_against_brute_force(loss):
     rng = np.random.default_rng(3)
     solve = jax.jit(Exact().maximise)
@@ -224,7 +232,9 @@ def test_softmax_p_1_unbounded_is_exact():
     assert np.isinf(Exact().maximise(inner, x, zeta, jnp.asarray(steepest * 0.99)).value)
 
 
-@pytest.mark.parametrize(("p", "label_cost"), [(1.0, 0.8), (2.0, np.inf)])
+@pytest.mark.parametrize(
+    ("p", "label_cost"), mostly_slow([(1.0, 0.8), (2.0, np.inf)], lambda case: case[0] == 2)
+)
 def test_softmax_elsewhere_brackets_the_supremum(p, label_cost):
     m, loss = 3, Softmax(classes=3, intercept=True)
     box = Box(np.array([-1.0, -1.5, 0.0]), np.array([1.2, 0.7, 2.0]))
