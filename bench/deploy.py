@@ -22,8 +22,9 @@ import numpy as np
 import pandas as pd
 import psutil
 
+from bidro.deploy.drive import driven, engine
 from bidro.deploy.job import AlgorithmOne, Config
-from bidro.deploy.rehearsal import driven, engine, split_by_client
+from bidro.deploy.rehearsal import split_by_client
 
 ROWS, FEATURES, CLIENTS = 400, 10, 5
 ALGORITHM_1_ROUNDS = {"flare": 50, "flower": 4}

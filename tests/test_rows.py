@@ -31,7 +31,7 @@ def over_clients(rows, x):
     return jax.vmap(lambda r: r.mean_and_gradient(squares, x), in_axes=(rows.client_axes(),))(rows)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(sizes=st.lists(st.integers(1, 70), min_size=1, max_size=12), seed=st.integers(0, 99))
 def test_any_sizes(sizes, seed):
     rng = np.random.default_rng(seed)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bidro.deploy.rehearsal import driven
+from bidro.deploy.drive import driven
 from bidro.deploy.server import run_job
 from tests.deploy.sites import NAMES, SHORT, carrier, job, table, write_sites
 

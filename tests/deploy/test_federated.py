@@ -27,6 +27,7 @@ from bidro.training import transport_of, unrestricted
 from bidro.workflow.fit import Progress, fit_tables
 from bidro.workflow.options import FitOptions
 from tests.deploy.sites import NAMES, QUICK, SUPPORT, answering, carrier, job, table, write_sites
+from tests.small import mostly_slow
 
 
 def fitted(tmp_path, whole, **options):
@@ -40,7 +41,7 @@ def model_of(files):
     return Model.from_bytes(files["model.safetensors"], "model")
 
 
-@pytest.mark.parametrize("classes", [False, True])
+@pytest.mark.parametrize("classes", mostly_slow([False, True], lambda classes: not classes))
 def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
     """Preparation, cross-validation, solve and certificate: in at most 25 rounds."""
     whole = table(classes)

@@ -75,47 +75,66 @@ def test_a_killed_client_is_left_out_and_the_certificate_says_so(consortium):
     net.restart_client("mid")
 
 
-def test_after_any_crash_a_run_goes_on_to_the_model_of_one_process(consortium):
-    """One run, in whose midst are killed with -9: a client's job (the run waits for it, in a new job of the
-    network), then the server's job, then the server; each time one client stands still, so that the run
-    cannot end before it is broken."""
-    folder, agreed, net, one = consortium
-    runs, result = folder / "runs", folder / "runs" / "broken" / "result"
+def going_on(consortium, run, resume):
+    """The run in the background, begun or resumed."""
+    _, agreed, net, _ = consortium
+    done = Driven("flare", job(agreed, run, options=SHORT, resume=resume), net.settings)
+    done.start()
+    return done
 
-    def going_on(resume):
-        done = Driven("flare", job(agreed, "broken", options=SHORT, resume=resume), net.settings)
-        done.start()
-        return done
 
-    waits = going_on(False)
-    wait_for_line(runs, "broken", "solving: round 1")
+def check_whole(ends, consortium):
+    """The model of one process, and nobody was asked twice."""
+    one = consortium[3]
+    assert ends.error is None
+    np.testing.assert_allclose(model_of(ends.files).x, model_of(one).x, rtol=0, atol=1e-9)
+    audit = json.loads(ends.files["audit.json"])
+    assert audit["rounds"] == json.loads(one["audit.json"])["rounds"]
+    assert audit["lost"] == {}
+
+
+def test_a_run_whose_server_was_killed_resumes_to_the_model_of_one_process(consortium):
+    """kill -9 of the server and its job; one client stands still, so that the run cannot end before it."""
+    folder, _, net, _ = consortium
+    dies = going_on(consortium, "server-dies", False)
+    wait_for_line(folder / "runs", "server-dies", "solving: round 1")
+    with Paused(below(net.processes["west"])):
+        net.kill_server()
+        dies.outcome()
+    assert isinstance(dies.error, BidroError)
+    assert not (folder / "runs" / "server-dies" / "result").exists()
+    net.restart_server()
+    check_whole(going_on(consortium, "server-dies", True).outcome(), consortium)
+
+
+@pytest.mark.deploy
+def test_a_run_waits_for_a_killed_client_and_resumes_after_its_job_was_killed(consortium):
+    """kill -9 of a client's job, which the run waits for in a new job of the network; then of the server's
+    job in that one."""
+    folder, _, net, _ = consortium
+    runs = folder / "runs"
+    waits = going_on(consortium, "jobs-die", False)
+    wait_for_line(runs, "jobs-die", "solving: round 1")
     with Paused(below(net.processes["west"])):
         net.kill_client_job("south")
-        wait_for_line(runs, "broken", "south: connection lost")
-    wait_for_line(runs, "broken", "preparing", times=2)
+        wait_for_line(runs, "jobs-die", "south: connection lost")
+    wait_for_line(runs, "jobs-die", "preparing", times=2)
     with Paused(below(net.processes["west"])):
         net.kill_server_job()
         waits.outcome()
     assert isinstance(waits.error, BidroError)
     assert any("south left the network" in line for line in waits.said)
-    assert not result.exists()
+    assert not (runs / "jobs-die" / "result").exists()
+    check_whole(going_on(consortium, "jobs-die", True).outcome(), consortium)
 
-    dies = going_on(True)
-    wait_for_line(runs, "broken", "preparing", times=3)
-    with Paused(below(net.processes["west"])):
-        net.kill_server()
-        dies.outcome()
-    assert isinstance(dies.error, BidroError)
-    assert not result.exists()
-    net.restart_server()
 
-    ends = going_on(True).outcome()
-    assert ends.error is None
-    np.testing.assert_allclose(model_of(ends.files).x, model_of(one).x, rtol=0, atol=1e-9)
-    # What was answered before the first crash was not asked again.
-    audit = json.loads(ends.files["audit.json"])
-    assert audit["rounds"] == json.loads(one["audit.json"])["rounds"]
-    assert {fault["client"] for fault in audit["faults"]} <= {"south", "west"}
+@pytest.mark.deploy
+def test_with_default_options_the_model_is_that_of_one_process(consortium):
+    folder, agreed, net, _ = consortium
+    theirs = run_job(job(agreed, "default"), carrier(folder), folder / "in-process")
+    done = Driven("flare", job(agreed, "default"), net.settings).outcome()
+    assert done.error is None
+    np.testing.assert_allclose(model_of(done.files).x, model_of(theirs).x, rtol=0, atol=1e-9)
 
 
 def test_who_has_no_certificate_of_the_project_is_refused(consortium, tmp_path):

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from bidro.deploy import flower_local
-from bidro.deploy.flower_local import _ENVIRONMENT, _certificates, _free_port, _processes
+from bidro.deploy.flower_local import _ENVIRONMENT, _certificates, _free_port, _kill, _processes
 from bidro.deploy.job import AlgorithmOne
 from bidro.deploy.server import run_job
 from bidro.engines.coordinator import Policy
@@ -112,16 +112,22 @@ def test_after_a_crash_the_run_goes_on_to_the_same_model(what, consortium):
 def supernode(folder, address, authority, *more):
     """What a SuperNode says, and its exit code."""
     command = ["flower-supernode", "--host", "127.0.0.1", "--port", str(_free_port()), "--superlink", address]
-    process = subprocess.run(
-        [*command, "--root-certificates", str(authority), *more],
-        env={**_ENVIRONMENT, "FLWR_HOME": str(folder / "flwr"), "HOME": str(folder)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return process.returncode, process.stdout + process.stderr
+    home, log = folder / "flwr", folder / "log.txt"
+    try:
+        # A file, not a pipe, which a process that the node leaves behind would keep open.
+        with log.open("wb") as file:
+            done = subprocess.run(
+                [*command, "--root-certificates", str(authority), *more],
+                env={**_ENVIRONMENT, "FLWR_HOME": str(home), "HOME": str(folder)},
+                cwd=folder,
+                stdout=file,
+                stderr=file,
+                timeout=60,
+                check=False,
+            )
+    finally:
+        _kill(home)
+    return done.returncode, log.read_text()
 
 
 def test_who_is_not_registered_or_has_another_authority_is_refused(consortium, tmp_path):
@@ -165,5 +171,5 @@ def test_a_plaintext_node_is_not_let_in(consortium, tmp_path):
             assert process.poll() is None, log.read_text()[-2000:]
             time.sleep(0.2)
     finally:
-        process.kill()
+        _kill(tmp_path / "flwr")
         process.wait()

@@ -78,8 +78,9 @@ def federate(
     import click
 
     from bidro.cli.output import said_lines
+    from bidro.deploy.drive import driven
     from bidro.deploy.job import Config
-    from bidro.deploy.rehearsal import driven, rehearsed, split_by_client
+    from bidro.deploy.rehearsal import rehearsed, split_by_client
     from bidro.errors import BidroError
     from bidro.workflow.fit import require_place, write_folder
 

@@ -1,0 +1,60 @@
+"""A run on a network, from outside of it: submit the job, wait, and check what comes back."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from bidro.deploy.job import Job
+from bidro.deploy.server import AGAIN_FILE, ERROR_FILE
+from bidro.errors import BidroError
+
+ENGINES = ("flare", "flower")
+# What a server may return: the files of a model folder, and the audit.
+_FILES = {
+    "model.safetensors",
+    "certificate.json",
+    "report.html",
+    "report.json",
+    "run.toml",
+    "audit.json",
+}
+
+
+def engine(name: str, local: bool = False) -> ModuleType:
+    """The module that drives runs on this network, or makes a network on this machine.
+
+    Raises BidroError where the engine's package is not installed.
+    """
+    if name not in ENGINES:
+        raise BidroError(f"The engine is {' or '.join(ENGINES)}; got '{name}'.")
+    try:
+        return importlib.import_module(f"bidro.deploy.{name}{'_local' if local else '_drive'}")
+    except ImportError as error:
+        raise BidroError(
+            f"The engine '{name}' needs packages that are not installed ({error}); install bidro[{name}]."
+        ) from error
+
+
+def driven(job: Job, name: str, settings: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, bytes]:
+    """The files that a run on a network leaves. Raises BidroError where it leaves none."""
+    patience = job.policy.patience if job.policy.lost == "wait" else 0.0
+    how = {"clients": list(job.clients), "patience": patience, **settings}
+    files = engine(name).drive(job.to_text(), how, say)
+    began = time.monotonic()
+    while AGAIN_FILE in files:
+        why = files[AGAIN_FILE].decode(errors="replace")
+        if time.monotonic() - began > patience:
+            raise BidroError(why)
+        say(why)
+        files = engine(name).drive(replace(job, resume=True).to_text(), how, say)
+    if ERROR_FILE in files:
+        raise BidroError(files[ERROR_FILE].decode(errors="replace"))
+    if set(files) != _FILES:
+        odd = sorted(set(files) ^ _FILES)[0]
+        raise BidroError(f"The server returned other files than a model folder has: '{odd}'; run it again.")
+    return dict(files)
