@@ -45,7 +45,7 @@ class Model:
     x: Floats  # (d,) the model in those units
     standard: Standard
     clients: tuple[str, ...]
-    seen: float  # the largest training loss
+    seen: float  # what losses are clipped at: the largest training loss, or another level from training
     largest: float | None  # on the declared support
     slope: float | None
     of_root: bool

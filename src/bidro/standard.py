@@ -80,8 +80,7 @@ class Standard:
         rows = aligned((len(target), features.shape[1] + 1))
         for begin in range(0, len(order), _TOGETHER):
             part = order[begin : begin + _TOGETHER]
-            rows[begin : begin + len(part), :-1] = (features[part] - self.mean) / self.spread
-            rows[begin : begin + len(part), -1] = target[part] - self.middle
+            rows[begin : begin + len(part)] = self.rows(features[part], target[part])
         sizes = np.bincount(codes).tolist()
         return Federation.from_samples(
             jax.device_put(rows), sizes, "unbounded", [str(name) for name in names], columns
@@ -91,6 +90,8 @@ class Standard:
         """(N, k + 1) rows in these units."""
         rows = np.empty((len(target), features.shape[1] + 1))
         np.subtract(features, self.mean, out=rows[:, :-1])
+        # Of a column that does not vary, rounding would leave a trace for a model to follow.
+        rows[:, :-1][np.abs(rows[:, :-1]) <= 1e-13 * np.abs(self.mean)] = 0.0
         rows[:, :-1] /= self.spread
         rows[:, -1] = target - self.middle
         return rows

@@ -94,7 +94,7 @@ def train(
     """
     problem = unrestricted(federation, loss, transport, target_spread)
     radius, weights = choices.radius, choices.weights
-    _check_words(radius, weights)
+    check_words(radius, weights)
     calibration, cap = None, _cap(weights)
     if isinstance(radius, str) and radius == "cross-validate":
         caps = CAPS if weights == "auto" else (cap,)
@@ -129,7 +129,8 @@ def unrestricted(federation: Federation, loss: Loss, transport: Transport, targe
     return Problem(federation, loss, Box.cube(half, loss.dimension(federation.m)), transport)
 
 
-def _check_words(radius: Any, weights: Any) -> None:
+def check_words(radius: Any, weights: Any) -> None:
+    """Raise BidroError for a radius or weights that stand for nothing."""
     if isinstance(radius, str) and radius not in ("cross-validate", "bootstrap", "explicit"):
         raise BidroError(
             "radius must be a number, one a client, 'cross-validate', 'bootstrap' or 'explicit'; got "

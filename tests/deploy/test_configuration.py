@@ -8,7 +8,7 @@ import pytest
 
 from bidro.deploy.agreed import Agreed, draft
 from bidro.deploy.audit import in_words, read_audit
-from bidro.deploy.job import Config, Job
+from bidro.deploy.job import Config, Job, Sites
 from bidro.deploy.server import run_job, serve
 from bidro.deploy.site import Site, SiteRows, reply_to
 from bidro.engines.carrier import InMemory
@@ -20,15 +20,22 @@ from bidro.workflow.fit import write_folder
 from tests.deploy.sites import QUICK, SUPPORT, carrier, job, table, write_sites
 
 
-def test_a_site_reads_its_configuration_from_the_environment(tmp_path, monkeypatch):
+def test_a_site_reads_its_configuration_from_the_environment(tmp_path, monkeypatch, caplog):
     write_sites(tmp_path, table())
     request = pack(Nothing(), {"question": "prepare"})
     monkeypatch.delenv("BIDRO_SITE", raising=False)
-    assert "BIDRO_SITE" in header_of(reply_to(request))["refused"]
+    assert "not in order" in header_of(reply_to(request))["refused"]
+    assert "BIDRO_SITE names no site.toml" in caplog.text
     monkeypatch.setenv("BIDRO_SITE", str(tmp_path / "none.toml"))
-    assert "no file" in header_of(reply_to(request))["refused"]
+    assert "not in order" in header_of(reply_to(request))["refused"]
+    assert "There is no file" in caplog.text
     monkeypatch.setenv("BIDRO_SITE", str(tmp_path / "east.toml"))
-    assert "cannot be understood" in header_of(reply_to(request))["refused"]
+    assert "could not be followed" in header_of(reply_to(request))["refused"]
+    text = (tmp_path / "east.csv").read_text()
+    (tmp_path / "east.csv").write_text(text.replace(",a,", ",HIV positive,", 1))
+    said = header_of(reply_to(request))["refused"]
+    assert "HIV" not in said
+    assert "'HIV positive' is not a level of 'ward'" in caplog.text
 
 
 def test_the_server_says_in_one_sentence_why_there_is_no_model(tmp_path, monkeypatch):
@@ -95,7 +102,7 @@ def test_a_schema_is_drafted_agreed_on_and_read_back(tmp_path):
         (lambda s: s.replace('name = "u"', 'name = "v"'), "names 'v' twice"),
         (lambda s: s.replace('name = "u"', 'nam = "u"'), "needs a name"),
         (lambda s: s.replace("levels =", "level ="), "unknown entry 'level'"),
-        (lambda s: s.replace('["a", "b"]', '["a"]'), "at least two"),
+        (lambda s: s.replace('["a", "b"]', "[]"), "at least 1"),
         (lambda s: s.replace("target =", "goal ="), "unknown entry 'goal'"),
         (lambda s: s.replace("support = [-20.0, 40.0]", ""), "no bounds of 'v'"),
         (lambda s: s.replace("[-20.0, 40.0]", "[40.0, -20.0]"), "lower < upper"),
@@ -135,12 +142,26 @@ def test_a_configuration_is_read_whole_or_refused(tmp_path):
         ("[network]\nodd = 1", "unknown entry 'odd'"),
         ("[algorithm]\nrounds = 0", "whole number of rounds"),
         ('radius = "bootstrap"', "bootstrap"),
+        ("[algorithm]\nrho = 1.0", "whole number of rounds"),
+        ("network = 3", "a part of its own"),
+        ("hold_out = 1.5", "'hold_out' must be"),
+        ("confidence = 95", "'confidence' must be"),
+        ("gap = -1", "'gap' must be"),
+        ('loss = "odd"', "loss must be one of"),
+        ('weights = "odd"', "weights must be"),
+        ('metric = "odd"', "metric must be"),
     ):
         path.write_text(f'schema = "schema.toml"\nclients = ["east"]\n{line}\n')
         with pytest.raises(BidroError, match=words):
             Config.read(path, "stay")
+    path.write_text('schema = "schema.toml"\nclients = "east"\n')
+    with pytest.raises(BidroError, match="a list of names"):
+        Config.read(path, "stay")
     with pytest.raises(BidroError, match="letters, digits"):
         job(agreed, "../up")
+    # A rehearsal takes clients and schema from its table.
+    path.write_text('schema = "none.toml"\nclients = ["other"]\nradius = 0.1\n')
+    assert Config.read(path, "stay", Sites(agreed, ("east",))).job.clients == ("east",)
 
 
 def test_an_audit_is_read_back_or_refused(tmp_path):

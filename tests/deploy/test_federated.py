@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load, save
 
 from bidro.algorithms import BiDROFL
+from bidro.algorithms.cross_validation import FoldScores
 from bidro.client import Penalty
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.audit import in_words
@@ -19,11 +20,15 @@ from bidro.deploy.site import Site, SiteRows, reply_of
 from bidro.engines.carrier import Delivered, InMemory
 from bidro.engines.coordinator import Policy
 from bidro.engines.in_process import run
-from bidro.engines.wire import header_of
+from bidro.engines.plain import described
+from bidro.engines.wire import header_of, pack
 from bidro.errors import BidroError
 from bidro.guarantees.certificate import Certificate
+from bidro.losses import Absolute, Logistic
 from bidro.model_file import Model
+from bidro.sets import Box
 from bidro.training import transport_of, unrestricted
+from bidro.transport import Transport
 from bidro.workflow.fit import Progress, fit_tables
 from bidro.workflow.options import FitOptions
 from tests.deploy.sites import NAMES, QUICK, SUPPORT, answering, carrier, job, table, write_sites
@@ -43,8 +48,9 @@ def model_of(files):
 
 @pytest.mark.parametrize("classes", mostly_slow([False, True], lambda classes: not classes))
 def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
-    """Preparation, cross-validation, solve and certificate: in at most 25 rounds."""
-    whole = table(classes)
+    """Preparation, cross-validation, solve and certificate: in at most 25 rounds. There are rows enough that
+    sites allow as many folds as `fit` takes."""
+    whole = table(classes, sizes=(200, 220, 240, 260, 280))
     agreed = write_sites(tmp_path, whole)
     files = run_job(job(agreed), carrier(tmp_path), tmp_path / "runs")
     ours, theirs = model_of(files), fitted(tmp_path, whole)
@@ -126,7 +132,7 @@ def test_algorithm_1_is_that_of_one_process(tmp_path):
 
 def test_sites_refuse_one_sample_replies_unless_they_are_allowed(tmp_path):
     agreed = write_sites(tmp_path, table())
-    with pytest.raises(BidroError, match="rebuild about four fifths"):
+    with pytest.raises(BidroError, match="four fifths of the sampled rows"):
         run_job(job(agreed, algorithm=AlgorithmOne(3)), carrier(tmp_path), tmp_path / "runs")
 
 
@@ -239,7 +245,7 @@ def test_a_run_that_lost_a_client_resumes_without_it(tmp_path):
     [
         ((75, 9, 75, 75, 75), {"hold_out": 0.0}, "'mid': it trains on 9 of its 9 rows, fewer than its"),
         ((75, 40, 75, 75, 75), {}, "Client 'mid': it keeps out 8 of its 40 rows"),
-        ((60, 22, 60, 60, 60), {"hold_out": 0.46}, "too few for cross-validation in 2 folds of at least 10"),
+        ((60, 50, 60, 60, 60), {"hold_out": 0.46}, "too few rows, or too few with a rare level"),
     ],
 )  # fmt: skip
 def test_nothing_leaves_a_site_that_rests_on_too_few_rows(sizes, options, words, tmp_path):
@@ -249,14 +255,14 @@ def test_nothing_leaves_a_site_that_rests_on_too_few_rows(sizes, options, words,
 
 
 def test_folds_are_fewer_or_without_curvature_where_sites_are_small():
-    assert _folds(100, 10, 4, None, True) == (5, True)
-    assert _folds(45, 10, 4, None, True) == (4, True)
-    assert _folds(45, 10, 10, None, True) == (2, True)
-    assert _folds(45, 10, 12, None, True) == (4, False)
-    assert _folds(45, 10, 4, None, False) == (4, False)
-    assert _folds(45, 10, 4, 3, True) == (3, True)
+    assert _folds(100, 5, 4, None, True) == (5, True)
+    assert _folds(45, 4, 4, None, True) == (4, True)
+    assert _folds(45, 4, 10, None, True) == (2, True)
+    assert _folds(45, 4, 12, None, True) == (4, False)
+    assert _folds(45, 4, 4, None, False) == (4, False)
+    assert _folds(45, 4, 4, 3, True) == (3, True)
     with pytest.raises(BidroError, match="set radius"):
-        _folds(19, 10, 4, None, True)
+        _folds(19, 0, 4, None, True)
 
 
 def test_a_site_refuses_a_server_with_another_schema(tmp_path):
@@ -283,11 +289,124 @@ def test_a_site_refuses_folds_and_curvature_that_tell_too_much(tmp_path):
     assert "fewer than its min_rows" in header_of(answers["east"](_rewritten(folded, asked)))["refused"]
     (tmp_path / "east.csv").write_text("\n".join((tmp_path / "east.csv").read_text().splitlines()[:9]))
     small = answering(tmp_path, ("east",))["east"]
-    asked = {**header_of(rounds[-1]), "hold_out": 0.0}
     strict = replace(Site.read(tmp_path / "east.toml"), min_rows=2)
+    asked = {**header_of(rounds[-1]), "hold_out": 0.0, "table": SiteRows.load(strict).digest}
     refused = header_of(reply_of(strict, SiteRows.load(strict), _rewritten(rounds[-1], asked)))["refused"]
     assert "too few to send curvature" in refused
-    assert "min_rows" in header_of(small(rounds[-1]))["refused"]
+    assert "min_rows" in header_of(small(_rewritten(rounds[-1], asked)))["refused"]
+
+
+def test_what_is_wrong_at_a_site_is_said_without_its_data(tmp_path):
+    """A server that names a support to learn where rows lie, or a loss to learn labels, hears nothing."""
+    agreed = write_sites(tmp_path, table())
+    request = _requests(tmp_path, agreed)["round"]
+    answer = answering(tmp_path, ("east",))["east"]
+    whole = header_of(answer(request))
+    assert "refused" not in whole
+    far = described(Box.cube(1e-9, 4))
+    again = header_of(answer(_rewritten(request, {**header_of(request), "support": far})))
+    assert "refused" not in again, "the server's support is not used"
+    asked = {**header_of(request), "loss": described(Logistic(True))}
+    asked["transport"] = described(Transport.classification(4))
+    said = header_of(answer(_rewritten(request, asked)))["refused"]
+    assert said == "the request could not be followed; its log says why."
+
+
+@pytest.mark.parametrize("rare", ["level", "class"])
+def test_a_rare_level_or_class_is_not_summed_over(rare, tmp_path):
+    """A sum against a column of two values is a sum over the rows of one of them: here of a single row."""
+    whole = table(classes=rare == "class")
+    first = whole.index[whole["site"] == "mid"]
+    column, values = ("ward", ("a", "b")) if rare == "level" else ("y", ("no", "yes"))
+    whole.loc[first, column] = values[0]
+    whole.loc[first[:5], column] = values[1]
+    agreed = write_sites(tmp_path, whole)
+    with pytest.raises(BidroError, match="'mid': a level or class is had by fewer than its min_rows = 10"):
+        run_job(job(agreed, options=QUICK), carrier(tmp_path), tmp_path / "runs")
+
+
+def test_scores_do_not_tell_a_fold_of_few_rows(tmp_path):
+    agreed = write_sites(tmp_path, table())
+    request = _requests(tmp_path, agreed)["round"]
+    models = FoldScores().broadcast(np.zeros((20, 2, 4)))
+    asked = {**header_of(request), "algorithm": described(FoldScores()), "deal": [20, 0]}
+    said = header_of(answering(tmp_path, ("east",))["east"](pack(models, asked)))["refused"]
+    assert "what a fold leaves out would rest on" in said
+
+
+def test_a_table_that_changes_in_the_midst_of_a_run_ends_it(tmp_path):
+    """Else rows that were trained on would be among those kept out."""
+    agreed = write_sites(tmp_path, table())
+    clients = answering(tmp_path)
+    with pytest.raises(StopsError):
+        run_job(job(agreed, options=QUICK), Dying(clients, 2), tmp_path / "runs")
+    lines = (tmp_path / "west.csv").read_text().splitlines()
+    (tmp_path / "west.csv").write_text("\n".join([lines[0], *reversed(lines[1:])]))
+    with pytest.raises(BidroError, match="'west': its table has changed since the run began"):
+        run_job(job(agreed, options=QUICK, resume=True), carrier(tmp_path), tmp_path / "runs")
+
+
+def test_a_loss_with_kinks_needs_the_sites_consent(tmp_path):
+    whole = table()
+    agreed = write_sites(tmp_path, whole)
+    options = {**QUICK, "loss": "absolute", "gap": 1e-3}
+    with pytest.raises(BidroError, match="this loss has kinks"):
+        run_job(job(agreed, "no", options=options), carrier(tmp_path), tmp_path / "runs")
+    agreed = write_sites(tmp_path, whole, extra="losses_with_kinks = true")
+    files = run_job(job(agreed, "yes", options=options), carrier(tmp_path), tmp_path / "runs")
+    assert model_of(files).settings["gap"] <= 1e-3
+
+
+def test_algorithm_1_resumes_to_the_same_bits_also_where_a_client_missed_rounds(tmp_path):
+    """A client that stood still in a round is not asked for it again when the run goes on."""
+    agreed = write_sites(tmp_path, table(), extra="one_sample_replies = true")
+    policy = Policy(timeout=1e-6, lost="continue")
+    parts = {"algorithm": AlgorithmOne(4, rho=20.0, eta_x=0.05), "policy": policy}
+    parts["options"] = {"hold_out": 0.0}
+    clients, runs = answering(tmp_path), tmp_path / "runs"
+
+    class Misses(Dying):
+        def exchange(self, messages, timeout):
+            if self.left[0] == self.late and "mid" in messages:
+                self.left[0] -= 1
+                found = InMemory.exchange(self, {k: v for k, v in messages.items() if k != "mid"}, timeout)
+                return Delivered(found.replies, {"mid": "late"})
+            return super().exchange(messages, timeout)
+
+    def missing(at, late):
+        made = Misses(clients, at)
+        object.__setattr__(made, "late", late)
+        return made
+
+    whole = run_job(job(agreed, "whole", **parts), missing(20, 18), runs)
+    with pytest.raises(StopsError):
+        run_job(job(agreed, "cut", **parts), missing(4, 2), runs)
+    again = run_job(job(agreed, "cut", **parts, resume=True), InMemory(clients), runs)
+    assert np.array_equal(model_of(again).x, model_of(whole).x)
+    other = run_job(job(agreed, "other", **parts), InMemory(clients), runs)
+    assert not np.array_equal(model_of(other).x, model_of(whole).x)
+
+
+def test_a_column_that_does_not_vary_is_not_followed(tmp_path):
+    """3.7 has no exact mean: what rounding leaves of it must not become a feature."""
+    whole = table().assign(still=3.7)
+    agreed = write_sites(tmp_path, whole)
+    files = run_job(job(agreed, options=QUICK), carrier(tmp_path), tmp_path / "runs")
+    assert model_of(files).settings["gap"] <= 1e-6
+    theirs = fitted(tmp_path, whole, **QUICK)
+    np.testing.assert_allclose(model_of(files).x, theirs.model.x, rtol=0, atol=1e-9)
+
+
+def _requests(tmp_path, agreed):
+    """The last request of each kind that an honest run makes to 'east'."""
+    answers, requests = answering(tmp_path), {}
+
+    def listened(request):
+        requests[header_of(request)["question"]] = request
+        return answers["east"](request)
+
+    run_job(job(agreed, "honest", options=QUICK), InMemory({**answers, "east": listened}), tmp_path / "runs")
+    return requests
 
 
 def _rewritten(request, header):
@@ -297,22 +416,20 @@ def _rewritten(request, header):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda h: {**h, "question": "rows"}, "no question 'rows'"),
-        (lambda h: {k: v for k, v in h.items() if k != "agreed"}, "cannot be understood"),
-        (lambda h: {**h, "algorithm": {"kind": "os.system"}}, "describes no 'os.system'"),
-        (lambda h: {**h, "loss": {"kind": "Squared", "odd": 1}}, "describes no 'Squared'"),
-        (lambda h: {**h, "standard": None}, "cannot be understood"),
+        (lambda h: {**h, "question": "rows"}, "no such question"),
+        (lambda h: {k: v for k, v in h.items() if k != "agreed"}, "could not be followed"),
+        (lambda h: {**h, "algorithm": {"kind": "os.system"}}, "could not be followed"),
+        (lambda h: {**h, "algorithm": {"kind": "Exact"}}, "could not be followed"),
+        (lambda h: {**h, "loss": {"kind": "Squared", "odd": 1}}, "could not be followed"),
+        (lambda h: {**h, "standard": None}, "could not be followed"),
+        (lambda h: {**h, "seed": 10**30}, "could not be followed"),
+        (lambda h: {**h, "client": "west"}, "names another client"),
+        (lambda h: {**h, "version": "0.0"}, "the server another version"),
+        (lambda h: {**h, "table": 1.0}, "its table has changed"),
+        (lambda h: {**h, "loss": described(Absolute(True))}, "this loss has kinks"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused_and_runs_nothing(change, words, tmp_path):
     agreed = write_sites(tmp_path, table())
-    answers, requests = answering(tmp_path), []
-
-    def listened(request):
-        requests.append(request)
-        return answers["east"](request)
-
-    clients = InMemory({**answers, "east": listened})
-    run_job(job(agreed, options=QUICK), clients, tmp_path / "runs")
-    last = next(r for r in requests if header_of(r)["question"] == "round")
-    assert words in header_of(answers["east"](_rewritten(last, change(header_of(last)))))["refused"]
+    answer, last = answering(tmp_path, ("east",))["east"], _requests(tmp_path, agreed)["round"]
+    assert words in header_of(answer(_rewritten(last, change(header_of(last)))))["refused"]

@@ -312,9 +312,12 @@ def test_a_round_that_does_not_need_all_goes_on_with_those_who_replied(tmp_path)
     carrier = FaultyCarrier()
     carrier.plan = [{"north": "dropped"}]
     with Record(tmp_path / "record") as record:
-        coordinator = Coordinator("run", carrier, record, Policy(timeout=1e-9))
+        coordinator = Coordinator("run", carrier, record, Policy(timeout=1e-9, lost="continue"))
         assert list(asked(coordinator, 1, needs_all=False)) == ["south", "west"]
         assert list(asked(coordinator, 2, needs_all=False)) == list(NAMES)
+    with Record(tmp_path / "record") as record:
+        again = Coordinator("run", carrier, record, Policy(timeout=1e-9, lost="continue"))
+        assert list(asked(again, 1, needs_all=False)) == ["south", "west"]
 
 
 def test_a_record_is_refused_where_it_is_none(tmp_path):

@@ -181,7 +181,7 @@ class FoldScores:
 
     broadcast_type: ClassVar[type] = ScoresBroadcast
     reply_type: ClassVar[type] = ScoresReply
-    evidence: ClassVar[Evidence] = "all rows"
+    evidence: ClassVar[Evidence] = "folds"
     second_order: ClassVar[bool] = False
 
     @property

@@ -136,6 +136,7 @@ def _print(out: Path, as_json: bool) -> None:
     from bidro.deploy.audit import read_audit
     from bidro.guarantees.certificate import Certificate
     from bidro.model_file import load_model
+    from bidro.workflow.options import FitOptions
 
     certificate = Certificate.from_json((out / "certificate.json").read_text())
     audit, settings = read_audit(out), load_model(out).settings
@@ -153,12 +154,11 @@ def _print(out: Path, as_json: bool) -> None:
         }
         print(plain_json.dumps(summary, indent=2, allow_nan=False))
         return
-    gap = (
-        "without a certified gap"
-        if settings["gap"] is None
-        else f"to a certified gap of {settings['gap']:.1e}"
-    )
-    print(f"Trained in {audit['rounds']} rounds {gap}.")
+    gap, wanted = settings["gap"], FitOptions.from_toml(out / "run.toml").gap
+    words = "without a certified gap" if gap is None else f"to a certified gap of {gap:.1e}"
+    if gap is not None and gap > wanted:
+        words += f", SHORT of the {wanted:.1e} that was asked for"
+    print(f"Trained in {audit['rounds']} rounds {words}.")
     print(certificate)
     print(f"\nWritten to {out}: open {out / 'report.html'} in a browser.")
     print(f"What left the sites: bidro audit {out}")

@@ -61,7 +61,8 @@ class Agreed:
             if not isinstance(one, dict) or not isinstance(one.get("name"), str):
                 raise BidroError(f"Every [[columns]] of '{path}' needs a name.")
             _require_keys(one, {"name", "levels", "filler", "support"}, f"Column '{one['name']}' of '{path}'")
-            columns.append(Column(one["name"], _texts(one.get("levels"), one["name"]), one.get("filler")))
+            levels = _texts(one.get("levels"), one["name"], 1)
+            columns.append(Column(one["name"], levels, one.get("filler")))
             if "support" in one:
                 support[one["name"]] = one["support"]
         if not columns:
@@ -72,7 +73,7 @@ class Agreed:
             raise BidroError(f"'{path}' names '{twice}' twice; a column has one role.")
         if "target_support" in content:
             support[content["target"]] = content["target_support"]
-        classes = _texts(content.get("classes"), content["target"])
+        classes = _texts(content.get("classes"), content["target"], 2)
         schema = Schema(content["client"], content["target"], classes, tuple(columns))
         if not support:
             return cls(schema, None)
@@ -120,12 +121,12 @@ def _require_keys(content: Mapping[str, Any], known: set[str], where: str) -> No
         )
 
 
-def _texts(values: Any, name: str) -> tuple[str, ...] | None:
+def _texts(values: Any, name: str, least: int) -> tuple[str, ...] | None:
     """Levels or classes, in the order in which they are searched."""
     if values is None:
         return None
-    if not isinstance(values, list) or len(values) < 2 or len({str(v) for v in values}) < len(values):
-        raise BidroError(f"The levels of '{name}' must be a list of at least two different texts.")
+    if not isinstance(values, list) or len(values) < least or len({str(v) for v in values}) < len(values):
+        raise BidroError(f"The levels of '{name}' must be a list of different texts, at least {least}.")
     return tuple(sorted(str(v) for v in values))
 
 

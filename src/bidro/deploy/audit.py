@@ -24,8 +24,9 @@ _REVEALS = {
     "bounds": "Mean loss and confidence bounds on the rows kept out. No row.",
     "curvature": (
         "Value, gradient and curvature of the site's risk at the models asked for. For squared loss these "
-        "determine the site's second moments: the covariances of all its columns. For other losses they are "
-        "sums over all rows from which no single row can be solved for while rows exceed twice the dimension."
+        "determine the site's second moments: the covariances of all its columns. For other smooth losses "
+        "they are sums over all rows; for losses with kinks, which a site must allow, the last rounds can "
+        "tell single rows."
     ),
     "folds": (
         "As above for every fold's training rows; differences between folds tell the same of the rows of one "

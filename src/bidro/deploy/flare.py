@@ -20,7 +20,6 @@ from nvflare.fuel.f3.cellnet.utils import new_cell_message
 from nvflare.lighter.spec import Builder
 
 from bidro.engines.carrier import Delivered
-from bidro.errors import BidroError
 
 JOB = "job.json"  # in the server's part of the job
 RESULT = "bidro"  # folder of the job's result
@@ -61,7 +60,7 @@ class FlareCarrier:
                     if isinstance(answer, bytes):
                         delivered.replies[asked[call]] = answer
                     else:
-                        delivered.failures[asked[call]] = answer
+                        delivered.failures[asked[call]] = str(answer)[:500]
                 if self._aborted.triggered:
                     raise RunAborted("the job was aborted")
                 if left <= 0:
@@ -143,13 +142,11 @@ class Client:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def answer(self, message: bytes) -> bytes | str:
-        """The reply, or why there is none. Only bidro's own errors leave the site with their text."""
+        """The reply, or why there is none; the text of an error stays in the site's log."""
         from bidro.deploy.site import reply_to
 
         try:
             return reply_to(message)
-        except BidroError as error:
-            return f"BidroError: {error}"
         except Exception as error:
             logging.getLogger(__name__).exception("no reply")
             return f"{type(error).__name__}: see the log of the site"

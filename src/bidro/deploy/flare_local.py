@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -96,6 +97,12 @@ class LocalNetwork:
 @contextmanager
 def network(folder: Path, sites: Mapping[str, Path], runs: Path) -> Iterator[LocalNetwork]:
     """Run a server and a process for each site (name and its site.toml) until the end of the block."""
+    for name in sites:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or name in ("server", "localhost"):
+            raise BidroError(
+                f"On FLARE a client cannot be called '{name}': letters, digits, dashes and underscores only, "
+                "and not 'server' or 'localhost'; rename it, or use --engine flower."
+            )
     environments = {name: {"BIDRO_SITE": str(path.resolve())} for name, path in sites.items()}
     environments["server"] = {"BIDRO_RUNS": str(runs.resolve()), "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "3"}
     net = LocalNetwork(_provision(folder.resolve(), list(sites)), environments)

@@ -125,7 +125,7 @@ def _reply(message: Message, context: Context) -> Message:
         return Message(_records(bytes=reply_to(_values(message)["bytes"])), reply_to=message)
     except Exception as error:
         logging.getLogger(__name__).exception("no reply was sent")
-        return Message(_records(failure=f"{type(error).__name__}: {error}"), reply_to=message)
+        return Message(_records(failure=f"{type(error).__name__}: see the log of the site"), reply_to=message)
 
 
 def result_folder(runs: str, token: str) -> Path:

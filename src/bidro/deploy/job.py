@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 from bidro.deploy.agreed import Agreed
 from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError
+from bidro.training import check_words, transport_of
+from bidro.workflow.fit import loss_of
 from bidro.workflow.options import FitOptions, read_toml
 
 # Options of `bidro fit` that have no place here: the schema and the sites' own files say these things.
@@ -53,10 +56,7 @@ class Job:
             raise BidroError('Name the clients that take part, each once: clients = ["north", "south"].')
         if self.replies not in ("curvature", "gradient"):
             raise BidroError(f"replies are 'curvature' or 'gradient'; got {self.replies!r}.")
-        if self.options.radius == "bootstrap":
-            raise BidroError(
-                "radius = 'bootstrap' is not for machines apart; use 'cross-validate' or numbers."
-            )
+        _check_options(self.options, self.agreed)
 
     def to_text(self) -> str:
         content = {**dataclasses.asdict(self), "agreed": self.agreed.to_dict()}
@@ -107,6 +107,11 @@ class Config:
         file that is not understood.
         """
         content: dict[str, Any] = {} if path is None else read_toml(path)
+        for name in ("network", "algorithm", "flare", "flower"):
+            if not isinstance(content.get(name, {}), dict):
+                raise BidroError(f"'{path}': '{name}' is a part of its own, [{name}].")
+        if not isinstance(content.get("clients", []), list):
+            raise BidroError(f'\'{path}\': clients is a list of names, ["north", "south"].')
         folder = Path() if path is None else path.parent
         engines: dict[str, Any] = {
             name: _paths(content.pop(name), folder) for name in ("flare", "flower") if name in content
@@ -117,6 +122,8 @@ class Config:
                     raise BidroError(f"'{path}' does not say '{name}'.")
             agreed = Agreed.read(folder / str(content.pop("schema")))
             sites = Sites(agreed, tuple(map(str, content.pop("clients"))))
+        else:
+            content = {name: value for name, value in content.items() if name not in ("schema", "clients")}
         network = dict(content.pop("network", {}))
         sent = network.pop("replies", "curvature")
         algorithm = content.pop("algorithm", None)
@@ -134,10 +141,25 @@ class Config:
         parts: dict[str, Any] = {
             "policy": Policy(**network),
             "replies": sent,
-            "algorithm": None if algorithm is None else AlgorithmOne(**algorithm),
+            "algorithm": None if algorithm is None else AlgorithmOne(**{"rounds": 0, **algorithm}),
             **{name: value for name, value in given.items() if value is not None},
         }
         return cls(Job(run, sites.clients, sites.agreed, options_of(sites.agreed, content), **parts), engines)
+
+
+def _check_options(options: FitOptions, agreed: Agreed) -> None:
+    """Raise BidroError for what training would refuse, before any site is asked."""
+    if options.radius == "bootstrap":
+        raise BidroError("radius = 'bootstrap' is not for machines apart; use 'cross-validate' or numbers.")
+    for name, low, high in (("hold_out", -1e-9, 1.0), ("confidence", 0.0, 1.0), ("gap", 0.0, math.inf)):
+        value = getattr(options, name)
+        if not isinstance(value, int | float) or not low < value < high:
+            raise BidroError(f"'{name}' must be a number from {max(low, 0):g} to {high:g}; got {value!r}.")
+    if not isinstance(options.seed, int) or options.seed < 0:
+        raise BidroError(f"'seed' must be a whole number of at least 0; got {options.seed!r}.")
+    check_words(options.radius, options.weights)
+    loss = loss_of(options, agreed.schema)
+    transport_of(loss, len(agreed.schema.features) + 1, options.metric, options.label_cost, None, 1.0)
 
 
 def options_of(agreed: Agreed, given: Mapping[str, Any]) -> FitOptions:

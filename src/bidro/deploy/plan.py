@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+import bidro
 from bidro.algorithms import BiDROFL
 from bidro.client import Penalty
 from bidro.deploy.job import Job
@@ -47,14 +48,14 @@ from bidro.standard import Moments, Standard
 from bidro.tables import bounds_of
 from bidro.training import Choices, Trained, train, transport_of, unrestricted
 from bidro.transport import Transport
-from bidro.workflow.fit import LEVELS, Displacement, Fit, count_most, estimator_of, make_model
+from bidro.workflow.fit import LEVELS, Displacement, Fit, count_most, loss_of, make_model
 from bidro.workflow.judged import ClientLoss
 
 Floats = NDArray[np.float64]
 
 
-def federated_fit(job: Job, coordinator: Coordinator) -> Fit:
-    """Raises BidroError where the run must stop."""
+def federated_fit(job: Job, coordinator: Coordinator, created: str) -> Fit:
+    """The model has `created` as its day. Raises BidroError where the run must stop."""
     lost: dict[str, str] = {}
     for head in coordinator.record.heads:
         lost |= head.get("lost", {})
@@ -62,7 +63,7 @@ def federated_fit(job: Job, coordinator: Coordinator) -> Fit:
     while True:
         names = tuple(sorted(name for name in job.clients if name not in lost))
         try:
-            return _Plan(job, coordinator, names, lost).fit()
+            return _Plan(job, coordinator, names, lost, created).fit()
         except LostClientsError as error:
             lost |= error.reasons
             coordinator.say(f"going on without {', '.join(error.reasons)}")
@@ -74,7 +75,8 @@ class _Sites:
 
     federation: Federation
     fresh: dict[str, int]  # rows kept out
-    fewest: int  # the largest min_rows of a site
+    folds: int  # the most that all sites allow
+    tables: dict[str, float]  # digests
     moments: Moments
     means: dict[str, Floats]
 
@@ -85,19 +87,20 @@ class _Plan:
     coordinator: Coordinator
     names: tuple[str, ...]
     lost: Mapping[str, str]
+    created: str
 
     def fit(self) -> Fit:
         options, schema = self.job.options, self.job.agreed.schema
         self.coordinator.say("preparing")
         sites = self._prepare()
         standard = Standard.of(sites.moments, schema.classes is not None)
-        loss = self._loss(standard)
+        loss = loss_of(options, schema, standard.target_spread)
         m = sites.federation.m
         transport = transport_of(loss, m, options.metric, options.label_cost, None, standard.target_spread)
         box = None
         if options.support is not None:
             box = standard.box(bounds_of(options.support, schema), loss.labels)
-        remote = Remote(self.coordinator, self._shared(standard))
+        remote = Remote(self.coordinator, self._shared(standard, sites))
         if self.job.algorithm is None:
             trained = self._solve(sites, loss, transport, standard, box, remote)
         else:
@@ -106,45 +109,42 @@ class _Plan:
         stated = replace(trained.problem, federation=declared, mixtures=Simplex(len(self.names)))
         return self._certified(sites, standard, trained, stated)
 
-    def _shared(self, standard: Standard | None) -> dict[str, Any]:
-        """What every request says: which rows to use, by which schema, in what units."""
-        units = None
-        if standard is not None:
-            units = {
-                "mean": standard.mean.tolist(),
-                "spread": standard.spread.tolist(),
-                "middle": standard.middle,
-                "target_spread": standard.target_spread,
-            }
+    def _shared(self, standard: Standard, sites: _Sites) -> dict[str, dict[str, Any]]:
+        """What every request says, by client: which rows to use, by which schema, in what units."""
+        units = {
+            "mean": standard.mean.tolist(),
+            "spread": standard.spread.tolist(),
+            "middle": standard.middle,
+            "target_spread": standard.target_spread,
+        }
+        return {
+            name: {**self._about(), "standard": units, "table": sites.tables[name]} for name in self.names
+        }
+
+    def _about(self) -> dict[str, Any]:
         options = self.job.options
         return {
+            "version": bidro.__version__,
             "agreed": self.job.agreed.digest,
             "hold_out": options.hold_out,
             "split_seed": options.seed,
-            "standard": units,
         }
 
     def _prepare(self) -> _Sites:
         schema = self.job.agreed.schema
         columns = [*schema.features, schema.target]
-        like, shared = Prepared.like(len(columns)), self._shared(None)
-        found = self.coordinator.ask("prepare", 1, dict.fromkeys(self.names, shared), Nothing(), like)
+        like, about = Prepared.like(len(columns)), self._about()
+        found = self.coordinator.ask("prepare", 1, dict.fromkeys(self.names, about), Nothing(), like)
         sizes = {name: int(found[name].rows) for name in self.names}
         parts = [Moments(sizes[k], np.asarray(v.mean), np.asarray(v.deviation)) for k, v in found.items()]
         return _Sites(
             Federation.elsewhere(sizes, columns),
             {name: int(one.kept_out) for name, one in found.items()},
-            max(int(one.min_rows) for one in found.values()),
+            min(int(one.folds) for one in found.values()),
+            {name: float(one.table) for name, one in found.items()},
             Moments.pooled(parts),
             {name: np.asarray(one.mean)[:-1] for name, one in found.items()},
         )
-
-    def _loss(self, standard: Standard) -> Loss:
-        schema = self.job.agreed.schema
-        estimator = estimator_of(self.job.options, schema)
-        if schema.classes is not None:
-            estimator.classes_ = np.asarray(schema.classes)
-        return estimator._in_units(estimator._loss(), standard.target_spread)
 
     def _solve(
         self,
@@ -171,7 +171,7 @@ class _Plan:
             "curvature" if curvature else "gradients",
         )
         if isinstance(options.radius, str) and options.radius == "cross-validate":
-            folds, in_folds = _folds(fewest, sites.fewest, dimension, options.folds, curvature)
+            folds, in_folds = _folds(fewest, sites.folds, dimension, options.folds, curvature)
             choices = replace(choices, folds=folds, fold_curvature=in_folds)
         return train(
             sites.federation,
@@ -230,7 +230,7 @@ class _Plan:
         options, x = self.job.options, trained.solution.x
         levels = sorted({*LEVELS, options.confidence})
         self.coordinator.say("assessing the model")
-        found = self._assess(standard, trained.problem, stated, x, levels)
+        found = self._assess(sites, standard, trained.problem, stated, x, levels)
         largest = largest_loss(stated, x)
         of_root = isinstance(stated.loss, Squared) and stated.transport.p >= 2
         clip = max(float(one.largest) for one in found.values())
@@ -258,7 +258,7 @@ class _Plan:
         }
         return Fit(
             options,
-            make_model(options, self.job.agreed.schema, standard, of, trained),
+            make_model(options, self.job.agreed.schema, standard, of, trained, self.created),
             certificates[options.confidence],
             tuple(certificates.values()),
             trained,
@@ -268,23 +268,29 @@ class _Plan:
         )
 
     def _assess(
-        self, standard: Standard, trained: Problem, stated: Problem, x: Floats, levels: list[float]
+        self,
+        sites: _Sites,
+        standard: Standard,
+        trained: Problem,
+        stated: Problem,
+        x: Floats,
+        levels: list[float],
     ) -> dict[str, Assessment]:
         m = stated.federation.m
         radii, reference = np.zeros((0, stated.n)), np.zeros((0, m))
         if interval_obstacle(stated, x) is None:
             radii = np.stack([explicit_radii(stated, level) for level in levels])
             reference = _reference(stated, standard)
-        shared = {
-            **self._shared(standard),
-            "loss": described(trained.loss),
-            "transport": described(trained.transport),
-            "support": described(trained.federation.support),
-            "box": described(stated.federation.support),
-        }
+        what = {"loss": described(trained.loss), "transport": described(trained.transport)}
+        shared = self._shared(standard, sites)
         like = Assessment.like(len(radii), m - 1)
         settings = {
-            name: {**shared, "ambiguity": own_ambiguity(trained, i), "radii": radii[:, i].tolist()}
+            name: {
+                **shared[name],
+                **what,
+                "ambiguity": own_ambiguity(trained, i),
+                "radii": radii[:, i].tolist(),
+            }
             for i, name in enumerate(self.names)
         }
         return self.coordinator.ask("assess", 1, settings, Model(x, reference), like)
@@ -297,8 +303,9 @@ class _Plan:
         message = Fixed(of.x, 1 - np.array(levels), np.asarray(of.seen), largest)
         labels = of.loss.labels is not None
         like = FreshBounds.like(len(levels), of.largest is not None, labels)
-        shared = {**self._shared(standard), "loss": described(of.loss)}
-        found = self.coordinator.ask("bounds", 1, dict.fromkeys(self.names, shared), message, like)
+        shared = self._shared(standard, sites)
+        settings = {name: {**shared[name], "loss": described(of.loss)} for name in self.names}
+        found = self.coordinator.ask("bounds", 1, settings, message, like)
         bounds: dict[str, list[dict[str, ClientBound]]] = {}
         for name, one in found.items():
             parts = {"clipped": one.clipped, "held_out": one.held_out, "mistakes": one.mistakes}
@@ -345,18 +352,18 @@ class _Plan:
         )
 
 
-def _folds(rows: int, fewest: int, dimension: int, wanted: int | None, curvature: bool) -> tuple[int, bool]:
-    """(how many folds, whether their replies hold curvature): the most folds, up to five, of which each has
-    as many rows as sites demand, with curvature if that is possible at all."""
-    counts = [wanted] if wanted is not None else list(range(FOLDS, 1, -1))
-    for with_curvature in (True, False) if curvature else (False,):
-        least = max(fewest, 2 * dimension + 1) if with_curvature else fewest
-        for count in counts:
-            if rows // count >= least:
-                return count, with_curvature
+def _folds(rows: int, most: int, dimension: int, wanted: int | None, curvature: bool) -> tuple[int, bool]:
+    """(how many folds, whether their replies hold curvature): the most folds that sites allow, with curvature
+    if that is possible at all; `rows` are the fewest training rows of a client."""
+    counts = [count for count in range(FOLDS, 1, -1) if count <= most] if wanted is None else [wanted]
+    for count in counts if curvature else []:
+        if rows // count > 2 * dimension:
+            return count, True
+    if counts:
+        return counts[0], False
     raise BidroError(
-        f"The smallest client trains on {rows} rows, too few for cross-validation in {counts[-1]} folds of "
-        f"at least {fewest}; set radius to a number, or leave that client out."
+        "A site has too few rows, or too few with a rare level or class, for cross-validation: what a fold "
+        "leaves out would rest on fewer than its min_rows; set radius to a number, or leave it out."
     )
 
 
@@ -367,7 +374,10 @@ def _spread(moments: Moments, standard: Standard, transport: Transport) -> float
     units = np.append(standard.spread, 1.0)
     deviations = np.where(moments.varying, moments.deviation, 0.0) / units
     movable = inverse > 0
-    return float(np.sqrt(np.mean((deviations[movable] / inverse[movable]) ** 2)))
+    size = float(np.sqrt(np.mean((deviations[movable] / inverse[movable]) ** 2))) if movable.any() else 0.0
+    if not size > 0:
+        raise BidroError("No feature varies in the data, so there is no spread to scale radii by.")
+    return size
 
 
 def _reference(stated: Problem, standard: Standard) -> Floats:

@@ -19,13 +19,15 @@ class Prepared(NamedTuple):
 
     rows: Numbers  # () in training
     kept_out: Numbers  # ()
-    min_rows: Numbers  # () the fewest rows that this site's messages rest on
+    folds: Numbers  # () the most folds that the site's rules allow, up to five; 0 for none
+    table: Numbers  # () a digest of the site's rows, by which a changed table is noticed
     mean: Numbers  # (k + 1,) of the training rows; features first, the target last
     deviation: Numbers  # (k + 1,)
 
     @classmethod
     def like(cls, columns: int) -> Prepared:
-        return cls(*(np.zeros(()),) * 3, np.zeros(columns), np.zeros(columns))
+        number, each = np.zeros(()), np.zeros(columns)
+        return cls(number, number, number, number, each, each)
 
 
 class Model(NamedTuple):

@@ -35,7 +35,8 @@ def split_by_client(table: Path, client: str, target: str, folder: Path, one_sam
             f'data = "site-{k}.parquet"',
             'schema = "schema.toml"',
         ]
-        lines += ["one_sample_replies = true"] if one_sample else []
+        # All rows are on this machine, so that losses with kinks give nothing away.
+        lines += ["losses_with_kinks = true", *(["one_sample_replies = true"] if one_sample else [])]
         (folder / f"site-{k}.toml").write_text("\n".join([*lines, ""]))
     return Sites(agreed, clients)
 

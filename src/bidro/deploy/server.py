@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from bidro.deploy.audit import audit_of
@@ -19,7 +20,7 @@ from bidro.deploy.job import Job
 from bidro.deploy.plan import federated_fit
 from bidro.engines.carrier import Carrier
 from bidro.engines.compiled import compilation_cache
-from bidro.engines.coordinator import ClientsGoneError, Coordinator
+from bidro.engines.coordinator import ClientsGoneError, Coordinator, Policy
 from bidro.engines.record import Record
 from bidro.engines.solve import GapNotReachedWarning
 from bidro.errors import BidroError
@@ -63,7 +64,8 @@ def run_job(job: Job, carrier: Carrier, runs: Path) -> dict[str, bytes]:
             for kind in (GapNotReachedWarning, NonconcaveInnerWarning, UncheckedDomainWarning):
                 warnings.simplefilter("ignore", kind)
             coordinator = Coordinator(job.run, carrier, record, job.policy, say)
-            done = federated_fit(job, coordinator)
+            began = datetime.fromtimestamp((folder / _JOB).stat().st_mtime, UTC).date()
+            done = federated_fit(job, coordinator, began.isoformat())
             files = {**folder_files(done), "audit.json": audit_of(job.run, record.heads)}
         write_folder(folder / _RESULT, files)
         (folder / _RECORD).unlink()
@@ -72,13 +74,17 @@ def run_job(job: Job, carrier: Carrier, runs: Path) -> dict[str, bytes]:
 
 def _begun(folder: Path, job: Job) -> dict[str, bytes] | None:
     """Begin the run or find it begun; its result, if it is done."""
-    path, text = folder / _JOB, replace(job, resume=False).to_text()
+    # What to do about lost clients may be another when a run goes on.
+    path, text = folder / _JOB, replace(job, resume=False, policy=Policy()).to_text()
     if job.resume:
         if not path.exists():
             raise BidroError(f"There is no run '{job.run}' on the server to resume.")
         if path.read_text() != text:
             raise BidroError(f"Run '{job.run}' was begun with other settings or another schema; use these.")
-        return _read(folder / _RESULT) if (folder / _RESULT).exists() else None
+        if not (folder / _RESULT).exists():
+            return None
+        (folder / _RECORD).unlink(missing_ok=True)
+        return _read(folder / _RESULT)
     if path.exists():
         raise BidroError(f"There is a run '{job.run}' on the server already; add --resume, or name another.")
     fresh = folder / f".{_JOB}.new"

@@ -6,35 +6,46 @@ at least `min_rows` rows; a request for anything else is answered with the reaso
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import bidro
 from bidro.algorithms.contract import Algorithm
 from bidro.client import Client, WassersteinBall
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.questions import Assessment, Fixed, FreshBounds, Model, Prepared
+from bidro.deploy.rules import (
+    RefusedError,
+    most_folds,
+    require_allowed_loss,
+    require_common_values,
+    rows_behind,
+)
 from bidro.engines.compiled import compilation_cache
 from bidro.engines.coordinator import Nothing, refusal_message, reply_message
-from bidro.engines.plain import made
+from bidro.engines.plain import described, made
 from bidro.engines.site import answer, client_of
 from bidro.engines.wire import header_of, unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
+from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.heterogeneity import distance_to_reference
 from bidro.guarantees.robust import mean_displacement, robust_risk
 from bidro.guarantees.statements import Assessed, fresh_bounds
 from bidro.losses import losses_of
 from bidro.model_file import target_numbers
 from bidro.problem import Problem
-from bidro.sets import Simplex
+from bidro.sets import Box, Simplex, WholeSpace
 from bidro.standard import Moments, Standard, require_inside
 from bidro.tables import as_words, bounds_of, choose_kept_out, read_one
 from bidro.training import unrestricted
@@ -43,16 +54,12 @@ from bidro.workflow.options import read_toml
 
 Floats = NDArray[np.float64]
 
+_log = logging.getLogger(__name__)
+
 # The environment variable with the path of the site's configuration.
 VARIABLE = "BIDRO_SITE"
 # A site's message on its largest losses is a mean over at least this many.
 _LARGEST_LOSSES = 10
-
-_RECONSTRUCTION = (
-    "one-sample replies give records away: gradient and value of one row's loss, with the settings that the "
-    "server chose, are enough to rebuild about four fifths of the sampled rows; if that is acceptable here, "
-    "set one_sample_replies = true in this site's configuration."
-)
 
 
 @dataclass(frozen=True)
@@ -64,16 +71,18 @@ class Site:
     schema: Path
     min_rows: int = 10
     one_sample_replies: bool = False
+    losses_with_kinks: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Site:
         content = read_toml(path)
-        known = {"client": str, "data": str, "schema": str, "min_rows": int, "one_sample_replies": bool}
+        known = {"client": str, "data": str, "schema": str, "min_rows": int}
+        known |= {"one_sample_replies": bool, "losses_with_kinks": bool}
         for name, value in content.items():
             if name not in known or type(value) is not known[name]:
                 raise BidroError(
                     f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema "
-                    "(texts), min_rows (a number) and one_sample_replies (true or false)."
+                    "(texts), min_rows (a number), one_sample_replies and losses_with_kinks (true or false)."
                 )
         missing = [name for name in ("client", "data", "schema") if name not in content]
         if missing:
@@ -91,6 +100,16 @@ class SiteRows:
     agreed: Agreed
     features: Floats  # (N, k)
     target: Floats  # (N,)
+
+    def whole(self, wanted: NDArray[np.bool_]) -> Floats:
+        """(rows, k + 1) some of the rows, the target last."""
+        return np.column_stack([self.features[wanted], self.target[wanted]])
+
+    @cached_property
+    def digest(self) -> float:
+        """48 bits that change with the rows or their order, as a number."""
+        whole = hashlib.sha256(self.features.tobytes() + self.target.tobytes()).digest()
+        return float(int.from_bytes(whole[:6], "big"))
 
     @classmethod
     def load(cls, site: Site) -> SiteRows:
@@ -113,16 +132,21 @@ class SiteRows:
 
 
 def reply_to(request: bytes) -> bytes:
-    """The reply of the site whose configuration `BIDRO_SITE` names."""
+    """The reply of the site whose configuration `BIDRO_SITE` names; never raises.
+
+    What is wrong with the site's own files is said in its log, not to the server: it may hold data.
+    """
     compilation_cache()
-    path = os.environ.get(VARIABLE)
-    if path is None:
-        return refusal_message(request, f"the environment variable {VARIABLE} names no site.toml.")
     try:
+        path = os.environ.get(VARIABLE)
+        if path is None:
+            raise BidroError(f"The environment variable {VARIABLE} names no site.toml.")
         site = Site.read(Path(path))
-        return reply_of(site, _loaded(site, _stamp(site)), request)
-    except BidroError as error:
-        return refusal_message(request, str(error))
+        rows = _loaded(site, _stamp(site))
+    except Exception as error:
+        _log.error("this site cannot answer: %s", error)
+        return refusal_message(request, "its configuration or its table is not in order; its log says why.")
+    return reply_of(site, rows, request)
 
 
 def _stamp(site: Site) -> tuple[int, ...]:
@@ -138,102 +162,103 @@ def _loaded(site: Site, stamp: tuple[int, ...]) -> SiteRows:
 
 
 def reply_of(site: Site, rows: SiteRows, request: bytes) -> bytes:
-    """The site's reply to a request: what is asked, or the reason why it is not given."""
+    """The site's reply to a request: what is asked, or the reason why it is not given; never raises."""
     try:
-        asked = header_of(request)
-        reply, over = _answered(site, rows, asked, request)
-    except (KeyError, TypeError, ValueError) as error:
-        why = (
-            str(error) if isinstance(error, BidroError) else f"the request cannot be understood ({error!r})."
-        )
-        return refusal_message(request, why)
+        reply, over = _answered(site, rows, header_of(request), request)
+    except RefusedError as refused:
+        return refusal_message(request, str(refused))
+    except Exception as error:
+        # Whatever else goes wrong, its text may hold data.
+        _log.error("a request could not be followed: %s: %s", type(error).__name__, error)
+        return refusal_message(request, "the request could not be followed; its log says why.")
     return reply_message(reply, request, over)
 
 
 def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: bytes) -> tuple[Any, int]:
     """(the reply, the fewest rows that a number in it rests on)."""
+    if asked["version"] != bidro.__version__:
+        raise RefusedError(f"it has bidro {bidro.__version__}, and the server another version; use the same.")
+    if asked["client"] != site.client:
+        raise RefusedError("its configuration names another client than the one that was asked.")
     if asked["agreed"] != rows.agreed.digest:
-        raise BidroError("this site's schema.toml says something else than the server's; agree on one.")
-    kept_out = choose_kept_out(np.full(len(rows.target), site.client), asked["hold_out"], asked["split_seed"])
-    for what, count in (("trains on", int((~kept_out).sum())), ("keeps out", int(kept_out.sum()))):
-        if 0 < count < site.min_rows or (count == 0 and what == "trains on"):
-            raise BidroError(
-                f"it {what} {count} of its {len(kept_out)} rows, fewer than its min_rows = {site.min_rows}; "
-                "give it more rows, change hold_out, or lower min_rows at that site."
-            )
-    if asked["question"] == "prepare":
+        raise RefusedError("its schema.toml says something else than the server's; agree on one.")
+    question = asked["question"]
+    if question != "prepare" and asked["table"] != rows.digest:
+        raise RefusedError("its table has changed since the run began; begin a new run.")
+    kept_out = _kept_out(site, rows, asked["hold_out"], asked["split_seed"])
+    if question == "prepare":
         unpack(request, Nothing)
-        return _prepared(site, rows, kept_out), int((~kept_out).sum())
-    if asked["question"] == "round":
+        return _prepared(site, rows, kept_out, asked["split_seed"]), int((~kept_out).sum())
+    require_allowed_loss(made(asked["loss"]), site.losses_with_kinks)
+    if question == "round":
         varies = ("round", "run", "seed")
         how = json.dumps({name: part for name, part in asked.items() if name not in varies}, sort_keys=True)
-        algorithm, client = _client(site.client, rows, how)
-        over = _rows_behind(site, algorithm, client)
+        algorithm, client, over = _client(site, rows, how)
         return answer(algorithm, client, asked["seed"], asked["round"], request), over
-    samples = _samples(rows, kept_out if asked["question"] == "bounds" else ~kept_out, asked)
-    if asked["question"] == "assess":
-        return _assessment(site, samples, asked, unpack(request, Model)), _largest_count(site, samples)
-    if asked["question"] == "bounds":
+    samples = _samples(rows, kept_out if question == "bounds" else ~kept_out, asked)
+    if question == "assess":
+        return _assessment(site, rows, samples, asked, unpack(request, Model)), _largest_count(site, samples)
+    if question == "bounds":
         return _bounds(site, samples, asked, unpack(request, Fixed)), len(samples)
-    raise BidroError(f"there is no question '{asked['question']}'.")
+    raise RefusedError("there is no such question.")
 
 
 @lru_cache(maxsize=2)
-def _client(name: str, rows: SiteRows, how: str) -> tuple[Algorithm, Client]:
-    """What a request for a round describes; kept, as the next round of the same run describes the same."""
-    asked = json.loads(how)
-    kept_out = choose_kept_out(np.full(len(rows.target), name), asked["hold_out"], asked["split_seed"])
-    return client_of(name, _samples(rows, ~kept_out, asked), asked)
+def _kept_out(site: Site, rows: SiteRows, hold_out: float, seed: int) -> NDArray[np.bool_]:
+    """(N,) which rows are kept out of training. Raises RefusedError where too few are there or here."""
+    kept_out = choose_kept_out(np.full(len(rows.target), site.client), hold_out, seed)
+    for what, count in (("trains on", int((~kept_out).sum())), ("keeps out", int(kept_out.sum()))):
+        if 0 < count < site.min_rows or (count == 0 and what == "trains on"):
+            raise RefusedError(
+                f"it {what} {count} of its {len(kept_out)} rows, fewer than its min_rows = {site.min_rows}; "
+                "give it more rows, change hold_out, or lower min_rows at that site."
+            )
+    require_common_values(rows.whole(~kept_out), site.min_rows)
+    return kept_out
+
+
+@lru_cache(maxsize=2)
+def _client(site: Site, rows: SiteRows, how: str) -> tuple[Algorithm, Client, int]:
+    """What a request for a round describes, and over how many rows its reply is; kept, as the next round of
+    the same run describes the same. Raises RefusedError where the reply would tell too much."""
+    asked = {**json.loads(how), "support": described(WholeSpace(len(rows.agreed.schema.features) + 1))}
+    kept_out = _kept_out(site, rows, asked["hold_out"], asked["split_seed"])
+    algorithm, client = client_of(site.client, _samples(rows, ~kept_out, asked), asked)
+    return algorithm, client, rows_behind(algorithm, client, site.min_rows, site.one_sample_replies)
 
 
 def _samples(rows: SiteRows, wanted: NDArray[np.bool_], asked: Mapping[str, Any]) -> Floats:
     """(N_i, k + 1) some of the rows in the units that the server says."""
+    return _standard(asked).rows(rows.features[wanted], rows.target[wanted])
+
+
+def _standard(asked: Mapping[str, Any]) -> Standard:
     own = asked["standard"]
     mean, spread = np.asarray(own["mean"], float), np.asarray(own["spread"], float)
-    standard = Standard(mean, spread, float(own["middle"]), float(own["target_spread"]))
-    return standard.rows(rows.features[wanted], rows.target[wanted])
+    return Standard(mean, spread, float(own["middle"]), float(own["target_spread"]))
 
 
-def _prepared(site: Site, rows: SiteRows, kept_out: NDArray[np.bool_]) -> Prepared:
+def _prepared(site: Site, rows: SiteRows, kept_out: NDArray[np.bool_], seed: int) -> Prepared:
     found = Moments.of(rows.features[~kept_out], rows.target[~kept_out])
-    rows_of, fresh, fewest = (np.asarray(float(v)) for v in (found.rows, kept_out.sum(), site.min_rows))
-    return Prepared(rows_of, fresh, fewest, found.mean, found.deviation)
+    training = rows.whole(~kept_out)
+    own = Federation.from_arrays({site.client: training}, "unbounded")
+    marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if len(training) >= count}
+    numbers = (found.rows, kept_out.sum(), most_folds(training, marks, site.min_rows), rows.digest)
+    count, fresh, folds, table = (np.asarray(float(number)) for number in numbers)
+    return Prepared(count, fresh, folds, table, found.mean, found.deviation)
 
 
-def _rows_behind(site: Site, algorithm: Algorithm, client: Client) -> int:
-    """The fewest rows that a number in the reply rests on. Raises BidroError where these are too few.
-
-    What is left out of a fold counts, as the server can take differences between folds.
-    """
-    if algorithm.evidence == "one row":
-        if not site.one_sample_replies:
-            raise BidroError(_RECONSTRUCTION)
-        return 1
-    rows, what = int(client.rows.size), "a reply"
-    if algorithm.evidence == "folds":
-        assert client.rows.folds is not None
-        rows, what = int(np.min(np.asarray(client.rows.folds.counts))), "what a fold leaves out"
-    if rows < site.min_rows:
-        raise BidroError(
-            f"{what} would rest on {rows} rows, fewer than its min_rows = {site.min_rows}; use fewer folds, "
-            "set the radius, or lower min_rows at that site."
-        )
-    dimension = client.inner.loss.dimension(client.rows.samples.shape[-1])
-    if algorithm.second_order and rows <= 2 * dimension:
-        raise BidroError(
-            f"{what} rests on {rows} rows, too few to send curvature for a model of {dimension} parameters: "
-            "it needs more than twice as many; use --replies gradient or fewer folds."
-        )
-    return rows
-
-
-def _assessment(site: Site, samples: Floats, asked: Mapping[str, Any], message: Model) -> Assessment:
-    problem = _own_problem(site, samples, asked)
+def _assessment(
+    site: Site, rows: SiteRows, samples: Floats, asked: Mapping[str, Any], message: Model
+) -> Assessment:
+    everywhere = WholeSpace(samples.shape[1])
+    problem = _own_problem(site, samples, asked, everywhere, made(asked["ambiguity"]))
     x = np.asarray(message.x)
     losses = losses_of(problem.loss, x, samples)
     robust, distance = [], []
     for radius in asked["radii"]:
-        declared = _own_problem(site, samples, {**asked, "support": asked["box"]}, float(radius))
+        box = _declared_box(rows, asked, problem.loss.labels)
+        declared = _own_problem(site, samples, asked, box, WassersteinBall(float(radius)))
         robust.append(float(robust_risk(declared, x, curvature=False).value[0]))
     if robust:
         distance = [distance_to_reference(samples, message.reference, problem.transport)]
@@ -259,14 +284,19 @@ def _largest_count(site: Site, samples: Floats) -> int:
 
 
 def _own_problem(
-    site: Site, samples: Floats, asked: Mapping[str, Any], radius: float | None = None
+    site: Site, samples: Floats, asked: Mapping[str, Any], support: Box | WholeSpace, ambiguity: Any
 ) -> Problem:
-    """This client's problem; with a radius, over the ball of that radius."""
-    loss, transport, support = (made(asked[part]) for part in ("loss", "transport", "support"))
+    loss, transport = made(asked["loss"]), made(asked["transport"])
     federation = Federation.from_arrays({site.client: samples}, support)
-    problem = unrestricted(federation, loss, transport, asked["standard"]["target_spread"])
-    ambiguity = made(asked["ambiguity"]) if radius is None else WassersteinBall(radius)
-    return Problem(federation, loss, problem.models, transport, ambiguity)
+    whole = unrestricted(federation, loss, transport, asked["standard"]["target_spread"])
+    return replace(whole, ambiguity=ambiguity)
+
+
+def _declared_box(rows: SiteRows, asked: Mapping[str, Any], labels: tuple[float, ...] | None) -> Box:
+    """The agreed support in the server's units: the site's own, not one that the server names."""
+    if rows.agreed.support is None:
+        raise RefusedError("no support was agreed on.")
+    return _standard(asked).box(bounds_of(rows.agreed.support, rows.agreed.schema), labels)
 
 
 def _bounds(site: Site, samples: Floats, asked: Mapping[str, Any], message: Fixed) -> FreshBounds:

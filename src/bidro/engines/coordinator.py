@@ -89,28 +89,38 @@ class Coordinator:
     ) -> dict[str, T]:
         """The replies to one question, by client, of the shapes in `like`; settings are by client too.
 
-        With `needs_all` every client's reply is there, or this raises: LostClientsError where the policy is
-        to go on without some, BidroError where the run must stop. Else those that replied in time are there.
+        Every client's reply is there, or this raises: LostClientsError where the policy is to go on without
+        some, BidroError where the run must stop. Without `needs_all`, where the policy is to go on, those
+        that replied in time are there, and that some did not is on the record.
         """
         requests = {
-            name: pack(message, {"run": self.run, "question": question, "round": round_number, **own})
+            name: pack(
+                message,
+                {"run": self.run, "question": question, "round": round_number, "client": name, **own},
+            )
             for name, own in settings.items()
         }
+        # Rounds that need not all go on without those who do not answer only where that is the policy.
+        partial = not needs_all and self.policy.lost == "continue"
+
         answered: dict[str, T] = {}
         for name, request in requests.items():
             kept = self.record.reply(name, _digest(request))
             if kept is not None:
                 answered[name] = unpack_like(kept, like)
         began = time.monotonic()
-        while waiting := [name for name in requests if name not in answered]:
+        missed = {name for name in requests if self.record.missed(name, _digest(requests[name]))}
+        while waiting := [name for name in requests if name not in answered and name not in missed]:
             faults, refusals, gone = self._exchange(question, round_number, requests, waiting, like, answered)
             if not faults and not refusals:
                 break
             self._note(question, round_number, {**faults, **refusals})
             if refusals and self.policy.lost == "wait":
                 raise BidroError(next(iter(refusals.values())))
-            if not needs_all:
-                self._require(answered, {**faults, **refusals})
+            if partial and not refusals:
+                self._require(answered, faults)
+                for name in faults:
+                    self.record.append({"client": name, "missed": _digest(requests[name])})
                 break
             if self.policy.lost == "continue":
                 left = [name for name in requests if name not in faults and name not in refusals]
@@ -137,7 +147,7 @@ class Coordinator:
         began = time.monotonic()
         limit = self.policy.patience if self.policy.lost == "wait" else self.policy.timeout
         said: list[str] = []
-        while absent := [name for name in names if name not in self.carrier.present()]:
+        while absent := sorted(set(names) - self.carrier.present()):
             if time.monotonic() - began > limit:
                 return  # the first question will find them missing
             if absent != said:

@@ -29,6 +29,7 @@ class Record:
         """Opens or begins the record. Raises BidroError for a file that is none."""
         self._path = path
         self._heads: list[dict[str, Any]] = []
+        self._missed: set[tuple[str, str]] = set()
         self._places: dict[tuple[str, str], tuple[int, int]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -78,8 +79,14 @@ class Record:
         self._file.seek(place)
         return self._file.read(length)
 
+    def missed(self, client: str, request: str) -> bool:
+        """Whether the run went on without the client's answer to this request."""
+        return (client, request) in self._missed
+
     def _remember(self, head: dict[str, Any], place: int, length: int) -> None:
         self._heads.append(head)
+        if "missed" in head:
+            self._missed.add((head["client"], head["missed"]))
         if "request" in head:
             self._places[head["client"], head["request"]] = (place, length)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -26,13 +26,12 @@ class Remote:
     when every client has replied."""
 
     coordinator: Coordinator
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]]  # by client
     needs_all: bool = True
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         names = problem.federation.names
         shared = {
-            **self.settings,
             "loss": described(problem.loss),
             "transport": described(problem.transport),
             "support": described(problem.federation.support),
@@ -43,7 +42,7 @@ class Remote:
 
         def ask(algorithm: Algorithm, broadcast: Any, t: int) -> tuple[Any, Array]:
             how = {**shared, "algorithm": described(algorithm)}
-            settings = {name: {**how, "ambiguity": own[name]} for name in names}
+            settings = {name: {**self.settings[name], **how, "ambiguity": own[name]} for name in names}
             like = _reply_shapes(algorithm, problem, settings[names[0]], broadcast)
             found = self.coordinator.ask("round", t, settings, broadcast, like, self.needs_all)
             none = jax.tree.map(lambda v: np.zeros(v.shape, v.dtype), like)

@@ -3,7 +3,7 @@
 Three statements, each with the sentence that says what it promises, or why it is absent:
 - the interval of the out-of-sample theorem (any shift within explicit radii, sampling error, any mixture);
 - the held-out bound (sampling error, any mixture; no shift inside a client): of the mean loss, where the
-  support bounds it; of the mean loss with each loss counted as at most the largest on the training rows,
+  support bounds it; of the mean loss with each loss counted as at most a level known from training,
   which is far tighter where the support is wide; and for classes of the share of mistakes;
 - a held-out bound with room for a chosen shift inside every client.
 """
@@ -48,7 +48,7 @@ class Certificate:
     mixtures: str  # the admissible ones, in words
     interval: Interval | None
     held_out: HeldOut | None
-    clipped: HeldOut | None  # losses counted as at most the largest on the training rows
+    clipped: HeldOut | None  # losses counted as at most a level known from training
     mistakes: HeldOut | None  # the share of wrong predictions, for losses with labels
     shift: Shift | None
     absent: Mapping[str, str]  # why a statement is not made, by its name

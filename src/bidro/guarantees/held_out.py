@@ -79,8 +79,6 @@ def held_out(
     For the full simplex each bound needs level 1 - confidence only, since the whole fails only if that of the
     truly worst client does; a smaller set of mixtures needs all of them to hold together.
     """
-    if not 0 < confidence < 1:
-        raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
     if not losses:
         raise BidroError("A held-out certificate needs the losses of at least one client.")
     if kind == "clopper-pearson":
@@ -100,6 +98,8 @@ def held_out(
 
 def client_level(confidence: float, n: int, mixtures: Simplex | CappedSimplex | L1SimplexBall) -> float:
     """beta of each of n clients' bounds: see `held_out`."""
+    if not 0 < confidence < 1:
+        raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
     if mixtures.dimension != n:
         raise BidroError(f"The mixtures are for {mixtures.dimension} clients but there are {n}.")
     full = isinstance(mixtures, Simplex)

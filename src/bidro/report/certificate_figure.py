@@ -57,7 +57,7 @@ def certificate_figure(found: Certificate) -> Figure:
             "The client in bold counts most in the worst mixture.",
         ]
         if found.clipped is not None:
-            largest = f"{found.clipped.largest:.3g}, the largest in training"
+            largest = f"{found.clipped.largest:.3g}, a level from training"
             words.append(f"In the clipped cost a loss counts as at most {largest}.")
         if hidden := len(found.names) - len(shown):
             words.append(f"{hidden} clients with lower risks are not shown.")

@@ -37,6 +37,7 @@ const inSomeLevel = (name) => levels.some((l) => l[name]);
 const REASONS = {
   calibration: "they were not chosen by cross-validation. The settings below say what they are.",
   worst_case: "it was not computed.",
+  history: "the method proves no bounds.",
 };
 const why = (name) => report.absent?.[name] ?? REASONS[name] ?? "the reason was not recorded.";
 

@@ -23,6 +23,7 @@ from bidro.estimators.base import RobustEstimator
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.robust import mean_displacement
 from bidro.guarantees.statements import Assessed
+from bidro.losses import Loss
 from bidro.model_file import FILE, Model
 from bidro.problem import Problem
 from bidro.standard import Standard
@@ -92,7 +93,7 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
     training = [schema.matrix(table, np.flatnonzero(~kept_out))]
     del table
     release()
-    estimator = estimator_of(options, schema)
+    estimator = _estimator(options, schema)
     progress.begin("choosing")
     trained = estimator._fit(
         training.pop(), target[~kept_out], clients[~kept_out], progress.calibration, progress.solving
@@ -102,7 +103,8 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
         level: _certificate(estimator, fresh, level, options.shift)
         for level in sorted({*LEVELS, options.confidence})
     }
-    model = make_model(options, schema, estimator.standard_, estimator._assessed, trained)
+    today = datetime.now(UTC).date().isoformat()
+    model = make_model(options, schema, estimator.standard_, estimator._assessed, trained, today)
     return Fit(
         options,
         model,
@@ -153,7 +155,7 @@ def write_folder(folder: Path, files: dict[str, str | bytes]) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def estimator_of(options: FitOptions, schema: Schema) -> RobustEstimator:
+def _estimator(options: FitOptions, schema: Schema) -> RobustEstimator:
     shared: dict[str, Any] = {
         "radius": options.radius,
         "weights": options.weights,
@@ -169,6 +171,14 @@ def estimator_of(options: FitOptions, schema: Schema) -> RobustEstimator:
     if schema.classes is not None:
         return RobustClassifier(loss, **shared)
     return RobustRegressor(loss, threshold=options.threshold, quantile=options.quantile, **shared)
+
+
+def loss_of(options: FitOptions, schema: Schema, target_spread: float = 1.0) -> Loss:
+    """The loss in the units of training. Raises BidroError where the schema and the options have none."""
+    estimator = _estimator(options, schema)
+    if schema.classes is not None:
+        estimator.classes_ = np.asarray(schema.classes)
+    return estimator._in_units(estimator._loss(), target_spread)
 
 
 def loss_word(options: FitOptions, schema: Schema) -> str:
@@ -207,7 +217,12 @@ def _certificate(
 
 
 def make_model(
-    options: FitOptions, schema: Schema, standard: Standard, of: Assessed, trained: Trained
+    options: FitOptions,
+    schema: Schema,
+    standard: Standard,
+    of: Assessed,
+    trained: Trained,
+    created: str,
 ) -> Model:
     names, solution = trained.problem.federation.names, trained.solution
     settings = {
@@ -226,7 +241,7 @@ def make_model(
         "radii": dict(zip(names, radii_of(trained), strict=True)),
         "client_weights": dict(zip(names, solution.alpha.tolist(), strict=True)),
         "rows": dict(zip(names, trained.problem.federation.sizes, strict=True)),
-        "created": datetime.now(UTC).date().isoformat(),
+        "created": created,
     }
     versions = {
         "bidro": bidro.__version__,
