@@ -50,7 +50,8 @@ class Job:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
             raise BidroError(
-                f"A run's name has letters, digits, dots, dashes and underscores; got '{self.run}'."
+                f"A run's name has letters, digits, dots, dashes and underscores only; '{self.run}' has others: "
+                "name it with --run NAME."
             )
         if not self.clients or len(set(self.clients)) < len(self.clients):
             raise BidroError('Name the clients that take part, each once: clients = ["north", "south"].')

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,11 +111,11 @@ def _locked(folder: Path, run: str) -> Iterator[None]:
 
 
 def _progress(path: Path) -> Callable[[str], None]:
-    """Says a line in the run's progress file and on standard output."""
+    """Says a line in the run's progress file and in the server's log."""
 
     def say(line: str) -> None:
         with path.open("a") as file:
             file.write(f"{line}\n")
-        print(line, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
     return say

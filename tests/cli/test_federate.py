@@ -1,0 +1,153 @@
+"""`bidro schema`, `federate` and `audit`, with a network that is this process."""
+
+import importlib
+import json
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bidro.deploy import drive, rehearsal
+from bidro.deploy.agreed import Agreed
+from bidro.deploy.server import serve
+from bidro.deploy.site import Site, SiteRows, reply_of
+from bidro.engines.carrier import InMemory
+from bidro.model_file import load_model
+from tests.cli.test_command import run
+from tests.deploy.sites import NAMES, table, write_sites
+
+
+@contextmanager
+def network(folder, sites, runs):
+    """What the engines' `network` is, without processes."""
+
+    def one(path):
+        site = Site.read(path)
+        rows = SiteRows.load(site)
+        return lambda request: reply_of(site, rows, request)
+
+    clients = {name: one(path) for name, path in sites.items()}
+    yield SimpleNamespace(settings={"carrier": InMemory(clients), "runs": runs})
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch):
+    def run_here(job, settings, say):
+        say("the network is this process")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("BIDRO_RUNS", str(settings["runs"]))
+            return serve(job, settings["carrier"])
+
+    here = SimpleNamespace(drive=run_here, network=network)
+    monkeypatch.setattr(drive, "engine", lambda name, local=False: here)
+    monkeypatch.setattr(rehearsal, "engine", lambda name, local=False: here)
+
+
+@pytest.fixture
+def visits(tmp_path):
+    table().to_csv(tmp_path / "visits.csv", index=False)
+    (tmp_path / "options.toml").write_text('radius = 0.1\nweights = "simplex"\n')
+    return tmp_path
+
+
+def rehearse(capsys, folder, *more):
+    named = ("--local", folder / "visits.csv", "--client", "site", "--target", "y", "--out", folder / "model")
+    return run(capsys, "federate", folder / "options.toml", *named, *more)
+
+
+def test_a_rehearsal_leaves_a_model_folder_and_its_audit(capsys, visits):
+    code, out, err = rehearse(capsys, visits)
+    assert code == 0, err
+    assert "to a certified gap of" in out
+    assert "solving: round 1" in err or "the network is this process" in err
+    assert load_model(visits / "model").clients == NAMES
+    code, out, _ = run(capsys, "audit", visits / "model")
+    assert code == 0
+    assert "second moments" in out
+    code, out, _ = run(capsys, "audit", visits / "model", "--json")
+    assert {kind["question"] for kind in json.loads(out)["kinds"]} == {"prepare", "round", "assess", "bounds"}
+    code, out, _ = run(capsys, "evaluate", visits / "model", visits / "visits.csv", "--json")
+    assert code == 0
+    assert np.isfinite(json.loads(out)["mean"])
+
+
+def test_a_script_sees_rounds_bytes_and_the_certificate(capsys, visits):
+    code, out, err = rehearse(capsys, visits, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["gap"] <= 1e-6
+    assert found["rounds"] <= 25
+    assert found["lost"] == {}
+    assert found["certificate"]["names"] == list(NAMES)
+
+
+def test_algorithm_1_needs_its_flag(capsys, visits):
+    (visits / "options.toml").write_text("hold_out = 0.0\n[algorithm]\nrounds = 2\nrho = 20.0\n")
+    code, _, err = rehearse(capsys, visits)
+    assert code == 1
+    assert "rebuild about four fifths" in err
+    assert not (visits / "model").exists()
+    code, out, err = rehearse(capsys, visits, "--one-sample-replies")
+    assert code == 0, err
+    assert "without a certified gap" in out
+
+
+def test_a_schema_is_drafted_from_one_sites_table(capsys, visits):
+    write_sites(visits, table())
+    code, out, _ = run(
+        capsys,
+        "schema",
+        visits / "east.csv",
+        "--target",
+        "y",
+        "--client",
+        "site",
+        "--out",
+        visits / "draft.toml",
+    )
+    assert code == 0
+    assert "same copy" in out
+    assert Agreed.read(visits / "draft.toml").schema == Agreed.read(visits / "schema.toml").schema
+    code, out, _ = run(capsys, "schema", visits / "east.csv", "--target", "y", "--features", "u")
+    assert code == 0
+    assert "# support" in out
+    assert "ward" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("federate", "--out", "m"), 2, "Give a configuration"),
+        (("federate", "options.toml"), 2, "--out DIR"),
+        (("federate", "--local", "visits.csv", "--out", "m"), 2, "--client COLUMN"),
+        (("federate", "none.toml", "--out", "m"), 1, "no file"),
+        (("federate", "options.toml", "--out", "m"), 1, "does not say 'schema'"),
+        (("federate", "real.toml", "--out", "m"), 1, "no [flare] part"),
+        (("federate", "real.toml", "--out", "my model"), 1, "--run NAME"),
+        (("federate", "real.toml", "--out", "."), 1, "not a model folder"),
+        (("audit", "."), 1, "no audit"),
+        (("schema", "visits.csv", "--target", "odd"), 1, "no column 'odd'"),
+    ],
+)
+def test_trouble_is_one_sentence(arguments, code, words, capsys, visits, monkeypatch):
+    monkeypatch.chdir(visits)
+    write_sites(visits, table())
+    (visits / "real.toml").write_text('schema = "schema.toml"\nclients = ["east", "west"]\n')
+    found, _, err = run(capsys, *arguments)
+    assert found == code
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_a_missing_engine_says_what_to_install(monkeypatch):
+    monkeypatch.undo()
+
+    def missing(name):
+        raise ImportError("No module named 'nvflare'")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(Exception, match=r"install bidro\[flare\]"):
+        drive.engine("flare")
+    with pytest.raises(Exception, match="flare or flower"):
+        drive.engine("odd")
