@@ -50,7 +50,7 @@ class Job:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
             raise BidroError(
-                f"A run's name has letters, digits, dots, dashes and underscores only; '{self.run}' has others: "
+                f"A run's name has letters, digits, dots, dashes and underscores only, not as '{self.run}': "
                 "name it with --run NAME."
             )
         if not self.clients or len(set(self.clients)) < len(self.clients):
