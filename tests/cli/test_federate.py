@@ -95,17 +95,8 @@ def test_algorithm_1_needs_its_flag(capsys, visits):
 
 def test_a_schema_is_drafted_from_one_sites_table(capsys, visits):
     write_sites(visits, table())
-    code, out, _ = run(
-        capsys,
-        "schema",
-        visits / "east.csv",
-        "--target",
-        "y",
-        "--client",
-        "site",
-        "--out",
-        visits / "draft.toml",
-    )
+    named = ("--target", "y", "--client", "site", "--out", visits / "draft.toml")
+    code, out, _ = run(capsys, "schema", visits / "east.csv", *named)
     assert code == 0
     assert "same copy" in out
     assert Agreed.read(visits / "draft.toml").schema == Agreed.read(visits / "schema.toml").schema

@@ -19,7 +19,7 @@ SHORT = {**QUICK, "hold_out": 0.0, "gap": 1e-2}
 SUPPORT = {"u": (-10.0, 10.0), "v": (-20.0, 40.0), "y": (-40.0, 40.0)}
 
 
-def table(classes: bool = False, sizes: tuple[int, ...] = (75, 90, 105, 120, 135)) -> pd.DataFrame:
+def table(classes: bool = False, sizes: tuple[int, ...] = (120, 150, 120, 150, 150)) -> pd.DataFrame:
     rng = np.random.default_rng(5)
     parts = []
     for i, (name, n) in enumerate(zip(NAMES, sizes, strict=True)):

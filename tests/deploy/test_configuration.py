@@ -172,7 +172,7 @@ def test_an_audit_is_read_back_or_refused(tmp_path):
     assert audit["rounds"] == max(kind["messages"] for kind in audit["kinds"]) // 5 + 3
     words = in_words(audit)
     assert "second moments" in words
-    assert "each number over at least 60 rows" in words
+    assert "each number over at least 96 rows" in words
     with pytest.raises(BidroError, match="no audit"):
         read_audit(tmp_path)
     (tmp_path / "model" / "audit.json").write_text("{}")

@@ -50,7 +50,7 @@ def model_of(files):
 def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
     """Preparation, cross-validation, solve and certificate: in at most 25 rounds. There are rows enough that
     sites allow as many folds as `fit` takes."""
-    whole = table(classes, sizes=(200, 220, 240, 260, 280))
+    whole = table(classes, sizes=(200, 240, 200, 240, 240))
     agreed = write_sites(tmp_path, whole)
     files = run_job(job(agreed), carrier(tmp_path), tmp_path / "runs")
     ours, theirs = model_of(files), fitted(tmp_path, whole)
@@ -395,7 +395,7 @@ def test_a_column_that_does_not_vary_is_not_followed(tmp_path):
     files = run_job(job(agreed, options=QUICK), carrier(tmp_path), tmp_path / "runs")
     assert model_of(files).settings["gap"] <= 1e-6
     theirs = fitted(tmp_path, whole, **QUICK)
-    np.testing.assert_allclose(model_of(files).x, theirs.model.x, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(model_of(files).x, theirs.model.x, rtol=0, atol=1e-6)
 
 
 def _requests(tmp_path, agreed):

@@ -65,6 +65,7 @@ def test_it_writes_what_it_promises(small):
     assert "diverges" in results["note"]
 
 
+@pytest.mark.slow
 def test_a_single_run_has_no_spread(tmp_path):
     arguments = ["reproduce", "--runs", "1", "--rounds", "7", "--out", str(tmp_path)]
     assert CliRunner().invoke(app, arguments).exit_code == 0
