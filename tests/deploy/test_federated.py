@@ -35,6 +35,11 @@ from tests.deploy.sites import NAMES, QUICK, SUPPORT, answering, carrier, job, t
 from tests.small import mostly_slow
 
 
+# `fit` sums rows in another order, and a solve to a gap of 1e-6 can end a little elsewhere for it; the same sites
+# on any network give the same bits.
+SAME = 1e-7
+
+
 def fitted(tmp_path, whole, **options):
     """What `bidro fit` makes of all rows in one place."""
     path = tmp_path / "whole.csv"
@@ -54,7 +59,7 @@ def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
     agreed = write_sites(tmp_path, whole)
     files = run_job(job(agreed), carrier(tmp_path), tmp_path / "runs")
     ours, theirs = model_of(files), fitted(tmp_path, whole)
-    np.testing.assert_allclose(ours.x, theirs.model.x, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(ours.x, theirs.model.x, rtol=0, atol=SAME)
     for name, value in theirs.model.settings["client_weights"].items():
         # The weights are those of the lower bound, which the gap leaves some room.
         assert ours.settings["client_weights"][name] == pytest.approx(value, abs=1e-4)
@@ -63,11 +68,11 @@ def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
     assert audit["rounds"] <= 25
     report = json.loads(files["report.json"])
     for one, other in zip(report["clients"], _clients_of(theirs), strict=True):
-        assert one["loss"] == pytest.approx(other.loss, rel=1e-9)
-        assert one["se"] == pytest.approx(other.se, rel=1e-9)
+        assert one["loss"] == pytest.approx(other.loss, rel=1e-6)
+        assert one["se"] == pytest.approx(other.se, rel=1e-6)
     certificate = Certificate.from_json(files["certificate.json"].decode())
     assert certificate.names == NAMES
-    np.testing.assert_allclose(certificate.empirical, theirs.certificate.empirical, rtol=1e-9)
+    np.testing.assert_allclose(certificate.empirical, theirs.certificate.empirical, rtol=1e-6)
     if classes:
         assert certificate.mistakes.bound == pytest.approx(theirs.certificate.mistakes.bound)
     assert certificate.clipped.bound <= theirs.certificate.clipped.bound * (1 + 1e-9)
@@ -214,7 +219,7 @@ def test_without_a_lost_client_the_model_is_that_of_the_others_and_says_so(tmp_p
     alone = run_job(job(agreed, "alone", left, **parts), InMemory(clients), runs)
     assert np.array_equal(model_of(files).x, model_of(alone).x)
     theirs = fitted(tmp_path, whole[whole["site"] != "mid"], **QUICK)
-    np.testing.assert_allclose(model_of(files).x, theirs.model.x, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(model_of(files).x, theirs.model.x, rtol=0, atol=SAME)
     certificate = Certificate.from_json(files["certificate.json"].decode())
     assert certificate.names == left
     assert "any mixture of east, north, south, west (not of 'mid'" in str(certificate)
