@@ -34,9 +34,8 @@ from bidro.workflow.options import FitOptions
 from tests.deploy.sites import NAMES, QUICK, SUPPORT, answering, carrier, job, table, write_sites
 from tests.small import mostly_slow
 
-
-# `fit` sums rows in another order, and a solve to a gap of 1e-6 can end a little elsewhere for it; the same sites
-# on any network give the same bits.
+# `fit` sums rows in another order, and a solve to a gap of 1e-6 can end a little elsewhere for it; the same
+# sites on any network give the same bits.
 SAME = 1e-7
 
 
