@@ -52,12 +52,13 @@ def model_of(files):
 
 @pytest.mark.parametrize("classes", mostly_slow([False, True], lambda classes: not classes))
 def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
-    """Preparation, cross-validation, solve and certificate: in at most 25 rounds. There are rows enough that
-    sites allow as many folds as `fit` takes."""
+    """Preparation, cross-validation, solve and certificate: in at most 25 rounds; in as many folds as sites
+    allow."""
     whole = table(classes, sizes=(200, 240, 200, 240, 240))
     agreed = write_sites(tmp_path, whole)
     files = run_job(job(agreed), carrier(tmp_path), tmp_path / "runs")
-    ours, theirs = model_of(files), fitted(tmp_path, whole)
+    folds = json.loads(files["report.json"])["calibration"]["folds"]
+    ours, theirs = model_of(files), fitted(tmp_path, whole, folds=folds)
     np.testing.assert_allclose(ours.x, theirs.model.x, rtol=0, atol=SAME)
     for name, value in theirs.model.settings["client_weights"].items():
         # The weights are those of the lower bound, which the gap leaves some room.
