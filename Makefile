@@ -57,6 +57,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/rounds_to_gap.py
 	$(BIN)/python bench/peers.py
 	$(BIN)/python bench/fit.py
+	$(BIN)/python bench/federated_rounds.py
 	$(BIN)/python bench/deploy.py
 
 clean:

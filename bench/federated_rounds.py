@@ -1,0 +1,78 @@
+"""Rounds and bytes of whole federated runs to a gap of 1e-6, with sites in this process. Prints JSON lines.
+
+    python bench/federated_rounds.py [quick]
+
+Preparation, cross-validation, solve and certificate are all counted; five clients whose models differ. The
+peer is the paper's Algorithm 1, which needs 10,000 rounds. `quick` leaves out what takes minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bidro.deploy.job import Config
+from bidro.deploy.rehearsal import split_by_client
+from bidro.deploy.server import run_job
+from bidro.deploy.site import Site, SiteRows, reply_of
+from bidro.engines.carrier import InMemory
+
+# (features, rows of the smallest client, loss, replies)
+QUICK = [(30, 600, "squared", "curvature"), (30, 600, "logistic", "curvature")]
+LONG = [
+    (100, 1400, "squared", "curvature"),
+    (100, 1400, "logistic", "curvature"),
+    (30, 600, "squared", "gradient"),
+    (30, 600, "logistic", "gradient"),
+    (10, 300, "absolute", "curvature"),
+]
+
+
+def table(features: int, rows: int, classes: bool) -> pd.DataFrame:
+    rng, parts = np.random.default_rng(0), []
+    for i in range(5):
+        n = rows + 20 * i
+        X = rng.normal(size=(n, features)) + 0.2 * rng.normal(size=features)
+        w = (1 + 0.3 * rng.normal(size=features)) / np.sqrt(features)
+        y = X @ w + 0.7 * rng.normal(size=n)
+        part = pd.DataFrame(X, columns=[f"x{j}" for j in range(features)])
+        parts.append(part.assign(y=np.where(y > 0, "a", "b") if classes else y, site=f"s{i}"))
+    return pd.concat(parts, ignore_index=True)
+
+
+def measured(features: int, rows: int, loss: str, replies: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        table(features, rows, loss == "logistic").to_csv(folder / "all.csv", index=False)
+        sites = split_by_client(folder / "all.csv", "site", "y", folder / "sites")
+        (folder / "options.toml").write_text(f'loss = "{loss}"\n')
+
+        def client(k: int) -> Any:
+            site = Site.read(folder / "sites" / f"site-{k}.toml")
+            own = SiteRows.load(site)
+            return lambda request: reply_of(site, own, request)
+
+        carrier = InMemory({name: client(k) for k, name in enumerate(sites.clients)})
+        job = Config.read(folder / "options.toml", "run", sites, replies=replies).job
+        files = run_job(job, carrier, folder / "runs")
+    audit, report = json.loads(files["audit.json"]), json.loads(files["report.json"])
+    return {
+        "features": features,
+        "loss": loss,
+        "replies": replies,
+        "rounds": audit["rounds"],
+        "of_the_solve": report["solver"]["rounds"],
+        "gap": report["solver"]["gap"],
+        "bytes_up_a_client": sum(kind["bytes_up"] for kind in audit["kinds"]) // 5,
+    }
+
+
+if __name__ == "__main__":
+    for case in QUICK + ([] if "quick" in sys.argv[1:] else LONG):
+        print(json.dumps(measured(*case)), flush=True)
