@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,18 @@ BlockSum = Callable[[Any, Array, Array], Any]
 MarkedSum = Callable[[Any, Array, Array, Array | None], Any]
 
 
+class _Reduction(NamedTuple):
+    """How the parts of a client, and blocks of parts, come together."""
+
+    segment: Callable[..., Array]
+    join: Callable[[Array, Array], Array]
+    start: float
+
+
+_SUMS = _Reduction(jax.ops.segment_sum, jnp.add, 0.0)
+_MAXIMA = _Reduction(jax.ops.segment_max, jnp.maximum, -float("inf"))
+
+
 @pytree
 class Tiles:
     """A cut of the rows into tiles of at most `height` consecutive rows of one client each."""
@@ -54,6 +66,7 @@ class Folds:
     tiled: Array | None  # the same as tiles (tiles, height), where the rows are
     counts: Array  # (folds,) rows of the client in each
     kept: Array  # (folds,) whether sums run over it
+    together: bool = static()  # whether every client's rows stand fold after fold
 
 
 @pytree
@@ -110,7 +123,7 @@ class ClientRows:
         tiled = None if self.tiled is None else data
         folds = None
         if self.folds is not None:
-            folds = Folds(None, None, client, None)  # type: ignore[arg-type]
+            folds = Folds(None, None, client, None, self.folds.together)  # type: ignore[arg-type]
         return ClientRows(data, client, client, None, tiled, folds)  # type: ignore[arg-type]
 
     def in_folds(self, of_row: NDArray[np.int64], folds: int) -> ClientRows:
@@ -121,8 +134,9 @@ class ClientRows:
         marks = jnp.asarray(of_row, jnp.int8)
         tiles = self.tiles
         tiled = None if self.tiled is None else _gather(marks, tiles.start, tiles.count, tiles.height)
-        shaped = counts.reshape((*self.size.shape, folds))
-        return replace(self, folds=Folds(marks, tiled, jnp.asarray(shaped), jnp.ones(folds, bool)))
+        shaped = jnp.asarray(counts.reshape((*self.size.shape, folds)))
+        together = bool(np.all((np.diff(of_row) >= 0) | (np.diff(owner) > 0)))
+        return replace(self, folds=Folds(marks, tiled, shaped, jnp.ones(folds, bool), together))
 
     def without(self, fold: Array) -> ClientRows:
         """The same rows, with those of one fold left out of every sum and of the size."""
@@ -140,7 +154,12 @@ class ClientRows:
         return replace(self, size=size, folds=replace(self.folds, kept=kept))
 
     def row(self, k: Array) -> Array:
-        """The client's own k-th row, shape (m,)."""
+        """The k-th of the client's rows that sums run over, shape (m,). With folds, rows must stand fold
+        after fold."""
+        if self.folds is not None:
+            assert self.folds.together
+            used = jnp.cumsum(jnp.where(self.folds.kept, self.folds.counts, 0))
+            k = k + jnp.sum(jnp.where((used <= k) & ~self.folds.kept, self.folds.counts, 0))
         return self.samples[self.first + k]
 
     def mean(self, function: Callable[[Any, Array], Any], arguments: Any) -> Any:
@@ -160,37 +179,53 @@ class ClientRows:
         value, gradient = self.sum(total, x)
         return value / self.size, gradient / self.size
 
+    def largest(self, function: Callable[[Any, Array], Array], arguments: Any) -> Array:
+        """max over the client's rows of function(arguments, rows (B, m)) -> (B,)."""
+
+        def top(args: Any, rows: Array, weights: Array) -> Array:
+            return jnp.max(jnp.where(weights > 0, function(args, rows), -jnp.inf))
+
+        return self._over(top, arguments, _MAXIMA)
+
     def sum(self, block_sum: BlockSum, arguments: Any) -> Any:
         """The sum over the client's rows of a quantity that `block_sum` adds up over a block.
 
         Everything that `block_sum` needs and that may be traced must come in `arguments`.
         """
 
-        if self.folds is not None:
-            return self._sum(_over_folds(block_sum), (arguments, self.folds.kept))
-        return self._sum(lambda args, rows, weights, marks: block_sum(args, rows, weights), arguments)
+        return self._over(block_sum, arguments, _SUMS)
 
-    def _sum(self, block_sum: MarkedSum, arguments: Any) -> Any:
+    def _over(self, block_sum: BlockSum, arguments: Any, reduction: _Reduction) -> Any:
+        if self.folds is not None:
+            return self._marked(_over_folds(block_sum), (arguments, self.folds.kept), reduction)
+        return self._marked(
+            lambda args, rows, weights, marks: block_sum(args, rows, weights), arguments, reduction
+        )
+
+    def _marked(self, block_sum: MarkedSum, arguments: Any, reduction: _Reduction) -> Any:
         @custom_vmap
         def go(rows: ClientRows, args: Any) -> Any:
-            totals = rows._sum_all(block_sum, args, batched=None, clients=1)
+            totals = rows._all_clients(block_sum, args, None, 1, reduction)
             return jax.tree.map(lambda v: v[0], totals)
 
         @go.def_vmap
         def _(size: int, batched: Any, rows: ClientRows, args: Any) -> tuple[Any, Any]:
             of_rows, of_args = batched
             if of_rows.first:
-                totals = rows._sum_all(block_sum, args, batched=of_args, clients=size)
+                totals = rows._all_clients(block_sum, args, of_args, size, reduction)
             else:
                 # Not a map over clients but over arguments: the same rows, many sums of each.
                 axes = jax.tree.map(lambda b: 0 if b else None, of_args)
-                totals = rows._sum(jax.vmap(block_sum, in_axes=(axes, None, None, None)), args)
+                many = jax.vmap(block_sum, in_axes=(axes, None, None, None))
+                totals = rows._marked(many, args, reduction)
             return totals, jax.tree.map(lambda _: True, totals)
 
         return go(self, arguments)
 
-    def _sum_all(self, block_sum: MarkedSum, args: Any, batched: Any, clients: int) -> Any:
-        """Sums for all clients, leading axis `clients`; `batched` marks per-client arguments."""
+    def _all_clients(
+        self, block_sum: MarkedSum, args: Any, batched: Any, clients: int, reduction: _Reduction
+    ) -> Any:
+        """Sums (or maxima) for all clients, leading axis `clients`; `batched` marks per-client arguments."""
         tiles = self.tiles
         per_block = tiles.start.size // tiles.blocks
         in_axes = None if batched is None else jax.tree.map(lambda b: 0 if b else None, batched)
@@ -217,15 +252,17 @@ class ClientRows:
                 own = jax.tree.map(lambda v, b: v[owner] if b else v, args, batched)
             sums = jax.vmap(block_sum, in_axes=(in_axes, 0, 0, 0))(own, rows, weights, marks)
             return jax.tree.map(
-                lambda v: jax.ops.segment_sum(v, owner, num_segments=clients, indices_are_sorted=True),
+                lambda v: reduction.segment(v, owner, num_segments=clients, indices_are_sorted=True),
                 sums,
             )
 
         if tiles.blocks == 1:
             return one_block(0)
-        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one_block, 0))
+        zero = jax.tree.map(
+            lambda s: jnp.full(s.shape, reduction.start, s.dtype), jax.eval_shape(one_block, 0)
+        )
         return jax.lax.fori_loop(
-            0, tiles.blocks, lambda k, acc: jax.tree.map(jnp.add, acc, one_block(k)), zero
+            0, tiles.blocks, lambda k, acc: jax.tree.map(reduction.join, acc, one_block(k)), zero
         )
 
 

@@ -83,8 +83,8 @@ def bad_replies(name, request, earlier):
 
 
 def asked(coordinator, t, names=NAMES, **how):
-    question = Question(np.array([float(t), 0.5]))
-    return coordinator.ask("round", t, {name: {} for name in names}, question, LIKE, **how)
+    questions = dict.fromkeys(names, Question(np.array([float(t), 0.5])))
+    return coordinator.ask("round", t, {name: {} for name in names}, questions, LIKE, **how)
 
 
 def digest(state, replies):

@@ -62,11 +62,11 @@ class BiDROFL(ModelAndWeights):
         require_step("eta_x", self.eta_x)
         require_step("eta_alpha", self.eta_alpha)
 
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem, seed: int = 0) -> State:
         if problem.rho is None:
             raise BidroError("BiDRO-FL solves the penalised problem: give it Penalty(rho).")
         self.oracle.check(problem.inner)
-        return super().init(problem)
+        return super().init(problem, seed)
 
     def draw(self, client: Client, key: Array) -> Draw:
         if not self.oracle.needs_noise:
@@ -76,12 +76,15 @@ class BiDROFL(ModelAndWeights):
         return Draw(u[0], _normal(u[1:]))
 
     def client(self, broadcast: Broadcast, client: Client, draw: Draw) -> Reply:
-        x, inner = broadcast.x, client.inner
+        g_x, g_alpha = self.gradients(broadcast.x, client, draw)
+        return Reply(broadcast.x - self.eta_x * g_x, g_alpha)  # lines 8 and 9, eq. local_update
+
+    def gradients(self, x: Array, client: Client, draw: Draw) -> tuple[Array, Array]:
+        """(g^x, g^alpha) of one sampled row at x."""
         zeta = client.rows.row((draw.position * client.rows.size).astype(int))  # line 4
-        z = self.oracle.maximise(inner, x, zeta, client.rho, draw.noise)  # line 5
-        g_x = jax.grad(inner.loss.value)(x, z.point)  # line 6, eq. gradient_x
-        g_alpha = z.value  # line 7, eq. gradient_alpha; inf where the supremum is
-        return Reply(x - self.eta_x * g_x, g_alpha)  # lines 8 and 9, eq. local_update
+        z = self.oracle.maximise(client.inner, x, zeta, client.rho, draw.noise)  # line 5
+        g_x = jax.grad(client.inner.loss.value)(x, z.point)  # line 6, eq. gradient_x
+        return g_x, z.value  # line 7, eq. gradient_alpha; inf where the supremum is
 
     def server(self, state: State, replies: Reply, replied: Array) -> State:
         x_clients = masked(replied, replies.x, state.x)

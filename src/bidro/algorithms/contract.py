@@ -3,14 +3,16 @@
 An algorithm is a frozen dataclass of hyperparameters with pure methods. An engine knows nothing of
 the algorithm beyond this file, and an algorithm nothing of the engine:
 
-    state = algorithm.init(problem)
+    state = algorithm.init(problem, seed)
     repeat:
         broadcast = algorithm.broadcast(state)
-        at each client: draw = algorithm.draw(client, key); reply = algorithm.client(broadcast, client, draw)
+        at each of algorithm.participants(state):
+            draw = algorithm.draw(client, key); reply = algorithm.client(broadcast, client, draw)
         state = algorithm.server(state, replies, replied)
 
 `key` is derived from (seed, round, client id) and `draw` holds all the randomness of a client's round,
-so that an engine in one process can draw for many rounds at once. What crosses from a client to the
+so that an engine in one process can draw for many rounds at once. What is random at the server is derived
+from (seed, round) by keys that `init` puts into the state. What crosses from a client to the
 server is exactly its reply. Replies reach the server stacked along a leading axis in the order of the
 federation's clients; `replied` (n,) tells who answered, and the rows of the others are to be ignored.
 """
@@ -66,11 +68,18 @@ class Algorithm(Protocol):
     def second_order(self) -> bool:
         """Whether replies hold curvature or second moments."""
 
-    def init(self, problem: Problem) -> Any:
+    @property
+    def addressed(self) -> bool:
+        """Whether the broadcast has a leading axis of clients, each of whom gets its own part alone."""
+
+    def init(self, problem: Problem, seed: int = 0) -> Any:
         """The state before round 1. Raises BidroError where the problem does not suit."""
 
     def broadcast(self, state: Any) -> Any:
-        """What the server sends to every client."""
+        """What the server sends to the clients."""
+
+    def participants(self, state: Any) -> Array | None:
+        """(n,) who is asked in the round to come; None for everyone."""
 
     def draw(self, client: Client, key: Array) -> Any:
         """All that is random in one round of one client."""
@@ -83,6 +92,25 @@ class Algorithm(Protocol):
 
     def snapshot(self, state: Any) -> Snapshot:
         """The models and weights that the state stands for."""
+
+
+class Usual:
+    """What most algorithms have in common: one broadcast for all, everyone is asked, nothing is random."""
+
+    @property
+    def addressed(self) -> bool:
+        return False
+
+    def participants(self, state: Any) -> Array | None:
+        return None
+
+    def draw(self, client: Client, key: Array) -> Any:
+        return None
+
+
+def part_of(algorithm: Algorithm, broadcast: Any, i: int) -> Any:
+    """What client i gets of a broadcast."""
+    return jax.tree.map(lambda v: v[i], broadcast) if algorithm.addressed else broadcast
 
 
 def client_key(seed_key: Array, round_number: Array | int, client_id: Array) -> Array:

@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Evidence, Snapshot, masked
+from bidro.algorithms.contract import Evidence, Snapshot, Usual, masked
 from bidro.algorithms.exact import ExactMWDRO, Reply, State
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -75,7 +75,7 @@ class SolvesState(NamedTuple):
 
 
 @pytree
-class FoldSolves:
+class FoldSolves(Usual):
     """The clients' rows must be in folds. `spread` is what radii are in units of.
 
     A solve is finished at a relative `gap`, or after `most_rounds`.
@@ -105,7 +105,7 @@ class FoldSolves:
     def _exact(self) -> ExactMWDRO:
         return ExactMWDRO(self.oracle, self.sends_curvature, self.gap, saves_rounds=False)
 
-    def init(self, problem: Problem) -> SolvesState:
+    def init(self, problem: Problem, seed: int = 0) -> SolvesState:
         sizes = problem.federation.sizes
         caps = dict.fromkeys(one.cap for one in self.candidates)
         of_cap = {
@@ -127,10 +127,6 @@ class FoldSolves:
             jnp.asarray(state.fold[order]),
             jnp.asarray(state.scale[order]),
         )
-
-    def draw(self, client: Client, key: Array) -> object:
-        """Nothing is random."""
-        return None
 
     def client(self, broadcast: SolvesBroadcast, client: Client, draw: object) -> Reply:
         """Replies with a leading axis of solves, zero from `active` on."""
@@ -174,7 +170,7 @@ class ScoresReply(NamedTuple):
 
 
 @pytree
-class FoldScores:
+class FoldScores(Usual):
     """One round: the held-out losses of the models that `FoldSolves` found. It begins from these models
     (folds, candidates, d) as its state, which after the round is the losses (n, candidates), nan for who did
     not reply."""
@@ -188,15 +184,11 @@ class FoldScores:
     def traceable_server(self) -> bool:
         return False
 
-    def init(self, problem: Problem) -> Array:
+    def init(self, problem: Problem, seed: int = 0) -> Array:
         raise BidroError("FoldScores trains nothing: its first state is the models to be scored.")
 
     def broadcast(self, state: Array) -> ScoresBroadcast:
         return ScoresBroadcast(state)
-
-    def draw(self, client: Client, key: Array) -> object:
-        """Nothing is random."""
-        return None
 
     def client(self, broadcast: ScoresBroadcast, client: Client, draw: object) -> ScoresReply:
         loss = client.inner.loss

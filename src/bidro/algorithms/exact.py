@@ -25,7 +25,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from bidro.algorithms.cone_model import Answer, ConeModel, Curvature, Planes
-from bidro.algorithms.contract import Evidence, Snapshot
+from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -154,7 +154,7 @@ class State(NamedTuple):
 
 
 @pytree
-class ExactMWDRO:
+class ExactMWDRO(Usual):
     """Stops at a relative `gap`; `oracle` solves the inner problems that have no closed form.
 
     `saves_rounds`: solve a program for the lower bound in every round, not only where steps fail or kinks are
@@ -181,7 +181,7 @@ class ExactMWDRO:
     def traceable_server(self) -> bool:
         return False
 
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem, seed: int = 0) -> State:
         if not problem.loss.convex_in_x:
             name = type(problem.loss).__name__
             raise BidroError(
@@ -223,10 +223,6 @@ class ExactMWDRO:
 
     def broadcast(self, state: State) -> Broadcast:
         return Broadcast(jnp.asarray(state.x), jnp.asarray(state.width))
-
-    def draw(self, client: Client, key: Array) -> object:
-        """Nothing is random."""
-        return None
 
     def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
         return Reply.of(client.risk(self.oracle, broadcast.x, broadcast.width, self.sends_curvature))

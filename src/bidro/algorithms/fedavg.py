@@ -38,8 +38,8 @@ class FedAvg(ModelAndWeights):
         if self.local_steps < 1:
             raise BidroError(f"FedAvg needs at least one local step; got {self.local_steps}.")
 
-    def init(self, problem: Problem) -> State:
-        return super().init(problem)._replace(alpha=jnp.asarray(problem.federation.proportions))
+    def init(self, problem: Problem, seed: int = 0) -> State:
+        return super().init(problem, seed)._replace(alpha=jnp.asarray(problem.federation.proportions))
 
     def client(self, broadcast: Broadcast, client: Client, draw: None) -> Reply:
         def step(_: int, x: Array) -> Array:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Evidence, Snapshot
+from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.exact import Broadcast, ExactMWDRO, State
 from bidro.algorithms.one_shot import risks_from_moments, second_moments
@@ -46,7 +46,7 @@ class MomentsState(NamedTuple):
 
 
 @pytree
-class FoldMoments:
+class FoldMoments(Usual):
     """For squared loss over balls with p = 2 on an unbounded support; see `FoldSolves` for the settings."""
 
     candidates: tuple[Candidate, ...] = static()
@@ -68,7 +68,7 @@ class FoldMoments:
     def _exact(self) -> ExactMWDRO:
         return ExactMWDRO(Exact(), gap=self.gap, saves_rounds=False)
 
-    def init(self, problem: Problem) -> MomentsState:
+    def init(self, problem: Problem, seed: int = 0) -> MomentsState:
         sizes = problem.federation.sizes
         starts = {
             cap: self._exact.init(replace(problem, mixtures=Candidate(0.0, cap).mixtures(sizes)))
@@ -79,10 +79,6 @@ class FoldMoments:
     def broadcast(self, state: MomentsState) -> Broadcast:
         first = next(iter(state.starts.values()))
         return Broadcast(jnp.asarray(first.x), jnp.asarray(first.width))
-
-    def draw(self, client: Client, key: Array) -> object:
-        """Nothing is random."""
-        return None
 
     def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
         def one(fold: Array) -> tuple[Array, Array]:

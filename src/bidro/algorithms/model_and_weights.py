@@ -7,8 +7,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from bidro.algorithms.contract import Evidence, Snapshot
-from bidro.client import Client
+from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.problem import Mixtures, Problem
 from bidro.sets import VectorSet
 
@@ -31,7 +30,7 @@ class Broadcast(NamedTuple):
     alpha: Array  # alpha_t
 
 
-class ModelAndWeights:
+class ModelAndWeights(Usual):
     """The parts of the contract that are the same for every algorithm with this state."""
 
     broadcast_type: ClassVar[type] = Broadcast
@@ -42,17 +41,13 @@ class ModelAndWeights:
     def traceable_server(self) -> bool:
         return True
 
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem, seed: int = 0) -> State:
         x, alpha = problem.initial_model, problem.initial_weights
         t = jnp.ones((), int)
         return State(x, alpha, jnp.zeros_like(x), t, problem.domain, problem.weights)
 
     def broadcast(self, state: State) -> Broadcast:
         return Broadcast(state.x, state.alpha)
-
-    def draw(self, client: Client, key: Array) -> object:
-        """Nothing is random unless an algorithm says so."""
-        return None
 
     def snapshot(self, state: State) -> Snapshot:
         return Snapshot(state.x, state.x_sum / jnp.maximum(state.t - 1, 1), state.alpha)

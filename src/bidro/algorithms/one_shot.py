@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bidro.algorithms.contract import Evidence, Snapshot
+from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.exact import Broadcast, ExactMWDRO, State
 from bidro.algorithms.exact import Reply as Risks
 from bidro.client import Client, ambiguity_kind
@@ -46,7 +46,7 @@ class OneShotState(NamedTuple):
 
 
 @pytree
-class OneShotMWDRO:
+class OneShotMWDRO(Usual):
     """Squared loss on an unbounded support with p = 2, over balls or without ambiguity inside clients."""
 
     gap: float = static(default=1e-6)
@@ -60,7 +60,7 @@ class OneShotMWDRO:
     def traceable_server(self) -> bool:
         return False
 
-    def init(self, problem: Problem) -> OneShotState:
+    def init(self, problem: Problem, seed: int = 0) -> OneShotState:
         kind = ambiguity_kind(problem.ambiguity)
         squared = isinstance(problem.loss, Squared)
         if not squared or kind == "penalty" or (kind == "ball" and not problem.lifted):
@@ -74,10 +74,6 @@ class OneShotMWDRO:
 
     def broadcast(self, state: OneShotState) -> Broadcast:
         return Broadcast(jnp.asarray(state.solver.x), jnp.asarray(state.solver.width))
-
-    def draw(self, client: Client, key: Array) -> object:
-        """Nothing is random."""
-        return None
 
     def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
         return Reply(second_moments(client.rows, client.inner.loss))

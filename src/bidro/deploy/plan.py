@@ -23,6 +23,7 @@ from bidro.client import Penalty
 from bidro.deploy.job import Job
 from bidro.deploy.questions import Assessment, Fixed, FreshBounds, Model, Prepared
 from bidro.engines.coordinator import Coordinator, LostClientsError, Nothing
+from bidro.engines.network import run_over
 from bidro.engines.plain import described
 from bidro.engines.remote import Remote, own_ambiguity
 from bidro.engines.solve import LARGEST_CURVATURE, Solution
@@ -134,7 +135,8 @@ class _Plan:
         schema = self.job.agreed.schema
         columns = [*schema.features, schema.target]
         like, about = Prepared.like(len(columns)), self._about()
-        found = self.coordinator.ask("prepare", 1, dict.fromkeys(self.names, about), Nothing(), like)
+        nothing = dict.fromkeys(self.names, Nothing())
+        found = self.coordinator.ask("prepare", 1, dict.fromkeys(self.names, about), nothing, like)
         sizes = {name: int(found[name].rows) for name in self.names}
         parts = [Moments(sizes[k], np.asarray(v.mean), np.asarray(v.deviation)) for k, v in found.items()]
         return _Sites(
@@ -196,11 +198,14 @@ class _Plan:
         problem = replace(whole, ambiguity=Penalty(settings.rho))
         algorithm = BiDROFL(settings.eta_x, settings.eta_alpha)
         began = time.perf_counter()
-        ask = replace(remote, needs_all=False).clients_of(problem, seed=self.job.options.seed)
-        state = algorithm.init(problem)
-        for t in range(1, settings.rounds + 1):
-            state = algorithm.server(state, *ask(algorithm, algorithm.broadcast(state), t))
-            self.coordinator.say(f"Algorithm 1: round {t} of {settings.rounds}")
+        state = run_over(
+            replace(remote, needs_all=False),
+            algorithm,
+            problem,
+            settings.rounds,
+            self.job.options.seed,
+            lambda t: self.coordinator.say(f"Algorithm 1: round {t} of {settings.rounds}"),
+        )
         final = algorithm.snapshot(state)
         unknown = np.full(problem.n, np.nan)
         solution = Solution(
@@ -293,7 +298,7 @@ class _Plan:
             }
             for i, name in enumerate(self.names)
         }
-        return self.coordinator.ask("assess", 1, settings, Model(x, reference), like)
+        return self.coordinator.ask("assess", 1, settings, dict.fromkeys(settings, Model(x, reference)), like)
 
     def _fresh(
         self, sites: _Sites, standard: Standard, of: Assessed, levels: list[float]
@@ -305,7 +310,7 @@ class _Plan:
         like = FreshBounds.like(len(levels), of.largest is not None, labels)
         shared = self._shared(standard, sites)
         settings = {name: {**shared[name], "loss": described(of.loss)} for name in self.names}
-        found = self.coordinator.ask("bounds", 1, settings, message, like)
+        found = self.coordinator.ask("bounds", 1, settings, dict.fromkeys(settings, message), like)
         bounds: dict[str, list[dict[str, ClientBound]]] = {}
         for name, one in found.items():
             parts = {"clipped": one.clipped, "held_out": one.held_out, "mistakes": one.mistakes}

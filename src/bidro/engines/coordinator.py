@@ -83,11 +83,11 @@ class Coordinator:
         question: str,
         round_number: int,
         settings: Mapping[str, Mapping[str, Any]],
-        message: Any,
+        messages: Mapping[str, Any],
         like: T,
         needs_all: bool = True,
     ) -> dict[str, T]:
-        """The replies to one question, by client, of the shapes in `like`; settings are by client too.
+        """The replies to one question, by client, of the shapes in `like`; settings and messages are by client.
 
         Every client's reply is there, or this raises: LostClientsError where the policy is to go on without
         some, BidroError where the run must stop. Without `needs_all`, where the policy is to go on, those
@@ -95,7 +95,7 @@ class Coordinator:
         """
         requests = {
             name: pack(
-                message,
+                messages[name],
                 {"run": self.run, "question": question, "round": round_number, "client": name, **own},
             )
             for name, own in settings.items()

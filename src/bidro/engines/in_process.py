@@ -83,7 +83,7 @@ def run(
         if rounds <= done:
             raise BidroError(f"The run to resume has {done} rounds already; ask for more than that.")
     started = time.perf_counter()
-    state = algorithm.init(problem) if resume is None else resume.state
+    state = algorithm.init(problem, seed) if resume is None else resume.state
     clients = problem.clients
     advance = _compiled_rounds if algorithm.traceable_server else _plain_rounds
     block = _block_rounds(problem, runs=1)
@@ -138,9 +138,7 @@ def run_many(
         started = time.perf_counter()
         rows = ClientRows.stacked(data[chosen], problem.federation.sizes)
         clients = replace(problem.clients, rows=rows)
-        state = jax.tree.map(
-            lambda v: jnp.broadcast_to(v, (len(chosen), *jnp.shape(v))), algorithm.init(problem)
-        )
+        state = jax.tree.map(lambda *v: jnp.stack(v), *(algorithm.init(problem, seeds[r]) for r in chosen))
         keys = jnp.stack([_seed_key(seeds[r]) for r in chosen])
 
         def report(t: int) -> None:
@@ -260,15 +258,13 @@ def _rounds(
 
     How many rounds that is, is not part of the program: it is compiled once for a problem.
     """
-    axes = clients.client_axes()
-    everyone = jnp.ones(clients.rho.shape, bool)
     # Drawing inside the loop would cost more than the round itself.
     draws = jax.vmap(lambda t: _draws(algorithm, clients, key, t))(first + jnp.arange(block))
 
     def one_round(t: Array, state: Any) -> Any:
         draw = jax.tree.map(lambda v: jax.lax.dynamic_index_in_dim(v, t, keepdims=False), draws)
-        reply = jax.vmap(algorithm.client, in_axes=(None, axes, 0))
-        return algorithm.server(state, reply(algorithm.broadcast(state), clients, draw), everyone)
+        replies = _replies(algorithm, clients, algorithm.broadcast(state), draw)
+        return algorithm.server(state, replies, asked(algorithm, state, clients))
 
     def to_next_place(k: Array, carry: tuple[Any, Snapshot]) -> tuple[Any, Snapshot]:
         state, kept = carry
@@ -315,20 +311,30 @@ def _draws(algorithm: Algorithm, clients: Client, key: Array, t: Array) -> Any:
 @jax.jit
 def all_replies(algorithm: Algorithm, clients: Client, key: Array, broadcast: Any, t: Array) -> Any:
     """The replies of all clients in round t, with a leading axis of clients."""
-    reply = jax.vmap(algorithm.client, in_axes=(None, clients.client_axes(), 0))
-    return reply(broadcast, clients, _draws(algorithm, clients, key, t))
+    return _replies(algorithm, clients, broadcast, _draws(algorithm, clients, key, t))
+
+
+def _replies(algorithm: Algorithm, clients: Client, broadcast: Any, draws: Any) -> Any:
+    axes = (0 if algorithm.addressed else None, clients.client_axes(), 0)
+    return jax.vmap(algorithm.client, in_axes=axes)(broadcast, clients, draws)
+
+
+def asked(algorithm: Algorithm, state: Any, clients: Client) -> Array:
+    """(n,) who takes part in the round to come. In one process everyone computes, and the others' replies
+    are ignored."""
+    chosen = algorithm.participants(state)
+    return jnp.ones(clients.rho.shape, bool) if chosen is None else chosen
 
 
 def _plain_rounds(
     algorithm: Algorithm, clients: Client, key: Array, state: Any, done: int, stops: list[int], block: int
 ) -> tuple[Any, Snapshot]:
     """A loop around a compiled client step, for servers that cannot be traced."""
-    everyone = jnp.ones(clients.rho.shape, bool)
     snapshots = []
     for stop in stops:
         for t in range(done + 1, stop + 1):
             replies = all_replies(algorithm, clients, key, algorithm.broadcast(state), jnp.asarray(t))
-            state = algorithm.server(state, replies, everyone)
+            state = algorithm.server(state, replies, asked(algorithm, state, clients))
         done = stop
         snapshots.append(algorithm.snapshot(state))
     return state, Snapshot(*(jnp.stack(v) for v in zip(*snapshots, strict=True)))

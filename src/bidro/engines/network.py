@@ -23,8 +23,12 @@ class Deal(NamedTuple):
     seed: int
 
 
-# (algorithm, broadcast, round from 1) -> (replies with a leading axis of clients, who replied (n,)).
-Ask = Callable[[Algorithm, Any, int], tuple[Any, Array]]
+class Ask(Protocol):
+    def __call__(
+        self, algorithm: Algorithm, broadcast: Any, t: int, who: Array | None = None
+    ) -> tuple[Any, Array]:
+        """(replies with a leading axis of clients, who replied (n,)) in round t, from 1; `who` (n,) is asked,
+        None for everyone."""
 
 
 class Network(Protocol):
@@ -41,13 +45,32 @@ class InProcess:
         clients = problem.clients if deal is None else in_folds(problem, deal)
         key, everyone = jax.random.key(seed), jnp.ones(problem.n, bool)
 
-        def ask(algorithm: Algorithm, broadcast: Any, t: int) -> tuple[Any, Array]:
-            return all_replies(algorithm, clients, key, broadcast, jnp.asarray(t)), everyone
+        def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Array | None = None) -> tuple[Any, Array]:
+            replies = all_replies(algorithm, clients, key, broadcast, jnp.asarray(t))
+            return replies, everyone if who is None else who
 
         return ask
 
 
 IN_PROCESS = InProcess()
+
+
+def run_over(
+    network: Network,
+    algorithm: Algorithm,
+    problem: Problem,
+    rounds: int,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Any:
+    """The state after `rounds` rounds that a network answers; `progress` is called with those done."""
+    ask, state = network.clients_of(problem, seed=seed), algorithm.init(problem, seed)
+    for t in range(1, rounds + 1):
+        replies, replied = ask(algorithm, algorithm.broadcast(state), t, algorithm.participants(state))
+        state = algorithm.server(state, replies, replied)
+        if progress is not None:
+            progress(t)
+    return state
 
 
 def in_folds(problem: Problem, deal: Deal) -> Client:

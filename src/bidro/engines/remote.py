@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bidro.algorithms.contract import Algorithm
+from bidro.algorithms.contract import Algorithm, part_of
 from bidro.client import Client, Penalty, WassersteinBall
 from bidro.engines.coordinator import Coordinator
 from bidro.engines.network import Ask, Deal
@@ -40,11 +40,17 @@ class Remote:
         }
         own = {name: own_ambiguity(problem, i) for i, name in enumerate(names)}
 
-        def ask(algorithm: Algorithm, broadcast: Any, t: int) -> tuple[Any, Array]:
+        def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Array | None = None) -> tuple[Any, Array]:
             how = {**shared, "algorithm": described(algorithm)}
-            settings = {name: {**self.settings[name], **how, "ambiguity": own[name]} for name in names}
-            like = _reply_shapes(algorithm, problem, settings[names[0]], broadcast)
-            found = self.coordinator.ask("round", t, settings, broadcast, like, self.needs_all)
+            chosen = [i for i in range(len(names)) if who is None or bool(who[i])]
+            settings = {
+                names[i]: {**self.settings[names[i]], **how, "ambiguity": own[names[i]]} for i in chosen
+            }
+            messages = {names[i]: part_of(algorithm, broadcast, i) for i in chosen}
+            like = _reply_shapes(
+                algorithm, problem, {**how, "ambiguity": own[names[0]]}, part_of(algorithm, broadcast, 0)
+            )
+            found = self.coordinator.ask("round", t, settings, messages, like, self.needs_all)
             none = jax.tree.map(lambda v: np.zeros(v.shape, v.dtype), like)
             replies = [found.get(name, none) for name in names]
             stacked = jax.tree.map(lambda *v: jnp.asarray(np.stack(v)), *replies)
