@@ -112,6 +112,11 @@ class Federation:
             from_data,
         )
 
+    def pooled(self) -> Federation:
+        """All rows as those of one client, "all". WRM (Sinha et al.) is BiDRO-FL, or the exact solver, on
+        this with a penalty."""
+        return Federation.from_samples(self.samples, [sum(self.sizes)], self.support, ["all"], self.columns)
+
     @classmethod
     def from_table(
         cls,

@@ -150,7 +150,7 @@ class ClientRows:
 
     def _keeping(self, kept: Array) -> ClientRows:
         assert self.folds is not None
-        size = jnp.sum(jnp.where(kept, self.folds.counts, 0))
+        size = jnp.sum(jnp.where(kept, self.folds.counts, 0), axis=-1)
         return replace(self, size=size, folds=replace(self.folds, kept=kept))
 
     def row(self, k: Array) -> Array:

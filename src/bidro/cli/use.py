@@ -144,15 +144,21 @@ def compare(
     task: Annotated[str | None, typer.Option(help="regression or classification.")] = None,
     features: Annotated[str | None, typer.Option(help="Columns to use, separated by commas.")] = None,
     missing: Annotated[str, typer.Option(help="refuse missing values, or median.")] = "refuse",
-    rounds: Annotated[int, typer.Option(min=1, help="Of the algorithms that take steps.")] = 2000,
+    methods: Annotated[
+        str | None, typer.Option(help="Some of them, separated by commas; else all sixteen.")
+    ] = None,
+    passes: Annotated[int, typer.Option(min=2, help="Over the rows, for methods that take steps.")] = 200,
     splits: Annotated[int, typer.Option(min=1, help="Random splits into training and test rows.")] = 3,
     json: AsJson = False,
 ) -> None:
-    """FedAvg, AFL, DRO-FL, BiDRO-FL and exact MW-DRO on the same rows, each tuned over six candidates."""
+    """All methods on the same rows, each tuned over as many candidates by the same cross-validation.
+
+    Example: bidro compare visits.csv --client hospital --target stay --methods "FedAvg,AFL,exact MW-DRO"
+    """
     from bidro.cli.output import shown_progress
     from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError
-    from bidro.experiments.compare import compare_methods, comparison_table
+    from bidro.experiments.compare import compare_methods, comparison_table, grouped_from
     from bidro.tables import learn_schema, read
 
     if target is None:
@@ -163,7 +169,8 @@ def compare(
         whole, owner = read(tables, client)
         names = None if features is None else [name.strip() for name in features.split(",")]
         schema = learn_schema(whole, owner, target, names, task, missing)
-        found = compare_methods(schema, whole, rounds, splits, progress)
+        chosen = None if methods is None else [name.strip() for name in methods.split(",")]
+        found = compare_methods(grouped_from(schema, whole), splits, passes, chosen, progress)
     if json:
         _print_json(found)
     else:

@@ -87,7 +87,7 @@ class Coordinator:
         like: T,
         needs_all: bool = True,
     ) -> dict[str, T]:
-        """The replies to one question, by client, of the shapes in `like`; settings and messages are by client.
+        """The replies to one question, of the shapes in `like`; settings, messages and replies are by client.
 
         Every client's reply is there, or this raises: LostClientsError where the policy is to go on without
         some, BidroError where the run must stop. Without `needs_all`, where the policy is to go on, those

@@ -86,7 +86,7 @@ def run(
     state = algorithm.init(problem, seed) if resume is None else resume.state
     clients = problem.clients
     advance = _compiled_rounds if algorithm.traceable_server else _plain_rounds
-    block = _block_rounds(problem, runs=1)
+    block = block_rounds(problem, runs=1)
     state, at, history = _loop(
         partial(advance, algorithm, clients, key), state, done, rounds, every, block, progress
     )
@@ -148,7 +148,7 @@ def run_many(
                 progress(sum(finished))
 
         advance = partial(_batched_rounds, algorithm, clients, keys)
-        block = _block_rounds(problem, len(chosen))
+        block = block_rounds(problem, len(chosen))
         state, at, history = _loop(advance, state, 0, rounds, every, block, report)
         seconds = (time.perf_counter() - started) / len(chosen)
         results = []
@@ -183,7 +183,7 @@ def _interval(rounds: int, record_every: int | None) -> int:
     return min(every, rounds)
 
 
-def _block_rounds(problem: Problem, runs: int) -> int:
+def block_rounds(problem: Problem, runs: int) -> int:
     """Rounds in a block: a property of the problem alone, so that blocks stay where they are."""
     drawn = _DRAWN_NUMBERS // (runs * problem.n * (problem.federation.m + 1))
     read = _READ_NUMBERS // (runs * problem.federation.samples.size)
@@ -244,7 +244,7 @@ def _places(done: int, stops: list[int], block: int) -> tuple[int, NDArray[np.in
     return base + 1, places, len(stops)
 
 
-def _rounds(
+def rounds_of(
     algorithm: Algorithm,
     clients: Client,
     key: Array,
@@ -276,7 +276,7 @@ def _rounds(
     return jax.lax.fori_loop(0, count, to_next_place, (state, empty))
 
 
-_one_run = jax.jit(_rounds, static_argnames="block")
+_one_run = jax.jit(rounds_of, static_argnames="block")
 
 
 @partial(jax.jit, static_argnames="block")
@@ -293,7 +293,7 @@ def _many_runs(
     """The same for repeated runs; snapshots have the axes (places, runs, ...)."""
 
     def one_run(clients: Client, key: Array, state: Any) -> tuple[Any, Snapshot]:
-        return _rounds(algorithm, clients, key, state, first, places, count, block)
+        return rounds_of(algorithm, clients, key, state, first, places, count, block)
 
     over_runs = jax.vmap(one_run, in_axes=(clients.run_axes(), 0, 0), out_axes=(0, 1))
     return over_runs(clients, keys, states)

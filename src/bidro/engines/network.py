@@ -65,12 +65,24 @@ def run_over(
 ) -> Any:
     """The state after `rounds` rounds that a network answers; `progress` is called with those done."""
     ask, state = network.clients_of(problem, seed=seed), algorithm.init(problem, seed)
+    begin, end = (_begun, _ended) if algorithm.traceable_server else (_begin, _end)
     for t in range(1, rounds + 1):
-        replies, replied = ask(algorithm, algorithm.broadcast(state), t, algorithm.participants(state))
-        state = algorithm.server(state, replies, replied)
+        broadcast, who = begin(algorithm, state)
+        state = end(algorithm, state, *ask(algorithm, broadcast, t, who))
         if progress is not None:
             progress(t)
     return state
+
+
+def _begin(algorithm: Algorithm, state: Any) -> tuple[Any, Array | None]:
+    return algorithm.broadcast(state), algorithm.participants(state)
+
+
+def _end(algorithm: Algorithm, state: Any, replies: Any, replied: Array) -> Any:
+    return algorithm.server(state, replies, replied)
+
+
+_begun, _ended = jax.jit(_begin), jax.jit(_end)
 
 
 def in_folds(problem: Problem, deal: Deal) -> Client:

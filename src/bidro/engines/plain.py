@@ -8,7 +8,24 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from bidro.algorithms import AFL, BiDROFL, ExactMWDRO, FedAvg, OneShotMWDRO
+from bidro.algorithms import (
+    AFL,
+    DRFA,
+    FDRSVM,
+    QFFL,
+    BiDROCompressed,
+    BiDROFL,
+    BiDROLocal,
+    EightBit,
+    ExactMWDRO,
+    FedAvg,
+    GroupDRO,
+    GroupDROBalls,
+    MixtureBall,
+    OneShotMWDRO,
+    TopK,
+    UnbalancedDRO,
+)
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.client import Penalty, WassersteinBall
@@ -21,7 +38,9 @@ from bidro.worst_case import BacktrackingAscent, Exact, FixedStepAscent
 _KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(AFL, BiDROFL, ExactMWDRO, FedAvg, OneShotMWDRO, FoldScores, FoldSolves, FoldMoments, Candidate),
+        *(AFL, BiDROFL, BiDROLocal, DRFA, FDRSVM, FedAvg, GroupDRO, GroupDROBalls, MixtureBall, QFFL),
+        *(UnbalancedDRO, BiDROCompressed, EightBit, TopK),
+        *(ExactMWDRO, OneShotMWDRO, FoldScores, FoldSolves, FoldMoments, Candidate),
         *(Absolute, Hinge, Huber, Logistic, Pinball, SmoothedHinge, Softmax, Squared),
         *(BacktrackingAscent, Exact, FixedStepAscent),
         *(Box, WholeSpace, Transport, Penalty, WassersteinBall),

@@ -43,6 +43,11 @@ def worst_decile(losses: Floats) -> Floats:
     return _worst_share(losses, 10)
 
 
+def worst_fifth(losses: Floats) -> Floats:
+    """The mean of the ceil(n / 5) largest: what candidates are chosen by."""
+    return _worst_share(losses, 5)
+
+
 def _worst_share(losses: Floats, parts: int) -> Floats:
     """The mean of the ceil(n / parts) largest."""
     worst = -(-len(losses) // parts)
@@ -69,7 +74,7 @@ class Calibration:
     @property
     def scores(self) -> Floats:
         """(candidates,) the mean over the worst fifth of the clients, by which the choice is made."""
-        return _worst_share(self.losses, 5)
+        return worst_fifth(self.losses)
 
     @property
     def worst_deciles(self) -> Floats:
@@ -123,7 +128,7 @@ def calibrate(
         scoring, models = FoldScores(), jnp.asarray(going.models(folds))
         losses = np.asarray(scoring.server(models, *ask(scoring, scoring.broadcast(models), going.t + 1)))
         rounds = going.t + 1
-    best = candidates[int(np.argmin(_worst_share(losses, 5)))]
+    best = candidates[int(np.argmin(worst_fifth(losses)))]
     radii = unit * best.scale / np.sqrt(np.asarray(problem.federation.sizes, float))
     return Calibration(candidates, losses, problem.federation.names, radii, best, unit, folds, rounds)
 

@@ -198,10 +198,12 @@ class ScaledNormCut:
         def outside(u: Array) -> Array:
             return jnp.linalg.norm(self.scale * u) > self.radius
 
-        most = _double_until(lambda mu: ~outside(point(mu)))
-        mu = _bisect(lambda s: outside(point(s)), jnp.zeros(()), most)
         unpenalised = self.base.project(v, weights)
-        return jnp.where(outside(unpenalised), point(mu), unpenalised)
+        cut = outside(unpenalised)
+        # Where nothing is cut there is nothing to search for.
+        most = _double_until(lambda mu: ~cut | ~outside(point(mu)))
+        mu = _bisect(lambda s: outside(point(s)), jnp.zeros(()), jnp.where(cut, most, 0.0))
+        return jnp.where(cut, point(mu), unpenalised)
 
     def contains(self, v: Array, tolerance: float = 1e-9) -> Array:
         small = jnp.linalg.norm(self.scale * v) <= self.radius + tolerance
@@ -242,13 +244,18 @@ def _norm(v: Array) -> Array:
 def _bisect(too_small: Callable[[Array], Array], low: Array, high: Array) -> Array:
     """The point of [low, high] where the predicate `too_small` turns from true to false."""
 
-    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        a, b = bracket
+    def divisible(bracket: tuple[Array, Array, Array]) -> Array:
+        a, b, k = bracket
+        middle = (a + b) / 2
+        return (a < middle) & (middle < b) & (k < _HALVINGS)
+
+    def halve(bracket: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        a, b, k = bracket
         middle = (a + b) / 2
         small = too_small(middle)
-        return jnp.where(small, middle, a), jnp.where(small, b, middle)
+        return jnp.where(small, middle, a), jnp.where(small, b, middle), k + 1
 
-    return jax.lax.fori_loop(0, _HALVINGS, halve, (low, high))[1]
+    return jax.lax.while_loop(divisible, halve, (low, high, jnp.zeros((), int)))[1]
 
 
 def _double_until(enough: Callable[[Array], Array]) -> Array:

@@ -1,0 +1,85 @@
+"""One ball around a Wasserstein barycentre of the clients (Rychener et al., as the paper cites it).
+
+The centre is the cloud B of a given number of points, all of equal mass, that minimises
+sum_i w_i W_2(B, P_i)^2 over the points (a local minimum, by POT), and the problem
+
+    min over x in X of sup { E_Q[l(x, xi)] : W_p(Q, B) <= eps }
+
+is that of MW-DRO with B as the only client: `solve` on the federation that `barycentre` returns.
+
+A barycentre is no mixture. It averages positions of rows, so that of clients which are copies of each other,
+shifted apart, it is one copy half way, where nobody has rows, and what differs between clients is lost. It
+also takes the clients' rows to one place: this is no federated method.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import ot
+from numpy.typing import NDArray
+
+from bidro.errors import BidroError
+from bidro.federation import Federation
+
+Floats = NDArray[np.float64]
+
+_ITERATIONS = 20
+
+
+def barycentre(
+    federation: Federation,
+    points: int = 100,
+    rows_per_client: int = 200,
+    classes: bool = False,
+    seed: int = 0,
+) -> Federation:
+    """A federation of one client, "barycentre", with weights w_i = N_i / N.
+
+    Of a client with more than `rows_per_client` rows a random choice is used. With `classes`, the last column
+    is a label, which cannot be averaged: every class gets a barycentre of its rows' features, and points in
+    proportion to its rows. Raises BidroError for fewer than one point a class.
+    """
+    rng = np.random.default_rng(seed)
+    samples = np.asarray(federation.samples)
+    parts = np.split(samples, np.cumsum(federation.sizes)[:-1])
+    if not classes:
+        centre = _centre(parts, points, rows_per_client, rng)
+    else:
+        labels, counts = np.unique(samples[:, -1], return_counts=True)
+        centre = np.concatenate(
+            [
+                np.column_stack([_centre(own, share, rows_per_client, rng), np.full(share, label)])
+                for label, share in zip(labels, _shares(counts, points), strict=True)
+                for own in [[part[part[:, -1] == label, :-1] for part in parts]]
+            ]
+        )
+    return Federation.from_samples(
+        jnp.asarray(centre), [len(centre)], federation.support, ["barycentre"], federation.columns
+    )
+
+
+def _centre(parts: list[Floats], points: int, most: int, rng: np.random.Generator) -> Floats:
+    """(points, k) of the clouds that have rows, weighted by them."""
+    clouds = [part for part in parts if len(part)]
+    sizes = np.array([len(cloud) for cloud in clouds], float)
+    chosen = [cloud if len(cloud) <= most else rng.choice(cloud, most, replace=False) for cloud in clouds]
+    together = np.concatenate(clouds)
+    # A start among the rows themselves; with as many points as rows it is all of them.
+    start = together[rng.choice(len(together), points, replace=points > len(together))]
+    masses = [np.full(len(cloud), 1 / len(cloud)) for cloud in chosen]
+    found: Floats = ot.lp.free_support_barycenter(
+        chosen, masses, start, weights=sizes / sizes.sum(), numItermax=_ITERATIONS
+    )
+    return found
+
+
+def _shares(counts: NDArray[np.int64], points: int) -> list[int]:
+    """Points of each class, by largest remainders, at least one each."""
+    if points < len(counts):
+        raise BidroError(f"{len(counts)} classes need at least as many points; got {points}.")
+    exact = counts / counts.sum() * (points - len(counts))
+    shares = np.floor(exact).astype(int)
+    order = np.argsort(shares - exact)
+    shares[order[: points - len(counts) - shares.sum()]] += 1
+    return (shares + 1).tolist()

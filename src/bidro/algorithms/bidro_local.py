@@ -1,0 +1,135 @@
+"""BiDRO-FL with local steps and partial participation: fewer messages for the paper's penalised problem.
+
+Solves what Algorithm 1 solves (eq. reformed_DRO),
+
+    min over x in X of max over alpha in A of
+        sum_i alpha_i E_{zeta ~ P_i} [ sup over xi in Xi of l(x, xi) - rho_i c(zeta, xi) ],
+
+and follows the paper's closing remark on communication. Local steps are those of FedAvg (McMahan et al.), and
+together with sampled clients they were brought to uncertain mixtures by DRFA (Deng et al.), which samples by
+the weights. Here a round asks m of the n clients, uniformly and without replacement. Each of them takes
+`local_steps` stochastic steps from x_t, with a row for every step, and sends its last model x_i and
+g^alpha_i, the value of its first row at x_t: an unbiased estimate of F_i(x_t), which the values at later,
+moved models are not. As a client is asked with probability m / n, the server's
+
+    x_{t+1} = P_X(x_t + (n / m) sum over the replies of alpha_i (x_i - x_t)),
+    alpha_{t+1} = P_A(alpha_t + eta_alpha (n / m) sum over the replies of g^alpha_i e_i)
+
+take, before projection, in the mean the steps that all clients together would take.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bidro.algorithms.bidro_fl import BiDROFL, Draw, Reply
+from bidro.algorithms.contract import Evidence, Snapshot, Usual, client_key, masked, require_step
+from bidro.algorithms.model_and_weights import Broadcast
+from bidro.algorithms.model_and_weights import State as ModelState
+from bidro.client import Client
+from bidro.errors import BidroError
+from bidro.problem import Problem
+from bidro.trees import pytree, static
+from bidro.worst_case import FixedStepAscent, Oracle
+
+# Sets the server's random numbers apart from the clients', and from those of other algorithms.
+_TAG = 0x10CA1
+
+
+class State(NamedTuple):
+    at: ModelState  # x_t and alpha_t
+    key: Array  # of the choice of clients
+    ids: Array  # (n, 2), from the clients' names
+
+    @property
+    def x(self) -> Array:
+        return self.at.x
+
+    @property
+    def alpha(self) -> Array:
+        return self.at.alpha
+
+
+@pytree
+class BiDROLocal(Usual):
+    """Step sizes, steps a client takes in a round, the share of clients that a round asks, and the oracle.
+
+    A client that is asked and does not reply counts as one that stood still: its model is x_t and its
+    g^alpha is 0. Models are projected on X once a round, after they are put together: clients do not know X.
+    """
+
+    broadcast_type: ClassVar[type] = Broadcast
+    reply_type: ClassVar[type] = Reply
+    evidence: ClassVar[Evidence] = "one row"
+    second_order: ClassVar[bool] = False
+    traceable_server: ClassVar[bool] = True
+    eta_x: float = 0.01
+    eta_alpha: float = 0.01
+    local_steps: int = static(default=5)
+    participation: float = static(default=1.0)
+    oracle: Oracle = static(default=FixedStepAscent())
+
+    def __post_init__(self) -> None:
+        require_step("eta_x", self.eta_x)
+        require_step("eta_alpha", self.eta_alpha)
+        if not isinstance(self.local_steps, int) or self.local_steps < 1:
+            raise BidroError(f"BiDROLocal needs at least one local step; got {self.local_steps!r}.")
+        if not isinstance(self.participation, int | float) or not 0 < self.participation <= 1:
+            raise BidroError(
+                f"The participation must be a share of the clients above 0 and up to 1; got "
+                f"{self.participation!r}."
+            )
+
+    def init(self, problem: Problem, seed: int = 0) -> State:
+        key = jax.random.fold_in(jax.random.key(seed), _TAG)
+        ids = jnp.asarray(problem.federation.client_ids)
+        return State(self._one_step.init(problem, seed), key, ids)
+
+    def broadcast(self, state: State) -> Broadcast:
+        return self._one_step.broadcast(state.at)
+
+    def participants(self, state: State) -> Array | None:
+        n = state.alpha.shape[0]
+        if self._asked(n) == n:
+            return None
+        # By name, not by position: each client has a number of its own, and the smallest are asked.
+        u = jax.vmap(lambda id: jax.random.uniform(client_key(state.key, state.at.t, id)))(state.ids)
+        return jnp.zeros(n, bool).at[jnp.argsort(u)[: self._asked(n)]].set(True)
+
+    def draw(self, client: Client, key: Array) -> Draw:
+        """One draw of Algorithm 1 a local step, stacked; with one step, that of Algorithm 1 itself."""
+        keys = key[None] if self.local_steps == 1 else jax.random.split(key, self.local_steps)
+        return jax.vmap(lambda k: self._one_step.draw(client, k))(keys)
+
+    def client(self, broadcast: Broadcast, client: Client, draw: Draw) -> Reply:
+        def step(x: Array, drawn: Draw) -> tuple[Array, Array]:
+            g_x, g_alpha = self._one_step.gradients(x, client, drawn)
+            return x - self.eta_x * g_x, g_alpha
+
+        x, values = jax.lax.scan(step, broadcast.x, draw)
+        return Reply(x, values[0])
+
+    def server(self, state: State, replies: Reply, replied: Array) -> State:
+        x, alpha, n = state.x, state.alpha, state.alpha.shape[0]
+        scale = n / self._asked(n)
+        moves = masked(replied, replies.x, x) - x
+        g_alpha = masked(replied, replies.g_alpha, jnp.zeros(()))
+        x = state.at.models.project(x + scale * (alpha @ moves))
+        alpha = state.at.mixtures.project(alpha + self.eta_alpha * scale * g_alpha)
+        return state._replace(at=state.at.step(x, alpha))
+
+    def snapshot(self, state: State) -> Snapshot:
+        return self._one_step.snapshot(state.at)
+
+    def _asked(self, n: int) -> int:
+        """m."""
+        return max(1, round(self.participation * n))
+
+    @property
+    def _one_step(self) -> BiDROFL:
+        """Algorithm 1, for its draws and gradients, in which step sizes play no part."""
+        return BiDROFL(oracle=self.oracle)

@@ -1,0 +1,156 @@
+"""DRFA, distributionally robust federated averaging (Deng, Kamani and Mahdavi, 2020).
+
+Solves min over x in X of max over alpha in A of sum_i alpha_i f_i(x), f_i(x) = mean_k l(x, xi_i^k), with
+several local steps between two exchanges. One stage of the published algorithm takes two rounds:
+
+(a) Clients are drawn independently by alpha, with replacement, and a step s uniformly from 1, ..., tau. Each
+    takes tau full-batch gradient steps from x and replies with its model after all of them and after step s.
+    The server averages both, a client that was drawn twice counting twice, and projects them on X.
+(b) The average after step s goes to clients chosen uniformly, each at most once, who reply with their mean
+    loss there. With v_i = (n / sampled) f_i for them and 0 for others, an unbiased estimate of all losses,
+    alpha moves to the projection on A of alpha + tau eta_alpha v.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bidro.algorithms.contract import Evidence, Snapshot, Usual, client_key, masked, require_step
+from bidro.client import Client
+from bidro.errors import BidroError
+from bidro.problem import Mixtures, Problem
+from bidro.sets import VectorSet
+from bidro.trees import pytree, static
+
+_TAG = 0xD2FA  # keeps the server's random numbers apart from those of clients and of other algorithms
+
+
+class State(NamedTuple):
+    x: Array  # (d,) the model that the stage began with, until the stage is over
+    alpha: Array  # (n,) the same of the weights
+    x_sum: Array  # of the models broadcast in (a)
+    t: Array  # the round to come, from 1: odd in (a), even in (b)
+    x_next: Array  # (d,) in (b), the averages of (a): after all local steps,
+    x_between: Array  # (d,) and after step s
+    models: VectorSet  # X
+    mixtures: Mixtures  # A
+    key: Array
+    ids: Array  # (n, 2)
+
+    @property
+    def in_b(self) -> Array:
+        return self.t % 2 == 0
+
+
+class Broadcast(NamedTuple):
+    x: Array  # (a) the model to start from; (b) the one to be assessed
+    step: Array  # (a) after which local step to keep the model, from 1; (b) no meaning
+    in_b: Array  # 0 in (a), 1 in (b)
+
+
+class Reply(NamedTuple):
+    """What does not belong to the round's part of a stage is 0."""
+
+    x: Array  # (a) the client's model after all local steps, (d,)
+    x_between: Array  # (a) and after the step asked for, (d,)
+    value: Array  # (b) mean loss over the client's rows
+
+
+@pytree
+class DRFA(Usual):
+    """Step sizes, local steps tau, and how many clients are `sampled` in either part of a stage.
+
+    In (a) the averages are over those of the drawn clients that replied, and the model stays if none did. In
+    (b) a client that does not reply counts as one that was not chosen. Model and weights change once a stage,
+    after its second round; x_average is the mean of the models broadcast in (a), each counted once, that of
+    an unfinished stage too. Local models are projected on X only after averaging, as in FedAvg.
+    """
+
+    broadcast_type: ClassVar[type] = Broadcast
+    reply_type: ClassVar[type] = Reply
+    evidence: ClassVar[Evidence] = "all rows"
+    second_order: ClassVar[bool] = False
+    traceable_server: ClassVar[bool] = True
+    eta_x: float = 0.01
+    eta_alpha: float = 0.01
+    local_steps: int = static(default=5)
+    sampled: int = static(default=2)
+
+    def __post_init__(self) -> None:
+        require_step("eta_x", self.eta_x)
+        require_step("eta_alpha", self.eta_alpha)
+        if self.local_steps < 1 or self.sampled < 1:
+            raise BidroError(
+                f"DRFA needs at least one local step and one sampled client; got {self.local_steps} and "
+                f"{self.sampled}."
+            )
+
+    def init(self, problem: Problem, seed: int = 0) -> State:
+        if self.sampled > problem.n:
+            raise BidroError(f"DRFA cannot sample {self.sampled} of {problem.n} client(s); set `sampled`.")
+        x, alpha = problem.initial_model, problem.initial_weights
+        key = jax.random.fold_in(jax.random.key(seed), _TAG)
+        ids, first = jnp.asarray(problem.federation.client_ids), jnp.ones((), int)
+        return State(x, alpha, jnp.zeros_like(x), first, x, x, problem.domain, problem.weights, key, ids)
+
+    def broadcast(self, state: State) -> Broadcast:
+        step = jax.random.randint(jax.random.fold_in(state.key, state.t), (), 1, self.local_steps + 1)
+        return Broadcast(jnp.where(state.in_b, state.x_between, state.x), step, state.in_b.astype(int))
+
+    def participants(self, state: State) -> Array:
+        return self._drawn(state) > 0
+
+    def _drawn(self, state: State) -> Array:
+        """(n,) how often each client is drawn in the round to come; a client's numbers are its own."""
+        keys = jax.vmap(client_key, in_axes=(None, None, 0))(state.key, state.t, state.ids)
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, (self.sampled,)))(keys)
+        # The largest of log alpha_i plus Gumbel noise is at client i with probability alpha_i.
+        best = jnp.argmax(jnp.log(state.alpha)[:, None] + noise, axis=0)
+        by_alpha = jnp.sum(best == jnp.arange(noise.shape[0])[:, None], axis=1)
+        _, first = jax.lax.top_k(noise[:, 0], self.sampled)
+        return jnp.where(state.in_b, jnp.zeros_like(by_alpha).at[first].set(1), by_alpha)
+
+    def client(self, broadcast: Broadcast, client: Client, draw: None) -> Reply:
+        loss, start = client.inner.loss, broadcast.x
+
+        def train() -> Reply:
+            def step(k: Array, models: tuple[Array, Array]) -> tuple[Array, Array]:
+                x, kept = models
+                x = x - self.eta_x * client.rows.mean_and_gradient(loss.values, x)[1]
+                return x, jnp.where(k + 1 == broadcast.step, x, kept)
+
+            x, kept = jax.lax.fori_loop(0, self.local_steps, step, (start, start))
+            return Reply(x, kept, jnp.zeros(()))
+
+        def assess() -> Reply:
+            none = jnp.zeros_like(start)
+            return Reply(none, none, client.rows.mean(loss.values, start))
+
+        return jax.lax.cond(broadcast.in_b == 1, assess, train)
+
+    def server(self, state: State, replies: Reply, replied: Array) -> State:
+        drawn, in_b = jnp.where(replied, self._drawn(state), 0), state.in_b
+        total = jnp.sum(drawn)
+        shares = drawn / jnp.maximum(total, 1)
+
+        def average(models: Array) -> Array:
+            mean = shares @ masked(replied, models, jnp.zeros(()))
+            return jnp.where(total > 0, state.models.project(mean), state.x)
+
+        v = jnp.where(drawn > 0, replies.value, 0.0) * (replied.shape[0] / self.sampled)
+        alpha = state.mixtures.project(state.alpha + self.local_steps * self.eta_alpha * v)
+        return state._replace(
+            x=jnp.where(in_b, state.x_next, state.x),
+            alpha=jnp.where(in_b, alpha, state.alpha),
+            x_sum=state.x_sum + jnp.where(in_b, 0.0, state.x),
+            t=state.t + 1,
+            x_next=jnp.where(in_b, state.x_next, average(replies.x)),
+            x_between=jnp.where(in_b, state.x_between, average(replies.x_between)),
+        )
+
+    def snapshot(self, state: State) -> Snapshot:
+        return Snapshot(state.x, state.x_sum / jnp.maximum(state.t // 2, 1), state.alpha)

@@ -1,0 +1,164 @@
+"""FDR-SVM (Ibrahim et al.): a support vector machine over a fixed mixture of Wasserstein balls, by ADMM.
+
+Solves, with w_i = N_i / N, hinge loss, features that move in the Euclidean norm and labels that change at a
+cost kappa (p = 1, unbounded support),
+
+    min over x in X of sum_i w_i R_i(x),
+    R_i(x) = min over lambda_i >= ||x|| of lambda_i eps_i + mean_k max( h(m_k), h(-m_k) - lambda_i kappa ),
+
+h(m) = max(0, 1 - m) at the margins m_k = y_k <x, theta_k>; the norm leaves an intercept out. By the
+alternating direction method of multipliers client i has a model v_i of its own and a dual u_i, and a round is
+
+    (v_i, lambda_i) <- argmin of w_i R_i + <u_i, v - z> + c/2 ||v - z||^2 + c/2 (lambda - lambda_i)^2,
+    z <- P_X( mean_i (v_i + u_i / c) ),    u_i <- u_i + c (v_i - z).
+
+The client's problem is strongly convex and solved by `inner_steps` projected subgradient steps of length
+2 / (c (k + 1)), averaged with weights k (Lacoste-Julien, Schmidt and Bach). The server keeps v_i, lambda_i
+and u_i and sends them along, so that sites need no memory. The subgradient form of FDR-SVM is `GroupDROBalls`
+with a point as the set of mixtures.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bidro.algorithms.contract import Evidence, Snapshot, Usual, masked
+from bidro.client import Client
+from bidro.errors import BidroError
+from bidro.losses import Hinge
+from bidro.problem import Problem
+from bidro.sets import VectorSet, WholeSpace
+from bidro.trees import pytree, static
+
+
+class State(NamedTuple):
+    x: Array  # z, (d,)
+    alpha: Array  # w, (n,)
+    x_sum: Array  # of the models broadcast so far
+    t: Array  # the round to come, from 1
+    own: Array  # (n, d) v_i
+    multipliers: Array  # (n,) lambda_i
+    duals: Array  # (n, d) u_i
+    models: VectorSet
+
+
+class Broadcast(NamedTuple):
+    """Each client gets its own part."""
+
+    x: Array  # (n, d) z, the same for every client
+    dual: Array  # (n, d)
+    multiplier: Array  # (n,)
+    share: Array  # (n,)
+
+
+class Reply(NamedTuple):
+    own: Array  # v_i, (d,)
+    multiplier: Array  # lambda_i
+
+
+@pytree
+class FDRSVM(Usual):
+    """The penalty c of ADMM, and steps by which a client solves its problem.
+
+    A client that does not reply keeps its last model, multiplier and dual, which still enter the average. If
+    nobody replies, nothing moves.
+    """
+
+    broadcast_type: ClassVar[type] = Broadcast
+    reply_type: ClassVar[type] = Reply
+    evidence: ClassVar[Evidence] = "all rows"
+    second_order: ClassVar[bool] = False
+    traceable_server: ClassVar[bool] = True
+    addressed: ClassVar[bool] = True
+    c: float = 0.1
+    inner_steps: int = static(default=200)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.c, int | float | np.number) or not 0 < self.c < math.inf:
+            raise BidroError(f"The penalty c of ADMM must be a positive number; got {self.c!r}.")
+        if self.inner_steps < 1:
+            raise BidroError(f"FDR-SVM needs at least one inner step; got {self.inner_steps}.")
+
+    def init(self, problem: Problem, seed: int = 0) -> State:
+        transport, inner = problem.transport, problem.inner
+        if problem.eps is None or not isinstance(problem.loss, Hinge):
+            raise BidroError(
+                "FDR-SVM is for hinge loss over balls: give it Hinge() and WassersteinBall(eps)."
+            )
+        unit = bool(jnp.all(transport.inverse_scale[:-1] == 1))
+        if transport.p != 1 or not isinstance(inner.support, WholeSpace) or not unit:
+            raise BidroError(
+                "FDR-SVM needs p = 1, an unbounded support and features in one unit: use "
+                "Transport.classification(m, 1.0, label_cost)."
+            )
+        x, n = problem.initial_model, problem.n
+        shares = jnp.asarray(problem.federation.proportions)
+        every = jnp.tile(x, (n, 1))
+        none, first = jnp.zeros_like(every), jnp.ones((), int)
+        return State(x, shares, jnp.zeros_like(x), first, every, jnp.zeros(n), none, problem.domain)
+
+    def broadcast(self, state: State) -> Broadcast:
+        every = jnp.broadcast_to(state.x, state.duals.shape)
+        return Broadcast(every, state.duals, state.multipliers, state.alpha)
+
+    def client(self, broadcast: Broadcast, client: Client, draw: None) -> Reply:
+        z, dual, before, share = broadcast
+        loss = client.inner.loss
+        assert isinstance(loss, Hinge)
+        kappa = client.inner.transport.label_cost
+
+        def step(k: Array, carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+            v, price, v_mean, price_mean = carry
+            slope, flipped = client.rows.mean(lambda at, block: _slopes(loss, kappa, at, block), (v, price))
+            g_price = share * (client.eps - (0.0 if math.isinf(kappa) else kappa) * flipped)
+            length = 2 / (self.c * (k + 2))
+            v = v - length * (share * slope + dual + self.c * (v - z))
+            price = price - length * (g_price + self.c * (price - before))
+            v, price = _onto_cone(loss, v, price)
+            weight = 2 / (k + 2)
+            return v, price, v_mean + weight * (v - v_mean), price_mean + weight * (price - price_mean)
+
+        start = _onto_cone(loss, z, before)
+        _, _, v, price = jax.lax.fori_loop(0, self.inner_steps, step, (*start, *start))
+        return Reply(v, price)
+
+    def server(self, state: State, replies: Reply, replied: Array) -> State:
+        own = masked(replied, replies.own, state.own)
+        multipliers = masked(replied, replies.multiplier, state.multipliers)
+        average = state.models.project(jnp.mean(own + state.duals / self.c, axis=0))
+        x = jnp.where(jnp.any(replied), average, state.x)
+        duals = masked(replied, state.duals + self.c * (own - x), state.duals)
+        return state._replace(
+            x=x, x_sum=state.x_sum + state.x, t=state.t + 1, own=own, multipliers=multipliers, duals=duals
+        )
+
+    def snapshot(self, state: State) -> Snapshot:
+        return Snapshot(state.x, state.x_sum / jnp.maximum(state.t - 1, 1), state.alpha)
+
+
+def _slopes(loss: Hinge, kappa: float, at: tuple[Array, Array], block: Array) -> tuple[Array, Array]:
+    """Of every row, a subgradient in v of the larger branch (B, d), and whether its label is changed (B,)."""
+    v, price = at
+    psi = jax.vmap(lambda row: loss.of_model(row)[0])(block)
+    margins = psi @ v
+    kept, changed = jnp.maximum(1 - margins, 0.0), jnp.maximum(1 + margins, 0.0)
+    flips = jnp.zeros(margins.shape, bool) if math.isinf(kappa) else changed - price * kappa > kept
+    along = jnp.where(flips, (margins > -1).astype(float), -(margins < 1).astype(float))
+    return along[:, None] * psi, flips.astype(float)
+
+
+def _onto_cone(loss: Hinge, v: Array, price: Array) -> tuple[Array, Array]:
+    """The nearest point with ||w|| <= lambda; an intercept stays."""
+    w = loss.split(v)[0]
+    norm = jnp.linalg.norm(w)
+    middle = (norm + price) / 2
+    edge = jnp.where(norm > 0, middle / jnp.where(norm > 0, norm, 1.0), 0.0)
+    scale = jnp.where(norm <= price, 1.0, jnp.where(norm <= -price, 0.0, edge))
+    price = jnp.where(norm <= price, price, jnp.maximum(middle, 0.0))
+    return v.at[: w.shape[0]].set(scale * w), price

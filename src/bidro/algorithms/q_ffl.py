@@ -1,0 +1,114 @@
+"""q-FFL, fair federated learning (Li, Sanjabi, Beirami and Smith, 2020), by their q-FedAvg.
+
+Solves min over x in X of sum_i p_i F_i(x)^(q+1) / (q + 1) with F_i(x) = mean_k l(x, xi_i^k) >= 0 and
+p_i = N_i / N. With q = 0 this is FedAvg's problem; the larger q is, the more the largest F_i counts.
+
+Every client replies with F_i at the common model x and with its model x_i after `local_steps` full-batch
+gradient steps of size eta_x = 1 / L. D_i = L (x - x_i) stands for its gradient, and the server's step follows
+from a bound of the objective's curvature, so that a step size that suits q = 0 suits every q:
+
+    x <- x - sum_i p_i F_i^q D_i / sum_i p_i (q F_i^(q-1) ||D_i||^2 + L F_i^q), projected on X.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bidro.algorithms.contract import Evidence, Snapshot, Usual, masked, require_step
+from bidro.client import Client
+from bidro.errors import BidroError
+from bidro.problem import Problem
+from bidro.sets import VectorSet
+from bidro.trees import pytree, static
+
+# A mean loss below this counts as this: F^(q-1) has no value at F = 0 where q < 1.
+_FLOOR = 1e-12
+
+
+class State(NamedTuple):
+    x: Array  # x_t, (d,)
+    alpha: Array  # (n,) what every client counted for when it last replied
+    x_sum: Array  # x_1 + ... + x_{t-1}
+    t: Array  # the round to come, from 1
+    models: VectorSet  # X
+    shares: Array  # p, (n,)
+
+
+class Broadcast(NamedTuple):
+    x: Array  # x_t
+
+
+class Reply(NamedTuple):
+    value: Array  # F_i(x_t), mean loss over the client's rows
+    x: Array  # the client's model after its local steps, (d,)
+
+
+@pytree
+class QFFL(Usual):
+    """The power q >= 0, the step size 1 / L, and local steps. The set A of mixtures plays no part.
+
+    The step is over the clients that replied; if none did, the model stays. The weights shown as alpha are
+    p_i F_i^q, scaled to sum to 1; a client that does not reply keeps its weight, and those who do share
+    theirs out anew. Before the first reply they are p_i.
+    """
+
+    broadcast_type: ClassVar[type] = Broadcast
+    reply_type: ClassVar[type] = Reply
+    evidence: ClassVar[Evidence] = "all rows"
+    second_order: ClassVar[bool] = False
+    traceable_server: ClassVar[bool] = True
+    q: float = 1.0
+    eta_x: float = 0.1
+    local_steps: int = static(default=1)
+
+    def __post_init__(self) -> None:
+        require_step("eta_x", self.eta_x)
+        if not isinstance(self.q, int | float | np.number) or not 0 <= self.q < math.inf:
+            raise BidroError(f"The power q must be a finite number and not negative; got {self.q!r}.")
+        if self.local_steps < 1:
+            raise BidroError(f"q-FFL needs at least one local step; got {self.local_steps}.")
+
+    def init(self, problem: Problem, seed: int = 0) -> State:
+        if not problem.loss.nonnegative:
+            raise BidroError(
+                f"q-FFL takes powers of mean losses, so that they must not be negative; of "
+                f"{type(problem.loss).__name__} this is not known."
+            )
+        x, shares = problem.initial_model, jnp.asarray(problem.federation.proportions)
+        return State(x, shares, jnp.zeros_like(x), jnp.ones((), int), problem.domain, shares)
+
+    def broadcast(self, state: State) -> Broadcast:
+        return Broadcast(state.x)
+
+    def client(self, broadcast: Broadcast, client: Client, draw: None) -> Reply:
+        def step(x: Array) -> tuple[Array, Array]:
+            value, gradient = client.rows.mean_and_gradient(client.inner.loss.values, x)
+            return value, x - self.eta_x * gradient
+
+        value, x = step(broadcast.x)
+        if self.local_steps > 1:
+            x = jax.lax.fori_loop(1, self.local_steps, lambda _, v: step(v)[1], x)
+        return Reply(value, x)
+
+    def server(self, state: State, replies: Reply, replied: Array) -> State:
+        values = jnp.maximum(masked(replied, replies.value, jnp.zeros(())), _FLOOR)
+        moves = state.x - masked(replied, replies.x, state.x)  # D_i / L
+        # Only ratios of the F_i^q matter, and those to the largest do not overflow.
+        counts = jnp.where(replied, state.shares * (values / jnp.max(values)) ** self.q, 0.0)
+        total = jnp.sum(counts)
+        safe_eta = jnp.where(jnp.asarray(self.eta_x) > 0, self.eta_x, 1.0)
+        bent = 1 + self.q * jnp.sum(moves**2, axis=1) / (safe_eta * values)
+        step = counts @ moves / jnp.where(total > 0, counts @ bent, 1.0)
+        x = jnp.where(total > 0, state.models.project(state.x - step), state.x)
+        held = jnp.sum(jnp.where(replied, state.alpha, 0.0))
+        alpha = jnp.where(replied, held * counts / jnp.where(total > 0, total, 1.0), state.alpha)
+        return state._replace(x=x, alpha=alpha, x_sum=state.x_sum + state.x, t=state.t + 1)
+
+    def snapshot(self, state: State) -> Snapshot:
+        return Snapshot(state.x, state.x_sum / jnp.maximum(state.t - 1, 1), state.alpha)

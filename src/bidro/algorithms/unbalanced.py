@@ -1,0 +1,143 @@
+"""Unbalanced Wasserstein balls with a varying centre (Wang et al.): rows can also be weighted anew.
+
+With phi_ik(x) = sup over xi of l(x, xi) - rho c(xi_i^k, xi) and a transport whose first marginal is relaxed
+by tau times a Kullback-Leibler divergence, the worst case around the mixture alpha has a closed form, and
+
+    min over x in X of max over alpha in A of rho tau log sum_i alpha_i mean_k exp(phi_ik(x) / (rho tau))
+
+is solved. This sign ("up") weights rows with a high loss up, exponentially: it is NOT robust to outliers, and
+one wild row can rule the model. The outlier-robust sign ("down"),
+
+    min over x in X of max over alpha in A of -rho tau log sum_i alpha_i mean_k exp(-phi_ik(x) / (rho tau)),
+
+gives every row the benefit of the doubt and weights those with a high loss down. It is not convex in x. For a
+large tau both are BiDRO-FL's problem.
+
+A client replies with R_i = +-rho tau log mean_k exp(+-phi_ik / (rho tau)) and its gradient. The server
+weights clients by p_i in proportion to alpha_i exp(+-R_i / (rho tau)), descends along sum_i p_i grad R_i, and
+ascends in alpha along +-exp(+-(R_i - R) / (rho tau)), R being the value of the whole: the gradient but for
+the factor rho tau, which eta_alpha takes in, so that steps are of one size for every tau.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bidro.algorithms.contract import Evidence, Snapshot, Usual, masked, require_step
+from bidro.algorithms.model_and_weights import Broadcast, ModelAndWeights
+from bidro.algorithms.model_and_weights import State as ModelState
+from bidro.client import Client
+from bidro.errors import BidroError
+from bidro.problem import Problem
+from bidro.trees import pytree, static
+from bidro.worst_case import Exact, Inner, Oracle
+
+# The gradient in alpha has no bound where a client with weight 0 is far worse than the others; an entry of
+# this size already carries it to the edge of any set of mixtures.
+_STEEPEST = 1e3
+
+
+class Reply(NamedTuple):
+    value: Array  # R_i
+    gradient: Array  # of R_i in x, (d,)
+
+
+class State(NamedTuple):
+    at: ModelState  # x_t and alpha_t
+    rho: Array
+
+    @property
+    def x(self) -> Array:
+        return self.at.x
+
+    @property
+    def alpha(self) -> Array:
+        return self.at.alpha
+
+
+@pytree
+class UnbalancedDRO(Usual):
+    """tau, step sizes, which sign, and the inner oracle.
+
+    A client that does not reply is left out of the sums, and its weight changes only as others' do.
+    For a small tau a reply is next to that of one row, so it counts as one.
+    """
+
+    broadcast_type: ClassVar[type] = Broadcast
+    second_order: ClassVar[bool] = False
+    traceable_server: ClassVar[bool] = True
+    reply_type: ClassVar[type] = Reply
+    evidence: ClassVar[Evidence] = "one row"
+    tau: float = 1.0
+    eta_x: float = 0.05
+    eta_alpha: float = 0.05
+    sign: Literal["up", "down"] = static(default="up")
+    oracle: Oracle = static(default=Exact())
+
+    def __post_init__(self) -> None:
+        require_step("eta_x", self.eta_x)
+        require_step("eta_alpha", self.eta_alpha)
+        if not isinstance(self.tau, int | float | np.number) or not 0 < self.tau < math.inf:
+            raise BidroError(f"tau must be a positive number; got {self.tau!r}.")
+        if self.sign not in ("up", "down"):
+            raise BidroError(f"The sign is 'up' or 'down'; got {self.sign!r}.")
+
+    @property
+    def _side(self) -> float:
+        return 1.0 if self.sign == "up" else -1.0
+
+    def init(self, problem: Problem, seed: int = 0) -> State:
+        if problem.rho is None or np.ptp(np.asarray(problem.rho)) > 0:
+            raise BidroError(
+                "UnbalancedDRO has one price of movement: give it Penalty(rho), the same for all."
+            )
+        self.oracle.check(problem.inner)
+        return State(ModelAndWeights().init(problem, seed), problem.rho[0])
+
+    def broadcast(self, state: State) -> Broadcast:
+        return Broadcast(state.x, state.alpha)
+
+    def client(self, broadcast: Broadcast, client: Client, draw: None) -> Reply:
+        temperature = client.rho * self.tau
+        side, rows = self._side, client.rows
+        at = (broadcast.x, client.rho, temperature, client.inner)
+
+        def exponents(args: tuple[Array, Array, Array, Inner], block: Array) -> tuple[Array, Array]:
+            x, rho, temperature, inner = args
+            moved = jax.vmap(lambda zeta: self.oracle.maximise(inner, x, zeta, rho))(block)
+            return side * (moved.value + moved.error_bound) / temperature, moved.point
+
+        def totals(args: tuple[Array, Array], block: Array, weights: Array) -> tuple[Array, Array]:
+            (x, *others), shift = args
+            heights, points = exponents((x, *others), block)
+            shares = weights * jnp.exp(heights - shift)
+            along = jax.grad(lambda v: shares @ others[-1].loss.values(v, points))(x)
+            return jnp.sum(shares), along
+
+        largest = rows.largest(lambda args, block: exponents(args, block)[0], at)
+        total, along = rows.sum(totals, (at, largest))
+        value = side * temperature * (largest + jnp.log(total / rows.size))
+        return Reply(value, along / total)
+
+    def server(self, state: State, replies: Reply, replied: Array) -> State:
+        side, zero = self._side, jnp.zeros(())
+        heights = side * masked(replied, replies.value, zero) / (state.rho * self.tau)
+        logs = jnp.where(replied, jnp.log(state.alpha) + heights, -jnp.inf)
+        whole = jax.scipy.special.logsumexp(logs)
+        known = jnp.isfinite(whole)
+        shares = jnp.where(known, jnp.exp(logs - jnp.where(known, whole, 0.0)), 0.0)
+        x = state.x - self.eta_x * (shares @ masked(replied, replies.gradient, zero))
+        # A constant in all entries of a gradient moves no mixture; this one makes that of who is absent 0.
+        apart = jnp.where(replied & known, heights - jnp.where(known, whole, 0.0), 0.0)
+        slope = side * (jnp.minimum(jnp.exp(apart), _STEEPEST) - 1)
+        alpha = state.at.mixtures.project(state.alpha + self.eta_alpha * slope)
+        return state._replace(at=state.at.step(state.at.models.project(x), alpha))
+
+    def snapshot(self, state: State) -> Snapshot:
+        return ModelAndWeights().snapshot(state.at)
