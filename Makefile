@@ -44,7 +44,7 @@ browser:
 	    chromium chromium-driver) >/dev/null 2>&1 || echo "   could not: the browser tests will skip"; }
 
 study: $(STAMP)
-	@echo "== the studies that the docs quote (minutes)"
+	@echo "== the studies that the docs quote (the comparison on real tables takes an hour)"
 	$(BIN)/python -m bidro.experiments.study --out docs/studies
 	$(BIN)/python -m bidro.experiments.promises --out docs/studies
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments]'
@@ -58,6 +58,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/peers.py
 	$(BIN)/python bench/fit.py
 	$(BIN)/python bench/federated_rounds.py
+	$(BIN)/python bench/future_work.py
 	$(BIN)/python bench/deploy.py
 
 clean:

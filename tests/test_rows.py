@@ -142,3 +142,38 @@ def test_a_fold_left_out(sizes, seed):
         for fold in range(2):
             kept = (owner == i) & (marks != fold)
             np.testing.assert_allclose(found[i, fold], np.mean((samples[kept] @ x) ** 2), rtol=1e-10)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_the_largest_over_each_client_s_rows(copied, monkeypatch):
+    """With the rows laid out as tiles, and cut out block by block; fillers and other clients do not count."""
+    if not copied:
+        monkeypatch.setattr(rows_module, "_COPY_NUMBERS", 0)
+        monkeypatch.setattr(rows_module, "_BLOCK_NUMBERS", 64)
+    rng = np.random.default_rng(3)
+    sizes = (3, 50, 1, 17)
+    samples = -1 - rng.exponential(size=(sum(sizes), 2))
+    rows = ClientRows.of(jnp.asarray(samples), sizes)
+
+    def one(own, scale):
+        return own.largest(lambda args, block: args * block[:, 0] - block[:, 1], scale)
+
+    found = jax.vmap(one, in_axes=(rows.client_axes(), 0))(rows, jnp.arange(1.0, 5.0))
+    parts = np.split(samples, np.cumsum(sizes)[:-1])
+    expected = [np.max(k * part[:, 0] - part[:, 1]) for k, part in enumerate(parts, 1)]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_row_drawn_from_folds_is_never_of_the_one_left_out():
+    """Clients' rows stand fold after fold; positions run over those that are kept, each met once."""
+    sizes, folds = (5, 8), 3
+    marks = np.concatenate([np.sort(np.arange(size) % folds) for size in sizes])
+    samples = np.arange(13.0)[:, None]
+    rows = ClientRows.of(jnp.asarray(samples), sizes).in_folds(marks, folds)
+    for fold in range(folds + 1):
+        left = rows.without(jnp.asarray(fold))
+        over_clients = jax.vmap(lambda own: jax.vmap(own.row)(jnp.arange(8)), in_axes=(left.client_axes(),))
+        met = np.asarray(over_clients(left))[..., 0]
+        for i, own in enumerate(np.split(np.arange(13), [5])):
+            kept = [r for r in own if marks[r] != fold]
+            assert met[i, : int(left.size[i])].tolist() == kept

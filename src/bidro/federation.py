@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import jax
@@ -115,7 +115,7 @@ class Federation:
     def pooled(self) -> Federation:
         """All rows as those of one client, "all". WRM (Sinha et al.) is BiDRO-FL, or the exact solver, on
         this with a penalty."""
-        return Federation.from_samples(self.samples, [sum(self.sizes)], self.support, ["all"], self.columns)
+        return replace(self, sizes=(sum(self.sizes),), names=("all",))
 
     @classmethod
     def from_table(

@@ -30,7 +30,7 @@ from bidro.sets import Box, CappedSimplex, L1SimplexBall
 from bidro.transport import Transport
 from bidro.worst_case import BacktrackingAscent, Exact
 from tests.algorithms.cases import CASES, over_transport
-from tests.small import SIZES, admissible, federation, paper_like, rows
+from tests.small import SIZES, admissible, federation, mostly_slow, paper_like, rows
 
 
 def stacked_replies(algorithm, problem, state, t=1, seed=0):
@@ -126,7 +126,12 @@ def test_the_average_is_that_of_the_models_that_were_broadcast(name):
     np.testing.assert_allclose(result.x_average, broadcast.mean(axis=0), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "gossip" not in name])
+ONE_OF_A_KIND = ("FedAvg", "DRFA", "Group DRO", "FDR-SVM", "BiDRO-FL", "BiDRO-FL, 8 bits")
+
+
+@pytest.mark.parametrize(
+    "name", mostly_slow([n for n in CASES if "gossip" not in n], lambda name: name in ONE_OF_A_KIND)
+)
 def test_the_same_model_in_process_and_over_the_transport(name, tmp_path):
     """Every message as bytes, every client rebuilt from the request; gossip has no hub to run over."""
     algorithm, problem = CASES[name].algorithm, CASES[name].problem()

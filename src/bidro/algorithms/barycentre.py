@@ -14,6 +14,9 @@ also takes the clients' rows to one place: this is no federated method.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import ot
@@ -24,7 +27,8 @@ from bidro.federation import Federation
 
 Floats = NDArray[np.float64]
 
-_ITERATIONS = 20
+_ITERATIONS = 10
+_ROUNDING = 1e-12
 
 
 def barycentre(
@@ -54,9 +58,12 @@ def barycentre(
                 for own in [[part[part[:, -1] == label, :-1] for part in parts]]
             ]
         )
-    return Federation.from_samples(
-        jnp.asarray(centre), [len(centre)], federation.support, ["barycentre"], federation.columns
-    )
+    # Where averages cancel, what is left is rounding, and no column for a model to follow; where they do not,
+    # it may carry them out of the support.
+    size = np.sqrt(np.mean(samples**2, axis=0))
+    cleared = np.where(np.abs(centre) > _ROUNDING * size, centre, 0.0)
+    inside = jax.vmap(federation.support.project)(jnp.asarray(cleared))
+    return replace(federation, samples=inside, sizes=(len(centre),), names=("barycentre",))
 
 
 def _centre(parts: list[Floats], points: int, most: int, rng: np.random.Generator) -> Floats:

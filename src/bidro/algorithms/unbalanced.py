@@ -15,8 +15,7 @@ large tau both are BiDRO-FL's problem.
 
 A client replies with R_i = +-rho tau log mean_k exp(+-phi_ik / (rho tau)) and its gradient. The server
 weights clients by p_i in proportion to alpha_i exp(+-R_i / (rho tau)), descends along sum_i p_i grad R_i, and
-ascends in alpha along +-exp(+-(R_i - R) / (rho tau)), R being the value of the whole: the gradient but for
-the factor rho tau, which eta_alpha takes in, so that steps are of one size for every tau.
+ascends in alpha along the gradient +-rho tau exp(+-(R_i - R) / (rho tau)), R being the value of the whole.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class UnbalancedDRO(Usual):
         def exponents(args: tuple[Array, Array, Array, Inner], block: Array) -> tuple[Array, Array]:
             x, rho, temperature, inner = args
             moved = jax.vmap(lambda zeta: self.oracle.maximise(inner, x, zeta, rho))(block)
-            return side * (moved.value + moved.error_bound) / temperature, moved.point
+            return side * moved.value / temperature, moved.point
 
         def totals(args: tuple[Array, Array], block: Array, weights: Array) -> tuple[Array, Array]:
             (x, *others), shift = args
@@ -135,7 +134,7 @@ class UnbalancedDRO(Usual):
         x = state.x - self.eta_x * (shares @ masked(replied, replies.gradient, zero))
         # A constant in all entries of a gradient moves no mixture; this one makes that of who is absent 0.
         apart = jnp.where(replied & known, heights - jnp.where(known, whole, 0.0), 0.0)
-        slope = side * (jnp.minimum(jnp.exp(apart), _STEEPEST) - 1)
+        slope = side * state.rho * self.tau * (jnp.minimum(jnp.exp(apart), _STEEPEST) - 1)
         alpha = state.at.mixtures.project(state.alpha + self.eta_alpha * slope)
         return state._replace(at=state.at.step(state.at.models.project(x), alpha))
 

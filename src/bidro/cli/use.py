@@ -147,14 +147,11 @@ def compare(
     methods: Annotated[
         str | None, typer.Option(help="Some of them, separated by commas; else all sixteen.")
     ] = None,
-    passes: Annotated[int, typer.Option(min=2, help="Over the rows, for methods that take steps.")] = 200,
+    passes: Annotated[int, typer.Option(min=2, help="Over the rows, for methods that take steps.")] = 100,
     splits: Annotated[int, typer.Option(min=1, help="Random splits into training and test rows.")] = 3,
     json: AsJson = False,
 ) -> None:
-    """All methods on the same rows, each tuned over as many candidates by the same cross-validation.
-
-    Example: bidro compare visits.csv --client hospital --target stay --methods "FedAvg,AFL,exact MW-DRO"
-    """
+    """All methods on the same rows, each tuned over as many candidates by the same cross-validation."""
     from bidro.cli.output import shown_progress
     from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError

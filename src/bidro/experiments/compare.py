@@ -22,7 +22,7 @@ from bidro.standard import signs
 from bidro.tables import Schema
 from bidro.workflow.fit import Progress
 
-PASSES = 200
+PASSES = 100
 FIRST_SEED = 7000
 OURS = "exact MW-DRO"
 # What is shown, and under which words.

@@ -113,12 +113,15 @@ class OneBall:
     """The exact solver over one ball around a cloud made from all clients' training rows."""
 
     centre: Callable[[Federation, bool], Federation]  # of the rows, and whether there are classes
+    many_rows: bool
 
     def train(self, split: Split, passes: int, progress: Callable[[float], None]) -> Chosen:
         radii = np.append(0.0, np.geomspace(0.003, 3.0, CANDIDATES - 1))
         problem, federation = split.problem, split.problem.federation
         owner = np.repeat(np.arange(federation.n), federation.sizes)
-        method: Method = "one-shot" if isinstance(problem.loss, Squared) else "curvature"
+        # Second moments where there are many rows; else rounds, whose number can be limited.
+        many = self.many_rows and isinstance(problem.loss, Squared)
+        method: Method = "one-shot" if many else "curvature"
         models = []
         for fold in range(split.folds + 1):
             kept = split.of_row != fold
@@ -129,7 +132,7 @@ class OneBall:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", GapNotReachedWarning)
                 balls = [replace(whole, ambiguity=WassersteinBall(r)) for r in radii]
-                models.append([solve(ball, 1e-4, method, max_rounds=50).x for ball in balls])
+                models.append([solve(ball, 1e-3, method, max_rounds=20).x for ball in balls])
             progress((fold + 1) / (split.folds + 1))
         return _best(split, np.swapaxes(np.asarray(models), 0, 1), [f"eps = {r:.3g}" for r in radii])
 
@@ -270,10 +273,11 @@ METHODS: dict[str, Trainer] = {
     "adjusted Group DRO": Steps(_group_dro_adjusted, 3 * _ONE_ROW),
     "Group DRO with balls": Steps(_group_dro_balls),
     "WRM": Steps(_penalised(by_size=False), _ONE_ROW, pooled=True),
-    "mixture ball": OneBall(lambda rows, classes: rows.pooled()),
-    "barycentre ball": OneBall(lambda rows, classes: barycentre(rows, classes=classes)),
-    "unbalanced up": Steps(_unbalanced("up")),
-    "unbalanced down": Steps(_unbalanced("down")),
+    "mixture ball": OneBall(lambda rows, classes: rows.pooled(), many_rows=True),
+    "barycentre ball": OneBall(lambda rows, classes: barycentre(rows, 50, 100, classes), many_rows=False),
+    # A round of these goes over the rows twice.
+    "unbalanced up": Steps(_unbalanced("up"), 1 / 2),
+    "unbalanced down": Steps(_unbalanced("down"), 1 / 2),
     "FDR-SVM": Steps(_fdr_svm, 1 / 10, hinge=True),
     "DRO-FL": Steps(_penalised(by_size=False), _ONE_ROW),
     "BiDRO-FL": Steps(_penalised(by_size=True), _ONE_ROW),

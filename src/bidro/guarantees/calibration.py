@@ -3,8 +3,7 @@
 Every candidate (c, kappa) is trained, to a small gap, on each fold's training rows and scored on the rows
 left out, pooled over the folds at each client; for squared loss all of it follows from second moments. What
 is wanted is a low worst decile: the mean over the worst tenth of the clients. As few clients make a noisy
-judge, the choice is by the worst fifth, which on grouped tables gave lower worst deciles on fresh rows than
-choosing by the worst decile itself (docs/guarantees.md). The grid holds FedAvg (kappa = 1, c = 0) and AFL
+judge, the choice is by the worst fifth. The grid holds FedAvg (kappa = 1, c = 0) and AFL
 (no cap, c = 0). A radius chosen in this way promises nothing about the true distribution, and a cap chosen
 so must not restrict the mixtures of a statement: certify the model afterwards, with explicit radii or rows
 kept out.

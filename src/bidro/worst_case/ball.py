@@ -145,8 +145,8 @@ def _searched(
     # Where even the moves at the least price stay within the budget, that is lambda.
     free = moved_pass(rows, inner, oracle, at, floor, False).cost <= budget
     if far is None and isinstance(inner.support, WholeSpace):
-        # Moves that cost nothing have no end here, unless there is nothing to gain.
-        free = jnp.zeros((), bool) if at.nu is None else at.nu == 0
+        # Moves that cost nothing have no end here, unless there is nothing to gain; labels still cost.
+        free &= jnp.zeros((), bool) if at.nu is None else at.nu == 0
     low, high = _bracket(rows, inner, oracle, at, budget, floor, jnp.where(free, floor, jnp.inf))
     sides = jax.vmap(lambda price: moved_pass(rows, inner, oracle, at, price, curvature))(
         jnp.stack([low, high])
