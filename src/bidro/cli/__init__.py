@@ -34,7 +34,7 @@ app.command(epilog="Example: `bidro evaluate stay-model test.csv --json`")(use.e
 app.command(epilog="Example: `bidro certify stay-model fresh.csv --confidence 0.9 --shift 0.1`")(use.certify)
 app.command(epilog="Example: `bidro plan stay-model visits.csv --width 2.0`")(use.plan)
 app.command(
-    epilog="Example: `bidro compare visits.csv --client hospital --target stay --methods 'FedAvg,AFL,exact MW-DRO'`"
+    epilog="Example: `bidro compare visits.csv --client hospital --target stay --methods 'FedAvg,AFL'`"
 )(use.compare)
 app.command(epilog="Example: `bidro schema north.csv --target stay --out schema.toml`")(federate.schema)
 app.command(
