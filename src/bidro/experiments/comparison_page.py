@@ -70,7 +70,7 @@ def _summary(studies: Mapping[str, Any]) -> list[str]:
         "*Within* is whether ours is at most one standard error above the best other: of the difference,",
         "and of the other's mean. The best of many is picked after the fact, which favours it.",
         "",
-        "| table | clients | ours | best other | its loss | difference | best | within, diff. | within, mean |",
+        "| table | n | ours | best other | its loss | difference | best | within, diff. | within, mean |",
         "| --- | ---: | ---: | --- | ---: | ---: | --- | --- | --- |",
     ]
     counts = np.zeros(3, int)
