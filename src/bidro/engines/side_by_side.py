@@ -22,6 +22,9 @@ from bidro.client import Client
 from bidro.engines.in_process import block_rounds, rounds_of
 from bidro.problem import Problem
 
+# Settings are trained together as long as the rows of all of them are no more numbers than this.
+_TOGETHER_NUMBERS = 1 << 23
+
 
 class Setting(NamedTuple):
     """An algorithm and its problem. Settings that are trained side by side differ in traced
@@ -37,13 +40,42 @@ def train_settings(
     folds: int,
     rounds: int,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> NDArray[np.float64]:
     """Models (settings, folds + 1, d) after `rounds` rounds; the last is trained on all rows.
 
     A model is the mean of those of the second half of the rounds. `of_row` (N,) is the fold of each row,
-    from 0; every client's rows must stand fold after fold. nan where a value stopped being finite.
+    from 0; every client's rows must stand fold after fold. nan where a value stopped being finite. `progress`
+    is called with the share of the work that is done.
     """
+    at_once = _at_once(settings, folds)
+    parts = []
+    for begin in range(0, len(settings), at_once):
+
+        def share_done(t: int, begin: int = begin) -> None:
+            if progress is not None:
+                progress((begin + at_once * t / rounds) / len(settings))
+
+        group = settings[begin : begin + at_once]
+        parts.append(_train_group(group, of_row, folds, rounds, seed, share_done))
+    return np.concatenate(parts)
+
+
+def _at_once(settings: Sequence[Setting], folds: int) -> int:
+    """How many settings to train together: a divisor of their number, so that all groups are one program."""
+    each = (folds + 1) * settings[0].problem.federation.samples.size
+    count = len(settings)
+    return max(k for k in range(1, count + 1) if count % k == 0 and (k == 1 or k * each <= _TOGETHER_NUMBERS))
+
+
+def _train_group(
+    settings: Sequence[Setting],
+    of_row: NDArray[np.int64],
+    folds: int,
+    rounds: int,
+    seed: int,
+    progress: Callable[[int], None],
+) -> NDArray[np.float64]:
     first = settings[0].problem
     rows = first.clients.rows.in_folds(of_row, folds)
     clients = replace(
@@ -71,8 +103,7 @@ def train_settings(
         done = stop
         if done == half:
             at_half = now.x_average
-        if progress is not None:
-            progress(done)
+        progress(done)
     assert at_half is not None
     whole = np.asarray(now.x_average)
     if rounds == half:

@@ -102,9 +102,7 @@ class Steps:
             settings = [
                 Setting(one.algorithm, replace(problem, ambiguity=one.ambiguity)) for one in candidates
             ]
-            models = train_settings(
-                settings, of_row, split.folds, rounds, progress=lambda t: progress(t / rounds)
-            )
+            models = train_settings(settings, of_row, split.folds, rounds, progress=progress)
         return _best(split, models, [one.words for one in candidates])
 
 
