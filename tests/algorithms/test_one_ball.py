@@ -195,6 +195,7 @@ def risk_in_box(x, eps=EPS):
     return float(robust_risk(as_one(boxed(eps=eps)), x, curvature=False).value[0])
 
 
+@pytest.mark.slow
 def test_the_optimum_in_a_box_with_and_without_closed_forms():
     """A small radius, and one so large that many moves end at the box. Then squared loss that nothing is
     known of, by ascent: without C's derivative s moves by halving."""

@@ -22,12 +22,20 @@ def problem(loss, kappa):
     return Problem(fed, loss, Box.cube(10.0, 3), transport, WassersteinBall(0.1))
 
 
-@pytest.mark.parametrize("loss", [Logistic(), SmoothedHinge(), Hinge()], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        Logistic(),
+        pytest.param(SmoothedHinge(), marks=pytest.mark.slow),
+        pytest.param(Hinge(), marks=pytest.mark.slow),
+    ],
+    ids=lambda v: type(v).__name__,
+)
 def test_the_certified_lower_bound_is_below_every_model_s_risk(loss):
     """p = 2, unbounded: the solver starts at x = 0, where moving features earns nothing but changing labels
     does not come free."""
-    found = solve(problem(loss, 1.0), 1e-5)
-    other = solve(problem(loss, np.inf), 1e-5).x
+    found = solve(problem(loss, 1.0), 1e-3)
+    other = solve(problem(loss, np.inf), 1e-3).x
     assert found.lower <= found.upper
     for x in (other, 0.5 * other, found.x, np.zeros(3), np.ones(3)):
         assert found.lower <= float(robust_risk(problem(loss, 1.0), x).value[0]) + 1e-9

@@ -142,6 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--passes", type=int, default=PASSES)
     parser.add_argument("--tables", default=",".join(TABLES))
+    parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--again", default="", help="Methods to run once more, separated by commas.")
     parser.add_argument("--workers", type=int, default=2)
     chosen = parser.parse_args(arguments)
@@ -155,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in chosen.tables.split(","):
         known = found.get(name, {"methods": {}, "failed": {}})
         done = {*known["methods"], *known["failed"]}
-        missing[name] = [method for method in METHODS if method not in done or method in again]
+        missing[name] = [m for m in chosen.methods.split(",") if m not in done or m in again]
     with ProcessPoolExecutor(chosen.workers, multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(study, name, *asked, left): name for name, left in missing.items() if left}
         for finished in as_completed(running):
