@@ -211,5 +211,6 @@ def test_the_page_counts_and_ranks():
     assert "| AFL | 1.5 ± 0.5 | +0.5000 ± 0.5000 | no | yes | yes |" in text
     assert "| FedAvg | 1.5 ± 0.5 | -0.7500 ± 0.2500 | yes | yes | yes |" in text
     assert "Of 2 tables ours is best on 1, within one standard error of the difference on 2" in text
+    assert "DRFA is absent: it was not run." in text
     figure = ranks_figure(comparison_page.ranks(studies), compare.OURS)
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [compare.OURS, "AFL", "FedAvg"]

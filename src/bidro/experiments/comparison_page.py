@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bidro.experiments.compare import OURS, in_words, paired
+from bidro.experiments.methods import METHODS
 
 _COLUMNS = {
     "mean": "mean",
@@ -116,7 +117,8 @@ def _table(name: str, study: Mapping[str, Any]) -> list[str]:
     for method in sorted(methods, key=lambda m: methods[m][KEY]["mean"]):
         cells = " | ".join(_cell(methods[method][key]) for key in columns)
         lines.append(f"| {method} | {cells} |")
-    lines += [f"\n{method} is absent: {why}." for method, why in study["failed"].items()]
+    absent = {method: "it was not run" for method in METHODS if method not in methods} | study["failed"]
+    lines += ["", *(f"{method} is absent: {why}.  " for method, why in absent.items())] if absent else []
     return lines
 
 
