@@ -15,10 +15,12 @@ from bidro.algorithms import (
     BiDROGossip,
     BiDROLocal,
     EightBit,
+    ExactMWDRO,
     FedAvg,
     GroupDRO,
     GroupDROBalls,
     MixtureBall,
+    OneShotMWDRO,
     TopK,
     UnbalancedDRO,
 )
@@ -93,6 +95,8 @@ CASES = {
     "unbalanced up": Case(UnbalancedDRO(tau=0.05, eta_x=0.05, eta_alpha=0.02), shared_penalty),
     "unbalanced down": Case(UnbalancedDRO(tau=0.05, eta_x=0.05, eta_alpha=0.02, sign="down"), shared_penalty),
     "FDR-SVM": Case(FDRSVM(c=0.5, inner_steps=40), labelled_balls, alpha_moves=False),
+    "exact MW-DRO": Case(ExactMWDRO(Exact()), balls),
+    "exact MW-DRO, one-shot": Case(OneShotMWDRO(1e-6), balls),
     "BiDRO-FL": Case(BiDROFL(eta_x=0.05, eta_alpha=0.02)),
     "BiDRO-FL, exact": Case(BiDROFL(eta_x=0.05, eta_alpha=0.02, oracle=Exact())),
     "BiDRO-FL, local steps, part of the clients": Case(
