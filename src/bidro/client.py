@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bidro.errors import BidroError
 from bidro.federation import Federation, Support, client_id
-from bidro.losses import LinearLoss, Loss, Squared
+from bidro.losses import LinearLoss, Loss, ResidualLoss, Squared
 from bidro.rows import ClientRows
 from bidro.sets import Ball, Box
 from bidro.transport import Transport
@@ -120,7 +120,7 @@ class Client:
         """This client's R_i at x, as a function of (x, nu) where it is lifted.
 
         In the plane and curvature that are returned, never in the value, kinks of the loss are rounded over
-        `width`, in units of the residuals (or the loss) at the loss's starting model.
+        `width`, in units of the residuals (or the loss) of a model that predicts the same for every row.
         """
         width = width * self._unit
         if self.ambiguity == "ball":
@@ -138,7 +138,11 @@ class Client:
             isinstance(loss, LinearLoss) and loss.scalar.curvature == math.inf
         ):
             return jnp.ones(())
-        mean = self.rows.mean(loss.values, loss.initial(self.rows.samples.shape[-1]))
+        start = loss.initial(self.rows.samples.shape[-1])
+        if isinstance(loss, ResidualLoss) and loss.intercept:
+            # How far the client's targets are from 0 says nothing of residuals.
+            start = start.at[-1].set(self.rows.mean(lambda _, rows: rows[:, -1], jnp.zeros(())))
+        mean = self.rows.mean(loss.values, start)
         return jnp.sqrt(mean) if isinstance(loss, Squared) else mean
 
     def client_axes(self) -> Client:

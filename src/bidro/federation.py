@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Support = Box | Ball | WholeSpace
+# Numbers beyond this, and columns all below one over it, have no squares to compute with.
+LARGEST_SIZE = 1e60
 # Rows looked at together when a fault has to be located, so that no check copies the data.
 _CHECK_ROWS = 65_536
 
@@ -276,6 +278,18 @@ class Federation:
         self._check_rows(
             lambda rows: ~np.isfinite(rows), lambda j: "is not a finite number; fix or drop the row"
         )
+        self._check_rows(
+            lambda rows: np.abs(rows) > LARGEST_SIZE,
+            lambda j: f"is too large to be squared and summed; rescale the column to below {LARGEST_SIZE:g}",
+        )
+        size = np.abs(np.asarray(self.samples)).max(axis=0, initial=0.0)
+        lost = (size > 0) & (size < 1 / LARGEST_SIZE)
+        if lost.any():
+            j = int(np.argmax(lost))
+            raise BidroError(
+                f"Column '{self.columns[j]}' has no value above {size[j]:g}, whose squares are lost in "
+                "rounding; rescale it."
+            )
         if isinstance(self.support, Box):
             lower, upper = np.asarray(self.support.lower), np.asarray(self.support.upper)
             self._check_rows(

@@ -32,7 +32,7 @@ from bidro.client import (
 )
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.losses import LinearLoss, Loss, Softmax
+from bidro.losses import LinearLoss, Loss, ResidualLoss, Softmax
 from bidro.sets import (
     Ball,
     Box,
@@ -79,6 +79,9 @@ class Problem:
     mixtures: Mixtures | None = None
     rho: Array | None = field(init=False, default=None)
     eps: Array | None = field(init=False, default=None)
+    # The models of X whose loss is finite, and those of them that are trained: the others' is of no size to
+    # compute with.
+    finite: VectorSet = field(init=False)
     domain: VectorSet = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,6 +106,7 @@ class Problem:
         check_samples(self.federation, self.loss, self.transport)
         self._check_dimensions(n)
         object.__setattr__(self, "domain", self.models)
+        object.__setattr__(self, "finite", self.models)
         if self.ambiguity is None:
             return
         unbounded = isinstance(self.federation.support, WholeSpace)
@@ -114,7 +118,12 @@ class Problem:
         rho = self.ambiguity.per_client(n)
         object.__setattr__(self, "rho", rho)
         if unbounded:
-            object.__setattr__(self, "domain", self._finite_models(float(jnp.min(rho))))
+            smallest, growth = float(jnp.min(rho)), self.loss.growth
+            finite = domain = self._finite_models(smallest, 0.0)
+            if growth is not None and growth.order == 2:
+                domain = self._finite_models(smallest, _DOMAIN_MARGIN)
+            object.__setattr__(self, "finite", finite)
+            object.__setattr__(self, "domain", domain)
         self._warn_where_not_concave(rho)
 
     @property
@@ -142,6 +151,15 @@ class Problem:
         return self.domain.project(self.loss.initial(self.federation.m))
 
     @cached_property
+    def constant_model(self) -> Array:
+        """The model that predicts the middle of all targets for every row, projected on X: `initial_model`
+        where targets are classes, the model has no intercept, or the rows are elsewhere."""
+        loss, rows = self.loss, self.federation.samples
+        if not isinstance(loss, ResidualLoss) or not loss.intercept or len(rows) == 0:
+            return self.initial_model
+        return self.domain.project(self.initial_model.at[-1].set(loss.middle(np.asarray(rows[:, -1]))))
+
+    @cached_property
     def initial_weights(self) -> Array:
         """alpha_1: the empirical proportions N_i / N, projected on A."""
         return _project(self.weights, jnp.asarray(self.federation.proportions))
@@ -160,13 +178,13 @@ class Problem:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells problems apart: their sets, settings and (by sums over the columns) their rows."""
+        """Tells problems apart: a digest of their sets, settings and rows, to the last bit."""
         settings = (self.loss, self.transport, self.federation.support, self.models, self.mixtures)
         leaves, structure = jax.tree.flatten((settings, self.rho, self.eps))
-        rows = self.federation.samples
         digest = hashlib.blake2b(repr((structure, self.federation.names, self.federation.sizes)).encode())
-        for leaf in (*leaves, jnp.sum(rows, axis=0), rows[:1], rows[-1:]):
-            digest.update(np.asarray(leaf).tobytes() if isinstance(leaf, Array) else repr(leaf).encode())
+        for leaf in (*leaves, self.federation.samples):
+            array = isinstance(leaf, Array)
+            digest.update(np.ascontiguousarray(leaf) if array else repr(leaf).encode())
         return digest.hexdigest()
 
     def with_samples(self, samples: Array) -> Problem:
@@ -193,8 +211,9 @@ class Problem:
                 "every model; raise p or declare a bounded support."
             )
 
-    def _finite_models(self, rho: float) -> VectorSet:
-        """The models for which the penalised loss is finite on an unbounded support."""
+    def _finite_models(self, rho: float, margin: float) -> VectorSet:
+        """The models for which the penalised loss is finite on an unbounded support, but for a share `margin`
+        of how far they reach."""
         growth, p = self.loss.growth, self.transport.p
         name = type(self.loss).__name__
         if growth is None or growth.order < p:
@@ -211,9 +230,7 @@ class Problem:
             return self.models
         # coefficient ||S^-1 a(x)||^p <= rho, a(x) = (w, -1) or w.
         inverse = self.transport.inverse_scale
-        radius = (rho / growth.coefficient) ** (1 / p)
-        if growth.order == 2:
-            radius *= 1 - _DOMAIN_MARGIN
+        radius = (1 - margin) * (rho / growth.coefficient) ** (1 / p)
         label_part = float(inverse[-1]) if self.loss.labels is None else 0.0
         left = radius**2 - label_part**2
         scale = jnp.append(inverse[:-1], 0.0) if self.loss.intercept else inverse[:-1]

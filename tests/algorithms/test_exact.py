@@ -1,5 +1,7 @@
 """The parts of the exact solver: bounds that hold whatever the cone solver returns, and its estimates."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from bidro.algorithms.cone_model import Answer, ConeModel, Curvature, Planes
 from bidro.algorithms.exact import ExactMWDRO
+from bidro.algorithms.proof import exact_combination, lower_bound
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.client import Penalty, WassersteinBall
 from bidro.engines.in_process import all_replies
@@ -50,7 +53,7 @@ def test_no_multipliers_prove_too_much(kind):
     replies = [replies_at(problem, x) for x in points]
     tight = 0
     for mixtures in MIXTURES:
-        model = ConeModel(start.models, mixtures, start.cones)
+        model = start._replace(mixtures=mixtures)
         planes = Planes.none(len(model.lift(points[0])))
         for x, reply in zip(points, replies, strict=True):
             planes = planes.with_more(
@@ -61,19 +64,21 @@ def test_no_multipliers_prove_too_much(kind):
         objectives = [model.worst_mixture(np.asarray(reply.upper)) for reply in replies]
         z = model.lift(points[0])
         solved = model.solve(planes, z, None, 1.0)
-        exact = model.proven(planes, z, solved)
-        assert exact <= min(objectives) + 1e-9
+        exact = lower_bound(model._replace(finite=model.models), planes, z, solved)
+        assert lower_bound(model, planes, z, solved) <= exact <= min(objectives) + 1e-9
         # The solver's own multipliers prove its value, as far as it is accurate.
         assert exact == pytest.approx(solved.value, abs=1e-6)
         for _ in range(30):
             raw = rng.exponential(size=len(planes.owner)) * (rng.uniform(size=len(planes.owner)) < 0.4)
-            multipliers, alpha = model._feasible(planes, raw, planes.at(z))
+            multipliers, alpha = model.feasible(planes, raw, planes.at(z))
             assert bool(mixtures.contains(jnp.asarray(alpha)))
             sums = np.bincount(planes.owner, multipliers, 3)
             np.testing.assert_allclose(sums, alpha, atol=1e-12)
             pulls = tuple(5 * rng.normal(size=len(cone.offset)) for cone in model.cones)
             pushes = tuple(rng.normal(size=len(n.offset)) for n in model.models.constraints().norms)
-            proven = model.proven(planes, z, Answer(z, 0.0, multipliers, alpha, pulls, pushes))
+            shares = rng.exponential(size=len(solved.shares))
+            answer = Answer(z, 0.0, multipliers, alpha, shares, pulls, pushes)
+            proven = lower_bound(model, planes, z, answer)
             assert proven <= min(objectives) + 1e-9
             tight += proven > min(objectives) - 50.0
     assert tight > 0
@@ -81,7 +86,8 @@ def test_no_multipliers_prove_too_much(kind):
 
 def test_steps_solve_the_program_that_they_state():
     """One quadratic program without planes that matter: a Newton step, by hand, within and at the box."""
-    model = ConeModel(Box.cube(1.0, 2), Simplex(1), ())
+    square = Box.cube(1.0, 2)
+    model = ConeModel(square, square, Simplex(1), (), nonnegative=False)
     M = np.array([[2.0, 0.5], [0.5, 1.0]])
     for gradient in (np.array([0.4, -0.3]), np.array([4.0, 0.1])):
         planes = Planes.at_point(np.zeros(1, np.int64), np.ones(1), gradient[None], np.zeros(2))
@@ -114,6 +120,17 @@ def test_far_from_the_kink_the_cone_is_the_same_set():
         assert free.any()
         np.testing.assert_allclose((r[:3] + r[3] * unit)[free], 0.0, atol=1e-5 * stiff**0.5)
     assert np.linalg.norm(small.z - z) < 1e-2
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000))
+def test_combinations_are_summed_without_rounding(seed):
+    rng = np.random.default_rng(seed)
+    coefficients, rows = rng.normal(size=9), rng.normal(size=(9, 3)) * 10.0 ** rng.integers(-12, 12, (9, 3))
+    # Large terms that cancel, beside small ones that are left.
+    coefficients, rows = np.append(coefficients, -coefficients[:4]), np.vstack([rows, rows[:4]])
+    exact = [sum(map(Fraction.__mul__, map(Fraction, coefficients), map(Fraction, v))) for v in rows.T]
+    assert exact_combination(coefficients, rows).tolist() == [float(v) for v in exact]
 
 
 @settings(max_examples=50, deadline=None)

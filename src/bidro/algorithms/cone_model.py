@@ -8,7 +8,7 @@ kept exactly, as a cone: nu >= ||B x + b||. Two programs are solved over the pla
 
 with M = 0 for a lower bound, and with M a model of the curvature around the best point for the next model to
 try. The lower bound is not the program's value, which is only as good as the solver: its multipliers are made
-feasible, and the bound they prove is evaluated afresh.
+feasible, and the bound they prove is evaluated afresh (`proof`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from scipy.optimize import linprog
 
 from bidro.losses.base import Cone
 from bidro.problem import Mixtures
-from bidro.sets import CappedSimplex, ConvexSet, ScaledNormCut, VectorSet
+from bidro.sets import CappedSimplex, ConvexSet, VectorSet
 from bidro.sets.base import Polytope
 
 Numbers = NDArray[np.float64]
 
 
 # Curvature is raised to this share of the largest.
-_LEAST_CURVATURE = 1e-8
+_LEAST_CURVATURE = 1e-13
 
 
 class Planes(NamedTuple):
@@ -111,6 +111,7 @@ class Answer(NamedTuple):
     value: float  # of max_alpha sum_i alpha_i s_i at z
     multipliers: Numbers  # (planes,), nonnegative, per client summing to alpha, which is in A
     alpha: Numbers  # (n,)
+    shares: Numbers  # (variables,) of A's polytope, nonnegative: offset + lift shares is alpha, as solved
     pulls: tuple[Numbers, ...]  # multipliers of the cones, one vector a cone
     pushes: tuple[Numbers, ...]  # multipliers of X's own norm bounds
 
@@ -119,8 +120,10 @@ class ConeModel(NamedTuple):
     """X, A and the cones: all of the problem that does not come from the clients."""
 
     models: VectorSet
+    finite: VectorSet  # contains `models`; the same but for a margin, see `Problem`
     mixtures: Mixtures
     cones: tuple[Cone, ...]  # empty where risks are not lifted
+    nonnegative: bool  # whether risks are known to be at least 0
 
     def lift(self, x: Numbers) -> Numbers:
         """z = (x, nu(x)), or x itself."""
@@ -178,13 +181,15 @@ class ConeModel(NamedTuple):
         x = np.asarray(_project(self.models, z[:d] + step[:d]))
         value = self.worst_mixture(_highest(planes, z + step, n))
         raw = np.zeros(len(heights))
-        raw[near] = np.maximum(dual[: np.count_nonzero(near)], 0.0)
-        multipliers, alpha = self._feasible(planes, raw, heights)
+        count = np.count_nonzero(near)
+        raw[near] = np.maximum(dual[:count], 0.0)
+        shares = np.maximum(dual[count : count + len(room)], 0.0)
+        multipliers, alpha = self.feasible(planes, raw, heights)
         vectors = program.norm_multipliers(scale * dual)
         split = len(limits.norms)
-        return Answer(self.lift(x), value, multipliers, alpha, vectors[split:], vectors[:split])
+        return Answer(self.lift(x), value, multipliers, alpha, shares, vectors[split:], vectors[:split])
 
-    def _feasible(self, planes: Planes, raw: Numbers, heights: Numbers) -> tuple[Numbers, Numbers]:
+    def feasible(self, planes: Planes, raw: Numbers, heights: Numbers) -> tuple[Numbers, Numbers]:
         """The solver's multipliers, moved to where they prove a bound, and the weights they sum to."""
         sums = np.bincount(planes.owner, raw, self.mixtures.dimension)
         alpha = np.asarray(_project(self.mixtures, sums))
@@ -193,42 +198,6 @@ class ConeModel(NamedTuple):
             own = np.flatnonzero(planes.owner == i)
             multipliers[own[np.argmax(heights[own])]] = alpha[i]
         return multipliers, alpha
-
-    def proven(self, planes: Planes, z: Numbers, answer: Answer) -> float:
-        """The lower bound that the answer's multipliers prove, over all of X.
-
-        sum_j beta_j plane_j(z) is at most the objective, for beta nonnegative with sums in A. Its gradient r
-        in z is minimised over X, after nu r_nu >= <y, B x + b> for any y with ||y|| <= r_nu: the cone's
-        multiplier. Likewise 0 >= <y, B x + b> - radius ||y|| takes the place of a norm cut of X.
-        """
-        pulls = answer.pulls
-        proven = self._proven(planes, z, answer)
-        if len(pulls) == 1:
-            # What the solver left of the gradient can be taken up by y, but for its part along y; where the
-            # gradient is that of an optimum at the edge of X, it should not.
-            d, cone = self.models.dimension, self.cones[0]
-            left = (answer.multipliers @ planes.gradient)[:d] + pulls[0] @ cone.matrix
-            taken_up = pulls[0] - np.linalg.lstsq(cone.matrix.T, left, rcond=None)[0]
-            proven = max(proven, self._proven(planes, z, answer._replace(pulls=(taken_up,))))
-        return proven
-
-    def _proven(self, planes: Planes, z: Numbers, answer: Answer) -> float:
-        d, beta = self.models.dimension, answer.multipliers
-        r = beta @ planes.gradient
-        constant, slope = float(beta @ planes.at(z) - r @ z), r[:d].copy()
-        if self.cones:
-            length = sum(float(np.linalg.norm(y)) for y in answer.pulls)
-            share = min(1.0, max(float(r[d]), 0.0) / length) if length > 0 else 0.0
-            for cone, y in zip(self.cones, answer.pulls, strict=True):
-                slope += share * (y @ cone.matrix)
-                constant += share * float(y @ cone.offset)
-        models = self.models
-        if isinstance(models, ScaledNormCut):
-            cut, y = models.constraints().norms[-1], answer.pushes[-1]
-            slope += y @ cut.matrix
-            constant -= cut.radius * float(np.linalg.norm(y))
-            models = models.base
-        return constant - float(_linear_maximum(models, -slope))
 
 
 class _Program:

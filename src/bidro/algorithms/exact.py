@@ -26,9 +26,11 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.cone_model import Answer, ConeModel, Curvature, Planes
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
+from bidro.algorithms.proof import lower_bound
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.client import Client
 from bidro.errors import BidroError
+from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box
 from bidro.trees import pytree, static
@@ -44,9 +46,15 @@ _INFINITE = float(np.finfo(float).max)
 _ENOUGH, _GOOD = 0.1, 0.5
 _STIFFEN = 4.0
 _ROUNDING = 1e-14
-# Risks below this share of that of the first model count as that share: a loss that can be brought to 0 has
-# no relative gap to reach.
+# A loss that can be brought to 0 has no relative gap to reach: risks below this share of that of the first
+# model, which predicts the same for every row, count as that share. For squared loss it is a share of the
+# residuals.
 _SMALL = 1e-6
+# Bounds that contradict each other by more than this share of the risk are wrong, by lost digits or by a
+# client that contradicts itself.
+_CONTRADICTION = 1e-8
+# Curvature that a client's own risk lacks in a coordinate is taken from the cone, but for this share of it.
+_OF_CONE = 1e-2
 # The program for the lower bound has no steps whose size would go down with the gap; its unit stays above
 # this share of the risks.
 _COARSEST = 1e-5
@@ -127,6 +135,7 @@ class State(NamedTuple):
     best: Best
     certified: bool  # whether every client's upper end at the best model is proven
     wanted: float  # the relative gap at which to stop
+    small: float  # share of the first model's risk that `floor` is
     floor: float  # risks below this count as 0
     lower: float
     alpha: Numbers  # (n,) weights of the best lower bound
@@ -144,7 +153,7 @@ class State(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """(upper - lower) / max(|upper|, floor), the floor being 1e-6 of the risk at the first model.
+        """(upper - lower) / max(|upper|, floor), the floor being a small share of the first model's risk.
 
         Where upper bounds are not certified, the distance of the lower ends to the best lower bound.
         """
@@ -193,9 +202,11 @@ class ExactMWDRO(Usual):
                 "models=Box.cube(half_width, d) with a half-width beyond any model you expect."
             )
         self.oracle.check(problem.inner)
-        n, x = problem.n, np.asarray(problem.initial_model)
+        n, x = problem.n, np.asarray(problem.constant_model)
         cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.lifted else []
-        model = ConeModel(problem.domain, problem.weights, tuple(cones))
+        model = ConeModel(
+            problem.domain, problem.finite, problem.weights, tuple(cones), problem.loss.nonnegative
+        )
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)
         return State(
@@ -209,6 +220,7 @@ class ExactMWDRO(Usual):
             Best(x, np.inf, unknown, unknown),
             True,
             self.gap,
+            _SMALL**2 if isinstance(problem.loss, Squared) else _SMALL,
             0.0,
             0.0 if problem.loss.nonnegative else -np.inf,
             weights,
@@ -272,7 +284,7 @@ def _with_best(state: State, replies: Reply) -> State:
     if (certified, -upper) <= (state.certified and np.isfinite(state.best.upper), -state.best.upper):
         return state
     if not np.isfinite(state.best.upper):
-        state = state._replace(floor=max(_SMALL * abs(upper), float(np.finfo(float).tiny)))
+        state = state._replace(floor=max(state.small * abs(upper), float(np.finfo(float).tiny)))
     multipliers = np.where(np.asarray(replies.multiplier) == _INFINITE, np.inf, replies.multiplier)
     return state._replace(best=Best(state.x, upper, risks, multipliers), certified=certified)
 
@@ -317,10 +329,17 @@ def _with_lower_bound(state: State) -> State:
 def _with_proof(state: State, planes: Planes, answer: Answer) -> State:
     """The better of the lower bound known and the one that the answer's multipliers prove."""
     assert state.centre is not None
-    proven = state.model.proven(planes, state.centre.z, answer)
+    proven = lower_bound(state.model, planes, state.centre.z, answer)
+    best = state.best.upper
+    if proven > best + _CONTRADICTION * max(abs(best), state.floor):
+        raise BidroError(
+            f"In round {state.t} the clients' replies contradict each other: no model is better than "
+            f"{proven:.9g}, but one has {best:.9g}. Rescale columns whose mean is huge beside their "
+            "spread, or look at who replied."
+        )
     if proven <= state.lower and state.t > 1:
         return state
-    return state._replace(lower=max(proven, state.lower), alpha=answer.alpha)
+    return state._replace(lower=min(max(proven, state.lower), best), alpha=answer.alpha)
 
 
 def _with_next(state: State) -> State:
@@ -388,5 +407,12 @@ def _curvature(state: State, mixture: Numbers) -> Curvature:
     M = np.zeros((k, k)) if state.estimate is None else state.estimate
     if len(centre.curvature):
         M = np.tensordot(mixture, centre.curvature, axes=1)
+    slope = float(mixture @ centre.tangents.gradient[:, -1]) if state.model.cones else 0.0
+    if slope > 0:
+        # A coordinate that risks hardly depend on (a column of rounding noise) is held by nu alone, by the
+        # second derivative of slope ||B x + b|| across it; without it steps would have no end.
+        columns = np.max([np.sum(cone.matrix**2, axis=0) for cone in state.model.cones], axis=0)
+        held = np.append(_OF_CONE * slope * columns / max(centre.z[-1], _scale(state) / slope), 0.0)
+        M = M + np.diag(np.maximum(held - np.diag(M), 0.0))
     steepest = float(np.linalg.norm(centre.tangents.gradient, axis=1).max())
     return Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0), state.model.cones)

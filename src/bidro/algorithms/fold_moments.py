@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.exact import Broadcast, ExactMWDRO, State
+from bidro.algorithms.one_shot import Reply as Moments
 from bidro.algorithms.one_shot import risks_from_moments, second_moments
 from bidro.client import Client
 from bidro.problem import Problem
@@ -29,7 +30,8 @@ Numbers = NDArray[np.float64]
 
 
 class Reply(NamedTuple):
-    moments: Array  # (folds, d + 1, d + 1) of the training rows of every fold
+    mean: Array  # (folds, m) of the training rows of every fold
+    around: Array  # (folds, m, m) their second moments around it
     rows: Array  # (folds,) how many these are
 
 
@@ -81,9 +83,9 @@ class FoldMoments(Usual):
         return Broadcast(jnp.asarray(first.x), jnp.asarray(first.width))
 
     def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
-        def one(fold: Array) -> tuple[Array, Array]:
+        def one(fold: Array) -> tuple[Array, Array, Array]:
             rows = client.rows.without(fold)
-            return second_moments(rows, client.inner.loss), rows.size
+            return *second_moments(rows), rows.size
 
         return Reply(*jax.lax.map(one, jnp.arange(self.folds)))
 
@@ -92,18 +94,15 @@ class FoldMoments(Usual):
         state = state._replace(t=state.t + 1)
         if not np.all(np.asarray(replied)):
             return state
-        moments, rows = np.asarray(replies.moments), np.asarray(replies.rows, float)
-        sums = moments * rows[:, :, None, None]
-        # Each row is left out once, so that the folds' training rows hold it folds - 1 times.
-        left_out = sums.sum(axis=1, keepdims=True) / (self.folds - 1) - sums
+        rows = np.asarray(replies.rows, float)
+        left_out = _left_out(np.asarray(replies.mean), np.asarray(replies.around), rows)
         losses = np.zeros((len(state.sizes), len(self.candidates)))
         for fold in range(self.folds):
-            models = self._models(state, jnp.asarray(moments[:, fold]), rows[:, fold], replied)
-            v = np.column_stack([models, -np.ones(len(models))])
-            losses += np.einsum("ci,nij,cj->nc", v, left_out[:, fold], v)
+            moments = Moments(replies.mean[:, fold], replies.around[:, fold])
+            losses += left_out.squares(fold, self._models(state, moments, rows[:, fold], replied))
         return state._replace(losses=np.maximum(losses, 0.0) / np.asarray(state.sizes)[:, None])
 
-    def _models(self, state: MomentsState, moments: Array, rows: Numbers, replied: Array) -> Numbers:
+    def _models(self, state: MomentsState, moments: Moments, rows: Numbers, replied: Array) -> Numbers:
         """(candidates, d) the solutions on one fold's training rows, each begun at the one before."""
         x, found = next(iter(state.starts.values())).x, []
         for one in self.candidates:
@@ -121,3 +120,35 @@ class FoldMoments(Usual):
         """Nothing is trained that is kept: the model that solves begin with."""
         first = next(iter(state.starts.values()))
         return Snapshot(first.x, first.x, first.alpha)
+
+
+class _LeftOut(NamedTuple):
+    """Sums over the rows (theta, y) that folds leave out, counted from a centre of each client's own."""
+
+    centre: Numbers  # (n, m)
+    rows: Numbers  # (n, folds)
+    first: Numbers  # (n, folds, m)
+    second: Numbers  # (n, folds, m, m)
+
+    def squares(self, fold: int, models: Numbers) -> Numbers:
+        """(n, candidates) sums of squared residuals of the models (candidates, d)."""
+        features = self.centre.shape[1] - 1
+        v = np.column_stack([models[:, :features], -np.ones(len(models))])
+        base = self.centre @ v.T + models[:, features:].sum(axis=1)
+        square = np.einsum("ci,nij,cj->nc", v, self.second[:, fold], v)
+        return square + 2 * base * (self.first[:, fold] @ v.T) + self.rows[:, fold, None] * base**2
+
+
+def _left_out(mean: Numbers, around: Numbers, rows: Numbers) -> _LeftOut:
+    """From the moments of the folds' training rows: (n, folds, m), (n, folds, m, m) and (n, folds)."""
+    others = mean.shape[1] - 1
+    centre = mean.mean(axis=1)
+    away = mean - centre[:, None]
+    first = rows[..., None] * away
+    second = rows[..., None, None] * (around + away[..., :, None] * away[..., None, :])
+
+    def rest(trained: Numbers) -> Numbers:
+        # Each row is left out once, so that the folds' training rows hold it folds - 1 times.
+        return np.asarray(trained.sum(axis=1, keepdims=True) / others - trained)
+
+    return _LeftOut(centre, rest(rows), rest(first), rest(second))

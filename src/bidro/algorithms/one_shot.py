@@ -2,9 +2,11 @@
 
     min over x in X of max over alpha in A of sum_i alpha_i (RMSE_i(x) + eps_i nu(x))^2
 
-RMSE_i(x)^2 = v' C_i v with v = (w, b, -1) and C_i the mean of (theta, 1, y)(theta, 1, y)', so C_i is all
-there is to know of client i. The server then runs the rounds of the exact solver by itself. What is revealed
-is C_i: one reply of the exact solver with curvature determines it too.
+With v = (w, -1), RMSE_i(x)^2 = v' S_i v + (<v, m_i> + b)^2, m_i the mean and S_i the second moments around it
+of client i's (theta, y): they are all there is to know of it. The server then runs the rounds of the exact
+solver by itself. What is revealed is (m_i, S_i): one reply of the exact solver with curvature determines them
+too, where the model has an intercept. Moments around zero would say the same, but lose what they have in
+common to rounding; what rounding is left is bounded and added to the bounds.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from bidro.algorithms.exact import Broadcast, ExactMWDRO, State
 from bidro.algorithms.exact import Reply as Risks
 from bidro.client import Client, ambiguity_kind
 from bidro.errors import BidroError
-from bidro.losses import Loss, Squared
+from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.rows import ClientRows
 from bidro.trees import pytree, static
@@ -34,8 +36,15 @@ from bidro.worst_case.risk import RiskModel
 _MOST_STEPS = 500
 
 
+# Sums of this size are off by no more than this share of the sizes of their terms.
+_ROUNDING = 16 * float(np.finfo(float).eps)
+
+
 class Reply(NamedTuple):
-    moments: Array  # (d + 1, d + 1) mean of (theta, 1, y)(theta, 1, y)', without the 1 where no intercept
+    """Of (theta, y)."""
+
+    mean: Array  # (m,)
+    around: Array  # (m, m) second moments around the mean
 
 
 class OneShotState(NamedTuple):
@@ -76,7 +85,7 @@ class OneShotMWDRO(Usual):
         return Broadcast(jnp.asarray(state.solver.x), jnp.asarray(state.solver.width))
 
     def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
-        return Reply(second_moments(client.rows, client.inner.loss))
+        return second_moments(client.rows)
 
     def server(self, state: OneShotState, replies: Reply, replied: Array) -> OneShotState:
         """Needs all clients: until then, the round is repeated."""
@@ -86,7 +95,7 @@ class OneShotMWDRO(Usual):
         solver, before = state.solver, state.solver.t
         while not solver.finished and solver.t - before < _MOST_STEPS:
             at = exact.broadcast(solver)
-            found = risks_from_moments(state.lifted, replies.moments, state.eps, state.inner, at.x, at.width)
+            found = risks_from_moments(state.lifted, replies, state.eps, state.inner, at.x, at.width)
             solver = exact.server(solver, found, replied)
         # Nothing new would come of asking again.
         return state._replace(solver=solver._replace(t=before + 1, stalled=True))
@@ -95,33 +104,50 @@ class OneShotMWDRO(Usual):
         return Snapshot(state.solver.best.x, state.solver.best.x, state.solver.alpha)
 
 
-def second_moments(rows: ClientRows, loss: Loss) -> Array:
-    """(d + 1, d + 1) mean of (theta, 1, y)(theta, 1, y)' over the rows, without the 1 where no intercept."""
-    assert isinstance(loss, Squared)
+def second_moments(rows: ClientRows) -> Reply:
+    """The mean of the rows, and their second moments around it."""
+    centre = rows.mean(lambda _, block: block, jnp.zeros(()))
 
-    def moments(_: Array, block: Array, weights: Array) -> Array:
-        one = jnp.ones((len(block), int(loss.intercept)))
-        v = jnp.concatenate([block[:, :-1], one, block[:, -1:]], axis=1)
-        return (v.T * weights) @ v
+    def moments(centre: Array, block: Array, weights: Array) -> tuple[Array, Array]:
+        away = block - centre
+        return weights @ away, (away.T * weights) @ away
 
-    return rows.sum(moments, jnp.zeros(())) / rows.size
+    # The centre is the mean up to rounding, which the second pass mends.
+    left, second = (total / rows.size for total in rows.sum(moments, centre))
+    return Reply(centre + left, second - jnp.outer(left, left))
 
 
 @jax.jit(static_argnums=0)
 def risks_from_moments(
-    lifted: bool, moments: Array, eps: Array, inner: Inner, x: Array, width: Array
+    lifted: bool, moments: Reply, eps: Array, inner: Inner, x: Array, width: Array
 ) -> Risks:
-    """What each client would reply, from its moments (n, d + 1, d + 1)."""
+    """What each client would reply, from the moments of n of them."""
+    loss = inner.loss
+    assert isinstance(loss, Squared)
 
-    def one(moment: Array, radius: Array) -> Risks:
-        v, d = jnp.append(x, -1.0), x.shape[0]
-        at = Point(x, steepness(inner, x) if lifted else None, width * jnp.sqrt(moment[-1, -1]))
-        gradient = at.padded(2 * (moment @ v)[:d])
-        hessian = at.padded(at.padded(2 * moment[:d, :d]).T)
-        mean = jnp.maximum(v @ moment @ v, 0.0)
-        still = Pass(mean, jnp.zeros(()), mean, gradient, jnp.zeros(()), hessian)
+    def one(of: Reply, radius: Array) -> Risks:
+        w, b = loss.split(x)
+        v = jnp.append(w, -1.0)
+        residual, bent = jnp.sum(v * of.mean) + b, of.around @ v
+        around = jnp.maximum(v @ bent, 0.0)
+        mean = around + residual**2
+        # Rounding of the mean residual, and of the moments: RMSE^2 is this far off at the most.
+        slip = _ROUNDING * (jnp.sum(jnp.abs(v * of.mean)) + jnp.abs(b))
+        off = 2 * jnp.abs(residual) * slip + slip**2
+        off += _ROUNDING * (jnp.abs(v) @ jnp.abs(of.around) @ jnp.abs(v) + mean)
+        slopes = jnp.append(of.mean[:-1], 1.0) if loss.intercept else of.mean[:-1]
+        d = x.shape[0]
+        flat = jnp.zeros(d).at[: len(w)].set(bent[:-1])
+        bend = jnp.zeros((d, d)).at[: len(w), : len(w)].set(of.around[:-1, :-1])
+        spread = of.around[-1, -1] + (0.0 if loss.intercept else of.mean[-1] ** 2)
+        at = Point(x, steepness(inner, x) if lifted else None, width * jnp.sqrt(spread))
+        gradient = at.padded(2 * (flat + residual * slopes))
+        hessian = at.padded(at.padded(2 * (bend + jnp.outer(slopes, slopes))).T)
+        lowest = jnp.maximum(mean - off, 0.0)
+        still = Pass(mean + off, jnp.zeros(()), lowest, gradient, jnp.zeros(()), hessian)
         if lifted:
             return Risks.of(root_form(at, still, radius))
-        return Risks.of(RiskModel.unsplit(still, mean, mean, gradient, jnp.asarray(jnp.inf)))
+        never = jnp.asarray(jnp.inf)
+        return Risks.of(RiskModel.unsplit(still, still.value, still.minorant, gradient, never))
 
     return jax.vmap(one)(moments, eps)

@@ -60,8 +60,8 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """(upper - lower) / |upper|, or over 1e-6 of the risk at the first model if that is more; inf where
-        nothing is proven."""
+        """(upper - lower) / |upper|, or over a small share of the risk at the first model (1e-6, for squared
+        loss 1e-12) if that is more; inf where nothing is proven."""
         return _solver(self.state).gap if self.certified else float("inf")
 
 
@@ -129,9 +129,11 @@ def solve(
             GapNotReachedWarning,
             stacklevel=2,
         )
+    # Where every client's loss can be brought to 0, all mixtures are equally bad: none is singled out.
+    nothing = solver.best.upper <= gap * solver.floor
     return Solution(
         x=solver.best.x,
-        alpha=solver.alpha,
+        alpha=np.asarray(problem.initial_weights) if nothing else solver.alpha,
         risks=solver.best.risks,
         multipliers=solver.best.multipliers,
         names=problem.federation.names,

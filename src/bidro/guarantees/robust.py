@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bidro.client import Client
 from bidro.errors import BidroError
-from bidro.losses import LinearLoss, Softmax, losses_of
+from bidro.losses import LinearLoss, ResidualLoss, Softmax, losses_of
 from bidro.problem import Problem
 from bidro.worst_case import Inner, Oracle, default_oracle
 from bidro.worst_case.ball import has_closed_form, is_lifted, steepness
@@ -22,6 +22,8 @@ from bidro.worst_case.risk import RiskModel
 
 Floats = NDArray[np.float64]
 
+# By how much, relatively, multipliers are moved apart in search of the moves on either side of a jump.
+_FARTHER = (0.0, *(10.0**k for k in range(-13, -5)))
 # How far below the risk, relatively, a near-worst distribution may stay where the worst is not attained.
 _DEFICIT = 1e-7
 
@@ -76,10 +78,9 @@ def worst_case_distribution(
     if eps > 0 and has_closed_form(problem.inner) and problem.transport.p == 2:
         points = _squared_atoms(problem.inner, rows, model, eps)
     elif eps > 0 and not has_closed_form(problem.inner):
-        share = float(found.lower_share)
-        parts = [(found.lower_multiplier, share), (found.multiplier, 1 - share)]
-        used = [(_moved(chosen, problem.inner, model, samples, at), mass) for at, mass in parts if mass > 0]
-        points = np.concatenate([np.asarray(p) for p, _ in used])
+        budget = eps**problem.transport.p
+        used = _within_budget(problem, chosen, model, rows, found, budget)
+        points = np.concatenate([part for part, _ in used])
         masses = np.concatenate([np.full(len(rows), mass / len(rows)) for _, mass in used])
         origins = np.tile(origins, len(used))
     if eps > 0 and is_lifted(problem.inner) and problem.transport.p == 1:
@@ -156,6 +157,34 @@ def _in_x(inner: Inner, x: Array, risk: RiskModel) -> RiskModel:
     return risk._replace(gradient=whole @ risk.gradient, curvature=curvature)
 
 
+def _within_budget(
+    problem: Problem, oracle: Oracle, x: Array, rows: Floats, found: RiskModel, budget: float
+) -> list[tuple[Floats, float]]:
+    """Moved rows (N, m) with their share of the mass: moves that cost more than the budget and moves that
+    cost less, mixed so that they spend it.
+
+    The multipliers of the search enclose the one at which moves jump by a hair, and this program may see the
+    jump on their other side: then farther ones are tried. Shares follow from the moves as they are.
+    """
+
+    def moves(multiplier: Array, away: float) -> tuple[Floats, float]:
+        points = np.asarray(_moved(oracle, problem.inner, x, jnp.asarray(rows), multiplier * (1 + away)))
+        return points, float(problem.transport.row_costs(rows, points).mean())
+
+    for away in _FARTHER:
+        cheap, least = moves(found.multiplier, away)
+        if least <= budget:
+            break
+    else:
+        return [(cheap, budget / least), (rows, 1 - budget / least)]
+    for away in _FARTHER:
+        dear, most = moves(found.lower_multiplier, -away)
+        if most > budget or float(found.lower_share) == 0:
+            break
+    share = (budget - least) / (most - least) if budget < most < np.inf else float(most <= budget)
+    return [(points, mass) for points, mass in ((dear, share), (cheap, 1 - share)) if mass > 0]
+
+
 @partial(jax.jit, static_argnums=0)
 def _moved(oracle: Oracle, inner: Inner, x: Array, samples: Array, multiplier: Array) -> Array:
     return jax.vmap(lambda zeta: oracle.maximise(inner, x, zeta, multiplier).point)(samples)
@@ -189,7 +218,7 @@ def _spend_far_out(
         return points, masses, np.arange(len(points))
     candidates = np.flatnonzero((slope >= steepest * (1 - 1e-9)) & (masses > 0))
     start = losses_of(inner.loss, x, points[candidates])
-    far = 1e8 * (1 + np.abs(start).max()) / steepest
+    far = 1e8 * (_turn(inner, risk) + np.abs(start).max()) / steepest
     ends = points[candidates] + far * along[candidates]
     reached = losses_of(inner.loss, x, ends)
     # What a move of any such length stays short of the full slope.
@@ -203,6 +232,15 @@ def _spend_far_out(
     moved = points[k] + budget / part * along[k]
     points, left = np.vstack([points, moved]), np.append(left, part)
     return points[left > 0], left[left > 0], np.append(np.arange(len(masses)), k)[left > 0]
+
+
+def _turn(inner: Inner, risk: float) -> float:
+    """The size of the loss beyond which it has its full slope: 1 for a margin, and for a residual that of the
+    losses themselves unless it is rounded around 0."""
+    if not isinstance(inner.loss, ResidualLoss):
+        return 1.0
+    scalar = inner.loss.scalar
+    return risk + (scalar.lipschitz**2 / scalar.curvature if 0 < scalar.curvature < np.inf else 0.0)
 
 
 def _steepest_directions(inner: Inner, x: Array, points: Floats) -> tuple[Floats, Floats, float]:

@@ -10,6 +10,7 @@ from bidro.losses.linear import (
     LinearLoss,
     Logistic,
     Pinball,
+    ResidualLoss,
     SmoothedHinge,
     Squared,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "Logistic",
     "Loss",
     "Pinball",
+    "ResidualLoss",
     "SmoothedHinge",
     "Softmax",
     "Squared",

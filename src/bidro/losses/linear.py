@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from bidro.errors import BidroError
 from bidro.losses.base import Cone, Growth, Loss
@@ -110,8 +111,12 @@ class LinearLoss(Loss):
         return jnp.linalg.norm(self.direction(x, 1.0)[0] * inverse_scale)
 
 
-class _Residual(LinearLoss):
+class ResidualLoss(LinearLoss):
     """u = <w, theta> + b - y."""
+
+    def middle(self, targets: NDArray[np.float64]) -> float:
+        """A prediction in the middle of the targets (N,): their median, unless the loss has its own."""
+        return float(np.median(targets))
 
 
 class _Margin(LinearLoss):
@@ -123,8 +128,11 @@ class _Margin(LinearLoss):
 
 
 @dataclass(frozen=True)
-class Squared(_Residual):
+class Squared(ResidualLoss):
     """(y - <w, theta> - b)^2."""
+
+    def middle(self, targets: NDArray[np.float64]) -> float:
+        return float(targets.mean())
 
     @property
     def scalar(self) -> Scalar:
@@ -132,7 +140,7 @@ class Squared(_Residual):
 
 
 @dataclass(frozen=True)
-class Absolute(_Residual):
+class Absolute(ResidualLoss):
     """|y - <w, theta> - b|."""
 
     @property
@@ -141,7 +149,7 @@ class Absolute(_Residual):
 
 
 @dataclass(frozen=True)
-class Huber(_Residual):
+class Huber(ResidualLoss):
     """u^2 / 2 for residuals |u| <= threshold, threshold (|u| - threshold / 2) beyond."""
 
     threshold: float = 1.0
@@ -157,7 +165,7 @@ class Huber(_Residual):
 
 
 @dataclass(frozen=True)
-class Pinball(_Residual):
+class Pinball(ResidualLoss):
     """quantile (y - f)_+ + (1 - quantile) (f - y)_+ for the prediction f."""
 
     quantile: float = 0.5
@@ -165,6 +173,9 @@ class Pinball(_Residual):
     def __post_init__(self) -> None:
         if not 0 < self.quantile < 1:
             raise BidroError(f"Pinball loss needs a quantile in (0, 1); got {self.quantile}.")
+
+    def middle(self, targets: NDArray[np.float64]) -> float:
+        return float(np.quantile(targets, self.quantile))
 
     @property
     def scalar(self) -> Scalar:

@@ -89,13 +89,14 @@ def root_form(at: Point, still: Pass, eps: Array) -> RiskModel:
 
     RMSE is a norm of the residuals, with a kink at an exact fit. With it rounded to
     f = sqrt(RMSE^2 + mu^2), the plane below is that of 2 root (RMSE + eps nu) - root^2 for
-    root = f + eps nu, in which <residuals, residuals at x> / f stands for RMSE.
+    root = f + eps nu, in which <residuals, residuals at x> / f stands for RMSE. The pass has RMSE^2 between
+    `minorant` and `value`.
     """
     assert at.nu is not None
     f = jnp.sqrt(still.value + (_ROUNDING_OF_RMSE * at.width) ** 2)
     safe = jnp.where(f > 0, f, 1.0)
     exact, root = jnp.sqrt(still.value) + eps * at.nu, f + eps * at.nu
-    attained = 2 * root * (jnp.where(f > 0, still.value / safe, 0.0) + eps * at.nu) - root**2
+    attained = 2 * root * (jnp.where(f > 0, still.minorant / safe, 0.0) + eps * at.nu) - root**2
     of_f = jnp.where(f > 0, still.gradient / (2 * safe), 0.0)
     of_root = of_f.at[-1].add(eps)
     hessian = still.hessian
@@ -189,21 +190,34 @@ def _near_zero(
 ) -> tuple[RiskModel, Array]:
     """(R where moves hardly change u, whether this is such a place): nu = 0, the kink of the norm, or nearly.
 
-    R lies between the loss expected under the first-order moves and mean loss + nu eps Lip; labels stay.
+    R lies between the loss expected under the first-order moves, labels held, and the mean loss with the
+    worst label that each row can take + nu eps Lip; where these labels matter it is no such place.
     """
     loss = inner.loss
     assert isinstance(loss, LinearLoss)
     assert at.nu is not None
     moved = first_order_pass(rows, inner, at, eps, curvature)
     plain = still_pass(rows, inner, at, False)
-    value = plain.value + at.nu * eps * loss.scalar.lipschitz
+    worst = plain.value if inner.reachable_labels is None else _worst_label_mean(rows, inner, at)
+    value = worst + at.nu * eps * loss.scalar.lipschitz
     bend = loss.scalar.curvature
     unit = loss.scalar.lipschitz / bend if 0 < bend < math.inf else 0.0
-    is_near = (at.nu * eps <= _NEAR * jnp.maximum(unit, plain.value)) & jnp.isfinite(value)
-    if inner.reachable_labels is not None:
-        is_near &= False
+    small = _NEAR * jnp.maximum(unit, plain.value)
+    is_near = (at.nu * eps <= small) & (worst - plain.value <= small) & jnp.isfinite(value)
     multiplier = at.nu * moved.gradient[-1] / (2 * jnp.where(eps > 0, eps, 1.0) ** 2)
     return RiskModel.unsplit(moved, value, moved.minorant, moved.gradient, multiplier), is_near
+
+
+def _worst_label_mean(rows: ClientRows, inner: Inner, at: Point) -> Array:
+    """The mean loss with every row's label the worst that it can take."""
+
+    def worst(args: tuple[Inner, Array], block: Array) -> Array:
+        inner, x = args
+        assert inner.reachable_labels is not None
+        options = [block.at[:, -1].set(label) for label in inner.reachable_labels]
+        return jnp.max(jnp.stack([inner.loss.values(x, option) for option in options]), axis=0)
+
+    return rows.mean(worst, (inner, at.x))
 
 
 def _far_slope(inner: Inner) -> float | None:

@@ -1,0 +1,198 @@
+"""The lower bound that multipliers prove, evaluated afresh, and multipliers made to prove more.
+
+For beta >= 0 whose sums over the clients' planes are a mixture in A, and y with ||y|| <= r_nu for each cone,
+
+    objective(x) >= sum_j beta_j plane_j(x, nu)
+                 >= constant + <s, x>,      s = sum_j beta_j gradient_j + B' y,
+
+for every x in X, since nu r_nu >= <y, B x + b>; with its minimum over X, this is the bound. Of an interior
+optimum s is 0, but a solver leaves a residual, and what it costs is multiplied by the width of X. So the
+multipliers are mended twice. First all of them are moved a little, in proportion to their sizes, to where s
+vanishes (least squares). What rounding leaves of s is then cancelled by tiny multiples of other planes, kept
+apart from the large ones beside which they would be lost. Sums are evaluated without rounding error.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from bidro.sets import ConvexSet, ScaledNormCut
+
+if TYPE_CHECKING:
+    from bidro.algorithms.cone_model import Answer, ConeModel, Planes
+
+Numbers = NDArray[np.float64]
+
+# Coordinates whose optimum lies within this share of the width of X of its edge are held by the edge.
+_AT_EDGE = 1e-6
+# Multipliers below this are not moved, and clients with weights below it lend no planes to cancel with.
+_USED = 1e-10
+# How much more an equation weighs that must hold than one that is only wished for.
+_FIRST = 1e2
+_TINY = float(np.finfo(float).tiny)
+# How often each mending is repeated: its own rounding is what is left to mend.
+_TIMES = 2
+
+
+def lower_bound(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> float:
+    """The best bound over all of X that the answer's multipliers prove, as they are or mended."""
+    found = [_proven(model, planes, z, answer)]
+    for by_cost in (True, False):
+        mended = answer
+        for _ in range(_TIMES):
+            mended = _balanced(model, planes, z, mended, by_cost)
+            found.append(_proven(model, planes, z, mended))
+        if model.nonnegative:
+            found.append(_cancelled(model, planes, z, mended))
+    return max(found)
+
+
+def _proven(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> float:
+    d, beta, pulls = model.models.dimension, answer.multipliers, answer.pulls
+    constant = float(beta @ planes.at(z))
+    if model.cones:
+        pulls = _allowed(model, planes, answer)
+        constant -= float(beta @ planes.gradient[:, d]) * z[d]
+        constant += sum(float(y @ cone.at(z[:d])) for cone, y in zip(model.cones, pulls, strict=True))
+    slope = _slope(model, planes, beta, pulls)
+    constant -= float(slope @ z[:d])
+    # Planes lie below the risks wherever these are finite, also where models are not trained.
+    models = model.finite
+    if isinstance(models, ScaledNormCut):
+        # 0 >= <y, B x> - radius ||y|| takes the place of the cut.
+        cut, y = models.constraints().norms[-1], answer.pushes[-1]
+        slope += y @ cut.matrix
+        constant -= cut.radius * float(np.linalg.norm(y))
+        models = models.base
+    return constant - float(_linear_maximum(models, -slope))
+
+
+def _allowed(model: ConeModel, planes: Planes, answer: Answer) -> tuple[Numbers, ...]:
+    """The answer's y, shortened to what r_nu allows them in all."""
+    r_nu = float(answer.multipliers @ planes.gradient[:, model.models.dimension]) if model.cones else 0.0
+    length = sum(float(np.linalg.norm(y)) for y in answer.pulls)
+    if length <= r_nu:
+        return answer.pulls
+    # A little shorter than that, so that rounding does not shorten them again.
+    return tuple((1 - 1e-15) * max(r_nu, 0.0) / length * y for y in answer.pulls)
+
+
+def _slope(model: ConeModel, planes: Planes, beta: Numbers, pulls: tuple[Numbers, ...]) -> Numbers:
+    """s (d,), to the last bit: large terms cancel in it."""
+    rows = [planes.gradient[:, : model.models.dimension], *(cone.matrix for cone in model.cones)]
+    return exact_combination(np.concatenate([beta, *pulls]), np.vstack(rows))
+
+
+def _width(model: ConeModel, z: Numbers, slope: Numbers) -> Numbers:
+    """(d,) how far X reaches in each coordinate; 0 where z is held by the edge to which the slope leads."""
+    here = z[: model.models.dimension]
+    lower, upper = (np.asarray(side) for side in model.models.bounding_box())
+    left = np.where(slope > 0, here - lower, upper - here)
+    return np.where(left > _AT_EDGE * (upper - lower), upper - lower, 0.0)
+
+
+def _balanced(model: ConeModel, planes: Planes, z: Numbers, answer: Answer, by_cost: bool) -> Answer:
+    """Multipliers near the answer's for which s vanishes, their sums stay in A, and ||y|| = r_nu to first
+    order: the least relative change that does it, or comes nearest."""
+    d, polytope = model.models.dimension, model.mixtures.polytope()
+    width = _width(model, z, _slope(model, planes, answer.multipliers, answer.pulls))
+    used, shared = answer.multipliers > _USED, answer.shares > _USED
+    counted = np.unique(planes.owner[used])
+    gradient, y = planes.gradient[used], np.concatenate([np.zeros(0), *answer.pulls])
+    beta, q = answer.multipliers[used], answer.shares[shared]
+    owners = (planes.owner[used] == counted[:, None]).astype(float)
+    # The unknowns are (beta, q, y); the equations: sums of beta = offset + lift q, matrix q = total, s = 0 in
+    # units of what it costs, and sum <y / ||y||, y> = r_nu.
+    pull = np.vstack([np.zeros((0, d)), *(cone.matrix for cone in model.cones)]).T
+    toward = np.concatenate(
+        [np.zeros(0), *(part / (float(np.linalg.norm(part)) or 1.0) for part in answer.pulls)]
+    )
+    steep = gradient[:, d:].T
+    equations = len(polytope.total)
+    system = np.block(
+        [
+            [owners, -polytope.lift[counted][:, shared], np.zeros((len(counted), len(y)))],
+            [np.zeros((equations, len(beta))), polytope.matrix[:, shared], np.zeros((equations, len(y)))],
+            [width[:, None] * gradient[:, :d].T, np.zeros((d, len(q))), width[:, None] * pull],
+            [-steep, np.zeros((len(steep), len(q))), np.tile(toward, (len(steep), 1))],
+        ]
+    )
+    wanted = np.concatenate([polytope.offset[counted], polytope.total, np.zeros(d + len(steep))])
+    size = np.concatenate([beta, q, np.full(len(y), max(float(steep.sum(axis=0) @ beta), 0.0))])
+    left = wanted - system @ np.concatenate([beta, q, y])
+    scaled = system * size
+    length = np.linalg.norm(scaled, axis=1)
+    weight = np.where(length > 0, 1 / np.where(length > 0, length, 1.0), 0.0)
+    # Sums and the norm are not to be traded for a smaller s.
+    slopes = slice(len(counted) + equations, len(counted) + equations + d)
+    weight[slopes] = 1 / length[slopes].max(initial=_TINY) if by_cost else weight[slopes] / _FIRST
+    if not np.all(np.isfinite(scaled)):
+        return answer
+    change = size * np.linalg.lstsq(weight[:, None] * scaled, weight * left, rcond=None)[0]
+    moved = answer.multipliers.copy()
+    moved[used] = np.maximum(beta + change[: len(beta)], 0.0)
+    shares = answer.shares.copy()
+    shares[shared] = np.maximum(q + change[len(beta) : len(beta) + len(q)], 0.0)
+    ends = np.cumsum([len(part) for part in answer.pulls])[:-1]
+    pulls = tuple(np.split(y + change[len(beta) + len(q) :], ends)) if model.cones else ()
+    multipliers, alpha = model.feasible(planes, moved, planes.at(z))
+    return answer._replace(multipliers=multipliers, alpha=alpha, shares=shares, pulls=pulls)
+
+
+def _cancelled(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> float:
+    """The bound after nonnegative multiples of the planes have been added that cancel s.
+
+    With sums alpha + delta and risks of at least 0, sum_i delta_i R_i <= objective sum_i delta_i / alpha_i:
+    the bound is divided by 1 more than that sum.
+    """
+    d, lent = model.models.dimension, answer.alpha[planes.owner] > _USED
+    answer = answer._replace(pulls=_allowed(model, planes, answer))
+    others = planes.only(lent)
+    twice, more = planes.with_more(others), np.zeros(np.count_nonzero(lent))
+    for _ in range(_TIMES):
+        slope = _slope(model, twice, np.append(answer.multipliers, more), answer.pulls)
+        width = _width(model, z, slope)
+        columns, residual = width[:, None] * others.gradient[:, :d].T, -width * slope
+        length, size = np.linalg.norm(columns, axis=0), float(np.linalg.norm(residual))
+        if size == 0 or not np.all(np.isfinite(length)):
+            break
+        length[length == 0] = np.inf
+        try:
+            more = more + nnls(columns / length, residual / size)[0] / length * size
+        except RuntimeError:  # it has its own limit of iterations; what was found before it serves
+            break
+    proven = _proven(model, twice, z, answer._replace(multipliers=np.append(answer.multipliers, more)))
+    return proven / (1 + float(np.sum(more / answer.alpha[others.owner])))
+
+
+def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:
+    """sum_j coefficients_j rows_j (columns,), each sum rounded once: products are split into their value and
+    their rounding error (Dekker), and all of them summed exactly."""
+    products = coefficients[:, None] * rows
+    high, low = _halves(coefficients)
+    row_high, row_low = _halves(rows)
+    error = (high[:, None] * row_high - products) + high[:, None] * row_low + low[:, None] * row_high
+    error = error + low[:, None] * row_low
+    # Where splitting overflows, the products alone are as good as it gets.
+    error[~np.isfinite(error)] = 0.0
+    return np.array([math.fsum(column) for column in np.vstack([products, error]).T])
+
+
+def _halves(v: Numbers) -> tuple[Numbers, Numbers]:
+    """v as a sum of two numbers of half as many digits."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        turned = (2.0**27 + 1) * v
+        high = turned - (turned - v)
+    return high, v - high
+
+
+@jax.jit
+def _linear_maximum(of: ConvexSet, c: Array) -> Array:
+    return of.linear_maximum(c)[0]
