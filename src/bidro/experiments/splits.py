@@ -15,8 +15,8 @@ from bidro.federation import Federation
 from bidro.guarantees.calibration import FOLDS, worst_decile
 from bidro.losses import Logistic, Loss, Softmax, Squared, losses_of
 from bidro.problem import Problem
+from bidro.splits import choose_kept_out
 from bidro.standard import Moments, Standard
-from bidro.tables import choose_kept_out
 from bidro.training import transport_of, unrestricted
 
 Floats = NDArray[np.float64]
@@ -62,7 +62,7 @@ class Split:
     @classmethod
     def of(cls, table: Grouped, seed: int) -> Split:
         """The split that `seed` stands for: the same share of every client is for the test."""
-        kept_out = choose_kept_out(table.clients, TEST_SHARE, seed)
+        kept_out = choose_kept_out(table.clients, table.features, table.target, TEST_SHARE, seed)
         features, target, clients = (
             table.features[~kept_out],
             table.target[~kept_out],
