@@ -20,6 +20,7 @@ from bidro.guarantees.robust import WorstCase, worst_case_distribution
 from bidro.guarantees.statements import Assessed, interval_obstacle, with_kept_out, without_kept_out
 from bidro.losses import Loss
 from bidro.sets import Simplex
+from bidro.splits import content_order
 from bidro.standard import Moments, Standard, require_inside
 from bidro.training import Choices, Trained, train, transport_of
 
@@ -78,16 +79,19 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         owners = client_labels(clients, len(target))
         columns = [*self._columns(), "target"]
         loss = self._loss()
-        standard = Standard.of(Moments.of(X, target), loss.labels is not None)
+        order = content_order(np.unique(owners, return_inverse=True)[1], X, target)
+        ordered = X[order], target[order], owners[order]
+        standard = Standard.of(Moments.of(*ordered[:2]), loss.labels is not None)
         loss = self._in_units(loss, standard.target_spread)
         box, self._support = None, self.support
         if self.support is not None:
             box = standard.box(self.support, loss.labels)
             # A row outside the declared support voids every statement: better said before training.
             require_inside(self.support, X, target, owners, columns, loss.labels is None)
-        federation = standard.federation(X, target, owners, columns)
-        # From here on the solver's own rows are all that is needed.
         del X
+        federation = standard.federation(*ordered, columns)
+        # From here on the solver's own rows are all that is needed.
+        del ordered
         transport = transport_of(
             loss, federation.m, self.metric, self.label_cost, self.p, standard.target_spread
         )

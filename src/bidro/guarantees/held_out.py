@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.special import betaincinv, log_softmax, logsumexp
+from scipy.special import betaincinv, log_softmax
 
 from bidro.errors import BidroError
 from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
@@ -32,6 +32,8 @@ Bound = Literal["betting", "bernstein", "clopper-pearson"]
 _VACUOUS_SHARE = 0.99
 # Of a bound, as a share of the largest value; added to it, so that it errs on the safe side.
 _PRECISION = 1e-12
+# Values that are handled together, so that a million of them need no copy for every stake.
+_TOGETHER = 65_536
 # The standard deviations that stakes are made for, and how the capital is split over them: see `betting`.
 _SPREADS = np.geomspace(0.7, 0.01, 16)
 _LOG_SHARES = log_softmax(-0.5 * (np.log(_SPREADS / 0.2) / 1.2) ** 2)
@@ -287,9 +289,12 @@ def betting(values: Floats, beta: float, counts: Floats | None = None) -> float:
     def excess(candidate: float) -> float:
         """log capital - log(1 / beta)"""
         odds = (candidate - values) / (1 - candidate)
-        # One stake after the other, so that a million values need no more memory than a few copies of them.
-        ends = _LOG_SHARES + [float(counts @ np.log1p(stake * odds)) for stake in stakes]
-        return float(logsumexp(ends)) - wanted
+        ends = _LOG_SHARES.copy()
+        for begin in range(0, len(odds), _TOGETHER):
+            part = slice(begin, begin + _TOGETHER)
+            ends += np.log1p(np.multiply.outer(stakes, odds[part])) @ counts[part]
+        most = float(ends.max())
+        return most + math.log(np.exp(ends - most).sum()) - wanted
 
     high = 1 - _PRECISION
     if mean >= high or excess(high) < 0:
