@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 
 from bidro.errors import BidroError
-from bidro.federation import Federation, client_id
+from bidro.federation import Federation
 from bidro.sets import Ball, Box, WholeSpace
+from bidro.splits import client_id
 
 NORTH = np.array([[0.0, 1.0], [2.0, 3.0]])
 SOUTH = np.array([[4.0, -1.0]])

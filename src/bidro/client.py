@@ -12,10 +12,11 @@ from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.errors import BidroError
-from bidro.federation import Federation, Support, client_id
+from bidro.federation import Federation, Support
 from bidro.losses import LinearLoss, Loss, ResidualLoss, Squared
 from bidro.rows import ClientRows
 from bidro.sets import Ball, Box
+from bidro.splits import client_id
 from bidro.transport import Transport
 from bidro.trees import pytree, static
 from bidro.worst_case import Inner, Oracle

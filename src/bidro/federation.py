@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from bidro.errors import BidroError
 from bidro.rows import ClientRows
 from bidro.sets import Ball, Box, WholeSpace
+from bidro.splits import client_id, random_bits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -330,31 +330,6 @@ class Federation:
                     f"Client '{client}', row {row}, column '{self.columns[j]}': "
                     f"{block[k, j]:g} {complaint(j)}."
                 )
-
-
-def client_id(name: str) -> NDArray[np.uint32]:
-    """64 bits from a client's name, as two numbers: the same on every machine and in every order."""
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return np.frombuffer(digest, dtype=">u4").astype(np.uint32)
-
-
-def random_bits(
-    names: Sequence[str], owner: NDArray[np.int64], place: NDArray[np.int64], seed: int
-) -> NDArray[np.uint64]:
-    """64 bits a row from the seed, its client's name (names[owner]) and its place among that client's rows:
-    the same where the client is alone as where all are together."""
-    ids = np.stack([client_id(name) for name in names]).astype(np.uint64)
-    of_client = _scrambled(ids[:, 0] << np.uint64(32) | ids[:, 1], np.uint64(seed))
-    return _scrambled(of_client[owner], place.astype(np.uint64))
-
-
-def _scrambled(key: NDArray[np.uint64], counter: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
-    """64 bits that look random, from a key and a counter (the finaliser of SplitMix64)."""
-    with np.errstate(over="ignore"):
-        z = key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(z ^ (z >> np.uint64(31)))
 
 
 def column_deviations(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -183,8 +183,7 @@ class Problem:
         leaves, structure = jax.tree.flatten((settings, self.rho, self.eps))
         digest = hashlib.blake2b(repr((structure, self.federation.names, self.federation.sizes)).encode())
         for leaf in (*leaves, self.federation.samples):
-            array = isinstance(leaf, Array)
-            digest.update(np.ascontiguousarray(leaf) if array else repr(leaf).encode())
+            digest.update(np.asarray(leaf).tobytes() if isinstance(leaf, Array) else repr(leaf).encode())
         return digest.hexdigest()
 
     def with_samples(self, samples: Array) -> Problem:

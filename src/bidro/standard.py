@@ -74,7 +74,8 @@ class Standard:
     def federation(
         self, features: Floats, target: Floats, clients: NDArray[np.str_], columns: Sequence[str]
     ) -> Federation:
-        """The clients' rows in these units, sorted by client, with an unbounded support."""
+        """The clients' rows in these units, sorted by client, with an unbounded support. Rows should come in
+        `content_order`, so that nothing that is trained on them depends on the order of a table."""
         names, codes = np.unique(clients, return_inverse=True)
         order = np.argsort(codes, kind="stable")
         rows = aligned((len(target), features.shape[1] + 1))

@@ -13,7 +13,7 @@ from bidro.engines.in_process import all_replies, asked, run, run_many
 from bidro.engines.network import run_over
 from bidro.errors import BidroError
 from bidro.experiments.simulation import COEFFICIENTS, PENALTIES, paper_problem, simulate
-from bidro.federation import Federation, client_id
+from bidro.federation import Federation
 from bidro.losses import (
     Absolute,
     CustomLoss,
@@ -27,6 +27,7 @@ from bidro.losses import (
 )
 from bidro.problem import NonconcaveInnerWarning, Problem
 from bidro.sets import Box, CappedSimplex, L1SimplexBall
+from bidro.splits import client_id
 from bidro.transport import Transport
 from bidro.worst_case import BacktrackingAscent, Exact
 from tests.algorithms.cases import CASES, over_transport

@@ -13,10 +13,11 @@ from bidro.client import Penalty, WassersteinBall
 from bidro.engines.in_process import run
 from bidro.engines.solve import solve
 from bidro.errors import BidroError
-from bidro.federation import Federation, client_id
+from bidro.federation import Federation
 from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Box
+from bidro.splits import client_id
 from bidro.transport import Transport
 from bidro.worst_case import Exact
 from tests.small import rows

@@ -22,10 +22,11 @@ from bidro.engines.site import answer
 from bidro.engines.solve import solve
 from bidro.engines.wire import pack, unpack_like
 from bidro.errors import BidroError
-from bidro.federation import Federation, client_id
+from bidro.federation import Federation
 from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Box
+from bidro.splits import client_id
 from bidro.transport import Transport
 from bidro.worst_case import Exact
 from tests.small import SIZES, admissible, paper_like, rows

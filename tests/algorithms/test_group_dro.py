@@ -14,10 +14,11 @@ from bidro.engines.in_process import all_replies, run
 from bidro.engines.network import IN_PROCESS, run_over
 from bidro.engines.solve import solve
 from bidro.errors import BidroError
-from bidro.federation import Federation, client_id
+from bidro.federation import Federation
 from bidro.losses import Hinge, Logistic, Softmax, Squared
 from bidro.problem import Problem
 from bidro.sets import Box, CappedSimplex, L1SimplexBall, WholeSpace
+from bidro.splits import client_id
 from bidro.transport import Transport
 from tests.algorithms.test_fairness import (
     PARTS,

@@ -126,6 +126,24 @@ def test_evaluate_predict_and_certify_agree_with_the_model_by_hand(model, folder
     assert "0.9" in certificate.absent["interval"]
 
 
+def test_certify_by_units_and_on_the_declared_support_only(model, folder, capsys):
+    where, _ = model
+    fresh = visits(1).assign(patient=lambda table: np.arange(len(table)) // 2)
+    fresh.to_csv(folder / "patients.csv", index=False)
+    code, out, _ = run(capsys, "certify", where, folder / "patients.csv", "--unit", "patient", "--json")
+    certificate = Certificate.from_json(out)
+    assert certificate.clipped.rows["h2"] == 30
+    assert certificate.clipped.units
+    code, _, err = run(capsys, "certify", where, folder / "patients.csv", "--unit", "person")
+    assert code != 0
+    assert "no column 'person'" in err
+    fresh.loc[75, "age"] = 130
+    fresh.to_csv(folder / "patients.csv", index=False)
+    code, _, err = run(capsys, "certify", where, folder / "patients.csv")
+    assert code != 0
+    assert "Row 75, of client 'h2': 'age' is 130, outside the declared support" in " ".join(err.split())
+
+
 def test_plan_and_report(model, folder, capsys):
     where, _ = model
     code, out, _ = run(capsys, "plan", where, folder / "visits.csv", "--radius", "20", "--json")

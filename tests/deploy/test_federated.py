@@ -347,7 +347,8 @@ def test_a_table_that_changes_in_the_midst_of_a_run_ends_it(tmp_path):
     with pytest.raises(StopsError):
         run_job(job(agreed, options=QUICK), Dying(clients, 2), tmp_path / "runs")
     lines = (tmp_path / "west.csv").read_text().splitlines()
-    (tmp_path / "west.csv").write_text("\n".join([lines[0], *reversed(lines[1:])]))
+    # Another order of the same rows is the same table; a row less is another.
+    (tmp_path / "west.csv").write_text("\n".join([lines[0], *reversed(lines[2:])]))
     with pytest.raises(BidroError, match="'west': its table has changed since the run began"):
         run_job(job(agreed, options=QUICK, resume=True), carrier(tmp_path), tmp_path / "runs")
 

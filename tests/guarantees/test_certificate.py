@@ -140,6 +140,40 @@ def test_a_restricted_set_of_mixtures_is_named():
     assert "if it is in A" in found.interval.promise
 
 
+def test_rows_kept_out_must_lie_on_the_declared_support():
+    outside = {**KEPT_OUT, "south": np.vstack([KEPT_OUT["south"], [[0.5, 2.5]]])}
+    with pytest.raises(BidroError, match=r"Client 'south', row 80, column 'y': 2\.5 lies outside"):
+        certificate(problem(), X, 0.9, outside)
+
+
+def test_too_few_rows_are_no_result():
+    few = {"north": draw(80, 2), "south": np.array([[0.5, 2.0], [0.5, 0.6]])}
+    found = certificate(problem("unbounded", Transport.features_only(2)), X, 0.9, few, shift=0.05)
+    assert found.clipped.vacuous
+    assert "too few rows to promise anything: 'south' has 2" in str(found)
+    assert f"{found.clipped.bound:.6g}" not in str(found)
+    assert "keep out more rows" in found.absent["shift"]
+    assert json.loads(found.to_json())["clipped"]["vacuous"] is True
+    assert Certificate.from_json(found.to_json()).clipped.vacuous
+    figure = certificate_figure(found)
+    titles = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert not any("held out" in title for title in titles)
+    assert any("Too few rows" in text.get_text() for text in figure.texts)
+
+
+def test_units_in_a_certificate():
+    units = {name: np.arange(len(rows)) // 4 for name, rows in KEPT_OUT.items()}
+    found = certificate(problem(), X, 0.9, KEPT_OUT, units=units)
+    losses = {name: (rows @ [0.8, -1.0] + 0.1) ** 2 for name, rows in KEPT_OUT.items()}
+    means = {
+        name: np.minimum(own, found.clipped.largest).reshape(20, 4).mean(axis=1)
+        for name, own in losses.items()
+    }
+    assert found.clipped.bound == pytest.approx(held_out(means, 0.9, found.clipped.largest).bound, rel=1e-9)
+    assert "of a unit" in found.clipped.promise
+    assert Certificate.from_json(found.to_json()).clipped.units
+
+
 def test_classes_have_a_bound_on_mistakes():
     rng = np.random.default_rng(5)
     theta = rng.uniform(-1, 1, (120, 1))

@@ -48,18 +48,68 @@ def test_betting_is_tighter_and_both_tighten_with_rows():
 
 
 def test_betting_against_plain_products():
-    """The capital at the bound, multiplied out value by value, is 1 / beta."""
+    """The capital at the bound, multiplied out value by value and stake by stake, is 1 / beta."""
     rng = np.random.default_rng(1)
     values, beta = rng.uniform(size=60) ** 2, 0.1
     found = betting(values, beta)
-    capital, best, total, spread = 1.0, 1.0, 0.5, 0.25
-    for t, v in enumerate(values, start=1):
-        stake = min(math.sqrt(2 * math.log(1 / beta) / (len(values) * spread / t)), 0.75)
-        capital *= 1 + stake * (found - v)
-        best = max(best, capital)
-        total += v
-        spread += (v - total / (t + 1)) ** 2
-    assert best == pytest.approx(1 / beta, rel=1e-6)
+    r = math.sqrt(2 * math.log(1 / beta) / 60)
+    spreads = [0.7 * (0.01 / 0.7) ** (k / 15) for k in range(16)]
+    shares = [math.exp(-(math.log(s / 0.2) ** 2) / (2 * 1.2**2)) for s in spreads]
+    capital = 0.0
+    for s, share in zip(spreads, shares, strict=True):
+        stake = r / math.sqrt(r * r + s * s) / (1 - found)
+        capital += share / sum(shares) * math.prod(1 + stake * (found - v) for v in values)
+    assert capital == pytest.approx(1 / beta, rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 5, 60, 1000])
+def test_betting_without_any_loss_is_close_to_the_exact_bound(n):
+    exact, found = 1 - 0.05 ** (1 / n), betting(np.zeros(n), 0.05)
+    assert exact <= found <= 1.6 * exact
+    assert betting(np.ones(n), 0.05) == 1.0
+
+
+def test_repeated_values_and_counts_are_the_same():
+    values, counts = np.array([0.0, 0.3, 1.0]), np.array([5.0, 2.0, 1.0])
+    drawn = np.repeat(values, counts.astype(int))
+    for bound in (betting, empirical_bernstein):
+        assert bound(values, 0.1, counts) == pytest.approx(bound(drawn, 0.1), rel=1e-9)
+    assert clopper_pearson(np.array([0.0, 1.0]), 0.1, np.array([5.0, 2.0])) == pytest.approx(
+        clopper_pearson(np.array([1.0, 0, 0, 1, 0, 0, 0]), 0.1)
+    )
+
+
+def test_a_vacuous_bound_is_too_few_rows_and_says_how_many_would_do():
+    few = held_out({"a": [0.2, 1.0], "b": np.full(400, 0.1)}, 0.95, 1.0)
+    assert few.vacuous
+    assert few.vacuous_clients == {"a"}
+    assert "too few rows" in few.promise
+    assert f"'a' has 2, and {few.enough:,} rows" in few.promise
+    # Zeros and ones spread most: so many of the same mean bring the bound to 0.8, one fewer does not.
+    for n, reached in ((few.enough, True), (few.enough - 1, False)):
+        counts = np.array([0.4 * n, 0.6 * n])
+        assert (betting(np.array([0.0, 1.0]), 0.05, counts) <= 0.8) == reached
+    assert not held_out({"a": np.full(few.enough, 0.6)}, 0.95, 1.0).vacuous
+    hopeless = held_out({"a": np.ones(30)}, 0.95, 1.0)
+    assert hopeless.vacuous
+    assert "would not help" in hopeless.promise
+    whole = held_out({"b": np.full(400, 0.1)}, 0.95, 1.0)
+    assert not whole.vacuous
+    assert "independent draws" in whole.promise
+
+
+def test_a_unit_is_one_draw_with_the_mean_of_its_rows():
+    losses, units = [0.0, 1.0, 0.4, 0.2], ["x", "x", "y", "z"]
+    found = held_out({"a": losses}, 0.9, 1.0, units={"a": units})
+    by_hand = held_out({"a": [0.5, 0.4, 0.2]}, 0.9, 1.0)
+    assert found.bound == pytest.approx(by_hand.bound, rel=1e-12)
+    assert found.rows == {"a": 3}
+    assert found.units
+    # The loss of a row is clipped before the mean is taken.
+    clipped = held_out({"a": losses}, 0.9, 0.5, clipped=True, units={"a": units})
+    assert clipped.means["a"] == pytest.approx((0.25 + 0.4 + 0.2) / 3)
+    many = held_out({"a": np.tile(losses, 50)}, 0.9, 1.0, units={"a": np.arange(200) // 2})
+    assert "of a unit" in many.promise
 
 
 @pytest.mark.parametrize(("wrong", "n"), [(0, 20), (3, 50), (20, 20)])
@@ -125,6 +175,12 @@ def test_room_for_shift():
         (lambda: held_out({"a": [0.5]}, 0.9, kind="clopper-pearson"), "0 and 1"),
         (lambda: held_out({"a": [0.5]}, 0.9, 1.0, CappedSimplex(np.zeros(2), np.ones(2))), "2 clients"),
         (lambda: shifted(held_out({"a": [0.5]}, 0.9, 1.0), -1.0, 0.0), "not negative"),
+        (lambda: held_out({"a": [0.5]}, 0.9, 1.0, units={"b": [1]}), "'a' has rows but no units"),
+        (lambda: held_out({"a": [0.5]}, 0.9, 1.0, units={"a": [1, 2]}), "1 rows kept out but 2 labels"),
+        (
+            lambda: held_out({"a": [0.0, 1.0]}, 0.9, kind="clopper-pearson", units={"a": [1, 1]}),
+            "losses of 0 and 1",
+        ),
     ],
 )
 def test_bad_requests_say_what_is_wrong(make, word):

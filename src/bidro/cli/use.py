@@ -72,9 +72,17 @@ def certify(
     shift: Annotated[
         float | None, typer.Option(help="Also bound the loss under a shift of so many standard deviations.")
     ] = None,
+    unit: Annotated[
+        str | None,
+        typer.Option(help="Column that names the person or thing that a row is of, where some have several."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """What rows that training never saw say of a model, under any mixture of its clients."""
+    """What rows that training never saw say of a model, under any mixture of its clients.
+
+    Rows must be independent draws, in any order. With --unit, a unit is one draw, with the mean loss of its
+    rows.
+    """
     from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError
     from bidro.guarantees.certificate import Certificate
@@ -86,7 +94,7 @@ def certify(
     path = model / "certificate.json"
     if not path.exists():
         raise BidroError(f"There is no certificate in '{model}'; give the folder that `bidro fit` wrote.")
-    fresh = _rows_by_client(loaded, tables)
+    fresh, units = _fresh_rows(loaded, tables, unit)
     missing = [name for name in loaded.clients if name not in fresh]
     unknown = [name for name in fresh if name not in loaded.clients]
     if unknown:
@@ -95,7 +103,7 @@ def certify(
         raise BidroError(f"There are no rows of client '{missing[0]}'; every client of the model needs some.")
     ordered = {name: fresh[name] for name in loaded.clients}
     found = with_kept_out(
-        Certificate.from_json(path.read_text()), loaded.assessed, ordered, confidence, shift
+        Certificate.from_json(path.read_text()), loaded.assessed, ordered, confidence, shift, units=units
     )
     print(found.to_json() if json else found, end="" if json else "\n")
 
@@ -221,6 +229,41 @@ def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
     whole, _ = read(tables, model.schema.client)
     clients, rows = model.schema.clients(whole), model.rows(whole)
     return {name: rows[clients == name] for name in sorted(set(clients.tolist()))}
+
+
+def _fresh_rows(
+    model: Model, tables: list[Path], unit: str | None
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """(rows (N_i, m) of every client in the units of training, the unit of each where there is a column).
+
+    Raises BidroError for a row outside the support that the model was declared on.
+    """
+    import numpy as np
+
+    from bidro.errors import BidroError
+    from bidro.model_file import target_numbers
+    from bidro.standard import require_inside
+    from bidro.tables import as_words, bounds_of, read
+
+    whole, _ = read(tables, model.schema.client)
+    schema, clients = model.schema, model.schema.clients(whole)
+    features, target = schema.matrix(whole), target_numbers(schema, whole)
+    if (declared := model.settings["support"]) is not None:
+        columns = [*schema.features, schema.target]
+        bounds = bounds_of(declared, schema)
+        require_inside(bounds, features, target, clients, columns, schema.classes is None)
+    rows = model.standard.rows(features, target)
+    names = sorted(set(clients.tolist()))
+    by_client = {name: rows[clients == name] for name in names}
+    if unit is None:
+        return by_client, None
+    if unit not in whole:
+        raise BidroError(f"The table has no column '{unit}', which is to name the unit of every row.")
+    if whole[unit].isna().any():
+        row = int(np.argmax(whole[unit].isna().to_numpy()))
+        raise BidroError(f"Row {row} has no '{unit}'; name a unit for every row.")
+    words = as_words(whole[unit])
+    return by_client, {name: words[clients == name] for name in names}
 
 
 def _note_new_clients(model: Model, table: pd.DataFrame) -> None:

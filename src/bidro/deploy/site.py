@@ -46,8 +46,9 @@ from bidro.losses import losses_of
 from bidro.model_file import target_numbers
 from bidro.problem import Problem
 from bidro.sets import Box, Simplex, WholeSpace
+from bidro.splits import choose_kept_out, content_order
 from bidro.standard import Moments, Standard, require_inside
-from bidro.tables import as_words, bounds_of, choose_kept_out, read_one
+from bidro.tables import as_words, bounds_of, read_one
 from bidro.training import unrestricted
 from bidro.workflow.judged import ClientLoss
 from bidro.workflow.options import read_toml
@@ -95,7 +96,7 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class SiteRows:
-    """The site's table as numbers, in the order of its rows."""
+    """The site's table as numbers, its rows in an order that depends on what is in them (`content_order`)."""
 
     agreed: Agreed
     features: Floats  # (N, k)
@@ -107,7 +108,7 @@ class SiteRows:
 
     @cached_property
     def digest(self) -> float:
-        """48 bits that change with the rows or their order, as a number."""
+        """48 bits that change with the rows, as a number."""
         whole = hashlib.sha256(self.features.tobytes() + self.target.tobytes()).digest()
         return float(int.from_bytes(whole[:6], "big"))
 
@@ -128,7 +129,8 @@ class SiteRows:
             columns = [*schema.features, schema.target]
             bounds = bounds_of(agreed.support, schema)
             require_inside(bounds, features, target, owners, columns, schema.classes is None)
-        return cls(agreed, features, target)
+        order = content_order(np.zeros(len(target), np.int64), features, target)
+        return cls(agreed, features[order], target[order])
 
 
 def reply_to(request: bytes) -> bytes:
@@ -206,7 +208,9 @@ def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: byt
 @lru_cache(maxsize=2)
 def _kept_out(site: Site, rows: SiteRows, hold_out: float, seed: int) -> NDArray[np.bool_]:
     """(N,) which rows are kept out of training. Raises RefusedError where too few are there or here."""
-    kept_out = choose_kept_out(np.full(len(rows.target), site.client), hold_out, seed)
+    kept_out = choose_kept_out(
+        np.full(len(rows.target), site.client), rows.features, rows.target, hold_out, seed
+    )
     for what, count in (("trains on", int((~kept_out).sum())), ("keeps out", int(kept_out.sum()))):
         if 0 < count < site.min_rows or (count == 0 and what == "trains on"):
             raise RefusedError(

@@ -20,6 +20,7 @@ from bidro.guarantees.robust import WorstCase, worst_case_distribution
 from bidro.guarantees.statements import Assessed, interval_obstacle, with_kept_out, without_kept_out
 from bidro.losses import Loss
 from bidro.sets import Simplex
+from bidro.splits import content_order
 from bidro.standard import Moments, Standard, require_inside
 from bidro.training import Choices, Trained, train, transport_of
 
@@ -78,16 +79,19 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         owners = client_labels(clients, len(target))
         columns = [*self._columns(), "target"]
         loss = self._loss()
-        standard = Standard.of(Moments.of(X, target), loss.labels is not None)
+        order = content_order(np.unique(owners, return_inverse=True)[1], X, target)
+        ordered = X[order], target[order], owners[order]
+        standard = Standard.of(Moments.of(*ordered[:2]), loss.labels is not None)
         loss = self._in_units(loss, standard.target_spread)
-        box = None
+        box, self._support = None, self.support
         if self.support is not None:
             box = standard.box(self.support, loss.labels)
             # A row outside the declared support voids every statement: better said before training.
             require_inside(self.support, X, target, owners, columns, loss.labels is None)
-        federation = standard.federation(X, target, owners, columns)
-        # From here on the solver's own rows are all that is needed.
         del X
+        federation = standard.federation(*ordered, columns)
+        # From here on the solver's own rows are all that is needed.
+        del ordered
         transport = transport_of(
             loss, federation.m, self.metric, self.label_cost, self.p, standard.target_spread
         )
@@ -138,11 +142,14 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         confidence: float = 0.95,
         shift: float | None = None,
         bound: Bound = "betting",
+        units: ArrayLike | None = None,
     ) -> Certificate:
         """What rows that were not used in `fit` say of this model, under any mixture of the clients.
 
         `shift` (in pooled standard deviations) adds room for that much shift inside every client. The
-        interval is part of it where the training rows are still at hand.
+        interval is part of it where the training rows are still at hand. Rows must be independent draws, in
+        any order; where several are of one person or thing, `units` (N,) says of which, and a unit is then
+        one draw with the mean loss of its rows. Raises BidroError for a row outside the declared support.
         """
         check_is_fitted(self)
         X, y = validate_data(self, X, y, dtype=np.float64, reset=False, y_numeric=False)
@@ -156,15 +163,22 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             raise BidroError(
                 f"There are no rows of client '{missing[0]}' to certify with; every client needs one."
             )
+        if self._support is not None:
+            columns = [*self._columns(), "target"]
+            require_inside(self._support, X, target, owners, columns, self._assessed.loss.labels is None)
         order = np.argsort(owners, kind="stable")
         sizes = np.unique(owners, return_counts=True)[1]
         # Names of clients are in alphabetical order, as those of sorted rows are.
         rows = self.standard_.rows(X[order], target[order])
         fresh = dict(zip(names, np.split(rows, np.cumsum(sizes)[:-1]), strict=True))
+        labels = None
+        if units is not None:
+            of_row = row_labels(units, len(y), "unit")[order]
+            labels = dict(zip(names, np.split(of_row, np.cumsum(sizes)[:-1]), strict=True))
         bare = self.certificate_
         if confidence != bare.confidence and self._declared is not None:
             bare = self._without_kept_out(confidence)
-        return with_kept_out(bare, self._assessed, fresh, confidence, shift, bound)
+        return with_kept_out(bare, self._assessed, fresh, confidence, shift, bound, labels)
 
     def _without_kept_out(self, confidence: float) -> Certificate:
         return without_kept_out(self._declared, self.model_, confidence, distances=self._distances)
@@ -206,10 +220,15 @@ def client_labels(clients: Any, rows: int) -> NDArray[np.str_]:
     """The client of every row (N,) as text."""
     if clients is None:
         return np.full(rows, ONLY_CLIENT)
-    labels = column_or_1d(np.asarray(clients), warn=False)
+    return row_labels(clients, rows, "client")
+
+
+def row_labels(given: Any, rows: int, what: str) -> NDArray[np.str_]:
+    """A label a row (N,) as text: `what` each is of."""
+    labels = column_or_1d(np.asarray(given), warn=False)
     if len(labels) != rows:
-        raise BidroError(f"There are {rows} rows but {len(labels)} client labels; give one a row.")
+        raise BidroError(f"There are {rows} rows but {len(labels)} {what} labels; give one a row.")
     nameless = np.asarray(pd.isna(labels))
     if nameless.any():
-        raise BidroError(f"Row {int(np.argmax(nameless))} has no client; name one for every row.")
+        raise BidroError(f"Row {int(np.argmax(nameless))} has no {what}; name one for every row.")
     return labels.astype(str)

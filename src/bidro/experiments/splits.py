@@ -15,8 +15,8 @@ from bidro.federation import Federation
 from bidro.guarantees.calibration import FOLDS, worst_decile
 from bidro.losses import Logistic, Loss, Softmax, Squared, losses_of
 from bidro.problem import Problem
+from bidro.splits import choose_kept_out, content_order
 from bidro.standard import Moments, Standard
-from bidro.tables import choose_kept_out
 from bidro.training import transport_of, unrestricted
 
 Floats = NDArray[np.float64]
@@ -62,12 +62,11 @@ class Split:
     @classmethod
     def of(cls, table: Grouped, seed: int) -> Split:
         """The split that `seed` stands for: the same share of every client is for the test."""
-        kept_out = choose_kept_out(table.clients, TEST_SHARE, seed)
-        features, target, clients = (
-            table.features[~kept_out],
-            table.target[~kept_out],
-            table.clients[~kept_out],
-        )
+        kept_out = choose_kept_out(table.clients, table.features, table.target, TEST_SHARE, seed)
+        codes = np.unique(table.clients, return_inverse=True)[1]
+        order = content_order(codes, table.features, table.target)
+        order = order[~kept_out[order]]
+        features, target, clients = table.features[order], table.target[order], table.clients[order]
         known = Standard.of(Moments.of(features, target), table.classes > 0)
         # Targets too are in standard deviations, so that one grid of steps and radii suits all tables.
         unit = replace(known, target_spread=1.0)

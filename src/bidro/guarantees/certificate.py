@@ -6,6 +6,7 @@ Three statements, each with the sentence that says what it promises, or why it i
   support bounds it; of the mean loss with each loss counted as at most a level known from training,
   which is far tighter where the support is wide; and for classes of the share of mistakes;
 - a held-out bound with room for a chosen shift inside every client.
+A held-out bound that says nothing is marked `vacuous`, and shown as too few rows, never as a result.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bidro.guarantees.held_out import HeldOut
 from bidro.guarantees.out_of_sample import Interval
 from bidro.trees import Frozen
 
-FORMAT, VERSION = "bidro certificate", 1
+FORMAT, VERSION = "bidro certificate", 2
 
 
 @dataclass(frozen=True)
@@ -86,20 +87,20 @@ def _table(found: Certificate) -> str:
     lines = [f"Certificate at confidence {found.confidence:g}, for {found.mixtures}"]
     statements = {
         "Wasserstein": ("interval", found.interval and _interval_line(found.interval)),
-        "Held out": ("held_out", found.held_out and f"true loss at most {found.held_out.bound:.6g}"),
-        "Clipped": ("clipped", found.clipped and _clipped_line(found.clipped)),
+        "Held out": ("held_out", found.held_out and _held_out_line(found.held_out)),
+        "Clipped": ("clipped", found.clipped and _held_out_line(found.clipped)),
         "With shift": ("shift", found.shift and _shift_line(found.shift)),
     }
     for title, (name, line) in statements.items():
         lines.append(f"  {title:<12} {line or 'absent: ' + found.absent[name]}")
     if found.mistakes is not None:
-        lines.append(f"  {'Mistakes':<12} at most {found.mistakes.bound:.2%} of predictions")
+        lines.append(f"  {'Mistakes':<12} {_mistakes_line(found.mistakes)}")
     head = f"  {'client':<16} {'rows':>8} {'mean loss':>10}"
     head += "".join(f" {title:>10}" for title in _columns(found))
     lines.append(head)
     for i, name in enumerate(found.names):
         line = f"  {name[:16]:<16} {found.rows[i]:>8,} {found.empirical[i]:>10.4g}"
-        line += "".join(f" {values[i]:>10.4g}" for values in _columns(found).values())
+        line += "".join(f" {values[i]:>10}" for values in _columns(found).values())
         lines.append(line + (" *" if name == found.binding else ""))
     lines.append("  * counts most in the worst mixture")
     if found.interval is not None:
@@ -107,18 +108,32 @@ def _table(found: Certificate) -> str:
     return "\n".join(lines)
 
 
-def _columns(found: Certificate) -> dict[str, list[float]]:
-    columns: dict[str, list[float]] = {}
+def _columns(found: Certificate) -> dict[str, list[str]]:
+    columns: dict[str, list[str]] = {}
     if found.interval is not None:
-        columns["radius"] = found.interval.radii.tolist()
-        columns["robust"] = found.interval.risks.tolist()
-    if found.clipped is not None:
-        columns["clipped"] = [found.clipped.clients[name] for name in found.names]
+        columns["radius"] = [f"{radius:.4g}" for radius in found.interval.radii]
+        columns["robust"] = [f"{risk:.4g}" for risk in found.interval.risks]
+    if (held := found.clipped) is not None:
+        columns["clipped"] = [
+            "too few" if name in held.vacuous_clients else f"{held.clients[name]:.4g}" for name in found.names
+        ]
     return columns
 
 
-def _clipped_line(held: HeldOut) -> str:
-    return f"true loss at most {held.bound:.6g}, each counted as at most {held.largest:.6g}"
+def _held_out_line(held: HeldOut) -> str:
+    """A bound of the mean loss, or that there is none."""
+    if held.vacuous:
+        return _too_few_line(held)
+    counted = f", each counted as at most {held.largest:.6g}" if held.clipped else ""
+    return f"true loss at most {held.bound:.6g}{counted}"
+
+
+def _mistakes_line(held: HeldOut) -> str:
+    return _too_few_line(held) if held.vacuous else f"at most {held.bound:.2%} of predictions"
+
+
+def _too_few_line(held: HeldOut) -> str:
+    return f"too few {'units' if held.units else 'rows'} to promise anything: {held.shortage}"
 
 
 def _shift_line(shift: Shift) -> str:
@@ -135,7 +150,8 @@ def _interval_line(interval: Interval) -> str:
 def _plain(value: Any) -> Any:
     """Dataclasses, mappings, arrays and numbers as JSON holds them; None for an infinite end."""
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        plain = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {**plain, "vacuous": value.vacuous} if isinstance(value, HeldOut) else plain
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, np.ndarray | tuple):
@@ -143,6 +159,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
     return value.item() if isinstance(value, np.integer) else value
+
+
+def _restored_held_out(part: dict[str, Any]) -> HeldOut:
+    marked = part.pop("vacuous")
+    found = HeldOut(**part)
+    if found.vacuous is not marked:
+        raise ValueError("a bound is marked vacuous that is not, or the other way round")
+    return found
 
 
 def _restored(content: dict[str, Any]) -> Certificate:
@@ -154,7 +178,7 @@ def _restored(content: dict[str, Any]) -> Certificate:
             arrays = {name: np.asarray(part[name], float) for name in ("radii", "risks", "alpha")}
             interval = Interval(**{**part, **ends, **arrays, "names": tuple(part["names"])})
         held, clipped, mistakes = (
-            None if content[name] is None else HeldOut(**content[name])
+            None if content[name] is None else _restored_held_out(content[name])
             for name in ("held_out", "clipped", "mistakes")
         )
         found = Certificate(

@@ -3,20 +3,22 @@
 For each client a one-sided confidence bound of its true mean loss, from losses on rows that training never
 saw; then the worst admissible mixture of these bounds. It covers the unknown mixture and the sampling error,
 but no shift inside a client. Bounded losses: a betting bound and the empirical Bernstein bound, whichever a
-user asks for; wrong or right: Clopper and Pearson's.
+user asks for; wrong or right: Clopper and Pearson's. Each is a function of the losses as a multiset: the
+order of a table cannot matter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betaincinv
+from scipy.optimize import brentq
+from scipy.special import betaincinv, log_softmax
 
 from bidro.errors import BidroError
 from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
@@ -26,33 +28,95 @@ Floats = NDArray[np.float64]
 Bound = Literal["betting", "bernstein", "clopper-pearson"]
 
 
+# A bound above this share of the largest loss that counts says no more than that one does without any rows.
+_VACUOUS_SHARE = 0.99
+# Of a bound, as a share of the largest value; added to it, so that it errs on the safe side.
+_PRECISION = 1e-12
+# Values that are handled together, so that a million of them need no copy for every stake.
+_TOGETHER = 65_536
+# The standard deviations that stakes are made for, and how the capital is split over them: see `betting`.
+_SPREADS = np.geomspace(0.7, 0.01, 16)
+_LOG_SHARES = log_softmax(-0.5 * (np.log(_SPREADS / 0.2) / 1.2) ** 2)
+
+
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """With probability at least `confidence` the true risk under every mixture in A is at most `bound`."""
+    """With probability at least `confidence` the true risk under every mixture in A is at most `bound`, if
+    the draws are independent; `vacuous` where that says nothing."""
 
     bound: float
     confidence: float
     clients: Mapping[str, float]  # one-sided bounds of the clients' true risks
-    means: Mapping[str, float]  # mean losses on the rows kept out
-    rows: Mapping[str, int]
+    means: Mapping[str, float]  # mean losses of the draws kept out
+    rows: Mapping[str, int]  # draws kept out: rows, or units
     level: float  # beta of each client's bound
     kind: Bound
     largest: float  # that a loss counts as
     clipped: bool  # whether losses can be larger than that
+    mistakes: bool  # whether losses are shares of wrong predictions
+    units: bool  # whether a draw is a unit with the mean loss of its rows, not a row
 
     def __post_init__(self) -> None:
         for name in ("clients", "means", "rows"):
             object.__setattr__(self, name, Frozen(getattr(self, name)))
 
     @property
-    def promise(self) -> str:
-        what = f", each counted as at most {self.largest:.6g}," if self.clipped else ""
-        if self.kind == "clopper-pearson":
-            what = f" (0 or 1: the share of mistakes){what}"
+    def vacuous(self) -> bool:
+        """Whether the bound says no more than that losses count as at most `largest`."""
+        return self.bound >= _VACUOUS_SHARE * self.largest
+
+    @property
+    def vacuous_clients(self) -> frozenset[str]:
+        """The clients whose own bounds are vacuous."""
+        return frozenset(n for n, own in self.clients.items() if own >= _VACUOUS_SHARE * self.largest)
+
+    @property
+    def binding(self) -> str:
+        """The client with the highest bound."""
+        return max(self.clients, key=lambda name: self.clients[name])
+
+    @property
+    def enough(self) -> int | None:
+        """So many rows (or units) of the binding client with the same mean loss bring its bound half way down
+        from `largest` to that mean, however the losses spread; None where no number does."""
+        return rows_for_half_way(self.means[self.binding] / self.largest, self.level, self.kind)
+
+    @property
+    def shortage(self) -> str:
+        """What a vacuous bound comes from, and what would help, in a few words."""
+        what, binding = "units" if self.units else "rows", self.binding
+        if self.enough is None:
+            return f"more {what} would not help: the losses of '{binding}' are as large as any that counts"
         return (
-            f"With confidence {self.confidence:g} the mean loss{what} of this model on new rows, drawn as "
-            f"those kept out were and mixed in any admissible way, is at most {self.bound:.6g}. It says "
-            "nothing about shift inside a client."
+            f"'{binding}' has {self.rows[binding]:,}, and {self.enough:,} {what} with the same mean would do"
+        )
+
+    @property
+    def promise(self) -> str:
+        what = "share of mistakes" if self.mistakes else "mean loss"
+        if self.clipped:
+            what += f", each counted as at most {self.largest:.6g},"
+        if self.units:
+            what += " of a unit"
+        draws = "units" if self.units else "rows"
+        if self.vacuous:
+            return (
+                f"There are too few {draws} to promise anything at confidence {self.confidence:g}: the bound "
+                f"of the {what} is {self.bound:.6g}, and none counts as more than {self.largest:.6g}; "
+                f"{self.shortage}."
+            )
+        assumed = (
+            "It assumes that the rows of a client are independent draws, which several rows of one person "
+        )
+        assumed += "or unit are not. "
+        if self.units:
+            assumed = (
+                "A unit is one draw, with the mean over its rows; it assumes that units are independent. "
+            )
+        return (
+            f"With confidence {self.confidence:g} the {what} of this model on new {draws}, drawn as "
+            f"those kept out were and mixed in any admissible way, is at most {self.bound:.6g}. {assumed}It "
+            "says nothing about shift inside a client."
         )
 
 
@@ -61,7 +125,7 @@ class ClientBound(NamedTuple):
 
     bound: float  # one-sided, of its true mean loss
     mean: float
-    rows: int
+    rows: int  # draws: rows, or units
 
 
 def held_out(
@@ -71,11 +135,14 @@ def held_out(
     mixtures: Simplex | CappedSimplex | L1SimplexBall | None = None,
     kind: Bound = "betting",
     clipped: bool = False,
+    units: Mapping[str, ArrayLike] | None = None,
 ) -> HeldOut:
     """The certificate from each client's losses on rows kept out of training, in [0, largest].
 
     `largest` must be known beforehand, from the declared support: a range read off the losses proves nothing.
     With `clipped`, larger losses count as `largest`, and the statement is about losses counted so.
+    Rows must be independent draws, in any order. Where several belong to one person or thing, `units` has a
+    label (N_i,) a row for every client: a unit is then one draw, with the mean loss of its rows.
     For the full simplex each bound needs level 1 - confidence only, since the whole fails only if that of the
     truly worst client does; a smaller set of mixtures needs all of them to hold together.
     """
@@ -90,10 +157,28 @@ def held_out(
         )
     whole = Simplex(len(losses)) if mixtures is None else mixtures
     level = client_level(confidence, len(losses), whole)
+    labels = units_of(losses, units)
     clients = {
-        name: client_bound(name, given, level, largest, kind, clipped) for name, given in losses.items()
+        name: client_bound(name, given, level, largest, kind, clipped, labels[name])
+        for name, given in losses.items()
     }
-    return worst_mixture(clients, confidence, largest, whole, kind, clipped)
+    mistakes = kind == "clopper-pearson"
+    return worst_mixture(clients, confidence, largest, whole, kind, clipped, mistakes, units is not None)
+
+
+def units_of(
+    clients: Iterable[str], units: Mapping[str, ArrayLike] | None
+) -> dict[str, ArrayLike] | dict[str, None]:
+    """The labels of every client's rows, None where a row is a draw by itself. Raises BidroError for a client
+    without labels, or labels of no client."""
+    names = list(clients)
+    if units is None:
+        return dict.fromkeys(names)
+    odd = sorted(set(names) ^ set(units))
+    if odd:
+        where = "has rows but no units" if odd[0] in names else "has units but no rows"
+        raise BidroError(f"Client '{odd[0]}' {where}; give a label for every row of every client.")
+    return {name: units[name] for name in names}
 
 
 def client_level(confidence: float, n: int, mixtures: Simplex | CappedSimplex | L1SimplexBall) -> float:
@@ -107,12 +192,21 @@ def client_level(confidence: float, n: int, mixtures: Simplex | CappedSimplex | 
 
 
 def client_bound(
-    name: str, losses: ArrayLike, level: float, largest: float, kind: Bound, clipped: bool = False
+    name: str,
+    losses: ArrayLike,
+    level: float,
+    largest: float,
+    kind: Bound,
+    clipped: bool = False,
+    units: ArrayLike | None = None,
 ) -> ClientBound:
-    """From one client's losses (N_i,) in the order in which they came; it fails with probability at most
-    `level`."""
-    values = _checked(name, np.minimum(losses, largest) if clipped else losses, largest, kind)
-    return ClientBound(_BOUNDS[kind](values / largest, level) * largest, float(values.mean()), len(values))
+    """From one client's losses (N_i,) in any order; it fails with probability at most `level`."""
+    values = _checked(name, np.minimum(losses, largest) if clipped else losses, largest)
+    # Sorted, so that not even rounding depends on the order of the rows.
+    draws = np.sort(values if units is None else _unit_means(name, values, units))
+    if kind == "clopper-pearson" and not np.all(np.isin(draws, (0.0, 1.0))):
+        raise BidroError(f"Clopper and Pearson's bound is for losses of 0 and 1; client '{name}' has others.")
+    return ClientBound(_BOUNDS[kind](draws / largest, level) * largest, float(draws.mean()), len(draws))
 
 
 def worst_mixture(
@@ -122,6 +216,8 @@ def worst_mixture(
     mixtures: Simplex | CappedSimplex | L1SimplexBall,
     kind: Bound,
     clipped: bool = False,
+    mistakes: bool = False,
+    units: bool = False,
 ) -> HeldOut:
     """The whole from its clients' bounds, each of `client_level`."""
     worst = float(mixtures.linear_maximum(jnp.asarray([one.bound for one in clients.values()]))[0])
@@ -135,6 +231,8 @@ def worst_mixture(
         kind,
         largest,
         clipped,
+        mistakes,
+        units,
     )
 
 
@@ -153,65 +251,109 @@ def shifted_squared(certificate: HeldOut, steepness: float, shift: float) -> flo
     return (math.sqrt(certificate.bound) + shift * steepness) ** 2
 
 
-def empirical_bernstein(values: Floats, beta: float) -> float:
-    """Maurer and Pontil's bound of the mean of values in [0, 1]: it fails with probability at most beta."""
-    n = len(values)
+def empirical_bernstein(values: Floats, beta: float, counts: Floats | None = None) -> float:
+    """Maurer and Pontil's bound of the mean of values in [0, 1]: it fails with probability at most beta.
+
+    `counts` says how often each value was drawn; once, unless it is given.
+    """
+    often = np.ones(len(values)) if counts is None else counts
+    n = float(often.sum())
     if n < 2:
         return 1.0
-    log = math.log(2 / beta)
-    variance = float(values.var(ddof=1))
-    return min(1.0, float(values.mean()) + math.sqrt(2 * variance * log / n) + 7 * log / (3 * (n - 1)))
+    log, mean = math.log(2 / beta), float(often @ values) / n
+    variance = float(often @ (values - mean) ** 2) / (n - 1)
+    return min(1.0, mean + math.sqrt(2 * variance * log / n) + 7 * log / (3 * (n - 1)))
 
 
-def betting(values: Floats, beta: float) -> float:
-    """A bound of the mean of values in [0, 1] by betting against each candidate (hedged capital).
+def betting(values: Floats, beta: float, counts: Floats | None = None) -> float:
+    """A bound of the mean of n values in [0, 1] by betting against each candidate; no order counts.
 
-    If the mean is mu, a gambler who before each value stakes a share lambda_t that depends on earlier values
-    only has capital prod (1 + lambda_t (mu - v_t)), a nonnegative martingale: it reaches 1 / beta with
-    probability at most beta. Candidates against which it does are ruled out, and the bound is the least of
-    them. The stakes are those of Waudby-Smith and Ramdas, from the running mean and variance.
+    If mu is the mean of independent draws, a gambler who stakes the share c / (1 - mu) of the capital on
+    every value being below mu ends with prod_t (1 + c (mu - v_t) / (1 - mu)), of mean 1 and never negative
+    for c <= 1; and so does one who splits the capital over several c beforehand. By Markov's inequality the
+    end is 1 / beta or more with probability at most beta. Candidates for which it is are ruled out; what is
+    won rises with the candidate, so the bound is the root. `counts` as in `empirical_bernstein`.
+
+    The stakes are fixed by n and beta alone: r / sqrt(r^2 + s^2) with r^2 = 2 ln(1 / beta) / n, which for
+    small r is the best stake where the values' standard deviation is s, over s from 0.7 to 0.01, the capital
+    split in the shape of a bell around 0.2 on a logarithmic axis.
     """
-    n = len(values)
-    counts = np.arange(1, n + 1)
-    means = (0.5 + np.cumsum(values)) / (counts + 1)
-    spreads = (0.25 + np.cumsum((values - means) ** 2)) / (counts + 1)
-    before = np.concatenate([[0.25], spreads[:-1]])
-    # The same stakes for all candidates, and no more than three quarters of the capital: so what is won rises
-    # with the candidate, and a search may halve.
-    stakes = np.minimum(np.sqrt(2 * math.log(1 / beta) / (n * before)), 0.75)
+    if counts is None:
+        values, repeated = np.unique(values, return_counts=True)
+        counts = repeated.astype(float)
+    n = float(counts.sum())
+    wanted, mean = math.log(1 / beta), float(counts @ values) / n
+    r = math.sqrt(2 * wanted / n)
+    stakes = r / np.hypot(r, _SPREADS)
 
-    def ruled_out(candidate: float) -> bool:
-        capital = np.cumsum(np.log1p(stakes * (candidate - values)))
-        return bool(capital.max() >= math.log(1 / beta))
+    def excess(candidate: float) -> float:
+        """log capital - log(1 / beta)"""
+        odds = (candidate - values) / (1 - candidate)
+        ends = _LOG_SHARES.copy()
+        for begin in range(0, len(odds), _TOGETHER):
+            part = slice(begin, begin + _TOGETHER)
+            ends += np.log1p(np.multiply.outer(stakes, odds[part])) @ counts[part]
+        most = float(ends.max())
+        return most + math.log(np.exp(ends - most).sum()) - wanted
 
-    low, high = 0.0, 1.0
-    if not ruled_out(high):
-        return high
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if ruled_out(middle) else (middle, high)
-    return high
+    high = 1 - _PRECISION
+    if mean >= high or excess(high) < 0:
+        return 1.0
+    return min(1.0, float(brentq(excess, mean, high, xtol=_PRECISION)) + 2 * _PRECISION)
 
 
-def clopper_pearson(values: Floats, beta: float) -> float:
-    """The exact bound of a probability from zeros and ones."""
-    n, wrong = len(values), int(values.sum())
+def clopper_pearson(values: Floats, beta: float, counts: Floats | None = None) -> float:
+    """The exact bound of a probability from zeros and ones; `counts` as in `empirical_bernstein`."""
+    often = np.ones(len(values)) if counts is None else counts
+    n, wrong = float(often.sum()), float(often @ values)
     return 1.0 if wrong == n else float(betaincinv(wrong + 1, n - wrong, 1 - beta))
 
 
-_BOUNDS: dict[str, Callable[[Floats, float], float]] = {
+_BOUNDS: dict[str, Callable[..., float]] = {
     "betting": betting,
     "bernstein": empirical_bernstein,
     "clopper-pearson": clopper_pearson,
 }
 
 
-def _checked(name: str, given: ArrayLike, largest: float, kind: Bound) -> Floats:
+def rows_for_half_way(mean: float, beta: float, kind: Bound) -> int | None:
+    """The fewest draws from [0, 1] of this mean whose bound is at most (mean + 1) / 2, if they are zeros and
+    ones: none of the same mean spread more. None where the mean is too high for any bound to say something.
+    """
+    half_way = (mean + 1) / 2
+    if half_way >= _VACUOUS_SHARE:
+        return None
+
+    def too_few(n: int) -> bool:
+        counts = np.array([(1 - mean) * n, mean * n])
+        return _BOUNDS[kind](np.array([0.0, 1.0]), beta, counts) > half_way
+
+    low, high = 0, 1
+    while too_few(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if too_few(middle) else (low, middle)
+    return high
+
+
+def _checked(name: str, given: ArrayLike, largest: float) -> Floats:
     values = np.asarray(given, float)
     if values.ndim != 1 or len(values) == 0:
         raise BidroError(f"Client '{name}' has no rows kept out; keep at least one.")
     if not np.all(np.isfinite(values)) or values.min() < 0 or values.max() > largest * (1 + 1e-12):
         raise BidroError(f"Client '{name}' has losses outside [0, {largest:g}], the range that was declared.")
-    if kind == "clopper-pearson" and not np.all(np.isin(values, (0.0, 1.0))):
-        raise BidroError(f"Clopper and Pearson's bound is for losses of 0 and 1; client '{name}' has others.")
-    return values
+    return np.minimum(values, largest)
+
+
+def _unit_means(name: str, values: Floats, units: ArrayLike) -> Floats:
+    """(units,) the mean over each unit's rows."""
+    labels = np.asarray(units)
+    if labels.shape != values.shape:
+        raise BidroError(
+            f"Client '{name}' has {len(values)} rows kept out but {labels.size} labels of units; give one "
+            "a row."
+        )
+    order = np.lexsort((values, labels))
+    _, first, sizes = np.unique(labels[order], return_index=True, return_counts=True)
+    return np.asarray(np.add.reduceat(values[order], first) / sizes)

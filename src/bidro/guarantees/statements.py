@@ -25,6 +25,7 @@ from bidro.guarantees.held_out import (
     client_level,
     shifted,
     shifted_squared,
+    units_of,
     worst_mixture,
 )
 from bidro.guarantees.on_support import largest_loss, support_lipschitz
@@ -48,18 +49,20 @@ def certificate(
     delta: float | None = None,
     split: Literal["equal", "smallest largest"] = "equal",
     bound: Bound = "betting",
+    units: Mapping[str, ArrayLike] | None = None,
 ) -> Certificate:
     """Everything that can be stated about the model `x` with this confidence (each statement by itself).
 
     `problem` holds the clients' rows, the metric and the mixtures; `kept_out` rows (N_i, m) of the same
-    clients that training never saw. What cannot be stated is absent with a reason. Set the problem's mixtures
-    to those that statements are to cover, not to a calibrated cap.
+    clients that training never saw, on the declared support; `units` as in `held_out`. What cannot be stated
+    is absent with a reason. Set the problem's mixtures to those that statements are to cover, not to a
+    calibrated cap.
     """
     fresh = None if kept_out is None else _fresh_rows(problem.federation, kept_out)
     bare = without_kept_out(problem, x, confidence, delta, split)
     if fresh is None:
         return bare
-    return with_kept_out(bare, Assessed.of(problem, x), fresh, confidence, shift, bound)
+    return with_kept_out(bare, Assessed.of(problem, x), fresh, confidence, shift, bound, units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,29 +132,40 @@ def with_kept_out(
     confidence: float,
     shift: float | None = None,
     bound: Bound = "betting",
+    units: Mapping[str, ArrayLike] | None = None,
 ) -> Certificate:
     """The certificate with what rows (N_i, m) that training never saw add to it, in the order of its clients.
 
-    An interval for another confidence is left out.
+    `units` as in `held_out`. An interval for another confidence is left out.
     """
-    level = client_level(confidence, len(fresh), of.mixtures)
-    bounds = {name: fresh_bounds(name, of, rows, level, bound) for name, rows in fresh.items()}
-    return from_bounds(bare, of, bounds, confidence, shift, bound)
+    level, labels = client_level(confidence, len(fresh), of.mixtures), units_of(fresh, units)
+    bounds = {name: fresh_bounds(name, of, rows, level, bound, labels[name]) for name, rows in fresh.items()}
+    return from_bounds(bare, of, bounds, confidence, shift, bound, units is not None)
 
 
 def fresh_bounds(
-    name: str, of: Assessed, rows: ArrayLike, level: float, bound: Bound = "betting"
+    name: str,
+    of: Assessed,
+    rows: ArrayLike,
+    level: float,
+    bound: Bound = "betting",
+    units: ArrayLike | None = None,
 ) -> dict[str, ClientBound]:
     """What one client's rows that training never saw say, by statement: all that has to leave it."""
     losses = losses_of(of.loss, of.x, rows)
     # What losses are clipped at was fixed before these rows were seen.
-    found = {"clipped": client_bound(name, losses, level, of.seen, bound, clipped=True)}
+    found = {"clipped": client_bound(name, losses, level, of.seen, bound, True, units)}
     if of.largest is not None:
-        found["held_out"] = client_bound(name, losses, level, of.largest, bound)
+        found["held_out"] = client_bound(name, losses, level, of.largest, bound, False, units)
     if of.loss.labels is not None:
         wrong = mistakes_of(of.loss, of.x, rows)
-        found["mistakes"] = client_bound(name, wrong, level, 1.0, "clopper-pearson")
+        found["mistakes"] = client_bound(name, wrong, level, 1.0, _of_mistakes(bound, units), False, units)
     return found
+
+
+def _of_mistakes(bound: Bound, units: ArrayLike | bool | None) -> Bound:
+    """A unit's share of mistakes is not 0 or 1, so that the exact bound is not for it."""
+    return "clopper-pearson" if units is None or units is False else bound
 
 
 def from_bounds(
@@ -161,8 +175,9 @@ def from_bounds(
     confidence: float,
     shift: float | None = None,
     bound: Bound = "betting",
+    units: bool = False,
 ) -> Certificate:
-    """`with_kept_out` from the clients' own `fresh_bounds`."""
+    """`with_kept_out` from the clients' own `fresh_bounds`; `units`: whether these are of units."""
     absent = {name: why for name, why in bare.absent.items() if name == "interval"}
     interval = bare.interval
     if interval is not None and confidence != bare.confidence:
@@ -172,7 +187,8 @@ def from_bounds(
 
     def whole(statement: str, largest: float, kind: Bound) -> HeldOut:
         clients = {name: found[statement] for name, found in bounds.items()}
-        return worst_mixture(clients, confidence, largest, of.mixtures, kind, statement == "clipped")
+        what = statement == "clipped", statement == "mistakes"
+        return worst_mixture(clients, confidence, largest, of.mixtures, kind, *what, units)
 
     clipped = whole("clipped", of.seen, bound)
     if of.largest is None:
@@ -180,13 +196,19 @@ def from_bounds(
     else:
         held = whole("held_out", of.largest, bound)
     if of.loss.labels is not None:
-        mistakes = whole("mistakes", 1.0, "clopper-pearson")
+        mistakes = whole("mistakes", 1.0, _of_mistakes(bound, units))
     if shift is None:
         absent["shift"] = "no shift radius was chosen."
     elif of.slope is None:
         absent["shift"] = "the slope of this loss on the support is not known; declare a box."
     else:
         room = _with_shift(of, clipped, shift)
+        if clipped.vacuous or room.bound >= clipped.largest:
+            room = None
+            absent["shift"] = (
+                f"with room for a shift of {shift:g} the bound is no lower than {clipped.largest:.6g}, what "
+                "losses count as at most; keep out more rows or choose a smaller shift."
+            )
     return dataclasses.replace(
         bare,
         confidence=confidence,
@@ -246,12 +268,13 @@ def mixtures_in_words(weights: Mixtures) -> str:
 def _with_shift(of: Assessed, held: HeldOut, shift: float) -> Shift:
     assert of.slope is not None
     bound = (shifted_squared if of.of_root else shifted)(held, of.slope, shift)
+    draws = "units" if held.units else "rows"
     return Shift(
         shift,
         bound,
         f"With confidence {held.confidence:g} the mean loss, each counted as at most {held.largest:.6g}, "
-        f"stays at most {bound:.6g} if, after the rows were drawn, every client's distribution moves by at "
-        f"most {shift:g} in the metric of the problem.",
+        f"stays at most {bound:.6g} if, after the {draws} were drawn, independently of each other, every "
+        f"client's distribution moves by at most {shift:g} in the metric of the problem.",
     )
 
 

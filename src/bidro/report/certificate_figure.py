@@ -25,23 +25,27 @@ def certificate_figure(found: Certificate) -> Figure:
         "mean loss on training rows": (np.asarray(found.empirical), "o", GREY)
     }
     if found.clipped is not None:
-        bounds = np.array([found.clipped.clients[name] for name in found.names])
+        held = found.clipped
+        bounds = np.array([np.nan if n in held.vacuous_clients else held.clients[n] for n in found.names])
         marks["held-out bound (clipped)"] = (bounds, "D", ORANGE)
     if found.interval is not None:
         marks["robust risk at the explicit radius"] = (found.interval.risks, "s", BLUE)
     top = next(reversed(marks.values()))[0]
-    shown = np.argsort(top)[-MOST_CLIENTS:]
+    # Clients without a bound are the first to be left out.
+    shown = np.argsort(np.nan_to_num(top, nan=-np.inf))[-MOST_CLIENTS:]
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(8.4, 2.4 + 0.3 * len(shown)))
         axes = figure.subplots()
         places = np.arange(len(shown))
         every = np.stack([values[shown] for values, _, _ in marks.values()])
-        axes.hlines(places, every.min(axis=0), every.max(axis=0), color=GREY, alpha=0.4, linewidth=1)
+        axes.hlines(
+            places, np.nanmin(every, axis=0), np.nanmax(every, axis=0), color=GREY, alpha=0.4, linewidth=1
+        )
         for title, (values, marker, colour) in marks.items():
             axes.plot(values[shown], places, marker, color=colour, label=title, markersize=6)
-        if np.all(every > 0):
+        if np.all(every[~np.isnan(every)] > 0):
             axes.set_xscale("log")
-            axes.set_xlim(0.5 * every.min(), 2 * max(every.max(), _ends(found).max(initial=0.0)))
+            axes.set_xlim(0.5 * np.nanmin(every), 2 * max(np.nanmax(every), _ends(found).max(initial=0.0)))
         titles = _draw_statements(axes, found, len(shown))
         clients = [f"{found.names[i]} (N = {found.rows[i]:,})" for i in shown]
         axes.set_yticks(np.arange(len(shown) + len(titles)), [*clients, *titles])
@@ -59,6 +63,11 @@ def certificate_figure(found: Certificate) -> Figure:
         if found.clipped is not None:
             largest = f"{found.clipped.largest:.3g}, a level from training"
             words.append(f"In the clipped cost a loss counts as at most {largest}.")
+        words += [
+            f"Too few rows for a bound of the {what} cost: {held.shortage}."
+            for what, held in (("clipped", found.clipped), ("true", found.held_out))
+            if held is not None and held.vacuous
+        ]
         if hidden := len(found.names) - len(shown):
             words.append(f"{hidden} clients with lower risks are not shown.")
         caption(figure, " ".join(words))
@@ -67,7 +76,8 @@ def certificate_figure(found: Certificate) -> Figure:
 
 def _ends(found: Certificate) -> NDArray[np.float64]:
     """The upper ends of what is stated."""
-    ends = [part.bound for part in (found.held_out, found.clipped, found.shift) if part is not None]
+    held = [part for part in (found.held_out, found.clipped) if part is not None and not part.vacuous]
+    ends = [part.bound for part in (*held, found.shift) if part is not None]
     return np.array(ends if found.interval is None else [*ends, found.interval.upper])
 
 
@@ -75,12 +85,12 @@ def _draw_statements(axes: Axes, found: Certificate, first: int) -> list[str]:
     """Bars from the lower to the upper end, from line `first` on; returns the lines' titles."""
     least = axes.get_xlim()[0]
     bars: list[tuple[str, float, float, str]] = []
-    if found.clipped is not None:
+    if found.clipped is not None and not found.clipped.vacuous:
         bars.append(("clipped cost, held out", least, found.clipped.bound, ORANGE))
     if found.shift is not None:
         title = f"clipped cost, shift up to {found.shift.radius:g}"
         bars.append((title, least, found.shift.bound, VERMILION))
-    if found.held_out is not None:
+    if found.held_out is not None and not found.held_out.vacuous:
         bars.append(("true cost, held out", least, found.held_out.bound, GREEN))
     if found.interval is not None:
         lower = max(found.interval.lower, least)

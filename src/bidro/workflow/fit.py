@@ -24,10 +24,11 @@ from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.robust import mean_displacement
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss
-from bidro.model_file import FILE, Model
+from bidro.model_file import FILE, Model, target_numbers
 from bidro.problem import Problem
+from bidro.splits import choose_kept_out
 from bidro.standard import Standard
-from bidro.tables import Schema, bounds_of, choose_kept_out, learn_schema, read, release
+from bidro.tables import Schema, bounds_of, learn_schema, read, release
 from bidro.training import Trained
 from bidro.workflow.judged import ClientLoss
 from bidro.workflow.options import FitOptions
@@ -86,13 +87,14 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
     progress.begin("preparing")
     schema = learn_schema(table, client, options.target, options.features, options.task, options.missing)
     clients = schema.clients(table)
-    kept_out = choose_kept_out(clients, options.hold_out, options.seed)
-    target = schema.labels(table)
-    fresh = (schema.matrix(table, np.flatnonzero(kept_out)), target[kept_out], clients[kept_out])
-    # Popped where it is used, so that nothing here keeps it alive once the solver has its own rows.
-    training = [schema.matrix(table, np.flatnonzero(~kept_out))]
+    target, numbers, features = schema.labels(table), target_numbers(schema, table), schema.matrix(table)
     del table
     release()
+    kept_out = choose_kept_out(clients, features, numbers, options.hold_out, options.seed)
+    fresh = (features[kept_out], target[kept_out], clients[kept_out])
+    # Popped where it is used, so that nothing here keeps it alive once the solver has its own rows.
+    training = [features[~kept_out]]
+    del features
     estimator = _estimator(options, schema)
     progress.begin("choosing")
     trained = estimator._fit(

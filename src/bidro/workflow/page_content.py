@@ -166,7 +166,12 @@ def _level(found: Certificate) -> dict[str, Any]:
         held[name] = None
         if one is not None:
             bounds = [one.clients[client] for client in found.names]
-            held[name] = {"bound": one.bound, "largest": one.largest, "clients": bounds}
+            held[name] = {
+                "bound": one.bound,
+                "largest": one.largest,
+                "clients": bounds,
+                "vacuous": one.vacuous,
+            }
             promises[name] = one.promise
     shift = None
     if found.shift is not None:
@@ -204,11 +209,12 @@ def _advice(fit: Fit) -> list[str]:
         advice.append(certificate.interval.advice)
     else:
         advice.append(f"There is no Wasserstein interval: {certificate.absent['interval']}")
-    if certificate.clipped is None:
+    if certificate.clipped is not None and certificate.clipped.vacuous:
+        advice.append(f"Too few rows were kept out to promise anything: {certificate.clipped.shortage}.")
+    elif certificate.clipped is None:
         advice.append("No rows were kept out, so nothing is stated from fresh rows; use --hold-out 0.2.")
     else:
-        bounds = certificate.clipped.clients
-        worst = max(bounds, key=lambda name: bounds[name])
+        worst = certificate.clipped.binding
         advice.append(
             f"The held-out bound is set by '{worst}', with {certificate.clipped.rows[worst]} rows kept out; "
             "more rows there lower it first."
