@@ -7,7 +7,8 @@ import pytest
 from bidro.errors import BidroError
 from bidro.tables import Schema, bounds_of, learn_schema, read
 
-FRAME = pd.DataFrame(
+# Four rows, and each five times, so that no level is rare.
+FOUR = pd.DataFrame(
     {
         "hospital": ["n", "n", "s", "s"],
         "age": [30, 41, 52, 63],
@@ -16,6 +17,7 @@ FRAME = pd.DataFrame(
         "stay": [1.0, 2.5, 3.0, 4.0],
     }
 )
+FRAME = pd.concat([FOUR] * 5, ignore_index=True)
 
 
 def test_numbers_categories_and_back():

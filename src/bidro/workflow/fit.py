@@ -27,7 +27,16 @@ from bidro.losses import Loss
 from bidro.model_file import FILE, Model
 from bidro.problem import Problem
 from bidro.standard import Standard
-from bidro.tables import Schema, bounds_of, choose_kept_out, learn_schema, read, release
+from bidro.tables import (
+    Schema,
+    bounds_of,
+    choose_kept_out,
+    learn_schema,
+    read,
+    release,
+    require_declared,
+    require_every_class,
+)
 from bidro.training import Trained
 from bidro.workflow.judged import ClientLoss
 from bidro.workflow.options import FitOptions
@@ -88,6 +97,9 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
     clients = schema.clients(table)
     kept_out = choose_kept_out(clients, options.hold_out, options.seed)
     target = schema.labels(table)
+    require_every_class(schema, target[~kept_out])
+    if options.support is not None:
+        require_declared(options.support, schema, table)
     fresh = (schema.matrix(table, np.flatnonzero(kept_out)), target[kept_out], clients[kept_out])
     # Popped where it is used, so that nothing here keeps it alive once the solver has its own rows.
     training = [schema.matrix(table, np.flatnonzero(~kept_out))]
