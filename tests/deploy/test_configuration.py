@@ -73,7 +73,7 @@ def test_a_table_that_does_not_fit_the_schema_is_refused_in_the_sites_own_words(
         (own.drop(columns="u"), "no column 'u'"),
         (own.assign(ward="c"), "'c' is not a level of 'ward'"),
         (own.assign(u=11.0), r"'u' is 11, outside the declared support \[-10, 10\]"),
-        (own.assign(u=np.nan), "Row 0 has no 'u'"),
+        (own.assign(u=np.nan), "Row 1 below the header of .* has no 'u'"),
         (own.assign(site="west"), "rows of client 'west'"),
         (own.iloc[:0], "no rows"),
     ):

@@ -47,7 +47,7 @@ from bidro.model_file import target_numbers
 from bidro.problem import Problem
 from bidro.sets import Box, Simplex, WholeSpace
 from bidro.standard import Moments, Standard
-from bidro.tables import as_words, choose_kept_out, read_one, require_declared
+from bidro.tables import as_words, bounds_of, choose_kept_out, read_one, require_declared
 from bidro.training import unrestricted
 from bidro.workflow.judged import ClientLoss
 from bidro.workflow.options import read_toml
