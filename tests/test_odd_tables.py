@@ -88,6 +88,10 @@ REFUSED = {
     "timedelta64": (good(age=pd.to_timedelta(range(ROWS), unit="D")), "dates or times"),
     "periods": (good(age=pd.period_range("2024-01", periods=ROWS, freq="M")), "dates or times"),
     "date objects": (good(age=[datetime.date(2024, 1, k % 28 + 1) for k in range(ROWS)]), "dates or times"),
+    "one date object": (
+        good(age=with_cell("age", 5, np.datetime64("2024"))),
+        "dates or times, such as '2024'",
+    ),
     "a date target": (good(y=pd.date_range("2024", periods=ROWS)), "'y' holds dates"),
     "lists": (good(age=[[k] for k in range(ROWS)]), "Row 1 below the header: 'age' is a list"),
     "mappings": (good(age=[{"a": k} for k in range(ROWS)]), "'age' is a dict"),
@@ -138,7 +142,7 @@ def test_what_no_model_can_be_trained_on_is_named(case):
 # In a CSV file these become words, or other columns.
 NOT_IN_CSV = {
     *("lists", "one list", "mappings", "arrays", "tuples", "bytes", "complex", "timedelta64"),
-    "two columns of one name",
+    *("two columns of one name", "one date object"),
 }
 
 
@@ -187,6 +191,10 @@ def test_numbers_in_any_clothes_are_numbers(values):
     assert schema.columns[0] == Column("age")
     np.testing.assert_array_equal(matrix[:, 0], np.arange(ROWS) + 0.5)
     np.testing.assert_array_equal(schema.matrix(good(age=np.arange(ROWS) + 0.5))[:, 0], matrix[:, 0])
+
+
+def test_text_with_points_is_not_taken_for_months():
+    assert prepared(good(age=[f"{2000 + k}.5" for k in range(ROWS)]))[0].columns[0] == Column("age")
 
 
 def test_what_was_declared_a_category_stays_one(tmp_path):

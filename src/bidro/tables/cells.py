@@ -26,6 +26,9 @@ LARGEST = 1e60
 # Below this spread, they vanish.
 SMALLEST_SPREAD = 1e-60
 
+# Whole numbers below this are exact as floating-point numbers.
+_EXACT = 2**53
+
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 # 1,234 is a thousand to some and little more than one to others.
@@ -34,7 +37,7 @@ _EITHER = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
 _LIKE_A_NUMBER = re.compile(r"[<>≤≥~=$€£\s]*[+-]?\d[\d.,'\s]*([eE][+-]?\d+)?[\s%$€£+*]*")
 _MONTH_NAME = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _DATE = re.compile(
-    r"(\d{4}[-/.](0?[1-9]|1[0-2])([-/.]\d{1,2})?|\d{1,2}[-/.]\d{1,2}[-/.](\d{2}|\d{4})"
+    r"(\d{4}[-/](0?[1-9]|1[0-2])([-/]\d{1,2})?|\d{4}\.\d{1,2}\.\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{2}|\d{4})"
     rf"|\d{{1,2}}[-\s.]*{_MONTH_NAME}[-\s.,]*\d{{2,4}}|{_MONTH_NAME}[-\s.,]*\d{{1,2}}[-\s,]+\d{{2,4}})"
     r"([T\s].*)?|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?",
     re.IGNORECASE,
@@ -91,8 +94,8 @@ def _nested(column: pd.Series, place: int) -> BidroError:
 
 def empty_cells(column: pd.Series) -> NDArray[np.bool_]:
     """(N,)"""
-    if pd.api.types.is_numeric_dtype(column):
-        return np.asarray(column.isna())
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column):
+        return np.isnan(_floats(column))
     return np.asarray(distinct(column).codes < 0)
 
 
@@ -108,7 +111,7 @@ def words_of(found: Distinct) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
+    if isinstance(value, float | Decimal) and -_EXACT < value < _EXACT and value == int(value):
         return str(int(value))
     return str(value)
 
@@ -133,9 +136,7 @@ def numbers_or_none(column: pd.Series) -> Floats | None:
     if kinds.is_complex_dtype(column):
         raise BidroError(f"Column '{column.name}' holds complex numbers; make two columns of it.")
     if kinds.is_numeric_dtype(column):
-        if isinstance(column.dtype, np.dtype):
-            return column.to_numpy(float)
-        return column.to_numpy(float, na_value=np.nan)
+        return _floats(column)
     found = distinct(column)
     if not found.values or all(isinstance(v, bool | np.bool_) for v in found.values):
         return None
@@ -143,12 +144,20 @@ def numbers_or_none(column: pd.Series) -> Floats | None:
     return _text_as_numbers(column, found)
 
 
+def _floats(column: pd.Series) -> Floats:
+    """Of a column whose type is numeric. Nullable types know two kinds of nothing; here both are NaN."""
+    if isinstance(column.dtype, np.dtype):
+        return column.to_numpy(float)
+    return column.to_numpy(float, na_value=np.nan)
+
+
 def _refuse_dates(column: pd.Series, found: Distinct) -> None:
     looks = [
         isinstance(v, _DATES) or (isinstance(v, str) and _DATE.fullmatch(v.strip()) is not None)
         for v in found.values
     ]
-    if _mostly(np.array(looks), found):
+    # A date by its type is one beyond doubt; among texts most must look like one.
+    if any(isinstance(v, _DATES) for v in found.values) or _mostly(np.array(looks), found):
         value = found.first(np.array(looks))[1]
         raise BidroError(
             f"Column '{column.name}' holds dates or times, such as '{value}'; make a number of it (days "
@@ -230,8 +239,7 @@ def require_numbers(column: pd.Series) -> Floats:
     found = numbers_or_none(column)
     if found is None:
         cells = distinct(column)
-        words = [str(value).strip() for value in cells.values]
-        read = [_is_number(v) or _NUMBER.fullmatch(t) is not None for t, v in _pairs(words, cells)]
+        read = [_is_number(v) or (isinstance(v, str) and _NUMBER.fullmatch(v.strip())) for v in cells.values]
         odd = ~np.array(read, bool)
         if odd.any():
             place, value = cells.first(odd)
