@@ -7,7 +7,8 @@ import pytest
 from bidro.errors import BidroError
 from bidro.tables import Schema, bounds_of, learn_schema, read
 
-FRAME = pd.DataFrame(
+# Four rows, and each five times, so that no level is rare.
+FOUR = pd.DataFrame(
     {
         "hospital": ["n", "n", "s", "s"],
         "age": [30, 41, 52, 63],
@@ -16,6 +17,7 @@ FRAME = pd.DataFrame(
         "stay": [1.0, 2.5, 3.0, 4.0],
     }
 )
+FRAME = pd.concat([FOUR] * 5, ignore_index=True)
 
 
 def test_numbers_categories_and_back():
@@ -23,32 +25,34 @@ def test_numbers_categories_and_back():
     assert schema.features == ("age", "ward=b", "ward=c", "smoker=True")
     assert schema.classes is None
     np.testing.assert_array_equal(
-        schema.matrix(FRAME), [[30, 1, 0, 1], [41, 0, 0, 0], [52, 0, 1, 1], [63, 0, 0, 1]]
+        schema.matrix(FOUR), [[30, 1, 0, 1], [41, 0, 0, 0], [52, 0, 1, 1], [63, 0, 0, 1]]
     )
     np.testing.assert_array_equal(schema.labels(FRAME), FRAME["stay"])
-    assert schema.clients(FRAME).tolist() == ["n", "n", "s", "s"]
+    assert schema.clients(FOUR).tolist() == ["n", "n", "s", "s"]
     assert Schema.from_dict(schema.to_dict()) == schema
 
 
 def test_tasks():
     assert learn_schema(FRAME, "hospital", "ward").classes == ("a", "b", "c")
     assert learn_schema(FRAME, "hospital", "smoker").classes == ("False", "True")
-    whole = FRAME.assign(y=[0, 1, 1, 0])
+    whole = FRAME.assign(y=[0, 1, 1, 0] * 5)
     assert learn_schema(whole, "hospital", "y").classes == ("0", "1")
     assert learn_schema(whole, "hospital", "y", task="regression").classes is None
     # A number read as a float in one table and as an integer in another is the same class.
     schema = learn_schema(whole, "hospital", "y")
-    assert schema.labels(whole.assign(y=[0.0, 1.0, 1.0, 0.0])).tolist() == ["0", "1", "1", "0"]
+    assert schema.labels(whole.assign(y=[0.0, 1.0, 1.0, 0.0] * 5)).tolist() == ["0", "1", "1", "0"] * 5
 
 
 def test_missing_values_are_counted_or_filled():
-    gaps = FRAME.assign(age=[30, None, 52, 63], ward=["b", None, "c", "b"])
-    with pytest.raises(BidroError, match="1 in 'age' of 'n', 1 in 'ward' of 'n'"):
+    gaps = FRAME.assign(age=[30, None, 52, 63] * 5, ward=["b", None, "c", "b"] * 5)
+    with pytest.raises(
+        BidroError, match=r"5 in 'age' of 'n', 5 in 'ward' of 'n'\. Row 2 below the header has"
+    ):
         learn_schema(gaps, "hospital", "stay")
     schema = learn_schema(gaps, "hospital", "stay", missing="median")
     assert schema.matrix(gaps)[1].tolist() == [52, 0, 0]  # 'b', the commonest, is the reference
     strict = learn_schema(FRAME, "hospital", "stay")
-    with pytest.raises(BidroError, match="Row 1 has no 'age'"):
+    with pytest.raises(BidroError, match="Row 2 below the header has no 'age'"):
         strict.matrix(gaps)
 
 
@@ -58,16 +62,20 @@ def test_files(tmp_path):
     for name in ("all.csv", "all.parquet"):
         table, client = read([tmp_path / name], "hospital")
         assert client == "hospital"
-        assert len(table) == 4
+        assert len(table) == 20
     for name, part in FRAME.drop(columns="hospital").groupby(FRAME["hospital"]):
         part.to_csv(tmp_path / f"{name}.csv", index=False)
     table, client = read([tmp_path / "n.csv", tmp_path / "s.csv"], None)
     assert client == "client"
-    assert table["client"].tolist() == ["n", "n", "s", "s"]
+    assert table["client"].tolist() == ["n"] * 10 + ["s"] * 10
     (tmp_path / "bad.parquet").write_bytes(b"no table")
     (tmp_path / "odd.xyz").write_text("a")
     pd.DataFrame({"age": []}).to_csv(tmp_path / "empty.csv", index=False)
     FRAME.drop(columns="age").to_csv(tmp_path / "less.csv", index=False)
+    for folder in ("again", "other"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "again" / "n.csv").symlink_to(tmp_path / "n.csv")
+    FOUR.drop(columns="hospital").to_csv(tmp_path / "other" / "n.csv", index=False)
     for paths, column, word in (
         ([], None, "at least one table"),
         (["none.csv"], "hospital", "no file"),
@@ -76,7 +84,10 @@ def test_files(tmp_path):
         (["all.csv"], None, "--client"),
         (["all.csv"], "clinic", "no column 'clinic'"),
         (["empty.csv"], "age", "has no rows"),
-        (["n.csv", "n.csv"], None, "Two files"),
+        (["n.csv", "n.csv"], None, "hold the same rows"),
+        (["n.csv", "again/n.csv"], None, "hold the same rows"),
+        (["all.csv", "all.parquet"], "hospital", "hold the same rows"),
+        (["n.csv", "other/n.csv"], None, "Two files are named 'n'"),
         (["all.csv", "less.csv"], "hospital", "'age' is in one only"),
     ):
         with pytest.raises(BidroError, match=word):
@@ -95,7 +106,10 @@ def test_files(tmp_path):
         (lambda: learn_schema(FRAME, "hospital", "stay", missing="odd"), "'refuse'"),
         (lambda: learn_schema(FRAME.assign(y="a"), "hospital", "y"), "one class only"),
         (lambda: learn_schema(FRAME.assign(d=pd.Timestamp("2026-01-01")), "hospital", "stay"), "dates"),
-        (lambda: learn_schema(FRAME.assign(age=[1, 2, 3, np.inf]), "hospital", "stay"), "Row 3: 'age'"),
+        (
+            lambda: learn_schema(FRAME.assign(age=[1, 2, 3, np.inf] * 5), "hospital", "stay"),
+            "Row 4 below the header: 'age' is not a finite",
+        ),
         (
             lambda: learn_schema(
                 pd.DataFrame({"c": "x", "t": range(300), "name": [f"p{k}" for k in range(300)]}), "c", "t"
@@ -104,11 +118,14 @@ def test_files(tmp_path):
         ),
         (lambda: SCHEMA.matrix(FRAME.drop(columns="age")), "no column 'age'"),
         (lambda: SCHEMA.matrix(FRAME.assign(ward="z")), "'z' is not a level of 'ward'; there are a, b, c"),
-        (lambda: SCHEMA.matrix(FRAME.assign(age="old")), "must hold numbers"),
+        (
+            lambda: SCHEMA.matrix(FRAME.assign(age="old")),
+            "Row 1 below the header: 'age' must be a number; it is 'old'",
+        ),
         (lambda: SCHEMA.labels(FRAME.drop(columns="stay")), "no column 'stay'"),
-        (lambda: SCHEMA.labels(FRAME.assign(stay=[1, None, 2, 3])), "Row 1 has no 'stay'"),
+        (lambda: SCHEMA.labels(FOUR.assign(stay=[1, None, 2, 3])), "Row 2 below the header has no 'stay'"),
         (lambda: SCHEMA.clients(FRAME.drop(columns="hospital")), "no column 'hospital'"),
-        (lambda: SCHEMA.clients(FRAME.assign(hospital=["n", None, "s", "s"])), "Row 1 has no 'hospital'"),
+        (lambda: SCHEMA.clients(FOUR.assign(hospital=["n", None, "s", "s"])), "Row 2 .* has no 'hospital'"),
         (lambda: CLASSES.labels(FRAME.assign(ward="z")), "'z' is not a class"),
         (lambda: bounds_of({"age": [0, 100]}, SCHEMA), "no bounds of 'stay'"),
         (lambda: bounds_of({"age": [0, 100], "stay": [0, 9], "ward": [0, 1]}, SCHEMA), "'ward'"),

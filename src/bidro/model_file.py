@@ -32,7 +32,7 @@ from bidro.tables import Schema
 
 Floats = NDArray[np.float64]
 
-FORMAT, VERSION = "bidro model", 1
+FORMAT, VERSION = "bidro model", 2
 FILE = "model.safetensors"
 
 
@@ -86,6 +86,17 @@ class Model:
     def losses(self, rows: Floats) -> Floats:
         """(N,) in the unit of the loss."""
         return losses_of(self.loss, self.x, rows)
+
+    def correct(self, rows: Floats) -> NDArray[np.bool_] | None:
+        """(N,) whether the predicted class is the true one, of rows in the units of training; None for a
+        number."""
+        if self.schema.classes is None:
+            return None
+        w, b = (np.asarray(v) for v in self.loss.split(jnp.asarray(self.x)))  # type: ignore[attr-defined]
+        scores = rows[:, :-1] @ np.atleast_2d(w).T + np.atleast_1d(b)
+        if scores.shape[1] == 1:
+            return np.asarray((scores[:, 0] > 0) == (rows[:, -1] > 0))
+        return np.asarray(scores.argmax(axis=1) == rows[:, -1])
 
     def to_bytes(self) -> bytes:
         tensors = {"model": self.x, "mean": self.standard.mean, "spread": self.standard.spread}

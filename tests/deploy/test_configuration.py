@@ -73,13 +73,26 @@ def test_a_table_that_does_not_fit_the_schema_is_refused_in_the_sites_own_words(
         (own.drop(columns="u"), "no column 'u'"),
         (own.assign(ward="c"), "'c' is not a level of 'ward'"),
         (own.assign(u=11.0), r"'u' is 11, outside the declared support \[-10, 10\]"),
-        (own.assign(u=np.nan), "Row 0 has no 'u'"),
+        (own.assign(u=np.nan), "Row 1 below the header of .* has no 'u'"),
         (own.assign(site="west"), "rows of client 'west'"),
         (own.iloc[:0], "no rows"),
     ):
         change.to_csv(tmp_path / "east.csv", index=False)
         with pytest.raises(BidroError, match=words):
             SiteRows.load(site)
+
+
+def test_a_level_that_is_not_agreed_on_counts_as_other_where_there_is_one(tmp_path, caplog):
+    whole = table()
+    rare = np.where(np.arange(len(whole)) % 200 == 0, "c", whole["ward"])
+    agreed = write_sites(tmp_path, whole.assign(ward=rare))
+    assert 'levels = ["a", "b", "other"]\nother = "other"' in (tmp_path / "schema.toml").read_text()
+    assert Agreed.read(tmp_path / "schema.toml") == agreed
+    own = whole[whole["site"] == "east"].assign(ward="never seen")
+    own.to_csv(tmp_path / "east.csv", index=False)
+    rows = SiteRows.load(Site.read(tmp_path / "east.toml"))
+    assert rows.features[:, 2:].tolist() == [[0, 1]] * len(own)
+    assert "120 row(s) have a level of 'ward' that is not in the schema" in caplog.text
 
 
 def test_a_schema_is_drafted_agreed_on_and_read_back(tmp_path):
@@ -103,6 +116,8 @@ def test_a_schema_is_drafted_agreed_on_and_read_back(tmp_path):
         (lambda s: s.replace('name = "u"', 'nam = "u"'), "needs a name"),
         (lambda s: s.replace("levels =", "level ="), "unknown entry 'level'"),
         (lambda s: s.replace('["a", "b"]', "[]"), "at least 1"),
+        (lambda s: s.replace('["a", "b"]', '["a", "b"]\nother = "c"'), "other = 'c' must be one of its"),
+        (lambda s: s.replace('name = "u"', 'name = "u"\nfiller = "c"'), "must be a finite number"),
         (lambda s: s.replace("target =", "goal ="), "unknown entry 'goal'"),
         (lambda s: s.replace("support = [-20.0, 40.0]", ""), "no bounds of 'v'"),
         (lambda s: s.replace("[-20.0, 40.0]", "[40.0, -20.0]"), "lower < upper"),

@@ -19,7 +19,11 @@ def schema(
         str | None, typer.Option(help="regression or classification; guessed if not given.")
     ] = None,
     missing: Annotated[
-        str, typer.Option(help="refuse missing values, or fill features by their median.")
+        str,
+        typer.Option(
+            help="refuse missing values, or median: fill numbers by their median, categories by their "
+            "commonest level."
+        ),
     ] = "refuse",
     out: Annotated[Path | None, typer.Option(help="File to write; the screen by default.")] = None,
 ) -> None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 def fit(
     tables: Annotated[
         list[Path] | None,
-        typer.Argument(help="CSV or Parquet: one table with a client column, or one file per client."),
+        typer.Argument(
+            help="CSV (also .gz) or Parquet: one table with a client column, or one file per client."
+        ),
     ] = None,
     client: Annotated[
         str | None, typer.Option(help="Column that names the client; without it, a file's name does.")
@@ -64,7 +66,11 @@ def fit(
         typer.Option(help="Share of every client's rows kept for the certificate; 0 for none. [0.2]"),
     ] = None,
     missing: Annotated[
-        str | None, typer.Option(help="refuse missing values, or fill features by their median. [refuse]")
+        str | None,
+        typer.Option(
+            help="refuse missing values, or median: fill numbers by their median and categories by their "
+            "commonest level. [refuse]"
+        ),
     ] = None,
     folds: Annotated[int | None, typer.Option(help="Of cross-validation. [5]")] = None,
     gap: Annotated[float | None, typer.Option(help="Certified relative duality gap. [1e-6]")] = None,

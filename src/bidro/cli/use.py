@@ -34,7 +34,7 @@ def predict(
 
     loaded, rows = load_model(model), read_one(table)
     found = loaded.predict(rows)
-    _note_new_clients(loaded, rows)
+    _note_what_is_new(loaded, rows)
     if out is not None:
         write_text(out, found.to_csv(index=False))
         _say({"rows": len(found), "out": str(out)}, json, f"{len(found):,} predictions written to {out}.")
@@ -45,24 +45,23 @@ def predict(
 
 
 def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
-    """Mean loss of every client on a table with known targets, the worst client, and the worst decile."""
-    from bidro.model_file import load_model, loss_name
-    from bidro.workflow.judged import ClientLoss, evaluation
+    """Mean loss of every client on a table with known targets, the worst client, and the worst decile.
+
+    With it the accuracy (classes) or the root mean squared error (squared loss). Of more than 50 clients the
+    quantiles and the ten worst are shown; --json has all of them.
+    """
+    from bidro.model_file import load_model
+    from bidro.tables import read
+    from bidro.workflow.judged import evaluated, in_words
 
     loaded = load_model(model)
-    losses = {
-        name: ClientLoss.of(loaded.losses(rows)) for name, rows in _rows_by_client(loaded, tables).items()
-    }
-    found = {"loss": loss_name(loaded.loss), **evaluation(losses)}
+    whole, _ = read(tables, loaded.schema.client)
+    found = evaluated(loaded, whole)
+    _note(loaded, found["not_in_training"], found["counted_as_other"])
     if json:
         _print_json(found)
-        return
-    lines = [f"{found['loss']} loss: mean {found['mean']:.4g}, worst client {found['worst_client']:.4g}, "]
-    lines[0] += f"worst decile {found['worst_decile']:.4g}"
-    for name, one in sorted(found["clients"].items(), key=lambda item: -item[1]["loss"]):
-        se = "" if one["se"] is None else f" ± {one['se']:.2g}"
-        lines.append(f"  {name:<20} {one['loss']:.4g}{se}  ({one['rows']:,} rows)")
-    print("\n".join(lines))
+    else:
+        print(in_words(found))
 
 
 def certify(
@@ -151,7 +150,9 @@ def compare(
     target: Annotated[str | None, typer.Option(help="Column to be predicted.")] = None,
     task: Annotated[str | None, typer.Option(help="regression or classification.")] = None,
     features: Annotated[str | None, typer.Option(help="Columns to use, separated by commas.")] = None,
-    missing: Annotated[str, typer.Option(help="refuse missing values, or median.")] = "refuse",
+    missing: Annotated[
+        str, typer.Option(help="refuse missing values, or median (categories: commonest level).")
+    ] = "refuse",
     methods: Annotated[
         str | None, typer.Option(help="Some of them, separated by commas; else all sixteen.")
     ] = None,
@@ -225,10 +226,12 @@ def example(
 def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
     """Rows (N_i, m) of every client in the tables, in the units of training."""
     from bidro.tables import read
+    from bidro.workflow.judged import rows_by_client
 
     whole, _ = read(tables, model.schema.client)
-    clients, rows = model.schema.clients(whole), model.rows(whole)
-    return {name: rows[clients == name] for name in sorted(set(clients.tolist()))}
+    found = rows_by_client(model, whole)
+    _note(model, [], model.schema.counted_as_other(whole))
+    return found
 
 
 def _fresh_rows(
@@ -238,44 +241,52 @@ def _fresh_rows(
 
     Raises BidroError for a row outside the support that the model was declared on.
     """
-    import numpy as np
-
     from bidro.errors import BidroError
-    from bidro.model_file import target_numbers
-    from bidro.standard import require_inside
-    from bidro.tables import as_words, bounds_of, read
+    from bidro.tables import as_words, read, require_declared, row_name
+    from bidro.workflow.judged import rows_by_client
 
     whole, _ = read(tables, model.schema.client)
-    schema, clients = model.schema, model.schema.clients(whole)
-    features, target = schema.matrix(whole), target_numbers(schema, whole)
     if (declared := model.settings["support"]) is not None:
-        columns = [*schema.features, schema.target]
-        bounds = bounds_of(declared, schema)
-        require_inside(bounds, features, target, clients, columns, schema.classes is None)
-    rows = model.standard.rows(features, target)
-    names = sorted(set(clients.tolist()))
-    by_client = {name: rows[clients == name] for name in names}
+        require_declared(declared, model.schema, whole)
+    by_client, clients = rows_by_client(model, whole), model.schema.clients(whole)
+    _note(model, [], model.schema.counted_as_other(whole))
     if unit is None:
         return by_client, None
     if unit not in whole:
         raise BidroError(f"The table has no column '{unit}', which is to name the unit of every row.")
-    if whole[unit].isna().any():
-        row = int(np.argmax(whole[unit].isna().to_numpy()))
-        raise BidroError(f"Row {row} has no '{unit}'; name a unit for every row.")
+    nameless = whole[unit].isna().to_numpy()
+    if nameless.any():
+        raise BidroError(
+            f"{row_name(whole, int(nameless.argmax()))} has no '{unit}'; name one for every row."
+        )
     words = as_words(whole[unit])
-    return by_client, {name: words[clients == name] for name in names}
+    return by_client, {name: words[clients == name] for name in by_client}
 
 
-def _note_new_clients(model: Model, table: pd.DataFrame) -> None:
+def _note_what_is_new(model: Model, table: pd.DataFrame) -> None:
+    """Say which clients and how many levels of a table the model does not know."""
+    named = model.schema.client in table
+    new = sorted(set(model.schema.clients(table).tolist()) - set(model.clients)) if named else []
+    _note(model, new, model.schema.counted_as_other(table))
+
+
+def _note(model: Model, new_clients: list[str], counted_as_other: dict[str, int]) -> None:
     import sys
 
-    if model.schema.client not in table:
-        return
-    new = sorted(set(model.schema.clients(table).tolist()) - set(model.clients))
-    if new:
+    if new_clients:
+        which = f"client '{new_clients[0]}' was"
+        if len(new_clients) > 1:
+            which = f"{len(new_clients):,} clients ('{new_clients[0]}' and others) were"
         print(
-            f"bidro: client '{new[0]}'{f' and {len(new) - 1} more' if len(new) > 1 else ''} was not in "
-            "training; predictions are made, but no statement about the model covers it.",
+            f"bidro: {which} not in training; no statement about the model covers such a client.",
+            file=sys.stderr,
+        )
+    others = {column.name: column.other for column in model.schema.columns}
+    for name, count in counted_as_other.items():
+        rows = "1 row has" if count == 1 else f"{count:,} rows have"
+        print(
+            f"bidro: {rows} a level of '{name}' that the model does not know by name; it counts as "
+            f"'{others[name]}'.",
             file=sys.stderr,
         )
 

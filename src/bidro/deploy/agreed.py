@@ -14,16 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from bidro.errors import BidroError
-from bidro.tables import Column, Schema, bounds_of
+from bidro.tables import Column, Schema, bounds_of, require_numbers
 from bidro.workflow.options import read_toml
 
 _HEAD = """\
 # What the tables of all sites have in common: one site drafts it, all agree on it, and each keeps a copy.
 # Bounds ("support") hold for every row that any site can ever have; they are needed for the Wasserstein
 # certificate, for all numbers or for none. What is commented out was read off one table: widen it and agree.
+# A level that is not listed counts as the one that `other` names; without `other`, it is refused.
 """
 
 
@@ -60,9 +62,11 @@ class Agreed:
         for one in content.get("columns", []):
             if not isinstance(one, dict) or not isinstance(one.get("name"), str):
                 raise BidroError(f"Every [[columns]] of '{path}' needs a name.")
-            _require_keys(one, {"name", "levels", "filler", "support"}, f"Column '{one['name']}' of '{path}'")
+            _require_keys(
+                one, {"name", "levels", "filler", "other", "support"}, f"Column '{one['name']}' of '{path}'"
+            )
             levels = _texts(one.get("levels"), one["name"], 1)
-            columns.append(Column(one["name"], levels, one.get("filler")))
+            columns.append(Column(one["name"], levels, one.get("filler"), one.get("other")))
             if "support" in one:
                 support[one["name"]] = one["support"]
         if not columns:
@@ -86,7 +90,8 @@ def draft(schema: Schema, table: pd.DataFrame) -> str:
     numbers = [column.name for column in schema.columns if column.levels is None]
     if schema.classes is None:
         numbers.append(schema.target)
-    seen = {name: (float(table[name].min()), float(table[name].max())) for name in numbers}
+    read = {name: require_numbers(table[name]) for name in numbers}
+    seen = {name: (float(np.nanmin(v)), float(np.nanmax(v))) for name, v in read.items()}
     return _HEAD + _lines(schema, seen, "# ")
 
 
@@ -107,6 +112,8 @@ def _lines(schema: Schema, support: Mapping[str, tuple[float, float]], before_bo
         lines += ["", "[[columns]]", f"name = {_text(column.name)}"]
         if column.levels is not None:
             lines.append(f"levels = {_text(list(column.levels))}")
+        if column.other is not None:
+            lines.append(f"other = {_text(column.other)}")
         lines += bounds(column.name, "support")
         if column.filler is not None:
             lines.append(f"filler = {_text(column.filler)}")

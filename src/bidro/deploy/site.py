@@ -47,8 +47,8 @@ from bidro.model_file import target_numbers
 from bidro.problem import Problem
 from bidro.sets import Box, Simplex, WholeSpace
 from bidro.splits import choose_kept_out, content_order
-from bidro.standard import Moments, Standard, require_inside
-from bidro.tables import as_words, bounds_of, read_one
+from bidro.standard import Moments, Standard
+from bidro.tables import as_words, bounds_of, read_one, require_declared
 from bidro.training import unrestricted
 from bidro.workflow.judged import ClientLoss
 from bidro.workflow.options import read_toml
@@ -125,10 +125,9 @@ class SiteRows:
                 raise BidroError(f"'{site.data}' has rows of client '{others[0]}'; this site is another.")
         features, target = schema.matrix(table), target_numbers(schema, table)
         if agreed.support is not None:
-            owners = np.full(len(target), site.client)
-            columns = [*schema.features, schema.target]
-            bounds = bounds_of(agreed.support, schema)
-            require_inside(bounds, features, target, owners, columns, schema.classes is None)
+            require_declared(agreed.support, schema, table)
+        for name, count in schema.counted_as_other(table).items():
+            _log.warning("%d row(s) have a level of '%s' that is not in the schema: 'other'.", count, name)
         order = content_order(np.zeros(len(target), np.int64), features, target)
         return cls(agreed, features[order], target[order])
 

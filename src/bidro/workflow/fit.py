@@ -28,7 +28,15 @@ from bidro.model_file import FILE, Model, target_numbers
 from bidro.problem import Problem
 from bidro.splits import choose_kept_out
 from bidro.standard import Standard
-from bidro.tables import Schema, bounds_of, learn_schema, read, release
+from bidro.tables import (
+    Schema,
+    bounds_of,
+    learn_schema,
+    read,
+    release,
+    require_declared,
+    require_every_class,
+)
 from bidro.training import Trained
 from bidro.workflow.judged import ClientLoss
 from bidro.workflow.options import FitOptions
@@ -88,9 +96,12 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
     schema = learn_schema(table, client, options.target, options.features, options.task, options.missing)
     clients = schema.clients(table)
     target, numbers, features = schema.labels(table), target_numbers(schema, table), schema.matrix(table)
+    if options.support is not None:
+        require_declared(options.support, schema, table)
     del table
     release()
     kept_out = choose_kept_out(clients, features, numbers, options.hold_out, options.seed)
+    require_every_class(schema, target[~kept_out])
     fresh = (features[kept_out], target[kept_out], clients[kept_out])
     # Popped where it is used, so that nothing here keeps it alive once the solver has its own rows.
     training = [features[~kept_out]]

@@ -1,0 +1,24 @@
+"""Tables of several sites as numbers: reading, the schema that people agree on, and what does not fit it."""
+
+from bidro.tables.cells import as_words, require_numbers
+from bidro.tables.declared import bounds_of, require_declared
+from bidro.tables.files import read, read_one, release
+from bidro.tables.kept_out import require_every_class
+from bidro.tables.learned import learn_schema
+from bidro.tables.places import row_name
+from bidro.tables.schema import Column, Schema
+
+__all__ = [
+    "Column",
+    "Schema",
+    "as_words",
+    "bounds_of",
+    "learn_schema",
+    "read",
+    "read_one",
+    "release",
+    "require_declared",
+    "require_every_class",
+    "require_numbers",
+    "row_name",
+]

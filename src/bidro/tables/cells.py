@@ -1,0 +1,249 @@
+"""What the cells of a column are: numbers, words, or what no model can use; and which of them are empty.
+
+A cell of blank text is empty, in whatever kind of file it came.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import numbers
+import re
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from bidro.errors import BidroError
+from bidro.tables.places import row_name
+
+Floats = NDArray[np.float64]
+
+# Beyond this size, squares of squares (the variance of a squared loss) leave the range of numbers.
+LARGEST = 1e60
+# Below this spread, they vanish.
+SMALLEST_SPREAD = 1e-60
+
+# Whole numbers below this are exact as floating-point numbers.
+_EXACT = 2**53
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
+# 1,234 is a thousand to some and little more than one to others.
+_EITHER = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
+# Numbers with something about them: <5, 5%, 1 234, 1.234,5, $12.
+_LIKE_A_NUMBER = re.compile(r"[<>≤≥~=$€£\s]*[+-]?\d[\d.,'\s]*([eE][+-]?\d+)?[\s%$€£+*]*")
+_MONTH_NAME = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_DATE = re.compile(
+    r"(\d{4}[-/](0?[1-9]|1[0-2])([-/]\d{1,2})?|\d{4}\.\d{1,2}\.\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{2}|\d{4})"
+    rf"|\d{{1,2}}[-\s.]*{_MONTH_NAME}[-\s.,]*\d{{2,4}}|{_MONTH_NAME}[-\s.,]*\d{{1,2}}[-\s,]+\d{{2,4}})"
+    r"([T\s].*)?|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?",
+    re.IGNORECASE,
+)
+_DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64, pd.Period)
+
+
+class Distinct(NamedTuple):
+    """A column as its different values and which of them each cell has."""
+
+    values: list[Any]
+    codes: NDArray[np.intp]  # (N,) -1 for an empty cell
+
+    @property
+    def counts(self) -> NDArray[np.intp]:
+        """How many cells have each value."""
+        return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values))
+
+    def first(self, wanted: NDArray[np.bool_]) -> tuple[int, Any]:
+        """(place, value) of the first cell whose value is wanted."""
+        # An empty cell is never wanted: its code leads to the last entry.
+        place = int(np.argmax(np.append(wanted, False)[self.codes]))
+        return place, self.values[self.codes[place]]
+
+
+def distinct(column: pd.Series) -> Distinct:
+    """Raises BidroError for cells that are lists, mappings, bytes or the like."""
+    try:
+        codes, found = pd.factorize(column)
+    except TypeError as error:
+        kinds = (list, dict, set, np.ndarray)
+        place = next((k for k, v in enumerate(column) if isinstance(v, kinds)), 0)
+        raise _nested(column, place) from error
+    values = list(found)
+    for code, value in enumerate(values):
+        if not isinstance(value, (str, bool, np.bool_, numbers.Number, pd.Interval, *_DATES)):
+            raise _nested(column, int(np.argmax(codes == code)))
+    blank = np.array([isinstance(v, str) and not v.strip() for v in values], bool)
+    if blank.any():
+        kept = np.flatnonzero(~blank)
+        renumbered = np.full(len(values) + 1, -1, np.intp)
+        renumbered[kept] = np.arange(len(kept))
+        return Distinct([values[k] for k in kept], renumbered[codes])
+    return Distinct(values, np.asarray(codes, np.intp))
+
+
+def _nested(column: pd.Series, place: int) -> BidroError:
+    kind = type(column.iloc[place]).__name__
+    return BidroError(
+        f"{row_name(column, place)}: '{column.name}' is a {kind}, neither a number nor a word; make columns "
+        "of its parts, or leave it out with --features."
+    )
+
+
+def empty_cells(column: pd.Series) -> NDArray[np.bool_]:
+    """(N,)"""
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column):
+        return np.isnan(_floats(column))
+    return np.asarray(distinct(column).codes < 0)
+
+
+def as_words(column: pd.Series) -> NDArray[np.str_]:
+    """(N,) cells as text, "" for an empty one; whole numbers have no decimal point, however they are kept."""
+    found = distinct(column)
+    return np.array([*words_of(found), ""], str)[found.codes]
+
+
+def words_of(found: Distinct) -> list[str]:
+    """Its different values as text."""
+    return [_word(value) for value in found.values]
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, float | Decimal) and -_EXACT < value < _EXACT and value == int(value):
+        return str(int(value))
+    return str(value)
+
+
+def is_boolean(column: pd.Series) -> bool:
+    """Whether all cells that are not empty are true or false."""
+    if pd.api.types.is_bool_dtype(column):
+        return True
+    return column.dtype == object and all(isinstance(v, bool | np.bool_) for v in distinct(column).values)
+
+
+def numbers_or_none(column: pd.Series) -> Floats | None:
+    """(N,) numbers, NaN for an empty cell; None for a column of words.
+
+    Text is numbers where every cell reads as one, with a decimal point or, in the whole column, a decimal
+    comma. What was declared a category stays one. Raises BidroError for dates, and for text that reads as
+    numbers in most of its cells but not in all, with the first cell that does not.
+    """
+    kinds = pd.api.types
+    if isinstance(column.dtype, pd.CategoricalDtype) or kinds.is_bool_dtype(column):
+        return None
+    if kinds.is_complex_dtype(column):
+        raise BidroError(f"Column '{column.name}' holds complex numbers; make two columns of it.")
+    if kinds.is_numeric_dtype(column):
+        return _floats(column)
+    found = distinct(column)
+    if not found.values or all(isinstance(v, bool | np.bool_) for v in found.values):
+        return None
+    _refuse_dates(column, found)
+    return _text_as_numbers(column, found)
+
+
+def _floats(column: pd.Series) -> Floats:
+    """Of a column whose type is numeric. Nullable types know two kinds of nothing; here both are NaN."""
+    if isinstance(column.dtype, np.dtype):
+        return column.to_numpy(float)
+    return column.to_numpy(float, na_value=np.nan)
+
+
+def _refuse_dates(column: pd.Series, found: Distinct) -> None:
+    looks = [
+        isinstance(v, _DATES) or (isinstance(v, str) and _DATE.fullmatch(v.strip()) is not None)
+        for v in found.values
+    ]
+    # A date by its type is one beyond doubt; among texts most must look like one.
+    if any(isinstance(v, _DATES) for v in found.values) or _mostly(np.array(looks), found):
+        value = found.first(np.array(looks))[1]
+        raise BidroError(
+            f"Column '{column.name}' holds dates or times, such as '{value}'; make a number of it (days "
+            "since some day, an hour, a year) or leave it out with --features."
+        )
+
+
+def _text_as_numbers(column: pd.Series, found: Distinct) -> Floats | None:
+    texts = [v.strip() if isinstance(v, str) else _word(v) for v in found.values]
+    plain = np.array([_NUMBER.fullmatch(t) is not None or _is_number(v) for t, v in _pairs(texts, found)])
+    comma = np.array([_DECIMAL_COMMA.fullmatch(t) is not None for t in texts])
+    either = np.array([_EITHER.fullmatch(t) is not None for t in texts])
+    # Whole numbers go with a decimal comma; a number with a point beside it does not.
+    whole = np.array(["." not in t or not isinstance(v, str) for t, v in _pairs(texts, found)])
+    if plain.all():
+        return _decoded(found, found.values)
+    if comma.any() and np.all(comma | (plain & whole)):
+        if not np.any(comma & ~either):
+            place, value = found.first(comma)
+            raise BidroError(
+                f"{row_name(column, place)}: '{column.name}' is '{value}', a thousand or a decimal comma; "
+                "write numbers with a decimal point, and without separators of thousands."
+            )
+        points = [t.replace(",", ".") if c else v for t, c, v in zip(texts, comma, found.values, strict=True)]
+        return _decoded(found, points)
+    like = plain | comma | np.array([_LIKE_A_NUMBER.fullmatch(t) is not None for t in texts])
+    if not _mostly(like, found):
+        return None
+    place, value = found.first(~plain)
+    raise BidroError(
+        f"{row_name(column, place)}: '{column.name}' is '{value}', which is no number, where most of the "
+        "column reads as numbers; write a number with a decimal point, or leave the cell empty and say "
+        "--missing median. If these are categories, write words in all cells."
+    )
+
+
+def _pairs(texts: list[str], found: Distinct) -> zip[tuple[str, Any]]:
+    return zip(texts, found.values, strict=True)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Number) and not isinstance(value, bool | np.bool_ | complex)
+
+
+def _mostly(wanted: NDArray[np.bool_], found: Distinct) -> bool:
+    """Whether more than half of the cells, or of the different values, are so."""
+    return bool(2 * found.counts[wanted].sum() > found.counts.sum() or 2 * wanted.sum() > len(wanted))
+
+
+def _decoded(found: Distinct, values: list[Any]) -> Floats:
+    return np.array([*map(_float, values), np.nan])[found.codes]
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return math.inf
+
+
+def require_usable(values: Floats, column: pd.Series) -> None:
+    """Raise BidroError for the first number that is infinite or too large to compute with; NaN is let by."""
+    wrong = np.abs(values) > LARGEST
+    if not wrong.any():
+        return
+    place = int(np.argmax(wrong))
+    if np.isinf(values[place]):
+        raise BidroError(
+            f"{row_name(column, place)}: '{column.name}' is not a finite number; fix or drop the row."
+        )
+    raise BidroError(
+        f"{row_name(column, place)}: '{column.name}' is {values[place]:g}, too large to compute with (above "
+        f"{LARGEST:g}); fix the row, or give the column in another unit."
+    )
+
+
+def require_numbers(column: pd.Series) -> Floats:
+    """(N,) numbers that can be computed with, NaN for an empty cell; BidroError for anything else."""
+    found = numbers_or_none(column)
+    if found is None:
+        cells = distinct(column)
+        read = [_is_number(v) or (isinstance(v, str) and _NUMBER.fullmatch(v.strip())) for v in cells.values]
+        odd = ~np.array(read, bool)
+        if odd.any():
+            place, value = cells.first(odd)
+            raise BidroError(f"{row_name(column, place)}: '{column.name}' must be a number; it is '{value}'.")
+        found = _decoded(cells, cells.values)
+    require_usable(found, column)
+    return found

@@ -1,0 +1,237 @@
+"""The schema of tables: which columns, which levels and classes, and how a table becomes numbers by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from bidro.errors import BidroError
+from bidro.tables.cells import as_words, distinct, empty_cells, require_numbers, words_of
+from bidro.tables.places import row_name
+
+Floats = NDArray[np.float64]
+
+# Of levels and columns, so many are listed in a sentence.
+_LISTED = 12
+
+
+@dataclass(frozen=True)
+class Column:
+    """A feature: a number, or a category with its levels, of which the first is the reference.
+
+    Raises BidroError for a filler or an `other` that does not belong to it.
+    """
+
+    name: str
+    levels: tuple[str, ...] | None = None  # None for a number
+    filler: float | str | None = None  # for missing values; None where they are refused
+    other: str | None = None  # the level as which any level that is not listed counts; None to refuse those
+
+    def __post_init__(self) -> None:
+        known = self.levels or ()
+        if self.other is not None and self.other not in known:
+            raise BidroError(f"Column '{self.name}': other = {self.other!r} must be one of its levels.")
+        if self.filler is None:
+            return
+        if self.levels is not None and self.filler not in known:
+            raise BidroError(f"Column '{self.name}': filler = {self.filler!r} must be one of its levels.")
+        number = isinstance(self.filler, int | float) and math.isfinite(self.filler)
+        if self.levels is None and not number:
+            raise BidroError(f"Column '{self.name}': filler = {self.filler!r} must be a finite number.")
+
+    @property
+    def coded(self) -> tuple[str, ...]:
+        """The names of its columns of numbers."""
+        if self.levels is None:
+            return (self.name,)
+        return tuple(f"{self.name}={level}" for level in self.levels[1:])
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a table must have: its client column, its target and its features."""
+
+    client: str
+    target: str
+    classes: tuple[str, ...] | None  # of the target; None for a number
+    columns: tuple[Column, ...]
+
+    def __post_init__(self) -> None:
+        names = self.features
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise BidroError(
+                f"Two columns of numbers would be named '{twice}', one of them a level; rename one."
+            )
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the columns of numbers that a model sees."""
+        return tuple(name for column in self.columns for name in column.coded)
+
+    def matrix(self, table: pd.DataFrame, order: NDArray[np.intp] | None = None) -> Floats:
+        """(N, k) the features as numbers; `order` chooses rows.
+
+        A level that is not listed counts as the column's `other`. Raises BidroError for a column that is
+        missing, a cell that is no number, or a level that is not in the schema where there is no `other`.
+        """
+        self._require_columns(table)
+        matrix = np.empty((len(table) if order is None else len(order), len(self.features)))
+        place = 0
+        for column in self.columns:
+            width = len(column.coded)
+            into, values = matrix[:, place : place + width], table[column.name]
+            _require_filled(values, column)
+            if column.levels is None:
+                numbers = require_numbers(values)
+                if column.filler is not None:
+                    numbers = np.where(np.isnan(numbers), float(column.filler), numbers)
+                into[:, 0] = numbers if order is None else numbers[order]
+            else:
+                codes = _level_codes(values, column)
+                into[:] = (codes if order is None else codes[order])[:, None] == np.arange(1, width + 1)
+            place += width
+        return matrix
+
+    def counted_as_other(self, table: pd.DataFrame) -> dict[str, int]:
+        """By column, how many rows have a level that is not listed and counts as `other`."""
+        self._require_columns(table)
+        found = {}
+        for column in self.columns:
+            if column.levels is None or column.other is None:
+                continue
+            cells = distinct(table[column.name])
+            unknown = ~np.isin(words_of(cells), column.levels)
+            if unknown.any():
+                found[column.name] = int(cells.counts[unknown].sum())
+        return found
+
+    def _require_columns(self, table: pd.DataFrame) -> None:
+        require_single_columns(table.columns, "The table")
+        missing = [column.name for column in self.columns if column.name not in table]
+        if missing:
+            raise BidroError(
+                f"The table has no column '{missing[0]}', which the model needs; it has "
+                f"{listed(table.columns)}."
+            )
+
+    def labels(self, table: pd.DataFrame) -> Floats | NDArray[np.str_]:
+        """(N,) the target: numbers, or classes as text."""
+        if self.target not in table:
+            raise BidroError(f"The table has no column '{self.target}', the target.")
+        values = table[self.target]
+        require_known_target(values)
+        if self.classes is None:
+            return require_numbers(values)
+        words = as_words(values)
+        unknown = ~np.isin(words, self.classes)
+        if unknown.any():
+            place = int(np.argmax(unknown))
+            raise BidroError(
+                f"{row_name(table, place)}: '{words[place]}' is not a class of '{self.target}'; "
+                f"there are {listed(self.classes)}."
+            )
+        return words
+
+    def clients(self, table: pd.DataFrame) -> NDArray[np.str_]:
+        """(N,) whose row each is."""
+        if self.client not in table:
+            raise BidroError(f"The table has no column '{self.client}', which says whose row each is.")
+        words = as_words(table[self.client])
+        if np.any(words == ""):
+            place = int(np.argmax(words == ""))
+            raise BidroError(f"{row_name(table, place)} has no '{self.client}'; name a client for every row.")
+        return words
+
+    def to_dict(self) -> dict[str, Any]:
+        columns = [
+            {
+                "name": c.name,
+                "levels": None if c.levels is None else list(c.levels),
+                "filler": c.filler,
+                "other": c.other,
+            }
+            for c in self.columns
+        ]
+        classes = None if self.classes is None else list(self.classes)
+        return {"client": self.client, "target": self.target, "classes": classes, "columns": columns}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Schema:
+        """Raises KeyError, TypeError or BidroError where a part is missing or of another kind."""
+        columns = tuple(
+            Column(str(c["name"]), _texts(c["levels"]), c["filler"], c["other"]) for c in content["columns"]
+        )
+        return cls(str(content["client"]), str(content["target"]), _texts(content["classes"]), columns)
+
+
+def _texts(values: Any) -> tuple[str, ...] | None:
+    if values is None:
+        return None
+    texts = tuple(map(str, values))
+    if not texts or len(set(texts)) < len(texts):
+        raise BidroError(f"Levels and classes must be different texts, at least one; got {listed(texts)}.")
+    return texts
+
+
+def _require_filled(values: pd.Series, column: Column) -> None:
+    if column.filler is not None:
+        return
+    gaps = empty_cells(values)
+    if gaps.any():
+        raise BidroError(
+            f"{row_name(values, int(np.argmax(gaps)))} has no '{column.name}', and the model was fitted "
+            "without a rule for missing values; fill it in, or fit with --missing median."
+        )
+
+
+def require_known_target(values: pd.Series) -> None:
+    gaps = empty_cells(values)
+    if gaps.any():
+        raise BidroError(
+            f"{row_name(values, int(np.argmax(gaps)))} has no '{values.name}'; the target must be known in "
+            "every row."
+        )
+
+
+def _level_codes(values: pd.Series, column: Column) -> NDArray[np.intp]:
+    """(N,) which level each cell has."""
+    assert column.levels is not None
+    place = {level: k for k, level in enumerate(column.levels)}
+    filler = -1 if column.filler is None else place[str(column.filler)]
+    cells = distinct(values)
+    codes = np.array([place.get(word, -1) for word in words_of(cells)], np.intp)
+    unknown = codes < 0
+    if unknown.any() and column.other is None:
+        first, word = cells.first(unknown)
+        count = int(cells.counts[unknown].sum())
+        rows = "1 row has" if count == 1 else f"{count:,} rows have"
+        raise BidroError(
+            f"{row_name(values, first)}: '{word}' is not a level of '{column.name}'; there are "
+            f"{listed(column.levels)}, and no level for others. {rows} such levels: fix them or leave "
+            "them out."
+        )
+    if unknown.any():
+        codes[unknown] = place[str(column.other)]
+    return np.append(codes, filler)[cells.codes]
+
+
+def require_single_columns(names: Iterable[Any], where: str) -> None:
+    """Raise BidroError where two columns have the same name."""
+    listed_names = [str(name) for name in names]
+    if len(set(listed_names)) < len(listed_names):
+        twice = next(name for name in listed_names if listed_names.count(name) > 1)
+        raise BidroError(f"{where} has two columns named '{twice}'; rename one, or drop it.")
+
+
+def listed(names: Iterable[Any]) -> str:
+    """Names with commas between them; of many, the first."""
+    words = [str(name) for name in names]
+    more = f" and {len(words) - _LISTED} more" if len(words) > _LISTED else ""
+    return ", ".join(words[:_LISTED]) + more
