@@ -214,6 +214,7 @@ def test_pipelines_grids_and_frames():
         (lambda X, y, c: RobustRegressor(weights="odd").fit(X, y, clients=c), "weights must be"),
         (lambda X, y, c: RobustRegressor(metric="odd").fit(X, y, clients=c), "metric must be"),
         (lambda X, y, c: RobustRegressor(label_cost=0).fit(X, y, clients=c), "label_cost"),
+        (lambda X, y, c: RobustRegressor(p=0.5).fit(X, y, clients=c), "p must be"),
         (lambda X, y, c: RobustRegressor(support=([0], [1])).fit(X, y, clients=c), "3 numbers"),
         (lambda X, y, c: RobustRegressor(support=([5] * 3, [1] * 3)).fit(X, y, clients=c), "below its upper"),
         (
@@ -234,3 +235,32 @@ def test_pipelines_grids_and_frames():
 def test_bad_requests_say_what_is_wrong(make, word):
     with pytest.raises(BidroError, match=word):
         make(*data())
+
+
+@pytest.mark.parametrize(
+    ("parameter", "values", "word"),
+    [
+        ("gap", (0, -1e-6, np.inf, np.nan, "small", None), "gap must be a positive number"),
+        ("confidence", (0, 1.0, 95, np.nan, "high"), "strictly between 0 and 1"),
+        ("folds", (1, 0, 2.5, "five"), "whole number of at least 2"),
+        ("random_state", (-1, 0.5, None), "random seed must be a whole number"),
+        ("radius", (-1.0, None, np.inf, np.nan, {"north": -1}, [[0.1]]), "finite number of at least 0"),
+        ("radius", ("odd", object()), "'cross-validate', 'bootstrap' or 'explicit'"),
+        ("weights", (0.5, np.inf, np.nan, None), "finite number of at least 1"),
+        ("label_cost", (0, np.inf, "dear"), "label_cost must be a positive number"),
+        ("p", (0.5, np.inf, "two"), "p must be a number of at least 1"),
+    ],
+)
+@pytest.mark.parametrize("kind", [RobustRegressor, RobustClassifier])
+def test_parameters_are_checked_before_rows_are_looked_at(kind, parameter, values, word):
+    for value in values:
+        with pytest.raises(BidroError, match=word):
+            kind(**{parameter: value}).fit("no rows", "no targets")
+
+
+def test_certify_is_refused_before_rows_are_looked_at():
+    X, y, clients = data()
+    model = RobustRegressor(radius=0.1, gap=1e-2).fit(X, y, clients=clients)
+    for asked, word in (({"confidence": 1.0}, "strictly between"), ({"shift": -1}, "a distance")):
+        with pytest.raises(BidroError, match=word):
+            model.certify("no rows", "no targets", **asked)

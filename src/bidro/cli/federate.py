@@ -25,9 +25,13 @@ def schema(
 ) -> None:
     """Draft the schema that all sites agree on before a federated run: columns, levels, bounds."""
     from bidro.deploy.agreed import draft
-    from bidro.report.files import write_text
+    from bidro.report.files import require_file_place, write_text
     from bidro.tables import learn_schema, read_one
+    from bidro.workflow.options import check_task
 
+    check_task(task, missing)
+    if out is not None:
+        require_file_place(out)
     rows = read_one(table)
     if client not in rows:
         rows = rows.assign(**{client: table.stem})
@@ -66,6 +70,7 @@ def federate(
     ] = None,
     client: Annotated[str | None, typer.Option(help="With --local: column that names the client.")] = None,
     target: Annotated[str | None, typer.Option(help="With --local: column to be predicted.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out already.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train across machines that keep their rows, over NVIDIA FLARE or Flower, and write a model folder.
@@ -78,7 +83,7 @@ def federate(
     import click
 
     from bidro.cli.output import said_lines
-    from bidro.deploy.drive import driven
+    from bidro.deploy.drive import driven, require_engine
     from bidro.deploy.job import Config
     from bidro.deploy.rehearsal import rehearsed, split_by_client
     from bidro.errors import BidroError
@@ -90,7 +95,8 @@ def federate(
         raise click.UsageError("Give a configuration, or rehearse with --local TABLE --client COLUMN.")
     if local is not None and (client is None or target is None):
         raise click.UsageError("A rehearsal needs --client COLUMN and --target COLUMN.")
-    require_place(out)
+    require_engine(engine)
+    require_place(out, force)
     name = out.resolve().name if run is None else run
     with said_lines(quiet=json) as say, tempfile.TemporaryDirectory(prefix="bidro-") as scratch:
         sites = None

@@ -73,6 +73,7 @@ def fit(
         Path | None,
         typer.Option(help="TOML file with any of these options, as `run.toml` of a model folder."),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out already.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a model on tables from several clients, certify it, and write a model folder.
@@ -82,6 +83,7 @@ def fit(
     """
     import click
 
+    from bidro.workflow.fit import require_place
     from bidro.workflow.options import FitOptions, read_toml
 
     base = FitOptions() if config is None else FitOptions.from_toml(config)
@@ -111,6 +113,7 @@ def fit(
         raise click.UsageError("Name the folder for the model: --out DIR.")
     if not options.tables:
         raise click.UsageError("Give at least one table, CSV or Parquet.")
+    require_place(out, force)
     _run(options, out, json)
 
 

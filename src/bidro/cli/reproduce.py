@@ -31,9 +31,11 @@ def reproduce(
 
     from bidro.experiments import reproduce as experiment
     from bidro.problem import NonconcaveInnerWarning
+    from bidro.report.files import require_writable
 
     console = Console()
-    _require_folder(out)
+    require_writable(out)
+    out.mkdir(parents=True, exist_ok=True)
     bar = Progress(
         TextColumn("{task.description:<24}"),
         BarColumn(),
@@ -58,20 +60,6 @@ def reproduce(
     console.print("\nWritten:")
     for path in paths:
         console.print(f"  {path}", highlight=False, soft_wrap=True)
-
-
-def _require_folder(folder: Path) -> None:
-    """Make the folder and see that it can be written to, before any work starts."""
-    import tempfile
-
-    from bidro.errors import BidroError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise BidroError(f"The folder '{folder}' cannot be written to ({error.strerror}).") from error
 
 
 def _print_table(console: Console, done: Reproduction) -> None:

@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from bidro.errors import BidroError
+from bidro.guarantees.asked import check_confidence, check_shift
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import Bound
 from bidro.guarantees.heterogeneity import cloud_distances
@@ -21,7 +22,7 @@ from bidro.guarantees.statements import Assessed, interval_obstacle, with_kept_o
 from bidro.losses import Loss
 from bidro.sets import Simplex
 from bidro.standard import Moments, Standard, require_inside
-from bidro.training import Choices, Trained, train, transport_of
+from bidro.training import Choices, Trained, check_metric, train, transport_of
 
 Floats = NDArray[np.float64]
 
@@ -73,6 +74,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         on_calibration: Callable[[int, int], None] | None,
         on_round: Callable[[int, float], None] | None,
     ) -> Trained:
+        choices = Choices(self.radius, self.weights, self.gap, self.folds, self.random_state, self.confidence)
+        check_metric(self.metric, self.label_cost, self.p)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=False)
         target = self._encode(y)
         owners = client_labels(clients, len(target))
@@ -91,7 +94,6 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         transport = transport_of(
             loss, federation.m, self.metric, self.label_cost, self.p, standard.target_spread
         )
-        choices = Choices(self.radius, self.weights, self.gap, self.folds, self.random_state, self.confidence)
         trained = train(
             federation, loss, transport, choices, standard.target_spread, box, on_calibration, on_round
         )
@@ -145,6 +147,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         interval is part of it where the training rows are still at hand.
         """
         check_is_fitted(self)
+        check_confidence(confidence)
+        check_shift(shift)
         X, y = validate_data(self, X, y, dtype=np.float64, reset=False, y_numeric=False)
         target, owners = self._codes(y), client_labels(clients, len(y))
         names = self.certificate_.names

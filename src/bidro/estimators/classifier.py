@@ -19,6 +19,8 @@ from bidro.standard import Standard, signs
 
 Floats = NDArray[np.float64]
 
+LOSSES = ("logistic", "smoothed hinge")
+
 
 def _has_probabilities(estimator: RobustClassifier) -> bool:
     if estimator.loss != "logistic":
@@ -99,8 +101,8 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         many = len(self.classes_) > 2
         if self.loss == "logistic":
             return Softmax(len(self.classes_), self.fit_intercept) if many else Logistic(self.fit_intercept)
-        if self.loss != "smoothed hinge":
-            raise BidroError(f"loss must be 'logistic' or 'smoothed hinge'; got {self.loss!r}.")
+        if self.loss not in LOSSES:
+            raise BidroError(f"loss must be one of {', '.join(LOSSES)}; got {self.loss!r}.")
         if many:
             raise BidroError(
                 f"The smoothed hinge is for two classes, and there are {len(self.classes_)}; use 'logistic'."

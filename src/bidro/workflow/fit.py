@@ -26,6 +26,7 @@ from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss
 from bidro.model_file import FILE, Model
 from bidro.problem import Problem
+from bidro.report.files import require_writable
 from bidro.standard import Standard
 from bidro.tables import Schema, bounds_of, choose_kept_out, learn_schema, read, release
 from bidro.training import Trained
@@ -81,6 +82,7 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
     """Everything but writing. Raises BidroError for anything in tables or options that does not fit."""
     if options.target is None:
         raise BidroError("Name the column to be predicted: --target COLUMN.")
+    options.check()
     progress.begin("reading")
     table, client = read([Path(p) for p in options.tables], options.client)
     progress.begin("preparing")
@@ -128,15 +130,25 @@ def _displacement(problem: Problem, x: Floats, name: str) -> Displacement:
     return Displacement(before, *mean_displacement(problem, x, name))
 
 
-def require_place(folder: Path) -> None:
-    """Raise BidroError where a model folder would replace something else."""
-    if folder.exists() and not (folder.is_dir() and ((folder / FILE).exists() or not any(folder.iterdir()))):
-        raise BidroError(f"'{folder}' exists and is not a model folder; choose another --out.")
+def require_place(folder: Path, force: bool) -> None:
+    """Raise BidroError where a model folder cannot be written, or would replace something: another model only
+    with `force`, anything else never."""
+    if folder.exists():
+        model = folder.is_dir() and (folder / FILE).exists()
+        if not model and not (folder.is_dir() and not any(folder.iterdir())):
+            raise BidroError(f"'{folder}' exists and is not a model folder; choose another --out.")
+        if model and not force:
+            raise BidroError(
+                f"'{folder}' holds a model already; choose another --out, or replace it with --force."
+            )
+    require_writable(folder.resolve().parent)
 
 
 def write_folder(folder: Path, files: dict[str, str | bytes]) -> None:
     """All files at once: a new folder takes the place of an old one, or nothing changes."""
-    require_place(folder)
+    require_place(folder, force=True)
+    # What a link points at is replaced, not the link.
+    folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
