@@ -45,7 +45,7 @@ class Trained:
     solution: Solution
     calibration: Calibration | None
     radius_promise: str
-    weights_in_words: str
+    cap: float  # on the weights: no client counts for more than so many times its share; inf for none
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +136,7 @@ def train(
     mixtures = Candidate(0.0, cap).mixtures(federation.sizes)
     balls = replace(problem, ambiguity=WassersteinBall(radii), mixtures=mixtures)
     solution = solve(balls, choices.gap, choices.method, progress=on_round, network=network)
-    return Trained(balls, solution, calibration, promise, _cap_in_words(cap))
+    return Trained(balls, solution, calibration, promise, cap)
 
 
 def unrestricted(federation: Federation, loss: Loss, transport: Transport, target_spread: float) -> Problem:
@@ -192,14 +192,6 @@ def _cap(weights: Any) -> float:
     if isinstance(weights, str):
         return 1.0 if weights == "fixed" else math.inf
     return float(weights)
-
-
-def _cap_in_words(cap: float) -> str:
-    if math.isinf(cap):
-        return "any mixture of the clients"
-    if cap == 1:
-        return "each client counts by its rows"
-    return f"no client counts for more than {cap:g} times its share of the rows"
 
 
 def _explicit(problem: Problem, support: Box | None, confidence: float) -> tuple[Floats, str]:

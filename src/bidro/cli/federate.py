@@ -151,6 +151,8 @@ def _print(out: Path, as_json: bool) -> None:
             "out": str(out),
             "rounds": audit["rounds"],
             "gap": settings["gap"],
+            "chosen": settings["chosen"],
+            "cap": settings["cap"],
             "radii": settings["radii"],
             "client_weights": settings["client_weights"],
             "bytes_up": sum(kind["bytes_up"] for kind in audit["kinds"]),
@@ -165,6 +167,7 @@ def _print(out: Path, as_json: bool) -> None:
     if gap is not None and gap > wanted:
         words += f", SHORT of the {wanted:.1e} that was asked for"
     print(f"Trained in {audit['rounds']} rounds {words}.")
+    print("\n".join(settings["chosen"].values()))
     print(certificate)
     print(f"\nWritten to {out}: open {out / 'report.html'} in a browser.")
     print(f"What left the sites: bidro audit {out}")

@@ -143,6 +143,8 @@ def _run(options: FitOptions, out: Path, as_json: bool) -> None:
             "out": str(out),
             "rounds": done.trained.solution.rounds,
             "gap": done.trained.solution.gap,
+            "chosen": done.model.settings["chosen"],
+            "cap": done.model.settings["cap"],
             "radii": done.model.settings["radii"],
             "client_weights": done.model.settings["client_weights"],
             "evaluation": {"on": _judged_on(done), **evaluation(done.judged)},
@@ -170,6 +172,8 @@ def _print(done: Fit, out: Path) -> None:
         f"worst decile {judged['worst_decile']:.4g}.",
         highlight=False,
     )
+    for words in done.model.settings["chosen"].values():
+        console.print(words, highlight=False, markup=False, soft_wrap=True)
     console.print(str(done.certificate), highlight=False, markup=False)
     console.print(
         f"\nWritten to {out}: open {out / 'report.html'} in a browser.", highlight=False, soft_wrap=True

@@ -65,12 +65,13 @@ def reproduce(
 def _print_table(console: Console, done: Reproduction) -> None:
     from rich.table import Table
 
-    from bidro.experiments.reproduce import summary
+    from bidro.experiments.reproduce import PAPER_ROUNDS, summary
 
     table = Table(
         title=f"Clean-test MSE after {done.rounds:,} rounds, {len(done.seeds)} runs ({done.seconds:.1f} s)"
     )
-    for head in ("method", "ours, mean ± s.e.", "std over runs", "paper", "final weights (mean)"):
+    theirs = "paper" if done.rounds == PAPER_ROUNDS else f"paper, {PAPER_ROUNDS:,} rounds"
+    for head in ("method", "ours, mean ± s.e.", "std over runs", theirs, "final weights (mean)"):
         table.add_column(head, justify="left" if head == "method" else "right")
     for name, row in summary(done)["methods"].items():
         paper = "not shown" if row["paper"] is None else f"{row['paper']:.5f}"

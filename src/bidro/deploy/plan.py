@@ -8,6 +8,7 @@ again where the question is the same.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -228,7 +229,7 @@ class _Plan:
             state=state,
         )
         words = f"Algorithm 1 with penalties rho = {settings.rho:g}: there are no balls."
-        return Trained(problem, solution, None, words, "any mixture of the clients")
+        return Trained(problem, solution, None, words, math.inf)
 
     def _certified(self, sites: _Sites, standard: Standard, trained: Trained, stated: Problem) -> Fit:
         """Two rounds: how the model does on training rows, and what rows kept out say of it."""
@@ -250,7 +251,11 @@ class _Plan:
             self.coordinator.say("certifying on rows kept out")
             bounds, judged = self._fresh(sites, standard, of, levels)
         certificates = {
-            level: self._certificate(stated, of, found, bounds, levels, k) for k, level in enumerate(levels)
+            level: dataclasses.replace(
+                self._certificate(stated, of, found, bounds, levels, k),
+                weights=tuple(trained.solution.alpha.tolist()),
+            )
+            for k, level in enumerate(levels)
         }
         most = count_most(trained) if trained.problem.eps is not None else []
         displaced = {

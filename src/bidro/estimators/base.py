@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -57,12 +57,14 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         """A target seen after `fit` as numbers (N,)."""
         raise NotImplementedError
 
-    def fit(self, X: ArrayLike, y: ArrayLike, clients: ArrayLike | None = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, clients: ArrayLike | None = None, **refused: Any) -> Self:
         """Train on rows X (N, k) with targets y (N,); `clients` (N,) says whose row each is.
 
-        Without `clients` all rows are one client's. Raises ValueError for rows that cannot be used, each time
-        with a sentence that says which.
+        Without `clients` all rows are one client's. There is no `sample_weight`: every statement counts a row
+        as one draw from its client. Raises ValueError for rows that cannot be used, each time with a sentence
+        that says which.
         """
+        _refuse(refused)
         self._fit(X, y, clients, None, None)
         return self
 
@@ -171,7 +173,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         return with_kept_out(bare, self._assessed, fresh, confidence, shift, bound)
 
     def _without_kept_out(self, confidence: float) -> Certificate:
-        return without_kept_out(self._declared, self.model_, confidence, distances=self._distances)
+        found = without_kept_out(self._declared, self.model_, confidence, distances=self._distances)
+        return replace(found, weights=tuple(self.client_weights_.values()))
 
     def worst_case(self, client: str) -> WorstCase:
         """The worst distribution in a client's ball, on the original scale; needs the training rows, which a
@@ -204,6 +207,18 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         return np.asarray(X @ np.asarray(self.coef_).T + self.intercept_)
+
+
+def _refuse(given: Mapping[str, Any]) -> None:
+    """Raise BidroError for weights of rows, TypeError for anything else; None stands for "not given"."""
+    if given.get("sample_weight") is not None:
+        raise BidroError(
+            "There is no sample_weight: every statement counts a row as one draw from its client. Give rows "
+            "that were drawn several times as several rows; how much a whole client may count is `weights`."
+        )
+    unknown = sorted(set(given) - {"sample_weight"})
+    if unknown:
+        raise TypeError(f"fit() got an unexpected keyword argument '{unknown[0]}'")
 
 
 def client_labels(clients: Any, rows: int) -> NDArray[np.str_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -30,6 +31,7 @@ from bidro.report.files import require_writable
 from bidro.standard import Standard
 from bidro.tables import Schema, bounds_of, choose_kept_out, learn_schema, read, release
 from bidro.training import Trained
+from bidro.workflow.chosen import chosen_in_words
 from bidro.workflow.judged import ClientLoss
 from bidro.workflow.options import FitOptions
 
@@ -237,11 +239,11 @@ def make_model(
     created: str,
 ) -> Model:
     names, solution = trained.problem.federation.names, trained.solution
-    settings = {
+    settings: dict[str, Any] = {
         "target": schema.target,
         "loss": loss_word(options, schema),
         "radius": trained.radius_promise,
-        "weights": trained.weights_in_words,
+        "cap": None if math.isinf(trained.cap) else trained.cap,
         "metric": options.metric,
         "label_cost": options.label_cost,
         "p": trained.problem.transport.p,
@@ -255,6 +257,7 @@ def make_model(
         "rows": dict(zip(names, trained.problem.federation.sizes, strict=True)),
         "created": created,
     }
+    settings["chosen"] = chosen_in_words(settings)
     versions = {
         "bidro": bidro.__version__,
         "jax": jax.__version__,
