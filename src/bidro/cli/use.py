@@ -140,8 +140,8 @@ def plan(
         return
     lines = [f"Now the {found.target} is {found.now:.4g}; wanted is {found.wanted:.4g}."]
     for name, needed in found.needed.items():
-        words = "cannot be reached by rows" if needed is None else f"{needed:,} rows in all"
-        lines.append(f"  {name:<20} has {found.rows[name]:,}, needs {words}")
+        words = "no number of rows is enough" if needed is None else f"needs {needed:,} rows in all"
+        lines.append(f"  {name:<20} has {found.rows[name]:,}, {words}")
     print("\n".join([*lines, found.advice]))
 
 
