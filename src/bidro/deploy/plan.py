@@ -8,7 +8,6 @@ again where the question is the same.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -229,7 +228,7 @@ class _Plan:
             state=state,
         )
         words = f"Algorithm 1 with penalties rho = {settings.rho:g}: there are no balls."
-        return Trained(problem, solution, None, words, math.inf)
+        return Trained(problem, solution, None, words, float("inf"))
 
     def _certified(self, sites: _Sites, standard: Standard, trained: Trained, stated: Problem) -> Fit:
         """Two rounds: how the model does on training rows, and what rows kept out say of it."""
@@ -250,11 +249,9 @@ class _Plan:
         if options.hold_out > 0:
             self.coordinator.say("certifying on rows kept out")
             bounds, judged = self._fresh(sites, standard, of, levels)
+        weights = tuple(trained.solution.alpha.tolist())
         certificates = {
-            level: dataclasses.replace(
-                self._certificate(stated, of, found, bounds, levels, k),
-                weights=tuple(trained.solution.alpha.tolist()),
-            )
+            level: replace(self._certificate(stated, of, found, bounds, levels, k), weights=weights)
             for k, level in enumerate(levels)
         }
         most = count_most(trained) if trained.problem.eps is not None else []
