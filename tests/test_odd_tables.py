@@ -15,10 +15,11 @@ import pytest
 from pyarrow import parquet
 
 from bidro.errors import BidroError
+from bidro.model_file import target_numbers
+from bidro.splits import choose_kept_out
 from bidro.tables import (
     Column,
     Schema,
-    choose_kept_out,
     learn_schema,
     read,
     read_one,
@@ -54,9 +55,10 @@ def prepared(table, **options):
         warnings.simplefilter("error")
         schema = learn_schema(table, "site", "y", **options)
         clients, target = schema.clients(table), schema.labels(table)
-        kept = choose_kept_out(clients, 0.2, 0)
+        features = schema.matrix(table)
+        kept = choose_kept_out(clients, features, target_numbers(schema, table), 0.2, 0)
         require_every_class(schema, target[~kept])
-        return schema, schema.matrix(table)
+        return schema, features
 
 
 REFUSED = {

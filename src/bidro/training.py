@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from bidro.engines.network import IN_PROCESS, Network
 from bidro.engines.solve import Method, Solution, solve
 from bidro.errors import BidroError
 from bidro.federation import Federation
+from bidro.guarantees.asked import check_confidence, is_number
 from bidro.guarantees.calibration import CAPS, Calibration, calibrate
 from bidro.guarantees.empirical_radius import bootstrap_radii
 from bidro.guarantees.out_of_sample import explicit_radii
@@ -29,6 +31,10 @@ Floats = NDArray[np.float64]
 Radius = float | ArrayLike | Mapping[str, float] | Literal["cross-validate", "bootstrap", "explicit"]
 Weights = float | Literal["auto", "simplex", "fixed"]
 
+RADIUS_WORDS = ("cross-validate", "bootstrap", "explicit")
+WEIGHT_WORDS = ("auto", "simplex", "fixed")
+METRICS = ("features", "joint")
+
 # Models are sought within this many standard units of 0.
 LARGEST_COEFFICIENT = 1e3
 
@@ -39,12 +45,15 @@ class Trained:
     solution: Solution
     calibration: Calibration | None
     radius_promise: str
-    weights_in_words: str
+    cap: float  # on the weights: no client counts for more than so many times its share; inf for none
 
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """What a user may choose besides loss and rows; radii are in standard units."""
+    """What a user may choose besides loss and rows; radii are in standard units.
+
+    Raises BidroError for what stands for nothing, so that it is said before any work begins.
+    """
 
     radius: Any = "cross-validate"  # a Radius
     weights: Any = "auto"  # Weights
@@ -55,15 +64,23 @@ class Choices:
     method: Method | None = None  # of the solver
     fold_curvature: bool = True  # whether replies in cross-validation hold curvature
 
+    def __post_init__(self) -> None:
+        _check_radius(self.radius)
+        _check_weights(self.weights)
+        if not is_number(self.gap) or not 0 < self.gap < math.inf:
+            raise BidroError(f"The gap must be a positive number such as 1e-6; got {self.gap!r}.")
+        if self.folds is not None and (not isinstance(self.folds, Integral) or self.folds < 2):
+            raise BidroError(f"folds must be a whole number of at least 2; got {self.folds!r}.")
+        if not isinstance(self.seed, Integral) or self.seed < 0:
+            raise BidroError(f"The random seed must be a whole number of at least 0; got {self.seed!r}.")
+        check_confidence(self.confidence)
+
 
 def transport_of(
     loss: Loss, m: int, metric: str, label_cost: float, p: float | None, target_spread: float
 ) -> Transport:
     """The cost of moving a row: labels immovable ("features") or at a price ("joint")."""
-    if metric not in ("features", "joint"):
-        raise BidroError(f"metric must be 'features' or 'joint'; got {metric!r}.")
-    if not (isinstance(label_cost, int | float) and 0 < label_cost < math.inf):
-        raise BidroError(f"label_cost must be a positive number; got {label_cost!r}.")
+    check_metric(metric, label_cost, p)
     growth = loss.growth
     order = float(p) if p is not None else (2.0 if growth is not None and growth.order == 2 else 1.0)
     moves = metric == "joint"
@@ -94,7 +111,6 @@ def train(
     """
     problem = unrestricted(federation, loss, transport, target_spread)
     radius, weights = choices.radius, choices.weights
-    check_words(radius, weights)
     calibration, cap = None, _cap(weights)
     if isinstance(radius, str) and radius == "cross-validate":
         caps = CAPS if weights == "auto" else (cap,)
@@ -120,7 +136,7 @@ def train(
     mixtures = Candidate(0.0, cap).mixtures(federation.sizes)
     balls = replace(problem, ambiguity=WassersteinBall(radii), mixtures=mixtures)
     solution = solve(balls, choices.gap, choices.method, progress=on_round, network=network)
-    return Trained(balls, solution, calibration, promise, _cap_in_words(cap))
+    return Trained(balls, solution, calibration, promise, cap)
 
 
 def unrestricted(federation: Federation, loss: Loss, transport: Transport, target_spread: float) -> Problem:
@@ -129,20 +145,46 @@ def unrestricted(federation: Federation, loss: Loss, transport: Transport, targe
     return Problem(federation, loss, Box.cube(half, loss.dimension(federation.m)), transport)
 
 
-def check_words(radius: Any, weights: Any) -> None:
-    """Raise BidroError for a radius or weights that stand for nothing."""
-    if isinstance(radius, str) and radius not in ("cross-validate", "bootstrap", "explicit"):
+def check_metric(metric: Any, label_cost: Any, p: Any = None) -> None:
+    """Raise BidroError for a cost of moving rows that stands for nothing."""
+    if metric not in METRICS:
+        raise BidroError(f"metric must be {_or(METRICS)}; got {metric!r}.")
+    if not is_number(label_cost) or not 0 < label_cost < math.inf:
+        raise BidroError(f"label_cost must be a positive number; got {label_cost!r}.")
+    if p is not None and (not is_number(p) or not 1 <= p < math.inf):
+        raise BidroError(f"p must be a number of at least 1; got {p!r}.")
+
+
+def _check_radius(radius: Any) -> None:
+    if isinstance(radius, str):
+        if radius not in RADIUS_WORDS:
+            raise BidroError(f"radius must be a number, one a client, {_or(RADIUS_WORDS)}; got {radius!r}.")
+        return
+    try:
+        given = np.asarray(list(radius.values()) if isinstance(radius, Mapping) else radius, float)
+    except (TypeError, ValueError) as error:
         raise BidroError(
-            "radius must be a number, one a client, 'cross-validate', 'bootstrap' or 'explicit'; got "
-            f"{radius!r}."
-        )
+            f"radius must be a number, one a client, {_or(RADIUS_WORDS)}; got {radius!r}."
+        ) from error
+    if given.ndim > 1 or not np.all((given >= 0) & (given < math.inf)):
+        raise BidroError(f"A radius must be a finite number of at least 0; got {radius!r}.")
+
+
+def _check_weights(weights: Any) -> None:
     if isinstance(weights, str):
-        if weights not in ("auto", "simplex", "fixed"):
-            raise BidroError(
-                f"weights must be 'auto', 'simplex', 'fixed' or a cap of at least 1; got {weights!r}."
-            )
-    elif not isinstance(weights, int | float) or not weights >= 1:
-        raise BidroError(f"A cap on the weights must be a number of at least 1; got {weights!r}.")
+        if weights not in WEIGHT_WORDS:
+            raise BidroError(f"weights must be a cap of at least 1, {_or(WEIGHT_WORDS)}; got {weights!r}.")
+    elif not is_number(weights) or not 1 <= weights < math.inf:
+        raise BidroError(
+            "A cap on the weights must be a finite number of at least 1 ('simplex' is without a cap); got "
+            f"{weights!r}."
+        )
+
+
+def _or(words: Sequence[str]) -> str:
+    """'a', 'b' or 'c'."""
+    quoted = [f"'{word}'" for word in words]
+    return f"{', '.join(quoted[:-1])} or {quoted[-1]}"
 
 
 def _cap(weights: Any) -> float:
@@ -150,14 +192,6 @@ def _cap(weights: Any) -> float:
     if isinstance(weights, str):
         return 1.0 if weights == "fixed" else math.inf
     return float(weights)
-
-
-def _cap_in_words(cap: float) -> str:
-    if math.isinf(cap):
-        return "any mixture of the clients"
-    if cap == 1:
-        return "each client counts by its rows"
-    return f"no client counts for more than {cap:g} times its share of the rows"
 
 
 def _explicit(problem: Problem, support: Box | None, confidence: float) -> tuple[Floats, str]:
@@ -174,8 +208,5 @@ def _given(radius: Any, names: Sequence[str]) -> Floats:
         if missing:
             raise BidroError(f"There is no radius for client '{missing[0]}'.")
         return np.array([float(radius[name]) for name in names])
-    try:
-        given = np.asarray(radius, float)
-    except (TypeError, ValueError) as error:
-        raise BidroError(f"radius must be a number, one a client, or a word; got {radius!r}.") from error
+    given = np.asarray(radius, float)
     return np.broadcast_to(given, (len(names),)) if given.ndim == 0 else given

@@ -13,6 +13,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.validation import has_fit_parameter
 
 from bidro import BidroError, RobustClassifier, RobustRegressor
 from bidro.client import WassersteinBall
@@ -137,6 +138,13 @@ def test_classes(classes, loss):
         shares = model.predict_proba(X)
         np.testing.assert_allclose(shares.sum(axis=1), 1.0)
         np.testing.assert_array_equal(model.classes_[shares.argmax(axis=1)], model.predict(X))
+        np.testing.assert_allclose(model.predict_log_proba(X), np.log(shares), rtol=1e-9, atol=1e-12)
+        # Far out a probability rounds to 0 or 1; its logarithm is the score.
+        far = 1e4 * X
+        logs, scores = model.predict_log_proba(far), model.decision_function(far)
+        assert np.all(np.isfinite(logs))
+        assert logs.min() == pytest.approx(-np.abs(scores).max() if classes == 2 else logs.min())
+        np.testing.assert_allclose(logs.max(axis=1), 0.0, atol=1e-3)
         owners = {n: clients == n for n in np.unique(clients)}
         codes = np.searchsorted(model.classes_, y)
         losses = -np.log(shares[np.arange(len(y)), codes])
@@ -144,6 +152,7 @@ def test_classes(classes, loss):
         assert all(model.client_risks_[n] > losses[own].mean() for n, own in owners.items())
     else:
         assert not hasattr(model, "predict_proba")
+        assert not hasattr(model, "predict_log_proba")
 
 
 def test_the_certificate_says_what_is_missing_and_certify_adds_it():
@@ -214,6 +223,7 @@ def test_pipelines_grids_and_frames():
         (lambda X, y, c: RobustRegressor(weights="odd").fit(X, y, clients=c), "weights must be"),
         (lambda X, y, c: RobustRegressor(metric="odd").fit(X, y, clients=c), "metric must be"),
         (lambda X, y, c: RobustRegressor(label_cost=0).fit(X, y, clients=c), "label_cost"),
+        (lambda X, y, c: RobustRegressor(p=0.5).fit(X, y, clients=c), "p must be"),
         (lambda X, y, c: RobustRegressor(support=([0], [1])).fit(X, y, clients=c), "3 numbers"),
         (lambda X, y, c: RobustRegressor(support=([5] * 3, [1] * 3)).fit(X, y, clients=c), "below its upper"),
         (
@@ -234,3 +244,44 @@ def test_pipelines_grids_and_frames():
 def test_bad_requests_say_what_is_wrong(make, word):
     with pytest.raises(BidroError, match=word):
         make(*data())
+
+
+@pytest.mark.parametrize(
+    ("parameter", "values", "word"),
+    [
+        ("gap", (0, -1e-6, np.inf, np.nan, "small", None), "gap must be a positive number"),
+        ("confidence", (0, 1.0, 95, np.nan, "high"), "strictly between 0 and 1"),
+        ("folds", (1, 0, 2.5, "five"), "whole number of at least 2"),
+        ("random_state", (-1, 0.5, None), "random seed must be a whole number"),
+        ("radius", (-1.0, None, np.inf, np.nan, {"north": -1}, [[0.1]]), "finite number of at least 0"),
+        ("radius", ("odd", object()), "'cross-validate', 'bootstrap' or 'explicit'"),
+        ("weights", (0.5, np.inf, np.nan, None), "finite number of at least 1"),
+        ("label_cost", (0, np.inf, "dear"), "label_cost must be a positive number"),
+        ("p", (0.5, np.inf, "two"), "p must be a number of at least 1"),
+    ],
+)
+@pytest.mark.parametrize("kind", [RobustRegressor, RobustClassifier])
+def test_parameters_are_checked_before_rows_are_looked_at(kind, parameter, values, word):
+    for value in values:
+        with pytest.raises(BidroError, match=word):
+            kind(**{parameter: value}).fit("no rows", "no targets")
+
+
+def test_weights_of_rows_are_refused_in_a_sentence():
+    X, y, clients = data()
+    for kind in (RobustRegressor, RobustClassifier):
+        with pytest.raises(BidroError, match="counts a row as one draw"):
+            kind().fit(X, y, clients=clients, sample_weight=np.ones(len(y)))
+        with pytest.raises(TypeError, match="unexpected keyword argument 'odd'"):
+            kind().fit(X, y, odd=1)
+    # scikit-learn does not take it for a parameter, and "none" is no weights.
+    assert not has_fit_parameter(RobustRegressor(), "sample_weight")
+    RobustRegressor(radius=0.1, gap=1e-2).fit(X, y, clients, sample_weight=None)
+
+
+def test_certify_is_refused_before_rows_are_looked_at():
+    X, y, clients = data()
+    model = RobustRegressor(radius=0.1, gap=1e-2).fit(X, y, clients=clients)
+    for asked, word in (({"confidence": 1.0}, "strictly between"), ({"shift": -1}, "a distance")):
+        with pytest.raises(BidroError, match=word):
+            model.certify("no rows", "no targets", **asked)

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from bidro.cli import app
 from bidro.experiments.ambiguity import ambiguity_picture
 from bidro.experiments.reference import ClientRisks, minimise_largest
-from bidro.experiments.reproduce import admissible_problem
+from bidro.experiments.reproduce import PAPER_MSE, PAPER_ROUNDS, admissible_problem
 from bidro.experiments.simulation import COEFFICIENTS, simulate
+from bidro.report.figures import clean_test_loss
 from bidro.worst_case import Exact
 
 
@@ -52,6 +53,7 @@ def test_it_writes_what_it_promises(small):
     for name, paper in (("BiDRO-FL", 0.0047), ("DRO-FL", 0.00569), ("AFL", 0.01318), ("FedAvg", None)):
         row = results["methods"][name]
         assert row["paper"] == paper
+        assert row["paper_rounds"] == 10_000
         values = np.array(row["mse_by_run"])
         assert row["mse_mean"] == pytest.approx(values.mean())
         assert row["mse_std"] == pytest.approx(values.std(ddof=1))
@@ -71,6 +73,17 @@ def test_a_single_run_has_no_spread(tmp_path):
     assert CliRunner().invoke(app, arguments).exit_code == 0
     row = json.loads((tmp_path / "results.json").read_text())["methods"]["AFL"]
     assert (row["mse_std"], row["mse_se"]) == (None, None)
+
+
+@pytest.mark.parametrize(("rounds", "shown"), [(10_000, True), (2_000, False)])
+def test_the_papers_final_values_stand_beside_as_many_rounds_only(rounds, shown):
+    at, values = np.array([rounds // 2, rounds]), {"AFL": np.array([[0.2, 0.1], [0.3, 0.1]])}
+    figure = clean_test_loss(at, values, PAPER_MSE, PAPER_ROUNDS)
+    (axes,) = figure.axes
+    words = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert ("final value in the paper" in words) == shown
+    assert any(list(line.get_ydata()) == [PAPER_MSE["AFL"]] for line in axes.get_lines()) == shown
+    assert ("10,000 rounds and not shown" in figure.texts[0].get_text().replace("\n", " ")) != shown
 
 
 def test_the_reference_of_the_admissible_problem_against_a_random_search():

@@ -50,7 +50,8 @@ KEPT_OUT = {"north": draw(80, 2), "south": draw(80, 3, 0.2)}
 
 @pytest.fixture(scope="module")
 def whole():
-    return certificate(problem(), X, 0.9, KEPT_OUT, shift=0.05, delta=0.4)
+    found = certificate(problem(), X, 0.9, KEPT_OUT, shift=0.05, delta=0.4)
+    return dataclasses.replace(found, weights=(0.3, 0.7))
 
 
 def test_every_statement_a_second_time(whole):
@@ -68,7 +69,6 @@ def test_every_statement_a_second_time(whole):
     assert whole.clipped.bound == pytest.approx(clipped.bound, rel=1e-9)
     assert whole.shift.bound == pytest.approx((math.sqrt(clipped.bound) + 0.05 * steep) ** 2, rel=1e-9)
     assert whole.empirical[0] == pytest.approx(np.mean((rows @ [0.8, -1.0] + 0.1) ** 2), rel=1e-9)
-    assert whole.binding == whole.names[int(np.argmax(again.alpha))]
     assert whole.mistakes is None
 
 
@@ -78,6 +78,21 @@ def test_json_in_and_out(whole):
     assert back.to_json() == text
     assert str(back) == str(whole)
     assert json.loads(text)["held_out"]["clients"].keys() == {"north", "south"}
+
+
+def test_the_mark_is_by_the_weights_of_training_not_by_the_losses(whole):
+    def marked(found):
+        return [line.split()[0] for line in str(found).splitlines() if line.endswith(" *")]
+
+    assert whole.counts_most == ("south",)
+    assert marked(whole) == ["south"]
+    assert "* counts most in the worst mixture of training" in str(whole)
+    even = dataclasses.replace(whole, weights=(0.5 - 1e-9, 0.5 + 1e-9))
+    assert marked(even) == ["north", "south"]
+    unknown = dataclasses.replace(whole, weights=None)
+    assert (marked(unknown), unknown.counts_most) == ([], ())
+    assert "counts most" not in str(unknown)
+    assert Certificate.from_json(unknown.to_json()).to_json() == unknown.to_json()
 
 
 @settings(max_examples=60, deadline=None)
@@ -290,4 +305,4 @@ def test_the_picture_names_clients_and_statements(whole):
         label.get_text() for label in figure.axes[0].get_yticklabels() if label.get_fontweight() == "bold"
     ]
     assert len(bold) == 1
-    assert bold[0].startswith(whole.binding)
+    assert bold[0].startswith("south")

@@ -18,12 +18,24 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from bidro import __version__
+
+        print(f"bidro {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Say which version this is.", callback=_print_version, is_eager=True),
+    ] = False,
 ) -> None:
-    # `main` looks for the flag itself: an error can also come from parsing.
-    del debug
+    # `main` looks for --debug itself: an error can also come from parsing.
+    del debug, version
 
 
 app.command(epilog="Example: `bidro fit visits.csv --client hospital --target stay --out stay-model`")(

@@ -29,9 +29,13 @@ def schema(
 ) -> None:
     """Draft the schema that all sites agree on before a federated run: columns, levels, bounds."""
     from bidro.deploy.agreed import draft
-    from bidro.report.files import write_text
+    from bidro.report.files import require_file_place, write_text
     from bidro.tables import learn_schema, read_one
+    from bidro.workflow.options import check_task
 
+    check_task(task, missing)
+    if out is not None:
+        require_file_place(out)
     rows = read_one(table)
     if client not in rows:
         rows = rows.assign(**{client: table.stem})
@@ -70,6 +74,7 @@ def federate(
     ] = None,
     client: Annotated[str | None, typer.Option(help="With --local: column that names the client.")] = None,
     target: Annotated[str | None, typer.Option(help="With --local: column to be predicted.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out already.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train across machines that keep their rows, over NVIDIA FLARE or Flower, and write a model folder.
@@ -82,7 +87,7 @@ def federate(
     import click
 
     from bidro.cli.output import said_lines
-    from bidro.deploy.drive import driven
+    from bidro.deploy.drive import driven, require_engine
     from bidro.deploy.job import Config
     from bidro.deploy.rehearsal import rehearsed, split_by_client
     from bidro.errors import BidroError
@@ -94,7 +99,8 @@ def federate(
         raise click.UsageError("Give a configuration, or rehearse with --local TABLE --client COLUMN.")
     if local is not None and (client is None or target is None):
         raise click.UsageError("A rehearsal needs --client COLUMN and --target COLUMN.")
-    require_place(out)
+    require_engine(engine)
+    require_place(out, force)
     name = out.resolve().name if run is None else run
     with said_lines(quiet=json) as say, tempfile.TemporaryDirectory(prefix="bidro-") as scratch:
         sites = None
@@ -149,6 +155,8 @@ def _print(out: Path, as_json: bool) -> None:
             "out": str(out),
             "rounds": audit["rounds"],
             "gap": settings["gap"],
+            "chosen": settings["chosen"],
+            "cap": settings["cap"],
             "radii": settings["radii"],
             "client_weights": settings["client_weights"],
             "bytes_up": sum(kind["bytes_up"] for kind in audit["kinds"]),
@@ -163,6 +171,7 @@ def _print(out: Path, as_json: bool) -> None:
     if gap is not None and gap > wanted:
         words += f", SHORT of the {wanted:.1e} that was asked for"
     print(f"Trained in {audit['rounds']} rounds {words}.")
+    print("\n".join(settings["chosen"].values()))
     print(certificate)
     print(f"\nWritten to {out}: open {out / 'report.html'} in a browser.")
     print(f"What left the sites: bidro audit {out}")

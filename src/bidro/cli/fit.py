@@ -79,6 +79,7 @@ def fit(
         Path | None,
         typer.Option(help="TOML file with any of these options, as `run.toml` of a model folder."),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out already.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a model on tables from several clients, certify it, and write a model folder.
@@ -88,6 +89,7 @@ def fit(
     """
     import click
 
+    from bidro.workflow.fit import require_place
     from bidro.workflow.options import FitOptions, read_toml
 
     base = FitOptions() if config is None else FitOptions.from_toml(config)
@@ -117,6 +119,7 @@ def fit(
         raise click.UsageError("Name the folder for the model: --out DIR.")
     if not options.tables:
         raise click.UsageError("Give at least one table, CSV or Parquet.")
+    require_place(out, force)
     _run(options, out, json)
 
 
@@ -146,6 +149,8 @@ def _run(options: FitOptions, out: Path, as_json: bool) -> None:
             "out": str(out),
             "rounds": done.trained.solution.rounds,
             "gap": done.trained.solution.gap,
+            "chosen": done.model.settings["chosen"],
+            "cap": done.model.settings["cap"],
             "radii": done.model.settings["radii"],
             "client_weights": done.model.settings["client_weights"],
             "evaluation": {"on": _judged_on(done), **evaluation(done.judged)},
@@ -173,6 +178,8 @@ def _print(done: Fit, out: Path) -> None:
         f"worst decile {judged['worst_decile']:.4g}.",
         highlight=False,
     )
+    for words in done.model.settings["chosen"].values():
+        console.print(words, highlight=False, markup=False, soft_wrap=True)
     console.print(str(done.certificate), highlight=False, markup=False)
     console.print(
         f"\nWritten to {out}: open {out / 'report.html'} in a browser.", highlight=False, soft_wrap=True

@@ -31,9 +31,11 @@ def reproduce(
 
     from bidro.experiments import reproduce as experiment
     from bidro.problem import NonconcaveInnerWarning
+    from bidro.report.files import require_writable
 
     console = Console()
-    _require_folder(out)
+    require_writable(out)
+    out.mkdir(parents=True, exist_ok=True)
     bar = Progress(
         TextColumn("{task.description:<24}"),
         BarColumn(),
@@ -60,29 +62,16 @@ def reproduce(
         console.print(f"  {path}", highlight=False, soft_wrap=True)
 
 
-def _require_folder(folder: Path) -> None:
-    """Make the folder and see that it can be written to, before any work starts."""
-    import tempfile
-
-    from bidro.errors import BidroError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise BidroError(f"The folder '{folder}' cannot be written to ({error.strerror}).") from error
-
-
 def _print_table(console: Console, done: Reproduction) -> None:
     from rich.table import Table
 
-    from bidro.experiments.reproduce import summary
+    from bidro.experiments.reproduce import PAPER_ROUNDS, summary
 
     table = Table(
         title=f"Clean-test MSE after {done.rounds:,} rounds, {len(done.seeds)} runs ({done.seconds:.1f} s)"
     )
-    for head in ("method", "ours, mean ± s.e.", "std over runs", "paper", "final weights (mean)"):
+    theirs = "paper" if done.rounds == PAPER_ROUNDS else f"paper, {PAPER_ROUNDS:,} rounds"
+    for head in ("method", "ours, mean ± s.e.", "std over runs", theirs, "final weights (mean)"):
         table.add_column(head, justify="left" if head == "method" else "right")
     for name, row in summary(done)["methods"].items():
         paper = "not shown" if row["paper"] is None else f"{row['paper']:.5f}"

@@ -29,15 +29,18 @@ def predict(
     import sys
 
     from bidro.model_file import load_model
-    from bidro.report.files import write_text
+    from bidro.report.files import require_file_place, write_text
     from bidro.tables import read_one
 
+    if out is not None:
+        require_file_place(out)
     loaded, rows = load_model(model), read_one(table)
     found = loaded.predict(rows)
     _note_what_is_new(loaded, rows)
     if out is not None:
         write_text(out, found.to_csv(index=False))
-        _say({"rows": len(found), "out": str(out)}, json, f"{len(found):,} predictions written to {out}.")
+        words = f"{len(found):,} predictions written to {out}."
+        _say_of_file(out, {"rows": len(found), "out": str(out)}, json, words)
     elif json:
         _print_json({"rows": len(found), "predictions": found.to_dict("list")})
     else:
@@ -84,10 +87,13 @@ def certify(
     """
     from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError
+    from bidro.guarantees.asked import check_confidence, check_shift
     from bidro.guarantees.certificate import Certificate
     from bidro.guarantees.statements import with_kept_out
     from bidro.model_file import load_model
 
+    check_confidence(confidence)
+    check_shift(shift)
     compilation_cache()
     loaded = load_model(model)
     path = model / "certificate.json"
@@ -124,10 +130,12 @@ def plan(
     import math
 
     from bidro.engines.compiled import compilation_cache
+    from bidro.guarantees.plan import check_plan
     from bidro.guarantees.plan import plan as planned
     from bidro.model_file import load_model
     from bidro.workflow.declared import declared_problem
 
+    check_plan(radius, width, confidence, delta)
     compilation_cache()
     loaded = load_model(model)
     problem = declared_problem(loaded, _rows_by_client(loaded, tables))
@@ -139,8 +147,8 @@ def plan(
         return
     lines = [f"Now the {found.target} is {found.now:.4g}; wanted is {found.wanted:.4g}."]
     for name, needed in found.needed.items():
-        words = "cannot be reached by rows" if needed is None else f"{needed:,} rows in all"
-        lines.append(f"  {name:<20} has {found.rows[name]:,}, needs {words}")
+        words = "no number of rows is enough" if needed is None else f"needs {needed:,} rows in all"
+        lines.append(f"  {name:<20} has {found.rows[name]:,}, {words}")
     print("\n".join([*lines, found.advice]))
 
 
@@ -164,18 +172,20 @@ def compare(
     from bidro.cli.output import shown_progress
     from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError
-    from bidro.experiments.compare import compare_methods, comparison_table, grouped_from
+    from bidro.experiments.compare import compare_methods, comparison_table, grouped_from, known_methods
     from bidro.tables import learn_schema, read
+    from bidro.workflow.options import check_task
 
     if target is None:
         raise BidroError("Name the column to be predicted: --target COLUMN.")
+    check_task(task, missing)
+    chosen = known_methods(None if methods is None else [name.strip() for name in methods.split(",")])
     compilation_cache()
     with shown_progress(quiet=json) as progress:
         progress.begin("reading")
         whole, owner = read(tables, client)
         names = None if features is None else [name.strip() for name in features.split(",")]
         schema = learn_schema(whole, owner, target, names, task, missing)
-        chosen = None if methods is None else [name.strip() for name in methods.split(",")]
         found = compare_methods(grouped_from(schema, whole), splits, passes, chosen, progress)
     if json:
         _print_json(found)
@@ -206,12 +216,12 @@ def report(
         raise BidroError(f"'{source}' is damaged: {error}.") from error
     where = out or model / "report.html"
     write_text(where, page_html(content))
-    _say({"out": str(where)}, json, f"Written to {where}: open it in a browser.")
+    _say_of_file(where, {"out": str(where)}, json, f"Written to {where}: open it in a browser.")
 
 
 def example(
     out: Annotated[Path, typer.Argument(help="CSV file to write.")] = Path("visits.csv"),
-    seed: Annotated[int, typer.Option(help="Another seed gives other rows of the same kind.")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed gives fresh rows of the same hospitals.")] = 0,
     json: AsJson = False,
 ) -> None:
     """Write a made-up table of visits to six hospitals, to try the other commands on."""
@@ -220,7 +230,8 @@ def example(
 
     table = example_visits(seed)
     write_text(out, table.to_csv(index=False))
-    _say({"rows": len(table), "out": str(out)}, json, f"{len(table):,} made-up visits written to {out}.")
+    words = f"{len(table):,} made-up visits written to {out}."
+    _say_of_file(out, {"rows": len(table), "out": str(out)}, json, words)
 
 
 def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
@@ -297,8 +308,13 @@ def _print_json(content: Any) -> None:
     print(json.dumps(content, indent=2, allow_nan=False))
 
 
-def _say(content: dict[str, Any], as_json: bool, words: str) -> None:
+def _say_of_file(out: Path, content: dict[str, Any], as_json: bool, words: str) -> None:
+    """What was written where; on stderr where the result itself may go to stdout."""
+    import sys
+
+    from bidro.report.files import is_stream
+
     if as_json:
         _print_json(content)
     else:
-        print(words)
+        print(words, file=sys.stderr if is_stream(out) else sys.stdout)

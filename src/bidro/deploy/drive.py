@@ -25,13 +25,18 @@ _FILES = {
 }
 
 
+def require_engine(name: str) -> None:
+    """Raise BidroError for a word that is no engine."""
+    if name not in ENGINES:
+        raise BidroError(f"The engine is {' or '.join(ENGINES)}; got '{name}'.")
+
+
 def engine(name: str, local: bool = False) -> ModuleType:
     """The module that drives runs on this network, or makes a network on this machine.
 
     Raises BidroError where the engine's package is not installed.
     """
-    if name not in ENGINES:
-        raise BidroError(f"The engine is {' or '.join(ENGINES)}; got '{name}'.")
+    require_engine(name)
     try:
         return importlib.import_module(f"bidro.deploy.{name}{'_local' if local else '_drive'}")
     except ImportError as error:

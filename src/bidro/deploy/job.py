@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 from bidro.deploy.agreed import Agreed
 from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError
-from bidro.training import check_words, transport_of
 from bidro.workflow.fit import loss_of
 from bidro.workflow.options import FitOptions, read_toml
 
@@ -152,15 +150,8 @@ def _check_options(options: FitOptions, agreed: Agreed) -> None:
     """Raise BidroError for what training would refuse, before any site is asked."""
     if options.radius == "bootstrap":
         raise BidroError("radius = 'bootstrap' is not for machines apart; use 'cross-validate' or numbers.")
-    for name, low, high in (("hold_out", -1e-9, 1.0), ("confidence", 0.0, 1.0), ("gap", 0.0, math.inf)):
-        value = getattr(options, name)
-        if not isinstance(value, int | float) or not low < value < high:
-            raise BidroError(f"'{name}' must be a number from {max(low, 0):g} to {high:g}; got {value!r}.")
-    if not isinstance(options.seed, int) or options.seed < 0:
-        raise BidroError(f"'seed' must be a whole number of at least 0; got {options.seed!r}.")
-    check_words(options.radius, options.weights)
-    loss = loss_of(options, agreed.schema)
-    transport_of(loss, len(agreed.schema.features) + 1, options.metric, options.label_cost, None, 1.0)
+    options.check()
+    loss_of(options, agreed.schema)
 
 
 def options_of(agreed: Agreed, given: Mapping[str, Any]) -> FitOptions:

@@ -228,7 +228,7 @@ class _Plan:
             state=state,
         )
         words = f"Algorithm 1 with penalties rho = {settings.rho:g}: there are no balls."
-        return Trained(problem, solution, None, words, "any mixture of the clients")
+        return Trained(problem, solution, None, words, float("inf"))
 
     def _certified(self, sites: _Sites, standard: Standard, trained: Trained, stated: Problem) -> Fit:
         """Two rounds: how the model does on training rows, and what rows kept out say of it."""
@@ -249,8 +249,10 @@ class _Plan:
         if options.hold_out > 0:
             self.coordinator.say("certifying on rows kept out")
             bounds, judged = self._fresh(sites, standard, of, levels)
+        weights = tuple(trained.solution.alpha.tolist())
         certificates = {
-            level: self._certificate(stated, of, found, bounds, levels, k) for k, level in enumerate(levels)
+            level: replace(self._certificate(stated, of, found, bounds, levels, k), weights=weights)
+            for k, level in enumerate(levels)
         }
         most = count_most(trained) if trained.problem.eps is not None else []
         displaced = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from bidro.errors import BidroError
+from bidro.guarantees.asked import check_confidence, check_shift
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import Bound
 from bidro.guarantees.heterogeneity import cloud_distances
@@ -22,7 +23,7 @@ from bidro.losses import Loss
 from bidro.sets import Simplex
 from bidro.splits import content_order
 from bidro.standard import Moments, Standard, require_inside
-from bidro.training import Choices, Trained, train, transport_of
+from bidro.training import Choices, Trained, check_metric, train, transport_of
 
 Floats = NDArray[np.float64]
 
@@ -57,12 +58,14 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         """A target seen after `fit` as numbers (N,)."""
         raise NotImplementedError
 
-    def fit(self, X: ArrayLike, y: ArrayLike, clients: ArrayLike | None = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, clients: ArrayLike | None = None, **refused: Any) -> Self:
         """Train on rows X (N, k) with targets y (N,); `clients` (N,) says whose row each is.
 
-        Without `clients` all rows are one client's. Raises ValueError for rows that cannot be used, each time
-        with a sentence that says which.
+        Without `clients` all rows are one client's. There is no `sample_weight`: every statement counts a row
+        as one draw from its client. Raises ValueError for rows that cannot be used, each time with a sentence
+        that says which.
         """
+        _refuse(refused)
         self._fit(X, y, clients, None, None)
         return self
 
@@ -74,6 +77,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         on_calibration: Callable[[int, int], None] | None,
         on_round: Callable[[int, float], None] | None,
     ) -> Trained:
+        choices = Choices(self.radius, self.weights, self.gap, self.folds, self.random_state, self.confidence)
+        check_metric(self.metric, self.label_cost, self.p)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=False)
         target = self._encode(y)
         owners = client_labels(clients, len(target))
@@ -95,7 +100,6 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         transport = transport_of(
             loss, federation.m, self.metric, self.label_cost, self.p, standard.target_spread
         )
-        choices = Choices(self.radius, self.weights, self.gap, self.folds, self.random_state, self.confidence)
         trained = train(
             federation, loss, transport, choices, standard.target_spread, box, on_calibration, on_round
         )
@@ -152,6 +156,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         one draw with the mean loss of its rows. Raises BidroError for a row outside the declared support.
         """
         check_is_fitted(self)
+        check_confidence(confidence)
+        check_shift(shift)
         X, y = validate_data(self, X, y, dtype=np.float64, reset=False, y_numeric=False)
         target, owners = self._codes(y), client_labels(clients, len(y))
         names = self.certificate_.names
@@ -181,7 +187,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         return with_kept_out(bare, self._assessed, fresh, confidence, shift, bound, labels)
 
     def _without_kept_out(self, confidence: float) -> Certificate:
-        return without_kept_out(self._declared, self.model_, confidence, distances=self._distances)
+        found = without_kept_out(self._declared, self.model_, confidence, distances=self._distances)
+        return replace(found, weights=tuple(self.client_weights_.values()))
 
     def worst_case(self, client: str) -> WorstCase:
         """The worst distribution in a client's ball, on the original scale; needs the training rows, which a
@@ -214,6 +221,18 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         return np.asarray(X @ np.asarray(self.coef_).T + self.intercept_)
+
+
+def _refuse(given: Mapping[str, Any]) -> None:
+    """Raise BidroError for weights of rows, TypeError for anything else; None stands for "not given"."""
+    if given.get("sample_weight") is not None:
+        raise BidroError(
+            "There is no sample_weight: every statement counts a row as one draw from its client. Give rows "
+            "that were drawn several times as several rows; how much a whole client may count is `weights`."
+        )
+    unknown = sorted(set(given) - {"sample_weight"})
+    if unknown:
+        raise TypeError(f"fit() got an unexpected keyword argument '{unknown[0]}'")
 
 
 def client_labels(clients: Any, rows: int) -> NDArray[np.str_]:

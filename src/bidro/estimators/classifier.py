@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit, softmax
+from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -19,10 +19,12 @@ from bidro.standard import Standard, signs
 
 Floats = NDArray[np.float64]
 
+LOSSES = ("logistic", "smoothed hinge")
+
 
 def _has_probabilities(estimator: RobustClassifier) -> bool:
     if estimator.loss != "logistic":
-        raise AttributeError("predict_proba needs loss='logistic'.")
+        raise AttributeError("Probabilities need loss='logistic'.")
     return True
 
 
@@ -91,16 +93,23 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         """(N, classes) probabilities, in the order of classes_."""
         scores = self.decision_function(X)
         if scores.ndim == 1:
-            second = expit(scores)
-            return np.column_stack([1 - second, second])
+            return np.column_stack([expit(-scores), expit(scores)])
         return np.asarray(softmax(scores, axis=1))
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_log_proba(self, X: ArrayLike) -> Floats:
+        """(N, classes) logarithms of the probabilities, finite also where these round to 0."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.column_stack([log_expit(-scores), log_expit(scores)])
+        return np.asarray(log_softmax(scores, axis=1))
 
     def _loss(self) -> Loss:
         many = len(self.classes_) > 2
         if self.loss == "logistic":
             return Softmax(len(self.classes_), self.fit_intercept) if many else Logistic(self.fit_intercept)
-        if self.loss != "smoothed hinge":
-            raise BidroError(f"loss must be 'logistic' or 'smoothed hinge'; got {self.loss!r}.")
+        if self.loss not in LOSSES:
+            raise BidroError(f"loss must be one of {', '.join(LOSSES)}; got {self.loss!r}.")
         if many:
             raise BidroError(
                 f"The smoothed hinge is for two classes, and there are {len(self.classes_)}; use 'logistic'."

@@ -16,6 +16,8 @@ from bidro.standard import Standard
 
 Floats = NDArray[np.float64]
 
+LOSSES = ("squared", "absolute", "huber", "pinball")
+
 
 class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
     """min over (w, b) of the worst admissible mixture of the clients' worst losses over Wasserstein balls.
@@ -89,7 +91,7 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
             "pinball": Pinball(self.fit_intercept, self.quantile),
         }
         if self.loss not in made:
-            raise BidroError(f"loss must be one of {', '.join(made)}; got {self.loss!r}.")
+            raise BidroError(f"loss must be one of {', '.join(LOSSES)}; got {self.loss!r}.")
         return made[self.loss]
 
     def _in_units(self, loss: Loss, target_spread: float) -> Loss:

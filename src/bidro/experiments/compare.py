@@ -57,10 +57,7 @@ def compare_methods(
 
     A method that cannot be trained on some split is absent, with the reason under `failed`.
     """
-    names = list(METHODS) if names is None else list(names)
-    unknown = [name for name in names if name not in METHODS]
-    if unknown:
-        raise BidroError(f"There is no method '{unknown[0]}'; there are {', '.join(METHODS)}.")
+    names = known_methods(names)
     if splits < 1 or passes < 2:
         raise BidroError("A comparison needs at least one split and two passes.")
     progress = progress or Progress()
@@ -105,6 +102,15 @@ def compare_methods(
         "methods": methods,
         "failed": failures,
     }
+
+
+def known_methods(names: Sequence[str] | None) -> list[str]:
+    """The names as a list, all methods where none are given. Raises BidroError for one that is none."""
+    names = list(METHODS) if names is None else list(names)
+    unknown = [name for name in names if name not in METHODS]
+    if unknown:
+        raise BidroError(f"There is no method '{unknown[0]}'; there are {', '.join(METHODS)}.")
+    return names
 
 
 def _shown(progress: Progress, stage: str) -> Callable[[float], None]:

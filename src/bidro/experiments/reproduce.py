@@ -50,6 +50,8 @@ PENALTIES: dict[str, Any] = {
     "AFL": None,
     "FedAvg": None,
 }
+# Final figures of Fig. 2b, after this many rounds.
+PAPER_ROUNDS = 10_000
 PAPER_MSE = {"BiDRO-FL": 0.00470, "DRO-FL": 0.00569, "AFL": 0.01318, "FedAvg": None}
 
 # The objective of Fig. 2a: the ascent of training without its random last step.
@@ -256,6 +258,7 @@ def summary(done: Reproduction) -> dict[str, Any]:
             "mse_std": spread,
             "mse_se": None if spread is None else spread / np.sqrt(len(final)),
             "paper": PAPER_MSE[name],
+            "paper_rounds": PAPER_ROUNDS,
             "mse_by_run": final.tolist(),
             "mse_mean_averaged_iterate": float(done.mse_average[name].mean()),
             "final_weights_mean": dict(zip(results[0].names, alphas.mean(axis=0).tolist(), strict=True)),
@@ -312,7 +315,7 @@ def write(done: Reproduction, folder: Path) -> list[Path]:
             done.horizons,
             done.admissible_gap,
         ),
-        figures.clean_test_loss(done.at, done.mse, PAPER_MSE),
+        figures.clean_test_loss(done.at, done.mse, PAPER_MSE, PAPER_ROUNDS),
         figures.ambiguity_set(done.picture),
     )
     for path, figure in zip(paths[1:], drawings, strict=True):

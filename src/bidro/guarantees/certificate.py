@@ -54,12 +54,16 @@ class Certificate:
     shift: Shift | None
     absent: Mapping[str, str]  # why a statement is not made, by its name
     balls: str  # what the radii that the model was trained with stand for
+    weights: tuple[float, ...] | None = None  # in the worst mixture of training; None where it is not known
 
     @property
-    def binding(self) -> str:
-        """The client that counts most in the worst mixture (by empirical risk where there is no interval)."""
-        weights = self.empirical if self.interval is None else self.interval.alpha
-        return self.names[int(np.argmax(weights))]
+    def counts_most(self) -> tuple[str, ...]:
+        """The clients of the largest weight in the worst mixture of training; none where it is not known."""
+        if self.weights is None:
+            return ()
+        # The solver's weights are equal only to a tolerance.
+        largest = max(self.weights) - 1e-6
+        return tuple(name for name, own in zip(self.names, self.weights, strict=True) if own >= largest)
 
     def __str__(self) -> str:
         return _table(self)
@@ -101,8 +105,9 @@ def _table(found: Certificate) -> str:
     for i, name in enumerate(found.names):
         line = f"  {name[:16]:<16} {found.rows[i]:>8,} {found.empirical[i]:>10.4g}"
         line += "".join(f" {values[i]:>10}" for values in _columns(found).values())
-        lines.append(line + (" *" if name == found.binding else ""))
-    lines.append("  * counts most in the worst mixture")
+        lines.append(line + (" *" if name in found.counts_most else ""))
+    if found.counts_most:
+        lines.append("  * counts most in the worst mixture of training")
     if found.interval is not None:
         lines.append(f"  {found.interval.advice}")
     return "\n".join(lines)
@@ -194,6 +199,7 @@ def _restored(content: dict[str, Any]) -> Certificate:
             None if content["shift"] is None else Shift(**content["shift"]),
             Frozen({str(name): str(why) for name, why in content["absent"].items()}),
             str(content["balls"]),
+            None if content["weights"] is None else tuple(map(float, content["weights"])),
         )
         # Whatever is missing or of another kind shows when it is written out again.
         found.to_json()

@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 
 from bidro.client import WassersteinBall
 from bidro.errors import BidroError
+from bidro.guarantees.asked import check_confidence
 from bidro.guarantees.coverage import risks_for
 from bidro.guarantees.heterogeneity import Floats, cloud_distances, widened
 from bidro.guarantees.out_of_sample import Interval, certify, l1_diameter
@@ -75,12 +76,7 @@ def plan(
     the same risk beta_i at every client and the same slope; new rows that change the worst mixture or the
     distances between the clients change the answer.
     """
-    if (radius is None) == (width is None):
-        raise BidroError("Give one target: radius=... or width=....")
-    wanted = radius if radius is not None else width
-    assert wanted is not None
-    if not 0 < wanted < math.inf:
-        raise BidroError(f"The target must be a positive number; got {wanted}.")
+    check_plan(radius, width, confidence, delta)
     rule = explicit_rule(problem.federation, problem.transport)
     sizes, names = problem.federation.sizes, problem.federation.names
     risks = risks_for(confidence, sizes, rule)
@@ -100,6 +96,19 @@ def plan(
     best, then = widths.best_single(x, beta)
     now, common = found.sampling + found.heterogeneity, widths.common_radius(width)
     return _plan(rule, problem, "width", width, now, common, beta, names[best], then)
+
+
+def check_plan(radius: float | None, width: float | None, confidence: float, delta: float | None) -> None:
+    """Raise BidroError for what `plan` cannot be asked."""
+    if (radius is None) == (width is None):
+        raise BidroError("Give one target: radius=... or width=....")
+    wanted = radius if radius is not None else width
+    assert wanted is not None
+    if not 0 < wanted < math.inf:
+        raise BidroError(f"The target must be a positive number; got {wanted}.")
+    if delta is not None and not 0 <= delta < math.inf:
+        raise BidroError(f"delta must be a number of at least 0; got {delta}.")
+    check_confidence(confidence)
 
 
 def rows_for_radius(rule: ExplicitRadius, radius: float, beta: float) -> int | None:

@@ -50,7 +50,7 @@ def certificate_figure(found: Certificate) -> Figure:
         clients = [f"{found.names[i]} (N = {found.rows[i]:,})" for i in shown]
         axes.set_yticks(np.arange(len(shown) + len(titles)), [*clients, *titles])
         for label, i in zip(axes.get_yticklabels(), shown, strict=False):
-            label.set_fontweight("bold" if found.names[i] == found.binding else "normal")
+            label.set_fontweight("bold" if found.names[i] in found.counts_most else "normal")
         axes.axhline(len(shown) - 0.5, color=GREY, linewidth=0.8)
         axes.set_ylim(-0.6, len(shown) + len(titles) - 0.4)
         axes.set_xlabel("loss")
@@ -58,7 +58,7 @@ def certificate_figure(found: Certificate) -> Figure:
         figure.legend(loc="upper center", ncols=3, fontsize=9, bbox_to_anchor=(0.5, 1.04))
         words = [
             f"Confidence {found.confidence:g}, for {found.mixtures}.",
-            "The client in bold counts most in the worst mixture.",
+            *(["What is in bold counts most in the worst mixture of training."] if found.counts_most else []),
         ]
         if found.clipped is not None:
             largest = f"{found.clipped.largest:.3g}, a level from training"

@@ -17,15 +17,8 @@ function about() {
     `Its loss is the ${report.loss.name}${inUnits}: lower is better.`,
     ...howItDoes(),
   ];
-  if (clients.some((c) => c.radius > 0)) {
-    words.push(
-      "Training guarded against a change in the mixture of clients, and against shift inside each client.",
-    );
-  } else {
-    words.push(
-      "Training guarded against a change in the mixture of clients, but not against shift inside a client.",
-    );
-  }
+  // Reports of older versions have no such words.
+  if (report.chosen) words.push(report.chosen.radius, report.chosen.weights);
   words.push("This page holds summaries of each client, and no rows.");
   element("about").textContent = words.join(" ");
   facts();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -26,6 +27,7 @@ from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss
 from bidro.model_file import FILE, Model, target_numbers
 from bidro.problem import Problem
+from bidro.report.files import require_writable
 from bidro.splits import choose_kept_out
 from bidro.standard import Standard
 from bidro.tables import (
@@ -38,6 +40,7 @@ from bidro.tables import (
     require_every_class,
 )
 from bidro.training import Trained
+from bidro.workflow.chosen import chosen_in_words
 from bidro.workflow.judged import ClientLoss
 from bidro.workflow.options import FitOptions
 
@@ -90,6 +93,7 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
     """Everything but writing. Raises BidroError for anything in tables or options that does not fit."""
     if options.target is None:
         raise BidroError("Name the column to be predicted: --target COLUMN.")
+    options.check()
     progress.begin("reading")
     table, client = read([Path(p) for p in options.tables], options.client)
     progress.begin("preparing")
@@ -141,15 +145,25 @@ def _displacement(problem: Problem, x: Floats, name: str) -> Displacement:
     return Displacement(before, *mean_displacement(problem, x, name))
 
 
-def require_place(folder: Path) -> None:
-    """Raise BidroError where a model folder would replace something else."""
-    if folder.exists() and not (folder.is_dir() and ((folder / FILE).exists() or not any(folder.iterdir()))):
-        raise BidroError(f"'{folder}' exists and is not a model folder; choose another --out.")
+def require_place(folder: Path, force: bool) -> None:
+    """Raise BidroError where a model folder cannot be written, or would replace something: another model only
+    with `force`, anything else never."""
+    if folder.exists():
+        model = folder.is_dir() and (folder / FILE).exists()
+        if not model and not (folder.is_dir() and not any(folder.iterdir())):
+            raise BidroError(f"'{folder}' exists and is not a model folder; choose another --out.")
+        if model and not force:
+            raise BidroError(
+                f"'{folder}' holds a model already; choose another --out, or replace it with --force."
+            )
+    require_writable(folder.resolve().parent)
 
 
 def write_folder(folder: Path, files: dict[str, str | bytes]) -> None:
     """All files at once: a new folder takes the place of an old one, or nothing changes."""
-    require_place(folder)
+    require_place(folder, force=True)
+    # What a link points at is replaced, not the link.
+    folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
@@ -238,11 +252,11 @@ def make_model(
     created: str,
 ) -> Model:
     names, solution = trained.problem.federation.names, trained.solution
-    settings = {
+    settings: dict[str, Any] = {
         "target": schema.target,
         "loss": loss_word(options, schema),
         "radius": trained.radius_promise,
-        "weights": trained.weights_in_words,
+        "cap": None if math.isinf(trained.cap) else trained.cap,
         "metric": options.metric,
         "label_cost": options.label_cost,
         "p": trained.problem.transport.p,
@@ -256,6 +270,7 @@ def make_model(
         "rows": dict(zip(names, trained.problem.federation.sizes, strict=True)),
         "created": created,
     }
+    settings["chosen"] = chosen_in_words(settings)
     versions = {
         "bidro": bidro.__version__,
         "jax": jax.__version__,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from bidro.errors import BidroError
+from bidro.estimators import classifier, regressor
+from bidro.guarantees.asked import check_shift, is_number
+from bidro.training import Choices, check_metric
+
+# The losses of each task.
+LOSSES = {"regression": regressor.LOSSES, "classification": classifier.LOSSES}
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,26 @@ class FitOptions:
         """With the options that were given; None stands for "not given"."""
         return dataclasses.replace(self, **{k: v for k, v in given.items() if v is not None})
 
+    def check(self) -> None:
+        """Raise BidroError for an option that stands for nothing, as far as it shows before tables are read.
+
+        Whether the loss is one of the task's is said here only where the task is given.
+        """
+        Choices(self.radius, self.weights, self.gap, self.folds, self.seed, self.confidence)
+        check_metric(self.metric, self.label_cost)
+        check_shift(self.shift)
+        if not is_number(self.hold_out) or not 0 <= self.hold_out < 1:
+            raise BidroError(f"hold_out must be a share from 0 to below 1; got {self.hold_out!r}.")
+        if not is_number(self.quantile) or not 0 < self.quantile < 1:
+            raise BidroError(f"quantile must be a number strictly between 0 and 1; got {self.quantile!r}.")
+        if not is_number(self.threshold) or not 0 < self.threshold < math.inf:
+            raise BidroError(f"threshold must be a positive number; got {self.threshold!r}.")
+        check_task(self.task, self.missing)
+        allowed = LOSSES[self.task] if self.task else tuple(word for task in LOSSES.values() for word in task)
+        if self.loss is not None and self.loss not in allowed:
+            words = f" for {self.task}" if self.task else ""
+            raise BidroError(f"loss must be one of {', '.join(allowed)}{words}; got {self.loss!r}.")
+
     def to_toml(self) -> str:
         lines, tables = [], []
         for name, value in dataclasses.asdict(self).items():
@@ -62,8 +89,18 @@ class FitOptions:
             )
         for name in ("tables", "features"):
             if name in content:
+                if not isinstance(content[name], list):
+                    raise BidroError(f"'{path}': {name} is a list of names; got {content[name]!r}.")
                 content[name] = tuple(map(str, content[name]))
         return cls(**content)
+
+
+def check_task(task: str | None, missing: str) -> None:
+    """Raise BidroError for words that `tables.learn_schema` would refuse once a table is read."""
+    if task is not None and task not in LOSSES:
+        raise BidroError(f"task must be one of {', '.join(LOSSES)}; got {task!r}.")
+    if missing not in ("refuse", "median"):
+        raise BidroError(f"missing must be one of refuse, median; got {missing!r}.")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -76,8 +113,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _toml(value: Any) -> str:
-    """Text, numbers and lists of them are the same in TOML as in JSON."""
-    return json.dumps(value, ensure_ascii=False)
+    """Text, finite numbers and lists of them are the same in TOML as in JSON."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _quoted(key: str) -> str:

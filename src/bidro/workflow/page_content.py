@@ -42,6 +42,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "client_column": model.schema.client,
         "rows": sum(fit.certificate.rows),
         "held_out_rows": fit.held_out_rows,
+        "chosen": model.settings["chosen"],
         "settings": _settings(fit),
         "features": _features(model),
         "intercept": _one_or_list(model.coefficients[1]),
@@ -77,8 +78,8 @@ def _settings(fit: Fit) -> list[list[str]]:
     settings, options = fit.model.settings, fit.options
     rows = [
         ["Loss", _LOSS_WORDS[loss_name(fit.model.loss)]],
-        ["Radii", settings["radius"]],
-        ["Weights in training", settings["weights"]],
+        ["Radii", f"{settings['chosen']['radius']} {settings['radius']}"],
+        ["Weights in training", settings["chosen"]["weights"]],
         ["Metric", "features move, the target does not" if options.metric == "features" else "all move"],
         ["Rows kept out", f"{options.hold_out:.0%} of every client"],
         ["Random seed", str(options.seed)],
@@ -140,7 +141,8 @@ def _clients(fit: Fit, judged: dict[str, Any]) -> list[dict[str, Any]]:
             "weight": float(solution.alpha[i]),
             "share": float(shares[i]),
             "radius": radii[i],
-            "binding": bool(solution.alpha[i] > shares[i] * (1 + 1e-6)),
+            # Weights are those of a solver, equal to the shares only to a tolerance.
+            "binding": bool(solution.alpha[i] > shares[i] + 1e-5),
         }
         for i, name in enumerate(certificate.names)
     ]
@@ -220,9 +222,10 @@ def _advice(fit: Fit) -> list[str]:
             "more rows there lower it first."
         )
     most = int(np.argmax(solution.alpha))
-    if len(solution.names) > 1:
+    # With a cap of 1 the largest client counts most, which says nothing about where to look.
+    if len(solution.names) > 1 and fit.trained.cap > 1:
         advice.append(
-            f"'{solution.names[most]}' counts most in the worst mixture ({solution.alpha[most]:.0%}): what "
-            "makes the target easier to predict there helps most."
+            f"'{solution.names[most]}' counts most in the worst mixture of training "
+            f"({solution.alpha[most]:.0%}): what makes the target easier to predict there helps most."
         )
     return advice

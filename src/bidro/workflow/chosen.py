@@ -1,0 +1,74 @@
+"""What training guarded against, in plain words: the radii, the cap on the weights, the worst mixture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+# Clients of the worst mixture that are named.
+MOST_NAMED = 5
+
+
+def chosen_in_words(settings: Mapping[str, Any]) -> dict[str, str]:
+    """A sentence each on `radius`, `weights` and, for several clients, the `worst_mixture`.
+
+    `settings` are those of a model: radii, client_weights and rows by client, radii None where there are no
+    balls; cap, None where there is none; gap, None where the solution is not certified.
+    """
+    words = {"radius": _radius(settings), "weights": _weights(settings)}
+    if len(settings["rows"]) > 1:
+        words["worst_mixture"] = _worst_mixture(settings)
+    return words
+
+
+def _radius(settings: Mapping[str, Any]) -> str:
+    radii = list(settings["radii"].values())
+    if any(radius is None for radius in radii):
+        return f"There is no radius: training used penalties. {settings['radius']}"
+    low, high = min(radii), max(radii)
+    if high == 0:
+        return "The radius is 0: training did not guard against shift inside a client."
+    size = (
+        f"The radius is {low:.3g}" if math.isclose(low, high) else f"Radii are from {low:.3g} to {high:.3g}"
+    )
+    each = "each client" if low > 0 else "the clients whose radius is above 0"
+    return f"{size}: training guarded against shift inside {each}, by so many standard deviations."
+
+
+def _weights(settings: Mapping[str, Any]) -> str:
+    cap = settings["cap"]
+    if len(settings["rows"]) == 1:
+        return "There is one client, so there is no mixture to guard against."
+    if cap is None:
+        return "There is no cap: training guarded against any mixture of the clients."
+    if cap == 1:
+        return (
+            "The cap is 1, so each client counts by its share of the rows: training did not guard against "
+            "another mixture of the clients."
+        )
+    return (
+        f"The cap is {cap:g}: training guarded against mixtures in which no client counts for more than "
+        f"{cap:g} times its share of the rows."
+    )
+
+
+def _worst_mixture(settings: Mapping[str, Any]) -> str:
+    weights, rows = settings["client_weights"], settings["rows"]
+    total = sum(rows.values())
+    order = sorted(weights, key=lambda name: -weights[name])
+    # Naming all but one would not be shorter than naming all.
+    named = order if len(order) <= MOST_NAMED + 1 else order[:MOST_NAMED]
+    parts = [f"{name} {weights[name]:.0%} ({rows[name] / total:.0%} of the rows)" for name in named]
+    others = order[len(named) :]
+    if others:
+        parts.append(
+            f"the other {len(others):,} clients {sum(weights[name] for name in others):.0%} together"
+        )
+    if settings["cap"] == 1:
+        which = "The mixture of training"
+    elif settings["gap"] is None:
+        which = "The mixture at the end of training, which is not certified to be the worst"
+    else:
+        which = "The worst mixture of training"
+    return f"{which}: {', '.join(parts)}."

@@ -1,0 +1,120 @@
+"""What a fit says it chose is what it chose: the words, the marks, and the made-up table's hospitals."""
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.model_selection import train_test_split
+
+from bidro import RobustRegressor, example_visits
+from bidro.guarantees.certificate import Certificate
+from bidro.model_file import load_model
+from bidro.workflow.chosen import chosen_in_words
+from tests.cli.test_command import run, visits
+
+
+def settings(radii=(0.1, 0.1), cap=None, weights=(0.8, 0.2), rows=(10, 30), gap=1e-7):
+    names = [f"h{k}" for k in range(len(rows))]
+    return {
+        "radius": "The radii were given.",
+        "radii": dict(zip(names, radii, strict=True)),
+        "cap": cap,
+        "client_weights": dict(zip(names, weights, strict=True)),
+        "rows": dict(zip(names, rows, strict=True)),
+        "gap": gap,
+    }
+
+
+def test_radii_in_words():
+    for radii, words in (
+        ((0.0, 0.0), "The radius is 0: training did not guard against shift"),
+        ((0.1, 0.1), "The radius is 0.1: training guarded against shift inside each client"),
+        ((0.1, 0.2), "Radii are from 0.1 to 0.2: training guarded against shift inside each client"),
+        ((0.0, 0.2), "inside the clients whose radius is above 0"),
+        ((None, None), "There is no radius: training used penalties."),
+    ):
+        assert words in chosen_in_words(settings(radii))["radius"]
+
+
+def test_caps_and_mixtures_in_words():
+    for cap, words in (
+        (None, "guarded against any mixture"),
+        (1.0, "did not guard against another mixture"),
+        (3.0, "no client counts for more than 3 times its share of the rows"),
+    ):
+        assert words in chosen_in_words(settings(cap=cap))["weights"]
+    worst = chosen_in_words(settings(weights=(0.3, 0.7)))["worst_mixture"]
+    assert worst == "The worst mixture of training: h1 70% (75% of the rows), h0 30% (25% of the rows)."
+    assert "not certified" in chosen_in_words(settings(gap=None))["worst_mixture"]
+    assert chosen_in_words(settings(cap=1.0))["worst_mixture"].startswith("The mixture of training")
+    many = settings((0.1,) * 40, None, (0.5, *(0.5 / 39,) * 39), (5,) * 40)
+    assert "the other 35 clients 45% together" in chosen_in_words(many)["worst_mixture"]
+    alone = chosen_in_words(settings((0.1,), None, (1.0,), (9,)))
+    assert "no mixture to guard against" in alone["weights"]
+    assert "worst_mixture" not in alone
+
+
+@pytest.mark.parametrize(("radius", "weights"), [("0", "fixed"), ("0.1", "simplex")])
+def test_the_command_and_the_page_say_what_was_chosen(tmp_path, capsys, radius, weights):
+    visits().to_csv(tmp_path / "visits.csv", index=False)
+    fit = (
+        *("fit", tmp_path / "visits.csv", "--client", "hospital", "--target", "stay"),
+        *("--radius", radius, "--weights", weights, "--out", tmp_path / "model", "--force"),
+    )
+    code, out, err = run(capsys, *fit)
+    assert code == 0, err
+    model, page = load_model(tmp_path / "model"), json.loads((tmp_path / "model/report.json").read_text())
+    chosen = model.settings["chosen"]
+    assert chosen == chosen_in_words(model.settings) == page["chosen"]
+    assert all(words in out for words in chosen.values())
+    guarded = weights == "simplex"
+    assert ("did not guard against shift" in chosen["radius"]) != guarded
+    assert ("did not guard against another mixture" in chosen["weights"]) != guarded
+    if not guarded:
+        assert not any(client["binding"] for client in page["clients"])
+        assert not any("worst mixture" in line for line in page["advice"])
+    code, out, _ = run(capsys, *fit, "--json")
+    assert json.loads(out)["chosen"] == chosen
+    assert json.loads(out)["cap"] == (None if guarded else 1.0)
+    # The mark is at the largest weight, on the screen and in the file.
+    most = max(model.settings["client_weights"], key=model.settings["client_weights"].get)
+    certificate = Certificate.from_json((tmp_path / "model" / "certificate.json").read_text())
+    assert certificate.counts_most == (most,)
+
+
+@pytest.fixture(scope="module")
+def example():
+    table = example_visits()
+    columns = ["age", "bmi", "earlier"]
+    train, test = train_test_split(table, test_size=0.2, stratify=table["hospital"], random_state=0)
+    model = RobustRegressor(radius=0.02).fit(train[columns], train["stay"], clients=train["hospital"])
+    return model, columns, test
+
+
+def test_the_mark_on_the_readmes_example(example):
+    model, columns, test = example
+    found = model.certify(test[columns], test["stay"], clients=test["hospital"])
+    most = max(model.client_weights_, key=model.client_weights_.get)
+    assert found.counts_most == (most,)
+    (line,) = (line for line in str(found).splitlines() if line.endswith(" *"))
+    assert line.split()[0] == most
+
+
+def test_other_seeds_are_fresh_rows_of_the_same_hospitals(example):
+    """No bound from some rows is contradicted by rows of other seeds; each has its error probability."""
+    model, columns, test = example
+    means = []
+    for seed in range(1, 9):
+        fresh = example_visits(seed)
+        errors = (model.predict(fresh[columns]) - fresh["stay"]) ** 2
+        means.append(errors.groupby(fresh["hospital"]).mean())
+    means = np.array(means)
+    error = means.std(axis=0, ddof=1) / np.sqrt(len(means))
+    names = sorted(set(test["hospital"]))
+    for seed in (0, 1, 2):
+        rows = test if seed == 0 else example_visits(seed)
+        found = model.certify(rows[columns], rows["stay"], clients=rows["hospital"], confidence=0.99).clipped
+        # Losses are counted as at most a level, which lowers means a little; the bounds are of those.
+        assert np.all(means.mean(axis=0) <= [found.clients[name] * 1.02 for name in names] + 3 * error)
+    # Hospitals differ more than one hospital does from seed to seed.
+    assert means.mean(axis=0).std() > 3 * error.max()
