@@ -18,6 +18,7 @@ from bidro.guarantees.held_out import Bound
 from bidro.guarantees.heterogeneity import cloud_distances
 from bidro.guarantees.robust import WorstCase, worst_case_distribution
 from bidro.guarantees.statements import Assessed, interval_obstacle, with_kept_out, without_kept_out
+from bidro.guarantees.trained_rows import TrainedRows
 from bidro.losses import Loss
 from bidro.sets import Simplex
 from bidro.standard import Moments, Standard, require_inside
@@ -126,6 +127,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         )
         self.certificate_ = self._without_kept_out(self.confidence)
         self._assessed = Assessed.of(self._declared, solution.x)
+        rows = np.split(np.asarray(problem.federation.samples), np.cumsum(problem.federation.sizes)[:-1])
+        self._trained_rows = TrainedRows.of(dict(zip(names, rows, strict=True)))
 
     def _set_coefficients(self, x: Floats, standard: Standard) -> None:
         raise NotImplementedError
@@ -142,8 +145,15 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         """What rows that were not used in `fit` say of this model, under any mixture of the clients.
 
         `shift` (in pooled standard deviations) adds room for that much shift inside every client. The
-        interval is part of it where the training rows are still at hand.
+        interval is part of it where the training rows are still at hand. Raises BidroError for rows that were
+        used in `fit`, and warns of rows that may have been: see `guarantees.trained_rows`.
         """
+        fresh = self._fresh_rows(X, y, clients)
+        self._trained_rows.require_new(fresh)
+        return self._certified(fresh, confidence, shift, bound)
+
+    def _fresh_rows(self, X: Any, y: Any, clients: ArrayLike | None) -> dict[str, Floats]:
+        """Each client's rows (N_i, k + 1) in the units of training, in the order of the clients."""
         check_is_fitted(self)
         X, y = validate_data(self, X, y, dtype=np.float64, reset=False, y_numeric=False)
         target, owners = self._codes(y), client_labels(clients, len(y))
@@ -160,7 +170,12 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         sizes = np.unique(owners, return_counts=True)[1]
         # Names of clients are in alphabetical order, as those of sorted rows are.
         rows = self.standard_.rows(X[order], target[order])
-        fresh = dict(zip(names, np.split(rows, np.cumsum(sizes)[:-1]), strict=True))
+        return dict(zip(names, np.split(rows, np.cumsum(sizes)[:-1]), strict=True))
+
+    def _certified(
+        self, fresh: dict[str, Floats], confidence: float, shift: float | None, bound: Bound = "betting"
+    ) -> Certificate:
+        """`certify` with rows of which it is known that training never saw them."""
         bare = self.certificate_
         if confidence != bare.confidence and self._declared is not None:
             bare = self._without_kept_out(confidence)

@@ -44,7 +44,7 @@ class Certificate:
     confidence: float
     names: tuple[str, ...]
     rows: tuple[int, ...]  # that the interval rests on
-    empirical: tuple[float, ...]  # mean losses on these rows
+    empirical: tuple[float, ...]  # mean losses on these rows, which are those of training
     mixtures: str  # the admissible ones, in words
     interval: Interval | None
     held_out: HeldOut | None
@@ -94,12 +94,10 @@ def _table(found: Certificate) -> str:
         lines.append(f"  {title:<12} {line or 'absent: ' + found.absent[name]}")
     if found.mistakes is not None:
         lines.append(f"  {'Mistakes':<12} at most {found.mistakes.bound:.2%} of predictions")
-    head = f"  {'client':<16} {'rows':>8} {'mean loss':>10}"
-    head += "".join(f" {title:>10}" for title in _columns(found))
-    lines.append(head)
+    columns = _columns(found)
+    lines.append(f"  {'client':<16}" + "".join(f" {title:>13}" for title in columns))
     for i, name in enumerate(found.names):
-        line = f"  {name[:16]:<16} {found.rows[i]:>8,} {found.empirical[i]:>10.4g}"
-        line += "".join(f" {values[i]:>10.4g}" for values in _columns(found).values())
+        line = f"  {name[:16]:<16}" + "".join(f" {values[i]:>13}" for values in columns.values())
         lines.append(line + (" *" if name == found.binding else ""))
     lines.append("  * counts most in the worst mixture")
     if found.interval is not None:
@@ -107,14 +105,24 @@ def _table(found: Certificate) -> str:
     return "\n".join(lines)
 
 
-def _columns(found: Certificate) -> dict[str, list[float]]:
-    columns: dict[str, list[float]] = {}
+def _columns(found: Certificate) -> dict[str, list[str]]:
+    """By title, a value a client: of fresh rows where there are some, else of training rows, so that nobody
+    takes one for the other; and the interval's parts."""
+    if found.clipped is None:
+        counts, values = list(found.rows), {"training loss": list(found.empirical)}
+        title = "trained on"
+    else:
+        held = found.clipped
+        counts, title = [held.rows[name] for name in found.names], "fresh rows"
+        values = {
+            "fresh loss": [held.means[name] for name in found.names],
+            "at most": [held.clients[name] for name in found.names],
+        }
     if found.interval is not None:
-        columns["radius"] = found.interval.radii.tolist()
-        columns["robust"] = found.interval.risks.tolist()
-    if found.clipped is not None:
-        columns["clipped"] = [found.clipped.clients[name] for name in found.names]
-    return columns
+        values |= {"radius": found.interval.radii.tolist(), "robust": found.interval.risks.tolist()}
+    return {title: [f"{v:,}" for v in counts]} | {
+        name: [f"{v:.4g}" for v in column] for name, column in values.items()
+    }
 
 
 def _clipped_line(held: HeldOut) -> str:
