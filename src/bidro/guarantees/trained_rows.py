@@ -9,7 +9,7 @@ so that the chance of any sketch changes by a factor of at most e^EPSILON: diffe
 Whoever knows all other rows still learns no more than a factor of e in the odds that a row was there (and e^2
 in the odds that it was this row rather than that one, where two slots change). The numbers of rows, which the
 model file has too, are taken as known. EPSILON = 1 is what is commonly called strong, and enough to notice a
-table of some dozens of rows; every fit on the same rows gives away as much again. A model's coefficients are
+table of some fifty rows; every fit on the same rows gives away as much again. A model's coefficients are
 another matter: the sketch makes them no more private.
 
 What it tells. The hash of a new row falls anywhere, so that hits among new rows are binomial with the share
@@ -165,7 +165,7 @@ class TrainedRows:
 
         It is at most the mean of (1 - 1/n)^(n-1). And where training rows and these are drawn alike, a row is
         found once among n with at most max(1, n / (N - 1)) times the probability of an equal among the other
-        N - 1 rows given, because n pi (1 - pi)^(n-1) is at most P(Bin(n, pi) >= 1), and for n >= N - 1 at most
+        N - 1 rows given: n pi (1 - pi)^(n-1) is at most P(Bin(n, pi) >= 1), and for n >= N - 1 at most
         n / (N - 1) times P(Bin(N - 1, pi) = 1). Where equal rows are rare they come in pairs, and the number
         of pairs is Poisson's.
         """
