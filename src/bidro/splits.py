@@ -76,11 +76,11 @@ def random_bits(
     """64 bits a row from the seed, its client's name (names[owner]) and its place among that client's rows:
     the same where the client is alone as where all are together."""
     ids = np.stack([client_id(name) for name in names]).astype(np.uint64)
-    of_client = _scrambled(ids[:, 0] << np.uint64(32) | ids[:, 1], np.uint64(seed))
-    return _scrambled(of_client[owner], place.astype(np.uint64))
+    of_client = scrambled(ids[:, 0] << np.uint64(32) | ids[:, 1], np.uint64(seed))
+    return scrambled(of_client[owner], place.astype(np.uint64))
 
 
-def _scrambled(key: NDArray[np.uint64], counter: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+def scrambled(key: NDArray[np.uint64], counter: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
     """64 bits that look random, from a key and a counter (the finaliser of SplitMix64)."""
     with np.errstate(over="ignore"):
         z = key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -96,5 +96,5 @@ def _content_bits(features: NDArray[np.float64], target: NDArray[np.float64]) ->
         part = slice(begin, begin + _TOGETHER)
         numbers = np.column_stack([features[part], target[part]]).T + 0.0
         for column in np.ascontiguousarray(numbers).view(np.uint64):
-            bits[part] = _scrambled(bits[part], column)
+            bits[part] = scrambled(bits[part], column)
     return bits

@@ -78,6 +78,7 @@ def test_a_model_folder(model):
         "report.html",
         "report.json",
         "run.toml",
+        "trained_rows.json",
     ]
     certificate = Certificate.from_json((where / "certificate.json").read_text())
     assert certificate.names == ("h0", "h1", "h2")
@@ -141,7 +142,43 @@ def test_certify_by_units_and_on_the_declared_support_only(model, folder, capsys
     fresh.to_csv(folder / "patients.csv", index=False)
     code, _, err = run(capsys, "certify", where, folder / "patients.csv")
     assert code != 0
-    assert "Row 75, of client 'h2': 'age' is 130, outside the declared support" in " ".join(err.split())
+    assert "Row 76 below the header of" in err
+    assert "'age' is 130, outside the declared support" in " ".join(err.split())
+
+
+def test_rows_that_were_trained_on_are_refused_and_losses_are_those_of_the_rows_given(folder, capsys):
+    visits(2, (100, 100, 100)).to_csv(folder / "all.csv", index=False)
+    visits(3, (100, 100, 100)).to_csv(folder / "others.csv", index=False)
+    where = folder / "on_all"
+    code, out, err = run(
+        capsys, "fit", folder / "all.csv", "--client", "hospital", "--target", "stay", "--radius", "0.1",
+        "--hold-out", "0", "--gap", "1e-3", "--out", where,
+    )  # fmt: skip
+    assert code == 0, err
+    assert "training loss" in out
+    assert "fresh" not in out.split("client ")[1]
+    code, out, err = run(capsys, "certify", where, folder / "all.csv")
+    assert code == 1
+    assert "of these rows were in training" in err
+    assert out == ""
+    code, out, err = run(capsys, "certify", where, folder / "others.csv")
+    assert (code, err) == (0, "")
+    # Every loss is one of the rows given, clipped at the largest of training, and has its bound beside it.
+    assert "training loss" not in out
+    certified = json.loads(run(capsys, "certify", where, folder / "others.csv", "--json")[1])["clipped"]
+    for name in ("h0", "h1", "h2"):
+        line = next(line for line in out.splitlines() if line.strip().startswith(name))
+        mean, bound = certified["means"][name], certified["clients"][name]
+        assert line.replace("*", "").split() == [name, "100", f"{mean:.4g}", f"{bound:.4g}"]
+    code, _, err = run(capsys, "evaluate", where, folder / "all.csv", "--json")
+    assert code == 0
+    assert "of these rows were in training" in err
+    assert run(capsys, "evaluate", where, folder / "others.csv", "--json")[2] == ""
+    # The sketch may be left out of what is passed on; then it is said that nothing is known.
+    (where / "trained_rows.json").unlink()
+    code, out, err = run(capsys, "certify", where, folder / "all.csv")
+    assert code == 0
+    assert "cannot be told" in err
 
 
 def test_plan_and_report(model, folder, capsys):

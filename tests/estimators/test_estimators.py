@@ -175,6 +175,19 @@ def test_the_certificate_says_what_is_missing_and_certify_adds_it():
     assert "0.9" in again.certify(*fresh, confidence=0.5).absent["interval"]
 
 
+@pytest.mark.parametrize("estimator", [RobustRegressor(radius=0.1), RobustClassifier(radius=0.1)])
+def test_certify_refuses_the_rows_of_fit(estimator):
+    kind = 2 if isinstance(estimator, RobustClassifier) else None
+    X, y, clients = (np.concatenate([data(seed, kind)[k] for seed in (0, 1, 2)]) for k in range(3))
+    model = clone(estimator).set_params(gap=1e-3).fit(X, y, clients=clients)
+    for one in (model, pickle.loads(pickle.dumps(model))):
+        with pytest.raises(BidroError, match="were in training"):
+            one.certify(X[::-1], y[::-1], clients[::-1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            one.certify(*data(3, kind))
+
+
 def test_worst_cases_are_on_the_original_scale_and_rows_stay_out_of_pickles():
     X, y, clients = data()
     model = RobustRegressor(radius=0.3).fit(X, y, clients=clients)

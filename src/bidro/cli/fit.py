@@ -84,8 +84,9 @@ def fit(
 ) -> None:
     """Train a model on tables from several clients, certify it, and write a model folder.
 
-    The folder holds model.safetensors, certificate.json, report.html (open it in a browser), report.json, and
-    run.toml with every option, so that `bidro fit --config run.toml --out NEW` repeats the run.
+    The folder holds model.safetensors, certificate.json, report.html (open it in a browser), report.json,
+    trained_rows.json (by which `bidro certify` notices rows that were trained on), and run.toml with every
+    option, so that `bidro fit --config run.toml --out NEW` repeats the run.
     """
     import click
 

@@ -55,12 +55,13 @@ def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
     """
     from bidro.model_file import load_model
     from bidro.tables import read
-    from bidro.workflow.judged import evaluated, in_words
+    from bidro.workflow.judged import evaluated, in_words, rows_by_client
 
     loaded = load_model(model)
     whole, _ = read(tables, loaded.schema.client)
     found = evaluated(loaded, whole)
     _note(loaded, found["not_in_training"], found["counted_as_other"])
+    _note_rows_trained_on(model, rows_by_client(loaded, whole))
     if json:
         _print_json(found)
     else:
@@ -106,6 +107,7 @@ def certify(
         raise BidroError(f"Client '{unknown[0]}' was not in training; certify rows of the same clients.")
     if missing:
         raise BidroError(f"There are no rows of client '{missing[0]}'; every client of the model needs some.")
+    _refuse_rows_trained_on(model, fresh)
     ordered = {name: fresh[name] for name in loaded.clients}
     found = with_kept_out(
         Certificate.from_json(path.read_text()), loaded.assessed, ordered, confidence, shift, units=units
@@ -300,6 +302,35 @@ def _note(model: Model, new_clients: list[str], counted_as_other: dict[str, int]
             f"'{others[name]}'.",
             file=sys.stderr,
         )
+
+
+def _refuse_rows_trained_on(folder: Path, rows: dict[str, Any]) -> None:
+    """Raise BidroError for rows that were trained on, and note it where that cannot be told."""
+    import sys
+
+    from bidro.guarantees.trained_rows import FILE, trained_rows_in
+
+    known = trained_rows_in(folder)
+    note = (
+        f"There is no {FILE} in '{folder}' (a federated run leaves none), so that it cannot be told whether "
+        "these rows were trained on; statements hold only for rows that training never saw."
+        if known is None
+        else known.refused_or_note(rows)
+    )
+    if note is not None:
+        print(f"bidro: {note}", file=sys.stderr)
+
+
+def _note_rows_trained_on(folder: Path, rows: dict[str, Any]) -> None:
+    """A line about rows that were trained on: losses on them are no guide to losses on new ones."""
+    import sys
+
+    from bidro.guarantees.trained_rows import trained_rows_in
+
+    known = trained_rows_in(folder)
+    found = None if known is None else known.compare(rows)
+    if found is not None and found.equal_rows is not None:
+        print(f"bidro: {found.equal_rows}; losses on new ones may be larger.", file=sys.stderr)
 
 
 def _print_json(content: Any) -> None:

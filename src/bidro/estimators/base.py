@@ -19,6 +19,7 @@ from bidro.guarantees.held_out import Bound
 from bidro.guarantees.heterogeneity import cloud_distances
 from bidro.guarantees.robust import WorstCase, worst_case_distribution
 from bidro.guarantees.statements import Assessed, interval_obstacle, with_kept_out, without_kept_out
+from bidro.guarantees.trained_rows import TrainedRows
 from bidro.losses import Loss
 from bidro.sets import Simplex
 from bidro.splits import content_order
@@ -134,6 +135,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         )
         self.certificate_ = self._without_kept_out(self.confidence)
         self._assessed = Assessed.of(self._declared, solution.x)
+        rows = np.split(np.asarray(problem.federation.samples), np.cumsum(problem.federation.sizes)[:-1])
+        self._trained_rows = TrainedRows.of(dict(zip(names, rows, strict=True)))
 
     def _set_coefficients(self, x: Floats, standard: Standard) -> None:
         raise NotImplementedError
@@ -153,11 +156,21 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         `shift` (in pooled standard deviations) adds room for that much shift inside every client. The
         interval is part of it where the training rows are still at hand. Rows must be independent draws, in
         any order; where several are of one person or thing, `units` (N,) says of which, and a unit is then
-        one draw with the mean loss of its rows. Raises BidroError for a row outside the declared support.
+        one draw with the mean loss of its rows. Raises BidroError for a row outside the declared support and
+        for rows that were used in `fit`, and warns of rows that may have been: see `guarantees.trained_rows`.
         """
         check_is_fitted(self)
         check_confidence(confidence)
         check_shift(shift)
+        owners = client_labels(clients, len(y))
+        labels = None if units is None else row_labels(units, len(y), "unit")
+        fresh = self._fresh_rows(X, y, owners)
+        self._trained_rows.require_new(fresh)
+        parts = None if labels is None else {name: labels[owners == name] for name in fresh}
+        return self._certified(fresh, confidence, shift, bound, parts)
+
+    def _fresh_rows(self, X: Any, y: Any, clients: ArrayLike | None) -> dict[str, Floats]:
+        """Each client's rows (N_i, k + 1) in the units of training, in the order of the clients."""
         X, y = validate_data(self, X, y, dtype=np.float64, reset=False, y_numeric=False)
         target, owners = self._codes(y), client_labels(clients, len(y))
         names = self.certificate_.names
@@ -172,19 +185,22 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         if self._support is not None:
             columns = [*self._columns(), "target"]
             require_inside(self._support, X, target, owners, columns, self._assessed.loss.labels is None)
-        order = np.argsort(owners, kind="stable")
-        sizes = np.unique(owners, return_counts=True)[1]
-        # Names of clients are in alphabetical order, as those of sorted rows are.
-        rows = self.standard_.rows(X[order], target[order])
-        fresh = dict(zip(names, np.split(rows, np.cumsum(sizes)[:-1]), strict=True))
-        labels = None
-        if units is not None:
-            of_row = row_labels(units, len(y), "unit")[order]
-            labels = dict(zip(names, np.split(of_row, np.cumsum(sizes)[:-1]), strict=True))
+        rows = self.standard_.rows(X, target)
+        return {name: rows[owners == name] for name in names}
+
+    def _certified(
+        self,
+        fresh: dict[str, Floats],
+        confidence: float,
+        shift: float | None,
+        bound: Bound = "betting",
+        units: dict[str, NDArray[np.str_]] | None = None,
+    ) -> Certificate:
+        """`certify` with rows of which it is known that training never saw them."""
         bare = self.certificate_
         if confidence != bare.confidence and self._declared is not None:
             bare = self._without_kept_out(confidence)
-        return with_kept_out(bare, self._assessed, fresh, confidence, shift, bound, labels)
+        return with_kept_out(bare, self._assessed, fresh, confidence, shift, bound, units)
 
     def _without_kept_out(self, confidence: float) -> Certificate:
         found = without_kept_out(self._declared, self.model_, confidence, distances=self._distances)

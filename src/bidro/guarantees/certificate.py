@@ -45,7 +45,7 @@ class Certificate:
     confidence: float
     names: tuple[str, ...]
     rows: tuple[int, ...]  # that the interval rests on
-    empirical: tuple[float, ...]  # mean losses on these rows
+    empirical: tuple[float, ...]  # mean losses on these rows, which are those of training
     mixtures: str  # the admissible ones, in words
     interval: Interval | None
     held_out: HeldOut | None
@@ -99,12 +99,10 @@ def _table(found: Certificate) -> str:
         lines.append(f"  {title:<12} {line or 'absent: ' + found.absent[name]}")
     if found.mistakes is not None:
         lines.append(f"  {'Mistakes':<12} {_mistakes_line(found.mistakes)}")
-    head = f"  {'client':<16} {'rows':>8} {'mean loss':>10}"
-    head += "".join(f" {title:>10}" for title in _columns(found))
-    lines.append(head)
+    columns = _columns(found)
+    lines.append(f"  {'client':<16}" + "".join(f" {title:>13}" for title in columns))
     for i, name in enumerate(found.names):
-        line = f"  {name[:16]:<16} {found.rows[i]:>8,} {found.empirical[i]:>10.4g}"
-        line += "".join(f" {values[i]:>10}" for values in _columns(found).values())
+        line = f"  {name[:16]:<16}" + "".join(f" {values[i]:>13}" for values in columns.values())
         lines.append(line + (" *" if name in found.counts_most else ""))
     if found.counts_most:
         lines.append("  * counts most in the worst mixture of training")
@@ -114,14 +112,25 @@ def _table(found: Certificate) -> str:
 
 
 def _columns(found: Certificate) -> dict[str, list[str]]:
-    columns: dict[str, list[str]] = {}
+    """By title, a value a client: of fresh rows where there are some, else of training rows, so that nobody
+    takes one for the other; and the interval's parts."""
+    if (held := found.clipped) is None:
+        columns = {
+            "trained on": [f"{rows:,}" for rows in found.rows],
+            "training loss": [f"{loss:.4g}" for loss in found.empirical],
+        }
+    else:
+        columns = {
+            f"fresh {'units' if held.units else 'rows'}": [f"{held.rows[name]:,}" for name in found.names],
+            "fresh loss": [f"{held.means[name]:.4g}" for name in found.names],
+            "at most": [
+                "too few" if name in held.vacuous_clients else f"{held.clients[name]:.4g}"
+                for name in found.names
+            ],
+        }
     if found.interval is not None:
         columns["radius"] = [f"{radius:.4g}" for radius in found.interval.radii]
         columns["robust"] = [f"{risk:.4g}" for risk in found.interval.risks]
-    if (held := found.clipped) is not None:
-        columns["clipped"] = [
-            "too few" if name in held.vacuous_clients else f"{held.clients[name]:.4g}" for name in found.names
-        ]
     return columns
 
 

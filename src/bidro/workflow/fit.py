@@ -24,6 +24,7 @@ from bidro.estimators.base import RobustEstimator
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.robust import mean_displacement
 from bidro.guarantees.statements import Assessed
+from bidro.guarantees.trained_rows import TrainedRows
 from bidro.losses import Loss
 from bidro.model_file import FILE, Model, target_numbers
 from bidro.problem import Problem
@@ -79,6 +80,7 @@ class Fit:
     judged: Mapping[str, ClientLoss]  # on rows kept out (on training rows where there are none)
     held_out_rows: int
     worst_cases: Mapping[str, Displacement]  # of the clients that count most
+    trained_rows: TrainedRows | None = None  # None where the rows are elsewhere
 
 
 class Displacement(NamedTuple):
@@ -131,6 +133,7 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
         _judged(model, estimator, trained, fresh),
         len(fresh[0]),
         {name: _displacement(trained.problem, model.x, name) for name in count_most(trained)},
+        estimator._trained_rows,
     )
 
 
@@ -240,7 +243,7 @@ def _certificate(
 ) -> Certificate:
     if len(fresh[0]) == 0:
         return estimator._without_kept_out(confidence)
-    return estimator.certify(*fresh, confidence, shift)
+    return estimator._certified(estimator._fresh_rows(*fresh), confidence, shift)
 
 
 def make_model(
