@@ -264,7 +264,7 @@ def _check_distribution(case: Case, found: Found, problem: Problem, solution: So
     cost = length**case.family.p
     held = moved[:, ~movable] != 0
     if case.family.labels is not None:
-        cost = cost + np.where(held[:, -1], Wide(case.label_cost) ** case.family.p, 0)
+        cost = cost + np.where(held[:, -1], Wide(case.family.label_cost) ** case.family.p, 0)
         held = held[:, :-1]
     found.expect(not held.any(), "an immovable coordinate moved", client=i)
     if case.support is not None:

@@ -44,6 +44,7 @@ class Family:
     method: str
     sizes: tuple[int, ...]
     features: int
+    label_cost: float  # inf where labels keep their values
 
     @property
     def labels(self) -> tuple[float, ...] | None:
@@ -66,7 +67,6 @@ class Case:
     style: str
     rows: tuple[np.ndarray, ...]  # (N_i, m) a client
     scale: np.ndarray  # (m,) of the transport cost; inf: immovable
-    label_cost: float
     support: tuple[np.ndarray, np.ndarray] | None
     levels: np.ndarray  # (n,) radii or penalties
     weights: str
@@ -99,7 +99,7 @@ class Case:
         f, n, d = self.family, len(self.rows), self.family.dimension
         support = "unbounded" if self.support is None else sets.Box(*self.support)
         federation = Federation.from_arrays(self.rows if rows is None else rows, support)
-        transport = Transport(self.scale, float(f.p), f.labels is not None, self.label_cost)
+        transport = Transport(self.scale, float(f.p), f.labels is not None, f.label_cost)
         ambiguity = None
         if f.ambiguity != "none":
             ambiguity = (WassersteinBall if f.ambiguity == "ball" else Penalty)(self.levels)
@@ -158,17 +158,20 @@ def family_of(group: int, quick: bool = False) -> Family:
     sizes = (QUICK_SIZES if quick else SIZES)[int(rng.integers(len(QUICK_SIZES if quick else SIZES)))]
     features = int(rng.integers(1, 3 if quick else 5))
     metric = str(rng.choice(["features only", "joint"]))
+    flips = metric == "joint" and loss not in RESIDUAL
+    label_cost = float(rng.choice([0.1, 0.5, 1.0, 3.0])) if flips else np.inf
     return Family(
-        loss,
-        float(parameter),
-        bool(rng.random() < 0.6),
-        p,
-        bounded,
-        metric,
-        ambiguity,
-        method,
-        sizes,
-        features,
+        loss=loss,
+        parameter=float(parameter),
+        intercept=bool(rng.random() < 0.6),
+        p=p,
+        bounded=bounded,
+        metric=metric,
+        ambiguity=ambiguity,
+        method=method,
+        sizes=sizes,
+        features=features,
+        label_cost=label_cost,
     )
 
 
@@ -184,10 +187,8 @@ def case_of(number: int, quick: bool = False) -> Case:
     usual = np.where((spread > 1e-300) & np.isfinite(spread), spread, 1.0)
     m = pooled.shape[1]
     scale = np.ones(m) if rng.random() < 0.4 else 1 / usual
-    label_cost = np.inf
     if family.labels is not None:
         scale[-1] = 1.0
-        label_cost = float(rng.choice([0.1, 0.5, 1.0, 3.0])) if family.metric == "joint" else np.inf
     elif family.metric == "features only":
         scale[-1] = np.inf
     support = None
@@ -206,7 +207,6 @@ def case_of(number: int, quick: bool = False) -> Case:
         style,
         rows,
         scale,
-        label_cost,
         support,
         levels,
         weights,

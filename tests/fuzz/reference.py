@@ -107,7 +107,7 @@ def _endless(case: Case, x: np.ndarray, rows: np.ndarray) -> Wide:
     steep = steepness(case, x)
     if case.family.loss != "softmax":
         return steep[0] * Wide(steepest_slope(case))
-    if np.isfinite(case.label_cost):
+    if np.isfinite(case.family.label_cost):
         return steep.max()
     return steep[np.unique(rows[:, -1]).astype(int)].max()
 
@@ -115,7 +115,7 @@ def _endless(case: Case, x: np.ndarray, rows: np.ndarray) -> Wide:
 def moves(case: Case, x: np.ndarray, rows: np.ndarray, price: Wide) -> Moves:
     """Every row moved to the best place at this price of movement, over all labels that it can take."""
     labels: list[float | None] = [None]
-    if case.family.labels is not None and np.isfinite(case.label_cost):
+    if case.family.labels is not None and np.isfinite(case.family.label_cost):
         labels = list(case.family.labels)
     results = []
     for label in labels:
@@ -123,7 +123,7 @@ def moves(case: Case, x: np.ndarray, rows: np.ndarray, price: Wide) -> Moves:
         if label is not None:
             start = rows.copy()
             start[:, -1] = label
-            paid = np.where(rows[:, -1] == label, Wide(0), Wide(case.label_cost) ** case.family.p)
+            paid = np.where(rows[:, -1] == label, Wide(0), Wide(case.family.label_cost) ** case.family.p)
         found = _moves_with_label(case, x, start, price)
         results.append(Moves(found.upper - price * paid, found.loss, found.cost + paid))
     values = np.stack([r.loss - price * r.cost for r in results])
