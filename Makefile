@@ -1,12 +1,13 @@
 # make demo   set up, run the paper's simulation at full size, say where to look
 # make test   set up, lint, types, tests
+# make fuzz   random problems against plain NumPy for an hour, or MINUTES=5; JSON at the end
 # make study  set up, run the long statistical studies that the docs quote
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-deploy browser study bench clean
+.PHONY: demo test fuzz test-slow test-deploy browser study bench clean
 
 $(STAMP): pyproject.toml
 	@echo "== creating $(VENV) and installing bidro (once; later runs skip this)"
@@ -26,6 +27,11 @@ test: $(STAMP) browser
 	$(BIN)/mypy
 	@echo "== tests"
 	$(BIN)/pytest
+
+MINUTES ?= 60
+fuzz: $(STAMP)
+	@echo "== random problems against independent evaluations for $(MINUTES) minutes (JSON)"
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 test-slow: $(STAMP)
 	@echo "== the tests that take minutes each"

@@ -1,0 +1,124 @@
+"""What statements are held against: models of X, the worst mixture over A, and what rounding allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.fuzz.plain import INF, Wide, split, steepest_slope, steepness
+from tests.fuzz.problems import RESIDUAL, Case
+from tests.fuzz.reference import Bounds
+
+# A sum of rounded products is off by a few units in the last place of its largest term.
+UNITS = 64 * np.finfo(float).eps
+# Planes and programs add rounding of their own, over several rounds.
+PROOF_UNITS = 1024 * np.finfo(float).eps
+TINY = np.finfo(float).tiny
+
+
+def models(case: Case, rng: np.random.Generator, solution: np.ndarray) -> dict[str, np.ndarray]:
+    """Models of X at which objectives and planes are checked."""
+    d = case.family.dimension
+    pool = {
+        "solution": solution,
+        "near": solution * (1 + 1e-6 * rng.normal(size=d)),
+        "not far": solution + 0.1 * (np.abs(solution) + 1e-3) * rng.normal(size=d),
+        "planted": case.planted,
+        "zero": np.zeros(d),
+        "vertex": case.half_width * rng.choice([-1.0, 1.0], d),
+        "any": rng.uniform(-1, 1, d) * case.half_width * 10.0 ** rng.uniform(-6, 0),
+    }
+    if case.family.loss in RESIDUAL:
+        pool["least squares"] = _least_squares(case)
+    return {name: inside(case, x) for name, x in pool.items()}
+
+
+def _least_squares(case: Case) -> np.ndarray:
+    rows = np.concatenate(case.rows)
+    theta, y = rows[:, :-1], rows[:, -1]
+    if not case.family.intercept:
+        return np.linalg.lstsq(theta, y, rcond=None)[0]
+    centre, level = theta.mean(axis=0), y.mean()
+    size = np.abs(theta - centre).max(axis=0)
+    size[size == 0] = 1
+    w = np.linalg.lstsq((theta - centre) / size, y - level, rcond=1e-12)[0] / size
+    return np.append(w, level - w @ centre)
+
+
+def inside(case: Case, x: np.ndarray) -> np.ndarray:
+    if case.models == "box":
+        return np.clip(x, -case.half_width, case.half_width)
+    norm = np.linalg.norm(x)
+    return x if norm <= case.half_width else x * (case.half_width / norm) * (1 - 1e-15)
+
+
+def constant_model(case: Case) -> np.ndarray:
+    """The model that predicts the pooled median, or 0 where there is no intercept."""
+    x = np.zeros(case.family.dimension)
+    if case.family.intercept and case.family.loss in RESIDUAL:
+        x[-1] = np.median(np.concatenate(case.rows)[:, -1])
+    return inside(case, x)
+
+
+def worst_mixture(case: Case, risks: Sequence[Wide] | np.ndarray) -> Wide:
+    """max over alpha in A of <alpha, risks>, by filling weights in the order of the risks."""
+    risks = np.asarray(risks, Wide)
+    if case.weights == "simplex":
+        return risks.max()
+    if case.weights == "l1 ball":
+        centre, radius = np.asarray(case.weight_bounds[0], Wide), Wide(case.weight_bounds[1])
+        left, weights = min(radius, Wide(2)) / 2, centre.copy()
+        for i in np.argsort(risks):
+            taken = min(weights[i], left)
+            weights[i] -= taken
+            left -= taken
+        weights[np.argmax(risks)] += 1 - weights.sum()
+    else:
+        lower, upper = (np.asarray(v, Wide) for v in case.weight_bounds)
+        weights, left = lower.copy(), 1 - lower.sum()
+        for i in np.argsort(-risks):
+            added = min(upper[i] - lower[i], left)
+            weights[i] += added
+            left -= added
+    return Wide(np.where(weights > 0, weights * np.where(weights > 0, risks, 0), 0).sum())
+
+
+def in_weights(case: Case, alpha: np.ndarray) -> bool:
+    small = 1e-7
+    ok = bool(np.all(alpha >= -small)) and abs(alpha.sum() - 1) <= small
+    if case.weights == "l1 ball":
+        return ok and np.abs(alpha - case.weight_bounds[0]).sum() <= case.weight_bounds[1] + small
+    if case.weights == "simplex":
+        return ok
+    lower, upper = case.weight_bounds
+    return ok and bool(np.all((alpha >= lower - small) & (alpha <= upper + small)))
+
+
+def rounding(case: Case, client: int, x: np.ndarray, risk: Wide) -> Wide:
+    """What float64 can get wrong in R_i(x): each u by some units of the largest term it is summed from."""
+    rows, (w, b) = np.asarray(case.rows[client], Wide), split(case, x)
+    sizes = np.abs(rows[:, None, :-1] * w).sum(axis=-1).max(axis=1) + np.abs(b).max()
+    if case.family.loss in RESIDUAL:
+        sizes = sizes + np.abs(rows[:, -1])
+    delta = Wide(UNITS) * sizes
+    rms = np.sqrt((delta**2).mean())
+    steep = Wide(steepest_slope(case)) * (2 if case.family.loss == "softmax" else 1)
+    risk = abs(risk) if np.isfinite(risk) else Wide(0)
+    # Where the loss is flat at its least, its slope is at most 2 sqrt(risk).
+    change = 2 * np.sqrt(risk) * rms + rms**2
+    if case.family.loss != "squared":
+        change = steep * delta.mean() if case.family.loss != "huber" else min(change, steep * delta.mean())
+    amplified = Wide(1)
+    if case.family.ambiguity == "penalty" and case.family.loss == "squared" and case.support is None:
+        rho, nu = Wide(case.levels[client]), steepness(case, x)[0]
+        amplified = rho / (rho - nu * nu) if rho > nu * nu else Wide(0)
+    return (change + Wide(UNITS) * risk) * max(amplified, Wide(1)) + Wide(TINY)
+
+
+def objective(case: Case, x: np.ndarray, risks: Sequence[Bounds]) -> tuple[Wide, Wide]:
+    """(upper bound of the worst mixture, rounding of it)."""
+    uppers = [b.upper for b in risks]
+    if not np.all(np.isfinite(uppers)):
+        return INF, Wide(0)
+    return worst_mixture(case, uppers), max(rounding(case, i, x, u) for i, u in enumerate(uppers))
