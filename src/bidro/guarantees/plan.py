@@ -81,7 +81,7 @@ def plan(
     assert wanted is not None
     if not 0 < wanted < math.inf:
         raise BidroError(f"The target must be a positive number; got {wanted}.")
-    rule = explicit_rule(problem.federation, problem.transport)
+    rule = explicit_rule(problem.federation, problem.transport, problem.loss.labels)
     sizes, names = problem.federation.sizes, problem.federation.names
     risks = risks_for(confidence, sizes, rule)
     beta = float(risks[0])
