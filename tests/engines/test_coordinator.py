@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 
 from bidro.engines.carrier import Delivered, InMemory
 from bidro.engines.coordinator import (
+    ClientsGoneError,
     Coordinator,
     LostClientsError,
     Policy,
@@ -306,6 +307,26 @@ def test_waiting_ends_with_the_patience_and_nothing_is_lost(tmp_path):
         with pytest.raises(BidroError, match="Client 'west' has not answered for"):
             asked(coordinator, 1)
         assert {head["client"] for head in record.heads if "request" in head} == {"north", "south"}
+
+
+def test_clients_that_left_the_network_are_not_waited_for(tmp_path):
+    """They can come back only to a new session: what came in is kept, and the run says who left."""
+
+    class Left(InMemory):
+        def exchange(self, messages, timeout):
+            assert set(messages) == set(NAMES), "nobody is asked again in this session"
+            found = super().exchange({"north": messages["north"]}, timeout)
+            absent = dict.fromkeys(("west", "south"), "left")
+            return Delivered(found.replies, absent, frozenset(absent))
+
+    clients = {name: lambda r, n=name: honest(n, r) for name in NAMES}
+    with Record(tmp_path / "record") as record:
+        coordinator = Coordinator("run", Left(clients), record, Policy(timeout=1e-9, patience=1e9))
+        with pytest.raises(ClientsGoneError, match=r"south, west left the network .* --resume"):
+            asked(coordinator, 1)
+        assert [head["client"] for head in record.heads if "request" in head] == ["north"]
+        resumed = Coordinator("run", InMemory(clients), record, Policy(timeout=1e-9))
+        assert digest(b"", asked(resumed, 1)) == STATES[1]
 
 
 def test_a_round_that_does_not_need_all_goes_on_with_those_who_replied(tmp_path):

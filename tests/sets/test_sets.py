@@ -20,6 +20,7 @@ from bidro.sets import (
     Simplex,
     WholeSpace,
 )
+from bidro.sets.vectors import _norm
 
 N = 5
 CENTER = np.array([0.4, 0.0, 0.25, 0.3, 0.05])
@@ -150,10 +151,50 @@ def test_weights_always_sum_to_one(v):
         assert found.min() >= -1e-12
 
 
-def test_weights_that_are_not_finite_do_not_turn_into_ones_that_look_fine():
-    for convex_set in WEIGHT_SETS.values():
-        for bad in (np.inf, np.nan):
-            assert np.all(np.isnan(convex_set.project(jnp.array([bad, 0, 0, 0, 0]))))
+@pytest.mark.parametrize("name", WEIGHT_SETS)
+def test_weights_that_are_not_finite_do_not_turn_into_ones_that_look_fine(name):
+    for bad in (np.inf, -np.inf, np.nan):
+        for place in (0, N - 1):
+            given_weights = np.zeros(N)
+            given_weights[place] = bad
+            assert np.all(np.isnan(_project(WEIGHT_SETS[name], given_weights)))
+
+
+def test_a_point_without_a_direction_stays_a_number():
+    """At a ball's centre, and for a linear function of slope 0, there is nothing to divide by."""
+    ball = Ball(np.array([0.3, -0.1]), 0.5)
+    for weights in (None, jnp.array([1.0, 2.0])):
+        np.testing.assert_array_equal(ball.project(ball.center, weights), ball.center)
+    assert float(_norm(jnp.zeros(2))) == 0.0
+    value, point = ball.linear_maximum(jnp.zeros(2))
+    assert float(value) == 0.0
+    assert bool(ball.contains(point))
+    value, point = WholeSpace(2).linear_maximum(jnp.zeros(2))
+    assert float(value) == 0.0
+    np.testing.assert_array_equal(point, 0.0)
+    value, point = WholeSpace(2).linear_maximum(jnp.array([0.0, -2.0]))
+    assert float(value) == np.inf
+    np.testing.assert_array_equal(point, [0.0, -np.inf])
+
+
+@pytest.mark.parametrize("name", VECTOR_SETS)
+def test_the_largest_norm_bounds_every_point(name):
+    """Also in a norm that counts a coordinate which a cut leaves free (here the fourth)."""
+    convex_set, rng = VECTOR_SETS[name], np.random.default_rng(5)
+    points = np.array([_project(convex_set, v) for v in 5 * rng.normal(size=(60, N))])
+    for scale in (CUT_SCALE, np.ones(N), np.array([0.0, 0.0, 0.0, 1.0, 0.0]), np.array([3.0, 0, 0, 0, 1])):
+        widest = np.linalg.norm(scale * points, axis=1).max()
+        assert widest <= float(convex_set.largest_norm(jnp.asarray(scale))) * (1 + 1e-9)
+
+
+def test_a_cut_bounds_the_norms_that_it_sees():
+    free = ScaledNormCut(WholeSpace(2), np.array([2.0, 0.0]), 3.0)
+    assert float(free.largest_norm(jnp.array([4.0, 0.0]))) == pytest.approx(6.0)
+    assert np.isinf(free.largest_norm(jnp.array([4.0, 1.0])))
+    assert float(WholeSpace(2).largest_norm(jnp.zeros(2))) == 0.0
+    boxed = ScaledNormCut(Box.cube(1.0, 2), np.array([2.0, 1.0]), 3.0)
+    assert float(boxed.largest_norm(jnp.array([1.0, 1.0]))) == pytest.approx(np.sqrt(2))
+    assert float(boxed.largest_norm(jnp.array([9.0, 0.0]))) == pytest.approx(9.0)
 
 
 def test_huge_values():
