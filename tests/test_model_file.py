@@ -50,7 +50,8 @@ HUBER = model(Huber(threshold=0.5, intercept=True), [1.0, -2.0, 0.5])
 
 
 def test_what_is_written_comes_back():
-    assert written(HUBER) == HUBER.to_bytes()
+    # Files that are already out there are of this format and version.
+    assert written(HUBER, format="bidro model", version=1) == HUBER.to_bytes()
     again = Model.from_bytes(HUBER.to_bytes(), "here")
     assert again.loss == HUBER.loss
     assert again.schema == HUBER.schema
@@ -103,6 +104,19 @@ def test_another_format_or_version_is_named(changes):
 def test_numbers_that_are_not_finite_are_refused():
     with pytest.raises(BidroError, match="damaged"):
         Model.from_bytes(written(HUBER, model=np.array([1.0, np.nan, 2.0])), "here")
+
+
+def test_a_header_that_only_python_reads_is_refused(monkeypatch):
+    """NaN is no JSON: neither written nor taken, though Python would."""
+    with pytest.raises(ValueError, match="JSON"):
+        written(HUBER, largest=np.nan)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "bidro.model_file.json.dumps", lambda v, **_: json.JSONEncoder(sort_keys=True).encode(v)
+        )
+        data = written(HUBER, largest=np.nan)
+    with pytest.raises(BidroError, match="damaged"):
+        Model.from_bytes(data, "here")
 
 
 def test_predictions_by_hand():

@@ -58,9 +58,9 @@ def _tried(copy: Copy, file: str, chosen: list, possible: int, report: dict) -> 
             must.append((change, entry))
         else:
             report["equivalent"].append({**entry, "why": why})
-    seconds = copy.seconds_unchanged(TESTS[file]) if must else 0.0
+    limit = copy.limit(TESTS[file]) if must else 0.0
     for change, entry in must:
-        outcome = copy.tried(f"bidro/{file}", change, TESTS[file], seconds)
+        outcome = copy.tried(f"bidro/{file}", change, TESTS[file], limit)
         counts["tried"] += 1
         counts[outcome] += 1
         if outcome == "survived":

@@ -55,23 +55,20 @@ def test_changes_leave_texts_annotations_and_raises_alone():
     assert {"d -= 1 -> d += 1", "f(x) -> pass"} <= {change.what for change in places}
 
 
-def test_a_change_is_killed_survives_or_never_ends(tmp_path, monkeypatch):
+def test_a_change_is_killed_survives_or_never_ends(tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "toy.py").write_text(TOY)
     (tmp_path / "test_toy.py").write_text(TEST)
-    monkeypatch.setattr("tests.mutations.trial._LEAST_SECONDS", 3.0)
     copy = Copy.of(tmp_path / "source", tmp_path, tmp_path / "copy")
-    seconds = copy.seconds_unchanged(["test_toy.py"])
+    enough = copy.limit(["test_toy.py"])
     by_name = {change.what: change for change in changes(TOY)}
-    outcomes = {
-        what: copy.tried("toy.py", by_name[what], ["test_toy.py"], min(seconds, 0.7))
-        for what in ("max -> min", "7.0 -> 14.0", "a / low -> (a * low)")
-    }
-    assert outcomes == {
-        "max -> min": "killed",
-        "7.0 -> 14.0": "survived",
-        "a / low -> (a * low)": "timeout",
-    }
+
+    def outcome(what, limit):
+        return copy.tried("toy.py", by_name[what], ["test_toy.py"], limit)
+
+    assert outcome("max -> min", enough) == "killed"
+    assert outcome("7.0 -> 14.0", enough) == "survived"
+    assert outcome("a / low -> (a * low)", 2.0) == "timeout"
     assert (tmp_path / "source" / "toy.py").read_text() == TOY
     assert (tmp_path / "copy" / "toy.py").read_text() == TOY
 
