@@ -61,6 +61,8 @@ def test_the_most_folds_of_which_each_leaves_out_enough():
     # Only those that were dealt count.
     assert most_folds(rows(50), marks((2, 3), 50), 10) == 3
     assert most_folds(rows(50), {}, 10) == 0
+    # All rows in one fold leave none to train on.
+    assert most_folds(rows(50), marks((1,), 50), 10) == 0
     # Every fold, not just the first, and of every value as many rows.
     uneven = {2: np.where(np.arange(50) < 45, 0, 1)}
     assert most_folds(rows(50), uneven, 10) == 0

@@ -93,6 +93,7 @@ def test_one_number_a_client_bounds_delta():
     far = np.sort(np.array(sent) + radii)
     assert delta_from_reference(sent, radii) == pytest.approx(far[-1] + far[-2])
     assert delta_from_reference(sent, radii) >= widened(cloud_distances(whole), radii, np.inf)
+    assert delta_from_reference([1.0, 2.0], [0.25, 0.0]) == 3.25
     assert delta_from_reference(sent[:1], radii[:1]) == 0.0
     with pytest.raises(BidroError, match="not negative"):
         delta_from_reference([-1.0, 2.0], 0.0)
