@@ -338,7 +338,9 @@ def test_diameter_bounds_all_distances(name):
     ("make", "word"),
     [
         (lambda: Box(np.array([1.0]), np.array([0.0])), "lower <= upper"),
+        (lambda: Box(np.array([0.0, 2.0]), np.array([1.0, 1.0])), "coordinate 1 has 2.0 > 1.0"),
         (lambda: Box(np.array([-np.inf]), np.array([0.0])), "finite"),
+        (lambda: Box(np.array([-np.inf, 0.0]), np.array([0.0, 1.0])), "finite"),
         (lambda: Ball(np.zeros(2), -1.0), "radius"),
         (lambda: Box(np.zeros(2), np.ones(3)), "one length"),
         (lambda: Box(np.zeros((2, 2)), np.ones(2)), "one length"),

@@ -253,16 +253,16 @@ def test_softmax_elsewhere_brackets_the_supremum(p, label_cost):
 
 
 def test_the_softmax_ceiling_where_it_is_nearly_reached():
-    """Scores -t and t: the loss of class 0 is log(1 + exp(2 t)), at 0 of slope 1 and of curvature 1, the
-    largest that it has. With rho = 5 the supremum is close to 1 / (4 rho - 2) above the loss; for small rho
-    the slope of 2 far out is what bounds it."""
+    """Scores -3/2 t and 3/2 t: the loss of class 0 is log(1 + exp(3 t)), at 0 of slope 3/2 and of curvature
+    9/4, the largest that it has. With a large rho the supremum is close to (9/4) / (4 rho - 9/2) above the
+    loss; with a small one it is the slope of 3 far out that bounds it."""
     loss = Softmax(classes=2)
     inner = Inner(Transport.classification(2, 2.0), WholeSpace(2), loss)
-    x, zeta, t = jnp.array([-1.0, 1.0]), jnp.zeros(2), np.linspace(-20, 20, 400_001)
+    x, zeta, t = jnp.array([-1.5, 1.5]), jnp.zeros(2), np.linspace(-20, 20, 400_001)
     steepest = loss.steepness(x, inner.transport.inverse_scale, zeta[-1])
-    assert float(steepest) == pytest.approx(2.0)
-    for rho, expected in ((5.0, 1 / 18), (0.7, 1 / 0.8), (0.55, 1 / 0.55), (0.1, 1 / 0.1)):
-        truth = float(np.max(np.logaddexp(0, 2 * t) - rho * t**2)) - np.log(2)
+    assert float(steepest) == pytest.approx(3.0)
+    for rho, expected in ((10.0, 2.25 / 35.5), (1.6, 2.25 / 1.9), (1.2, 9 / 4.8), (0.5, 9 / 2)):
+        truth = float(np.max(np.logaddexp(0, 3 * t) - rho * t**2)) - np.log(2)
         gain = float(_softmax_gain(inner, loss, x, zeta, steepest, jnp.asarray(rho)))
         assert gain == pytest.approx(expected, rel=1e-9)
         assert gain >= truth - 1e-12
