@@ -69,6 +69,15 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("guarantees/heterogeneity.py", "MOST_PAIRED = 12", "", _SPEED),
     Equivalent("guarantees/heterogeneity.py", "EXACT_ROWS = 2000", "", _SPEED),
     Equivalent("guarantees/heterogeneity.py", "REFERENCE_POINTS = 500", "", _SPEED),
+    *(
+        Equivalent(
+            "worst_case/path.py",
+            "return Pieces(side, 0 * one, jnp.inf * one, rate * one, 0 * one, 0 * one)",
+            after,
+            "divided by 1",
+        )
+        for after in ("(0 / one)", "(jnp.inf / one)", "(rate / one)")
+    ),
 )
 
 
