@@ -32,7 +32,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms/cone_model.py": _SOLVE,
     "guarantees/calibration.py": ("tests/guarantees/test_calibration.py",),
     "guarantees/certificate.py": _CERTIFICATE,
-    "guarantees/coverage.py": ("tests/guarantees/test_radius.py",),
+    "guarantees/coverage.py": ("tests/guarantees/test_radius.py", *_OUT),
     "guarantees/empirical_radius.py": ("tests/guarantees/test_empirical_radius.py",),
     "guarantees/held_out.py": ("tests/guarantees/test_held_out.py", *_CERTIFICATE),
     "guarantees/heterogeneity.py": ("tests/guarantees/test_heterogeneity.py",),
@@ -40,7 +40,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "guarantees/out_of_sample.py": (*_OUT, *_CERTIFICATE),
     "guarantees/penalty.py": ("tests/guarantees/test_penalised.py",),
     "guarantees/plan.py": _CERTIFICATE,
-    "guarantees/radius.py": ("tests/guarantees/test_radius.py",),
+    "guarantees/radius.py": ("tests/guarantees/test_radius.py", *_OUT),
     "guarantees/robust.py": _BALLS,
     "guarantees/statements.py": (*_CERTIFICATE, "tests/estimators/test_estimators.py"),
     "engines/coordinator.py": ("tests/engines/test_coordinator.py",),
@@ -69,6 +69,18 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("guarantees/heterogeneity.py", "MOST_PAIRED = 12", "", _SPEED),
     Equivalent("guarantees/heterogeneity.py", "EXACT_ROWS = 2000", "", _SPEED),
     Equivalent("guarantees/heterogeneity.py", "REFERENCE_POINTS = 500", "", _SPEED),
+    Equivalent(
+        "sets/weights.py",
+        "first = near - _water_level(near, lower, upper, total)",
+        "(near + _water_level(near, lower, upper, total))",
+        "the second pass finds the level from any shift",
+    ),
+    Equivalent(
+        "sets/weights.py",
+        "return jnp.where(count > 0, level, middle)",
+        "(count >= 0)",
+        "nothing moves only where lower = upper, and then any level will do",
+    ),
     *(
         Equivalent(
             "worst_case/path.py",
