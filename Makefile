@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test fuzz test-slow test-deploy browser study bench clean
+.PHONY: demo test fuzz mutants test-slow test-deploy browser study bench clean
 
 $(STAMP): pyproject.toml
 	@echo "== creating $(VENV) and installing bidro (once; later runs skip this)"
@@ -40,6 +40,12 @@ test-slow: $(STAMP)
 test-deploy: $(STAMP)
 	@echo "== all tests on real networks of processes (minutes; one worker, as they fill the machine)"
 	$(BIN)/pytest -n 0 -m 'deploy or not slow' tests/deploy/test_flare.py tests/deploy/test_flower.py
+
+# ROOM is a folder or file under src/bidro, BUDGET the number of changes tried in each file.
+BUDGET ?= 20
+mutants: $(STAMP)
+	@echo "== changes of the source that the tests should notice (hours for all rooms; JSON)"
+	$(BIN)/python -m tests.mutations $(if $(ROOM),--room $(ROOM)) --budget $(BUDGET)
 
 # The report page is tested in a real browser. Where one cannot be installed, those tests skip and say so;
 # BIDRO_REQUIRE_BROWSER=1 makes them fail instead.

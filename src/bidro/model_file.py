@@ -136,21 +136,24 @@ class Model:
                 loss,
                 tensors["model"],
                 standard,
-                tuple(header["clients"]),
+                _names(header["clients"]),
                 float(header["seen"]),
-                header["largest"],
-                header["slope"],
+                _number_or_none(header["largest"]),
+                _number_or_none(header["slope"]),
                 bool(header["of_root"]),
-                header["settings"],
-                header["versions"],
+                dict(header["settings"]),
+                dict(header["versions"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, BidroError):
                 raise
             raise BidroError(f"'{where}' is not a whole model: {type(error).__name__}, {error}.") from error
-        k = len(schema.features)
-        if standard.mean.shape != (k,) or found.x.shape != (loss.dimension(k + 1),):
+        k, standard = len(schema.features), found.standard
+        shapes = (found.x.shape, standard.mean.shape, standard.spread.shape)
+        if shapes != ((loss.dimension(k + 1),), (k,), (k,)):
             raise BidroError(f"'{where}' is not a whole model: its numbers do not fit its {k} features.")
+        if not (np.all(standard.spread > 0) and standard.target_spread > 0 and found.seen >= 0):
+            raise BidroError(f"'{where}' is not a whole model: a spread or a loss in it is not positive.")
         return found
 
 
@@ -202,6 +205,16 @@ def _decoded(data: bytes, where: str) -> tuple[dict[str, Floats], dict[str, Any]
             f"'{where}' is damaged: its content and its check sum differ; fetch it again or refit."
         )
     return numbers, header
+
+
+def _names(clients: Any) -> tuple[str, ...]:
+    if not isinstance(clients, list) or not clients or not all(isinstance(name, str) for name in clients):
+        raise TypeError("its clients are not a list of names")
+    return tuple(clients)
+
+
+def _number_or_none(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 _LOSSES: dict[str, type[Loss]] = {

@@ -15,18 +15,21 @@ from bidro.deploy.agreed import Agreed
 from bidro.deploy.audit import in_words
 from bidro.deploy.job import AlgorithmOne
 from bidro.deploy.plan import _folds
+from bidro.deploy.questions import Assessment
+from bidro.deploy.questions import Model as Question
 from bidro.deploy.server import run_job
 from bidro.deploy.site import Site, SiteRows, reply_of
 from bidro.engines.carrier import Delivered, InMemory
 from bidro.engines.coordinator import Policy
 from bidro.engines.in_process import run
 from bidro.engines.plain import described
-from bidro.engines.wire import header_of, pack
+from bidro.engines.wire import header_of, pack, unpack
 from bidro.errors import BidroError
 from bidro.guarantees.certificate import Certificate
-from bidro.losses import Absolute, Logistic
+from bidro.losses import Absolute, Logistic, Squared, losses_of
 from bidro.model_file import Model
 from bidro.sets import Box
+from bidro.tables import choose_kept_out
 from bidro.training import transport_of, unrestricted
 from bidro.transport import Transport
 from bidro.workflow.fit import Progress, fit_tables
@@ -329,6 +332,26 @@ def test_a_rare_level_or_class_is_not_summed_over(rare, tmp_path):
     agreed = write_sites(tmp_path, whole)
     with pytest.raises(BidroError, match="'mid': a level or class is had by fewer than its min_rows = 10"):
         run_job(job(agreed, options=QUICK), carrier(tmp_path), tmp_path / "runs")
+
+
+@pytest.mark.parametrize(("min_rows", "averaged"), [(2, 10), (15, 15)])
+def test_no_single_largest_loss_leaves_a_site(min_rows, averaged, tmp_path):
+    """What it sends is a mean over at least ten of its largest losses, and over its own `min_rows`."""
+    agreed = write_sites(tmp_path, table())
+    request = _requests(tmp_path, agreed)["assess"]
+    site = replace(Site.read(tmp_path / "east.toml"), min_rows=min_rows)
+    rows = SiteRows.load(site)
+    reply = reply_of(site, rows, request)
+    asked = header_of(request)
+    kept_out = choose_kept_out(np.full(len(rows.target), "east"), asked["hold_out"], asked["split_seed"])
+    units = asked["standard"]
+    features = (rows.features[~kept_out] - units["mean"]) / units["spread"]
+    samples = np.column_stack([features, rows.target[~kept_out] - units["middle"]])
+    losses = np.sort(losses_of(Squared(True), unpack(request, Question).x, samples))
+    sent = unpack(reply, Assessment)
+    assert float(sent.largest) == pytest.approx(losses[-averaged:].mean(), rel=1e-9)
+    assert float(sent.loss) == pytest.approx(losses.mean(), rel=1e-9)
+    assert header_of(reply)["rows"] == averaged
 
 
 def test_scores_do_not_tell_a_fold_of_few_rows(tmp_path):

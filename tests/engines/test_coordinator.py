@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 
 from bidro.engines.carrier import Delivered, InMemory
 from bidro.engines.coordinator import (
+    ClientsGoneError,
     Coordinator,
     LostClientsError,
     Policy,
@@ -308,6 +309,98 @@ def test_waiting_ends_with_the_patience_and_nothing_is_lost(tmp_path):
         assert {head["client"] for head in record.heads if "request" in head} == {"north", "south"}
 
 
+class Clock:
+    """Time that passes only where somebody sleeps."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.slept = 0.0, []
+        monkeypatch.setattr("bidro.engines.coordinator.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("bidro.engines.coordinator.time.sleep", self.sleep)
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("timeout", "pause"), [(60.0, 1.0), (4.0, 0.4)])
+def test_a_silent_client_is_asked_again_until_the_patience_ends(timeout, pause, tmp_path, monkeypatch):
+    clock, carrier = Clock(monkeypatch), FaultyCarrier()
+    carrier.plan = [{"west": "dropped"}] * 100
+    with Record(tmp_path / "record") as record:
+        coordinator = Coordinator("run", carrier, record, Policy(timeout=timeout, patience=5 * pause + 0.1))
+        with pytest.raises(BidroError, match="Client 'west' has not answered for"):
+            asked(coordinator, 1)
+    assert carrier.exchanges == 7
+    assert clock.slept == pytest.approx([pause] * 6)
+
+
+@pytest.mark.parametrize(
+    ("lost", "limit", "pause"), [("wait", 30.0, 0.5), ("continue", 5.0, 0.5), ("continue", 2.0, 0.2)]
+)
+def test_clients_are_waited_for_as_long_as_the_policy_says(lost, limit, pause, tmp_path, monkeypatch):
+    clock, said, looks = Clock(monkeypatch), [], []
+    policy = Policy(timeout=limit if lost == "continue" else 60.0, patience=30.0, lost=lost)
+
+    class Filling(InMemory):
+        def present(self):
+            looks.append(clock.now)
+            return frozenset(NAMES[: min(len(looks) // 2, 2)])
+
+    with Record(tmp_path / "record") as record:
+        Coordinator("run", Filling({}), record, policy, said.append).wait_for(NAMES)
+    assert limit < clock.now <= limit + 1.5 * pause
+    assert set(clock.slept) == {pause}
+    # Who is absent is said when it changes, not at every look.
+    assert said == ["waiting for north, south, west", "waiting for south, west", "waiting for west"]
+    with Record(tmp_path / "record") as record:
+        clients = {name: lambda r, n=name: honest(n, r) for name in (*NAMES, "more")}
+        Coordinator("run", InMemory(clients), record, policy, said.append).wait_for(NAMES)
+    assert len(said) == 3
+
+
+def test_the_record_says_what_was_exchanged(tmp_path):
+    requests = {}
+
+    def listening(name, request):
+        requests[name] = request
+        return honest(name, request)
+
+    clients = {name: lambda r, n=name: listening(n, r) for name in NAMES}
+    with Record(tmp_path / "record") as record:
+        asked(Coordinator("run", InMemory(clients), record), 4)
+        heads = [head for head in record.heads if "request" in head]
+    assert [head["client"] for head in heads] == list(NAMES)
+    for head in heads:
+        request = requests[head["client"]]
+        assert (head["question"], head["round"], head["rows"]) == ("round", 4, 20)
+        assert head["request"] == hashlib.sha256(request).hexdigest()
+        assert head["bytes_down"] == len(request)
+        assert head["bytes_up"] == len(honest(head["client"], request))
+        assert head["fields"] == {"value": [], "gradient": [3]}
+        assert 0 <= head["seconds"] < 60
+
+
+def test_clients_that_left_the_network_are_not_waited_for(tmp_path):
+    """They can come back only to a new session: what came in is kept, and the run says who left."""
+
+    class Left(InMemory):
+        def exchange(self, messages, timeout):
+            assert set(messages) == set(NAMES), "nobody is asked again in this session"
+            found = super().exchange({"north": messages["north"]}, timeout)
+            absent = dict.fromkeys(("west", "south"), "left")
+            return Delivered(found.replies, absent, frozenset(absent))
+
+    clients = {name: lambda r, n=name: honest(n, r) for name in NAMES}
+    with Record(tmp_path / "record") as record:
+        coordinator = Coordinator("run", Left(clients), record, Policy(timeout=1e-9, patience=1e9))
+        with pytest.raises(ClientsGoneError, match=r"south, west left the network .* --resume"):
+            asked(coordinator, 1)
+        assert [head["client"] for head in record.heads if "request" in head] == ["north"]
+        resumed = Coordinator("run", InMemory(clients), record, Policy(timeout=1e-9))
+        assert digest(b"", asked(resumed, 1)) == STATES[1]
+
+
 def test_a_round_that_does_not_need_all_goes_on_with_those_who_replied(tmp_path):
     carrier = FaultyCarrier()
     carrier.plan = [{"north": "dropped"}]
@@ -328,7 +421,16 @@ def test_a_record_is_refused_where_it_is_none(tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "word"),
-    [({"lost": "maybe"}, "lost"), ({"timeout": 0}, "timeout"), ({"min_clients": 0}, "min_clients")],
+    [
+        ({"lost": "maybe"}, "lost"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": np.inf}, "timeout"),
+        ({"timeout": "60"}, "timeout"),
+        ({"patience": -1.0}, "patience"),
+        ({"patience": np.nan}, "patience"),
+        ({"min_clients": 0}, "min_clients"),
+        ({"min_clients": 1.5}, "min_clients"),
+    ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(given, word):
     with pytest.raises(BidroError, match=word):

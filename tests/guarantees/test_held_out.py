@@ -112,6 +112,16 @@ def test_a_unit_is_one_draw_with_the_mean_of_its_rows():
     assert "of a unit" in many.promise
 
 
+def test_the_empirical_bernstein_bound_by_hand():
+    """Fifty values 0 and fifty 0.2: variance (n / (n - 1)) 0.1^2, and ln(2 / 0.05) = 3.688879."""
+    values = np.repeat([0.0, 0.2], 50)
+    by_hand = 0.1 + math.sqrt(2 * 0.01 / 99 * 3.6888794541) + 7 * 3.6888794541 / (3 * 99)
+    assert empirical_bernstein(values, 0.05) == pytest.approx(by_hand, rel=1e-9)
+    # One value tells nothing, and no bound is above 1.
+    assert empirical_bernstein(np.zeros(1), 0.05) == 1.0
+    assert empirical_bernstein(np.ones(9), 0.05) == 1.0
+
+
 @pytest.mark.parametrize(("wrong", "n"), [(0, 20), (3, 50), (20, 20)])
 def test_clopper_pearson_by_its_definition(wrong, n):
     """The bound is the probability at which so few errors would have probability beta."""

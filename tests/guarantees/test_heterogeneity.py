@@ -1,5 +1,7 @@
 """How far clouds are apart: thinned, through a reference, and widened."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -62,6 +64,19 @@ def test_pairs_exactly_thinned_and_through_a_reference(monkeypatch):
     np.testing.assert_array_equal(np.diag(through), 0.0)
 
 
+def test_what_thinning_moves_counts_on_both_sides(monkeypatch):
+    """Two rows a client, one kept: where both inner ones are, the bound is tight and needs both moves."""
+    monkeypatch.setattr(heterogeneity, "EXACT_ROWS", 1)
+    left, right = np.array([[-1.0, 0.0], [0.0, 0.0]]), np.array([[11.0, 0.0], [10.0, 0.0]])
+    found = []
+    for a, b in itertools.product((left, left[::-1]), (right, right[::-1])):
+        federation = Federation.from_arrays([a, b], Box.cube(20.0, 2))
+        whole = Problem(federation, Squared(), Box.cube(5.0, 1), Transport.euclidean(2, 1.0))
+        found.append(cloud_distances(whole)[0, 1])
+    assert wasserstein_distance(left, right, Transport.euclidean(2, 1.0)) == pytest.approx(11.0)
+    assert sorted(found) == pytest.approx([11.0, 12.0, 12.0, 13.0])
+
+
 def test_widened_and_no_more_than_the_diameter():
     apart = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 0.5], [2.0, 0.5, 0.0]])
     assert widened(apart, [0.1, 5.0, 0.3], 100.0) == pytest.approx(1.0 + 5.1)
@@ -78,6 +93,7 @@ def test_one_number_a_client_bounds_delta():
     far = np.sort(np.array(sent) + radii)
     assert delta_from_reference(sent, radii) == pytest.approx(far[-1] + far[-2])
     assert delta_from_reference(sent, radii) >= widened(cloud_distances(whole), radii, np.inf)
+    assert delta_from_reference([1.0, 2.0], [0.25, 0.0]) == 3.25
     assert delta_from_reference(sent[:1], radii[:1]) == 0.0
     with pytest.raises(BidroError, match="not negative"):
         delta_from_reference([-1.0, 2.0], 0.0)

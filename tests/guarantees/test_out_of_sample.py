@@ -13,8 +13,9 @@ from bidro.federation import Federation
 from bidro.guarantees import robust_risk
 from bidro.guarantees.heterogeneity import cloud_distances, widened
 from bidro.guarantees.on_support import support_lipschitz
-from bidro.guarantees.out_of_sample import certify, l1_diameter
-from bidro.losses import Absolute, Hinge, Huber, Logistic, Pinball, Squared
+from bidro.guarantees.out_of_sample import certify, explicit_radii, l1_diameter
+from bidro.guarantees.radius import ExplicitRadius
+from bidro.losses import Absolute, Hinge, Huber, Logistic, Pinball, Softmax, Squared
 from bidro.problem import Problem
 from bidro.sets import Box, CappedSimplex, L1SimplexBall, Simplex
 from bidro.transport import Transport, wasserstein_distance
@@ -82,6 +83,37 @@ def test_the_slope_with_labels_that_flip(loss, p):
     flipped = points[0][:, 2] != points[1][:, 2]
     distance = (moved**p + np.where(flipped, cost**p, 0.0)) ** (1 / p)
     assert np.max(np.abs(a - b) / distance) <= slope * (1 + 1e-9)
+
+
+def test_a_move_and_a_flip_together_can_be_steeper_than_either():
+    """p = 2 and 40 classes, 38 of them with the score theta: from (-1/2, class 1) to (1/2, class 0) the loss
+    rises by more than the larger of both slopes allows."""
+    loss, cost = Softmax(classes=40, intercept=True), 1.5
+    scores, intercepts = np.ones(40), np.zeros(40)
+    scores[:2], intercepts[1] = 0.0, 1.0
+    x = np.concatenate([scores, intercepts])
+    box = Box(np.array([-0.5, 0.0]), np.array([0.5, 39.0]))
+    fed = Federation.from_arrays([np.array([[0.5, 0.0], [-0.5, 1.0]])], box)
+    problem = Problem(fed, loss, Box.cube(3.0, 80), Transport.classification(2, 2.0, cost))
+    high, low = (float(loss.value(jnp.asarray(x), row)) for row in jnp.array([[0.5, 0.0], [-0.5, 1.0]]))
+    steepness = (high - low) / math.hypot(1.0, cost)
+    found = support_lipschitz(problem, x)
+    # Slopes: 1 in the feature; a flip changes the loss by at most 3/2, at a cost of 3/2.
+    assert steepness > 1.05
+    assert found == pytest.approx(math.sqrt(2))
+    assert steepness <= found
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_two_classes_have_the_radii_of_two(p):
+    rng = np.random.default_rng(5)
+    rows = np.column_stack([rng.uniform(-1, 1, (500, 1)), rng.choice([-1.0, 1.0], 500)])
+    fed = Federation.from_arrays([rows], Box(np.array([-1.0, -1.0]), np.array([1.0, 1.0])))
+    problem = Problem(fed, Logistic(), Box.cube(3.0, 1), Transport.classification(2, p, 0.6))
+    diameter = (2.0**p + 0.6**p) ** (1 / p)
+    by_hand = ExplicitRadius(diameter, 2, p, finest=2).radius(500, 0.1)
+    assert certify(problem, np.array([0.5]), 0.9, delta=0.0).radii == pytest.approx(by_hand)
+    assert explicit_radii(problem, 0.9) == pytest.approx(by_hand)
 
 
 @pytest.mark.parametrize(

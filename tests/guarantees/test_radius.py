@@ -22,6 +22,7 @@ from bidro.guarantees.radius import (
     metric_diameter,
     paper_rule,
 )
+from bidro.losses import Logistic, Softmax
 from bidro.sets import Box, CappedSimplex, L1SimplexBall, Simplex
 from bidro.transport import Transport
 from tests.small import mostly_slow
@@ -212,6 +213,25 @@ def test_the_diameter_in_a_scaled_metric_and_with_labels():
     assert paper_rule(fed, scaled, 1.0, 1.0).half_width == pytest.approx(3.0)
     labelled = Federation.from_arrays([np.array([[0.0, 1.0, 1.0], [0.0, 1.0, -1.0]])], box)
     assert metric_diameter(labelled, Transport.classification(3, 1.0, 0.7)) == pytest.approx(5.0 + 0.7)
+
+
+def test_labels_are_counted_as_the_loss_has_them():
+    """-1 and 1 are two labels, although a box from -1 to 1 has room for three whole numbers."""
+    box = Box(np.array([0.0, 0.0, -1.0]), np.array([1.0, 2.0, 1.0]))
+    fed = Federation.from_arrays([np.array([[0.0, 1.0, 1.0], [0.0, 1.0, -1.0]])], box)
+    flips = Transport.classification(3, 1.0, 0.7)
+    assert explicit_rule(fed, flips, Logistic().labels).finest == 2
+    assert explicit_rule(fed, flips).finest == 3
+    classes = Box(np.array([0.0, 0.0, 0.0]), np.array([1.0, 2.0, 6.0]))
+    seven = Federation.from_arrays([np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 6.0]])], classes)
+    rule = explicit_rule(seven, flips, Softmax(classes=7).labels)
+    assert rule.finest == explicit_rule(seven, flips).finest == 7
+    diameter = math.sqrt(5) + 0.7
+    by_hand = diameter * (slow_mean_bound(400, 3, 1.0, 7) + math.sqrt(math.log(10) / 800))
+    assert rule.radius(400, 0.1) == pytest.approx(by_hand, rel=1e-9)
+    # The bound with cells that mix labels would be smaller, and would not hold.
+    assert rule.radius(400, 0.1) > ExplicitRadius(diameter, 3, 1.0).radius(400, 0.1)
+    assert explicit_rule(fed, Transport.euclidean(3), None).finest == 2
 
 
 @pytest.mark.parametrize(

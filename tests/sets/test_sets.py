@@ -20,6 +20,7 @@ from bidro.sets import (
     Simplex,
     WholeSpace,
 )
+from bidro.sets.vectors import _norm
 
 N = 5
 CENTER = np.array([0.4, 0.0, 0.25, 0.3, 0.05])
@@ -150,10 +151,50 @@ def test_weights_always_sum_to_one(v):
         assert found.min() >= -1e-12
 
 
-def test_weights_that_are_not_finite_do_not_turn_into_ones_that_look_fine():
-    for convex_set in WEIGHT_SETS.values():
-        for bad in (np.inf, np.nan):
-            assert np.all(np.isnan(convex_set.project(jnp.array([bad, 0, 0, 0, 0]))))
+@pytest.mark.parametrize("name", WEIGHT_SETS)
+def test_weights_that_are_not_finite_do_not_turn_into_ones_that_look_fine(name):
+    for bad in (np.inf, -np.inf, np.nan):
+        for place in (0, N - 1):
+            given_weights = np.zeros(N)
+            given_weights[place] = bad
+            assert np.all(np.isnan(_project(WEIGHT_SETS[name], given_weights)))
+
+
+def test_a_point_without_a_direction_stays_a_number():
+    """At a ball's centre, and for a linear function of slope 0, there is nothing to divide by."""
+    ball = Ball(np.array([0.3, -0.1]), 0.5)
+    for weights in (None, jnp.array([1.0, 2.0])):
+        np.testing.assert_array_equal(ball.project(ball.center, weights), ball.center)
+    assert float(_norm(jnp.zeros(2))) == 0.0
+    value, point = ball.linear_maximum(jnp.zeros(2))
+    assert float(value) == 0.0
+    assert bool(ball.contains(point))
+    value, point = WholeSpace(2).linear_maximum(jnp.zeros(2))
+    assert float(value) == 0.0
+    np.testing.assert_array_equal(point, 0.0)
+    value, point = WholeSpace(2).linear_maximum(jnp.array([0.0, -2.0]))
+    assert float(value) == np.inf
+    np.testing.assert_array_equal(point, [0.0, -np.inf])
+
+
+@pytest.mark.parametrize("name", VECTOR_SETS)
+def test_the_largest_norm_bounds_every_point(name):
+    """Also in a norm that counts a coordinate which a cut leaves free (here the fourth)."""
+    convex_set, rng = VECTOR_SETS[name], np.random.default_rng(5)
+    points = np.array([_project(convex_set, v) for v in 5 * rng.normal(size=(60, N))])
+    for scale in (CUT_SCALE, np.ones(N), np.array([0.0, 0.0, 0.0, 1.0, 0.0]), np.array([3.0, 0, 0, 0, 1])):
+        widest = np.linalg.norm(scale * points, axis=1).max()
+        assert widest <= float(convex_set.largest_norm(jnp.asarray(scale))) * (1 + 1e-9)
+
+
+def test_a_cut_bounds_the_norms_that_it_sees():
+    free = ScaledNormCut(WholeSpace(2), np.array([2.0, 0.0]), 3.0)
+    assert float(free.largest_norm(jnp.array([4.0, 0.0]))) == pytest.approx(6.0)
+    assert np.isinf(free.largest_norm(jnp.array([4.0, 1.0])))
+    assert float(WholeSpace(2).largest_norm(jnp.zeros(2))) == 0.0
+    boxed = ScaledNormCut(Box.cube(1.0, 2), np.array([2.0, 1.0]), 3.0)
+    assert float(boxed.largest_norm(jnp.array([1.0, 1.0]))) == pytest.approx(np.sqrt(2))
+    assert float(boxed.largest_norm(jnp.array([9.0, 0.0]))) == pytest.approx(9.0)
 
 
 def test_huge_values():
@@ -187,6 +228,96 @@ def test_l1_ball_keeps_to_its_radius_when_it_binds():
     assert float(jnp.sum(jnp.abs(found - CENTER))) == pytest.approx(0.3)
 
 
+def test_one_number_stands_for_every_coordinate():
+    for box in (Box(-1.0, np.array([2.0, 3.0, 4.0])), Box(np.array([-1.0, -1.0, -1.0]), [2.0, 3.0, 4.0])):
+        assert box.dimension == 3
+        np.testing.assert_array_equal(box.lower, [-1.0, -1.0, -1.0])
+    np.testing.assert_array_equal(CappedSimplex(0.0, [0.5, 0.6]).upper, [0.5, 0.6])
+    np.testing.assert_array_equal(Box.cube(2.0, 2).lower, [-2.0, -2.0])
+    np.testing.assert_array_equal(Box.cube(2.0, 2).upper, [2.0, 2.0])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_membership_is_up_to_the_tolerance(name):
+    """From a point at the edge, straight out: a part of the tolerance is in, several are out."""
+    convex_set = SETS[name]
+    far = 50 * np.ones(N) if name in VECTOR_SETS else 50 * np.eye(N)[0]
+    edge = np.asarray(_project(convex_set, far))
+    out = (far - edge) / np.linalg.norm(far - edge)
+    for tolerance in (1e-9, 1e-3):
+        # Constraints are on single weights and their sum, on which a step of this length may count less.
+        assert bool(convex_set.contains(jnp.asarray(edge + 0.4 * tolerance * out), tolerance))
+        assert not bool(convex_set.contains(jnp.asarray(edge + 2.6 * tolerance * out), tolerance))
+    assert not bool(convex_set.contains(jnp.asarray(edge + 1e-7 * out)))
+
+
+def test_weights_must_be_in_all_of_their_constraints():
+    assert not bool(Simplex(2).contains(jnp.array([1.1, -0.1])))
+    assert not bool(Simplex(2).contains(jnp.array([0.5, 0.6])))
+    assert not bool(Simplex(2).contains(jnp.array([0.5, 0.4])))
+    capped = CappedSimplex(np.array([0.2, 0.1]), np.array([0.7, 0.9]))
+    assert bool(capped.contains(jnp.array([0.3, 0.7])))
+    for bad in ([0.1, 0.9], [0.8, 0.2], [0.3, 0.6], [0.3, 0.8]):
+        assert not bool(capped.contains(jnp.array(bad)))
+    assert not bool(L1SimplexBall(np.array([0.5, 0.5]), 1.0).contains(jnp.array([0.3, 0.5])))
+    assert not bool(WholeSpace(2).contains(jnp.array([0.0, np.inf])))
+
+
+@pytest.mark.parametrize("name", VECTOR_SETS)
+def test_boxes_around_sets_and_diameters_bound_every_point(name):
+    convex_set, rng = VECTOR_SETS[name], np.random.default_rng(6)
+    points = np.array([_project(convex_set, v) for v in 5 * rng.normal(size=(40, N))])
+    lower, upper = (np.asarray(v) for v in convex_set.bounding_box())
+    assert np.all((points >= lower - 1e-9) & (points <= upper + 1e-9))
+    apart = np.linalg.norm(points[:, None] - points[None], axis=-1)
+    assert apart.max() <= float(convex_set.diameter()) + 1e-9
+
+
+def test_boxes_and_diameters_by_hand():
+    box = Box(np.array([-1.0, 0.0]), np.array([2.0, 4.0]))
+    assert float(box.diameter()) == pytest.approx(5.0)
+    ball = Ball(np.array([1.0, -1.0]), 0.5)
+    assert float(ball.diameter()) == pytest.approx(1.0)
+    np.testing.assert_allclose(ball.bounding_box(), [[0.5, -1.5], [1.5, -0.5]])
+    assert float(ball.largest_norm(jnp.array([3.0, 4.0]))) == pytest.approx(5.0 + 0.5 * 4.0)
+    assert float(box.largest_norm(jnp.array([1.0, 0.5]))) == pytest.approx(np.sqrt(8))
+    cut = ScaledNormCut(box, np.array([0.5, 0.0]), 0.25)
+    np.testing.assert_allclose(cut.bounding_box(), [[-0.5, 0.0], [0.5, 4.0]])
+    assert float(cut.diameter()) == pytest.approx(np.sqrt(17))
+    assert float(ScaledNormCut(ball, np.array([0.01, 0.01]), 9.0).diameter()) == pytest.approx(1.0)
+    whole = WholeSpace(2)
+    assert float(whole.diameter()) == np.inf
+    np.testing.assert_array_equal(whole.bounding_box(), [[-np.inf] * 2, [np.inf] * 2])
+    np.testing.assert_array_equal(whole.constraints()[:2], [[-np.inf] * 2, [np.inf] * 2])
+
+
+def test_diameters_of_weights_by_hand():
+    assert float(Simplex(3).diameter()) == pytest.approx(np.sqrt(2))
+    assert float(Simplex(1).diameter()) == 0.0
+    assert float(CappedSimplex(np.zeros(2), np.ones(2)).diameter()) == pytest.approx(np.sqrt(2))
+    assert float(CappedSimplex([0.2, 0.5], [0.5, 0.9]).diameter()) == pytest.approx(0.5)
+    assert float(L1SimplexBall(CENTER, 0.3).diameter()) == pytest.approx(0.3 * np.sqrt(2))
+    assert float(L1SimplexBall(CENTER, 5.0).diameter()) == pytest.approx(np.sqrt(2))
+    assert float(L1SimplexBall(CENTER, 5.0).radius) == 2.0
+
+
+def test_bounds_of_weights_may_be_off_by_rounding():
+    """Weights that sum to 1 up to 5e-10 are taken, up to 5e-9 they are not."""
+    for slack in (5e-10, 5e-9):
+        high, low = np.array([0.5, 0.5 + slack]), np.array([0.5, 0.5 - slack])
+        for make in (
+            lambda high=high: CappedSimplex(high, high),
+            lambda low=low: CappedSimplex(low, low),
+            lambda high=high: L1SimplexBall(high, 0.1),
+            lambda low=low: L1SimplexBall(low, 0.1),
+        ):
+            if slack < 1e-9:
+                assert make().dimension == 2
+            else:
+                with pytest.raises(BidroError, match="sum to"):
+                    make()
+
+
 def test_cap_around_proportions():
     capped = CappedSimplex.around_proportions([10, 30, 60], kappa=2.0)
     np.testing.assert_allclose(capped.upper, [0.2, 0.6, 1.0])
@@ -207,9 +338,18 @@ def test_diameter_bounds_all_distances(name):
     ("make", "word"),
     [
         (lambda: Box(np.array([1.0]), np.array([0.0])), "lower <= upper"),
+        (lambda: Box(np.array([0.0, 2.0]), np.array([1.0, 1.0])), "coordinate 1 has 2.0 > 1.0"),
         (lambda: Box(np.array([-np.inf]), np.array([0.0])), "finite"),
+        (lambda: Box(np.array([-np.inf, 0.0]), np.array([0.0, 1.0])), "finite"),
         (lambda: Ball(np.zeros(2), -1.0), "radius"),
         (lambda: Box(np.zeros(2), np.ones(3)), "one length"),
+        (lambda: Box(np.zeros((2, 2)), np.ones(2)), "one length"),
+        (lambda: Ball(np.zeros(2), np.nan), "finite"),
+        (lambda: Ball(np.zeros(2), np.ones(2)), "radius"),
+        (lambda: L1SimplexBall(np.array([0.5, 0.5]), -0.1), "radius"),
+        (lambda: L1SimplexBall(np.array([1.2, -0.2]), 0.1), "nonnegative"),
+        (lambda: CappedSimplex(0.5 * np.ones(3), np.ones(3)), "lower ones sum to 1.5"),
+        (lambda: CappedSimplex(np.array([0.5, 0.0]), np.array([0.4, 1.0])), "lower <= upper"),
         (lambda: L1SimplexBall(np.array([0.5, 0.5]), np.array([0.1, 0.2])), "radius"),
         (lambda: CappedSimplex(np.zeros(3), 0.2 * np.ones(3)), "sum to"),
         (lambda: CappedSimplex(-np.ones(3), np.ones(3)), "0 <= lower"),

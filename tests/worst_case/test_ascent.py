@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bidro.errors import BidroError
 from bidro.losses import CustomLoss, Logistic, Squared
 from bidro.sets import Ball, Box, WholeSpace
 from bidro.transport import Transport
@@ -26,6 +27,24 @@ def test_the_paper_s_ascent_step_by_step():
     found = FixedStepAscent().maximise(inner, X, ZETA, jnp.asarray(rho), jnp.asarray(noise))
     np.testing.assert_allclose(found.point, z, rtol=1e-12)
     assert float(found.value) == pytest.approx((a @ z) ** 2 - rho * np.sum((z - zeta) ** 2))
+
+
+def test_settings_of_an_ascent_at_their_edges():
+    """No steps, no step size, no perturbation and no tolerance are choices; less than none is not."""
+    FixedStepAscent(steps=0, step_size=0.0, perturbation=0.0)
+    BacktrackingAscent(steps=0, tolerance=0.0)
+    for make in (
+        lambda: FixedStepAscent(steps=-1),
+        lambda: FixedStepAscent(step_size=-0.1),
+        lambda: FixedStepAscent(step_size=np.inf),
+        lambda: FixedStepAscent(perturbation=-0.1),
+        lambda: FixedStepAscent(perturbation=np.inf),
+        lambda: BacktrackingAscent(steps=-1),
+        lambda: BacktrackingAscent(tolerance=-1e-9),
+        lambda: BacktrackingAscent(tolerance=np.nan),
+    ):
+        with pytest.raises(BidroError, match="not negative"):
+            make()
 
 
 def test_noise_never_moves_what_cannot_move():

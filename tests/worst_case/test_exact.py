@@ -22,6 +22,7 @@ from bidro.losses import (
 from bidro.sets import Ball, Box, WholeSpace
 from bidro.transport import Transport
 from bidro.worst_case import BacktrackingAscent, Exact, Inner, default_oracle
+from bidro.worst_case.exact import _softmax_gain
 from tests.small import mostly_slow
 from tests.worst_case.brute_force import supremum
 
@@ -249,6 +250,24 @@ def test_softmax_elsewhere_brackets_the_supremum(p, label_cost):
         assert float(found.value) <= slow + 1e-9
         assert float(found.value + found.error_bound) >= slow - 1e-9
         assert np.isfinite(found.error_bound)
+
+
+def test_the_softmax_ceiling_where_it_is_nearly_reached():
+    """Scores -3/2 t and 3/2 t: the loss of class 0 is log(1 + exp(3 t)), at 0 of slope 3/2 and of curvature
+    9/4, the largest that it has. With a large rho the supremum is close to (9/4) / (4 rho - 9/2) above the
+    loss; with a small one it is the slope of 3 far out that bounds it."""
+    loss = Softmax(classes=2)
+    inner = Inner(Transport.classification(2, 2.0), WholeSpace(2), loss)
+    x, zeta, t = jnp.array([-1.5, 1.5]), jnp.zeros(2), np.linspace(-20, 20, 400_001)
+    steepest = loss.steepness(x, inner.transport.inverse_scale, zeta[-1])
+    assert float(steepest) == pytest.approx(3.0)
+    for rho, expected in ((10.0, 2.25 / 35.5), (1.6, 2.25 / 1.9), (1.2, 9 / 4.8), (0.5, 9 / 2)):
+        truth = float(np.max(np.logaddexp(0, 3 * t) - rho * t**2)) - np.log(2)
+        gain = float(_softmax_gain(inner, loss, x, zeta, steepest, jnp.asarray(rho)))
+        assert gain == pytest.approx(expected, rel=1e-9)
+        assert gain >= truth - 1e-12
+        found = Exact().maximise(inner, x, zeta, jnp.asarray(rho))
+        assert float(found.value + found.error_bound) == pytest.approx(np.log(2) + gain, rel=1e-9)
 
 
 def test_exact_says_why_it_cannot():

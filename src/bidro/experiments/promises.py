@@ -82,7 +82,7 @@ def interval_study(repetitions: int) -> list[dict[str, Any]]:
         for k in range(repetitions):
             rng = np.random.default_rng([FIRST_SEED, 2, k])
             problem = boxed_problem(boxed_rows(directions, SIZES, rng))
-            rule = explicit_rule(problem.federation, problem.transport)
+            rule = explicit_rule(problem.federation, problem.transport, problem.loss.labels)
             covered = coverage(rule, SIZES, risks_for(confidence, SIZES, rule))
             trained = solve(replace(problem, ambiguity=WassersteinBall(covered.radii)), 1e-4)
             interval = certify(problem, trained.x, confidence)

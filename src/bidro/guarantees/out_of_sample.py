@@ -83,7 +83,7 @@ def certify(
     where the clients have computed them. Raises BidroError where no radius can promise coverage, and for a
     loss whose slope on the support is not known.
     """
-    rule = explicit_rule(problem.federation, problem.transport)
+    rule = _rule(problem)
     sizes = problem.federation.sizes
     covered = coverage(rule, sizes, risks_for(confidence, sizes, rule, split), problem.weights, delta)
     slope = support_lipschitz(problem, x)
@@ -120,8 +120,12 @@ def certify(
 
 def explicit_radii(problem: Problem, confidence: float) -> Floats:
     """(n,) radii whose balls hold together with this confidence, the same risk for every client."""
-    rule, sizes = explicit_rule(problem.federation, problem.transport), problem.federation.sizes
+    rule, sizes = _rule(problem), problem.federation.sizes
     return coverage(rule, sizes, risks_for(confidence, sizes, rule)).radii
+
+
+def _rule(problem: Problem) -> ExplicitRadius:
+    return explicit_rule(problem.federation, problem.transport, problem.loss.labels)
 
 
 def l1_diameter(mixtures: Simplex | CappedSimplex | L1SimplexBall) -> float:

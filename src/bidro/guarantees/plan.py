@@ -77,7 +77,7 @@ def plan(
     distances between the clients change the answer.
     """
     check_plan(radius, width, confidence, delta)
-    rule = explicit_rule(problem.federation, problem.transport)
+    rule = explicit_rule(problem.federation, problem.transport, problem.loss.labels)
     sizes, names = problem.federation.sizes, problem.federation.names
     risks = risks_for(confidence, sizes, rule)
     beta = float(risks[0])

@@ -14,6 +14,7 @@ given radius stands for.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -163,16 +164,20 @@ def inverse_h(y: float) -> float:
     return float(brentq(lambda x: h(x) - y, low, high, xtol=1e-300, rtol=8.9e-16)) if low < high else low
 
 
-def explicit_rule(federation: Federation, transport: Transport) -> ExplicitRadius:
+def explicit_rule(
+    federation: Federation, transport: Transport, labels: Sequence[float] | None = None
+) -> ExplicitRadius:
     """The rule for a declared box and the metric of the transport cost.
 
-    Raises BidroError where the true distribution lies outside every ball, or nothing is declared.
+    `labels` are those that a discrete label can take, `loss.labels`; where they are not given, every whole
+    number in the box counts as one. Raises BidroError where the true distribution lies outside every ball, or
+    nothing is declared.
     """
     return ExplicitRadius(
         metric_diameter(federation, transport),
         federation.m,
         transport.p,
-        max(2, _classes(federation, transport)),
+        max(2, _classes(federation, transport, labels)),
     )
 
 
@@ -223,10 +228,13 @@ def coverage_obstacle(federation: Federation, transport: Transport) -> str | Non
     return None
 
 
-def _classes(federation: Federation, transport: Transport) -> int:
-    """How many labels a discrete label can take, as far as the box tells; 0 for a continuous target."""
+def _classes(federation: Federation, transport: Transport, labels: Sequence[float] | None) -> int:
+    """How many labels a discrete label can take, by the box where they are not given; 0 for a continuous
+    target."""
     if not transport.discrete_label:
         return 0
+    if labels is not None:
+        return len(labels)
     support = federation.support
     assert isinstance(support, Box)
     return round(float(support.upper[-1] - support.lower[-1])) + 1

@@ -123,7 +123,7 @@ class L1SimplexBall:
         return self.center.shape[-1]
 
     def project(self, v: Array) -> Array:
-        free = Simplex(self.dimension).project(v)
+        free = Simplex(self.dimension).project(v)  # nan for weights that are not finite
         # Where the l1 constraint binds, weights that rise gain radius / 2 in all and weights that
         # fall lose as much; the two halves decouple into one water level each.
         d, half = v - self.center, self.radius / 2
@@ -131,7 +131,7 @@ class L1SimplexBall:
         rise = _lowered(d, zero, zero + half, half)
         fall = _lowered(-d, zero, self.center, half)
         binds = jnp.sum(jnp.abs(free - self.center)) > self.radius
-        return _finite_or_nan(v, jnp.where(binds, self.center + rise - fall, free))
+        return jnp.where(binds, self.center + rise - fall, free)
 
     def contains(self, v: Array, tolerance: float = 1e-9) -> Array:
         close = jnp.sum(jnp.abs(v - self.center)) <= self.radius + tolerance

@@ -1,0 +1,134 @@
+"""What a site does not send: every limit at its edge, where one row less or more decides."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bidro.client import Client
+from bidro.deploy.rules import (
+    RefusedError,
+    most_folds,
+    rarest_value,
+    require_allowed_loss,
+    require_common_values,
+    rows_behind,
+)
+from bidro.losses import Absolute, Hinge, Huber, Logistic, Pinball, SmoothedHinge, Softmax, Squared
+from bidro.sets import WholeSpace
+from bidro.transport import Transport
+
+
+def rows(count, rare=None, at=0):
+    """(count, 3) rows of three columns; with `rare`, column `at` has a value that so many rows share."""
+    table = np.random.default_rng(0).normal(size=(count, 3))
+    if rare is not None:
+        table[:, at] = np.arange(count) < rare
+    return table
+
+
+def test_the_rarest_value_of_columns_with_two():
+    assert rarest_value(rows(20)) == 20
+    assert rarest_value(rows(20, 3)) == 3
+    assert rarest_value(rows(20, 17, at=2)) == 3
+    # The first row's value is the rarer one here, and the more common one there.
+    assert rarest_value(rows(20, 1)) == rarest_value(rows(20, 1)[::-1]) == 1
+    both = rows(20, 7)
+    both[:, 1] = np.arange(20) >= 16
+    assert rarest_value(both) == 4
+    # One value is no choice, and three are not a sum over the rows of one of them.
+    one, three = rows(20, 20), rows(20)
+    three[:, 1] = np.arange(20) % 3
+    assert rarest_value(one) == rarest_value(three) == 20
+
+
+def test_common_values_at_the_edge():
+    require_common_values(rows(20, 10), 10)
+    with pytest.raises(RefusedError, match="fewer than its min_rows = 10"):
+        require_common_values(rows(20, 9), 10)
+
+
+def marks(counts, size):
+    return {count: np.arange(size) % count for count in counts}
+
+
+def test_the_most_folds_of_which_each_leaves_out_enough():
+    assert most_folds(rows(50), marks((2, 3, 4, 5), 50), 10) == 5
+    assert most_folds(rows(49), marks((2, 3, 4, 5), 49), 10) == 4
+    assert most_folds(rows(20), marks((2, 3, 4, 5), 20), 10) == 2
+    assert most_folds(rows(19), marks((2, 3, 4, 5), 19), 10) == 0
+    # Only those that were dealt count.
+    assert most_folds(rows(50), marks((2, 3), 50), 10) == 3
+    assert most_folds(rows(50), {}, 10) == 0
+    # All rows in one fold leave none to train on.
+    assert most_folds(rows(50), marks((1,), 50), 10) == 0
+    # Every fold, not just the first, and of every value as many rows.
+    uneven = {2: np.where(np.arange(50) < 45, 0, 1)}
+    assert most_folds(rows(50), uneven, 10) == 0
+    table = rows(60, 20)
+    assert most_folds(table, marks((2, 3), 60), 10) == 2
+    assert most_folds(table, marks((2, 3), 60), 6) == 3
+
+
+def test_losses_with_kinks_need_consent():
+    for loss in (Absolute(), Hinge(), Pinball(quantile=0.3)):
+        require_allowed_loss(loss, True)
+        with pytest.raises(RefusedError, match="this loss has kinks"):
+            require_allowed_loss(loss, False)
+    for loss in (Squared(), Huber(threshold=0.1), Logistic(), SmoothedHinge(width=0.1), Softmax(classes=3)):
+        require_allowed_loss(loss, False)
+
+
+def asked(table, evidence="all rows", second_order=False, loss=None, folds=None):
+    client = Client.single("a", table, loss or Squared(), Transport.euclidean(3), WholeSpace(3))
+    if folds is not None:
+        client = replace(client, rows=client.rows.in_folds(folds, int(folds.max()) + 1))
+    return SimpleNamespace(evidence=evidence, second_order=second_order), client
+
+
+def test_how_many_rows_are_behind_a_reply():
+    assert rows_behind(*asked(rows(20)), 10, False) == 20
+    assert rows_behind(*asked(rows(10)), 10, False) == 10
+    assert rows_behind(*asked(rows(30, 12)), 10, False) == 12
+    with pytest.raises(RefusedError, match="a reply would rest on 9 rows, fewer than its min_rows = 10"):
+        rows_behind(*asked(rows(9)), 10, False)
+    with pytest.raises(RefusedError, match="a reply would rest on 4 rows"):
+        rows_behind(*asked(rows(30, 4)), 10, False)
+
+
+def test_replies_from_one_row_need_consent():
+    assert rows_behind(*asked(rows(20), "one row"), 10, True) == 1
+    with pytest.raises(RefusedError, match="one_sample_replies = true"):
+        rows_behind(*asked(rows(20), "one row"), 10, False)
+    # Consent to those changes nothing about other replies.
+    assert rows_behind(*asked(rows(20)), 10, True) == 20
+    with pytest.raises(RefusedError, match="would rest on 9 rows"):
+        rows_behind(*asked(rows(9)), 10, True)
+
+
+def test_what_a_fold_leaves_out_counts():
+    thirds = np.arange(36) % 3
+    assert rows_behind(*asked(rows(36), folds=thirds), 10, False) == 12
+    with pytest.raises(RefusedError, match="what a fold leaves out would rest on 12 rows"):
+        rows_behind(*asked(rows(36), folds=thirds), 13, False)
+    # The smallest fold, wherever it is, and the rarest value in any.
+    with pytest.raises(RefusedError, match="what a fold leaves out would rest on 6 rows"):
+        rows_behind(*asked(rows(36), folds=np.where(np.arange(36) < 30, 0, 1)), 10, False)
+    with pytest.raises(RefusedError, match="what a fold leaves out would rest on 4 rows"):
+        rows_behind(*asked(rows(36, 12), folds=thirds), 10, False)
+    # An empty fold leaves nothing out that could be told, and nothing is told.
+    with pytest.raises(RefusedError, match="would rest on 0 rows"):
+        rows_behind(*asked(rows(36), folds=2 * (np.arange(36) % 2)), 10, False)
+
+
+def test_curvature_needs_more_than_twice_as_many_rows_as_parameters():
+    with_intercept = Squared(intercept=True)
+    assert rows_behind(*asked(rows(7), second_order=True, loss=with_intercept), 2, False) == 7
+    with pytest.raises(RefusedError, match="too few to send curvature for a model of 3 parameters"):
+        rows_behind(*asked(rows(6), second_order=True, loss=with_intercept), 2, False)
+    assert rows_behind(*asked(rows(6), loss=with_intercept), 2, False) == 6
+    assert rows_behind(*asked(rows(5), second_order=True), 2, False) == 5
+    halves = np.arange(12) % 2
+    with pytest.raises(RefusedError, match="what a fold leaves out rests on 6 rows, too few to send curv"):
+        rows_behind(*asked(rows(12), second_order=True, loss=with_intercept, folds=halves), 2, False)
