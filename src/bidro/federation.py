@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Support = Box | Ball | WholeSpace
-# Numbers beyond this, and columns all below one over it, have no squares to compute with.
+# Numbers beyond this, and columns all below one over it, have no squares of squares to compute with.
 LARGEST_SIZE = 1e60
 # Rows looked at together when a fault has to be located, so that no check copies the data.
 _CHECK_ROWS = 65_536

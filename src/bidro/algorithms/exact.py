@@ -329,7 +329,7 @@ def _with_lower_bound(state: State) -> State:
 def _with_proof(state: State, planes: Planes, answer: Answer) -> State:
     """The better of the lower bound known and the one that the answer's multipliers prove."""
     assert state.centre is not None
-    proven = lower_bound(state.model, planes, state.centre.z, answer)
+    proven, alpha = lower_bound(state.model, planes, state.centre.z, answer)
     best = state.best.upper
     if proven > best + _CONTRADICTION * max(abs(best), state.floor):
         raise BidroError(
@@ -339,7 +339,7 @@ def _with_proof(state: State, planes: Planes, answer: Answer) -> State:
         )
     if proven <= state.lower and state.t > 1:
         return state
-    return state._replace(lower=min(max(proven, state.lower), best), alpha=answer.alpha)
+    return state._replace(lower=min(max(proven, state.lower), best), alpha=alpha)
 
 
 def _with_next(state: State) -> State:

@@ -15,6 +15,7 @@ apart from the large ones beside which they would be lost. Sums are evaluated wi
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import jax
@@ -41,17 +42,18 @@ _TINY = float(np.finfo(float).tiny)
 _TIMES = 2
 
 
-def lower_bound(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> float:
-    """The best bound over all of X that the answer's multipliers prove, as they are or mended."""
-    found = [_proven(model, planes, z, answer)]
+def lower_bound(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> tuple[float, Numbers]:
+    """(the best bound over all of X that the answer's multipliers prove, as they are or mended; the weights
+    (n,) of the mixture that it is proven with)."""
+    found = [(_proven(model, planes, z, answer), answer.alpha)]
     for by_cost in (True, False):
         mended = answer
         for _ in range(_TIMES):
             mended = _balanced(model, planes, z, mended, by_cost)
-            found.append(_proven(model, planes, z, mended))
+            found.append((_proven(model, planes, z, mended), mended.alpha))
         if model.nonnegative:
-            found.append(_cancelled(model, planes, z, mended))
-    return max(found)
+            found.append((_cancelled(model, planes, z, mended), mended.alpha))
+    return max(found, key=itemgetter(0))
 
 
 def _proven(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> float:

@@ -17,14 +17,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bidro.errors import BidroError
+from bidro.federation import LARGEST_SIZE
 from bidro.tables.places import row_name
 
 Floats = NDArray[np.float64]
 
-# Beyond this size, squares of squares (the variance of a squared loss) leave the range of numbers.
-LARGEST = 1e60
-# Below this spread, they vanish.
-SMALLEST_SPREAD = 1e-60
+# Below this spread, squares of squares (the variance of a squared loss) vanish.
+SMALLEST_SPREAD = 1 / LARGEST_SIZE
 
 # Whole numbers below this are exact as floating-point numbers.
 _EXACT = 2**53
@@ -220,7 +219,7 @@ def _float(value: Any) -> float:
 
 def require_usable(values: Floats, column: pd.Series) -> None:
     """Raise BidroError for the first number that is infinite or too large to compute with; NaN is let by."""
-    wrong = np.abs(values) > LARGEST
+    wrong = np.abs(values) > LARGEST_SIZE
     if not wrong.any():
         return
     place = int(np.argmax(wrong))
@@ -230,7 +229,7 @@ def require_usable(values: Floats, column: pd.Series) -> None:
         )
     raise BidroError(
         f"{row_name(column, place)}: '{column.name}' is {values[place]:g}, too large to compute with (above "
-        f"{LARGEST:g}); fix the row, or give the column in another unit."
+        f"{LARGEST_SIZE:g}); fix the row, or give the column in another unit."
     )
 
 
