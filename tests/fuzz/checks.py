@@ -26,6 +26,7 @@ from tests.fuzz.measures import (
     inside,
     models,
     objective,
+    of_moments,
     rounding,
     worst_mixture,
 )
@@ -153,6 +154,8 @@ def _check_risks(case: Case, found: Found, solution: Solution, risks: list[Bound
                 found.expect(stated > 0, "risk of 0 where losses are positive", client=i, truth=bounds.lower)
         if case.family.loss != "softmax":
             wide = Wide(1e-9) * abs(bounds.upper)
+            if case.family.method == "one-shot":
+                wide += of_moments(case, i, solution.x, bounds.upper)
             found.expect(
                 stated <= bounds.upper + slack + wide,
                 "risk above the truth",

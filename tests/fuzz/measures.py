@@ -116,6 +116,15 @@ def rounding(case: Case, client: int, x: np.ndarray, risk: Wide) -> Wide:
     return (change + Wide(UNITS) * risk) * max(amplified, Wide(1)) + Wide(TINY)
 
 
+def of_moments(case: Case, client: int, x: np.ndarray, risk: Wide) -> Wide:
+    """What rounding of second moments can add to the risk of squared loss at most: RMSE^2 is off by some
+    units of the largest squares it is summed from, however small it is itself."""
+    rows, (w, b) = np.asarray(case.rows[client], Wide), split(case, x)
+    sizes = np.abs(rows[:, None, :-1] * w).sum(axis=-1).max(axis=1) + np.abs(b).max() + np.abs(rows[:, -1])
+    off = Wide(UNITS) * (sizes**2).mean()
+    return 2 * np.sqrt(abs(risk) * off) + off
+
+
 def objective(case: Case, x: np.ndarray, risks: Sequence[Bounds]) -> tuple[Wide, Wide]:
     """(upper bound of the worst mixture, rounding of it)."""
     uppers = [b.upper for b in risks]

@@ -267,7 +267,10 @@ def test_the_softmax_ceiling_where_it_is_nearly_reached():
         assert gain == pytest.approx(expected, rel=1e-9)
         assert gain >= truth - 1e-12
         found = Exact().maximise(inner, x, zeta, jnp.asarray(rho))
-        assert float(found.value + found.error_bound) == pytest.approx(np.log(2) + gain, rel=1e-9)
+        # Where phi is strongly concave (4 rho > 9/2), ascent knows its own error, and it is hardly any.
+        top = float(found.value + found.error_bound) - np.log(2)
+        assert top == (pytest.approx(truth, rel=1e-6) if rho > 9 / 8 else pytest.approx(gain, rel=1e-9))
+        assert top >= truth
 
 
 def test_exact_says_why_it_cannot():

@@ -33,6 +33,9 @@ Numbers = NDArray[np.float64]
 
 # Curvature is raised to this share of the largest.
 _LEAST_CURVATURE = 1e-13
+# Curvature that risks lack in a coordinate is taken from the cones, but for this share of it: it is theirs
+# already.
+_OF_CONE = 1e-2
 
 
 class Planes(NamedTuple):
@@ -102,6 +105,18 @@ class Curvature(NamedTuple):
         """T with T' M T = scale I: steps T w with w of size 1 change the quadratic term by about `scale`."""
         steps: Numbers = self.units[:, None] * self.vectors * np.sqrt(scale / self.values)
         return steps
+
+
+def held_by_cones(M: Numbers, cones: tuple[Cone, ...], slope: float, nu: float) -> Numbers:
+    """M (k, k) with a share of the curvature that slope ||B x + b|| has across each coordinate at a norm of
+    nu, where M has less than that.
+
+    A coordinate that no risk depends on (a column of rounding noise) is held by the cone alone; without it a
+    step along it would have no end.
+    """
+    columns = np.max([np.sum(cone.matrix**2, axis=0) for cone in cones], axis=0)
+    held = np.append(_OF_CONE * slope * columns / nu, 0.0)
+    return M + np.diag(np.maximum(held - np.diag(M), 0.0))
 
 
 class Answer(NamedTuple):

@@ -24,9 +24,9 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.cone_model import Answer, ConeModel, Curvature, Planes
+from bidro.algorithms.cone_model import Answer, ConeModel, Curvature, Planes, held_by_cones
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
-from bidro.algorithms.proof import lower_bound
+from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -46,15 +46,9 @@ _INFINITE = float(np.finfo(float).max)
 _ENOUGH, _GOOD = 0.1, 0.5
 _STIFFEN = 4.0
 _ROUNDING = 1e-14
-# A loss that can be brought to 0 has no relative gap to reach: risks below this share of that of the first
-# model, which predicts the same for every row, count as that share. For squared loss it is a share of the
-# residuals.
+# A loss that can be brought to 0 has no relative gap to reach: risks below this share of the first model's,
+# which predicts the same for all rows, count as that share. For squared loss it is a share of the residuals.
 _SMALL = 1e-6
-# Bounds that contradict each other by more than this share of the risk are wrong, by lost digits or by a
-# client that contradicts itself.
-_CONTRADICTION = 1e-8
-# Curvature that a client's own risk lacks in a coordinate is taken from the cone, but for this share of it.
-_OF_CONE = 1e-2
 # The program for the lower bound has no steps whose size would go down with the gap; its unit stays above
 # this share of the risks.
 _COARSEST = 1e-5
@@ -181,14 +175,11 @@ class ExactMWDRO(Usual):
     broadcast_type: ClassVar[type] = Broadcast
     reply_type: ClassVar[type] = Reply
     evidence: ClassVar[Evidence] = "all rows"
+    traceable_server: ClassVar[bool] = False
 
     @property
     def second_order(self) -> bool:
         return self.sends_curvature
-
-    @property
-    def traceable_server(self) -> bool:
-        return False
 
     def init(self, problem: Problem, seed: int = 0) -> State:
         if not problem.loss.convex_in_x:
@@ -286,7 +277,7 @@ def _with_best(state: State, replies: Reply) -> State:
     if not np.isfinite(state.best.upper):
         state = state._replace(floor=max(state.small * abs(upper), float(np.finfo(float).tiny)))
     multipliers = np.where(np.asarray(replies.multiplier) == _INFINITE, np.inf, replies.multiplier)
-    return state._replace(best=Best(state.x, upper, risks, multipliers), certified=certified)
+    return _consistent(state._replace(best=Best(state.x, upper, risks, multipliers), certified=certified))
 
 
 def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
@@ -330,16 +321,18 @@ def _with_proof(state: State, planes: Planes, answer: Answer) -> State:
     """The better of the lower bound known and the one that the answer's multipliers prove."""
     assert state.centre is not None
     proven, alpha = lower_bound(state.model, planes, state.centre.z, answer)
-    best = state.best.upper
-    if proven > best + _CONTRADICTION * max(abs(best), state.floor):
-        raise BidroError(
-            f"In round {state.t} the clients' replies contradict each other: no model is better than "
-            f"{proven:.9g}, but one has {best:.9g}. Rescale columns whose mean is huge beside their "
-            "spread, or look at who replied."
-        )
     if proven <= state.lower and state.t > 1:
         return state
-    return state._replace(lower=min(max(proven, state.lower), best), alpha=alpha)
+    return _consistent(state._replace(lower=max(proven, state.lower), alpha=alpha))
+
+
+def _consistent(state: State) -> State:
+    """The state with a lower bound that rounding has not put above the upper one, where that is proven."""
+    if not state.certified:
+        return state
+    upper = state.best.upper
+    require_consistent(state.lower, upper, max(abs(upper), state.floor), state.t)
+    return state._replace(lower=min(state.lower, upper))
 
 
 def _with_next(state: State) -> State:
@@ -349,11 +342,8 @@ def _with_next(state: State) -> State:
     planes = state.planes.with_more(centre.tangents)
     M = _curvature(state, state.mixture)
     step = model.solve(planes, centre.z, M, _scale(state))
-    if (
-        step is not None
-        and len(centre.curvature)
-        and np.abs(step.alpha - state.mixture).sum() > _SAME_MIXTURE
-    ):
+    turned = 0.0 if step is None else float(np.abs(step.alpha - state.mixture).sum())
+    if step is not None and len(centre.curvature) and turned > _SAME_MIXTURE:
         # The weights that mix the curvatures come from the program itself: once more with what it gave.
         M = _curvature(state, step.alpha)
         step = model.solve(planes, centre.z, M, _scale(state)) or step
@@ -382,13 +372,9 @@ def _with_next(state: State) -> State:
     state = state._replace(left=left)
     still = float(np.linalg.norm(move)) <= 1e-15 * float(np.linalg.norm(centre.z))
     if state.predicted < cost and (still or cost > _SHOWS * left or left > _HARDLY * before):
-        return state._replace(width=_NARROW * state.width, centre=_unjudged(centre))
+        # The centre was judged by other rounding: it gives way to the next point whatever that is like.
+        return state._replace(width=_NARROW * state.width, centre=centre._replace(merit=float("inf")))
     return state._replace(stalled=still)
-
-
-def _unjudged(centre: Centre) -> Centre:
-    """A centre that gives way to the next point whatever that is like: it was judged by other rounding."""
-    return centre._replace(merit=float("inf"))
 
 
 def _scale(state: State) -> float:
@@ -407,12 +393,8 @@ def _curvature(state: State, mixture: Numbers) -> Curvature:
     M = np.zeros((k, k)) if state.estimate is None else state.estimate
     if len(centre.curvature):
         M = np.tensordot(mixture, centre.curvature, axes=1)
-    slope = float(mixture @ centre.tangents.gradient[:, -1]) if state.model.cones else 0.0
-    if slope > 0:
-        # A coordinate that risks hardly depend on (a column of rounding noise) is held by nu alone, by the
-        # second derivative of slope ||B x + b|| across it; without it steps would have no end.
-        columns = np.max([np.sum(cone.matrix**2, axis=0) for cone in state.model.cones], axis=0)
-        held = np.append(_OF_CONE * slope * columns / max(centre.z[-1], _scale(state) / slope), 0.0)
-        M = M + np.diag(np.maximum(held - np.diag(M), 0.0))
+    slope = float(mixture @ centre.tangents.gradient[:, -1])
+    if state.model.cones and slope > 0:
+        M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], _scale(state) / slope))
     steepest = float(np.linalg.norm(centre.tangents.gradient, axis=1).max())
     return Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0), state.model.cones)

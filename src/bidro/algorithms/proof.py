@@ -24,6 +24,7 @@ from jax import Array
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from bidro.errors import BidroError
 from bidro.sets import ConvexSet, ScaledNormCut
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ _USED = 1e-10
 # How much more an equation weighs that must hold than one that is only wished for.
 _FIRST = 1e2
 _TINY = float(np.finfo(float).tiny)
+# Bounds may contradict each other by this share of the risk, which is rounding.
+_CONTRADICTION = 1e-8
 # How often each mending is repeated: its own rounding is what is left to mend.
 _TIMES = 2
 
@@ -54,6 +57,17 @@ def lower_bound(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) ->
         if model.nonnegative:
             found.append((_cancelled(model, planes, z, mended), mended.alpha))
     return max(found, key=itemgetter(0))
+
+
+def require_consistent(lower: float, upper: float, size: float, t: int) -> None:
+    """Raise BidroError where a lower bound lies above an upper one by more than rounding, risks being of
+    `size`: digits were lost, or a client contradicts itself."""
+    if lower > upper + _CONTRADICTION * size:
+        raise BidroError(
+            f"In round {t} the clients' replies contradict each other: no model is better than {lower:.9g}, "
+            f"but one has {upper:.9g}. Rescale columns whose mean is huge beside their spread, or look at "
+            "who replied."
+        )
 
 
 def _proven(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> float:
@@ -171,7 +185,7 @@ def _cancelled(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> 
         except RuntimeError:  # it has its own limit of iterations; what was found before it serves
             break
     proven = _proven(model, twice, z, answer._replace(multipliers=np.append(answer.multipliers, more)))
-    return proven / (1 + float(np.sum(more / answer.alpha[others.owner])))
+    return proven / (1 + float(np.sum(more / answer.alpha[others.owner]))) if proven > 0 else -math.inf
 
 
 def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:

@@ -87,6 +87,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         loss = self._loss()
         order = content_order(np.unique(owners, return_inverse=True)[1], X, target)
         ordered = X[order], target[order], owners[order]
+        self._places = order
         standard = Standard.of(Moments.of(*ordered[:2]), loss.labels is not None)
         loss = self._in_units(loss, standard.target_spread)
         box, self._support = None, self.support
@@ -216,15 +217,22 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
                 "worst cases."
             )
         found = worst_case_distribution(self._trained.problem, self.model_, str(client))
-        points = found.points.copy()
+        # Rows are solved in an order of their own; atoms come in that of the rows given, and name them.
+        federation = self._trained.problem.federation
+        ends, i = np.cumsum(federation.sizes), federation.names.index(str(client))
+        places = self._places[ends[i] - federation.sizes[i] : ends[i]]
+        origins = np.argsort(np.argsort(places))[found.origins]
+        order = np.argsort(origins, kind="stable")
+        points = found.points[order]
         points[:, :-1] = points[:, :-1] * self.standard_.spread + self.standard_.mean
         points[:, -1] += self.standard_.middle
-        return replace(found, points=points)
+        return replace(found, points=points, masses=found.masses[order], origins=origins[order])
 
     def __getstate__(self) -> Any:
         """Rows of the clients stay here: a pickle holds the model and what is stated of it."""
         state = super().__getstate__()
-        return {**state, "_trained": None, "_declared": None} if "_trained" in state else state
+        own = dict.fromkeys(("_trained", "_declared", "_places"))
+        return {**state, **own} if "_trained" in state else state
 
     def _columns(self) -> Sequence[str]:
         names: NDArray[np.str_] | None = getattr(self, "feature_names_in_", None)
