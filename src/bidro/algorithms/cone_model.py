@@ -33,9 +33,10 @@ Numbers = NDArray[np.float64]
 
 # Curvature is raised to this share of the largest.
 _LEAST_CURVATURE = 1e-13
-# Curvature that risks lack in a coordinate is taken from the cones, but for this share of it: it is theirs
-# already.
-_OF_CONE = 1e-2
+# Curvature is raised to a share of what the cones have in a coordinate, which the program has already; to all
+# of it where risks have hardly any of their own, less than the second share.
+_OF_CONES = 1e-2
+_HARDLY_BENT = 1e-6
 
 
 class Planes(NamedTuple):
@@ -108,15 +109,15 @@ class Curvature(NamedTuple):
 
 
 def held_by_cones(M: Numbers, cones: tuple[Cone, ...], slope: float, nu: float) -> Numbers:
-    """M (k, k) with a share of the curvature that slope ||B x + b|| has across each coordinate at a norm of
-    nu, where M has less than that.
+    """M (k, k) raised, where it has less, to a share of the curvature of slope ||B x + b|| at a norm of nu.
 
     A coordinate that no risk depends on (a column of rounding noise) is held by the cone alone; without it a
     step along it would have no end.
     """
     columns = np.max([np.sum(cone.matrix**2, axis=0) for cone in cones], axis=0)
-    held = np.append(_OF_CONE * slope * columns / nu, 0.0)
-    return M + np.diag(np.maximum(held - np.diag(M), 0.0))
+    held = np.append(slope * columns / nu, 0.0)
+    share = np.where(np.diag(M) < _HARDLY_BENT * held, 1.0, _OF_CONES)
+    return M + np.diag(np.maximum(share * held - np.diag(M), 0.0))
 
 
 class Answer(NamedTuple):

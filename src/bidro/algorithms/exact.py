@@ -45,7 +45,7 @@ _INFINITE = float(np.finfo(float).max)
 # share, stiffening is taken back.
 _ENOUGH, _GOOD = 0.1, 0.5
 _STIFFEN = 4.0
-_ROUNDING = 1e-14
+_ROUNDING = 1e-11
 # A loss that can be brought to 0 has no relative gap to reach: risks below this share of the first model's,
 # which predicts the same for all rows, count as that share. For squared loss it is a share of the residuals.
 _SMALL = 1e-6
