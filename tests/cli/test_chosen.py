@@ -8,7 +8,9 @@ from sklearn.model_selection import train_test_split
 
 from bidro import RobustRegressor, example_visits
 from bidro.guarantees.certificate import Certificate
+from bidro.guarantees.held_out import held_out
 from bidro.model_file import load_model
+from bidro.workflow import page_content
 from bidro.workflow.chosen import chosen_in_words
 from tests.cli.test_command import run, visits
 
@@ -118,3 +120,16 @@ def test_other_seeds_are_fresh_rows_of_the_same_hospitals(example):
         assert np.all(means.mean(axis=0) <= [found.clients[name] * 1.02 for name in names] + 3 * error)
     # Hospitals differ more than one hospital does from seed to seed.
     assert means.mean(axis=0).std() > 3 * error.max()
+
+
+def test_the_page_shows_no_bound_that_says_nothing():
+    losses = {"a": np.full(60, 0.1), "b": np.array([1.0, 0.9])}
+    clipped = held_out(losses, 0.95, 1.0, clipped=True)
+    assert clipped.vacuous
+    found = Certificate(
+        0.95, ("a", "b"), (60, 2), (0.1, 0.5), "any mixture", None, None, clipped, None, None, {}, "", None
+    )
+    level = page_content._level(found)
+    assert level["clipped"] is None
+    assert level["too_few"]["clipped"] == clipped.promise
+    assert "clipped" not in level["promises"]

@@ -289,6 +289,10 @@ def test_exact_fit_and_zero_model():
     [
         (lambda: robust_risk(admissible(), X), "WassersteinBall"),
         (lambda: robust_risk(ball_problem(Squared(), 2.0, "unbounded"), X[:2]), "3 finite numbers"),
+        (
+            lambda: robust_risk(ball_problem(Squared(), 2.0, "unbounded"), 1e160 * X),
+            "too large to be squared",
+        ),
         (lambda: ball_problem(Squared(), 2.0, "unbounded", radii=-1.0), "at least 0"),
         (lambda: ball_problem(Squared(), 2.0, "unbounded", radii=[1.0]), "3 clients"),
         (lambda: ball_problem(Squared(), 2.0, "unbounded", radii=np.nan), "finite"),

@@ -150,7 +150,7 @@ def _level(confidence, clients):
             "risks": risks,
         },
         "held_out": {"bound": max(held), "clients": held},
-        "clipped": {"bound": max(clipped), "largest": top, "clients": clipped, "vacuous": False},
+        "clipped": {"bound": max(clipped), "largest": top, "clients": clipped},
         "mistakes": None,
         "shift": {"radius": 0.05, "bound": with_shift},
         "promises": _promises(confidence, upper, max(held), max(clipped), with_shift),

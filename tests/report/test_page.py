@@ -388,3 +388,16 @@ def test_it_has_landmarks_headings_and_captions(visit):
     assert all(texts(browser, "figcaption"))
     assert find(browser, "#statement").get_attribute("aria-live") == "polite"
     assert [tag.strip() for tag in texts(browser, "#clients .tag")] == ["binds", "binds"]
+
+
+def test_a_bound_that_says_nothing_is_called_too_few_rows(visit):
+    content = page_content.bare()
+    sentence = (
+        "There are too few rows to promise anything at confidence 0.95: 'a' has 4, and 60 would do."
+    )
+    for level in content["levels"]:
+        level["too_few"] = {"clipped": sentence}
+    browser = visit(content)
+    assert sentence in find(browser, "#statements").text
+    assert "too few rows to promise anything" in find(browser, "#statement").text
+    assert "at most" not in find(browser, "#statement").text

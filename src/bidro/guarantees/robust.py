@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bidro.client import Client
 from bidro.errors import BidroError
+from bidro.federation import LARGEST_SIZE
 from bidro.losses import LinearLoss, ResidualLoss, Softmax, losses_of
 from bidro.problem import Problem
 from bidro.worst_case import Inner, Oracle, default_oracle
@@ -126,6 +127,10 @@ def _checked(problem: Problem, x: ArrayLike, oracle: Oracle | None) -> tuple[Arr
     model = np.asarray(x, float)
     if model.shape != (problem.dimension,) or not np.all(np.isfinite(model)):
         raise BidroError(f"The model must be {problem.dimension} finite numbers; got {model}.")
+    if np.abs(model).max(initial=0.0) > LARGEST_SIZE:
+        raise BidroError(
+            f"The model has numbers too large to be squared, above {LARGEST_SIZE:g}; got {model}."
+        )
     chosen = default_oracle(problem.inner) if oracle is None else oracle
     chosen.check(problem.inner)
     return jnp.asarray(model), chosen

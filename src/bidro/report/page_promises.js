@@ -123,6 +123,8 @@ function statement() {
       `with room for a shift of ${number(shift.radius)} inside each client as well, it is at most ${loss(shift.bound)}`,
     );
   if (mistakes) parts.push(`at most ${percent(mistakes.bound)} of predictions are wrong`);
+  if (parts.length === 0 && Object.keys(here().too_few ?? {}).length)
+    return `There are too few rows to promise anything at a confidence of ${levelWords()}. How many would do is below.`;
   if (parts.length === 0) return "No statement can be made about new rows. The reasons are below.";
   const [first, ...rest] = parts;
   return `At a confidence of ${levelWords()}, for ${report.mixtures}: ${[first, ...rest.map(sentence)].join(". ")}.`;
@@ -136,7 +138,10 @@ function card(name) {
   const { title, tone, id } = STATEMENTS[name];
   const found = here()[name];
   const head = make("h3", { class: tone }, title);
-  if (!found) return make("article", {}, head, make("p", { class: "absent" }, `Not stated: ${why(name)}`));
+  if (!found) {
+    const reason = here().too_few?.[name] ?? `Not stated: ${why(name)}`;
+    return make("article", {}, head, make("p", { class: "absent" }, reason));
+  }
   const promise = here().promises?.[name];
   const figures = name === "interval" ? intervalFigures(found) : boundFigures(name, id, found);
   return make(

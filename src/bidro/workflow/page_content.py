@@ -163,17 +163,15 @@ def _level(found: Certificate) -> dict[str, Any]:
         }
         promises["interval"] = part.promise
     held: dict[str, Any] = {}
+    too_few: dict[str, str] = {}
     for name in ("held_out", "clipped", "mistakes"):
         one: HeldOut | None = getattr(found, name)
         held[name] = None
-        if one is not None:
+        if one is not None and one.vacuous:
+            too_few[name] = one.promise
+        elif one is not None:
             bounds = [one.clients[client] for client in found.names]
-            held[name] = {
-                "bound": one.bound,
-                "largest": one.largest,
-                "clients": bounds,
-                "vacuous": one.vacuous,
-            }
+            held[name] = {"bound": one.bound, "largest": one.largest, "clients": bounds}
             promises[name] = one.promise
     shift = None
     if found.shift is not None:
@@ -185,6 +183,7 @@ def _level(found: Certificate) -> dict[str, Any]:
         **held,
         "shift": shift,
         "promises": promises,
+        "too_few": too_few,
     }
 
 
