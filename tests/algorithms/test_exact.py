@@ -64,8 +64,10 @@ def test_no_multipliers_prove_too_much(kind):
         objectives = [model.worst_mixture(np.asarray(reply.upper)) for reply in replies]
         z = model.lift(points[0])
         solved = model.solve(planes, z, None, 1.0)
-        exact, _ = lower_bound(model._replace(finite=model.models), planes, z, solved)
-        assert lower_bound(model, planes, z, solved)[0] <= exact <= min(objectives) + 1e-9
+        trained = model._replace(finite=model.models)
+        exact = lower_bound(trained, planes, z, solved, solved.value, np.inf).bound
+        assert lower_bound(model, planes, z, solved, solved.value, np.inf).bound <= exact
+        assert exact <= min(objectives) + 1e-9
         # The solver's own multipliers prove its value, as far as it is accurate.
         assert exact == pytest.approx(solved.value, abs=1e-6)
         for _ in range(30):
@@ -78,10 +80,11 @@ def test_no_multipliers_prove_too_much(kind):
             pushes = tuple(rng.normal(size=len(n.offset)) for n in model.models.constraints().norms)
             shares = rng.exponential(size=len(solved.shares))
             answer = Answer(z, 0.0, multipliers, alpha, shares, pulls, pushes)
-            proven, weights = lower_bound(model, planes, z, answer)
-            assert bool(mixtures.contains(jnp.asarray(weights)))
-            assert proven <= min(objectives) + 1e-9
-            tight += proven > min(objectives) - 50.0
+            # Whatever is known at z, they are mended: -inf lies below all that planes say there.
+            proof = lower_bound(model, planes, z, answer, -np.inf, np.inf)
+            assert bool(mixtures.contains(jnp.asarray(proof.alpha)))
+            assert proof.bound <= min(objectives) + 1e-9
+            tight += proof.bound > min(objectives) - 50.0
     assert tight > 0
 
 

@@ -392,9 +392,7 @@ def test_it_has_landmarks_headings_and_captions(visit):
 
 def test_a_bound_that_says_nothing_is_called_too_few_rows(visit):
     content = page_content.bare()
-    sentence = (
-        "There are too few rows to promise anything at confidence 0.95: 'a' has 4, and 60 would do."
-    )
+    sentence = "There are too few rows to promise anything at confidence 0.95: 'a' has 4, and 60 would do."
     for level in content["levels"]:
         level["too_few"] = {"clipped": sentence}
     browser = visit(content)

@@ -320,10 +320,12 @@ def _with_lower_bound(state: State) -> State:
 def _with_proof(state: State, planes: Planes, answer: Answer) -> State:
     """The better of the lower bound known and the one that the answer's multipliers prove."""
     assert state.centre is not None
-    proven, alpha = lower_bound(state.model, planes, state.centre.z, answer)
-    if proven <= state.lower and state.t > 1:
+    upper = state.best.upper
+    enough = upper - state.wanted * max(abs(upper), state.floor)
+    proof = lower_bound(state.model, planes, state.centre.z, answer, upper, enough)
+    if proof.bound <= state.lower and state.t > 1:
         return state
-    return _consistent(state._replace(lower=max(proven, state.lower), alpha=alpha))
+    return _consistent(state._replace(lower=max(proof.bound, state.lower), alpha=proof.alpha))
 
 
 def _consistent(state: State) -> State:
@@ -379,14 +381,12 @@ def _with_next(state: State) -> State:
 
 def _scale(state: State) -> float:
     """By how much the risks may still fall, as far as is known: the unit in which programs are solved."""
-    assert state.centre is not None
     size = max(abs(state.best.upper), state.floor)
     return float(np.clip(state.best.upper - state.lower, 1e-10 * size, size))
 
 
 def _curvature(state: State, mixture: Numbers) -> Curvature:
-    """M, stiffened; where nothing is known of it, the multiple of the identity that keeps the step to about
-    1."""
+    """M, stiffened; where nothing is known of it, the multiple of the identity for steps of about 1."""
     centre = state.centre
     assert centre is not None
     k = len(centre.z)

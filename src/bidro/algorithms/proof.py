@@ -15,8 +15,8 @@ apart from the large ones beside which they would be lost. Sums are evaluated wi
 from __future__ import annotations
 
 import math
-from operator import itemgetter
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -44,19 +44,36 @@ _CONTRADICTION = 1e-8
 # How often each mending is repeated: its own rounding is what is left to mend.
 _TIMES = 2
 
+_of_bound = attrgetter("bound")
 
-def lower_bound(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> tuple[float, Numbers]:
-    """(the best bound over all of X that the answer's multipliers prove, as they are or mended; the weights
-    (n,) of the mixture that it is proven with)."""
-    found = [(_proven(model, planes, z, answer), answer.alpha)]
+
+class Proof(NamedTuple):
+    bound: float  # over all of X
+    lost: float  # what the slope s costs in it
+    alpha: Numbers  # (n,) weights of the mixture that it is proven with
+
+
+def lower_bound(
+    model: ConeModel, planes: Planes, z: Numbers, answer: Answer, upper: float, enough: float
+) -> Proof:
+    """The best bound that the answer's multipliers prove, as they are or mended.
+
+    They are mended where more is lost to the slope than lies between what the planes say at z and the value
+    `upper` that is known there, and until a bound is `enough`.
+    """
+    best = _proven(model, planes, z, answer)
+    if best.bound >= enough or best.lost <= upper - (best.bound + best.lost):
+        return best
     for by_cost in (True, False):
         mended = answer
         for _ in range(_TIMES):
             mended = _balanced(model, planes, z, mended, by_cost)
-            found.append((_proven(model, planes, z, mended), mended.alpha))
-        if model.nonnegative:
-            found.append((_cancelled(model, planes, z, mended), mended.alpha))
-    return max(found, key=itemgetter(0))
+            best = max(best, _proven(model, planes, z, mended), key=_of_bound)
+        if model.nonnegative and best.bound < enough:
+            best = max(best, _cancelled(model, planes, z, mended), key=_of_bound)
+        if best.bound >= enough:
+            break
+    return best
 
 
 def require_consistent(lower: float, upper: float, size: float, t: int) -> None:
@@ -70,14 +87,14 @@ def require_consistent(lower: float, upper: float, size: float, t: int) -> None:
         )
 
 
-def _proven(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> float:
+def _proven(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> Proof:
     d, beta, pulls = model.models.dimension, answer.multipliers, answer.pulls
     constant = float(beta @ planes.at(z))
     if model.cones:
         pulls = _allowed(model, planes, answer)
         constant -= float(beta @ planes.gradient[:, d]) * z[d]
         constant += sum(float(y @ cone.at(z[:d])) for cone, y in zip(model.cones, pulls, strict=True))
-    slope = _slope(model, planes, beta, pulls)
+    slope, at_z = _slope(model, planes, beta, pulls), constant
     constant -= float(slope @ z[:d])
     # Planes lie below the risks wherever these are finite, also where models are not trained.
     models = model.finite
@@ -87,7 +104,8 @@ def _proven(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> flo
         slope += y @ cut.matrix
         constant -= cut.radius * float(np.linalg.norm(y))
         models = models.base
-    return constant - float(_linear_maximum(models, -slope))
+    bound = constant - float(_linear_maximum(models, -slope))
+    return Proof(bound, at_z - bound, answer.alpha)
 
 
 def _allowed(model: ConeModel, planes: Planes, answer: Answer) -> tuple[Numbers, ...]:
@@ -162,7 +180,7 @@ def _balanced(model: ConeModel, planes: Planes, z: Numbers, answer: Answer, by_c
     return answer._replace(multipliers=multipliers, alpha=alpha, shares=shares, pulls=pulls)
 
 
-def _cancelled(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> float:
+def _cancelled(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> Proof:
     """The bound after nonnegative multiples of the planes have been added that cancel s.
 
     With sums alpha + delta and risks of at least 0, sum_i delta_i R_i <= objective sum_i delta_i / alpha_i:
@@ -185,7 +203,8 @@ def _cancelled(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> 
         except RuntimeError:  # it has its own limit of iterations; what was found before it serves
             break
     proven = _proven(model, twice, z, answer._replace(multipliers=np.append(answer.multipliers, more)))
-    return proven / (1 + float(np.sum(more / answer.alpha[others.owner]))) if proven > 0 else -math.inf
+    over = float(np.sum(more / answer.alpha[others.owner]))
+    return proven._replace(bound=proven.bound / (1 + over) if proven.bound > 0 else -math.inf)
 
 
 def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:
