@@ -160,6 +160,18 @@ class Problem:
         return self.domain.project(self.initial_model.at[-1].set(loss.middle(np.asarray(rows[:, -1]))))
 
     @cached_property
+    def constant_risk(self) -> float:
+        """The mean loss of the middle of all targets as a prediction for every row, whether or not a model in
+        X predicts that; inf where targets are classes or the rows are elsewhere."""
+        rows = self.federation.samples
+        if not isinstance(self.loss, ResidualLoss) or len(rows) == 0:
+            return math.inf
+        target = np.asarray(rows[:, -1])
+        residuals = jnp.asarray(self.loss.middle(target) - target)
+        # Targets that are all the same leave what rounding does to them.
+        return float(jnp.mean(self.loss.scalar.value(residuals + 1e-14 * np.abs(target).max())))
+
+    @cached_property
     def initial_weights(self) -> Array:
         """alpha_1: the empirical proportions N_i / N, projected on A."""
         return _project(self.weights, jnp.asarray(self.federation.proportions))

@@ -383,3 +383,13 @@ def test_help_teaches_and_is_light():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "Example: bidro fit visits.csv" in done.stdout
     assert done.stdout.strip().endswith("[]")
+
+
+def test_predictions_never_replace_the_table(model, folder, capsys):
+    where, _ = model
+    visits(4).to_csv(folder / "again.csv", index=False)
+    before = (folder / "again.csv").read_bytes()
+    code, _, err = run(capsys, "predict", where, folder / "again.csv", "--out", folder / "again.csv")
+    assert code == 1
+    assert "is the table itself" in err
+    assert (folder / "again.csv").read_bytes() == before

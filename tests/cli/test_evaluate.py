@@ -109,3 +109,20 @@ def test_a_new_level_without_a_place_for_it_is_refused_and_counted(tmp_path, cap
     assert (code, out) == (1, "")
     assert "'new' is not a level of 'ward'; there are a, other, and no level for others" in err
     assert f"{(fresh['ward'] == 'new').sum()} rows have such levels" in err
+
+
+def test_cells_that_are_filled_on_use_are_counted(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"site": np.repeat(["a", "b"], 40), "x": rng.normal(size=80)})
+    table["w"] = rng.choice(["p", "q"], 80)
+    table["y"] = table["x"] + rng.normal(size=80)
+    table.loc[[3, 50], "w"] = None
+    table.to_csv(tmp_path / "gaps.csv", index=False)
+    code, _, err = run(
+        capsys, "fit", tmp_path / "gaps.csv", "--client", "site", "--target", "y", "--missing", "median",
+        "--radius", "0.1", "--weights", "simplex", "--gap", "1e-3", "--out", tmp_path / "model",
+    )  # fmt: skip
+    assert code == 0, err
+    code, _, err = run(capsys, "predict", tmp_path / "model", tmp_path / "gaps.csv")
+    assert code == 0
+    assert "2 missing cells of 'w' filled by" in err

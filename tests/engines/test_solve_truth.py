@@ -81,6 +81,14 @@ def test_the_gap_is_one_of_residuals(loss):
     np.testing.assert_allclose(found.x[:3], [1.0, -0.8, 0.6], atol=0.3)
 
 
+@pytest.mark.parametrize("loss", [Squared(), Absolute()])
+def test_a_column_of_ones_is_as_good_as_an_intercept(loss):
+    """The first model is then far off, and the gap is still one of residuals."""
+    parts = [np.column_stack([np.ones(40), rows]) for rows in data(middle=1e9)]
+    found = solve(problem(parts, loss, 0.0, half_width=1e10))
+    assert found.upper - found.lower <= max(2e-6, 2 * found.gap) * found.upper
+
+
 def test_a_solution_resumes_with_its_own_rows_only():
     parts = data()
     first = solve(problem(parts, SMOOTH["squared"], 0.1), gap=1e-3)

@@ -121,7 +121,7 @@ def of_moments(case: Case, client: int, x: np.ndarray, risk: Wide) -> Wide:
     units of the largest squares it is summed from, however small it is itself."""
     rows, (w, b) = np.asarray(case.rows[client], Wide), split(case, x)
     sizes = np.abs(rows[:, None, :-1] * w).sum(axis=-1).max(axis=1) + np.abs(b).max() + np.abs(rows[:, -1])
-    off = Wide(UNITS) * (sizes**2).mean()
+    off = 5 * Wide(UNITS) * (sizes**2).mean()
     return 2 * np.sqrt(abs(risk) * off) + off
 
 

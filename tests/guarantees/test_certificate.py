@@ -20,7 +20,7 @@ from bidro.guarantees.on_support import largest_loss, support_lipschitz
 from bidro.guarantees.plan import rows_for_radius
 from bidro.guarantees.radius import explicit_rule
 from bidro.guarantees.statements import certificate
-from bidro.losses import Absolute, CustomLoss, Logistic, Softmax, Squared
+from bidro.losses import Absolute, CustomLoss, Hinge, Logistic, Softmax, Squared
 from bidro.problem import Problem
 from bidro.report.certificate_figure import certificate_figure
 from bidro.sets import Box, CappedSimplex
@@ -86,7 +86,7 @@ def test_the_mark_is_by_the_weights_of_training_not_by_the_losses(whole):
 
     assert whole.counts_most == ("south",)
     assert marked(whole) == ["south"]
-    assert "* counts most in the worst mixture of training" in str(whole)
+    assert "* counts most in the mixture that training ended with" in str(whole)
     even = dataclasses.replace(whole, weights=(0.5 - 1e-9, 0.5 + 1e-9))
     assert marked(even) == ["north", "south"]
     unknown = dataclasses.replace(whole, weights=None)
@@ -306,3 +306,12 @@ def test_the_picture_names_clients_and_statements(whole):
     ]
     assert len(bold) == 1
     assert bold[0].startswith("south")
+
+
+def test_losses_of_zero_in_training_leave_a_level_to_clip_at():
+    rows = np.array([[1.0, 1.0], [-1.0, -1.0]] * 5)
+    fed = Federation.from_arrays({"a": rows}, "unbounded")
+    separable = Problem(fed, Hinge(), Box.cube(5.0, 1), Transport.classification(2, 1.0))
+    found = certificate(separable, [2.0], 0.9, {"a": rows})
+    assert found.clipped.largest == 1.0
+    assert found.clipped.bound <= 1.0

@@ -196,3 +196,8 @@ def test_room_for_shift():
 def test_bad_requests_say_what_is_wrong(make, word):
     with pytest.raises(BidroError, match=word):
         make()
+
+
+def test_units_whose_means_round_above_the_largest_loss():
+    found = held_out({"a": [0.1, 0.1, 0.1, 0.0, 0.0]}, 0.95, 0.1, units={"a": [0, 0, 0, 1, 2]})
+    assert 0 < found.bound <= 0.1

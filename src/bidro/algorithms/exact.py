@@ -46,9 +46,9 @@ _INFINITE = float(np.finfo(float).max)
 _ENOUGH, _GOOD = 0.1, 0.5
 _STIFFEN = 4.0
 _ROUNDING = 1e-11
-# A loss that can be brought to 0 has no relative gap to reach: risks below this share of the first model's,
-# which predicts the same for all rows, count as that share. For squared loss it is a share of the residuals.
-_SMALL = 1e-6
+# A loss that can be brought to 0 has no relative gap: risks below this share of the first model's, or of a
+# constant prediction's, count as that share. For squared loss it is a share of the residuals.
+_SMALL, _TINY = 1e-6, float(np.finfo(float).tiny)
 # The program for the lower bound has no steps whose size would go down with the gap; its unit stays above
 # this share of the risks.
 _COARSEST = 1e-5
@@ -200,6 +200,7 @@ class ExactMWDRO(Usual):
         )
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)
+        small = _SMALL**2 if isinstance(problem.loss, Squared) else _SMALL
         return State(
             x,
             np.zeros_like(x),
@@ -211,8 +212,8 @@ class ExactMWDRO(Usual):
             Best(x, np.inf, unknown, unknown),
             True,
             self.gap,
-            _SMALL**2 if isinstance(problem.loss, Squared) else _SMALL,
-            0.0,
+            small,
+            small * problem.constant_risk,
             0.0 if problem.loss.nonnegative else -np.inf,
             weights,
             weights,
@@ -275,7 +276,7 @@ def _with_best(state: State, replies: Reply) -> State:
     if (certified, -upper) <= (state.certified and np.isfinite(state.best.upper), -state.best.upper):
         return state
     if not np.isfinite(state.best.upper):
-        state = state._replace(floor=max(state.small * abs(upper), float(np.finfo(float).tiny)))
+        state = state._replace(floor=max(min(state.small * abs(upper), state.floor), _TINY))
     multipliers = np.where(np.asarray(replies.multiplier) == _INFINITE, np.inf, replies.multiplier)
     return _consistent(state._replace(best=Best(state.x, upper, risks, multipliers), certified=certified))
 
@@ -320,8 +321,7 @@ def _with_lower_bound(state: State) -> State:
 def _with_proof(state: State, planes: Planes, answer: Answer) -> State:
     """The better of the lower bound known and the one that the answer's multipliers prove."""
     assert state.centre is not None
-    upper = state.best.upper
-    enough = upper - state.wanted * max(abs(upper), state.floor)
+    enough = (upper := state.best.upper) - state.wanted * max(abs(upper), state.floor)
     proof = lower_bound(state.model, planes, state.centre.z, answer, upper, enough)
     if proof.bound <= state.lower and state.t > 1:
         return state

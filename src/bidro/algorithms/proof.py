@@ -91,8 +91,11 @@ def _proven(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> Pro
     d, beta, pulls = model.models.dimension, answer.multipliers, answer.pulls
     constant = float(beta @ planes.at(z))
     if model.cones:
+        r_nu = float(beta @ planes.gradient[:, d])
+        if r_nu < 0:  # no risk falls with nu, so that a client has replied nonsense; it proves nothing
+            return Proof(-math.inf, math.inf, answer.alpha)
         pulls = _allowed(model, planes, answer)
-        constant -= float(beta @ planes.gradient[:, d]) * z[d]
+        constant -= r_nu * z[d]
         constant += sum(float(y @ cone.at(z[:d])) for cone, y in zip(model.cones, pulls, strict=True))
     slope, at_z = _slope(model, planes, beta, pulls), constant
     constant -= float(slope @ z[:d])
@@ -105,7 +108,7 @@ def _proven(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> Pro
         constant -= cut.radius * float(np.linalg.norm(y))
         models = models.base
     bound = constant - float(_linear_maximum(models, -slope))
-    return Proof(bound, at_z - bound, answer.alpha)
+    return Proof(bound if math.isfinite(bound) else -math.inf, at_z - bound, answer.alpha)
 
 
 def _allowed(model: ConeModel, planes: Planes, answer: Answer) -> tuple[Numbers, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,12 +29,17 @@ def predict(
     """Predict the target for every row of a table."""
     import sys
 
+    from bidro.errors import BidroError
     from bidro.model_file import load_model
     from bidro.report.files import require_file_place, write_text
     from bidro.tables import read_one
 
     if out is not None:
         require_file_place(out)
+        if out.is_file() and table.exists() and out.samefile(table):
+            raise BidroError(
+                f"'{out}' is the table itself, which predictions would replace; name another file."
+            )
     loaded, rows = load_model(model), read_one(table)
     found = loaded.predict(rows)
     _note_what_is_new(loaded, rows)
@@ -60,7 +66,7 @@ def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
     loaded = load_model(model)
     whole, _ = read(tables, loaded.schema.client)
     found = evaluated(loaded, whole)
-    _note(loaded, found["not_in_training"], found["counted_as_other"])
+    _note(loaded, whole, found["not_in_training"])
     _note_rows_trained_on(model, rows_by_client(loaded, whole))
     if json:
         _print_json(found)
@@ -243,7 +249,7 @@ def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
 
     whole, _ = read(tables, model.schema.client)
     found = rows_by_client(model, whole)
-    _note(model, [], model.schema.counted_as_other(whole))
+    _note(model, whole)
     return found
 
 
@@ -262,7 +268,7 @@ def _fresh_rows(
     if (declared := model.settings["support"]) is not None:
         require_declared(declared, model.schema, whole)
     by_client, clients = rows_by_client(model, whole), model.schema.clients(whole)
-    _note(model, [], model.schema.counted_as_other(whole))
+    _note(model, whole)
     if unit is None:
         return by_client, None
     if unit not in whole:
@@ -280,10 +286,11 @@ def _note_what_is_new(model: Model, table: pd.DataFrame) -> None:
     """Say which clients and how many levels of a table the model does not know."""
     named = model.schema.client in table
     new = sorted(set(model.schema.clients(table).tolist()) - set(model.clients)) if named else []
-    _note(model, new, model.schema.counted_as_other(table))
+    _note(model, table, new)
 
 
-def _note(model: Model, new_clients: list[str], counted_as_other: dict[str, int]) -> None:
+def _note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) -> None:
+    """Say how many cells of a table are filled or count as another level, and which clients are new."""
     import sys
 
     if new_clients:
@@ -295,7 +302,11 @@ def _note(model: Model, new_clients: list[str], counted_as_other: dict[str, int]
             file=sys.stderr,
         )
     others = {column.name: column.other for column in model.schema.columns}
-    for name, count in counted_as_other.items():
+    for name, count in model.schema.filled(table).items():
+        cells = "1 missing cell" if count == 1 else f"{count:,} missing cells"
+        filler = next(column.filler for column in model.schema.columns if column.name == name)
+        print(f"bidro: {cells} of '{name}' filled by '{filler}', as in training.", file=sys.stderr)
+    for name, count in model.schema.counted_as_other(table).items():
         rows = "1 row has" if count == 1 else f"{count:,} rows have"
         print(
             f"bidro: {rows} a level of '{name}' that the model does not know by name; it counts as "

@@ -37,6 +37,7 @@ from bidro.guarantees.on_support import largest_loss
 from bidro.guarantees.out_of_sample import explicit_radii
 from bidro.guarantees.statements import (
     Assessed,
+    clip_level,
     from_bounds,
     interval_obstacle,
     shift_slope,
@@ -238,7 +239,7 @@ class _Plan:
         found = self._assess(sites, standard, trained.problem, stated, x, levels)
         largest = largest_loss(stated, x)
         of_root = isinstance(stated.loss, Squared) and stated.transport.p >= 2
-        clip = max(float(one.largest) for one in found.values())
+        clip = clip_level(max(float(one.largest) for one in found.values()))
         slope = shift_slope(stated, jnp.asarray(x))
         of = Assessed(stated.loss, x, stated.weights, clip, largest, slope, of_root)
         judged = {

@@ -123,7 +123,7 @@ def solve(
         if progress is not None:
             progress(done, now.gap)
     solver = _solver(state)
-    if solver.gap > gap:
+    if not solver.gap <= gap:
         warnings.warn(
             f"Stopped after {done} rounds at a relative gap of {solver.gap:.1e}, short of {gap:.1e}.",
             GapNotReachedWarning,

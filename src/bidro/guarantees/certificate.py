@@ -105,7 +105,7 @@ def _table(found: Certificate) -> str:
         line = f"  {name[:16]:<16}" + "".join(f" {values[i]:>13}" for values in columns.values())
         lines.append(line + (" *" if name in found.counts_most else ""))
     if found.counts_most:
-        lines.append("  * counts most in the worst mixture of training")
+        lines.append("  * counts most in the mixture that training ended with")
     if found.interval is not None:
         lines.append(f"  {found.interval.advice}")
     return "\n".join(lines)
@@ -122,7 +122,7 @@ def _columns(found: Certificate) -> dict[str, list[str]]:
     else:
         columns = {
             f"fresh {'units' if held.units else 'rows'}": [f"{held.rows[name]:,}" for name in found.names],
-            "fresh loss": [f"{held.means[name]:.4g}" for name in found.names],
+            "counted loss": [f"{held.means[name]:.4g}" for name in found.names],
             "at most": [
                 "too few" if name in held.vacuous_clients else f"{held.clients[name]:.4g}"
                 for name in found.names

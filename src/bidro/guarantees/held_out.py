@@ -356,4 +356,5 @@ def _unit_means(name: str, values: Floats, units: ArrayLike) -> Floats:
         )
     order = np.lexsort((values, labels))
     _, first, sizes = np.unique(labels[order], return_index=True, return_counts=True)
-    return np.asarray(np.add.reduceat(values[order], first) / sizes)
+    # No mean lies above its largest part, but for rounding.
+    return np.minimum(np.add.reduceat(values[order], first) / sizes, values.max())

@@ -80,10 +80,16 @@ class Assessed:
     @classmethod
     def of(cls, problem: Problem, x: ArrayLike) -> Assessed:
         model = np.asarray(x, float)
-        seen = float(losses_of(problem.loss, model, problem.federation.samples).max())
+        seen = clip_level(float(losses_of(problem.loss, model, problem.federation.samples).max()))
         of_root = isinstance(problem.loss, Squared) and problem.transport.p >= 2
         slope = shift_slope(problem, jnp.asarray(model))
         return cls(problem.loss, model, problem.weights, seen, largest_loss(problem, x), slope, of_root)
+
+
+def clip_level(largest: float) -> float:
+    """What losses are clipped at, from the largest in training; any level that is fixed before fresh rows are
+    seen will do, and where all losses in training are 0 it is 1."""
+    return largest if largest > 0 else 1.0
 
 
 def without_kept_out(

@@ -112,6 +112,12 @@ class Schema:
                 found[column.name] = int(cells.counts[unknown].sum())
         return found
 
+    def filled(self, table: pd.DataFrame) -> dict[str, int]:
+        """By column, how many cells are missing and count as its filler."""
+        self._require_columns(table)
+        gaps = {c.name: int(table[c.name].isna().sum()) for c in self.columns if c.filler is not None}
+        return {name: count for name, count in gaps.items() if count}
+
     def _require_columns(self, table: pd.DataFrame) -> None:
         require_single_columns(table.columns, "The table")
         missing = [column.name for column in self.columns if column.name not in table]
