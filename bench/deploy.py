@@ -23,8 +23,9 @@ import pandas as pd
 import psutil
 
 from bidro.deploy.drive import driven, engine
-from bidro.deploy.job import AlgorithmOne, Config
+from bidro.deploy.job import Config
 from bidro.deploy.rehearsal import split_by_client
+from bidro.training import AlgorithmOne
 
 ROWS, FEATURES, CLIENTS = 400, 10, 5
 ALGORITHM_1_ROUNDS = {"flare": 50, "flower": 4}

@@ -45,7 +45,8 @@ def peak_mb() -> float:
 
 
 def measure(path: Path, rows: int, columns: int) -> dict[str, object]:
-    from bidro.workflow.fit import Progress, fit_tables
+    from bidro.fitting import Progress
+    from bidro.workflow.fit import fit_tables
     from bidro.workflow.options import FitOptions
 
     libraries = peak_mb()
@@ -80,8 +81,8 @@ def measure(path: Path, rows: int, columns: int) -> dict[str, object]:
         "clients": len(done.model.clients),
         "seconds": seconds,
         "total_s": round(ended - began, 2),
-        "rounds": done.trained.solution.rounds,
-        "gap": done.trained.solution.gap,
+        "rounds": done.trained.rounds,
+        "gap": done.trained.gap,
         "table_mb": round(in_float64, 1),
         "libraries_mb": round(libraries, 1),
         "peak_mb": round(peak_mb(), 1),

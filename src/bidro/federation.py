@@ -228,6 +228,12 @@ class Federation:
         self._require_rows()
         return ClientRows.of(self.samples, self.sizes)
 
+    def by_client(self) -> dict[str, NDArray[np.float64]]:
+        """Every client's rows (N_i, m), by name."""
+        self._require_rows()
+        parts = np.split(np.asarray(self.samples), np.cumsum(self.sizes)[:-1])
+        return dict(zip(self.names, parts, strict=True))
+
     def client_samples(self, name: str) -> Array:
         """The rows of one client, shape (N_i, m)."""
         self._require_rows()

@@ -25,7 +25,7 @@ from scipy.special import expit, softmax
 
 from bidro.errors import BidroError
 from bidro.guarantees.statements import Assessed
-from bidro.losses import Absolute, Huber, Logistic, Loss, Pinball, SmoothedHinge, Softmax, Squared, losses_of
+from bidro.losses import Loss, losses_of, registry
 from bidro.sets import Simplex
 from bidro.standard import Standard, signs
 from bidro.tables import Schema
@@ -74,7 +74,7 @@ class Model:
         two = scores.shape[1] == 1
         best = (scores[:, 0] > 0).astype(int) if two else scores.argmax(axis=1)
         found = {"prediction": np.asarray(classes)[best]}
-        if isinstance(self.loss, Logistic | Softmax):
+        if registry.entry_of(self.loss).probabilities:
             shares = np.column_stack([expit(-scores), expit(scores)]) if two else softmax(scores, axis=1)
             found |= {f"probability of {name}": shares[:, k] for k, name in enumerate(classes)}
         return pd.DataFrame(found, index=table.index)
@@ -217,27 +217,12 @@ def _number_or_none(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-_LOSSES: dict[str, type[Loss]] = {
-    "squared": Squared,
-    "absolute": Absolute,
-    "huber": Huber,
-    "pinball": Pinball,
-    "logistic": Logistic,
-    "smoothed hinge": SmoothedHinge,
-    "softmax": Softmax,
-}
-
-
-def loss_name(loss: Loss) -> str:
-    return next(name for name, kind in _LOSSES.items() if type(loss) is kind)
-
-
 def _loss_to_dict(loss: Loss) -> dict[str, Any]:
-    return {"name": loss_name(loss), **vars(loss)}
+    return {"name": registry.entry_of(loss).word, **vars(loss)}
 
 
 def _loss_from_dict(content: Mapping[str, Any]) -> Loss:
     parameters = {key: value for key, value in content.items() if key != "name"}
     if not all(isinstance(v, bool | int | float) and math.isfinite(v) for v in parameters.values()):
         raise TypeError("a loss has parameters that are not numbers")
-    return _LOSSES[content["name"]](**parameters)
+    return registry.kinds()[content["name"]](**parameters)

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.errors import BidroError
-from bidro.federation import Federation, aligned, column_deviations
+from bidro.federation import column_deviations
 from bidro.sets import Box
 
 Floats = NDArray[np.float64]
@@ -39,19 +38,41 @@ class Moments(NamedTuple):
         return cls(len(target), mean, np.append(column_deviations(features), target.std()))
 
     @classmethod
-    def pooled(cls, parts: Sequence[Moments]) -> Moments:
-        """Of all rows, from those of each client."""
-        rows = np.array([part.rows for part in parts], float)
-        means = np.stack([part.mean for part in parts])
-        squares = np.stack([part.deviation for part in parts]) ** 2
-        mean = rows @ means / rows.sum()
-        variance = rows @ (squares + (means - mean) ** 2) / rows.sum()
-        return cls(int(rows.sum()), mean, np.sqrt(variance))
+    def pooled(cls, rows: ArrayLike, means: ArrayLike, deviations: ArrayLike) -> Moments:
+        """Of all rows, from how many each client has (n,) and their moments (n, k + 1)."""
+        counts, centres = np.asarray(rows, float), np.asarray(means, float)
+        share = counts / counts.sum()
+        mean = share @ centres
+        # By a second pass, free of the rounding of a large common part.
+        mean = mean + share @ (centres - mean)
+        variance = share @ (np.asarray(deviations, float) ** 2 + (centres - mean) ** 2)
+        return cls(int(counts.sum()), mean, np.sqrt(variance))
 
     @property
     def varying(self) -> NDArray[np.bool_]:
         """(k + 1,) which columns vary: rounding leaves a trace of deviation in those that do not."""
         return self.deviation > 1e-13 * np.hypot(self.mean, self.deviation)
+
+
+def client_moments(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
+    """(means, deviations), both (n, columns), of clients whose rows (N, columns) stand together."""
+    counts = np.asarray(sizes)
+    ends = np.cumsum(counts)
+    mean, deviation = (np.empty((len(counts), rows.shape[1])) for _ in range(2))
+    begin = 0
+    while begin < len(counts):
+        # As many clients as have about so many rows together, at least one.
+        start = ends[begin] - counts[begin]
+        end = max(begin + 1, int(np.searchsorted(ends, start + _TOGETHER, side="right")))
+        own, block = counts[begin:end, None], rows[start : ends[end - 1]]
+        first = (ends - counts)[begin:end] - start
+        centre = np.add.reduceat(block, first, axis=0) / own
+        away = block - np.repeat(centre, counts[begin:end], axis=0)
+        left = np.add.reduceat(away, first, axis=0) / own
+        squares = np.add.reduceat(away**2, first, axis=0) / own - left**2
+        mean[begin:end], deviation[begin:end] = centre + left, np.sqrt(np.maximum(squares, 0.0))
+        begin = end
+    return mean, deviation
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,31 +92,21 @@ class Standard:
             return cls(moments.mean[:-1], spread[:-1], 0.0, 1.0)
         return cls(moments.mean[:-1], spread[:-1], float(moments.mean[-1]), float(spread[-1]))
 
-    def federation(
-        self, features: Floats, target: Floats, clients: NDArray[np.str_], columns: Sequence[str]
-    ) -> Federation:
-        """The clients' rows in these units, sorted by client, with an unbounded support. Rows should come in
-        `content_order`, so that nothing that is trained on them depends on the order of a table."""
-        names, codes = np.unique(clients, return_inverse=True)
-        order = np.argsort(codes, kind="stable")
-        rows = aligned((len(target), features.shape[1] + 1))
-        for begin in range(0, len(order), _TOGETHER):
-            part = order[begin : begin + _TOGETHER]
-            rows[begin : begin + len(part)] = self.rows(features[part], target[part])
-        sizes = np.bincount(codes).tolist()
-        return Federation.from_samples(
-            jax.device_put(rows), sizes, "unbounded", [str(name) for name in names], columns
-        )
-
     def rows(self, features: Floats, target: Floats) -> Floats:
         """(N, k + 1) rows in these units."""
-        rows = np.empty((len(target), features.shape[1] + 1))
-        np.subtract(features, self.mean, out=rows[:, :-1])
-        # Of a column that does not vary, rounding would leave a trace for a model to follow.
-        rows[:, :-1][np.abs(rows[:, :-1]) <= 1e-13 * np.abs(self.mean)] = 0.0
-        rows[:, :-1] /= self.spread
-        rows[:, -1] = target - self.middle
+        rows = np.column_stack([features, target])
+        self.convert(rows)
         return rows
+
+    def convert(self, rows: Floats) -> None:
+        """Put rows (N, k + 1), the target last, into these units, in place."""
+        for begin in range(0, len(rows), _TOGETHER):
+            part = rows[begin : begin + _TOGETHER]
+            part[:, :-1] -= self.mean
+            # Of a column that does not vary, rounding would leave a trace for a model to follow.
+            part[:, :-1][np.abs(part[:, :-1]) <= 1e-13 * np.abs(self.mean)] = 0.0
+            part[:, :-1] /= self.spread
+            part[:, -1] -= self.middle
 
     def box(self, support: tuple[ArrayLike, ArrayLike], labels: tuple[float, ...] | None) -> Box:
         """A declared support, lower and upper bounds of every feature and (for a numeric target) of the

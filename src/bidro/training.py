@@ -12,14 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bidro.algorithms import BiDROFL
 from bidro.algorithms.cross_validation import Candidate
-from bidro.client import WassersteinBall
-from bidro.engines.network import IN_PROCESS, Network
+from bidro.client import Penalty, WassersteinBall
+from bidro.engines.network import IN_PROCESS, run_over
+from bidro.engines.rounds import Rounds
 from bidro.engines.solve import Method, Solution, solve
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees.asked import check_confidence, is_number
-from bidro.guarantees.calibration import CAPS, Calibration, calibrate
+from bidro.guarantees.calibration import CAPS, FOLDS, Calibration, calibrate
 from bidro.guarantees.empirical_radius import bootstrap_radii
 from bidro.guarantees.out_of_sample import explicit_radii
 from bidro.losses import Loss
@@ -30,6 +32,7 @@ from bidro.transport import Transport
 Floats = NDArray[np.float64]
 Radius = float | ArrayLike | Mapping[str, float] | Literal["cross-validate", "bootstrap", "explicit"]
 Weights = float | Literal["auto", "simplex", "fixed"]
+Replies = Literal["curvature", "gradient"]
 
 RADIUS_WORDS = ("cross-validate", "bootstrap", "explicit")
 WEIGHT_WORDS = ("auto", "simplex", "fixed")
@@ -41,11 +44,27 @@ LARGEST_COEFFICIENT = 1e3
 
 @dataclass(frozen=True, eq=False)
 class Trained:
+    """A model, and how it came about."""
+
     problem: Problem  # as solved: balls of the chosen radii, weights of the chosen cap
-    solution: Solution
+    x: Floats  # (d,)
+    alpha: Floats  # (n,) weights of the worst mixture, or those that training ended with
+    rounds: int
+    method: str
     calibration: Calibration | None
     radius_promise: str
     cap: float  # on the weights: no client counts for more than so many times its share; inf for none
+    solution: Solution | None  # None where a model was trained without proof
+
+    @property
+    def gap(self) -> float | None:
+        """The certified duality gap; None where nothing is proven."""
+        return self.solution.gap if self.solution is not None and self.solution.certified else None
+
+    @property
+    def risks(self) -> Floats | None:
+        """(n,) upper ends of the clients' robust risks; None where nothing is proven."""
+        return self.solution.risks if self.solution is not None and self.solution.certified else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,16 +76,19 @@ class Choices:
 
     radius: Any = "cross-validate"  # a Radius
     weights: Any = "auto"  # Weights
+    metric: str = "features"
+    label_cost: float = 1.0
+    p: float | None = None
     gap: float = 1e-6
     folds: int | None = None
     seed: int = 0
     confidence: float = 0.95  # of bootstrap and explicit radii
-    method: Method | None = None  # of the solver
-    fold_curvature: bool = True  # whether replies in cross-validation hold curvature
+    replies: Replies = "curvature"  # what clients may be asked for at the most
 
     def __post_init__(self) -> None:
         _check_radius(self.radius)
         _check_weights(self.weights)
+        check_metric(self.metric, self.label_cost, self.p)
         if not is_number(self.gap) or not 0 < self.gap < math.inf:
             raise BidroError(f"The gap must be a positive number such as 1e-6; got {self.gap!r}.")
         if self.folds is not None and (not isinstance(self.folds, Integral) or self.folds < 2):
@@ -74,58 +96,88 @@ class Choices:
         if not isinstance(self.seed, Integral) or self.seed < 0:
             raise BidroError(f"The random seed must be a whole number of at least 0; got {self.seed!r}.")
         check_confidence(self.confidence)
+        if self.replies not in ("curvature", "gradient"):
+            raise BidroError(f"replies are 'curvature' or 'gradient'; got {self.replies!r}.")
 
 
-def transport_of(
-    loss: Loss, m: int, metric: str, label_cost: float, p: float | None, target_spread: float
-) -> Transport:
+@dataclass(frozen=True)
+class Limits:
+    """What clients do not answer: more folds than these, or curvature from no more rows than so many a
+    parameter. None of it where all rows are in one process."""
+
+    folds: int | None = None
+    rows_a_parameter: int = 0
+
+    def curvature(self, rows: int, dimension: int) -> bool:
+        """Whether replies over so many rows may hold the curvature of a model of this dimension."""
+        return self.rows_a_parameter == 0 or rows > self.rows_a_parameter * dimension
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class AlgorithmOne:
+    """BiDRO-FL as in the paper, with one-sample replies, in place of the exact solver."""
+
+    rounds: int
+    rho: float = 5.0
+    eta_x: float = 0.01
+    eta_alpha: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rounds, int) or self.rounds < 1:
+            raise BidroError(f"Algorithm 1 needs a whole number of rounds; got {self.rounds!r}.")
+
+
+def transport_of(loss: Loss, m: int, choices: Choices, target_spread: float) -> Transport:
     """The cost of moving a row: labels immovable ("features") or at a price ("joint")."""
-    check_metric(metric, label_cost, p)
-    growth = loss.growth
+    growth, p = loss.growth, choices.p
     order = float(p) if p is not None else (2.0 if growth is not None and growth.order == 2 else 1.0)
-    moves = metric == "joint"
+    moves = choices.metric == "joint"
     if loss.labels is not None:
-        return Transport.classification(m, order, label_cost if moves else math.inf)
+        return Transport.classification(m, order, choices.label_cost if moves else math.inf)
     scale = np.ones(m)
-    scale[-1] = label_cost / target_spread if moves else math.inf
+    scale[-1] = choices.label_cost / target_spread if moves else math.inf
     return Transport(jnp.asarray(scale), order)
 
 
 def train(
-    federation: Federation,
-    loss: Loss,
-    transport: Transport,
+    problem: Problem,
     choices: Choices,
-    target_spread: float,
     support: Box | None = None,
     on_calibration: Callable[[int, int], None] | None = None,
     on_round: Callable[[int, float], None] | None = None,
-    network: Network = IN_PROCESS,
+    network: Rounds = IN_PROCESS,
     spread: float | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> Trained:
-    """Choose radii and weights, and solve to the gap.
+    """Choose radii and weights for `problem` (see `unrestricted`), and solve to the gap.
 
     Training takes the whole space as support: worst cases over it are at least those over a declared box, and
-    have a closed form. `network` answers the rounds; `spread` is what cross-validated radii are in units of,
-    by default read off the rows.
+    have a closed form. `network` answers the rounds, within `limits`; `spread` is what cross-validated radii
+    are in units of, by default read off the rows.
     """
-    problem = unrestricted(federation, loss, transport, target_spread)
-    radius, weights = choices.radius, choices.weights
-    calibration, cap = None, _cap(weights)
+    federation, radius, weights = problem.federation, choices.radius, choices.weights
+    calibration, cap, moments, start = None, _cap(weights), None, None
     if isinstance(radius, str) and radius == "cross-validate":
         caps = CAPS if weights == "auto" else (cap,)
         caps = caps if federation.n > 1 else (math.inf,)
+        folds, curvature = _folds(min(federation.sizes), problem.dimension, choices, limits)
         calibration = calibrate(
             problem,
             caps=caps,
-            folds=choices.folds,
+            folds=folds,
             seed=choices.seed,
             spread=spread,
             progress=on_calibration,
             network=network,
-            sends_curvature=choices.fold_curvature,
+            sends_curvature=curvature,
         )
         radii, cap, promise = calibration.radii, calibration.chosen.cap, calibration.promise
+        start = calibration.start
+        # What was told for cross-validation of squared loss is all that it depends on.
+        moments = calibration.moments
     elif isinstance(radius, str) and radius == "bootstrap":
         found = bootstrap_radii(problem, choices.confidence, seed=choices.seed)
         radii, promise = found.radii, found.promise
@@ -135,14 +187,68 @@ def train(
         radii, promise = _given(radius, federation.names), "The radii were given."
     mixtures = Candidate(0.0, cap).mixtures(federation.sizes)
     balls = replace(problem, ambiguity=WassersteinBall(radii), mixtures=mixtures)
-    solution = solve(balls, choices.gap, choices.method, progress=on_round, network=network)
-    return Trained(balls, solution, calibration, promise, cap)
+    method = _method(balls, choices, limits)
+    solution = solve(
+        balls, choices.gap, method, progress=on_round, network=network, start=start, moments=moments
+    )
+    return Trained(
+        balls,
+        solution.x,
+        solution.alpha,
+        solution.rounds,
+        solution.method,
+        calibration,
+        promise,
+        cap,
+        solution,
+    )
+
+
+def train_penalised(
+    problem: Problem,
+    settings: AlgorithmOne,
+    seed: int,
+    network: Rounds = IN_PROCESS,
+    on_round: Callable[[int], None] | None = None,
+) -> Trained:
+    """Algorithm 1 on `problem`, whose own ambiguity and mixtures do not matter: a client that does not answer
+    in a round counts as one that stood still."""
+    penalised = replace(problem, ambiguity=Penalty(settings.rho))
+    algorithm = BiDROFL(settings.eta_x, settings.eta_alpha)
+    state = run_over(network, algorithm, penalised, settings.rounds, seed, on_round)
+    final = algorithm.snapshot(state)
+    words = f"Algorithm 1 with penalties rho = {settings.rho:g}: there are no balls."
+    x, alpha = np.asarray(final.x), np.asarray(final.alpha)
+    return Trained(penalised, x, alpha, settings.rounds, "Algorithm 1", None, words, math.inf, None)
 
 
 def unrestricted(federation: Federation, loss: Loss, transport: Transport, target_spread: float) -> Problem:
     """Without ambiguity, for any mixture and any model that is likely to be wanted."""
     half = LARGEST_COEFFICIENT * max(target_spread, 1.0 if loss.labels is not None else 0.0)
     return Problem(federation, loss, Box.cube(half, loss.dimension(federation.m)), transport)
+
+
+def _method(problem: Problem, choices: Choices, limits: Limits) -> Method | None:
+    """What the solver may ask of the clients: None for whatever it likes best."""
+    allowed = limits.curvature(min(problem.federation.sizes), problem.dimension)
+    return None if choices.replies == "curvature" and allowed else "gradients"
+
+
+def _folds(rows: int, dimension: int, choices: Choices, limits: Limits) -> tuple[int, bool]:
+    """(how many folds, whether their replies may hold curvature): the most folds that clients allow, with
+    curvature if that is possible at all; `rows` are the fewest of a client."""
+    most = max(2, min(FOLDS, rows)) if limits.folds is None else limits.folds
+    counts = list(range(most, 1, -1)) if choices.folds is None else [choices.folds]
+    if choices.replies == "curvature":
+        for count in counts:
+            if limits.curvature(rows // count, dimension):
+                return count, True
+    if counts:
+        return counts[0], False
+    raise BidroError(
+        "A site has too few rows, or too few with a rare level or class, for cross-validation: what a fold "
+        "leaves out would rest on fewer than its min_rows; set radius to a number, or leave it out."
+    )
 
 
 def check_metric(metric: Any, label_cost: Any, p: Any = None) -> None:

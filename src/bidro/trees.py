@@ -1,5 +1,5 @@
-"""Frozen mappings, and frozen dataclasses that JAX can trace: arrays are leaves, `static()` fields are part
-of the type."""
+"""Frozen mappings, frozen dataclasses that JAX can trace (arrays are leaves, `static()` fields part of the
+type), and code that serves both inside compiled programs and on the host."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -30,6 +32,11 @@ class Frozen(Mapping[str, V]):
 
     def __repr__(self) -> str:
         return repr(self._content)
+
+
+def namespace_of(value: Any) -> Any:
+    """NumPy for its own arrays, which are then never compiled for, else `jax.numpy`."""
+    return np if isinstance(value, np.ndarray | np.generic) else jnp
 
 
 def static(**kwargs: Any) -> Any:

@@ -13,10 +13,6 @@ from bidro.algorithms.cross_validation import FoldScores
 from bidro.client import Penalty
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.audit import in_words
-from bidro.deploy.job import AlgorithmOne
-from bidro.deploy.plan import _folds
-from bidro.deploy.questions import Assessment
-from bidro.deploy.questions import Model as Question
 from bidro.deploy.server import run_job
 from bidro.deploy.site import Site, SiteRows, reply_of
 from bidro.engines.carrier import Delivered, InMemory
@@ -25,14 +21,16 @@ from bidro.engines.in_process import run
 from bidro.engines.plain import described
 from bidro.engines.wire import header_of, pack, unpack
 from bidro.errors import BidroError
+from bidro.fitting import Progress
+from bidro.fitting.questions import Assess, Assessment
 from bidro.guarantees.certificate import Certificate
 from bidro.losses import Absolute, Logistic, Squared, losses_of
 from bidro.model_file import Model
 from bidro.sets import Box
 from bidro.splits import choose_kept_out
-from bidro.training import transport_of, unrestricted
+from bidro.training import AlgorithmOne, Choices, Limits, _folds, transport_of, unrestricted
 from bidro.transport import Transport
-from bidro.workflow.fit import Progress, fit_tables
+from bidro.workflow.fit import fit_tables
 from bidro.workflow.options import FitOptions
 from tests.deploy.sites import NAMES, QUICK, SUPPORT, answering, carrier, job, table, write_sites
 from tests.small import mostly_slow
@@ -127,7 +125,7 @@ def test_algorithm_1_is_that_of_one_process(tmp_path):
     theirs = fitted(tmp_path, whole, **QUICK)
     standard, loss = theirs.model.standard, theirs.model.loss
     federation = theirs.trained.problem.federation
-    transport = transport_of(loss, federation.m, "features", 1.0, None, standard.target_spread)
+    transport = transport_of(loss, federation.m, Choices(), standard.target_spread)
     problem = replace(
         unrestricted(federation, loss, transport, standard.target_spread), ambiguity=Penalty(20.0)
     )
@@ -264,14 +262,17 @@ def test_nothing_leaves_a_site_that_rests_on_too_few_rows(sizes, options, words,
 
 
 def test_folds_are_fewer_or_without_curvature_where_sites_are_small():
-    assert _folds(100, 5, 4, None, True) == (5, True)
-    assert _folds(45, 4, 4, None, True) == (4, True)
-    assert _folds(45, 4, 10, None, True) == (2, True)
-    assert _folds(45, 4, 12, None, True) == (4, False)
-    assert _folds(45, 4, 4, None, False) == (4, False)
-    assert _folds(45, 4, 4, 3, True) == (3, True)
+    def folds(rows, most, dimension, **chosen):
+        return _folds(rows, dimension, Choices(**chosen), Limits(most, 2))
+
+    assert folds(100, 5, 4) == (5, True)
+    assert folds(45, 4, 4) == (4, True)
+    assert folds(45, 4, 10) == (2, True)
+    assert folds(45, 4, 12) == (4, False)
+    assert folds(45, 4, 4, replies="gradient") == (4, False)
+    assert folds(45, 4, 4, folds=3) == (3, True)
     with pytest.raises(BidroError, match="set radius"):
-        _folds(19, 0, 4, None, True)
+        folds(19, 0, 4)
 
 
 def test_a_site_refuses_a_server_with_another_schema(tmp_path):
@@ -349,7 +350,7 @@ def test_no_single_largest_loss_leaves_a_site(min_rows, averaged, tmp_path):
     units = asked["standard"]
     features = (rows.features[~kept_out] - units["mean"]) / units["spread"]
     samples = np.column_stack([features, rows.target[~kept_out] - units["middle"]])
-    losses = np.sort(losses_of(Squared(True), unpack(request, Question).x, samples))
+    losses = np.sort(losses_of(Squared(True), unpack(request, Assess).x, samples))
     sent = unpack(reply, Assessment)
     assert float(sent.largest) == pytest.approx(losses[-averaged:].mean(), rel=1e-9)
     assert float(sent.loss) == pytest.approx(losses.mean(), rel=1e-9)

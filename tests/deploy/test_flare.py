@@ -16,12 +16,12 @@ import pytest
 from bidro.deploy import flare_local
 from bidro.deploy.flare_drive import session
 from bidro.deploy.flare_local import _provision
-from bidro.deploy.job import AlgorithmOne
 from bidro.deploy.server import run_job
 from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError
 from bidro.guarantees.certificate import Certificate
 from bidro.model_file import Model
+from bidro.training import AlgorithmOne
 from tests.deploy.processes import Driven, Paused, alive, below, consortium_of, wait_for_line
 from tests.deploy.sites import NAMES, QUICK, SHORT, carrier, job
 

@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from bidro.deploy import flower_local
 from bidro.deploy.flower_local import _ENVIRONMENT, _certificates, _free_port, _kill, _processes
-from bidro.deploy.job import AlgorithmOne
 from bidro.deploy.server import run_job
 from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError
 from bidro.guarantees.certificate import Certificate
 from bidro.model_file import Model
+from bidro.training import AlgorithmOne
 from tests.deploy.processes import Driven, consortium_of, wait_for_line
 from tests.deploy.sites import NAMES, SHORT, carrier, job
 

@@ -8,7 +8,8 @@ import pytest
 
 from bidro import RobustClassifier, RobustRegressor
 from bidro.errors import BidroError
-from bidro.workflow.fit import Progress, fit_tables
+from bidro.fitting import Progress
+from bidro.workflow.fit import fit_tables
 from bidro.workflow.options import FitOptions
 
 CONFIDENCE = 0.9

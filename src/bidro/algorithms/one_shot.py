@@ -56,6 +56,10 @@ class OneShotState(NamedTuple):
     inner: Inner
     lifted: bool
 
+    @property
+    def finished(self) -> bool:
+        return self.solver.finished
+
 
 @pytree
 class OneShotMWDRO(Usual):
@@ -72,10 +76,15 @@ class OneShotMWDRO(Usual):
     def traceable_server(self) -> bool:
         return False
 
-    def init(self, problem: Problem, seed: int = 0) -> OneShotState:
+    @staticmethod
+    def suits(problem: Problem) -> bool:
+        """Whether the second moments tell all of this problem."""
         kind = ambiguity_kind(problem.ambiguity)
         squared = isinstance(problem.loss, Squared)
-        if not squared or kind == "penalty" or (kind == "ball" and not problem.lifted):
+        return squared and (kind == "none" or (kind == "ball" and problem.lifted))
+
+    def init(self, problem: Problem, seed: int = 0) -> OneShotState:
+        if not self.suits(problem):
             raise BidroError(
                 "One round is enough only for squared loss over Wasserstein balls with p = 2 on an unbounded "
                 "support, or without ambiguity inside clients; choose another method."

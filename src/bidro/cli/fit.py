@@ -148,8 +148,8 @@ def _run(options: FitOptions, out: Path, as_json: bool) -> None:
     if as_json:
         summary = {
             "out": str(out),
-            "rounds": done.trained.solution.rounds,
-            "gap": done.trained.solution.gap,
+            "rounds": done.trained.rounds,
+            "gap": done.trained.gap,
             "chosen": done.model.settings["chosen"],
             "cap": done.model.settings["cap"],
             "radii": done.model.settings["radii"],
@@ -172,11 +172,11 @@ def _print(done: Fit, out: Path) -> None:
     from bidro.workflow.judged import evaluation
 
     console = Console()
-    solution, judged = done.trained.solution, evaluation(done.judged)
+    trained, judged = done.trained, evaluation(done.judged)
     console.print(
-        f"Solved in {solution.rounds} rounds to a certified relative gap of {solution.gap:.1e}. On "
-        f"{_judged_on(done)}: mean loss {judged['mean']:.4g}, worst client {judged['worst_client']:.4g}, "
-        f"worst decile {judged['worst_decile']:.4g}.",
+        f"Solved in {trained.rounds} round{'s' * (trained.rounds != 1)} to a certified relative gap of "
+        f"{trained.gap:.1e}. On {_judged_on(done)}: mean loss {judged['mean']:.4g}, worst client "
+        f"{judged['worst_client']:.4g}, worst decile {judged['worst_decile']:.4g}.",
         highlight=False,
     )
     for words in done.model.settings["chosen"].values():

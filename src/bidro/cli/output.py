@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bidro.workflow.fit import Progress
+    from bidro.fitting import Progress
 
 _STAGES = {
     "reading": "reading tables",
     "preparing": "preparing",
     "choosing": "choosing radius and weights",
+    "assessing": "assessing the model",
     "certifying": "certifying",
     "writing": "writing",
 }
@@ -25,7 +26,7 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from bidro.workflow.fit import Progress
+    from bidro.fitting import Progress
 
     bar = Bar(
         SpinnerColumn(),

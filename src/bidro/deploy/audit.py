@@ -95,7 +95,7 @@ def _reveals(head: Mapping[str, Any]) -> str:
         return _REVEALS[head["question"]]
     if head["rows"] == 1:
         return _REVEALS["one row"]
-    if "moments" in fields:
+    if "around" in fields:
         return _REVEALS["moments"]
     if "curvature" in fields:
         what = _REVEALS["curvature" if fields["curvature"][-1] else "gradient"]

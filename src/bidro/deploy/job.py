@@ -8,30 +8,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from bidro.deploy.agreed import Agreed
 from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError
-from bidro.workflow.fit import loss_of
+from bidro.training import AlgorithmOne, Replies
+from bidro.workflow.fit import fit_options
 from bidro.workflow.options import FitOptions, read_toml
 
 # Options of `bidro fit` that have no place here: the schema and the sites' own files say these things.
 _NOT_HERE = ("tables", "client", "target", "task", "features", "support", "missing")
-
-
-@dataclass(frozen=True)
-class AlgorithmOne:
-    """BiDRO-FL as in the paper, with one-sample replies, in place of the exact solver."""
-
-    rounds: int
-    rho: float = 5.0
-    eta_x: float = 0.01
-    eta_alpha: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.rounds, int) or self.rounds < 1:
-            raise BidroError(f"Algorithm 1 needs a whole number of rounds; got {self.rounds!r}.")
 
 
 @dataclass(frozen=True)
@@ -41,7 +28,7 @@ class Job:
     agreed: Agreed
     options: FitOptions
     policy: Policy = field(default_factory=Policy)
-    replies: Literal["curvature", "gradient"] = "curvature"
+    replies: Replies = "curvature"
     algorithm: AlgorithmOne | None = None
     resume: bool = False
 
@@ -53,9 +40,13 @@ class Job:
             )
         if not self.clients or len(set(self.clients)) < len(self.clients):
             raise BidroError('Name the clients that take part, each once: clients = ["north", "south"].')
-        if self.replies not in ("curvature", "gradient"):
-            raise BidroError(f"replies are 'curvature' or 'gradient'; got {self.replies!r}.")
-        _check_options(self.options, self.agreed)
+        if self.options.radius == "bootstrap":
+            raise BidroError(
+                "radius = 'bootstrap' is not for machines apart; use 'cross-validate' or numbers."
+            )
+        # What training would refuse is said before any site is asked.
+        self.options.check()
+        fit_options(self.options, self.agreed.schema, self.replies)
 
     def to_text(self) -> str:
         content = {**dataclasses.asdict(self), "agreed": self.agreed.to_dict()}
@@ -144,14 +135,6 @@ class Config:
             **{name: value for name, value in given.items() if value is not None},
         }
         return cls(Job(run, sites.clients, sites.agreed, options_of(sites.agreed, content), **parts), engines)
-
-
-def _check_options(options: FitOptions, agreed: Agreed) -> None:
-    """Raise BidroError for what training would refuse, before any site is asked."""
-    if options.radius == "bootstrap":
-        raise BidroError("radius = 'bootstrap' is not for machines apart; use 'cross-validate' or numbers.")
-    options.check()
-    loss_of(options, agreed.schema)
 
 
 def options_of(agreed: Agreed, given: Mapping[str, Any]) -> FitOptions:

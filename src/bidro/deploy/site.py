@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
 import bidro
 from bidro.algorithms.contract import Algorithm
-from bidro.client import Client, WassersteinBall
+from bidro.client import Client
 from bidro.deploy.agreed import Agreed
-from bidro.deploy.questions import Assessment, Fixed, FreshBounds, Model, Prepared
 from bidro.deploy.rules import (
     RefusedError,
     most_folds,
@@ -38,22 +38,20 @@ from bidro.engines.site import answer, client_of
 from bidro.engines.wire import header_of, unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
+from bidro.fitting import client_side
+from bidro.fitting.questions import Assess, Assessment, Fixed, Prepared
 from bidro.guarantees.calibration import FOLDS
-from bidro.guarantees.heterogeneity import distance_to_reference
-from bidro.guarantees.robust import mean_displacement, robust_risk
-from bidro.guarantees.statements import Assessed, fresh_bounds
-from bidro.losses import losses_of
+from bidro.guarantees.statements import Assessed
 from bidro.model_file import target_numbers
-from bidro.problem import Problem
 from bidro.sets import Box, Simplex, WholeSpace
 from bidro.splits import choose_kept_out, content_order
-from bidro.standard import Moments, Standard
+from bidro.standard import Standard
 from bidro.tables import as_words, bounds_of, read_one, require_declared
 from bidro.training import unrestricted
-from bidro.workflow.judged import ClientLoss
 from bidro.workflow.options import read_toml
 
 Floats = NDArray[np.float64]
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -198,9 +196,12 @@ def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: byt
         return answer(algorithm, client, asked["seed"], asked["round"], request), over
     samples = _samples(rows, kept_out if question == "bounds" else ~kept_out, asked)
     if question == "assess":
-        return _assessment(site, rows, samples, asked, unpack(request, Model)), _largest_count(site, samples)
+        largest = max(_LARGEST_LOSSES, site.min_rows)
+        found = _assessment(site, rows, samples, asked, unpack(request, Assess), largest)
+        return _own(found), min(len(samples), largest)
     if question == "bounds":
-        return _bounds(site, samples, asked, unpack(request, Fixed)), len(samples)
+        of, fixed = _fixed(asked, request)
+        return _own(client_side.bounds([site.client], samples, [len(samples)], of, fixed)), len(samples)
     raise RefusedError("there is no such question.")
 
 
@@ -242,57 +243,35 @@ def _standard(asked: Mapping[str, Any]) -> Standard:
 
 
 def _prepared(site: Site, rows: SiteRows, kept_out: NDArray[np.bool_], seed: int) -> Prepared:
-    found = Moments.of(rows.features[~kept_out], rows.target[~kept_out])
     training = rows.whole(~kept_out)
     own = Federation.from_arrays({site.client: training}, "unbounded")
     marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if len(training) >= count}
-    numbers = (found.rows, kept_out.sum(), most_folds(training, marks, site.min_rows), rows.digest)
-    count, fresh, folds, table = (np.asarray(float(number)) for number in numbers)
-    return Prepared(count, fresh, folds, table, found.mean, found.deviation)
+    folds = most_folds(training, marks, site.min_rows)
+    return _own(client_side.prepared(training, [len(training)], [int(kept_out.sum())], [folds], rows.digest))
+
+
+def _own(found: T) -> T:
+    """The reply of the one client that is here."""
+    return jax.tree.map(lambda part: np.asarray(part[0]), found)
 
 
 def _assessment(
-    site: Site, rows: SiteRows, samples: Floats, asked: Mapping[str, Any], message: Model
+    site: Site, rows: SiteRows, samples: Floats, asked: Mapping[str, Any], message: Assess, largest: int
 ) -> Assessment:
-    everywhere = WholeSpace(samples.shape[1])
-    problem = _own_problem(site, samples, asked, everywhere, made(asked["ambiguity"]))
-    x = np.asarray(message.x)
-    losses = losses_of(problem.loss, x, samples)
-    robust, distance = [], []
-    for radius in asked["radii"]:
-        box = _declared_box(rows, asked, problem.loss.labels)
-        declared = _own_problem(site, samples, asked, box, WassersteinBall(float(radius)))
-        robust.append(float(robust_risk(declared, x, curvature=False).value[0]))
-    if robust:
-        distance = [distance_to_reference(samples, message.reference, problem.transport)]
-    k = samples.shape[1] - 1
-    moved, typical = np.zeros(k), np.zeros(k)
-    if problem.eps is not None:
-        moved, typical = mean_displacement(problem, x, site.client)
-    judged = ClientLoss.of(losses)
-    return Assessment(
-        np.asarray(judged.loss),
-        np.asarray(judged.se),
-        np.sort(losses)[-_largest_count(site, samples) :].mean(),
-        np.asarray(robust, float),
-        np.asarray(distance, float),
-        moved,
-        typical,
-    )
-
-
-def _largest_count(site: Site, samples: Floats) -> int:
-    """How many of the largest losses a site averages: one alone would be a row's."""
-    return min(len(samples), max(_LARGEST_LOSSES, site.min_rows))
-
-
-def _own_problem(
-    site: Site, samples: Floats, asked: Mapping[str, Any], support: Box | WholeSpace, ambiguity: Any
-) -> Problem:
     loss, transport = made(asked["loss"]), made(asked["transport"])
-    federation = Federation.from_arrays({site.client: samples}, support)
+    federation = Federation.from_arrays({site.client: samples}, "unbounded")
     whole = unrestricted(federation, loss, transport, asked["standard"]["target_spread"])
-    return replace(whole, ambiguity=ambiguity)
+    problem = replace(whole, ambiguity=made(asked["ambiguity"]))
+    declared = _declared_box(rows, asked, loss.labels) if message.radii.size else None
+    return client_side.assessment(problem, declared, message, largest)
+
+
+def _fixed(asked: Mapping[str, Any], request: bytes) -> tuple[Assessed, Fixed]:
+    """What the request says of the model, and what was fixed before the rows kept out are looked at."""
+    fixed = unpack(request, Fixed)
+    largest = float(fixed.largest[0]) if fixed.largest.size else None
+    seen = float(fixed.seen)
+    return Assessed(made(asked["loss"]), np.asarray(fixed.x), Simplex(1), seen, largest, None, False), fixed
 
 
 def _declared_box(rows: SiteRows, asked: Mapping[str, Any], labels: tuple[float, ...] | None) -> Box:
@@ -300,17 +279,3 @@ def _declared_box(rows: SiteRows, asked: Mapping[str, Any], labels: tuple[float,
     if rows.agreed.support is None:
         raise RefusedError("no support was agreed on.")
     return _standard(asked).box(bounds_of(rows.agreed.support, rows.agreed.schema), labels)
-
-
-def _bounds(site: Site, samples: Floats, asked: Mapping[str, Any], message: Fixed) -> FreshBounds:
-    loss, x = made(asked["loss"]), np.asarray(message.x)
-    largest = float(message.largest[0]) if message.largest.size else None
-    of = Assessed(loss, x, Simplex(1), float(message.seen), largest, None, False)
-    found = [fresh_bounds(site.client, of, samples, float(level)) for level in np.asarray(message.levels)]
-    judged = ClientLoss.of(losses_of(loss, x, samples))
-    parts = {
-        name: np.array([one[name].bound for one in found if name in one])
-        for name in ("clipped", "held_out", "mistakes")
-    }
-    means = [found[0][name].mean if name in found[0] else 0.0 for name in parts]
-    return FreshBounds(np.asarray(judged.loss), np.asarray(judged.se), **parts, means=np.array(means))

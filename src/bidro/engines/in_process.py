@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm, Snapshot, client_key
 from bidro.client import Client
+from bidro.engines.rounds import last_state, rounds
 from bidro.errors import BidroError
 from bidro.problem import Problem
 from bidro.rows import ClientRows
@@ -330,12 +332,15 @@ def _plain_rounds(
     algorithm: Algorithm, clients: Client, key: Array, state: Any, done: int, stops: list[int], block: int
 ) -> tuple[Any, Snapshot]:
     """A loop around a compiled client step, for servers that cannot be traced."""
+
+    def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Array | None = None) -> tuple[Any, Array]:
+        replied = jnp.ones(clients.rho.shape, bool) if who is None else who
+        return all_replies(algorithm, clients, key, broadcast, jnp.asarray(t)), replied
+
     snapshots = []
-    for stop in stops:
-        for t in range(done + 1, stop + 1):
-            replies = all_replies(algorithm, clients, key, algorithm.broadcast(state), jnp.asarray(t))
-            state = algorithm.server(state, replies, asked(algorithm, state, clients))
-        done = stop
+    for before, stop in pairwise([done, *stops]):
+        # Of a state that says that it is finished nothing changes any more.
+        state = last_state(rounds(ask, algorithm, state, stop, before), state)
         snapshots.append(algorithm.snapshot(state))
     return state, Snapshot(*(jnp.stack(v) for v in zip(*snapshots, strict=True)))
 

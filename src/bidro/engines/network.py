@@ -1,10 +1,10 @@
-"""Who answers the rounds: all clients in this process, or sites across machines (`engines.remote`)."""
+"""Rounds answered by clients whose rows are all in this process, or that have answered before."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,28 +13,8 @@ from jax import Array
 from bidro.algorithms.contract import Algorithm
 from bidro.client import Client
 from bidro.engines.in_process import all_replies
+from bidro.engines.rounds import Ask, Deal, Rounds, rounds
 from bidro.problem import Problem
-
-
-class Deal(NamedTuple):
-    """How each client deals its rows out to folds: see `Federation.folds`."""
-
-    folds: int
-    seed: int
-
-
-class Ask(Protocol):
-    def __call__(
-        self, algorithm: Algorithm, broadcast: Any, t: int, who: Array | None = None
-    ) -> tuple[Any, Array]:
-        """(replies with a leading axis of clients, who replied (n,)) in round t, from 1; `who` (n,) is asked,
-        None for everyone."""
-
-
-class Network(Protocol):
-    def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
-        """A way to ask the clients of `problem`, with their rows in folds if a deal is given; `seed` is that
-        of all that is random in a client's round."""
 
 
 @dataclass(frozen=True)
@@ -55,34 +35,36 @@ class InProcess:
 IN_PROCESS = InProcess()
 
 
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """Clients that have told all that an algorithm will ask."""
+
+    replies: Any  # with a leading axis of clients
+
+    def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
+        everyone = jnp.ones(problem.n, bool)
+
+        def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Array | None = None) -> tuple[Any, Array]:
+            return self.replies, everyone
+
+        return ask
+
+
 def run_over(
-    network: Network,
+    network: Rounds,
     algorithm: Algorithm,
     problem: Problem,
-    rounds: int,
+    most: int,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Any:
-    """The state after `rounds` rounds that a network answers; `progress` is called with those done."""
+    """The state after `most` rounds that a network answers; `progress` is called with those done."""
     ask, state = network.clients_of(problem, seed=seed), algorithm.init(problem, seed)
-    begin, end = (_begun, _ended) if algorithm.traceable_server else (_begin, _end)
-    for t in range(1, rounds + 1):
-        broadcast, who = begin(algorithm, state)
-        state = end(algorithm, state, *ask(algorithm, broadcast, t, who))
+    for one in rounds(ask, algorithm, state, most):
+        state = one.state
         if progress is not None:
-            progress(t)
+            progress(one.t)
     return state
-
-
-def _begin(algorithm: Algorithm, state: Any) -> tuple[Any, Array | None]:
-    return algorithm.broadcast(state), algorithm.participants(state)
-
-
-def _end(algorithm: Algorithm, state: Any, replies: Any, replied: Array) -> Any:
-    return algorithm.server(state, replies, replied)
-
-
-_begun, _ended = jax.jit(_begin), jax.jit(_end)
 
 
 def in_folds(problem: Problem, deal: Deal) -> Client:

@@ -30,7 +30,7 @@ from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.client import Penalty, WassersteinBall
 from bidro.errors import BidroError
-from bidro.losses import Absolute, Hinge, Huber, Logistic, Pinball, SmoothedHinge, Softmax, Squared
+from bidro.losses import registry
 from bidro.sets import Box, WholeSpace
 from bidro.transport import Transport
 from bidro.worst_case import BacktrackingAscent, Exact, FixedStepAscent
@@ -41,18 +41,22 @@ _KINDS: dict[str, type] = {
         *(AFL, BiDROFL, BiDROLocal, DRFA, FDRSVM, FedAvg, GroupDRO, GroupDROBalls, MixtureBall, QFFL),
         *(UnbalancedDRO, BiDROCompressed, EightBit, TopK),
         *(ExactMWDRO, OneShotMWDRO, FoldScores, FoldSolves, FoldMoments, Candidate),
-        *(Absolute, Hinge, Huber, Logistic, Pinball, SmoothedHinge, Softmax, Squared),
         *(BacktrackingAscent, Exact, FixedStepAscent),
         *(Box, WholeSpace, Transport, Penalty, WassersteinBall),
     )
 }
 
 
+def _kinds() -> dict[str, type]:
+    """By name: those above, and every registered loss."""
+    return _KINDS | {kind.__name__: kind for kind in registry.kinds().values()}
+
+
 def described(value: Any) -> Any:
     """Numbers, text, arrays, and objects of the list, as JSON holds them. Raises BidroError for others."""
     if isinstance(value, bool | int | float | str | None):
         return value
-    if type(value) in _KINDS.values():
+    if type(value) in _kinds().values():
         if isinstance(value, Candidate):
             names = list(value._fields)
         else:
@@ -76,7 +80,7 @@ def made(content: Any) -> Any:
     try:
         if kind == "array":
             return jnp.asarray(np.asarray(parts["values"], float))
-        return _KINDS[str(kind)](**{name: made(part) for name, part in parts.items()})
+        return _kinds()[str(kind)](**{name: made(part) for name, part in parts.items()})
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, BidroError):
             raise

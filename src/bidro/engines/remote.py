@@ -14,8 +14,8 @@ from jax import Array
 from bidro.algorithms.contract import Algorithm, part_of
 from bidro.client import Client, Penalty, WassersteinBall
 from bidro.engines.coordinator import Coordinator
-from bidro.engines.network import Ask, Deal
 from bidro.engines.plain import described
+from bidro.engines.rounds import Ask, Deal
 from bidro.engines.site import client_of
 from bidro.problem import Problem
 

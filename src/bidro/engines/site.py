@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm, client_key
 from bidro.client import Client
-from bidro.engines.network import Deal
 from bidro.engines.plain import made
+from bidro.engines.rounds import Deal
 from bidro.engines.wire import unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from bidro.algorithms.contract import Algorithm
 from bidro.algorithms.exact import ExactMWDRO, State, to_gap
 from bidro.algorithms.one_shot import OneShotMWDRO
-from bidro.engines.network import IN_PROCESS, Network
+from bidro.engines.network import IN_PROCESS, Answered
+from bidro.engines.rounds import Rounds, rounds
 from bidro.engines.wire import pack
 from bidro.errors import BidroError
 from bidro.problem import Problem
@@ -68,9 +69,12 @@ class Solution:
 def chosen_method(problem: Problem) -> tuple[Method, str]:
     """(method, why): the one rule by which `solve` chooses."""
     d = problem.dimension
-    if d <= LARGEST_CURVATURE:
-        return "curvature", f"the model has {d} parameters, at most {LARGEST_CURVATURE}"
-    return "gradients", f"the model has {d} parameters, more than {LARGEST_CURVATURE}: curvature is too large"
+    if d > LARGEST_CURVATURE:
+        why = f"the model has {d} parameters, more than {LARGEST_CURVATURE}: curvature is too large"
+        return "gradients", why
+    if OneShotMWDRO.suits(problem):
+        return "one-shot", "of squared loss the second moments tell all"
+    return "curvature", f"the model has {d} parameters, at most {LARGEST_CURVATURE}"
 
 
 def solve(
@@ -81,15 +85,20 @@ def solve(
     oracle: Oracle | None = None,
     progress: Callable[[int, float], None] | None = None,
     resume: Solution | None = None,
-    network: Network = IN_PROCESS,
+    network: Rounds = IN_PROCESS,
+    start: NDArray[np.float64] | None = None,
+    moments: Any = None,
 ) -> Solution:
     """Solve `problem` to a relative gap, over balls, with penalties, or without ambiguity inside clients.
 
     `method`: "curvature" (about ten rounds), "gradients" (clients reveal less; more rounds), "one-shot"
-    (squared loss: second moments, once), or None for the rule of `chosen_method`. `progress` is called after
-    each round with its number and the gap. `resume` goes on from a solution of the same problem by the same
-    method, up to `max_rounds` in all. `network` answers the rounds. Warns (GapNotReachedWarning) where it
-    stops short of the gap, and raises BidroError for a problem that it cannot treat.
+    (squared loss: second moments, once), or None for the rule of `chosen_method`; where that is "one-shot"
+    and the rounding of second moments leaves a wider gap, rounds with curvature follow. `progress` is called
+    after each round with its number and the gap. `resume` goes on from a solution of the same problem by the
+    same method, up to `max_rounds` in all. `network` answers the rounds. `start` (d,) is a model to begin
+    with; `moments` the replies of "one-shot", where clients have sent them before. Warns
+    (GapNotReachedWarning) where it stops short of the gap, and raises BidroError for a problem that it cannot
+    treat.
     """
     if not isinstance(gap, int | float) or not 0 < gap < np.inf:
         raise BidroError(f"The gap must be a positive number such as 1e-6; got {gap!r}.")
@@ -99,57 +108,97 @@ def solve(
     chosen: str = method or (rule if resume is None else resume.method)
     if method is not None or resume is not None:
         why = "it was asked for"
-    algorithm = _algorithm(chosen, default_oracle(problem.inner) if oracle is None else oracle, gap)
+    oracle = default_oracle(problem.inner) if oracle is None else oracle
     if resume is not None and (resume.problem, resume.method) != (problem.fingerprint, chosen):
         raise BidroError("A solution resumes only with the problem and the method that it began with.")
-    started = time.perf_counter()
+    algorithm = _algorithm(chosen, oracle, gap)
     state = algorithm.init(problem)
-    history: list[tuple[float, float]] = []
-    down = up = done = 0
+    run = _Run(chosen, why, time.perf_counter(), state if start is None else _begun_at(state, start))
     if resume is not None:
-        state, done = _with_gap(resume.state, gap), resume.rounds
-        down, up = resume.bytes_to_client, resume.bytes_from_client
-        history = [(float(u), float(v)) for u, v in resume.history]
-    ask = network.clients_of(problem)
-    while done < max_rounds and not _solver(state).finished:
-        broadcast = algorithm.broadcast(state)
-        replies, replied = ask(algorithm, broadcast, done + 1)
-        state = algorithm.server(state, replies, replied)
-        done += 1
-        down += len(pack(broadcast))
-        up += len(pack(jax.tree.map(lambda v: v[0], replies)))
-        now = _solver(state)
-        history.append((now.best.upper, now.lower))
-        if progress is not None:
-            progress(done, now.gap)
-    solver = _solver(state)
-    if not solver.gap <= gap:
+        run.go_on_from(resume, gap)
+    told = network if moments is None or chosen != "one-shot" else Answered(moments)
+    run.rounds(told, algorithm, problem, max_rounds, progress)
+    if chosen == "one-shot" and method is None and resume is None and not run.solver.gap <= gap:
+        algorithm = _algorithm("curvature", oracle, gap)
+        run.method, run.why = "curvature", "the rounding of second moments hides what is left"
+        run.state = _begun_at(algorithm.init(problem), run.solver.best.x)
+        run.rounds(network, algorithm, problem, max_rounds, progress)
+    if not run.solver.gap <= gap:
         warnings.warn(
-            f"Stopped after {done} rounds at a relative gap of {solver.gap:.1e}, short of {gap:.1e}.",
+            f"Stopped after {run.done} rounds at a relative gap of {run.solver.gap:.1e}, short of {gap:.1e}.",
             GapNotReachedWarning,
             stacklevel=2,
         )
-    # Where every client's loss can be brought to 0, all mixtures are equally bad: none is singled out.
-    nothing = solver.best.upper <= gap * solver.floor
-    return Solution(
-        x=solver.best.x,
-        alpha=np.asarray(problem.initial_weights) if nothing else solver.alpha,
-        risks=solver.best.risks,
-        multipliers=solver.best.multipliers,
-        names=problem.federation.names,
-        upper=solver.best.upper if solver.certified else float("inf"),
-        lower=solver.lower,
-        certified=solver.certified,
-        method=chosen,
-        why=why,
-        rounds=done,
-        bytes_to_client=down,
-        bytes_from_client=up,
-        history=np.array(history).reshape(-1, 2),
-        seconds=time.perf_counter() - started,
-        problem=problem.fingerprint,
-        state=state,
-    )
+    return run.solution(problem, gap)
+
+
+@dataclass(eq=False)
+class _Run:
+    """A solve under way."""
+
+    method: str
+    why: str
+    began: float
+    state: Any
+    done: int = 0
+    down: int = 0
+    up: int = 0
+    history: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def solver(self) -> State:
+        return _solver(self.state)
+
+    def go_on_from(self, earlier: Solution, gap: float) -> None:
+        self.state, self.done = _with_gap(earlier.state, gap), earlier.rounds
+        self.down, self.up = earlier.bytes_to_client, earlier.bytes_from_client
+        self.history = [(float(u), float(v)) for u, v in earlier.history]
+
+    def rounds(
+        self,
+        network: Rounds,
+        algorithm: Algorithm,
+        problem: Problem,
+        most: int,
+        progress: Callable[[int, float], None] | None,
+    ) -> None:
+        for one in rounds(network.clients_of(problem), algorithm, self.state, most, self.done):
+            self.state, self.done = one.state, one.t
+            self.down += len(pack(one.broadcast))
+            self.up += len(pack(jax.tree.map(lambda v: v[0], one.replies)))
+            self.history.append((self.solver.best.upper, self.solver.lower))
+            if progress is not None:
+                progress(self.done, self.solver.gap)
+
+    def solution(self, problem: Problem, gap: float) -> Solution:
+        solver = self.solver
+        # Where every client's loss can be brought to 0, all mixtures are equally bad: none is singled out.
+        nothing = solver.best.upper <= gap * solver.floor
+        return Solution(
+            x=solver.best.x,
+            alpha=np.asarray(problem.initial_weights) if nothing else solver.alpha,
+            risks=solver.best.risks,
+            multipliers=solver.best.multipliers,
+            names=problem.federation.names,
+            upper=solver.best.upper if solver.certified else float("inf"),
+            lower=solver.lower,
+            certified=solver.certified,
+            method=self.method,
+            why=self.why,
+            rounds=self.done,
+            bytes_to_client=self.down,
+            bytes_from_client=self.up,
+            history=np.array(self.history).reshape(-1, 2),
+            seconds=time.perf_counter() - self.began,
+            problem=problem.fingerprint,
+            state=self.state,
+        )
+
+
+def _begun_at(state: Any, x: NDArray[np.float64]) -> Any:
+    """The first state of a solver, with another model to begin with."""
+    begun = _solver(state)._replace(x=np.asarray(x, float))
+    return begun if isinstance(state, State) else state._replace(solver=begun)
 
 
 def _algorithm(method: str, oracle: Oracle, gap: float) -> Algorithm:

@@ -1,8 +1,8 @@
-"""What both estimators share: preparing rows, training, and what can be asked after `fit`."""
+"""What both estimators share: from arrays to `fit`, and what can be asked after it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -13,18 +13,16 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from bidro.errors import BidroError
+from bidro.fitting import Fitted, LocalNetwork, Options, fit
 from bidro.guarantees.asked import check_confidence, check_shift
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import Bound
-from bidro.guarantees.heterogeneity import cloud_distances
 from bidro.guarantees.robust import WorstCase, worst_case_distribution
-from bidro.guarantees.statements import Assessed, interval_obstacle, with_kept_out, without_kept_out
+from bidro.guarantees.statements import with_kept_out, without_kept_out
 from bidro.guarantees.trained_rows import TrainedRows
-from bidro.losses import Loss
-from bidro.sets import Simplex
-from bidro.splits import content_order
-from bidro.standard import Moments, Standard, require_inside
-from bidro.training import Choices, Trained, check_metric, train, transport_of
+from bidro.losses.registry import LossChoice
+from bidro.standard import Standard, require_inside
+from bidro.training import Choices
 
 Floats = NDArray[np.float64]
 
@@ -47,19 +45,19 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
     confidence: float
     random_state: int
 
-    def _loss(self) -> Loss:
-        """The loss in the units of training, known once `_encode` has seen the target."""
+    def _loss_choice(self) -> LossChoice:
+        """The loss, known once `_encode` has seen the target."""
         raise NotImplementedError
 
     def _encode(self, y: Any) -> Floats:
-        """The target as numbers (N,); sets what `_loss` and predictions need."""
+        """The target as numbers (N,); sets what `_loss_choice` and predictions need."""
         raise NotImplementedError
 
     def _codes(self, y: Any) -> Floats:
         """A target seen after `fit` as numbers (N,)."""
         raise NotImplementedError
 
-    def fit(self, X: ArrayLike, y: ArrayLike, clients: ArrayLike | None = None, **refused: Any) -> Self:
+    def fit(self, X: Any, y: Any, clients: ArrayLike | None = None, **refused: Any) -> Self:
         """Train on rows X (N, k) with targets y (N,); `clients` (N,) says whose row each is.
 
         Without `clients` all rows are one client's. There is no `sample_weight`: every statement counts a row
@@ -67,77 +65,50 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         that says which.
         """
         _refuse(refused)
-        self._fit(X, y, clients, None, None)
-        return self
-
-    def _fit(
-        self,
-        X: Any,
-        y: Any,
-        clients: Any,
-        on_calibration: Callable[[int, int], None] | None,
-        on_round: Callable[[int, float], None] | None,
-    ) -> Trained:
-        choices = Choices(self.radius, self.weights, self.gap, self.folds, self.random_state, self.confidence)
-        check_metric(self.metric, self.label_cost, self.p)
+        choices = Choices(
+            radius=self.radius,
+            weights=self.weights,
+            metric=self.metric,
+            label_cost=self.label_cost,
+            p=self.p,
+            gap=self.gap,
+            folds=self.folds,
+            seed=self.random_state,
+            confidence=self.confidence,
+        )
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=False)
         target = self._encode(y)
         owners = client_labels(clients, len(target))
         columns = [*self._columns(), "target"]
-        loss = self._loss()
-        order = content_order(np.unique(owners, return_inverse=True)[1], X, target)
-        ordered = X[order], target[order], owners[order]
-        self._places = order
-        standard = Standard.of(Moments.of(*ordered[:2]), loss.labels is not None)
-        loss = self._in_units(loss, standard.target_spread)
-        box, self._support = None, self.support
+        options = Options(self._loss_choice(), choices, self.support, shows_worst_cases=False)
+        self._support = self.support
         if self.support is not None:
-            box = standard.box(self.support, loss.labels)
             # A row outside the declared support voids every statement: better said before training.
-            require_inside(self.support, X, target, owners, columns, loss.labels is None)
-        del X
-        federation = standard.federation(*ordered, columns)
-        # From here on the solver's own rows are all that is needed.
-        del ordered
-        transport = transport_of(
-            loss, federation.m, self.metric, self.label_cost, self.p, standard.target_spread
-        )
-        trained = train(
-            federation, loss, transport, choices, standard.target_spread, box, on_calibration, on_round
-        )
-        self._keep(trained, standard, box)
-        return trained
+            require_inside(self.support, X, target, owners, columns, options.loss.classes is None)
+        network = LocalNetwork.of(X, target, owners, columns)
+        self._places = network.places
+        self._keep(fit(network, options))
+        return self
 
-    def _in_units(self, loss: Loss, target_spread: float) -> Loss:
-        """The loss with parameters that are in standard deviations of the target in its own unit."""
-        del target_spread
-        return loss
-
-    def _keep(self, trained: Trained, standard: Standard, box: Any) -> None:
-        solution, problem = trained.solution, trained.problem
-        names = problem.federation.names
-        assert problem.eps is not None
-        self.client_weights_ = dict(zip(names, solution.alpha.tolist(), strict=True))
-        self.client_risks_ = dict(zip(names, solution.risks.tolist(), strict=True))
-        self.radii_ = dict(zip(names, np.asarray(problem.eps).tolist(), strict=True))
-        self.duality_gap_ = solution.gap
-        self.n_rounds_ = solution.rounds
-        self.n_iter_ = solution.rounds
+    def _keep(self, fitted: Fitted) -> None:
+        trained = fitted.trained
+        names = trained.problem.federation.names
+        assert trained.problem.eps is not None
+        assert trained.solution is not None
+        self.client_weights_ = dict(zip(names, trained.alpha.tolist(), strict=True))
+        self.client_risks_ = dict(zip(names, trained.solution.risks.tolist(), strict=True))
+        self.radii_ = dict(zip(names, np.asarray(trained.problem.eps).tolist(), strict=True))
+        self.duality_gap_ = trained.solution.gap
+        self.n_rounds_ = trained.rounds
+        self.n_iter_ = trained.rounds
         self.calibration_ = trained.calibration
-        self.standard_ = standard
-        self.model_ = solution.x
-        self._trained = trained
-        self._set_coefficients(solution.x, standard)
-        # Statements are for any mixture, on the declared support; a cap that training used does not count.
-        declared = problem.federation if box is None else replace(problem.federation, support=box)
-        self._declared = replace(problem, federation=declared, mixtures=Simplex(problem.n))
-        self._distances = (
-            None if interval_obstacle(self._declared, solution.x) else cloud_distances(self._declared)
-        )
-        self.certificate_ = self._without_kept_out(self.confidence)
-        self._assessed = Assessed.of(self._declared, solution.x)
-        rows = np.split(np.asarray(problem.federation.samples), np.cumsum(problem.federation.sizes)[:-1])
-        self._trained_rows = TrainedRows.of(dict(zip(names, rows, strict=True)))
+        self.standard_ = fitted.standard
+        self.model_ = trained.x
+        self.certificate_ = fitted.certificates[self.confidence]
+        self._assessed = fitted.assessed
+        self._fitted = fitted
+        self._set_coefficients(trained.x, fitted.standard)
+        self._trained_rows = TrainedRows.of(trained.problem.federation.by_client())
 
     def _set_coefficients(self, x: Floats, standard: Standard) -> None:
         raise NotImplementedError
@@ -168,7 +139,13 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         fresh = self._fresh_rows(X, y, owners)
         self._trained_rows.require_new(fresh)
         parts = None if labels is None else {name: labels[owners == name] for name in fresh}
-        return self._certified(fresh, confidence, shift, bound, parts)
+        bare = self.certificate_
+        if confidence != bare.confidence and self._fitted is not None:
+            bare = without_kept_out(
+                self._fitted.stated, self.model_, confidence, distances=self._fitted.distances
+            )
+            bare = replace(bare, weights=tuple(self.client_weights_.values()))
+        return with_kept_out(bare, self._assessed, fresh, confidence, shift, bound, parts)
 
     def _fresh_rows(self, X: Any, y: Any, clients: ArrayLike | None) -> dict[str, Floats]:
         """Each client's rows (N_i, k + 1) in the units of training, in the order of the clients."""
@@ -189,36 +166,18 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         rows = self.standard_.rows(X, target)
         return {name: rows[owners == name] for name in names}
 
-    def _certified(
-        self,
-        fresh: dict[str, Floats],
-        confidence: float,
-        shift: float | None,
-        bound: Bound = "betting",
-        units: dict[str, NDArray[np.str_]] | None = None,
-    ) -> Certificate:
-        """`certify` with rows of which it is known that training never saw them."""
-        bare = self.certificate_
-        if confidence != bare.confidence and self._declared is not None:
-            bare = self._without_kept_out(confidence)
-        return with_kept_out(bare, self._assessed, fresh, confidence, shift, bound, units)
-
-    def _without_kept_out(self, confidence: float) -> Certificate:
-        found = without_kept_out(self._declared, self.model_, confidence, distances=self._distances)
-        return replace(found, weights=tuple(self.client_weights_.values()))
-
     def worst_case(self, client: str) -> WorstCase:
         """The worst distribution in a client's ball, on the original scale; needs the training rows, which a
         saved or copied estimator does not carry."""
         check_is_fitted(self)
-        if self._trained is None:
+        if self._fitted is None:
             raise BidroError(
                 "This estimator was unpickled, and training rows do not travel with it; fit it again to see "
                 "worst cases."
             )
-        found = worst_case_distribution(self._trained.problem, self.model_, str(client))
+        found = worst_case_distribution(self._fitted.trained.problem, self.model_, str(client))
         # Rows are solved in an order of their own; atoms come in that of the rows given, and name them.
-        federation = self._trained.problem.federation
+        federation = self._fitted.trained.problem.federation
         ends, i = np.cumsum(federation.sizes), federation.names.index(str(client))
         places = self._places[ends[i] - federation.sizes[i] : ends[i]]
         origins = np.argsort(np.argsort(places))[found.origins]
@@ -231,8 +190,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
     def __getstate__(self) -> Any:
         """Rows of the clients stay here: a pickle holds the model and what is stated of it."""
         state = super().__getstate__()
-        own = dict.fromkeys(("_trained", "_declared", "_places"))
-        return {**state, **own} if "_trained" in state else state
+        own = dict.fromkeys(("_fitted", "_places"))
+        return {**state, **own} if "_fitted" in state else state
 
     def _columns(self) -> Sequence[str]:
         names: NDArray[np.str_] | None = getattr(self, "feature_names_in_", None)

@@ -14,12 +14,10 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from bidro.errors import BidroError
 from bidro.estimators.base import RobustEstimator
-from bidro.losses import Logistic, Loss, SmoothedHinge, Softmax
+from bidro.losses.registry import LossChoice
 from bidro.standard import Standard, signs
 
 Floats = NDArray[np.float64]
-
-LOSSES = ("logistic", "smoothed hinge")
 
 
 def _has_probabilities(estimator: RobustClassifier) -> bool:
@@ -104,17 +102,8 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
             return np.column_stack([log_expit(-scores), log_expit(scores)])
         return np.asarray(log_softmax(scores, axis=1))
 
-    def _loss(self) -> Loss:
-        many = len(self.classes_) > 2
-        if self.loss == "logistic":
-            return Softmax(len(self.classes_), self.fit_intercept) if many else Logistic(self.fit_intercept)
-        if self.loss not in LOSSES:
-            raise BidroError(f"loss must be one of {', '.join(LOSSES)}; got {self.loss!r}.")
-        if many:
-            raise BidroError(
-                f"The smoothed hinge is for two classes, and there are {len(self.classes_)}; use 'logistic'."
-            )
-        return SmoothedHinge(self.fit_intercept, self.width)
+    def _loss_choice(self) -> LossChoice:
+        return LossChoice(self.loss, len(self.classes_), self.fit_intercept, {"width": self.width})
 
     def _encode(self, y: Any) -> Floats:
         check_classification_targets(y)
@@ -134,6 +123,5 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         return signs(np.searchsorted(self.classes_, labels), len(self.classes_))
 
     def _set_coefficients(self, x: Floats, standard: Standard) -> None:
-        loss = self._loss()
-        w, b = (np.asarray(v) for v in loss.split(x))  # type: ignore[attr-defined]
+        w, b = self._assessed.loss.split(x)  # type: ignore[attr-defined]
         self.coef_, self.intercept_ = standard.coefficients(np.atleast_2d(w), np.atleast_1d(b))

@@ -9,14 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import column_or_1d
 
-from bidro.errors import BidroError
 from bidro.estimators.base import RobustEstimator
-from bidro.losses import Absolute, Huber, Loss, Pinball, Squared
+from bidro.losses.registry import LossChoice
 from bidro.standard import Standard
 
 Floats = NDArray[np.float64]
-
-LOSSES = ("squared", "absolute", "huber", "pinball")
 
 
 class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
@@ -83,19 +80,9 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         """(N,) predictions for rows X (N, k)."""
         return self._scores(X)
 
-    def _loss(self) -> Loss:
-        made: dict[str, Loss] = {
-            "squared": Squared(self.fit_intercept),
-            "absolute": Absolute(self.fit_intercept),
-            "huber": Huber(self.fit_intercept, self.threshold),
-            "pinball": Pinball(self.fit_intercept, self.quantile),
-        }
-        if self.loss not in made:
-            raise BidroError(f"loss must be one of {', '.join(LOSSES)}; got {self.loss!r}.")
-        return made[self.loss]
-
-    def _in_units(self, loss: Loss, target_spread: float) -> Loss:
-        return Huber(self.fit_intercept, self.threshold * target_spread) if isinstance(loss, Huber) else loss
+    def _loss_choice(self) -> LossChoice:
+        parameters = {"threshold": self.threshold, "quantile": self.quantile}
+        return LossChoice(self.loss, None, self.fit_intercept, parameters)
 
     def _encode(self, y: Any) -> Floats:
         return np.asarray(column_or_1d(y, warn=True), float)

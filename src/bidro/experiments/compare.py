@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from bidro.errors import BidroError
 from bidro.experiments.methods import CANDIDATES, METHODS
 from bidro.experiments.splits import Grouped, Split
+from bidro.fitting import Progress
 from bidro.standard import signs
 from bidro.tables import Schema
-from bidro.workflow.fit import Progress
 
 PASSES = 100
 FIRST_SEED = 7000

@@ -41,7 +41,7 @@ from bidro.federation import Federation
 from bidro.guarantees.calibration import CAPS, SCALES, worst_fifth
 from bidro.losses import Hinge, Squared
 from bidro.problem import NonconcaveInnerWarning, Problem, UncheckedDomainWarning
-from bidro.training import Choices, train
+from bidro.training import Choices, train, unrestricted
 from bidro.worst_case import default_oracle
 
 Floats = NDArray[np.float64]
@@ -142,10 +142,11 @@ class ExactDefault:
     def train(self, split: Split, passes: int, progress: Callable[[float], None]) -> Chosen:
         problem = split.problem
         choices = Choices(folds=split.folds)
-        found = train(problem.federation, problem.loss, problem.transport, choices, 1.0)
+        whole = unrestricted(problem.federation, problem.loss, problem.transport, 1.0)
+        found = train(whole, choices)
         assert found.calibration is not None
         best = found.calibration.chosen
-        return Chosen(found.solution.x, f"c = {best.scale:g}, cap = {best.cap:g}")
+        return Chosen(found.x, f"c = {best.scale:g}, cap = {best.cap:g}")
 
 
 def _best(split: Split, models: Floats, words: Sequence[str]) -> Chosen:

@@ -28,10 +28,10 @@ from bidro.experiments.compare import OURS, PASSES, compare_methods
 from bidro.experiments.comparison_page import page, ranks
 from bidro.experiments.methods import METHODS
 from bidro.experiments.splits import Grouped
+from bidro.fitting import Progress
 from bidro.report.comparison_figure import ranks_figure
 from bidro.report.figures import save
 from bidro.report.files import write_json, write_text
-from bidro.workflow.fit import Progress
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,7 +17,7 @@ from bidro.losses import Logistic, Loss, Softmax, Squared, losses_of
 from bidro.problem import Problem
 from bidro.splits import choose_kept_out, content_order
 from bidro.standard import Moments, Standard
-from bidro.training import transport_of, unrestricted
+from bidro.training import Choices, transport_of, unrestricted
 
 Floats = NDArray[np.float64]
 
@@ -72,9 +72,11 @@ class Split:
         unit = replace(known, target_spread=1.0)
         scaled = target / known.target_spread, table.target[kept_out] / known.target_spread
         unit = replace(unit, middle=known.middle / known.target_spread)
-        federation = unit.federation(features, scaled[0], clients, [*table.columns, "target"])
+        names, sizes = np.unique(clients, return_counts=True)
+        rows, columns = unit.rows(features, scaled[0]), [*table.columns, "target"]
+        federation = Federation.from_samples(rows, sizes.tolist(), "unbounded", names.tolist(), columns)
         loss = table.loss
-        transport = transport_of(loss, federation.m, "features", 1.0, None, 1.0)
+        transport = transport_of(loss, federation.m, Choices(), 1.0)
         folds = max(2, min(FOLDS, *federation.sizes))
         marks = federation.folds(folds, seed)
         owner = np.repeat(np.arange(federation.n), federation.sizes)

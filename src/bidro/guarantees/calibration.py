@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,11 +24,13 @@ from numpy.typing import NDArray
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.client import WassersteinBall
-from bidro.engines.network import IN_PROCESS, Deal, Network
+from bidro.engines.network import IN_PROCESS
+from bidro.engines.rounds import Deal, Rounds, last_state, rounds
 from bidro.errors import BidroError
 from bidro.federation import column_deviations
 from bidro.losses import Squared
 from bidro.problem import Problem
+from bidro.transport import Transport
 from bidro.worst_case import Oracle, default_oracle
 
 Floats = NDArray[np.float64]
@@ -65,6 +68,8 @@ class Calibration:
     spread: float  # that radii are in units of
     folds: int
     rounds: int
+    start: Floats | None = None  # (d,) near the choice's model on all rows, where that is known
+    moments: Any = None  # of all rows, as `OneShotMWDRO` asks for, where clients have sent them
 
     @property
     def promise(self) -> str:
@@ -90,7 +95,7 @@ def calibrate(
     spread: float | None = None,
     oracle: Oracle | None = None,
     progress: Callable[[int, int], None] | None = None,
-    network: Network = IN_PROCESS,
+    network: Rounds = IN_PROCESS,
     sends_curvature: bool = True,
 ) -> Calibration:
     """Choose the radius scale and the cap for `problem`, whose own ambiguity and mixtures do not matter.
@@ -111,25 +116,22 @@ def calibrate(
     ask = network.clients_of(balls, Deal(folds, seed))
     if isinstance(problem.loss, Squared) and balls.lifted and sends_curvature:
         moments = FoldMoments(candidates, folds, unit)
-        start = moments.init(balls)
-        done = moments.server(start, *ask(moments, moments.broadcast(start), 1))
-        assert done.losses is not None
-        losses, rounds = done.losses, done.t
+        told = last_state(rounds(ask, moments, moments.init(balls)), None)
+        losses, took = told.losses, told.t
         if progress is not None:
-            progress(rounds, 0)
+            progress(took, 0)
     else:
         solves = FoldSolves(chosen, candidates, folds, unit, sends_curvature)
         going = solves.init(balls)
-        while not going.finished:
-            going = solves.server(going, *ask(solves, solves.broadcast(going), going.t + 1))
+        for one in rounds(ask, solves, going):
+            going, took = one.state, one.t
             if progress is not None:
-                progress(going.t, len(going.active))
-        scoring, models = FoldScores(), jnp.asarray(going.models(folds))
-        losses = np.asarray(scoring.server(models, *ask(scoring, scoring.broadcast(models), going.t + 1)))
-        rounds = going.t + 1
+                progress(took, len(going.active))
+        scored = rounds(ask, FoldScores(), jnp.asarray(going.models(folds)), took + 1, took)
+        losses, took = np.asarray(last_state(scored, None)), took + 1
     best = candidates[int(np.argmin(worst_fifth(losses)))]
     radii = unit * best.scale / np.sqrt(np.asarray(problem.federation.sizes, float))
-    return Calibration(candidates, losses, problem.federation.names, radii, best, unit, folds, rounds)
+    return Calibration(candidates, losses, problem.federation.names, radii, best, unit, folds, took)
 
 
 def _check(scales: Sequence[float], caps: Sequence[float], spread: float | None) -> None:
@@ -146,10 +148,17 @@ def _check(scales: Sequence[float], caps: Sequence[float], spread: float | None)
 def pooled_spread(problem: Problem) -> float:
     """The root mean square, over the coordinates that move, of their pooled standard deviations in the metric
     of the transport cost: 1 in pooled standardised units."""
-    inverse = np.asarray(problem.transport.inverse_scale)
+    return spread_of(column_deviations(np.asarray(problem.federation.samples)), problem.transport)
+
+
+def spread_of(deviations: Floats, transport: Transport) -> float:
+    """`pooled_spread` from the standard deviations (m,) of the columns."""
+    inverse = np.asarray(transport.inverse_scale)
     movable = inverse > 0
-    deviations = column_deviations(np.asarray(problem.federation.samples))[movable] / inverse[movable]
-    size = float(np.sqrt(np.mean(deviations**2))) if movable.any() else 0.0
+    moving = deviations[movable] / inverse[movable]
+    size = float(np.sqrt(np.mean(moving**2))) if movable.any() else 0.0
     if not size > 0:
-        raise BidroError("No coordinate that can move varies in the data, so there is no spread to scale by.")
+        raise BidroError(
+            "No feature that can move varies in the data, so there is no spread to scale radii by."
+        )
     return size

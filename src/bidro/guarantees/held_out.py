@@ -32,8 +32,8 @@ Bound = Literal["betting", "bernstein", "clopper-pearson"]
 _VACUOUS_SHARE = 0.99
 # Of a bound, as a share of the largest value; added to it, so that it errs on the safe side.
 _PRECISION = 1e-12
-# Values that are handled together, so that a million of them need no copy for every stake.
-_TOGETHER = 65_536
+# Values that are handled together: what is computed of them for every stake stays in the cache.
+_TOGETHER = 4096
 # The standard deviations that stakes are made for, and how the capital is split over them: see `betting`.
 _SPREADS = np.geomspace(0.7, 0.01, 16)
 _LOG_SHARES = log_softmax(-0.5 * (np.log(_SPREADS / 0.2) / 1.2) ** 2)
@@ -201,12 +201,30 @@ def client_bound(
     units: ArrayLike | None = None,
 ) -> ClientBound:
     """From one client's losses (N_i,) in any order; it fails with probability at most `level`."""
+    return client_bounds(name, losses, [level], largest, kind, clipped, units)[0]
+
+
+def client_bounds(
+    name: str,
+    losses: ArrayLike,
+    levels: Iterable[float],
+    largest: float,
+    kind: Bound,
+    clipped: bool = False,
+    units: ArrayLike | None = None,
+) -> list[ClientBound]:
+    """`client_bound` at several levels, each by itself."""
     values = _checked(name, np.minimum(losses, largest) if clipped else losses, largest)
     # Sorted, so that not even rounding depends on the order of the rows.
     draws = np.sort(values if units is None else _unit_means(name, values, units))
     if kind == "clopper-pearson" and not np.all(np.isin(draws, (0.0, 1.0))):
         raise BidroError(f"Clopper and Pearson's bound is for losses of 0 and 1; client '{name}' has others.")
-    return ClientBound(_BOUNDS[kind](draws / largest, level) * largest, float(draws.mean()), len(draws))
+    values, repeated = np.unique(draws / largest, return_counts=True)
+    mean, counts = float(draws.mean()), repeated.astype(float)
+    return [
+        ClientBound(_BOUNDS[kind](values, float(level), counts) * largest, mean, len(draws))
+        for level in levels
+    ]
 
 
 def worst_mixture(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,7 @@ from bidro.guarantees.held_out import (
     Bound,
     ClientBound,
     HeldOut,
-    client_bound,
+    client_bounds,
     client_level,
     shifted,
     shifted_squared,
@@ -78,9 +78,13 @@ class Assessed:
     of_root: bool  # whether it is to the root: squared loss with p >= 2
 
     @classmethod
-    def of(cls, problem: Problem, x: ArrayLike) -> Assessed:
+    def of(cls, problem: Problem, x: ArrayLike, largest_seen: float | None = None) -> Assessed:
+        """`largest_seen` is the largest loss in training, or what stands for it; by default that of the
+        problem's rows."""
         model = np.asarray(x, float)
-        seen = clip_level(float(losses_of(problem.loss, model, problem.federation.samples).max()))
+        if largest_seen is None:
+            largest_seen = float(losses_of(problem.loss, model, problem.federation.samples).max())
+        seen = clip_level(largest_seen)
         of_root = isinstance(problem.loss, Squared) and problem.transport.p >= 2
         slope = shift_slope(problem, jnp.asarray(model))
         return cls(problem.loss, model, problem.weights, seen, largest_loss(problem, x), slope, of_root)
@@ -145,7 +149,8 @@ def with_kept_out(
     `units` as in `held_out`. An interval for another confidence is left out.
     """
     level, labels = client_level(confidence, len(fresh), of.mixtures), units_of(fresh, units)
-    bounds = {name: fresh_bounds(name, of, rows, level, bound, labels[name]) for name, rows in fresh.items()}
+    found = {name: fresh_bounds(name, of, rows, [level], bound, labels[name]) for name, rows in fresh.items()}
+    bounds = {name: {part: each[0] for part, each in own.items()} for name, own in found.items()}
     return from_bounds(bare, of, bounds, confidence, shift, bound, units is not None)
 
 
@@ -153,19 +158,20 @@ def fresh_bounds(
     name: str,
     of: Assessed,
     rows: ArrayLike,
-    level: float,
+    levels: Sequence[float],
     bound: Bound = "betting",
     units: ArrayLike | None = None,
-) -> dict[str, ClientBound]:
-    """What one client's rows that training never saw say, by statement: all that has to leave it."""
+) -> dict[str, list[ClientBound]]:
+    """What one client's rows that training never saw say, by statement at every level: all that has to leave
+    it."""
     losses = losses_of(of.loss, of.x, rows)
     # What losses are clipped at was fixed before these rows were seen.
-    found = {"clipped": client_bound(name, losses, level, of.seen, bound, True, units)}
+    found = {"clipped": client_bounds(name, losses, levels, of.seen, bound, True, units)}
     if of.largest is not None:
-        found["held_out"] = client_bound(name, losses, level, of.largest, bound, False, units)
+        found["held_out"] = client_bounds(name, losses, levels, of.largest, bound, False, units)
     if of.loss.labels is not None:
-        wrong = mistakes_of(of.loss, of.x, rows)
-        found["mistakes"] = client_bound(name, wrong, level, 1.0, _of_mistakes(bound, units), False, units)
+        wrong, kind = mistakes_of(of.loss, of.x, rows), _of_mistakes(bound, units)
+        found["mistakes"] = client_bounds(name, wrong, levels, 1.0, kind, False, units)
     return found
 
 

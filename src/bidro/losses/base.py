@@ -67,6 +67,11 @@ class Loss(ABC):
         """Whether l >= 0 is known: then 0 is a lower bound of every risk."""
         return False
 
+    @property
+    def host_values(self) -> bool:
+        """Whether `values` and `mistakes` of NumPy arrays need no compiled program."""
+        return False
+
     @abstractmethod
     def dimension(self, m: int) -> int:
         """Length of the flat model x for samples with m coordinates (label included)."""
@@ -80,7 +85,9 @@ class Loss(ABC):
         """l(x, xi) for one model (d,) and one sample (m,)."""
 
     def values(self, x: Array, rows: Array) -> Array:
-        """l(x, xi) for every row of `rows` (shape (rows, m)); shape (rows,)."""
+        """l(x, xi) for every row of `rows` (shape (rows, m)); shape (rows,).
+
+        Where the loss has `host_values`, NumPy arrays give NumPy arrays."""
         return jax.vmap(self.value, in_axes=(None, 0))(x, rows)
 
     def mistakes(self, x: Array, rows: Array) -> Array:

@@ -19,6 +19,7 @@ from bidro.errors import BidroError
 from bidro.losses.base import Cone, Growth, Loss
 from bidro.losses.scalar import PiecewiseQuadratic, Scalar, Softplus
 from bidro.sets import VectorSet
+from bidro.trees import namespace_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class LinearLoss(Loss):
         return True
 
     @property
+    def host_values(self) -> bool:
+        return True
+
+    @property
     def growth(self) -> Growth:
         return Growth(self.scalar.growth_order, self.scalar.growth_coefficient)
 
@@ -45,14 +50,14 @@ class LinearLoss(Loss):
 
     def split(self, x: Array) -> tuple[Array, Array]:
         """(coefficients w (m - 1,), intercept b)."""
-        return (x[:-1], x[-1]) if self.intercept else (x, jnp.zeros(()))
+        return (x[:-1], x[-1]) if self.intercept else (x, namespace_of(x).zeros(()))
 
     def direction(self, x: Array, label: Array | float) -> tuple[Array, Array]:
         """(a, offset) with u = <a, xi> + offset for samples that carry this label; a is (m,)."""
-        w, b = self.split(x)
+        (w, b), append = self.split(x), namespace_of(x).append
         if self.labels is None:
-            return jnp.append(w, -1.0), b
-        return label * jnp.append(w, 0.0), label * b
+            return append(w, -1.0), b
+        return label * append(w, 0.0), label * b
 
     def value(self, x: Array, xi: Array) -> Array:
         w, b = self.split(x)

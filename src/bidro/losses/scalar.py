@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
+
+from bidro.trees import namespace_of
+
+Numbers = TypeVar("Numbers", Array, NDArray[np.float64])
 
 
 class Tangent(NamedTuple):
@@ -34,10 +39,11 @@ class PiecewiseQuadratic:
     knots: tuple[float, ...]
     pieces: tuple[tuple[float, float, float], ...]
 
-    def value(self, u: Array) -> Array:
+    def value(self, u: Numbers) -> Numbers:
         result = _quadratic(self.pieces[0], u)
+        where = namespace_of(u).where
         for knot, piece in zip(self.knots, self.pieces[1:], strict=True):
-            result = jnp.where(u >= knot, _quadratic(piece, u), result)
+            result = where(u >= knot, _quadratic(piece, u), result)
         return result
 
     def tangent(self, u: Array, width: Array) -> Tangent:
@@ -117,8 +123,8 @@ class Softplus:
     lipschitz: float = 1.0
     curvature: float = 0.25
 
-    def value(self, u: Array) -> Array:
-        return jax.nn.softplus(-u)
+    def value(self, u: Numbers) -> Numbers:
+        return namespace_of(u).logaddexp(0.0, -u)
 
     def tangent(self, u: Array, width: Array) -> Tangent:
         """The tangent of L at u; there are no kinks that `width` would round."""
@@ -130,6 +136,6 @@ class Softplus:
 Scalar = PiecewiseQuadratic | Softplus
 
 
-def _quadratic(piece: tuple[float, float, float], u: Array) -> Array:
+def _quadratic(piece: tuple[float, float, float], u: Numbers) -> Numbers:
     q2, q1, q0 = piece
     return (q2 * u + q1) * u + q0

@@ -13,6 +13,7 @@ from jax import Array
 from bidro.errors import BidroError
 from bidro.losses.base import Cone, Growth, Loss
 from bidro.sets import VectorSet
+from bidro.trees import namespace_of
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Softmax(Loss):
         return True
 
     @property
+    def host_values(self) -> bool:
+        return True
+
+    @property
     def labels(self) -> tuple[float, ...]:
         return tuple(float(k) for k in range(self.classes))
 
@@ -48,16 +53,26 @@ class Softmax(Loss):
         """(weights of shape (K, features), intercepts of shape (K,))."""
         if self.intercept:
             return x[: -self.classes].reshape(self.classes, -1), x[-self.classes :]
-        return x.reshape(self.classes, -1), jnp.zeros(self.classes)
+        return x.reshape(self.classes, -1), namespace_of(x).zeros(self.classes)
 
     def value(self, x: Array, xi: Array) -> Array:
         weights, intercepts = self.split(x)
         scores = weights @ xi[:-1] + intercepts
         return jax.nn.logsumexp(scores) - scores[xi[-1].astype(int)]
 
+    def values(self, x: Array, rows: Array) -> Array:
+        scores, xp = self._scores(x, rows), namespace_of(rows)
+        highest = scores.max(axis=1)
+        sums = highest + xp.log(xp.exp(scores - highest[:, None]).sum(axis=1))
+        return sums - xp.take_along_axis(scores, rows[:, -1:].astype(int), axis=1)[:, 0]
+
     def mistakes(self, x: Array, rows: Array) -> Array:
+        return (self._scores(x, rows).argmax(axis=1) != rows[:, -1]).astype(float)
+
+    def _scores(self, x: Array, rows: Array) -> Array:
+        """(rows, K)"""
         weights, intercepts = self.split(x)
-        return (jnp.argmax(rows[:, :-1] @ weights.T + intercepts, axis=1) != rows[:, -1]).astype(float)
+        return rows[:, :-1] @ weights.T + intercepts
 
     def hessian_sum(self, x: Array, rows: Array, weights: Array) -> Array:
         """sum_k weights_k (diag(q_k) - q_k q_k') (x) theta_k theta_k', q_k the classes' probabilities."""

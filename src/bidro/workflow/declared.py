@@ -13,7 +13,7 @@ from bidro.federation import Federation
 from bidro.model_file import Model
 from bidro.problem import Problem
 from bidro.tables import bounds_of
-from bidro.training import transport_of, unrestricted
+from bidro.training import Choices, transport_of, unrestricted
 
 
 def declared_problem(model: Model, rows: Mapping[str, NDArray[np.float64]]) -> Problem:
@@ -24,13 +24,6 @@ def declared_problem(model: Model, rows: Mapping[str, NDArray[np.float64]]) -> P
     columns = [*model.schema.features, model.schema.target]
     federation = Federation.from_arrays(dict(rows), "unbounded", columns)
     box = model.standard.box(bounds_of(settings["support"], model.schema), model.loss.labels)
-    m = federation.m
-    transport = transport_of(
-        model.loss,
-        m,
-        settings["metric"],
-        settings["label_cost"],
-        settings["p"],
-        model.standard.target_spread,
-    )
+    metric = Choices(metric=settings["metric"], label_cost=settings["label_cost"], p=settings["p"])
+    transport = transport_of(model.loss, federation.m, metric, model.standard.target_spread)
     return unrestricted(replace(federation, support=box), model.loss, transport, model.standard.target_spread)

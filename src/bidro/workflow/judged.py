@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bidro.fitting.fit import ClientLoss
 from bidro.guarantees.calibration import worst_decile
-from bidro.losses import Squared
-from bidro.model_file import Model, loss_name
+from bidro.losses import registry
+from bidro.model_file import Model
 
 Floats = NDArray[np.float64]
 
 # More clients than this are summarised on the screen: quantiles, and so many of the worst.
 MOST_LISTED = 50
 _WORST_LISTED = 10
-
-
-class ClientLoss(NamedTuple):
-    loss: float  # mean over its rows
-    se: float | None  # standard error of the mean; None for a single row
-    rows: int
-
-    @classmethod
-    def of(cls, losses: Floats) -> ClientLoss:
-        se = float(losses.std(ddof=1) / np.sqrt(len(losses))) if len(losses) > 1 else None
-        return cls(float(losses.mean()), se, len(losses))
 
 
 def evaluation(clients: Mapping[str, ClientLoss]) -> dict[str, Any]:
@@ -62,21 +52,21 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
     by_client = rows_by_client(model, table)
     found = evaluation({name: ClientLoss.of(model.losses(rows)) for name, rows in by_client.items()})
     right = {name: model.correct(rows) for name, rows in by_client.items()}
-    squared = isinstance(model.loss, Squared)
+    entry = registry.entry_of(model.loss)
     for name, own in found["clients"].items():
         hits = right[name]
         if hits is not None:
             own["accuracy"] = float(hits.mean())
-        if squared:
+        if entry.root_unit:
             own["root_mean_squared_error"] = float(np.sqrt(own["loss"]))
     beside: dict[str, float] = {}
     hits_of_all = [hits for hits in right.values() if hits is not None]
     if hits_of_all:
         beside["accuracy"] = float(np.concatenate(hits_of_all).mean())
-    if squared:
+    if entry.root_unit:
         beside["root_mean_squared_error"] = float(np.sqrt(found["mean"]))
     return {
-        "loss": loss_name(model.loss),
+        "loss": entry.word,
         "target": model.schema.target,
         **beside,
         **found,

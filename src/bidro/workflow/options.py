@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bidro.errors import BidroError
-from bidro.estimators import classifier, regressor
 from bidro.guarantees.asked import check_shift, is_number
-from bidro.training import Choices, check_metric
-
-# The losses of each task.
-LOSSES = {"regression": regressor.LOSSES, "classification": classifier.LOSSES}
+from bidro.losses.registry import TASKS, LossChoice, default_word, require_word
+from bidro.training import Choices, Replies
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,7 @@ class FitOptions:
 
         Whether the loss is one of the task's is said here only where the task is given.
         """
-        Choices(self.radius, self.weights, self.gap, self.folds, self.seed, self.confidence)
-        check_metric(self.metric, self.label_cost)
+        self.choices()
         check_shift(self.shift)
         if not is_number(self.hold_out) or not 0 <= self.hold_out < 1:
             raise BidroError(f"hold_out must be a share from 0 to below 1; got {self.hold_out!r}.")
@@ -64,10 +60,27 @@ class FitOptions:
         if not is_number(self.threshold) or not 0 < self.threshold < math.inf:
             raise BidroError(f"threshold must be a positive number; got {self.threshold!r}.")
         check_task(self.task, self.missing)
-        allowed = LOSSES[self.task] if self.task else tuple(word for task in LOSSES.values() for word in task)
-        if self.loss is not None and self.loss not in allowed:
-            words = f" for {self.task}" if self.task else ""
-            raise BidroError(f"loss must be one of {', '.join(allowed)}{words}; got {self.loss!r}.")
+        if self.loss is not None:
+            require_word(self.loss, self.task)
+
+    def choices(self, replies: Replies = "curvature") -> Choices:
+        """What training is to choose by. Raises BidroError for what stands for nothing."""
+        return Choices(
+            radius=self.radius,
+            weights=self.weights,
+            metric=self.metric,
+            label_cost=self.label_cost,
+            gap=self.gap,
+            folds=self.folds,
+            seed=self.seed,
+            confidence=self.confidence,
+            replies=replies,
+        )
+
+    def loss_choice(self, classes: int | None) -> LossChoice:
+        """The loss for a number (None) or for so many classes. Raises BidroError where there is none."""
+        word = self.loss or default_word("regression" if classes is None else "classification")
+        return LossChoice(word, classes, True, {"threshold": self.threshold, "quantile": self.quantile})
 
     def to_toml(self) -> str:
         lines, tables = [], []
@@ -97,8 +110,8 @@ class FitOptions:
 
 def check_task(task: str | None, missing: str) -> None:
     """Raise BidroError for words that `tables.learn_schema` would refuse once a table is read."""
-    if task is not None and task not in LOSSES:
-        raise BidroError(f"task must be one of {', '.join(LOSSES)}; got {task!r}.")
+    if task is not None and task not in TASKS:
+        raise BidroError(f"task must be one of {', '.join(TASKS)}; got {task!r}.")
     if missing not in ("refuse", "median"):
         raise BidroError(f"missing must be one of refuse, median; got {missing!r}.")
 

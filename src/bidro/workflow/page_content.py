@@ -7,28 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bidro.fitting.fit import Displacement
 from bidro.guarantees.calibration import Calibration
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import HeldOut
-from bidro.model_file import Model, loss_name
-from bidro.workflow.fit import Displacement, Fit, radii_of
+from bidro.losses import registry
+from bidro.model_file import Model
+from bidro.workflow.fit import Fit, radii_of
 from bidro.workflow.judged import evaluation
 
 Floats = NDArray[np.float64]
 
-_LOSS_WORDS = {
-    "squared": "squared error",
-    "absolute": "absolute error",
-    "huber": "Huber loss",
-    "pinball": "pinball loss",
-    "logistic": "log loss",
-    "softmax": "log loss",
-    "smoothed hinge": "smoothed hinge loss",
-}
-
 
 def page_content(fit: Fit) -> dict[str, Any]:
-    model, solution = fit.model, fit.trained.solution
+    model, trained = fit.model, fit.trained
+    entry = registry.entry_of(model.loss)
     judged = evaluation(fit.judged)
     confidences = [level.confidence for level in fit.levels]
     classes = model.schema.classes
@@ -37,7 +30,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "created": model.settings["created"],
         "version": model.versions["bidro"],
         "task": "regression" if classes is None else "classification",
-        "loss": {"name": _LOSS_WORDS[loss_name(model.loss)], "unit": _unit(model)},
+        "loss": {"name": entry.in_words, "unit": entry.unit.format(target=model.schema.target)},
         "target": model.schema.target,
         "client_column": model.schema.client,
         "rows": sum(fit.certificate.rows),
@@ -47,10 +40,10 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "features": _features(model),
         "intercept": _one_or_list(model.coefficients[1]),
         "solver": {
-            "rounds": solution.rounds,
-            "gap": solution.gap if solution.certified else None,
-            "method": solution.method,
-            "history": solution.history.tolist(),
+            "rounds": trained.rounds,
+            "gap": trained.gap,
+            "method": trained.method,
+            "history": [] if trained.solution is None else trained.solution.history.tolist(),
         },
         "calibration": _calibration(fit.trained.calibration),
         "clients": _clients(fit, judged),
@@ -67,17 +60,10 @@ def page_content(fit: Fit) -> dict[str, Any]:
     return content
 
 
-def _unit(model: Model) -> str:
-    kind = loss_name(model.loss)
-    if kind in ("squared", "huber"):
-        return f"{model.schema.target}²"
-    return model.schema.target if kind in ("absolute", "pinball") else "nats" if "hinge" not in kind else ""
-
-
 def _settings(fit: Fit) -> list[list[str]]:
     settings, options = fit.model.settings, fit.options
     rows = [
-        ["Loss", _LOSS_WORDS[loss_name(fit.model.loss)]],
+        ["Loss", registry.entry_of(fit.model.loss).in_words],
         ["Radii", f"{settings['chosen']['radius']} {settings['radius']}"],
         ["Weights in training", settings["chosen"]["weights"]],
         ["Metric", "features move, the target does not" if options.metric == "features" else "all move"],
@@ -125,7 +111,7 @@ def _calibration(found: Calibration | None) -> dict[str, Any] | None:
 
 
 def _clients(fit: Fit, judged: dict[str, Any]) -> list[dict[str, Any]]:
-    solution, certificate = fit.trained.solution, fit.certificate
+    trained, certificate = fit.trained, fit.certificate
     shares = np.asarray(certificate.rows) / sum(certificate.rows)
     radii = radii_of(fit.trained)
     kept = fit.held_out_rows > 0
@@ -137,12 +123,12 @@ def _clients(fit: Fit, judged: dict[str, Any]) -> list[dict[str, Any]]:
             "loss": judged["clients"][name]["loss"],
             "se": judged["clients"][name]["se"],
             "training_loss": certificate.empirical[i],
-            "robust": float(solution.risks[i]) if solution.certified else None,
-            "weight": float(solution.alpha[i]),
+            "robust": None if trained.risks is None else float(trained.risks[i]),
+            "weight": float(trained.alpha[i]),
             "share": float(shares[i]),
             "radius": radii[i],
             # Weights are those of a solver, equal to the shares only to a tolerance.
-            "binding": bool(solution.alpha[i] > shares[i] + 1e-5),
+            "binding": bool(trained.alpha[i] > shares[i] + 1e-5),
         }
         for i, name in enumerate(certificate.names)
     ]
@@ -204,7 +190,7 @@ def _worst_case(fit: Fit, name: str, found: Displacement) -> dict[str, Any]:
 
 
 def _advice(fit: Fit) -> list[str]:
-    certificate, solution = fit.certificate, fit.trained.solution
+    certificate, alpha = fit.certificate, fit.trained.alpha
     advice = []
     if certificate.interval is not None:
         advice.append(certificate.interval.advice)
@@ -220,11 +206,11 @@ def _advice(fit: Fit) -> list[str]:
             f"The held-out bound is set by '{worst}', with {certificate.clipped.rows[worst]} rows kept out; "
             "more rows there lower it first."
         )
-    most = int(np.argmax(solution.alpha))
+    most = int(np.argmax(alpha))
     # With a cap of 1 the largest client counts most, which says nothing about where to look.
-    if len(solution.names) > 1 and fit.trained.cap > 1:
+    if len(alpha) > 1 and fit.trained.cap > 1:
         advice.append(
-            f"'{solution.names[most]}' counts most in the worst mixture of training "
-            f"({solution.alpha[most]:.0%}): what makes the target easier to predict there helps most."
+            f"'{certificate.names[most]}' counts most in the worst mixture of training "
+            f"({alpha[most]:.0%}): what makes the target easier to predict there helps most."
         )
     return advice

@@ -1,6 +1,6 @@
-"""What a server may ask a site, and all that a site sends back: one declared type a question.
+"""What a fit may ask its clients besides rounds, and all that they send back: one declared type a question.
 
-Rounds of an algorithm are the fourth question, "round"; their reply is the algorithm's own `Reply`.
+A reply is of one client; those of several clients together have a leading axis of clients.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Prepared(NamedTuple):
 
     rows: Numbers  # () in training
     kept_out: Numbers  # ()
-    folds: Numbers  # () the most folds that the site's rules allow, up to five; 0 for none
-    table: Numbers  # () a digest of the site's rows, by which a changed table is noticed
+    folds: Numbers  # () the most folds that the client allows; 0 for none
+    table: Numbers  # () a digest of the client's rows, by which a changed table is noticed; 0 where it cannot
     mean: Numbers  # (k + 1,) of the training rows; features first, the target last
     deviation: Numbers  # (k + 1,)
 
@@ -30,28 +30,30 @@ class Prepared(NamedTuple):
         return cls(number, number, number, number, each, each)
 
 
-class Model(NamedTuple):
-    """The message of "assess"."""
+class Assess(NamedTuple):
+    """The message of "assess"; radii and `shown` are each client's own, with a leading axis for several."""
 
     x: Numbers  # (d,)
-    reference: Numbers  # (points, m) a cloud that everybody has, empty where there is no interval
+    radii: Numbers  # (levels,) explicit radii; empty where there is no interval
+    reference: Numbers  # (points, m) a cloud that everybody has; empty where its distance is not wanted
+    shown: Numbers  # () 1 where the worst case is to be shown, else 0
 
 
 class Assessment(NamedTuple):
     """ "assess": how the trained model does on the training rows."""
 
     loss: Numbers  # () mean
-    se: Numbers  # () its standard error
-    largest: Numbers  # () mean of the largest losses, at least ten of them
+    se: Numbers  # () its standard error; 0 for a single row
+    largest: Numbers  # () mean of the largest losses: as many as the client's rules want
     robust: Numbers  # (levels,) the risk over balls of the explicit radii
     distance: Numbers  # (1,) of the rows to the reference cloud, in W_p; empty where there is none
-    moved: Numbers  # (k,) how far the worst case moves the mean of every feature
+    moved: Numbers  # (k,) how far the worst case moves the mean of every feature; 0 where it is not shown
     typical: Numbers  # (k,) how far it moves rows on average
 
     @classmethod
-    def like(cls, levels: int, features: int) -> Assessment:
+    def like(cls, levels: int, reference: int, features: int) -> Assessment:
         number = np.zeros(())
-        one = np.zeros(1 if levels else 0)
+        one = np.zeros(1 if reference else 0)
         k = np.zeros(features)
         return cls(number, number, number, np.zeros(levels), one, k, k)
 
@@ -60,7 +62,7 @@ class Fixed(NamedTuple):
     """The message of "bounds"; what is fixed before the rows kept out are looked at."""
 
     x: Numbers  # (d,)
-    levels: Numbers  # (levels,) the risk beta of every bound
+    levels: Numbers  # (levels,) beta of every bound
     seen: Numbers  # () what losses are clipped at
     largest: Numbers  # (1,) the largest loss on the declared support; empty where it is not known
 
@@ -69,7 +71,7 @@ class FreshBounds(NamedTuple):
     """ "bounds": what rows kept out say of the model, by statement; empty where a statement is not made."""
 
     loss: Numbers  # () mean over the rows kept out
-    se: Numbers  # ()
+    se: Numbers  # () 0 for a single row
     clipped: Numbers  # (levels,)
     held_out: Numbers  # (levels,)
     mistakes: Numbers  # (levels,)

@@ -1,0 +1,271 @@
+"""`fit`: from a network of clients to a model and all that is stated of it.
+
+Prepare, choose, solve, assess, state: the same steps whether the rows are in this process or on machines of
+their own. `RobustRegressor.fit`, `bidro fit` and `bidro federate` are callers of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bidro.fitting.network import Clients, Network
+from bidro.fitting.questions import Assess, Assessment, Fixed, FreshBounds, Prepared
+from bidro.guarantees.calibration import spread_of
+from bidro.guarantees.certificate import Certificate
+from bidro.guarantees.held_out import ClientBound, client_level
+from bidro.guarantees.out_of_sample import explicit_radii
+from bidro.guarantees.statements import Assessed, from_bounds, interval_obstacle, without_kept_out
+from bidro.losses.registry import LossChoice
+from bidro.problem import Problem
+from bidro.sets import Box, Simplex
+from bidro.standard import Moments, Standard
+from bidro.training import (
+    AlgorithmOne,
+    Choices,
+    Limits,
+    Trained,
+    train,
+    train_penalised,
+    transport_of,
+    unrestricted,
+)
+from bidro.transport import Transport
+
+Floats = NDArray[np.float64]
+
+# Clients whose worst case is shown.
+MOST_WORST_CASES = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """What a fit is to do, whoever's rows it uses."""
+
+    loss: LossChoice
+    choices: Choices
+    support: tuple[ArrayLike, ArrayLike] | None = None  # declared bounds of the columns, in their own units
+    levels: tuple[float, ...] = ()  # more confidences to state, besides that of `choices`
+    shift: float | None = None  # in pooled standard deviations
+    algorithm: AlgorithmOne | None = None  # in place of the exact solver
+    shows_worst_cases: bool = True
+
+    @property
+    def confidences(self) -> list[float]:
+        return sorted({*self.levels, self.choices.confidence})
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """What to call while work goes on; each may be None."""
+
+    stage: Callable[[str], None] | None = None
+    calibration: Callable[[int, int], None] | None = None  # (round, solves that go on)
+    solving: Callable[[int, float], None] | None = None  # (round, gap)
+    stepping: Callable[[int], None] | None = None  # (round) of Algorithm 1
+
+    def begin(self, stage: str) -> None:
+        if self.stage is not None:
+            self.stage(stage)
+
+
+class ClientLoss(NamedTuple):
+    loss: float  # mean over its rows
+    se: float | None  # standard error of the mean; None for a single row
+    rows: int
+
+    @classmethod
+    def of(cls, losses: Floats) -> ClientLoss:
+        se = float(losses.std(ddof=1) / np.sqrt(len(losses))) if len(losses) > 1 else None
+        return cls(float(losses.mean()), se, len(losses))
+
+
+class Displacement(NamedTuple):
+    """How a client's worst case moves its features, in pooled standard deviations."""
+
+    before: Floats  # (k,) the means
+    moved: Floats  # (k,) how far these move
+    typical: Floats  # (k,) how far rows move on average
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A model, how it came about, and what is stated of it."""
+
+    clients: Clients
+    standard: Standard
+    trained: Trained
+    stated: Problem  # as trained, but for any mixture, on the declared support
+    assessed: Assessed
+    distances: Floats | None  # (n, n) between the clients' training rows; None where there is no interval
+    certificates: Mapping[float, Certificate]  # by confidence
+    judged: Mapping[str, ClientLoss]  # on rows kept out (on training rows where there are none)
+    held_out_rows: int
+    displaced: Mapping[str, Displacement]  # of the clients that count most in the worst mixture
+
+
+def fit(network: Network, options: Options, progress: Progress | None = None) -> Fitted:
+    """Raises BidroError for anything in tables or options that does not fit."""
+    return _Fit(network, options, progress or Progress()).run()
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    network: Network
+    options: Options
+    progress: Progress
+
+    def run(self) -> Fitted:
+        options, choices = self.options, self.options.choices
+        self.progress.begin("preparing")
+        prepared = self.network.prepare()
+        moments = Moments.pooled(prepared.rows, prepared.mean, prepared.deviation)
+        standard = Standard.of(moments, options.loss.classes is not None)
+        loss = options.loss.in_units(standard.target_spread)
+        box = None if options.support is None else standard.box(options.support, loss.labels)
+        clients = self.network.in_units(standard, prepared)
+        transport = transport_of(loss, clients.federation.m, choices, standard.target_spread)
+        whole = unrestricted(clients.federation, loss, transport, standard.target_spread)
+        self.progress.begin("choosing")
+        if options.algorithm is None:
+            trained = train(
+                whole,
+                choices,
+                box,
+                self.progress.calibration,
+                self.progress.solving,
+                clients,
+                _spread(moments, standard, transport, choices),
+                Limits(int(np.min(prepared.folds)), self.network.rows_a_parameter),
+            )
+        else:
+            trained = train_penalised(whole, options.algorithm, choices.seed, clients, self.progress.stepping)
+        declared = clients.federation if box is None else replace(clients.federation, support=box)
+        stated = replace(trained.problem, federation=declared, mixtures=Simplex(declared.n))
+        return self._stated(clients, prepared, standard, trained, stated, box)
+
+    def _stated(
+        self,
+        clients: Clients,
+        prepared: Prepared,
+        standard: Standard,
+        trained: Trained,
+        stated: Problem,
+        box: Box | None,
+    ) -> Fitted:
+        """How the model does on training rows, and what rows kept out say of it."""
+        self.progress.begin("assessing")
+        names, x, levels = stated.federation.names, trained.x, self.options.confidences
+        shown = self._count_most(trained)
+        message = _assess(clients, stated, standard, x, levels, shown)
+        found = clients.assess(trained.problem, box, message)
+        distances = clients.distances(stated, found) if len(message.radii[0]) else None
+        of = Assessed.of(stated, x, float(np.max(found.largest)))
+        kept_out = np.asarray(prepared.kept_out)
+        bounds, judged = None, _judged(names, found, prepared.rows)
+        if kept_out.any():
+            self.progress.begin("certifying")
+            bounds = clients.bounds(of, _fixed(of, levels))
+            judged = _judged(names, bounds, kept_out)
+        certificates = {
+            level: self._certificate(trained, stated, of, found, distances, bounds, kept_out, k)
+            for k, level in enumerate(levels)
+        }
+        before = (np.asarray(prepared.mean)[:, :-1] - standard.mean) / standard.spread
+        displaced = {
+            names[i]: Displacement(before[i], np.asarray(found.moved)[i], np.asarray(found.typical)[i])
+            for i in shown
+        }
+        return Fitted(
+            clients,
+            standard,
+            trained,
+            stated,
+            of,
+            distances,
+            certificates,
+            judged,
+            int(kept_out.sum()),
+            displaced,
+        )
+
+    def _count_most(self, trained: Trained) -> list[int]:
+        """The clients whose worst case is shown: those that count most in the worst mixture."""
+        if not self.options.shows_worst_cases or trained.problem.eps is None:
+            return []
+        return [int(i) for i in np.argsort(-trained.alpha, kind="stable")[:MOST_WORST_CASES]]
+
+    def _certificate(
+        self,
+        trained: Trained,
+        stated: Problem,
+        of: Assessed,
+        found: Assessment,
+        distances: Floats | None,
+        bounds: FreshBounds | None,
+        kept_out: Floats,
+        k: int,
+    ) -> Certificate:
+        level = self.options.confidences[k]
+        risks = None if distances is None else np.asarray(found.robust)[:, k]
+        bare = without_kept_out(
+            stated, of.x, level, distances=distances, risks=risks, means=np.asarray(found.loss)
+        )
+        bare = replace(bare, weights=tuple(trained.alpha.tolist()))
+        if bounds is None:
+            return bare
+        own = _by_client(stated.federation.names, bounds, kept_out, k)
+        return from_bounds(bare, of, own, level, self.options.shift)
+
+
+def _spread(moments: Moments, standard: Standard, transport: Transport, choices: Choices) -> float | None:
+    """What cross-validated radii are in units of; None where there are none."""
+    if not isinstance(choices.radius, str) or choices.radius != "cross-validate":
+        return None
+    units = np.append(standard.spread, 1.0)
+    return spread_of(np.where(moments.varying, moments.deviation, 0.0) / units, transport)
+
+
+def _assess(
+    clients: Clients, stated: Problem, standard: Standard, x: Floats, levels: list[float], shown: list[int]
+) -> Assess:
+    n = stated.n
+    radii, reference = np.zeros((n, 0)), np.zeros((0, stated.federation.m))
+    if interval_obstacle(stated, x) is None:
+        radii = np.stack([explicit_radii(stated, level) for level in levels], axis=1)
+        reference = clients.reference(stated, standard)
+    return Assess(x, radii, reference, np.isin(np.arange(n), shown).astype(float))
+
+
+def _fixed(of: Assessed, levels: list[float]) -> Fixed:
+    largest = np.zeros(0) if of.largest is None else np.array([of.largest])
+    betas = [client_level(level, of.mixtures.dimension, of.mixtures) for level in levels]
+    return Fixed(of.x, np.array(betas), np.asarray(of.seen), largest)
+
+
+def _judged(names: tuple[str, ...], found: Any, rows: Any) -> dict[str, ClientLoss]:
+    """From the mean losses and standard errors of an `Assessment` or of `FreshBounds`."""
+    return {
+        name: ClientLoss(float(loss), float(se) if count > 1 else None, int(count))
+        for name, loss, se, count in zip(names, found.loss, found.se, rows, strict=True)
+    }
+
+
+def _by_client(
+    names: tuple[str, ...], found: FreshBounds, rows: Floats, k: int
+) -> dict[str, dict[str, ClientBound]]:
+    """The clients' bounds at one level, by statement."""
+    parts = {"clipped": found.clipped, "held_out": found.held_out, "mistakes": found.mistakes}
+    means = np.asarray(found.means)
+    return {
+        name: {
+            part: ClientBound(float(values[i, k]), float(means[i, j]), int(rows[i]))
+            for j, (part, values) in enumerate(parts.items())
+            if np.asarray(values).size
+        }
+        for i, name in enumerate(names)
+    }

@@ -1,0 +1,171 @@
+"""Who answers all that a fit asks: a `Network`, and the one whose clients' rows are all in this process.
+
+What clients answer is computed in `client_side`, whoever asks; a network only decides where: here for all
+clients together, across machines (`deploy.network`) one by one, as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.engines.network import IN_PROCESS
+from bidro.engines.rounds import Ask, Deal, Rounds
+from bidro.errors import BidroError
+from bidro.federation import Federation, aligned
+from bidro.fitting import client_side
+from bidro.fitting.questions import Assess, Assessment, Fixed, FreshBounds, Prepared
+from bidro.guarantees.calibration import FOLDS
+from bidro.guarantees.heterogeneity import cloud_distances
+from bidro.guarantees.statements import Assessed
+from bidro.problem import Problem
+from bidro.sets import Box
+from bidro.splits import choose_kept_out, content_order
+from bidro.standard import Standard
+
+Floats = NDArray[np.float64]
+
+# Rows that are moved together, so that no second copy of all of them is made.
+_TOGETHER = 65_536
+
+
+class Clients(Rounds, Protocol):
+    """The clients of a fit once units are agreed on."""
+
+    @property
+    def federation(self) -> Federation:
+        """Their names, sizes and columns; their rows in standard units where these are here."""
+
+    def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
+        """How a model does on the training rows, by client; `problem` is as trained, `declared` the support
+        that explicit radii are on."""
+
+    def bounds(self, of: Assessed, message: Fixed) -> FreshBounds:
+        """What the rows kept out say, by client."""
+
+    def reference(self, stated: Problem, standard: Standard) -> Floats:
+        """(points, m) a cloud to which distances are asked for with `assess`; empty for none."""
+
+    def distances(self, stated: Problem, found: Assessment) -> Floats:
+        """(n, n): at most this far apart are the clients' training rows, in W_p."""
+
+
+class Network(Protocol):
+    """Everything that a fit asks of clients, beginning with what is in their tables."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients', in the order of every answer."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The features', and last the target's."""
+
+    @property
+    def rows_a_parameter(self) -> int:
+        """Curvature is sent over more rows than so many a parameter only; 0 where there is no such rule."""
+
+    def prepare(self) -> Prepared:
+        """What units are chosen by, and how many rows there are."""
+
+    def in_units(self, standard: Standard, prepared: Prepared) -> Clients:
+        """The clients with their rows in these units."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalNetwork:
+    """Clients whose rows are all here, in the order of `content_order`. For one fit: rows are put into
+    standard units where they are, so that there is never a second copy of them."""
+
+    names: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: Floats  # (N, k + 1) of training, client after client
+    sizes: tuple[int, ...]
+    fresh: Floats  # (M, k + 1) kept out
+    fresh_sizes: tuple[int, ...]
+    places: NDArray[np.int64]  # (N,) where the training rows stood in what was given
+
+    rows_a_parameter = 0
+
+    @classmethod
+    def of(
+        cls,
+        features: Floats,
+        target: Floats,
+        clients: NDArray[np.str_],
+        columns: Sequence[str],
+        hold_out: float = 0.0,
+        seed: int = 0,
+    ) -> LocalNetwork:
+        """From rows (N, k), targets (N,) and the client of each (N,); columns have names, the target's last.
+
+        A share `hold_out` of every client's rows is kept out of training. Nothing depends on the order in
+        which rows are given.
+        """
+        names, codes = np.unique(clients, return_inverse=True)
+        kept_out = choose_kept_out(clients, features, target, hold_out, seed)
+        order = content_order(codes, features, target)
+        training, fresh = order[~kept_out[order]], order[kept_out[order]]
+        return cls(
+            tuple(str(name) for name in names),
+            tuple(columns),
+            _gathered(features, target, training),
+            tuple(np.bincount(codes[training], minlength=len(names)).tolist()),
+            _gathered(features, target, fresh),
+            tuple(np.bincount(codes[fresh], minlength=len(names)).tolist()),
+            training,
+        )
+
+    def prepare(self) -> Prepared:
+        folds = [max(2, min(FOLDS, size)) for size in self.sizes]
+        return client_side.prepared(self.rows, self.sizes, self.fresh_sizes, folds)
+
+    def in_units(self, standard: Standard, prepared: Prepared) -> LocalClients:
+        if not self.rows.flags.writeable:
+            raise BidroError("A network of rows in this process is for one fit; make another for the next.")
+        for rows in (self.rows, self.fresh):
+            standard.convert(rows)
+            rows.setflags(write=False)
+        federation = Federation.from_samples(
+            jax.device_put(self.rows), self.sizes, "unbounded", self.names, self.columns
+        )
+        return LocalClients(federation, self.fresh, self.fresh_sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalClients:
+    """All clients in this process, their rows in standard units."""
+
+    federation: Federation
+    fresh: Floats  # (M, k + 1) rows kept out, client after client
+    fresh_sizes: tuple[int, ...]
+
+    def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
+        return IN_PROCESS.clients_of(problem, deal, seed)
+
+    def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
+        return client_side.assessment(problem, declared, message, fewest_largest=1)
+
+    def bounds(self, of: Assessed, message: Fixed) -> FreshBounds:
+        return client_side.bounds(self.federation.names, self.fresh, self.fresh_sizes, of, message)
+
+    def reference(self, stated: Problem, standard: Standard) -> Floats:
+        return np.zeros((0, stated.federation.m))
+
+    def distances(self, stated: Problem, found: Assessment) -> Floats:
+        return cloud_distances(stated)
+
+
+def _gathered(features: Floats, target: Floats, order: NDArray[np.int64]) -> Floats:
+    """(len(order), k + 1) these rows, where JAX can take them over without a copy."""
+    rows = aligned((len(order), features.shape[1] + 1))
+    for begin in range(0, len(order), _TOGETHER):
+        part = order[begin : begin + _TOGETHER]
+        rows[begin : begin + len(part), :-1] = features[part]
+        rows[begin : begin + len(part), -1] = target[part]
+    return rows

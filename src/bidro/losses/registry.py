@@ -1,0 +1,145 @@
+"""Every loss by its word: what options, model files, messages and the report page know of it.
+
+A loss is added by one `Entry`: with it the estimators and the command accept the word, a model with it can be
+saved and sent to sites, and the page has words for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, Literal
+
+from bidro.errors import BidroError
+from bidro.losses.base import Loss
+from bidro.losses.linear import Absolute, Hinge, Huber, Logistic, Pinball, SmoothedHinge, Squared
+from bidro.losses.softmax import Softmax
+
+Task = Literal["regression", "classification"]
+
+TASKS: tuple[Task, ...] = ("regression", "classification")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`parameters` are the loss's own fields that users choose, by the names that estimators and options have
+    for them; a field that is not chosen keeps its own default. Those in `in_target_spreads` are chosen in
+    standard deviations of the target."""
+
+    word: str
+    kind: type[Loss]
+    task: Task
+    in_words: str  # on the report page
+    unit: str  # of the loss; {target} stands for the target's own name
+    parameters: tuple[str, ...] = ()
+    in_target_spreads: tuple[str, ...] = ()
+    offered: bool = True  # whether users choose it by its word
+    many_classes: str | None = None  # the word of the loss that takes its place for more than two classes
+    probabilities: bool = False  # whether its scores are logarithms of odds
+    root_unit: bool = False  # whether its root is in the target's own unit
+
+    def made(self, intercept: bool, given: Mapping[str, float], target_spread: float = 1.0) -> Loss:
+        """The loss of a numeric target or of two classes, in the units of training."""
+        own = {
+            name: given[name] * (target_spread if name in self.in_target_spreads else 1.0)
+            for name in self.parameters
+            if name in given
+        }
+        return self.kind(intercept=intercept, **own)  # type: ignore[call-arg]
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(entry: Entry) -> None:
+    """Make a loss known by its word. Raises BidroError for a word or a class that is taken."""
+    if any(entry.word == known.word or entry.kind is known.kind for known in _ENTRIES.values()):
+        raise BidroError(f"There is a loss '{entry.word}' or one of its class already.")
+    _ENTRIES[entry.word] = entry
+
+
+for _entry in (
+    Entry("squared", Squared, "regression", "squared error", "{target}²", root_unit=True),
+    Entry("absolute", Absolute, "regression", "absolute error", "{target}"),
+    Entry("huber", Huber, "regression", "Huber loss", "{target}²", ("threshold",), ("threshold",)),
+    Entry("pinball", Pinball, "regression", "pinball loss", "{target}", ("quantile",)),
+    Entry(
+        "logistic",
+        Logistic,
+        "classification",
+        "log loss",
+        "nats",
+        many_classes="softmax",
+        probabilities=True,
+    ),
+    Entry("smoothed hinge", SmoothedHinge, "classification", "smoothed hinge loss", "", ("width",)),
+    Entry("softmax", Softmax, "classification", "log loss", "nats", offered=False, probabilities=True),
+    Entry("hinge", Hinge, "classification", "hinge loss", "", offered=False),
+):
+    register(_entry)
+
+
+def words(task: str | None = None) -> tuple[str, ...]:
+    """The losses that users can choose, of one task or of all."""
+    return tuple(e.word for e in _ENTRIES.values() if e.offered and task in (None, e.task))
+
+
+def entry_of(loss: Loss) -> Entry:
+    """Raises BidroError for a loss that is not registered."""
+    for entry in _ENTRIES.values():
+        if type(loss) is entry.kind:
+            return entry
+    raise BidroError(f"A {type(loss).__name__} loss is not registered: see `bidro.losses.registry`.")
+
+
+def kinds() -> dict[str, type[Loss]]:
+    """The classes of all losses, by word."""
+    return {entry.word: entry.kind for entry in _ENTRIES.values()}
+
+
+@dataclass(frozen=True)
+class LossChoice:
+    """A loss as a user chooses it, before the rows are known. Raises BidroError for one that there is not."""
+
+    word: str
+    classes: int | None  # None for a number
+    intercept: bool = True
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        task = "regression" if self.classes is None else "classification"
+        require_word(self.word, task)
+        entry = _ENTRIES[self.word]
+        if self.classes is not None and self.classes > 2 and entry.many_classes is None:
+            others = [w for w in words(task) if _ENTRIES[w].many_classes is not None]
+            raise BidroError(
+                f"The {self.word} is for two classes, and there are {self.classes}; use '{others[0]}'."
+            )
+        for name in entry.parameters:
+            value = self.parameters.get(name, 1.0)
+            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+                raise BidroError(f"{name} must be a finite number; got {value!r}.")
+
+    def in_units(self, target_spread: float) -> Loss:
+        """The loss in the units of training, in which the target has this standard deviation."""
+        entry = _ENTRIES[self.word]
+        if self.classes is not None and self.classes > 2:
+            assert entry.many_classes is not None
+            many: Any = _ENTRIES[entry.many_classes].kind
+            made: Loss = many(self.classes, self.intercept)
+            return made
+        return entry.made(self.intercept, self.parameters, target_spread)
+
+
+def require_word(word: Any, task: str | None = None) -> None:
+    """Raise BidroError for a word that is no loss, or none of the task's."""
+    if word not in words(task):
+        of = f" for {task}" if task else ""
+        raise BidroError(f"loss must be one of {', '.join(words(task))}{of}; got {word!r}.")
+
+
+def default_word(task: str) -> str:
+    """The first of the task's."""
+    return words(task)[0]
