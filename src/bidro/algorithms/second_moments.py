@@ -2,8 +2,8 @@
 
 Plain NumPy over rows in memory, sorted by client: nothing is compiled, no copy of the table is made, and the
 rows are read once. Rows are centred at the mean of their own block before they are squared, and blocks are
-joined by adding squares only (Chan, Golub and LeVeque), so that nothing cancels: a column whose mean is huge
-beside its spread keeps the digits of the latter.
+joined by adding squares only (Chan, Golub and LeVeque), so that nothing cancels. Means are kept with what
+rounding took from them until then: a column whose mean is huge beside its spread keeps the latter's digits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class TrainingMoments(NamedTuple):
 def of_clients(samples: ArrayLike, sizes: Sequence[int] | Indices) -> Moments:
     """The moments (n, m) and (n, m, m) of clients whose rows `samples` (N, m) holds one client after the
     other, `sizes` rows each and at least one."""
-    return _of_groups(np.asarray(samples), None, np.asarray(sizes, np.int64))
+    each = _of_groups(np.asarray(samples), None, np.asarray(sizes, np.int64))
+    return Moments(each.centre + each.left, each.around)
 
 
 def of_folds(
@@ -57,30 +58,48 @@ def of_folds(
     group = np.repeat(np.arange(n) * folds, counts) + np.asarray(marks)
     order = None if np.all(group[:-1] <= group[1:]) else np.argsort(group, kind="stable")
     rows = np.bincount(group, minlength=n * folds)
-    each = _of_groups(np.asarray(samples), order, rows)
-    m = each.mean.shape[1]
-    mean, around = each.mean.reshape(n, folds, m), each.around.reshape(n, folds, m, m)
+    each = _Groups(
+        *(part.reshape(n, folds, *part.shape[1:]) for part in _of_groups(np.asarray(samples), order, rows))
+    )
     rows = rows.reshape(n, folds)
     trained = rows.sum(axis=1, keepdims=True) - rows
     # A few clients at a time, in place of the folds' own moments: these may be larger than the table.
-    together = max(1, _STACK_NUMBERS // (folds * m * m))
+    together = max(1, _STACK_NUMBERS // each.around[0].size)
     for begin in range(0, n, together):
         some = slice(begin, begin + together)
-        mean[some], around[some] = _of_others(mean[some], around[some], rows[some], trained[some])
-    return TrainingMoments(mean, around, trained)
+        own = _Groups(*(part[some] for part in each))
+        each.centre[some], each.around[some] = _of_others(own, rows[some], trained[some])
+    return TrainingMoments(each.centre, each.around, trained)
 
 
-def _of_others(mean: Numbers, around: Numbers, rows: Indices, trained: Indices) -> Moments:
+class _Groups(NamedTuple):
+    """Moments of groups of rows; their means are centre + left, with more digits than one number has."""
+
+    centre: Numbers  # (..., m)
+    left: Numbers  # (..., m)
+    around: Numbers  # (..., m, m)
+
+
+def _joined(share: Numbers, centre: Numbers, left: Numbers) -> _Groups:
+    """Groups (..., groups, m) with a share (..., groups) of the rows each, taken together: their mean, and
+    the second moments of the groups' means around it."""
+    middle = share[..., None, :] @ centre
+    away = (centre - middle) + left
+    off = share[..., None, :] @ away
+    away -= off
+    between = np.matmul((share[..., None] * away).swapaxes(-1, -2), away)
+    return _Groups(middle[..., 0, :], off[..., 0, :], between)
+
+
+def _of_others(each: _Groups, rows: Indices, trained: Indices) -> Moments:
     """From the folds' own moments (n, folds, ...), for each the moments of all other folds together."""
-    joined = Moments(np.empty_like(mean), np.empty_like(around))
-    for fold, inside in _sums_of_others(rows[..., None, None] * around):
+    found = Moments(np.empty_like(each.centre), np.empty_like(each.around))
+    for fold, inside in _sums_of_others(rows[..., None, None] * each.around):
         share = np.where(np.arange(rows.shape[1]) == fold, 0.0, rows / trained[:, [fold]])
-        centre = _mended_mean(share[:, None], mean)
-        away = mean - centre
-        between = np.matmul((share[..., None] * away).swapaxes(1, 2), away)
-        joined.mean[:, fold] = centre[:, 0]
-        joined.around[:, fold] = inside / trained[:, fold, None, None] + between
-    return joined
+        centre, left, between = _joined(share, each.centre, each.left)
+        found.mean[:, fold] = centre + left
+        found.around[:, fold] = inside / trained[:, fold, None, None] + between
+    return found
 
 
 def _sums_of_others(parts: Numbers) -> Iterator[tuple[int, Numbers]]:
@@ -95,16 +114,10 @@ def _sums_of_others(parts: Numbers) -> Iterator[tuple[int, Numbers]]:
         before += parts[:, place]
 
 
-def _mended_mean(share: Numbers, values: Numbers) -> Numbers:
-    """share @ values, shares summing to 1, by a second pass free of the rounding of a large common part."""
-    centre = share @ values
-    return np.asarray(centre + share @ (values - centre))
-
-
-def _of_groups(samples: Numbers, order: Indices | None, counts: Indices) -> Moments:
+def _of_groups(samples: Numbers, order: Indices | None, counts: Indices) -> _Groups:
     """The moments of groups of consecutive rows of samples[order], `counts` of them each; 0 of empty ones."""
     m = samples.shape[1]
-    found = Moments(np.zeros((len(counts), m)), np.zeros((len(counts), m, m)))
+    found = _Groups(*(np.zeros((len(counts), *shape)) for shape in ((m,), (m,), (m, m))))
     starts = np.cumsum(counts) - counts
     few = (counts > 0) & (counts <= _FEW_ROWS)
     # Groups of like sizes together, so that stacks hold few empty places.
@@ -115,14 +128,18 @@ def _of_groups(samples: Numbers, order: Indices | None, counts: Indices) -> Mome
         together = max(1, _STACK_NUMBERS // (int(counts[small[at]]) * m))
         together = max(1, _STACK_NUMBERS // (int(counts[small[at : at + together][-1]]) * m))
         some = small[at : at + together]
-        found.mean[some], found.around[some] = _of_stack(samples, order, starts[some], counts[some])
+        for part, of_some in zip(found, _of_stack(samples, order, starts[some], counts[some]), strict=True):
+            part[some] = of_some
         at += together
     for i in np.flatnonzero(counts > _FEW_ROWS):
-        found.mean[i], found.around[i] = _of_many_rows(samples, order, int(starts[i]), int(counts[i]))
+        for part, own in zip(
+            found, _of_many_rows(samples, order, int(starts[i]), int(counts[i])), strict=True
+        ):
+            part[i] = own
     return found
 
 
-def _of_stack(samples: Numbers, order: Indices | None, starts: Indices, counts: Indices) -> Moments:
+def _of_stack(samples: Numbers, order: Indices | None, starts: Indices, counts: Indices) -> _Groups:
     """The moments of small groups, all at once."""
     place = np.arange(counts.max())
     used = place < counts[:, None]
@@ -133,26 +150,24 @@ def _of_stack(samples: Numbers, order: Indices | None, starts: Indices, counts: 
     away = np.where(used[..., None], block - centre, 0.0)
     left = share @ away
     around = np.matmul(away.swapaxes(1, 2), away) / counts[:, None, None] - left.swapaxes(1, 2) * left
-    return Moments((centre + left)[:, 0], around)
+    return _Groups(centre[:, 0], left[:, 0], around)
 
 
-def _of_many_rows(samples: Numbers, order: Indices | None, start: int, count: int) -> Moments:
+def _of_many_rows(samples: Numbers, order: Indices | None, start: int, count: int) -> _Groups:
     """The moments of one group, block by block."""
     m = samples.shape[1]
     begins = np.arange(start, start + count, _BLOCK_ROWS)
     rows = np.minimum(start + count - begins, _BLOCK_ROWS)
-    means = np.empty((len(begins), m))
+    centres, lefts = np.empty((2, len(begins), m))
     # Sums of sums of blocks: a sum over very many blocks, one after the other, would gather rounding.
     together = int(np.ceil(np.sqrt(len(begins))))
-    parts = np.zeros((-(-len(begins) // together), m, m))
+    inside = np.zeros((-(-len(begins) // together), m, m))
     for k, (begin, size) in enumerate(zip(begins.tolist(), rows.tolist(), strict=True)):
         block = samples[begin : begin + size] if order is None else samples[order[begin : begin + size]]
         share = np.full(size, 1 / size)
-        centre = share @ block
+        centres[k] = centre = share @ block
         away = block - centre
-        left = share @ away
-        means[k] = centre + left
-        parts[k // together] += away.T @ away - size * np.outer(left, left)
-    mean = _mended_mean(rows / count, means)
-    away = means - mean
-    return Moments(mean, (parts.sum(axis=0) + (away.T * rows) @ away) / count)
+        lefts[k] = left = share @ away
+        inside[k // together] += away.T @ away - size * np.outer(left, left)
+    joined = _joined(rows / count, centres, lefts)
+    return joined._replace(around=inside.sum(axis=0) / count + joined.around)
