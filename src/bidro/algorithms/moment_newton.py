@@ -172,7 +172,7 @@ def _weights(
     share = np.full(len(corners), 1 / len(corners))
     images, values = corners @ image.T, corners @ r
     for _ in range(_MOST_CORNERS):
-        share, kept = _best_mixture(values, images, share)
+        share, kept = _mixed(values, images, share)
         corners, images, values = corners[kept], images[kept], values[kept]
         alpha = share @ corners
         rise = r - (share @ images) @ image
@@ -185,10 +185,10 @@ def _weights(
     return alpha, corners
 
 
-def _best_mixture(values: Numbers, images: Numbers, share: Numbers) -> tuple[Numbers, NDArray[np.int64]]:
-    """(shares, of which points) that maximise <share, values> - 1/2 ||share images||^2 over the simplex,
-    from shares that are in it: towards the maximum without signs, until a share is 0 and its point is left
-    out, or there is none."""
+def _mixed(values: Numbers, images: Numbers, share: Numbers) -> tuple[Numbers, NDArray[np.int64]]:
+    """(shares, of which points) that maximise <share, values> - 1/2 ||share images||^2 over mixtures of the
+    points, or of those of them that are left: on the way from `share` to the maximum without signs, a point
+    whose share comes to 0 is left out."""
     kept = np.arange(len(share))
     squares = images @ images.T
     squares[np.diag_indices(len(share))] += 1e-13 * np.trace(squares) + np.finfo(float).tiny
