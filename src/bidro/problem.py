@@ -195,7 +195,8 @@ class Problem:
         leaves, structure = jax.tree.flatten((settings, self.rho, self.eps))
         digest = hashlib.blake2b(repr((structure, self.federation.names, self.federation.sizes)).encode())
         for leaf in (*leaves, self.federation.samples):
-            digest.update(np.asarray(leaf).tobytes() if isinstance(leaf, Array) else repr(leaf).encode())
+            numbers = isinstance(leaf, Array | np.ndarray)
+            digest.update(np.asarray(leaf).tobytes() if numbers else repr(leaf).encode())
         return digest.hexdigest()
 
     def with_samples(self, samples: Array) -> Problem:

@@ -1,5 +1,7 @@
 """Projections and linear maxima against a cone solver, and the properties every set must have."""
 
+from itertools import product
+
 import cvxpy as cp
 import jax
 import jax.numpy as jnp
@@ -387,3 +389,48 @@ def test_constraints_hold_exactly_inside(name):
         assert within == bool(vectors.contains(jnp.asarray(v), 0.0))
         inside += within
     assert 0 < inside < 200
+
+
+EVERY_SET = {**VECTOR_SETS, **WEIGHT_SETS, "whole space": WholeSpace(N)}
+
+
+@pytest.mark.parametrize("name", EVERY_SET)
+def test_numbers_of_the_host_stay_on_the_host_and_give_what_is_traced(name):
+    """NumPy in, NumPy out, the same as compiled: an operation of JAX would compile a program."""
+    convex_set = EVERY_SET[name]
+    rng = np.random.default_rng(7)
+    calls = {
+        "project": lambda s, v: s.project(v),
+        "contains": lambda s, v: s.contains(v),
+        "linear_maximum": lambda s, v: s.linear_maximum(v),
+        "weighted": lambda s, v: s.project(v, 1 + v**2),
+        "largest_norm": lambda s, v: s.largest_norm(v**2),
+        "bounding_box": lambda s, v: s.bounding_box(),
+        "diameter": lambda s, v: s.diameter(),
+    }
+    if name in WEIGHT_SETS:
+        calls = {key: calls[key] for key in ("project", "contains", "linear_maximum", "diameter")}
+    elif not hasattr(convex_set, "linear_maximum"):
+        del calls["linear_maximum"]
+    for v in (rng.normal(size=N), 3 * rng.normal(size=N), np.full(N, 1 / N)):
+        for call in calls.values():
+            here = call(convex_set, v)
+            assert not any(isinstance(part, jax.Array) for part in jax.tree.leaves(here))
+            traced = jax.jit(call)(convex_set, v)
+            for ours, theirs in zip(jax.tree.leaves(here), jax.tree.leaves(traced), strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_the_projection_on_the_simplex_is_the_one_that_brute_force_finds():
+    """Over every set of weights that stay above 0, the nearest point that keeps them alone."""
+    rng = np.random.default_rng(8)
+    for _ in range(50):
+        v = rng.normal(size=4) * 10.0 ** rng.integers(-2, 3)
+        points = []
+        for kept in product([False, True], repeat=4):
+            chosen = np.array(kept)
+            if chosen.any():
+                point = np.where(chosen, v - (v[chosen].sum() - 1) / chosen.sum(), 0.0)
+                points += [point] if np.all(point >= 0) else []
+        nearest = min(points, key=lambda point: float(np.sum((point - v) ** 2)))
+        np.testing.assert_allclose(Simplex(4).project(v), nearest, atol=1e-12)

@@ -33,6 +33,7 @@ from bidro.errors import BidroError
 from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box
+from bidro.sets.base import namespace
 from bidro.trees import pytree, static
 from bidro.worst_case import Oracle
 from bidro.worst_case.risk import RiskModel
@@ -84,18 +85,20 @@ class Reply(NamedTuple):
 
     @classmethod
     def of(cls, found: RiskModel) -> Reply:
-        known = jnp.isfinite(found.value)
-        packed = jnp.zeros(0)
+        xp = namespace(found.value)
+        known = xp.isfinite(found.value)
+        packed = xp.zeros((*found.value.shape, 0))
         if found.curvature is not None:
-            packed = found.curvature[jnp.triu_indices(found.gradient.shape[0])]
+            rows, columns = np.triu_indices(found.gradient.shape[-1])
+            packed = found.curvature[..., rows, columns]
         return cls(
-            jnp.where(known, found.value, 0.0),
+            xp.where(known, found.value, 0.0),
             known.astype(float),
             found.attained,
             found.gradient,
             found.rounding,
             packed,
-            jnp.minimum(found.multiplier, _INFINITE),
+            xp.minimum(found.multiplier, _INFINITE),
         )
 
 

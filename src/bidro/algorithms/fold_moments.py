@@ -2,13 +2,13 @@
 
 The second moments of the training rows of each fold are all that squared loss depends on, so the server
 solves every candidate by itself, each beginning where its neighbour ended, and scores it: what is left out of
-a fold is the difference between all rows and its training rows.
+a fold is the difference between all rows and its training rows. Nothing is compiled.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,13 @@ from numpy.typing import NDArray
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.exact import Broadcast, ExactMWDRO, State
-from bidro.algorithms.one_shot import Reply as Moments
-from bidro.algorithms.one_shot import risks_from_moments, second_moments
+from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
+from bidro.algorithms.one_shot import risks_from_moments, second_moments, squared_risks
+from bidro.algorithms.second_moments import Moments, TrainingMoments
 from bidro.client import Client
+from bidro.losses import Squared
 from bidro.problem import Problem
+from bidro.sets import Ball, Box
 from bidro.trees import pytree, static
 from bidro.worst_case import Exact, Inner
 
@@ -94,27 +97,57 @@ class FoldMoments(Usual):
         state = state._replace(t=state.t + 1)
         if not np.all(np.asarray(replied)):
             return state
-        rows = np.asarray(replies.rows, float)
-        left_out = _left_out(np.asarray(replies.mean), np.asarray(replies.around), rows)
+        trained = TrainingMoments(*(np.asarray(part) for part in replies))
+        return state._replace(losses=self._losses(state, trained))
+
+    def losses_from(self, problem: Problem, trained: TrainingMoments) -> Numbers:
+        """(n, candidates) mean losses on the rows left out, from the moments of all clients' folds."""
+        return self._losses(self.init(problem), trained)
+
+    def _losses(self, state: MomentsState, trained: TrainingMoments) -> Numbers:
+        rows = np.asarray(trained.rows, float)
+        left_out = _left_out(trained.mean, trained.around, rows)
         losses = np.zeros((len(state.sizes), len(self.candidates)))
         for fold in range(self.folds):
-            moments = Moments(replies.mean[:, fold], replies.around[:, fold])
-            losses += left_out.squares(fold, self._models(state, moments, rows[:, fold], replied))
-        return state._replace(losses=np.maximum(losses, 0.0) / np.asarray(state.sizes)[:, None])
+            moments = Moments(trained.mean[:, fold], trained.around[:, fold])
+            losses += left_out.squares(fold, self._models(state, moments, rows[:, fold]))
+        return np.maximum(losses, 0.0) / np.asarray(state.sizes)[:, None]
 
-    def _models(self, state: MomentsState, moments: Moments, rows: Numbers, replied: Array) -> Numbers:
-        """(candidates, d) the solutions on one fold's training rows, each begun at the one before."""
-        x, found = next(iter(state.starts.values())).x, []
+    def _models(self, state: MomentsState, moments: Moments, rows: Numbers) -> Numbers:
+        """(candidates, d) the solutions on one fold's training rows, each begun at one with the same cap, or
+        at the one before it."""
+        first = next(iter(state.starts.values()))
+        loss = state.inner.loss
+        assert isinstance(loss, Squared)
+        risks = squared_risks(moments, loss, first.model.cones)
+        x, alpha, found, ended = first.x, first.mixture, [], dict[float, tuple[Numbers, Numbers]]()
         for one in self.candidates:
-            solver = state.starts[one.cap]._replace(x=x)
-            eps = jnp.asarray(self.spread * one.scale / np.sqrt(rows))
-            while not solver.finished and solver.t < self.most_rounds:
-                at = self._exact.broadcast(solver)
-                risks = risks_from_moments(True, moments, eps, state.inner, at.x, at.width)
-                solver = self._exact.server(solver, risks, replied)
-            x = solver.best.x
+            start = state.starts[one.cap]
+            x, alpha = ended.get(one.cap, (x, alpha))
+            if not start.model.mixtures.contains(alpha):
+                alpha = start.mixture
+            eps = self.spread * one.scale / np.sqrt(rows)
+            x, alpha = ended[one.cap] = self._solved(start, risks, eps, state.inner, x, alpha)
             found.append(x)
         return np.stack(found)
+
+    def _solved(
+        self, start: State, risks: SquaredRisks, eps: Numbers, inner: Inner, x: Numbers, alpha: Numbers
+    ) -> tuple[Numbers, Numbers]:
+        """(model, weights) to the gap, by Newton's method, or by the exact solver from where that ends."""
+        models, mixtures = start.model.models, start.model.mixtures
+        assert isinstance(models, Box | Ball)
+        newton = minimax_from_moments(risks, eps, models, mixtures, x, alpha, self.gap)
+        if newton.upper - newton.lower <= self.gap * newton.upper:
+            return newton.x, newton.alpha
+        solver, everyone = (
+            start._replace(x=newton.x, mixture=newton.alpha),
+            cast(Array, np.ones(len(eps), bool)),
+        )
+        while not solver.finished and solver.t < self.most_rounds:
+            replies = risks_from_moments(True, risks.moments, eps, inner, solver.x, solver.width)
+            solver = self._exact.server(solver, replies, everyone)
+        return solver.best.x, newton.alpha
 
     def snapshot(self, state: MomentsState) -> Snapshot:
         """Nothing is trained that is kept: the model that solves begin with."""

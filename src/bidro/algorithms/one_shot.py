@@ -3,34 +3,43 @@
     min over x in X of max over alpha in A of sum_i alpha_i (RMSE_i(x) + eps_i nu(x))^2
 
 With v = (w, -1), RMSE_i(x)^2 = v' S_i v + (<v, m_i> + b)^2, m_i the mean and S_i the second moments around it
-of client i's (theta, y): they are all there is to know of it. The server then runs the rounds of the exact
-solver by itself. What is revealed is (m_i, S_i): one reply of the exact solver with curvature determines them
-too, where the model has an intercept. Moments around zero would say the same, but lose what they have in
-common to rounding; what rounding is left is bounded and added to the bounds.
+of client i's (theta, y): they are all there is to know of it. The server then finds the solution by Newton's
+method (`moment_newton`), proves it, and runs the rounds of the exact solver by itself where that is not
+enough; it compiles nothing. What is revealed is (m_i, S_i): one reply of the exact solver with curvature
+determines them too, where the model has an intercept. Moments around zero would say the same, but lose what
+they have in common to rounding; what rounding is left is bounded and added to the bounds.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
+from bidro.algorithms.cone_model import Answer, Planes
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
-from bidro.algorithms.exact import Broadcast, ExactMWDRO, State
+from bidro.algorithms.exact import Best, Broadcast, Centre, ExactMWDRO, State
 from bidro.algorithms.exact import Reply as Risks
+from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
+from bidro.algorithms.proof import lower_bound, require_consistent
+from bidro.algorithms.second_moments import Moments
 from bidro.client import Client, ambiguity_kind
 from bidro.errors import BidroError
 from bidro.losses import Squared
+from bidro.losses.base import Cone
 from bidro.problem import Problem
 from bidro.rows import ClientRows
+from bidro.sets import Ball, Box
 from bidro.trees import pytree, static
 from bidro.worst_case import Exact, Inner
 from bidro.worst_case.atoms import Pass, Point
-from bidro.worst_case.ball import root_form, steepness
+from bidro.worst_case.ball import root_form
 from bidro.worst_case.risk import RiskModel
+
+Numbers = NDArray[np.float64]
 
 # Rounds that the server makes by itself before it gives up.
 _MOST_STEPS = 500
@@ -41,6 +50,9 @@ _MOST_STEPS = 500
 _ROUNDING = 320 * float(np.finfo(float).eps)
 # Means are mended by a second pass, and off by a few units only.
 _OF_MEANS = 16 * float(np.finfo(float).eps)
+# The solution is looked for to this share of the gap, so that bounds with their rounding reach it.
+_OF_THE_GAP = 0.1
+_TINY, _LARGEST = float(np.finfo(float).tiny), float(np.finfo(float).max)
 
 
 class Reply(NamedTuple):
@@ -52,7 +64,7 @@ class Reply(NamedTuple):
 
 class OneShotState(NamedTuple):
     solver: State  # of the exact solver
-    eps: Array  # (n,)
+    eps: Numbers  # (n,)
     inner: Inner
     lifted: bool
 
@@ -90,7 +102,7 @@ class OneShotMWDRO(Usual):
                 "support, or without ambiguity inside clients; choose another method."
             )
         solver = ExactMWDRO(Exact(), gap=self.gap).init(problem)
-        eps = jnp.zeros(problem.n) if problem.eps is None else problem.eps
+        eps = np.zeros(problem.n) if problem.eps is None else np.asarray(problem.eps)
         return OneShotState(solver, eps, problem.inner, problem.lifted)
 
     def broadcast(self, state: OneShotState) -> Broadcast:
@@ -103,11 +115,12 @@ class OneShotMWDRO(Usual):
         """Needs all clients: until then, the round is repeated."""
         if not np.all(np.asarray(replied)):
             return state._replace(solver=state.solver._replace(t=state.solver.t + 1))
+        moments = Moments(np.asarray(replies.mean), np.asarray(replies.around))
+        before = state.solver.t
+        solver = _with_newton(state, moments)
         exact = ExactMWDRO(Exact(), gap=self.gap, saves_rounds=False)
-        solver, before = state.solver, state.solver.t
         while not solver.finished and solver.t - before < _MOST_STEPS:
-            at = exact.broadcast(solver)
-            found = risks_from_moments(state.lifted, replies, state.eps, state.inner, at.x, at.width)
+            found = _risks(state, moments, solver.x, solver.width)
             solver = exact.server(solver, found, replied)
         # Nothing new would come of asking again.
         return state._replace(solver=solver._replace(t=before + 1, stalled=True))
@@ -129,37 +142,118 @@ def second_moments(rows: ClientRows) -> Reply:
     return Reply(centre + left, second - jnp.outer(left, left))
 
 
-@jax.jit(static_argnums=0)
+def solve_moments(
+    problem: Problem, mean: Numbers, around: Numbers, gap: float = 1e-6, start: Numbers | None = None
+) -> State:
+    """What the exact solver ends with, from the moments (n, m) and (n, m, m) of all clients' rows: the model
+    is `best.x`, with bounds. The search begins at the model `start`. For the problems of `OneShotMWDRO`."""
+    algorithm = OneShotMWDRO(gap)
+    state = algorithm.init(problem)
+    if start is not None:
+        state = state._replace(solver=state.solver._replace(x=np.asarray(start, float)))
+    replies: Any = Moments(mean, around)
+    everyone: Any = np.ones(problem.n, bool)
+    return algorithm.server(state, replies, everyone).solver
+
+
+def squared_risks(moments: Moments, loss: Squared, cones: tuple[Cone, ...]) -> SquaredRisks:
+    """The clients' risks as functions of the model; without cones no client has a radius."""
+    d = loss.dimension(moments.mean.shape[1])
+    none = Cone(np.zeros((0, d)), np.zeros(0))
+    return SquaredRisks(moments, loss.intercept, cones[0] if cones else none)
+
+
+def _with_newton(state: OneShotState, moments: Moments) -> State:
+    """The solver at the model that Newton's method finds, with the bounds that are proven there."""
+    solver, loss = state.solver, state.inner.loss
+    model = solver.model
+    assert isinstance(loss, Squared)
+    assert isinstance(model.models, Box | Ball)
+    known = np.isfinite(solver.best.upper)
+    found = minimax_from_moments(
+        squared_risks(moments, loss, model.cones),
+        state.eps,
+        model.models,
+        model.mixtures,
+        solver.best.x if known else solver.x,
+        solver.alpha,
+        _OF_THE_GAP * solver.wanted,
+    )
+    risks = _risks(state, moments, found.x, solver.width, curvature=False)
+    upper = model.worst_mixture(risks.upper)
+    solver = solver._replace(x=found.x, mixture=found.alpha)
+    if not np.isfinite(upper) or (known and upper >= solver.best.upper):
+        return solver
+    used, z = np.flatnonzero(found.alpha), model.lift(found.x)
+    planes = Planes.at_point(used, risks.attained[used], risks.gradient[used], z)
+    # The cone is steepest along itself: of what nu earns, all goes to the model.
+    earned = float(found.alpha[used] @ planes.gradient[:, -1])
+    pulls = tuple(earned * cone.at(found.x) / (z[-1] or 1.0) for cone in model.cones)
+    answer = Answer(z, upper, found.alpha[used], found.alpha, np.zeros(0), pulls, ())
+    proof = lower_bound(model, planes, z, answer, upper, enough=-np.inf)
+    floor = solver.floor if known else max(min(solver.small * abs(upper), solver.floor), _TINY)
+    require_consistent(proof.bound, upper, max(abs(upper), floor), solver.t + 1)
+    lower = min(proof.bound, upper)
+    tangents = Planes.at_point(np.arange(len(state.eps)), risks.attained, risks.gradient, z)
+    multipliers = np.where(risks.multiplier == _LARGEST, np.inf, risks.multiplier)
+    proven = solver._replace(
+        planes=planes,
+        idle=np.zeros(len(used), np.int64),
+        centre=Centre(z, upper, tangents, risks.attained, np.zeros((0, len(z), len(z)))),
+        best=Best(found.x, upper, risks.upper, multipliers),
+        lower=max(lower, solver.lower),
+        alpha=proof.alpha if lower > solver.lower else solver.alpha,
+        x_sum=found.x,
+        floor=floor,
+        t=solver.t + 1,
+    )
+    return proven if proven.finished else solver
+
+
+def _risks(state: OneShotState, moments: Moments, x: Numbers, width: float, curvature: bool = True) -> Any:
+    return risks_from_moments(state.lifted, moments, state.eps, state.inner, x, width, curvature)
+
+
 def risks_from_moments(
-    lifted: bool, moments: Reply, eps: Array, inner: Inner, x: Array, width: Array
+    lifted: bool,
+    moments: Moments,
+    eps: Numbers,
+    inner: Inner,
+    x: Numbers,
+    width: float,
+    curvature: bool = True,
 ) -> Risks:
     """What each client would reply, from the moments of n of them."""
-    loss = inner.loss
+    loss, (mean, around) = inner.loss, moments
     assert isinstance(loss, Squared)
-
-    def one(of: Reply, radius: Array) -> Risks:
-        w, b = loss.split(x)
-        v = jnp.append(w, -1.0)
-        residual, bent = jnp.sum(v * of.mean) + b, of.around @ v
-        around = jnp.maximum(v @ bent, 0.0)
-        mean = around + residual**2
-        # Rounding of the mean residual, and of the moments: RMSE^2 is this far off at the most.
-        slip = _OF_MEANS * (jnp.sum(jnp.abs(v * of.mean)) + jnp.abs(b))
-        off = 2 * jnp.abs(residual) * slip + slip**2
-        off += _ROUNDING * (jnp.abs(v) @ jnp.abs(of.around) @ jnp.abs(v) + mean)
-        slopes = jnp.append(of.mean[:-1], 1.0) if loss.intercept else of.mean[:-1]
-        d = x.shape[0]
-        flat = jnp.zeros(d).at[: len(w)].set(bent[:-1])
-        bend = jnp.zeros((d, d)).at[: len(w), : len(w)].set(of.around[:-1, :-1])
-        spread = of.around[-1, -1] + (0.0 if loss.intercept else of.mean[-1] ** 2)
-        at = Point(x, steepness(inner, x) if lifted else None, width * jnp.sqrt(spread))
-        gradient = at.padded(2 * (flat + residual * slopes))
-        hessian = at.padded(at.padded(2 * (bend + jnp.outer(slopes, slopes))).T)
-        lowest = jnp.maximum(mean - off, 0.0)
-        still = Pass(mean + off, jnp.zeros(()), lowest, gradient, jnp.zeros(()), hessian)
-        if lifted:
-            return Risks.of(root_form(at, still, radius))
-        never = jnp.asarray(jnp.inf)
-        return Risks.of(RiskModel.unsplit(still, still.value, still.minorant, gradient, never))
-
-    return jax.vmap(one)(moments, eps)
+    features = mean.shape[1] - 1
+    d, b = len(x), x[features:].sum()
+    v = np.append(x[:features], -1.0)
+    residual, bent = mean @ v + b, around @ v
+    squares = np.maximum(bent @ v, 0.0) + residual**2
+    # Rounding of the mean residual, and of the moments: RMSE^2 is this far off at the most.
+    slip = _OF_MEANS * (np.abs(mean) @ np.abs(v) + abs(b))
+    off = 2 * np.abs(residual) * slip + slip**2
+    off += _ROUNDING * (np.abs(around) @ np.abs(v) @ np.abs(v) + squares)
+    slopes = np.ones((len(mean), d))
+    slopes[:, :features] = mean[:, :-1]
+    gradient = residual[:, None] * slopes
+    gradient[:, :features] += bent[:, :-1]
+    spread = around[:, -1, -1] + (0.0 if loss.intercept else mean[:, -1] ** 2)
+    nu = np.linalg.norm(v * inner.transport.inverse_scale) if lifted else None
+    at: Any = (x, nu, width * np.sqrt(spread))
+    k = d + lifted
+    hessian = None
+    if curvature:
+        hessian = np.zeros((len(mean), k, k))
+        hessian[:, :d, :d] = slopes[:, :, None] * slopes[:, None, :]
+        hessian[:, :features, :features] += around[:, :-1, :-1]
+        hessian *= 2
+    padded = np.zeros((len(mean), k))
+    padded[:, :d] = 2 * gradient
+    none = np.zeros(len(mean))
+    means: Any = (squares + off, none, np.maximum(squares - off, 0.0), padded, none, hessian)
+    still, radii, never = Pass(*means), cast(Array, eps), cast(Array, np.full(len(mean), np.inf))
+    if lifted:
+        return Risks.of(root_form(Point(*at), still, radii))
+    return Risks.of(RiskModel.unsplit(still, still.value, still.minorant, still.gradient, never))

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from bidro.errors import BidroError
+
+# A vector of the host, or one that JAX traces: what is given is what comes back.
+V = TypeVar("V", Array, NDArray[np.float64])
+T = TypeVar("T")
+# What a set holds: numbers of the host, which JAX replaces by its own where it traces the set.
+Held = Any
+
+
+def namespace(*values: Any) -> Any:
+    """`jax.numpy` where one of the values is JAX's, else `numpy`: an operation of the former on the host
+    compiles a program of its own."""
+    return jnp if any(isinstance(value, Array) for value in values) else np
+
+
+def repeat_while(goes_on: Callable[[T], Any], step: Callable[[T], T], start: T) -> T:
+    """`step` again and again while `goes_on`, traced if what it begins with is JAX's."""
+    if namespace(*jax.tree.leaves(start)) is jnp:
+        return jax.lax.while_loop(goes_on, step, start)
+    while goes_on(start):
+        start = step(start)
+    return start
 
 
 class ConvexSet(Protocol):
@@ -18,16 +42,16 @@ class ConvexSet(Protocol):
     @property
     def dimension(self) -> int: ...
 
-    def project(self, v: Array) -> Array:
+    def project(self, v: V) -> V:
         """The nearest point of the set to `v` (shape (dimension,)) in the Euclidean norm."""
 
-    def contains(self, v: Array, tolerance: float = 1e-9) -> Array:
+    def contains(self, v: V, tolerance: float = 1e-9) -> V:
         """Whether `v` lies in the set up to `tolerance` in each constraint."""
 
-    def linear_maximum(self, c: Array) -> tuple[Array, Array]:
+    def linear_maximum(self, c: V) -> tuple[V, V]:
         """(max <c, v> over the set, a point that attains it)."""
 
-    def diameter(self) -> Array:
+    def diameter(self) -> Held:
         """The largest Euclidean distance between two points of the set."""
 
 
@@ -37,23 +61,23 @@ class VectorSet(Protocol):
     @property
     def dimension(self) -> int: ...
 
-    def contains(self, v: Array, tolerance: float = 1e-9) -> Array: ...
+    def contains(self, v: V, tolerance: float = 1e-9) -> V: ...
 
-    def diameter(self) -> Array: ...
+    def diameter(self) -> Held: ...
 
-    def project(self, v: Array, weights: Array | None = None) -> Array:
+    def project(self, v: V, weights: V | None = None) -> V:
         """argmin over the set of sum_j weights_j (u_j - v_j)^2; weights are 1 by default.
 
         An infinite weight holds a coordinate where it is.
         """
 
-    def bounding_box(self) -> tuple[Array, Array]:
+    def bounding_box(self) -> tuple[Held, Held]:
         """A box around the set: (lower, upper), each of shape (dimension,)."""
 
     def constraints(self) -> Constraints:
         """The set as constraints of a cone program."""
 
-    def largest_norm(self, scale: Array) -> Array:
+    def largest_norm(self, scale: V) -> V:
         """An upper bound of ||scale * v|| over the set; the largest value itself for a box."""
 
 

@@ -1,17 +1,19 @@
 """Sets of mixture weights: the simplex and its declared subsets."""
 
+# mypy: disable-error-code="no-any-return"
+
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
+from typing import Any
+
 import numpy as np
-import optax
-from jax import Array
 from jax.typing import ArrayLike
 
 from bidro.errors import BidroError
-from bidro.sets.base import Polytope, require_finite, vectors
+from bidro.sets.base import Held, Polytope, V, namespace, repeat_while, require_finite, vectors
 from bidro.trees import pytree, static
+
+_ROOT_OF_2 = float(np.sqrt(2.0))
 
 
 @pytree
@@ -24,19 +26,21 @@ class Simplex:
     def dimension(self) -> int:
         return self.size
 
-    def project(self, v: Array) -> Array:
+    def project(self, v: V) -> V:
         # A common shift changes nothing but the rounding, which is least near zero.
-        return _finite_or_nan(v, optax.projections.projection_simplex(v - jnp.max(v)))
+        return _finite_or_nan(v, _on_simplex(v - namespace(v).max(v)))
 
-    def contains(self, v: Array, tolerance: float = 1e-9) -> Array:
-        return jnp.all(v >= -tolerance) & (jnp.abs(jnp.sum(v) - 1) <= tolerance)
+    def contains(self, v: V, tolerance: float = 1e-9) -> V:
+        xp = namespace(v)
+        return xp.all(v >= -tolerance) & (xp.abs(xp.sum(v) - 1) <= tolerance)
 
-    def linear_maximum(self, c: Array) -> tuple[Array, Array]:
-        best = jnp.argmax(c)
-        return c[best], jnp.zeros_like(c).at[best].set(1.0)
+    def linear_maximum(self, c: V) -> tuple[V, V]:
+        xp = namespace(c)
+        best = xp.argmax(c)
+        return c[best], (xp.arange(self.size) == best).astype(float)
 
-    def diameter(self) -> Array:
-        return jnp.sqrt(2.0) if self.size > 1 else jnp.zeros(())
+    def diameter(self) -> Held:
+        return _ROOT_OF_2 if self.size > 1 else 0.0
 
     def polytope(self) -> Polytope:
         return Polytope(np.zeros(self.size), np.eye(self.size), np.ones((1, self.size)), np.ones(1))
@@ -46,8 +50,8 @@ class Simplex:
 class CappedSimplex:
     """{alpha in the simplex : lower <= alpha <= upper}; a single point where lower = upper."""
 
-    lower: Array
-    upper: Array
+    lower: Held
+    upper: Held
 
     def __post_init__(self) -> None:
         lower, upper = vectors("Lower and upper bounds", self.lower, self.upper)
@@ -59,8 +63,8 @@ class CappedSimplex:
                 f"No weights satisfy these bounds: the lower ones sum to {lower.sum():.6g} and the "
                 f"upper ones to {upper.sum():.6g}, but weights must be able to sum to 1."
             )
-        object.__setattr__(self, "lower", jnp.asarray(lower))
-        object.__setattr__(self, "upper", jnp.asarray(upper))
+        object.__setattr__(self, "lower", lower)
+        object.__setattr__(self, "upper", upper)
 
     @classmethod
     def around_proportions(cls, sizes: ArrayLike, kappa: float) -> CappedSimplex:
@@ -68,28 +72,31 @@ class CappedSimplex:
         if kappa < 1:
             raise BidroError(f"A cap needs kappa >= 1, else no weights sum to 1; got {kappa}.")
         share = np.asarray(sizes, float) / np.sum(np.asarray(sizes, float))
-        return cls(jnp.zeros(share.shape), jnp.asarray(np.minimum(1.0, kappa * share)))
+        return cls(np.zeros(share.shape), np.minimum(1.0, kappa * share))
 
     @property
     def dimension(self) -> int:
         return self.lower.shape[-1]
 
-    def project(self, v: Array) -> Array:
-        return _finite_or_nan(v, _lowered(v, self.lower, self.upper, jnp.ones(())))
+    def project(self, v: V) -> V:
+        return _finite_or_nan(v, _lowered(v, self.lower, self.upper, 1.0))
 
-    def contains(self, v: Array, tolerance: float = 1e-9) -> Array:
+    def contains(self, v: V, tolerance: float = 1e-9) -> V:
+        xp = namespace(v, self.lower)
         inside = (v >= self.lower - tolerance) & (v <= self.upper + tolerance)
-        return jnp.all(inside) & (jnp.abs(jnp.sum(v) - 1) <= tolerance)
+        return xp.all(inside) & (xp.abs(xp.sum(v) - 1) <= tolerance)
 
-    def linear_maximum(self, c: Array) -> tuple[Array, Array]:
-        order = jnp.argsort(-c)
-        added = _fill_in_order((self.upper - self.lower)[order], 1 - jnp.sum(self.lower))
-        point = self.lower.at[order].add(added)
-        return jnp.sum(c * point), point
+    def linear_maximum(self, c: V) -> tuple[V, V]:
+        xp = namespace(c, self.lower)
+        order = xp.argsort(-c)
+        added = _fill_in_order((self.upper - self.lower)[order], 1 - xp.sum(self.lower))
+        point = self.lower + added[xp.argsort(order)]
+        return xp.sum(c * point), point
 
-    def diameter(self) -> Array:
+    def diameter(self) -> Held:
         """An upper bound: the diameter of the box around it, and at most sqrt(2)."""
-        return jnp.minimum(jnp.sqrt(2.0), jnp.linalg.norm(self.upper - self.lower))
+        xp = namespace(self.lower)
+        return xp.minimum(_ROOT_OF_2, xp.linalg.norm(self.upper - self.lower))
 
     def polytope(self) -> Polytope:
         # alpha = lower + y with y + slack = upper - lower and sum y = 1 - sum lower.
@@ -104,8 +111,8 @@ class CappedSimplex:
 class L1SimplexBall:
     """{alpha in the simplex : ||alpha - center||_1 <= radius}, center in the simplex."""
 
-    center: Array
-    radius: Array
+    center: Held
+    radius: Held
 
     def __post_init__(self) -> None:
         (center,) = vectors("The centre of an l1 ball", self.center)
@@ -114,38 +121,42 @@ class L1SimplexBall:
             raise BidroError("The centre of an l1 ball of weights must be nonnegative and sum to 1.")
         if np.ndim(self.radius) != 0 or self.radius < 0:
             raise BidroError(f"An l1 ball needs one radius >= 0; got {self.radius}.")
-        object.__setattr__(self, "center", jnp.asarray(center))
+        object.__setattr__(self, "center", center)
         # Two points of the simplex are never further apart than 2.
-        object.__setattr__(self, "radius", jnp.minimum(jnp.asarray(self.radius, float), 2.0))
+        object.__setattr__(self, "radius", np.minimum(np.asarray(self.radius, float), 2.0))
 
     @property
     def dimension(self) -> int:
         return self.center.shape[-1]
 
-    def project(self, v: Array) -> Array:
+    def project(self, v: V) -> V:
+        xp = namespace(v, self.center)
         free = Simplex(self.dimension).project(v)  # nan for weights that are not finite
         # Where the l1 constraint binds, weights that rise gain radius / 2 in all and weights that
         # fall lose as much; the two halves decouple into one water level each.
         d, half = v - self.center, self.radius / 2
-        zero = jnp.zeros_like(v)
+        zero = xp.zeros_like(v)
         rise = _lowered(d, zero, zero + half, half)
         fall = _lowered(-d, zero, self.center, half)
-        binds = jnp.sum(jnp.abs(free - self.center)) > self.radius
-        return jnp.where(binds, self.center + rise - fall, free)
+        binds = xp.sum(xp.abs(free - self.center)) > self.radius
+        return xp.where(binds, self.center + rise - fall, free)
 
-    def contains(self, v: Array, tolerance: float = 1e-9) -> Array:
-        close = jnp.sum(jnp.abs(v - self.center)) <= self.radius + tolerance
+    def contains(self, v: V, tolerance: float = 1e-9) -> V:
+        xp = namespace(v, self.center)
+        close = xp.sum(xp.abs(v - self.center)) <= self.radius + tolerance
         return Simplex(self.dimension).contains(v, tolerance) & close
 
-    def linear_maximum(self, c: Array) -> tuple[Array, Array]:
-        order = jnp.argsort(c)
+    def linear_maximum(self, c: V) -> tuple[V, V]:
+        xp = namespace(c, self.center)
+        order = xp.argsort(c)
         taken = _fill_in_order(self.center[order], self.radius / 2)
-        point = self.center.at[order].add(-taken).at[jnp.argmax(c)].add(jnp.sum(taken))
-        return jnp.sum(c * point), point
+        best = xp.arange(self.dimension) == xp.argmax(c)
+        point = self.center - taken[xp.argsort(order)] + xp.where(best, xp.sum(taken), 0.0)
+        return xp.sum(c * point), point
 
-    def diameter(self) -> Array:
+    def diameter(self) -> Held:
         """An upper bound: ||a - b|| <= ||a - b||_1 / sqrt(2) for vectors of equal sum."""
-        return jnp.minimum(jnp.sqrt(2.0), self.radius * jnp.sqrt(2.0))
+        return namespace(self.radius).minimum(_ROOT_OF_2, self.radius * _ROOT_OF_2)
 
     def polytope(self) -> Polytope:
         # alpha = center + rise - fall with fall + slack = center, sum rise = sum fall and
@@ -164,47 +175,62 @@ class L1SimplexBall:
         return Polytope(center, lift, matrix, np.concatenate([center, [0.0, float(self.radius) / 2]]))
 
 
-def _fill_in_order(room: Array, total: Array) -> Array:
+def _fill_in_order(room: V, total: Any) -> V:
     """Pour `total` into slots of size `room`, filling each before the next."""
-    before = jnp.cumsum(room) - room
-    return jnp.clip(total - before, 0.0, room)
+    xp = namespace(room, total)
+    before = xp.cumsum(room) - room
+    return xp.clip(total - before, 0.0, room)
 
 
-def _finite_or_nan(v: Array, projected: Array) -> Array:
+def _finite_or_nan(v: V, projected: V) -> V:
     """Weights that are not finite have no projection, and must not turn into ones that look fine."""
-    return jnp.where(jnp.all(jnp.isfinite(v)), projected, jnp.nan)
+    xp = namespace(v, projected)
+    return xp.where(xp.all(xp.isfinite(v)), projected, np.nan)
 
 
-def _lowered(v: Array, lower: Array, upper: Array, total: Array) -> Array:
+def _on_simplex(v: V) -> V:
+    """max(v - tau, 0) for the level tau at which it sums to 1 (Held, Wolfe and Crowder 1974): of the weights
+    in falling order, the first k stay above 0, k being the last for which the k-th does."""
+    xp = namespace(v)
+    falling = xp.sort(v)[::-1]
+    level = (xp.cumsum(falling) - 1) / xp.arange(1, v.shape[0] + 1)
+    above = xp.sum(falling > level)
+    return xp.maximum(v - level[above - 1], 0.0)
+
+
+def _lowered(v: V, lower: Any, upper: Any, total: Any) -> V:
     """clip(v - tau, lower, upper) for the level tau at which it sums to `total`."""
+    xp = namespace(v, lower, upper)
     # A second pass on values that are now near zero removes the rounding of a large level.
-    near = v - jnp.max(v)
+    near = v - xp.max(v)
     first = near - _water_level(near, lower, upper, total)
-    return jnp.clip(first - _water_level(first, lower, upper, total), lower, upper)
+    return xp.clip(first - _water_level(first, lower, upper, total), lower, upper)
 
 
-@jax.jit
-def _water_level(v: Array, lower: Array, upper: Array, total: Array) -> Array:
+def _water_level(v: V, lower: Any, upper: Any, total: Any) -> V:
     """The tau with sum_i clip(v_i - tau, lower_i, upper_i) = total, exactly.
 
     The sum falls with tau, linearly between the 2n breakpoints v - upper and v - lower; a search
     over the sorted breakpoints finds the interval, and arithmetic the level in it.
     """
-    points = jnp.sort(jnp.concatenate([v - upper, v - lower]))
+    xp = namespace(v, lower, upper)
+    points = xp.sort(xp.concatenate([v - upper, v - lower]))
 
-    def narrow(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+    def divisible(bracket: tuple[Any, Any]) -> Any:
+        return bracket[1] - bracket[0] > 1
+
+    def narrow(bracket: tuple[Any, Any]) -> tuple[Any, Any]:
         low, high = bracket
         middle = (low + high) // 2
-        enough = jnp.sum(jnp.clip(v - points[middle], lower, upper)) >= total
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+        enough = xp.sum(xp.clip(v - points[middle], lower, upper)) >= total
+        return xp.where(enough, middle, low), xp.where(enough, high, middle)
 
     # The interval [points[k], points[k + 1]] that holds the level; its moving coordinates give tau.
     last = points.shape[0] - 1
-    bracket = (jnp.zeros((), int), jnp.full((), last))
-    k = jnp.minimum(jax.lax.fori_loop(0, last.bit_length() + 1, narrow, bracket)[0], last - 1)
+    k = repeat_while(divisible, narrow, (xp.zeros((), int), xp.full((), last)))[0]
     middle = (points[k] + points[k + 1]) / 2
     moves = (v - upper < middle) & (middle < v - lower)
-    still = jnp.where(moves, 0.0, jnp.clip(v - middle, lower, upper))
-    count = jnp.sum(moves)
-    level = (jnp.sum(jnp.where(moves, v, 0.0)) + jnp.sum(still) - total) / jnp.maximum(count, 1)
-    return jnp.where(count > 0, level, middle)
+    still = xp.where(moves, 0.0, xp.clip(v - middle, lower, upper))
+    count = xp.sum(moves)
+    level = (xp.sum(xp.where(moves, v, 0.0)) + xp.sum(still) - total) / xp.maximum(count, 1)
+    return xp.where(count > 0, level, middle)

@@ -15,11 +15,13 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from bidro.losses import LinearLoss, Softmax, Squared
 from bidro.rows import ClientRows
 from bidro.sets import WholeSpace
+from bidro.sets.base import namespace
 from bidro.worst_case.atoms import Pass, Point, first_order_pass, moved_pass, still_pass
 from bidro.worst_case.inner import Inner, Oracle
 from bidro.worst_case.risk import RiskModel, unmoved_risk
@@ -90,23 +92,30 @@ def root_form(at: Point, still: Pass, eps: Array) -> RiskModel:
     RMSE is a norm of the residuals, with a kink at an exact fit. With it rounded to
     f = sqrt(RMSE^2 + mu^2), the plane below is that of 2 root (RMSE + eps nu) - root^2 for
     root = f + eps nu, in which <residuals, residuals at x> / f stands for RMSE. The pass has RMSE^2 between
-    `minorant` and `value`.
+    `minorant` and `value`. It may be that of many clients, along a leading axis, and in NumPy.
     """
     assert at.nu is not None
-    f = jnp.sqrt(still.value + (_ROUNDING_OF_RMSE * at.width) ** 2)
-    safe = jnp.where(f > 0, f, 1.0)
-    exact, root = jnp.sqrt(still.value) + eps * at.nu, f + eps * at.nu
-    attained = 2 * root * (jnp.where(f > 0, still.minorant / safe, 0.0) + eps * at.nu) - root**2
-    of_f = jnp.where(f > 0, still.gradient / (2 * safe), 0.0)
-    of_root = of_f.at[-1].add(eps)
+    xp = namespace(still.value, eps)
+    f = xp.sqrt(still.value + (_ROUNDING_OF_RMSE * at.width) ** 2)
+    fits = f == 0
+    safe = xp.where(fits, 1.0, f)
+    exact, root = xp.sqrt(still.value) + eps * at.nu, f + eps * at.nu
+    attained = 2 * root * (xp.where(fits, 0.0, still.minorant / safe) + eps * at.nu) - root**2
+    of_f = xp.where(fits[..., None], 0.0, still.gradient / (2 * safe)[..., None])
+    of_root = of_f + eps[..., None] * (xp.arange(of_f.shape[-1]) == of_f.shape[-1] - 1)
     hessian = still.hessian
     if hessian is not None:
-        growth = jnp.where(f > 0, root / safe, 1.0)
-        hessian = 2 * jnp.outer(of_root, of_root) + 2 * growth * (hessian / 2 - jnp.outer(of_f, of_f))
+        growth = xp.where(fits, 1.0, root / safe)[..., None, None]
+        hessian = 2 * _square(of_root) + 2 * growth * (hessian / 2 - _square(of_f))
     still = still._replace(hessian=hessian, rounding=root**2 - attained)
-    share = jnp.sqrt(still.value) * at.nu / jnp.where(eps > 0, eps, 1.0)
-    multiplier = jnp.where(eps > 0, at.nu**2 + share, jnp.inf)
-    return RiskModel.unsplit(still, exact**2, attained, 2 * root * of_root, multiplier)
+    share = xp.sqrt(still.value) * at.nu / xp.where(eps > 0, eps, 1.0)
+    multiplier = xp.where(eps > 0, at.nu**2 + share, np.inf)
+    return RiskModel.unsplit(still, exact**2, attained, (2 * root)[..., None] * of_root, multiplier)
+
+
+def _square(v: Array) -> Array:
+    """v v' along the last axis."""
+    return v[..., :, None] * v[..., None, :]
 
 
 def _softmax_form(rows: ClientRows, inner: Inner, at: Point, still: Pass, eps: Array) -> RiskModel:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bidro.rows import ClientRows
+from bidro.sets.base import namespace
 from bidro.worst_case.atoms import Pass, Point, moved_pass, still_pass
 from bidro.worst_case.inner import Inner, Oracle
 
@@ -39,7 +40,7 @@ class RiskModel(NamedTuple):
         cls, found: Pass, value: Array, attained: Array, gradient: Array, multiplier: Array
     ) -> RiskModel:
         """One whose worst case needs no split of mass; curvature and rounding are those of the pass."""
-        zero = jnp.zeros(())
+        zero = namespace(value).zeros_like(value)
         return cls(value, attained, gradient, found.rounding, found.hessian, multiplier, multiplier, zero)
 
 

@@ -1,0 +1,208 @@
+"""MW-DRO with squared loss from second moments: Newton's method on the model, weights from a small program.
+
+    min over x in X of max over alpha in A of sum_i alpha_i (RMSE_i(x) + eps_i nu(x))^2
+
+At a model x, with risks R (n,), their gradients G (n, d) and H the mixture of their second derivatives, the
+next weights maximise <alpha, R> - 1/2 (G' alpha)' H^-1 (G' alpha) over A, and the step is -H^-1 G' alpha:
+that of a sequential quadratic method. The maximum over A is found from its corners (Wolfe 1976), of which one
+more is looked for at a time, so that the cost grows with clients only as that of a sorted list does.
+
+What it stops by is a bound: risks are convex, so that for any alpha in A and s = G' alpha
+
+    min over X >= <alpha, R> + min over y in X of <s, y - x>,
+
+which is worth little before s is nearly 0 and nearly all afterwards. Where steps find no such point (X is in
+the way, or x is at a kink) the bound says so, and `ExactMWDRO` is to go on from there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.algorithms.second_moments import Moments
+from bidro.losses.base import Cone
+from bidro.problem import Mixtures
+from bidro.sets import Ball, Box
+
+Numbers = NDArray[np.float64]
+
+_MOST_STEPS = 30
+_MOST_HALVINGS = 12
+# A step must bring this share of what its model promises.
+_ENOUGH = 1e-4
+# Weights are found to this share of the gap that is wanted.
+_SHARE_FOR_WEIGHTS = 1e-2
+_MOST_CORNERS = 400
+# Second derivatives are raised by this share of their size, so that they can be divided by.
+_LEAST_CURVATURE = 1e-12
+
+
+class Found(NamedTuple):
+    x: Numbers  # (d,)
+    alpha: Numbers  # (n,) in A
+    upper: float  # the worst mixture of the risks at x
+    lower: float  # no model of X has less
+
+
+class SquaredRisks:
+    """(RMSE_i(x) + eps_i nu(x))^2 of n clients with given moments of (theta, y)."""
+
+    def __init__(self, moments: Moments, intercept: bool, cone: Cone) -> None:
+        self.moments, self.intercept, self.cone = moments, intercept, cone
+        ones = np.ones((len(moments.mean), int(intercept)))
+        self._features = np.concatenate([moments.mean[:, :-1], ones], axis=1)  # (n, d)
+
+    def values(self, x: Numbers, eps: Numbers) -> Numbers:
+        """(n,)"""
+        return np.asarray((self._rmse(x)[0] + eps * np.linalg.norm(self.cone.at(x))) ** 2)
+
+    def _rmse(self, x: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """(RMSE (n,), mean residual (n,), around v (n, m)) with v = (w, -1)."""
+        features = self.moments.mean.shape[1] - 1
+        v = np.append(x[:features], -1.0)
+        bent = self.moments.around @ v
+        residual = self.moments.mean @ v + x[features:].sum()
+        return np.sqrt(np.maximum(bent @ v, 0.0) + residual**2), residual, bent
+
+    def at(self, x: Numbers, eps: Numbers) -> Expansion:
+        rmse, residual, bent = self._rmse(x)
+        safe = np.where(rmse > 0, rmse, 1.0)
+        slope = residual[:, None] * self._features
+        slope[:, : bent.shape[1] - 1] += bent[:, :-1]
+        slope /= safe[:, None]
+        vector = self.cone.at(x)
+        nu = float(np.linalg.norm(vector))
+        of_nu = self.cone.matrix.T @ vector / (nu or 1.0)
+        return Expansion(self, eps, rmse + eps * nu, safe, slope, nu or 1.0, of_nu)
+
+
+class Expansion(NamedTuple):
+    """The risks root^2 around a model, root = RMSE + eps nu."""
+
+    of: SquaredRisks
+    eps: Numbers  # (n,)
+    root: Numbers  # (n,)
+    rmse: Numbers  # (n,), 1 where it is 0
+    slope: Numbers  # (n, d) of RMSE
+    nu: float
+    of_nu: Numbers  # (d,) slope of nu
+
+    @property
+    def values(self) -> Numbers:
+        return np.asarray(self.root**2)
+
+    @property
+    def gradients(self) -> Numbers:
+        """(n, d)"""
+        return 2 * self.root[:, None] * (self.slope + self.eps[:, None] * self.of_nu)
+
+    def curvature(self, alpha: Numbers) -> Numbers:
+        """(d, d): sum_i alpha_i times the second derivative of R_i, raised to be positive definite."""
+        some = np.flatnonzero(alpha)
+        eps, root, slope = self.eps[some], self.root[some], self.slope[some]
+        features, around = self.of._features[some], self.of.moments.around[some]
+        bend = alpha[some] * root / self.rmse[some]
+        of_root = slope + eps[:, None] * self.of_nu
+        H = (of_root.T * alpha[some]) @ of_root + (features.T * bend) @ features - (slope.T * bend) @ slope
+        k = around.shape[1] - 1
+        H[:k, :k] += np.tensordot(bend, around, axes=1)[:k, :k]
+        B = self.of.cone.matrix
+        pull = float(alpha[some] @ (root * eps)) / self.nu
+        H += pull * (B.T @ B - np.outer(self.of_nu, self.of_nu))
+        H *= 2
+        H[np.diag_indices(len(H))] += _LEAST_CURVATURE * max(float(np.trace(H)), np.finfo(float).tiny)
+        return H
+
+
+def minimax_from_moments(
+    risks: SquaredRisks,
+    eps: Numbers,
+    models: Box | Ball,
+    mixtures: Mixtures,
+    x: Numbers,
+    alpha: Numbers,
+    gap: float,
+) -> Found:
+    """The best model found from x, with weights that begin with `alpha` in A. The search ends where the
+    relative gap is at most `gap`, or with less than that where steps bring nothing any more."""
+    best = Found(x, alpha, np.inf, -np.inf)
+    corners = alpha[None]
+    for _ in range(_MOST_STEPS):
+        here = risks.at(x, eps)
+        R, G = here.values, here.gradients
+        upper = float(mixtures.linear_maximum(R)[0])
+        s = alpha @ G
+        lower = float(alpha @ R - s @ x) - float(models.linear_maximum(-s)[0])
+        if lower >= best.lower:
+            best = best._replace(alpha=alpha, lower=lower)
+        best = best._replace(x=x, upper=upper)
+        if upper - best.lower <= gap * upper:
+            return best
+        try:
+            inverse_root = np.linalg.inv(np.linalg.cholesky(here.curvature(alpha)))
+        except np.linalg.LinAlgError:
+            return best
+        image = inverse_root @ G.T  # (d, n)
+        alpha, corners = _weights(mixtures, R, image, corners, _SHARE_FOR_WEIGHTS * min(gap, 1e-5) * upper)
+        step = -inverse_root.T @ (image @ alpha)
+        promised = upper - float(alpha @ R + 0.5 * (alpha @ G) @ step)
+        for _ in range(_MOST_HALVINGS):
+            trial = np.asarray(models.project(x + step))
+            if float(mixtures.linear_maximum(risks.values(trial, eps))[0]) <= upper - _ENOUGH * promised:
+                break
+            step, promised = step / 2, promised / 2
+        else:
+            return best
+        x = trial
+    return best
+
+
+def _weights(
+    mixtures: Mixtures, r: Numbers, image: Numbers, corners: Numbers, enough: float
+) -> tuple[Numbers, Numbers]:
+    """(alpha, the points of A that it mixes) that maximises <alpha, r> - 1/2 ||image alpha||^2 over A up to
+    `enough`, begun with the points `corners` (points, n) of A.
+
+    The maximum over the points known is taken; where the objective rises most beyond them, A's corner there
+    becomes one of them.
+    """
+    share = np.full(len(corners), 1 / len(corners))
+    images, values = corners @ image.T, corners @ r
+    for _ in range(_MOST_CORNERS):
+        share, kept = _mixed(values, images, share)
+        corners, images, values = corners[kept], images[kept], values[kept]
+        alpha = share @ corners
+        rise = r - (share @ images) @ image
+        top, corner = mixtures.linear_maximum(rise)
+        if not float(top) - float(rise @ alpha) > enough:
+            break
+        corners = np.vstack([corners, corner])
+        images, values = np.vstack([images, image @ corner]), np.append(values, corner @ r)
+        share = np.append(share, 0.0)
+    return alpha, corners
+
+
+def _mixed(values: Numbers, images: Numbers, share: Numbers) -> tuple[Numbers, NDArray[np.int64]]:
+    """(shares, of which points) that maximise <share, values> - 1/2 ||share images||^2 over mixtures of the
+    points, or of those of them that are left: on the way from `share` to the maximum without signs, a point
+    whose share comes to 0 is left out."""
+    kept = np.arange(len(share))
+    squares = images @ images.T
+    squares[np.diag_indices(len(share))] += 1e-13 * np.trace(squares) + np.finfo(float).tiny
+    while len(kept) > 1:
+        size = len(kept)
+        system = np.ones((size + 1, size + 1))
+        system[:size, :size], system[size, size] = squares[np.ix_(kept, kept)], 0.0
+        wanted = np.linalg.solve(system, np.append(values[kept], 1.0))[:size]
+        falls = wanted < 0
+        if not falls.any():
+            return wanted / wanted.sum(), kept
+        here = share[kept]
+        far = np.where(falls, here / np.where(falls, here - wanted, 1.0), np.inf)
+        first = int(np.argmin(far))
+        share[kept] = np.maximum(here + far[first] * (wanted - here), 0.0)
+        kept = np.delete(kept, first)
+    return np.ones(1), kept

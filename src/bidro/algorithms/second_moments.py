@@ -1,0 +1,173 @@
+"""Means and second moments around them, of every client's rows, or of the training rows of every fold.
+
+Plain NumPy over rows in memory, sorted by client: nothing is compiled, no copy of the table is made, and the
+rows are read once. Rows are centred at the mean of their own block before they are squared, and blocks are
+joined by adding squares only (Chan, Golub and LeVeque), so that nothing cancels. Means are kept with what
+rounding took from them until then: a column whose mean is huge beside its spread keeps the latter's digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Numbers = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+# Rows squared in one product: sums of so many round by little, and a block stays in the cache.
+_BLOCK_ROWS = 1024
+# Groups of up to this many rows are handled many at once, as stacks of this many numbers.
+_FEW_ROWS = 128
+_STACK_NUMBERS = 1 << 18
+
+
+class Moments(NamedTuple):
+    """Of rows (theta, y) in m columns, with any leading axes."""
+
+    mean: Numbers  # (..., m)
+    around: Numbers  # (..., m, m) mean of (row - mean)(row - mean)'
+
+
+class TrainingMoments(NamedTuple):
+    """Of the training rows of every fold at every client: all its rows but those of the fold."""
+
+    mean: Numbers  # (n, folds, m)
+    around: Numbers  # (n, folds, m, m)
+    rows: Indices  # (n, folds) how many these are
+
+
+def of_clients(samples: ArrayLike, sizes: Sequence[int] | Indices) -> Moments:
+    """The moments (n, m) and (n, m, m) of clients whose rows `samples` (N, m) holds one client after the
+    other, `sizes` rows each and at least one."""
+    each = _of_groups(np.asarray(samples), None, np.asarray(sizes, np.int64))
+    return Moments(each.centre + each.left, each.around)
+
+
+def of_folds(
+    samples: ArrayLike, sizes: Sequence[int] | Indices, marks: ArrayLike, folds: int
+) -> TrainingMoments:
+    """The moments of every fold's training rows; `marks` (N,) is the fold of each row, from 0.
+
+    A fold may hold no rows of a client, but must leave it some to train on.
+    """
+    counts = np.asarray(sizes, np.int64)
+    n = len(counts)
+    group = np.repeat(np.arange(n) * folds, counts) + np.asarray(marks)
+    order = None if np.all(group[:-1] <= group[1:]) else np.argsort(group, kind="stable")
+    rows = np.bincount(group, minlength=n * folds)
+    each = _Groups(
+        *(part.reshape(n, folds, *part.shape[1:]) for part in _of_groups(np.asarray(samples), order, rows))
+    )
+    rows = rows.reshape(n, folds)
+    trained = rows.sum(axis=1, keepdims=True) - rows
+    # A few clients at a time, in place of the folds' own moments: these may be larger than the table.
+    together = max(1, _STACK_NUMBERS // each.around[0].size)
+    for begin in range(0, n, together):
+        some = slice(begin, begin + together)
+        own = _Groups(*(part[some] for part in each))
+        each.centre[some], each.around[some] = _of_others(own, rows[some], trained[some])
+    return TrainingMoments(each.centre, each.around, trained)
+
+
+class _Groups(NamedTuple):
+    """Moments of groups of rows; their means are centre + left, with more digits than one number has."""
+
+    centre: Numbers  # (..., m)
+    left: Numbers  # (..., m)
+    around: Numbers  # (..., m, m)
+
+
+def _joined(share: Numbers, centre: Numbers, left: Numbers) -> _Groups:
+    """Groups (..., groups, m) with a share (..., groups) of the rows each, taken together: their mean, and
+    the second moments of the groups' means around it."""
+    middle = share[..., None, :] @ centre
+    away = (centre - middle) + left
+    off = share[..., None, :] @ away
+    away -= off
+    between = np.matmul((share[..., None] * away).swapaxes(-1, -2), away)
+    return _Groups(middle[..., 0, :], off[..., 0, :], between)
+
+
+def _of_others(each: _Groups, rows: Indices, trained: Indices) -> Moments:
+    """From the folds' own moments (n, folds, ...), for each the moments of all other folds together."""
+    found = Moments(np.empty_like(each.centre), np.empty_like(each.around))
+    for fold, inside in _sums_of_others(rows[..., None, None] * each.around):
+        share = np.where(np.arange(rows.shape[1]) == fold, 0.0, rows / trained[:, [fold]])
+        centre, left, between = _joined(share, each.centre, each.left)
+        found.mean[:, fold] = centre + left
+        found.around[:, fold] = inside / trained[:, fold, None, None] + between
+    return found
+
+
+def _sums_of_others(parts: Numbers) -> Iterator[tuple[int, Numbers]]:
+    """For each place along the second axis, the sum of the parts (n, places, ...) in all others, without
+    subtracting anything."""
+    after = np.zeros_like(parts)
+    for place in range(parts.shape[1] - 1, 0, -1):
+        after[:, place - 1] = after[:, place] + parts[:, place]
+    before = np.zeros_like(parts[:, 0])
+    for place in range(parts.shape[1]):
+        yield place, before + after[:, place]
+        before += parts[:, place]
+
+
+def _of_groups(samples: Numbers, order: Indices | None, counts: Indices) -> _Groups:
+    """The moments of groups of consecutive rows of samples[order], `counts` of them each; 0 of empty ones."""
+    m = samples.shape[1]
+    found = _Groups(*(np.zeros((len(counts), *shape)) for shape in ((m,), (m,), (m, m))))
+    starts = np.cumsum(counts) - counts
+    few = (counts > 0) & (counts <= _FEW_ROWS)
+    # Groups of like sizes together, so that stacks hold few empty places.
+    small = np.flatnonzero(few)[np.argsort(counts[few], kind="stable")]
+    at = 0
+    while at < len(small):
+        # As many as fit with the height of the tallest of them.
+        together = max(1, _STACK_NUMBERS // (int(counts[small[at]]) * m))
+        together = max(1, _STACK_NUMBERS // (int(counts[small[at : at + together][-1]]) * m))
+        some = small[at : at + together]
+        for part, of_some in zip(found, _of_stack(samples, order, starts[some], counts[some]), strict=True):
+            part[some] = of_some
+        at += together
+    for i in np.flatnonzero(counts > _FEW_ROWS):
+        for part, own in zip(
+            found, _of_many_rows(samples, order, int(starts[i]), int(counts[i])), strict=True
+        ):
+            part[i] = own
+    return found
+
+
+def _of_stack(samples: Numbers, order: Indices | None, starts: Indices, counts: Indices) -> _Groups:
+    """The moments of small groups, all at once."""
+    place = np.arange(counts.max())
+    used = place < counts[:, None]
+    at = np.where(used, starts[:, None] + place, starts[:, None])
+    block = samples[at if order is None else order[at]]  # (groups, height, m)
+    share = (used / counts[:, None])[:, None]
+    centre = share @ block
+    away = np.where(used[..., None], block - centre, 0.0)
+    left = share @ away
+    around = np.matmul(away.swapaxes(1, 2), away) / counts[:, None, None] - left.swapaxes(1, 2) * left
+    return _Groups(centre[:, 0], left[:, 0], around)
+
+
+def _of_many_rows(samples: Numbers, order: Indices | None, start: int, count: int) -> _Groups:
+    """The moments of one group, block by block."""
+    m = samples.shape[1]
+    begins = np.arange(start, start + count, _BLOCK_ROWS)
+    rows = np.minimum(start + count - begins, _BLOCK_ROWS)
+    centres, lefts = np.empty((2, len(begins), m))
+    # Sums of sums of blocks: a sum over very many blocks, one after the other, would gather rounding.
+    together = int(np.ceil(np.sqrt(len(begins))))
+    inside = np.zeros((-(-len(begins) // together), m, m))
+    for k, (begin, size) in enumerate(zip(begins.tolist(), rows.tolist(), strict=True)):
+        block = samples[begin : begin + size] if order is None else samples[order[begin : begin + size]]
+        share = np.full(size, 1 / size)
+        centres[k] = centre = share @ block
+        away = block - centre
+        lefts[k] = left = share @ away
+        inside[k // together] += away.T @ away - size * np.outer(left, left)
+    joined = _joined(rows / count, centres, lefts)
+    return joined._replace(around=inside.sum(axis=0) / count + joined.around)
