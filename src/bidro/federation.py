@@ -228,10 +228,15 @@ class Federation:
         self._require_rows()
         return ClientRows.of(self.samples, self.sizes)
 
+    @property
+    def host_rows(self) -> NDArray[np.float64]:
+        """All rows (N, m) as they are in memory, client after client."""
+        self._require_rows()
+        return np.asarray(self.samples)
+
     def by_client(self) -> dict[str, NDArray[np.float64]]:
         """Every client's rows (N_i, m), by name."""
-        self._require_rows()
-        parts = np.split(np.asarray(self.samples), np.cumsum(self.sizes)[:-1])
+        parts = np.split(self.host_rows, np.cumsum(self.sizes)[:-1])
         return dict(zip(self.names, parts, strict=True))
 
     def client_samples(self, name: str) -> Array:

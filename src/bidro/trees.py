@@ -34,9 +34,10 @@ class Frozen(Mapping[str, V]):
         return repr(self._content)
 
 
-def namespace_of(value: Any) -> Any:
-    """NumPy for its own arrays, which are then never compiled for, else `jax.numpy`."""
-    return np if isinstance(value, np.ndarray | np.generic) else jnp
+def namespace(*values: Any) -> Any:
+    """`jax.numpy` where one of the values is JAX's, else `numpy`: an operation of the former on the host
+    compiles a program of its own."""
+    return jnp if any(isinstance(value, jax.Array) for value in values) else np
 
 
 def static(**kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ from bidro.engines.carrier import InMemory
 from bidro.engines.coordinator import Coordinator, Policy, reply_message
 from bidro.engines.record import Record
 from bidro.engines.remote import Remote
-from bidro.engines.site import answer, client_of
+from bidro.engines.site import Asked
 from bidro.engines.wire import header_of
 from bidro.federation import Federation
 from bidro.losses import Hinge, Squared
@@ -116,8 +116,7 @@ def answering(problem):
 
         def reply(request):
             asked = header_of(request)
-            algorithm, client = client_of(name, own, asked)
-            found = answer(algorithm, client, asked["seed"], asked["round"], request)
+            found = Asked.of(name, own, asked).answer(asked["seed"], asked["round"], request)
             return reply_message(found, request, len(own))
 
         return reply

@@ -1,12 +1,11 @@
 """What a site does not send: every limit at its edge, where one row less or more decides."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bidro.client import Client
+from bidro.algorithms.contract import HeldRows
 from bidro.deploy.rules import (
     RefusedError,
     most_folds,
@@ -16,8 +15,6 @@ from bidro.deploy.rules import (
     rows_behind,
 )
 from bidro.losses import Absolute, Hinge, Huber, Logistic, Pinball, SmoothedHinge, Softmax, Squared
-from bidro.sets import WholeSpace
-from bidro.transport import Transport
 
 
 def rows(count, rare=None, at=0):
@@ -81,10 +78,10 @@ def test_losses_with_kinks_need_consent():
 
 
 def asked(table, evidence="all rows", second_order=False, loss=None, folds=None):
-    client = Client.single("a", table, loss or Squared(), Transport.euclidean(3), WholeSpace(3))
+    held = HeldRows(table, np.array([len(table)]))
     if folds is not None:
-        client = replace(client, rows=client.rows.in_folds(folds, int(folds.max()) + 1))
-    return SimpleNamespace(evidence=evidence, second_order=second_order), client
+        held = held._replace(marks=folds, folds=int(folds.max()) + 1)
+    return SimpleNamespace(evidence=evidence, second_order=second_order), loss or Squared(), held
 
 
 def test_how_many_rows_are_behind_a_reply():

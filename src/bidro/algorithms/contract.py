@@ -8,6 +8,7 @@ the algorithm beyond this file, and an algorithm nothing of the engine:
         broadcast = algorithm.broadcast(state)
         at each of algorithm.participants(state):
             draw = algorithm.draw(client, key); reply = algorithm.client(broadcast, client, draw)
+            (or, without a compiled program, algorithm.replies_on_host(broadcast, rows))
         state = algorithm.server(state, replies, replied)
 
 `key` is derived from (seed, round, client id) and `draw` holds all the randomness of a client's round,
@@ -43,6 +44,24 @@ class Snapshot(NamedTuple):
     x: Numbers  # (d,) the current model x_{t+1}
     x_average: Numbers  # (d,) the mean of x_1, ..., x_t
     alpha: Numbers  # (n,) the current mixture weights
+
+
+class HeldRows(NamedTuple):
+    """Rows of one or several clients on the host, one client after the other."""
+
+    samples: NDArray[np.float64]  # (N, m)
+    sizes: NDArray[np.int64]  # (n,)
+    marks: NDArray[np.int64] | None = None  # (N,) the fold of every row, from 0, where rows are dealt out
+    folds: int = 0
+
+    @classmethod
+    def of(cls, clients: Client) -> HeldRows:
+        """Those of one client, or of all before they are mapped over."""
+        rows = clients.rows
+        samples, sizes = np.asarray(rows.samples), np.atleast_1d(np.asarray(rows.size))
+        if rows.folds is None:
+            return cls(samples, sizes)
+        return cls(samples, sizes, np.asarray(rows.folds.of_row, np.int64), rows.folds.kept.shape[0])
 
 
 class Algorithm(Protocol):
@@ -85,7 +104,11 @@ class Algorithm(Protocol):
         """All that is random in one round of one client."""
 
     def client(self, broadcast: Any, client: Client, draw: Any) -> Any:
-        """One client's reply, from its own data only."""
+        """One client's reply, from its own data only; traced."""
+
+    def replies_on_host(self, broadcast: Any, rows: HeldRows) -> Any | None:
+        """In place of `client`, where nothing needs to be compiled: the replies of all clients that are here,
+        each from its own rows, with a leading axis of clients. None where `client` is to be asked."""
 
     def server(self, state: Any, replies: Any, replied: Array) -> Any:
         """The next state."""
@@ -105,6 +128,12 @@ class Usual:
         return None
 
     def draw(self, client: Client, key: Array) -> Any:
+        return None
+
+    def client(self, broadcast: Any, client: Client, draw: Any) -> Any:
+        raise NotImplementedError("An algorithm answers by `client` or by `replies_on_host`.")
+
+    def replies_on_host(self, broadcast: Any, rows: HeldRows) -> Any | None:
         return None
 
 

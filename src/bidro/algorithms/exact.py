@@ -33,8 +33,7 @@ from bidro.errors import BidroError
 from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box
-from bidro.sets.base import namespace
-from bidro.trees import pytree, static
+from bidro.trees import namespace, pytree, static
 from bidro.worst_case import Oracle
 from bidro.worst_case.risk import RiskModel
 

@@ -10,19 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, NamedTuple, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Evidence, Snapshot, Usual
+from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.exact import Broadcast, ExactMWDRO, State
 from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
-from bidro.algorithms.one_shot import risks_from_moments, second_moments, squared_risks
-from bidro.algorithms.second_moments import Moments, TrainingMoments
-from bidro.client import Client
+from bidro.algorithms.one_shot import risks_from_moments, squared_risks
+from bidro.algorithms.second_moments import Moments, TrainingMoments, of_all_folds, of_folds
 from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box
@@ -33,9 +31,9 @@ Numbers = NDArray[np.float64]
 
 
 class Reply(NamedTuple):
-    mean: Array  # (folds, m) of the training rows of every fold
-    around: Array  # (folds, m, m) their second moments around it
-    rows: Array  # (folds,) how many these are
+    mean: Array | Numbers  # (folds, m) of the training rows of every fold
+    around: Array | Numbers  # (folds, m, m) their second moments around it
+    rows: Array | NDArray[np.int64]  # (folds,) how many these are
 
 
 class MomentsState(NamedTuple):
@@ -43,6 +41,7 @@ class MomentsState(NamedTuple):
     inner: Inner
     sizes: tuple[int, ...]
     losses: Numbers | None  # (n, candidates) on rows left out, once all clients have replied
+    whole: Moments | None  # of all rows
     t: int
 
     @property
@@ -79,18 +78,16 @@ class FoldMoments(Usual):
             cap: self._exact.init(replace(problem, mixtures=Candidate(0.0, cap).mixtures(sizes)))
             for cap in dict.fromkeys(one.cap for one in self.candidates)
         }
-        return MomentsState(starts, problem.inner, sizes, None, 0)
+        return MomentsState(starts, problem.inner, sizes, None, None, 0)
 
     def broadcast(self, state: MomentsState) -> Broadcast:
         first = next(iter(state.starts.values()))
         return Broadcast(jnp.asarray(first.x), jnp.asarray(first.width))
 
-    def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
-        def one(fold: Array) -> tuple[Array, Array, Array]:
-            rows = client.rows.without(fold)
-            return *second_moments(rows), rows.size
-
-        return Reply(*jax.lax.map(one, jnp.arange(self.folds)))
+    def replies_on_host(self, broadcast: Broadcast, rows: HeldRows) -> Reply:
+        assert rows.marks is not None
+        found = of_folds(rows.samples, rows.sizes, rows.marks, rows.folds)
+        return Reply(found.mean, found.around, found.rows)
 
     def server(self, state: MomentsState, replies: Reply, replied: Array) -> MomentsState:
         """Needs all clients: until then, the round is repeated."""
@@ -98,11 +95,7 @@ class FoldMoments(Usual):
         if not np.all(np.asarray(replied)):
             return state
         trained = TrainingMoments(*(np.asarray(part) for part in replies))
-        return state._replace(losses=self._losses(state, trained))
-
-    def losses_from(self, problem: Problem, trained: TrainingMoments) -> Numbers:
-        """(n, candidates) mean losses on the rows left out, from the moments of all clients' folds."""
-        return self._losses(self.init(problem), trained)
+        return state._replace(losses=self._losses(state, trained), whole=of_all_folds(trained))
 
     def _losses(self, state: MomentsState, trained: TrainingMoments) -> Numbers:
         rows = np.asarray(trained.rows, float)

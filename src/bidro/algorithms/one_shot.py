@@ -20,18 +20,17 @@ from jax import Array
 from numpy.typing import NDArray
 
 from bidro.algorithms.cone_model import Answer, Planes
-from bidro.algorithms.contract import Evidence, Snapshot, Usual
+from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.exact import Best, Broadcast, Centre, ExactMWDRO, State
 from bidro.algorithms.exact import Reply as Risks
 from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
 from bidro.algorithms.proof import lower_bound, require_consistent
-from bidro.algorithms.second_moments import Moments
-from bidro.client import Client, ambiguity_kind
+from bidro.algorithms.second_moments import Moments, of_clients
+from bidro.client import ambiguity_kind
 from bidro.errors import BidroError
 from bidro.losses import Squared
 from bidro.losses.base import Cone
 from bidro.problem import Problem
-from bidro.rows import ClientRows
 from bidro.sets import Ball, Box
 from bidro.trees import pytree, static
 from bidro.worst_case import Exact, Inner
@@ -58,8 +57,8 @@ _TINY, _LARGEST = float(np.finfo(float).tiny), float(np.finfo(float).max)
 class Reply(NamedTuple):
     """Of (theta, y)."""
 
-    mean: Array  # (m,)
-    around: Array  # (m, m) second moments around the mean
+    mean: Array | Numbers  # (m,)
+    around: Array | Numbers  # (m, m) second moments around the mean
 
 
 class OneShotState(NamedTuple):
@@ -108,8 +107,8 @@ class OneShotMWDRO(Usual):
     def broadcast(self, state: OneShotState) -> Broadcast:
         return Broadcast(jnp.asarray(state.solver.x), jnp.asarray(state.solver.width))
 
-    def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
-        return second_moments(client.rows)
+    def replies_on_host(self, broadcast: Broadcast, rows: HeldRows) -> Reply:
+        return Reply(*of_clients(rows.samples, rows.sizes))
 
     def server(self, state: OneShotState, replies: Reply, replied: Array) -> OneShotState:
         """Needs all clients: until then, the round is repeated."""
@@ -127,33 +126,6 @@ class OneShotMWDRO(Usual):
 
     def snapshot(self, state: OneShotState) -> Snapshot:
         return Snapshot(state.solver.best.x, state.solver.best.x, state.solver.alpha)
-
-
-def second_moments(rows: ClientRows) -> Reply:
-    """The mean of the rows, and their second moments around it."""
-    centre = rows.mean(lambda _, block: block, jnp.zeros(()))
-
-    def moments(centre: Array, block: Array, weights: Array) -> tuple[Array, Array]:
-        away = block - centre
-        return weights @ away, (away.T * weights) @ away
-
-    # The centre is the mean up to rounding, which the second pass mends.
-    left, second = (total / rows.size for total in rows.sum(moments, centre))
-    return Reply(centre + left, second - jnp.outer(left, left))
-
-
-def solve_moments(
-    problem: Problem, mean: Numbers, around: Numbers, gap: float = 1e-6, start: Numbers | None = None
-) -> State:
-    """What the exact solver ends with, from the moments (n, m) and (n, m, m) of all clients' rows: the model
-    is `best.x`, with bounds. The search begins at the model `start`. For the problems of `OneShotMWDRO`."""
-    algorithm = OneShotMWDRO(gap)
-    state = algorithm.init(problem)
-    if start is not None:
-        state = state._replace(solver=state.solver._replace(x=np.asarray(start, float)))
-    replies: Any = Moments(mean, around)
-    everyone: Any = np.ones(problem.n, bool)
-    return algorithm.server(state, replies, everyone).solver
 
 
 def squared_risks(moments: Moments, loss: Squared, cones: tuple[Cone, ...]) -> SquaredRisks:

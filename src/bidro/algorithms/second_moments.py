@@ -91,6 +91,14 @@ def _joined(share: Numbers, centre: Numbers, left: Numbers) -> _Groups:
     return _Groups(middle[..., 0, :], off[..., 0, :], between)
 
 
+def of_all_folds(trained: TrainingMoments) -> Moments:
+    """The moments of all rows, (n, m) and (n, m, m), from those of every fold's training rows, each row of
+    which is in all folds but one."""
+    share = trained.rows / trained.rows.sum(axis=1, keepdims=True)
+    centre, left, between = _joined(share, trained.mean, np.zeros_like(trained.mean))
+    return Moments(centre + left, np.einsum("nf,nfij->nij", share, trained.around) + between)
+
+
 def _of_others(each: _Groups, rows: Indices, trained: Indices) -> Moments:
     """From the folds' own moments (n, folds, ...), for each the moments of all other folds together."""
     found = Moments(np.empty_like(each.centre), np.empty_like(each.around))

@@ -14,8 +14,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Algorithm
-from bidro.client import Client
+from bidro.algorithms.contract import Algorithm, HeldRows
 from bidro.errors import BidroError
 from bidro.guarantees.calibration import FOLDS
 from bidro.losses import LinearLoss, Loss
@@ -76,17 +75,19 @@ def require_allowed_loss(loss: Loss, allowed: bool) -> None:
         raise RefusedError(KINKS)
 
 
-def rows_behind(algorithm: Algorithm, client: Client, min_rows: int, one_sample: bool) -> int:
+def rows_behind(
+    algorithm: Algorithm, loss: Loss, rows_here: HeldRows, min_rows: int, one_sample: bool
+) -> int:
     """The fewest rows that a number in the reply rests on. Raises RefusedError where these are too few."""
     if algorithm.evidence == "one row":
         if not one_sample:
             raise RefusedError(ONE_SAMPLE)
         return 1
-    samples, folds, what = np.asarray(client.rows.samples), client.rows.folds, "a reply"
+    samples, what = rows_here.samples, "a reply"
     parts = [samples]
-    if folds is not None:
-        marks, what = np.asarray(folds.of_row), "what a fold leaves out"
-        parts = [samples[marks == fold] for fold in range(len(folds.counts))]
+    if rows_here.marks is not None:
+        what = "what a fold leaves out"
+        parts = [samples[rows_here.marks == fold] for fold in range(rows_here.folds)]
     rows = min(len(part) for part in parts)
     behind = min(rows, *(rarest_value(part) for part in parts if len(part)))
     if behind < min_rows:
@@ -94,7 +95,7 @@ def rows_behind(algorithm: Algorithm, client: Client, min_rows: int, one_sample:
             f"{what} would rest on {behind} rows, fewer than its min_rows = {min_rows}; use fewer folds, set "
             "the radius, or lower min_rows at that site."
         )
-    dimension = client.inner.loss.dimension(samples.shape[-1])
+    dimension = loss.dimension(samples.shape[-1])
     if algorithm.second_order and rows <= 2 * dimension:
         raise RefusedError(
             f"{what} rests on {rows} rows, too few to send curvature for a model of {dimension} parameters: "

@@ -21,8 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import bidro
-from bidro.algorithms.contract import Algorithm
-from bidro.client import Client
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.rules import (
     RefusedError,
@@ -34,7 +32,7 @@ from bidro.deploy.rules import (
 from bidro.engines.compiled import compilation_cache
 from bidro.engines.coordinator import Nothing, refusal_message, reply_message
 from bidro.engines.plain import described, made
-from bidro.engines.site import answer, client_of
+from bidro.engines.site import Asked
 from bidro.engines.wire import header_of, unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
@@ -192,8 +190,8 @@ def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: byt
     if question == "round":
         varies = ("round", "run", "seed")
         how = json.dumps({name: part for name, part in asked.items() if name not in varies}, sort_keys=True)
-        algorithm, client, over = _client(site, rows, how)
-        return answer(algorithm, client, asked["seed"], asked["round"], request), over
+        described_round, over = _asked(site, rows, how)
+        return described_round.answer(asked["seed"], asked["round"], request), over
     samples = _samples(rows, kept_out if question == "bounds" else ~kept_out, asked)
     if question == "assess":
         largest = max(_LARGEST_LOSSES, site.min_rows)
@@ -222,13 +220,13 @@ def _kept_out(site: Site, rows: SiteRows, hold_out: float, seed: int) -> NDArray
 
 
 @lru_cache(maxsize=2)
-def _client(site: Site, rows: SiteRows, how: str) -> tuple[Algorithm, Client, int]:
+def _asked(site: Site, rows: SiteRows, how: str) -> tuple[Asked, int]:
     """What a request for a round describes, and over how many rows its reply is; kept, as the next round of
     the same run describes the same. Raises RefusedError where the reply would tell too much."""
     asked = {**json.loads(how), "support": described(WholeSpace(len(rows.agreed.schema.features) + 1))}
     kept_out = _kept_out(site, rows, asked["hold_out"], asked["split_seed"])
-    algorithm, client = client_of(site.client, _samples(rows, ~kept_out, asked), asked)
-    return algorithm, client, rows_behind(algorithm, client, site.min_rows, site.one_sample_replies)
+    found = Asked.of(site.client, _samples(rows, ~kept_out, asked), asked)
+    return found, rows_behind(found.algorithm, found.loss, found.rows, site.min_rows, site.one_sample_replies)
 
 
 def _samples(rows: SiteRows, wanted: NDArray[np.bool_], asked: Mapping[str, Any]) -> Floats:

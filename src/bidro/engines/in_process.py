@@ -22,9 +22,9 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Algorithm, Snapshot, client_key
+from bidro.algorithms.contract import Algorithm, HeldRows, Snapshot, client_key
 from bidro.client import Client
-from bidro.engines.rounds import last_state, rounds
+from bidro.engines.rounds import Who, last_state, rounds
 from bidro.errors import BidroError
 from bidro.problem import Problem
 from bidro.rows import ClientRows
@@ -316,6 +316,14 @@ def all_replies(algorithm: Algorithm, clients: Client, key: Array, broadcast: An
     return _replies(algorithm, clients, broadcast, _draws(algorithm, clients, key, t))
 
 
+def replies_of(algorithm: Algorithm, clients: Client, key: Array, broadcast: Any, t: int) -> Any:
+    """The same outside of a compiled program."""
+    on_host = algorithm.replies_on_host(broadcast, HeldRows.of(clients))
+    if on_host is not None:
+        return on_host
+    return all_replies(algorithm, clients, key, broadcast, jnp.asarray(t))
+
+
 def _replies(algorithm: Algorithm, clients: Client, broadcast: Any, draws: Any) -> Any:
     axes = (0 if algorithm.addressed else None, clients.client_axes(), 0)
     return jax.vmap(algorithm.client, in_axes=axes)(broadcast, clients, draws)
@@ -333,9 +341,9 @@ def _plain_rounds(
 ) -> tuple[Any, Snapshot]:
     """A loop around a compiled client step, for servers that cannot be traced."""
 
-    def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Array | None = None) -> tuple[Any, Array]:
+    def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Who | None = None) -> tuple[Any, Who]:
         replied = jnp.ones(clients.rho.shape, bool) if who is None else who
-        return all_replies(algorithm, clients, key, broadcast, jnp.asarray(t)), replied
+        return replies_of(algorithm, clients, key, broadcast, t), replied
 
     snapshots = []
     for before, stop in pairwise([done, *stops]):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from bidro.algorithms.contract import Algorithm
+from bidro.algorithms.contract import Algorithm, HeldRows
 from bidro.client import Client
 from bidro.engines.in_process import all_replies
-from bidro.engines.rounds import Ask, Deal, Rounds, rounds
+from bidro.engines.rounds import Ask, Deal, Rounds, Who, rounds
 from bidro.problem import Problem
 
 
@@ -22,11 +24,23 @@ class InProcess:
     """All clients' rows are here, and all of them always reply."""
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
-        clients = problem.clients if deal is None else in_folds(problem, deal)
-        key, everyone = jax.random.key(seed), jnp.ones(problem.n, bool)
+        federation = problem.federation
+        held = HeldRows(federation.host_rows, np.asarray(federation.sizes))
+        if deal is not None:
+            held = held._replace(marks=federation.folds(*deal), folds=deal.folds)
+        everyone = np.ones(problem.n, bool)
 
-        def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Array | None = None) -> tuple[Any, Array]:
-            replies = all_replies(algorithm, clients, key, broadcast, jnp.asarray(t))
+        @cache
+        def compiled() -> tuple[Client, Array]:
+            clients = problem.clients
+            if held.marks is not None:
+                clients = replace(clients, rows=clients.rows.in_folds(held.marks, held.folds))
+            return clients, jax.random.key(seed)
+
+        def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Who | None = None) -> tuple[Any, Who]:
+            replies = algorithm.replies_on_host(broadcast, held)
+            if replies is None:
+                replies = all_replies(algorithm, *compiled(), broadcast, jnp.asarray(t))
             return replies, everyone if who is None else who
 
         return ask
@@ -42,9 +56,9 @@ class Answered:
     replies: Any  # with a leading axis of clients
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
-        everyone = jnp.ones(problem.n, bool)
+        everyone = np.ones(problem.n, bool)
 
-        def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Array | None = None) -> tuple[Any, Array]:
+        def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Who | None = None) -> tuple[Any, Who]:
             return self.replies, everyone
 
         return ask
@@ -65,10 +79,3 @@ def run_over(
         if progress is not None:
             progress(one.t)
     return state
-
-
-def in_folds(problem: Problem, deal: Deal) -> Client:
-    """The clients of the problem with their rows dealt out to folds."""
-    clients = problem.clients
-    marks = problem.federation.folds(deal.folds, deal.seed)
-    return replace(clients, rows=clients.rows.in_folds(marks, deal.folds))

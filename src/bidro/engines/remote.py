@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from bidro.algorithms.contract import Algorithm, part_of
-from bidro.client import Client, Penalty, WassersteinBall
+from bidro.client import Penalty, WassersteinBall
 from bidro.engines.coordinator import Coordinator
 from bidro.engines.plain import described
-from bidro.engines.rounds import Ask, Deal
-from bidro.engines.site import client_of
+from bidro.engines.rounds import Ask, Deal, Who
+from bidro.engines.site import Asked
 from bidro.problem import Problem
 
 
@@ -40,37 +38,31 @@ class Remote:
         }
         own = {name: own_ambiguity(problem, i) for i, name in enumerate(names)}
 
-        def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Array | None = None) -> tuple[Any, Array]:
+        def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Who | None = None) -> tuple[Any, Who]:
             how = {**shared, "algorithm": described(algorithm)}
             chosen = [i for i in range(len(names)) if who is None or bool(who[i])]
             settings = {
                 names[i]: {**self.settings[names[i]], **how, "ambiguity": own[names[i]]} for i in chosen
             }
             messages = {names[i]: part_of(algorithm, broadcast, i) for i in chosen}
-            like = _reply_shapes(
-                algorithm, problem, {**how, "ambiguity": own[names[0]]}, part_of(algorithm, broadcast, 0)
-            )
+            described_here = {**how, "ambiguity": own[names[0]]}
+            like = _reply_shapes(problem, described_here, part_of(algorithm, broadcast, 0))
             found = self.coordinator.ask("round", t, settings, messages, like, self.needs_all)
             none = jax.tree.map(lambda v: np.zeros(v.shape, v.dtype), like)
             replies = [found.get(name, none) for name in names]
-            stacked = jax.tree.map(lambda *v: jnp.asarray(np.stack(v)), *replies)
-            return stacked, jnp.asarray([name in found for name in names])
+            stacked = jax.tree.map(lambda *v: np.stack(v), *replies)
+            return stacked, np.array([name in found for name in names])
 
         return ask
 
 
-def _reply_shapes(algorithm: Algorithm, problem: Problem, asked: Mapping[str, Any], broadcast: Any) -> Any:
+def _reply_shapes(problem: Problem, asked: Mapping[str, Any], broadcast: Any) -> Any:
     """The shapes and types of one client's reply, found without anybody's rows."""
     labels = problem.loss.labels
-    row = np.array(problem.federation.support.project(jnp.zeros(problem.federation.m)))
+    row = np.array(problem.federation.support.project(np.zeros(problem.federation.m)))
     row[-1] = row[-1] if labels is None else labels[0]
     rows = np.tile(row, (1 if asked["deal"] is None else asked["deal"][0], 1))
-    _, client = client_of(problem.federation.names[0], rows, asked)
-
-    def one(message: Any, own: Client) -> Any:
-        return algorithm.client(message, own, algorithm.draw(own, jax.random.key(0)))
-
-    return jax.eval_shape(one, broadcast, client)
+    return Asked.of(problem.federation.names[0], rows, asked).reply_shapes(broadcast)
 
 
 def own_ambiguity(problem: Problem, i: int) -> Any:

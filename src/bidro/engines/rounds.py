@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm
 from bidro.problem import Problem
+
+# (n,) true for some of the clients.
+Who = Array | NDArray[np.bool_]
 
 
 class Deal(NamedTuple):
@@ -21,8 +26,8 @@ class Deal(NamedTuple):
 
 class Ask(Protocol):
     def __call__(
-        self, algorithm: Algorithm, broadcast: Any, t: int, who: Array | None = None
-    ) -> tuple[Any, Array]:
+        self, algorithm: Algorithm, broadcast: Any, t: int, who: Who | None = None
+    ) -> tuple[Any, Who]:
         """(replies with a leading axis of clients, who replied (n,)) in round t, from 1; `who` (n,) is asked,
         None for everyone."""
 
@@ -69,7 +74,7 @@ def _begin(algorithm: Algorithm, state: Any) -> tuple[Any, Array | None]:
     return algorithm.broadcast(state), algorithm.participants(state)
 
 
-def _end(algorithm: Algorithm, state: Any, replies: Any, replied: Array) -> Any:
+def _end(algorithm: Algorithm, state: Any, replies: Any, replied: Any) -> Any:
     return algorithm.server(state, replies, replied)
 
 

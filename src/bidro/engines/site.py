@@ -3,46 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Algorithm, client_key
+from bidro.algorithms.contract import Algorithm, HeldRows, client_key
 from bidro.client import Client
 from bidro.engines.plain import made
 from bidro.engines.rounds import Deal
 from bidro.engines.wire import unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
+from bidro.losses import Loss
 
 
-def answer(algorithm: Algorithm, client: Client, seed: int, round_number: int, broadcast: bytes) -> Any:
-    """The client's reply to a broadcast in round `round_number` (from 1)."""
-    message = unpack(broadcast, algorithm.broadcast_type)
-    return _reply(algorithm, client, jax.random.key(seed), jnp.asarray(round_number), message)
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The algorithm and the problem that `Remote` describes, on one client's rows."""
 
+    algorithm: Algorithm
+    loss: Loss
+    rows: HeldRows
+    parts: tuple[Any, ...]  # what a `Client` is made of besides
 
-def client_of(name: str, rows: NDArray[np.float64], asked: Mapping[str, Any]) -> tuple[Algorithm, Client]:
-    """The algorithm and the problem that `Remote` describes, on this client's rows (N_i, m).
+    @classmethod
+    def of(cls, name: str, samples: Any, asked: Mapping[str, Any]) -> Asked:
+        """From rows (N_i, m) and a request. Raises BidroError where that describes no round."""
+        parts = ("algorithm", "loss", "transport", "support", "ambiguity", "deal")
+        missing = [part for part in parts if part not in asked]
+        if missing:
+            raise BidroError(f"A request for a round says nothing of '{missing[0]}'.")
+        algorithm, loss, transport, support, ambiguity, dealt = (made(asked[part]) for part in parts)
+        rows = HeldRows(np.asarray(samples), np.array([len(samples)]))
+        if dealt is not None:
+            deal = Deal(*dealt)
+            marks = Federation.from_arrays({name: samples}, "unbounded").folds(*deal)
+            rows = rows._replace(marks=marks, folds=deal.folds)
+        return cls(algorithm, loss, rows, (name, rows.samples, loss, transport, support, ambiguity))
 
-    Raises BidroError where it describes none.
-    """
-    parts = ("algorithm", "loss", "transport", "support", "ambiguity", "deal")
-    missing = [part for part in parts if part not in asked]
-    if missing:
-        raise BidroError(f"A request for a round says nothing of '{missing[0]}'.")
-    algorithm, loss, transport, support, ambiguity, dealt = (made(asked[part]) for part in parts)
-    client = Client.single(name, rows, loss, transport, support, ambiguity)
-    if dealt is not None:
-        deal = Deal(*dealt)
-        marks = Federation.from_arrays({name: rows}, "unbounded").folds(*deal)
-        client = replace(client, rows=client.rows.in_folds(marks, deal.folds))
-    return algorithm, client
+    @cached_property
+    def client(self) -> Client:
+        """For compiled programs."""
+        client = Client.single(*self.parts)
+        if self.rows.marks is None:
+            return client
+        return replace(client, rows=client.rows.in_folds(self.rows.marks, self.rows.folds))
+
+    def answer(self, seed: int, round_number: int, broadcast: bytes) -> Any:
+        """The client's reply to a broadcast in round `round_number` (from 1)."""
+        return self.reply(unpack(broadcast, self.algorithm.broadcast_type), seed, round_number)
+
+    def reply(self, message: Any, seed: int, round_number: int) -> Any:
+        here = self.algorithm.replies_on_host(message, self.rows)
+        if here is not None:
+            return jax.tree.map(lambda part: part[0], here)
+        return _reply(self.algorithm, self.client, jax.random.key(seed), jnp.asarray(round_number), message)
+
+    def reply_shapes(self, message: Any) -> Any:
+        """The shapes and types of the reply, without computing it where that is dear."""
+        here = self.algorithm.replies_on_host(message, self.rows)
+        if here is not None:
+            return jax.tree.map(lambda part: part[0], here)
+
+        def one(message: Any, own: Client) -> Any:
+            return self.algorithm.client(message, own, self.algorithm.draw(own, jax.random.key(0)))
+
+        return jax.eval_shape(one, message, self.client)
 
 
 @jax.jit

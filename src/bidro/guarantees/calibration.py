@@ -107,6 +107,7 @@ def calibrate(
     than folds.
     """
     _check(scales, caps, spread)
+    whole = None
     candidates = tuple(Candidate(float(c), float(k)) for c, k in product(scales, caps))
     chosen = default_oracle(problem.inner) if oracle is None else oracle
     unit = pooled_spread(problem) if spread is None else float(spread)
@@ -117,7 +118,7 @@ def calibrate(
     if isinstance(problem.loss, Squared) and balls.lifted and sends_curvature:
         moments = FoldMoments(candidates, folds, unit)
         told = last_state(rounds(ask, moments, moments.init(balls)), None)
-        losses, took = told.losses, told.t
+        losses, took, whole = told.losses, told.t, told.whole
         if progress is not None:
             progress(took, 0)
     else:
@@ -131,7 +132,8 @@ def calibrate(
         losses, took = np.asarray(last_state(scored, None)), took + 1
     best = candidates[int(np.argmin(worst_fifth(losses)))]
     radii = unit * best.scale / np.sqrt(np.asarray(problem.federation.sizes, float))
-    return Calibration(candidates, losses, problem.federation.names, radii, best, unit, folds, took)
+    names = problem.federation.names
+    return Calibration(candidates, losses, names, radii, best, unit, folds, took, moments=whole)
 
 
 def _check(scales: Sequence[float], caps: Sequence[float], spread: float | None) -> None:

@@ -19,7 +19,7 @@ from bidro.errors import BidroError
 from bidro.losses.base import Cone, Growth, Loss
 from bidro.losses.scalar import PiecewiseQuadratic, Scalar, Softplus
 from bidro.sets import VectorSet
-from bidro.trees import namespace_of
+from bidro.trees import namespace
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class LinearLoss(Loss):
 
     def split(self, x: Array) -> tuple[Array, Array]:
         """(coefficients w (m - 1,), intercept b)."""
-        return (x[:-1], x[-1]) if self.intercept else (x, namespace_of(x).zeros(()))
+        return (x[:-1], x[-1]) if self.intercept else (x, namespace(x).zeros(()))
 
     def direction(self, x: Array, label: Array | float) -> tuple[Array, Array]:
         """(a, offset) with u = <a, xi> + offset for samples that carry this label; a is (m,)."""
-        (w, b), append = self.split(x), namespace_of(x).append
+        (w, b), append = self.split(x), namespace(x).append
         if self.labels is None:
             return append(w, -1.0), b
         return label * append(w, 0.0), label * b

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.trees import namespace_of
+from bidro.trees import namespace
 
 Numbers = TypeVar("Numbers", Array, NDArray[np.float64])
 
@@ -41,7 +41,7 @@ class PiecewiseQuadratic:
 
     def value(self, u: Numbers) -> Numbers:
         result = _quadratic(self.pieces[0], u)
-        where = namespace_of(u).where
+        where = namespace(u).where
         for knot, piece in zip(self.knots, self.pieces[1:], strict=True):
             result = where(u >= knot, _quadratic(piece, u), result)
         return result
@@ -124,7 +124,7 @@ class Softplus:
     curvature: float = 0.25
 
     def value(self, u: Numbers) -> Numbers:
-        return namespace_of(u).logaddexp(0.0, -u)
+        return namespace(u).logaddexp(0.0, -u)
 
     def tangent(self, u: Array, width: Array) -> Tangent:
         """The tangent of L at u; there are no kinks that `width` would round."""

@@ -13,7 +13,7 @@ from jax import Array
 from bidro.errors import BidroError
 from bidro.losses.base import Cone, Growth, Loss
 from bidro.sets import VectorSet
-from bidro.trees import namespace_of
+from bidro.trees import namespace
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Softmax(Loss):
         """(weights of shape (K, features), intercepts of shape (K,))."""
         if self.intercept:
             return x[: -self.classes].reshape(self.classes, -1), x[-self.classes :]
-        return x.reshape(self.classes, -1), namespace_of(x).zeros(self.classes)
+        return x.reshape(self.classes, -1), namespace(x).zeros(self.classes)
 
     def value(self, x: Array, xi: Array) -> Array:
         weights, intercepts = self.split(x)
@@ -61,7 +61,7 @@ class Softmax(Loss):
         return jax.nn.logsumexp(scores) - scores[xi[-1].astype(int)]
 
     def values(self, x: Array, rows: Array) -> Array:
-        scores, xp = self._scores(x, rows), namespace_of(rows)
+        scores, xp = self._scores(x, rows), namespace(rows)
         highest = scores.max(axis=1)
         sums = highest + xp.log(xp.exp(scores - highest[:, None]).sum(axis=1))
         return sums - xp.take_along_axis(scores, rows[:, -1:].astype(int), axis=1)[:, 0]

@@ -13,18 +13,13 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from bidro.errors import BidroError
+from bidro.trees import namespace
 
 # A vector of the host, or one that JAX traces: what is given is what comes back.
 V = TypeVar("V", Array, NDArray[np.float64])
 T = TypeVar("T")
 # What a set holds: numbers of the host, which JAX replaces by its own where it traces the set.
 Held = Any
-
-
-def namespace(*values: Any) -> Any:
-    """`jax.numpy` where one of the values is JAX's, else `numpy`: an operation of the former on the host
-    compiles a program of its own."""
-    return jnp if any(isinstance(value, Array) for value in values) else np
 
 
 def repeat_while(goes_on: Callable[[T], Any], step: Callable[[T], T], start: T) -> T:

@@ -16,12 +16,11 @@ from bidro.sets.base import (
     NormBound,
     V,
     VectorSet,
-    namespace,
     repeat_while,
     require_finite,
     vectors,
 )
-from bidro.trees import pytree, static
+from bidro.trees import namespace, pytree, static
 
 # Enough halvings for a bisection to reach the last bit of a float64 from any bracket used here.
 _HALVINGS = 100

@@ -10,8 +10,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from bidro.errors import BidroError
-from bidro.sets.base import Held, Polytope, V, namespace, repeat_while, require_finite, vectors
-from bidro.trees import pytree, static
+from bidro.sets.base import Held, Polytope, V, repeat_while, require_finite, vectors
+from bidro.trees import namespace, pytree, static
 
 _ROOT_OF_2 = float(np.sqrt(2.0))
 

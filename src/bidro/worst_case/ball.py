@@ -21,7 +21,7 @@ from jax import Array
 from bidro.losses import LinearLoss, Softmax, Squared
 from bidro.rows import ClientRows
 from bidro.sets import WholeSpace
-from bidro.sets.base import namespace
+from bidro.trees import namespace
 from bidro.worst_case.atoms import Pass, Point, first_order_pass, moved_pass, still_pass
 from bidro.worst_case.inner import Inner, Oracle
 from bidro.worst_case.risk import RiskModel, unmoved_risk

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bidro.rows import ClientRows
-from bidro.sets.base import namespace
+from bidro.trees import namespace
 from bidro.worst_case.atoms import Pass, Point, moved_pass, still_pass
 from bidro.worst_case.inner import Inner, Oracle
 
