@@ -170,7 +170,7 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
         solver.alpha,
         _OF_THE_GAP * solver.wanted,
     )
-    risks = _risks(state, moments, found.x, solver.width, curvature=False)
+    risks = _risks(state, moments, found.x, 0.0, curvature=False)
     upper = model.worst_mixture(risks.upper)
     solver = solver._replace(x=found.x, mixture=found.alpha)
     if not np.isfinite(upper) or (known and upper >= solver.best.upper):
