@@ -100,7 +100,8 @@ class Federation:
             elif from_data:
                 if rows.shape[0] == 0:
                     raise BidroError("A support cannot be read off data without rows.")
-                support = Box(jnp.asarray(rows.min(axis=0)), jnp.asarray(rows.max(axis=0)))
+                table = np.asarray(rows)
+                support = Box(table.min(axis=0), table.max(axis=0))
             else:
                 raise BidroError(
                     f"support must be a Box, a Ball, 'unbounded' or 'from data'; got {support!r}."
@@ -171,7 +172,7 @@ class Federation:
         """Clients of known sizes on machines of their own; the support is unbounded unless it is given."""
         m = len(columns)
         return cls(
-            jnp.zeros((0, m)),
+            jax.device_put(np.zeros((0, m))),
             WholeSpace(m) if support is None else support,
             tuple(int(size) for size in sizes.values()),
             tuple(sizes),
@@ -236,7 +237,7 @@ class Federation:
         i = self.names.index(name)
         first = sum(self.sizes[:i])
         # A slice of the JAX array itself would be compiled anew for every size.
-        return jnp.asarray(np.asarray(self.samples)[first : first + self.sizes[i]])
+        return jax.device_put(np.asarray(self.samples)[first : first + self.sizes[i]])
 
     def _require_rows(self) -> None:
         if self.rows_elsewhere:

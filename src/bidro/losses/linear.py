@@ -19,6 +19,7 @@ from bidro.errors import BidroError
 from bidro.losses.base import Cone, Growth, Loss
 from bidro.losses.scalar import PiecewiseQuadratic, Scalar, Softplus
 from bidro.sets import VectorSet
+from bidro.sets.base import namespace
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ class LinearLoss(Loss):
     def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
         if self.scalar.curvature == jnp.inf:
             return jnp.asarray(jnp.inf)
-        features = jnp.append(inverse_scale[:-1], 0.0) if self.intercept else inverse_scale[:-1]
+        xp = namespace(inverse_scale)
+        features = xp.append(inverse_scale[:-1], 0.0) if self.intercept else inverse_scale[:-1]
         label = inverse_scale[-1] if self.labels is None else 0.0
         return self.scalar.curvature * (models.largest_norm(features) ** 2 + label**2)
 

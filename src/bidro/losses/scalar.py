@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from bidro.sets.base import namespace
+
 
 class Tangent(NamedTuple):
     """A line that lies below L everywhere, and the function above L whose slope at u it has.
@@ -37,7 +39,7 @@ class PiecewiseQuadratic:
     def value(self, u: Array) -> Array:
         result = _quadratic(self.pieces[0], u)
         for knot, piece in zip(self.knots, self.pieces[1:], strict=True):
-            result = jnp.where(u >= knot, _quadratic(piece, u), result)
+            result = namespace(u).where(u >= knot, _quadratic(piece, u), result)
         return result
 
     def tangent(self, u: Array, width: Array) -> Tangent:
