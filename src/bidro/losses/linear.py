@@ -46,14 +46,15 @@ class LinearLoss(Loss):
 
     def split(self, x: Array) -> tuple[Array, Array]:
         """(coefficients w (m - 1,), intercept b)."""
-        return (x[:-1], x[-1]) if self.intercept else (x, jnp.zeros(()))
+        return (x[:-1], x[-1]) if self.intercept else (x, namespace(x).zeros(()))
 
     def direction(self, x: Array, label: Array | float) -> tuple[Array, Array]:
         """(a, offset) with u = <a, xi> + offset for samples that carry this label; a is (m,)."""
         w, b = self.split(x)
+        xp = namespace(x, label)
         if self.labels is None:
-            return jnp.append(w, -1.0), b
-        return label * jnp.append(w, 0.0), label * b
+            return xp.append(w, -1.0), b
+        return label * xp.append(w, 0.0), label * b
 
     def value(self, x: Array, xi: Array) -> Array:
         w, b = self.split(x)
@@ -110,7 +111,9 @@ class LinearLoss(Loss):
 
     def dual_norm(self, x: Array, inverse_scale: Array) -> Array:
         """||S^-1 a(x)||: how far u moves when a sample moves by 1 in the scaled norm."""
-        return jnp.linalg.norm(self.direction(x, 1.0)[0] * inverse_scale)
+        a, _ = self.direction(x, 1.0)
+        norm: Array = namespace(a, inverse_scale).linalg.norm(a * inverse_scale)
+        return norm
 
 
 class ResidualLoss(LinearLoss):
