@@ -40,7 +40,7 @@ COUNTED = """
     signs = [np.column_stack([own[:, :2], np.sign(own[:, 2])]) for own in parts]
     labelled = Federation.from_arrays(signs, "unbounded")
     problem = Problem(
-        federation, Squared(intercept=True), Box.cube(9.0, 3), Transport.features_only(3), WassersteinBall(0.1)
+        federation, Squared(intercept=True), Box.cube(9.0, 3), Transport.features_only(3), WassersteinBall(1)
     )
     others = [
         Problem(federation, Squared(), Ball(np.zeros(2), 3.0), Transport.euclidean(3), Penalty(30.0)),

@@ -95,6 +95,10 @@ class Client:
     inner: Inner
     ambiguity: Literal["none", "penalty", "ball"] = static()
 
+    def __repr__(self) -> str:
+        """What it owns by shape, never rows."""
+        return f"Client({self.rows!r}, ambiguity {self.ambiguity})"
+
     @classmethod
     def single(
         cls,

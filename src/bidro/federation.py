@@ -25,6 +25,8 @@ Support = Box | Ball | WholeSpace
 LARGEST_SIZE = 1e60
 # Rows looked at together when a fault has to be located, so that no check copies the data.
 _CHECK_ROWS = 65_536
+# Clients and columns that are named when a federation is printed.
+_SHOWN = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,13 @@ class Federation:
 
     def __post_init__(self) -> None:
         self._validate()
+
+    def __repr__(self) -> str:
+        """Names, sizes and columns, never rows."""
+        clients = [f"{name}: {size}" for name, size in zip(self.names, self.sizes, strict=True)]
+        support = type(self.support).__name__ + (" read off the data" if self.support_from_data else "")
+        where = "; rows elsewhere" if self.rows_elsewhere else ""
+        return f"Federation({_few(clients)}; columns {_few(self.columns)}; support {support}{where})"
 
     @classmethod
     def from_arrays(
@@ -331,6 +340,12 @@ class Federation:
                     f"Client '{client}', row {row}, column '{self.columns[j]}': "
                     f"{block[k, j]:g} {complaint(j)}."
                 )
+
+
+def _few(words: Sequence[str]) -> str:
+    """The words, or the first of them and how many there are."""
+    shown = ", ".join(words[:_SHOWN])
+    return shown if len(words) <= _SHOWN else f"{shown}, ... ({len(words)} in all)"
 
 
 def column_deviations(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -128,6 +128,15 @@ class Problem:
             object.__setattr__(self, "domain", domain)
         self._warn_where_not_concave(rho)
 
+    def __repr__(self) -> str:
+        """What it is made of, never rows."""
+        ambiguity = "none" if self.ambiguity is None else type(self.ambiguity).__name__
+        return (
+            f"Problem({self.federation!r}, loss {self.loss!r}, models {type(self.models).__name__} of "
+            f"dimension {self.dimension}, transport of order {self.transport.p:g}, ambiguity {ambiguity}, "
+            f"mixtures {type(self.mixtures).__name__})"
+        )
+
     @property
     def n(self) -> int:
         return self.federation.n

@@ -85,6 +85,10 @@ class ClientRows:
     tiled: Array | None
     folds: Folds | None = None
 
+    def __repr__(self) -> str:
+        """The shape of the table and how many clients it is of, never rows."""
+        return f"ClientRows(table {np.shape(self.samples)}, clients {np.shape(self.size) or 'one'})"
+
     @classmethod
     def of(cls, samples: Array, sizes: Sequence[int] | NDArray[np.int64]) -> ClientRows:
         """All clients at once: `samples` holds the first client's `sizes[0]` rows, and so on."""
