@@ -175,3 +175,28 @@ def test_logistic_on_labels():
 def test_whole_space_models_on_a_bounded_support():
     with pytest.warns(NonconcaveInnerWarning, match="up to inf"):
         problem(fed=federation(), models=WholeSpace(3))
+
+
+def test_what_is_printed_names_clients_and_columns_but_holds_no_row():
+    """A row in a log or a traceback has left its client."""
+    secret = 1234.5678
+    parts = {"north": np.full((3, 2), secret), "south": np.full((4, 2), secret)}
+    made = problem(
+        models=Box.cube(1.5, 1),
+        transport=Transport.euclidean(2),
+        rho=None,
+        fed=Federation.from_arrays(parts, "unbounded", ["age", "y"]),
+    )
+    for shown in (made.federation, made, made.clients, made.clients.rows):
+        assert "1234" not in repr(shown)
+        assert len(repr(shown)) < 500
+    assert "north: 3, south: 4" in repr(made.federation)
+    assert "age, y" in repr(made)
+    assert "(7, 2)" in repr(made.clients)
+    many = Federation.from_arrays([np.ones((1, 2))] * 50, "from data")
+    assert "50 in all" in repr(many)
+    assert len(repr(many)) < 300
+    repr(made.clients.client_axes())
+    assert "elsewhere" in repr(Federation.elsewhere({"a": 3}, ["x", "y"]))
+    alone = Client.single("a", np.full((3, 2), secret), Squared(), Transport.euclidean(2), WholeSpace(2))
+    assert "1234" not in repr(alone)

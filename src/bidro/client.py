@@ -16,6 +16,7 @@ from bidro.federation import Federation, Support
 from bidro.losses import LinearLoss, Loss, ResidualLoss, Squared
 from bidro.rows import ClientRows
 from bidro.sets import Ball, Box
+from bidro.sets.base import Held
 from bidro.splits import client_id
 from bidro.transport import Transport
 from bidro.trees import pytree, static
@@ -31,11 +32,11 @@ class Penalty:
 
     rho: ArrayLike
 
-    def per_client(self, n: int) -> Array:
+    def per_client(self, n: int) -> NDArray[np.float64]:
         rho = _per_client("penalties", self.rho, n)
         if np.any(rho <= 0):
             raise BidroError(f"Every penalty must be a positive number; got {rho}.")
-        return jnp.asarray(rho)
+        return rho
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +46,11 @@ class WassersteinBall:
 
     radius: ArrayLike
 
-    def per_client(self, n: int) -> Array:
+    def per_client(self, n: int) -> NDArray[np.float64]:
         eps = _per_client("radii", self.radius, n)
         if np.any(eps < 0):
             raise BidroError(f"Every radius must be a number of at least 0; got {eps}.")
-        return jnp.asarray(eps)
+        return eps
 
 
 def ambiguity_kind(ambiguity: Penalty | WassersteinBall | None) -> Literal["none", "penalty", "ball"]:
@@ -58,9 +59,9 @@ def ambiguity_kind(ambiguity: Penalty | WassersteinBall | None) -> Literal["none
     return "penalty" if isinstance(ambiguity, Penalty) else "ball"
 
 
-def ambiguity_levels(ambiguity: Penalty | WassersteinBall | None, n: int) -> tuple[Array, Array]:
+def ambiguity_levels(ambiguity: Penalty | WassersteinBall | None, n: int) -> tuple[Held, Held]:
     """(rho, eps) of n clients; nan for what the ambiguity is not."""
-    unused = jnp.full(n, jnp.nan)
+    unused = np.full(n, np.nan)
     if ambiguity is None:
         return unused, unused
     level = ambiguity.per_client(n)
@@ -88,11 +89,15 @@ class Client:
     """
 
     rows: ClientRows
-    rho: Array  # (), nan unless the ambiguity is a penalty
-    eps: Array  # (), nan unless it is a ball
-    id: Array  # (2,), derived from the name
+    rho: Held  # (), nan unless the ambiguity is a penalty
+    eps: Held  # (), nan unless it is a ball
+    id: Held  # (2,), derived from the name
     inner: Inner
     ambiguity: Literal["none", "penalty", "ball"] = static()
+
+    def __repr__(self) -> str:
+        """What it owns by shape, never rows."""
+        return f"Client({self.rows!r}, ambiguity {self.ambiguity})"
 
     @classmethod
     def single(
@@ -108,7 +113,7 @@ class Client:
         own = Federation.from_arrays({name: samples}, support)
         check_samples(own, loss, transport)
         rho, eps = ambiguity_levels(ambiguity, 1)
-        identity = jnp.asarray(client_id(name))
+        identity = client_id(name)
         inner = Inner(transport, support, loss)
         return cls(ClientRows.single(own.samples), rho[0], eps[0], identity, inner, ambiguity_kind(ambiguity))
 
@@ -139,7 +144,7 @@ class Client:
             isinstance(loss, LinearLoss) and loss.scalar.curvature == math.inf
         ):
             return jnp.ones(())
-        start = loss.initial(self.rows.samples.shape[-1])
+        start = jnp.asarray(loss.initial(self.rows.samples.shape[-1]))
         if isinstance(loss, ResidualLoss) and loss.intercept:
             # How far the client's targets are from 0 says nothing of residuals.
             start = start.at[-1].set(self.rows.mean(lambda _, rows: rows[:, -1], jnp.zeros(())))
@@ -171,7 +176,7 @@ def check_samples(federation: Federation, loss: Loss, transport: Transport) -> N
         return
     if not transport.discrete_label:
         raise BidroError(f"{name} has discrete labels; use Transport.classification.")
-    labels = np.asarray(federation.samples[:, -1])
+    labels = np.asarray(federation.samples)[:, -1]
     wrong = ~np.isin(labels, loss.labels)
     if wrong.any():
         row = int(np.argmax(wrong))

@@ -25,6 +25,8 @@ Support = Box | Ball | WholeSpace
 LARGEST_SIZE = 1e60
 # Rows looked at together when a fault has to be located, so that no check copies the data.
 _CHECK_ROWS = 65_536
+# Clients and columns that are named when a federation is printed.
+_SHOWN = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,13 @@ class Federation:
 
     def __post_init__(self) -> None:
         self._validate()
+
+    def __repr__(self) -> str:
+        """Names, sizes and columns, never rows."""
+        clients = [f"{name}: {size}" for name, size in zip(self.names, self.sizes, strict=True)]
+        support = type(self.support).__name__ + (" read off the data" if self.support_from_data else "")
+        where = "; rows elsewhere" if self.rows_elsewhere else ""
+        return f"Federation({_few(clients)}; columns {_few(self.columns)}; support {support}{where})"
 
     @classmethod
     def from_arrays(
@@ -100,7 +109,8 @@ class Federation:
             elif from_data:
                 if rows.shape[0] == 0:
                     raise BidroError("A support cannot be read off data without rows.")
-                support = Box(jnp.asarray(rows.min(axis=0)), jnp.asarray(rows.max(axis=0)))
+                table = np.asarray(rows)
+                support = Box(table.min(axis=0), table.max(axis=0))
             else:
                 raise BidroError(
                     f"support must be a Box, a Ball, 'unbounded' or 'from data'; got {support!r}."
@@ -171,7 +181,7 @@ class Federation:
         """Clients of known sizes on machines of their own; the support is unbounded unless it is given."""
         m = len(columns)
         return cls(
-            jnp.zeros((0, m)),
+            jax.device_put(np.zeros((0, m))),
             WholeSpace(m) if support is None else support,
             tuple(int(size) for size in sizes.values()),
             tuple(sizes),
@@ -247,7 +257,7 @@ class Federation:
         i = self.names.index(name)
         first = sum(self.sizes[:i])
         # A slice of the JAX array itself would be compiled anew for every size.
-        return jnp.asarray(np.asarray(self.samples)[first : first + self.sizes[i]])
+        return jax.device_put(np.asarray(self.samples)[first : first + self.sizes[i]])
 
     def _require_rows(self) -> None:
         if self.rows_elsewhere:
@@ -341,6 +351,12 @@ class Federation:
                     f"Client '{client}', row {row}, column '{self.columns[j]}': "
                     f"{block[k, j]:g} {complaint(j)}."
                 )
+
+
+def _few(words: Sequence[str]) -> str:
+    """The words, or the first of them and how many there are."""
+    shown = ", ".join(words[:_SHOWN])
+    return shown if len(words) <= _SHOWN else f"{shown}, ... ({len(words)} in all)"
 
 
 def column_deviations(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -16,11 +16,12 @@ import math
 import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from bidro.client import (
     Client,
@@ -43,6 +44,7 @@ from bidro.sets import (
     VectorSet,
     WholeSpace,
 )
+from bidro.sets.base import Held
 from bidro.transport import Transport
 from bidro.worst_case import Inner
 from bidro.worst_case.ball import is_lifted
@@ -77,8 +79,8 @@ class Problem:
     transport: Transport
     ambiguity: Penalty | WassersteinBall | None = None
     mixtures: Mixtures | None = None
-    rho: Array | None = field(init=False, default=None)
-    eps: Array | None = field(init=False, default=None)
+    rho: NDArray[np.float64] | None = field(init=False, default=None)
+    eps: NDArray[np.float64] | None = field(init=False, default=None)
     # The models of X whose loss is finite, and those of them that are trained: the others' is of no size to
     # compute with.
     finite: VectorSet = field(init=False)
@@ -118,13 +120,22 @@ class Problem:
         rho = self.ambiguity.per_client(n)
         object.__setattr__(self, "rho", rho)
         if unbounded:
-            smallest, growth = float(jnp.min(rho)), self.loss.growth
+            smallest, growth = float(rho.min()), self.loss.growth
             finite = domain = self._finite_models(smallest, 0.0)
             if growth is not None and growth.order == 2:
                 domain = self._finite_models(smallest, _DOMAIN_MARGIN)
             object.__setattr__(self, "finite", finite)
             object.__setattr__(self, "domain", domain)
         self._warn_where_not_concave(rho)
+
+    def __repr__(self) -> str:
+        """What it is made of, never rows."""
+        ambiguity = "none" if self.ambiguity is None else type(self.ambiguity).__name__
+        return (
+            f"Problem({self.federation!r}, loss {self.loss!r}, models {type(self.models).__name__} of "
+            f"dimension {self.dimension}, transport of order {self.transport.p:g}, ambiguity {ambiguity}, "
+            f"mixtures {type(self.mixtures).__name__})"
+        )
 
     @property
     def n(self) -> int:
@@ -146,18 +157,19 @@ class Problem:
         return self.mixtures
 
     @cached_property
-    def initial_model(self) -> Array:
+    def initial_model(self) -> Held:
         """x_1: the loss's starting model, projected on X."""
-        return self.domain.project(self.loss.initial(self.federation.m))
+        return self.domain.project(np.asarray(self.loss.initial(self.federation.m)))
 
     @cached_property
-    def constant_model(self) -> Array:
+    def constant_model(self) -> Held:
         """The model that predicts the middle of all targets for every row, projected on X: `initial_model`
         where targets are classes, the model has no intercept, or the rows are elsewhere."""
         loss, rows = self.loss, self.federation.samples
         if not isinstance(loss, ResidualLoss) or not loss.intercept or len(rows) == 0:
             return self.initial_model
-        return self.domain.project(self.initial_model.at[-1].set(loss.middle(np.asarray(rows[:, -1]))))
+        middle = np.append(self.initial_model[:-1], loss.middle(np.asarray(rows)[:, -1]))
+        return self.domain.project(middle)
 
     @cached_property
     def constant_risk(self) -> float:
@@ -166,22 +178,28 @@ class Problem:
         rows = self.federation.samples
         if not isinstance(self.loss, ResidualLoss) or len(rows) == 0:
             return math.inf
-        target = np.asarray(rows[:, -1])
-        residuals = jnp.asarray(self.loss.middle(target) - target)
+        target = np.asarray(rows)[:, -1]
         # Targets that are all the same leave what rounding does to them.
-        return float(jnp.mean(self.loss.scalar.value(residuals + 1e-14 * np.abs(target).max())))
+        residuals: Any = self.loss.middle(target) - target + 1e-14 * np.abs(target).max()
+        return float(np.mean(self.loss.scalar.value(residuals)))
 
     @cached_property
-    def initial_weights(self) -> Array:
+    def initial_weights(self) -> Held:
         """alpha_1: the empirical proportions N_i / N, projected on A."""
-        return _project(self.weights, jnp.asarray(self.federation.proportions))
+        return self.weights.project(self.federation.proportions)
 
     @cached_property
     def clients(self) -> Client:
         """All clients, ready to be mapped over with `Client.client_axes`."""
         rho, eps = ambiguity_levels(self.ambiguity, self.n)
-        ids = jnp.asarray(self.federation.client_ids)
-        return Client(self.federation.rows(), rho, eps, ids, self.inner, ambiguity_kind(self.ambiguity))
+        return Client(
+            self.federation.rows(),
+            rho,
+            eps,
+            self.federation.client_ids,
+            self.inner,
+            ambiguity_kind(self.ambiguity),
+        )
 
     @property
     def lifted(self) -> bool:
@@ -245,7 +263,7 @@ class Problem:
         radius = (1 - margin) * (rho / growth.coefficient) ** (1 / p)
         label_part = float(inverse[-1]) if self.loss.labels is None else 0.0
         left = radius**2 - label_part**2
-        scale = jnp.append(inverse[:-1], 0.0) if self.loss.intercept else inverse[:-1]
+        scale = np.append(inverse[:-1], 0.0) if self.loss.intercept else inverse[:-1]
         advice = "raise rho, make the target costlier to move, or declare a bounded support"
         if left < 0:
             raise BidroError(
@@ -254,7 +272,7 @@ class Problem:
                 f"cost; {advice}."
             )
         try:
-            return ScaledNormCut(self.models, scale, jnp.asarray(math.sqrt(left)))
+            return ScaledNormCut(self.models, scale, math.sqrt(left))
         except BidroError as error:
             raise BidroError(
                 f"With rho = {rho:g} the penalised {name} loss is infinite for every model in X; "
@@ -267,19 +285,19 @@ class Problem:
             return
         lower, upper = (self.loss.split(v)[0] for v in self.models.bounding_box())
         # The least distance of w_k and w_j, coordinate by coordinate, as far as the box around X tells.
-        apart = jnp.maximum(lower[:, None] - upper[None, :], 0.0)
-        apart = jnp.maximum(apart, jnp.swapaxes(apart, 0, 1))
-        least = float(jnp.max(jnp.linalg.norm(apart * self.transport.inverse_scale[:-1], axis=-1)))
+        apart = np.maximum(lower[:, None] - upper[None, :], 0.0)
+        apart = np.maximum(apart, np.swapaxes(apart, 0, 1))
+        least = float(np.max(np.linalg.norm(apart * self.transport.inverse_scale[:-1], axis=-1)))
         if least > rho:
             raise BidroError(
                 f"With rho = {rho:g} the penalised Softmax loss is infinite for every model in X, whose "
                 f"classes differ by at least {least:g}; raise rho or declare a bounded support."
             )
 
-    def _warn_where_not_concave(self, rho: Array) -> None:
+    def _warn_where_not_concave(self, rho: NDArray[np.float64]) -> None:
         if self.transport.p != 2:
             return
-        name, smallest = type(self.loss).__name__, int(jnp.argmin(rho))
+        name, smallest = type(self.loss).__name__, int(rho.argmin())
         worst = float(self.loss.largest_curvature(self.domain, self.transport.inverse_scale)) / 2
         if isinstance(self.loss, LinearLoss) and math.isinf(self.loss.scalar.curvature):
             why = f"{name} loss has kinks, so no penalty makes the inner problem concave"
@@ -296,8 +314,3 @@ class Problem:
         warnings.warn(
             f"{why}, and ascent may stop short of its maximum.", NonconcaveInnerWarning, stacklevel=4
         )
-
-
-@jax.jit
-def _project(on: Mixtures, v: Array) -> Array:
-    return on.project(v)

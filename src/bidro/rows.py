@@ -19,6 +19,7 @@ from jax import Array
 from jax.custom_batching import custom_vmap
 from numpy.typing import NDArray
 
+from bidro.sets.base import Held
 from bidro.trees import pytree, static
 
 # Up to this many numbers, tiles are laid out once and handled together.
@@ -51,9 +52,9 @@ _MAXIMA = _Reduction(jax.ops.segment_max, jnp.maximum, -float("inf"))
 class Tiles:
     """A cut of the rows into tiles of at most `height` consecutive rows of one client each."""
 
-    start: Array  # (tiles,) first row
-    count: Array  # (tiles,) rows used, 0 for a filler
-    owner: Array  # (tiles,) position of the client
+    start: Held  # (tiles,) first row
+    count: Held  # (tiles,) rows used, 0 for a filler
+    owner: Held  # (tiles,) position of the client
     height: int = static()
     blocks: int = static()
 
@@ -64,8 +65,8 @@ class Folds:
 
     of_row: Array  # (N,)
     tiled: Array | None  # the same as tiles (tiles, height), where the rows are
-    counts: Array  # (folds,) rows of the client in each
-    kept: Array  # (folds,) whether sums run over it
+    counts: Held  # (folds,) rows of the client in each
+    kept: Held  # (folds,) whether sums run over it
     together: bool = static()  # whether every client's rows stand fold after fold
 
 
@@ -78,20 +79,23 @@ class ClientRows:
     """
 
     samples: Array
-    first: Array
-    size: Array
+    first: Held
+    size: Held
     tiles: Tiles
     tiled: Array | None
     folds: Folds | None = None
+
+    def __repr__(self) -> str:
+        """The shape of the table and how many clients it is of, never rows."""
+        return f"ClientRows(table {np.shape(self.samples)}, clients {np.shape(self.size) or 'one'})"
 
     @classmethod
     def of(cls, samples: Array, sizes: Sequence[int] | NDArray[np.int64]) -> ClientRows:
         """All clients at once: `samples` holds the first client's `sizes[0]` rows, and so on."""
         counts = np.asarray(sizes, dtype=np.int64)
         tiles = _cut(counts, samples.shape[-1])
-        first = jnp.asarray(np.cumsum(counts) - counts)
-        tiled = _gather(samples, tiles.start, tiles.count, tiles.height) if tiles.blocks == 1 else None
-        return cls(samples, first, jnp.asarray(counts), tiles, tiled)
+        tiled = _laid_out(samples, tiles) if tiles.blocks == 1 else None
+        return cls(samples, np.cumsum(counts) - counts, counts, tiles, tiled)
 
     @classmethod
     def single(cls, samples: Array) -> ClientRows:
@@ -131,12 +135,11 @@ class ClientRows:
         owner = np.repeat(np.arange(self.size.size), np.atleast_1d(self.size))
         counts = np.zeros((self.size.size, folds), np.int64)
         np.add.at(counts, (owner, of_row), 1)
-        marks = jnp.asarray(of_row, jnp.int8)
-        tiles = self.tiles
-        tiled = None if self.tiled is None else _gather(marks, tiles.start, tiles.count, tiles.height)
-        shaped = jnp.asarray(counts.reshape((*self.size.shape, folds)))
+        marks = jax.device_put(np.asarray(of_row, np.int8))
+        tiled = None if self.tiled is None else _laid_out(marks, self.tiles)
+        shaped = counts.reshape((*self.size.shape, folds))
         together = bool(np.all((np.diff(of_row) >= 0) | (np.diff(owner) > 0)))
-        return replace(self, folds=Folds(marks, tiled, shaped, jnp.ones(folds, bool), together))
+        return replace(self, folds=Folds(marks, tiled, shaped, np.ones(folds, bool), together))
 
     def without(self, fold: Array) -> ClientRows:
         """The same rows, with those of one fold left out of every sum and of the size."""
@@ -276,6 +279,14 @@ def _over_folds(block_sum: BlockSum) -> MarkedSum:
     return total
 
 
+def _laid_out(samples: Array, tiles: Tiles) -> Array:
+    """All rows as tiles; on the host, unless the rows are traced."""
+    if isinstance(samples, jax.core.Tracer):
+        return _gather(samples, tiles.start, tiles.count, tiles.height)
+    within = np.minimum(np.arange(tiles.height), np.maximum(tiles.count - 1, 0)[:, None])
+    return jax.device_put(np.asarray(samples)[tiles.start[:, None] + within])
+
+
 def _gather(samples: Array, start: Array, count: Array, height: int) -> Array:
     """The rows of tiles, (tiles, height, m); past a tile's end its own last row is repeated."""
     within = jnp.minimum(jnp.arange(height), jnp.maximum(count - 1, 0)[:, None])
@@ -303,9 +314,9 @@ def _cut(sizes: NDArray[np.int64], m: int) -> Tiles:
     filler = blocks * per_block - len(owner)
     # Fillers belong to the last client, with no rows, which keeps the owners sorted.
     return Tiles(
-        jnp.asarray(np.pad(start, (0, filler), mode="edge")),
-        jnp.asarray(np.pad(count, (0, filler))),
-        jnp.asarray(np.pad(owner, (0, filler), mode="edge")),
+        np.pad(start, (0, filler), mode="edge"),
+        np.pad(count, (0, filler)),
+        np.pad(owner, (0, filler), mode="edge"),
         height,
         blocks,
     )

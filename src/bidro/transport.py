@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.errors import BidroError
-from bidro.trees import pytree, static
+from bidro.sets.base import Held, V
+from bidro.trees import namespace, pytree, static
 
 # Rows whose distances to all points of a cloud are looked at together.
 _THINNED_TOGETHER = 4096
@@ -25,7 +24,7 @@ class Transport:
     c = ||S (theta - theta')||^p + label_cost^p 1[y != y'], the scale of the label being unused.
     """
 
-    scale: Array
+    scale: Held
     p: float = static(default=2.0)
     discrete_label: bool = static(default=False)
     label_cost: float = static(default=np.inf)
@@ -46,49 +45,55 @@ class Transport:
             raise BidroError(
                 "label_cost is for discrete labels; scale the last coordinate to price a continuous target."
             )
-        object.__setattr__(self, "scale", jnp.asarray(scale))
+        object.__setattr__(self, "scale", scale)
 
     @classmethod
     def euclidean(cls, m: int, p: float = 2.0) -> Transport:
         """||zeta - xi||^p on R^m: the paper's cost, in which the target moves like a feature."""
-        return cls(jnp.ones(m), p)
+        return cls(np.ones(m), p)
 
     @classmethod
     def features_only(cls, m: int, p: float = 2.0) -> Transport:
         """||theta - theta'||^p on the first m - 1 coordinates; a continuous target cannot move."""
-        return cls(jnp.ones(m).at[-1].set(jnp.inf), p)
+        return cls(np.append(np.ones(m - 1), np.inf), p)
 
     @classmethod
     def classification(cls, m: int, p: float = 2.0, label_cost: float = np.inf) -> Transport:
         """||theta - theta'||^p + label_cost^p 1[y != y'], for a discrete label in coordinate m."""
-        return cls(jnp.ones(m), p, True, label_cost)
+        return cls(np.ones(m), p, True, label_cost)
 
     @property
     def dimension(self) -> int:
         return self.scale.shape[-1]
 
     @property
-    def inverse_scale(self) -> Array:
+    def inverse_scale(self) -> Held:
         """Diagonal of S^-1: zero for coordinates that do not move continuously."""
-        inverse = jnp.where(jnp.isinf(self.scale), 0.0, 1.0 / self.scale)
-        return inverse.at[-1].set(0.0) if self.discrete_label else inverse
+        xp = namespace(self.scale)
+        inverse = xp.where(xp.isinf(self.scale), 0.0, 1.0 / self.scale)
+        label = xp.arange(self.dimension) == self.dimension - 1
+        return xp.where(label, 0.0, inverse) if self.discrete_label else inverse
 
-    def cost(self, zeta: Array, xi: Array) -> Array:
+    def cost(self, zeta: V, xi: V) -> V:
         """c(zeta, xi) for two samples of shape (m,); inf where an immovable coordinate differs."""
+        xp = namespace(self.scale, zeta, xi)
         differs = (self.inverse_scale == 0) & (zeta != xi)
-        return self.movement_cost(zeta, xi) + jnp.sum(jnp.where(differs, jnp.asarray(self._jump_prices), 0.0))
+        jumps: V = xp.sum(xp.where(differs, self._jump_prices, 0.0))
+        return self.movement_cost(zeta, xi) + jumps
 
-    def movement_cost(self, zeta: Array, xi: Array) -> Array:
+    def movement_cost(self, zeta: V, xi: V) -> V:
         """||S (zeta - xi)||^p over the coordinates that move continuously.
 
         Its gradient at zeta = xi is taken as zero, also for p = 1 where the norm has none.
         """
+        xp = namespace(self.scale, zeta, xi)
         movable = self.inverse_scale > 0
-        step = jnp.where(movable, jnp.where(movable, self.scale, 1.0) * (zeta - xi), 0.0)
-        squared = jnp.sum(step**2)
+        step = xp.where(movable, xp.where(movable, self.scale, 1.0) * (zeta - xi), 0.0)
+        squared: V = xp.sum(step**2)
         if self.p == 2:
             return squared
-        return jnp.where(squared > 0, jnp.where(squared > 0, squared, 1.0) ** (self.p / 2), 0.0)
+        power: V = xp.where(squared > 0, xp.where(squared > 0, squared, 1.0) ** (self.p / 2), 0.0)
+        return power
 
     def row_costs(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
         """c of each row of `left` (N, m) and the row of `right` in the same place; shape (N,)."""

@@ -33,6 +33,8 @@ _MOST_STEPS = 30
 _MOST_HALVINGS = 12
 # A step must bring this share of what its model promises.
 _ENOUGH = 1e-4
+# Near the solution steps bring nothing but a smaller s; risks are compared up to this.
+_ROUNDING = 1e-14
 # Weights are found to this share of the gap that is wanted.
 _SHARE_FOR_WEIGHTS = 1e-2
 _MOST_CORNERS = 400
@@ -151,7 +153,8 @@ def minimax_from_moments(
         promised = upper - float(alpha @ R + 0.5 * (alpha @ G) @ step)
         for _ in range(_MOST_HALVINGS):
             trial = np.asarray(models.project(x + step))
-            if float(mixtures.linear_maximum(risks.values(trial, eps))[0]) <= upper - _ENOUGH * promised:
+            reached = float(mixtures.linear_maximum(risks.values(trial, eps))[0])
+            if reached <= upper * (1 + _ROUNDING) - _ENOUGH * promised:
                 break
             step, promised = step / 2, promised / 2
         else:

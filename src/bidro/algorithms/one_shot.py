@@ -151,8 +151,8 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
         solver.alpha,
         _OF_THE_GAP * solver.wanted,
     )
-    risks = _risks(state, moments, found.x, solver.width, curvature=False)
-    upper = model.worst_mixture(risks.upper)
+    risks = _risks(state, moments, found.x, 0.0, curvature=False)
+    upper = float(model.mixtures.linear_maximum(risks.upper)[0])
     solver = solver._replace(x=found.x, mixture=found.alpha)
     if not np.isfinite(upper) or (known and upper >= solver.best.upper):
         return solver

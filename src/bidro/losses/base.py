@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from bidro.errors import BidroError
 from bidro.sets import VectorSet
+from bidro.sets.base import Held
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,9 @@ class Loss(ABC):
     def dimension(self, m: int) -> int:
         """Length of the flat model x for samples with m coordinates (label included)."""
 
-    def initial(self, m: int) -> Array:
+    def initial(self, m: int) -> Held:
         """The model that training starts from, shape (d,): zero unless the loss says otherwise."""
-        return jnp.zeros(self.dimension(m))
+        return np.zeros(self.dimension(m))
 
     @abstractmethod
     def value(self, x: Array, xi: Array) -> Array:

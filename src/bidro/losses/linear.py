@@ -54,10 +54,11 @@ class LinearLoss(Loss):
 
     def direction(self, x: Array, label: Array | float) -> tuple[Array, Array]:
         """(a, offset) with u = <a, xi> + offset for samples that carry this label; a is (m,)."""
-        (w, b), append = self.split(x), namespace(x).append
+        w, b = self.split(x)
+        xp = namespace(x, label)
         if self.labels is None:
-            return append(w, -1.0), b
-        return label * append(w, 0.0), label * b
+            return xp.append(w, -1.0), b
+        return label * xp.append(w, 0.0), label * b
 
     def value(self, x: Array, xi: Array) -> Array:
         w, b = self.split(x)
@@ -107,13 +108,16 @@ class LinearLoss(Loss):
     def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
         if self.scalar.curvature == jnp.inf:
             return jnp.asarray(jnp.inf)
-        features = jnp.append(inverse_scale[:-1], 0.0) if self.intercept else inverse_scale[:-1]
+        xp = namespace(inverse_scale)
+        features = xp.append(inverse_scale[:-1], 0.0) if self.intercept else inverse_scale[:-1]
         label = inverse_scale[-1] if self.labels is None else 0.0
         return self.scalar.curvature * (models.largest_norm(features) ** 2 + label**2)
 
     def dual_norm(self, x: Array, inverse_scale: Array) -> Array:
         """||S^-1 a(x)||: how far u moves when a sample moves by 1 in the scaled norm."""
-        return jnp.linalg.norm(self.direction(x, 1.0)[0] * inverse_scale)
+        a, _ = self.direction(x, 1.0)
+        norm: Array = namespace(a, inverse_scale).linalg.norm(a * inverse_scale)
+        return norm
 
 
 class ResidualLoss(LinearLoss):

@@ -1,0 +1,80 @@
+"""How many programs a small piece of work compiles, in a process of its own: on the host there is NumPy."""
+
+import json
+import subprocess
+import sys
+from textwrap import dedent
+
+COUNTED = """
+    import json
+    import jax
+    import numpy as np
+
+    counts, seen = {}, []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, seconds, **rest: seen.append(name) if name.endswith("backend_compile_duration") else None
+    )
+
+    def mark(what):
+        counts[what] = len(seen)
+        seen.clear()
+
+    from bidro.algorithms import second_moments
+    from bidro.algorithms.cross_validation import Candidate
+    from bidro.algorithms.fold_moments import FoldMoments
+    from bidro.algorithms.one_shot import solve_moments
+    from bidro.client import Penalty, WassersteinBall
+    from bidro.engines.solve import solve
+    from bidro.federation import Federation
+    from bidro.losses import Hinge, Logistic, Squared
+    from bidro.problem import Problem
+    from bidro.sets import Ball, Box, CappedSimplex, L1SimplexBall
+    from bidro.transport import Transport
+
+    mark("imports")
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(size=(size, 3)) for size in (30, 40, 50)]
+    federation = Federation.from_arrays(parts, "unbounded")
+    Federation.from_arrays(parts, "from data").folds(3)
+    Federation.elsewhere({"a": 3}, ["x", "y"])
+    signs = [np.column_stack([own[:, :2], np.sign(own[:, 2])]) for own in parts]
+    labelled = Federation.from_arrays(signs, "unbounded")
+    problem = Problem(
+        federation, Squared(intercept=True), Box.cube(9.0, 3), Transport.features_only(3), WassersteinBall(1)
+    )
+    others = [
+        Problem(federation, Squared(), Ball(np.zeros(2), 3.0), Transport.euclidean(3), Penalty(30.0)),
+        Problem(
+            labelled, Hinge(), Box.cube(9.0, 2), Transport.classification(3, 1.0), WassersteinBall(0.1),
+            CappedSimplex.around_proportions(federation.sizes, 2.0),
+        ),
+        Problem(
+            labelled, Logistic(), Box.cube(9.0, 2), Transport.classification(3, 1.0), WassersteinBall(0.1),
+            L1SimplexBall(federation.proportions, 0.3),
+        ),
+    ]
+    for one in (problem, *others):
+        one.initial_model, one.constant_model, one.constant_risk, one.initial_weights, one.fingerprint
+        one.clients
+    mark("problems")
+    samples, sizes = np.asarray(federation.samples), federation.sizes
+    solve_moments(problem, *second_moments.of_clients(samples, sizes))
+    trained = second_moments.of_folds(samples, sizes, federation.folds(3), 3)
+    FoldMoments((Candidate(0.0, 1.0), Candidate(1.0, np.inf)), 3).losses_from(problem, trained)
+    mark("from moments")
+    solve(problem)
+    mark("solve")
+    print(json.dumps(counts))
+"""
+
+
+def test_only_what_is_worth_compiling_is_compiled():
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(COUNTED)], capture_output=True, text=True, check=True, timeout=300
+    )
+    counts = json.loads(done.stdout)
+    assert counts["imports"] == 0
+    assert counts["problems"] == 0
+    # Of all that is done with moments, only the proof's linear maximum over the model set.
+    assert counts["from moments"] <= 1, counts
+    assert counts["solve"] <= 20, counts
