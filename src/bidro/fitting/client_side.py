@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bidro.client import WassersteinBall
 from bidro.fitting.questions import Assess, Assessment, Fixed, FreshBounds, Prepared
 from bidro.guarantees.heterogeneity import distance_to_reference
-from bidro.guarantees.robust import mean_displacement, robust_risk
+from bidro.guarantees.robust import mean_displacements, robust_risk
 from bidro.guarantees.statements import Assessed, fresh_bounds
 from bidro.losses import losses_of
 from bidro.problem import Problem
@@ -70,8 +70,8 @@ def assessment(problem: Problem, declared: Box | None, message: Assess, fewest_l
         distance = np.asarray(far)[:, None]
     moved, typical = np.zeros((n, k)), np.zeros((n, k))
     if problem.eps is not None:
-        for i in np.flatnonzero(np.broadcast_to(message.shown, n)):
-            moved[i], typical[i] = mean_displacement(problem, x, federation.names[i])
+        shown = np.flatnonzero(np.broadcast_to(message.shown, n))
+        moved[shown], typical[shown] = mean_displacements(problem, x, [federation.names[i] for i in shown])
     return Assessment(mean, se, _largest(losses, sizes, fewest_largest), robust, distance, moved, typical)
 
 

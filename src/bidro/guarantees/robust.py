@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 
 import jax
@@ -68,38 +69,59 @@ def worst_case_distribution(
     is below 1e-7 of the risk.
     """
     model, chosen = _checked(problem, x, oracle)
-    samples = problem.federation.client_samples(client)
-    i = problem.federation.names.index(client)
-    assert problem.eps is not None
-    eps = float(problem.eps[i])
-    found: RiskModel = jax.tree.map(itemgetter(i), _all_clients(chosen, False, problem.clients, model))
-    risk = float(found.value)
-    rows = np.asarray(samples)
-    points, masses, origins = rows, np.full(len(rows), 1 / len(rows)), np.arange(len(rows))
-    if eps > 0 and has_closed_form(problem.inner) and problem.transport.p == 2:
-        points = _squared_atoms(problem.inner, rows, model, eps)
-    elif eps > 0 and not has_closed_form(problem.inner):
-        budget = eps**problem.transport.p
-        used = _within_budget(problem, chosen, model, rows, found, budget)
-        points = np.concatenate([part for part, _ in used])
-        masses = np.concatenate([np.full(len(rows), mass / len(rows)) for _, mass in used])
-        origins = np.tile(origins, len(used))
-    if eps > 0 and is_lifted(problem.inner) and problem.transport.p == 1:
-        costs = problem.transport.row_costs(rows[origins], points)
-        left = eps - float(masses @ costs)
-        points, masses, split = _spend_far_out(problem.inner, model, points, masses, left, risk)
-        origins = origins[split]
+    risks = _all_clients(chosen, False, problem.clients, model)
+    points, masses, origins = _atoms(problem, chosen, model, client, lambda: risks)
     losses = losses_of(problem.loss, model, points)
+    risk = float(risks.value[problem.federation.names.index(client)])
     return WorstCase(points, masses, float(masses @ losses), risk, origins)
 
 
-def mean_displacement(problem: Problem, x: ArrayLike, client: str) -> tuple[Floats, Floats]:
+def _atoms(
+    problem: Problem, oracle: Oracle, x: Array, client: str, risks: Callable[[], RiskModel]
+) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """(points, masses, origins) of a client's worst case; `risks` of all clients are asked for where they are
+    needed."""
+    rows = np.asarray(problem.federation.client_samples(client))
+    i = problem.federation.names.index(client)
+    assert problem.eps is not None
+    eps = float(problem.eps[i])
+    points, masses, origins = rows, np.full(len(rows), 1 / len(rows)), np.arange(len(rows))
+    if eps == 0:
+        return points, masses, origins
+    if has_closed_form(problem.inner) and problem.transport.p == 2:
+        return _squared_atoms(problem.inner, rows, x, eps), masses, origins
+    found: RiskModel = jax.tree.map(itemgetter(i), risks())
+    if not has_closed_form(problem.inner):
+        budget = eps**problem.transport.p
+        used = _within_budget(problem, oracle, x, rows, found, budget)
+        points = np.concatenate([part for part, _ in used])
+        masses = np.concatenate([np.full(len(rows), mass / len(rows)) for _, mass in used])
+        origins = np.tile(origins, len(used))
+    if is_lifted(problem.inner) and problem.transport.p == 1:
+        costs = problem.transport.row_costs(rows[origins], points)
+        left = eps - float(masses @ costs)
+        points, masses, split = _spend_far_out(problem.inner, x, points, masses, left, float(found.value))
+        origins = origins[split]
+    return points, masses, origins
+
+
+def mean_displacements(problem: Problem, x: ArrayLike, clients: Sequence[str]) -> tuple[Floats, Floats]:
     """(how far the worst case moves the mean of every feature, and how far its rows on average), both
-    (m - 1,): what can be shown of a worst case where its atoms, which are moved rows, stay at their site."""
-    found = worst_case_distribution(problem, x, client)
-    rows = np.asarray(problem.federation.client_samples(client))[:, :-1]
-    steps = found.points[:, :-1] - rows[found.origins]
-    return found.masses @ steps, found.masses @ np.abs(steps)
+    (clients, m - 1): what can be shown of worst cases where their atoms, which are moved rows, stay at their
+    sites."""
+    model, oracle = _checked(problem, x, None)
+
+    @cache
+    def risks() -> RiskModel:
+        return _all_clients(oracle, False, problem.clients, model)
+
+    moved, typical = (np.zeros((len(clients), problem.federation.m - 1)) for _ in range(2))
+    for k, client in enumerate(clients):
+        points, masses, origins = _atoms(problem, oracle, model, client, risks)
+        rows = np.asarray(problem.federation.client_samples(client))[:, :-1]
+        steps = points[:, :-1] - rows[origins]
+        moved[k], typical[k] = masses @ steps, masses @ np.abs(steps)
+    return moved, typical
 
 
 def worst_case_mixture(
