@@ -16,6 +16,7 @@ ambiguity inside the clients (AFL's), are solved in the same way.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -24,10 +25,12 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.cone_model import Answer, ConeModel, Curvature, Planes, held_by_cones
+from bidro.algorithms.cone_model import ConeModel, Curvature, held_by_cones
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
+from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
+from bidro.algorithms.working_set import Solved, solved
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.losses import Squared
@@ -104,9 +107,11 @@ class Centre(NamedTuple):
 
     z: Numbers  # (k,)
     merit: float  # worst mixture of the rounded risks
-    tangents: Planes  # of the rounded risks
+    origin: int  # where its cuts are
     attained: Numbers  # (n,)
-    curvature: Numbers  # (n, k, k); (0, k, k) where it is estimated
+    rounding: Numbers  # (n,) what the rounded risks exceed them by
+    gradient: Numbers  # (n, k)
+    curvature: Numbers  # (n, k (k + 1) / 2) upper triangles; (n, 0) where it is estimated
 
 
 class Best(NamedTuple):
@@ -123,8 +128,9 @@ class State(NamedTuple):
     x_sum: Numbers  # of the models assessed so far
     width: float
     model: ConeModel
-    planes: Planes
-    idle: NDArray[np.int64]  # (planes,) rounds since a program used it
+    cuts: Cuts
+    idle: NDArray[np.int64]  # (cuts,) rounds since a program used it
+    singly: NDArray[np.int64]  # the clients that the last step held one by one
     centre: Centre | None
     best: Best
     certified: bool  # whether every client's upper end at the best model is proven
@@ -206,7 +212,8 @@ class ExactMWDRO(Usual):
             np.zeros_like(x),
             _FIRST_WIDTH,
             model,
-            Planes.none(len(model.lift(x))),
+            Cuts.none(len(model.lift(x))),
+            np.zeros(0, np.int64),
             np.zeros(0, np.int64),
             None,
             Best(x, np.inf, unknown, unknown),
@@ -242,9 +249,9 @@ class ExactMWDRO(Usual):
         who = np.flatnonzero(np.asarray(replied))
         arrived: Reply = jax.tree.map(np.asarray, replies)
         z = state.model.lift(state.x)
-        planes = Planes.at_point(who, np.asarray(arrived.attained)[who], np.asarray(arrived.gradient)[who], z)
+        cuts = Cuts.at_point(who, np.asarray(arrived.attained)[who], np.asarray(arrived.gradient)[who], z)
         state = state._replace(
-            planes=state.planes.with_more(planes), idle=np.append(state.idle, np.zeros(len(who), np.int64))
+            cuts=state.cuts.with_more(cuts), idle=np.append(state.idle, np.zeros(len(who), np.int64))
         )
         state = state._replace(t=state.t + 1)
         if len(who) < len(state.alpha):
@@ -283,15 +290,13 @@ def _with_best(state: State, replies: Reply) -> State:
 
 def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
     """Make the point just assessed the centre, if it is good enough, and learn from it if it is not."""
-    n, k = len(state.alpha), len(z)
     attained, gradient = np.asarray(replies.attained), np.asarray(replies.gradient)
-    rounded = attained + np.asarray(replies.rounding)
-    tangents = Planes.at_point(np.arange(n), rounded, gradient, z)
-    merit = state.model.worst_mixture(rounded)
+    rounding = np.asarray(replies.rounding)
+    merit = state.model.worst_mixture(attained + rounding)
     estimate, centre = state.estimate, state.centre
     packed = np.asarray(replies.curvature)
     if packed.shape[1] == 0 and centre is not None and np.isfinite(centre.merit):
-        change = state.mixture @ (gradient - centre.tangents.gradient)
+        change = state.mixture @ (gradient - centre.gradient)
         estimate = quasi_newton(estimate, z - centre.z, change)
     stiffness = state.stiffness
     if centre is not None:
@@ -300,32 +305,28 @@ def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
             return state._replace(stiffness=_STIFFEN * stiffness, estimate=estimate)
         if fall > _GOOD * state.predicted:
             stiffness = max(1.0, stiffness / _STIFFEN)
-    curvature = np.zeros((n if packed.shape[1] else 0, k, k))
-    if packed.shape[1]:
-        rows, columns = np.triu_indices(k)
-        curvature[:, rows, columns] = curvature[:, columns, rows] = packed
-    new = Centre(z, merit, tangents, attained, curvature)
+    new = Centre(z, merit, len(state.cuts.points) - 1, attained, rounding, gradient, packed)
     return state._replace(centre=new, stiffness=stiffness, estimate=estimate)
 
 
 def _with_lower_bound(state: State) -> State:
     assert state.centre is not None
-    z = state.centre.z
-    bound = state.model.solve(state.planes, z, None, max(_scale(state), _COARSEST * abs(state.best.upper)))
+    scale = max(_scale(state), _COARSEST * abs(state.best.upper))
+    bound = solved(state.model, state.cuts, state.centre.z, None, scale, state.singly)
     if bound is None:
         return state
-    state = state._replace(idle=np.where(bound.multipliers > _USED, 0, state.idle))
-    return _with_proof(state, state.planes, bound)
+    return _with_proof(state._replace(idle=np.where(bound.used, 0, state.idle)), bound)
 
 
-def _with_proof(state: State, planes: Planes, answer: Answer) -> State:
-    """The better of the lower bound known and the one that the answer's multipliers prove."""
+def _with_proof(state: State, found: Solved) -> State:
+    """The better of the lower bound known and the one that the multipliers found prove."""
     assert state.centre is not None
     enough = (upper := state.best.upper) - state.wanted * max(abs(upper), state.floor)
-    proof = lower_bound(state.model, planes, state.centre.z, answer, upper, enough)
+    proof = lower_bound(found.model, found.cuts, state.centre.z, found.answer, upper, enough)
     if proof.bound <= state.lower and state.t > 1:
         return state
-    return _consistent(state._replace(lower=max(proof.bound, state.lower), alpha=proof.alpha))
+    alpha = found.clients(proof.alpha)
+    return _consistent(state._replace(lower=max(proof.bound, state.lower), alpha=alpha))
 
 
 def _consistent(state: State) -> State:
@@ -341,29 +342,29 @@ def _with_next(state: State) -> State:
     """The next model: from the program with curvature around the centre."""
     centre, model = state.centre, state.model
     assert centre is not None
-    planes = state.planes.with_more(centre.tangents)
+    # Cuts at the centre count as tangents of the rounded risks, which lie above them.
+    program = partial(solved, model, state.cuts, centre.z, scale=_scale(state), also=state.singly)
+    program = partial(program, origin=centre.origin, raised=centre.rounding)
     M = _curvature(state, state.mixture)
-    step = model.solve(planes, centre.z, M, _scale(state))
+    step = program(M)
     turned = 0.0 if step is None else float(np.abs(step.alpha - state.mixture).sum())
-    if step is not None and len(centre.curvature) and turned > _SAME_MIXTURE:
+    if step is not None and centre.curvature.shape[1] and turned > _SAME_MIXTURE:
         # The weights that mix the curvatures come from the program itself: once more with what it gave.
         M = _curvature(state, step.alpha)
-        step = model.solve(planes, centre.z, M, _scale(state)) or step
+        step = program(M) or step
     if step is None:
         return state._replace(stiffness=_STIFFEN * state.stiffness)
-    # Near the solution these multipliers prove more than those of the bound's own program. The tangents of
-    # the rounded risks are, lowered to what is attained, planes below the true ones.
-    below = centre.tangents._replace(value=centre.attained)
-    state = _with_proof(state, state.planes.with_more(below), step)
-    move = step.z - centre.z
+    # Near the solution these multipliers prove more than those of the bound's own program.
+    state = _with_proof(state, step)
+    move = step.answer.z - centre.z
     predicted = centre.merit - step.value - M.of_step(move)
-    used = step.multipliers[: len(state.planes.owner)] > _USED
-    idle = np.where(used, 0, state.idle + 1)
+    idle = np.where(step.used | (state.cuts.origin == centre.origin), 0, state.idle + 1)
     kept = idle < _IDLE_ROUNDS
     state = state._replace(
-        x=step.z[: model.models.dimension],
-        planes=state.planes.only(kept),
+        x=step.answer.z[: model.models.dimension],
+        cuts=state.cuts.only(kept),
         idle=idle[kept],
+        singly=step.singly,
         mixture=step.alpha,
         predicted=max(predicted, 0.0),
     )
@@ -390,11 +391,12 @@ def _curvature(state: State, mixture: Numbers) -> Curvature:
     centre = state.centre
     assert centre is not None
     k = len(centre.z)
-    M = np.zeros((k, k)) if state.estimate is None else state.estimate
-    if len(centre.curvature):
-        M = np.tensordot(mixture, centre.curvature, axes=1)
-    slope = float(mixture @ centre.tangents.gradient[:, -1])
+    M = np.zeros((k, k)) if state.estimate is None else state.estimate.copy()
+    if centre.curvature.shape[1]:
+        rows, columns = np.triu_indices(k)
+        M[rows, columns] = M[columns, rows] = mixture @ centre.curvature
+    slope = float(mixture @ centre.gradient[:, -1])
     if state.model.cones and slope > 0:
         M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], _scale(state) / slope))
-    steepest = float(np.linalg.norm(centre.tangents.gradient, axis=1).max())
+    steepest = float(np.linalg.norm(centre.gradient, axis=1).max())
     return Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0), state.model.cones)
