@@ -145,7 +145,8 @@ class ConeModel(NamedTuple):
         program = ConeProgram(k, n, len(polytope.total))
         slopes, below_top = cuts.gradient @ T / scale, (tops[cuts.owner] - heights) / scale
         near = below_top < reach * (1 + np.linalg.norm(slopes, axis=1))
-        program.at_least_zero(below_top[near], -slopes[near], s=(cuts.owner[near][:, None] == np.arange(n)).astype(float))
+        owners = (cuts.owner[near][:, None] == np.arange(n)).astype(float)
+        program.at_least_zero(below_top[near], -slopes[near], s=owners)
         program.at_least_zero(np.clip(room / scale, 0.0, reach), s=-polytope.lift.T, pi=polytope.matrix.T)
         unit = np.linalg.norm(T[:d], axis=1)
         for distance, sign in ((limits.upper - z[:d], -1), (z[:d] - limits.lower, 1)):
@@ -177,7 +178,7 @@ class ConeModel(NamedTuple):
 
     def feasible(self, cuts: Cuts, raw: Numbers, heights: Numbers) -> tuple[Numbers, Numbers]:
         """The solver's multipliers, moved to where they prove a bound, and the weights they sum to."""
-        sums = np.bincount(cuts.owner, raw, self.mixtures.dimension)
+        sums = np.bincount(cuts.owner, raw, self.mixtures.dimension).astype(float)
         alpha = project(self.mixtures, sums)
         multipliers = raw * np.where(sums > 0, alpha / np.where(sums > 0, sums, 1.0), 0.0)[cuts.owner]
         for i in np.flatnonzero((sums == 0) & (alpha > 0)):

@@ -44,9 +44,7 @@ class Cuts(NamedTuple):
 
     def only(self, kept: NDArray[np.bool_]) -> Cuts:
         """Those to be kept; points stay, so that origins mean what they did."""
-        return Cuts(
-            self.owner[kept], self.value[kept], self.gradient[kept], self.origin[kept], self.points
-        )
+        return Cuts(self.owner[kept], self.value[kept], self.gradient[kept], self.origin[kept], self.points)
 
     def raised(self, origin: int, by: Numbers) -> Cuts:
         """Those of one origin raised by so much for each client (n,)."""

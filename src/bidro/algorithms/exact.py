@@ -351,7 +351,7 @@ def _with_next(state: State) -> State:
     if step is not None and centre.curvature.shape[1] and turned > _SAME_MIXTURE:
         # The weights that mix the curvatures come from the program itself: once more with what it gave.
         M = _curvature(state, step.alpha)
-        step = program(M) or step
+        step = program(M, before=step) or step
     if step is None:
         return state._replace(stiffness=_STIFFEN * state.stiffness)
     # Near the solution these multipliers prove more than those of the bound's own program.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import lstsq
 from scipy.optimize import nnls
 
 from bidro.algorithms.extremes import linear_maximum
@@ -172,7 +173,9 @@ def _balanced(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost:
     weight[slopes] = 1 / length[slopes].max(initial=_TINY) if by_cost else weight[slopes] / _FIRST
     if not np.all(np.isfinite(scaled)):
         return answer
-    change = size * np.linalg.lstsq(weight[:, None] * scaled, weight * left, rcond=None)[0]
+    live = _unsettled(scaled, slopes)
+    change = np.zeros(len(size))
+    change[live] = size[live] * _least_squares(weight[:, None] * scaled[:, live], weight * left)
     moved = answer.multipliers.copy()
     moved[used] = np.maximum(beta + change[: len(beta)], 0.0)
     shares = answer.shares.copy()
@@ -181,6 +184,29 @@ def _balanced(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost:
     pulls = tuple(np.split(y + change[len(beta) + len(q) :], ends)) if model.cones else ()
     multipliers, alpha = model.feasible(cuts, moved, cuts.at(z))
     return answer._replace(multipliers=multipliers, alpha=alpha, shares=shares, pulls=pulls)
+
+
+def _unsettled(system: Numbers, slopes: slice) -> NDArray[np.bool_]:
+    """(unknowns,) those that the equations besides the slopes' leave free: not alone in one of them, nor left
+    alone by such."""
+    entries = system != 0
+    entries[slopes] = False
+    live = np.ones(system.shape[1], bool)
+    while True:
+        alone = entries & (np.count_nonzero(entries & live, axis=1) == 1)[:, None] & live
+        if not alone.any():
+            return live
+        live &= ~alone.any(axis=0)
+
+
+def _least_squares(system: Numbers, wanted: Numbers) -> Numbers:
+    """The smallest x (unknowns,) that comes nearest to system x = wanted."""
+    rows = np.any(system != 0, axis=1)
+    if not rows.any():
+        return np.zeros(system.shape[1])
+    precision = float(np.finfo(float).eps) * max(system.shape)
+    found: Numbers = lstsq(system[rows], wanted[rows], precision, lapack_driver="gelsy")[0]
+    return found
 
 
 def _cancelled(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:

@@ -1,8 +1,8 @@
 """The clients that the server's program holds: few, however many there are.
 
-Of n clients a program needs those one by one whose weights are not settled: near the worst for a simplex, near
-the level at which weights meet their caps for a capped simplex. The rest are left out (simplex), or held in
-groups, whose members share their weight in fixed proportions. Both only take weights away from A: what is
+Of n clients a program needs those one by one whose weights are not settled: near the worst for a simplex,
+near the level at which weights meet their caps for a capped simplex. The rest are left out (simplex), or held
+in groups, whose members share their weight in fixed proportions. Both only take weights away from A: what is
 proven with the weights that are left holds for all of A, and so the lower bound needs no other proof.
 
 Whether they were the right ones is seen at the solution: where the worst mixture of all clients is worse than
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
@@ -38,7 +39,7 @@ _USED = 1e-9
 
 
 class WorkingSet(NamedTuple):
-    """Members in place of clients: member j stands for sum_i share_ji R_i, and `mixtures` are their weights."""
+    """Members in place of clients: member j stands for sum_i share_ji R_i, `mixtures` are their weights."""
 
     singly: Indices  # the clients that are members by themselves
     share: sparse.csr_matrix  # (members, n), rows summing to 1
@@ -49,22 +50,24 @@ class WorkingSet(NamedTuple):
         """Holds the `nearest` clients around each place that matters if their risks were `tops` (n,), and
         `also` those one by one."""
         n = len(tops)
-        order = np.argsort(-tops, kind="stable")
-        places = _places(mixtures, order)
-        rank = np.empty(n, np.int64)
-        rank[order] = np.arange(n)
-        distance = np.min([np.abs(rank - place) for place in places], axis=0)
-        alone = distance < nearest
-        alone[also] = True
-        singly = np.flatnonzero(alone)
+        if isinstance(mixtures, Simplex):
+            singly = np.union1d(np.argpartition(-tops, nearest)[:nearest], also)
+            rest, label = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        else:
+            order = np.argsort(-tops, kind="stable")
+            rank = np.empty(n, np.int64)
+            rank[order] = np.arange(n)
+            places = _places(mixtures, order)
+            distance = np.min([np.abs(rank - place) for place in places], axis=0)
+            singly = np.union1d(np.flatnonzero(distance < nearest), also)
+            rest = np.setdiff1d(np.arange(n), singly)
+            # Groups are apart before, between and after the places, and halfway between two of them.
+            side = np.searchsorted(places, rank) * 2 + (np.abs(rank - places[0]) > distance)
+            step = np.log(np.maximum(distance, nearest) / nearest) / np.log(_GROWTH)
+            label = (side * (n + 1) + step.astype(np.int64))[rest]
         group = np.full(n, -1)
         group[singly] = np.arange(len(singly))
-        if not isinstance(mixtures, Simplex):
-            step = np.log(np.maximum(distance, nearest) / nearest) / np.log(_GROWTH)
-            # Between two places, and on either side of the middle between them, groups are apart.
-            side = np.searchsorted(places, rank) * 2 + (np.abs(rank - places[0]) > distance)
-            label = side[~alone] * (n + 1) + step[~alone].astype(np.int64)
-            group[~alone] = len(singly) + np.unique(label, return_inverse=True)[1]
+        group[rest] = len(singly) + np.unique(label, return_inverse=True)[1]
         return cls(singly, *_members(mixtures, group))
 
     def cuts(self, cuts: Cuts) -> Cuts:
@@ -80,8 +83,8 @@ class WorkingSet(NamedTuple):
                 share = share[complete][:, owner]
             of = np.full(len(complete), origin)
             parts.append((complete, share @ cuts.value[rows], share @ cuts.gradient[rows], of))
-        owner, value, gradient, origin = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return Cuts(owner, value, gradient, origin, cuts.points)
+        owners, value, gradient, origins = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return Cuts(owners, value, gradient, origins, cuts.points)
 
     def weights(self, alpha: Numbers) -> Numbers:
         """(n,) of the clients, if these are those of the members."""
@@ -126,12 +129,14 @@ def solved(
     curvature: Curvature | None,
     scale: float,
     also: Indices,
+    before: Solved | None = None,
     origin: int = 0,
     raised: Numbers | None = None,
 ) -> Solved | None:
     """Solve the program of `ConeModel.solve` over as few clients as will do; None where the solver fails.
 
-    `also` are clients to be held in any case. The cuts of `origin` count as `raised` by so much (n,).
+    `also` are clients to be held in any case; `before` is what nearly the same program gave. The cuts of
+    `origin` count as `raised` by so much (n,).
     """
     n = model.mixtures.dimension
     all_cuts = cuts if raised is None else cuts.raised(origin, raised)
@@ -142,7 +147,9 @@ def solved(
             return None
         used = answer.multipliers > _USED
         return Solved(None, model, cuts, answer, answer.value, used, np.unique(cuts.owner[used]))
-    best, tops = None, all_cuts.highest(z, n)
+    best, tops = None, all_cuts.highest(z if before is None else before.answer.z, n)
+    if before is not None and before.held is not None:
+        also = before.held.singly
     for _ in range(_PASSES):
         held = WorkingSet.around(model.mixtures, tops, nearest, also)
         part, own = model._replace(mixtures=held.mixtures), held.cuts(cuts)
@@ -171,11 +178,11 @@ def _places(mixtures: Mixtures, order: Indices) -> Indices:
         return np.zeros(1, np.int64)
     if isinstance(mixtures, CappedSimplex):
         lower, upper = np.asarray(mixtures.lower), np.asarray(mixtures.upper)
-        room, total, filled = (upper - lower)[order], 1 - lower.sum(), order
+        room, total = (upper - lower)[order], 1 - lower.sum()
     else:
         # The worst client gains what the least bad ones lose.
-        room, total, filled = np.asarray(mixtures.center)[order[::-1]], float(mixtures.radius) / 2, order[::-1]
-    last = min(int(np.searchsorted(np.cumsum(room), total)), len(filled) - 1)
+        room, total = np.asarray(mixtures.center)[order[::-1]], float(mixtures.radius) / 2
+    last = min(int(np.searchsorted(np.cumsum(room), total)), len(order) - 1)
     if isinstance(mixtures, L1SimplexBall):
         return np.unique([0, len(order) - 1 - last])
     return np.array([last])
@@ -186,7 +193,7 @@ def _members(mixtures: Mixtures, group: Indices) -> tuple[sparse.csr_matrix, Mix
     n, count = len(group), int(group.max()) + 1
     held = np.flatnonzero(group >= 0)
     of = group[held]
-    size = np.bincount(of, minlength=count)
+    size = np.bincount(of, minlength=count).astype(float)
 
     def shares(by: Numbers, total: Numbers) -> sparse.csr_matrix:
         # Where none has any, all have the same.
@@ -194,18 +201,17 @@ def _members(mixtures: Mixtures, group: Indices) -> tuple[sparse.csr_matrix, Mix
         return sparse.csr_matrix((data, (of, held)), (count, n))
 
     if isinstance(mixtures, Simplex):
-        return shares(np.ones(n), size.astype(float)), Simplex(count)
+        return shares(np.ones(n), size), Simplex(count)
     if isinstance(mixtures, L1SimplexBall):
         center = np.asarray(mixtures.center)
-        total = np.bincount(of, center[held], count)
-        return shares(center, total), L1SimplexBall(total / total.sum(), mixtures.radius)
+        total = np.bincount(of, center[held], count).astype(float)
+        return shares(center, total), L1SimplexBall(jnp.asarray(total / total.sum()), mixtures.radius)
     # What a group may have above its clients' least weights goes to them in proportion to their room; their
     # least weights are a member of their own, of a weight that is settled.
     lower, room = np.asarray(mixtures.lower), np.asarray(mixtures.upper) - np.asarray(mixtures.lower)
-    least, above = np.bincount(of, lower, count), np.bincount(of, room, count)
+    least, above = (np.bincount(of, part, count).astype(float) for part in (lower[held], room[held]))
     apart = np.flatnonzero((least > 0) & (size > 1))
     share = sparse.vstack([shares(room, above), shares(lower, least)[apart]], format="csr")
     fixed = np.where(size == 1, least, 0.0)
-    return share, CappedSimplex(
-        np.append(fixed, least[apart]), np.append(fixed + above, least[apart])
-    )
+    ends = (np.append(fixed, least[apart]), np.append(fixed + above, least[apart]))
+    return share, CappedSimplex(*map(jnp.asarray, ends))
