@@ -62,14 +62,20 @@ def lower_bound(
     They are mended where more is lost to the slope than lies between what the cuts say at z and the value
     `upper` that is known there, and until a bound is `enough`.
     """
+
+    def serves(proof: Proof) -> bool:
+        return proof.bound >= enough or proof.lost <= upper - (proof.bound + proof.lost)
+
     best = _proven(model, cuts, z, answer)
-    if best.bound >= enough or best.lost <= upper - (best.bound + best.lost):
+    if serves(best):
         return best
     for by_cost in (True, False):
         mended = answer
         for _ in range(_TIMES):
             mended = _balanced(model, cuts, z, mended, by_cost)
             best = max(best, _proven(model, cuts, z, mended), key=_of_bound)
+            if serves(best):
+                return best
         if model.nonnegative and best.bound < enough:
             best = max(best, _cancelled(model, cuts, z, mended), key=_of_bound)
         if best.bound >= enough:
@@ -247,7 +253,7 @@ def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:
     error = error + low[:, None] * row_low
     # Where splitting overflows, the products alone are as good as it gets.
     error[~np.isfinite(error)] = 0.0
-    return np.array([math.fsum(column) for column in np.vstack([products, error]).T])
+    return np.array([math.fsum(column) for column in np.vstack([products, error]).T.tolist()])
 
 
 def _halves(v: Numbers) -> tuple[Numbers, Numbers]:
