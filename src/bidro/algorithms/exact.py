@@ -2,15 +2,15 @@
 
     min over x in X of max over alpha in A of sum_i alpha_i R_i(x)
 
-A client replies with bounds of its risk R_i at the model, a plane below R_i and, where it sends curvature, a
-model H_i of its second derivative. The server keeps the planes and takes the next model from a small cone
-program with curvature M = sum_i alpha_i H_i: a sequential quadratic method for a finite maximum, with memory.
+A proximal bundle method with second-order information. A client replies with bounds of its risk R_i at the
+model, a cut below R_i and, where it sends curvature, a model H_i of its second derivative. The server keeps
+the cuts and takes the next model from a small cone program with M = sum_i alpha_i H_i in its proximal term.
 The model becomes the new centre where the worst mixture falls as predicted; else M is stiffened. Without
-curvature from the clients, M is a quasi-Newton estimate from gradients.
+curvature from the clients, M is a quasi-Newton estimate. Of many clients a program holds few (`working_set`).
 
-Kinks of the loss (hinge, absolute, pinball) are rounded, ever less: progress is judged on the rounded risks,
-which have curvature, while planes lie below the true ones. Upper bounds are dual values of the true risks,
-and lower bounds are proven from the planes: see `cone_model`. The penalised problem, and the one without
+Kinks of the loss (hinge, absolute, pinball) are smoothed, ever less: progress is judged on the smoothed
+risks, which have curvature, while cuts lie below the true ones. Upper bounds are dual values of the true
+risks, and lower bounds are proven from the cuts: see `cone_model`. The penalised problem, and the one without
 ambiguity inside the clients (AFL's), are solved in the same way.
 """
 
@@ -55,14 +55,14 @@ _SMALL, _TINY = 1e-6, float(np.finfo(float).tiny)
 # The program for the lower bound has no steps whose size would go down with the gap; its unit stays above
 # this share of the risks.
 _COARSEST = 1e-5
-# Kinks are first rounded over this multiple of the residuals, then over this share of that, and so on.
+# Kinks are first smoothed over this multiple of the residuals, then over this share of that, and so on.
 _FIRST_WIDTH = 2.0
 _NARROW = 0.35
 # What that costs shows if it is more than this share of the gap; nothing helps where the gap stays above the
 # second share of what it was a round ago.
 _SHOWS = 0.1
 _HARDLY = 0.9999
-# Planes that neither program has used for this many rounds are dropped.
+# Cuts that neither program has used for this many rounds are dropped.
 _IDLE_ROUNDS = 25
 _USED = 1e-9
 # Curvatures are mixed anew where the weights of the step differ by more than this in all.
@@ -71,7 +71,7 @@ _SAME_MIXTURE = 1e-3
 
 class Broadcast(NamedTuple):
     x: Array  # (d,) the model to be assessed
-    width: Array  # kinks of the loss are rounded over this, in the client's own units
+    width: Array  # kinks of the loss are smoothed over this, in the client's own units
 
 
 class Reply(NamedTuple):
@@ -79,9 +79,9 @@ class Reply(NamedTuple):
 
     upper: Array  # upper end of R_i(x); 0 where none is known
     certified: Array  # 1 where `upper` is proven, else 0
-    attained: Array  # at x, of a plane below R_i
-    gradient: Array  # (k,) of that plane
-    rounding: Array  # what the risk with rounded kinks exceeds `attained` by
+    attained: Array  # at x, of a cut below R_i
+    gradient: Array  # (k,) of that cut
+    smoothing: Array  # what the risk with smoothed kinks exceeds `attained` by
     curvature: Array  # upper triangle of H_i, row by row; empty where it is not sent
     multiplier: Array  # lambda_i; the largest float stands for infinity
 
@@ -96,7 +96,7 @@ class Reply(NamedTuple):
             known.astype(float),
             found.attained,
             found.gradient,
-            found.rounding,
+            found.smoothing,
             packed,
             jnp.minimum(found.multiplier, _INFINITE),
         )
@@ -106,10 +106,10 @@ class Centre(NamedTuple):
     """The replies at the point around which the program is solved."""
 
     z: Numbers  # (k,)
-    merit: float  # worst mixture of the rounded risks
+    merit: float  # worst mixture of the smoothed risks
     origin: int  # where its cuts are
     attained: Numbers  # (n,)
-    rounding: Numbers  # (n,) what the rounded risks exceed them by
+    smoothing: Numbers  # (n,) what the smoothed risks exceed them by
     gradient: Numbers  # (n, k)
     curvature: Numbers  # (n, k (k + 1) / 2) upper triangles; (n, 0) where it is estimated
 
@@ -143,7 +143,7 @@ class State(NamedTuple):
     estimate: Numbers | None  # (k, k) quasi-Newton curvature, None before two gradients are known
     stiffness: float
     left: float  # upper minus lower bound, a round ago
-    predicted: float  # by how much the worst mixture of rounded risks should fall at x
+    predicted: float  # by how much the worst mixture of smoothed risks should fall at x
     t: int  # rounds done
     stalled: bool  # whether the next model would be the centre itself: nothing more can be gained
 
@@ -167,10 +167,10 @@ class ExactMWDRO(Usual):
     """Stops at a relative `gap`; `oracle` solves the inner problems that have no closed form.
 
     `saves_rounds`: solve a program for the lower bound in every round, not only where steps fail or kinks are
-    rounded. It takes as long as a step and usually saves a few of them, which are dear on a network.
+    smoothed. It takes as long as a step and usually saves a few of them, which are dear on a network.
 
     Raises BidroError for a loss that is not convex in the model, and for an unbounded model set, over
-    which planes prove nothing.
+    which cuts prove nothing.
     """
 
     oracle: Oracle = static()
@@ -239,7 +239,7 @@ class ExactMWDRO(Usual):
         return Reply.of(client.risk(self.oracle, broadcast.x, broadcast.width, self.sends_curvature))
 
     def server(self, state: State, replies: Reply, replied: Array) -> State:
-        """A round that not all clients answer is repeated, with the planes of those who did.
+        """A round that not all clients answer is repeated, with the cuts of those who did.
 
         Once finished, nothing changes any more.
         """
@@ -250,10 +250,8 @@ class ExactMWDRO(Usual):
         arrived: Reply = jax.tree.map(np.asarray, replies)
         z = state.model.lift(state.x)
         cuts = Cuts.at_point(who, np.asarray(arrived.attained)[who], np.asarray(arrived.gradient)[who], z)
-        state = state._replace(
-            cuts=state.cuts.with_more(cuts), idle=np.append(state.idle, np.zeros(len(who), np.int64))
-        )
-        state = state._replace(t=state.t + 1)
+        idle = np.append(state.idle, np.zeros(len(who), np.int64))
+        state = state._replace(cuts=state.cuts.with_more(cuts), idle=idle, t=state.t + 1)
         if len(who) < len(state.alpha):
             return state
         state = _with_best(state, arrived)
@@ -291,8 +289,8 @@ def _with_best(state: State, replies: Reply) -> State:
 def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
     """Make the point just assessed the centre, if it is good enough, and learn from it if it is not."""
     attained, gradient = np.asarray(replies.attained), np.asarray(replies.gradient)
-    rounding = np.asarray(replies.rounding)
-    merit = state.model.worst_mixture(attained + rounding)
+    smoothing = np.asarray(replies.smoothing)
+    merit = state.model.worst_mixture(attained + smoothing)
     estimate, centre = state.estimate, state.centre
     packed = np.asarray(replies.curvature)
     if packed.shape[1] == 0 and centre is not None and np.isfinite(centre.merit):
@@ -305,7 +303,7 @@ def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
             return state._replace(stiffness=_STIFFEN * stiffness, estimate=estimate)
         if fall > _GOOD * state.predicted:
             stiffness = max(1.0, stiffness / _STIFFEN)
-    new = Centre(z, merit, len(state.cuts.points) - 1, attained, rounding, gradient, packed)
+    new = Centre(z, merit, len(state.cuts.points) - 1, attained, smoothing, gradient, packed)
     return state._replace(centre=new, stiffness=stiffness, estimate=estimate)
 
 
@@ -342,9 +340,9 @@ def _with_next(state: State) -> State:
     """The next model: from the program with curvature around the centre."""
     centre, model = state.centre, state.model
     assert centre is not None
-    # Cuts at the centre count as tangents of the rounded risks, which lie above them.
+    # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
     program = partial(solved, model, state.cuts, centre.z, scale=_scale(state), also=state.singly)
-    program = partial(program, origin=centre.origin, raised=centre.rounding)
+    program = partial(program, origin=centre.origin, raised=centre.smoothing)
     M = _curvature(state, state.mixture)
     step = program(M)
     turned = 0.0 if step is None else float(np.abs(step.alpha - state.mixture).sum())
@@ -368,14 +366,14 @@ def _with_next(state: State) -> State:
         mixture=step.alpha,
         predicted=max(predicted, 0.0),
     )
-    # Rounding kinks costs this much; when steps promise less, and it shows in the gap or nothing else helps,
-    # kinks are rounded less.
+    # Smoothing costs this much; when steps promise less, and it shows in the gap or nothing else helps, kinks
+    # are smoothed less.
     cost = centre.merit - model.worst_mixture(centre.attained)
     left, before = state.best.upper - state.lower, state.left
     state = state._replace(left=left)
     still = float(np.linalg.norm(move)) <= 1e-15 * float(np.linalg.norm(centre.z))
     if state.predicted < cost and (still or cost > _SHOWS * left or left > _HARDLY * before):
-        # The centre was judged by other rounding: it gives way to the next point whatever that is like.
+        # The centre was judged by other smoothing: it gives way to the next point whatever that is like.
         return state._replace(width=_NARROW * state.width, centre=centre._replace(merit=float("inf")))
     return state._replace(stalled=still)
 
