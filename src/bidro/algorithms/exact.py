@@ -274,9 +274,9 @@ def to_gap(state: State, gap: float) -> State:
 def _with_best(state: State, replies: Reply) -> State:
     certified = bool(np.all(np.asarray(replies.certified) == 1))
     risks = np.where(np.asarray(replies.certified) == 1, replies.upper, replies.attained)
-    upper = state.model.worst_mixture(risks)
     if not np.all(np.isfinite(risks)):
         raise BidroError(f"In round {state.t} a client's risk is not finite; declare a bounded support.")
+    upper = state.model.worst_mixture(risks)
     # A proven bound is never given up for a better one that is not.
     if (certified, -upper) <= (state.certified and np.isfinite(state.best.upper), -state.best.upper):
         return state
