@@ -125,7 +125,7 @@ class Client:
     def risk(self, oracle: Oracle, x: Array, width: Array, curvature: bool) -> RiskModel:
         """This client's R_i at x, as a function of (x, nu) where it is lifted.
 
-        In the plane and curvature that are returned, never in the value, kinks of the loss are rounded over
+        In the cut and curvature that are returned, never in the value, kinks of the loss are smoothed over
         `width`, in units of the residuals (or the loss) of a model that predicts the same for every row.
         """
         width = width * self._unit
@@ -138,7 +138,7 @@ class Client:
 
     @property
     def _unit(self) -> Array:
-        """The size of u for this client, where kinks are to be rounded."""
+        """The size of u for this client, where kinks are to be smoothed."""
         loss = self.inner.loss
         if not isinstance(loss, Squared) and not (
             isinstance(loss, LinearLoss) and loss.scalar.curvature == math.inf

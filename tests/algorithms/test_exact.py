@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bidro.algorithms.cone_model import Answer, ConeModel, Curvature, Planes
+from bidro.algorithms.cone_model import Answer, ConeModel, Curvature
+from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.proof import exact_combination, lower_bound
 from bidro.algorithms.quasi_newton import quasi_newton
@@ -54,34 +55,34 @@ def test_no_multipliers_prove_too_much(kind):
     tight = 0
     for mixtures in MIXTURES:
         model = start._replace(mixtures=mixtures)
-        planes = Planes.none(len(model.lift(points[0])))
+        cuts = Cuts.none(len(model.lift(points[0])))
         for x, reply in zip(points, replies, strict=True):
-            planes = planes.with_more(
-                Planes.at_point(
+            cuts = cuts.with_more(
+                Cuts.at_point(
                     np.arange(3), np.asarray(reply.attained), np.asarray(reply.gradient), model.lift(x)
                 )
             )
         objectives = [model.worst_mixture(np.asarray(reply.upper)) for reply in replies]
         z = model.lift(points[0])
-        solved = model.solve(planes, z, None, 1.0)
+        solved = model.solve(cuts, z, None, 1.0)
         trained = model._replace(finite=model.models)
-        exact = lower_bound(trained, planes, z, solved, solved.value, np.inf).bound
-        assert lower_bound(model, planes, z, solved, solved.value, np.inf).bound <= exact
+        exact = lower_bound(trained, cuts, z, solved, solved.value, np.inf).bound
+        assert lower_bound(model, cuts, z, solved, solved.value, np.inf).bound <= exact
         assert exact <= min(objectives) + 1e-9
         # The solver's own multipliers prove its value, as far as it is accurate.
         assert exact == pytest.approx(solved.value, abs=1e-6)
         for _ in range(30):
-            raw = rng.exponential(size=len(planes.owner)) * (rng.uniform(size=len(planes.owner)) < 0.4)
-            multipliers, alpha = model.feasible(planes, raw, planes.at(z))
+            raw = rng.exponential(size=len(cuts.owner)) * (rng.uniform(size=len(cuts.owner)) < 0.4)
+            multipliers, alpha = model.feasible(cuts, raw, cuts.at(z))
             assert bool(mixtures.contains(jnp.asarray(alpha)))
-            sums = np.bincount(planes.owner, multipliers, 3)
+            sums = np.bincount(cuts.owner, multipliers, 3)
             np.testing.assert_allclose(sums, alpha, atol=1e-12)
             pulls = tuple(5 * rng.normal(size=len(cone.offset)) for cone in model.cones)
             pushes = tuple(rng.normal(size=len(n.offset)) for n in model.models.constraints().norms)
             shares = rng.exponential(size=len(solved.shares))
             answer = Answer(z, 0.0, multipliers, alpha, shares, pulls, pushes)
-            # Whatever is known at z, they are mended: -inf lies below all that planes say there.
-            proof = lower_bound(model, planes, z, answer, -np.inf, np.inf)
+            # Whatever is known at z, they are mended: -inf lies below all that cuts say there.
+            proof = lower_bound(model, cuts, z, answer, -np.inf, np.inf)
             assert bool(mixtures.contains(jnp.asarray(proof.alpha)))
             assert proof.bound <= min(objectives) + 1e-9
             tight += proof.bound > min(objectives) - 50.0
@@ -89,13 +90,13 @@ def test_no_multipliers_prove_too_much(kind):
 
 
 def test_steps_solve_the_program_that_they_state():
-    """One quadratic program without planes that matter: a Newton step, by hand, within and at the box."""
+    """One quadratic program without cuts that matter: a Newton step, by hand, within and at the box."""
     square = Box.cube(1.0, 2)
     model = ConeModel(square, square, Simplex(1), (), nonnegative=False)
     M = np.array([[2.0, 0.5], [0.5, 1.0]])
     for gradient in (np.array([0.4, -0.3]), np.array([4.0, 0.1])):
-        planes = Planes.at_point(np.zeros(1, np.int64), np.ones(1), gradient[None], np.zeros(2))
-        answer = model.solve(planes, np.zeros(2), Curvature.of(M), 1.0)
+        cuts = Cuts.at_point(np.zeros(1, np.int64), np.ones(1), gradient[None], np.zeros(2))
+        answer = model.solve(cuts, np.zeros(2), Curvature.of(M), 1.0)
         expected = -np.linalg.solve(M, gradient)
         if np.max(np.abs(expected)) > 1:
             # The first coordinate meets the box at -1, the second then solves its own equation.
@@ -109,17 +110,17 @@ def test_far_from_the_kink_the_cone_is_the_same_set():
     model = ExactMWDRO(Exact()).init(problem).model
     x = np.array([0.9, -0.7, 0.4])
     reply, z = replies_at(problem, x), model.lift(x)
-    planes = Planes.at_point(np.arange(3), np.asarray(reply.attained), np.asarray(reply.gradient), z)
+    cuts = Cuts.at_point(np.arange(3), np.asarray(reply.attained), np.asarray(reply.gradient), z)
     packed = np.asarray(reply.curvature)[0]
     M = np.zeros((4, 4))
     M[np.triu_indices(4)] = packed
     M = M + M.T - np.diag(np.diag(M)) + 1e-3 * np.eye(4)
-    large, small = (model.solve(planes, z, Curvature.of(M * stiff), 1.0) for stiff in (1.0, 1e4))
+    large, small = (model.solve(cuts, z, Curvature.of(M * stiff), 1.0) for stiff in (1.0, 1e4))
     for answer, stiff in ((large, 1.0), (small, 1e4)):
         # Stationarity in x of max_i plane_i + stiff/2 d'Md with nu = ||(x, -1)|| eliminated.
         y = answer.z[:3]
         unit = y / np.sqrt(y @ y + 1)
-        r = answer.multipliers @ planes.gradient + stiff * M @ (answer.z - z)
+        r = answer.multipliers @ cuts.gradient + stiff * M @ (answer.z - z)
         free = np.abs(y) < 1.2 - 1e-6
         assert free.any()
         np.testing.assert_allclose((r[:3] + r[3] * unit)[free], 0.0, atol=1e-5 * stiff**0.5)

@@ -220,8 +220,8 @@ def test_clients_reply_with_their_risk_and_its_slope(name):
     origin = replies_at(problem, np.zeros(3))
     for i, part in enumerate(data.values()):
         for y in rng.normal(size=(20, 3)):
-            plane = float(origin.value[i] + origin.gradient[i] @ y)
-            assert risk(part, RADII[i], y) >= plane - 1e-9
+            cut = float(origin.value[i] + origin.gradient[i] @ y)
+            assert risk(part, RADII[i], y) >= cut - 1e-9
 
 
 def test_no_ambiguity_is_afl_with_multiplied_weights():

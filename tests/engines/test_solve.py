@@ -229,11 +229,11 @@ def test_p_2_on_a_box_against_cutting_surfaces(loss):
     eps, axis = 0.3, np.linspace(-2.0, 2.0, 801)
     found = solve(problem_of(parts, loss, eps, 2.0, support=support), gap=1e-7)
     x = cp.Variable(1 + int(loss.intercept))
-    t, planes = cp.Variable(), [cp.abs(x) <= 10.0]
+    t, cuts = cp.Variable(), [cp.abs(x) <= 10.0]
     value, worst = -np.inf, np.inf
     for _ in range(25):
-        if len(planes) > 1:
-            program = cp.Problem(cp.Minimize(t), planes)
+        if len(cuts) > 1:
+            program = cp.Problem(cp.Minimize(t), cuts)
             program.solve(solver=cp.CLARABEL)
             value, model = program.value, x.value
         else:
@@ -254,7 +254,7 @@ def test_p_2_on_a_box_against_cutting_surfaces(loss):
             )
             attained.append(-plan.fun)
             used = plan.x > 1e-12
-            planes.append(t >= _expected(loss, points[used], plan.x[used], x))
+            cuts.append(t >= _expected(loss, points[used], plan.x[used], x))
         worst = min(worst, max(attained))
         if worst - value < 1e-6:
             break

@@ -1,4 +1,4 @@
-"""Labels that change at a price, where the model's slope is 0: planes there must hold for every model."""
+"""Labels that change at a price, where the model's slope is 0: cuts there must hold for every model."""
 
 import numpy as np
 import pytest

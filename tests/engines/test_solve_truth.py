@@ -171,7 +171,7 @@ def test_bounds_that_contradict_each_other_are_an_error():
 
 
 def test_a_client_that_contradicts_itself_is_noticed():
-    """Its plane lies above what it later says its risk is."""
+    """Its cut lies above what it later says its risk is."""
     made = problem(data(), SMOOTH["squared"], 0.0)
     algorithm = ExactMWDRO(Exact())
     state, ask = algorithm.init(made), IN_PROCESS.clients_of(made)

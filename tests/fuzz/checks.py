@@ -207,7 +207,7 @@ def _check_gap(case: Case, found: Found, solution: Solution) -> None:
 def _check_planes(
     case: Case, found: Found, problem: Problem, pool: Models, risks: Risks, rng: np.random.Generator
 ) -> None:
-    """A client's plane lies below its risk at every model."""
+    """A client's cut lies below its risk at every model."""
     algorithm = ExactMWDRO(default_oracle(problem.inner), case.family.method == "curvature", GAP)
     ask = IN_PROCESS.clients_of(problem)
     for at in ("solution", "zero", "any"):
@@ -219,29 +219,29 @@ def _check_planes(
             continue
         for i in range(len(case.rows)):
             for name, y in pool.items():
-                plane, size = _plane(case, problem, attained[i], gradient[i], x, y)
+                cut, size = _cut(case, problem, attained[i], gradient[i], x, y)
                 truth = risks[name][i].upper
                 if not np.isfinite(truth):
                     continue
                 slack = Wide(UNITS) * size + rounding(case, i, y, truth) + rounding(case, i, x, attained[i])
                 found.expect(
-                    plane <= truth + slack,
-                    "plane above the risk",
+                    cut <= truth + slack,
+                    "cut above the risk",
                     client=i,
                     at=at,
                     model=name,
-                    plane=plane,
+                    cut=cut,
                     risk=truth,
-                    by=plane - truth,
+                    by=cut - truth,
                     rounding=slack,
                     width=width,
                 )
 
 
-def _plane(
+def _cut(
     case: Case, problem: Problem, attained: float, gradient: np.ndarray, x: np.ndarray, y: np.ndarray
 ) -> tuple[Wide, Wide]:
-    """(the plane at y, the sum of the sizes of its terms)."""
+    """(the cut at y, the sum of the sizes of its terms)."""
 
     def lifted(v: np.ndarray) -> np.ndarray:
         wide = np.asarray(v, Wide)

@@ -12,13 +12,13 @@ from tests.fuzz.reference import Bounds
 
 # A sum of rounded products is off by a few units in the last place of its largest term.
 UNITS = 64 * np.finfo(float).eps
-# Planes and programs add rounding of their own, over several rounds.
+# Cuts and programs add rounding of their own, over several rounds.
 PROOF_UNITS = 1024 * np.finfo(float).eps
 TINY = np.finfo(float).tiny
 
 
 def models(case: Case, rng: np.random.Generator, solution: np.ndarray) -> dict[str, np.ndarray]:
-    """Models of X at which objectives and planes are checked."""
+    """Models of X at which objectives and cuts are checked."""
     d = case.family.dimension
     pool = {
         "solution": solution,

@@ -158,22 +158,22 @@ def test_bad_losses_say_what_is_wrong(make, word):
 
 @pytest.mark.parametrize("loss", LINEAR, ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("width", [0.0, 0.3])
-def test_tangents_lie_below_and_the_rounded_loss_above(loss, width):
-    """The line at u is below L everywhere; the rounded loss has its slope and the curvature stated."""
+def test_tangents_lie_below_and_the_smoothed_loss_above(loss, width):
+    """The line at u is below L everywhere; the smoothed loss has its slope and the curvature stated."""
     scalar, grid = loss.scalar, jnp.linspace(-4, 4, 1601)
     at = jnp.asarray([-2.3, -0.71, -0.1, 0.05, 0.4, 0.93, 1.04, 2.6])
     line = scalar.tangent(at, jnp.asarray(width))
     lines = line.value[:, None] + line.slope[:, None] * (grid[None] - at[:, None])
     assert float(jnp.max(lines - scalar.value(grid)[None])) <= 1e-12
-    assert np.all(line.rounded >= scalar.value(at) - 1e-14)
+    assert np.all(line.smoothed >= scalar.value(at) - 1e-14)
 
-    def rounded(u):
-        return scalar.tangent(u, jnp.asarray(width)).rounded
+    def smoothed(u):
+        return scalar.tangent(u, jnp.asarray(width)).smoothed
 
     step = 1e-4
-    slope = (rounded(at + step) - rounded(at - step)) / (2 * step)
+    slope = (smoothed(at + step) - smoothed(at - step)) / (2 * step)
     np.testing.assert_allclose(line.slope, slope, atol=1e-6)
-    bend = (rounded(at + step) - 2 * rounded(at) + rounded(at - step)) / step**2
+    bend = (smoothed(at + step) - 2 * smoothed(at) + smoothed(at - step)) / step**2
     np.testing.assert_allclose(line.curvature, bend, atol=1e-4)
 
 

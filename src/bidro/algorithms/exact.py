@@ -2,20 +2,21 @@
 
     min over x in X of max over alpha in A of sum_i alpha_i R_i(x)
 
-A client replies with bounds of its risk R_i at the model, a plane below R_i and, where it sends curvature, a
-model H_i of its second derivative. The server keeps the planes and takes the next model from a small cone
-program with curvature M = sum_i alpha_i H_i: a sequential quadratic method for a finite maximum, with memory.
+A proximal bundle method with second-order information. A client replies with bounds of its risk R_i at the
+model, a cut below R_i and, where it sends curvature, a model H_i of its second derivative. The server keeps
+the cuts and takes the next model from a small cone program with M = sum_i alpha_i H_i in its proximal term.
 The model becomes the new centre where the worst mixture falls as predicted; else M is stiffened. Without
-curvature from the clients, M is a quasi-Newton estimate from gradients.
+curvature from the clients, M is a quasi-Newton estimate. Of many clients a program holds few (`working_set`).
 
-Kinks of the loss (hinge, absolute, pinball) are rounded, ever less: progress is judged on the rounded risks,
-which have curvature, while planes lie below the true ones. Upper bounds are dual values of the true risks,
-and lower bounds are proven from the planes: see `cone_model`. The penalised problem, and the one without
+Kinks of the loss (hinge, absolute, pinball) are smoothed, ever less: progress is judged on the smoothed
+risks, which have curvature, while cuts lie below the true ones. Upper bounds are dual values of the true
+risks, and lower bounds are proven from the cuts: see `cone_model`. The penalised problem, and the one without
 ambiguity inside the clients (AFL's), are solved in the same way.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -24,10 +25,12 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.cone_model import Answer, ConeModel, Curvature, Planes, held_by_cones
+from bidro.algorithms.cone_model import ConeModel, Curvature, held_by_cones
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
+from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
+from bidro.algorithms.working_set import Solved, solved
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.losses import Squared
@@ -52,14 +55,14 @@ _SMALL, _TINY = 1e-6, float(np.finfo(float).tiny)
 # The program for the lower bound has no steps whose size would go down with the gap; its unit stays above
 # this share of the risks.
 _COARSEST = 1e-5
-# Kinks are first rounded over this multiple of the residuals, then over this share of that, and so on.
+# Kinks are first smoothed over this multiple of the residuals, then over this share of that, and so on.
 _FIRST_WIDTH = 2.0
 _NARROW = 0.35
 # What that costs shows if it is more than this share of the gap; nothing helps where the gap stays above the
 # second share of what it was a round ago.
 _SHOWS = 0.1
 _HARDLY = 0.9999
-# Planes that neither program has used for this many rounds are dropped.
+# Cuts that neither program has used for this many rounds are dropped.
 _IDLE_ROUNDS = 25
 _USED = 1e-9
 # Curvatures are mixed anew where the weights of the step differ by more than this in all.
@@ -68,7 +71,7 @@ _SAME_MIXTURE = 1e-3
 
 class Broadcast(NamedTuple):
     x: Array  # (d,) the model to be assessed
-    width: Array  # kinks of the loss are rounded over this, in the client's own units
+    width: Array  # kinks of the loss are smoothed over this, in the client's own units
 
 
 class Reply(NamedTuple):
@@ -76,9 +79,9 @@ class Reply(NamedTuple):
 
     upper: Array  # upper end of R_i(x); 0 where none is known
     certified: Array  # 1 where `upper` is proven, else 0
-    attained: Array  # at x, of a plane below R_i
-    gradient: Array  # (k,) of that plane
-    rounding: Array  # what the risk with rounded kinks exceeds `attained` by
+    attained: Array  # at x, of a cut below R_i
+    gradient: Array  # (k,) of that cut
+    smoothing: Array  # what the risk with smoothed kinks exceeds `attained` by
     curvature: Array  # upper triangle of H_i, row by row; empty where it is not sent
     multiplier: Array  # lambda_i; the largest float stands for infinity
 
@@ -95,7 +98,7 @@ class Reply(NamedTuple):
             known.astype(float),
             found.attained,
             found.gradient,
-            found.rounding,
+            found.smoothing,
             packed,
             xp.minimum(found.multiplier, _INFINITE),
         )
@@ -105,10 +108,12 @@ class Centre(NamedTuple):
     """The replies at the point around which the program is solved."""
 
     z: Numbers  # (k,)
-    merit: float  # worst mixture of the rounded risks
-    tangents: Planes  # of the rounded risks
+    merit: float  # worst mixture of the smoothed risks
+    origin: int  # where its cuts are
     attained: Numbers  # (n,)
-    curvature: Numbers  # (n, k, k); (0, k, k) where it is estimated
+    smoothing: Numbers  # (n,) what the smoothed risks exceed them by
+    gradient: Numbers  # (n, k)
+    curvature: Numbers  # (n, k (k + 1) / 2) upper triangles; (n, 0) where it is estimated
 
 
 class Best(NamedTuple):
@@ -125,8 +130,9 @@ class State(NamedTuple):
     x_sum: Numbers  # of the models assessed so far
     width: float
     model: ConeModel
-    planes: Planes
-    idle: NDArray[np.int64]  # (planes,) rounds since a program used it
+    cuts: Cuts
+    idle: NDArray[np.int64]  # (cuts,) rounds since a program used it
+    singly: NDArray[np.int64]  # the clients that the last step held one by one
     centre: Centre | None
     best: Best
     certified: bool  # whether every client's upper end at the best model is proven
@@ -139,7 +145,7 @@ class State(NamedTuple):
     estimate: Numbers | None  # (k, k) quasi-Newton curvature, None before two gradients are known
     stiffness: float
     left: float  # upper minus lower bound, a round ago
-    predicted: float  # by how much the worst mixture of rounded risks should fall at x
+    predicted: float  # by how much the worst mixture of smoothed risks should fall at x
     t: int  # rounds done
     stalled: bool  # whether the next model would be the centre itself: nothing more can be gained
 
@@ -163,10 +169,10 @@ class ExactMWDRO(Usual):
     """Stops at a relative `gap`; `oracle` solves the inner problems that have no closed form.
 
     `saves_rounds`: solve a program for the lower bound in every round, not only where steps fail or kinks are
-    rounded. It takes as long as a step and usually saves a few of them, which are dear on a network.
+    smoothed. It takes as long as a step and usually saves a few of them, which are dear on a network.
 
     Raises BidroError for a loss that is not convex in the model, and for an unbounded model set, over
-    which planes prove nothing.
+    which cuts prove nothing.
     """
 
     oracle: Oracle = static()
@@ -208,7 +214,8 @@ class ExactMWDRO(Usual):
             np.zeros_like(x),
             _FIRST_WIDTH,
             model,
-            Planes.none(len(model.lift(x))),
+            Cuts.none(len(model.lift(x))),
+            np.zeros(0, np.int64),
             np.zeros(0, np.int64),
             None,
             Best(x, np.inf, unknown, unknown),
@@ -234,7 +241,7 @@ class ExactMWDRO(Usual):
         return Reply.of(client.risk(self.oracle, broadcast.x, broadcast.width, self.sends_curvature))
 
     def server(self, state: State, replies: Reply, replied: Array) -> State:
-        """A round that not all clients answer is repeated, with the planes of those who did.
+        """A round that not all clients answer is repeated, with the cuts of those who did.
 
         Once finished, nothing changes any more.
         """
@@ -244,11 +251,9 @@ class ExactMWDRO(Usual):
         who = np.flatnonzero(np.asarray(replied))
         arrived: Reply = jax.tree.map(np.asarray, replies)
         z = state.model.lift(state.x)
-        planes = Planes.at_point(who, np.asarray(arrived.attained)[who], np.asarray(arrived.gradient)[who], z)
-        state = state._replace(
-            planes=state.planes.with_more(planes), idle=np.append(state.idle, np.zeros(len(who), np.int64))
-        )
-        state = state._replace(t=state.t + 1)
+        cuts = Cuts.at_point(who, np.asarray(arrived.attained)[who], np.asarray(arrived.gradient)[who], z)
+        idle = np.append(state.idle, np.zeros(len(who), np.int64))
+        state = state._replace(cuts=state.cuts.with_more(cuts), idle=idle, t=state.t + 1)
         if len(who) < len(state.alpha):
             return state
         state = _with_best(state, arrived)
@@ -271,9 +276,9 @@ def to_gap(state: State, gap: float) -> State:
 def _with_best(state: State, replies: Reply) -> State:
     certified = bool(np.all(np.asarray(replies.certified) == 1))
     risks = np.where(np.asarray(replies.certified) == 1, replies.upper, replies.attained)
-    upper = state.model.worst_mixture(risks)
     if not np.all(np.isfinite(risks)):
         raise BidroError(f"In round {state.t} a client's risk is not finite; declare a bounded support.")
+    upper = state.model.worst_mixture(risks)
     # A proven bound is never given up for a better one that is not.
     if (certified, -upper) <= (state.certified and np.isfinite(state.best.upper), -state.best.upper):
         return state
@@ -285,15 +290,13 @@ def _with_best(state: State, replies: Reply) -> State:
 
 def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
     """Make the point just assessed the centre, if it is good enough, and learn from it if it is not."""
-    n, k = len(state.alpha), len(z)
     attained, gradient = np.asarray(replies.attained), np.asarray(replies.gradient)
-    rounded = attained + np.asarray(replies.rounding)
-    tangents = Planes.at_point(np.arange(n), rounded, gradient, z)
-    merit = state.model.worst_mixture(rounded)
+    smoothing = np.asarray(replies.smoothing)
+    merit = state.model.worst_mixture(attained + smoothing)
     estimate, centre = state.estimate, state.centre
     packed = np.asarray(replies.curvature)
     if packed.shape[1] == 0 and centre is not None and np.isfinite(centre.merit):
-        change = state.mixture @ (gradient - centre.tangents.gradient)
+        change = state.mixture @ (gradient - centre.gradient)
         estimate = quasi_newton(estimate, z - centre.z, change)
     stiffness = state.stiffness
     if centre is not None:
@@ -302,32 +305,28 @@ def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
             return state._replace(stiffness=_STIFFEN * stiffness, estimate=estimate)
         if fall > _GOOD * state.predicted:
             stiffness = max(1.0, stiffness / _STIFFEN)
-    curvature = np.zeros((n if packed.shape[1] else 0, k, k))
-    if packed.shape[1]:
-        rows, columns = np.triu_indices(k)
-        curvature[:, rows, columns] = curvature[:, columns, rows] = packed
-    new = Centre(z, merit, tangents, attained, curvature)
+    new = Centre(z, merit, len(state.cuts.points) - 1, attained, smoothing, gradient, packed)
     return state._replace(centre=new, stiffness=stiffness, estimate=estimate)
 
 
 def _with_lower_bound(state: State) -> State:
     assert state.centre is not None
-    z = state.centre.z
-    bound = state.model.solve(state.planes, z, None, max(_scale(state), _COARSEST * abs(state.best.upper)))
+    scale = max(_scale(state), _COARSEST * abs(state.best.upper))
+    bound = solved(state.model, state.cuts, state.centre.z, None, scale, state.singly)
     if bound is None:
         return state
-    state = state._replace(idle=np.where(bound.multipliers > _USED, 0, state.idle))
-    return _with_proof(state, state.planes, bound)
+    return _with_proof(state._replace(idle=np.where(bound.used, 0, state.idle)), bound)
 
 
-def _with_proof(state: State, planes: Planes, answer: Answer) -> State:
-    """The better of the lower bound known and the one that the answer's multipliers prove."""
+def _with_proof(state: State, found: Solved) -> State:
+    """The better of the lower bound known and the one that the multipliers found prove."""
     assert state.centre is not None
     enough = (upper := state.best.upper) - state.wanted * max(abs(upper), state.floor)
-    proof = lower_bound(state.model, planes, state.centre.z, answer, upper, enough)
+    proof = lower_bound(found.model, found.cuts, state.centre.z, found.answer, upper, enough)
     if proof.bound <= state.lower and state.t > 1:
         return state
-    return _consistent(state._replace(lower=max(proof.bound, state.lower), alpha=proof.alpha))
+    alpha = found.clients(proof.alpha)
+    return _consistent(state._replace(lower=max(proof.bound, state.lower), alpha=alpha))
 
 
 def _consistent(state: State) -> State:
@@ -343,40 +342,40 @@ def _with_next(state: State) -> State:
     """The next model: from the program with curvature around the centre."""
     centre, model = state.centre, state.model
     assert centre is not None
-    planes = state.planes.with_more(centre.tangents)
+    # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
+    program = partial(solved, model, state.cuts, centre.z, scale=_scale(state), also=state.singly)
+    program = partial(program, origin=centre.origin, raised=centre.smoothing)
     M = _curvature(state, state.mixture)
-    step = model.solve(planes, centre.z, M, _scale(state))
+    step = program(M)
     turned = 0.0 if step is None else float(np.abs(step.alpha - state.mixture).sum())
-    if step is not None and len(centre.curvature) and turned > _SAME_MIXTURE:
+    if step is not None and centre.curvature.shape[1] and turned > _SAME_MIXTURE:
         # The weights that mix the curvatures come from the program itself: once more with what it gave.
         M = _curvature(state, step.alpha)
-        step = model.solve(planes, centre.z, M, _scale(state)) or step
+        step = program(M, before=step) or step
     if step is None:
         return state._replace(stiffness=_STIFFEN * state.stiffness)
-    # Near the solution these multipliers prove more than those of the bound's own program. The tangents of
-    # the rounded risks are, lowered to what is attained, planes below the true ones.
-    below = centre.tangents._replace(value=centre.attained)
-    state = _with_proof(state, state.planes.with_more(below), step)
-    move = step.z - centre.z
+    # Near the solution these multipliers prove more than those of the bound's own program.
+    state = _with_proof(state, step)
+    move = step.answer.z - centre.z
     predicted = centre.merit - step.value - M.of_step(move)
-    used = step.multipliers[: len(state.planes.owner)] > _USED
-    idle = np.where(used, 0, state.idle + 1)
+    idle = np.where(step.used | (state.cuts.origin == centre.origin), 0, state.idle + 1)
     kept = idle < _IDLE_ROUNDS
     state = state._replace(
-        x=step.z[: model.models.dimension],
-        planes=state.planes.only(kept),
+        x=step.answer.z[: model.models.dimension],
+        cuts=state.cuts.only(kept),
         idle=idle[kept],
+        singly=step.singly,
         mixture=step.alpha,
         predicted=max(predicted, 0.0),
     )
-    # Rounding kinks costs this much; when steps promise less, and it shows in the gap or nothing else helps,
-    # kinks are rounded less.
+    # Smoothing costs this much; when steps promise less, and it shows in the gap or nothing else helps, kinks
+    # are smoothed less.
     cost = centre.merit - model.worst_mixture(centre.attained)
     left, before = state.best.upper - state.lower, state.left
     state = state._replace(left=left)
     still = float(np.linalg.norm(move)) <= 1e-15 * float(np.linalg.norm(centre.z))
     if state.predicted < cost and (still or cost > _SHOWS * left or left > _HARDLY * before):
-        # The centre was judged by other rounding: it gives way to the next point whatever that is like.
+        # The centre was judged by other smoothing: it gives way to the next point whatever that is like.
         return state._replace(width=_NARROW * state.width, centre=centre._replace(merit=float("inf")))
     return state._replace(stalled=still)
 
@@ -392,11 +391,12 @@ def _curvature(state: State, mixture: Numbers) -> Curvature:
     centre = state.centre
     assert centre is not None
     k = len(centre.z)
-    M = np.zeros((k, k)) if state.estimate is None else state.estimate
-    if len(centre.curvature):
-        M = np.tensordot(mixture, centre.curvature, axes=1)
-    slope = float(mixture @ centre.tangents.gradient[:, -1])
+    M = np.zeros((k, k)) if state.estimate is None else state.estimate.copy()
+    if centre.curvature.shape[1]:
+        rows, columns = np.triu_indices(k)
+        M[rows, columns] = M[columns, rows] = mixture @ centre.curvature
+    slope = float(mixture @ centre.gradient[:, -1])
     if state.model.cones and slope > 0:
         M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], _scale(state) / slope))
-    steepest = float(np.linalg.norm(centre.tangents.gradient, axis=1).max())
+    steepest = float(np.linalg.norm(centre.gradient, axis=1).max())
     return Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0), state.model.cones)

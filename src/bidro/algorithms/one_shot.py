@@ -19,8 +19,9 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.cone_model import Answer, Planes
+from bidro.algorithms.cone_model import Answer
 from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
+from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.exact import Best, Broadcast, Centre, ExactMWDRO, State
 from bidro.algorithms.exact import Reply as Risks
 from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
@@ -156,22 +157,22 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
     solver = solver._replace(x=found.x, mixture=found.alpha)
     if not np.isfinite(upper) or (known and upper >= solver.best.upper):
         return solver
-    used, z = np.flatnonzero(found.alpha), model.lift(found.x)
-    planes = Planes.at_point(used, risks.attained[used], risks.gradient[used], z)
+    everyone, z = np.arange(len(state.eps)), model.lift(found.x)
+    cuts = Cuts.at_point(everyone, risks.attained, risks.gradient, z)
     # The cone is steepest along itself: of what nu earns, all goes to the model.
-    earned = float(found.alpha[used] @ planes.gradient[:, -1])
+    earned = float(found.alpha @ cuts.gradient[:, -1])
     pulls = tuple(earned * cone.at(found.x) / (z[-1] or 1.0) for cone in model.cones)
-    answer = Answer(z, upper, found.alpha[used], found.alpha, np.zeros(0), pulls, ())
-    proof = lower_bound(model, planes, z, answer, upper, enough=-np.inf)
+    answer = Answer(z, upper, found.alpha, found.alpha, np.zeros(0), pulls, ())
+    proof = lower_bound(model, cuts, z, answer, upper, enough=-np.inf)
     floor = solver.floor if known else max(min(solver.small * abs(upper), solver.floor), _TINY)
     require_consistent(proof.bound, upper, max(abs(upper), floor), solver.t + 1)
     lower = min(proof.bound, upper)
-    tangents = Planes.at_point(np.arange(len(state.eps)), risks.attained, risks.gradient, z)
+    nothing = np.zeros(len(everyone))
     multipliers = np.where(risks.multiplier == _LARGEST, np.inf, risks.multiplier)
     proven = solver._replace(
-        planes=planes,
-        idle=np.zeros(len(used), np.int64),
-        centre=Centre(z, upper, tangents, risks.attained, np.zeros((0, len(z), len(z)))),
+        cuts=cuts,
+        idle=np.zeros(len(everyone), np.int64),
+        centre=Centre(z, upper, 0, risks.attained, nothing, risks.gradient, nothing[:, None][:, :0]),
         best=Best(found.x, upper, risks.upper, multipliers),
         lower=max(lower, solver.lower),
         alpha=proof.alpha if lower > solver.lower else solver.alpha,

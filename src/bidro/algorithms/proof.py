@@ -1,14 +1,14 @@
 """The lower bound that multipliers prove, evaluated afresh, and multipliers made to prove more.
 
-For beta >= 0 whose sums over the clients' planes are a mixture in A, and y with ||y|| <= r_nu for each cone,
+For beta >= 0 whose sums over the clients' cuts are a mixture in A, and y with ||y|| <= r_nu for each cone,
 
-    objective(x) >= sum_j beta_j plane_j(x, nu)
+    objective(x) >= sum_j beta_j cut_j(x, nu)
                  >= constant + <s, x>,      s = sum_j beta_j gradient_j + B' y,
 
 for every x in X, since nu r_nu >= <y, B x + b>; with its minimum over X, this is the bound. Of an interior
 optimum s is 0, but a solver leaves a residual, and what it costs is multiplied by the width of X. So the
 multipliers are mended twice. First all of them are moved a little, in proportion to their sizes, to where s
-vanishes (least squares). What rounding leaves of s is then cancelled by tiny multiples of other planes, kept
+vanishes (least squares). What rounding leaves of s is then cancelled by tiny multiples of other cuts, kept
 apart from the large ones beside which they would be lost. Sums are evaluated without rounding error.
 """
 
@@ -18,23 +18,23 @@ import math
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
+from scipy.linalg import lstsq
 from scipy.optimize import nnls
 
 from bidro.errors import BidroError
-from bidro.sets import ConvexSet, ScaledNormCut
+from bidro.sets import Ball, Box, ScaledNormCut
 
 if TYPE_CHECKING:
-    from bidro.algorithms.cone_model import Answer, ConeModel, Planes
+    from bidro.algorithms.cone_model import Answer, ConeModel
+    from bidro.algorithms.cuts import Cuts
 
 Numbers = NDArray[np.float64]
 
 # Coordinates whose optimum lies within this share of the width of X of its edge are held by the edge.
 _AT_EDGE = 1e-6
-# Multipliers below this are not moved, and clients with weights below it lend no planes to cancel with.
+# Multipliers below this are not moved, and clients with weights below it lend no cuts to cancel with.
 _USED = 1e-10
 # How much more an equation weighs that must hold than one that is only wished for.
 _FIRST = 1e2
@@ -54,23 +54,29 @@ class Proof(NamedTuple):
 
 
 def lower_bound(
-    model: ConeModel, planes: Planes, z: Numbers, answer: Answer, upper: float, enough: float
+    model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, upper: float, enough: float
 ) -> Proof:
     """The best bound that the answer's multipliers prove, as they are or mended.
 
-    They are mended where more is lost to the slope than lies between what the planes say at z and the value
+    They are mended where more is lost to the slope than lies between what the cuts say at z and the value
     `upper` that is known there, and until a bound is `enough`.
     """
-    best = _proven(model, planes, z, answer)
-    if best.bound >= enough or best.lost <= upper - (best.bound + best.lost):
+
+    def serves(proof: Proof) -> bool:
+        return proof.bound >= enough or proof.lost <= upper - (proof.bound + proof.lost)
+
+    best = _proven(model, cuts, z, answer)
+    if serves(best):
         return best
     for by_cost in (True, False):
         mended = answer
         for _ in range(_TIMES):
-            mended = _balanced(model, planes, z, mended, by_cost)
-            best = max(best, _proven(model, planes, z, mended), key=_of_bound)
+            mended = _balanced(model, cuts, z, mended, by_cost)
+            best = max(best, _proven(model, cuts, z, mended), key=_of_bound)
+            if serves(best):
+                return best
         if model.nonnegative and best.bound < enough:
-            best = max(best, _cancelled(model, planes, z, mended), key=_of_bound)
+            best = max(best, _cancelled(model, cuts, z, mended), key=_of_bound)
         if best.bound >= enough:
             break
     return best
@@ -87,19 +93,19 @@ def require_consistent(lower: float, upper: float, size: float, t: int) -> None:
         )
 
 
-def _proven(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> Proof:
+def _proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
     d, beta, pulls = model.models.dimension, answer.multipliers, answer.pulls
-    constant = float(beta @ planes.at(z))
+    constant = float(beta @ cuts.at(z))
     if model.cones:
-        r_nu = float(beta @ planes.gradient[:, d])
+        r_nu = float(beta @ cuts.gradient[:, d])
         if r_nu < 0:  # no risk falls with nu, so that a client has replied nonsense; it proves nothing
             return Proof(-math.inf, math.inf, answer.alpha)
-        pulls = _allowed(model, planes, answer)
+        pulls = _allowed(model, cuts, answer)
         constant -= r_nu * z[d]
         constant += sum(float(y @ cone.at(z[:d])) for cone, y in zip(model.cones, pulls, strict=True))
-    slope, at_z = _slope(model, planes, beta, pulls), constant
+    slope, at_z = _slope(model, cuts, beta, pulls), constant
     constant -= float(slope @ z[:d])
-    # Planes lie below the risks wherever these are finite, also where models are not trained.
+    # Cuts lie below the risks wherever these are finite, also where models are not trained.
     models = model.finite
     if isinstance(models, ScaledNormCut):
         # 0 >= <y, B x> - radius ||y|| takes the place of the cut.
@@ -107,13 +113,14 @@ def _proven(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> Pro
         slope += y @ cut.matrix
         constant -= cut.radius * float(np.linalg.norm(y))
         models = models.base
-    bound = constant - float(_linear_maximum(models, -slope))
+    assert isinstance(models, Box | Ball)
+    bound = constant - float(models.linear_maximum(-slope)[0])
     return Proof(bound if math.isfinite(bound) else -math.inf, at_z - bound, answer.alpha)
 
 
-def _allowed(model: ConeModel, planes: Planes, answer: Answer) -> tuple[Numbers, ...]:
+def _allowed(model: ConeModel, cuts: Cuts, answer: Answer) -> tuple[Numbers, ...]:
     """The answer's y, shortened to what r_nu allows them in all."""
-    r_nu = float(answer.multipliers @ planes.gradient[:, model.models.dimension]) if model.cones else 0.0
+    r_nu = float(answer.multipliers @ cuts.gradient[:, model.models.dimension]) if model.cones else 0.0
     length = sum(float(np.linalg.norm(y)) for y in answer.pulls)
     if length <= r_nu:
         return answer.pulls
@@ -121,9 +128,9 @@ def _allowed(model: ConeModel, planes: Planes, answer: Answer) -> tuple[Numbers,
     return tuple((1 - 1e-15) * max(r_nu, 0.0) / length * y for y in answer.pulls)
 
 
-def _slope(model: ConeModel, planes: Planes, beta: Numbers, pulls: tuple[Numbers, ...]) -> Numbers:
+def _slope(model: ConeModel, cuts: Cuts, beta: Numbers, pulls: tuple[Numbers, ...]) -> Numbers:
     """s (d,), to the last bit: large terms cancel in it."""
-    rows = [planes.gradient[:, : model.models.dimension], *(cone.matrix for cone in model.cones)]
+    rows = [cuts.gradient[:, : model.models.dimension], *(cone.matrix for cone in model.cones)]
     return exact_combination(np.concatenate([beta, *pulls]), np.vstack(rows))
 
 
@@ -135,16 +142,16 @@ def _width(model: ConeModel, z: Numbers, slope: Numbers) -> Numbers:
     return np.where(left > _AT_EDGE * (upper - lower), upper - lower, 0.0)
 
 
-def _balanced(model: ConeModel, planes: Planes, z: Numbers, answer: Answer, by_cost: bool) -> Answer:
+def _balanced(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost: bool) -> Answer:
     """Multipliers near the answer's for which s vanishes, their sums stay in A, and ||y|| = r_nu to first
     order: the least relative change that does it, or comes nearest."""
     d, polytope = model.models.dimension, model.mixtures.polytope()
-    width = _width(model, z, _slope(model, planes, answer.multipliers, answer.pulls))
+    width = _width(model, z, _slope(model, cuts, answer.multipliers, answer.pulls))
     used, shared = answer.multipliers > _USED, answer.shares > _USED
-    counted = np.unique(planes.owner[used])
-    gradient, y = planes.gradient[used], np.concatenate([np.zeros(0), *answer.pulls])
+    counted = np.unique(cuts.owner[used])
+    gradient, y = cuts.gradient[used], np.concatenate([np.zeros(0), *answer.pulls])
     beta, q = answer.multipliers[used], answer.shares[shared]
-    owners = (planes.owner[used] == counted[:, None]).astype(float)
+    owners = (cuts.owner[used] == counted[:, None]).astype(float)
     # The unknowns are (beta, q, y); the equations: sums of beta = offset + lift q, matrix q = total, s = 0 in
     # units of what it costs, and sum <y / ||y||, y> = r_nu.
     pull = np.vstack([np.zeros((0, d)), *(cone.matrix for cone in model.cones)]).T
@@ -172,27 +179,52 @@ def _balanced(model: ConeModel, planes: Planes, z: Numbers, answer: Answer, by_c
     weight[slopes] = 1 / length[slopes].max(initial=_TINY) if by_cost else weight[slopes] / _FIRST
     if not np.all(np.isfinite(scaled)):
         return answer
-    change = size * np.linalg.lstsq(weight[:, None] * scaled, weight * left, rcond=None)[0]
+    live = _unsettled(scaled, slopes)
+    change = np.zeros(len(size))
+    change[live] = size[live] * _least_squares(weight[:, None] * scaled[:, live], weight * left)
     moved = answer.multipliers.copy()
     moved[used] = np.maximum(beta + change[: len(beta)], 0.0)
     shares = answer.shares.copy()
     shares[shared] = np.maximum(q + change[len(beta) : len(beta) + len(q)], 0.0)
     ends = np.cumsum([len(part) for part in answer.pulls])[:-1]
     pulls = tuple(np.split(y + change[len(beta) + len(q) :], ends)) if model.cones else ()
-    multipliers, alpha = model.feasible(planes, moved, planes.at(z))
+    multipliers, alpha = model.feasible(cuts, moved, cuts.at(z))
     return answer._replace(multipliers=multipliers, alpha=alpha, shares=shares, pulls=pulls)
 
 
-def _cancelled(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> Proof:
-    """The bound after nonnegative multiples of the planes have been added that cancel s.
+def _unsettled(system: Numbers, slopes: slice) -> NDArray[np.bool_]:
+    """(unknowns,) those that the equations besides the slopes' leave free: not alone in one of them, nor left
+    alone by such."""
+    entries = system != 0
+    entries[slopes] = False
+    live = np.ones(system.shape[1], bool)
+    while True:
+        alone = entries & (np.count_nonzero(entries & live, axis=1) == 1)[:, None] & live
+        if not alone.any():
+            return live
+        live &= ~alone.any(axis=0)
+
+
+def _least_squares(system: Numbers, wanted: Numbers) -> Numbers:
+    """The smallest x (unknowns,) that comes nearest to system x = wanted."""
+    rows = np.any(system != 0, axis=1)
+    if not rows.any():
+        return np.zeros(system.shape[1])
+    precision = float(np.finfo(float).eps) * max(system.shape)
+    found: Numbers = lstsq(system[rows], wanted[rows], precision, lapack_driver="gelsy")[0]
+    return found
+
+
+def _cancelled(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
+    """The bound after nonnegative multiples of the cuts have been added that cancel s.
 
     With sums alpha + delta and risks of at least 0, sum_i delta_i R_i <= objective sum_i delta_i / alpha_i:
     the bound is divided by 1 more than that sum.
     """
-    d, lent = model.models.dimension, answer.alpha[planes.owner] > _USED
-    answer = answer._replace(pulls=_allowed(model, planes, answer))
-    others = planes.only(lent)
-    twice, more = planes.with_more(others), np.zeros(np.count_nonzero(lent))
+    d, lent = model.models.dimension, answer.alpha[cuts.owner] > _USED
+    answer = answer._replace(pulls=_allowed(model, cuts, answer))
+    others = cuts.only(lent)
+    twice, more = cuts.with_more(others), np.zeros(np.count_nonzero(lent))
     for _ in range(_TIMES):
         slope = _slope(model, twice, np.append(answer.multipliers, more), answer.pulls)
         width = _width(model, z, slope)
@@ -213,6 +245,7 @@ def _cancelled(model: ConeModel, planes: Planes, z: Numbers, answer: Answer) -> 
 def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:
     """sum_j coefficients_j rows_j (columns,), each sum rounded once: products are split into their value and
     their rounding error (Dekker), and all of them summed exactly."""
+    coefficients, rows = coefficients[coefficients != 0], rows[coefficients != 0]
     products = coefficients[:, None] * rows
     high, low = _halves(coefficients)
     row_high, row_low = _halves(rows)
@@ -220,7 +253,7 @@ def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:
     error = error + low[:, None] * row_low
     # Where splitting overflows, the products alone are as good as it gets.
     error[~np.isfinite(error)] = 0.0
-    return np.array([math.fsum(column) for column in np.vstack([products, error]).T])
+    return np.array([math.fsum(column) for column in np.vstack([products, error]).T.tolist()])
 
 
 def _halves(v: Numbers) -> tuple[Numbers, Numbers]:
@@ -229,8 +262,3 @@ def _halves(v: Numbers) -> tuple[Numbers, Numbers]:
         turned = (2.0**27 + 1) * v
         high = turned - (turned - v)
     return high, v - high
-
-
-@jax.jit
-def _linear_maximum(of: ConvexSet, c: Array) -> Array:
-    return of.linear_maximum(c)[0]

@@ -19,12 +19,12 @@ Numbers = TypeVar("Numbers", Array, NDArray[np.float64])
 class Tangent(NamedTuple):
     """A line that lies below L everywhere, and the function above L whose slope at u it has.
 
-    That function is L itself, with its kinks rounded.
+    That function is L itself, with its kinks smoothed.
     """
 
     value: Array  # of the line at u
     slope: Array
-    rounded: Array  # value of the function at u
+    smoothed: Array  # value of the function at u
     curvature: Array  # its second derivative
 
 
@@ -47,14 +47,14 @@ class PiecewiseQuadratic:
         return result
 
     def tangent(self, u: Array, width: Array) -> Tangent:
-        """The tangent of L at u, with kinks rounded over about `width`.
+        """The tangent of L at u, with kinks smoothed over about `width`.
 
-        A kink is a term jump/2 |t|, t = u - knot. It is rounded to jump/2 sqrt(t^2 + width^2); a line with
+        A kink is a term jump/2 |t|, t = u - knot. It is smoothed to jump/2 sqrt(t^2 + width^2); a line with
         the slope of that at u, but through the kink itself, stays below L.
         """
         q2, q1, _ = self.pieces[0]
         value, slope, curvature = self.value(u), 2 * q2 * u + q1, jnp.full_like(u, 2 * q2)
-        rounded = value
+        smoothed = value
         for knot, (q2, q1, _) in zip(self.knots, self.pieces[1:], strict=True):
             slope = jnp.where(u >= knot, 2 * q2 * u + q1, slope)
             curvature = jnp.where(u >= knot, 2 * q2, curvature)
@@ -66,9 +66,9 @@ class PiecewiseQuadratic:
             turned = jnp.where(width > 0, t / safe, sign)
             value += half * (turned * t - jnp.abs(t))
             slope += half * (turned - sign)
-            rounded += half * (root - jnp.abs(t))
+            smoothed += half * (root - jnp.abs(t))
             curvature += jnp.where(width > 0, half * (width / safe) ** 2 / safe, 0.0)
-        return Tangent(value, slope, rounded, curvature)
+        return Tangent(value, slope, smoothed, curvature)
 
     @property
     def _kinks(self) -> list[tuple[float, float, float]]:
@@ -127,7 +127,7 @@ class Softplus:
         return namespace(u).logaddexp(0.0, -u)
 
     def tangent(self, u: Array, width: Array) -> Tangent:
-        """The tangent of L at u; there are no kinks that `width` would round."""
+        """The tangent of L at u; there are no kinks that `width` would smooth."""
         probability = jax.nn.sigmoid(-u)
         value = self.value(u)
         return Tangent(value, -probability, value, probability * jax.nn.sigmoid(u))

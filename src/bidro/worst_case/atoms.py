@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
     x: Array  # (d,)
     nu: Array | None  # steepness; None where the risk is not lifted
-    width: Array  # kinks of the loss are rounded over this distance in u
+    width: Array  # kinks of the loss are smoothed over this distance in u
 
     @property
     def size(self) -> int:
@@ -53,7 +53,7 @@ class Pass(NamedTuple):
     cost: Array  # of the moves; nan or inf where a supremum is infinite
     minorant: Array  # at z, of lines in z below the losses of the moved samples
     gradient: Array  # (k,) of these lines
-    rounding: Array  # what the losses with rounded kinks, whose tangents these lines are, exceed them by
+    smoothing: Array  # what the losses with smoothed kinks, whose tangents these lines are, exceed them by
     hessian: Array | None = None  # (k, k) of phi in z
     coupling: Array | None = None  # (k,) minus the mixed second derivative of phi in z and lambda
     bend: Array | None = None  # second derivative of phi in lambda
@@ -111,7 +111,7 @@ def moved_pass(
 
 def first_order_pass(rows: ClientRows, inner: Inner, at: Point, eps: Array, curvature: bool) -> Pass:
     """p = 2, lifted: moves t_k = eps L'_k / rms(L'), which spend the budget exactly and are the worst ones
-    to first order in nu eps. A plane from them is valid at any nu, and has its slope in nu at nu = 0 too."""
+    to first order in nu eps. A cut from them is valid at any nu, and has its slope in nu at nu = 0 too."""
 
     def squares(args: tuple[Point, Inner], block: Array, weights: Array) -> Array:
         at, inner = args
@@ -156,7 +156,7 @@ def _means(
             weights @ atom.cost,
             weights @ line.value,
             (weights * line.slope) @ atom.psi,
-            weights @ (line.rounded - line.value),
+            weights @ (line.smoothed - line.value),
         )
         return _with_curvature(sums, weights, atom, line, price) if curvature else sums
 

@@ -32,8 +32,8 @@ _APART = 1e-13
 _LARGEST = 1e60
 # Moves that change u by less than this share of its size leave the risk to first order.
 _NEAR = 1e-10
-# Where kinks of a loss are rounded over a width, that of RMSE at an exact fit is over this share of it.
-_ROUNDING_OF_RMSE = 1e-4
+# Where kinks of a loss are smoothed over a width, that of RMSE at an exact fit is over this share of it.
+_SMOOTHING_OF_RMSE = 1e-4
 # Moves jump at lambda where its two sides differ by more than this share of the budget.
 _JUMP = 1e-6
 
@@ -89,14 +89,14 @@ def _slope_form(at: Point, still: Pass, eps: Array, steep: float) -> RiskModel:
 def root_form(at: Point, still: Pass, eps: Array) -> RiskModel:
     """p = 2, squared loss: R = (RMSE + eps nu)^2.
 
-    RMSE is a norm of the residuals, with a kink at an exact fit. With it rounded to
-    f = sqrt(RMSE^2 + mu^2), the plane below is that of 2 root (RMSE + eps nu) - root^2 for
+    RMSE is a norm of the residuals, with a kink at an exact fit. With it smoothed to
+    f = sqrt(RMSE^2 + mu^2), the cut is that of 2 root (RMSE + eps nu) - root^2 for
     root = f + eps nu, in which <residuals, residuals at x> / f stands for RMSE. The pass has RMSE^2 between
     `minorant` and `value`. It may be that of many clients, along a leading axis, and in NumPy.
     """
     assert at.nu is not None
     xp = namespace(still.value, eps)
-    f = xp.sqrt(still.value + (_ROUNDING_OF_RMSE * at.width) ** 2)
+    f = xp.sqrt(still.value + (_SMOOTHING_OF_RMSE * at.width) ** 2)
     fits = f == 0
     safe = xp.where(fits, 1.0, f)
     exact, root = xp.sqrt(still.value) + eps * at.nu, f + eps * at.nu
@@ -107,7 +107,7 @@ def root_form(at: Point, still: Pass, eps: Array) -> RiskModel:
     if hessian is not None:
         growth = xp.where(fits, 1.0, root / safe)[..., None, None]
         hessian = 2 * _square(of_root) + 2 * growth * (hessian / 2 - _square(of_f))
-    still = still._replace(hessian=hessian, rounding=root**2 - attained)
+    still = still._replace(hessian=hessian, smoothing=root**2 - attained)
     share = xp.sqrt(still.value) * at.nu / xp.where(eps > 0, eps, 1.0)
     multiplier = xp.where(eps > 0, at.nu**2 + share, np.inf)
     return RiskModel.unsplit(still, exact**2, attained, (2 * root)[..., None] * of_root, multiplier)
@@ -185,7 +185,7 @@ def _searched(
         gives = ~free & (room <= _JUMP * budget) & (spent.bend > 0)
         rank_one = jnp.outer(spent.coupling, spent.coupling) / jnp.where(gives, spent.bend, 1.0)
         hessian = spent.hessian - jnp.where(gives, rank_one, 0.0)
-    found = RiskModel(dual, attained, gradient, spent.rounding, hessian, high, low, share)
+    found = RiskModel(dual, attained, gradient, spent.smoothing, hessian, high, low, share)
     if at.nu is not None and inner.transport.p == 2:
         near, is_near = _near_zero(rows, inner, at, eps, curvature)
         found = jax.tree.map(partial(jnp.where, is_near), near, found)

@@ -1,4 +1,4 @@
-"""What one client can say of its risk at a model: bounds, a supporting plane, and curvature."""
+"""What one client can say of its risk at a model: bounds, a cut, and curvature."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bidro.worst_case.inner import Inner, Oracle
 
 
 class RiskModel(NamedTuple):
-    """R(z) of one client lies in [attained, value], and above a plane everywhere.
+    """R(z) of one client lies in [attained, value], and above a cut everywhere.
 
     value: a dual value, an upper bound for every lambda; inf where the inner suprema are not known.
     attained and gradient: R(y) >= attained + <gradient, y - z> for every y where the loss is convex in the
-    model; they come from the loss expected under a distribution Q in the ball. rounding: where kinks of the
-    loss are rounded, what the rounded risk with this gradient exceeds `attained` by. curvature: a positive
+    model; they come from the loss expected under a distribution Q in the ball. smoothing: where kinks of the
+    loss are smoothed, what the smoothed risk with this gradient exceeds `attained` by. curvature: a positive
     semidefinite model (up to rounding, which can be large where nu is tiny) of the second derivative, equal
     to it where R is twice differentiable and p = 2 or the support is unbounded. multiplier: lambda; inf where
     eps = 0 and no sample moves. Q moves every sample to its maximiser at `multiplier`, and a share
@@ -29,7 +29,7 @@ class RiskModel(NamedTuple):
     value: Array
     attained: Array
     gradient: Array  # (k,)
-    rounding: Array
+    smoothing: Array
     curvature: Array | None  # (k, k)
     multiplier: Array
     lower_multiplier: Array
@@ -39,9 +39,9 @@ class RiskModel(NamedTuple):
     def unsplit(
         cls, found: Pass, value: Array, attained: Array, gradient: Array, multiplier: Array
     ) -> RiskModel:
-        """One whose worst case needs no split of mass; curvature and rounding are those of the pass."""
+        """One whose worst case needs no split of mass; curvature and smoothing are those of the pass."""
         zero = namespace(value).zeros_like(value)
-        return cls(value, attained, gradient, found.rounding, found.hessian, multiplier, multiplier, zero)
+        return cls(value, attained, gradient, found.smoothing, found.hessian, multiplier, multiplier, zero)
 
 
 def unmoved_risk(rows: ClientRows, inner: Inner, at: Point, curvature: bool) -> RiskModel:
