@@ -102,6 +102,23 @@ def test_rows_that_were_trained_on_are_refused_and_counted(make):
             assert found.share == pytest.approx(share, abs=4 * 0.5 / 0.45 / math.sqrt(found.rows))
 
 
+def test_no_more_than_all_rows_were_in_training():
+    rows = {"north": continuous(np.random.default_rng(12), 200)}
+    # The estimate has a standard error of some 8 percent: half of the time it would be above 1.
+    shares = [TrainedRows.of(rows).compare(rows).share for _ in range(20)]
+    assert max(shares) == 1.0
+
+
+def test_a_client_of_a_single_row():
+    rng = np.random.default_rng(13)
+    rows = {"north": continuous(rng, 1_000), "south": continuous(rng, 1)}
+    sketch = TrainedRows.of(rows)
+    found = sketch.compare(rows)
+    assert found.trained_on
+    assert found.rows == 1_001
+    assert TrainedRows.from_json(sketch.to_json(), "sketch").compare(rows) == found
+
+
 @pytest.mark.parametrize(("share", "count"), [(0.5, 1_000), (0.1, 6_000)])
 def test_a_part_is_enough_where_equal_rows_are_rare(share, count):
     rng = np.random.default_rng(3)
