@@ -207,6 +207,13 @@ def test_splits_of_a_wanted_confidence(m):
     assert max(radii[1]) < max(radii[0])
 
 
+def test_no_split_spends_more_than_there_is():
+    rule = ExplicitRadius(1.0, 1, 1.0)
+    for confidence in np.linspace(0.05, 0.995, 60):
+        risks = risks_for(confidence, [20, 2_000, 200_000], rule, "smallest largest")
+        assert -np.log1p(-risks).sum() <= -math.log(confidence) * (1 + 6e-16)
+
+
 def test_the_diameter_in_a_scaled_metric_and_with_labels():
     box = Box(np.array([-1.0, 0.0, -1.0]), np.array([2.0, 4.0, 1.0]))
     fed = Federation.from_arrays([np.zeros((2, 3))], box)

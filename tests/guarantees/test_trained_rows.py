@@ -229,6 +229,11 @@ def test_no_sketch_tells_one_row_from_its_absence_by_more_than_e():
         assert posterior.max() <= math.e / (1 + math.e) + 1e-12
 
 
+@pytest.mark.parametrize(("rows", "slots"), [(1, 1_024), (64, 1_024), (65, 2_048), (128, 2_048)])
+def test_sixteen_slots_a_row_and_the_fewest_such_power_of_two(rows, slots):
+    assert len(TrainedRows.of({"north": continuous(np.random.default_rng(0), rows)}).slots) == slots
+
+
 def test_two_sketches_of_the_same_rows_have_nothing_in_common():
     rows = {"north": continuous(np.random.default_rng(10), 50)}
     one, other = TrainedRows.of(rows), TrainedRows.of(rows)

@@ -13,12 +13,6 @@ def _tests(file: str, *names: str) -> tuple[str, ...]:
 
 
 _SUPREMA = ("tests/worst_case/test_ascent.py", "tests/worst_case/test_exact.py")
-_BALLS = ("tests/guarantees/test_robust.py", "tests/guarantees/test_penalised.py")
-_SOLVE = (
-    "tests/engines/test_solve_labels.py",
-    "tests/algorithms/test_exact.py",
-    "tests/engines/test_solve.py",
-)
 _CERTIFICATE = ("tests/guarantees/test_certificate.py",)
 # All but the simulated coverage.
 _RADIUS = _tests(
@@ -38,6 +32,7 @@ _COVERAGE = _tests(
     "coverage_of_the_whole",
     "vertices",
     "splits_of_a_wanted_confidence",
+    "no_split_spends_more_than_there_is",
     "bad_requests_say_what_is_wrong",
 )
 _INTERVAL = _tests(
@@ -116,19 +111,60 @@ _PROOFS = (
     ),
 )
 
+_ON_PATHS = _tests(
+    "worst_case/test_exact",
+    "the_plain_ray_falls_short_on_a_box",
+    "squared_loss_below_its_growth_is_infinite_and_above_it_has_the_closed_form",
+    "coordinates_of_very_different_size",
+    "box_support_against_brute_force",
+    "unbounded_support_with_p_1_is_the_loss_itself_or_infinite",
+)
+_INNER = (
+    *_tests(
+        "worst_case/test_ascent",
+        "labels_flip_where_that_pays",
+        "below_the_curvature_the_error_is_unknown",
+        "declared_curvature_gives_a_custom_loss_an_error_bound",
+    ),
+    *_tests("worst_case/test_exact", "softmax_elsewhere_brackets_the_supremum"),
+)
+_RISKS = (
+    *_tests(
+        "guarantees/test_robust",
+        "squared_loss_in_closed_form_and_by_the_dual_search",
+        "curvature_is_the_second_derivative_where_there_is_one",
+        "gradients_against_finite_differences",
+        "p_1_unbounded_is_the_mean_loss_plus_radius_times_slope",
+        "on_a_box_against_a_linear_program",
+        "at_a_jump_the_worst_case_splits_mass",
+    ),
+    *_tests("guarantees/test_penalised", "proposition_2_by_a_linear_program"),
+    "tests/engines/test_solve_labels.py",
+)
+_WORST_CASES = _tests(
+    "guarantees/test_robust",
+    "worst_cases_lie_in_their_ball_and_attain_the_risk",
+    "p_1_unbounded_near_worst_cases_of_classes",
+    "the_worst_mixture",
+    "at_a_jump_the_worst_case_splits_mass",
+    "exact_fit_and_zero_model",
+    "bad_requests_say_what_is_wrong",
+    "gradients_against_finite_differences",
+)
+
 # By file under src/bidro.
 TESTS: dict[str, tuple[str, ...]] = {
     "sets/base.py": ("tests/sets",),
     "sets/vectors.py": ("tests/sets",),
     "sets/weights.py": ("tests/sets",),
     "worst_case/exact.py": _SUPREMA,
-    "worst_case/path.py": _SUPREMA,
-    "worst_case/scalar_maxima.py": _SUPREMA,
-    "worst_case/inner.py": _SUPREMA,
+    "worst_case/path.py": _ON_PATHS,
+    "worst_case/scalar_maxima.py": _ON_PATHS,
+    "worst_case/inner.py": _INNER,
     "worst_case/ascent.py": _SUPREMA,
-    "worst_case/atoms.py": (*_BALLS, *_SOLVE),
-    "worst_case/risk.py": (*_BALLS, *_SOLVE),
-    "worst_case/ball.py": (*_BALLS, *_SOLVE),
+    "worst_case/atoms.py": _RISKS,
+    "worst_case/risk.py": _RISKS,
+    "worst_case/ball.py": _RISKS,
     "algorithms/exact.py": _PROOFS,
     "algorithms/cone_model.py": _PROOFS,
     "algorithms/proof.py": _PROOFS,
@@ -144,7 +180,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "guarantees/penalty.py": ("tests/guarantees/test_penalised.py",),
     "guarantees/plan.py": _CERTIFICATE,
     "guarantees/radius.py": _RADIUS,
-    "guarantees/robust.py": _BALLS,
+    "guarantees/robust.py": _WORST_CASES,
     "guarantees/statements.py": _STATEMENTS,
     "guarantees/trained_rows.py": ("tests/guarantees/test_trained_rows.py",),
     "engines/coordinator.py": _COORDINATOR,
@@ -205,6 +241,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "common = float(brentq(lambda e: spent(e) - target, low, high, xtol=1e-15 * high, rtol=8.9e-16))",
         "2e-15",
         "what the root is missed by is mended by dividing by `over`",
+    ),
+    Equivalent(
+        "guarantees/coverage.py",
+        "return np.asarray(risks if over <= 1 else -np.expm1(np.log1p(-risks) / over))",
+        "(over < 1)",
+        "divided by 1",
     ),
     Equivalent("guarantees/radius.py", "high *= 2", "3", "any factor above 1 finds a bracket"),
     Equivalent(
