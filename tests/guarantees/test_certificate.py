@@ -20,7 +20,7 @@ from bidro.guarantees.on_support import largest_loss, support_lipschitz
 from bidro.guarantees.plan import rows_for_radius
 from bidro.guarantees.radius import explicit_rule
 from bidro.guarantees.statements import certificate
-from bidro.losses import Absolute, CustomLoss, Hinge, Logistic, Softmax, Squared
+from bidro.losses import Absolute, CustomLoss, Hinge, Logistic, Pinball, Softmax, Squared
 from bidro.problem import Problem
 from bidro.report.certificate_figure import certificate_figure
 from bidro.sets import Box, CappedSimplex
@@ -205,7 +205,15 @@ def test_classes_have_a_bound_on_mistakes():
     assert "mistakes" in found.mistakes.promise.lower()
 
 
-@pytest.mark.parametrize("loss", [Absolute(intercept=True), Softmax(classes=3, intercept=True)])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        Absolute(intercept=True),
+        Pinball(quantile=0.1, intercept=True),
+        Pinball(quantile=0.9, intercept=True),
+        Softmax(classes=3, intercept=True),
+    ],
+)
 def test_the_largest_loss_and_slope_on_the_support(loss):
     """No point of the box has a larger loss; corners come close. No pair of points is steeper."""
     rng = np.random.default_rng(6)

@@ -274,6 +274,13 @@ def test_labels_are_counted_as_the_loss_has_them():
             ),
             "cannot move",
         ),
+        (
+            lambda: explicit_rule(
+                Federation.from_arrays([np.ones((2, 3))], Box.cube(1.0, 3), ["age", "dose", "ill"]),
+                Transport(np.ones(3), 1.0, True, math.inf),
+            ),
+            "'ill' cannot move",
+        ),
     ],
 )
 def test_bad_requests_say_what_is_wrong(make, word):

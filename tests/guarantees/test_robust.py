@@ -271,6 +271,16 @@ def test_an_uncertified_oracle_gives_no_finite_upper_bound():
     assert np.all(np.isfinite(found.attained))
 
 
+def test_the_price_of_movement_next_to_zero():
+    """There every slope of the logistic loss is 1/2: R = ln 2 + eps nu / 2, and its derivative in eps^2 is
+    nu / (4 eps)."""
+    problem = ball_problem(Logistic(), 2.0, "unbounded", radii=[0.3, 0.2, 0.1])
+    found = robust_risk(problem, 1e-13 * X)
+    expected = 1e-13 * np.linalg.norm(X) / (4 * np.array([0.3, 0.2, 0.1]))
+    np.testing.assert_allclose(found.multiplier, expected, rtol=1e-9)
+    np.testing.assert_allclose(found.value, np.log(2), rtol=1e-12)
+
+
 def test_exact_fit_and_zero_model():
     fed = Federation.from_arrays([np.array([[1.0, 2.0, 0.5, 1.0]])], "unbounded")
     exact = np.array([1.0, 0.0, 0.0])

@@ -19,10 +19,12 @@ from bidro.losses import (
     Softmax,
     Squared,
 )
+from bidro.losses.scalar import PiecewiseQuadratic
 from bidro.sets import Ball, Box, WholeSpace
 from bidro.transport import Transport
 from bidro.worst_case import BacktrackingAscent, Exact, Inner, default_oracle
 from bidro.worst_case.exact import _softmax_gain
+from bidro.worst_case.path import maximise_on_path, ray
 from tests.small import mostly_slow
 from tests.worst_case.brute_force import supremum
 
@@ -181,6 +183,29 @@ def test_logistic_on_a_box_with_many_bends(p):
         dense = np.max(np.logaddexp(0, -u) - rho * cost)
         assert float(found.value) >= dense - 1e-10 * (1 + abs(dense))
         assert float(found.value) <= dense + 1e-3 * (1 + abs(dense))
+
+
+def test_several_coordinates_that_cannot_move():
+    """All that is gained comes from the one that can, up to the wall at 2."""
+    box = Box(np.array([-1.0, -5.0, -5.0, -9.0]), np.array([2.0, 5.0, 5.0, 9.0]))
+    x, zeta, rho = jnp.array([1.0, 3.0, -2.0]), jnp.array([0.5, 1.0, 1.5, 0.0]), jnp.asarray(0.4)
+    for p in (1.0, 2.0):
+        inner = Inner(Transport(np.array([0.7, np.inf, np.inf, np.inf]), p), box, Squared())
+        found = Exact().maximise(inner, x, zeta, rho)
+        axis = np.linspace(-1.0, 2.0, 30_001)
+        gains = (axis + 3.0 - 3.0) ** 2 - 0.4 * (0.7 * np.abs(axis - 0.5)) ** p
+        assert float(found.value) == pytest.approx(gains.max(), rel=1e-7)
+        np.testing.assert_array_equal(found.point[1:], zeta[1:])
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "endless"), [(0.2, 1.0, True), (1.0, 0.2, True), (0.4, 0.4, False)]
+)
+def test_growth_on_either_side_outgrows_a_quadratic_cost(left, right, endless):
+    """L(u) = left u^2 for u < 0 and right u^2 for u > 0 at a price of 0.5."""
+    scalar = PiecewiseQuadratic((0.0,), ((left, 0.0, 0.0), (right, 0.0, 0.0)))
+    _, highest = maximise_on_path(scalar, ray(jnp.ones(())), jnp.asarray(0.3), jnp.asarray(0.5), 2.0)
+    assert np.isinf(highest) == endless
 
 
 def test_coordinates_of_very_different_size():
