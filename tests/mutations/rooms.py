@@ -39,6 +39,7 @@ _INTERVAL = _tests(
     "guarantees/test_out_of_sample",
     "every_part_of_the_interval_a_second_time",
     "the_l1_diameter_bounds_all_distances",
+    "the_l1_diameter_of_narrow_bounds_is_their_width",
     "a_known_delta_and_more_confidence",
     "the_promise_owns_up_to_radii_that_say_little",
 )
@@ -109,6 +110,13 @@ _PROOFS = (
         "a_solution_resumes_to_a_tighter_gap_and_shows_its_history",
         "a_round_that_a_client_misses_is_repeated",
     ),
+    *_tests(
+        "engines/test_solve_truth",
+        *(
+            f"smooth_losses_reach_the_gap_on_data_of_any_kind[{case}]"
+            for case in ("wide-0.05-squared", "wide-0.05-logistic", "far-0.05-squared", "sizes-0.05-huber")
+        ),
+    ),
 )
 
 # What these files are compiled into is compiled anew for every change: few programs, and small ones.
@@ -117,6 +125,9 @@ _ON_PATHS = _tests(
     "coordinates_of_very_different_size",
     "squared_loss_below_its_growth_is_infinite_and_above_it_has_the_closed_form",
     "the_plain_ray_falls_short_on_a_box",
+    "several_coordinates_that_cannot_move",
+    "growth_on_either_side_outgrows_a_quadratic_cost",
+    "margins_on_a_box_with_many_bends",
     "unbounded_support_with_p_1_is_the_loss_itself_or_infinite",
 )
 _INNER = (
@@ -134,7 +145,13 @@ _RISKS = (
         "squared_loss_in_closed_form_and_by_the_dual_search",
         "at_a_jump_the_worst_case_splits_mass",
         "gradients_against_finite_differences[Logistic]",
+        "radii_too_small_to_show",
+        "the_price_of_movement_next_to_zero",
+        "p_1_unbounded_near_worst_cases_of_classes",
+        "curvature_is_the_second_derivative_where_there_is_one",
     ),
+    *_tests("algorithms/test_exact", "no_multipliers_prove_too_much[cut]"),
+    *_tests("engines/test_solve", "labels_that_flip_at_a_cost_p_1"),
     *_tests("engines/test_solve_labels", "at_zero_the_risk_is_that_of_no_move"),
 )
 _WORST_CASES = _tests(
@@ -243,6 +260,45 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "return np.asarray(risks if over <= 1 else -np.expm1(np.log1p(-risks) / over))",
         "(over < 1)",
         "divided by 1",
+    ),
+    Equivalent(
+        "guarantees/out_of_sample.py",
+        "if radii.max() > 0.5 * rule.diameter:",
+        "(radii.max() >= 0.5 * rule.diameter)",
+        "at half the diameter either sentence is true",
+    ),
+    Equivalent(
+        "algorithms/exact.py",
+        "_ENOUGH, _GOOD = 0.1, 0.5",
+        "_ENOUGH, _GOOD = 0.1, 1.5",
+        "how soon stiffening is taken back: steps, not what is proven",
+    ),
+    Equivalent(
+        "algorithms/proof.py",
+        "left = np.where(slope > 0, here - lower, upper - here)",
+        "(slope >= 0)",
+        "a slope of 0 costs nothing whatever the width",
+    ),
+    Equivalent(
+        "algorithms/proof.py",
+        "weight = np.where(length > 0, 1 / np.where(length > 0, length, 1.0), 0.0)",
+        "weight = np.where(length > 0, 1 / np.where(length > 0, length, 2.0), 0.0)",
+        "divided by where it is not taken",
+    ),
+    Equivalent(
+        "worst_case/ball.py", "_NEAR = 1e-10", "2e-10", "both forms hold on either side, to this precision"
+    ),
+    Equivalent(
+        "worst_case/path.py",
+        "speed = side * jnp.where(moves, a * inverse_scale**2, 1.0)  # (2, m): of each coordinate with nu",
+        "2.0",
+        "of coordinates that do not move",
+    ),
+    Equivalent(
+        "worst_case/scalar_maxima.py",
+        "useful = (side < 0) & (spent > 0)",
+        "(spent >= 0)",
+        "one more point at which the objective is evaluated, where a corner is the highest",
     ),
     Equivalent("guarantees/radius.py", "high *= 2", "3", "any factor above 1 finds a bracket"),
     Equivalent(
