@@ -109,6 +109,8 @@ _PROOFS = (
         "a_model_set_that_is_a_ball_and_a_bound_that_binds",
         "a_solution_resumes_to_a_tighter_gap_and_shows_its_history",
         "a_round_that_a_client_misses_is_repeated",
+        "the_average_is_that_of_the_models_assessed",
+        "the_other_methods_find_the_same[gradients]",
     ),
     *_tests(
         "engines/test_solve_truth",
