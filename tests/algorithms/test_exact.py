@@ -88,6 +88,13 @@ def test_no_multipliers_prove_too_much(kind):
     assert tight > 0
 
 
+@pytest.mark.parametrize("kind", ["box", "cut"])
+def test_planes_touch_the_risks_where_they_are_made(kind):
+    """But for the rounding of the kink at an exact fit, over 1e-4 of a width of 2."""
+    reply = replies_at(made(kind), np.array([0.3, -0.2, 0.4]))
+    np.testing.assert_allclose(reply.attained, reply.upper, rtol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 def test_a_plane_too_steep_to_cancel_with_is_left_alone():
     """Its slope times the width of X is no number any more; the others prove what they prove."""

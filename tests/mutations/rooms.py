@@ -152,7 +152,11 @@ _RISKS = (
         "p_1_unbounded_near_worst_cases_of_classes",
         "curvature_is_the_second_derivative_where_there_is_one",
     ),
-    *_tests("algorithms/test_exact", "no_multipliers_prove_too_much[cut]"),
+    *_tests(
+        "algorithms/test_exact",
+        "planes_touch_the_risks_where_they_are_made",
+        "no_multipliers_prove_too_much[cut]",
+    ),
     *_tests("engines/test_solve", "labels_that_flip_at_a_cost_p_1"),
     *_tests("engines/test_solve_labels", "at_zero_the_risk_is_that_of_no_move"),
 )
