@@ -95,6 +95,24 @@ def test_planes_touch_the_risks_where_they_are_made(kind):
     np.testing.assert_allclose(reply.attained, reply.upper, rtol=1e-6)
 
 
+def test_without_curvature_none_is_sent():
+    problem, algorithm = made("box"), ExactMWDRO(Exact(), sends_curvature=False)
+    broadcast = algorithm.broadcast(algorithm.init(problem))
+    reply = all_replies(algorithm, problem.clients, jax.random.key(0), broadcast, jnp.asarray(1))
+    assert reply.curvature.shape == (3, 0)
+
+
+def test_a_worse_model_does_not_become_the_centre():
+    problem, algorithm = made("box"), ExactMWDRO(Exact())
+    state, everyone = algorithm.init(problem), jnp.ones(3, bool)
+    first = algorithm.server(state, replies_at(problem, state.x), everyone)
+    worse = np.array([-1.2, 1.2, -1.2])
+    after = algorithm.server(first._replace(x=worse), replies_at(problem, worse), everyone)
+    np.testing.assert_array_equal(after.centre.z, first.centre.z)
+    assert after.stiffness > first.stiffness
+    assert after.best.upper == first.best.upper
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 def test_a_plane_too_steep_to_cancel_with_is_left_alone():
     """Its slope times the width of X is no number any more; the others prove what they prove."""

@@ -111,6 +111,8 @@ _PROOFS = (
         "a_round_that_a_client_misses_is_repeated",
         "the_average_is_that_of_the_models_assessed",
         "the_other_methods_find_the_same[gradients]",
+        "degenerate_problems_solve[exact fit, no radius]",
+        "degenerate_problems_solve[separable classes]",
     ),
     *_tests(
         "engines/test_solve_truth",
