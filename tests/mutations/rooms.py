@@ -131,6 +131,7 @@ _ON_PATHS = _tests(
     "the_plain_ray_falls_short_on_a_box",
     "several_coordinates_that_cannot_move",
     "growth_on_either_side_outgrows_a_quadratic_cost",
+    "a_local_maximum_on_a_short_stretch",
     "margins_on_a_box_with_many_bends",
     "unbounded_support_with_p_1_is_the_loss_itself_or_infinite",
 )
@@ -280,6 +281,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "_ENOUGH, _GOOD = 0.1, 0.5",
         "_ENOUGH, _GOOD = 0.1, 1.5",
         "how soon stiffening is taken back: steps, not what is proven",
+    ),
+    Equivalent(
+        "algorithms/exact.py",
+        "if fall < _ENOUGH * state.predicted - _ROUNDING * abs(centre.merit):",
+        "(fall <= _ENOUGH * state.predicted - _ROUNDING * abs(centre.merit))",
+        "a fall of just the share that is enough, to the last bit",
     ),
     Equivalent(
         "algorithms/proof.py",

@@ -24,7 +24,7 @@ from bidro.sets import Ball, Box, WholeSpace
 from bidro.transport import Transport
 from bidro.worst_case import BacktrackingAscent, Exact, Inner, default_oracle
 from bidro.worst_case.exact import _softmax_gain
-from bidro.worst_case.path import maximise_on_path, ray
+from bidro.worst_case.path import Pieces, maximise_on_path, ray
 from tests.small import mostly_slow
 from tests.worst_case.brute_force import supremum
 
@@ -187,6 +187,25 @@ def test_margins_on_a_box_with_many_bends(loss, p):
         dense = np.max(np.asarray(loss.scalar.value(jnp.asarray(u))) - rho * cost)
         assert float(found.value) >= dense - 1e-10 * (1 + abs(dense))
         assert float(found.value) <= dense + 1e-3 * (1 + abs(dense))
+
+
+@pytest.mark.parametrize(
+    ("rate", "spent", "travel", "u0", "rho"),
+    [
+        (0.82151690, 3.12841936, 11.40936693, 11.44680195, 0.94377428),
+        (124.23161086, 0.03621505, 0.53871316, 0.48331335, 12.10052143),
+    ],
+)
+def test_a_local_maximum_on_a_short_stretch(rate, spent, travel, u0, rho):
+    """The logistic loss on one piece of a path, p = 1; the stretch on which a maximum lies is found by its
+    ends, of which one is close to where the search for both of them begins."""
+    side, one = np.array([[1.0], [-1.0]]), np.ones((2, 1))
+    parts = (side, 0 * one, 1e6 * one, rate * one, travel * one, spent * one)
+    path = Pieces(*(jnp.asarray(part) for part in parts))
+    _, highest = maximise_on_path(Logistic().scalar, path, jnp.asarray(u0), jnp.asarray(rho), 1.0)
+    nu = np.concatenate([np.linspace(0, 1, 200_001), np.linspace(1, 100, 200_001)])
+    values = np.logaddexp(0, -(u0 + side * (travel + rate * nu))) - rho * np.sqrt(spent + rate * nu**2)
+    assert float(highest) == pytest.approx(values.max(), abs=1e-7)
 
 
 def test_several_coordinates_that_cannot_move():
