@@ -250,6 +250,9 @@ def test_a_loss_of_unknown_slope_has_no_interval():
     ("make", "word"),
     [
         (lambda: certificate(problem(), X, 1.0), "confidence"),
+        # Also where there is no interval that would be refused.
+        (lambda: certificate(problem("unbounded"), X, 1.0), "confidence"),
+        (lambda: certificate(problem("unbounded"), X, 0.0), "confidence"),
         (lambda: certificate(problem(), X, 0.9, {"north": draw(5, 0)}), "none of 'south'"),
         (lambda: certificate(problem(), X, 0.9, {**KEPT_OUT, "west": draw(5, 0)}), "no client 'west'"),
         (lambda: certificate(problem(), X, 0.9, {**KEPT_OUT, "south": np.zeros((0, 2))}), "must have rows"),

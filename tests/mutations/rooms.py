@@ -118,7 +118,14 @@ _PROOFS = (
         "engines/test_solve_truth",
         *(
             f"smooth_losses_reach_the_gap_on_data_of_any_kind[{case}]"
-            for case in ("wide-0.05-squared", "wide-0.05-logistic", "far-0.05-squared", "sizes-0.05-huber")
+            for case in (
+                "wide-0.05-squared",
+                "wide-0.05-logistic",
+                "far-0.05-squared",
+                "sizes-0.05-huber",
+                "traces-0.05-squared",
+                "noise-0.05-logistic",
+            )
         ),
     ),
 )
