@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bidro.client import WassersteinBall
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees import certify, held_out, plan
@@ -23,7 +24,7 @@ from bidro.guarantees.statements import certificate
 from bidro.losses import Absolute, CustomLoss, Hinge, Logistic, Pinball, Softmax, Squared
 from bidro.problem import Problem
 from bidro.report.certificate_figure import certificate_figure
-from bidro.sets import Box, CappedSimplex
+from bidro.sets import Box, CappedSimplex, L1SimplexBall
 from bidro.transport import Transport
 
 X = np.array([0.8, 0.1])
@@ -153,6 +154,27 @@ def test_a_restricted_set_of_mixtures_is_named():
     found = certificate(problem(mixtures=CappedSimplex(np.zeros(2), np.array([0.6, 0.6]))), X, delta=0.1)
     assert "if the true one is among them" in str(found)
     assert "if it is in A" in found.interval.promise
+
+
+def test_mixtures_and_balls_in_words():
+    """Balls say that they cover only where some radius can."""
+    near = L1SimplexBall(np.array([0.5, 0.5]), 0.2)
+    within = CappedSimplex(np.zeros(2), np.array([0.6, 0.6]))
+    trained = {
+        words: dataclasses.replace(problem(support, mixtures=mixtures), ambiguity=WassersteinBall(0.1))
+        for words, support, mixtures in (
+            ("distance of a centre", None, near),
+            ("bounds of each client's weight", "unbounded", within),
+            ("any mixture", None, None),
+        )
+    }
+    for words, one in trained.items():
+        found = certificate(one, X, 0.9, delta=0.1)
+        assert words in found.mixtures
+        declared = isinstance(one.federation.support, Box)
+        assert ("explicit radii" in found.balls) == declared
+        assert ("without coverage" in found.balls) == (not declared)
+    assert "without Wasserstein balls" in certificate(problem("unbounded"), X).balls
 
 
 def test_rows_kept_out_must_lie_on_the_declared_support():

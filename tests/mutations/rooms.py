@@ -76,6 +76,7 @@ _STATEMENTS = _tests(
     "guarantees/test_certificate",
     "what_cannot_be_stated_is_absent_with_a_reason",
     "a_restricted_set_of_mixtures_is_named",
+    "mixtures_and_balls_in_words",
     "rows_kept_out_must_lie_on_the_declared_support",
     "too_few_rows_are_no_result",
     "units_in_a_certificate",
@@ -321,6 +322,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "useful = (side < 0) & (spent > 0)",
         "(spent >= 0)",
         "one more point at which the objective is evaluated, where a corner is the highest",
+    ),
+    Equivalent(
+        "guarantees/robust.py",
+        "np.concatenate([start + part.origins for start, part in zip(starts, parts, strict=True)]),",
+        "False",
+        "one start a client, and one part",
     ),
     Equivalent("guarantees/radius.py", "high *= 2", "3", "any factor above 1 finds a bracket"),
     Equivalent(
