@@ -329,6 +329,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "False",
         "one start a client, and one part",
     ),
+    Equivalent(
+        "guarantees/robust.py",
+        "if np.abs(model).max(initial=0.0) > LARGEST_SIZE:",
+        "if np.abs(model).max(initial=1.0) > LARGEST_SIZE:",
+        "1 is not too large",
+    ),
     Equivalent("guarantees/radius.py", "high *= 2", "3", "any factor above 1 finds a bracket"),
     Equivalent(
         "sets/weights.py",
