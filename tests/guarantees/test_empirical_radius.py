@@ -74,6 +74,14 @@ def test_halves_by_hand():
         order = np.random.default_rng([7, 0]).permutation(count)
         by_hand = one_dimensional(ages[order[:half]], ages[order[half : 2 * half]])
         assert found.radii[0] == pytest.approx(by_hand, rel=1e-9)
+    # p = 2: the root of the mean square between the halves in order, over two repetitions.
+    ages, rng, squares = np.random.default_rng(5).normal(size=12), np.random.default_rng([7, 0]), []
+    for _ in range(2):
+        order = rng.permutation(12)
+        squares.append(np.mean((np.sort(ages[order[:6]]) - np.sort(ages[order[6:]])) ** 2))
+    still = Transport(np.array([1.0, np.inf]), 2.0)
+    found = split_radii(problem({"a": np.column_stack([ages, np.zeros(12)])}, still), 2, seed=7)
+    assert found.radii[0] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-9)
 
 
 def test_two_repetitions_are_the_fewest_and_a_hundred_the_usual():
@@ -88,9 +96,10 @@ def test_two_repetitions_are_the_fewest_and_a_hundred_the_usual():
 def test_a_label_that_cannot_flip_is_named(price):
     labelled = Federation.from_arrays({"a": np.array([[0.1, 1.0], [0.7, -1.0]])}, "unbounded", ["age", "ill"])
     whole = Problem(labelled, Logistic(), Box.cube(5.0, 1), Transport.classification(2, 1.0, price))
-    promise = split_radii(whole, 1).promise
-    assert ("'ill' cannot move" in promise) == (price == np.inf)
-    assert "'age'" not in promise
+    found = split_radii(whole, 1)
+    assert found.radii[0] == pytest.approx(0.6 if price == np.inf else 0.6 + price)
+    assert ("'ill' cannot move" in found.promise) == (price == np.inf)
+    assert "'age'" not in found.promise
 
 
 @pytest.mark.parametrize(

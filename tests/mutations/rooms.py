@@ -335,6 +335,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "if np.abs(model).max(initial=1.0) > LARGEST_SIZE:",
         "1 is not too large",
     ),
+    Equivalent(
+        "guarantees/trained_rows.py",
+        'return f"{share} equal rows of training" if self.if_new < UNLIKELY else None',
+        "(self.if_new <= UNLIKELY)",
+        "no chance is that number to the last bit",
+    ),
     Equivalent("guarantees/radius.py", "high *= 2", "3", "any factor above 1 finds a bracket"),
     Equivalent(
         "sets/weights.py",
