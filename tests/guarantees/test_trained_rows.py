@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from bidro import BidroError
 from bidro.guarantees import trained_rows
@@ -117,6 +118,24 @@ def test_a_client_of_a_single_row():
     assert found.trained_on
     assert found.rows == 1_001
     assert TrainedRows.from_json(sketch.to_json(), "sketch").compare(rows) == found
+
+
+def test_what_chance_explains_by_hand():
+    """Without equal rows among 500 given, Poisson's number of pairs is below -ln(1e-5) = 11.513 but for 1e-5;
+    2 rows a pair, and 1,000 rows of training for 499 others."""
+    rng = np.random.default_rng(14)
+    trained = continuous(rng, 1_000)
+    sketch = TrainedRows.of({"north": trained})
+    given = np.concatenate([trained[:100], continuous(rng, 400)])
+    found = sketch.compare({"north": given})
+    anywhere = sketch.slots.mean()
+    step = 1 - FLIP - anywhere
+    hits = round(500 * (anywhere + step * found.share))
+    by_chance = 1_000 / 499 * 2 * 11.512925465 / 500
+    expected = binom.sf(hits - 1, 500, anywhere + step * by_chance)
+    assert 0 < found.share < 1
+    assert found.if_by_chance == pytest.approx(expected, rel=1e-6)
+    assert found.if_new == pytest.approx(binom.sf(hits - 1, 500, anywhere), rel=1e-6)
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 1_000), (0.1, 6_000)])
@@ -247,6 +266,8 @@ def test_a_sketch_as_text(tmp_path):
     text = sketch.to_json()
     again = TrainedRows.from_json(text, "sketch")
     assert again.to_json() == text
+    # As it is written it must stay: a sketch is read only if it would be written so again.
+    assert text.startswith('{\n "format": "bidro trained rows",\n "version": 1,\n "key": "')
     given = of_two_clients(continuous, rng, 100)
     assert again.compare(given) == sketch.compare(given)
     assert trained_rows_in(tmp_path) is None

@@ -341,6 +341,21 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "(self.if_new <= UNLIKELY)",
         "no chance is that number to the last bit",
     ),
+    *(
+        Equivalent(
+            "guarantees/trained_rows.py",
+            "warnings.warn(note, TrainedRowsWarning, stacklevel=3)",
+            after,
+            "the line that a warning points to",
+        )
+        for after in ("0", "4", "6")
+    ),
+    Equivalent(
+        "guarantees/robust.py",
+        "far = 1e8 * (_turn(inner, risk) + np.abs(start).max()) / steepest",
+        "100000001.0",
+        "as far as that",
+    ),
     Equivalent("guarantees/radius.py", "high *= 2", "3", "any factor above 1 finds a bracket"),
     Equivalent(
         "sets/weights.py",
