@@ -135,6 +135,12 @@ def test_clopper_pearson_by_its_definition(wrong, n):
         assert binom.cdf(wrong, n, found) == pytest.approx(0.05, rel=1e-9)
 
 
+def test_mistakes_have_the_exact_bound():
+    wrong = np.array([0.0, 1.0, 0.0, 0.0])
+    found = held_out({"a": wrong}, 0.95, kind="clopper-pearson")
+    assert found.bound == clopper_pearson(wrong, 1 - 0.95)
+
+
 def test_the_worst_admissible_mixture_and_its_levels():
     rng = np.random.default_rng(2)
     losses = {"a": rng.beta(1, 9, 300), "b": rng.beta(2, 5, 300), "c": rng.beta(1, 1, 300)}

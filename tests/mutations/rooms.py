@@ -356,6 +356,10 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "100000001.0",
         "as far as that",
     ),
+    Equivalent("guarantees/coverage.py", "least = 1e-300", "2e-300", "either is as good as nothing"),
+    Equivalent(
+        "deploy/site.py", "compilation_cache()", "pass", "what was compiled is kept for the next time: speed"
+    ),
     Equivalent("guarantees/radius.py", "high *= 2", "3", "any factor above 1 finds a bracket"),
     Equivalent(
         "sets/weights.py",
