@@ -146,6 +146,7 @@ _ON_PATHS = _tests(
 _INNER = (
     *_tests(
         "worst_case/test_ascent",
+        "only_a_quadratic_cost_makes_the_problem_concave",
         "labels_flip_where_that_pays",
         "below_the_curvature_the_error_is_unknown",
         "declared_curvature_gives_a_custom_loss_an_error_bound",
