@@ -89,6 +89,56 @@ def test_no_multipliers_prove_too_much(kind):
     assert tight > 0
 
 
+@pytest.mark.parametrize("kind", ["box", "cut"])
+def test_planes_touch_the_risks_where_they_are_made(kind):
+    """But for the rounding of the kink at an exact fit, over 1e-4 of a width of 2."""
+    reply = replies_at(made(kind), np.array([0.3, -0.2, 0.4]))
+    np.testing.assert_allclose(reply.attained, reply.upper, rtol=1e-6)
+
+
+def test_without_curvature_none_is_sent():
+    problem, algorithm = made("box"), ExactMWDRO(Exact(), sends_curvature=False)
+    broadcast = algorithm.broadcast(algorithm.init(problem))
+    reply = all_replies(algorithm, problem.clients, jax.random.key(0), broadcast, jnp.asarray(1))
+    assert reply.curvature.shape == (3, 0)
+
+
+def test_a_worse_model_does_not_become_the_centre():
+    problem, algorithm = made("box"), ExactMWDRO(Exact())
+    state, everyone = algorithm.init(problem), jnp.ones(3, bool)
+    first = algorithm.server(state, replies_at(problem, state.x), everyone)
+    worse = np.array([-1.2, 1.2, -1.2])
+    after = algorithm.server(first._replace(x=worse), replies_at(problem, worse), everyone)
+    np.testing.assert_array_equal(after.centre.z, first.centre.z)
+    assert after.stiffness > first.stiffness
+    assert after.best.upper == first.best.upper
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_a_plane_too_steep_to_cancel_with_is_left_alone():
+    """Its slope times the width of X is no number any more; the others prove what they prove."""
+    wide = Box.cube(1e150, 2)
+    model = ConeModel(wide, wide, Simplex(1), (), nonnegative=True)
+    z = np.zeros(2)
+    gradient = np.array([[1e200, 0.0], [0.5, 0.0]])
+    planes = Planes.at_point(np.zeros(2, np.int64), np.ones(2), gradient, z)
+    answer = Answer(z, 1.0, np.array([0.0, 1.0]), np.ones(1), np.ones(1), (), ())
+    assert lower_bound(model, planes, z, answer, -np.inf, np.inf).bound == pytest.approx(-0.5e150)
+
+
+def test_curvature_of_coordinates_of_any_size():
+    rng = np.random.default_rng(2)
+    root, units = rng.normal(size=(4, 4)), 10.0 ** np.array([-6, 0, 3, 6])
+    M = np.outer(units, units) * (root @ root.T + np.eye(4))
+    curvature, step = Curvature.of(M), rng.normal(size=4) / units
+    assert curvature.of_step(step) == pytest.approx(0.5 * step @ M @ step, rel=1e-10)
+    assert curvature.first(2).of_step(step[:2]) == pytest.approx(
+        0.5 * step[:2] @ M[:2, :2] @ step[:2], rel=1e-9
+    )
+    T = curvature.unit_steps(0.3)
+    np.testing.assert_allclose(T.T @ M @ T, 0.3 * np.eye(4), atol=1e-9)
+
+
 def test_steps_solve_the_program_that_they_state():
     """One quadratic program without cuts that matter: a Newton step, by hand, within and at the box."""
     square = Box.cube(1.0, 2)

@@ -474,6 +474,18 @@ def test_a_round_that_a_client_misses_is_repeated():
     assert missed.gap <= 1e-6
 
 
+def test_the_average_is_that_of_the_models_assessed():
+    problem = problem_of(clients(), Squared(), 0.1, 2.0)
+    algorithm = ExactMWDRO(Exact())
+    state, assessed = algorithm.init(problem), []
+    for t in range(3):
+        assessed.append(state.x)
+        message = algorithm.broadcast(state)
+        replies = all_replies(algorithm, problem.clients, jax.random.key(0), message, jnp.asarray(t + 1))
+        state = algorithm.server(state, replies, jnp.ones(3, bool))
+    np.testing.assert_allclose(algorithm.snapshot(state).x_average, np.mean(assessed, axis=0), rtol=1e-12)
+
+
 def test_it_runs_under_the_engine_of_the_other_algorithms():
     problem = problem_of(clients(), Squared(), 0.1, 2.0)
     found = solve(problem)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bidro.client import WassersteinBall
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees import certify, held_out, plan
@@ -20,10 +21,10 @@ from bidro.guarantees.on_support import largest_loss, support_lipschitz
 from bidro.guarantees.plan import rows_for_radius
 from bidro.guarantees.radius import explicit_rule
 from bidro.guarantees.statements import certificate
-from bidro.losses import Absolute, CustomLoss, Hinge, Logistic, Softmax, Squared
+from bidro.losses import Absolute, CustomLoss, Hinge, Logistic, Pinball, Softmax, Squared
 from bidro.problem import Problem
 from bidro.report.certificate_figure import certificate_figure
-from bidro.sets import Box, CappedSimplex
+from bidro.sets import Box, CappedSimplex, L1SimplexBall
 from bidro.transport import Transport
 
 X = np.array([0.8, 0.1])
@@ -155,6 +156,27 @@ def test_a_restricted_set_of_mixtures_is_named():
     assert "if it is in A" in found.interval.promise
 
 
+def test_mixtures_and_balls_in_words():
+    """Balls say that they cover only where some radius can."""
+    near = L1SimplexBall(np.array([0.5, 0.5]), 0.2)
+    within = CappedSimplex(np.zeros(2), np.array([0.6, 0.6]))
+    trained = {
+        words: dataclasses.replace(problem(support, mixtures=mixtures), ambiguity=WassersteinBall(0.1))
+        for words, support, mixtures in (
+            ("distance of a centre", None, near),
+            ("bounds of each client's weight", "unbounded", within),
+            ("any mixture", None, None),
+        )
+    }
+    for words, one in trained.items():
+        found = certificate(one, X, 0.9, delta=0.1)
+        assert words in found.mixtures
+        declared = isinstance(one.federation.support, Box)
+        assert ("explicit radii" in found.balls) == declared
+        assert ("without coverage" in found.balls) == (not declared)
+    assert "without Wasserstein balls" in certificate(problem("unbounded"), X).balls
+
+
 def test_rows_kept_out_must_lie_on_the_declared_support():
     outside = {**KEPT_OUT, "south": np.vstack([KEPT_OUT["south"], [[0.5, 2.5]]])}
     with pytest.raises(BidroError, match=r"Client 'south', row 80, column 'y': 2\.5 lies outside"):
@@ -205,7 +227,15 @@ def test_classes_have_a_bound_on_mistakes():
     assert "mistakes" in found.mistakes.promise.lower()
 
 
-@pytest.mark.parametrize("loss", [Absolute(intercept=True), Softmax(classes=3, intercept=True)])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        Absolute(intercept=True),
+        Pinball(quantile=0.1, intercept=True),
+        Pinball(quantile=0.9, intercept=True),
+        Softmax(classes=3, intercept=True),
+    ],
+)
 def test_the_largest_loss_and_slope_on_the_support(loss):
     """No point of the box has a larger loss; corners come close. No pair of points is steeper."""
     rng = np.random.default_rng(6)
@@ -242,6 +272,9 @@ def test_a_loss_of_unknown_slope_has_no_interval():
     ("make", "word"),
     [
         (lambda: certificate(problem(), X, 1.0), "confidence"),
+        # Also where there is no interval that would be refused.
+        (lambda: certificate(problem("unbounded"), X, 1.0), "confidence"),
+        (lambda: certificate(problem("unbounded"), X, 0.0), "confidence"),
         (lambda: certificate(problem(), X, 0.9, {"north": draw(5, 0)}), "none of 'south'"),
         (lambda: certificate(problem(), X, 0.9, {**KEPT_OUT, "west": draw(5, 0)}), "no client 'west'"),
         (lambda: certificate(problem(), X, 0.9, {**KEPT_OUT, "south": np.zeros((0, 2))}), "must have rows"),

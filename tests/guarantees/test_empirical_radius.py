@@ -7,7 +7,7 @@ from scipy.stats import wasserstein_distance as one_dimensional
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees.empirical_radius import bootstrap_radii, split_radii
-from bidro.losses import Squared
+from bidro.losses import Logistic, Squared
 from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.transport import Transport
@@ -66,11 +66,52 @@ def test_seeds_fix_the_draws_and_large_clients_are_thinned():
     assert first[1] < first[0]
 
 
+def test_halves_by_hand():
+    """Of an odd number of rows one stays out; of a large client 1,000 rows make a half."""
+    for count, half in ((31, 15), (2_600, 1_000)):
+        ages = np.random.default_rng(3).normal(size=count)
+        found = split_radii(problem({"a": np.column_stack([ages, np.zeros(count)])}), 1, seed=7)
+        order = np.random.default_rng([7, 0]).permutation(count)
+        by_hand = one_dimensional(ages[order[:half]], ages[order[half : 2 * half]])
+        assert found.radii[0] == pytest.approx(by_hand, rel=1e-9)
+    # p = 2: the root of the mean square between the halves in order, over two repetitions.
+    ages, rng, squares = np.random.default_rng(5).normal(size=12), np.random.default_rng([7, 0]), []
+    for _ in range(2):
+        order = rng.permutation(12)
+        squares.append(np.mean((np.sort(ages[order[:6]]) - np.sort(ages[order[6:]])) ** 2))
+    still = Transport(np.array([1.0, np.inf]), 2.0)
+    found = split_radii(problem({"a": np.column_stack([ages, np.zeros(12)])}, still), 2, seed=7)
+    assert found.radii[0] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-9)
+
+
+def test_two_repetitions_are_the_fewest_and_a_hundred_the_usual():
+    rng = np.random.default_rng(4)
+    some = problem({"a": rng.normal(size=(6, 2))})
+    two = bootstrap_radii(some, 0.5, 2).radii[0]
+    assert two <= bootstrap_radii(some, 0.99, 2).radii[0]
+    assert bootstrap_radii(some).radii[0] == bootstrap_radii(some, 0.95, 100).radii[0]
+
+
+@pytest.mark.parametrize("price", [0.5, np.inf])
+def test_a_label_that_cannot_flip_is_named(price):
+    labelled = Federation.from_arrays({"a": np.array([[0.1, 1.0], [0.7, -1.0]])}, "unbounded", ["age", "ill"])
+    whole = Problem(labelled, Logistic(), Box.cube(5.0, 1), Transport.classification(2, 1.0, price))
+    found = split_radii(whole, 1)
+    assert found.radii[0] == pytest.approx(0.6 if price == np.inf else 0.6 + price)
+    assert ("'ill' cannot move" in found.promise) == (price == np.inf)
+    assert "'age'" not in found.promise
+
+
 @pytest.mark.parametrize(
     ("make", "word"),
     [
         (lambda: split_radii(problem({"a": np.zeros((1, 2))})), "Client 'a' has a single row"),
         (lambda: bootstrap_radii(problem({"a": np.zeros((3, 2))}), 1.0), "confidence"),
+        (lambda: bootstrap_radii(problem({"a": np.zeros((3, 2))}), 0.0), "confidence"),
+        (
+            lambda: split_radii(problem({"a": np.zeros((3, 2))}, Transport(np.full(2, np.inf), 1.0))),
+            "No coordinate can move",
+        ),
         (lambda: bootstrap_radii(problem({"a": np.zeros((3, 2))}), 0.9, 1), "repetitions"),
         (lambda: split_radii(problem({"a": np.zeros((3, 2))}), 0), "repetition"),
     ],

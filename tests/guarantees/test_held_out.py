@@ -110,6 +110,8 @@ def test_a_unit_is_one_draw_with_the_mean_of_its_rows():
     assert clipped.means["a"] == pytest.approx((0.25 + 0.4 + 0.2) / 3)
     many = held_out({"a": np.tile(losses, 50)}, 0.9, 1.0, units={"a": np.arange(200) // 2})
     assert "of a unit" in many.promise
+    assert "A unit is one draw" in many.promise
+    assert "the rows of a client are independent" not in many.promise
 
 
 def test_the_empirical_bernstein_bound_by_hand():
@@ -131,6 +133,12 @@ def test_clopper_pearson_by_its_definition(wrong, n):
         assert found == 1.0
     else:
         assert binom.cdf(wrong, n, found) == pytest.approx(0.05, rel=1e-9)
+
+
+def test_mistakes_have_the_exact_bound():
+    wrong = np.array([0.0, 1.0, 0.0, 0.0])
+    found = held_out({"a": wrong}, 0.95, kind="clopper-pearson")
+    assert found.bound == clopper_pearson(wrong, 1 - 0.95)
 
 
 def test_the_worst_admissible_mixture_and_its_levels():

@@ -133,6 +133,11 @@ def test_the_l1_diameter_bounds_all_distances(mixtures):
         assert widest == pytest.approx(l1_diameter(mixtures))
 
 
+def test_the_l1_diameter_of_narrow_bounds_is_their_width():
+    narrow = CappedSimplex(np.array([0.2, 0.3, 0.1]), np.array([0.4, 0.5, 0.3]))
+    assert l1_diameter(narrow) == pytest.approx(0.6)
+
+
 @pytest.mark.parametrize("mixtures", [None, CappedSimplex(np.zeros(2), np.array([0.7, 0.8]))])
 def test_every_part_of_the_interval_a_second_time(mixtures):
     problem = regression(Squared(), mixtures=mixtures)
@@ -149,6 +154,7 @@ def test_every_part_of_the_interval_a_second_time(mixtures):
     tops = [risks] if mixtures is None else [0.7 * risks[0] + 0.3 * risks[1], 0.2 * risks[0] + 0.8 * risks[1]]
     assert found.upper == pytest.approx(float(np.max(tops)), rel=1e-9)
     assert found.probability == pytest.approx(0.9)
+    assert certify(problem, X).probability == pytest.approx(0.95)
     clouds = [np.asarray(problem.federation.client_samples(name)) for name in problem.federation.names]
     apart = wasserstein_distance(clouds[0], clouds[1], problem.transport) + found.radii.sum()
     assert widened(cloud_distances(problem), found.radii, math.inf) == pytest.approx(apart)

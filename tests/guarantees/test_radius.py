@@ -58,6 +58,8 @@ def test_by_hand():
     # p != m / 2: R (ln(c1 / beta) / (c2 N))^(1 / max(2 p, m)).
     rule = PaperRadius(2.0, 3, 1.0, c1=4.0, c2=0.5)
     assert rule.radius(100, 0.1) == pytest.approx(2.0 * (math.log(40) / 50) ** (1 / 3), rel=1e-12)
+    # No risk is above 1, where one row has 2 exp(-2 0.1^2).
+    assert ExplicitRadius(1.0, 1, 1.0).risk(1, 0.1) == 1.0
 
 
 def test_the_paper_s_own_case_p_is_half_of_m():
@@ -73,6 +75,7 @@ def test_the_paper_s_own_case_p_is_half_of_m():
 @given(st.floats(1e-12, 1e6))
 def test_the_inverse_of_h(y):
     assert h(inverse_h(y)) == pytest.approx(y, rel=1e-9)
+    assert inverse_h(0.0) == 0.0
 
 
 RULES = st.one_of(
@@ -204,6 +207,13 @@ def test_splits_of_a_wanted_confidence(m):
     assert max(radii[1]) < max(radii[0])
 
 
+def test_no_split_spends_more_than_there_is():
+    rule = ExplicitRadius(1.0, 1, 1.0)
+    for confidence in np.linspace(0.05, 0.995, 60):
+        risks = risks_for(confidence, [20, 2_000, 200_000], rule, "smallest largest")
+        assert -np.log1p(-risks).sum() <= -math.log(confidence) * (1 + 6e-16)
+
+
 def test_the_diameter_in_a_scaled_metric_and_with_labels():
     box = Box(np.array([-1.0, 0.0, -1.0]), np.array([2.0, 4.0, 1.0]))
     fed = Federation.from_arrays([np.zeros((2, 3))], box)
@@ -213,6 +223,8 @@ def test_the_diameter_in_a_scaled_metric_and_with_labels():
     assert paper_rule(fed, scaled, 1.0, 1.0).half_width == pytest.approx(3.0)
     labelled = Federation.from_arrays([np.array([[0.0, 1.0, 1.0], [0.0, 1.0, -1.0]])], box)
     assert metric_diameter(labelled, Transport.classification(3, 1.0, 0.7)) == pytest.approx(5.0 + 0.7)
+    # A flip is as wide as it costs, here more than any feature.
+    assert paper_rule(labelled, Transport.classification(3, 1.0, 9.0), 1.0, 1.0).half_width == 4.5
 
 
 def test_labels_are_counted_as_the_loss_has_them():
@@ -242,7 +254,8 @@ def test_labels_are_counted_as_the_loss_has_them():
         (lambda: ExplicitRadius(math.inf, 2, 2.0), "bounded support"),
         (lambda: ExplicitRadius(1.0, 2, 0.5), "p >= 1"),
         (lambda: PaperRadius(1.0, 2, 1.0, -1.0, 1.0), "c1 and c2"),
-        (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], 1.0), "between 0 and 1"),
+        (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], 1.0), "Every risk beta must lie strictly"),
+        (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], [0.1, 0.0]), "Every risk beta"),
         (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], 0.1, delta=-1.0), "delta"),
         (lambda: risks_for(1.0, [3], ExplicitRadius(1.0, 2, 2.0)), "confidence"),
         (
@@ -260,6 +273,13 @@ def test_labels_are_counted_as_the_loss_has_them():
                 Federation.from_arrays([np.zeros((2, 3))], Box.cube(1.0, 3)), Transport.features_only(3)
             ),
             "cannot move",
+        ),
+        (
+            lambda: explicit_rule(
+                Federation.from_arrays([np.ones((2, 3))], Box.cube(1.0, 3), ["age", "dose", "ill"]),
+                Transport(np.ones(3), 1.0, True, math.inf),
+            ),
+            "'ill' cannot move",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Risks over Wasserstein balls against closed forms and linear programs; worst cases against POT."""
 
+from dataclasses import replace
 from itertools import product
 
 import jax.numpy as jnp
@@ -269,6 +270,26 @@ def test_an_uncertified_oracle_gives_no_finite_upper_bound():
     found = robust_risk(problem, X, BacktrackingAscent(steps=3))
     assert np.all(np.isinf(found.value))
     assert np.all(np.isfinite(found.attained))
+
+
+def test_the_price_of_movement_next_to_zero():
+    """There every slope of the logistic loss is 1/2: R = ln 2 + eps nu / 2, and its derivative in eps^2 is
+    nu / (4 eps)."""
+    problem = ball_problem(Logistic(), 2.0, "unbounded", radii=[0.3, 0.2, 0.1])
+    found = robust_risk(problem, 1e-13 * X)
+    expected = 1e-13 * np.linalg.norm(X) / (4 * np.array([0.3, 0.2, 0.1]))
+    np.testing.assert_allclose(found.multiplier, expected, rtol=1e-9)
+    np.testing.assert_allclose(found.value, np.log(2), rtol=1e-12)
+
+
+def test_radii_too_small_to_show():
+    """The mean loss plus eps nu rms(L'), also as it is attained, and its gradient."""
+    problem = ball_problem(Logistic(), 2.0, "unbounded", radii=1e-12)
+    found = robust_risk(problem, X)
+    plain = robust_risk(replace(problem, ambiguity=WassersteinBall(0.0)), X)
+    np.testing.assert_allclose(found.attained, plain.value, rtol=1e-10)
+    np.testing.assert_allclose(found.value, plain.value, rtol=1e-10)
+    np.testing.assert_allclose(found.gradient, plain.gradient, rtol=1e-8)
 
 
 def test_exact_fit_and_zero_model():

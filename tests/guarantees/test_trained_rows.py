@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from bidro import BidroError
 from bidro.guarantees import trained_rows
@@ -100,6 +101,41 @@ def test_rows_that_were_trained_on_are_refused_and_counted(make):
         # Four standard errors of the estimate: the hits are binomial, and about 0.45 of a hit tells.
         if make is continuous:
             assert found.share == pytest.approx(share, abs=4 * 0.5 / 0.45 / math.sqrt(found.rows))
+
+
+def test_no_more_than_all_rows_were_in_training():
+    rows = {"north": continuous(np.random.default_rng(12), 200)}
+    # The estimate has a standard error of some 8 percent: half of the time it would be above 1.
+    shares = [TrainedRows.of(rows).compare(rows).share for _ in range(20)]
+    assert max(shares) == 1.0
+
+
+def test_a_client_of_a_single_row():
+    rng = np.random.default_rng(13)
+    rows = {"north": continuous(rng, 1_000), "south": continuous(rng, 1)}
+    sketch = TrainedRows.of(rows)
+    found = sketch.compare(rows)
+    assert found.trained_on
+    assert found.rows == 1_001
+    assert TrainedRows.from_json(sketch.to_json(), "sketch").compare(rows) == found
+
+
+def test_what_chance_explains_by_hand():
+    """Without equal rows among 500 given, Poisson's number of pairs is below -ln(1e-5) = 11.513 but for 1e-5;
+    2 rows a pair, and 1,000 rows of training for 499 others."""
+    rng = np.random.default_rng(14)
+    trained = continuous(rng, 1_000)
+    sketch = TrainedRows.of({"north": trained})
+    given = np.concatenate([trained[:100], continuous(rng, 400)])
+    found = sketch.compare({"north": given})
+    anywhere = sketch.slots.mean()
+    step = 1 - FLIP - anywhere
+    hits = round(500 * (anywhere + step * found.share))
+    by_chance = 1_000 / 499 * 2 * 11.512925465 / 500
+    expected = binom.sf(hits - 1, 500, anywhere + step * by_chance)
+    assert 0 < found.share < 1
+    assert found.if_by_chance == pytest.approx(expected, rel=1e-6)
+    assert found.if_new == pytest.approx(binom.sf(hits - 1, 500, anywhere), rel=1e-6)
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 1_000), (0.1, 6_000)])
@@ -212,6 +248,11 @@ def test_no_sketch_tells_one_row_from_its_absence_by_more_than_e():
         assert posterior.max() <= math.e / (1 + math.e) + 1e-12
 
 
+@pytest.mark.parametrize(("rows", "slots"), [(1, 1_024), (64, 1_024), (65, 2_048), (128, 2_048)])
+def test_sixteen_slots_a_row_and_the_fewest_such_power_of_two(rows, slots):
+    assert len(TrainedRows.of({"north": continuous(np.random.default_rng(0), rows)}).slots) == slots
+
+
 def test_two_sketches_of_the_same_rows_have_nothing_in_common():
     rows = {"north": continuous(np.random.default_rng(10), 50)}
     one, other = TrainedRows.of(rows), TrainedRows.of(rows)
@@ -225,6 +266,8 @@ def test_a_sketch_as_text(tmp_path):
     text = sketch.to_json()
     again = TrainedRows.from_json(text, "sketch")
     assert again.to_json() == text
+    # As it is written it must stay: a sketch is read only if it would be written so again.
+    assert text.startswith('{\n "format": "bidro trained rows",\n "version": 1,\n "key": "')
     given = of_two_clients(continuous, rng, 100)
     assert again.compare(given) == sketch.compare(given)
     assert trained_rows_in(tmp_path) is None

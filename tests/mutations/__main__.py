@@ -53,7 +53,7 @@ def _tried(copy: Copy, file: str, chosen: list, possible: int, report: dict) -> 
     must = []
     for change in chosen:
         entry = {"file": file, "line": change.line, "text": change.text, "what": change.what}
-        why = why_equivalent(file, change.text, change.after)
+        why = why_equivalent(file, change)
         if why is None:
             must.append((change, entry))
         else:

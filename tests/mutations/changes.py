@@ -50,6 +50,11 @@ class Change:
     def what(self) -> str:
         return f"{self.before} -> {self.after}"
 
+    @property
+    def text_after(self) -> str:
+        """That line as it is then; of a change over several lines, the first."""
+        return self.changed.splitlines()[self.line - 1].strip()
+
 
 def changes(source: str) -> list[Change]:
     """All changes of a file's text, in the order of their lines."""

@@ -4,16 +4,184 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tests.mutations.changes import Change
+
+
+def _tests(file: str, *names: str) -> tuple[str, ...]:
+    """Some tests of a file, which as a whole would take too long for every change."""
+    return tuple(f"tests/{file}.py::test_{name}" for name in names)
+
+
 _SUPREMA = ("tests/worst_case/test_ascent.py", "tests/worst_case/test_exact.py")
-_BALLS = ("tests/guarantees/test_robust.py", "tests/guarantees/test_penalised.py")
-_SOLVE = (
-    "tests/engines/test_solve_labels.py",
-    "tests/algorithms/test_exact.py",
-    "tests/engines/test_solve.py",
-)
-_OUT = ("tests/guarantees/test_out_of_sample.py",)
 _CERTIFICATE = ("tests/guarantees/test_certificate.py",)
-_SITES = ("tests/deploy/test_configuration.py", "tests/deploy/test_federated.py")
+# All but the simulated coverage.
+_RADIUS = _tests(
+    "guarantees/test_radius",
+    "by_hand",
+    "the_mean_bound_against_plain_summation",
+    "the_paper_s_own_case_p_is_half_of_m",
+    "the_inverse_of_h",
+    "radii_fall_with_rows_and_risk_and_have_an_inverse",
+    "explicit_radii_scale_with_the_support_and_stay_within_it",
+    "the_diameter_in_a_scaled_metric_and_with_labels",
+    "labels_are_counted_as_the_loss_has_them",
+    "bad_requests_say_what_is_wrong",
+)
+_COVERAGE = _tests(
+    "guarantees/test_radius",
+    "coverage_of_the_whole",
+    "vertices",
+    "splits_of_a_wanted_confidence",
+    "no_split_spends_more_than_there_is",
+    "bad_requests_say_what_is_wrong",
+)
+_INTERVAL = _tests(
+    "guarantees/test_out_of_sample",
+    "every_part_of_the_interval_a_second_time",
+    "the_l1_diameter_bounds_all_distances",
+    "the_l1_diameter_of_narrow_bounds_is_their_width",
+    "a_known_delta_and_more_confidence",
+    "the_promise_owns_up_to_radii_that_say_little",
+)
+_ON_SUPPORT = (
+    *_tests(
+        "guarantees/test_out_of_sample",
+        "the_slope_on_the_support_against_pairs_of_points",
+        "the_slope_with_labels_that_flip",
+        "a_move_and_a_flip_together_can_be_steeper_than_either",
+    ),
+    *_tests(
+        "guarantees/test_certificate",
+        "the_largest_loss_and_slope_on_the_support",
+        "a_loss_of_unknown_slope_has_no_interval",
+    ),
+)
+
+# All but the schedules of faults, which take a minute: they are for what these let pass.
+_COORDINATOR = _tests(
+    "engines/test_coordinator",
+    "without_a_client_the_run_is_as_if_it_had_never_been",
+    "a_bad_reply_is_refused_with_its_senders_name",
+    "a_client_that_says_why_it_does_not_answer_is_not_asked_again",
+    "waiting_ends_with_the_patience_and_nothing_is_lost",
+    "a_silent_client_is_asked_again_until_the_patience_ends",
+    "clients_are_waited_for_as_long_as_the_policy_says",
+    "the_record_says_what_was_exchanged",
+    "clients_that_left_the_network_are_not_waited_for",
+    "a_round_that_does_not_need_all_goes_on_with_those_who_replied",
+    "a_record_is_refused_where_it_is_none",
+    "a_policy_that_makes_no_sense_is_refused",
+)
+_STATEMENTS = _tests(
+    "guarantees/test_certificate",
+    "what_cannot_be_stated_is_absent_with_a_reason",
+    "a_restricted_set_of_mixtures_is_named",
+    "mixtures_and_balls_in_words",
+    "rows_kept_out_must_lie_on_the_declared_support",
+    "too_few_rows_are_no_result",
+    "units_in_a_certificate",
+    "losses_of_zero_in_training_leave_a_level_to_clip_at",
+    "a_loss_of_unknown_slope_has_no_interval",
+    "bad_requests_say_what_is_wrong",
+    "every_statement_a_second_time",
+    "classes_have_a_bound_on_mistakes",
+)
+# Without a whole run of cross-validation.
+_SITE = (
+    "tests/deploy/test_configuration.py",
+    *_tests(
+        "deploy/test_federated",
+        "nothing_leaves_a_site_that_rests_on_too_few_rows",
+        "a_site_refuses_a_server_with_another_schema",
+        "what_is_wrong_at_a_site_is_said_without_its_data",
+        "a_rare_level_or_class_is_not_summed_over",
+        "no_single_largest_loss_leaves_a_site",
+        "a_table_that_changes_in_the_midst_of_a_run_ends_it",
+        "a_request_that_makes_no_sense_is_refused_and_runs_nothing",
+        "with_a_declared_support_the_interval_is_that_of_fit",
+    ),
+)
+_PROOFS = (
+    "tests/algorithms/test_exact.py",
+    *_tests(
+        "engines/test_solve",
+        "against_a_cone_program",
+        "optima_at_and_near_zero_where_the_risk_has_a_kink",
+        "a_model_set_that_is_a_ball_and_a_bound_that_binds",
+        "a_solution_resumes_to_a_tighter_gap_and_shows_its_history",
+        "a_round_that_a_client_misses_is_repeated",
+        "the_average_is_that_of_the_models_assessed",
+        "the_other_methods_find_the_same[gradients]",
+        "degenerate_problems_solve[exact fit, no radius]",
+        "degenerate_problems_solve[separable classes]",
+    ),
+    *_tests(
+        "engines/test_solve_truth",
+        *(
+            f"smooth_losses_reach_the_gap_on_data_of_any_kind[{case}]"
+            for case in (
+                "wide-0.05-squared",
+                "wide-0.05-logistic",
+                "far-0.05-squared",
+                "sizes-0.05-huber",
+                "traces-0.05-squared",
+                "noise-0.05-logistic",
+            )
+        ),
+    ),
+)
+
+# What these files are compiled into is compiled anew for every change: few programs, and small ones.
+_ON_PATHS = _tests(
+    "worst_case/test_exact",
+    "coordinates_of_very_different_size",
+    "squared_loss_below_its_growth_is_infinite_and_above_it_has_the_closed_form",
+    "the_plain_ray_falls_short_on_a_box",
+    "several_coordinates_that_cannot_move",
+    "growth_on_either_side_outgrows_a_quadratic_cost",
+    "a_local_maximum_on_a_short_stretch",
+    "margins_on_a_box_with_many_bends",
+    "unbounded_support_with_p_1_is_the_loss_itself_or_infinite",
+)
+_INNER = (
+    *_tests(
+        "worst_case/test_ascent",
+        "only_a_quadratic_cost_makes_the_problem_concave",
+        "labels_flip_where_that_pays",
+        "below_the_curvature_the_error_is_unknown",
+        "declared_curvature_gives_a_custom_loss_an_error_bound",
+    ),
+    *_tests("worst_case/test_exact", "softmax_elsewhere_brackets_the_supremum"),
+)
+_RISKS = (
+    *_tests(
+        "guarantees/test_robust",
+        "squared_loss_in_closed_form_and_by_the_dual_search",
+        "at_a_jump_the_worst_case_splits_mass",
+        "gradients_against_finite_differences[Logistic]",
+        "radii_too_small_to_show",
+        "the_price_of_movement_next_to_zero",
+        "p_1_unbounded_near_worst_cases_of_classes",
+        "curvature_is_the_second_derivative_where_there_is_one",
+    ),
+    *_tests(
+        "algorithms/test_exact",
+        "planes_touch_the_risks_where_they_are_made",
+        "no_multipliers_prove_too_much[cut]",
+    ),
+    *_tests("engines/test_solve", "labels_that_flip_at_a_cost_p_1"),
+    *_tests("engines/test_solve_labels", "at_zero_the_risk_is_that_of_no_move"),
+)
+_WORST_CASES = _tests(
+    "guarantees/test_robust",
+    "worst_cases_lie_in_their_ball_and_attain_the_risk",
+    "p_1_unbounded_near_worst_cases_of_classes",
+    "the_worst_mixture",
+    "at_a_jump_the_worst_case_splits_mass",
+    "exact_fit_and_zero_model",
+    "bad_requests_say_what_is_wrong",
+    "gradients_against_finite_differences",
+)
 
 # By file under src/bidro.
 TESTS: dict[str, tuple[str, ...]] = {
@@ -21,34 +189,37 @@ TESTS: dict[str, tuple[str, ...]] = {
     "sets/vectors.py": ("tests/sets",),
     "sets/weights.py": ("tests/sets",),
     "worst_case/exact.py": _SUPREMA,
-    "worst_case/path.py": _SUPREMA,
-    "worst_case/scalar_maxima.py": _SUPREMA,
-    "worst_case/inner.py": _SUPREMA,
+    "worst_case/path.py": _ON_PATHS,
+    "worst_case/scalar_maxima.py": _ON_PATHS,
+    "worst_case/inner.py": _INNER,
     "worst_case/ascent.py": _SUPREMA,
-    "worst_case/atoms.py": (*_BALLS, *_SOLVE),
-    "worst_case/risk.py": (*_BALLS, *_SOLVE),
-    "worst_case/ball.py": (*_BALLS, *_SOLVE),
-    "algorithms/exact.py": _SOLVE,
-    "algorithms/cone_model.py": _SOLVE,
-    "algorithms/cone_program.py": _SOLVE,
-    "algorithms/cuts.py": _SOLVE,
+    "worst_case/atoms.py": _RISKS,
+    "worst_case/risk.py": _RISKS,
+    "worst_case/ball.py": _RISKS,
+    "algorithms/exact.py": _PROOFS,
+    "algorithms/cone_model.py": _PROOFS,
+    "algorithms/proof.py": _PROOFS,
+    "guarantees/asked.py": ("tests/cli/test_options.py",),
+    "algorithms/cone_program.py": _PROOFS,
+    "algorithms/cuts.py": _PROOFS,
     "algorithms/working_set.py": ("tests/algorithms/test_working_set.py",),
     "guarantees/calibration.py": ("tests/guarantees/test_calibration.py",),
     "guarantees/certificate.py": _CERTIFICATE,
-    "guarantees/coverage.py": ("tests/guarantees/test_radius.py", *_OUT),
+    "guarantees/coverage.py": _COVERAGE,
     "guarantees/empirical_radius.py": ("tests/guarantees/test_empirical_radius.py",),
-    "guarantees/held_out.py": ("tests/guarantees/test_held_out.py", *_CERTIFICATE),
+    "guarantees/held_out.py": ("tests/guarantees/test_held_out.py",),
     "guarantees/heterogeneity.py": ("tests/guarantees/test_heterogeneity.py",),
-    "guarantees/on_support.py": (*_OUT, *_CERTIFICATE),
-    "guarantees/out_of_sample.py": (*_OUT, *_CERTIFICATE),
+    "guarantees/on_support.py": _ON_SUPPORT,
+    "guarantees/out_of_sample.py": _INTERVAL,
     "guarantees/penalty.py": ("tests/guarantees/test_penalised.py",),
     "guarantees/plan.py": _CERTIFICATE,
-    "guarantees/radius.py": ("tests/guarantees/test_radius.py", *_OUT),
-    "guarantees/robust.py": _BALLS,
-    "guarantees/statements.py": (*_CERTIFICATE, "tests/estimators/test_estimators.py"),
-    "engines/coordinator.py": ("tests/engines/test_coordinator.py",),
+    "guarantees/radius.py": _RADIUS,
+    "guarantees/robust.py": _WORST_CASES,
+    "guarantees/statements.py": _STATEMENTS,
+    "guarantees/trained_rows.py": ("tests/guarantees/test_trained_rows.py",),
+    "engines/coordinator.py": _COORDINATOR,
     "deploy/rules.py": ("tests/deploy/test_rules.py",),
-    "deploy/site.py": _SITES,
+    "deploy/site.py": _SITE,
     "model_file.py": ("tests/test_model_file.py",),
 }
 
@@ -63,15 +234,137 @@ class Equivalent(NamedTuple):
 
     file: str
     line: str  # the line's text, without the spaces around it
-    after: str  # what is put there; "" for whatever is
+    after: str  # that line after the change, or what is put in it
     why: str
 
 
 _SPEED = "where a slower way begins; both are right"
 EQUIVALENT: tuple[Equivalent, ...] = (
-    Equivalent("guarantees/heterogeneity.py", "MOST_PAIRED = 12", "", _SPEED),
-    Equivalent("guarantees/heterogeneity.py", "EXACT_ROWS = 2000", "", _SPEED),
-    Equivalent("guarantees/heterogeneity.py", "REFERENCE_POINTS = 500", "", _SPEED),
+    *(Equivalent("guarantees/heterogeneity.py", "MOST_PAIRED = 12", after, _SPEED) for after in ("13", "24")),
+    *(
+        Equivalent("guarantees/heterogeneity.py", "EXACT_ROWS = 2000", after, _SPEED)
+        for after in ("2001", "4000")
+    ),
+    *(
+        Equivalent("guarantees/heterogeneity.py", "REFERENCE_POINTS = 500", after, _SPEED)
+        for after in ("501", "1000")
+    ),
+    *(
+        Equivalent(
+            "guarantees/trained_rows.py",
+            "_FLIPPED_TOGETHER = 1 << 20",
+            after,
+            "how many at a time",
+        )
+        for after in ("_FLIPPED_TOGETHER = 2 << 20", "_FLIPPED_TOGETHER = 1 << 21")
+    ),
+    Equivalent(
+        "guarantees/radius.py",
+        "largest = max(finest, int((4 * rows + 1) ** (1 / m)) + 1)",
+        "largest = max(finest, int((4 * rows + 1) ** (1 / m)) + 0)",
+        "the last k is full from the first level on, where A is 1",
+    ),
+    Equivalent(
+        "guarantees/radius.py",
+        "full = left & (cells >= 4 * rows + 1)",
+        "(cells > 4 * rows + 1)",
+        "at equality the term is k^(-p l) either way",
+    ),
+    Equivalent(
+        "guarantees/coverage.py",
+        "common = float(brentq(lambda e: spent(e) - target, low, high, xtol=1e-15 * high, rtol=8.9e-16))",
+        "2e-15",
+        "what the root is missed by is mended by dividing by `over`",
+    ),
+    Equivalent(
+        "guarantees/coverage.py",
+        "return np.asarray(risks if over <= 1 else -np.expm1(np.log1p(-risks) / over))",
+        "(over < 1)",
+        "divided by 1",
+    ),
+    Equivalent(
+        "guarantees/out_of_sample.py",
+        "if radii.max() > 0.5 * rule.diameter:",
+        "(radii.max() >= 0.5 * rule.diameter)",
+        "at half the diameter either sentence is true",
+    ),
+    Equivalent(
+        "algorithms/exact.py",
+        "_ENOUGH, _GOOD = 0.1, 0.5",
+        "_ENOUGH, _GOOD = 0.1, 1.5",
+        "how soon stiffening is taken back: steps, not what is proven",
+    ),
+    Equivalent(
+        "algorithms/exact.py",
+        "if fall < _ENOUGH * state.predicted - _ROUNDING * abs(centre.merit):",
+        "(fall <= _ENOUGH * state.predicted - _ROUNDING * abs(centre.merit))",
+        "a fall of just the share that is enough, to the last bit",
+    ),
+    Equivalent(
+        "algorithms/proof.py",
+        "left = np.where(slope > 0, here - lower, upper - here)",
+        "(slope >= 0)",
+        "a slope of 0 costs nothing whatever the width",
+    ),
+    Equivalent(
+        "algorithms/proof.py",
+        "weight = np.where(length > 0, 1 / np.where(length > 0, length, 1.0), 0.0)",
+        "weight = np.where(length > 0, 1 / np.where(length > 0, length, 2.0), 0.0)",
+        "divided by where it is not taken",
+    ),
+    Equivalent(
+        "worst_case/ball.py", "_NEAR = 1e-10", "2e-10", "both forms hold on either side, to this precision"
+    ),
+    Equivalent(
+        "worst_case/path.py",
+        "speed = side * jnp.where(moves, a * inverse_scale**2, 1.0)  # (2, m): of each coordinate with nu",
+        "2.0",
+        "of coordinates that do not move",
+    ),
+    Equivalent(
+        "worst_case/scalar_maxima.py",
+        "useful = (side < 0) & (spent > 0)",
+        "(spent >= 0)",
+        "one more point at which the objective is evaluated, where a corner is the highest",
+    ),
+    Equivalent(
+        "guarantees/robust.py",
+        "np.concatenate([start + part.origins for start, part in zip(starts, parts, strict=True)]),",
+        "False",
+        "one start a client, and one part",
+    ),
+    Equivalent(
+        "guarantees/robust.py",
+        "if np.abs(model).max(initial=0.0) > LARGEST_SIZE:",
+        "if np.abs(model).max(initial=1.0) > LARGEST_SIZE:",
+        "1 is not too large",
+    ),
+    Equivalent(
+        "guarantees/trained_rows.py",
+        'return f"{share} equal rows of training" if self.if_new < UNLIKELY else None',
+        "(self.if_new <= UNLIKELY)",
+        "no chance is that number to the last bit",
+    ),
+    *(
+        Equivalent(
+            "guarantees/trained_rows.py",
+            "warnings.warn(note, TrainedRowsWarning, stacklevel=3)",
+            after,
+            "the line that a warning points to",
+        )
+        for after in ("0", "4", "6")
+    ),
+    Equivalent(
+        "guarantees/robust.py",
+        "far = 1e8 * (_turn(inner, risk) + np.abs(start).max()) / steepest",
+        "100000001.0",
+        "as far as that",
+    ),
+    Equivalent("guarantees/coverage.py", "least = 1e-300", "2e-300", "either is as good as nothing"),
+    Equivalent(
+        "deploy/site.py", "compilation_cache()", "pass", "what was compiled is kept for the next time: speed"
+    ),
+    Equivalent("guarantees/radius.py", "high *= 2", "3", "any factor above 1 finds a bracket"),
     Equivalent(
         "sets/weights.py",
         "first = near - _water_level(near, lower, upper, total)",
@@ -96,9 +389,9 @@ EQUIVALENT: tuple[Equivalent, ...] = (
 )
 
 
-def why_equivalent(file: str, line: str, after: str) -> str | None:
+def why_equivalent(file: str, change: Change) -> str | None:
     """None where the change must be noticed."""
     for one in EQUIVALENT:
-        if (one.file, one.line) == (file, line) and one.after in ("", after):
+        if (one.file, one.line) == (file, change.text) and one.after in (change.after, change.text_after):
             return one.why
     return None

@@ -74,6 +74,12 @@ def test_error_bounds_hold_where_the_problem_is_strongly_concave(support, scale)
     assert float(found.error_bound) < 1e-8
 
 
+@pytest.mark.parametrize(("p", "known"), [(1.0, False), (2.0, True), (3.0, False)])
+def test_only_a_quadratic_cost_makes_the_problem_concave(p, known):
+    inner = Inner(Transport.euclidean(M, p), Box.cube(2.0, M), Squared())
+    assert (float(inner.concavity(jnp.full(M - 1, 0.3), jnp.asarray(50.0))) > 0) == known
+
+
 def test_below_the_curvature_the_error_is_unknown():
     """A penalty below the curvature: ascent still runs, and claims nothing."""
     inner = Inner(Transport.euclidean(M), Box.cube(500.0, M), Squared())

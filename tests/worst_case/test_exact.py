@@ -19,10 +19,12 @@ from bidro.losses import (
     Softmax,
     Squared,
 )
+from bidro.losses.scalar import PiecewiseQuadratic
 from bidro.sets import Ball, Box, WholeSpace
 from bidro.transport import Transport
 from bidro.worst_case import BacktrackingAscent, Exact, Inner, default_oracle
 from bidro.worst_case.exact import _softmax_gain
+from bidro.worst_case.path import Pieces, maximise_on_path, ray
 from tests.small import mostly_slow
 from tests.worst_case.brute_force import supremum
 
@@ -152,8 +154,12 @@ def test_the_plain_ray_falls_short_on_a_box():
     assert float(found.value) == pytest.approx(supremum(inner, x, zeta, rho, box.lower, box.upper), rel=1e-8)
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0])
-def test_logistic_on_a_box_with_many_bends(p):
+@pytest.mark.parametrize(
+    ("loss", "p"),
+    [(Logistic(), 1.0), (Logistic(), 2.0), (Hinge(), 1.0), (SmoothedHinge(width=0.5), 1.0)],
+    ids=["Logistic-1", "Logistic-2", "Hinge-1", "SmoothedHinge-1"],
+)
+def test_margins_on_a_box_with_many_bends(loss, p):
     """Pieces of very different length, where local maxima compete; checked on a dense path."""
     rng = np.random.default_rng(11)
     m = 9
@@ -162,12 +168,12 @@ def test_logistic_on_a_box_with_many_bends(p):
         scale = np.exp(rng.normal(size=m))
         width = np.exp(2 * rng.normal(size=m))
         box = Box(-width, width)
-        inner = Inner(Transport(scale, p, discrete_label=True), box, Logistic())
+        inner = Inner(Transport(scale, p, discrete_label=True), box, loss)
         x = rng.normal(size=m - 1) * rng.choice([0.1, 1.0, 10.0])
         zeta = np.append(rng.uniform(-1, 1, m - 1) * width[:-1], 0.0)
         box = Box(np.append(-width[:-1], -1), np.append(width[:-1], 1))
         zeta[-1] = rng.choice([-1.0, 1.0])
-        inner = Inner(inner.transport, box, Logistic())
+        inner = Inner(inner.transport, box, loss)
         norm = np.linalg.norm(x / scale[:-1])
         rho = norm**p * np.exp(rng.uniform(-4, 0.5))
         found = solve(inner, jnp.asarray(x), jnp.asarray(zeta), jnp.asarray(rho))
@@ -178,9 +184,51 @@ def test_logistic_on_a_box_with_many_bends(p):
         path = np.clip(zeta[:-1] + nu[:, None] * speed, box.lower[:-1], box.upper[:-1])
         u = zeta[-1] * path @ x
         cost = np.linalg.norm((path - zeta[:-1]) * scale[:-1], axis=1) ** p
-        dense = np.max(np.logaddexp(0, -u) - rho * cost)
+        dense = np.max(np.asarray(loss.scalar.value(jnp.asarray(u))) - rho * cost)
         assert float(found.value) >= dense - 1e-10 * (1 + abs(dense))
         assert float(found.value) <= dense + 1e-3 * (1 + abs(dense))
+
+
+@pytest.mark.parametrize(
+    ("rate", "spent", "travel", "u0", "rho"),
+    [
+        (0.82151690, 3.12841936, 11.40936693, 11.44680195, 0.94377428),
+        (124.23161086, 0.03621505, 0.53871316, 0.48331335, 12.10052143),
+    ],
+)
+def test_a_local_maximum_on_a_short_stretch(rate, spent, travel, u0, rho):
+    """The logistic loss on one piece of a path, p = 1; the stretch on which a maximum lies is found by its
+    ends, of which one is close to where the search for both of them begins."""
+    side, one = np.array([[1.0], [-1.0]]), np.ones((2, 1))
+    parts = (side, 0 * one, 1e6 * one, rate * one, travel * one, spent * one)
+    path = Pieces(*(jnp.asarray(part) for part in parts))
+    _, highest = maximise_on_path(Logistic().scalar, path, jnp.asarray(u0), jnp.asarray(rho), 1.0)
+    nu = np.concatenate([np.linspace(0, 1, 200_001), np.linspace(1, 100, 200_001)])
+    values = np.logaddexp(0, -(u0 + side * (travel + rate * nu))) - rho * np.sqrt(spent + rate * nu**2)
+    assert float(highest) == pytest.approx(values.max(), abs=1e-7)
+
+
+def test_several_coordinates_that_cannot_move():
+    """All that is gained comes from the one that can, up to the wall at 2."""
+    box = Box(np.array([-1.0, -5.0, -5.0, -9.0]), np.array([2.0, 5.0, 5.0, 9.0]))
+    x, zeta, rho = jnp.array([1.0, 3.0, -2.0]), jnp.array([0.5, 1.0, 1.5, 0.0]), jnp.asarray(0.4)
+    for p in (1.0, 2.0):
+        inner = Inner(Transport(np.array([0.7, np.inf, np.inf, np.inf]), p), box, Squared())
+        found = Exact().maximise(inner, x, zeta, rho)
+        axis = np.linspace(-1.0, 2.0, 30_001)
+        gains = (axis + 3.0 - 3.0) ** 2 - 0.4 * (0.7 * np.abs(axis - 0.5)) ** p
+        assert float(found.value) == pytest.approx(gains.max(), rel=1e-7)
+        np.testing.assert_array_equal(found.point[1:], zeta[1:])
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "endless"), [(0.2, 1.0, True), (1.0, 0.2, True), (0.4, 0.4, False)]
+)
+def test_growth_on_either_side_outgrows_a_quadratic_cost(left, right, endless):
+    """L(u) = left u^2 for u < 0 and right u^2 for u > 0 at a price of 0.5."""
+    scalar = PiecewiseQuadratic((0.0,), ((left, 0.0, 0.0), (right, 0.0, 0.0)))
+    _, highest = maximise_on_path(scalar, ray(jnp.ones(())), jnp.asarray(0.3), jnp.asarray(0.5), 2.0)
+    assert np.isinf(highest) == endless
 
 
 def test_coordinates_of_very_different_size():
