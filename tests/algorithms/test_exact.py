@@ -121,9 +121,9 @@ def test_a_plane_too_steep_to_cancel_with_is_left_alone():
     model = ConeModel(wide, wide, Simplex(1), (), nonnegative=True)
     z = np.zeros(2)
     gradient = np.array([[1e200, 0.0], [0.5, 0.0]])
-    planes = Planes.at_point(np.zeros(2, np.int64), np.ones(2), gradient, z)
+    cuts = Cuts(np.zeros(2, np.int64), np.ones(2), gradient, np.arange(2), np.stack([z, z]))
     answer = Answer(z, 1.0, np.array([0.0, 1.0]), np.ones(1), np.ones(1), (), ())
-    assert lower_bound(model, planes, z, answer, -np.inf, np.inf).bound == pytest.approx(-0.5e150)
+    assert lower_bound(model, cuts, z, answer, -np.inf, np.inf).bound == pytest.approx(-0.5e150)
 
 
 def test_curvature_of_coordinates_of_any_size():
