@@ -69,6 +69,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/rounds_to_gap.py
 	$(BIN)/python bench/peers.py
 	$(BIN)/python bench/fit.py
+	$(BIN)/python bench/squared.py
 	$(BIN)/python bench/federated_rounds.py
 	$(BIN)/python bench/future_work.py
 	$(BIN)/python bench/deploy.py

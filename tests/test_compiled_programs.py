@@ -33,15 +33,15 @@ COUNTED = """
 
     mark("imports")
     rng = np.random.default_rng(0)
-    parts = [rng.normal(size=(size, 3)) for size in (30, 40, 50)]
+    features = [rng.normal(size=(size, 2)) for size in (30, 40, 50)]
+    parts = [np.column_stack([own, own.sum(axis=1) + rng.normal(size=len(own))]) for own in features]
     federation = Federation.from_arrays(parts, "unbounded")
     Federation.from_arrays(parts, "from data").folds(3)
     Federation.elsewhere({"a": 3}, ["x", "y"])
     signs = [np.column_stack([own[:, :2], np.sign(own[:, 2])]) for own in parts]
     labelled = Federation.from_arrays(signs, "unbounded")
-    problem = Problem(
-        federation, Squared(intercept=True), Box.cube(9.0, 3), Transport.features_only(3), WassersteinBall(1)
-    )
+    metric, radius = Transport.features_only(3), WassersteinBall(0.1)
+    problem = Problem(federation, Squared(intercept=True), Box.cube(9.0, 3), metric, radius)
     others = [
         Problem(federation, Squared(), Ball(np.zeros(2), 3.0), Transport.euclidean(3), Penalty(30.0)),
         Problem(
