@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
+from bidro.algorithms.fold_newton import FoldNewton
 from bidro.client import WassersteinBall
 from bidro.engines.network import IN_PROCESS, Deal, Network
 from bidro.errors import BidroError
@@ -118,13 +119,17 @@ def calibrate(
         if progress is not None:
             progress(rounds, 0)
     else:
-        solves = FoldSolves(chosen, candidates, folds, unit, sends_curvature)
+        solves = (
+            FoldNewton(chosen, candidates, folds, unit)
+            if sends_curvature
+            else FoldSolves(chosen, candidates, folds, unit, sends_curvature)
+        )
         going = solves.init(balls)
         while not going.finished:
             going = solves.server(going, *ask(solves, solves.broadcast(going), going.t + 1))
             if progress is not None:
                 progress(going.t, len(going.active))
-        scoring, models = FoldScores(), jnp.asarray(going.models(folds))
+        scoring, models = FoldScores(), jnp.asarray(going.models)
         losses = np.asarray(scoring.server(models, *ask(scoring, scoring.broadcast(models), going.t + 1)))
         rounds = going.t + 1
     best = candidates[int(np.argmin(worst_fifth(losses)))]
