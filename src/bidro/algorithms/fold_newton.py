@@ -2,8 +2,9 @@
 
 A client replies with its risk and gradient at every solve's model, over the fold's training rows, and with one
 curvature a candidate, over all its rows at the mean of the folds' models: rows that a fold leaves out hardly
-bend the risk. The server takes every solve's next model from `local_minimax`. A solve whose risks fell as they
-were predicted to needs no new curvature, and takes its last step unseen.
+bend the risk. When no more solves go on than there are candidates, each has a curvature of its own. The server
+takes every solve's next model from `local_minimax`. A solve whose risks fell as they were predicted to needs no
+new curvature, and takes its last step unseen.
 """
 
 from __future__ import annotations
@@ -22,18 +23,22 @@ from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.local_minimax import Caps, Local, LocalMinimax, Steepness
 from bidro.client import Client
 from bidro.errors import BidroError
+from bidro.losses import Logistic, Softmax
 from bidro.problem import Problem
 from bidro.sets.base import Constraints
 from bidro.trees import pytree, static
 from bidro.worst_case import Oracle
+from bidro.worst_case.risk import RiskModel
 
 Numbers = NDArray[np.float64]
 
 # Models that are assessed in one pass over a client's rows.
 _TOGETHER = 10
 # A model becomes the centre if the worst mixture falls by this share of the prediction; above the second
-# share, stiffening is taken back; and within this share of 1 the prediction was right.
-_ENOUGH, _GOOD, _RIGHT = 0.1, 0.5, 0.15
+# share, stiffening is taken back.
+_ENOUGH, _GOOD = 0.1, 0.5
+# A prediction within this share is right enough for a last step, and within the second for curvature to stay.
+_RIGHT, _CURVED = 0.15, 0.02
 _STIFFEN = 4.0
 _ROUNDING = 1e-11
 # A step that promises less than this multiple of the gap is the last where the one before was as predicted.
@@ -46,7 +51,14 @@ _FIRST_SMOOTHING = 0.1
 # less than this share of the gap.
 _FIRST_WIDTH, _NARROW, _COSTS = 2.0, 0.35, 0.3
 # Training risks below this share of the first model's count as that share.
-_SMALL = 1e-3
+_SMALL = 1e-4
+# Without a radius, classes that a model can tell apart bring the risk to 0 at infinity. Below this share of the
+# first model's that is taken for granted, and the model goes out along its own direction to where the risk would
+# be the second share: about where the exact solver stops.
+_VANISHING, _VANISHED = 1e-3, 1e-12
+# After so many rounds, steps are lengthened where risks fall by this multiple of what was predicted: they can be
+# brought to 0, which Newton's method does by a factor e a round.
+_EARLY, _MORE = 4, 1.2
 
 
 class NewtonBroadcast(NamedTuple):
@@ -57,8 +69,9 @@ class NewtonBroadcast(NamedTuple):
     fold: Array  # (solves,) whose rows are left out
     scale: Array  # (solves,) c times the spread
     bends: Array
-    middle: Array  # (candidates, d) where curvature is asked for
-    middle_scale: Array  # (candidates,)
+    bend_x: Array  # (candidates, d) where curvature is asked for
+    bend_fold: Array  # (candidates,) whose rows are left out; one past the last for none
+    bend_scale: Array  # (candidates,)
     width: Array  # kinks of the loss are rounded over this, in the client's own units
 
 
@@ -66,7 +79,7 @@ class NewtonReply(NamedTuple):
     attained: Array  # (solves,) of a plane below the risk over the fold's training rows
     rounding: Array  # (solves,) what the risk with rounded kinks exceeds it by
     gradient: Array  # (solves, k) of that plane
-    curvature: Array  # (candidates, k (k + 1) / 2) upper triangles, over all rows
+    curvature: Array  # (candidates, k (k + 1) / 2) upper triangles
 
 
 class NewtonState(NamedTuple):
@@ -76,16 +89,18 @@ class NewtonState(NamedTuple):
     steepness: Steepness
     limits: Constraints
     scale: Numbers  # (candidates,) c times the spread
+    endless: bool  # whether the loss is 0 only at infinity
     width: float
     x: Numbers  # (..., d) to be assessed next; of finished solves the solution
     going: NDArray[np.bool_]  # (...) solves that are not finished
-    right: NDArray[np.bool_]  # (...) whose last prediction was right
+    wrong: Numbers  # (...) by which share of it the last prediction was wrong
     centre: Numbers  # (..., d)
     merit: Numbers  # (...) worst mixture of the risks there, inf before the first
     cost: Numbers  # (...) what rounding kinks adds to it
     risks: Numbers  # (..., n), with kinks rounded
     gradient: Numbers  # (..., n, k)
-    curvature: Numbers  # (candidates, n, k, k)
+    curvature: Numbers  # (known, n, k, k)
+    bend: NDArray[np.int64]  # (...) which of these is the solve's
     stiffness: Numbers  # (...)
     predicted: Numbers  # (...) fall of the merit at x
     floor: Numbers  # (...)
@@ -113,10 +128,10 @@ class _Asked(NamedTuple):
     fold: NDArray[np.int64]
     scale: Numbers
     of_solve: NDArray[np.int64]  # (going solves,)
-    middle: Numbers
-    middle_scale: Numbers
-    candidates: NDArray[np.int64]  # that curvature is asked for
-    of_candidate: NDArray[np.int64]
+    bend_x: Numbers
+    bend_fold: NDArray[np.int64]
+    bend_scale: Numbers
+    bend: NDArray[np.int64]  # (candidates, folds) -1 where no curvature is asked for
 
 
 @pytree
@@ -131,8 +146,8 @@ class FoldNewton(Usual):
     candidates: tuple[Candidate, ...] = static()
     folds: int = static()
     spread: float = static(default=1.0)
-    gap: float = static(default=1e-3)
-    most_rounds: int = static(default=30)
+    gap: float = static(default=1e-5)
+    most_rounds: int = static(default=20)
 
     broadcast_type: ClassVar[type] = NewtonBroadcast
     reply_type: ClassVar[type] = NewtonReply
@@ -162,16 +177,18 @@ class FoldNewton(Usual):
             steepness=steepness,
             limits=problem.domain.constraints(),
             scale=self.spread * np.array([one.scale for one in self.candidates]),
+            endless=isinstance(problem.loss, Logistic | Softmax),
             width=_FIRST_WIDTH,
             x=models,
             going=every > 0,
-            right=every < 0,
+            wrong=np.inf * every,
             centre=models,
             merit=np.inf * every,
             cost=0 * every,
             risks=np.zeros((C, F, n)),
             gradient=np.zeros((C, F, n, k)),
-            curvature=np.zeros((C, n, k, k)),
+            curvature=np.zeros((1, n, k, k)),
+            bend=np.zeros((C, F), np.int64),
             stiffness=every,
             predicted=np.inf * every,
             floor=0 * every,
@@ -192,25 +209,24 @@ class FoldNewton(Usual):
             padded(asked.x, solves),
             padded(asked.fold, solves),
             padded(asked.scale, solves),
-            jnp.asarray(len(asked.middle)),
-            padded(asked.middle, C),
-            padded(asked.middle_scale, C),
+            jnp.asarray(len(asked.bend_x)),
+            padded(asked.bend_x, C),
+            padded(asked.bend_fold, C),
+            padded(asked.bend_scale, C),
             jnp.asarray(state.width),
         )
 
     def client(self, broadcast: NewtonBroadcast, client: Client, draw: object) -> NewtonReply:
-        solves, candidates = len(broadcast.x), len(broadcast.middle)
+        solves, candidates = len(broadcast.x), len(broadcast.bend_x)
 
-        def assessed(x: Array, fold: Array, scale: Array) -> tuple[Array, Array, Array]:
+        def risk(x: Array, fold: Array, scale: Array, curvature: bool) -> RiskModel:
             rows = client.rows.without(fold)
             own = replace(client, rows=rows, eps=scale / jnp.sqrt(rows.size))
-            found = own.risk(self.oracle, x, broadcast.width, False)
-            return found.attained, found.rounding, found.gradient
+            return own.risk(self.oracle, x, broadcast.width, curvature)
 
-        def bent(x: Array, scale: Array) -> Array:
-            own = replace(client, eps=scale / jnp.sqrt(client.rows.size))
-            found = own.risk(self.oracle, x, broadcast.width, True)
-            return found.curvature[jnp.triu_indices(len(found.gradient))]
+        def assessed(x: Array, fold: Array, scale: Array) -> tuple[Array, Array, Array]:
+            found = risk(x, fold, scale, False)
+            return found.attained, found.rounding, found.gradient
 
         def some(block: Array, so_far: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             first = block * _TOGETHER
@@ -222,7 +238,9 @@ class FoldNewton(Usual):
             )
 
         def one(j: Array, so_far: Array) -> Array:
-            return so_far.at[j].set(bent(broadcast.middle[j], broadcast.middle_scale[j]))
+            found = risk(broadcast.bend_x[j], broadcast.bend_fold[j], broadcast.bend_scale[j], True)
+            assert found.curvature is not None
+            return so_far.at[j].set(found.curvature[jnp.triu_indices(len(found.gradient))])
 
         shapes = jax.eval_shape(assessed, broadcast.x[0], broadcast.fold[0], broadcast.scale[0])
         none = jax.tree.map(lambda v: jnp.zeros((solves, *v.shape), v.dtype), shapes)
@@ -242,26 +260,40 @@ class FoldNewton(Usual):
 
     def _with_next(self, state: NewtonState) -> NewtonState:
         """The next models, and which of them are the last."""
-        some = state.going.any(axis=1)
         size = np.maximum(np.abs(state.merit), state.floor)
-        local = Local(
-            state.centre[some],
-            state.risks[some],
-            state.gradient[some],
-            state.curvature[some],
-            state.stiffness[some],
-            (_UNIT * self.gap * size)[some],
-            np.minimum(state.predicted, _FIRST_SMOOTHING * size)[some],
-            state.going[some],
-        )
-        caps = state.caps._replace(kappa=state.caps.kappa[some])
-        step = LocalMinimax(caps, state.steepness, state.limits, local).solve()
         going, x, predicted = state.going.copy(), state.x.copy(), state.predicted.copy()
-        x[some] = np.where(going[some][..., None], step.x, x[some])
-        predicted[some] = np.maximum(step.predicted, 0.0)
+        expected = np.minimum(predicted, _FIRST_SMOOTHING * size)
+        shared = bool(np.all(state.bend == state.bend[:, :1]))
+        # Arrays (candidates, folds) where the folds share their curvature, else (solves, 1).
+        batch = going.any(axis=1) if shared else going
+
+        def part(of_solves: NDArray) -> NDArray:
+            return of_solves[batch] if shared else of_solves[batch][:, None]
+
+        local = Local(
+            part(state.centre),
+            part(state.risks),
+            part(state.gradient),
+            state.curvature[part(state.bend)[:, 0]],
+            part(state.stiffness),
+            part(_UNIT * self.gap * size),
+            part(expected),
+            part(going),
+        )
+        kappa = np.broadcast_to(state.caps.kappa[..., 0], going.shape)
+        caps = state.caps._replace(kappa=part(kappa)[:, :1, None])
+        step = LocalMinimax(caps, state.steepness, state.limits, local).solve()
+        found = step.x if shared else step.x[:, 0]
+        x[batch] = np.where(going[batch][..., None], found, x[batch])
+        predicted[batch] = np.maximum(step.predicted if shared else step.predicted[:, 0], 0.0)
         # A stiffened step promises less than there is to be gained.
         left = predicted * state.stiffness
-        enough = np.where(state.right, _LAST, 1.0) * self.gap * size
+        enough = np.where(state.wrong < _RIGHT, _LAST, 1.0) * self.gap * size
+        share = state.merit / (state.floor / _SMALL)
+        vanishing = going & state.endless & (state.scale[:, None] == 0) & (share < _VANISHING)
+        far = np.log(_VANISHED) / np.log(np.where(vanishing, share, 0.5))
+        outside = np.clip(far[..., None] * state.centre, state.limits.lower, state.limits.upper)
+        x, going = np.where(vanishing[..., None], outside, x), going & ~vanishing
         rounded = state.cost > _COSTS * self.gap * size
         going &= ((left > enough) | rounded) & (state.t < self.most_rounds)
         if np.any(rounded & going):
@@ -281,19 +313,32 @@ def _asked(state: NewtonState) -> _Asked:
     candidate, fold = np.nonzero(state.going)
     solves = np.column_stack([state.x[state.going], fold, state.scale[candidate]])
     different, of_solve = np.unique(solves, axis=0, return_inverse=True)
-    wanted = np.flatnonzero(np.any(state.going & ~state.right, axis=1))
-    share = state.going[wanted] / state.going[wanted].sum(axis=1, keepdims=True)
-    middles = np.column_stack([np.einsum("cf,cfd->cd", share, state.x[wanted]), state.scale[wanted]])
-    bends, of_candidate = np.unique(middles, axis=0, return_inverse=True)
+    wanted = state.going & (state.wrong > _CURVED)
+    candidates, folds, _ = state.x.shape
+    bend = np.full(state.going.shape, -1)
+    bends = np.zeros((0, solves.shape[1]))
+    if wanted.any():
+        one, of = np.nonzero(wanted)
+        bends, which = np.unique(
+            np.column_stack([state.x[wanted], of, state.scale[one]]), axis=0, return_inverse=True
+        )
+        bend[wanted] = which.ravel()
+    if len(bends) > candidates or not np.isfinite(state.predicted).any():
+        some = np.flatnonzero(wanted.any(axis=1))
+        share = state.going[some] / state.going[some].sum(axis=1, keepdims=True)
+        middle = np.einsum("cf,cfd->cd", share, state.x[some])
+        middles = np.column_stack([middle, np.full(len(some), folds), state.scale[some]])
+        bends, which = np.unique(middles, axis=0, return_inverse=True)
+        bend[some] = which.ravel()[:, None]
     return _Asked(
         different[:, :-2],
         different[:, -2].astype(np.int64),
         different[:, -1],
         of_solve.ravel(),
-        bends[:, :-1],
+        bends[:, :-2],
+        bends[:, -2].astype(np.int64),
         bends[:, -1],
-        wanted,
-        of_candidate.ravel(),
+        bend,
     )
 
 
@@ -315,19 +360,12 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
     with np.errstate(invalid="ignore"):
         fall, predicted = state.merit - merit, state.predicted
         good = going & (first | (fall >= _ENOUGH * predicted - _ROUNDING * np.abs(merit)))
-        right = ~first & (np.abs(fall - predicted) <= _RIGHT * predicted)
-        softer = good & ~first & (fall > _GOOD * predicted)
+        ratio = np.where(first | (predicted <= 0), 1.0, fall / predicted)
     stiffness = np.where(going & ~good, _STIFFEN * state.stiffness, state.stiffness)
-    stiffness = np.where(softer, np.maximum(stiffness / _STIFFEN, 1.0), stiffness)
-    # Curvature where most of the folds failed is of no use where they are.
-    curvature = state.curvature.copy()
-    k = curvature.shape[-1]
-    rows, columns = np.triu_indices(k)
-    moved = np.sum(good, axis=1) * 2 > np.sum(going, axis=1)
-    for j, answer in zip(asked.candidates, asked.of_candidate, strict=True):
-        if moved[j]:
-            packed = replies.curvature[:, answer]
-            curvature[j][:, rows, columns] = curvature[j][:, columns, rows] = packed
+    stiffness = np.where(good & (ratio > _GOOD) & (stiffness > 1), stiffness / _STIFFEN, stiffness)
+    more = good & (ratio > _MORE) & (state.t > _EARLY) & (stiffness > 1 / _STIFFEN**2)
+    stiffness = np.where(more, stiffness / _STIFFEN, stiffness)
+    curvature, bend = _with_curvature(state, replies.curvature, asked.bend, good)
     keep = good[..., None]
     floor = state.floor if np.any(state.floor > 0) else _SMALL * np.abs(merit)
     return state._replace(
@@ -336,8 +374,27 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
         cost=np.where(good, cost, state.cost),
         risks=np.where(keep, risks, state.risks),
         gradient=np.where(keep[..., None], gradients, state.gradient),
-        right=np.where(going, right & good, state.right),
+        wrong=np.where(good & ~first, np.abs(ratio - 1.0), np.inf),
         curvature=curvature,
+        bend=bend,
         stiffness=stiffness,
         floor=floor,
     )
+
+
+def _with_curvature(
+    state: NewtonState, packed: Numbers, asked: NDArray[np.int64], good: NDArray[np.bool_]
+) -> tuple[Numbers, NDArray[np.int64]]:
+    """(curvatures that some solve uses, which of them is each solve's). The new ones are of use to a candidate
+    where most of its solves that asked have moved there."""
+    k = state.curvature.shape[-1]
+    rows, columns = np.triu_indices(k)
+    count = asked.max(initial=-1) + 1
+    new = np.zeros((count, packed.shape[0], k, k))
+    new[:, :, rows, columns] = new[:, :, columns, rows] = np.moveaxis(packed[:, :count], 0, 1)
+    of_folds = np.sum(good, axis=1, keepdims=True) * 2 > np.sum(state.going, axis=1, keepdims=True)
+    together = np.all(asked == asked[:, :1], axis=1, keepdims=True)
+    taken = (asked >= 0) & np.where(together, of_folds, good)
+    bend = np.where(taken, len(state.curvature) + asked, state.bend)
+    used, bend = np.unique(bend, return_inverse=True)
+    return np.concatenate([state.curvature, new])[used], bend.reshape(asked.shape)

@@ -66,6 +66,8 @@ class Calibration:
     spread: float  # that radii are in units of
     folds: int
     rounds: int
+    start: Floats | None  # (d,) mean over the folds of the choice's models, to begin a solve with; None where
+    # the candidates were solved from second moments
 
     @property
     def promise(self) -> str:
@@ -110,10 +112,11 @@ def calibrate(
         folds = max(2, min(FOLDS, *problem.federation.sizes))
     balls = replace(problem, ambiguity=WassersteinBall(0.0))
     ask = network.clients_of(balls, Deal(folds, seed))
+    models = None
     if isinstance(problem.loss, Squared) and balls.lifted and sends_curvature:
         moments = FoldMoments(candidates, folds, unit)
-        start = moments.init(balls)
-        done = moments.server(start, *ask(moments, moments.broadcast(start), 1))
+        before = moments.init(balls)
+        done = moments.server(before, *ask(moments, moments.broadcast(before), 1))
         assert done.losses is not None
         losses, rounds = done.losses, done.t
         if progress is not None:
@@ -129,12 +132,14 @@ def calibrate(
             going = solves.server(going, *ask(solves, solves.broadcast(going), going.t + 1))
             if progress is not None:
                 progress(going.t, len(going.active))
-        scoring, models = FoldScores(), jnp.asarray(going.models)
-        losses = np.asarray(scoring.server(models, *ask(scoring, scoring.broadcast(models), going.t + 1)))
+        models = going.models
+        scoring, scored = FoldScores(), jnp.asarray(models)
+        losses = np.asarray(scoring.server(scored, *ask(scoring, scoring.broadcast(scored), going.t + 1)))
         rounds = going.t + 1
-    best = candidates[int(np.argmin(worst_fifth(losses)))]
+    place = int(np.argmin(worst_fifth(losses)))
+    best, start = candidates[place], None if models is None else models[:, place].mean(axis=0)
     radii = unit * best.scale / np.sqrt(np.asarray(problem.federation.sizes, float))
-    return Calibration(candidates, losses, problem.federation.names, radii, best, unit, folds, rounds)
+    return Calibration(candidates, losses, problem.federation.names, radii, best, unit, folds, rounds, start)
 
 
 def _check(scales: Sequence[float], caps: Sequence[float], spread: float | None) -> None:
