@@ -1,10 +1,10 @@
 """Cross-validation by Newton's method: every candidate on every fold's training rows, all in the same rounds.
 
-A client replies with its risk and gradient at every solve's model, over the fold's training rows, and with one
-curvature a candidate, over all its rows at the mean of the folds' models: rows that a fold leaves out hardly
-bend the risk. When no more solves go on than there are candidates, each has a curvature of its own. The server
-takes every solve's next model from `local_minimax`. A solve whose risks fell as they were predicted to needs no
-new curvature, and takes its last step unseen.
+A client replies with its risk and gradient at every solve's model, over the fold's training rows, and with
+one curvature a candidate, over all its rows at the mean of the folds' models: rows that a fold leaves out
+hardly bend the risk. When no more solves go on than there are candidates, each has a curvature of its own.
+The server takes every solve's next model from `local_minimax`. A solve whose risks fell as they were
+predicted to needs no new curvature, and takes its last step unseen.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ _ROUNDING = 1e-11
 _LAST = 8.0
 # What each smoothing of the server's programs may change, as a share of the gap.
 _UNIT = 0.1
-# The programs' smoothing begins with this share of the risks, or where less is expected to be gained, with that.
+# The programs' smoothing begins with this share of the risks, or with what is expected to be gained if that
+# is less.
 _FIRST_SMOOTHING = 0.1
 # Kinks are first rounded over this multiple of the residuals, then over this share of that, until it costs
 # less than this share of the gap.
 _FIRST_WIDTH, _NARROW, _COSTS = 2.0, 0.35, 0.3
 # Training risks below this share of the first model's count as that share.
 _SMALL = 1e-4
-# Without a radius, classes that a model can tell apart bring the risk to 0 at infinity. Below this share of the
-# first model's that is taken for granted, and the model goes out along its own direction to where the risk would
-# be the second share: about where the exact solver stops.
+# Without a radius, classes that a model can tell apart bring the risk to 0 at infinity. Below this share of
+# the first model's that is taken for granted, and the model goes out along its own direction to where the risk
+# would be the second share: about where the exact solver stops.
 _VANISHING, _VANISHED = 1e-3, 1e-12
-# After so many rounds, steps are lengthened where risks fall by this multiple of what was predicted: they can be
-# brought to 0, which Newton's method does by a factor e a round.
+# After so many rounds, steps are lengthened where risks fall by this multiple of what was predicted: they can
+# be brought to 0, which Newton's method does by a factor e a round.
 _EARLY, _MORE = 4, 1.2
 
 
@@ -161,7 +162,9 @@ class FoldNewton(Usual):
     def init(self, problem: Problem, seed: int = 0) -> NewtonState:
         if not problem.loss.convex_in_x:
             name = type(problem.loss).__name__
-            raise BidroError(f"Cross-validation needs a loss that is convex in the model; {name} is not known to be.")
+            raise BidroError(
+                f"Cross-validation needs a loss that is convex in the model; {name} is not known to be."
+            )
         self.oracle.check(problem.inner)
         cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.lifted else []
         steepness = Steepness(tuple(cones))
@@ -346,7 +349,8 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
     """The models just assessed become centres where they are good enough; steps are stiffened elsewhere."""
     asked, going = _asked(state), state.going
     attained, rounding, gradient = (
-        np.moveaxis(part, 0, 1)[asked.of_solve] for part in (replies.attained, replies.rounding, replies.gradient)
+        np.moveaxis(part, 0, 1)[asked.of_solve]
+        for part in (replies.attained, replies.rounding, replies.gradient)
     )
     if not np.all(np.isfinite(attained)):
         raise BidroError(f"In round {state.t} a client's risk is not finite; declare a bounded support.")
@@ -385,8 +389,8 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
 def _with_curvature(
     state: NewtonState, packed: Numbers, asked: NDArray[np.int64], good: NDArray[np.bool_]
 ) -> tuple[Numbers, NDArray[np.int64]]:
-    """(curvatures that some solve uses, which of them is each solve's). The new ones are of use to a candidate
-    where most of its solves that asked have moved there."""
+    """(curvatures that some solve uses, which of them is each solve's). The new ones are of use to a
+    candidate where most of its solves that asked have moved there."""
     k = state.curvature.shape[-1]
     rows, columns = np.triu_indices(k)
     count = asked.max(initial=-1) + 1

@@ -2,14 +2,14 @@
 
 Around a model x_hat each client's risk is taken for what it was there, its gradient and a curvature,
 
-    r_i(z) = R_i + <G_i, z - z_hat> + stiffness / 2 (z - z_hat)' H_i (z - z_hat),      z = x, or z = (x, nu(x)),
+    r_i(z) = R_i + <G_i, z - z_hat> + stiffness / 2 (z - z_hat)' H_i (z - z_hat),   z = x or (x, nu(x)),
 
 and the worst mixture of these, max over alpha in A of sum_i alpha_i r_i, is minimised over X. What is not
 smooth in it is smoothed: the mixtures by an entropy, mu KL(alpha | shares), the norms in nu by
-sqrt(||v||^2 + delta^2), their maximum by a softmax, and the edges of X by a logarithmic barrier. Each of these
-changes the value by at most a stated unit, so that Newton's method, with the smoothing taken back step by step,
-finds the minimum to a few units. All solves are arrays: (candidates, folds, ...), with one curvature a
-candidate.
+sqrt(||v||^2 + delta^2), their maximum by a softmax, and the edges of X by a logarithmic barrier. Each of
+these changes the value by at most a stated unit, so that Newton's method, with the smoothing taken back step
+by step, finds the minimum to a few units. All solves are arrays: (candidates, folds, ...), with one curvature
+a candidate.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Caps(NamedTuple):
         alpha = self.shares * np.exp(raised)
         alpha = np.where(self.kappa == 1, self.shares, alpha / alpha.sum(axis=-1, keepdims=True))
         free = (logits - level < np.log(self.kappa)) & (self.kappa > 1)
-        entropy = np.sum(np.where(alpha > 0, alpha * np.log(np.maximum(alpha, _TINY) / self.shares), 0.0), axis=-1)
+        entropy = np.sum(
+            np.where(alpha > 0, alpha * np.log(np.maximum(alpha, _TINY) / self.shares), 0.0), axis=-1
+        )
         return np.sum(alpha * risks, axis=-1) - mu * entropy, alpha, free
 
     @property
@@ -159,7 +161,9 @@ class LocalMinimax:
         self.delta = np.ones_like(local.unit)
         if steepness.count:
             steepest = np.maximum(local.gradient[..., -1].max(axis=-1), _TINY)
-            self.delta = np.minimum(local.unit / (steepest * (1 + np.log(steepness.count))), 1e3 + self.z[..., -1])
+            self.delta = np.minimum(
+                local.unit / (steepest * (1 + np.log(steepness.count))), 1e3 + self.z[..., -1]
+            )
         edges = np.isfinite(limits.lower).sum() + np.isfinite(limits.upper).sum() + len(limits.norms)
         self.barrier = local.unit / max(int(edges), 1)
 
