@@ -104,7 +104,9 @@ def test_models_are_those_of_a_solve_on_the_training_rows(case):
                 in_axes=(problem.clients.client_axes(),),
             )(problem.clients)
             ours = float(problem.weights.linear_maximum(risk)[0])
-            assert again.lower - 1e-9 <= ours <= again.upper + 3e-4 * abs(again.upper)
+            # Kinks stay rounded a little.
+            allowed = 1e-3 if case in ("hinge", "absolute") else 1e-4
+            assert again.lower - 1e-9 <= ours <= again.upper + allowed * abs(again.upper)
 
 
 def test_a_round_that_not_all_answer_is_repeated():

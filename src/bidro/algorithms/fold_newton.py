@@ -49,13 +49,13 @@ _UNIT = 0.1
 # is less.
 _FIRST_SMOOTHING = 0.1
 # Kinks are first rounded over this multiple of the residuals, then over this share of that, until it costs
-# less than this share of the gap.
-_FIRST_WIDTH, _NARROW, _COSTS = 2.0, 0.35, 0.3
+# less than this multiple of the gap.
+_FIRST_WIDTH, _NARROW, _COSTS = 2.0, 0.35, 30.0
 # Training risks below this share of the first model's count as that share.
 _SMALL = 1e-4
 # Without a radius, classes that a model can tell apart bring the risk to 0 at infinity. Below this share of
-# the first model's that is taken for granted, and the model goes out along its own direction to where the risk
-# would be the second share: about where the exact solver stops.
+# the first model's that is taken for granted, and the model goes out along its own direction to where the
+# risk would be the second share: about where the exact solver stops.
 _VANISHING, _VANISHED = 1e-3, 1e-12
 # After so many rounds, steps are lengthened where risks fall by this multiple of what was predicted: they can
 # be brought to 0, which Newton's method does by a factor e a round.
