@@ -68,10 +68,11 @@ class SolvesState(NamedTuple):
     def finished(self) -> bool:
         return len(self.active) == 0
 
-    def models(self, folds: int) -> Numbers:
+    @property
+    def models(self) -> Numbers:
         """(folds, candidates, d)"""
         best = np.stack([solver.best.x for solver in self.solvers])
-        return best.reshape(folds, -1, best.shape[1])
+        return best.reshape(int(self.fold.max()) + 1, -1, best.shape[1])
 
 
 @pytree
@@ -193,15 +194,13 @@ class FoldScores(Usual):
     def client(self, broadcast: ScoresBroadcast, client: Client, draw: object) -> ScoresReply:
         loss = client.inner.loss
 
-        def left_out(solve: tuple[Array, Array]) -> Array:
-            fold, x = solve
+        def left_out(solves: tuple[Array, Array]) -> Array:
+            fold, models = solves
             rows = client.rows.only(fold)
-            return rows.mean(loss.values, x) * rows.size
+            return jax.vmap(lambda x: rows.mean(loss.values, x))(models) * rows.size
 
-        folds, candidates, d = broadcast.x.shape
-        of_solve = jnp.repeat(jnp.arange(folds), candidates)
-        parts = jax.lax.map(left_out, (of_solve, broadcast.x.reshape(-1, d)))
-        return ScoresReply(parts.reshape(folds, candidates).sum(axis=0) / client.rows.size)
+        parts = jax.lax.map(left_out, (jnp.arange(len(broadcast.x)), broadcast.x))
+        return ScoresReply(parts.sum(axis=0) / client.rows.size)
 
     def server(self, state: Array, replies: ScoresReply, replied: Array) -> Array:
         return masked(replied, replies.loss, jnp.full(replies.loss.shape, jnp.nan))

@@ -28,6 +28,7 @@ from bidro.algorithms import (
 )
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
+from bidro.algorithms.fold_newton import FoldNewton
 from bidro.client import Penalty, WassersteinBall
 from bidro.errors import BidroError
 from bidro.losses import registry
@@ -40,7 +41,7 @@ _KINDS: dict[str, type] = {
     for kind in (
         *(AFL, BiDROFL, BiDROLocal, DRFA, FDRSVM, FedAvg, GroupDRO, GroupDROBalls, MixtureBall, QFFL),
         *(UnbalancedDRO, BiDROCompressed, EightBit, TopK),
-        *(ExactMWDRO, OneShotMWDRO, FoldScores, FoldSolves, FoldMoments, Candidate),
+        *(ExactMWDRO, OneShotMWDRO, FoldScores, FoldSolves, FoldNewton, FoldMoments, Candidate),
         *(BacktrackingAscent, Exact, FixedStepAscent),
         *(Box, WholeSpace, Transport, Penalty, WassersteinBall),
     )

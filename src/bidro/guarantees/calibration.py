@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
+from bidro.algorithms.fold_newton import FoldNewton
 from bidro.client import WassersteinBall
 from bidro.engines.network import IN_PROCESS
 from bidro.engines.rounds import Deal, Rounds, last_state, rounds
@@ -68,8 +69,9 @@ class Calibration:
     spread: float  # that radii are in units of
     folds: int
     rounds: int
-    start: Floats | None = None  # (d,) near the choice's model on all rows, where that is known
-    moments: Any = None  # of all rows, as `OneShotMWDRO` asks for, where clients have sent them
+    start: Floats | None  # (d,) mean over the folds of the choice's models, to begin a solve with; None where
+    # the candidates were solved from second moments
+    moments: Any  # of all rows, as `OneShotMWDRO` asks for; None where clients have not sent them
 
     @property
     def promise(self) -> str:
@@ -115,6 +117,7 @@ def calibrate(
         folds = max(2, min(FOLDS, *problem.federation.sizes))
     balls = replace(problem, ambiguity=WassersteinBall(0.0))
     ask = network.clients_of(balls, Deal(folds, seed))
+    models = None
     if isinstance(problem.loss, Squared) and balls.lifted and sends_curvature:
         moments = FoldMoments(candidates, folds, unit)
         told = last_state(rounds(ask, moments, moments.init(balls)), None)
@@ -122,18 +125,24 @@ def calibrate(
         if progress is not None:
             progress(took, 0)
     else:
-        solves = FoldSolves(chosen, candidates, folds, unit, sends_curvature)
+        solves = (
+            FoldNewton(chosen, candidates, folds, unit)
+            if sends_curvature
+            else FoldSolves(chosen, candidates, folds, unit, sends_curvature)
+        )
         going = solves.init(balls)
         for one in rounds(ask, solves, going):
             going, took = one.state, one.t
             if progress is not None:
                 progress(took, len(going.active))
-        scored = rounds(ask, FoldScores(), jnp.asarray(going.models(folds)), took + 1, took)
+        models = going.models
+        scored = rounds(ask, FoldScores(), jnp.asarray(models), took + 1, took)
         losses, took = np.asarray(last_state(scored, None)), took + 1
-    best = candidates[int(np.argmin(worst_fifth(losses)))]
+    place = int(np.argmin(worst_fifth(losses)))
+    best, start = candidates[place], None if models is None else models[:, place].mean(axis=0)
     radii = unit * best.scale / np.sqrt(np.asarray(problem.federation.sizes, float))
     names = problem.federation.names
-    return Calibration(candidates, losses, names, radii, best, unit, folds, took, moments=whole)
+    return Calibration(candidates, losses, names, radii, best, unit, folds, took, start, whole)
 
 
 def _check(scales: Sequence[float], caps: Sequence[float], spread: float | None) -> None:

@@ -1,0 +1,293 @@
+"""Many small minimax problems at once: the next model of every solve of a cross-validation.
+
+Around a model x_hat each client's risk is taken for what it was there, its gradient and a curvature,
+
+    r_i(z) = R_i + <G_i, z - z_hat> + stiffness / 2 (z - z_hat)' H_i (z - z_hat),   z = x or (x, nu(x)),
+
+and the worst mixture of these, max over alpha in A of sum_i alpha_i r_i, is minimised over X. What is not
+smooth in it is smoothed: the mixtures by an entropy, mu KL(alpha | shares), the norms in nu by
+sqrt(||v||^2 + delta^2), their maximum by a softmax, and the edges of X by a logarithmic barrier. Each of
+these changes the value by at most a stated unit, so that Newton's method, with the smoothing taken back step
+by step, finds the minimum to a few units. All solves are arrays: (candidates, folds, ...), with one curvature
+a candidate.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.losses.base import Cone
+from bidro.sets.base import Constraints
+
+Numbers = NDArray[np.float64]
+
+# Smoothing is taken back by this factor whenever a step has become small beside it.
+_LESS_SMOOTH = 6.0
+_MOST_STEPS = 80
+# Armijo's share of the promised fall, and by how much a step that falls short of it is shortened.
+_ENOUGH, _SHORTER, _MOST_TRIALS = 1e-4, 0.3, 25
+_ROUNDING = 1e-13
+# Curvature is raised by this share of what it is in the coordinate's own units.
+_RIDGE = 1e-11
+_TINY = float(np.finfo(float).tiny)
+
+
+class Caps(NamedTuple):
+    """Mixtures alpha_i <= kappa shares_i, for every candidate's kappa."""
+
+    shares: Numbers  # (n,)
+    kappa: Numbers  # (candidates, 1, 1), inf for no cap
+
+    def worst(self, risks: Numbers) -> Numbers:
+        """(candidates, folds) max over alpha of <alpha, risks>, risks being (candidates, folds, n)."""
+        order = np.argsort(-risks, axis=-1)
+        most = np.minimum(self.kappa * self.shares[order], 1.0)
+        filled = np.cumsum(most, axis=-1)
+        alpha = np.clip(1.0 - (filled - most), 0.0, most)
+        return np.asarray(np.sum(alpha * np.take_along_axis(risks, order, axis=-1), axis=-1))
+
+    def smoothed(self, risks: Numbers, mu: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """(max of <alpha, risks> - mu KL(alpha | shares), its alpha, where a cap holds it).
+
+        alpha_i = shares_i min(kappa, exp(risks_i / mu - level)), with the level at which they sum to 1: the
+        largest are held by their caps, and as many of them as make the rest fit under theirs.
+        """
+        logits = risks / mu[..., None]
+        order = np.argsort(-logits, axis=-1)
+        ordered, shares = np.take_along_axis(logits, order, axis=-1), self.shares[order]
+        held = np.cumsum(shares, axis=-1) - shares  # shares of those before
+        with np.errstate(divide="ignore", invalid="ignore"):
+            left = np.where(held > 0, 1.0 - self.kappa * held, 1.0)
+            rest = np.logaddexp.accumulate((ordered + np.log(shares))[..., ::-1], axis=-1)[..., ::-1]
+            level = np.where(left > 0, rest - np.log(np.where(left > 0, left, 1.0)), -np.inf)
+            fits = (left > 0) & (ordered - level <= np.log(self.kappa))
+        # Without rounding there is always one that fits; else it is the last with anything left.
+        last = np.maximum(np.sum(left > 0, axis=-1) - 1, 0)
+        first = np.where(fits.any(axis=-1), fits.argmax(axis=-1), last)[..., None]
+        level = np.take_along_axis(level, first, axis=-1)
+        raised = np.minimum(logits - level, np.log(self.kappa))
+        alpha = self.shares * np.exp(raised)
+        alpha = np.where(self.kappa == 1, self.shares, alpha / alpha.sum(axis=-1, keepdims=True))
+        free = (logits - level < np.log(self.kappa)) & (self.kappa > 1)
+        entropy = np.sum(
+            np.where(alpha > 0, alpha * np.log(np.maximum(alpha, _TINY) / self.shares), 0.0), axis=-1
+        )
+        return np.sum(alpha * risks, axis=-1) - mu * entropy, alpha, free
+
+    @property
+    def most_entropy(self) -> Numbers:
+        """(candidates, 1) no KL(alpha | shares) is above it."""
+        return np.log(np.minimum(self.kappa[..., 0], 1 / self.shares.min()))
+
+
+class Steepness:
+    """nu(x) = max over cones ||B x + b||; nothing where risks are not lifted."""
+
+    def __init__(self, cones: tuple[Cone, ...]) -> None:
+        self.count = len(cones)
+        if cones:
+            self.matrix = np.stack([cone.matrix for cone in cones])  # (cones, rows, d)
+            self.offset = np.stack([cone.offset for cone in cones])
+            squares = np.einsum("pri,prj->pij", self.matrix, self.matrix)
+            self.squares = squares.reshape(self.count, -1)  # B' B
+
+    def at(self, x: Numbers) -> Numbers:
+        """nu (...) of models (..., d)."""
+        norms = np.linalg.norm(np.einsum("prd,...d->...pr", self.matrix, x) + self.offset, axis=-1)
+        return np.asarray(norms.max(axis=-1))
+
+    def lift(self, x: Numbers) -> Numbers:
+        """z of models (..., d)."""
+        return np.concatenate([x, self.at(x)[..., None]], axis=-1) if self.count else x
+
+    def smoothed(self, x: Numbers, delta: Numbers, derivatives: bool) -> tuple[Numbers, Numbers, Numbers]:
+        """(nu, its gradient, its second derivative), norms and their maximum smoothed over delta (...)."""
+        v = np.einsum("prd,...d->...pr", self.matrix, x) + self.offset
+        norms = np.sqrt(np.sum(v**2, axis=-1) + delta[..., None] ** 2)
+        top = norms.max(axis=-1, keepdims=True)
+        parts = np.exp((norms - top) / delta[..., None])
+        nu = top[..., 0] + delta * np.log(parts.sum(axis=-1))
+        if not derivatives:
+            return nu, nu, nu
+        share = parts / parts.sum(axis=-1, keepdims=True)
+        slopes = np.einsum("prd,...pr->...pd", self.matrix, v) / norms[..., None]
+        gradient = np.einsum("...p,...pd->...d", share, slopes)
+        d = x.shape[-1]
+        second = ((share / norms) @ self.squares).reshape(*x.shape, d)
+        spread = share * (1 / delta[..., None] - 1 / norms)
+        second = second + np.swapaxes(slopes * spread[..., None], -1, -2) @ slopes
+        second -= (gradient[..., :, None] / delta[..., None, None]) * gradient[..., None, :]
+        return nu, gradient, second
+
+
+class Local(NamedTuple):
+    """What is known around the models x_hat; leading axes (candidates, folds)."""
+
+    x: Numbers  # (..., d)
+    risks: Numbers  # (..., n)
+    gradient: Numbers  # (..., n, k)
+    curvature: Numbers  # (candidates, n, k, k)
+    stiffness: Numbers  # (...)
+    unit: Numbers  # (...) what each smoothing may change the value by
+    expected: Numbers  # (...) by how much the value may fall: smoothing begins there
+    wanted: NDArray[np.bool_]  # (...) of the others nothing is asked
+
+
+class Step(NamedTuple):
+    x: Numbers  # (..., d) the next models
+    predicted: Numbers  # (...) by how much the worst mixture of the r_i falls there
+
+
+class _Place(NamedTuple):
+    value: Numbers
+    alpha: Numbers
+    free: NDArray[np.bool_]
+    slopes: Numbers  # (..., n, k) gradients of the r_i in z
+    nu_gradient: Numbers
+    nu_second: Numbers
+
+
+class LocalMinimax:
+    """min over x in X of max over alpha of sum_i alpha_i r_i(x), for all solves."""
+
+    def __init__(self, caps: Caps, steepness: Steepness, limits: Constraints, local: Local) -> None:
+        self.caps, self.steepness, self.limits, self.local = caps, steepness, limits, local
+        self.z = steepness.lift(local.x)
+        # Per unit of smoothing: mu, delta and the weight of the barrier.
+        self.mu = local.unit / np.maximum(caps.most_entropy, 1.0)
+        self.delta = np.ones_like(local.unit)
+        if steepness.count:
+            steepest = np.maximum(local.gradient[..., -1].max(axis=-1), _TINY)
+            self.delta = np.minimum(
+                local.unit / (steepest * (1 + np.log(steepness.count))), 1e3 + self.z[..., -1]
+            )
+        edges = np.isfinite(limits.lower).sum() + np.isfinite(limits.upper).sum() + len(limits.norms)
+        self.barrier = local.unit / max(int(edges), 1)
+
+    def solve(self) -> Step:
+        local = self.local
+        x = self._inside(local.x)
+        smooth = np.maximum(local.expected / np.maximum(local.unit, _TINY), 1.0)
+        done = ~local.wanted
+        for _ in range(_MOST_STEPS):
+            place = self._at(x, smooth, True)
+            gradient, second = self._derivatives(x, smooth, place)
+            step = _newton(gradient, second)
+            fall = np.maximum(-np.sum(gradient * step, axis=-1), 0.0)
+            settled = fall <= 0.5 * smooth * local.unit
+            done |= settled & (smooth <= 1)
+            if done.all():
+                break
+            x = self._along(x, np.where(done[..., None], 0.0, step), smooth, place.value, fall, done)
+            smooth = np.where(settled, np.maximum(smooth / _LESS_SMOOTH, 1.0), smooth)
+        return Step(x, self._worst(local.x) - self._worst(x))
+
+    def _inside(self, x: Numbers) -> Numbers:
+        """Models at the edge of X, moved inside by a small share of its width."""
+        lower, upper = self.limits.lower, self.limits.upper
+        width = np.where(np.isfinite(upper - lower), upper - lower, 0.0)
+        x = np.clip(x, lower + 1e-6 * width, upper - 1e-6 * width)
+        for matrix, offset, radius in self.limits.norms:
+            out = np.linalg.norm(x @ matrix.T + offset, axis=-1) / ((1 - 1e-6) * radius)
+            middle = -np.linalg.lstsq(matrix, offset, rcond=None)[0]
+            x = np.where((out > 1)[..., None], middle + (x - middle) / np.maximum(out, 1.0)[..., None], x)
+        return np.asarray(x)
+
+    def _bends(self, move: Numbers) -> Numbers:
+        """(candidates, folds, n, k) stiffness H_i move."""
+        C, n, k, _ = self.local.curvature.shape
+        bent = self.local.curvature.reshape(C, n * k, k) @ np.swapaxes(move, 1, 2)
+        return np.swapaxes(bent, 1, 2).reshape(C, -1, n, k) * self.local.stiffness[..., None, None]
+
+    def _risks(self, move: Numbers) -> tuple[Numbers, Numbers]:
+        """(r_i, their gradients in z) at z_hat + move."""
+        bends = self._bends(move)
+        risks = self.local.risks + ((self.local.gradient + 0.5 * bends) @ move[..., None])[..., 0]
+        return risks, self.local.gradient + bends
+
+    def _worst(self, x: Numbers) -> Numbers:
+        return self.caps.worst(self._risks(self.steepness.lift(x) - self.z)[0])
+
+    def _at(self, x: Numbers, smooth: Numbers, derivatives: bool) -> _Place:
+        gradient = second = np.zeros(0)
+        move = x - self.z[..., : x.shape[-1]]
+        if self.steepness.count:
+            nu, gradient, second = self.steepness.smoothed(x, smooth * self.delta, derivatives)
+            move = np.concatenate([move, (nu - self.z[..., -1])[..., None]], axis=-1)
+        risks, slopes = self._risks(move)
+        value, alpha, free = self.caps.smoothed(risks, smooth * self.mu)
+        value = value + smooth * self.barrier * self._barrier(x)
+        return _Place(value, alpha, free, slopes, gradient, second)
+
+    def _barrier(self, x: Numbers) -> Numbers:
+        total = np.zeros(x.shape[:-1])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            for distance in (self.limits.upper - x, x - self.limits.lower):
+                total -= np.sum(np.where(np.isinf(distance), 0.0, np.log(distance)), axis=-1)
+            for matrix, offset, radius in self.limits.norms:
+                total -= np.log(radius**2 - np.sum((x @ matrix.T + offset) ** 2, axis=-1))
+        return np.where(np.isnan(total), np.inf, total)
+
+    def _derivatives(self, x: Numbers, smooth: Numbers, place: _Place) -> tuple[Numbers, Numbers]:
+        """Gradient and second derivative in x of the smoothed worst mixture with its barrier."""
+        alpha, slopes, local = place.alpha, place.slopes, self.local
+        C, n, k, _ = local.curvature.shape
+        d = x.shape[-1]
+        of_z = (alpha[..., None, :] @ slopes)[..., 0, :]
+        second = (alpha @ local.curvature.reshape(C, n, k * k)).reshape(*alpha.shape[:2], k, k)
+        second = second * local.stiffness[..., None, None]
+        # alpha gives way to the risks where no cap holds it.
+        weight = np.where(place.free, alpha, 0.0)
+        total = np.maximum(weight.sum(axis=-1), _TINY)
+        middle = (weight[..., None, :] @ slopes) / total[..., None, None]
+        apart = slopes - middle
+        turning = np.swapaxes(apart * weight[..., None], -1, -2) @ apart
+        second = second + turning / (smooth * self.mu)[..., None, None]
+        gradient, in_x = of_z[..., :d], second[..., :d, :d]
+        if self.steepness.count:
+            slope, of_nu = place.nu_gradient, np.maximum(of_z[..., -1], 0.0)
+            cross = second[..., :d, -1:] * slope[..., None, :]
+            in_x = in_x + cross + np.swapaxes(cross, -1, -2)
+            in_x = in_x + second[..., -1:, -1:] * slope[..., :, None] * slope[..., None, :]
+            in_x = in_x + of_nu[..., None, None] * place.nu_second
+            gradient = gradient + of_z[..., -1:] * slope
+        weight = smooth * self.barrier
+        up, down = 1 / (self.limits.upper - x), 1 / (x - self.limits.lower)
+        gradient = gradient + weight[..., None] * (up - down)
+        in_x = in_x.copy()
+        in_x[..., np.arange(d), np.arange(d)] += weight[..., None] * (up**2 + down**2)
+        for matrix, offset, radius in self.limits.norms:
+            v = x @ matrix.T + offset
+            room, pull = radius**2 - np.sum(v**2, axis=-1), v @ matrix
+            share = 2 * weight / room
+            gradient = gradient + share[..., None] * pull
+            in_x = in_x + share[..., None, None] * (matrix.T @ matrix)
+            in_x = in_x + (2 * share / room)[..., None, None] * pull[..., :, None] * pull[..., None, :]
+        return gradient, in_x
+
+    def _along(
+        self, x: Numbers, step: Numbers, smooth: Numbers, here: Numbers, fall: Numbers, done: Numbers
+    ) -> Numbers:
+        """x + t step, with t shortened until the value falls enough."""
+        t, waiting = np.ones_like(here), ~done
+        for _ in range(_MOST_TRIALS):
+            value = self._at(x + t[..., None] * step, smooth, False).value
+            with np.errstate(invalid="ignore"):
+                waiting &= ~(value <= here - _ENOUGH * t * fall + _ROUNDING * np.abs(here))
+            if not waiting.any():
+                break
+            t = np.where(waiting, _SHORTER * t, t)
+        return x + np.where(waiting, 0.0, t)[..., None] * step
+
+
+def _newton(gradient: Numbers, second: Numbers) -> Numbers:
+    """-second^-1 gradient, in units in which the diagonal is 1 and raised a little."""
+    diagonal = np.einsum("...ii->...i", second)
+    units = 1 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+    scaled = second * units[..., :, None] * units[..., None, :]
+    eye = np.eye(gradient.shape[-1])
+    found = np.linalg.solve(scaled + _RIDGE * eye, (units * gradient)[..., None])[..., 0]
+    return np.asarray(-units * found)
