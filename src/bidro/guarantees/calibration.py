@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -122,7 +123,7 @@ def calibrate(
         if progress is not None:
             progress(rounds, 0)
     else:
-        solves = (
+        solves: Any = (
             FoldNewton(chosen, candidates, folds, unit)
             if sends_curvature
             else FoldSolves(chosen, candidates, folds, unit, sends_curvature)
