@@ -10,7 +10,7 @@ predicted to needs no new curvature, and takes its last step unseen.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -203,7 +203,7 @@ class FoldNewton(Usual):
         C, F, _ = state.x.shape
         solves = -(-C * F // _TOGETHER) * _TOGETHER
 
-        def padded(values: NDArray, length: int) -> Array:
+        def padded(values: NDArray[Any], length: int) -> Array:
             rest = [(0, length - len(values)), *[(0, 0)] * (values.ndim - 1)]
             return jnp.asarray(np.pad(values, rest))
 
@@ -251,14 +251,15 @@ class FoldNewton(Usual):
         found = jax.lax.fori_loop(0, blocks, some, none)
         k = shapes[2].shape[0]
         flat = jnp.zeros((candidates, k * (k + 1) // 2))
-        return NewtonReply(*found, jax.lax.fori_loop(0, broadcast.bends, one, flat))
+        attained, rounding, gradient = found
+        return NewtonReply(attained, rounding, gradient, jax.lax.fori_loop(0, broadcast.bends, one, flat))
 
     def server(self, state: NewtonState, replies: NewtonReply, replied: Array) -> NewtonState:
         """A round that not all clients answer is repeated."""
         state = state._replace(t=state.t + 1)
         if not np.all(np.asarray(replied)):
             return state
-        state = _with_replies(state, jax.tree.map(np.asarray, replies))
+        state = _with_replies(state, replies)
         return self._with_next(state)
 
     def _with_next(self, state: NewtonState) -> NewtonState:
@@ -270,7 +271,7 @@ class FoldNewton(Usual):
         # Arrays (candidates, folds) where the folds share their curvature, else (solves, 1).
         batch = going.any(axis=1) if shared else going
 
-        def part(of_solves: NDArray) -> NDArray:
+        def part(of_solves: NDArray[Any]) -> NDArray[Any]:
             return of_solves[batch] if shared else of_solves[batch][:, None]
 
         local = Local(
@@ -349,7 +350,7 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
     """The models just assessed become centres where they are good enough; steps are stiffened elsewhere."""
     asked, going = _asked(state), state.going
     attained, rounding, gradient = (
-        np.moveaxis(part, 0, 1)[asked.of_solve]
+        np.moveaxis(np.asarray(part), 0, 1)[asked.of_solve]
         for part in (replies.attained, replies.rounding, replies.gradient)
     )
     if not np.all(np.isfinite(attained)):
@@ -369,7 +370,7 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
     stiffness = np.where(good & (ratio > _GOOD) & (stiffness > 1), stiffness / _STIFFEN, stiffness)
     more = good & (ratio > _MORE) & (state.t > _EARLY) & (stiffness > 1 / _STIFFEN**2)
     stiffness = np.where(more, stiffness / _STIFFEN, stiffness)
-    curvature, bend = _with_curvature(state, replies.curvature, asked.bend, good)
+    curvature, bend = _with_curvature(state, np.asarray(replies.curvature), asked.bend, good)
     keep = good[..., None]
     floor = state.floor if np.any(state.floor > 0) else _SMALL * np.abs(merit)
     return state._replace(

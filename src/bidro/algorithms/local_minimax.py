@@ -23,6 +23,7 @@ from bidro.losses.base import Cone
 from bidro.sets.base import Constraints
 
 Numbers = NDArray[np.float64]
+Marks = NDArray[np.bool_]
 
 # Smoothing is taken back by this factor whenever a step has become small beside it.
 _LESS_SMOOTH = 6.0
@@ -49,8 +50,8 @@ class Caps(NamedTuple):
         alpha = np.clip(1.0 - (filled - most), 0.0, most)
         return np.asarray(np.sum(alpha * np.take_along_axis(risks, order, axis=-1), axis=-1))
 
-    def smoothed(self, risks: Numbers, mu: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """(max of <alpha, risks> - mu KL(alpha | shares), its alpha, where a cap holds it).
+    def smoothed(self, risks: Numbers, mu: Numbers) -> tuple[Numbers, Numbers, Marks]:
+        """(max of <alpha, risks> - mu KL(alpha | shares), its alpha, where no cap holds it).
 
         alpha_i = shares_i min(kappa, exp(risks_i / mu - level)), with the level at which they sum to 1: the
         largest are held by their caps, and as many of them as make the rest fit under theirs.
@@ -133,7 +134,7 @@ class Local(NamedTuple):
     stiffness: Numbers  # (...)
     unit: Numbers  # (...) what each smoothing may change the value by
     expected: Numbers  # (...) by how much the value may fall: smoothing begins there
-    wanted: NDArray[np.bool_]  # (...) of the others nothing is asked
+    wanted: Marks  # (...) of the others nothing is asked
 
 
 class Step(NamedTuple):
@@ -144,7 +145,7 @@ class Step(NamedTuple):
 class _Place(NamedTuple):
     value: Numbers
     alpha: Numbers
-    free: NDArray[np.bool_]
+    free: Marks
     slopes: Numbers  # (..., n, k) gradients of the r_i in z
     nu_gradient: Numbers
     nu_second: Numbers
@@ -269,7 +270,7 @@ class LocalMinimax:
         return gradient, in_x
 
     def _along(
-        self, x: Numbers, step: Numbers, smooth: Numbers, here: Numbers, fall: Numbers, done: Numbers
+        self, x: Numbers, step: Numbers, smooth: Numbers, here: Numbers, fall: Numbers, done: Marks
     ) -> Numbers:
         """x + t step, with t shortened until the value falls enough."""
         t, waiting = np.ones_like(here), ~done

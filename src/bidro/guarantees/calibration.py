@@ -125,7 +125,7 @@ def calibrate(
         if progress is not None:
             progress(took, 0)
     else:
-        solves = (
+        solves: Any = (
             FoldNewton(chosen, candidates, folds, unit)
             if sends_curvature
             else FoldSolves(chosen, candidates, folds, unit, sends_curvature)
