@@ -48,7 +48,7 @@ _UNIT = 0.1
 # The programs' smoothing begins with this share of the risks, or with what is expected to be gained if that
 # is less.
 _FIRST_SMOOTHING = 0.1
-# Kinks are first rounded over this multiple of the residuals, then over this share of that, until it costs
+# Kinks are first smoothed over this multiple of the residuals, then over this share of that, until it costs
 # less than this multiple of the gap.
 _FIRST_WIDTH, _NARROW, _COSTS = 2.0, 0.35, 30.0
 # Training risks below this share of the first model's count as that share.
@@ -73,13 +73,13 @@ class NewtonBroadcast(NamedTuple):
     bend_x: Array  # (candidates, d) where curvature is asked for
     bend_fold: Array  # (candidates,) whose rows are left out; one past the last for none
     bend_scale: Array  # (candidates,)
-    width: Array  # kinks of the loss are rounded over this, in the client's own units
+    width: Array  # kinks of the loss are smoothed over this, in the client's own units
 
 
 class NewtonReply(NamedTuple):
-    attained: Array  # (solves,) of a plane below the risk over the fold's training rows
-    rounding: Array  # (solves,) what the risk with rounded kinks exceeds it by
-    gradient: Array  # (solves, k) of that plane
+    attained: Array  # (solves,) of a cut below the risk over the fold's training rows
+    smoothing: Array  # (solves,) what the risk with smoothed kinks exceeds it by
+    gradient: Array  # (solves, k) of that cut
     curvature: Array  # (candidates, k (k + 1) / 2) upper triangles
 
 
@@ -97,8 +97,8 @@ class NewtonState(NamedTuple):
     wrong: Numbers  # (...) by which share of it the last prediction was wrong
     centre: Numbers  # (..., d)
     merit: Numbers  # (...) worst mixture of the risks there, inf before the first
-    cost: Numbers  # (...) what rounding kinks adds to it
-    risks: Numbers  # (..., n), with kinks rounded
+    cost: Numbers  # (...) what smoothing kinks adds to it
+    risks: Numbers  # (..., n), with kinks smoothed
     gradient: Numbers  # (..., n, k)
     curvature: Numbers  # (known, n, k, k)
     bend: NDArray[np.int64]  # (...) which of these is the solve's
@@ -229,7 +229,7 @@ class FoldNewton(Usual):
 
         def assessed(x: Array, fold: Array, scale: Array) -> tuple[Array, Array, Array]:
             found = risk(x, fold, scale, False)
-            return found.attained, found.rounding, found.gradient
+            return found.attained, found.smoothing, found.gradient
 
         def some(block: Array, so_far: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             first = block * _TOGETHER
@@ -251,8 +251,8 @@ class FoldNewton(Usual):
         found = jax.lax.fori_loop(0, blocks, some, none)
         k = shapes[2].shape[0]
         flat = jnp.zeros((candidates, k * (k + 1) // 2))
-        attained, rounding, gradient = found
-        return NewtonReply(attained, rounding, gradient, jax.lax.fori_loop(0, broadcast.bends, one, flat))
+        attained, smoothing, gradient = found
+        return NewtonReply(attained, smoothing, gradient, jax.lax.fori_loop(0, broadcast.bends, one, flat))
 
     def server(self, state: NewtonState, replies: NewtonReply, replied: Array) -> NewtonState:
         """A round that not all clients answer is repeated."""
@@ -301,7 +301,7 @@ class FoldNewton(Usual):
         rounded = state.cost > _COSTS * self.gap * size
         going &= ((left > enough) | rounded) & (state.t < self.most_rounds)
         if np.any(rounded & going):
-            # Risks with less rounding are others: the next models are centres whatever they are like.
+            # Risks with less smoothing are others: the next models are centres whatever they are like.
             return state._replace(
                 x=x, predicted=predicted, going=going, width=_NARROW * state.width, merit=np.inf * size
             )
@@ -349,14 +349,14 @@ def _asked(state: NewtonState) -> _Asked:
 def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
     """The models just assessed become centres where they are good enough; steps are stiffened elsewhere."""
     asked, going = _asked(state), state.going
-    attained, rounding, gradient = (
+    attained, smoothing, gradient = (
         np.moveaxis(np.asarray(part), 0, 1)[asked.of_solve]
-        for part in (replies.attained, replies.rounding, replies.gradient)
+        for part in (replies.attained, replies.smoothing, replies.gradient)
     )
     if not np.all(np.isfinite(attained)):
         raise BidroError(f"In round {state.t} a client's risk is not finite; declare a bounded support.")
     risks, gradients = state.risks.copy(), state.gradient.copy()
-    risks[going], gradients[going] = attained + rounding, gradient
+    risks[going], gradients[going] = attained + smoothing, gradient
     merit = state.caps.worst(risks)
     plain = risks.copy()
     plain[going] = attained
