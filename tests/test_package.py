@@ -29,6 +29,36 @@ def test_every_public_name_is_there():
         _ = bidro.nothing
 
 
+def test_the_stub_names_what_is_loaded_on_first_use():
+    stub = ast.parse((SOURCE / "__init__.pyi").read_text())
+    typed = {a.asname: n.module for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert typed == bidro._HOME
+    assert [n for n in bidro.__all__ if n not in typed] == ["__version__"]
+
+
+def test_a_type_checker_knows_every_public_name(tmp_path):
+    """As a user's program is checked; with the cache that `mypy` on the source leaves it takes a second."""
+    program = tmp_path / "program.py"
+    named = [f"reveal_type(bidro.{name})" for name in bidro.__all__]
+    wrong = ["bidro.solve(3)", "bidro.nothing", "bidro.Simplex(2).no_such_method()"]
+    program.write_text("\n".join(["import bidro", *named, *wrong]))
+    here = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *here, "--no-error-summary", str(program)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    said = [line.split(":", 2)[2].strip() for line in done.stdout.splitlines() if "program.py" in line]
+    revealed = [line for line in said if line.startswith("note: Revealed")]
+    assert len(revealed) == len(named), done.stdout + done.stderr
+    assert not [line for line in revealed if line == 'note: Revealed type is "Any"']
+    solve = revealed[bidro.__all__.index("solve")]
+    assert "problem: bidro.problem.Problem" in solve
+    assert "-> bidro.engines.solve.Solution" in solve
+    assert sum(line.startswith("error") for line in said) == len(wrong), done.stdout
+
+
 def test_importing_bidro_makes_jax_use_float64_whoever_imports_first():
     for order in ("import jax, bidro", "import bidro, jax"):
         script = f"{order}; import jax.numpy as jnp; print(jnp.ones(1).dtype)"
