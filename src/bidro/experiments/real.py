@@ -29,8 +29,8 @@ from bidro.experiments.comparison_page import page, ranks
 from bidro.experiments.methods import METHODS
 from bidro.experiments.splits import Grouped
 from bidro.report.comparison_figure import ranks_figure
-from bidro.report.figures import save
 from bidro.report.files import write_json, write_text
+from bidro.report.style import save
 from bidro.workflow.fit import Progress
 
 if TYPE_CHECKING:

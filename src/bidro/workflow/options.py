@@ -15,6 +15,7 @@ from bidro.errors import BidroError
 from bidro.estimators import classifier, regressor
 from bidro.guarantees.asked import check_shift, is_number
 from bidro.training import Choices, check_metric
+from bidro.transport import require_distances
 
 # The losses of each task.
 LOSSES = {"regression": regressor.LOSSES, "classification": classifier.LOSSES}
@@ -57,6 +58,8 @@ class FitOptions:
         Choices(self.radius, self.weights, self.gap, self.folds, self.seed, self.confidence)
         check_metric(self.metric, self.label_cost)
         check_shift(self.shift)
+        if self.radius == "bootstrap" or (self.support is not None and self.metric == "joint"):
+            require_distances()
         if not is_number(self.hold_out) or not 0 <= self.hold_out < 1:
             raise BidroError(f"hold_out must be a share from 0 to below 1; got {self.hold_out!r}.")
         if not is_number(self.quantile) or not 0 < self.quantile < 1:
