@@ -66,6 +66,14 @@ def test_importing_bidro_makes_jax_use_float64_whoever_imports_first():
         assert found.stdout.strip() == "float64"
 
 
+def test_a_site_imports_no_more_than_an_answer_needs():
+    """Each job of a site is a process of its own: what it imports is paid for at every site in every run."""
+    needless = ["sklearn", "scipy.stats", "matplotlib", "ot", "rich", "bidro.estimators", "bidro.report"]
+    script = f"import sys, bidro.deploy.site; print([m for m in {needless} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]", found.stderr
+
+
 def test_imports_go_one_way():
     for path in SOURCE.rglob("*.py"):
         room = path.relative_to(SOURCE).parts[0].removesuffix(".py")

@@ -14,7 +14,8 @@ from bidro.deploy.agreed import Agreed
 from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError
 from bidro.workflow.fit import loss_of
-from bidro.workflow.options import FitOptions, read_toml
+from bidro.workflow.options import FitOptions
+from bidro.workflow.toml_files import read_toml
 
 # Options of `bidro fit` that have no place here: the schema and the sites' own files say these things.
 _NOT_HERE = ("tables", "client", "target", "task", "features", "support", "missing")

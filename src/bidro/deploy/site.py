@@ -51,7 +51,7 @@ from bidro.standard import Moments, Standard
 from bidro.tables import as_words, bounds_of, read_one, require_declared
 from bidro.training import unrestricted
 from bidro.workflow.judged import ClientLoss
-from bidro.workflow.options import read_toml
+from bidro.workflow.toml_files import read_toml
 
 Floats = NDArray[np.float64]
 

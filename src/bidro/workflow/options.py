@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from bidro.estimators import classifier, regressor
 from bidro.guarantees.asked import check_shift, is_number
 from bidro.training import Choices, check_metric
 from bidro.transport import require_distances
+from bidro.workflow.toml_files import read_toml
 
 # The losses of each task.
 LOSSES = {"regression": regressor.LOSSES, "classification": classifier.LOSSES}
@@ -104,15 +104,6 @@ def check_task(task: str | None, missing: str) -> None:
         raise BidroError(f"task must be one of {', '.join(LOSSES)}; got {task!r}.")
     if missing not in ("refuse", "median"):
         raise BidroError(f"missing must be one of refuse, median; got {missing!r}.")
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise BidroError(f"There is no file '{path}'.")
-    try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BidroError(f"'{path}' is not valid TOML: {error}.") from error
 
 
 def _toml(value: Any) -> str:
