@@ -1,8 +1,9 @@
 """Federated rounds over Flower: the carrier, and the two Flower apps.
 
 The app that is sent to the network holds no code, only the names of the two below: bidro is installed at
-every site, and its node there (`flower_node`) calls the second itself. A job travels as the run's configuration. Flower brings no files back, so the server's files are
-left in a folder of the server, under a name that `flower_drive` chose and reads.
+every site, and its node there (`flower_node`) calls the second itself. A job travels as the run's
+configuration. Flower brings no files back, so the server's files are left in a folder of the server, under a
+name that `flower_drive` chose and reads.
 """
 
 from __future__ import annotations
