@@ -40,7 +40,12 @@ def engine(name: str, local: bool = False) -> ModuleType:
     Raises BidroError where the engine's package is not installed.
     """
     require_engine(name)
-    return importlib.import_module(f"bidro.deploy.{name}{'_local' if local else '_drive'}")
+    try:
+        return importlib.import_module(f"bidro.deploy.{name}{'_local' if local else '_drive'}")
+    except ImportError as error:
+        raise BidroError(
+            f"The engine '{name}' needs packages that are not installed ({error}); install bidro[{name}]."
+        ) from error
 
 
 def driven(job: Job, name: str, settings: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, bytes]:
