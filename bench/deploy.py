@@ -3,9 +3,11 @@
     python bench/deploy.py [flare] [flower]
 
 Five processes share two cores here, so a round takes longer than on machines of their own. `wall_s` is from
-the start of the run, on a network that is up, to the files in hand; `s_per_round` the median of the solver's
-rounds. The peer is Algorithm 1 of the paper on the same network: `algorithm1_hours` extrapolates the median
-round of a short run to 10,000 rounds.
+the start of the run, on a network that is up, to the files in hand, `again_wall_s` that of a second run,
+which finds its programs compiled; `s_per_round` the median of the solver's rounds. There are two peers on the
+same network: the engine's own hello-world with as many rounds (`hello_s`, and `times_hello`, the ratio of the
+second run to it), and Algorithm 1 of the paper: `algorithm1_hours` extrapolates the median round of a short
+run to 10,000 rounds.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy as np
 import pandas as pd
 import psutil
 
+import hello
 from bidro.deploy.drive import driven, engine
 from bidro.deploy.job import Config
 from bidro.deploy.rehearsal import split_by_client
@@ -65,6 +68,7 @@ def measured(name: str) -> dict[str, Any]:
         (folder / "runs").mkdir()
         tomls = {client: folder / "sites" / f"site-{k}.toml" for k, client in enumerate(sites.clients)}
         job = Config.read(None, "exact", sites).job
+        again = Config.read(None, "again", sites).job
         one = Config.read(None, "one", sites, algorithm=AlgorithmOne(ALGORITHM_1_ROUNDS[name])).job
         began = time.perf_counter()
         with engine(name, local=True).network(folder / "network", tomls, folder / "runs") as net:
@@ -73,6 +77,10 @@ def measured(name: str) -> dict[str, Any]:
             audit = json.loads(driven(job, name, net.settings, lambda _: None)["audit.json"])
             wall, used = time.perf_counter() - began, client_seconds(net) - before
             messages = sum(kind["messages"] for kind in audit["kinds"])
+            began = time.perf_counter()
+            driven(again, name, net.settings, lambda _: None)
+            second = time.perf_counter() - began
+            hello_world = getattr(hello, name)(net, CLIENTS, audit["rounds"])
             paper = json.loads(driven(one, name, net.settings, lambda _: None)["audit.json"])
         rounds = [kind for kind in audit["kinds"] if kind["question"] == "round"]
         solving = next(kind for kind in rounds if "curvature" in kind["fields"])
@@ -80,6 +88,9 @@ def measured(name: str) -> dict[str, Any]:
         return {
             "network_up_s": round(up, 1),
             "wall_s": round(wall, 1),
+            "again_wall_s": round(second, 1),
+            "hello_s": round(hello_world, 1),
+            "times_hello": round(second / hello_world, 2),
             "rounds": audit["rounds"],
             "s_per_round": solving["seconds"],
             "bytes_up": sum(kind["bytes_up"] for kind in audit["kinds"]),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bidro.errors import BidroError
+from bidro.errors import BidroError, require_package
 from bidro.sets.base import Held, V
 from bidro.trees import namespace, pytree, static
 
@@ -129,6 +129,7 @@ def wasserstein_distance(
             f"The clouds have {left.shape[1]} and {right.shape[1]} columns, the transport cost "
             f"{transport.dimension}."
         )
+    require_distances()
     costs = _pairwise_costs(left, right, transport)
     forbidden = np.isinf(costs)
     masses = [
@@ -144,6 +145,11 @@ def wasserstein_distance(
         return float("inf")
     total = np.sum(plan[~forbidden] * costs[~forbidden])
     return float(max(total, 0.0) ** (1 / transport.p))
+
+
+def require_distances() -> None:
+    """Raise BidroError where the package that computes distances between clouds is not installed."""
+    require_package("ot", "distances", "A Wasserstein distance between samples")
 
 
 class Cloud(NamedTuple):
@@ -174,13 +180,11 @@ def thinned(rows: ArrayLike, transport: Transport, most: int, seed: int = 0) -> 
 def _pairwise_costs(
     left: NDArray[np.float64], right: NDArray[np.float64], transport: Transport
 ) -> NDArray[np.float64]:
-    import ot
+    from scipy.spatial.distance import cdist  # as for `ot`
 
     movable = np.asarray(transport.inverse_scale) > 0
     scale = np.asarray(transport.scale)[movable]
-    costs: NDArray[np.float64] = (
-        ot.dist(left[:, movable] * scale, right[:, movable] * scale, metric="euclidean") ** transport.p
-    )
+    costs: NDArray[np.float64] = cdist(left[:, movable] * scale, right[:, movable] * scale) ** transport.p
     for j in np.flatnonzero(~movable):
         differs = left[:, j][:, None] != right[:, j][None, :]
         costs = costs + np.where(differs, transport._jump_prices[j], 0.0)

@@ -4,7 +4,9 @@ A message takes seconds here, so runs are short; `make test-deploy` runs the lon
 """
 
 import json
+import os
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -109,16 +111,21 @@ def test_after_a_crash_the_run_goes_on_to_the_same_model(what, consortium):
     np.testing.assert_allclose(model_of(done.files).x, model_of(one).x, rtol=0, atol=1e-9)
 
 
-def supernode(folder, address, authority, *more):
-    """What a SuperNode says, and its exit code."""
-    command = ["flower-supernode", "--host", "127.0.0.1", "--port", str(_free_port()), "--superlink", address]
+FLOWERS_NODE = ("flower-supernode", "--host", "127.0.0.1", "--port")
+BIDROS_NODE = (sys.executable, "-m", "bidro.deploy.flower_node")
+
+
+def said_by(node, folder, address, authority, *more):
+    """What a node says when it is started, and its exit code."""
+    command = [*node, str(_free_port())] if node is FLOWERS_NODE else list(node)
     home, log = folder / "flwr", folder / "log.txt"
+    own = {"FLWR_HOME": str(home), "HOME": str(folder), "BIDRO_SITE": "site.toml"}
     try:
         # A file, not a pipe, which a process that the node leaves behind would keep open.
         with log.open("wb") as file:
             done = subprocess.run(
-                [*command, "--root-certificates", str(authority), *more],
-                env={**_ENVIRONMENT, "FLWR_HOME": str(home), "HOME": str(folder)},
+                [*command, "--superlink", address, "--root-certificates", str(authority), *more],
+                env={**os.environ, **_ENVIRONMENT, **own},
                 cwd=folder,
                 stdout=file,
                 stderr=file,
@@ -136,17 +143,23 @@ def test_who_is_not_registered_or_has_another_authority_is_refused(consortium, t
     secret = tmp_path / "stranger.key"
     secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     address, authority = net.settings["address"], net.settings["root_certificates"]
-    code, said = supernode(tmp_path, address, authority, "--auth-supernode-private-key", str(secret))
+    with_key = ("--auth-supernode-private-key", str(secret))
+    code, said = said_by(BIDROS_NODE, tmp_path, address, authority, *with_key)
     assert code != 0
     assert "2004" in said
-    code, said = supernode(tmp_path, address, authority)
+    code, said = said_by(FLOWERS_NODE, tmp_path, address, authority)
     assert code != 0
     assert "2001" in said
     _certificates(tmp_path)
     other = tmp_path / "ca.pem"
-    code, said = supernode(tmp_path, address, other, "--auth-supernode-private-key", str(secret))
+    code, said = said_by(BIDROS_NODE, tmp_path, address, other, *with_key)
     assert code != 0
     assert "CERTIFICATE_VERIFY_FAILED" in said
+    code, said = said_by(
+        BIDROS_NODE, tmp_path, address, authority, "--auth-supernode-private-key", str(other)
+    )
+    assert code != 0
+    assert "is not a private key" in said.splitlines()[-1]
     wrong = Driven("flower", job(consortium[1], "wrong"), {**net.settings, "root_certificates": str(other)})
     wrong.run()
     assert "CERTIFICATE_VERIFY_FAILED" in str(wrong.error)

@@ -24,7 +24,7 @@ Outcome = Literal["killed", "timeout", "survived"]
 _TIMES_AS_LONG = 4
 _LEAST_SECONDS = 60.0
 # What tests load beside the source itself.
-_LOADED = ["cvxpy", "hypothesis", "jax", "optax", "pandas", "pytest", "scipy.stats", "sklearn"]
+_LOADED = ["cvxpy", "hypothesis", "jax", "pandas", "pytest", "scipy.stats", "sklearn"]
 
 
 @dataclass(frozen=True)

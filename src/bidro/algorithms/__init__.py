@@ -5,7 +5,7 @@ from bidro.algorithms.bidro_compressed import BiDROCompressed, EightBit, TopK
 from bidro.algorithms.bidro_fl import BiDROFL
 from bidro.algorithms.bidro_gossip import BiDROGossip
 from bidro.algorithms.bidro_local import BiDROLocal
-from bidro.algorithms.contract import Algorithm, Snapshot
+from bidro.algorithms.contract import Algorithm, Snapshot, Usual
 from bidro.algorithms.drfa import DRFA
 from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.fdr_svm import FDRSVM
@@ -37,4 +37,5 @@ __all__ = [
     "Snapshot",
     "TopK",
     "UnbalancedDRO",
+    "Usual",
 ]

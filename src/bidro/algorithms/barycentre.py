@@ -19,11 +19,11 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import ot
 from numpy.typing import NDArray
 
 from bidro.errors import BidroError
 from bidro.federation import Federation
+from bidro.transport import require_distances
 
 Floats = NDArray[np.float64]
 
@@ -44,6 +44,7 @@ def barycentre(
     is a label, which cannot be averaged: every class gets a barycentre of its rows' features, and points in
     proportion to its rows. Raises BidroError for fewer than one point a class.
     """
+    require_distances()
     rng = np.random.default_rng(seed)
     samples = np.asarray(federation.samples)
     parts = np.split(samples, np.cumsum(federation.sizes)[:-1])
@@ -68,6 +69,8 @@ def barycentre(
 
 def _centre(parts: list[Floats], points: int, most: int, rng: np.random.Generator) -> Floats:
     """(points, k) of the clouds that have rows, weighted by them."""
+    import ot  # as in `transport`: a second to load
+
     clouds = [part for part in parts if len(part)]
     sizes = np.array([len(cloud) for cloud in clouds], float)
     chosen = [cloud if len(cloud) <= most else rng.choice(cloud, most, replace=False) for cloud in clouds]

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bidro.algorithms.bidro_fl import BiDROFL
-from bidro.algorithms.contract import Evidence, Snapshot, masked, require_step
+from bidro.algorithms.contract import Evidence, Snapshot, Usual, masked, require_step
 from bidro.algorithms.model_and_weights import State as ModelState
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -125,7 +125,7 @@ class State(NamedTuple):
 
 
 @pytree
-class BiDROCompressed:
+class BiDROCompressed(Usual):
     """Step sizes, how differences are compressed, and the oracle, without its random last step if it has one.
 
     Of a client that does not reply, h_i stays as it was and still enters the model's step; its weight does
@@ -135,7 +135,6 @@ class BiDROCompressed:
     broadcast_type: ClassVar[type] = Broadcast
     evidence: ClassVar[Evidence] = "all rows"
     second_order: ClassVar[bool] = False
-    traceable_server: ClassVar[bool] = True
     addressed: ClassVar[bool] = True
     eta_x: float = 0.01
     eta_alpha: float = 0.01
@@ -159,9 +158,6 @@ class BiDROCompressed:
 
     def broadcast(self, state: State) -> Broadcast:
         return Broadcast(jnp.broadcast_to(state.x, state.h.shape), state.h)
-
-    def participants(self, state: State) -> Array | None:
-        return None
 
     def draw(self, client: Client, key: Array) -> Array | None:
         return self.compressor.draw(key, client.inner.loss.dimension(client.rows.samples.shape[-1]))

@@ -36,7 +36,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from bidro.algorithms.bidro_fl import BiDROFL, Draw
-from bidro.algorithms.contract import Evidence, Snapshot, masked, require_step
+from bidro.algorithms.contract import Evidence, Snapshot, Usual, masked, require_step
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.problem import Mixtures, Problem
@@ -103,7 +103,7 @@ class Reply(NamedTuple):
 
 
 @pytree
-class BiDROGossip:
+class BiDROGossip(Usual):
     """Step sizes, the graph as pairs of client names (see `ring` and `complete`), and the oracle.
 
     A node that does not reply stands still, and its neighbours go on with its last copies.
@@ -113,7 +113,6 @@ class BiDROGossip:
     reply_type: ClassVar[type] = Reply
     evidence: ClassVar[Evidence] = "one row"
     second_order: ClassVar[bool] = False
-    traceable_server: ClassVar[bool] = True
     addressed: ClassVar[bool] = True
     eta_x: float = 0.01
     eta_alpha: float = 0.01
@@ -137,9 +136,6 @@ class BiDROGossip:
 
     def broadcast(self, state: State) -> Broadcast:
         return Broadcast(state.x, state.alpha, jnp.eye(state.x.shape[0]))
-
-    def participants(self, state: State) -> Array | None:
-        return None
 
     def draw(self, client: Client, key: Array) -> Draw:
         return self._hub.draw(client, key)

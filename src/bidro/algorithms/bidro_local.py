@@ -66,7 +66,6 @@ class BiDROLocal(Usual):
     reply_type: ClassVar[type] = Reply
     evidence: ClassVar[Evidence] = "one row"
     second_order: ClassVar[bool] = False
-    traceable_server: ClassVar[bool] = True
     eta_x: float = 0.01
     eta_alpha: float = 0.01
     local_steps: int = static(default=5)

@@ -118,7 +118,16 @@ class Algorithm(Protocol):
 
 
 class Usual:
-    """What most algorithms have in common: one broadcast for all, everyone is asked, nothing is random."""
+    """What most algorithms have in common: one broadcast for all, everyone is asked, nothing is random, the
+    server can be compiled, and the state has the model `x`, the weights `alpha`, the round to come `t` and
+    `x_sum`, the sum of the models of the rounds before.
+
+    What a reply is computed from (`evidence`, `second_order`) has no default: sites decide by it.
+    """
+
+    @property
+    def traceable_server(self) -> bool:
+        return True
 
     @property
     def addressed(self) -> bool:
@@ -135,6 +144,9 @@ class Usual:
 
     def replies_on_host(self, broadcast: Any, rows: HeldRows) -> Any | None:
         return None
+
+    def snapshot(self, state: Any) -> Snapshot:
+        return Snapshot(state.x, state.x_sum / jnp.maximum(state.t - 1, 1), state.alpha)
 
 
 def part_of(algorithm: Algorithm, broadcast: Any, i: int) -> Any:

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bidro.algorithms.contract import Evidence, Snapshot, Usual, masked
+from bidro.algorithms.contract import Evidence, Usual, masked
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.losses import Hinge
@@ -74,7 +74,6 @@ class FDRSVM(Usual):
     reply_type: ClassVar[type] = Reply
     evidence: ClassVar[Evidence] = "all rows"
     second_order: ClassVar[bool] = False
-    traceable_server: ClassVar[bool] = True
     addressed: ClassVar[bool] = True
     c: float = 0.1
     inner_steps: int = static(default=200)
@@ -137,9 +136,6 @@ class FDRSVM(Usual):
         return state._replace(
             x=x, x_sum=state.x_sum + state.x, t=state.t + 1, own=own, multipliers=multipliers, duals=duals
         )
-
-    def snapshot(self, state: State) -> Snapshot:
-        return Snapshot(state.x, state.x_sum / jnp.maximum(state.t - 1, 1), state.alpha)
 
 
 def _slopes(loss: Hinge, kappa: float, at: tuple[Array, Array], block: Array) -> tuple[Array, Array]:

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bidro.algorithms.contract import Evidence, Snapshot, Usual, client_key, masked, require_step
+from bidro.algorithms.contract import Evidence, Usual, client_key, masked, require_step
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.problem import Problem
@@ -71,7 +71,6 @@ class GroupDRO(Usual):
     reply_type: ClassVar[type] = Reply
     evidence: ClassVar[Evidence] = "one row"
     second_order: ClassVar[bool] = False
-    traceable_server: ClassVar[bool] = True
     eta_x: float = 0.01
     eta_alpha: float = 0.01
     adjustment: float = 0.0
@@ -129,6 +128,3 @@ class GroupDRO(Usual):
         step = weights @ masked(chosen, replies.gradient, zero)
         x = state.models.project(state.x - self.eta_x * step)
         return state._replace(x=x, alpha=alpha, x_sum=state.x_sum + state.x, t=state.t + 1)
-
-    def snapshot(self, state: State) -> Snapshot:
-        return Snapshot(state.x, state.x_sum / jnp.maximum(state.t - 1, 1), state.alpha)

@@ -107,7 +107,6 @@ class MixtureBall(Usual):
     reply_type: ClassVar[type] = Reply
     evidence: ClassVar[Evidence] = "all rows"
     second_order: ClassVar[bool] = False  # `fall` is one number, and no curvature of the model
-    traceable_server: ClassVar[bool] = True
     eta_x: float = 0.05
     local_steps: int = static(default=1)
     oracle: Oracle = static(default=Exact())

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from bidro.algorithms.contract import Evidence, Snapshot, Usual
+from bidro.algorithms.contract import Evidence, Usual
 from bidro.problem import Mixtures, Problem
 from bidro.sets import VectorSet
 
@@ -37,10 +37,6 @@ class ModelAndWeights(Usual):
     evidence: ClassVar[Evidence] = "all rows"
     second_order: ClassVar[bool] = False
 
-    @property
-    def traceable_server(self) -> bool:
-        return True
-
     def init(self, problem: Problem, seed: int = 0) -> State:
         x, alpha = problem.initial_model, problem.initial_weights
         t = jnp.ones((), int)
@@ -48,6 +44,3 @@ class ModelAndWeights(Usual):
 
     def broadcast(self, state: State) -> Broadcast:
         return Broadcast(state.x, state.alpha)
-
-    def snapshot(self, state: State) -> Snapshot:
-        return Snapshot(state.x, state.x_sum / jnp.maximum(state.t - 1, 1), state.alpha)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bidro.algorithms.contract import Evidence, Snapshot, Usual, masked, require_step
+from bidro.algorithms.contract import Evidence, Usual, masked, require_step
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.problem import Problem
@@ -62,7 +62,6 @@ class QFFL(Usual):
     reply_type: ClassVar[type] = Reply
     evidence: ClassVar[Evidence] = "all rows"
     second_order: ClassVar[bool] = False
-    traceable_server: ClassVar[bool] = True
     q: float = 1.0
     eta_x: float = 0.1
     local_steps: int = static(default=1)
@@ -109,6 +108,3 @@ class QFFL(Usual):
         held = jnp.sum(jnp.where(replied, state.alpha, 0.0))
         alpha = jnp.where(replied, held * counts / jnp.where(total > 0, total, 1.0), state.alpha)
         return state._replace(x=x, alpha=alpha, x_sum=state.x_sum + state.x, t=state.t + 1)
-
-    def snapshot(self, state: State) -> Snapshot:
-        return Snapshot(state.x, state.x_sum / jnp.maximum(state.t - 1, 1), state.alpha)

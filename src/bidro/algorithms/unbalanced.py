@@ -70,7 +70,6 @@ class UnbalancedDRO(Usual):
 
     broadcast_type: ClassVar[type] = Broadcast
     second_order: ClassVar[bool] = False
-    traceable_server: ClassVar[bool] = True
     reply_type: ClassVar[type] = Reply
     evidence: ClassVar[Evidence] = "one row"
     tau: float = 1.0

@@ -91,7 +91,8 @@ def fit(
     import click
 
     from bidro.workflow.fit import require_place
-    from bidro.workflow.options import FitOptions, read_toml
+    from bidro.workflow.options import FitOptions
+    from bidro.workflow.toml_files import read_toml
 
     base = FitOptions() if config is None else FitOptions.from_toml(config)
     given: dict[str, Any] = {

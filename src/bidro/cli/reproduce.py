@@ -32,8 +32,10 @@ def reproduce(
     from bidro.experiments import reproduce as experiment
     from bidro.problem import NonconcaveInnerWarning
     from bidro.report.files import require_writable
+    from bidro.transport import require_distances
 
     console = Console()
+    require_distances()
     require_writable(out)
     out.mkdir(parents=True, exist_ok=True)
     bar = Progress(

@@ -19,7 +19,7 @@ import pandas as pd
 
 from bidro.errors import BidroError
 from bidro.tables import Column, Schema, bounds_of, require_numbers
-from bidro.workflow.options import read_toml
+from bidro.workflow.toml_files import read_toml
 
 _HEAD = """\
 # What the tables of all sites have in common: one site drafts it, all agree on it, and each keeps a copy.

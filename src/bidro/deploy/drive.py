@@ -11,9 +11,11 @@ from typing import Any
 
 from bidro.deploy.job import Job
 from bidro.deploy.server import AGAIN_FILE, ERROR_FILE
-from bidro.errors import BidroError
+from bidro.errors import BidroError, require_package
 
-ENGINES = ("flare", "flower")
+# The module of each engine's package.
+_MODULES = {"flare": "nvflare", "flower": "flwr"}
+ENGINES = tuple(_MODULES)
 # What a server may return: the files of a model folder, and the audit.
 _FILES = {
     "model.safetensors",
@@ -26,9 +28,10 @@ _FILES = {
 
 
 def require_engine(name: str) -> None:
-    """Raise BidroError for a word that is no engine."""
+    """Raise BidroError for a word that is no engine, and where the engine's package is not installed."""
     if name not in ENGINES:
         raise BidroError(f"The engine is {' or '.join(ENGINES)}; got '{name}'.")
+    require_package(_MODULES[name], name, f"The engine '{name}'")
 
 
 def engine(name: str, local: bool = False) -> ModuleType:

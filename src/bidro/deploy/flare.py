@@ -1,22 +1,27 @@
-"""Federated rounds over NVIDIA FLARE: bidro is installed at every site, and a job carries no code."""
+"""Federated rounds over NVIDIA FLARE: bidro is installed at every site, and a job carries no code.
+
+The parts of a job are `flare_server.Server` and `flare_site.Client`, which import what they need when the job
+begins, all at the same time.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
 import logging
+import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.apis.signal import Signal
-from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
+from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.lighter.spec import Builder
 
 from bidro.engines.carrier import Delivered
@@ -24,7 +29,8 @@ from bidro.engines.carrier import Delivered
 JOB = "job.json"  # in the server's part of the job
 RESULT = "bidro"  # folder of the job's result
 FAILURE = "bidro_failure.txt"  # instead of it, if the server's part raised
-_PARTS = ("nvflare.collab.runtime", "bidro.deploy.flare")  # what a job needs on each site's list of classes
+# What a job needs on each participant's list of classes.
+_PARTS = ("nvflare.collab.runtime", "bidro.deploy.flare_server", "bidro.deploy.flare_site")
 _LOOK = 1.0  # seconds between two looks at whether silent sites are still connected
 _BREAK = 4.0  # seconds without connection after which a site is lost; FLARE reconnects after 1 and 3 s
 
@@ -106,50 +112,20 @@ class FlareCarrier:
         return {name for name, cell in self._cells.items() if cell in reply.payload}
 
 
-class Server:
-    """The server's part of a job."""
+def end_promptly() -> None:
+    """End this job's process when its part of the job is over.
 
-    @collab.main  # type: ignore[untyped-decorator]
-    def run(self) -> None:
-        from bidro.deploy.server import serve
+    When FLARE has ended a run in a process it pauses for three seconds, and the interpreter takes one more to
+    leave; the job is over, and its result can be fetched, only when all of its processes have left.
+    """
 
-        workspace, job_id = collab.workspace, collab.fl_ctx.get_job_id()
-        job = Path(workspace.get_app_config_dir(job_id), JOB).read_text(encoding="utf-8")
-        folder = Path(workspace.get_result_root(job_id), RESULT)
-        try:
-            files = serve(job, FlareCarrier(collab.context.clients, collab.context.abort_signal))
-        except Exception as error:
-            folder.with_name(FAILURE).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-            raise
-        partial = folder.with_suffix(".part")
-        partial.mkdir(parents=True)
-        for name, content in files.items():
-            (partial / name).write_bytes(content)
-        partial.rename(folder)
+    def leave() -> None:
+        while not MainProcessMonitor.is_stopping():
+            time.sleep(_LOOK / 20)
+        logging.shutdown()
+        os._exit(0)
 
-
-class Client:
-    """A site's part of a job."""
-
-    @collab.init  # type: ignore[untyped-decorator]
-    def survive(self) -> None:
-        """Let the job go on without this site if this process is killed: code 127 is no failure to FLARE.
-
-        The file stays if the process ends by itself, where the code means nothing either.
-        """
-        run = collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())
-        Path(run, FLMetaKey.PROCESS_RC_FILE).write_text("127")
-
-    @collab.publish  # type: ignore[untyped-decorator]
-    def answer(self, message: bytes) -> bytes | str:
-        """The reply, or why there is none; the text of an error stays in the site's log."""
-        from bidro.deploy.site import reply_to
-
-        try:
-            return reply_to(message)
-        except Exception as error:
-            logging.getLogger(__name__).exception("no reply")
-            return f"{type(error).__name__}: see the log of the site"
+    threading.Thread(target=leave, daemon=True).start()
 
 
 class BidroBuilder(Builder):  # type: ignore[misc]

@@ -106,7 +106,7 @@ def _job_folder(scratch: Path, job: str, clients: Sequence[str]) -> Path:
     server = {
         "format_version": 2,
         "server": {"task_request_interval": 0.5},
-        "components": [{"id": "server", "path": "bidro.deploy.flare.Server", "args": {}}],
+        "components": [{"id": "server", "path": "bidro.deploy.flare_server.Server", "args": {}}],
         "workflows": [
             {
                 "id": "controller",
@@ -117,7 +117,7 @@ def _job_folder(scratch: Path, job: str, clients: Sequence[str]) -> Path:
     }
     client = {
         "format_version": 2,
-        "components": [{"id": "client", "path": "bidro.deploy.flare.Client", "args": {}}],
+        "components": [{"id": "client", "path": "bidro.deploy.flare_site.Client", "args": {}}],
         "executors": [
             {
                 "tasks": ["*"],

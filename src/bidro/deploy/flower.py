@@ -1,8 +1,9 @@
 """Federated rounds over Flower: the carrier, and the two Flower apps.
 
 The app that is sent to the network holds no code, only the names of the two below: bidro is installed at
-every site. A job travels as the run's configuration. Flower brings no files back, so the server's files are
-left in a folder of the server, under a name that `flower_drive` chose and reads.
+every site, and its node there (`flower_node`) calls the second itself. A job travels as the run's
+configuration. Flower brings no files back, so the server's files are left in a folder of the server, under a
+name that `flower_drive` chose and reads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from bidro.engines.carrier import Delivered
 
-_POLL = 0.2  # seconds between two looks for replies
+# Between two looks for replies, a share of the time since they were asked for, within limits in seconds.
+_SHARE, _SHORTEST, _LONGEST = 0.1, 0.1, 1.0
 _QUESTION = 60.0  # seconds for a node to answer with its client's name, after which it is asked again
 
 
@@ -51,7 +53,8 @@ class FlowerCarrier:
         return frozenset(self._nodes())
 
     def exchange(self, messages: Mapping[str, bytes], timeout: float) -> Delivered:
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
+        deadline = began + timeout
         delivered = Delivered({}, dict.fromkeys(messages, "not connected"))
         nodes = self._nodes()
         reached = [name for name in messages if name in nodes]
@@ -75,7 +78,7 @@ class FlowerCarrier:
                 else:
                     delivered.failures[name] = str(values.get("failure") or "a reply without content")
             if waiting:
-                time.sleep(_POLL)
+                time.sleep(min(max(_SHARE * (time.monotonic() - began), _SHORTEST), _LONGEST))
         return delivered
 
     def _push(self, messages: list[Message]) -> list[str]:

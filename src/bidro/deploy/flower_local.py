@@ -1,4 +1,4 @@
-"""A whole Flower network on this machine, for rehearsals and tests: a SuperLink and one SuperNode per site.
+"""A whole Flower network on this machine, for rehearsals and tests: a SuperLink and one node per site.
 
 It is what a consortium runs, with TLS and authenticated nodes; only the machines are missing. It needs Linux,
 because processes are found in /proc.
@@ -69,7 +69,7 @@ class LocalNetwork:
         self._wait(self._listens, ["server"])
 
     def restart_client(self, *names: str) -> None:
-        """Start the SuperNodes of these sites and wait until they are connected.
+        """Start the nodes of these sites and wait until they are connected.
 
         Each gets a new key: with the old one, a node that was killed is refused until the SuperLink takes its
         last session for lost, which is up to a minute.
@@ -86,7 +86,7 @@ class LocalNetwork:
         _kill(self._home("server"), b"flwr-serverapp")
 
     def kill_client(self, name: str) -> None:
-        """End a site's SuperNode and whatever it is computing, as a power cut does."""
+        """End a site's node and whatever it is computing, as a power cut does."""
         self._end(self._site(name))
 
     def close(self) -> None:
@@ -129,8 +129,8 @@ class LocalNetwork:
         self._start(
             self._site(name),
             {"BIDRO_SITE": str(self._sites[name].resolve())},
-            *("flower-supernode", "--host", _HOST, "--port", str(_free_port())),
-            *("--superlink", self.settings["address"], "--auth-supernode-private-key", str(secret)),
+            *(sys.executable, "-m", "bidro.deploy.flower_node", "--superlink", self.settings["address"]),
+            *("--auth-supernode-private-key", str(secret)),
             *("--root-certificates", self.settings["root_certificates"]),
         )
         return node

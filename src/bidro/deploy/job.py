@@ -15,7 +15,8 @@ from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError
 from bidro.training import AlgorithmOne, Replies
 from bidro.workflow.fit import fit_options
-from bidro.workflow.options import FitOptions, read_toml
+from bidro.workflow.options import FitOptions
+from bidro.workflow.toml_files import read_toml
 
 # Options of `bidro fit` that have no place here: the schema and the sites' own files say these things.
 _NOT_HERE = ("tables", "client", "target", "task", "features", "support", "missing")

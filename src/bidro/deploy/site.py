@@ -46,7 +46,7 @@ from bidro.splits import choose_kept_out, content_order
 from bidro.standard import Standard
 from bidro.tables import as_words, bounds_of, read_one, require_declared
 from bidro.training import unrestricted
-from bidro.workflow.options import read_toml
+from bidro.workflow.toml_files import read_toml
 
 Floats = NDArray[np.float64]
 T = TypeVar("T")

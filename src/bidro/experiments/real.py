@@ -30,8 +30,8 @@ from bidro.experiments.methods import METHODS
 from bidro.experiments.splits import Grouped
 from bidro.fitting import Progress
 from bidro.report.comparison_figure import ranks_figure
-from bidro.report.figures import save
 from bidro.report.files import write_json, write_text
+from bidro.report.style import save
 
 if TYPE_CHECKING:
     import pandas as pd

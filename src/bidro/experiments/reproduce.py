@@ -32,6 +32,7 @@ from bidro.experiments.simulation import (
 from bidro.problem import Problem
 from bidro.report import figures
 from bidro.report.files import write_json, write_whole
+from bidro.report.style import save
 from bidro.sets import Box
 from bidro.worst_case import Exact, FixedStepAscent
 
@@ -296,7 +297,7 @@ def summary(done: Reproduction) -> dict[str, Any]:
         "versions": {
             "bidro": __version__,
             "python": platform.python_version(),
-            **{name: version(name) for name in ("jax", "numpy", "optax", "scipy", "pot")},
+            **{name: version(name) for name in ("jax", "numpy", "scipy", "pot")},
         },
     }
 
@@ -319,5 +320,5 @@ def write(done: Reproduction, folder: Path) -> list[Path]:
         figures.ambiguity_set(done.picture),
     )
     for path, figure in zip(paths[1:], drawings, strict=True):
-        write_whole(path, lambda temporary, figure=figure: figures.save(figure, temporary))  # type: ignore[misc]
+        write_whole(path, lambda temporary, figure=figure: save(figure, temporary))  # type: ignore[misc]
     return paths

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from bidro.guarantees.certificate import Certificate
-from bidro.report.figures import BLUE, GREEN, GREY, ORANGE, RC, VERMILION, caption
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from bidro.report.style import BLUE, GREEN, GREY, ORANGE, VERMILION, Axes, Figure, caption, styled
 
 # Of more clients than this, those with the highest risks are shown.
 MOST_CLIENTS = 30
@@ -33,7 +26,7 @@ def certificate_figure(found: Certificate) -> Figure:
     top = next(reversed(marks.values()))[0]
     # Clients without a bound are the first to be left out.
     shown = np.argsort(np.nan_to_num(top, nan=-np.inf))[-MOST_CLIENTS:]
-    with matplotlib.rc_context(RC):
+    with styled():
         figure = Figure(figsize=(8.4, 2.4 + 0.3 * len(shown)))
         axes = figure.subplots()
         places = np.arange(len(shown))

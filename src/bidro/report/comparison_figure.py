@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
-from bidro.report.figures import RC
+from bidro.report.style import Figure, styled
 
 _MARKS = "osD^vP*XphdH"
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -18,7 +16,7 @@ def ranks_figure(ranks: Mapping[str, Mapping[str, int]], ours: str) -> Figure:
     """Ranks of methods on tables, 1 being best; `ours` is printed bold. Methods are shown in the order given,
     the first on top."""
     tables = list(dict.fromkeys(table for places in ranks.values() for table in places))
-    with matplotlib.rc_context(RC):
+    with styled():
         figure = Figure(figsize=(8.5, 1.2 + 0.36 * len(ranks)))
         axes = figure.subplots()
         # Tables side by side within a row, so that equal ranks do not hide each other.

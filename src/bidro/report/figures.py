@@ -1,40 +1,34 @@
-"""The figures of the paper's simulation. Colours are safe for colour-blind readers (Okabe and Ito)."""
+"""The figures of the paper's simulation."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.patches import Circle
 from numpy.typing import NDArray
 from scipy.spatial import ConvexHull
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from bidro.report.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    VERMILION,
+    Axes,
+    Circle,
+    Figure,
+    caption,
+    styled,
+)
 
 Floats = NDArray[np.float64]
 
-BLUE, ORANGE, GREEN, VERMILION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#555555"
 _STYLE = {
     "BiDRO-FL": (BLUE, "-"),
     "DRO-FL": (ORANGE, "--"),
     "AFL": (GREEN, "-."),
     "FedAvg": (VERMILION, ":"),
-}
-RC: Any = {
-    "font.size": 10,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "savefig.dpi": 160,
 }
 
 
@@ -50,16 +44,11 @@ class AmbiguityPicture:
     explained: float  # share of the squared distances that the plane shows
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write the figure as PNG."""
-    figure.savefig(path, format="png", bbox_inches="tight", facecolor="white")
-
-
 def convergence(
     rounds: NDArray[np.int64], objective: Floats, horizons: NDArray[np.int64], gap: Floats
 ) -> Figure:
     """Fig. 2a: objective (runs, records) minus the common reference; gap (runs, horizons)."""
-    with matplotlib.rc_context(RC):
+    with styled():
         figure = Figure(figsize=(10.5, 4.6))
         left, right = figure.subplots(1, 2)
         _band(left, rounds, objective, "BiDRO-FL, paper's setting", BLUE, "-")
@@ -103,7 +92,7 @@ def clean_test_loss(
 ) -> Figure:
     """Fig. 2b: clean-test MSE (runs, records) of each method; with the paper's final figures where they are
     for as many rounds."""
-    with matplotlib.rc_context(RC):
+    with styled():
         figure = Figure(figsize=(7.6, 5.0))
         axes = figure.subplots()
         comparable = int(rounds[-1]) == paper_rounds
@@ -145,7 +134,7 @@ def clean_test_loss(
 
 def ambiguity_set(picture: AmbiguityPicture) -> Figure:
     """Fig. 1: true and empirical distributions, balls and mixtures, placed by Wasserstein distances."""
-    with matplotlib.rc_context(RC):
+    with styled():
         figure = Figure(figsize=(8.6, 4.7))
         axes = figure.subplots()
         cloud = np.concatenate([picture.true, picture.mixtures])
@@ -219,9 +208,3 @@ def _log_or_symlog(axes: Axes, values: Floats) -> None:
         axes.set_yscale("log")
     else:
         axes.set_yscale("symlog", linthresh=float(np.median(np.abs(values[:, -1]))) or 1e-6)
-
-
-def caption(figure: Figure, text: str) -> None:
-    width = int(figure.get_figwidth() * 15.5)
-    figure.tight_layout()
-    figure.text(0.01, -0.02, textwrap.fill(text, width), fontsize=8.5, va="top", color="#333333")

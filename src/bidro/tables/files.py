@@ -8,6 +8,7 @@ import gzip
 import logging
 import lzma
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import IO, Any, cast
 
 import pandas as pd
 
-from bidro.errors import BidroError
+from bidro.errors import BidroError, require_package
 from bidro.tables.places import remember_files
 from bidro.tables.schema import listed, require_single_columns
 
@@ -35,6 +36,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def _unpacked_zstd(path: Path) -> IO[bytes]:
+    _require_arrow(path)
     import pyarrow
 
     return cast("IO[bytes]", pyarrow.input_stream(str(path), compression="zstd"))
@@ -202,6 +204,7 @@ def _parsed(path: Path, unpacked: Callable[[Path], IO[bytes]], sep: str, encodin
 
 def _read_parquet(path: Path) -> pd.DataFrame:
     """Columns of numbers stay where they were read, so that there is one copy of them, not two."""
+    _require_arrow(path)
     from pyarrow import parquet
 
     require_single_columns(parquet.read_schema(path).names, f"'{path}'")
@@ -212,11 +215,15 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     return table.reset_index() if named else table.reset_index(drop=True)
 
 
-def release() -> None:
-    """Give back the memory of tables that are gone; the reader's allocator would keep it."""
-    import pyarrow
+def _require_arrow(path: Path) -> None:
+    require_package("pyarrow", "parquet", f"Reading '{path}'")
 
-    pyarrow.default_memory_pool().release_unused()
+
+def release() -> None:
+    """Give back the memory of tables that are gone, which the reader's allocator, if used, would keep."""
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is not None:
+        pyarrow.default_memory_pool().release_unused()
 
 
 def _first_line(error: Exception) -> str:

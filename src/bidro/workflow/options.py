@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from bidro.errors import BidroError
 from bidro.guarantees.asked import check_shift, is_number
 from bidro.losses.registry import TASKS, LossChoice, default_word, require_word
 from bidro.training import Choices, Replies
+from bidro.transport import require_distances
+from bidro.workflow.toml_files import read_toml
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class FitOptions:
         """
         self.choices()
         check_shift(self.shift)
+        if self.radius == "bootstrap" or (self.support is not None and self.metric == "joint"):
+            require_distances()
         if not is_number(self.hold_out) or not 0 <= self.hold_out < 1:
             raise BidroError(f"hold_out must be a share from 0 to below 1; got {self.hold_out!r}.")
         if not is_number(self.quantile) or not 0 < self.quantile < 1:
@@ -114,15 +117,6 @@ def check_task(task: str | None, missing: str) -> None:
         raise BidroError(f"task must be one of {', '.join(TASKS)}; got {task!r}.")
     if missing not in ("refuse", "median"):
         raise BidroError(f"missing must be one of refuse, median; got {missing!r}.")
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise BidroError(f"There is no file '{path}'.")
-    try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BidroError(f"'{path}' is not valid TOML: {error}.") from error
 
 
 def _toml(value: Any) -> str:

@@ -1,0 +1,101 @@
+"""What a plain install does without the packages of the extras, and what it says where one is missing."""
+
+import importlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bidro import Federation, Transport, barycentre, wasserstein_distance
+from bidro.deploy.drive import ENGINES, require_engine
+from bidro.errors import BidroError
+from bidro.tables import read_one
+from bidro.workflow.options import FitOptions
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = {
+    "ot": "distances",
+    "matplotlib": "figures",
+    "pyarrow": "parquet",
+    "nvflare": "flare",
+    "flwr": "flower",
+}
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """A function that makes a module one that cannot be imported."""
+    return lambda module: monkeypatch.setitem(sys.modules, module, None)
+
+
+def test_a_plain_install_fits_certifies_and_explains(tmp_path):
+    """In a process in which no package of an extra can be imported."""
+    script = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))
+from bidro.cli import main
+for command in (
+    "example visits.csv",
+    "fit visits.csv --client hospital --target stay --radius 0.1 --out model",
+    "evaluate model visits.csv",
+    "report model --out page.html",
+):
+    sys.argv = ["bidro", *command.split()]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 0, command
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *EXTRAS], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "page.html").exists()
+
+
+def test_what_needs_an_extra_says_which(without, tmp_path):
+    for module in EXTRAS:
+        without(module)
+    rows = np.zeros((3, 2))
+    transport = Transport.euclidean(2)
+    bounds = {"x": [0.0, 1.0], "y": [0.0, 1.0]}
+    for work in (
+        lambda: wasserstein_distance(rows, rows, transport),
+        lambda: barycentre(Federation.from_arrays({"a": rows}, "unbounded")),
+        lambda: FitOptions(target="y", metric="joint", support=bounds).check(),
+        lambda: FitOptions(target="y", radius="bootstrap").check(),
+    ):
+        with pytest.raises(BidroError, match=r"pip install 'bidro\[distances\]'"):
+            work()
+    FitOptions(target="y", support=bounds).check()
+    for name in ("table.parquet", "table.csv.zst"):
+        (tmp_path / name).write_bytes(b"PAR1")
+        with pytest.raises(BidroError, match=rf"{name}' needs .* pip install 'bidro\[parquet\]'"):
+            read_one(tmp_path / name)
+    for engine in ENGINES:
+        with pytest.raises(BidroError, match=rf"The engine '{engine}' needs .*'bidro\[{engine}\]'"):
+            require_engine(engine)
+
+
+def test_figures_without_their_package_say_which_extra(without, monkeypatch):
+    without("matplotlib")
+    for module in ("style", "figures", "certificate_figure", "comparison_figure"):
+        monkeypatch.delitem(sys.modules, f"bidro.report.{module}", raising=False)
+    for module in ("figures", "certificate_figure", "comparison_figure"):
+        with pytest.raises(BidroError, match=r"pip install 'bidro\[figures\]'"):
+            importlib.import_module(f"bidro.report.{module}")
+
+
+def test_the_extras_are_those_of_the_messages_and_development_has_all():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert set(EXTRAS.values()) <= set(extras)
+    everything = next(one for one in extras["dev"] if one.startswith("bidro["))
+    assert set(everything.removeprefix("bidro[").removesuffix("]").split(",")) == set(EXTRAS.values())
+    plain = " ".join(project["dependencies"]).lower()
+    assert not [
+        name for name in ("pot>", "matplotlib", "pyarrow", "nvflare", "flwr", "optax") if name in plain
+    ]
