@@ -87,10 +87,8 @@ class Reply(NamedTuple):
     def of(cls, found: RiskModel) -> Reply:
         xp = namespace(found.value)
         known = xp.isfinite(found.value)
-        packed = xp.zeros((*found.value.shape, 0))
-        if found.curvature is not None:
-            rows, columns = np.triu_indices(found.gradient.shape[-1])
-            packed = found.curvature[..., rows, columns]
+        above = (..., *np.triu_indices(found.gradient.shape[-1]))
+        packed = xp.zeros((*known.shape, 0)) if found.curvature is None else found.curvature[above]
         return cls(
             xp.where(known, found.value, 0.0),
             known.astype(float),
@@ -246,10 +244,8 @@ class ExactMWDRO(Usual):
         arrived: Reply = jax.tree.map(np.asarray, replies)
         z = state.model.lift(state.x)
         planes = Planes.at_point(who, np.asarray(arrived.attained)[who], np.asarray(arrived.gradient)[who], z)
-        state = state._replace(
-            planes=state.planes.with_more(planes), idle=np.append(state.idle, np.zeros(len(who), np.int64))
-        )
-        state = state._replace(t=state.t + 1)
+        idle = np.append(state.idle, np.zeros(len(who), np.int64))
+        state = state._replace(planes=state.planes.with_more(planes), idle=idle, t=state.t + 1)
         if len(who) < len(state.alpha):
             return state
         state = _with_best(state, arrived)
