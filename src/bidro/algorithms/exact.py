@@ -69,41 +69,6 @@ _USED = 1e-9
 _SAME_MIXTURE = 1e-3
 
 
-class Broadcast(NamedTuple):
-    x: Array  # (d,) the model to be assessed
-    width: Array  # kinks of the loss are smoothed over this, in the client's own units
-
-
-class Reply(NamedTuple):
-    """All that leaves a site, each number computed over all its rows."""
-
-    upper: Array  # upper end of R_i(x); 0 where none is known
-    certified: Array  # 1 where `upper` is proven, else 0
-    attained: Array  # at x, of a cut below R_i
-    gradient: Array  # (k,) of that cut
-    smoothing: Array  # what the risk with smoothed kinks exceeds `attained` by
-    curvature: Array  # upper triangle of H_i, row by row; empty where it is not sent
-    multiplier: Array  # lambda_i; the largest float stands for infinity
-
-    @classmethod
-    def of(cls, found: RiskModel) -> Reply:
-        xp = namespace(found.value)
-        known = xp.isfinite(found.value)
-        packed = xp.zeros((*found.value.shape, 0))
-        if found.curvature is not None:
-            rows, columns = np.triu_indices(found.gradient.shape[-1])
-            packed = found.curvature[..., rows, columns]
-        return cls(
-            xp.where(known, found.value, 0.0),
-            known.astype(float),
-            found.attained,
-            found.gradient,
-            found.smoothing,
-            packed,
-            xp.minimum(found.multiplier, _INFINITE),
-        )
-
-
 class Centre(NamedTuple):
     """The replies at the point around which the program is solved."""
 
