@@ -29,7 +29,6 @@ from bidro.engines.carrier import Delivered as Delivered
 from bidro.engines.in_process import Result as Result
 from bidro.engines.in_process import run as run
 from bidro.engines.in_process import run_many as run_many
-from bidro.fitting.network import Network as Network
 from bidro.engines.solve import GapNotReachedWarning as GapNotReachedWarning
 from bidro.engines.solve import Solution as Solution
 from bidro.engines.solve import solve as solve
@@ -37,6 +36,7 @@ from bidro.errors import BidroError as BidroError
 from bidro.estimators import RobustClassifier as RobustClassifier
 from bidro.estimators import RobustRegressor as RobustRegressor
 from bidro.federation import Federation as Federation
+from bidro.fitting.network import Network as Network
 from bidro.guarantees import Calibration as Calibration
 from bidro.guarantees import Certificate as Certificate
 from bidro.guarantees import ConvergenceBound as ConvergenceBound

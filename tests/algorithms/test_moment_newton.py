@@ -8,7 +8,7 @@ import pytest
 
 from bidro.algorithms import ExactMWDRO, OneShotMWDRO, second_moments
 from bidro.algorithms.cross_validation import Candidate
-from bidro.algorithms.exact import Broadcast
+from bidro.algorithms.exact_messages import Broadcast
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.moment_newton import _weights, minimax_from_moments
 from bidro.algorithms.one_shot import risks_from_moments, solve_moments, squared_risks

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import jax.numpy as jnp
 import numpy as np
 
-from bidro.algorithms.exact import Broadcast, ExactMWDRO
+from bidro.algorithms.exact import ExactMWDRO
+from bidro.algorithms.exact_messages import Broadcast
 from bidro.engines.network import IN_PROCESS
 from bidro.engines.solve import GapNotReachedWarning, Solution, solve
 from bidro.errors import BidroError

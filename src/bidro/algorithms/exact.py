@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from bidro.algorithms.cone_model import ConeModel, Curvature, held_by_cones
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
+from bidro.algorithms.exact_messages import INFINITE, Broadcast, Reply
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.algorithms.working_set import Solved, solved
@@ -36,14 +37,11 @@ from bidro.errors import BidroError
 from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box
-from bidro.trees import namespace, pytree, static
+from bidro.trees import pytree, static
 from bidro.worst_case import Oracle
-from bidro.worst_case.risk import RiskModel
 
 Numbers = NDArray[np.float64]
 
-# Sent in place of an infinite multiplier, since messages hold finite numbers only.
-_INFINITE = float(np.finfo(float).max)
 # A trial becomes the centre if the worst mixture falls by this share of the prediction; above the second
 # share, stiffening is taken back.
 _ENOUGH, _GOOD = 0.1, 0.5
@@ -249,7 +247,7 @@ def _with_best(state: State, replies: Reply) -> State:
         return state
     if not np.isfinite(state.best.upper):
         state = state._replace(floor=max(min(state.small * abs(upper), state.floor), _TINY))
-    multipliers = np.where(np.asarray(replies.multiplier) == _INFINITE, np.inf, replies.multiplier)
+    multipliers = np.where(np.asarray(replies.multiplier) == INFINITE, np.inf, replies.multiplier)
     return _consistent(state._replace(best=Best(state.x, upper, risks, multipliers), certified=certified))
 
 

@@ -10,7 +10,7 @@ from jax import Array
 from bidro.trees import namespace
 from bidro.worst_case.risk import RiskModel
 
-# Stands for an infinite multiplier, as messages have finite numbers only.
+# Sent in place of an infinite multiplier, since messages hold finite numbers only.
 INFINITE = float(np.finfo(float).max)
 
 

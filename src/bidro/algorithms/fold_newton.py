@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
+from bidro.algorithms.fold_messages import NewtonBroadcast, NewtonReply
 from bidro.algorithms.local_minimax import Caps, Local, LocalMinimax, Steepness
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -60,27 +61,6 @@ _VANISHING, _VANISHED = 1e-3, 1e-12
 # After so many rounds, steps are lengthened where risks fall by this multiple of what was predicted: they can
 # be brought to 0, which Newton's method does by a factor e a round.
 _EARLY, _MORE = 4, 1.2
-
-
-class NewtonBroadcast(NamedTuple):
-    """The first `models` and the first `bends` are asked for; what comes after them is to be ignored."""
-
-    models: Array
-    x: Array  # (solves, d)
-    fold: Array  # (solves,) whose rows are left out
-    scale: Array  # (solves,) c times the spread
-    bends: Array
-    bend_x: Array  # (candidates, d) where curvature is asked for
-    bend_fold: Array  # (candidates,) whose rows are left out; one past the last for none
-    bend_scale: Array  # (candidates,)
-    width: Array  # kinks of the loss are smoothed over this, in the client's own units
-
-
-class NewtonReply(NamedTuple):
-    attained: Array  # (solves,) of a cut below the risk over the fold's training rows
-    smoothing: Array  # (solves,) what the risk with smoothed kinks exceeds it by
-    gradient: Array  # (solves, k) of that cut
-    curvature: Array  # (candidates, k (k + 1) / 2) upper triangles
 
 
 class NewtonState(NamedTuple):

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from bidro.algorithms.cone_model import Answer
 from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
-from bidro.algorithms.exact import Best, Broadcast, Centre, ExactMWDRO, State
-from bidro.algorithms.exact import Reply as Risks
+from bidro.algorithms.exact import Best, Centre, ExactMWDRO, State
+from bidro.algorithms.exact_messages import INFINITE, Broadcast
+from bidro.algorithms.exact_messages import Reply as Risks
 from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.second_moments import Moments, of_clients
@@ -52,7 +53,7 @@ _ROUNDING = 320 * float(np.finfo(float).eps)
 _OF_MEANS = 16 * float(np.finfo(float).eps)
 # The solution is looked for to this share of the gap, so that bounds with their rounding reach it.
 _OF_THE_GAP = 0.1
-_TINY, _LARGEST = float(np.finfo(float).tiny), float(np.finfo(float).max)
+_TINY = float(np.finfo(float).tiny)
 
 
 class Reply(NamedTuple):
@@ -168,7 +169,7 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
     require_consistent(proof.bound, upper, max(abs(upper), floor), solver.t + 1)
     lower = min(proof.bound, upper)
     nothing = np.zeros(len(everyone))
-    multipliers = np.where(risks.multiplier == _LARGEST, np.inf, risks.multiplier)
+    multipliers = np.where(risks.multiplier == INFINITE, np.inf, risks.multiplier)
     proven = solver._replace(
         cuts=cuts,
         idle=np.zeros(len(everyone), np.int64),
