@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from bidro.errors import BidroError
 from bidro.model_file import target_numbers
-from bidro.splits import choose_kept_out
+from bidro.splits import choose_holdout
 from bidro.tables import (
     Column,
     Schema,
@@ -56,7 +56,7 @@ def prepared(table, **options):
         schema = learn_schema(table, "site", "y", **options)
         clients, target = schema.clients(table), schema.labels(table)
         features = schema.matrix(table)
-        kept = choose_kept_out(clients, features, target_numbers(schema, table), 0.2, 0)
+        kept = choose_holdout(clients, features, target_numbers(schema, table), 0.2, 0)
         require_every_class(schema, target[~kept])
         return schema, features
 

@@ -36,7 +36,7 @@ def problem(loss=None, models=None, transport=None, rho=5.0, fed=UNBOUNDED, **kw
 
 def test_defaults():
     made = admissible()
-    assert isinstance(made.weights, Simplex)
+    assert isinstance(made.mixture_set, Simplex)
     np.testing.assert_allclose(made.initial_weights, np.array([7, 12, 30]) / 49)
     np.testing.assert_array_equal(made.initial_model, np.zeros(3))
 
@@ -169,7 +169,7 @@ def test_logistic_on_labels():
         mixtures=CappedSimplex.around_proportions(fed.sizes, 2.0),
     )
     assert made.dimension == 4
-    assert bool(made.weights.contains(made.initial_weights))
+    assert bool(made.mixture_set.contains(made.initial_weights))
 
 
 def test_whole_space_models_on_a_bounded_support():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bidro.splits import choose_kept_out, content_order
+from bidro.splits import choose_holdout, content_order
 
 
 def table(seed=0, rows=120):
@@ -36,7 +36,7 @@ def test_the_same_rows_in_any_order(order):
     whole = table()
     moved = tuple(part[ORDERS[order](*whole)] for part in whole)
     for seed in (0, 1):
-        one, two = (choose_kept_out(t[2], t[0], t[1], 0.25, seed) for t in (whole, moved))
+        one, two = (choose_holdout(t[2], t[0], t[1], 0.25, seed) for t in (whole, moved))
         assert np.array_equal(multiset(*whole, one), multiset(*moved, two))
     first, second = (
         content_order(np.unique(t[2], return_inverse=True)[1], t[0], t[1]) for t in (whole, moved)
@@ -47,13 +47,13 @@ def test_the_same_rows_in_any_order(order):
 
 def test_a_client_alone_chooses_as_among_others_and_seeds_differ():
     features, target, clients = table()
-    whole = choose_kept_out(clients, features, target, 0.25, 3)
+    whole = choose_holdout(clients, features, target, 0.25, 3)
     for name in "abc":
         own = clients == name
-        alone = choose_kept_out(clients[own], features[own], target[own], 0.25, 3)
+        alone = choose_holdout(clients[own], features[own], target[own], 0.25, 3)
         assert np.array_equal(alone, whole[own])
         assert alone.sum() == 10
-    assert np.any(whole != choose_kept_out(clients, features, target, 0.25, 4))
+    assert np.any(whole != choose_holdout(clients, features, target, 0.25, 4))
 
 
 def test_what_is_kept_out_of_a_sorted_table_is_a_random_sample():
@@ -61,7 +61,7 @@ def test_what_is_kept_out_of_a_sorted_table_is_a_random_sample():
     means = []
     for k in range(400):
         target = np.sort(np.random.default_rng(k).normal(size=60))
-        kept = choose_kept_out(np.full(60, "a"), target[:, None] ** 2, target, 0.25, 0)
+        kept = choose_holdout(np.full(60, "a"), target[:, None] ** 2, target, 0.25, 0)
         means.append(target[kept].mean() - target.mean())
     expected = np.sqrt((1 - 0.25) / 15)
     assert abs(np.mean(means)) < 4 * expected / np.sqrt(400)

@@ -23,14 +23,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from scipy.special import expit, softmax
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss, losses_of, registry
 from bidro.sets import Simplex
 from bidro.standard import Standard, signs
 from bidro.tables import Schema
-
-Floats = NDArray[np.float64]
 
 FORMAT, VERSION = "bidro model", 2
 FILE = "model.safetensors"

@@ -151,7 +151,7 @@ class Problem:
         return Inner(self.transport, self.federation.support, self.loss)
 
     @property
-    def weights(self) -> Mixtures:
+    def mixture_set(self) -> Mixtures:
         """The mixture set A."""
         assert self.mixtures is not None
         return self.mixtures
@@ -186,7 +186,7 @@ class Problem:
     @cached_property
     def initial_weights(self) -> Held:
         """alpha_1: the empirical proportions N_i / N, projected on A."""
-        return self.weights.project(self.federation.proportions)
+        return self.mixture_set.project(self.federation.proportions)
 
     @cached_property
     def clients(self) -> Client:
@@ -229,8 +229,10 @@ class Problem:
                 f"The model set has dimension {self.models.dimension} but {type(self.loss).__name__} on "
                 f"{self.federation.m} columns has {self.dimension} parameters."
             )
-        if self.weights.dimension != n:
-            raise BidroError(f"The mixture set is for {self.weights.dimension} clients but there are {n}.")
+        if self.mixture_set.dimension != n:
+            raise BidroError(
+                f"The mixture set is for {self.mixture_set.dimension} clients but there are {n}."
+            )
 
     def _check_growth(self) -> None:
         growth, p = self.loss.growth, self.transport.p

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bidro.errors import BidroError
 
 # Rows are kept out by other random numbers than those that deal folds with the same seed.
-_OF_ROWS_KEPT_OUT = 1 << 62
+_OF_HOLDOUT_ROWS = 1 << 62
 # Rows that are hashed together, so that no copy of all of them is made.
 _TOGETHER = 65_536
 
@@ -32,7 +32,7 @@ def content_order(
     return np.lexsort((_content_bits(features, target), codes))
 
 
-def choose_kept_out(
+def choose_holdout(
     clients: NDArray[np.str_],
     features: NDArray[np.float64],
     target: NDArray[np.float64],
@@ -59,7 +59,7 @@ def choose_kept_out(
         )
     order, owner = content_order(codes, features, target), np.repeat(np.arange(len(names)), sizes)
     place = np.arange(len(clients)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    drawn = random_bits([str(name) for name in names], owner, place, seed + _OF_ROWS_KEPT_OUT)
+    drawn = random_bits([str(name) for name in names], owner, place, seed + _OF_HOLDOUT_ROWS)
     kept[order[np.lexsort((drawn, owner))]] = place < np.repeat(counts, sizes)
     return kept
 

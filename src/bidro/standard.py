@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.federation import column_deviations
 from bidro.sets import Box
-
-Floats = NDArray[np.float64]
 
 # Rows that are handled together, so that no copy of all of them is made.
 _TOGETHER = 65_536

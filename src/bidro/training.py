@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from bidro.algorithms import BiDROFL
 from bidro.algorithms.cross_validation import Candidate
+from bidro.arrays import Floats
 from bidro.client import Penalty, WassersteinBall
-from bidro.engines.network import IN_PROCESS, run_over
+from bidro.engines.local import IN_PROCESS, run_over
 from bidro.engines.rounds import Rounds
 from bidro.engines.solve import Method, Solution, solve
 from bidro.errors import BidroError
@@ -29,7 +30,6 @@ from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.transport import Transport
 
-Floats = NDArray[np.float64]
 Radius = float | ArrayLike | Mapping[str, float] | Literal["cross-validate", "bootstrap", "explicit"]
 Weights = float | Literal["auto", "simplex", "fixed"]
 Replies = Literal["curvature", "gradient"]

@@ -26,11 +26,11 @@ from bidro.algorithms import (
 )
 from bidro.algorithms.bidro_gossip import ring
 from bidro.client import Penalty, WassersteinBall
+from bidro.engines.asked import Asked
 from bidro.engines.carrier import InMemory
 from bidro.engines.coordinator import Coordinator, Policy, reply_message
 from bidro.engines.record import Record
 from bidro.engines.remote import Remote
-from bidro.engines.site import Asked
 from bidro.engines.wire import header_of
 from bidro.federation import Federation
 from bidro.losses import Hinge, Squared

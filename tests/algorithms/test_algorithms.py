@@ -10,7 +10,7 @@ from bidro.algorithms import AFL, DRFA, BiDROFL, FedAvg
 from bidro.algorithms.contract import client_key
 from bidro.client import Penalty
 from bidro.engines.in_process import all_replies, asked, run, run_many
-from bidro.engines.network import run_over
+from bidro.engines.local import run_over
 from bidro.errors import BidroError
 from bidro.experiments.simulation import COEFFICIENTS, PENALTIES, paper_problem, simulate
 from bidro.federation import Federation
@@ -72,7 +72,7 @@ def test_same_seed_same_bits_and_weights_in_their_set(name):
     assert np.array_equal(one.alpha, two.alpha)
     assert np.array_equal(one.history.x_average, two.history.x_average)
     for alpha in one.history.alpha:
-        assert bool(problem.weights.contains(jnp.asarray(alpha)))
+        assert bool(problem.mixture_set.contains(jnp.asarray(alpha)))
     for x in one.history.x:
         assert bool(problem.models.contains(jnp.asarray(x)))
     moved = np.abs(one.alpha - np.asarray(problem.initial_weights)).max()
@@ -243,7 +243,7 @@ def test_afl_against_plain_numpy_and_its_weights_enter_the_model():
             values.append(np.mean(u**2))
             gradients.append(2 * part[:, :3].T @ u / len(part))
         x = x - 0.05 * alpha @ np.array(gradients)
-        alpha = np.asarray(problem.weights.project(jnp.asarray(alpha + 0.3 * np.array(values))))
+        alpha = np.asarray(problem.mixture_set.project(jnp.asarray(alpha + 0.3 * np.array(values))))
     np.testing.assert_allclose(result.x, x, rtol=1e-11)
     np.testing.assert_allclose(result.alpha, alpha, atol=1e-12)
     frozen = run(AFL(eta_x=0.05, eta_alpha=0.0), problem, 8)

@@ -132,7 +132,7 @@ def test_drfa_against_plain_numpy():
         v = np.zeros(3)
         for i in np.argsort(-noise(2 * stage + 2)[:, 0])[:m]:
             v[i] = 3 / m * mean_loss(data[f"site-{i}"], between)
-        alpha = np.asarray(problem.weights.project(jnp.asarray(alpha + tau * eta_alpha * v)))
+        alpha = np.asarray(problem.mixture_set.project(jnp.asarray(alpha + tau * eta_alpha * v)))
         np.testing.assert_allclose(result.history.x[2 * stage + 1], x, rtol=1e-11)
         np.testing.assert_allclose(result.history.alpha[2 * stage + 1], alpha, atol=1e-12)
         assert np.abs(x).max() > 0.01

@@ -14,7 +14,7 @@ from bidro.algorithms.fold_newton import FoldNewton
 from bidro.algorithms.local_minimax import Caps, Steepness
 from bidro.client import WassersteinBall
 from bidro.engines.in_process import all_replies
-from bidro.engines.network import Deal, in_folds
+from bidro.engines.local import Deal, in_folds
 from bidro.engines.solve import solve
 from bidro.federation import Federation
 from bidro.losses import Absolute, Hinge, Logistic, Softmax
@@ -103,7 +103,7 @@ def test_models_are_those_of_a_solve_on_the_training_rows(case):
                 lambda own, x=x: own.risk(Exact(), jnp.asarray(x), jnp.zeros(()), False).value,
                 in_axes=(problem.clients.client_axes(),),
             )(problem.clients)
-            ours = float(problem.weights.linear_maximum(risk)[0])
+            ours = float(problem.mixture_set.linear_maximum(risk)[0])
             # Kinks stay rounded a little.
             allowed = 1e-3 if case in ("hinge", "absolute") else 1e-4
             assert again.lower - 1e-9 <= ours <= again.upper + allowed * abs(again.upper)

@@ -17,8 +17,8 @@ from bidro.algorithms.bidro_gossip import BiDROGossip, complete, metropolis, rin
 from bidro.algorithms.bidro_local import BiDROLocal
 from bidro.algorithms.contract import client_key, part_of
 from bidro.client import Client, Penalty
+from bidro.engines.asked import answer
 from bidro.engines.in_process import all_replies, run
-from bidro.engines.site import answer
 from bidro.engines.solve import solve
 from bidro.engines.wire import pack, unpack_like
 from bidro.errors import BidroError
@@ -395,7 +395,7 @@ def test_a_round_of_gossip_against_plain_numpy():
     np.testing.assert_allclose(after.alpha, [on_simplex(v) for v in weights @ sent_alpha], atol=1e-12)
     shown = algorithm.snapshot(after)
     np.testing.assert_allclose(shown.x, sent_x.mean(axis=0), rtol=1e-11)
-    assert bool(problem.weights.contains(shown.alpha))
+    assert bool(problem.mixture_set.contains(shown.alpha))
     # Node 2 is away: it stands still, and its neighbour goes on with what it last had from it.
     sent_x[2], sent_alpha[2] = xs[2], alphas[2]
     away = after_round(

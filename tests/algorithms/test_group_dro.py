@@ -11,7 +11,7 @@ from bidro.algorithms.group_dro import _TAG, GroupDRO
 from bidro.algorithms.group_dro_balls import GroupDROBalls
 from bidro.client import Penalty, WassersteinBall
 from bidro.engines.in_process import all_replies, run
-from bidro.engines.network import IN_PROCESS, run_over
+from bidro.engines.local import IN_PROCESS, run_over
 from bidro.engines.solve import solve
 from bidro.errors import BidroError
 from bidro.federation import Federation

@@ -72,7 +72,7 @@ def test_the_solution_is_that_of_the_exact_solver_over_rows(case):
     assert found.best.upper == pytest.approx(over_rows.upper, rel=3e-7)
     assert found.lower <= over_rows.upper * (1 + 1e-12)
     assert over_rows.lower <= found.best.upper * (1 + 1e-12)
-    assert whole.weights.contains(found.alpha)
+    assert whole.mixture_set.contains(found.alpha)
     assert whole.models.contains(found.best.x)
     np.testing.assert_allclose(found.best.risks, over_rows.risks, rtol=2e-3)
 
@@ -97,10 +97,10 @@ def test_bounds_hold_wherever_the_search_ends(case):
     weights = np.asarray(whole.initial_weights)
     for start in (np.zeros(whole.dimension), np.full(whole.dimension, 0.2), np.asarray(optimum.x)):
         for gap in (1e-1, 1e-4):
-            found = minimax_from_moments(risks, eps, whole.models, whole.weights, start, weights, gap)
+            found = minimax_from_moments(risks, eps, whole.models, whole.mixture_set, start, weights, gap)
             assert found.lower <= optimum.upper * (1 + 1e-12)
             assert found.upper >= optimum.lower * (1 - 1e-12)
-            assert whole.weights.contains(found.alpha)
+            assert whole.mixture_set.contains(found.alpha)
 
 
 @pytest.mark.parametrize("radius", [0.3, None])

@@ -27,7 +27,7 @@ from bidro.guarantees.certificate import Certificate
 from bidro.losses import Absolute, Logistic, Squared, losses_of
 from bidro.model_file import Model
 from bidro.sets import Box
-from bidro.splits import choose_kept_out
+from bidro.splits import choose_holdout
 from bidro.training import AlgorithmOne, Choices, Limits, _folds, transport_of, unrestricted
 from bidro.transport import Transport
 from bidro.workflow.fit import fit_tables
@@ -344,12 +344,12 @@ def test_no_single_largest_loss_leaves_a_site(min_rows, averaged, tmp_path):
     rows = SiteRows.load(site)
     reply = reply_of(site, rows, request)
     asked = header_of(request)
-    kept_out = choose_kept_out(
+    holdout = choose_holdout(
         np.full(len(rows.target), "east"), rows.features, rows.target, asked["hold_out"], asked["split_seed"]
     )
     units = asked["standard"]
-    features = (rows.features[~kept_out] - units["mean"]) / units["spread"]
-    samples = np.column_stack([features, rows.target[~kept_out] - units["middle"]])
+    features = (rows.features[~holdout] - units["mean"]) / units["spread"]
+    samples = np.column_stack([features, rows.target[~holdout] - units["middle"]])
     losses = np.sort(losses_of(Squared(True), unpack(request, Assess).x, samples))
     sent = unpack(reply, Assessment)
     assert float(sent.largest) == pytest.approx(losses[-averaged:].mean(), rel=1e-9)

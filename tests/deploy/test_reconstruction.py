@@ -15,7 +15,7 @@ import pytest
 from bidro.algorithms import BiDROFL, ExactMWDRO
 from bidro.algorithms.contract import client_key
 from bidro.client import WassersteinBall
-from bidro.engines.network import IN_PROCESS
+from bidro.engines.local import IN_PROCESS
 from bidro.experiments.simulation import PENALTIES, paper_problem, simulate
 from bidro.losses import Squared
 from bidro.problem import NonconcaveInnerWarning, Problem

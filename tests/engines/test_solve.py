@@ -97,7 +97,7 @@ def test_against_a_cone_program(case):
     assert found.upper == pytest.approx(value, rel=1e-7)
     assert found.lower <= value * (1 + 1e-9)
     assert found.gap <= gap
-    assert bool(problem.weights.contains(jnp.asarray(found.alpha)))
+    assert bool(problem.mixture_set.contains(jnp.asarray(found.alpha)))
     assert bool(problem.models.contains(jnp.asarray(found.x)))
     again = robust_risk(problem, found.x)
     np.testing.assert_allclose(again.value, found.risks, rtol=1e-12)

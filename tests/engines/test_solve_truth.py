@@ -6,7 +6,7 @@ import pytest
 from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.proof import require_consistent
 from bidro.client import Penalty, WassersteinBall
-from bidro.engines.network import IN_PROCESS
+from bidro.engines.local import IN_PROCESS
 from bidro.engines.solve import GapNotReachedWarning, solve
 from bidro.errors import BidroError
 from bidro.federation import Federation

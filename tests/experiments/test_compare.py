@@ -12,7 +12,7 @@ from bidro.experiments import compare, comparison_page, methods, real
 from bidro.experiments.splits import SHIFTS, Grouped, Split
 from bidro.guarantees.calibration import worst_fifth
 from bidro.report.comparison_figure import ranks_figure
-from bidro.splits import choose_kept_out
+from bidro.splits import choose_holdout
 from bidro.tables import learn_schema
 
 
@@ -77,8 +77,8 @@ def test_what_is_measured_against_numpy():
     split = Split.of(table, 3)
     w, b = np.array([0.7, -0.2]), 0.1
     found = split.judged(np.append(w, b))
-    kept_out = choose_kept_out(table.clients, table.features, table.target, 0.3, 3)
-    spread = table.target[~kept_out].std()
+    holdout = choose_holdout(table.clients, table.features, table.target, 0.3, 3)
+    spread = table.target[~holdout].std()
     residuals = spread * (split.test[:, :2] @ w + b - split.test[:, 2])
     by_client = np.array([np.mean(residuals[split.test_client == k] ** 2) for k in range(3)])
     assert found["mean"] == pytest.approx(np.mean(residuals**2))
@@ -115,7 +115,7 @@ def test_fedavg_comes_to_least_squares_on_the_same_split(monkeypatch):
     found = compare.compare_methods(table, 2, 200, ["FedAvg"])
     values = found["methods"]["FedAvg"]["mean"]["values"]
     for k, value in enumerate(values):
-        test = choose_kept_out(table.clients, table.features, table.target, 0.3, compare.FIRST_SEED + k)
+        test = choose_holdout(table.clients, table.features, table.target, 0.3, compare.FIRST_SEED + k)
         design = np.column_stack([table.features, np.ones(len(test))])
         fitted = np.linalg.lstsq(design[~test], table.target[~test], rcond=None)[0]
         assert value == pytest.approx(np.mean((table.target - design @ fitted)[test] ** 2), rel=1e-6)

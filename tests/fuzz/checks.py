@@ -11,7 +11,7 @@ import numpy as np
 
 from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.exact_messages import Broadcast
-from bidro.engines.network import IN_PROCESS
+from bidro.engines.local import IN_PROCESS
 from bidro.engines.solve import GapNotReachedWarning, Solution, solve
 from bidro.errors import BidroError
 from bidro.guarantees import worst_case_distribution

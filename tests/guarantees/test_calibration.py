@@ -12,9 +12,9 @@ from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.fold_newton import FoldNewton
 from bidro.client import Client, WassersteinBall
+from bidro.engines.asked import answer
 from bidro.engines.in_process import all_replies
-from bidro.engines.network import Deal, in_folds
-from bidro.engines.site import answer
+from bidro.engines.local import Deal, in_folds
 from bidro.engines.solve import solve
 from bidro.engines.wire import pack
 from bidro.errors import BidroError

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from bidro.client import WassersteinBall
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.guarantees import certify, held_out, plan
+from bidro.guarantees import held_out, out_of_sample_interval, plan
 from bidro.guarantees.certificate import Certificate
-from bidro.guarantees.coverage import risks_for
+from bidro.guarantees.coverage import failure_probabilities
 from bidro.guarantees.on_support import largest_loss, support_lipschitz
 from bidro.guarantees.plan import rows_for_radius
 from bidro.guarantees.radius import explicit_rule
@@ -56,7 +56,7 @@ def whole():
 
 
 def test_every_statement_a_second_time(whole):
-    again = certify(problem(), X, 0.9, delta=0.4)
+    again = out_of_sample_interval(problem(), X, 0.9, delta=0.4)
     assert (whole.interval.lower, whole.interval.upper) == (again.lower, again.upper)
     losses = {name: (rows @ [0.8, -1.0] + 0.1) ** 2 for name, rows in KEPT_OUT.items()}
     # The largest residual on the box is at (1, -1) or (0, 2).
@@ -298,7 +298,7 @@ def test_the_fewest_rows_for_a_radius():
         assert rule.radius(rows, 0.05) <= radius < rule.radius(rows - 1, 0.05)
     assert rows_for_radius(rule, 1e-9, 0.05) is None
     found = plan(whole, radius=1.0, confidence=0.9)
-    beta = risks_for(0.9, whole.federation.sizes, rule)[0]
+    beta = failure_probabilities(0.9, whole.federation.sizes, rule)[0]
     assert found.needed == dict.fromkeys(("north", "south"), rows_for_radius(rule, 1.0, beta))
     assert found.best == "north"
     assert found.now == pytest.approx(rule.radius(40, beta))
@@ -310,11 +310,11 @@ def test_the_rows_for_a_width_reach_it():
     """At the planned radius, the terms of the interval add up to the width; doubling by hand gives `then`."""
     whole = problem()
     found = plan(whole, X, width=3.0, confidence=0.9, delta=0.2)
-    interval = certify(whole, X, 0.9, delta=0.2)
+    interval = out_of_sample_interval(whole, X, 0.9, delta=0.2)
     assert found.now == pytest.approx(interval.sampling + interval.heterogeneity)
     assert interval.lipschitz * (2 * found.radius + 0.2) == pytest.approx(3.0)
     rule = explicit_rule(whole.federation, whole.transport)
-    beta = risks_for(0.9, whole.federation.sizes, rule)[0]
+    beta = failure_probabilities(0.9, whole.federation.sizes, rule)[0]
     assert rule.radius(found.needed["north"], beta) <= found.radius
     assert found.then <= found.now
     never = plan(whole, X, width=0.1, confidence=0.9, delta=0.2)

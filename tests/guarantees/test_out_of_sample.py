@@ -13,7 +13,7 @@ from bidro.federation import Federation
 from bidro.guarantees import robust_risk
 from bidro.guarantees.heterogeneity import cloud_distances, widened
 from bidro.guarantees.on_support import support_lipschitz
-from bidro.guarantees.out_of_sample import certify, explicit_radii, l1_diameter
+from bidro.guarantees.out_of_sample import explicit_radii, l1_diameter, out_of_sample_interval
 from bidro.guarantees.radius import ExplicitRadius
 from bidro.losses import Absolute, Hinge, Huber, Logistic, Pinball, Softmax, Squared
 from bidro.problem import Problem
@@ -112,7 +112,7 @@ def test_two_classes_have_the_radii_of_two(p):
     problem = Problem(fed, Logistic(), Box.cube(3.0, 1), Transport.classification(2, p, 0.6))
     diameter = (2.0**p + 0.6**p) ** (1 / p)
     by_hand = ExplicitRadius(diameter, 2, p, finest=2).radius(500, 0.1)
-    assert certify(problem, np.array([0.5]), 0.9, delta=0.0).radii == pytest.approx(by_hand)
+    assert out_of_sample_interval(problem, np.array([0.5]), 0.9, delta=0.0).radii == pytest.approx(by_hand)
     assert explicit_radii(problem, 0.9) == pytest.approx(by_hand)
 
 
@@ -141,7 +141,7 @@ def test_the_l1_diameter_of_narrow_bounds_is_their_width():
 @pytest.mark.parametrize("mixtures", [None, CappedSimplex(np.zeros(2), np.array([0.7, 0.8]))])
 def test_every_part_of_the_interval_a_second_time(mixtures):
     problem = regression(Squared(), mixtures=mixtures)
-    found = certify(problem, X, 0.9)
+    found = out_of_sample_interval(problem, X, 0.9)
     balls = Problem(
         problem.federation,
         problem.loss,
@@ -154,7 +154,7 @@ def test_every_part_of_the_interval_a_second_time(mixtures):
     tops = [risks] if mixtures is None else [0.7 * risks[0] + 0.3 * risks[1], 0.2 * risks[0] + 0.8 * risks[1]]
     assert found.upper == pytest.approx(float(np.max(tops)), rel=1e-9)
     assert found.probability == pytest.approx(0.9)
-    assert certify(problem, X).probability == pytest.approx(0.95)
+    assert out_of_sample_interval(problem, X).probability == pytest.approx(0.95)
     clouds = [np.asarray(problem.federation.client_samples(name)) for name in problem.federation.names]
     apart = wasserstein_distance(clouds[0], clouds[1], problem.transport) + found.radii.sum()
     assert widened(cloud_distances(problem), found.radii, math.inf) == pytest.approx(apart)
@@ -172,11 +172,14 @@ def test_every_part_of_the_interval_a_second_time(mixtures):
 
 def test_a_known_delta_and_more_confidence():
     problem = regression(Squared())
-    known, estimated = certify(problem, X, 0.9, delta=0.1), certify(problem, X, 0.9)
+    known, estimated = (
+        out_of_sample_interval(problem, X, 0.9, delta=0.1),
+        out_of_sample_interval(problem, X, 0.9),
+    )
     assert known.heterogeneity < estimated.heterogeneity
     assert known.upper == estimated.upper
-    assert certify(problem, X, 0.99).upper >= known.upper
-    uneven = certify(problem, X, 0.9, split="smallest largest")
+    assert out_of_sample_interval(problem, X, 0.99).upper >= known.upper
+    uneven = out_of_sample_interval(problem, X, 0.9, split="smallest largest")
     assert uneven.radii.max() <= estimated.radii.max()
 
 
@@ -192,7 +195,7 @@ def test_the_true_cost_lies_within_as_often_as_promised():
     true = float(mixture @ [part.mean() for part in losses])
     inside = 0
     for seed in range(60):
-        found = certify(regression(Squared(), seed=seed), X, 0.7, delta=0.5)
+        found = out_of_sample_interval(regression(Squared(), seed=seed), X, 0.7, delta=0.5)
         inside += found.lower <= true <= found.upper
     assert inside / 60 >= 0.7
 
@@ -200,8 +203,8 @@ def test_the_true_cost_lies_within_as_often_as_promised():
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: certify(regression(Squared()), X, 1.5), "confidence"),
-        (lambda: certify(regression(Squared()), X, 0.9, split="odd"), "split"),
+        (lambda: out_of_sample_interval(regression(Squared()), X, 1.5), "confidence"),
+        (lambda: out_of_sample_interval(regression(Squared()), X, 0.9, split="odd"), "split"),
     ],
 )
 def test_bad_requests_say_what_is_wrong(make, word):
@@ -210,5 +213,10 @@ def test_bad_requests_say_what_is_wrong(make, word):
 
 
 def test_the_promise_owns_up_to_radii_that_say_little():
-    assert "conservative" in certify(regression(Squared(), sizes=(3, 4)), X, 0.99, delta=0.0).promise
-    assert math.isfinite(certify(regression(Squared(), sizes=(1, 2)), X, 0.99, delta=0.0).upper)
+    assert (
+        "conservative"
+        in out_of_sample_interval(regression(Squared(), sizes=(3, 4)), X, 0.99, delta=0.0).promise
+    )
+    assert math.isfinite(
+        out_of_sample_interval(regression(Squared(), sizes=(1, 2)), X, 0.99, delta=0.0).upper
+    )

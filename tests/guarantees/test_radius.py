@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.guarantees.coverage import coverage, has_every_vertex, risks_for
+from bidro.guarantees.coverage import coverage, failure_probabilities, has_every_vertex
 from bidro.guarantees.radius import (
     ExplicitRadius,
     PaperRadius,
@@ -198,10 +198,10 @@ def test_vertices():
 @pytest.mark.parametrize("m", [1, 3])
 def test_splits_of_a_wanted_confidence(m):
     rule, sizes = ExplicitRadius(1.0, m, 1.0), [20, 200, 2000]
-    equal = risks_for(0.9, sizes, rule)
+    equal = failure_probabilities(0.9, sizes, rule)
     assert np.prod(1 - equal) == pytest.approx(0.9, rel=1e-12)
     assert len(set(equal)) == 1
-    uneven = risks_for(0.9, sizes, rule, "smallest largest")
+    uneven = failure_probabilities(0.9, sizes, rule, "smallest largest")
     assert np.prod(1 - uneven) == pytest.approx(0.9, rel=1e-6)
     radii = [[rule.radius(n, b) for n, b in zip(sizes, beta, strict=True)] for beta in (equal, uneven)]
     assert max(radii[1]) < max(radii[0])
@@ -210,7 +210,7 @@ def test_splits_of_a_wanted_confidence(m):
 def test_no_split_spends_more_than_there_is():
     rule = ExplicitRadius(1.0, 1, 1.0)
     for confidence in np.linspace(0.05, 0.995, 60):
-        risks = risks_for(confidence, [20, 2_000, 200_000], rule, "smallest largest")
+        risks = failure_probabilities(confidence, [20, 2_000, 200_000], rule, "smallest largest")
         assert -np.log1p(-risks).sum() <= -math.log(confidence) * (1 + 6e-16)
 
 
@@ -257,7 +257,7 @@ def test_labels_are_counted_as_the_loss_has_them():
         (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], 1.0), "Every risk beta must lie strictly"),
         (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], [0.1, 0.0]), "Every risk beta"),
         (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], 0.1, delta=-1.0), "delta"),
-        (lambda: risks_for(1.0, [3], ExplicitRadius(1.0, 2, 2.0)), "confidence"),
+        (lambda: failure_probabilities(1.0, [3], ExplicitRadius(1.0, 2, 2.0)), "confidence"),
         (
             lambda: explicit_rule(
                 Federation.from_arrays([np.zeros((2, 3))], "unbounded"), Transport.euclidean(3)

@@ -188,7 +188,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "sets/base.py": ("tests/sets",),
     "sets/vectors.py": ("tests/sets",),
     "sets/weights.py": ("tests/sets",),
-    "worst_case/exact.py": _SUPREMA,
+    "worst_case/exact_oracle.py": _SUPREMA,
     "worst_case/path.py": _ON_PATHS,
     "worst_case/scalar_maxima.py": _ON_PATHS,
     "worst_case/inner.py": _INNER,

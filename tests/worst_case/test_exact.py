@@ -23,7 +23,7 @@ from bidro.losses.scalar import PiecewiseQuadratic
 from bidro.sets import Ball, Box, WholeSpace
 from bidro.transport import Transport
 from bidro.worst_case import BacktrackingAscent, Exact, Inner, default_oracle
-from bidro.worst_case.exact import _softmax_gain
+from bidro.worst_case.exact_oracle import _softmax_gain
 from bidro.worst_case.path import Pieces, maximise_on_path, ray
 from tests.small import mostly_slow
 from tests.worst_case.brute_force import supremum

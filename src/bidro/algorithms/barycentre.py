@@ -21,11 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.transport import require_distances
-
-Floats = NDArray[np.float64]
 
 _ITERATIONS = 10
 _ROUNDING = 1e-12

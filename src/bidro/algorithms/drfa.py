@@ -94,7 +94,7 @@ class DRFA(Usual):
         x, alpha = problem.initial_model, problem.initial_weights
         key = jax.random.fold_in(jax.random.key(seed), _TAG)
         ids, first = jnp.asarray(problem.federation.client_ids), jnp.ones((), int)
-        return State(x, alpha, jnp.zeros_like(x), first, x, x, problem.domain, problem.weights, key, ids)
+        return State(x, alpha, jnp.zeros_like(x), first, x, x, problem.domain, problem.mixture_set, key, ids)
 
     def broadcast(self, state: State) -> Broadcast:
         step = jax.random.randint(jax.random.fold_in(state.key, state.t), (), 1, self.local_steps + 1)

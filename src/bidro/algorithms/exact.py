@@ -167,7 +167,7 @@ class ExactMWDRO(Usual):
         n, x = problem.n, np.asarray(problem.constant_model)
         cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.lifted else []
         model = ConeModel(
-            problem.domain, problem.finite, problem.weights, tuple(cones), problem.loss.nonnegative
+            problem.domain, problem.finite, problem.mixture_set, tuple(cones), problem.loss.nonnegative
         )
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)

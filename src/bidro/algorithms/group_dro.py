@@ -88,10 +88,10 @@ class GroupDRO(Usual):
             raise BidroError(f"Groups are sampled 'uniform' or by 'weights'; got {self.sampling!r}.")
 
     def init(self, problem: Problem, seed: int = 0) -> State:
-        if not isinstance(problem.weights, Simplex):
+        if not isinstance(problem.mixture_set, Simplex):
             raise BidroError(
                 f"Group DRO multiplies its weights, which keeps them in the full simplex only, not in a "
-                f"{type(problem.weights).__name__}; leave out `mixtures`, or use AFL or DRFA."
+                f"{type(problem.mixture_set).__name__}; leave out `mixtures`, or use AFL or DRFA."
             )
         x, sizes = problem.initial_model, jnp.asarray(problem.federation.sizes, float)
         key = jax.random.fold_in(jax.random.key(seed), _TAG)

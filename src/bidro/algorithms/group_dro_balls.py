@@ -56,7 +56,7 @@ class GroupDROBalls(ModelAndWeights):
         require_step("eta_alpha", self.eta_alpha)
 
     def init(self, problem: Problem, seed: int = 0) -> State:
-        mixtures = problem.weights
+        mixtures = problem.mixture_set
         if not isinstance(mixtures, Simplex) and float(mixtures.diameter()) > 0:
             raise BidroError(
                 f"Group DRO multiplies its weights, which keeps them in the full simplex or at a single "

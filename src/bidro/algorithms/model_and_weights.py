@@ -40,7 +40,7 @@ class ModelAndWeights(Usual):
     def init(self, problem: Problem, seed: int = 0) -> State:
         x, alpha = problem.initial_model, problem.initial_weights
         t = jnp.ones((), int)
-        return State(x, alpha, jnp.zeros_like(x), t, problem.domain, problem.weights)
+        return State(x, alpha, jnp.zeros_like(x), t, problem.domain, problem.mixture_set)
 
     def broadcast(self, state: State) -> Broadcast:
         return Broadcast(state.x, state.alpha)

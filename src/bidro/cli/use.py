@@ -96,7 +96,7 @@ def certify(
     from bidro.errors import BidroError
     from bidro.guarantees.asked import check_confidence, check_shift
     from bidro.guarantees.certificate import Certificate
-    from bidro.guarantees.statements import with_kept_out
+    from bidro.guarantees.statements import with_holdout
     from bidro.model_file import load_model
 
     check_confidence(confidence)
@@ -106,7 +106,7 @@ def certify(
     path = model / "certificate.json"
     if not path.exists():
         raise BidroError(f"There is no certificate in '{model}'; give the folder that `bidro fit` wrote.")
-    fresh, units = _fresh_rows(loaded, tables, unit)
+    fresh, units = _holdout_rows(loaded, tables, unit)
     missing = [name for name in loaded.clients if name not in fresh]
     unknown = [name for name in fresh if name not in loaded.clients]
     if unknown:
@@ -115,7 +115,7 @@ def certify(
         raise BidroError(f"There are no rows of client '{missing[0]}'; every client of the model needs some.")
     _refuse_rows_trained_on(model, fresh)
     ordered = {name: fresh[name] for name in loaded.clients}
-    found = with_kept_out(
+    found = with_holdout(
         Certificate.from_json(path.read_text()), loaded.assessed, ordered, confidence, shift, units=units
     )
     print(found.to_json() if json else found, end="" if json else "\n")
@@ -253,7 +253,7 @@ def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
     return found
 
 
-def _fresh_rows(
+def _holdout_rows(
     model: Model, tables: list[Path], unit: str | None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """(rows (N_i, m) of every client in the units of training, the unit of each where there is a column).

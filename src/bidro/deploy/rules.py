@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm, HeldRows
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.guarantees.calibration import FOLDS
 from bidro.losses import LinearLoss, Loss
-
-Floats = NDArray[np.float64]
 
 
 class RefusedError(BidroError):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bidro.deploy.audit import audit_of
 from bidro.deploy.job import Job
-from bidro.deploy.network import federated_fit
+from bidro.deploy.site_network import federated_fit
 from bidro.engines.carrier import Carrier
 from bidro.engines.compiled import compilation_cache
 from bidro.engines.coordinator import ClientsGoneError, Coordinator, Policy

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import bidro
+from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.rules import (
     RefusedError,
@@ -29,10 +30,10 @@ from bidro.deploy.rules import (
     require_common_values,
     rows_behind,
 )
+from bidro.engines.asked import Asked
 from bidro.engines.compiled import compilation_cache
 from bidro.engines.coordinator import Nothing, refusal_message, reply_message
 from bidro.engines.plain import described, made
-from bidro.engines.site import Asked
 from bidro.engines.wire import header_of, unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
@@ -42,13 +43,12 @@ from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.statements import Assessed
 from bidro.model_file import target_numbers
 from bidro.sets import Box, Simplex, WholeSpace
-from bidro.splits import choose_kept_out, content_order
+from bidro.splits import choose_holdout, content_order
 from bidro.standard import Standard
 from bidro.tables import as_words, bounds_of, read_one, require_declared
 from bidro.training import unrestricted
 from bidro.workflow.toml_files import read_toml
 
-Floats = NDArray[np.float64]
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -182,17 +182,17 @@ def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: byt
     question = asked["question"]
     if question != "prepare" and asked["table"] != rows.digest:
         raise RefusedError("its table has changed since the run began; begin a new run.")
-    kept_out = _kept_out(site, rows, asked["hold_out"], asked["split_seed"])
+    holdout = _holdout(site, rows, asked["hold_out"], asked["split_seed"])
     if question == "prepare":
         unpack(request, Nothing)
-        return _prepared(site, rows, kept_out, asked["split_seed"]), int((~kept_out).sum())
+        return _prepared(site, rows, holdout, asked["split_seed"]), int((~holdout).sum())
     require_allowed_loss(made(asked["loss"]), site.losses_with_kinks)
     if question == "round":
         varies = ("round", "run", "seed")
         how = json.dumps({name: part for name, part in asked.items() if name not in varies}, sort_keys=True)
         described_round, over = _asked(site, rows, how)
         return described_round.answer(asked["seed"], asked["round"], request), over
-    samples = _samples(rows, kept_out if question == "bounds" else ~kept_out, asked)
+    samples = _samples(rows, holdout if question == "bounds" else ~holdout, asked)
     if question == "assess":
         largest = max(_LARGEST_LOSSES, site.min_rows)
         found = _assessment(site, rows, samples, asked, unpack(request, Assess), largest)
@@ -204,19 +204,19 @@ def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: byt
 
 
 @lru_cache(maxsize=2)
-def _kept_out(site: Site, rows: SiteRows, hold_out: float, seed: int) -> NDArray[np.bool_]:
+def _holdout(site: Site, rows: SiteRows, hold_out: float, seed: int) -> NDArray[np.bool_]:
     """(N,) which rows are kept out of training. Raises RefusedError where too few are there or here."""
-    kept_out = choose_kept_out(
+    holdout = choose_holdout(
         np.full(len(rows.target), site.client), rows.features, rows.target, hold_out, seed
     )
-    for what, count in (("trains on", int((~kept_out).sum())), ("keeps out", int(kept_out.sum()))):
+    for what, count in (("trains on", int((~holdout).sum())), ("keeps out", int(holdout.sum()))):
         if 0 < count < site.min_rows or (count == 0 and what == "trains on"):
             raise RefusedError(
-                f"it {what} {count} of its {len(kept_out)} rows, fewer than its min_rows = {site.min_rows}; "
+                f"it {what} {count} of its {len(holdout)} rows, fewer than its min_rows = {site.min_rows}; "
                 "give it more rows, change hold_out, or lower min_rows at that site."
             )
-    require_common_values(rows.whole(~kept_out), site.min_rows)
-    return kept_out
+    require_common_values(rows.whole(~holdout), site.min_rows)
+    return holdout
 
 
 @lru_cache(maxsize=2)
@@ -224,8 +224,8 @@ def _asked(site: Site, rows: SiteRows, how: str) -> tuple[Asked, int]:
     """What a request for a round describes, and over how many rows its reply is; kept, as the next round of
     the same run describes the same. Raises RefusedError where the reply would tell too much."""
     asked = {**json.loads(how), "support": described(WholeSpace(len(rows.agreed.schema.features) + 1))}
-    kept_out = _kept_out(site, rows, asked["hold_out"], asked["split_seed"])
-    found = Asked.of(site.client, _samples(rows, ~kept_out, asked), asked)
+    holdout = _holdout(site, rows, asked["hold_out"], asked["split_seed"])
+    found = Asked.of(site.client, _samples(rows, ~holdout, asked), asked)
     return found, rows_behind(found.algorithm, found.loss, found.rows, site.min_rows, site.one_sample_replies)
 
 
@@ -240,12 +240,12 @@ def _standard(asked: Mapping[str, Any]) -> Standard:
     return Standard(mean, spread, float(own["middle"]), float(own["target_spread"]))
 
 
-def _prepared(site: Site, rows: SiteRows, kept_out: NDArray[np.bool_], seed: int) -> Prepared:
-    training = rows.whole(~kept_out)
+def _prepared(site: Site, rows: SiteRows, holdout: NDArray[np.bool_], seed: int) -> Prepared:
+    training = rows.whole(~holdout)
     own = Federation.from_arrays({site.client: training}, "unbounded")
     marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if len(training) >= count}
     folds = most_folds(training, marks, site.min_rows)
-    return _own(client_side.prepared(training, [len(training)], [int(kept_out.sum())], [folds], rows.digest))
+    return _own(client_side.prepared(training, [len(training)], [int(holdout.sum())], [folds], rows.digest))
 
 
 def _own(found: T) -> T:

@@ -11,10 +11,10 @@ import numpy as np
 
 from bidro.algorithms.contract import Algorithm, part_of
 from bidro.client import Penalty, WassersteinBall
+from bidro.engines.asked import Asked
 from bidro.engines.coordinator import Coordinator
 from bidro.engines.plain import described
 from bidro.engines.rounds import Ask, Deal, Who
-from bidro.engines.site import Asked
 from bidro.problem import Problem
 
 

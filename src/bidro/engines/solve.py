@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bidro.algorithms.contract import Algorithm
 from bidro.algorithms.exact import ExactMWDRO, State, to_gap
 from bidro.algorithms.one_shot import OneShotMWDRO
-from bidro.engines.network import IN_PROCESS, Answered
+from bidro.engines.local import IN_PROCESS, Answered
 from bidro.engines.rounds import Rounds, rounds
 from bidro.engines.wire import pack
 from bidro.errors import BidroError

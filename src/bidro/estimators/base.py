@@ -12,19 +12,18 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.fitting import Fitted, LocalNetwork, Options, fit
 from bidro.guarantees.asked import check_confidence, check_shift
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import Bound
 from bidro.guarantees.robust import WorstCase, worst_case_distribution
-from bidro.guarantees.statements import with_kept_out, without_kept_out
+from bidro.guarantees.statements import with_holdout, without_holdout
 from bidro.guarantees.trained_rows import TrainedRows
 from bidro.losses.registry import LossChoice
 from bidro.standard import Standard, require_inside
 from bidro.training import Choices
-
-Floats = NDArray[np.float64]
 
 # The one client of a table that names none.
 ONLY_CLIENT = "all"
@@ -136,18 +135,18 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         check_shift(shift)
         owners = client_labels(clients, len(y))
         labels = None if units is None else row_labels(units, len(y), "unit")
-        fresh = self._fresh_rows(X, y, owners)
+        fresh = self._holdout_rows(X, y, owners)
         self._trained_rows.require_new(fresh)
         parts = None if labels is None else {name: labels[owners == name] for name in fresh}
         bare = self.certificate_
         if confidence != bare.confidence and self._fitted is not None:
-            bare = without_kept_out(
+            bare = without_holdout(
                 self._fitted.stated, self.model_, confidence, distances=self._fitted.distances
             )
             bare = replace(bare, weights=tuple(self.client_weights_.values()))
-        return with_kept_out(bare, self._assessed, fresh, confidence, shift, bound, parts)
+        return with_holdout(bare, self._assessed, fresh, confidence, shift, bound, parts)
 
-    def _fresh_rows(self, X: Any, y: Any, clients: ArrayLike | None) -> dict[str, Floats]:
+    def _holdout_rows(self, X: Any, y: Any, clients: ArrayLike | None) -> dict[str, Floats]:
         """Each client's rows (N_i, k + 1) in the units of training, in the order of the clients."""
         X, y = validate_data(self, X, y, dtype=np.float64, reset=False, y_numeric=False)
         target, owners = self._codes(y), client_labels(clients, len(y))

@@ -12,12 +12,11 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.estimators.base import RobustEstimator
 from bidro.losses.registry import LossChoice
 from bidro.standard import Standard, signs
-
-Floats = NDArray[np.float64]
 
 
 def _has_probabilities(estimator: RobustClassifier) -> bool:

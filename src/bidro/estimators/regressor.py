@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import column_or_1d
 
+from bidro.arrays import Floats
 from bidro.estimators.base import RobustEstimator
 from bidro.losses.registry import LossChoice
 from bidro.standard import Standard
-
-Floats = NDArray[np.float64]
 
 
 class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]

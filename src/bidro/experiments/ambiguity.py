@@ -8,13 +8,11 @@ between a client's samples and its true distribution.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.experiments.simulation import OFFSETS, SHIFTS, SIZES, SimulatedRun, observed_rows
 from bidro.report.figures import AmbiguityPicture
 from bidro.transport import Transport, wasserstein_distance
-
-Floats = NDArray[np.float64]
 
 
 def ambiguity_picture(

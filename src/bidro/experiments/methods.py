@@ -17,7 +17,6 @@ from itertools import product
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bidro.algorithms import (
     AFL,
@@ -32,6 +31,7 @@ from bidro.algorithms import (
 )
 from bidro.algorithms.barycentre import barycentre
 from bidro.algorithms.contract import Algorithm
+from bidro.arrays import Floats
 from bidro.client import Penalty, WassersteinBall
 from bidro.engines.side_by_side import Setting, train_settings
 from bidro.engines.solve import GapNotReachedWarning, Method, solve
@@ -43,8 +43,6 @@ from bidro.losses import Hinge, Squared
 from bidro.problem import NonconcaveInnerWarning, Problem, UncheckedDomainWarning
 from bidro.training import Choices, train, unrestricted
 from bidro.worst_case import default_oracle
-
-Floats = NDArray[np.float64]
 
 # Our own default tries so many, and so does every other method.
 CANDIDATES = len(SCALES) * len(CAPS)

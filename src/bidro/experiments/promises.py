@@ -17,24 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.client import WassersteinBall
 from bidro.engines.solve import solve
 from bidro.experiments.simulation import MODEL_HALF_WIDTH, OFFSETS, SHIFTS, SIZES, observed_rows, simulate
 from bidro.federation import Federation
-from bidro.guarantees.coverage import coverage, risks_for
+from bidro.guarantees.coverage import coverage, failure_probabilities
 from bidro.guarantees.held_out import held_out
 from bidro.guarantees.on_support import largest_loss
-from bidro.guarantees.out_of_sample import certify
+from bidro.guarantees.out_of_sample import out_of_sample_interval
 from bidro.guarantees.radius import explicit_rule
 from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.report.files import write_json, write_text
 from bidro.sets import Box
 from bidro.transport import Transport
-
-Floats = NDArray[np.float64]
 
 HALF_WIDTH = 8.0  # of the declared box: five standard deviations beyond the farthest mean
 FRESH_ROWS = 200_000
@@ -83,9 +81,9 @@ def interval_study(repetitions: int) -> list[dict[str, Any]]:
             rng = np.random.default_rng([FIRST_SEED, 2, k])
             problem = boxed_problem(boxed_rows(directions, SIZES, rng))
             rule = explicit_rule(problem.federation, problem.transport, problem.loss.labels)
-            covered = coverage(rule, SIZES, risks_for(confidence, SIZES, rule))
+            covered = coverage(rule, SIZES, failure_probabilities(confidence, SIZES, rule))
             trained = solve(replace(problem, ambiguity=WassersteinBall(covered.radii)), 1e-4)
-            interval = certify(problem, trained.x, confidence)
+            interval = out_of_sample_interval(problem, trained.x, confidence)
             mixture = rng.dirichlet(np.ones(len(SIZES)))
             true = float(mixture @ true_risks(moments, trained.x))
             inside += interval.lower <= true <= interval.upper

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.engines.compiled import compilation_cache
 from bidro.errors import BidroError
 from bidro.experiments.compare import OURS, PASSES, compare_methods
@@ -36,7 +36,6 @@ from bidro.report.style import save
 if TYPE_CHECKING:
     import pandas as pd
 
-Floats = NDArray[np.float64]
 
 LEAST_ROWS = 20
 

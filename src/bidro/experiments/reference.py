@@ -6,13 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from bidro.arrays import Floats
 from bidro.problem import Problem
 from bidro.worst_case import Inner, Oracle
-
-Floats = NDArray[np.float64]
 
 
 def _client_risks(

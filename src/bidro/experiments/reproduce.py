@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bidro import __version__
 from bidro.algorithms import AFL, Algorithm, BiDROFL, FedAvg
+from bidro.arrays import Floats
 from bidro.client import Penalty
 from bidro.engines.in_process import Result, run_many
 from bidro.errors import BidroError
@@ -35,8 +36,6 @@ from bidro.report.files import write_json, write_whole
 from bidro.report.style import save
 from bidro.sets import Box
 from bidro.worst_case import Exact, FixedStepAscent
-
-Floats = NDArray[np.float64]
 
 # The settings of Section VI. FedAvg is not in the paper; its step is that of BiDRO-FL.
 ALGORITHMS: dict[str, Algorithm] = {

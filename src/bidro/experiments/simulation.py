@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bidro.arrays import Floats
 from bidro.client import Penalty
 from bidro.federation import Federation
 from bidro.losses import Squared
@@ -28,8 +29,6 @@ MODEL_HALF_WIDTH = 100.0
 PENALTIES = (15.0, 10.0, 5.0, 4.0, 2.5)
 SHARED_PENALTY = 5.0
 TEST_ROWS = 4000
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,15 +11,14 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.federation import Federation
 from bidro.guarantees.calibration import FOLDS, worst_decile
 from bidro.losses import Logistic, Loss, Softmax, Squared, losses_of
 from bidro.problem import Problem
-from bidro.splits import choose_kept_out, content_order
+from bidro.splits import choose_holdout, content_order
 from bidro.standard import Moments, Standard
 from bidro.training import Choices, transport_of, unrestricted
-
-Floats = NDArray[np.float64]
 
 TEST_SHARE = 0.3
 MIXTURES = 200
@@ -62,15 +61,15 @@ class Split:
     @classmethod
     def of(cls, table: Grouped, seed: int) -> Split:
         """The split that `seed` stands for: the same share of every client is for the test."""
-        kept_out = choose_kept_out(table.clients, table.features, table.target, TEST_SHARE, seed)
+        holdout = choose_holdout(table.clients, table.features, table.target, TEST_SHARE, seed)
         codes = np.unique(table.clients, return_inverse=True)[1]
         order = content_order(codes, table.features, table.target)
-        order = order[~kept_out[order]]
+        order = order[~holdout[order]]
         features, target, clients = table.features[order], table.target[order], table.clients[order]
         known = Standard.of(Moments.of(features, target), table.classes > 0)
         # Targets too are in standard deviations, so that one grid of steps and radii suits all tables.
         unit = replace(known, target_spread=1.0)
-        scaled = target / known.target_spread, table.target[kept_out] / known.target_spread
+        scaled = target / known.target_spread, table.target[holdout] / known.target_spread
         unit = replace(unit, middle=known.middle / known.target_spread)
         names, sizes = np.unique(clients, return_counts=True)
         rows, columns = unit.rows(features, scaled[0]), [*table.columns, "target"]
@@ -84,8 +83,8 @@ class Split:
         by_fold = np.argsort(marks, kind="stable")
         problem = unrestricted(_with_rows(federation, order), loss, transport, 1.0)
         one = _with_rows(federation, by_fold).pooled()
-        test = unit.rows(table.features[kept_out], scaled[1])
-        codes = np.searchsorted(np.asarray(federation.names), table.clients[kept_out])
+        test = unit.rows(table.features[holdout], scaled[1])
+        codes = np.searchsorted(np.asarray(federation.names), table.clients[holdout])
         return cls(
             problem,
             marks[order],

@@ -11,29 +11,28 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.client import WassersteinBall
-from bidro.fitting.questions import Assess, Assessment, Fixed, FreshBounds, Prepared
+from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.heterogeneity import distance_to_reference
 from bidro.guarantees.robust import mean_displacements, robust_risk
-from bidro.guarantees.statements import Assessed, fresh_bounds
+from bidro.guarantees.statements import Assessed, holdout_bounds
 from bidro.losses import losses_of
 from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.standard import client_moments
 
-Floats = NDArray[np.float64]
-
 STATEMENTS = ("clipped", "held_out", "mistakes")
 
 
 def prepared(
-    rows: Floats, sizes: Sequence[int], kept_out: Sequence[int], folds: Sequence[int], table: float = 0.0
+    rows: Floats, sizes: Sequence[int], holdout: Sequence[int], folds: Sequence[int], table: float = 0.0
 ) -> Prepared:
-    """Of training rows (N, k + 1) in their own units; sizes, kept_out and folds are by client (n,)."""
+    """Of training rows (N, k + 1) in their own units; sizes, holdout and folds are by client (n,)."""
     mean, deviation = client_moments(rows, sizes)
     return Prepared(
         np.asarray(sizes, float),
-        np.asarray(kept_out, float),
+        np.asarray(holdout, float),
         np.asarray(folds, float),
         np.full(len(sizes), table),
         mean,
@@ -77,11 +76,11 @@ def assessment(problem: Problem, declared: Box | None, message: Assess, fewest_l
 
 def bounds(
     names: Sequence[str], rows: Floats, sizes: Sequence[int], of: Assessed, message: Fixed
-) -> FreshBounds:
+) -> HoldoutBounds:
     """Of rows kept out (M, k + 1) in the units of training, `sizes` of each client."""
     levels, counts = np.asarray(message.levels).tolist(), np.asarray(sizes)
     parts = np.split(rows, np.cumsum(counts)[:-1])
-    found = [fresh_bounds(name, of, own, levels) for name, own in zip(names, parts, strict=True)]
+    found = [holdout_bounds(name, of, own, levels) for name, own in zip(names, parts, strict=True)]
     mean, se = _means(losses_of(of.loss, of.x, rows), counts)
     each = {
         part: np.array([[bound.bound for bound in one[part]] for one in found])
@@ -90,7 +89,7 @@ def bounds(
         for part in STATEMENTS
     }
     means = [[one[part][0].mean if part in one else 0.0 for part in STATEMENTS] for one in found]
-    return FreshBounds(mean, se, **each, means=np.array(means))
+    return HoldoutBounds(mean, se, **each, means=np.array(means))
 
 
 def _means(losses: Floats, sizes: NDArray[np.int64]) -> tuple[Floats, Floats]:

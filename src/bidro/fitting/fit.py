@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from bidro.arrays import Floats
 from bidro.fitting.network import Clients, Network
-from bidro.fitting.questions import Assess, Assessment, Fixed, FreshBounds, Prepared
+from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.calibration import spread_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import ClientBound, client_level
 from bidro.guarantees.out_of_sample import explicit_radii
-from bidro.guarantees.statements import Assessed, from_bounds, interval_obstacle, without_kept_out
+from bidro.guarantees.statements import Assessed, from_bounds, interval_obstacle, without_holdout
 from bidro.losses.registry import LossChoice
 from bidro.problem import Problem
 from bidro.sets import Box, Simplex
@@ -35,8 +36,6 @@ from bidro.training import (
     unrestricted,
 )
 from bidro.transport import Transport
-
-Floats = NDArray[np.float64]
 
 # Clients whose worst case is shown.
 MOST_WORST_CASES = 12
@@ -165,14 +164,14 @@ class _Fit:
         found = clients.assess(trained.problem, box, message)
         distances = clients.distances(stated, found) if len(message.radii[0]) else None
         of = Assessed.of(stated, x, float(np.max(found.largest)))
-        kept_out = np.asarray(prepared.kept_out)
+        holdout = np.asarray(prepared.holdout)
         bounds, judged = None, _judged(names, found, prepared.rows)
-        if kept_out.any():
+        if holdout.any():
             self.progress.begin("certifying")
             bounds = clients.bounds(of, _fixed(of, levels))
-            judged = _judged(names, bounds, kept_out)
+            judged = _judged(names, bounds, holdout)
         certificates = {
-            level: self._certificate(trained, stated, of, found, distances, bounds, kept_out, k)
+            level: self._certificate(trained, stated, of, found, distances, bounds, holdout, k)
             for k, level in enumerate(levels)
         }
         before = (np.asarray(prepared.mean)[:, :-1] - standard.mean) / standard.spread
@@ -189,7 +188,7 @@ class _Fit:
             distances,
             certificates,
             judged,
-            int(kept_out.sum()),
+            int(holdout.sum()),
             displaced,
         )
 
@@ -206,19 +205,19 @@ class _Fit:
         of: Assessed,
         found: Assessment,
         distances: Floats | None,
-        bounds: FreshBounds | None,
-        kept_out: Floats,
+        bounds: HoldoutBounds | None,
+        holdout: Floats,
         k: int,
     ) -> Certificate:
         level = self.options.confidences[k]
         risks = None if distances is None else np.asarray(found.robust)[:, k]
-        bare = without_kept_out(
+        bare = without_holdout(
             stated, of.x, level, distances=distances, risks=risks, means=np.asarray(found.loss)
         )
         bare = replace(bare, weights=tuple(trained.alpha.tolist()))
         if bounds is None:
             return bare
-        own = _by_client(stated.federation.names, bounds, kept_out, k)
+        own = _by_client(stated.federation.names, bounds, holdout, k)
         return from_bounds(bare, of, own, level, self.options.shift)
 
 
@@ -248,7 +247,7 @@ def _fixed(of: Assessed, levels: list[float]) -> Fixed:
 
 
 def _judged(names: tuple[str, ...], found: Any, rows: Any) -> dict[str, ClientLoss]:
-    """From the mean losses and standard errors of an `Assessment` or of `FreshBounds`."""
+    """From the mean losses and standard errors of an `Assessment` or of `HoldoutBounds`."""
     return {
         name: ClientLoss(float(loss), float(se) if count > 1 else None, int(count))
         for name, loss, se, count in zip(names, found.loss, found.se, rows, strict=True)
@@ -256,7 +255,7 @@ def _judged(names: tuple[str, ...], found: Any, rows: Any) -> dict[str, ClientLo
 
 
 def _by_client(
-    names: tuple[str, ...], found: FreshBounds, rows: Floats, k: int
+    names: tuple[str, ...], found: HoldoutBounds, rows: Floats, k: int
 ) -> dict[str, dict[str, ClientBound]]:
     """The clients' bounds at one level, by statement."""
     parts = {"clipped": found.clipped, "held_out": found.held_out, "mistakes": found.mistakes}

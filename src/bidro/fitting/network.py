@@ -1,7 +1,7 @@
 """Who answers all that a fit asks: a `Network`, and the one whose clients' rows are all in this process.
 
 What clients answer is computed in `client_side`, whoever asks; a network only decides where: here for all
-clients together, across machines (`deploy.network`) one by one, as bytes.
+clients together, across machines (`deploy.site_network`) one by one, as bytes.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.engines.network import IN_PROCESS
+from bidro.arrays import Floats
+from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Ask, Deal, Rounds
 from bidro.errors import BidroError
 from bidro.federation import Federation, aligned
 from bidro.fitting import client_side
-from bidro.fitting.questions import Assess, Assessment, Fixed, FreshBounds, Prepared
+from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.heterogeneity import cloud_distances
 from bidro.guarantees.statements import Assessed
 from bidro.problem import Problem
 from bidro.sets import Box
-from bidro.splits import choose_kept_out, content_order
+from bidro.splits import choose_holdout, content_order
 from bidro.standard import Standard
-
-Floats = NDArray[np.float64]
 
 # Rows that are moved together, so that no second copy of all of them is made.
 _TOGETHER = 65_536
@@ -45,7 +44,7 @@ class Clients(Rounds, Protocol):
         """How a model does on the training rows, by client; `problem` is as trained, `declared` the support
         that explicit radii are on."""
 
-    def bounds(self, of: Assessed, message: Fixed) -> FreshBounds:
+    def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
         """What the rows kept out say, by client."""
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
@@ -87,7 +86,7 @@ class LocalNetwork:
     rows: Floats  # (N, k + 1) of training, client after client
     sizes: tuple[int, ...]
     fresh: Floats  # (M, k + 1) kept out
-    fresh_sizes: tuple[int, ...]
+    holdout_sizes: tuple[int, ...]
     places: NDArray[np.int64]  # (N,) where the training rows stood in what was given
 
     rows_a_parameter = 0
@@ -108,9 +107,9 @@ class LocalNetwork:
         which rows are given.
         """
         names, codes = np.unique(clients, return_inverse=True)
-        kept_out = choose_kept_out(clients, features, target, hold_out, seed)
+        holdout = choose_holdout(clients, features, target, hold_out, seed)
         order = content_order(codes, features, target)
-        training, fresh = order[~kept_out[order]], order[kept_out[order]]
+        training, fresh = order[~holdout[order]], order[holdout[order]]
         return cls(
             tuple(str(name) for name in names),
             tuple(columns),
@@ -123,7 +122,7 @@ class LocalNetwork:
 
     def prepare(self) -> Prepared:
         folds = [max(2, min(FOLDS, size)) for size in self.sizes]
-        return client_side.prepared(self.rows, self.sizes, self.fresh_sizes, folds)
+        return client_side.prepared(self.rows, self.sizes, self.holdout_sizes, folds)
 
     def in_units(self, standard: Standard, prepared: Prepared) -> LocalClients:
         if not self.rows.flags.writeable:
@@ -134,7 +133,7 @@ class LocalNetwork:
         federation = Federation.from_samples(
             jax.device_put(self.rows), self.sizes, "unbounded", self.names, self.columns
         )
-        return LocalClients(federation, self.fresh, self.fresh_sizes)
+        return LocalClients(federation, self.fresh, self.holdout_sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +142,7 @@ class LocalClients:
 
     federation: Federation
     fresh: Floats  # (M, k + 1) rows kept out, client after client
-    fresh_sizes: tuple[int, ...]
+    holdout_sizes: tuple[int, ...]
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         return IN_PROCESS.clients_of(problem, deal, seed)
@@ -151,8 +150,8 @@ class LocalClients:
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
         return client_side.assessment(problem, declared, message, fewest_largest=1)
 
-    def bounds(self, of: Assessed, message: Fixed) -> FreshBounds:
-        return client_side.bounds(self.federation.names, self.fresh, self.fresh_sizes, of, message)
+    def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
+        return client_side.bounds(self.federation.names, self.fresh, self.holdout_sizes, of, message)
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
         return np.zeros((0, stated.federation.m))

@@ -18,7 +18,7 @@ class Prepared(NamedTuple):
     """ "prepare": how many rows there are, and their mean and deviation in every column."""
 
     rows: Numbers  # () in training
-    kept_out: Numbers  # ()
+    holdout: Numbers  # ()
     folds: Numbers  # () the most folds that the client allows; 0 for none
     table: Numbers  # () a digest of the client's rows, by which a changed table is noticed; 0 where it cannot
     mean: Numbers  # (k + 1,) of the training rows; features first, the target last
@@ -67,7 +67,7 @@ class Fixed(NamedTuple):
     largest: Numbers  # (1,) the largest loss on the declared support; empty where it is not known
 
 
-class FreshBounds(NamedTuple):
+class HoldoutBounds(NamedTuple):
     """ "bounds": what rows kept out say of the model, by statement; empty where a statement is not made."""
 
     loss: Numbers  # () mean over the rows kept out
@@ -78,7 +78,7 @@ class FreshBounds(NamedTuple):
     means: Numbers  # (3,) of clipped losses, losses and mistakes; 0 where a statement is not made
 
     @classmethod
-    def like(cls, levels: int, bounded: bool, labels: bool) -> FreshBounds:
+    def like(cls, levels: int, bounded: bool, labels: bool) -> HoldoutBounds:
         number, none = np.zeros(()), np.zeros(0)
         each = np.zeros(levels)
         return cls(number, number, each, each if bounded else none, each if labels else none, np.zeros(3))

@@ -3,10 +3,10 @@
 from bidro.guarantees.calibration import Calibration, calibrate, worst_decile
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.convergence import ConvergenceBound, convergence_bound
-from bidro.guarantees.coverage import Coverage, coverage, risks_for
+from bidro.guarantees.coverage import Coverage, coverage, failure_probabilities
 from bidro.guarantees.empirical_radius import EmpiricalRadii, bootstrap_radii, split_radii
 from bidro.guarantees.held_out import HeldOut, held_out, shifted, shifted_squared
-from bidro.guarantees.out_of_sample import Interval, certify
+from bidro.guarantees.out_of_sample import Interval, out_of_sample_interval
 from bidro.guarantees.penalty import (
     PenalisedRisk,
     ball_bound,
@@ -35,16 +35,16 @@ __all__ = [
     "bootstrap_radii",
     "calibrate",
     "certificate",
-    "certify",
     "convergence_bound",
     "coverage",
     "explicit_rule",
+    "failure_probabilities",
     "held_out",
     "implied_radii",
+    "out_of_sample_interval",
     "paper_rule",
     "penalised_risk",
     "plan",
-    "risks_for",
     "robust_risk",
     "shifted",
     "shifted_squared",

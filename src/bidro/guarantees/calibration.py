@@ -19,13 +19,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.fold_newton import FoldNewton
+from bidro.arrays import Floats
 from bidro.client import WassersteinBall
-from bidro.engines.network import IN_PROCESS
+from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Deal, Rounds, last_state, rounds
 from bidro.errors import BidroError
 from bidro.federation import column_deviations
@@ -33,8 +33,6 @@ from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.transport import Transport
 from bidro.worst_case import Oracle, default_oracle
-
-Floats = NDArray[np.float64]
 
 SCALES = (0.0, 0.5, 1.0, 2.0)
 CAPS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, math.inf)

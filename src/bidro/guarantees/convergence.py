@@ -110,7 +110,7 @@ def convergence_bound(problem: Problem) -> ConvergenceBound:
     return ConvergenceBound(
         n=problem.n,
         D_x=float(problem.models.diameter()),
-        D_alpha=float(problem.weights.diameter()),
+        D_alpha=float(problem.mixture_set.diameter()),
         D_c=D_c,
         B_1=B_1,
         B_2=float(B_2),

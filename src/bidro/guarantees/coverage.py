@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.guarantees.radius import RadiusRule
 from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +68,7 @@ def coverage(
     return Coverage(radii, beta, together, by_one)
 
 
-def risks_for(
+def failure_probabilities(
     confidence: float,
     sizes: Sequence[int],
     rule: RadiusRule,

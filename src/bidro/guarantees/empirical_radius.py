@@ -11,13 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.problem import Problem
 from bidro.transport import Transport, wasserstein_distance
-
-Floats = NDArray[np.float64]
 
 _MOST_ROWS = 1000
 

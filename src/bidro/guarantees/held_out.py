@@ -16,15 +16,15 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import betaincinv, log_softmax
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
 from bidro.trees import Frozen
 
-Floats = NDArray[np.float64]
 Bound = Literal["betting", "bernstein", "clopper-pearson"]
 
 

@@ -10,13 +10,12 @@ go through one reference cloud: W(P_i, P_j) <= W(P_i, reference) + W(reference, 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.problem import Problem
 from bidro.transport import Cloud, Transport, thinned, wasserstein_distance
-
-Floats = NDArray[np.float64]
 
 # Clouds up to this size are compared exactly.
 EXACT_ROWS = 2000

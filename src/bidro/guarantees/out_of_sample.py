@@ -19,18 +19,17 @@ from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from bidro.arrays import Floats
 from bidro.client import WassersteinBall
-from bidro.guarantees.coverage import coverage, risks_for
+from bidro.guarantees.coverage import coverage, failure_probabilities
 from bidro.guarantees.heterogeneity import cloud_distances, widened
 from bidro.guarantees.on_support import support_lipschitz
 from bidro.guarantees.radius import ExplicitRadius, explicit_rule
 from bidro.guarantees.robust import robust_risk
 from bidro.problem import Problem
 from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +64,7 @@ class Interval:
         return "Heterogeneity dominates: bring the clients' data closer together, or tighten the weight set."
 
 
-def certify(
+def out_of_sample_interval(
     problem: Problem,
     x: ArrayLike,
     confidence: float = 0.95,
@@ -85,20 +84,22 @@ def certify(
     """
     rule = _rule(problem)
     sizes = problem.federation.sizes
-    covered = coverage(rule, sizes, risks_for(confidence, sizes, rule, split), problem.weights, delta)
+    covered = coverage(
+        rule, sizes, failure_probabilities(confidence, sizes, rule, split), problem.mixture_set, delta
+    )
     slope = support_lipschitz(problem, x)
     values = risks
     if values is None:
         balls = replace(problem, ambiguity=WassersteinBall(covered.radii))
         values = np.array(robust_risk(balls, x, curvature=False).value)
-    worst, alpha = problem.weights.linear_maximum(jnp.asarray(values))
+    worst, alpha = problem.mixture_set.linear_maximum(jnp.asarray(values))
     apart = delta
     if apart is None:
         between = cloud_distances(problem) if distances is None else distances
         apart = widened(between, covered.radii, rule.diameter)
     upper, weights = float(worst), np.array(alpha)
     sampling = 2 * slope * float(weights @ covered.radii)
-    structure = slope * apart * l1_diameter(problem.weights) / 2
+    structure = slope * apart * l1_diameter(problem.mixture_set) / 2
     floor = 0.0 if problem.loss.nonnegative else -math.inf
     return Interval(
         upper=upper,
@@ -121,7 +122,7 @@ def certify(
 def explicit_radii(problem: Problem, confidence: float) -> Floats:
     """(n,) radii whose balls hold together with this confidence, the same risk for every client."""
     rule, sizes = _rule(problem), problem.federation.sizes
-    return coverage(rule, sizes, risks_for(confidence, sizes, rule)).radii
+    return coverage(rule, sizes, failure_probabilities(confidence, sizes, rule)).radii
 
 
 def _rule(problem: Problem) -> ExplicitRadius:
@@ -141,7 +142,7 @@ def l1_diameter(mixtures: Simplex | CappedSimplex | L1SimplexBall) -> float:
 
 
 def _promise(problem: Problem, upper: float, probability: float, rule: ExplicitRadius, radii: Floats) -> str:
-    full = isinstance(problem.weights, Simplex)
+    full = isinstance(problem.mixture_set, Simplex)
     where = "any mixture of the clients" if full else "the true mixture, if it is in A,"
     vague = ""
     if radii.max() > 0.5 * rule.diameter:

@@ -13,9 +13,9 @@ from scipy.optimize import brentq
 from bidro.client import WassersteinBall
 from bidro.errors import BidroError
 from bidro.guarantees.asked import check_confidence
-from bidro.guarantees.coverage import risks_for
+from bidro.guarantees.coverage import failure_probabilities
 from bidro.guarantees.heterogeneity import Floats, cloud_distances, widened
-from bidro.guarantees.out_of_sample import Interval, certify, l1_diameter
+from bidro.guarantees.out_of_sample import Interval, l1_diameter, out_of_sample_interval
 from bidro.guarantees.radius import ExplicitRadius, explicit_rule
 from bidro.guarantees.robust import robust_risk
 from bidro.problem import Problem
@@ -79,7 +79,7 @@ def plan(
     check_plan(radius, width, confidence, delta)
     rule = explicit_rule(problem.federation, problem.transport, problem.loss.labels)
     sizes, names = problem.federation.sizes, problem.federation.names
-    risks = risks_for(confidence, sizes, rule)
+    risks = failure_probabilities(confidence, sizes, rule)
     beta = float(risks[0])
     if radius is not None:
         radii = [rule.radius(size, beta) for size in sizes]
@@ -91,7 +91,7 @@ def plan(
         raise BidroError("A width is that of a model's interval; give the model.")
     assert width is not None
     distances = cloud_distances(problem) if delta is None else None
-    found = certify(problem, x, confidence, delta, distances=distances)
+    found = out_of_sample_interval(problem, x, confidence, delta, distances=distances)
     widths = _Widths(problem, found, rule, distances, 0.0 if delta is None else delta)
     best, then = widths.best_single(x, beta)
     now, common = found.sampling + found.heterogeneity, widths.common_radius(width)
@@ -155,7 +155,7 @@ class _Widths:
         apart = self.delta
         if self.distances is not None:
             apart = widened(self.distances, radii, self.rule.diameter)
-        share = l1_diameter(self.problem.weights) / 2
+        share = l1_diameter(self.problem.mixture_set) / 2
         return self.found.lipschitz * (2 * float(alpha @ radii) + apart * share)
 
     def common_radius(self, width: float) -> float:
@@ -179,7 +179,7 @@ class _Widths:
         for i in range(self.problem.n):
             radii, risks = self.found.radii.copy(), self.found.risks.copy()
             radii[i], risks[i] = fewer[i], better[i]
-            alpha = np.asarray(self.problem.weights.linear_maximum(jnp.asarray(risks))[1])
+            alpha = np.asarray(self.problem.mixture_set.linear_maximum(jnp.asarray(risks))[1])
             widths.append(self.width(alpha, radii))
         best = int(np.argmin(widths))
         return best, widths[best]

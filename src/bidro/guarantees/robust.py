@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
+from bidro.arrays import Floats
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.federation import LARGEST_SIZE
@@ -21,8 +22,6 @@ from bidro.problem import Problem
 from bidro.worst_case import Inner, Oracle, default_oracle
 from bidro.worst_case.ball import has_closed_form, is_lifted, steepness
 from bidro.worst_case.risk import RiskModel
-
-Floats = NDArray[np.float64]
 
 # By how much, relatively, multipliers are moved apart in search of the moves on either side of a jump.
 _FARTHER = (0.0, *(10.0**k for k in range(-13, -5)))
@@ -129,7 +128,7 @@ def worst_case_mixture(
 ) -> WorstCase:
     """The clients' worst-case distributions, mixed with weights `alpha` (n,), such as a solution's."""
     weights = np.asarray(alpha, float)
-    if weights.shape != (problem.n,) or not bool(problem.weights.contains(jnp.asarray(weights), 1e-6)):
+    if weights.shape != (problem.n,) or not bool(problem.mixture_set.contains(jnp.asarray(weights), 1e-6)):
         raise BidroError(f"The weights must be {problem.n} numbers in the problem's set A; got {weights}.")
     names = problem.federation.names
     parts = [worst_case_distribution(problem, x, name, oracle) for name in names]

@@ -29,21 +29,19 @@ from bidro.guarantees.held_out import (
     worst_mixture,
 )
 from bidro.guarantees.on_support import largest_loss, support_lipschitz
-from bidro.guarantees.out_of_sample import certify
+from bidro.guarantees.out_of_sample import out_of_sample_interval
 from bidro.guarantees.radius import coverage_obstacle
 from bidro.losses import Loss, Squared, losses_of, mistakes_of
 from bidro.problem import Mixtures, Problem
 from bidro.sets import CappedSimplex, Simplex
 from bidro.trees import Frozen
 
-Floats = NDArray[np.float64]
-
 
 def certificate(
     problem: Problem,
     x: ArrayLike,
     confidence: float = 0.95,
-    kept_out: Mapping[str, ArrayLike] | None = None,
+    holdout: Mapping[str, ArrayLike] | None = None,
     *,
     shift: float | None = None,
     delta: float | None = None,
@@ -53,16 +51,16 @@ def certificate(
 ) -> Certificate:
     """Everything that can be stated about the model `x` with this confidence (each statement by itself).
 
-    `problem` holds the clients' rows, the metric and the mixtures; `kept_out` rows (N_i, m) of the same
+    `problem` holds the clients' rows, the metric and the mixtures; `holdout` rows (N_i, m) of the same
     clients that training never saw, on the declared support; `units` as in `held_out`. What cannot be stated
     is absent with a reason. Set the problem's mixtures to those that statements are to cover, not to a
     calibrated cap.
     """
-    fresh = None if kept_out is None else _fresh_rows(problem.federation, kept_out)
-    bare = without_kept_out(problem, x, confidence, delta, split)
+    fresh = None if holdout is None else _holdout_rows(problem.federation, holdout)
+    bare = without_holdout(problem, x, confidence, delta, split)
     if fresh is None:
         return bare
-    return with_kept_out(bare, Assessed.of(problem, x), fresh, confidence, shift, bound, units)
+    return with_holdout(bare, Assessed.of(problem, x), fresh, confidence, shift, bound, units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +85,7 @@ class Assessed:
         seen = clip_level(largest_seen)
         of_root = isinstance(problem.loss, Squared) and problem.transport.p >= 2
         slope = shift_slope(problem, jnp.asarray(model))
-        return cls(problem.loss, model, problem.weights, seen, largest_loss(problem, x), slope, of_root)
+        return cls(problem.loss, model, problem.mixture_set, seen, largest_loss(problem, x), slope, of_root)
 
 
 def clip_level(largest: float) -> float:
@@ -96,7 +94,7 @@ def clip_level(largest: float) -> float:
     return largest if largest > 0 else 1.0
 
 
-def without_kept_out(
+def without_holdout(
     problem: Problem,
     x: ArrayLike,
     confidence: float,
@@ -106,7 +104,7 @@ def without_kept_out(
     risks: NDArray[np.float64] | None = None,
     means: NDArray[np.float64] | None = None,
 ) -> Certificate:
-    """What can be stated from the training rows alone; `distances` and `risks` as in `certify`, and `means`
+    """What can be stated from the training rows alone; `distances` and `risks` as in `out_of_sample_interval`, and `means`
     (n,) the clients' mean losses, where they have been computed."""
     if not 0 < confidence < 1:
         raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
@@ -114,7 +112,7 @@ def without_kept_out(
     absent = {"held_out": none, "clipped": none, "shift": f"it is added to a held-out bound, and {none}"}
     interval = None
     if (why := interval_obstacle(problem, x)) is None:
-        interval = certify(problem, x, confidence, delta, split, distances, risks)
+        interval = out_of_sample_interval(problem, x, confidence, delta, split, distances, risks)
     else:
         absent["interval"] = why
     if means is None:
@@ -124,7 +122,7 @@ def without_kept_out(
         problem.federation.names,
         problem.federation.sizes,
         tuple(float(v) for v in means),
-        mixtures_in_words(problem.weights),
+        mixtures_in_words(problem.mixture_set),
         interval,
         None,
         None,
@@ -135,7 +133,7 @@ def without_kept_out(
     )
 
 
-def with_kept_out(
+def with_holdout(
     bare: Certificate,
     of: Assessed,
     fresh: Mapping[str, ArrayLike],
@@ -149,12 +147,14 @@ def with_kept_out(
     `units` as in `held_out`. An interval for another confidence is left out.
     """
     level, labels = client_level(confidence, len(fresh), of.mixtures), units_of(fresh, units)
-    found = {name: fresh_bounds(name, of, rows, [level], bound, labels[name]) for name, rows in fresh.items()}
+    found = {
+        name: holdout_bounds(name, of, rows, [level], bound, labels[name]) for name, rows in fresh.items()
+    }
     bounds = {name: {part: each[0] for part, each in own.items()} for name, own in found.items()}
     return from_bounds(bare, of, bounds, confidence, shift, bound, units is not None)
 
 
-def fresh_bounds(
+def holdout_bounds(
     name: str,
     of: Assessed,
     rows: ArrayLike,
@@ -189,7 +189,7 @@ def from_bounds(
     bound: Bound = "betting",
     units: bool = False,
 ) -> Certificate:
-    """`with_kept_out` from the clients' own `fresh_bounds`; `units`: whether these are of units."""
+    """`with_holdout` from the clients' own `holdout_bounds`; `units`: whether these are of units."""
     absent = {name: why for name, why in bare.absent.items() if name == "interval"}
     interval = bare.interval
     if interval is not None and confidence != bare.confidence:
@@ -290,15 +290,15 @@ def _with_shift(of: Assessed, held: HeldOut, shift: float) -> Shift:
     )
 
 
-def _fresh_rows(federation: Federation, kept_out: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
-    if set(kept_out) != set(federation.names):
-        missing = sorted(set(federation.names) - set(kept_out))
-        unknown = sorted(set(kept_out) - set(federation.names))
+def _holdout_rows(federation: Federation, holdout: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
+    if set(holdout) != set(federation.names):
+        missing = sorted(set(federation.names) - set(holdout))
+        unknown = sorted(set(holdout) - set(federation.names))
         raise BidroError(
             "Rows kept out must be of the clients of the problem: "
             + (f"there are none of '{missing[0]}'." if missing else f"there is no client '{unknown[0]}'.")
         )
-    ordered = {name: kept_out[name] for name in federation.names}
+    ordered = {name: holdout[name] for name in federation.names}
     fresh = Federation.from_arrays(ordered, federation.support, federation.columns)
     rows = np.asarray(fresh.samples)
     return dict(zip(fresh.names, np.split(rows, np.cumsum(fresh.sizes)[:-1]), strict=True))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import ConvexHull
 
+from bidro.arrays import Floats
 from bidro.report.style import (
     BLUE,
     GREEN,
@@ -21,8 +22,6 @@ from bidro.report.style import (
     caption,
     styled,
 )
-
-Floats = NDArray[np.float64]
 
 _STYLE = {
     "BiDRO-FL": (BLUE, "-"),

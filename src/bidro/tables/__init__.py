@@ -3,7 +3,7 @@
 from bidro.tables.cells import as_words, require_numbers
 from bidro.tables.declared import bounds_of, require_declared
 from bidro.tables.files import read, read_one, release
-from bidro.tables.kept_out import require_every_class
+from bidro.tables.holdout import require_every_class
 from bidro.tables.learned import learn_schema
 from bidro.tables.places import row_name
 from bidro.tables.schema import Column, Schema

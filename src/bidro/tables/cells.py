@@ -16,11 +16,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.federation import LARGEST_SIZE
 from bidro.tables.places import row_name
-
-Floats = NDArray[np.float64]
 
 # Below this spread, squares of squares (the variance of a squared loss) vanish.
 SMALLEST_SPREAD = 1 / LARGEST_SIZE

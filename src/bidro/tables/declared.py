@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.tables.cells import require_numbers
 from bidro.tables.places import row_name
 from bidro.tables.schema import Schema
-
-Floats = NDArray[np.float64]
 
 
 def bounds_of(support: Mapping[str, Any], schema: Schema) -> tuple[Floats, Floats]:

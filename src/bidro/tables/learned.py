@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.tables.cells import (
     SMALLEST_SPREAD,
@@ -26,7 +26,6 @@ from bidro.tables.schema import Column, Schema, listed, require_known_target, re
 
 _log = logging.getLogger(__name__)
 
-Floats = NDArray[np.float64]
 
 # A text column with more levels than this is more likely a name or a date than a category.
 MOST_LEVELS = 200

@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.tables.cells import as_words, distinct, empty_cells, require_numbers, words_of
 from bidro.tables.places import row_name
-
-Floats = NDArray[np.float64]
 
 # Of levels and columns, so many are listed in a sentence.
 _LISTED = 12

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.fitting.fit import ClientLoss
 from bidro.guarantees.calibration import worst_decile
 from bidro.losses import registry
 from bidro.model_file import Model
-
-Floats = NDArray[np.float64]
 
 # More clients than this are summarised on the screen: quantiles, and so many of the worst.
 MOST_LISTED = 50

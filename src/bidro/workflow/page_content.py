@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.fitting.fit import Displacement
 from bidro.guarantees.calibration import Calibration
 from bidro.guarantees.certificate import Certificate
@@ -15,8 +15,6 @@ from bidro.losses import registry
 from bidro.model_file import Model
 from bidro.workflow.fit import Fit, radii_of
 from bidro.workflow.judged import evaluation
-
-Floats = NDArray[np.float64]
 
 
 def page_content(fit: Fit) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The inner supremum over xi (eq. inner_sup_xi): exact where the loss allows it, ascent elsewhere."""
 
 from bidro.worst_case.ascent import BacktrackingAscent, FixedStepAscent
-from bidro.worst_case.exact import Exact
+from bidro.worst_case.exact_oracle import Exact
 from bidro.worst_case.inner import Inner, InnerMax, Oracle
 
 __all__ = [

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 import bidro
+from bidro.arrays import Floats
 from bidro.deploy.job import Job
 from bidro.engines.coordinator import Coordinator, LostClientsError, Nothing
 from bidro.engines.plain import described
@@ -24,7 +24,7 @@ from bidro.engines.remote import Remote, own_ambiguity
 from bidro.engines.rounds import Ask, Deal
 from bidro.federation import Federation
 from bidro.fitting import Progress, fit
-from bidro.fitting.questions import Assess, Assessment, Fixed, FreshBounds, Prepared
+from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.heterogeneity import REFERENCE_POINTS
 from bidro.guarantees.statements import Assessed
 from bidro.problem import Problem
@@ -32,7 +32,6 @@ from bidro.sets import Box
 from bidro.standard import Standard
 from bidro.workflow.fit import Fit, described_fit, fit_options
 
-Floats = NDArray[np.float64]
 T = TypeVar("T")
 
 # Sites send curvature over more rows than so many a parameter only: see `rules`.
@@ -167,8 +166,8 @@ class SiteClients:
         like = Assessment.like(radii.shape[1], len(message.reference), self.federation.m - 1)
         return _stacked(self.coordinator.ask("assess", 1, settings, messages, like))
 
-    def bounds(self, of: Assessed, message: Fixed) -> FreshBounds:
-        like = FreshBounds.like(len(message.levels), of.largest is not None, of.loss.labels is not None)
+    def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
+        like = HoldoutBounds.like(len(message.levels), of.largest is not None, of.loss.labels is not None)
         settings = {name: {**own, "loss": described(of.loss)} for name, own in self.settings.items()}
         return _stacked(self.coordinator.ask("bounds", 1, settings, dict.fromkeys(settings, message), like))
 
