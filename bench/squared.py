@@ -25,8 +25,10 @@ from sklearn.linear_model import RidgeCV
 from bidro.algorithms import second_moments
 from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.fold_moments import FoldMoments
-from bidro.algorithms.one_shot import solve_moments
 from bidro.client import WassersteinBall
+from bidro.engines.local import Answered
+from bidro.engines.rounds import last_state, rounds
+from bidro.engines.solve import solve
 from bidro.federation import Federation
 from bidro.guarantees.calibration import CAPS, FOLDS, SCALES
 from bidro.losses import Squared
@@ -82,10 +84,11 @@ def large(rows: int, columns: int, clients: int) -> dict[str, object]:
 
     def choose() -> object:
         trained = second_moments.of_folds(samples, sizes, marks, FOLDS)
-        return FoldMoments(candidates, FOLDS).losses_from(problem, trained)
+        algorithm, ask = FoldMoments(candidates, FOLDS), Answered(trained).clients_of(problem)
+        return last_state(rounds(ask, algorithm, algorithm.init(problem)), None).losses
 
     def solve() -> float:
-        return solve_moments(problem, *second_moments.of_clients(samples, sizes)).gap
+        return solve(problem, moments=second_moments.of_clients(samples, sizes)).gap
 
     ours = {"choose_seconds": seconds(choose), "solve_seconds": seconds(solve), "gap": solve()}
     memory = (peak_mb() - before) * 2**20 / samples.nbytes
@@ -98,7 +101,7 @@ def one_client() -> dict[str, float]:
     sizes = np.array([30_000])
     problem = problem_of(table(30_000, 30, sizes), sizes, 0.1)
     samples = np.asarray(problem.federation.samples)
-    ours = seconds(lambda: solve_moments(problem, *second_moments.of_clients(samples, sizes)), 9)
+    ours = seconds(lambda: solve(problem, moments=second_moments.of_clients(samples, sizes)), 9)
     design = np.column_stack([samples[:, :-1], np.ones(len(samples))])
     peer = seconds(lambda: np.linalg.lstsq(design, samples[:, -1], rcond=None), 9)
     return {"seconds": ours, "lstsq_seconds": peer, "ratio": ours / peer}
@@ -111,8 +114,8 @@ def many_clients() -> dict[str, float]:
     moments = second_moments.of_clients(samples, sizes)
     return {
         "moments_seconds": seconds(lambda: second_moments.of_clients(samples, sizes), 1),
-        "solve_seconds": seconds(lambda: solve_moments(problem, *moments), 1),
-        "gap": solve_moments(problem, *moments).gap,
+        "solve_seconds": seconds(lambda: solve(problem, moments=moments), 1),
+        "gap": solve(problem, moments=moments).gap,
     }
 
 

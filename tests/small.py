@@ -1,11 +1,14 @@
 """Small problems that several tests share."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from bidro.client import Penalty
+from bidro.engines.local import Answered
+from bidro.engines.rounds import last_state, rounds
 from bidro.federation import Federation
 from bidro.losses import Squared
 from bidro.problem import NonconcaveInnerWarning, Problem
@@ -13,6 +16,20 @@ from bidro.sets import Box
 from bidro.transport import Transport
 
 TRUE = np.array([1.0, 0.5, -0.5])
+
+
+def in_folds(problem, deal):
+    """The clients of the problem with their rows dealt out to folds."""
+    marks = problem.federation.folds(deal.folds, deal.seed)
+    return replace(problem.clients, rows=problem.clients.rows.in_folds(marks, deal.folds))
+
+
+def fold_losses(algorithm, problem, trained):
+    """What `FoldMoments` finds from the moments of every fold's training rows."""
+    ask = Answered(trained).clients_of(problem)
+    return last_state(rounds(ask, algorithm, algorithm.init(problem)), None).losses
+
+
 SIZES = (7, 12, 30)
 
 

@@ -22,7 +22,6 @@ COUNTED = """
     from bidro.algorithms import second_moments
     from bidro.algorithms.cross_validation import Candidate
     from bidro.algorithms.fold_moments import FoldMoments
-    from bidro.algorithms.one_shot import solve_moments
     from bidro.client import Penalty, WassersteinBall
     from bidro.engines.solve import solve
     from bidro.federation import Federation
@@ -30,6 +29,7 @@ COUNTED = """
     from bidro.problem import Problem
     from bidro.sets import Ball, Box, CappedSimplex, L1SimplexBall
     from bidro.transport import Transport
+    from tests.small import fold_losses
 
     mark("imports")
     rng = np.random.default_rng(0)
@@ -58,9 +58,9 @@ COUNTED = """
         one.clients
     mark("problems")
     samples, sizes = np.asarray(federation.samples), federation.sizes
-    solve_moments(problem, *second_moments.of_clients(samples, sizes))
+    solve(problem, moments=second_moments.of_clients(samples, sizes))
     trained = second_moments.of_folds(samples, sizes, federation.folds(3), 3)
-    FoldMoments((Candidate(0.0, 1.0), Candidate(1.0, np.inf)), 3).losses_from(problem, trained)
+    fold_losses(FoldMoments((Candidate(0.0, 1.0), Candidate(1.0, np.inf)), 3), problem, trained)
     mark("from moments")
     solve(problem)
     mark("solve")

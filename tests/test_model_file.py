@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load
 
 from bidro.errors import BidroError
-from bidro.losses import Huber, Logistic, Loss, Softmax, Squared
-from bidro.model_file import FILE, Model, _encoded, load_model, loss_name
+from bidro.losses import Huber, Logistic, Loss, Softmax, Squared, registry
+from bidro.model_file import FILE, Model, _encoded, load_model
 from bidro.standard import Standard
 from bidro.tables import learn_schema
 
@@ -152,7 +152,7 @@ def test_losses_and_statements_are_those_of_the_model():
     np.testing.assert_allclose(squared.losses(squared.rows(TABLE)), residuals**2)
     of = HUBER.assessed
     assert (of.seen, of.largest, of.slope, of.of_root, of.mixtures.dimension) == (7.0, None, 1.5, True, 2)
-    assert loss_name(HUBER.loss) == "huber"
+    assert registry.entry_of(HUBER.loss).word == "huber"
 
 
 def test_a_model_is_found_in_a_folder_or_a_file(tmp_path):

@@ -14,7 +14,7 @@ from bidro.algorithms.fold_newton import FoldNewton
 from bidro.algorithms.local_minimax import Caps, Steepness
 from bidro.client import WassersteinBall
 from bidro.engines.in_process import all_replies
-from bidro.engines.local import Deal, in_folds
+from bidro.engines.rounds import Deal
 from bidro.engines.solve import solve
 from bidro.federation import Federation
 from bidro.losses import Absolute, Hinge, Logistic, Softmax
@@ -23,6 +23,7 @@ from bidro.problem import Problem
 from bidro.sets import Ball, Box
 from bidro.transport import Transport
 from bidro.worst_case import Exact
+from tests.small import in_folds
 
 SIZES = (30, 50, 90)
 CANDIDATES = (Candidate(0.0, 1.0), Candidate(0.5, 1.5), Candidate(2.0, math.inf))

@@ -17,10 +17,10 @@ from bidro.algorithms.bidro_gossip import BiDROGossip, complete, metropolis, rin
 from bidro.algorithms.bidro_local import BiDROLocal
 from bidro.algorithms.contract import client_key, part_of
 from bidro.client import Client, Penalty
-from bidro.engines.asked import answer
+from bidro.engines.asked import _reply
 from bidro.engines.in_process import all_replies, run
 from bidro.engines.solve import solve
-from bidro.engines.wire import pack, unpack_like
+from bidro.engines.wire import pack, unpack, unpack_like
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.losses import Squared
@@ -293,7 +293,8 @@ def test_a_site_without_memory_gives_the_same_reply_in_few_bytes(compressor, num
     state = algorithm.init(problem)
     for t in (1, 2):
         replies = replies_of(algorithm, problem, state, t, seed=5)
-        sent = answer(algorithm, own, 5, t, pack(part_of(algorithm, algorithm.broadcast(state), 1)))
+        message = unpack(pack(part_of(algorithm, algorithm.broadcast(state), 1)), algorithm.broadcast_type)
+        sent = _reply(algorithm, own, jax.random.key(5), jnp.asarray(t), message)
         assert type(sent) is algorithm.reply_type
         back = unpack_like(pack(sent), sent)
         assert sum(v.nbytes for v in back) == numbers

@@ -11,7 +11,7 @@ from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.exact_messages import Broadcast
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.moment_newton import _weights, minimax_from_moments
-from bidro.algorithms.one_shot import risks_from_moments, solve_moments, squared_risks
+from bidro.algorithms.one_shot import risks_from_moments, squared_risks
 from bidro.client import WassersteinBall
 from bidro.engines.in_process import all_replies
 from bidro.engines.solve import solve
@@ -22,6 +22,7 @@ from bidro.sets import Ball, Box, CappedSimplex, L1SimplexBall, Simplex
 from bidro.transport import Transport
 from bidro.worst_case import Exact
 from tests.sets.test_sets import constraints
+from tests.small import fold_losses
 
 SIZES = (30, 50, 80, 40)
 
@@ -65,16 +66,16 @@ HARD = {
 @pytest.mark.parametrize("case", HARD)
 def test_the_solution_is_that_of_the_exact_solver_over_rows(case):
     whole = problem(**HARD[case])
-    found = solve_moments(whole, *moments_of(whole), 1e-7)
+    found = solve(whole, 1e-7, "one-shot", moments=moments_of(whole))
     over_rows = solve(whole, 1e-7, "curvature")
     assert found.gap <= 1e-7
     assert found.certified
-    assert found.best.upper == pytest.approx(over_rows.upper, rel=3e-7)
+    assert found.upper == pytest.approx(over_rows.upper, rel=3e-7)
     assert found.lower <= over_rows.upper * (1 + 1e-12)
-    assert over_rows.lower <= found.best.upper * (1 + 1e-12)
+    assert over_rows.lower <= found.upper * (1 + 1e-12)
     assert whole.mixture_set.contains(found.alpha)
-    assert whole.models.contains(found.best.x)
-    np.testing.assert_allclose(found.best.risks, over_rows.risks, rtol=2e-3)
+    assert whole.models.contains(found.x)
+    np.testing.assert_allclose(found.risks, over_rows.risks, rtol=2e-3)
 
 
 def test_it_goes_on_to_a_smaller_gap_and_begins_where_it_is_told():
@@ -82,8 +83,8 @@ def test_it_goes_on_to_a_smaller_gap_and_begins_where_it_is_told():
     coarse = solve(whole, 1e-2, "one-shot")
     fine = solve(whole, 1e-9, "one-shot", resume=coarse)
     assert fine.gap <= 1e-9
-    again = solve_moments(whole, *moments_of(whole), 1e-9, start=fine.x)
-    np.testing.assert_allclose(again.best.upper, fine.upper, rtol=2e-9)
+    again = solve(whole, 1e-9, "one-shot", moments=moments_of(whole), start=fine.x)
+    np.testing.assert_allclose(again.upper, fine.upper, rtol=2e-9)
 
 
 @pytest.mark.parametrize("case", HARD)
@@ -163,7 +164,7 @@ def test_every_candidate_is_solved_to_the_gap_also_where_newton_is_not_enough():
     samples, sizes = np.asarray(whole.federation.samples), np.array(SIZES)
     trained = second_moments.of_folds(samples, sizes, marks, 3)
     candidates = tuple(Candidate(c, k) for c in (0.0, 2.0) for k in (1.0, 2.0, np.inf))
-    losses = FoldMoments(candidates, 3, 1.0, gap=1e-5).losses_from(whole, trained)
+    losses = fold_losses(FoldMoments(candidates, 3, 1.0, gap=1e-5), whole, trained)
     again = np.zeros((4, len(candidates)))
     ends = np.cumsum(sizes)[:-1]
     for fold in range(3):

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from bidro.algorithms import second_moments
-from bidro.algorithms.one_shot import second_moments as traced_moments
-from bidro.rows import ClientRows
 
 
 def parts(sizes, m=3, seed=0, far=0.0):
@@ -111,12 +109,15 @@ def test_a_fold_with_an_outlier_leaves_the_others_their_digits():
     np.testing.assert_allclose(found.around[0, 1], np.cov(rows[[0, 1, 3]].T, bias=True), rtol=1e-14)
 
 
-def test_what_a_client_computes_when_traced_is_the_same():
-    rows = np.concatenate(parts([500, 1]))[:500]
-    traced = traced_moments(ClientRows.single(rows))
-    found = second_moments.of_clients(rows, [500])
-    np.testing.assert_allclose(found.mean[0], traced.mean, rtol=1e-13, atol=1e-14)
-    np.testing.assert_allclose(found.around[0], traced.around, rtol=1e-12, atol=1e-14)
+def test_all_rows_from_the_folds_training_rows():
+    """Whatever the folds' sizes, and far from 0."""
+    rng, sizes = np.random.default_rng(3), [40, 7, 300]
+    rows = np.concatenate(parts(sizes, far=1e5))
+    marks = rng.integers(0, 4, sum(sizes))
+    found = second_moments.of_all_folds(second_moments.of_folds(rows, sizes, marks, 4))
+    expected = second_moments.of_clients(rows, sizes)
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-14)
+    np.testing.assert_allclose(found.around, expected.around, rtol=1e-9, atol=1e-9)
 
 
 def test_terms_that_round_the_same_way_stay_within_the_allowance():

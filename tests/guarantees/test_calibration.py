@@ -12,11 +12,11 @@ from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.fold_newton import FoldNewton
 from bidro.client import Client, WassersteinBall
-from bidro.engines.asked import answer
+from bidro.engines.asked import _reply
 from bidro.engines.in_process import all_replies
-from bidro.engines.local import Deal, in_folds
+from bidro.engines.rounds import Deal
 from bidro.engines.solve import solve
-from bidro.engines.wire import pack
+from bidro.engines.wire import pack, unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees.calibration import calibrate, pooled_spread, worst_decile
@@ -25,6 +25,7 @@ from bidro.problem import Problem
 from bidro.sets import Box, CappedSimplex, Simplex
 from bidro.transport import Transport
 from bidro.worst_case import Exact
+from tests.small import in_folds
 
 SIZES = {"north": 24, "south": 40, "west": 90}
 
@@ -148,7 +149,8 @@ def test_a_client_alone_answers_as_it_does_among_the_others():
         name, rows, whole.loss, whole.transport, whole.federation.support, WassersteinBall(0.0)
     )
     client = replace(client, rows=client.rows.in_folds(own.folds(2, 7), 2))
-    alone = answer(algorithm, client, 0, 1, pack(broadcast))
+    message = unpack(pack(broadcast), algorithm.broadcast_type)
+    alone = _reply(algorithm, client, jax.random.key(0), jnp.asarray(1), message)
     for ours, theirs in zip(alone, together, strict=True):
         np.testing.assert_allclose(ours, theirs[i], rtol=1e-10, atol=1e-12)
 

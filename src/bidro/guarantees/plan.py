@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
+from bidro.arrays import Floats
 from bidro.client import WassersteinBall
 from bidro.errors import BidroError
 from bidro.guarantees.asked import check_confidence
 from bidro.guarantees.coverage import failure_probabilities
-from bidro.guarantees.heterogeneity import Floats, cloud_distances, widened
+from bidro.guarantees.heterogeneity import cloud_distances, widened
 from bidro.guarantees.out_of_sample import Interval, l1_diameter, out_of_sample_interval
 from bidro.guarantees.radius import ExplicitRadius, explicit_rule
 from bidro.guarantees.robust import robust_risk
