@@ -104,8 +104,8 @@ def without_holdout(
     risks: NDArray[np.float64] | None = None,
     means: NDArray[np.float64] | None = None,
 ) -> Certificate:
-    """What can be stated from the training rows alone; `distances` and `risks` as in `out_of_sample_interval`,
-    and `means` (n,) the clients' mean losses, where they have been computed."""
+    """What can be stated from the training rows alone; `distances` and `risks` are as in
+    `out_of_sample_interval`, and `means` (n,) the clients' mean losses, where they have been computed."""
     if not 0 < confidence < 1:
         raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
     none = "no rows were kept out of training."
