@@ -28,7 +28,7 @@ from bidro.client import WassersteinBall
 from bidro.engines.network import IN_PROCESS, Deal, Network
 from bidro.errors import BidroError
 from bidro.federation import column_deviations
-from bidro.losses import Squared
+from bidro.losses import LinearLoss, Squared
 from bidro.problem import Problem
 from bidro.worst_case import Oracle, default_oracle
 
@@ -123,9 +123,10 @@ def calibrate(
         if progress is not None:
             progress(rounds, 0)
     else:
+        kinks = isinstance(problem.loss, LinearLoss) and math.isinf(problem.loss.scalar.curvature)
         solves: Any = (
             FoldNewton(chosen, candidates, folds, unit)
-            if sends_curvature
+            if sends_curvature and not kinks
             else FoldSolves(chosen, candidates, folds, unit, sends_curvature)
         )
         going = solves.init(balls)
