@@ -100,7 +100,7 @@ class State(NamedTuple):
     best: Best
     certified: bool  # whether every client's upper end at the best model is proven
     wanted: float  # the relative gap at which to stop
-    small: float  # share of the first model's risk that `floor` is
+    small: float | None  # share of the first model's risk that `floor` is; None where it is settled
     floor: float  # risks below this count as 0
     lower: float
     alpha: Numbers  # (n,) weights of the best lower bound
@@ -115,6 +115,11 @@ class State(NamedTuple):
     @property
     def finished(self) -> bool:
         return self.stalled or self.gap <= self.wanted
+
+    def floor_from(self, first: float) -> float:
+        """The floor, once the risk of the first model is known; that of a model from elsewhere says nothing of
+        the size of residuals."""
+        return self.floor if self.small is None else max(min(self.small * abs(first), self.floor), _TINY)
 
     @property
     def gap(self) -> float:
@@ -246,7 +251,7 @@ def _with_best(state: State, replies: Reply) -> State:
     if (certified, -upper) <= (state.certified and np.isfinite(state.best.upper), -state.best.upper):
         return state
     if not np.isfinite(state.best.upper):
-        state = state._replace(floor=max(min(state.small * abs(upper), state.floor), _TINY))
+        state = state._replace(floor=state.floor_from(upper))
     multipliers = np.where(np.asarray(replies.multiplier) == INFINITE, np.inf, replies.multiplier)
     return _consistent(state._replace(best=Best(state.x, upper, risks, multipliers), certified=certified))
 

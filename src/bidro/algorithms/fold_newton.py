@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
-from bidro.algorithms.fold_messages import NewtonBroadcast, NewtonReply
 from bidro.algorithms.local_minimax import Caps, Local, LocalMinimax, Steepness
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -49,9 +48,8 @@ _UNIT = 0.1
 # The programs' smoothing begins with this share of the risks, or with what is expected to be gained if that
 # is less.
 _FIRST_SMOOTHING = 0.1
-# Kinks are first smoothed over this multiple of the residuals, then over this share of that, until it costs
-# less than this multiple of the gap.
-_FIRST_WIDTH, _NARROW, _COSTS = 2.0, 0.35, 30.0
+# RMSE, which has a kink at an exact fit, is smoothed over a small share of this multiple of the residuals.
+_WIDTH = 2.0
 # Training risks below this share of the first model's count as that share.
 _SMALL = 1e-4
 # Without a radius, classes that a model can tell apart bring the risk to 0 at infinity. Below this share of
@@ -63,6 +61,26 @@ _VANISHING, _VANISHED = 1e-3, 1e-12
 _EARLY, _MORE = 4, 1.2
 
 
+class NewtonBroadcast(NamedTuple):
+    """The first `models` and the first `bends` are asked for; what comes after them is to be ignored."""
+
+    models: Array
+    x: Array  # (solves, d)
+    fold: Array  # (solves,) whose rows are left out
+    scale: Array  # (solves,) c times the spread
+    bends: Array
+    bend_x: Array  # (candidates, d) where curvature is asked for
+    bend_fold: Array  # (candidates,) whose rows are left out; one past the last for none
+    bend_scale: Array  # (candidates,)
+
+
+class NewtonReply(NamedTuple):
+    attained: Array  # (solves,) of a cut below the risk over the fold's training rows
+    smoothing: Array  # (solves,) what the risk with this gradient exceeds it by
+    gradient: Array  # (solves, k) of that cut
+    curvature: Array  # (candidates, k (k + 1) / 2) upper triangles
+
+
 class NewtonState(NamedTuple):
     """Arrays have leading axes (candidates, folds)."""
 
@@ -71,14 +89,12 @@ class NewtonState(NamedTuple):
     limits: Constraints
     scale: Numbers  # (candidates,) c times the spread
     endless: bool  # whether the loss is 0 only at infinity
-    width: float
     x: Numbers  # (..., d) to be assessed next; of finished solves the solution
     going: NDArray[np.bool_]  # (...) solves that are not finished
     wrong: Numbers  # (...) by which share of it the last prediction was wrong
     centre: Numbers  # (..., d)
     merit: Numbers  # (...) worst mixture of the risks there, inf before the first
-    cost: Numbers  # (...) what smoothing kinks adds to it
-    risks: Numbers  # (..., n), with kinks smoothed
+    risks: Numbers  # (..., n)
     gradient: Numbers  # (..., n, k)
     curvature: Numbers  # (known, n, k, k)
     bend: NDArray[np.int64]  # (...) which of these is the solve's
@@ -117,7 +133,7 @@ class _Asked(NamedTuple):
 
 @pytree
 class FoldNewton(Usual):
-    """The clients' rows must be in folds. `spread` is what radii are in units of.
+    """For losses without kinks. The clients' rows must be in folds; `spread` is what radii are in units of.
 
     A solve is finished where no more than a relative `gap` is to be gained, as far as risks, gradients and
     curvatures tell, or after `most_rounds`.
@@ -161,13 +177,11 @@ class FoldNewton(Usual):
             limits=problem.domain.constraints(),
             scale=self.spread * np.array([one.scale for one in self.candidates]),
             endless=isinstance(problem.loss, Logistic | Softmax),
-            width=_FIRST_WIDTH,
             x=models,
             going=every > 0,
             wrong=np.inf * every,
             centre=models,
             merit=np.inf * every,
-            cost=0 * every,
             risks=np.zeros((C, F, n)),
             gradient=np.zeros((C, F, n, k)),
             curvature=np.zeros((1, n, k, k)),
@@ -196,7 +210,6 @@ class FoldNewton(Usual):
             padded(asked.bend_x, C),
             padded(asked.bend_fold, C),
             padded(asked.bend_scale, C),
-            jnp.asarray(state.width),
         )
 
     def client(self, broadcast: NewtonBroadcast, client: Client, draw: object) -> NewtonReply:
@@ -205,7 +218,7 @@ class FoldNewton(Usual):
         def risk(x: Array, fold: Array, scale: Array, curvature: bool) -> RiskModel:
             rows = client.rows.without(fold)
             own = replace(client, rows=rows, eps=scale / jnp.sqrt(rows.size))
-            return own.risk(self.oracle, x, broadcast.width, curvature)
+            return own.risk(self.oracle, x, jnp.asarray(_WIDTH), curvature)
 
         def assessed(x: Array, fold: Array, scale: Array) -> tuple[Array, Array, Array]:
             found = risk(x, fold, scale, False)
@@ -278,13 +291,7 @@ class FoldNewton(Usual):
         far = np.log(_VANISHED) / np.log(np.where(vanishing, share, 0.5))
         outside = np.clip(far[..., None] * state.centre, state.limits.lower, state.limits.upper)
         x, going = np.where(vanishing[..., None], outside, x), going & ~vanishing
-        rounded = state.cost > _COSTS * self.gap * size
-        going &= ((left > enough) | rounded) & (state.t < self.most_rounds)
-        if np.any(rounded & going):
-            # Risks with less smoothing are others: the next models are centres whatever they are like.
-            return state._replace(
-                x=x, predicted=predicted, going=going, width=_NARROW * state.width, merit=np.inf * size
-            )
+        going &= (left > enough) & (state.t < self.most_rounds)
         return state._replace(x=x, predicted=predicted, going=going)
 
     def snapshot(self, state: NewtonState) -> Snapshot:
@@ -338,9 +345,6 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
     risks, gradients = state.risks.copy(), state.gradient.copy()
     risks[going], gradients[going] = attained + smoothing, gradient
     merit = state.caps.worst(risks)
-    plain = risks.copy()
-    plain[going] = attained
-    cost = merit - state.caps.worst(plain)
     first = ~np.isfinite(state.merit)
     with np.errstate(invalid="ignore"):
         fall, predicted = state.merit - merit, state.predicted
@@ -356,7 +360,6 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
     return state._replace(
         centre=np.where(keep, state.x, state.centre),
         merit=np.where(good, merit, state.merit),
-        cost=np.where(good, cost, state.cost),
         risks=np.where(keep, risks, state.risks),
         gradient=np.where(keep[..., None], gradients, state.gradient),
         wrong=np.where(good & ~first, np.abs(ratio - 1.0), np.inf),

@@ -53,7 +53,6 @@ _ROUNDING = 320 * float(np.finfo(float).eps)
 _OF_MEANS = 16 * float(np.finfo(float).eps)
 # The solution is looked for to this share of the gap, so that bounds with their rounding reach it.
 _OF_THE_GAP = 0.1
-_TINY = float(np.finfo(float).tiny)
 
 
 class Reply(NamedTuple):
@@ -165,7 +164,7 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
     pulls = tuple(earned * cone.at(found.x) / (z[-1] or 1.0) for cone in model.cones)
     answer = Answer(z, upper, found.alpha, found.alpha, np.zeros(0), pulls, ())
     proof = lower_bound(model, cuts, z, answer, upper, enough=-np.inf)
-    floor = solver.floor if known else max(min(solver.small * abs(upper), solver.floor), _TINY)
+    floor = solver.floor if known else solver.floor_from(upper)
     require_consistent(proof.bound, upper, max(abs(upper), floor), solver.t + 1)
     lower = min(proof.bound, upper)
     nothing = np.zeros(len(everyone))

@@ -29,7 +29,7 @@ from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Deal, Rounds, last_state, rounds
 from bidro.errors import BidroError
 from bidro.federation import column_deviations
-from bidro.losses import Squared
+from bidro.losses import LinearLoss, Squared
 from bidro.problem import Problem
 from bidro.transport import Transport
 from bidro.worst_case import Oracle, default_oracle
@@ -123,9 +123,10 @@ def calibrate(
         if progress is not None:
             progress(took, 0)
     else:
+        kinks = isinstance(problem.loss, LinearLoss) and math.isinf(problem.loss.scalar.curvature)
         solves: Any = (
             FoldNewton(chosen, candidates, folds, unit)
-            if sends_curvature
+            if sends_curvature and not kinks
             else FoldSolves(chosen, candidates, folds, unit, sends_curvature)
         )
         going = solves.init(balls)
