@@ -33,7 +33,7 @@ from bidro.client import (
 )
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.losses import LinearLoss, Loss, ResidualLoss, Softmax
+from bidro.losses import LinearLoss, Loss, ResidualLoss, Softmax, losses_of
 from bidro.sets import (
     Ball,
     Box,
@@ -174,8 +174,12 @@ class Problem:
     @cached_property
     def constant_risk(self) -> float:
         """The mean loss of the middle of all targets as a prediction for every row, whether or not a model in
-        X predicts that; inf where targets are classes or the rows are elsewhere."""
+        X predicts that; of classes, of a score of 0 for each; inf where it is not known."""
         rows = self.federation.samples
+        if self.loss.labels is not None and self.loss.host_values:
+            row = np.zeros((1, self.federation.m))
+            row[0, -1] = self.loss.labels[0]
+            return float(losses_of(self.loss, np.zeros(self.dimension), row)[0])
         if not isinstance(self.loss, ResidualLoss) or len(rows) == 0:
             return math.inf
         target = np.asarray(rows)[:, -1]

@@ -117,8 +117,8 @@ class State(NamedTuple):
         return self.stalled or self.gap <= self.wanted
 
     def floor_from(self, first: float) -> float:
-        """The floor, once the risk of the first model is known; that of a model from elsewhere says nothing of
-        the size of residuals."""
+        """The floor, once the risk of the first model is known; that of a model from elsewhere says nothing
+        of the size of residuals."""
         return self.floor if self.small is None else max(min(self.small * abs(first), self.floor), _TINY)
 
     @property

@@ -143,6 +143,9 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
     assert isinstance(loss, Squared)
     assert isinstance(model.models, Box | Ball)
     known = np.isfinite(solver.best.upper)
+    if not known:
+        first = model.worst_mixture(_risks(state, moments, solver.x, 0.0, curvature=False).upper)
+        solver = solver._replace(floor=solver.floor_from(first))
     found = minimax_from_moments(
         squared_risks(moments, loss, model.cones),
         state.eps,
@@ -164,8 +167,7 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
     pulls = tuple(earned * cone.at(found.x) / (z[-1] or 1.0) for cone in model.cones)
     answer = Answer(z, upper, found.alpha, found.alpha, np.zeros(0), pulls, ())
     proof = lower_bound(model, cuts, z, answer, upper, enough=-np.inf)
-    floor = solver.floor if known else solver.floor_from(upper)
-    require_consistent(proof.bound, upper, max(abs(upper), floor), solver.t + 1)
+    require_consistent(proof.bound, upper, max(abs(upper), solver.floor), solver.t + 1)
     lower = min(proof.bound, upper)
     nothing = np.zeros(len(everyone))
     multipliers = np.where(risks.multiplier == INFINITE, np.inf, risks.multiplier)
@@ -177,7 +179,6 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
         lower=max(lower, solver.lower),
         alpha=proof.alpha if lower > solver.lower else solver.alpha,
         x_sum=found.x,
-        floor=floor,
         t=solver.t + 1,
     )
     return proven if proven.finished else solver

@@ -197,7 +197,9 @@ class _Run:
 
 def _begun_at(state: Any, x: NDArray[np.float64]) -> Any:
     """The first state of a solver, with another model to begin with."""
-    begun = _solver(state)._replace(x=np.asarray(x, float), small=None)
+    begun = _solver(state)._replace(x=np.asarray(x, float))
+    if np.isfinite(begun.floor):
+        begun = begun._replace(small=None)
     return begun if isinstance(state, State) else state._replace(solver=begun)
 
 
