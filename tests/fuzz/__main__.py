@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jax
 
@@ -20,6 +24,8 @@ from tests.fuzz.problems import CASES_A_GROUP, Case, case_of
 
 # Groups after which compiled programs are dropped: an hour of them would fill the memory.
 _CLEAR_EVERY = 40
+# Cases take seconds, and minutes on a busy machine.
+_LONGEST_CASE_S = 900.0
 
 
 class Tally:
@@ -62,6 +68,26 @@ class Tally:
         }
 
 
+@contextmanager
+def _given_up(case: Case, tally: Tally) -> Iterator[None]:
+    """A case that does not end, perhaps inside a compiled program, ends the run: with the summary so far, and
+    with the case among the failures."""
+
+    def give_up() -> None:
+        tally.failures.append({"case": case.number, "what": "did not end", "kind": case.described()})
+        print(json.dumps(tally.summary(), indent=1, default=float), flush=True)
+        print(json.dumps(tally.failures[-1]), file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(_LONGEST_CASE_S, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
@@ -74,7 +100,8 @@ def main() -> int:
     number = options.first if options.case is None else options.case
     while True:
         case = case_of(number, options.quick)
-        found = check(case)
+        with _given_up(case, tally):
+            found = check(case)
         tally.add(case, found)
         if options.verbose or found.failures:
             print(
