@@ -110,17 +110,8 @@ class Standard:
     def box(self, support: tuple[ArrayLike, ArrayLike], labels: tuple[float, ...] | None) -> Box:
         """A declared support, lower and upper bounds of every feature and (for a numeric target) of the
         target, in these units."""
-        lower, upper = (np.asarray(side, float).ravel() for side in support)
-        wanted = len(self.mean) + (labels is None)
-        if lower.shape != (wanted,) or upper.shape != (wanted,):
-            what = "every feature and then of the target" if labels is None else "every feature"
-            raise BidroError(
-                f"The support needs lower and upper bounds of {what}, {wanted} numbers each; got "
-                f"{lower.size} and {upper.size}."
-            )
-        if not np.all(lower < upper) or not np.all(np.isfinite([lower, upper])):
-            raise BidroError("The support needs finite bounds with every lower one below its upper one.")
         k = len(self.mean)
+        lower, upper = declared_bounds(support, k, labels is None)
         ends = [(side[:k] - self.mean) / self.spread for side in (lower, upper)]
         last = (lower[-1] - self.middle, upper[-1] - self.middle) if labels is None else _range(labels)
         return Box(*(jnp.asarray(np.append(end, edge)) for end, edge in zip(ends, last, strict=True)))
@@ -129,6 +120,24 @@ class Standard:
         """Coefficients (..., k) and intercept on the original scale, from those in these units."""
         original = np.asarray(w) / self.spread
         return original, np.asarray(b) + self.middle - original @ self.mean
+
+
+def declared_bounds(
+    support: tuple[ArrayLike, ArrayLike], features: int, numeric_target: bool
+) -> tuple[Floats, Floats]:
+    """(lower, upper) of a declared support, one number a feature and one of a numeric target. Raises
+    BidroError for anything else."""
+    lower, upper = (np.asarray(side, float).ravel() for side in support)
+    wanted = features + numeric_target
+    if lower.shape != (wanted,) or upper.shape != (wanted,):
+        what = "every feature and then of the target" if numeric_target else "every feature"
+        raise BidroError(
+            f"The support needs lower and upper bounds of {what}, {wanted} numbers each; got "
+            f"{lower.size} and {upper.size}."
+        )
+    if not np.all(lower < upper) or not np.all(np.isfinite([lower, upper])):
+        raise BidroError("The support needs finite bounds with every lower one below its upper one.")
+    return lower, upper
 
 
 def _range(labels: tuple[float, ...]) -> tuple[float, float]:
@@ -144,7 +153,7 @@ def require_inside(
     numeric_target: bool,
 ) -> None:
     """Raise BidroError, in the user's own units, for the first value outside the declared support."""
-    lower, upper = (np.asarray(side, float).ravel() for side in support)
+    lower, upper = declared_bounds(support, features.shape[1], numeric_target)
     for j, name in enumerate(columns if numeric_target else columns[:-1]):
         values = features[:, j] if j < features.shape[1] else target
         outside = (values < lower[j]) | (values > upper[j])

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from bidro.algorithms import AFL, DRFA, BiDROFL, FedAvg
 from bidro.algorithms.contract import client_key
 from bidro.client import Penalty
-from bidro.engines.in_process import all_replies, asked, run, run_many
+from bidro.engines.in_process import asked, replies_of, run, run_many
 from bidro.engines.local import run_over
 from bidro.errors import BidroError
 from bidro.experiments.simulation import COEFFICIENTS, PENALTIES, paper_problem, simulate
@@ -36,7 +36,7 @@ from tests.small import SIZES, admissible, federation, mostly_slow, paper_like, 
 
 def stacked_replies(algorithm, problem, state, t=1, seed=0):
     """All clients' replies, asked or not."""
-    return all_replies(
+    return replies_of(
         algorithm, problem.clients, jax.random.key(seed), algorithm.broadcast(state), jnp.asarray(t)
     )
 
@@ -50,7 +50,7 @@ def after_rounds(algorithm, problem, rounds, replied):
 
 
 def one_round(algorithm, clients, state, t, present):
-    replies = all_replies(algorithm, clients, jax.random.key(0), algorithm.broadcast(state), t)
+    replies = replies_of(algorithm, clients, jax.random.key(0), algorithm.broadcast(state), t)
     return served(algorithm, state, replies, asked(algorithm, state, clients) & present)
 
 

@@ -297,13 +297,14 @@ def test_a_site_refuses_folds_and_curvature_that_tell_too_much(tmp_path):
     asked = {**header_of(folded), "deal": [30, 0]}
     asked["algorithm"] = {**asked["algorithm"], "folds": 30}
     assert "fewer than its min_rows" in header_of(answers["east"](_rewritten(folded, asked)))["refused"]
+    last = _requests(tmp_path, agreed)["round"]
     (tmp_path / "east.csv").write_text("\n".join((tmp_path / "east.csv").read_text().splitlines()[:9]))
     small = answering(tmp_path, ("east",))["east"]
     strict = replace(Site.read(tmp_path / "east.toml"), min_rows=2)
-    asked = {**header_of(rounds[-1]), "hold_out": 0.0, "table": SiteRows.load(strict).digest}
-    refused = header_of(reply_of(strict, SiteRows.load(strict), _rewritten(rounds[-1], asked)))["refused"]
+    asked = {**header_of(last), "hold_out": 0.0, "table": SiteRows.load(strict).digest}
+    refused = header_of(reply_of(strict, SiteRows.load(strict), _rewritten(last, asked)))["refused"]
     assert "too few to send curvature" in refused
-    assert "min_rows" in header_of(small(_rewritten(rounds[-1], asked)))["refused"]
+    assert "min_rows" in header_of(small(_rewritten(last, asked)))["refused"]
 
 
 def test_what_is_wrong_at_a_site_is_said_without_its_data(tmp_path):

@@ -1,6 +1,7 @@
 """The exact solver against cone programs, cutting surfaces and each other; its bounds against the truth."""
 
 import itertools
+from dataclasses import replace
 
 import cvxpy as cp
 import jax
@@ -92,8 +93,13 @@ def test_against_a_cone_program(case):
     parts = clients(labelled=loss.labels is not None)
     problem = problem_of(parts, loss, eps, p, movable, mixtures)
     gap = 2e-8 if loss.scalar.curvature < np.inf else 1e-7
-    found = solve(problem, gap=gap)
+    found = solve(problem, gap=gap, method="curvature")
     value, _ = optimum(parts, loss, eps, p, movable, mixtures)
+    plain = solve(problem, gap=gap)
+    assert plain.method == ("one-shot" if isinstance(loss, Squared) else "curvature")
+    assert plain.upper == pytest.approx(value, rel=1e-7)
+    assert plain.lower <= value * (1 + 1e-9)
+    assert plain.gap <= gap
     assert found.upper == pytest.approx(value, rel=1e-7)
     assert found.lower <= value * (1 + 1e-9)
     assert found.gap <= gap
@@ -120,8 +126,7 @@ def test_the_other_methods_find_the_same(method):
         assert found.rounds == 1
         # One matrix of (d + 2)^2 numbers, and a header.
         assert 0 < found.bytes_from_client - 8 * (D + 2) ** 2 < 200
-    plain = solve(problem, gap=1e-7)
-    assert plain.method == "curvature"
+    plain = solve(problem, gap=1e-7, method="curvature")
     if method == "gradients":
         assert found.bytes_from_client / found.rounds < plain.bytes_from_client / plain.rounds
 
@@ -488,7 +493,7 @@ def test_the_average_is_that_of_the_models_assessed():
 
 def test_it_runs_under_the_engine_of_the_other_algorithms():
     problem = problem_of(clients(), Squared(), 0.1, 2.0)
-    found = solve(problem)
+    found = solve(problem, method="curvature")
     for algorithm in (ExactMWDRO(Exact()), OneShotMWDRO()):
         by_rounds = run(algorithm, problem, found.rounds)
         assert float(np.max(robust_risk(problem, by_rounds.x).value)) == pytest.approx(found.upper, rel=1e-6)
@@ -504,7 +509,9 @@ def test_the_rule_is_one_line():
         )
         for d in (300, 301)
     )
-    assert chosen_method(small)[0] == "curvature"
+    assert chosen_method(small)[0] == "one-shot"
+    assert chosen_method(replace(small, loss=Huber()))[0] == "curvature"
+    assert chosen_method(replace(small, ambiguity=Penalty(1e4)))[0] == "curvature"
     assert chosen_method(large)[0] == "gradients"
     assert "301 parameters" in chosen_method(large)[1]
 

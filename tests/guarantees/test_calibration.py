@@ -13,7 +13,7 @@ from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.fold_newton import FoldNewton
 from bidro.client import Client, WassersteinBall
 from bidro.engines.asked import _reply
-from bidro.engines.in_process import all_replies
+from bidro.engines.in_process import all_replies, replies_of
 from bidro.engines.rounds import Deal
 from bidro.engines.solve import solve
 from bidro.engines.wire import pack, unpack
@@ -102,7 +102,7 @@ def test_every_solve_and_score_a_second_time(kind):
     if kind == "squared":
         fine = FoldMoments(found.candidates, 2, 0.7, gap=1e-8)
         start = fine.init(balls)
-        replies = all_replies(fine, clients, jax.random.key(0), fine.broadcast(start), jnp.asarray(1))
+        replies = replies_of(fine, clients, jax.random.key(0), fine.broadcast(start), jnp.asarray(1))
         assert fine.server(start, replies, jnp.array([True, False, True])).losses is None
         done = fine.server(start, replies, jnp.ones(3, bool))
         np.testing.assert_allclose(done.losses, exact_losses, rtol=1e-3)

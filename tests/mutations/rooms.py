@@ -373,7 +373,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         "sets/weights.py",
-        "return jnp.where(count > 0, level, middle)",
+        "return xp.where(count > 0, level, middle)",
         "(count >= 0)",
         "nothing moves only where lower = upper, and then any level will do",
     ),

@@ -20,7 +20,6 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
@@ -207,7 +206,7 @@ class ExactMWDRO(Usual):
         )
 
     def broadcast(self, state: State) -> Broadcast:
-        return Broadcast(jnp.asarray(state.x), jnp.asarray(state.width))
+        return Broadcast(np.asarray(state.x), np.asarray(state.width))
 
     def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
         return Reply.of(client.risk(self.oracle, broadcast.x, broadcast.width, self.sends_curvature))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax import Array
@@ -15,8 +15,8 @@ INFINITE = float(np.finfo(float).max)
 
 
 class Broadcast(NamedTuple):
-    x: Array  # (d,) the model to be assessed
-    width: Array  # kinks of the loss are smoothed over this, in the client's own units
+    x: Any  # (d,) the model to be assessed
+    width: Any  # kinks of the loss are smoothed over this, in the client's own units
 
 
 class Reply(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, NamedTuple, cast
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
@@ -83,7 +82,7 @@ class FoldMoments(Usual):
 
     def broadcast(self, state: MomentsState) -> Broadcast:
         first = next(iter(state.starts.values()))
-        return Broadcast(jnp.asarray(first.x), jnp.asarray(first.width))
+        return Broadcast(np.asarray(first.x), np.asarray(first.width))
 
     def replies_on_host(self, broadcast: Broadcast, rows: HeldRows) -> Reply:
         assert rows.marks is not None

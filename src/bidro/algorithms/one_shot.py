@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple, cast
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
@@ -106,7 +105,7 @@ class OneShotMWDRO(Usual):
         return OneShotState(solver, eps, problem.inner, problem.lifted)
 
     def broadcast(self, state: OneShotState) -> Broadcast:
-        return Broadcast(jnp.asarray(state.solver.x), jnp.asarray(state.solver.width))
+        return Broadcast(np.asarray(state.solver.x), np.asarray(state.solver.width))
 
     def replies_on_host(self, broadcast: Broadcast, rows: HeldRows) -> Reply:
         return Reply(*of_clients(rows.samples, rows.sizes))

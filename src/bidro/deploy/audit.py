@@ -32,7 +32,10 @@ _REVEALS = {
         "As above for every fold's training rows; differences between folds tell the same of the rows of one "
         "fold, and these are what the least number of rows counts."
     ),
-    "moments": "Second moments of the site's rows, fold by fold: the covariances of all its columns.",
+    "moments": (
+        "Means and second moments of the site's rows, in cross-validation fold by fold: the covariances of "
+        "all its columns."
+    ),
     "gradient": (
         "Value and gradient of the site's risk at the models asked for: averages over all its rows, and less "
         "than curvature tells; many rounds together still narrow down the second moments."

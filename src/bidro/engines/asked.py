@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from bidro.algorithms.contract import Algorithm, HeldRows, client_key
-from bidro.client import Client
+from bidro.client import Client, check_samples
 from bidro.engines.plain import made
 from bidro.engines.rounds import Deal
 from bidro.engines.wire import unpack
@@ -39,11 +39,12 @@ class Asked:
         if missing:
             raise BidroError(f"A request for a round says nothing of '{missing[0]}'.")
         algorithm, loss, transport, support, ambiguity, dealt = (made(asked[part]) for part in parts)
+        federation = Federation.from_arrays({name: samples}, "unbounded")
+        check_samples(federation, loss, transport)
         rows = HeldRows(np.asarray(samples), np.array([len(samples)]))
         if dealt is not None:
             deal = Deal(*dealt)
-            marks = Federation.from_arrays({name: samples}, "unbounded").folds(*deal)
-            rows = rows._replace(marks=marks, folds=deal.folds)
+            rows = rows._replace(marks=federation.folds(*deal), folds=deal.folds)
         return cls(algorithm, loss, rows, (name, rows.samples, loss, transport, support, ambiguity))
 
     @cached_property
@@ -56,6 +57,8 @@ class Asked:
 
     def answer(self, seed: int, round_number: int, broadcast: bytes) -> Any:
         """The client's reply to a broadcast in round `round_number` (from 1)."""
+        if not 0 <= seed < 2**63:
+            raise BidroError(f"A seed must be a whole number from 0 to 2^63 - 1; got {seed!r}.")
         return self.reply(unpack(broadcast, self.algorithm.broadcast_type), seed, round_number)
 
     def reply(self, message: Any, seed: int, round_number: int) -> Any:
