@@ -99,7 +99,7 @@ def test_a_client_that_does_not_reply_is_ignored(name):
     replied = jnp.array([True, False, True])
     for t in (1, 2):
         replies = stacked_replies(algorithm, problem, state, t)
-        poisoned = jax.tree.map(lambda v: v.at[1].set(_poison(v.dtype)), replies)
+        poisoned = jax.tree.map(lambda v: jnp.asarray(v).at[1].set(_poison(v.dtype)), replies)
         clean, dirty = (algorithm.snapshot(served(algorithm, state, r, replied)) for r in (replies, poisoned))
         for a, b in zip(clean, dirty, strict=True):
             assert np.array_equal(a, b)

@@ -15,8 +15,9 @@ apart from the large ones beside which they would be lost. Sums are evaluated wi
 from __future__ import annotations
 
 import math
+from itertools import product
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,10 @@ _CONTRADICTION = 1e-8
 # How often each mending is repeated: its own rounding is what is left to mend.
 _TIMES = 2
 
+# Of systems of all but dependent equations the two find other solutions, and now one, now the other is better.
+Driver = Literal["gelsy", "gelsd"]
+_DRIVERS: tuple[Driver, ...] = ("gelsy", "gelsd")
+
 _of_bound = attrgetter("bound")
 
 
@@ -68,10 +73,10 @@ def lower_bound(
     best = _proven(model, cuts, z, answer)
     if serves(best):
         return best
-    for by_cost in (True, False):
+    for by_cost, driver in product((True, False), _DRIVERS):
         mended = answer
         for _ in range(_TIMES):
-            mended = _balanced(model, cuts, z, mended, by_cost)
+            mended = _balanced(model, cuts, z, mended, by_cost, driver)
             best = max(best, _proven(model, cuts, z, mended), key=_of_bound)
             if serves(best):
                 return best
@@ -142,7 +147,9 @@ def _width(model: ConeModel, z: Numbers, slope: Numbers) -> Numbers:
     return np.where(left > _AT_EDGE * (upper - lower), upper - lower, 0.0)
 
 
-def _balanced(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost: bool) -> Answer:
+def _balanced(
+    model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost: bool, driver: Driver
+) -> Answer:
     """Multipliers near the answer's for which s vanishes, their sums stay in A, and ||y|| = r_nu to first
     order: the least relative change that does it, or comes nearest."""
     d, polytope = model.models.dimension, model.mixtures.polytope()
@@ -181,7 +188,7 @@ def _balanced(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost:
         return answer
     live = _unsettled(scaled, slopes)
     change = np.zeros(len(size))
-    change[live] = size[live] * _least_squares(weight[:, None] * scaled[:, live], weight * left)
+    change[live] = size[live] * _least_squares(weight[:, None] * scaled[:, live], weight * left, driver)
     moved = answer.multipliers.copy()
     moved[used] = np.maximum(beta + change[: len(beta)], 0.0)
     shares = answer.shares.copy()
@@ -205,13 +212,13 @@ def _unsettled(system: Numbers, slopes: slice) -> NDArray[np.bool_]:
         live &= ~alone.any(axis=0)
 
 
-def _least_squares(system: Numbers, wanted: Numbers) -> Numbers:
+def _least_squares(system: Numbers, wanted: Numbers, driver: Driver) -> Numbers:
     """The smallest x (unknowns,) that comes nearest to system x = wanted."""
     rows = np.any(system != 0, axis=1)
     if not rows.any():
         return np.zeros(system.shape[1])
     precision = float(np.finfo(float).eps) * max(system.shape)
-    found: Numbers = lstsq(system[rows], wanted[rows], precision, lapack_driver="gelsy")[0]
+    found: Numbers = lstsq(system[rows], wanted[rows], precision, lapack_driver=driver)[0]
     return found
 
 
