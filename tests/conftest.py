@@ -12,3 +12,8 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+
+
+def pytest_configure(config):
+    # Here and not in pyproject.toml, where naming the warning would import JAX before the settings above.
+    config.addinivalue_line("filterwarnings", "error::bidro.problem.NonconcaveInnerWarning")

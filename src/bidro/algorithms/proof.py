@@ -45,7 +45,7 @@ _CONTRADICTION = 1e-8
 # How often each mending is repeated: its own rounding is what is left to mend.
 _TIMES = 2
 
-# Of systems of all but dependent equations the two find other solutions, and now one, now the other is better.
+# Of all but dependent equations the two find other solutions, and now one, now the other proves more.
 Driver = Literal["gelsy", "gelsd"]
 _DRIVERS: tuple[Driver, ...] = ("gelsy", "gelsd")
 
