@@ -70,6 +70,8 @@ bench: $(STAMP)
 	$(BIN)/python bench/peers.py
 	$(BIN)/python bench/fit.py
 	$(BIN)/python bench/squared.py
+	$(BIN)/python bench/cross_validation.py
+	$(BIN)/python bench/many_clients.py
 	$(BIN)/python bench/federated_rounds.py
 	$(BIN)/python bench/future_work.py
 	$(BIN)/python bench/deploy.py
