@@ -113,6 +113,31 @@ def test_every_solve_and_score_a_second_time(kind):
     np.testing.assert_allclose(found.radii, 0.7 * found.chosen.scale / np.sqrt(list(SIZES.values())))
 
 
+@pytest.mark.parametrize("curvature", [True, False])
+def test_solves_of_the_exact_solver_reach_their_gap(curvature):
+    """Which losses with kinks, and clients that send gradients alone, are cross-validated by."""
+    whole = replace(problem("logistic"), ambiguity=WassersteinBall(0.0))
+    candidates = (Candidate(0.0, 1.5), Candidate(1.0, math.inf))
+    algorithm = FoldSolves(Exact(), candidates, 2, 0.7, curvature)
+    clients, state = in_folds(whole, Deal(2, 3)), algorithm.init(whole)
+    while not state.finished:
+        broadcast = algorithm.broadcast(state)
+        replies = all_replies(algorithm, clients, jax.random.key(0), broadcast, jnp.asarray(1))
+        state = algorithm.server(state, replies, jnp.ones(3, bool))
+    marks = whole.federation.folds(2, 3)
+    for fold in range(2):
+        training = parts_of(whole, marks, lambda of, fold=fold: of != fold)
+        part = Federation.from_arrays(training, "unbounded")
+        for j, one in enumerate(candidates):
+            radii = 0.7 * one.scale / np.sqrt([len(rows) for rows in training.values()])
+            mixtures = one.mixtures(whole.federation.sizes)
+            again = solve(
+                replace(whole, federation=part, ambiguity=WassersteinBall(radii), mixtures=mixtures), 1e-6
+            )
+            ours = worst_mixture(part, whole, radii, mixtures, state.models[fold, j])
+            assert again.lower - 1e-9 <= ours <= again.upper * (1 + 2e-3)
+
+
 def test_the_ends_of_the_grid_are_fedavg_and_afl():
     sizes = tuple(SIZES.values())
     fixed = Candidate(0.0, 1.0).mixtures(sizes)
