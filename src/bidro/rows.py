@@ -135,7 +135,7 @@ class ClientRows:
         owner = np.repeat(np.arange(self.size.size), np.atleast_1d(self.size))
         counts = np.zeros((self.size.size, folds), np.int64)
         np.add.at(counts, (owner, of_row), 1)
-        marks = jax.device_put(np.asarray(of_row, np.int8))
+        marks = jax.device_put(np.asarray(of_row, np.int32))
         tiled = None if self.tiled is None else _laid_out(marks, self.tiles)
         shaped = counts.reshape((*self.size.shape, folds))
         together = bool(np.all((np.diff(of_row) >= 0) | (np.diff(owner) > 0)))

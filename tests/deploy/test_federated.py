@@ -323,6 +323,15 @@ def test_what_is_wrong_at_a_site_is_said_without_its_data(tmp_path):
     assert said == "the request could not be followed; its log says why."
 
 
+def test_a_distance_to_the_server_s_points_is_told_with_an_interval_only(tmp_path):
+    """One point, moved along a feature, would find its order statistics."""
+    agreed = write_sites(tmp_path, table())
+    request = _requests(tmp_path, agreed)["assess"]
+    header = json.dumps(header_of(request), sort_keys=True)
+    changed = save({**load(request), "reference": np.zeros((1, 4))}, metadata={"bidro": header})
+    assert "needs radii" in header_of(answering(tmp_path, ("east",))["east"](changed))["refused"]
+
+
 @pytest.mark.parametrize("rare", ["level", "class"])
 def test_a_rare_level_or_class_is_not_summed_over(rare, tmp_path):
     """A sum against a column of two values is a sum over the rows of one of them: here of a single row."""

@@ -26,24 +26,24 @@ def rows(count, rare=None, at=0):
 
 
 def test_the_rarest_value_of_columns_with_two():
-    assert rarest_value(rows(20)) == 20
-    assert rarest_value(rows(20, 3)) == 3
-    assert rarest_value(rows(20, 17, at=2)) == 3
+    assert rarest_value(rows(20), False) == 20
+    assert rarest_value(rows(20, 3), False) == 3
+    assert rarest_value(rows(20, 17, at=2), False) == 3
     # The first row's value is the rarer one here, and the more common one there.
-    assert rarest_value(rows(20, 1)) == rarest_value(rows(20, 1)[::-1]) == 1
+    assert rarest_value(rows(20, 1), False) == rarest_value(rows(20, 1)[::-1], False) == 1
     both = rows(20, 7)
     both[:, 1] = np.arange(20) >= 16
-    assert rarest_value(both) == 4
+    assert rarest_value(both, False) == 4
     # One value is no choice, and three are not a sum over the rows of one of them.
     one, three = rows(20, 20), rows(20)
     three[:, 1] = np.arange(20) % 3
-    assert rarest_value(one) == rarest_value(three) == 20
+    assert rarest_value(one, False) == rarest_value(three, False) == 20
 
 
 def test_common_values_at_the_edge():
-    require_common_values(rows(20, 10), 10)
+    require_common_values(rows(20, 10), 10, False)
     with pytest.raises(RefusedError, match="fewer than its min_rows = 10"):
-        require_common_values(rows(20, 9), 10)
+        require_common_values(rows(20, 9), 10, False)
 
 
 def marks(counts, size):
@@ -51,21 +51,41 @@ def marks(counts, size):
 
 
 def test_the_most_folds_of_which_each_leaves_out_enough():
-    assert most_folds(rows(50), marks((2, 3, 4, 5), 50), 10) == 5
-    assert most_folds(rows(49), marks((2, 3, 4, 5), 49), 10) == 4
-    assert most_folds(rows(20), marks((2, 3, 4, 5), 20), 10) == 2
-    assert most_folds(rows(19), marks((2, 3, 4, 5), 19), 10) == 0
+    assert most_folds(rows(50), marks((2, 3, 4, 5), 50), 10, False) == 5
+    assert most_folds(rows(49), marks((2, 3, 4, 5), 49), 10, False) == 4
+    assert most_folds(rows(20), marks((2, 3, 4, 5), 20), 10, False) == 2
+    assert most_folds(rows(19), marks((2, 3, 4, 5), 19), 10, False) == 0
     # Only those that were dealt count.
-    assert most_folds(rows(50), marks((2, 3), 50), 10) == 3
-    assert most_folds(rows(50), {}, 10) == 0
+    assert most_folds(rows(50), marks((2, 3), 50), 10, False) == 3
+    assert most_folds(rows(50), {}, 10, False) == 0
     # All rows in one fold leave none to train on.
-    assert most_folds(rows(50), marks((1,), 50), 10) == 0
+    assert most_folds(rows(50), marks((1,), 50), 10, False) == 0
     # Every fold, not just the first, and of every value as many rows.
     uneven = {2: np.where(np.arange(50) < 45, 0, 1)}
-    assert most_folds(rows(50), uneven, 10) == 0
+    assert most_folds(rows(50), uneven, 10, False) == 0
     table = rows(60, 20)
-    assert most_folds(table, marks((2, 3), 60), 10) == 2
-    assert most_folds(table, marks((2, 3), 60), 6) == 3
+    assert most_folds(table, marks((2, 3), 60), 10, False) == 2
+    assert most_folds(table, marks((2, 3), 60), 6, False) == 3
+
+
+def test_every_class_of_several_is_had_by_enough_rows():
+    """At a model of zeros the gradient of softmax has the sum over each class's rows: here of one row."""
+    table = rows(60)
+    table[:, -1] = np.arange(60) % 2
+    table[7, -1] = 2.0
+    assert rarest_value(table, True) == 1
+    assert rarest_value(table, False) == 60
+    with pytest.raises(RefusedError, match="a level or class is had by fewer"):
+        require_common_values(table, 10, True)
+    table[:, -1] = np.arange(60) % 3
+    require_common_values(table, 20, True)
+    uneven = {2: (table[:, -1] == 2).astype(int)}
+    assert most_folds(table, uneven, 10, True) == 2
+    few = {2: np.where(np.arange(60) < 27, 0, 1)}
+    assert most_folds(table, few, 10, True) == 0
+    assert most_folds(table, few, 9, True) == 2
+    with pytest.raises(RefusedError, match="would rest on 9 rows"):
+        rows_behind(*asked(table, loss=Softmax(3), folds=few[2]), 10, False)
 
 
 def test_losses_with_kinks_need_consent():

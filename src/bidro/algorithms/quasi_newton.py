@@ -21,6 +21,8 @@ def quasi_newton(B: Numbers | None, s: Numbers, y: Numbers) -> Numbers | None:
         B = np.eye(len(s)) * bend / length
     Bs = B @ s
     sBs = float(s @ Bs)
+    if not sBs > 0:  # what is left of B along s is rounding
+        return B
     share = 1.0 if bend >= 0.2 * sBs else 0.8 * sBs / (sBs - bend)
     y = share * y + (1 - share) * Bs
     updated: Numbers = B - np.outer(Bs, Bs) / sBs + np.outer(y, y) / float(s @ y)

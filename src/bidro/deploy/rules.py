@@ -37,10 +37,15 @@ KINKS = (
 )
 
 
-def rarest_value(rows: Floats) -> int:
-    """How many rows (N, m) have the rarer value of a column of two values, the least over such columns; N
-    where there are none."""
+def rarest_value(rows: Floats, classes: bool) -> int:
+    """How many rows (N, m) have the rarer value of a column of two values, the least over such columns, or,
+    where the target (last) is of `classes`, the rarest of these; N where there are none.
+
+    Of several classes, too, there is a sum over the rows of each: the gradient has a part for every class.
+    """
     least = len(rows)
+    if classes and len(rows):
+        least = int(np.unique(rows[:, -1], return_counts=True)[1].min())
     for column in rows.T:
         first = column[0]
         others = column[column != first]
@@ -49,21 +54,22 @@ def rarest_value(rows: Floats) -> int:
     return least
 
 
-def require_common_values(rows: Floats, min_rows: int) -> None:
-    """Raise RefusedError where one of a column's two values is had by fewer than `min_rows` rows (N, m)."""
-    if rarest_value(rows) < min_rows:
+def require_common_values(rows: Floats, min_rows: int, classes: bool) -> None:
+    """Raise RefusedError where one of a column's two values, or a class, is had by fewer than `min_rows` rows
+    (N, m)."""
+    if rarest_value(rows, classes) < min_rows:
         raise RefusedError(
             f"a level or class is had by fewer than its min_rows = {min_rows} of its training rows; merge "
             "rare levels in the schema, or lower min_rows at that site."
         )
 
 
-def most_folds(rows: Floats, marks: dict[int, NDArray[np.int64]], min_rows: int) -> int:
+def most_folds(rows: Floats, marks: dict[int, NDArray[np.int64]], min_rows: int, classes: bool) -> int:
     """The most folds, of those dealt in `marks` (N,) by their number, of which each leaves out enough rows,
     and enough of every value that it leaves out; 0 where none does."""
     for count in range(FOLDS, 1, -1):
         parts = [rows[marks[count] == fold] for fold in range(count)] if count in marks else []
-        if parts and min(min(len(part), rarest_value(part)) for part in parts) >= min_rows:
+        if parts and min(min(len(part), rarest_value(part, classes)) for part in parts) >= min_rows:
             return count
     return 0
 
@@ -88,7 +94,8 @@ def rows_behind(
         what = "what a fold leaves out"
         parts = [samples[rows_here.marks == fold] for fold in range(rows_here.folds)]
     rows = min(len(part) for part in parts)
-    behind = min(rows, *(rarest_value(part) for part in parts if len(part)))
+    classes = loss.labels is not None
+    behind = min(rows, *(rarest_value(part, classes) for part in parts if len(part)))
     if behind < min_rows:
         raise RefusedError(
             f"{what} would rest on {behind} rows, fewer than its min_rows = {min_rows}; use fewer folds, set "

@@ -102,6 +102,10 @@ class SiteRows:
         """(rows, k + 1) some of the rows, the target last."""
         return np.column_stack([self.features[wanted], self.target[wanted]])
 
+    @property
+    def has_classes(self) -> bool:
+        return self.agreed.schema.classes is not None
+
     @cached_property
     def digest(self) -> float:
         """48 bits that change with the rows, as a number."""
@@ -215,7 +219,7 @@ def _holdout(site: Site, rows: SiteRows, hold_out: float, seed: int) -> NDArray[
                 f"it {what} {count} of its {len(holdout)} rows, fewer than its min_rows = {site.min_rows}; "
                 "give it more rows, change hold_out, or lower min_rows at that site."
             )
-    require_common_values(rows.whole(~holdout), site.min_rows)
+    require_common_values(rows.whole(~holdout), site.min_rows, rows.has_classes)
     return holdout
 
 
@@ -244,7 +248,7 @@ def _prepared(site: Site, rows: SiteRows, holdout: NDArray[np.bool_], seed: int)
     training = rows.whole(~holdout)
     own = Federation.from_arrays({site.client: training}, "unbounded")
     marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if len(training) >= count}
-    folds = most_folds(training, marks, site.min_rows)
+    folds = most_folds(training, marks, site.min_rows, rows.has_classes)
     return _own(client_side.prepared(training, [len(training)], [int(holdout.sum())], [folds], rows.digest))
 
 
@@ -260,6 +264,8 @@ def _assessment(
     federation = Federation.from_arrays({site.client: samples}, "unbounded")
     whole = unrestricted(federation, loss, transport, asked["standard"]["target_spread"])
     problem = replace(whole, ambiguity=made(asked["ambiguity"]))
+    if len(message.reference) and not message.radii.size:
+        raise RefusedError("a distance is part of an interval, which needs radii.")
     declared = _declared_box(rows, asked, loss.labels) if message.radii.size else None
     return client_side.assessment(problem, declared, message, largest)
 
