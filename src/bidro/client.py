@@ -71,7 +71,7 @@ def ambiguity_levels(ambiguity: Penalty | WassersteinBall | None, n: int) -> tup
 def _per_client(what: str, given: ArrayLike, n: int) -> NDArray[np.float64]:
     """One finite number a client."""
     try:
-        numbers = np.asarray(given, float)
+        numbers = np.array(given, float)
     except (TypeError, ValueError) as error:
         raise BidroError(f"The {what} must be numbers; got {given!r}.") from error
     if numbers.ndim > 1 or (numbers.ndim == 1 and numbers.shape != (n,)):

@@ -30,7 +30,7 @@ class Transport:
     label_cost: float = static(default=np.inf)
 
     def __post_init__(self) -> None:
-        scale = np.atleast_1d(np.asarray(self.scale, float))
+        scale = np.atleast_1d(np.array(self.scale, float))
         if scale.ndim != 1:
             raise BidroError(f"Scales must be a vector, one a coordinate; got shape {scale.shape}.")
         if not 1 <= self.p < np.inf:

@@ -41,8 +41,9 @@ from bidro.worst_case.risk import RiskModel
 
 Numbers = NDArray[np.float64]
 
-# Rounds that the server makes by itself before it gives up.
-_MOST_STEPS = 500
+# Rounds that the server makes by itself before it gives up, and those without a gain: then rounding is what
+# is left.
+_MOST_STEPS, _WITHOUT_GAIN, _GAIN = 500, 15, 0.99
 
 
 # Sums over up to ten million rows are off by no more than this share of the sizes of their terms: twice what
@@ -118,9 +119,12 @@ class OneShotMWDRO(Usual):
         before = state.solver.t
         solver = _with_newton(state, moments)
         exact = ExactMWDRO(Exact(), gap=self.gap, saves_rounds=False)
-        while not solver.finished and solver.t - before < _MOST_STEPS:
+        least, since = np.inf, 0
+        while not solver.finished and solver.t - before < _MOST_STEPS and since < _WITHOUT_GAIN:
             found = _risks(state, moments, solver.x, solver.width)
             solver = exact.server(solver, found, replied)
+            since = 0 if solver.gap < _GAIN * least else since + 1
+            least = min(least, solver.gap)
         # Nothing new would come of asking again.
         return state._replace(solver=solver._replace(t=before + 1, stalled=True))
 
@@ -155,9 +159,11 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
         _OF_THE_GAP * solver.wanted,
     )
     risks = _risks(state, moments, found.x, 0.0, curvature=False)
+    if not np.all(np.asarray(risks.certified) == 1):
+        return state.solver  # the exact solver says what is wrong
     upper = float(model.mixtures.linear_maximum(risks.upper)[0])
     solver = solver._replace(x=found.x, mixture=found.alpha)
-    if not np.isfinite(upper) or (known and upper >= solver.best.upper):
+    if known and upper >= solver.best.upper:
         return solver
     everyone, z = np.arange(len(state.eps)), model.lift(found.x)
     cuts = Cuts.at_point(everyone, risks.attained, risks.gradient, z)

@@ -96,9 +96,9 @@ def solve(
     and the rounding of second moments leaves a wider gap, rounds with curvature follow. `progress` is called
     after each round with its number and the gap. `resume` goes on from a solution of the same problem by the
     same method, up to `max_rounds` in all. `network` answers the rounds. `start` (d,) is a model to begin
-    with; `moments` the replies of "one-shot", where clients have sent them before. Warns
-    (GapNotReachedWarning) where it stops short of the gap, and raises BidroError for a problem that it cannot
-    treat.
+    with; `moments` the replies of "one-shot", where clients have sent them before (they are taken to be of
+    this problem's rows). Warns (GapNotReachedWarning) where it stops short of the gap, and raises BidroError
+    for a problem that it cannot treat.
     """
     if not isinstance(gap, int | float) or not 0 < gap < np.inf:
         raise BidroError(f"The gap must be a positive number such as 1e-6; got {gap!r}.")
@@ -113,16 +113,21 @@ def solve(
         raise BidroError("A solution resumes only with the problem and the method that it began with.")
     algorithm = _algorithm(chosen, oracle, gap)
     state = algorithm.init(problem)
-    run = _Run(chosen, why, time.perf_counter(), state if start is None else _begun_at(state, start))
+    if moments is not None:
+        _check_moments(problem, moments)
+    run = _Run(chosen, why, time.perf_counter(), state if start is None else _begun_at(state, problem, start))
     if resume is not None:
         run.go_on_from(resume, gap)
     told = network if moments is None or chosen != "one-shot" else Answered(moments)
     run.rounds(told, algorithm, problem, max_rounds, progress)
-    if chosen == "one-shot" and method is None and resume is None and not run.solver.gap <= gap:
-        algorithm = _algorithm("curvature", oracle, gap)
+    by_rule = chosen == "one-shot" and method is None and resume is None
+    if by_rule and not run.solver.gap <= gap and run.done < max_rounds:
+        algorithm, one_shot = _algorithm("curvature", oracle, gap), (run.method, run.why, run.state)
         run.method, run.why = "curvature", "the rounding of second moments hides what is left"
-        run.state = _begun_at(algorithm.init(problem), run.solver.best.x)
+        run.state = _begun_at(algorithm.init(problem), problem, run.solver.best.x)
         run.rounds(network, algorithm, problem, max_rounds, progress)
+        if not run.solver.gap < _solver(one_shot[2]).gap:
+            run.method, run.why, run.state = one_shot
     if not run.solver.gap <= gap:
         warnings.warn(
             f"Stopped after {run.done} rounds at a relative gap of {run.solver.gap:.1e}, short of {gap:.1e}.",
@@ -195,9 +200,25 @@ class _Run:
         )
 
 
-def _begun_at(state: Any, x: NDArray[np.float64]) -> Any:
-    """The first state of a solver, with another model to begin with."""
-    begun = _solver(state)._replace(x=np.asarray(x, float))
+def _check_moments(problem: Problem, moments: Any) -> None:
+    """Raise BidroError for what cannot be the moments of the problem's clients."""
+    mean, around = (np.asarray(part, float) for part in moments)
+    n, m = problem.n, problem.federation.m
+    if mean.shape != (n, m) or around.shape != (n, m, m):
+        raise BidroError(
+            f"Moments of {n} clients with {m} columns have shapes ({n}, {m}) and ({n}, {m}, {m}); got "
+            f"{mean.shape} and {around.shape}."
+        )
+    if not (np.all(np.isfinite(mean)) and np.all(np.isfinite(around))):
+        raise BidroError("Moments must be finite numbers.")
+
+
+def _begun_at(state: Any, problem: Problem, x: NDArray[np.float64]) -> Any:
+    """The first state of a solver, with another model to begin with: the nearest that is admissible."""
+    given = np.asarray(x, float)
+    if given.shape != (problem.dimension,) or not np.all(np.isfinite(given)):
+        raise BidroError(f"A model to start from has {problem.dimension} finite numbers; got {given}.")
+    begun = _solver(state)._replace(x=np.asarray(problem.domain.project(given)))
     if np.isfinite(begun.floor):
         begun = begun._replace(small=None)
     return begun if isinstance(state, State) else state._replace(solver=begun)

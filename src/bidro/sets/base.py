@@ -102,8 +102,8 @@ class Polytope(NamedTuple):
 
 
 def vectors(what: str, *values: ArrayLike) -> list[NDArray[np.float64]]:
-    """The values as vectors of one length; a single number fits any length."""
-    vectors = [np.atleast_1d(np.asarray(v, float)) for v in values]
+    """Copies of the values as vectors of one length; a single number fits any length."""
+    vectors = [np.atleast_1d(np.array(v, float)) for v in values]
     longest = max(len(v) for v in vectors)
     if any(v.ndim != 1 or len(v) not in (1, longest) for v in vectors):
         shapes = " and ".join(str(v.shape) for v in vectors)

@@ -192,7 +192,7 @@ class ScaledNormCut:
     radius: Held
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", np.asarray(self.scale, float))
+        object.__setattr__(self, "scale", np.array(self.scale, float))
         object.__setattr__(self, "radius", np.asarray(self.radius, float))
         zero = np.zeros(self.base.dimension)
         closest = self.base.project(zero, np.maximum(self.scale**2, 1e-12))

@@ -1,0 +1,88 @@
+"""Solves that begin elsewhere, or with moments that are known: what is stated holds all the same."""
+
+import numpy as np
+import pytest
+
+from bidro import Box, Federation, Problem, Squared, Transport, WassersteinBall, solve
+from bidro.algorithms import one_shot, second_moments
+from bidro.engines.solve import GapNotReachedWarning
+from bidro.errors import BidroError
+
+
+def rows(seed=0):
+    rng = np.random.default_rng(seed)
+    theta = [rng.normal(size=(size, 2)) for size in (20, 30, 25)]
+    return [np.column_stack([own, own @ [1.0, -1.0] + 0.5 * rng.normal(size=len(own))]) for own in theta]
+
+
+def problem(radius=0.1, half=10.0):
+    federation = Federation.from_arrays(rows(), "unbounded")
+    models = Box.cube(half, 3)
+    return Problem(federation, Squared(True), models, Transport.features_only(3), WassersteinBall(radius))
+
+
+@pytest.mark.parametrize("method", ["one-shot", "curvature", "gradients"])
+def test_a_start_outside_the_models_is_brought_inside(method):
+    whole = problem(half=0.3)
+    truth = solve(whole, 1e-8, "curvature")
+    found = solve(whole, 1e-6, method, start=np.array([1.0, -1.0, 0.3]))
+    assert bool(whole.models.contains(found.x))
+    assert found.lower <= truth.upper * (1 + 1e-9)
+    assert found.upper >= truth.lower * (1 - 1e-9)
+
+
+def test_a_start_that_is_no_model_is_refused():
+    for start in (np.full(3, np.nan), np.zeros(2)):
+        with pytest.raises(BidroError, match="3 finite numbers"):
+            solve(problem(), start=start)
+
+
+def test_moments_that_cannot_be_of_the_clients_are_refused():
+    mean, around = second_moments.of_clients(np.concatenate(rows()), [20, 30, 25])
+    for wrong in ((mean[:2], around[:2]), (mean[:, :2], around), (np.nan * mean, around)):
+        with pytest.raises(BidroError, match="oments"):
+            solve(problem(), moments=second_moments.Moments(*wrong))
+
+
+def test_risks_that_are_not_finite_certify_nothing():
+    far = Problem(
+        Federation.from_arrays(rows(), "unbounded"),
+        Squared(True),
+        Box.cube(10.0, 3),
+        Transport.euclidean(3),
+        WassersteinBall(1e160),
+    )
+    with pytest.raises(BidroError, match="not finite"):
+        solve(far)
+
+
+def test_radii_and_sets_are_copies_of_what_was_given():
+    radii, upper = np.full(3, 0.1), np.full(3, 10.0)
+    scale = np.ones(3)
+    whole = Problem(
+        Federation.from_arrays(rows(), "unbounded"),
+        Squared(True),
+        Box(-upper, upper),
+        Transport(scale),
+        WassersteinBall(radii),
+    )
+    before = solve(whole, 1e-6)
+    radii *= 5
+    upper[:] = 0.1
+    scale *= 3
+    again = solve(whole, 1e-6)
+    assert again.upper == before.upper
+    assert float(whole.models.upper[0]) == 10.0
+
+
+def test_what_one_shot_proved_is_kept_where_rounds_are_too_few(monkeypatch):
+    monkeypatch.setattr(one_shot, "_WITHOUT_GAIN", 2)
+    whole = problem()
+    with pytest.warns(GapNotReachedWarning):
+        found = solve(whole, gap=1e-15, max_rounds=1)
+    assert found.method == "one-shot"
+    assert np.isfinite(found.upper)
+    assert found.gap < 1e-6
+    with pytest.warns(GapNotReachedWarning):
+        more = solve(whole, gap=1e-15, max_rounds=3)
+    assert more.gap <= found.gap
