@@ -16,6 +16,7 @@ from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.transport import Transport
 from bidro.worst_case import Exact
+from tests.small import mostly_slow
 
 SMOOTH = {
     "squared": Squared(intercept=True),
@@ -122,7 +123,7 @@ def test_smooth_losses_reach_the_gap_on_data_of_any_kind(name, eps, style):
     assert solve(problem(parts, loss, eps, half_width=half_width), max_rounds=most).gap <= 1e-6
 
 
-@pytest.mark.parametrize("eps", [0.05, 0.3])
+@pytest.mark.parametrize("eps", mostly_slow([0.05, 0.3], lambda eps: eps == 0.05))
 def test_softmax_with_a_quadratic_cost_reaches_the_gap(eps):
     parts = data()
     for rows in parts:
