@@ -73,7 +73,9 @@ def lower_bound(
     best = _proven(model, cuts, z, answer)
     if serves(best):
         return best
-    for by_cost, driver in product((True, False), _DRIVERS):
+    for driver, by_cost in product(_DRIVERS, (True, False)):
+        if driver != _DRIVERS[0] and best.bound + best.lost < enough:
+            break  # what the cuts say at z is not enough, however small the slope
         mended = answer
         for _ in range(_TIMES):
             mended = _balanced(model, cuts, z, mended, by_cost, driver)
