@@ -32,7 +32,7 @@ from tests.fuzz.measures import (
     worst_mixture,
 )
 from tests.fuzz.plain import Wide, inverse_scale, losses, split, steepest_slope, steepness
-from tests.fuzz.problems import RESIDUAL, SMOOTH, Case
+from tests.fuzz.problems import SMOOTH, Case
 from tests.fuzz.reference import Bounds
 
 GAP = 1e-6
@@ -151,8 +151,7 @@ def _check_risks(case: Case, found: Found, solution: Solution, risks: list[Bound
                 truth=bounds.lower,
                 rounding=slack,
             )
-            # Beyond what rounding makes of a row that is all but fitted.
-            if bounds.lower > slack and case.family.loss != "softmax":
+            if bounds.lower > 0 and case.family.loss != "softmax":
                 found.expect(stated > 0, "risk of 0 where losses are positive", client=i, truth=bounds.lower)
         if case.family.loss != "softmax":
             wide = Wide(1e-9) * abs(bounds.upper)
@@ -194,9 +193,7 @@ def _check_gap(case: Case, found: Found, solution: Solution) -> None:
     sensible = min(objective(case, constant, risks)[0], Wide(np.finfo(float).max))
     left = solution.upper - solution.lower
     slack = max(rounding(case, i, solution.x, solution.risks[i]) for i in range(len(case.rows)))
-    # The share that `Solution.gap` states, for classes, and with room for the worst mixture otherwise.
-    share = 1e-5 if case.family.loss in RESIDUAL else 1e-2
-    allowed = 2 * GAP * max(abs(solution.upper), share * float(sensible)) + 1e3 * float(slack)
+    allowed = 2 * GAP * max(abs(solution.upper), 1e-5 * float(sensible)) + 1e3 * float(slack)
     found.expect(
         left <= allowed,
         "the gap hides an interval",

@@ -47,10 +47,8 @@ _ENOUGH, _GOOD = 0.1, 0.5
 _STIFFEN = 4.0
 _ROUNDING = 1e-11
 # A loss that can be brought to 0 has no relative gap: risks below this share of the first model's, or of a
-# constant prediction's, count as that share. For squared loss it is a share of the residuals; of classes that
-# can be told apart the risk falls to 0 at infinity, and there is no use in following it.
-_SMALL, _SMALL_OF_CLASSES = 1e-6, 1e-2
-_TINY = float(np.finfo(float).tiny)
+# constant prediction's, count as that share. For squared loss it is a share of the residuals.
+_SMALL, _TINY = 1e-6, float(np.finfo(float).tiny)
 # The program for the lower bound has no steps whose size would go down with the gap; its unit stays above
 # this share of the risks.
 _COARSEST = 1e-5
@@ -178,8 +176,6 @@ class ExactMWDRO(Usual):
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)
         small = _SMALL**2 if isinstance(problem.loss, Squared) else _SMALL
-        if problem.loss.labels is not None:
-            small = _SMALL_OF_CLASSES
         return State(
             x,
             np.zeros_like(x),

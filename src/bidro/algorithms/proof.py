@@ -15,9 +15,8 @@ apart from the large ones beside which they would be lost. Sums are evaluated wi
 from __future__ import annotations
 
 import math
-from itertools import product
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +44,6 @@ _CONTRADICTION = 1e-8
 # How often each mending is repeated: its own rounding is what is left to mend.
 _TIMES = 2
 
-# Of all but dependent equations the two find other solutions, and now one, now the other proves more.
-Driver = Literal["gelsy", "gelsd"]
-_DRIVERS: tuple[Driver, ...] = ("gelsy", "gelsd")
-
 _of_bound = attrgetter("bound")
 
 
@@ -73,12 +68,10 @@ def lower_bound(
     best = _proven(model, cuts, z, answer)
     if serves(best):
         return best
-    for driver, by_cost in product(_DRIVERS, (True, False)):
-        if driver != _DRIVERS[0] and best.bound + best.lost < enough:
-            break  # what the cuts say at z is not enough, however small the slope
+    for by_cost in (True, False):
         mended = answer
         for _ in range(_TIMES):
-            mended = _balanced(model, cuts, z, mended, by_cost, driver)
+            mended = _balanced(model, cuts, z, mended, by_cost)
             best = max(best, _proven(model, cuts, z, mended), key=_of_bound)
             if serves(best):
                 return best
@@ -149,9 +142,7 @@ def _width(model: ConeModel, z: Numbers, slope: Numbers) -> Numbers:
     return np.where(left > _AT_EDGE * (upper - lower), upper - lower, 0.0)
 
 
-def _balanced(
-    model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost: bool, driver: Driver
-) -> Answer:
+def _balanced(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost: bool) -> Answer:
     """Multipliers near the answer's for which s vanishes, their sums stay in A, and ||y|| = r_nu to first
     order: the least relative change that does it, or comes nearest."""
     d, polytope = model.models.dimension, model.mixtures.polytope()
@@ -190,7 +181,7 @@ def _balanced(
         return answer
     live = _unsettled(scaled, slopes)
     change = np.zeros(len(size))
-    change[live] = size[live] * _least_squares(weight[:, None] * scaled[:, live], weight * left, driver)
+    change[live] = size[live] * _least_squares(weight[:, None] * scaled[:, live], weight * left)
     moved = answer.multipliers.copy()
     moved[used] = np.maximum(beta + change[: len(beta)], 0.0)
     shares = answer.shares.copy()
@@ -214,13 +205,16 @@ def _unsettled(system: Numbers, slopes: slice) -> NDArray[np.bool_]:
         live &= ~alone.any(axis=0)
 
 
-def _least_squares(system: Numbers, wanted: Numbers, driver: Driver) -> Numbers:
-    """The smallest x (unknowns,) that comes nearest to system x = wanted."""
+def _least_squares(system: Numbers, wanted: Numbers) -> Numbers:
+    """The smallest x (unknowns,) that comes nearest to system x = wanted; 0 where that cannot be found."""
     rows = np.any(system != 0, axis=1)
     if not rows.any():
         return np.zeros(system.shape[1])
     precision = float(np.finfo(float).eps) * max(system.shape)
-    found: Numbers = lstsq(system[rows], wanted[rows], precision, lapack_driver=driver)[0]
+    try:
+        found: Numbers = lstsq(system[rows], wanted[rows], precision)[0]
+    except np.linalg.LinAlgError:  # singular values that do not converge: then nothing is mended
+        return np.zeros(system.shape[1])
     return found
 
 

@@ -62,7 +62,7 @@ class Solution:
     @property
     def gap(self) -> float:
         """(upper - lower) / |upper|, or over a small share of the risk at the first model (1e-6, for squared
-        loss 1e-12, for classes 1e-2) if that is more; inf where nothing is proven."""
+        loss 1e-12) if that is more; inf where nothing is proven."""
         return _solver(self.state).gap if self.certified else float("inf")
 
 
