@@ -94,6 +94,7 @@ def test_rows_outside_the_declared_support_are_refused():
     rng = np.random.default_rng(5)
     X, site = rng.uniform(size=(60, 1)), np.repeat(["a", "b"], 30)
     model = RobustRegressor(radius=0.05, support=([0.0, -1.0], [1.0, 2.0])).fit(X, X[:, 0], clients=site)
+    X = rng.uniform(size=(60, 1))
     model.certify(X, X[:, 0], site)
     X[40] = 1.5
     with pytest.raises(
