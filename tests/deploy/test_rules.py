@@ -98,7 +98,7 @@ def test_losses_with_kinks_need_consent():
 
 
 def asked(table, evidence="all rows", second_order=False, loss=None, folds=None):
-    held = HeldRows(table, np.array([len(table)]))
+    held = HeldRows(Squared(), table, np.array([len(table)]))
     if folds is not None:
         held = held._replace(marks=folds, folds=int(folds.max()) + 1)
     return SimpleNamespace(evidence=evidence, second_order=second_order), loss or Squared(), held

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from bidro.client import Client
 from bidro.errors import BidroError
+from bidro.losses import Loss
 from bidro.problem import Problem
 
 Numbers = Array | NDArray[np.float64]
@@ -47,8 +48,9 @@ class Snapshot(NamedTuple):
 
 
 class HeldRows(NamedTuple):
-    """Rows of one or several clients on the host, one client after the other."""
+    """Rows of one or several clients on the host, one client after the other, and the loss of a model."""
 
+    loss: Loss
     samples: NDArray[np.float64]  # (N, m)
     sizes: NDArray[np.int64]  # (n,)
     marks: NDArray[np.int64] | None = None  # (N,) the fold of every row, from 0, where rows are dealt out
@@ -60,8 +62,8 @@ class HeldRows(NamedTuple):
         rows = clients.rows
         samples, sizes = np.asarray(rows.samples), np.atleast_1d(np.asarray(rows.size))
         if rows.folds is None:
-            return cls(samples, sizes)
-        return cls(samples, sizes, np.asarray(rows.folds.of_row, np.int64), rows.folds.kept.shape[0])
+            return cls(clients.inner.loss, samples, sizes)
+        return cls(clients.inner.loss, samples, sizes, np.asarray(rows.folds.of_row, np.int64), rows.folds.kept.shape[0])
 
 
 class Algorithm(Protocol):

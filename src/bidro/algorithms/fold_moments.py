@@ -20,7 +20,7 @@ from bidro.algorithms.exact import ExactMWDRO, State
 from bidro.algorithms.exact_messages import Broadcast
 from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
 from bidro.algorithms.one_shot import risks_from_moments, squared_risks
-from bidro.algorithms.second_moments import Moments, TrainingMoments, of_all_folds, of_folds
+from bidro.algorithms.second_moments import Moments, TrainingMoments, left_out_sums, of_all_folds, of_folds
 from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box
@@ -99,7 +99,7 @@ class FoldMoments(Usual):
 
     def _losses(self, state: MomentsState, trained: TrainingMoments) -> Numbers:
         rows = np.asarray(trained.rows, float)
-        left_out = _left_out(trained.mean, trained.around, rows)
+        left_out = left_out_sums(trained)
         losses = np.zeros((len(state.sizes), len(self.candidates)))
         for fold in range(self.folds):
             moments = Moments(trained.mean[:, fold], trained.around[:, fold])
@@ -146,35 +146,3 @@ class FoldMoments(Usual):
         """Nothing is trained that is kept: the model that solves begin with."""
         first = next(iter(state.starts.values()))
         return Snapshot(first.x, first.x, first.alpha)
-
-
-class _LeftOut(NamedTuple):
-    """Sums over the rows (theta, y) that folds leave out, counted from a centre of each client's own."""
-
-    centre: Numbers  # (n, m)
-    rows: Numbers  # (n, folds)
-    first: Numbers  # (n, folds, m)
-    second: Numbers  # (n, folds, m, m)
-
-    def squares(self, fold: int, models: Numbers) -> Numbers:
-        """(n, candidates) sums of squared residuals of the models (candidates, d)."""
-        features = self.centre.shape[1] - 1
-        v = np.column_stack([models[:, :features], -np.ones(len(models))])
-        base = self.centre @ v.T + models[:, features:].sum(axis=1)
-        square = np.einsum("ci,nij,cj->nc", v, self.second[:, fold], v)
-        return square + 2 * base * (self.first[:, fold] @ v.T) + self.rows[:, fold, None] * base**2
-
-
-def _left_out(mean: Numbers, around: Numbers, rows: Numbers) -> _LeftOut:
-    """From the moments of the folds' training rows: (n, folds, m), (n, folds, m, m) and (n, folds)."""
-    others = mean.shape[1] - 1
-    centre = mean.mean(axis=1)
-    away = mean - centre[:, None]
-    first = rows[..., None] * away
-    second = rows[..., None, None] * (around + away[..., :, None] * away[..., None, :])
-
-    def rest(trained: Numbers) -> Numbers:
-        # Each row is left out once, so that the folds' training rows hold it folds - 1 times.
-        return np.asarray(trained.sum(axis=1, keepdims=True) / others - trained)
-
-    return _LeftOut(centre, rest(rows), rest(first), rest(second))

@@ -99,6 +99,42 @@ def of_all_folds(trained: TrainingMoments) -> Moments:
     return Moments(centre + left, np.einsum("nf,nfij->nij", share, trained.around) + between)
 
 
+class LeftOutSums(NamedTuple):
+    """Sums over the rows (theta, y) that folds leave out, counted from a centre of each client's own."""
+
+    centre: Numbers  # (n, m)
+    rows: Numbers  # (n, folds)
+    first: Numbers  # (n, folds, m)
+    second: Numbers  # (n, folds, m, m)
+
+    def squares(self, fold: int, models: Numbers) -> Numbers:
+        """(n, candidates) sums of squared residuals of the models (candidates, d), or of each client's own
+        (n, candidates, d)."""
+        features = self.centre.shape[1] - 1
+        v = np.concatenate([models[..., :features], -np.ones((*models.shape[:-1], 1))], axis=-1)
+        v = np.broadcast_to(v, (len(self.centre), *v.shape[-2:]))
+        base = (v @ self.centre[..., None])[..., 0] + models[..., features:].sum(axis=-1)
+        square = np.sum((v @ self.second[:, fold]) * v, axis=-1)
+        linear = (v @ self.first[:, fold][..., None])[..., 0]
+        return np.asarray(square + 2 * base * linear + self.rows[:, fold, None] * base**2)
+
+
+def left_out_sums(trained: TrainingMoments) -> LeftOutSums:
+    """What each fold leaves out: all rows but its training rows."""
+    rows = np.asarray(trained.rows, float)
+    others = rows.shape[1] - 1
+    centre = trained.mean.mean(axis=1)
+    away = trained.mean - centre[:, None]
+    first = rows[..., None] * away
+    second = rows[..., None, None] * (trained.around + away[..., :, None] * away[..., None, :])
+
+    def rest(part: Numbers) -> Numbers:
+        # Each row is left out once, so that the folds' training rows hold it folds - 1 times.
+        return np.asarray(part.sum(axis=1, keepdims=True) / others - part)
+
+    return LeftOutSums(centre, rest(rows), rest(first), rest(second))
+
+
 def _of_others(each: _Groups, rows: Indices, trained: Indices) -> Moments:
     """From the folds' own moments (n, folds, ...), for each the moments of all other folds together."""
     found = Moments(np.empty_like(each.centre), np.empty_like(each.around))

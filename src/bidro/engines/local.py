@@ -25,7 +25,7 @@ class InProcess:
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         federation = problem.federation
-        held = HeldRows(federation.host_rows, np.asarray(federation.sizes))
+        held = HeldRows(problem.loss, federation.host_rows, np.asarray(federation.sizes))
         if deal is not None:
             held = held._replace(marks=federation.folds(*deal), folds=deal.folds)
         everyone = np.ones(problem.n, bool)

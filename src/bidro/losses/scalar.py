@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
@@ -22,10 +20,10 @@ class Tangent(NamedTuple):
     That function is L itself, with its kinks smoothed.
     """
 
-    value: Array  # of the line at u
-    slope: Array
-    smoothed: Array  # value of the function at u
-    curvature: Array  # its second derivative
+    value: Any  # of the line at u
+    slope: Any
+    smoothed: Any  # value of the function at u
+    curvature: Any  # its second derivative
 
 
 @dataclass(frozen=True)
@@ -46,28 +44,29 @@ class PiecewiseQuadratic:
             result = where(u >= knot, _quadratic(piece, u), result)
         return result
 
-    def tangent(self, u: Array, width: Array) -> Tangent:
+    def tangent(self, u: Numbers, width: Numbers) -> Tangent:
         """The tangent of L at u, with kinks smoothed over about `width`.
 
         A kink is a term jump/2 |t|, t = u - knot. It is smoothed to jump/2 sqrt(t^2 + width^2); a line with
         the slope of that at u, but through the kink itself, stays below L.
         """
+        xp = namespace(u, width)
         q2, q1, _ = self.pieces[0]
-        value, slope, curvature = self.value(u), 2 * q2 * u + q1, jnp.full_like(u, 2 * q2)
+        value, slope, curvature = self.value(u), 2 * q2 * u + q1, xp.full_like(u, 2 * q2)
         smoothed = value
         for knot, (q2, q1, _) in zip(self.knots, self.pieces[1:], strict=True):
-            slope = jnp.where(u >= knot, 2 * q2 * u + q1, slope)
-            curvature = jnp.where(u >= knot, 2 * q2, curvature)
+            slope = xp.where(u >= knot, 2 * q2 * u + q1, slope)
+            curvature = xp.where(u >= knot, 2 * q2, curvature)
         for knot, before, after in self._kinks:
             half, t = (after - before) / 2, u - knot
-            root = jnp.sqrt(t**2 + width**2)
-            safe = jnp.where(root > 0, root, 1.0)
-            sign = jnp.where(t >= 0, 1.0, -1.0)
-            turned = jnp.where(width > 0, t / safe, sign)
-            value += half * (turned * t - jnp.abs(t))
+            root = xp.sqrt(t**2 + width**2)
+            safe = xp.where(root > 0, root, 1.0)
+            sign = xp.where(t >= 0, 1.0, -1.0)
+            turned = xp.where(width > 0, t / safe, sign)
+            value += half * (turned * t - xp.abs(t))
             slope += half * (turned - sign)
-            smoothed += half * (root - jnp.abs(t))
-            curvature += jnp.where(width > 0, half * (width / safe) ** 2 / safe, 0.0)
+            smoothed += half * (root - xp.abs(t))
+            curvature += xp.where(width > 0, half * (width / safe) ** 2 / safe, 0.0)
         return Tangent(value, slope, smoothed, curvature)
 
     @property
@@ -111,6 +110,11 @@ class PiecewiseQuadratic:
         """sup L''; inf where the slope jumps at a knot."""
         return np.inf if self._kinks else 2 * max(q2 for q2, _, _ in self.pieces)
 
+    def curvature_of(self, width: Numbers) -> Numbers:
+        """An upper bound of the second derivative once kinks are smoothed over `width` > 0."""
+        bent = sum((after - before) / 2 for _, before, after in self._kinks) / width if self._kinks else 0.0
+        return 2 * max(q2 for q2, _, _ in self.pieces) + bent + 0 * width
+
 
 @dataclass(frozen=True)
 class Softplus:
@@ -126,11 +130,17 @@ class Softplus:
     def value(self, u: Numbers) -> Numbers:
         return namespace(u).logaddexp(0.0, -u)
 
-    def tangent(self, u: Array, width: Array) -> Tangent:
+    def tangent(self, u: Numbers, width: Numbers) -> Tangent:
         """The tangent of L at u; there are no kinks that `width` would smooth."""
-        probability = jax.nn.sigmoid(-u)
+        # exp of a number that is not positive, also where the other side of the comparison is taken.
+        small = namespace(u).exp(-abs(u))
+        probability = namespace(u).where(u >= 0, small, 1.0) / (1 + small)
         value = self.value(u)
-        return Tangent(value, -probability, value, probability * jax.nn.sigmoid(u))
+        return Tangent(value, -probability, value, small / (1 + small) ** 2)
+
+    def curvature_of(self, width: Numbers) -> Numbers:
+        """As for the other scalar functions; there are no kinks."""
+        return self.curvature + 0 * width
 
 
 Scalar = PiecewiseQuadratic | Softplus

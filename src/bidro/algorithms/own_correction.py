@@ -1,0 +1,331 @@
+"""Each client's own correction of a shared model, shrunk towards it.
+
+Client i's own model minimises its sum of losses plus a pull back to the shared model (w, b),
+
+    sum_k l(x_i, xi_i^k) + c / 2 (lambda_1 ||w_i - w||^2 + lambda_0 (b_i - b)^2),
+
+c the largest curvature of the loss in the score: lambda_0 and lambda_1 are then numbers of pseudo-rows, of a
+client that the shared model fits, with features of size 1. Squared loss needs nothing but second moments.
+Other losses are minimised by accelerated steps of a quadratic majorant with curvature c (Boehning and Lindsay
+1988; Nesterov 1983, restarted as by O'Donoghue and Candes 2015), kinks smoothed, all shrinkages at once, for
+stacks of clients of like sizes: plain NumPy, nothing is compiled.
+
+`OwnCorrections` is the round by which a common shrinkage is chosen: how well each client would do with each,
+on rows that neither its own nor the shared model was trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+from scipy.special import logsumexp, softmax
+
+from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
+from bidro.algorithms.second_moments import Moments, TrainingMoments, left_out_sums, of_clients, of_folds
+from bidro.errors import BidroError
+from bidro.losses import LinearLoss, Loss, Softmax, Squared
+from bidro.problem import Problem
+from bidro.trees import pytree, static
+
+Numbers = NDArray[np.float64]
+
+# Numbers that are handled together, so that no second copy of the table is made.
+_STACK_NUMBERS = 1 << 20
+# Kinks are smoothed over this share of the deviation of the client's own residuals (of 1 for margins).
+_SMOOTHING = 0.1
+# Steps in cross-validation, and for a model that is kept; they end earlier where they have become small.
+_TRIAL_STEPS, _MOST_STEPS = 15, 1000
+_TRIAL_CHANGE, _LEAST_CHANGE = 1e-3, 1e-10
+
+
+class Shrinkage(NamedTuple):
+    """How strongly a client's own model is held at the shared one, in pseudo-rows; inf: not changed."""
+
+    offset: float  # lambda_0
+    slopes: float  # lambda_1
+
+    @property
+    def changes_nothing(self) -> bool:
+        return math.isinf(self.offset) and math.isinf(self.slopes)
+
+
+NONE = Shrinkage(math.inf, math.inf)
+
+
+def has_own_models(loss: Loss) -> bool:
+    """Whether corrections are known for this loss: linear scores, one or one a class."""
+    return isinstance(loss, LinearLoss | Softmax)
+
+
+class Broadcast(NamedTuple):
+    x: Numbers | Array  # (folds, d) the shared model of every fold
+
+
+class Reply(NamedTuple):
+    """Mean losses of a client under its own model, by shrinkage."""
+
+    left_out: Numbers | Array  # (shrinkages,) each row under the models that were not trained on it
+    trained: Numbers | Array  # (shrinkages,) on the rows that models were trained on, mean over the folds
+
+
+class Losses(NamedTuple):
+    """The replies of all clients."""
+
+    left_out: Numbers  # (n, shrinkages)
+    trained: Numbers  # (n, shrinkages)
+
+
+@pytree
+class OwnCorrections(Usual):
+    """One round; its state is the shared models (folds, d) before it, and `Losses` after it. It needs all
+    clients: until then the round is repeated."""
+
+    shrinkages: tuple[Shrinkage, ...] = static()
+
+    broadcast_type: ClassVar[type] = Broadcast
+    reply_type: ClassVar[type] = Reply
+    evidence: ClassVar[Evidence] = "folds"
+    second_order: ClassVar[bool] = False
+
+    @property
+    def traceable_server(self) -> bool:
+        return False
+
+    def init(self, problem: Problem, seed: int = 0) -> Numbers:
+        raise BidroError("OwnCorrections corrects models: its first state is those of the folds.")
+
+    def broadcast(self, state: Numbers) -> Broadcast:
+        return Broadcast(state)
+
+    def replies_on_host(self, broadcast: Broadcast, rows: HeldRows) -> Reply:
+        assert rows.marks is not None
+        models = np.asarray(broadcast.x)
+        if isinstance(rows.loss, Squared):
+            trained = of_folds(rows.samples, rows.sizes, rows.marks, rows.folds)
+            return self.from_moments(rows.loss, trained, models)
+        left_out, inside = np.zeros((2, len(rows.sizes), len(self.shrinkages)))
+        for stack in _stacks(rows.samples, rows.sizes):
+            marks = rows.marks[stack.at]
+            for fold, x in enumerate(models):
+                kept = stack.used & (marks != fold)
+                found = _minimised(
+                    rows.loss, stack.rows, kept, x, self.shrinkages, _TRIAL_STEPS, _TRIAL_CHANGE
+                )
+                losses = _Scored(rows.loss, stack.rows).losses(found)
+                left_out[stack.clients] += np.einsum("gh,ghp->gp", stack.used & (marks == fold), losses)
+                mean = np.einsum("gh,ghp->gp", kept, losses) / kept.sum(axis=1)[:, None]
+                inside[stack.clients] += mean / len(models)
+        return Reply(left_out / np.asarray(rows.sizes)[:, None], inside)
+
+    def from_moments(self, loss: Squared, trained: TrainingMoments, models: Numbers) -> Reply:
+        """What clients with these moments would reply, of squared loss."""
+        sums = left_out_sums(trained)
+        left_out, inside = np.zeros((2, len(trained.rows), len(self.shrinkages)))
+        for fold, x in enumerate(models):
+            own = Moments(trained.mean[:, fold], trained.around[:, fold])
+            rows = trained.rows[:, fold].astype(float)
+            found = _least_squares(loss, own, rows, x, self.shrinkages)
+            left_out += sums.squares(fold, found)
+            inside += _mean_squares(own, found) / len(models)
+        return Reply(left_out / sums.rows.sum(axis=1, keepdims=True), inside)
+
+    def server(self, state: Any, replies: Reply, replied: Array) -> Any:
+        if not np.all(np.asarray(replied)):
+            return state
+        return Losses(np.asarray(replies.left_out, float), np.asarray(replies.trained, float))
+
+    def snapshot(self, state: Numbers) -> Snapshot:
+        """Nothing is trained that is kept: the first of the shared models."""
+        return Snapshot(state[0], state[0], np.zeros(0))
+
+
+def own_models(
+    loss: Loss, samples: Numbers, sizes: Sequence[int] | NDArray[np.int64], x: Numbers, shrinkage: Shrinkage
+) -> Numbers:
+    """(n, d) every client's own model around the shared model x (d,), from all its rows; `samples` (N, m)
+    hold one client's after the other's."""
+    counts = np.asarray(sizes)
+    if isinstance(loss, Squared):
+        moments = of_clients(samples, counts)
+        return _least_squares(loss, moments, counts.astype(float), x, (shrinkage,))[:, 0]
+    found = np.empty((len(counts), len(x)))
+    for stack in _stacks(samples, counts):
+        own = _minimised(loss, stack.rows, stack.used, x, (shrinkage,), _MOST_STEPS, _LEAST_CHANGE)
+        found[stack.clients] = _flat(loss, own[:, 0])
+    return found
+
+
+def _scales(loss: Loss, columns: int, shrinkages: Sequence[Shrinkage]) -> Numbers:
+    """(shrinkages, columns) lambda^-1/2 of every row of a model's matrix; 0 for what does not change."""
+    found = np.empty((len(shrinkages), columns))
+    for p, one in enumerate(shrinkages):
+        found[p] = 1 / math.sqrt(one.slopes)
+        if loss.intercept:  # type: ignore[attr-defined]
+            found[p, -1] = 1 / math.sqrt(one.offset)
+    return found
+
+
+def _least_squares(
+    loss: Squared, moments: Moments, rows: Numbers, x: Numbers, shrinkages: Sequence[Shrinkage]
+) -> Numbers:
+    """(n, shrinkages, d) the minimisers for squared loss, of clients with so many rows (n,)."""
+    mean, around = moments
+    features = mean.shape[1] - 1
+    v = np.append(x[:features], -1.0)
+    residual = mean @ v + x[features:].sum()
+    psi = np.concatenate([mean[:, :-1], np.ones((len(mean), int(loss.intercept)))], axis=1)
+    squares = psi[:, :, None] * psi[:, None, :]
+    squares[:, :features, :features] += around[:, :-1, :-1]
+    gradient = residual[:, None] * psi
+    gradient[:, :features] += (around @ v)[:, :-1]
+    scale = _scales(loss, len(x), shrinkages)
+    H = rows[:, None, None, None] * scale[:, :, None] * squares[:, None] * scale[:, None, :]
+    H += np.eye(len(x))
+    pull = rows[:, None, None] * scale * gradient[:, None]
+    return np.asarray(x - scale * np.linalg.solve(H, pull[..., None])[..., 0])
+
+
+def _mean_squares(moments: Moments, models: Numbers) -> Numbers:
+    """(n, shrinkages) mean squared residuals of models (n, shrinkages, d)."""
+    features = moments.mean.shape[1] - 1
+    v = np.concatenate([models[..., :features], -np.ones((*models.shape[:2], 1))], axis=-1)
+    base = np.einsum("npi,ni->np", v, moments.mean) + models[..., features:].sum(axis=-1)
+    return np.asarray(np.einsum("npi,nij,npj->np", v, moments.around, v) + base**2)
+
+
+class _Stack(NamedTuple):
+    """Clients of like sizes, their rows side by side."""
+
+    clients: NDArray[np.int64]  # (G,)
+    at: NDArray[np.int64]  # (G, H) where their rows are; past a client's last, its first
+    used: NDArray[np.bool_]  # (G, H)
+    rows: Numbers  # (G, H, m)
+
+
+def _stacks(samples: Numbers, sizes: NDArray[np.int64]) -> Iterator[_Stack]:
+    starts, order = np.cumsum(sizes) - sizes, np.argsort(sizes, kind="stable")
+    begin = 0
+    while begin < len(order):
+        # As many as fit with the height of the tallest, whose rows are at most twice those of the first.
+        together = max(1, _STACK_NUMBERS // (2 * int(sizes[order[begin]]) * samples.shape[1]))
+        some = order[begin : begin + together]
+        some = some[sizes[some] <= 2 * sizes[some[0]]]
+        place = np.arange(sizes[some].max())
+        used = place < sizes[some][:, None]
+        at = np.where(used, starts[some][:, None] + place, starts[some][:, None])
+        yield _Stack(some, at, used, samples[at])
+        begin += len(some)
+
+
+def _minimised(
+    loss: Loss,
+    rows: Numbers,
+    kept: NDArray[np.bool_],
+    x: Numbers,
+    shrinkages: Sequence[Shrinkage],
+    most_steps: int,
+    least_change: float,
+) -> Numbers:
+    """(G, shrinkages, q, K) the clients' own models from the rows kept (G, H) of rows (G, H, m).
+
+    A model is a matrix (q, K), one column a score: shared + scale * step, so that `step` is pulled to 0 with
+    weight 1, whatever the shrinkage.
+    """
+    shared, scored = _matrix(loss, x), _Scored(loss, rows)
+    weighed = np.where(kept[..., None], scored.design, 0.0).swapaxes(1, 2)  # (G, q, H)
+    width, curvature = scored.smoothing(shared, kept)
+    scale = _scales(loss, len(shared), shrinkages)
+    bent = scale[:, :, None] * (weighed @ scored.design)[:, None] * scale[:, None, :]
+    inverse = np.linalg.inv(bent + np.eye(len(shared)))  # (G, P, q, q)
+    G, P, (q, K) = len(rows), len(shrinkages), shared.shape
+    step = before = np.zeros((G, P, q, K))
+    momentum = np.ones((G, P, 1, 1))
+    for _ in range(most_steps):
+        raised = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        ahead = step + (momentum - 1) / raised * (step - before)
+        slopes = scored.slopes(scored.scores(shared + scale[..., None] * ahead), width)
+        pull = (weighed @ slopes.reshape(G, -1, P * K)).reshape(G, q, P, K).transpose(0, 2, 1, 3)
+        after = ahead - inverse @ (scale[..., None] * pull / curvature + ahead)
+        # Momentum that works against the step is given up.
+        against = np.sum((ahead - after) * (after - step), axis=(2, 3), keepdims=True) > 0
+        momentum = np.where(against, 1.0, raised)
+        before, step = step, after
+        if np.max(np.abs(step - before)) <= least_change * max(1.0, float(np.max(np.abs(step)))):
+            break
+    return shared + scale[..., None] * step
+
+
+class _Scored:
+    """Clients' rows as what their scores are made of, K a row, and the losses and slopes of scores."""
+
+    def __init__(self, loss: Loss, rows: Numbers) -> None:
+        self.loss, self.target = loss, rows[..., -1]
+        theta = rows[..., :-1]
+        ones = np.ones((*theta.shape[:2], int(loss.intercept)))  # type: ignore[attr-defined]
+        self.design = np.concatenate([theta, ones], axis=-1)  # (G, H, q)
+
+    def scores(self, matrices: Numbers) -> Numbers:
+        """(G, H, P, K) of models (G, P, q, K)."""
+        G, P, q, K = matrices.shape
+        return (self.design @ matrices.transpose(0, 2, 1, 3).reshape(G, q, P * K)).reshape(G, -1, P, K)
+
+    def losses(self, matrices: Numbers) -> Numbers:
+        """(G, H, P)"""
+        scores, loss = self.scores(matrices), self.loss
+        if isinstance(loss, LinearLoss):
+            return np.asarray(loss.scalar.value(self._argument(scores[..., 0])))
+        own = np.take_along_axis(scores, self.target.astype(int)[:, :, None, None], axis=-1)[..., 0]
+        return np.asarray(logsumexp(scores, axis=-1) - own)
+
+    def smoothing(self, shared: Numbers, kept: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
+        """(width (G, 1, 1) that kinks are smoothed over, largest curvature (G, 1, 1, 1) that is left), around
+        the shared model (q, K)."""
+        every = np.ones((len(self.target), 1, 1))
+        if not isinstance(self.loss, LinearLoss):
+            return 0 * every, 0.5 * every[..., None]
+        width = 0 * every
+        if math.isinf(self.loss.scalar.curvature):
+            away = np.ones_like(self.target)
+            if self.loss.labels is None:
+                away = (self.design @ shared)[..., 0] - self.target
+            spread = np.sqrt(np.sum(kept * away**2, axis=1) / kept.sum(axis=1))[:, None, None]
+            width = _SMOOTHING * np.where(spread > 0, spread, 1.0)
+        return width, np.asarray(self.loss.scalar.curvature_of(width))[..., None] * every[..., None]
+
+    def slopes(self, scores: Numbers, width: Numbers) -> Numbers:
+        """(G, H, P, K) derivatives of the losses in the scores."""
+        loss = self.loss
+        if isinstance(loss, LinearLoss):
+            slope = loss.scalar.tangent(self._argument(scores[..., 0]), width).slope
+            turned = slope if loss.labels is None else self.target[:, :, None] * slope
+            return np.asarray(turned)[..., None]
+        shares = softmax(scores, axis=-1)
+        own = np.broadcast_to(self.target.astype(int)[:, :, None, None], (*scores.shape[:3], 1))
+        np.put_along_axis(shares, own, np.take_along_axis(shares, own, axis=-1) - 1, axis=-1)
+        return np.asarray(shares)
+
+    def _argument(self, scores: Numbers) -> Numbers:
+        """The residual or margin of scores (G, H, P)."""
+        target = self.target[:, :, None]
+        return scores - target if self.loss.labels is None else target * scores
+
+
+def _matrix(loss: Loss, x: Numbers) -> Numbers:
+    """(q, K) a model's coefficients, one column a score; the offsets are the last row where there are any."""
+    w, b = loss.split(x)  # type: ignore[attr-defined]
+    slopes = np.atleast_2d(w).T
+    return np.vstack([slopes, np.atleast_1d(b)]) if loss.intercept else slopes  # type: ignore[attr-defined]
+
+
+def _flat(loss: Loss, matrix: Numbers) -> Numbers:
+    """(..., d) from (..., q, K)."""
+    if isinstance(loss, LinearLoss):
+        return matrix[..., 0]
+    lead, last = matrix.shape[:-2], -1 if loss.intercept else None  # type: ignore[attr-defined]
+    slopes = matrix[..., :last, :].swapaxes(-1, -2).reshape(*lead, -1)
+    return np.concatenate([slopes, matrix[..., -1, :]], axis=-1) if last else slopes
