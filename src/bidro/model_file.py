@@ -7,31 +7,28 @@ again gives the same bytes, so that a change of any byte shows.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 from scipy.special import expit, softmax
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss, losses_of, registry
+from bidro.own_file import own_models_in
+from bidro.packed import decoded, encoded
 from bidro.sets import Simplex
 from bidro.standard import Standard, signs
 from bidro.tables import Schema
 
-FORMAT, VERSION = "bidro model", 2
+FORMAT, VERSION = "bidro model", 3
 FILE = "model.safetensors"
 
 
@@ -50,6 +47,8 @@ class Model:
     of_root: bool
     settings: Mapping[str, Any]  # how it was trained, in words and numbers
     versions: Mapping[str, str]
+    pooled: Floats | None = None  # (d,) the model of pooled training, for comparison
+    own: Mapping[str, Floats] = field(default_factory=dict)  # (d,) clients' own models, in a file beside it
 
     @property
     def assessed(self) -> Assessed:
@@ -60,13 +59,25 @@ class Model:
     @property
     def coefficients(self) -> tuple[Floats, Floats]:
         """(coefficients (outputs, k), intercepts (outputs,)) on the original scale."""
-        w, b = (np.asarray(v) for v in self.loss.split(jnp.asarray(self.x)))  # type: ignore[attr-defined]
+        return self._coefficients(self.x)
+
+    def _coefficients(self, x: Floats) -> tuple[Floats, Floats]:
+        w, b = (np.asarray(v) for v in self.loss.split(x))  # type: ignore[attr-defined]
         return self.standard.coefficients(np.atleast_2d(w), np.atleast_1d(b))
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
-        """One row a row: `prediction`, and for a model of probabilities `probability of <class>`."""
+        """One row a row: `prediction`, and for a model of probabilities `probability of <class>`.
+
+        Where the table names clients, rows of those with a model of their own are predicted by that.
+        """
         coefficients, intercepts = self.coefficients
-        scores = self.schema.matrix(table) @ coefficients.T + intercepts
+        features = self.schema.matrix(table)
+        scores = features @ coefficients.T + intercepts
+        if self.own and self.schema.client in table:
+            clients = self.schema.clients(table)
+            for name in set(clients.tolist()) & set(self.own):
+                own, (coefficients, intercepts) = clients == name, self._coefficients(self.own[name])
+                scores[own] = features[own] @ coefficients.T + intercepts
         classes = self.schema.classes
         if classes is None:
             return pd.DataFrame({"prediction": scores[:, 0]}, index=table.index)
@@ -82,23 +93,33 @@ class Model:
         """(N, k + 1) the table's features and target in the units of training."""
         return self.standard.rows(self.schema.matrix(table), target_numbers(self.schema, table))
 
-    def losses(self, rows: Floats) -> Floats:
-        """(N,) in the unit of the loss."""
-        return losses_of(self.loss, self.x, rows)
+    def used_by(self, client: str) -> Floats:
+        """(d,) the model that a client uses: its own, or the shared one."""
+        return self.own.get(client, self.x)
 
-    def correct(self, rows: Floats) -> NDArray[np.bool_] | None:
+    def losses(self, rows: Floats, x: Floats | None = None) -> Floats:
+        """(N,) in the unit of the loss, under the shared model or another x (d,)."""
+        return losses_of(self.loss, self.x if x is None else x, rows)
+
+    def scores(self, rows: Floats, x: Floats | None = None) -> Floats:
+        """(N, scores) what a model predicts for rows in the units of training."""
+        w, b = self.loss.split(self.x if x is None else x)  # type: ignore[attr-defined]
+        return np.asarray(rows[:, :-1] @ np.atleast_2d(w).T + np.atleast_1d(b))
+
+    def correct(self, rows: Floats, x: Floats | None = None) -> NDArray[np.bool_] | None:
         """(N,) whether the predicted class is the true one, of rows in the units of training; None for a
         number."""
         if self.schema.classes is None:
             return None
-        w, b = (np.asarray(v) for v in self.loss.split(jnp.asarray(self.x)))  # type: ignore[attr-defined]
-        scores = rows[:, :-1] @ np.atleast_2d(w).T + np.atleast_1d(b)
+        scores = self.scores(rows, x)
         if scores.shape[1] == 1:
             return np.asarray((scores[:, 0] > 0) == (rows[:, -1] > 0))
         return np.asarray(scores.argmax(axis=1) == rows[:, -1])
 
     def to_bytes(self) -> bytes:
         tensors = {"model": self.x, "mean": self.standard.mean, "spread": self.standard.spread}
+        if self.pooled is not None:
+            tensors["pooled"] = self.pooled
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -114,12 +135,12 @@ class Model:
             "settings": dict(self.settings),
             "versions": dict(self.versions),
         }
-        return _encoded(tensors, header)
+        return encoded(tensors, header)
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Model:
         """Raises BidroError for bytes that are no model, or not exactly as they were written."""
-        tensors, header = _decoded(data, where)
+        tensors, header = decoded(data, where)
         try:
             if header["format"] != FORMAT or header["version"] != VERSION:
                 raise BidroError(
@@ -142,6 +163,7 @@ class Model:
                 bool(header["of_root"]),
                 dict(header["settings"]),
                 dict(header["versions"]),
+                tensors.get("pooled"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, BidroError):
@@ -149,7 +171,8 @@ class Model:
             raise BidroError(f"'{where}' is not a whole model: {type(error).__name__}, {error}.") from error
         k, standard = len(schema.features), found.standard
         shapes = (found.x.shape, standard.mean.shape, standard.spread.shape)
-        if shapes != ((loss.dimension(k + 1),), (k,), (k,)):
+        as_model = found.pooled is None or found.pooled.shape == found.x.shape
+        if shapes != ((loss.dimension(k + 1),), (k,), (k,)) or not as_model:
             raise BidroError(f"'{where}' is not a whole model: its numbers do not fit its {k} features.")
         if not (np.all(standard.spread > 0) and standard.target_spread > 0 and found.seen >= 0):
             raise BidroError(f"'{where}' is not a whole model: a spread or a loss in it is not positive.")
@@ -165,45 +188,13 @@ def target_numbers(schema: Schema, table: pd.DataFrame) -> Floats:
 
 
 def load_model(folder: Path) -> Model:
-    """The model in a folder that `bidro fit` wrote, or in a file of it."""
+    """The model in a folder that `bidro fit` wrote, or in a file of it, with the clients' own models that are
+    beside it."""
     path = folder / FILE if folder.is_dir() else folder
     if not path.exists():
         raise BidroError(f"There is no model in '{folder}': '{path}' does not exist.")
-    return Model.from_bytes(path.read_bytes(), str(path))
-
-
-def _encoded(tensors: Mapping[str, Floats], header: Mapping[str, Any]) -> bytes:
-    # A sum over the numbers is part of the header, which alone is plain enough to be read twice.
-    numbers = hashlib.sha256(b"".join(np.ascontiguousarray(tensors[k]).tobytes() for k in sorted(tensors)))
-    text = json.dumps({**header, "numbers": numbers.hexdigest()}, sort_keys=True, allow_nan=False)
-    check = hashlib.sha256(text.encode()).hexdigest()
-    return save(dict(tensors), metadata={"bidro": f"{check}{text}"})
-
-
-def _decoded(data: bytes, where: str) -> tuple[dict[str, Floats], dict[str, Any]]:
-    try:
-        length = int.from_bytes(data[:8], "little")
-        outer = json.loads(data[8 : 8 + length])
-        text = outer["__metadata__"]["bidro"][64:]
-        tensors, header = load(data), json.loads(text)
-        finite = all(np.all(np.isfinite(v)) for v in tensors.values())
-        numbers = {name: np.asarray(v, float) for name, v in tensors.items()}
-        again = _encoded(numbers, {k: v for k, v in header.items() if k != "numbers"})
-    except (
-        SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        OverflowError,
-        AttributeError,
-        MemoryError,
-    ) as error:
-        raise BidroError(f"'{where}' is damaged or not a model of bidro; fetch it again or refit.") from error
-    if again != data or not finite:
-        raise BidroError(
-            f"'{where}' is damaged: its content and its check sum differ; fetch it again or refit."
-        )
-    return numbers, header
+    model = Model.from_bytes(path.read_bytes(), str(path))
+    return replace(model, own=own_models_in(path.parent, model.x))
 
 
 def _names(clients: Any) -> tuple[str, ...]:

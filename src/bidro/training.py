@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,9 +22,11 @@ from bidro.engines.solve import Method, Solution, solve
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees.asked import check_confidence, is_number
-from bidro.guarantees.calibration import CAPS, FOLDS, Calibration, calibrate
+from bidro.guarantees.calibration import FOLDS, SCALES, Calibration, calibrate
 from bidro.guarantees.empirical_radius import bootstrap_radii
 from bidro.guarantees.out_of_sample import explicit_radii
+from bidro.guarantees.own import Own, attainable, can_have_own, check_own, choose_own, own_losses
+from bidro.guarantees.price import PRICE, WEIGHINGS, check_price
 from bidro.losses import Loss
 from bidro.problem import Problem
 from bidro.sets import Box
@@ -37,9 +39,22 @@ Replies = Literal["curvature", "gradient"]
 RADIUS_WORDS = ("cross-validate", "bootstrap", "explicit")
 WEIGHT_WORDS = ("auto", "simplex", "fixed")
 METRICS = ("features", "joint")
+CRITERIA = ("risk", "regret")
 
 # Models are sought within this many standard units of 0.
 LARGEST_COEFFICIENT = 1e3
+
+
+class Weighing(NamedTuple):
+    """The mixtures that training guards against."""
+
+    cap: float  # no client counts for more than so many times its share; inf for none
+    blend: float = 1.0  # the share of the weight that this holds for; the rest is by the clients' rows
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every client counts by its rows, as in pooled training."""
+        return self.cap == 1 or self.blend == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +68,14 @@ class Trained:
     method: str
     calibration: Calibration | None
     radius_promise: str
-    cap: float  # on the weights: no client counts for more than so many times its share; inf for none
+    weighing: Weighing
     solution: Solution | None  # None where a model was trained without proof
+    own: Own | None = None  # the clients' own corrections; None where there are none
+
+    @property
+    def pooled(self) -> Floats | None:
+        """(d,) the model of pooled training, for comparison; None where nothing was cross-validated."""
+        return None if self.calibration is None else self.calibration.pooled_model
 
     @property
     def gap(self) -> float | None:
@@ -74,8 +95,11 @@ class Choices:
     Raises BidroError for what stands for nothing, so that it is said before any work begins.
     """
 
-    radius: Any = "cross-validate"  # a Radius
+    radius: Any = 0.0  # a Radius
     weights: Any = "auto"  # Weights
+    price: float = PRICE  # of weights="auto": by which share the mean loss may rise over pooled training
+    criterion: str = "risk"  # or "regret": of what the worst mixture is
+    own: Any = "auto"  # each client's own correction: "auto", "offset" or None
     metric: str = "features"
     label_cost: float = 1.0
     p: float | None = None
@@ -88,6 +112,10 @@ class Choices:
     def __post_init__(self) -> None:
         _check_radius(self.radius)
         _check_weights(self.weights)
+        check_price(self.price)
+        if self.criterion not in CRITERIA:
+            raise BidroError(f"criterion must be {_or(CRITERIA)}; got {self.criterion!r}.")
+        check_own(self.own)
         check_metric(self.metric, self.label_cost, self.p)
         if not is_number(self.gap) or not 0 < self.gap < math.inf:
             raise BidroError(f"The gap must be a positive number such as 1e-6; got {self.gap!r}.")
@@ -158,39 +186,49 @@ def train(
     have a closed form. `network` answers the rounds, within `limits`; `spread` is what cross-validated radii
     are in units of, by default read off the rows.
     """
-    federation, radius, weights = problem.federation, choices.radius, choices.weights
-    calibration, cap, moments, start = None, _cap(weights), None, None
-    if isinstance(radius, str) and radius == "cross-validate":
-        caps = CAPS if weights == "auto" else (cap,)
-        caps = caps if federation.n > 1 else (math.inf,)
-        folds, curvature = _folds(min(federation.sizes), problem.dimension, choices, limits)
-        calibration = calibrate(
-            problem,
-            caps=caps,
-            folds=folds,
-            seed=choices.seed,
-            spread=spread,
-            progress=on_calibration,
-            network=network,
-            sends_curvature=curvature,
-        )
-        radii, cap, promise = calibration.radii, calibration.chosen.cap, calibration.promise
-        start = calibration.start
-        # What was told for cross-validation of squared loss is all that it depends on.
-        moments = calibration.moments
-    elif isinstance(radius, str) and radius == "bootstrap":
-        found = bootstrap_radii(problem, choices.confidence, seed=choices.seed)
-        radii, promise = found.radii, found.promise
-    elif isinstance(radius, str):
-        radii, promise = _explicit(problem, support, choices.confidence)
-    else:
-        radii, promise = _given(radius, federation.names), "The radii were given."
-    mixtures = Candidate(0.0, cap).mixtures(federation.sizes)
-    balls = replace(problem, ambiguity=WassersteinBall(radii), mixtures=mixtures)
-    method = _method(balls, choices, limits)
+    radii, promise = _radii(problem, choices, support)
+    balls = replace(problem, ambiguity=WassersteinBall(radii))
+    calibration = None
+    scales = SCALES if _is_word(choices.radius, "cross-validate") else (0.0,)
+    weighings = _weighings(choices.weights, problem.n)
+    own_wanted = choices.own is not None and can_have_own(problem)
+    if len(scales) * len(weighings) > 1 or choices.criterion == "regret" or own_wanted:
+        folds, curvature = _folds(min(problem.federation.sizes), problem.dimension, choices, limits)
+
+        def calibrated(of: Problem, scales: Sequence[float], weighings: Sequence[Weighing]) -> Calibration:
+            return calibrate(
+                of,
+                scales,
+                weighings,
+                choices.price,
+                folds,
+                choices.seed,
+                spread,
+                progress=on_calibration,
+                network=network,
+                sends_curvature=curvature,
+            )
+
+        if choices.criterion == "regret":
+            pooled = calibrated(balls, (0.0,), (Weighing(1.0),))
+            balls = replace(balls, references=attainable(own_losses(balls, pooled, 0, "auto", network)))
+        calibration = calibrated(balls, scales, weighings)
+        balls = replace(balls, ambiguity=WassersteinBall(calibration.radii))
+        promise = calibration.promise if len(scales) > 1 else promise
+        weighings = (Weighing(*calibration.chosen.weighing),)
+    (weighing,) = weighings
+    balls = replace(balls, mixtures=Candidate(0.0, *weighing).mixtures(problem.federation.sizes))
     solution = solve(
-        balls, choices.gap, method, progress=on_round, network=network, start=start, moments=moments
+        balls,
+        choices.gap,
+        _method(balls, choices, limits),
+        progress=on_round,
+        network=network,
+        start=None if calibration is None else calibration.start,
+        # What was told for cross-validation of squared loss is all that it depends on.
+        moments=None if calibration is None or calibration.moments is None else calibration.moments.whole,
     )
+    own = None if calibration is None else choose_own(balls, calibration, choices.own, network)
     return Trained(
         balls,
         solution.x,
@@ -199,9 +237,38 @@ def train(
         solution.method,
         calibration,
         promise,
-        cap,
+        weighing,
         solution,
+        own,
     )
+
+
+def _radii(problem: Problem, choices: Choices, support: Box | None) -> tuple[Floats, str]:
+    """(each client's radius, before cross-validation adds to it, what it promises)."""
+    radius, federation = choices.radius, problem.federation
+    if _is_word(radius, "cross-validate"):
+        return np.zeros(federation.n), ""
+    if _is_word(radius, "bootstrap"):
+        found = bootstrap_radii(problem, choices.confidence, seed=choices.seed)
+        return found.radii, found.promise
+    if _is_word(radius, "explicit"):
+        return _explicit(problem, support, choices.confidence)
+    return _given(radius, federation.names), "The radii were given."
+
+
+def _is_word(radius: Any, word: str) -> bool:
+    return isinstance(radius, str) and radius == word
+
+
+def _weighings(weights: Any, clients: int) -> tuple[Weighing, ...]:
+    """The mixtures to choose from: one where the user has chosen, or there is one client alone."""
+    if clients == 1:
+        return (Weighing(math.inf),)
+    if _is_word(weights, "auto"):
+        return tuple(Weighing(*one) for one in WEIGHINGS)
+    if isinstance(weights, str):
+        return (Weighing(1.0 if weights == "fixed" else math.inf),)
+    return (Weighing(float(weights)),)
 
 
 def train_penalised(
@@ -219,7 +286,8 @@ def train_penalised(
     final = algorithm.snapshot(state)
     words = f"Algorithm 1 with penalties rho = {settings.rho:g}: there are no balls."
     x, alpha = np.asarray(final.x), np.asarray(final.alpha)
-    return Trained(penalised, x, alpha, settings.rounds, "Algorithm 1", None, words, math.inf, None)
+    everything = Weighing(math.inf)
+    return Trained(penalised, x, alpha, settings.rounds, "Algorithm 1", None, words, everything, None)
 
 
 def unrestricted(federation: Federation, loss: Loss, transport: Transport, target_spread: float) -> Problem:
@@ -247,7 +315,8 @@ def _folds(rows: int, dimension: int, choices: Choices, limits: Limits) -> tuple
         return counts[0], False
     raise BidroError(
         "A site has too few rows, or too few with a rare level or class, for cross-validation: what a fold "
-        "leaves out would rest on fewer than its min_rows; set radius to a number, or leave it out."
+        "leaves out would rest on fewer than its min_rows; name the weights (such as fixed) and set own to "
+        "none, or leave that site out."
     )
 
 
@@ -291,13 +360,6 @@ def _or(words: Sequence[str]) -> str:
     """'a', 'b' or 'c'."""
     quoted = [f"'{word}'" for word in words]
     return f"{', '.join(quoted[:-1])} or {quoted[-1]}"
-
-
-def _cap(weights: Any) -> float:
-    """kappa: 1 for fixed weights, inf where there is none."""
-    if isinstance(weights, str):
-        return 1.0 if weights == "fixed" else math.inf
-    return float(weights)
 
 
 def _explicit(problem: Problem, support: Box | None, confidence: float) -> tuple[Floats, str]:

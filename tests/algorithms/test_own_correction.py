@@ -21,7 +21,11 @@ LOSSES = (Squared(True), Huber(True), Logistic(True), SmoothedHinge(True), Softm
 def clients(loss, sizes=(30, 7, 45, 12), k=3, seed=0):
     rng = np.random.default_rng(seed)
     theta = rng.normal(size=(sum(sizes), k))
-    score = theta @ rng.normal(size=k) + np.repeat(rng.normal(size=len(sizes)), sizes) + rng.normal(size=len(theta))
+    score = (
+        theta @ rng.normal(size=k)
+        + np.repeat(rng.normal(size=len(sizes)), sizes)
+        + rng.normal(size=len(theta))
+    )
     if loss.labels is None:
         target = score
     elif len(loss.labels) == 2:
@@ -78,7 +82,9 @@ def test_losses_with_kinks_come_close(loss):
     found = own_models(loss, samples, sizes, x, Shrinkage(0.01, 0.01))
     for own, rows in zip(found, np.split(samples, [60]), strict=True):
         best = minimize(lambda v, rows=rows: losses_of(loss, v, rows).mean(), own, method="Nelder-Mead")
-        best = minimize(lambda v, rows=rows: losses_of(loss, v, rows).mean(), best.x, method="Nelder-Mead").fun
+        best = minimize(
+            lambda v, rows=rows: losses_of(loss, v, rows).mean(), best.x, method="Nelder-Mead"
+        ).fun
         shared = losses_of(loss, x, rows).mean()
         assert losses_of(loss, own, rows).mean() < best + 0.03 * (shared - best)
 
@@ -89,7 +95,8 @@ def test_rows_are_judged_by_models_that_never_saw_them(loss):
     folds, marks = 3, np.arange(55) % 3
     models = np.stack([x, 0.5 * x, -x])
     reply = OwnCorrections(SHRINKAGES).replies_on_host(
-        broadcast=OwnCorrections(SHRINKAGES).broadcast(models), rows=HeldRows(loss, samples, sizes, marks, folds)
+        broadcast=OwnCorrections(SHRINKAGES).broadcast(models),
+        rows=HeldRows(loss, samples, sizes, marks, folds),
     )
     starts = [0, 24]
     for i, (start, size) in enumerate(zip(starts, sizes, strict=True)):
@@ -118,7 +125,9 @@ def test_second_moments_tell_the_same():
     )
     # The shared model itself is the one that nothing is changed of.
     shared = [
-        np.mean([losses_of(loss, models[f], samples[k : k + 1])[0] for k, f in zip(own, marks[own], strict=True)])
+        np.mean(
+            [losses_of(loss, models[f], samples[k : k + 1])[0] for k, f in zip(own, marks[own], strict=True)]
+        )
         for own in np.split(np.arange(len(samples)), np.cumsum(sizes)[:-1])
     ]
     assert from_moments.left_out[:, 0] == pytest.approx(shared)

@@ -63,7 +63,13 @@ class HeldRows(NamedTuple):
         samples, sizes = np.asarray(rows.samples), np.atleast_1d(np.asarray(rows.size))
         if rows.folds is None:
             return cls(clients.inner.loss, samples, sizes)
-        return cls(clients.inner.loss, samples, sizes, np.asarray(rows.folds.of_row, np.int64), rows.folds.kept.shape[0])
+        return cls(
+            clients.inner.loss,
+            samples,
+            sizes,
+            np.asarray(rows.folds.of_row, np.int64),
+            rows.folds.kept.shape[0],
+        )
 
 
 class Algorithm(Protocol):

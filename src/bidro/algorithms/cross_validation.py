@@ -1,10 +1,9 @@
 """Cross-validation inside clients: many exact solves side by side, and the scores of what they found.
 
-A candidate is a radius scale c, for eps_i = c spread N_i^-1/2, and a cap kappa on the weights. `FoldSolves`
-solves every candidate on every fold's training rows, all of them in the same rounds: a reply carries one
-`exact.Reply` for each solve that is not finished. `FoldScores` then asks once for the mean loss of each
-candidate on the rows that it was not trained on, pooled over the folds at the client: one number a candidate
-leaves it.
+A candidate is a radius scale c, for eps_i = c spread N_i^-1/2 beyond the client's own radius, and a cap kappa
+on the weights. `FoldSolves` solves every candidate on every fold's training rows, and on all rows, all of
+them in the same rounds: a reply carries one `exact.Reply` for each solve that is not finished. `FoldScores`
+then asks once for the mean loss of each candidate on the rows of each fold, which it was not trained on.
 """
 
 from __future__ import annotations
@@ -36,9 +35,17 @@ Numbers = NDArray[np.float64]
 class Candidate(NamedTuple):
     scale: float  # c
     cap: float  # kappa: no client counts for more than kappa times its share of the rows; inf for no cap
+    blend: float = 1.0  # mu: the share of the weight that this is about; the rest is by the clients' shares
+
+    @property
+    def weighing(self) -> tuple[float, float]:
+        """(cap, blend): what A depends on."""
+        return self.cap, self.blend
 
     def mixtures(self, sizes: Sequence[int]) -> Mixtures:
-        """A: what the cap leaves of the simplex."""
+        """A: what the cap and the blend leave of the simplex."""
+        if self.blend != 1:
+            return CappedSimplex.blended(np.asarray(sizes), self.cap, self.blend)
         if math.isinf(self.cap):
             return Simplex(len(sizes))
         return CappedSimplex.around_proportions(np.asarray(sizes), self.cap)
@@ -50,7 +57,7 @@ class SolvesBroadcast(NamedTuple):
     active: Array
     x: Array  # (solves, d)
     width: Array  # (solves,)
-    fold: Array  # (solves,) whose rows are left out
+    fold: Array  # (solves,) whose rows are left out; one past the last for none
     scale: Array  # (solves,) c times the spread
 
 
@@ -71,7 +78,7 @@ class SolvesState(NamedTuple):
 
     @property
     def models(self) -> Numbers:
-        """(folds, candidates, d)"""
+        """(folds + 1, candidates, d): last those of all rows."""
         best = np.stack([solver.best.x for solver in self.solvers])
         return best.reshape(int(self.fold.max()) + 1, -1, best.shape[1])
 
@@ -109,15 +116,16 @@ class FoldSolves(Usual):
 
     def init(self, problem: Problem, seed: int = 0) -> SolvesState:
         sizes = problem.federation.sizes
-        caps = dict.fromkeys(one.cap for one in self.candidates)
-        of_cap = {
-            cap: self._exact.init(replace(problem, mixtures=Candidate(0.0, cap).mixtures(sizes)))
-            for cap in caps
+        different = {one.weighing: one for one in self.candidates}
+        starts = {
+            weighing: self._exact.init(replace(problem, mixtures=one.mixtures(sizes)))
+            for weighing, one in different.items()
         }
-        solvers = tuple(of_cap[one.cap] for one in self.candidates)
-        fold = np.repeat(np.arange(self.folds), len(solvers))
-        scale = np.tile([self.spread * one.scale for one in self.candidates], self.folds)
-        return SolvesState(solvers * self.folds, fold, scale, 0)
+        solvers = tuple(starts[one.weighing] for one in self.candidates)
+        solves = self.folds + 1
+        fold = np.repeat(np.arange(solves), len(solvers))
+        scale = np.tile([self.spread * one.scale for one in self.candidates], solves)
+        return SolvesState(solvers * solves, fold, scale, 0)
 
     def broadcast(self, state: SolvesState) -> SolvesBroadcast:
         active = state.active
@@ -135,8 +143,7 @@ class FoldSolves(Usual):
 
         def one(j: Array) -> Reply:
             rows = client.rows.without(broadcast.fold[j])
-            radius = broadcast.scale[j] / jnp.sqrt(rows.size)
-            own = replace(client, rows=rows, eps=radius)
+            own = replace(client, rows=rows, eps=client.eps + broadcast.scale[j] / jnp.sqrt(rows.size))
             found = own.risk(self.oracle, broadcast.x[j], broadcast.width[j], self.sends_curvature)
             return Reply.of(found)
 
@@ -168,14 +175,15 @@ class ScoresBroadcast(NamedTuple):
 
 
 class ScoresReply(NamedTuple):
-    loss: Array  # (candidates,) mean over all rows of the client, each under the model not trained on it
+    loss: Array  # (folds, candidates) mean over the rows of the fold, under the models not trained on them
+    rows: Array  # (folds,) how many these are
 
 
 @pytree
 class FoldScores(Usual):
     """One round: the held-out losses of the models that `FoldSolves` found. It begins from these models
-    (folds, candidates, d) as its state, which after the round is the losses (n, candidates), nan for who did
-    not reply."""
+    (folds, candidates, d) as its state, which after the round is the `ScoresReply` of all clients, nan for
+    who did not reply."""
 
     broadcast_type: ClassVar[type] = ScoresBroadcast
     reply_type: ClassVar[type] = ScoresReply
@@ -195,16 +203,15 @@ class FoldScores(Usual):
     def client(self, broadcast: ScoresBroadcast, client: Client, draw: object) -> ScoresReply:
         loss = client.inner.loss
 
-        def left_out(solves: tuple[Array, Array]) -> Array:
+        def left_out(solves: tuple[Array, Array]) -> ScoresReply:
             fold, models = solves
             rows = client.rows.only(fold)
-            return jax.vmap(lambda x: rows.mean(loss.values, x))(models) * rows.size
+            return ScoresReply(jax.vmap(lambda x: rows.mean(loss.values, x))(models), rows.size)
 
-        parts = jax.lax.map(left_out, (jnp.arange(len(broadcast.x)), broadcast.x))
-        return ScoresReply(parts.sum(axis=0) / client.rows.size)
+        return jax.lax.map(left_out, (jnp.arange(len(broadcast.x)), broadcast.x))
 
-    def server(self, state: Array, replies: ScoresReply, replied: Array) -> Array:
-        return masked(replied, replies.loss, jnp.full(replies.loss.shape, jnp.nan))
+    def server(self, state: Array, replies: ScoresReply, replied: Array) -> ScoresReply:
+        return jax.tree.map(lambda part: masked(replied, part, jnp.full(part.shape, jnp.nan)), replies)
 
     def snapshot(self, state: Array) -> Snapshot:
         """Nothing is trained: the first of what it has."""

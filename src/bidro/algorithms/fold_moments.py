@@ -1,8 +1,9 @@
 """Cross-validation of squared loss in one round: every client sends its second moments, fold by fold.
 
 The second moments of the training rows of each fold are all that squared loss depends on, so the server
-solves every candidate by itself, each beginning where its neighbour ended, and scores it: what is left out of
-a fold is the difference between all rows and its training rows. Nothing is compiled.
+solves every candidate by itself, on every fold's training rows and on all rows, each beginning where its
+neighbour ended, and scores it: what is left out of a fold is the difference between all rows and its training
+rows. Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -36,17 +37,26 @@ class Reply(NamedTuple):
     rows: Array | NDArray[np.int64]  # (folds,) how many these are
 
 
+class Found(NamedTuple):
+    """What follows from the clients' moments."""
+
+    models: Numbers  # (folds + 1, candidates, d): last those of all rows
+    losses: Numbers  # (folds, n, candidates) mean squares over the rows of each fold
+    rows: Numbers  # (folds, n) how many these are
+    trained: TrainingMoments
+    whole: Moments  # of all rows
+
+
 class MomentsState(NamedTuple):
-    starts: dict[float, State]  # of the solver, by cap
+    starts: dict[tuple[float, float], State]  # of the solver, by cap and blend
     inner: Inner
-    sizes: tuple[int, ...]
-    losses: Numbers | None  # (n, candidates) on rows left out, once all clients have replied
-    whole: Moments | None  # of all rows
+    eps: Numbers  # (n,) the clients' radii, beyond which candidates go
+    found: Found | None  # once all clients have replied
     t: int
 
     @property
     def finished(self) -> bool:
-        return self.losses is not None
+        return self.found is not None
 
 
 @pytree
@@ -74,11 +84,13 @@ class FoldMoments(Usual):
 
     def init(self, problem: Problem, seed: int = 0) -> MomentsState:
         sizes = problem.federation.sizes
+        different = {one.weighing: one for one in self.candidates}
         starts = {
-            cap: self._exact.init(replace(problem, mixtures=Candidate(0.0, cap).mixtures(sizes)))
-            for cap in dict.fromkeys(one.cap for one in self.candidates)
+            weighing: self._exact.init(replace(problem, mixtures=one.mixtures(sizes)))
+            for weighing, one in different.items()
         }
-        return MomentsState(starts, problem.inner, sizes, None, None, 0)
+        assert problem.eps is not None
+        return MomentsState(starts, problem.inner, np.asarray(problem.eps), None, 0)
 
     def broadcast(self, state: MomentsState) -> Broadcast:
         first = next(iter(state.starts.values()))
@@ -95,32 +107,35 @@ class FoldMoments(Usual):
         if not np.all(np.asarray(replied)):
             return state
         trained = TrainingMoments(*(np.asarray(part) for part in replies))
-        return state._replace(losses=self._losses(state, trained), whole=of_all_folds(trained))
+        return state._replace(found=self._found(state, trained))
 
-    def _losses(self, state: MomentsState, trained: TrainingMoments) -> Numbers:
-        rows = np.asarray(trained.rows, float)
-        left_out = left_out_sums(trained)
-        losses = np.zeros((len(state.sizes), len(self.candidates)))
+    def _found(self, state: MomentsState, trained: TrainingMoments) -> Found:
+        rows, left_out, whole = np.asarray(trained.rows, float), left_out_sums(trained), of_all_folds(trained)
+        models, losses = [], []
         for fold in range(self.folds):
             moments = Moments(trained.mean[:, fold], trained.around[:, fold])
-            losses += left_out.squares(fold, self._models(state, moments, rows[:, fold]))
-        return np.maximum(losses, 0.0) / np.asarray(state.sizes)[:, None]
+            models.append(self._models(state, moments, rows[:, fold]))
+            squares = np.maximum(left_out.squares(fold, models[-1]), 0.0)
+            losses.append(squares / left_out.rows[:, fold, None])
+        models.append(self._models(state, whole, left_out.rows.sum(axis=1)))
+        return Found(np.stack(models), np.stack(losses), left_out.rows.T, trained, whole)
 
     def _models(self, state: MomentsState, moments: Moments, rows: Numbers) -> Numbers:
-        """(candidates, d) the solutions on one fold's training rows, each begun at one with the same cap, or
-        at the one before it."""
+        """(candidates, d) the solutions on one fold's training rows, each begun at one with the same
+        mixtures, or at the one before it."""
         first = next(iter(state.starts.values()))
         loss = state.inner.loss
         assert isinstance(loss, Squared)
         risks = squared_risks(moments, loss, first.model.cones)
-        x, alpha, found, ended = first.x, first.mixture, [], dict[float, tuple[Numbers, Numbers]]()
+        x, alpha, found = first.x, first.mixture, []
+        ended = dict[tuple[float, float], tuple[Numbers, Numbers]]()
         for one in self.candidates:
-            start = state.starts[one.cap]
-            x, alpha = ended.get(one.cap, (x, alpha))
+            start = state.starts[one.weighing]
+            x, alpha = ended.get(one.weighing, (x, alpha))
             if not start.model.mixtures.contains(alpha):
                 alpha = start.mixture
-            eps = self.spread * one.scale / np.sqrt(rows)
-            x, alpha = ended[one.cap] = self._solved(start, risks, eps, state.inner, x, alpha)
+            eps = state.eps + self.spread * one.scale / np.sqrt(rows)
+            x, alpha = ended[one.weighing] = self._solved(start, risks, eps, state.inner, x, alpha)
             found.append(x)
         return np.stack(found)
 

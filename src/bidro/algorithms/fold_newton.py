@@ -1,4 +1,5 @@
-"""Cross-validation by Newton's method: every candidate on every fold's training rows, all in the same rounds.
+"""Cross-validation by Newton's method: every candidate on every fold's training rows and on all rows, all of
+them in the same rounds.
 
 A client replies with its risk and gradient at every solve's model, over the fold's training rows, and with
 one curvature a candidate, over all its rows at the mean of the folds' models: rows that a fold leaves out
@@ -66,7 +67,7 @@ class NewtonBroadcast(NamedTuple):
 
     models: Array
     x: Array  # (solves, d)
-    fold: Array  # (solves,) whose rows are left out
+    fold: Array  # (solves,) whose rows are left out; one past the last for none
     scale: Array  # (solves,) c times the spread
     bends: Array
     bend_x: Array  # (candidates, d) where curvature is asked for
@@ -82,7 +83,7 @@ class NewtonReply(NamedTuple):
 
 
 class NewtonState(NamedTuple):
-    """Arrays have leading axes (candidates, folds)."""
+    """Arrays have leading axes (candidates, folds), those on all rows as one more fold, the last."""
 
     caps: Caps
     steepness: Steepness
@@ -114,7 +115,7 @@ class NewtonState(NamedTuple):
 
     @property
     def models(self) -> Numbers:
-        """(folds, candidates, d)"""
+        """(folds + 1, candidates, d): last those of all rows."""
         return np.swapaxes(self.x, 0, 1)
 
 
@@ -165,7 +166,7 @@ class FoldNewton(Usual):
         cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.lifted else []
         steepness = Steepness(tuple(cones))
         x = np.asarray(problem.constant_model)
-        C, F, n, d = len(self.candidates), self.folds, problem.n, len(x)
+        C, F, n, d = len(self.candidates), self.folds + 1, problem.n, len(x)
         k = d + (steepness.count > 0)
         sizes = np.asarray(problem.federation.sizes, float)
         caps = Caps(sizes / sizes.sum(), np.array([one.cap for one in self.candidates])[:, None, None])
@@ -217,7 +218,7 @@ class FoldNewton(Usual):
 
         def risk(x: Array, fold: Array, scale: Array, curvature: bool) -> RiskModel:
             rows = client.rows.without(fold)
-            own = replace(client, rows=rows, eps=scale / jnp.sqrt(rows.size))
+            own = replace(client, rows=rows, eps=client.eps + scale / jnp.sqrt(rows.size))
             return own.risk(self.oracle, x, jnp.asarray(_WIDTH), curvature)
 
         def assessed(x: Array, fold: Array, scale: Array) -> tuple[Array, Array, Array]:
@@ -318,7 +319,7 @@ def _asked(state: NewtonState) -> _Asked:
         some = np.flatnonzero(wanted.any(axis=1))
         share = state.going[some] / state.going[some].sum(axis=1, keepdims=True)
         middle = np.einsum("cf,cfd->cd", share, state.x[some])
-        middles = np.column_stack([middle, np.full(len(some), folds), state.scale[some]])
+        middles = np.column_stack([middle, np.full(len(some), folds - 1), state.scale[some]])
         bends, which = np.unique(middles, axis=0, return_inverse=True)
         bend[some] = which.ravel()[:, None]
     return _Asked(

@@ -40,12 +40,31 @@ def fit(
     radius: Annotated[
         str | None,
         typer.Option(
-            help="cross-validate, bootstrap, explicit, or a number of standard deviations. [cross-validate]"
+            help="Shift inside clients to guard against: a number of standard deviations, cross-validate, "
+            "bootstrap or explicit. [0]"
         ),
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(help="auto, simplex (any mixture), fixed (by rows), or a cap such as 3. [auto]"),
+        typer.Option(
+            help="Mixtures to guard against: auto (within the price), simplex (any), fixed (by rows), or a "
+            "cap such as 3. [auto]"
+        ),
+    ] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            help="By which share the mean loss may rise over pooled training for a better worst case, or "
+            "inf. [0.02]"
+        ),
+    ] = None,
+    criterion: Annotated[
+        str | None,
+        typer.Option(help="risk, or regret: beyond what each client could attain by itself. [risk]"),
+    ] = None,
+    own: Annotated[
+        str | None,
+        typer.Option(help="Each client's own correction of the shared model: auto, offset or none. [auto]"),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="features (targets do not move) or joint. [features]")
@@ -105,6 +124,9 @@ def fit(
         "quantile": quantile,
         "radius": _number_or_word(radius),
         "weights": _number_or_word(weights),
+        "price": price if price is None or price.strip() == "inf" else _number_or_word(price),
+        "criterion": criterion,
+        "own": own,
         "metric": metric,
         "label_cost": label_cost,
         "support": None if support is None else read_toml(support),

@@ -17,11 +17,16 @@ FORMAT, VERSION = "bidro audit", 1
 _REVEALS = {
     "prepare": "How many rows the site has, and the mean and standard deviation of each of its columns.",
     "assess": (
-        "Mean loss of the model on the site's training rows, the mean of its largest losses (at least ten), "
-        "and how far its worst case moves each feature on average; with a declared support also its robust "
-        "risks and its distance to a cloud that everybody has. No row."
+        "Mean loss of the model, and of the site's own, on its training rows, how much their predictions "
+        "vary, the mean of its largest losses (at least ten), and how far its worst case moves each feature "
+        "on average; with a declared support also its robust risks and its distance to a cloud that "
+        "everybody has. No row."
     ),
-    "bounds": "Mean loss and confidence bounds on the rows kept out. No row.",
+    "adopt": "That the site has made a model of its own, as it was told to. The model itself stays there.",
+    "bounds": (
+        "Mean losses of the shared model, of the site's own and of pooled training on the rows kept out, how "
+        "much they differ, and confidence bounds. No row."
+    ),
     "curvature": (
         "Value, gradient and curvature of the site's risk at the models asked for. For squared loss these "
         "determine the site's second moments: the covariances of all its columns. For other smooth losses "
@@ -40,7 +45,11 @@ _REVEALS = {
         "Value and gradient of the site's risk at the models asked for: averages over all its rows, and less "
         "than curvature tells; many rounds together still narrow down the second moments."
     ),
-    "scores": "One mean loss a candidate, pooled over the folds.",
+    "scores": "One mean loss a candidate, over the rows of each fold.",
+    "own": (
+        "How well the site would do with a model of its own: one mean loss for every strength with which "
+        "that is held at the shared one, on its rows left out and on those trained on."
+    ),
     "average": "A step of the model by the gradient over all the site's rows, and its mean loss.",
     "one row": (
         "Gradient and value of ONE row's loss. With the settings, which the server knows, four fifths of the "
@@ -103,7 +112,9 @@ def _reveals(head: Mapping[str, Any]) -> str:
     if "curvature" in fields:
         what = _REVEALS["curvature" if fields["curvature"][-1] else "gradient"]
         return f"{what} {_REVEALS['folds']}" if len(fields["gradient"]) > 1 else what
-    return _REVEALS["scores" if list(fields) == ["loss"] else "average"]
+    if "left_out" in fields:
+        return _REVEALS["own"]
+    return _REVEALS["scores" if list(fields) == ["loss", "rows"] else "average"]
 
 
 def read_audit(folder: Path) -> dict[str, Any]:

@@ -10,14 +10,17 @@ site to allow, as replies from one row are.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm, HeldRows
+from bidro.algorithms.own_correction import OwnCorrections
 from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.guarantees.calibration import FOLDS
+from bidro.guarantees.own import SHRINKAGES
 from bidro.losses import LinearLoss, Loss
 
 
@@ -80,6 +83,13 @@ def require_allowed_loss(loss: Loss, allowed: bool) -> None:
         raise RefusedError(KINKS)
 
 
+def require_known_shrinkages(asked: Iterable[Iterable[float]]) -> None:
+    """Raise RefusedError for an own model that is held at the shared one in a way nobody has agreed on: one
+    that is hardly held follows single rows."""
+    if not {tuple(one) for one in asked} <= set(SHRINKAGES["auto"]):
+        raise RefusedError("it was asked for an own model with a shrinkage that is none of bidro's.")
+
+
 def rows_behind(
     algorithm: Algorithm, loss: Loss, rows_here: HeldRows, min_rows: int, one_sample: bool
 ) -> int:
@@ -88,6 +98,8 @@ def rows_behind(
         if not one_sample:
             raise RefusedError(ONE_SAMPLE)
         return 1
+    if isinstance(algorithm, OwnCorrections):
+        require_known_shrinkages(algorithm.shrinkages)
     samples, what = rows_here.samples, "a reply"
     parts = [samples]
     if rows_here.marks is not None:
@@ -98,8 +110,8 @@ def rows_behind(
     behind = min(rows, *(rarest_value(part, classes) for part in parts if len(part)))
     if behind < min_rows:
         raise RefusedError(
-            f"{what} would rest on {behind} rows, fewer than its min_rows = {min_rows}; use fewer folds, set "
-            "the radius, or lower min_rows at that site."
+            f"{what} would rest on {behind} rows, fewer than its min_rows = {min_rows}; use fewer folds, or "
+            "lower min_rows at that site."
         )
     dimension = loss.dimension(samples.shape[-1])
     if algorithm.second_order and rows <= 2 * dimension:

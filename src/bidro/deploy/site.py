@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -28,6 +29,7 @@ from bidro.deploy.rules import (
     most_folds,
     require_allowed_loss,
     require_common_values,
+    require_known_shrinkages,
     rows_behind,
 )
 from bidro.engines.asked import Asked
@@ -38,10 +40,13 @@ from bidro.engines.wire import header_of, unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.fitting import client_side
-from bidro.fitting.questions import Assess, Assessment, Fixed, Prepared
+from bidro.fitting.questions import Adopt, Adopted, Assess, Assessment, Fixed, Prepared
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.statements import Assessed
+from bidro.losses import Loss
 from bidro.model_file import target_numbers
+from bidro.own_file import FILE as OWN_FILE
+from bidro.own_file import OwnModels, write_private
 from bidro.sets import Box, Simplex, WholeSpace
 from bidro.splits import choose_holdout, content_order
 from bidro.standard import Standard
@@ -55,6 +60,8 @@ _log = logging.getLogger(__name__)
 
 # The environment variable with the path of the site's configuration.
 VARIABLE = "BIDRO_SITE"
+# The names of runs, which become folders here.
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # A site's message on its largest losses is a mean over at least this many.
 _LARGEST_LOSSES = 10
 
@@ -66,6 +73,7 @@ class Site:
     client: str
     data: Path
     schema: Path
+    own: Path  # folder for the site's own models, one folder a run
     min_rows: int = 10
     one_sample_replies: bool = False
     losses_with_kinks: bool = False
@@ -73,12 +81,12 @@ class Site:
     @classmethod
     def read(cls, path: Path) -> Site:
         content = read_toml(path)
-        known = {"client": str, "data": str, "schema": str, "min_rows": int}
+        known = {"client": str, "data": str, "schema": str, "own": str, "min_rows": int}
         known |= {"one_sample_replies": bool, "losses_with_kinks": bool}
         for name, value in content.items():
             if name not in known or type(value) is not known[name]:
                 raise BidroError(
-                    f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema "
+                    f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema, own "
                     "(texts), min_rows (a number), one_sample_replies and losses_with_kinks (true or false)."
                 )
         missing = [name for name in ("client", "data", "schema") if name not in content]
@@ -86,7 +94,8 @@ class Site:
             raise BidroError(f"'{path}' does not say '{missing[0]}'.")
         if content.get("min_rows", 10) < 2:
             raise BidroError(f"'{path}': min_rows must be at least 2.")
-        paths = {name: path.parent / content[name] for name in ("data", "schema")}
+        content.setdefault("own", "own")
+        paths = {name: path.parent / content[name] for name in ("data", "schema", "own")}
         return cls(**{**content, **paths})
 
 
@@ -197,13 +206,17 @@ def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: byt
         described_round, over = _asked(site, rows, how)
         return described_round.answer(asked["seed"], asked["round"], request), over
     samples = _samples(rows, holdout if question == "bounds" else ~holdout, asked)
+    if question == "adopt":
+        return _adopted(site, rows, samples, asked, unpack(request, Adopt)), len(samples)
     if question == "assess":
         largest = max(_LARGEST_LOSSES, site.min_rows)
         found = _assessment(site, rows, samples, asked, unpack(request, Assess), largest)
         return _own(found), min(len(samples), largest)
     if question == "bounds":
         of, fixed = _fixed(asked, request)
-        return _own(client_side.bounds([site.client], samples, [len(samples)], of, fixed)), len(samples)
+        used = _used(of.loss, _samples(rows, ~holdout, asked), fixed)
+        bounds = client_side.bounds([site.client], samples, [len(samples)], of, fixed, used)
+        return _own(bounds), len(samples)
     raise RefusedError("there is no such question.")
 
 
@@ -252,6 +265,32 @@ def _prepared(site: Site, rows: SiteRows, holdout: NDArray[np.bool_], seed: int)
     return _own(client_side.prepared(training, [len(training)], [int(holdout.sum())], [folds], rows.digest))
 
 
+def _used(loss: Loss, training: Floats, message: Adopt | Assess | Fixed) -> Floats:
+    """(1, d) the model that this site uses: its own around the server's, made anew from its training rows, or
+    the server's."""
+    shrinkage = np.asarray(message.shrinkage, float)
+    if shrinkage.size:
+        require_known_shrinkages([shrinkage.tolist()])
+    return client_side.own_models(loss, training, [len(training)], message.x, shrinkage)
+
+
+def _adopted(
+    site: Site, rows: SiteRows, training: Floats, asked: Mapping[str, Any], message: Adopt
+) -> Adopted:
+    """Write the site's own model, and tell that there is one."""
+    if not np.isfinite(message.shrinkage).any():
+        return Adopted(np.zeros(()))
+    x, used = np.asarray(message.x, float), _used(made(asked["loss"]), training, message)
+    run = str(asked["run"])
+    if not _RUN.fullmatch(run):
+        raise RefusedError("the run's name is not one that a folder can have.")
+    where = site.own / run / OWN_FILE
+    where.parent.mkdir(parents=True, exist_ok=True)
+    write_private(where, OwnModels({site.client: used[0]}, x).to_bytes())
+    _log.info("run %s: this site's own model was written to %s; it has not left.", run, where)
+    return Adopted(np.ones(()))
+
+
 def _own(found: T) -> T:
     """The reply of the one client that is here."""
     return jax.tree.map(lambda part: np.asarray(part[0]), found)
@@ -267,7 +306,7 @@ def _assessment(
     if len(message.reference) and not message.radii.size:
         raise RefusedError("a distance is part of an interval, which needs radii.")
     declared = _declared_box(rows, asked, loss.labels) if message.radii.size else None
-    return client_side.assessment(problem, declared, message, largest)
+    return client_side.assessment(problem, declared, message, largest, _used(loss, samples, message))
 
 
 def _fixed(asked: Mapping[str, Any], request: bytes) -> tuple[Assessed, Fixed]:

@@ -24,7 +24,7 @@ from bidro.engines.remote import Remote, own_ambiguity
 from bidro.engines.rounds import Ask, Deal
 from bidro.federation import Federation
 from bidro.fitting import Progress, fit
-from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
+from bidro.fitting.questions import Adopt, Adopted, Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.heterogeneity import REFERENCE_POINTS
 from bidro.guarantees.statements import Assessed
 from bidro.problem import Problem
@@ -151,6 +151,21 @@ class SiteClients:
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         return Remote(self.coordinator, self.settings, self.needs_all).clients_of(problem, deal, seed)
 
+    def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
+        """Each site makes and keeps its own model, and answers that it has."""
+        what = {"loss": described(problem.loss)}
+        settings = {name: {**own, **what} for name, own in self.settings.items()}
+        self.coordinator.ask("adopt", 1, settings, self._each(message), Adopted.like())
+        return {}
+
+    def _each(self, message: T) -> dict[str, T]:
+        """A message to every site, with its own shrinkage alone."""
+        every = np.asarray(message.shrinkage)  # type: ignore[attr-defined]
+        return {
+            name: message._replace(shrinkage=every[i])  # type: ignore[attr-defined]
+            for i, name in enumerate(self.federation.names)
+        }
+
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
         del declared  # a site takes the support that it has agreed to, not one that the server names
         radii = np.asarray(message.radii)
@@ -160,16 +175,24 @@ class SiteClients:
             for i, name in enumerate(self.federation.names)
         }
         messages = {
-            name: message._replace(radii=radii[i], shown=np.asarray(message.shown[i]))
-            for i, name in enumerate(self.federation.names)
+            name: own._replace(radii=radii[i], shown=np.asarray(message.shown[i]))
+            for i, (name, own) in enumerate(self._each(message).items())
         }
-        like = Assessment.like(radii.shape[1], len(message.reference), self.federation.m - 1)
+        pooled = np.asarray(message.pooled)
+        scores = problem.loss.scores if pooled.size else 0
+        like = Assessment.like(radii.shape[1], len(message.reference), self.federation.m - 1, scores)
         return _stacked(self.coordinator.ask("assess", 1, settings, messages, like))
 
     def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
-        like = HoldoutBounds.like(len(message.levels), of.largest is not None, of.loss.labels is not None)
+        like = HoldoutBounds.like(
+            len(message.levels),
+            of.largest is not None,
+            of.loss.labels is not None,
+            np.asarray(message.shrinkage).size > 0,
+            np.asarray(message.pooled).size > 0,
+        )
         settings = {name: {**own, "loss": described(of.loss)} for name, own in self.settings.items()}
-        return _stacked(self.coordinator.ask("bounds", 1, settings, dict.fromkeys(settings, message), like))
+        return _stacked(self.coordinator.ask("bounds", 1, settings, self._each(message), like))
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
         """Points that everybody has: normal with the pooled means and deviations, inside the support."""

@@ -29,6 +29,7 @@ from bidro.algorithms import (
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.fold_newton import FoldNewton
+from bidro.algorithms.own_correction import OwnCorrections, Shrinkage
 from bidro.client import Penalty, WassersteinBall
 from bidro.errors import BidroError
 from bidro.losses import registry
@@ -42,6 +43,7 @@ _KINDS: dict[str, type] = {
         *(AFL, BiDROFL, BiDROLocal, DRFA, FDRSVM, FedAvg, GroupDRO, GroupDROBalls, MixtureBall, QFFL),
         *(UnbalancedDRO, BiDROCompressed, EightBit, TopK),
         *(ExactMWDRO, OneShotMWDRO, FoldScores, FoldSolves, FoldNewton, FoldMoments, Candidate),
+        *(OwnCorrections, Shrinkage),
         *(BacktrackingAscent, Exact, FixedStepAscent),
         *(Box, WholeSpace, Transport, Penalty, WassersteinBall),
     )
@@ -58,7 +60,7 @@ def described(value: Any) -> Any:
     if isinstance(value, bool | int | float | str | None):
         return value
     if type(value) in _kinds().values():
-        if isinstance(value, Candidate):
+        if isinstance(value, Candidate | Shrinkage):
             names = list(value._fields)
         else:
             names = [field.name for field in dataclasses.fields(value) if field.init]

@@ -34,6 +34,9 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
 
     radius: Any
     weights: Any
+    price: float
+    criterion: str
+    own: str | None
     metric: str
     label_cost: float
     p: float | None
@@ -67,6 +70,9 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         choices = Choices(
             radius=self.radius,
             weights=self.weights,
+            price=self.price,
+            criterion=self.criterion,
+            own=self.own,
             metric=self.metric,
             label_cost=self.label_cost,
             p=self.p,
@@ -106,10 +112,15 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         self.certificate_ = fitted.certificates[self.confidence]
         self._assessed = fitted.assessed
         self._fitted = fitted
-        self._set_coefficients(trained.x, fitted.standard)
+        self.coef_, self.intercept_ = self._coefficients(trained.x, fitted.standard)
+        own = {name: self._coefficients(x, fitted.standard) for name, x in fitted.own_models.items()}
+        self.own_coef_ = {name: slopes for name, (slopes, _) in own.items()}
+        self.own_intercept_ = {name: offset for name, (_, offset) in own.items()}
+        self._own_models = fitted.own_models
         self._trained_rows = TrainedRows.of(trained.problem.federation.by_client())
 
-    def _set_coefficients(self, x: Floats, standard: Standard) -> None:
+    def _coefficients(self, x: Floats, standard: Standard) -> tuple[Floats, Any]:
+        """(coef_, intercept_) on the original scale, of a model in the units of training."""
         raise NotImplementedError
 
     def certify(
@@ -144,7 +155,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
                 self._fitted.stated, self.model_, confidence, distances=self._fitted.distances
             )
             bare = replace(bare, weights=tuple(self.client_weights_.values()))
-        return with_holdout(bare, self._assessed, fresh, confidence, shift, bound, parts)
+        own = self._own_models or None
+        return with_holdout(bare, self._assessed, fresh, confidence, shift, bound, parts, own)
 
     def _holdout_rows(self, X: Any, y: Any, clients: ArrayLike | None) -> dict[str, Floats]:
         """Each client's rows (N_i, k + 1) in the units of training, in the order of the clients."""
@@ -198,11 +210,18 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             return [f"x{j}" for j in range(self.n_features_in_)]
         return [str(name) for name in names]
 
-    def _scores(self, X: ArrayLike) -> Floats:
-        """X @ coef_ + intercept_ for rows seen after `fit`."""
+    def _scores(self, X: Any, clients: ArrayLike | None = None) -> Floats:
+        """X @ coef_ + intercept_ for rows seen after `fit`, or with the client's own where it has them."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        return np.asarray(X @ np.asarray(self.coef_).T + self.intercept_)
+        scores = np.asarray(X @ np.asarray(self.coef_).T + self.intercept_)
+        if clients is None:
+            return scores
+        owners = client_labels(clients, len(X))
+        for name in set(owners.tolist()) & set(self.own_coef_):
+            own = owners == name
+            scores[own] = X[own] @ np.asarray(self.own_coef_[name]).T + self.own_intercept_[name]
+        return scores
 
 
 def _refuse(given: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.estimators.base import RobustEstimator
+from bidro.guarantees.price import PRICE
 from bidro.losses.registry import LossChoice
 from bidro.standard import Standard, signs
 
@@ -47,8 +48,11 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         self,
         loss: str = "logistic",
         *,
-        radius: Any = "cross-validate",
+        radius: Any = 0.0,
         weights: Any = "auto",
+        price: float = PRICE,
+        criterion: str = "risk",
+        own: str | None = "auto",
         metric: str = "features",
         label_cost: float = 1.0,
         p: float | None = None,
@@ -63,6 +67,9 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         self.loss = loss
         self.radius = radius
         self.weights = weights
+        self.price = price
+        self.criterion = criterion
+        self.own = own
         self.metric = metric
         self.label_cost = label_cost
         self.p = p
@@ -74,29 +81,30 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         self.confidence = confidence
         self.random_state = random_state
 
-    def decision_function(self, X: ArrayLike) -> Floats:
-        """Scores: (N,) for two classes, above 0 for the second; (N, classes) for more."""
-        scores = self._scores(X)
+    def decision_function(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
+        """Scores: (N,) for two classes, above 0 for the second; (N, classes) for more. `clients` (N,): whose
+        row each is, for clients with a model of their own."""
+        scores = self._scores(X, clients)
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """(N,) the likeliest class of every row."""
-        scores = self.decision_function(X)
+    def predict(self, X: ArrayLike, clients: ArrayLike | None = None) -> NDArray[Any]:
+        """(N,) the likeliest class of every row; `clients` as in `decision_function`."""
+        scores = self.decision_function(X, clients)
         best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[best])
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: ArrayLike) -> Floats:
-        """(N, classes) probabilities, in the order of classes_."""
-        scores = self.decision_function(X)
+    def predict_proba(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
+        """(N, classes) probabilities, in the order of classes_; `clients` as in `decision_function`."""
+        scores = self.decision_function(X, clients)
         if scores.ndim == 1:
             return np.column_stack([expit(-scores), expit(scores)])
         return np.asarray(softmax(scores, axis=1))
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
-    def predict_log_proba(self, X: ArrayLike) -> Floats:
+    def predict_log_proba(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
         """(N, classes) logarithms of the probabilities, finite also where these round to 0."""
-        scores = self.decision_function(X)
+        scores = self.decision_function(X, clients)
         if scores.ndim == 1:
             return np.column_stack([log_expit(-scores), log_expit(scores)])
         return np.asarray(log_softmax(scores, axis=1))
@@ -121,6 +129,6 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
             raise BidroError(f"Class {labels[unknown][0]!r} was not in training.")
         return signs(np.searchsorted(self.classes_, labels), len(self.classes_))
 
-    def _set_coefficients(self, x: Floats, standard: Standard) -> None:
+    def _coefficients(self, x: Floats, standard: Standard) -> tuple[Floats, Any]:
         w, b = self._assessed.loss.split(x)  # type: ignore[attr-defined]
-        self.coef_, self.intercept_ = standard.coefficients(np.atleast_2d(w), np.atleast_1d(b))
+        return standard.coefficients(np.atleast_2d(w), np.atleast_1d(b))

@@ -11,6 +11,7 @@ from sklearn.utils.validation import column_or_1d
 
 from bidro.arrays import Floats
 from bidro.estimators.base import RobustEstimator
+from bidro.guarantees.price import PRICE
 from bidro.losses.registry import LossChoice
 from bidro.standard import Standard
 
@@ -19,19 +20,24 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
     """min over (w, b) of the worst admissible mixture of the clients' worst losses over Wasserstein balls.
 
     loss: "squared", "absolute", "huber" or "pinball". threshold: Huber's, in standard deviations of the
-    target; quantile: the pinball loss's. radius: "cross-validate" (with the cap on the weights, unless
-    that is given), "bootstrap", "explicit" (needs `support` and metric="joint"), a number, one a client
-    (names in alphabetical order), or a mapping by client; in pooled standard deviations of the features.
-    weights: "auto" (cross-validated with the radius, else the simplex), "simplex" (any mixture), "fixed"
-    (by rows), or a number kappa of at least 1 (no client counts for more than kappa times its share).
+    target; quantile: the pinball loss's. radius: how far each client's distribution may shift: a number (0:
+    no shift), one a client (names in alphabetical order), a mapping by client, "cross-validate", "bootstrap"
+    or "explicit" (needs `support` and metric="joint"); in pooled standard deviations of the features.
+    weights: the mixtures to guard against: "auto" (by cross-validation, within the price), "simplex" (any),
+    "fixed" (by rows: pooled training), or a number kappa of at least 1 (no client counts for more than kappa
+    times its share). price: of weights="auto", by which share the mean loss may rise over pooled training
+    for a better worst case; inf for whatever it costs. criterion: "risk", or "regret": what the worst mixture
+    loses beyond what each client could attain by itself. own: "auto", each client that gains by it has its
+    own correction of the shared model, "offset", of its intercept alone, or None.
     metric: "features" (targets do not move) or "joint", where moving the target by one of its standard
     deviations costs label_cost. p: order of the cost, 2 for squared loss and 1 otherwise. support:
     declared (lower, upper) bounds of every feature and of the target, needed for the Wasserstein
     certificate. gap: the certified relative duality gap. folds, random_state: of cross-validation and
     bootstrap. confidence: of `certificate_` and of bootstrap and explicit radii.
 
-    After `fit`: coef_ (k,), intercept_, client_weights_, client_risks_ (robust, in the loss's own unit),
-    radii_, duality_gap_, n_rounds_, calibration_, certificate_; `worst_case(client)` and `certify(...)`.
+    After `fit`: coef_ (k,), intercept_, own_coef_ and own_intercept_ (by client, of those with a model of
+    their own), client_weights_, client_risks_ (robust, in the loss's own unit), radii_, duality_gap_,
+    n_rounds_, calibration_, certificate_; `worst_case(client)` and `certify(...)`.
 
     >>> import numpy as np
     >>> from bidro import RobustRegressor
@@ -46,8 +52,11 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         self,
         loss: str = "squared",
         *,
-        radius: Any = "cross-validate",
+        radius: Any = 0.0,
         weights: Any = "auto",
+        price: float = PRICE,
+        criterion: str = "risk",
+        own: str | None = "auto",
         metric: str = "features",
         label_cost: float = 1.0,
         p: float | None = None,
@@ -63,6 +72,9 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         self.loss = loss
         self.radius = radius
         self.weights = weights
+        self.price = price
+        self.criterion = criterion
+        self.own = own
         self.metric = metric
         self.label_cost = label_cost
         self.p = p
@@ -75,9 +87,10 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         self.confidence = confidence
         self.random_state = random_state
 
-    def predict(self, X: ArrayLike) -> Floats:
-        """(N,) predictions for rows X (N, k)."""
-        return self._scores(X)
+    def predict(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
+        """(N,) predictions for rows X (N, k): by the shared model, or, where `clients` (N,) says whose row
+        each is, by the client's own where it has one."""
+        return self._scores(X, clients)
 
     def _loss_choice(self) -> LossChoice:
         parameters = {"threshold": self.threshold, "quantile": self.quantile}
@@ -88,7 +101,7 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
 
     _codes = _encode
 
-    def _set_coefficients(self, x: Floats, standard: Standard) -> None:
+    def _coefficients(self, x: Floats, standard: Standard) -> tuple[Floats, Any]:
         w, b = (x[:-1], x[-1]) if self.fit_intercept else (x, 0.0)
-        self.coef_, intercept = standard.coefficients(w, b)
-        self.intercept_ = float(intercept)
+        coefficients, intercept = standard.coefficients(w, b)
+        return coefficients, float(intercept)

@@ -38,14 +38,14 @@ from bidro.engines.solve import GapNotReachedWarning, Method, solve
 from bidro.errors import BidroError
 from bidro.experiments.splits import Split
 from bidro.federation import Federation
-from bidro.guarantees.calibration import CAPS, SCALES, worst_fifth
+from bidro.guarantees.price import worst_fifth
 from bidro.losses import Hinge, Squared
 from bidro.problem import NonconcaveInnerWarning, Problem, UncheckedDomainWarning
 from bidro.training import Choices, train, unrestricted
 from bidro.worst_case import default_oracle
 
-# Our own default tries so many, and so does every other method.
-CANDIDATES = len(SCALES) * len(CAPS)
+# Every method that takes steps tries so many.
+CANDIDATES = 28
 _LOCAL_STEPS = 5
 _ONE_ROW = 10
 
@@ -144,7 +144,7 @@ class ExactDefault:
         found = train(whole, choices)
         assert found.calibration is not None
         best = found.calibration.chosen
-        return Chosen(found.x, f"c = {best.scale:g}, cap = {best.cap:g}")
+        return Chosen(found.x, f"cap = {best.cap:g}, blend = {best.blend:g}")
 
 
 def _best(split: Split, models: Floats, words: Sequence[str]) -> Chosen:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from bidro.arrays import Floats
 from bidro.federation import Federation
-from bidro.guarantees.calibration import FOLDS, worst_decile
+from bidro.guarantees.calibration import FOLDS
+from bidro.guarantees.price import worst_decile
 from bidro.losses import Logistic, Loss, Softmax, Squared, losses_of
 from bidro.problem import Problem
 from bidro.splits import choose_holdout, content_order

@@ -9,20 +9,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from bidro.algorithms import own_correction
+from bidro.algorithms.own_correction import Shrinkage
 from bidro.arrays import Floats
 from bidro.client import WassersteinBall
 from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.heterogeneity import distance_to_reference
 from bidro.guarantees.robust import mean_displacements, robust_risk
 from bidro.guarantees.statements import Assessed, holdout_bounds
-from bidro.losses import losses_of
+from bidro.losses import Loss, losses_of
 from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.standard import client_moments
 
-STATEMENTS = ("clipped", "held_out", "mistakes")
+STATEMENTS = ("clipped", "held_out", "mistakes", "own", "own_mistakes")
 
 
 def prepared(
@@ -40,16 +42,33 @@ def prepared(
     )
 
 
-def assessment(problem: Problem, declared: Box | None, message: Assess, fewest_largest: int) -> Assessment:
+def own_models(loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, shrinkages: ArrayLike) -> Floats:
+    """(n, d) the model that each client uses: its own around x, trained on its rows, or x itself where its
+    shrinkage (n, 2) keeps it. Those of all clients that have one are alike."""
+    shared, wanted = np.asarray(x, float), np.asarray(shrinkages, float).reshape(len(sizes), -1)
+    used = np.tile(shared, (len(sizes), 1))
+    adopts = np.isfinite(wanted).any(axis=1)
+    if adopts.any():
+        counts, common = np.asarray(sizes), Shrinkage(*wanted[adopts][0].tolist())
+        some = rows if adopts.all() else rows[np.repeat(adopts, counts)]
+        used[adopts] = own_correction.own_models(loss, some, counts[adopts], shared, common)
+    return used
+
+
+def assessment(
+    problem: Problem, declared: Box | None, message: Assess, fewest_largest: int, used: Floats
+) -> Assessment:
     """Of the rows of `problem`, which is as trained; explicit radii are around them on the declared support.
 
     Of the largest losses, the mean of at least `fewest_largest` is told (of all, where there are fewer).
+    `used` (n, d) are the models that the clients use.
     """
     federation, x = problem.federation, np.asarray(message.x)
     n, k, sizes = problem.n, federation.m - 1, np.asarray(federation.sizes)
     samples = np.asarray(federation.samples)
     losses = losses_of(problem.loss, x, samples)
     mean, se = _means(losses, sizes)
+    own_mean, _ = _means(_own_losses(problem.loss, used, samples, sizes), sizes)
     radii = np.asarray(message.radii).reshape(n, -1)
     robust = np.zeros((n, radii.shape[1]))
     for level in range(radii.shape[1]):
@@ -71,17 +90,31 @@ def assessment(problem: Problem, declared: Box | None, message: Assess, fewest_l
     if problem.eps is not None:
         shown = np.flatnonzero(np.broadcast_to(message.shown, n))
         moved[shown], typical[shown] = mean_displacements(problem, x, [federation.names[i] for i in shown])
-    return Assessment(mean, se, _largest(losses, sizes, fewest_largest), robust, distance, moved, typical)
+    largest = _largest(losses, sizes, fewest_largest)
+    predicted, centre = _predicted(problem.loss, [x, np.asarray(message.pooled)], samples, sizes)
+    return Assessment(mean, se, own_mean, predicted, centre, largest, robust, distance, moved, typical)
 
 
 def bounds(
-    names: Sequence[str], rows: Floats, sizes: Sequence[int], of: Assessed, message: Fixed
+    names: Sequence[str], rows: Floats, sizes: Sequence[int], of: Assessed, message: Fixed, used: Floats
 ) -> HoldoutBounds:
-    """Of rows kept out (M, k + 1) in the units of training, `sizes` of each client."""
+    """Of rows kept out (M, k + 1) in the units of training, `sizes` of each client; `used` (n, d) are the
+    models that the clients use."""
     levels, counts = np.asarray(message.levels).tolist(), np.asarray(sizes)
     parts = np.split(rows, np.cumsum(counts)[:-1])
-    found = [holdout_bounds(name, of, own, levels) for name, own in zip(names, parts, strict=True)]
-    mean, se = _means(losses_of(of.loss, of.x, rows), counts)
+    with_own = np.asarray(message.shrinkage).size > 0
+    found = [
+        holdout_bounds(name, of, part, levels, own=x if with_own else None)
+        for name, part, x in zip(names, parts, used, strict=True)
+    ]
+    losses, own_losses = losses_of(of.loss, of.x, rows), _own_losses(of.loss, used, rows, counts)
+    mean, se = _means(losses, counts)
+    own_change = shared_change = np.zeros((len(names), 0))
+    if np.asarray(message.pooled).size:
+        before = losses_of(of.loss, np.asarray(message.pooled), rows)
+        own_change, shared_change = (
+            np.stack(_means(after - before, counts), axis=1) for after in (own_losses, losses)
+        )
     each = {
         part: np.array([[bound.bound for bound in one[part]] for one in found])
         if part in found[0]
@@ -89,7 +122,35 @@ def bounds(
         for part in STATEMENTS
     }
     means = [[one[part][0].mean if part in one else 0.0 for part in STATEMENTS] for one in found]
-    return HoldoutBounds(mean, se, **each, means=np.array(means))
+    own_mean, _ = _means(own_losses, counts)
+    return HoldoutBounds(mean, se, own_mean, own_change, shared_change, **each, means=np.array(means))
+
+
+def _predicted(
+    loss: Loss, models: Sequence[Floats], rows: Floats, sizes: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """(mean squares (n, models) of the models' scores around their means, these means (n, models, scores));
+    nothing where a model is empty."""
+    if not all(x.size for x in models):
+        return np.zeros((len(sizes), 0)), np.zeros((len(sizes), 0, 0))
+    first, each = np.cumsum(sizes) - sizes, sizes[:, None]
+    squares, centres = [], []
+    for x in models:
+        w, b = loss.split(x)  # type: ignore[attr-defined]
+        scores = rows[:, :-1] @ np.atleast_2d(w).T + np.atleast_1d(b)
+        # A common part of the scores of several classes says nothing.
+        scores = scores - scores.mean(axis=1, keepdims=True) if scores.shape[1] > 1 else scores
+        centre = np.add.reduceat(scores, first, axis=0) / each
+        away = (scores - np.repeat(centre, sizes, axis=0)) ** 2
+        squares.append((np.add.reduceat(away, first, axis=0) / each).sum(axis=1))
+        centres.append(centre)
+    return np.stack(squares, axis=1), np.stack(centres, axis=1)
+
+
+def _own_losses(loss: Loss, models: Floats, rows: Floats, sizes: NDArray[np.int64]) -> Floats:
+    """(N,) each row under the model (n, d) of its own client."""
+    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    return np.concatenate([losses_of(loss, x, own) for x, own in zip(models, parts, strict=True)])
 
 
 def _means(losses: Floats, sizes: NDArray[np.int64]) -> tuple[Floats, Floats]:

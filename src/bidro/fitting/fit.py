@@ -6,6 +6,7 @@ their own. `RobustRegressor.fit`, `bidro fit` and `bidro federate` are callers o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bidro.arrays import Floats
+from bidro.fitting.client_side import STATEMENTS
 from bidro.fitting.network import Clients, Network
-from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
+from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.calibration import spread_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import ClientBound, client_level
@@ -76,11 +78,26 @@ class ClientLoss(NamedTuple):
     loss: float  # mean over its rows
     se: float | None  # standard error of the mean; None for a single row
     rows: int
+    own: float  # mean under the model that the client uses: its own, or the shared one
 
     @classmethod
-    def of(cls, losses: Floats) -> ClientLoss:
+    def of(cls, losses: Floats, own: Floats | None = None) -> ClientLoss:
+        """From the losses (N,) of its rows under the shared model, and under its own if it has one."""
         se = float(losses.std(ddof=1) / np.sqrt(len(losses))) if len(losses) > 1 else None
-        return cls(float(losses.mean()), se, len(losses))
+        mean = float(losses.mean())
+        return cls(mean, se, len(losses), mean if own is None else float(own.mean()))
+
+
+class Change(NamedTuple):
+    """How a client's mean loss on rows kept out differs from that under pooled training."""
+
+    mean: float
+    se: float | None  # standard error of the mean; None for a single row
+
+
+class Changes(NamedTuple):
+    shared: Change
+    own: Change  # under the model that the client uses
 
 
 class Displacement(NamedTuple):
@@ -105,6 +122,9 @@ class Fitted:
     judged: Mapping[str, ClientLoss]  # on rows kept out (on training rows where there are none)
     held_out_rows: int
     displaced: Mapping[str, Displacement]  # of the clients that count most in the worst mixture
+    own_models: Mapping[str, Floats]  # (d,) that are known here, by client
+    changes: Mapping[str, Changes] | None  # on rows kept out; None where there is nothing to compare with
+    varies: float | None  # deviation of the predictions, as a share of that under pooled training
 
 
 def fit(network: Network, options: Options, progress: Progress | None = None) -> Fitted:
@@ -159,17 +179,20 @@ class _Fit:
         """How the model does on training rows, and what rows kept out say of it."""
         self.progress.begin("assessing")
         names, x, levels = stated.federation.names, trained.x, self.options.confidences
-        shown = self._count_most(trained)
-        message = _assess(clients, stated, standard, x, levels, shown)
+        shown, shrinkage = self._count_most(trained), _shrinkages(trained)
+        own_models = clients.adopt(trained.problem, Adopt(x, shrinkage)) if shrinkage.size else {}
+        pooled = np.zeros(0) if trained.pooled is None else trained.pooled
+        message = _assess(clients, stated, standard, x, levels, shown, shrinkage, pooled)
         found = clients.assess(trained.problem, box, message)
         distances = clients.distances(stated, found) if len(message.radii[0]) else None
         of = Assessed.of(stated, x, float(np.max(found.largest)))
         holdout = np.asarray(prepared.holdout)
-        bounds, judged = None, _judged(names, found, prepared.rows)
+        bounds, changes, judged = None, None, _judged(names, found, prepared.rows)
         if holdout.any():
             self.progress.begin("certifying")
-            bounds = clients.bounds(of, _fixed(of, levels))
+            bounds = clients.bounds(of, _fixed(of, levels, shrinkage, pooled))
             judged = _judged(names, bounds, holdout)
+            changes = _changes(names, bounds, holdout) if pooled.size else None
         certificates = {
             level: self._certificate(trained, stated, of, found, distances, bounds, holdout, k)
             for k, level in enumerate(levels)
@@ -190,6 +213,9 @@ class _Fit:
             judged,
             int(holdout.sum()),
             displaced,
+            own_models,
+            changes,
+            _varies(found, prepared.rows) if pooled.size else None,
         )
 
     def _count_most(self, trained: Trained) -> list[int]:
@@ -229,36 +255,69 @@ def _spread(moments: Moments, standard: Standard, transport: Transport, choices:
     return spread_of(np.where(moments.varying, moments.deviation, 0.0) / units, transport)
 
 
+def _shrinkages(trained: Trained) -> Floats:
+    """(n, 2) of the clients' own models; (n, 0) where there are none."""
+    n, own = trained.problem.n, trained.own
+    if own is None or not own.adopts.any():
+        return np.zeros((n, 0))
+    return np.where(own.adopts[:, None], np.asarray(own.shrinkage), math.inf)
+
+
+def _varies(found: Assessment, rows: Any) -> float:
+    """The deviation of the model's scores over all training rows, as a share of that of pooled training."""
+    share = np.asarray(rows, float) / np.sum(rows)
+    centre = np.asarray(found.centre)  # (n, 2, scores)
+    between = np.sum((centre - np.einsum("n,nms->ms", share, centre)) ** 2, axis=-1)
+    shared, pooled = share @ (np.asarray(found.predicted) + between)
+    return float(np.sqrt(shared / pooled)) if pooled > 0 else 1.0
+
+
 def _assess(
-    clients: Clients, stated: Problem, standard: Standard, x: Floats, levels: list[float], shown: list[int]
+    clients: Clients,
+    stated: Problem,
+    standard: Standard,
+    x: Floats,
+    levels: list[float],
+    shown: list[int],
+    shrinkage: Floats,
+    pooled: Floats,
 ) -> Assess:
     n = stated.n
     radii, reference = np.zeros((n, 0)), np.zeros((0, stated.federation.m))
     if interval_obstacle(stated, x) is None:
         radii = np.stack([explicit_radii(stated, level) for level in levels], axis=1)
         reference = clients.reference(stated, standard)
-    return Assess(x, radii, reference, np.isin(np.arange(n), shown).astype(float))
+    counted = np.isin(np.arange(n), shown).astype(float)
+    return Assess(x, radii, reference, counted, shrinkage, pooled)
 
 
-def _fixed(of: Assessed, levels: list[float]) -> Fixed:
+def _fixed(of: Assessed, levels: list[float], shrinkage: Floats, pooled: Floats) -> Fixed:
     largest = np.zeros(0) if of.largest is None else np.array([of.largest])
     betas = [client_level(level, of.mixtures.dimension, of.mixtures) for level in levels]
-    return Fixed(of.x, np.array(betas), np.asarray(of.seen), largest)
+    return Fixed(of.x, np.array(betas), np.asarray(of.seen), largest, shrinkage, pooled)
 
 
 def _judged(names: tuple[str, ...], found: Any, rows: Any) -> dict[str, ClientLoss]:
     """From the mean losses and standard errors of an `Assessment` or of `HoldoutBounds`."""
     return {
-        name: ClientLoss(float(loss), float(se) if count > 1 else None, int(count))
-        for name, loss, se, count in zip(names, found.loss, found.se, rows, strict=True)
+        name: ClientLoss(float(loss), float(se) if count > 1 else None, int(count), float(own))
+        for name, loss, se, count, own in zip(names, found.loss, found.se, rows, found.own_loss, strict=True)
     }
+
+
+def _changes(names: tuple[str, ...], found: HoldoutBounds, rows: Floats) -> dict[str, Changes]:
+    def change(numbers: Floats, count: float) -> Change:
+        return Change(float(numbers[0]), float(numbers[1]) if count > 1 else None)
+
+    each = zip(names, np.asarray(found.shared_change), np.asarray(found.own_change), rows, strict=True)
+    return {name: Changes(change(shared, count), change(own, count)) for name, shared, own, count in each}
 
 
 def _by_client(
     names: tuple[str, ...], found: HoldoutBounds, rows: Floats, k: int
 ) -> dict[str, dict[str, ClientBound]]:
     """The clients' bounds at one level, by statement."""
-    parts = {"clipped": found.clipped, "held_out": found.held_out, "mistakes": found.mistakes}
+    parts = {name: getattr(found, name) for name in STATEMENTS}
     means = np.asarray(found.means)
     return {
         name: {

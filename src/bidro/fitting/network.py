@@ -6,7 +6,7 @@ clients together, across machines (`deploy.site_network`) one by one, as bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,10 +20,11 @@ from bidro.engines.rounds import Ask, Deal, Rounds
 from bidro.errors import BidroError
 from bidro.federation import Federation, aligned
 from bidro.fitting import client_side
-from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
+from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.heterogeneity import cloud_distances
 from bidro.guarantees.statements import Assessed
+from bidro.losses import Loss
 from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.splits import choose_holdout, content_order
@@ -39,6 +40,10 @@ class Clients(Rounds, Protocol):
     @property
     def federation(self) -> Federation:
         """Their names, sizes and columns; their rows in standard units where these are here."""
+
+    def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
+        """Let clients make the models of their own that they are to have. Those (d,) that are known here, by
+        name: all in one process, none where they stay at sites."""
 
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
         """How a model does on the training rows, by client; `problem` is as trained, `declared` the support
@@ -133,7 +138,7 @@ class LocalNetwork:
         federation = Federation.from_samples(
             jax.device_put(self.rows), self.sizes, "unbounded", self.names, self.columns
         )
-        return LocalClients(federation, self.fresh, self.holdout_sizes)
+        return LocalClients(federation, self.fresh, self.holdout_sizes, {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,15 +148,31 @@ class LocalClients:
     federation: Federation
     fresh: Floats  # (M, k + 1) rows kept out, client after client
     holdout_sizes: tuple[int, ...]
+    made: dict[bytes, Floats]  # models (n, d) that clients use, so that they are made once
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         return IN_PROCESS.clients_of(problem, deal, seed)
 
+    def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
+        used, own = self._used(problem.loss, message), np.isfinite(np.asarray(message.shrinkage)).any(axis=1)
+        return {name: used[i] for i, name in enumerate(self.federation.names) if own[i]}
+
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
-        return client_side.assessment(problem, declared, message, fewest_largest=1)
+        used = self._used(problem.loss, message)
+        return client_side.assessment(problem, declared, message, fewest_largest=1, used=used)
 
     def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
-        return client_side.bounds(self.federation.names, self.fresh, self.holdout_sizes, of, message)
+        names, used = self.federation.names, self._used(of.loss, message)
+        return client_side.bounds(names, self.fresh, self.holdout_sizes, of, message, used)
+
+    def _used(self, loss: Loss, message: Adopt | Assess | Fixed) -> Floats:
+        """(n, d) the models that clients use, by what a message says of them."""
+        x, shrinkage = np.asarray(message.x), np.asarray(message.shrinkage)
+        key = x.tobytes() + shrinkage.tobytes()
+        if key not in self.made:
+            rows, sizes = self.federation.host_rows, self.federation.sizes
+            self.made[key] = client_side.own_models(loss, rows, sizes, x, shrinkage)
+        return self.made[key]
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
         return np.zeros((0, stated.federation.m))

@@ -30,13 +30,33 @@ class Prepared(NamedTuple):
         return cls(number, number, number, number, each, each)
 
 
+class Adopt(NamedTuple):
+    """The message of "adopt", to one client or, with a leading axis in `shrinkage`, to several."""
+
+    x: Numbers  # (d,) the shared model
+    shrinkage: Numbers  # (2,) of the client's own model around it, see `Shrinkage`; inf keeps it as shared
+
+
+class Adopted(NamedTuple):
+    """ "adopt": that it is done. The model itself stays with the client."""
+
+    own: Numbers  # () 1 where the client has a model of its own now, 0 where it uses the shared one
+
+    @classmethod
+    def like(cls) -> Adopted:
+        return cls(np.zeros(()))
+
+
 class Assess(NamedTuple):
-    """The message of "assess"; radii and `shown` are each client's own, with a leading axis for several."""
+    """The message of "assess"; radii, `shown` and `shrinkage` are each client's own, with a leading axis for
+    several."""
 
     x: Numbers  # (d,)
     radii: Numbers  # (levels,) explicit radii; empty where there is no interval
     reference: Numbers  # (points, m) a cloud that everybody has; empty where its distance is not wanted
     shown: Numbers  # () 1 where the worst case is to be shown, else 0
+    shrinkage: Numbers  # (2,) of the client's own model, as in `Adopt`
+    pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
 
 
 class Assessment(NamedTuple):
@@ -44,6 +64,9 @@ class Assessment(NamedTuple):
 
     loss: Numbers  # () mean
     se: Numbers  # () its standard error; 0 for a single row
+    own_loss: Numbers  # () mean under the client's own model; the same where it has none
+    predicted: Numbers  # (2,) mean square of the model's scores around their mean, and the same of pooled
+    centre: Numbers  # (2, scores) these means; both empty where there is no pooled training
     largest: Numbers  # () mean of the largest losses: as many as the client's rules want
     robust: Numbers  # (levels,) the risk over balls of the explicit radii
     distance: Numbers  # (1,) of the rows to the reference cloud, in W_p; empty where there is none
@@ -51,11 +74,13 @@ class Assessment(NamedTuple):
     typical: Numbers  # (k,) how far it moves rows on average
 
     @classmethod
-    def like(cls, levels: int, reference: int, features: int) -> Assessment:
+    def like(cls, levels: int, reference: int, features: int, scores: int) -> Assessment:
+        """`scores` is 0 where there is no pooled training."""
         number = np.zeros(())
         one = np.zeros(1 if reference else 0)
-        k = np.zeros(features)
-        return cls(number, number, number, np.zeros(levels), one, k, k)
+        k, both = np.zeros(features), 2 if scores else 0
+        moments = np.zeros(both), np.zeros((both, scores))
+        return cls(number, number, number, *moments, number, np.zeros(levels), one, k, k)
 
 
 class Fixed(NamedTuple):
@@ -65,6 +90,8 @@ class Fixed(NamedTuple):
     levels: Numbers  # (levels,) beta of every bound
     seen: Numbers  # () what losses are clipped at
     largest: Numbers  # (1,) the largest loss on the declared support; empty where it is not known
+    shrinkage: Numbers  # (2,) of the client's own model, as in `Adopt`, with a leading axis for several
+    pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
 
 
 class HoldoutBounds(NamedTuple):
@@ -72,13 +99,22 @@ class HoldoutBounds(NamedTuple):
 
     loss: Numbers  # () mean over the rows kept out
     se: Numbers  # () 0 for a single row
+    own_loss: Numbers  # () mean under the client's own model; the same where it has none
+    own_change: Numbers  # (2,) mean and standard error of the rows' losses under it minus those under pooled
+    shared_change: Numbers  # (2,) the same of the shared model; both empty where there is no pooled training
     clipped: Numbers  # (levels,)
     held_out: Numbers  # (levels,)
     mistakes: Numbers  # (levels,)
-    means: Numbers  # (3,) of clipped losses, losses and mistakes; 0 where a statement is not made
+    own: Numbers  # (levels,) as `clipped`, of the client's own model
+    own_mistakes: Numbers  # (levels,)
+    means: Numbers  # (5,) of what these five bound; 0 where a statement is not made
 
     @classmethod
-    def like(cls, levels: int, bounded: bool, labels: bool) -> HoldoutBounds:
+    def like(cls, levels: int, bounded: bool, labels: bool, own: bool, pooled: bool) -> HoldoutBounds:
         number, none = np.zeros(()), np.zeros(0)
-        each = np.zeros(levels)
-        return cls(number, number, each, each if bounded else none, each if labels else none, np.zeros(3))
+        each, change = np.zeros(levels), np.zeros(2 if pooled else 0)
+        clipped, held_out, mistakes, as_used, own_mistakes = (
+            each if made else none for made in (True, bounded, labels, own, own and labels)
+        )
+        of_rows = (number, number, number, change, change)
+        return cls(*of_rows, clipped, held_out, mistakes, as_used, own_mistakes, np.zeros(5))

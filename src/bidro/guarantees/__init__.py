@@ -1,6 +1,6 @@
 """What can be promised about a model, and what each promise rests on."""
 
-from bidro.guarantees.calibration import Calibration, calibrate, worst_decile
+from bidro.guarantees.calibration import Calibration, calibrate
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.convergence import ConvergenceBound, convergence_bound
 from bidro.guarantees.coverage import Coverage, coverage, failure_probabilities
@@ -14,6 +14,7 @@ from bidro.guarantees.penalty import (
     penalised_risk,
 )
 from bidro.guarantees.plan import Plan, plan
+from bidro.guarantees.price import worst_decile
 from bidro.guarantees.radius import ExplicitRadius, PaperRadius, explicit_rule, paper_rule
 from bidro.guarantees.robust import WorstCase, robust_risk, worst_case_distribution, worst_case_mixture
 from bidro.guarantees.statements import certificate

@@ -1,12 +1,10 @@
-"""Choosing radius and cap from the data, by cross-validation inside the clients.
+"""Choosing the weights, and if wanted the radius, by cross-validation inside the clients.
 
-Every candidate (c, kappa) is trained, to a small gap, on each fold's training rows and scored on the rows
-left out, pooled over the folds at each client; for squared loss all of it follows from second moments. What
-is wanted is a low worst decile: the mean over the worst tenth of the clients. As few clients make a noisy
-judge, the choice is by the worst fifth. The grid holds FedAvg (kappa = 1, c = 0) and AFL
-(no cap, c = 0). A radius chosen in this way promises nothing about the true distribution, and a cap chosen
-so must not restrict the mixtures of a statement: certify the model afterwards, with explicit radii or rows
-kept out.
+Every candidate is trained on each fold's training rows, and on all rows, and scored on the rows left out;
+for squared loss all of it follows from second moments. Among the candidates are pooled training (kappa = 1,
+c = 0) and AFL (no cap, c = 0); `choice` says which is taken, for the price that a user allows. A radius
+chosen in this way promises nothing about the true distribution, and weights chosen so must not restrict the
+mixtures of a statement: certify the model afterwards, with explicit radii or rows kept out.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ import numpy as np
 
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
+from bidro.algorithms.fold_moments import Found as FoldMomentsFound
 from bidro.algorithms.fold_newton import FoldNewton
 from bidro.arrays import Floats
 from bidro.client import WassersteinBall
@@ -29,51 +28,51 @@ from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Deal, Rounds, last_state, rounds
 from bidro.errors import BidroError
 from bidro.federation import column_deviations
+from bidro.guarantees.price import PRICE, WEIGHINGS, LeftOut, check_price, choice, worst_decile, worst_fifth
 from bidro.losses import LinearLoss, Squared
 from bidro.problem import Problem
 from bidro.transport import Transport
 from bidro.worst_case import Oracle, default_oracle
 
 SCALES = (0.0, 0.5, 1.0, 2.0)
-CAPS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, math.inf)
 FOLDS = 5
-
-
-def worst_decile(losses: Floats) -> Floats:
-    """The mean of the ceil(n / 10) largest of n clients' losses, along the first axis."""
-    return _worst_share(losses, 10)
-
-
-def worst_fifth(losses: Floats) -> Floats:
-    """The mean of the ceil(n / 5) largest: what candidates are chosen by."""
-    return _worst_share(losses, 5)
-
-
-def _worst_share(losses: Floats, parts: int) -> Floats:
-    """The mean of the ceil(n / parts) largest."""
-    worst = -(-len(losses) // parts)
-    return np.asarray(np.sort(losses, axis=0)[-worst:].mean(axis=0))
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The candidates, their held-out losses at every client, and the choice."""
+    """The candidates, their losses on rows left out, and the choice."""
 
     candidates: tuple[Candidate, ...]
-    losses: Floats  # (n, candidates) pooled over folds at the client
+    left_out: LeftOut  # losses by fold and client
     names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    price: float
+    pooled: int  # which candidate is pooled training, or what comes closest to it
+    place: int  # which is chosen
     radii: Floats  # (n,) of the choice
-    chosen: Candidate
+    models: Floats  # (folds + 1, candidates, d): last those of all rows
     spread: float  # that radii are in units of
-    folds: int
+    deal: Deal  # of the folds
     rounds: int
-    start: Floats | None  # (d,) mean over the folds of the choice's models, to begin a solve with; None where
-    # the candidates were solved from second moments
-    moments: Any  # of all rows, as `OneShotMWDRO` asks for; None where clients have not sent them
+    moments: FoldMomentsFound | None  # of squared loss, where clients have sent them
 
     @property
     def promise(self) -> str:
         return "Chosen by cross-validation: good on rows like these, with no promise about the truth."
+
+    @property
+    def chosen(self) -> Candidate:
+        return self.candidates[self.place]
+
+    @property
+    def losses(self) -> Floats:
+        """(n, candidates) pooled over folds at the client."""
+        return self.left_out.pooled
+
+    @property
+    def means(self) -> Floats:
+        """(candidates,) over all rows."""
+        return self.left_out.means
 
     @property
     def scores(self) -> Floats:
@@ -85,11 +84,27 @@ class Calibration:
         """(candidates,)"""
         return worst_decile(self.losses)
 
+    @property
+    def start(self) -> Floats | None:
+        """(d,) to begin a solve with; None where second moments tell all that a solve asks for."""
+        return None if self.moments is not None else self.models[-1, self.place]
+
+    @property
+    def fold_models(self) -> Floats:
+        """(folds, d) of the choice."""
+        return self.models[:-1, self.place]
+
+    @property
+    def pooled_model(self) -> Floats:
+        """(d,) of pooled training, on all rows."""
+        return self.models[-1, self.pooled]
+
 
 def calibrate(
     problem: Problem,
     scales: Sequence[float] = SCALES,
-    caps: Sequence[float] = CAPS,
+    weighings: Sequence[tuple[float, float]] = WEIGHINGS,
+    price: float = PRICE,
     folds: int | None = None,
     seed: int = 0,
     spread: float | None = None,
@@ -98,28 +113,33 @@ def calibrate(
     network: Rounds = IN_PROCESS,
     sends_curvature: bool = True,
 ) -> Calibration:
-    """Choose the radius scale and the cap for `problem`, whose own ambiguity and mixtures do not matter.
+    """Choose a radius scale c and a weighing (cap, blend) for `problem`, whose own mixtures do not matter.
 
-    There are 5 folds unless told otherwise, and fewer where a client has fewer rows, but at least 2. Radii
-    are eps_i = c `spread` N_i^-1/2; the spread is by default `pooled_spread`. `progress` is called after each
-    round with its number and how many of the solves go on. `network` answers the rounds, without curvature or
-    second moments unless `sends_curvature`. Raises BidroError for a client with fewer rows
-    than folds.
+    Radii are eps_i = c `spread` N_i^-1/2 beyond those of the problem, if it has any; the spread is by default
+    `pooled_spread`. `price` is by which share the mean loss may rise over that of pooled training (see
+    `choice`). There are 5 folds unless told otherwise, and fewer where a client has fewer rows, but at least
+    2. `progress` is called after each round with its number and how many of the solves go on. `network`
+    answers the rounds, without curvature or second moments unless `sends_curvature`. Raises BidroError for a
+    client with fewer rows than folds.
     """
-    _check(scales, caps, spread)
-    whole = None
-    candidates = tuple(Candidate(float(c), float(k)) for c, k in product(scales, caps))
+    _check(scales, weighings, spread)
+    check_price(price)
+    candidates = tuple(
+        Candidate(float(c), *map(float, weighing)) for c, weighing in product(scales, weighings)
+    )
     chosen = default_oracle(problem.inner) if oracle is None else oracle
-    unit = pooled_spread(problem) if spread is None else float(spread)
+    moving = any(scale > 0 for scale in scales)
+    unit = (pooled_spread(problem) if moving else 1.0) if spread is None else float(spread)
     if folds is None:
         folds = max(2, min(FOLDS, *problem.federation.sizes))
-    balls = replace(problem, ambiguity=WassersteinBall(0.0))
+    balls = problem if problem.eps is not None else replace(problem, ambiguity=WassersteinBall(0.0))
     ask = network.clients_of(balls, Deal(folds, seed))
-    models = None
+    found = None
     if isinstance(problem.loss, Squared) and balls.lifted and sends_curvature:
         moments = FoldMoments(candidates, folds, unit)
         told = last_state(rounds(ask, moments, moments.init(balls)), None)
-        losses, took, whole = told.losses, told.t, told.whole
+        found, took = told.found, told.t
+        models, left_out = found.models, LeftOut(found.losses, found.rows)
         if progress is not None:
             progress(took, 0)
     else:
@@ -135,22 +155,43 @@ def calibrate(
             if progress is not None:
                 progress(took, len(going.active))
         models = going.models
-        scored = rounds(ask, FoldScores(), jnp.asarray(models), took + 1, took)
-        losses, took = np.asarray(last_state(scored, None)), took + 1
-    place = int(np.argmin(worst_fifth(losses)))
-    best, start = candidates[place], None if models is None else models[:, place].mean(axis=0)
-    radii = unit * best.scale / np.sqrt(np.asarray(problem.federation.sizes, float))
-    names = problem.federation.names
-    return Calibration(candidates, losses, names, radii, best, unit, folds, took, start, whole)
+        scored = rounds(ask, FoldScores(), jnp.asarray(models[:-1]), took + 1, took)
+        scores, took = last_state(scored, None), took + 1
+        left_out = LeftOut(np.swapaxes(scores.loss, 0, 1), np.swapaxes(scores.rows, 0, 1))
+    pooled = min(
+        range(len(candidates)), key=lambda j: (candidates[j].cap, candidates[j].blend, candidates[j].scale)
+    )
+    place = choice(left_out, pooled, price)
+    assert balls.eps is not None
+    sizes = problem.federation.sizes
+    radii = np.asarray(balls.eps) + unit * candidates[place].scale / np.sqrt(np.asarray(sizes, float))
+    return Calibration(
+        candidates,
+        left_out,
+        problem.federation.names,
+        sizes,
+        price,
+        pooled,
+        place,
+        radii,
+        np.asarray(models),
+        unit,
+        Deal(folds, seed),
+        took,
+        found,
+    )
 
 
-def _check(scales: Sequence[float], caps: Sequence[float], spread: float | None) -> None:
-    if len(scales) == 0 or len(caps) == 0:
-        raise BidroError("Calibration needs at least one scale and one cap to choose from.")
+def _check(scales: Sequence[float], weighings: Sequence[tuple[float, float]], spread: float | None) -> None:
+    if len(scales) == 0 or len(weighings) == 0:
+        raise BidroError("Calibration needs at least one scale and one weighing to choose from.")
     if not all(0 <= c < math.inf for c in scales):
         raise BidroError(f"Every radius scale must be a number of at least 0; got {tuple(scales)}.")
-    if not all(k >= 1 for k in caps):
-        raise BidroError(f"Every cap must be at least 1 (inf for none); got {tuple(caps)}.")
+    if not all(cap >= 1 and 0 <= blend <= 1 for cap, blend in weighings):
+        raise BidroError(
+            "A weighing is a cap of at least 1 (inf for none) and a blend from 0 to 1; got "
+            f"{tuple(weighings)}."
+        )
     if spread is not None and not 0 < spread < math.inf:
         raise BidroError(f"The spread must be a positive number; got {spread}.")
 

@@ -6,6 +6,8 @@ Three statements, each with the sentence that says what it promises, or why it i
   support bounds it; of the mean loss with each loss counted as at most a level known from training,
   which is far tighter where the support is wide; and for classes of the share of mistakes;
 - a held-out bound with room for a chosen shift inside every client.
+All of them are about the shared model. Where clients have models of their own, the held-out bounds are also
+stated with each client using its own.
 A held-out bound that says nothing is marked `vacuous`, and shown as too few rows, never as a result.
 """
 
@@ -25,7 +27,7 @@ from bidro.guarantees.held_out import HeldOut
 from bidro.guarantees.out_of_sample import Interval
 from bidro.trees import Frozen
 
-FORMAT, VERSION = "bidro certificate", 2
+FORMAT, VERSION = "bidro certificate", 3
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Certificate:
     absent: Mapping[str, str]  # why a statement is not made, by its name
     balls: str  # what the radii that the model was trained with stand for
     weights: tuple[float, ...] | None = None  # in the worst mixture of training; None where it is not known
+    own: HeldOut | None = None  # as `clipped`, each client with its own model; None where there are none
+    own_mistakes: HeldOut | None = None
 
     @property
     def counts_most(self) -> tuple[str, ...]:
@@ -99,6 +103,10 @@ def _table(found: Certificate) -> str:
         lines.append(f"  {title:<12} {line or 'absent: ' + found.absent[name]}")
     if found.mistakes is not None:
         lines.append(f"  {'Mistakes':<12} {_mistakes_line(found.mistakes)}")
+    if found.own is not None:
+        lines.append(f"  {'With own':<12} {_held_out_line(found.own)}, every client using its own model")
+    if found.own_mistakes is not None:
+        lines.append(f"  {'':<12} {_mistakes_line(found.own_mistakes)} wrong")
     columns = _columns(found)
     lines.append(f"  {'client':<16}" + "".join(f" {title:>13}" for title in columns))
     for i, name in enumerate(found.names):
@@ -191,9 +199,9 @@ def _restored(content: dict[str, Any]) -> Certificate:
             ends = {end: -math.inf if part[end] is None else part[end] for end in ("lower", "paper_lower")}
             arrays = {name: np.asarray(part[name], float) for name in ("radii", "risks", "alpha")}
             interval = Interval(**{**part, **ends, **arrays, "names": tuple(part["names"])})
-        held, clipped, mistakes = (
+        held, clipped, mistakes, own, own_mistakes = (
             None if content[name] is None else _restored_held_out(content[name])
-            for name in ("held_out", "clipped", "mistakes")
+            for name in ("held_out", "clipped", "mistakes", "own", "own_mistakes")
         )
         found = Certificate(
             float(content["confidence"]),
@@ -209,6 +217,8 @@ def _restored(content: dict[str, Any]) -> Certificate:
             Frozen({str(name): str(why) for name, why in content["absent"].items()}),
             str(content["balls"]),
             None if content["weights"] is None else tuple(map(float, content["weights"])),
+            own,
+            own_mistakes,
         )
         # Whatever is missing or of another kind shows when it is written out again.
         found.to_json()

@@ -55,6 +55,7 @@ class HeldOut:
     clipped: bool  # whether losses can be larger than that
     mistakes: bool  # whether losses are shares of wrong predictions
     units: bool  # whether a draw is a unit with the mean loss of its rows, not a row
+    own: bool = False  # whether every client uses its own model
 
     def __post_init__(self) -> None:
         for name in ("clients", "means", "rows"):
@@ -99,6 +100,7 @@ class HeldOut:
         if self.units:
             what += " of a unit"
         draws = "units" if self.units else "rows"
+        model = "the models that the clients use, each its own," if self.own else "this model"
         if self.vacuous:
             return (
                 f"There are too few {draws} to promise anything at confidence {self.confidence:g}: the bound "
@@ -114,7 +116,7 @@ class HeldOut:
                 "A unit is one draw, with the mean over its rows; it assumes that units are independent. "
             )
         return (
-            f"With confidence {self.confidence:g} the {what} of this model on new {draws}, drawn as "
+            f"With confidence {self.confidence:g} the {what} of {model} on new {draws}, drawn as "
             f"those kept out were and mixed in any admissible way, is at most {self.bound:.6g}. {assumed}It "
             "says nothing about shift inside a client."
         )
@@ -236,6 +238,7 @@ def worst_mixture(
     clipped: bool = False,
     mistakes: bool = False,
     units: bool = False,
+    own: bool = False,
 ) -> HeldOut:
     """The whole from its clients' bounds, each of `client_level`."""
     worst = float(mixtures.linear_maximum(jnp.asarray([one.bound for one in clients.values()]))[0])
@@ -251,6 +254,7 @@ def worst_mixture(
         clipped,
         mistakes,
         units,
+        own,
     )
 
 

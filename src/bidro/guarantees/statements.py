@@ -141,14 +141,19 @@ def with_holdout(
     shift: float | None = None,
     bound: Bound = "betting",
     units: Mapping[str, ArrayLike] | None = None,
+    own: Mapping[str, NDArray[np.float64]] | None = None,
 ) -> Certificate:
     """The certificate with what rows (N_i, m) that training never saw add to it, in the order of its clients.
 
-    `units` as in `held_out`. An interval for another confidence is left out.
+    `units` as in `held_out`; `own` (d,) are the models of clients that have one of their own, where there are
+    any. An interval for another confidence is left out.
     """
     level, labels = client_level(confidence, len(fresh), of.mixtures), units_of(fresh, units)
     found = {
-        name: holdout_bounds(name, of, rows, [level], bound, labels[name]) for name, rows in fresh.items()
+        name: holdout_bounds(
+            name, of, rows, [level], bound, labels[name], None if own is None else own.get(name, of.x)
+        )
+        for name, rows in fresh.items()
     }
     bounds = {name: {part: each[0] for part, each in own.items()} for name, own in found.items()}
     return from_bounds(bare, of, bounds, confidence, shift, bound, units is not None)
@@ -161,9 +166,10 @@ def holdout_bounds(
     levels: Sequence[float],
     bound: Bound = "betting",
     units: ArrayLike | None = None,
+    own: NDArray[np.float64] | None = None,
 ) -> dict[str, list[ClientBound]]:
     """What one client's rows that training never saw say, by statement at every level: all that has to leave
-    it."""
+    it. `own` (d,) is the model that this client uses, where the clients have models of their own."""
     losses = losses_of(of.loss, of.x, rows)
     # What losses are clipped at was fixed before these rows were seen.
     found = {"clipped": client_bounds(name, losses, levels, of.seen, bound, True, units)}
@@ -172,6 +178,13 @@ def holdout_bounds(
     if of.loss.labels is not None:
         wrong, kind = mistakes_of(of.loss, of.x, rows), _of_mistakes(bound, units)
         found["mistakes"] = client_bounds(name, wrong, levels, 1.0, kind, False, units)
+    if own is not None:
+        as_used = holdout_bounds(
+            name, dataclasses.replace(of, x=own, largest=None), rows, levels, bound, units
+        )
+        found["own"] = as_used["clipped"]
+        if "mistakes" in as_used:
+            found["own_mistakes"] = as_used["mistakes"]
     return found
 
 
@@ -195,12 +208,13 @@ def from_bounds(
     if interval is not None and confidence != bare.confidence:
         interval = None
         absent["interval"] = f"it was computed for a confidence of {bare.confidence:g}."
-    held = mistakes = room = None
+    held = mistakes = room = own = own_mistakes = None
 
     def whole(statement: str, largest: float, kind: Bound) -> HeldOut:
         clients = {name: found[statement] for name, found in bounds.items()}
-        what = statement == "clipped", statement == "mistakes"
-        return worst_mixture(clients, confidence, largest, of.mixtures, kind, *what, units)
+        what = statement in ("clipped", "own"), statement in ("mistakes", "own_mistakes")
+        by_own = statement.startswith("own")
+        return worst_mixture(clients, confidence, largest, of.mixtures, kind, *what, units, by_own)
 
     clipped = whole("clipped", of.seen, bound)
     if of.largest is None:
@@ -209,6 +223,10 @@ def from_bounds(
         held = whole("held_out", of.largest, bound)
     if of.loss.labels is not None:
         mistakes = whole("mistakes", 1.0, _of_mistakes(bound, units))
+    if all("own" in found for found in bounds.values()):
+        own = whole("own", of.seen, bound)
+        if of.loss.labels is not None:
+            own_mistakes = whole("own_mistakes", 1.0, _of_mistakes(bound, units))
     if shift is None:
         absent["shift"] = "no shift radius was chosen."
     elif of.slope is None:
@@ -230,6 +248,8 @@ def from_bounds(
         mistakes=mistakes,
         shift=room,
         absent=Frozen(absent),
+        own=own,
+        own_mistakes=own_mistakes,
     )
 
 

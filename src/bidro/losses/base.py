@@ -59,6 +59,11 @@ class Loss(ABC):
         return None
 
     @property
+    def scores(self) -> int:
+        """How many numbers a model predicts for a row."""
+        return 1
+
+    @property
     def growth(self) -> Growth | None:
         """Growth in xi on an unbounded support; None where it is not known."""
         return None

@@ -43,6 +43,10 @@ class Softmax(Loss):
         return tuple(float(k) for k in range(self.classes))
 
     @property
+    def scores(self) -> int:
+        return self.classes
+
+    @property
     def growth(self) -> Growth:
         return Growth(1, 1.0)
 

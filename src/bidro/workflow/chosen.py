@@ -17,6 +17,10 @@ def chosen_in_words(settings: Mapping[str, Any]) -> dict[str, str]:
     balls; cap, None where there is none; gap, None where the solution is not certified.
     """
     words = {"radius": _radius(settings), "weights": _weights(settings)}
+    if settings["paid"] is not None and len(settings["rows"]) > 1:
+        words["price"] = _price(settings["paid"])
+    if settings["own"] is not None:
+        words["own"] = _own(settings["own"], len(settings["rows"]))
     if len(settings["rows"]) > 1:
         words["worst_mixture"] = _worst_mixture(settings)
     return words
@@ -40,6 +44,8 @@ def _weights(settings: Mapping[str, Any]) -> str:
     cap = settings["cap"]
     if len(settings["rows"]) == 1:
         return "There is one client, so there is no mixture to guard against."
+    if settings["blend"] < 1:
+        return _blended(cap, settings["blend"])
     if cap is None:
         return "There is no cap: training guarded against any mixture of the clients."
     if cap == 1:
@@ -50,6 +56,34 @@ def _weights(settings: Mapping[str, Any]) -> str:
     return (
         f"The cap is {cap:g}: training guarded against mixtures in which no client counts for more than "
         f"{cap:g} times its share of the rows."
+    )
+
+
+def _blended(cap: float | None, blend: float) -> str:
+    held = "" if cap is None else f", none of it for more than {cap:g} times a client's share of the rows"
+    return (
+        f"Training guarded against mixtures in which up to {blend:.0%} of the weight goes to other clients "
+        f"than by their rows{held}."
+    )
+
+
+def _price(paid: Mapping[str, Any]) -> str:
+    if paid["pooled"]:
+        return "This is pooled training: nothing that was tried had a better worst case within the price."
+    mean, worst = paid["mean"], -paid["worst_decile"]
+    cost = f"pays {mean:.1%} on average" if mean >= 0 else f"gains {-mean:.1%} on average"
+    gain = f"gains {worst:.1%}" if worst >= 0 else f"pays {-worst:.1%}"
+    return f"Against pooled training it {cost}; the worst tenth of the clients {gain} (on rows left out)."
+
+
+def _own(own: Mapping[str, Any], clients: int) -> str:
+    count = len(own["clients"])
+    if count == 0:
+        return "No client gains by a model of its own: all use the shared one."
+    what = "its own offset" if own["shrinkage"][1] is None else "its own correction of the model"
+    return (
+        f"{count} of {clients} clients {'use' if count > 1 else 'uses'} {what}, which lowers the mean loss "
+        f"on rows left out by {-own['mean']:.1%}; new clients get the shared model."
     )
 
 

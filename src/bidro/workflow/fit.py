@@ -19,7 +19,7 @@ import numpy as np
 import bidro
 from bidro.errors import BidroError
 from bidro.fitting import Fitted, LocalNetwork, Options, Progress, fit
-from bidro.fitting.fit import ClientLoss, Displacement
+from bidro.fitting.fit import Changes, ClientLoss, Displacement
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.trained_rows import TrainedRows
 from bidro.model_file import FILE, Model, target_numbers
@@ -36,6 +36,7 @@ from bidro.tables import (
 from bidro.training import AlgorithmOne, Replies, Trained
 from bidro.workflow.chosen import chosen_in_words
 from bidro.workflow.options import FitOptions
+from bidro.workflow.paid import concerns, own_settings, paid
 
 # The levels of confidence that the report can show.
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
@@ -53,6 +54,7 @@ class Fit:
     judged: Mapping[str, ClientLoss]  # on rows kept out (on training rows where there are none)
     held_out_rows: int
     worst_cases: Mapping[str, Displacement]  # of the clients that count most
+    changes: Mapping[str, Changes] | None  # of losses on rows kept out, against pooled training
     trained_rows: TrainedRows | None = None  # None where the rows are elsewhere
 
 
@@ -103,6 +105,7 @@ def described_fit(options: FitOptions, schema: Schema, fitted: Fitted, created: 
         fitted.judged,
         fitted.held_out_rows,
         fitted.displaced,
+        fitted.changes,
     )
 
 
@@ -156,7 +159,12 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         "target": schema.target,
         "loss": options.loss_choice(None if schema.classes is None else len(schema.classes)).word,
         "radius": trained.radius_promise,
-        "cap": None if math.isinf(trained.cap) else trained.cap,
+        "cap": None if math.isinf(trained.weighing.cap) else trained.weighing.cap,
+        "blend": trained.weighing.blend,
+        "price": options.price,
+        "criterion": options.criterion,
+        "paid": paid(trained.calibration),
+        "own": own_settings(trained),
         "metric": options.metric,
         "label_cost": options.label_cost,
         "p": trained.problem.transport.p,
@@ -171,6 +179,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         "created": created,
     }
     settings["chosen"] = chosen_in_words(settings)
+    settings["concerns"] = concerns(fitted)
     versions = {
         "bidro": bidro.__version__,
         "jax": jax.__version__,
@@ -189,4 +198,6 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         of.of_root,
         settings,
         versions,
+        trained.pooled,
+        fitted.own_models,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 from bidro.guarantees.trained_rows import FILE as TRAINED_ROWS_FILE
+from bidro.own_file import FILE as OWN_FILE
+from bidro.own_file import OwnModels
 from bidro.report.page import page_html
 from bidro.workflow.fit import Fit
 from bidro.workflow.page_content import page_content
@@ -22,4 +24,6 @@ def folder_files(done: Fit) -> dict[str, str | bytes]:
     }
     if done.trained_rows is not None:
         files[TRAINED_ROWS_FILE] = done.trained_rows.to_json()
+    if done.model.own:
+        files[OWN_FILE] = OwnModels(done.model.own, done.model.x).to_bytes()
     return files

@@ -10,7 +10,7 @@ import pandas as pd
 
 from bidro.arrays import Floats
 from bidro.fitting.fit import ClientLoss
-from bidro.guarantees.calibration import worst_decile
+from bidro.guarantees.price import worst_decile
 from bidro.losses import registry
 from bidro.model_file import Model
 

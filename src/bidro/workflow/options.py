@@ -12,6 +12,7 @@ from typing import Any
 
 from bidro.errors import BidroError
 from bidro.guarantees.asked import check_shift, is_number
+from bidro.guarantees.price import PRICE
 from bidro.losses.registry import TASKS, LossChoice, default_word, require_word
 from bidro.training import Choices, Replies
 from bidro.transport import require_distances
@@ -30,8 +31,11 @@ class FitOptions:
     loss: str | None = None
     quantile: float = 0.5
     threshold: float = 1.35
-    radius: float | str | Mapping[str, float] = "cross-validate"
+    radius: float | str | Mapping[str, float] = 0.0
     weights: float | str = "auto"
+    price: float | str = PRICE
+    criterion: str = "risk"
+    own: str = "auto"
     metric: str = "features"
     label_cost: float = 1.0
     support: Mapping[str, Any] | None = None
@@ -71,6 +75,10 @@ class FitOptions:
         return Choices(
             radius=self.radius,
             weights=self.weights,
+            # A TOML file of this program holds no infinite numbers.
+            price=math.inf if self.price == "inf" else self.price,  # type: ignore[arg-type]
+            criterion=self.criterion,
+            own=None if self.own == "none" else self.own,
             metric=self.metric,
             label_cost=self.label_cost,
             gap=self.gap,

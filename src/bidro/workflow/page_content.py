@@ -71,7 +71,8 @@ def _settings(fit: Fit) -> list[list[str]]:
     calibration = fit.trained.calibration
     if calibration is not None:
         cap = "none" if np.isinf(calibration.chosen.cap) else f"{calibration.chosen.cap:g}"
-        rows.insert(2, ["Radius scale and cap", f"c = {calibration.chosen.scale:g}, cap = {cap}"])
+        chosen = calibration.chosen
+        rows.insert(2, ["Choice", f"c = {chosen.scale:g}, cap = {cap}, blend = {chosen.blend:g}"])
     rows += [[f"Version of {name}", version] for name, version in fit.model.versions.items()]
     return rows
 
@@ -100,12 +101,22 @@ def _calibration(found: Calibration | None) -> dict[str, Any] | None:
         {
             "scale": one.scale,
             "cap": None if np.isinf(one.cap) else one.cap,
+            "blend": one.blend,
             "score": float(score),
+            "mean": float(mean),
             "worst_decile": float(decile),
         }
-        for one, score, decile in zip(found.candidates, found.scores, found.worst_deciles, strict=True)
+        for one, score, mean, decile in zip(
+            found.candidates, found.scores, found.means, found.worst_deciles, strict=True
+        )
     ]
-    return {"folds": found.folds, "candidates": candidates, "chosen": found.candidates.index(found.chosen)}
+    return {
+        "folds": found.deal.folds,
+        "price": None if np.isinf(found.price) else found.price,
+        "candidates": candidates,
+        "pooled": found.pooled,
+        "chosen": found.place,
+    }
 
 
 def _clients(fit: Fit, judged: dict[str, Any]) -> list[dict[str, Any]]:
@@ -206,7 +217,7 @@ def _advice(fit: Fit) -> list[str]:
         )
     most = int(np.argmax(alpha))
     # With a cap of 1 the largest client counts most, which says nothing about where to look.
-    if len(alpha) > 1 and fit.trained.cap > 1:
+    if len(alpha) > 1 and not fit.trained.weighing.fixed:
         advice.append(
             f"'{certificate.names[most]}' counts most in the worst mixture of training "
             f"({alpha[most]:.0%}): what makes the target easier to predict there helps most."

@@ -1,0 +1,52 @@
+"""Numbers and plain text in one file that shows any change: safetensors with a checked header.
+
+A file is accepted only if writing its content again gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from bidro.arrays import Floats
+from bidro.errors import BidroError
+
+
+def encoded(tensors: Mapping[str, Floats], header: Mapping[str, Any]) -> bytes:
+    # A sum over the numbers is part of the header, which alone is plain enough to be read twice.
+    numbers = hashlib.sha256(b"".join(np.ascontiguousarray(tensors[k]).tobytes() for k in sorted(tensors)))
+    text = json.dumps({**header, "numbers": numbers.hexdigest()}, sort_keys=True, allow_nan=False)
+    check = hashlib.sha256(text.encode()).hexdigest()
+    return save(dict(tensors), metadata={"bidro": f"{check}{text}"})
+
+
+def decoded(data: bytes, where: str) -> tuple[dict[str, Floats], dict[str, Any]]:
+    try:
+        length = int.from_bytes(data[:8], "little")
+        outer = json.loads(data[8 : 8 + length])
+        text = outer["__metadata__"]["bidro"][64:]
+        tensors, header = load(data), json.loads(text)
+        finite = all(np.all(np.isfinite(v)) for v in tensors.values())
+        numbers = {name: np.asarray(v, float) for name, v in tensors.items()}
+        again = encoded(numbers, {k: v for k, v in header.items() if k != "numbers"})
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        AttributeError,
+        MemoryError,
+    ) as error:
+        raise BidroError(f"'{where}' is damaged or not a model of bidro; fetch it again or refit.") from error
+    if again != data or not finite:
+        raise BidroError(
+            f"'{where}' is damaged: its content and its check sum differ; fetch it again or refit."
+        )
+    return numbers, header

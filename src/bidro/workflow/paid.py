@@ -1,0 +1,88 @@
+"""What robustness costs and brings, and what to be said of a model that may be of little use."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from bidro.fitting import Fitted
+from bidro.guarantees.calibration import Calibration
+from bidro.training import Trained
+
+# A model whose predictions vary by less than this share of what pooled training's do says little.
+_HARDLY_VARIES = 0.5
+# A mean loss, or a client's, above that of pooled training by more than this share is said.
+_FAR_ABOVE = 0.05
+# A client's loss is said to be higher only beyond so many standard errors of the difference.
+_ERRORS = 2.0
+_MOST_NAMED = 3
+
+
+def paid(found: Calibration | None) -> dict[str, Any] | None:
+    """By which share the mean loss rises, and the worst decile falls, against pooled training, on rows left
+    out; None where nothing was cross-validated."""
+    if found is None:
+        return None
+    mean, worst = found.means, found.worst_deciles
+    return {
+        "mean": _share(mean[found.place], mean[found.pooled]),
+        "worst_decile": _share(worst[found.place], worst[found.pooled]),
+        "pooled": found.place == found.pooled,
+    }
+
+
+def own_settings(trained: Trained) -> dict[str, Any] | None:
+    """Who uses a model of its own, held how strongly, and what that changes on rows left out."""
+    if trained.own is None:
+        return None
+    own, federation = trained.own, trained.problem.federation
+    rows = np.asarray(federation.sizes, float)
+    used = np.where(own.adopts, own.own, own.shared)
+    return {
+        "shrinkage": [None if math.isinf(part) else part for part in own.shrinkage],
+        "clients": [name for name, adopts in zip(federation.names, own.adopts, strict=True) if adopts],
+        "mean": _share(float(rows @ used), float(rows @ own.shared)),
+    }
+
+
+def concerns(fitted: Fitted) -> list[str]:
+    """Sentences on what may make the model of little use: it hardly varies, it is far worse on average than
+    pooled training, or some clients lose much by it."""
+    found = []
+    if fitted.varies is not None and fitted.varies < _HARDLY_VARIES:
+        found.append(
+            f"This model hardly varies: its predictions spread {fitted.varies:.0%} as much as those of "
+            "pooled training, so it says nearly the same to everybody. Allow a lower price, or use fixed "
+            "weights."
+        )
+    cost = paid(fitted.trained.calibration)
+    if cost is not None and cost["mean"] > _FAR_ABOVE:
+        found.append(
+            f"On average this model loses {cost['mean']:.0%} more than pooled training; a lower price allows "
+            "less."
+        )
+    losing = _losing(fitted)
+    if losing:
+        named = ", ".join(f"'{name}' ({share:+.0%})" for name, share in losing[:_MOST_NAMED])
+        more = f" and {len(losing) - _MOST_NAMED} more" if len(losing) > _MOST_NAMED else ""
+        found.append(f"On rows kept out these clients lose more than under pooled training: {named}{more}.")
+    return found
+
+
+def _losing(fitted: Fitted) -> list[tuple[str, float]]:
+    """Clients with a loss above that of pooled training beyond chance, by which share, largest first."""
+    found = []
+    for name, change in (fitted.changes or {}).items():
+        own, used = change.own, fitted.judged[name].own
+        before = used - own.mean
+        if own.se is not None and before > 0:
+            share = own.mean / before
+            if share > _FAR_ABOVE and own.mean > _ERRORS * own.se:
+                found.append((name, share))
+    return sorted(found, key=lambda one: -one[1])
+
+
+def _share(after: float, before: float) -> float:
+    return float(after / before - 1) if before else 0.0
