@@ -1,10 +1,10 @@
 """Cross-validation inside clients: many exact solves side by side, and the scores of what they found.
 
-A candidate is a radius scale c, for eps_i = c spread N_i^-1/2, and a cap kappa on the weights. `FoldSolves`
-solves every candidate on every fold's training rows, all of them in the same rounds: a reply carries one
-`exact.Reply` for each solve that is not finished. `FoldScores` then asks once for the mean loss of each
-candidate on the rows that it was not trained on, pooled over the folds at the client: one number a candidate
-leaves it.
+A candidate is a radius scale c, for eps_i = c spread N_i^-1/2, a cap kappa on the weights, and a blend mu of
+these with the clients' shares. `FoldSolves` solves every candidate on every fold's training rows, all of them
+in the same rounds: a reply carries one `exact.Reply` for each solve that is not finished. `FoldScores` then
+asks once for the mean loss of each candidate on the rows that it was not trained on, pooled over the folds at
+the client: one number a candidate leaves it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,17 @@ Numbers = NDArray[np.float64]
 class Candidate(NamedTuple):
     scale: float  # c
     cap: float  # kappa: no client counts for more than kappa times its share of the rows; inf for no cap
+    blend: float = 1.0  # mu: the share of the weight that this is about; the rest is by the clients' shares
+
+    @property
+    def weighing(self) -> tuple[float, float]:
+        """(cap, blend): what A depends on."""
+        return self.cap, self.blend
 
     def mixtures(self, sizes: Sequence[int]) -> Mixtures:
-        """A: what the cap leaves of the simplex."""
+        """A: what the cap and the blend leave of the simplex."""
+        if self.blend != 1:
+            return CappedSimplex.blended(np.asarray(sizes), self.cap, self.blend)
         if math.isinf(self.cap):
             return Simplex(len(sizes))
         return CappedSimplex.around_proportions(np.asarray(sizes), self.cap)
@@ -109,12 +117,12 @@ class FoldSolves(Usual):
 
     def init(self, problem: Problem, seed: int = 0) -> SolvesState:
         sizes = problem.federation.sizes
-        caps = dict.fromkeys(one.cap for one in self.candidates)
-        of_cap = {
-            cap: self._exact.init(replace(problem, mixtures=Candidate(0.0, cap).mixtures(sizes)))
-            for cap in caps
+        different = {one.weighing: one for one in self.candidates}
+        starts = {
+            weighing: self._exact.init(replace(problem, mixtures=one.mixtures(sizes)))
+            for weighing, one in different.items()
         }
-        solvers = tuple(of_cap[one.cap] for one in self.candidates)
+        solvers = tuple(starts[one.weighing] for one in self.candidates)
         fold = np.repeat(np.arange(self.folds), len(solvers))
         scale = np.tile([self.spread * one.scale for one in self.candidates], self.folds)
         return SolvesState(solvers * self.folds, fold, scale, 0)

@@ -37,7 +37,7 @@ class Reply(NamedTuple):
 
 
 class MomentsState(NamedTuple):
-    starts: dict[float, State]  # of the solver, by cap
+    starts: dict[tuple[float, float], State]  # of the solver, by cap and blend
     inner: Inner
     sizes: tuple[int, ...]
     losses: Numbers | None  # (n, candidates) on rows left out, once all clients have replied
@@ -74,9 +74,10 @@ class FoldMoments(Usual):
 
     def init(self, problem: Problem, seed: int = 0) -> MomentsState:
         sizes = problem.federation.sizes
+        different = {one.weighing: one for one in self.candidates}
         starts = {
-            cap: self._exact.init(replace(problem, mixtures=Candidate(0.0, cap).mixtures(sizes)))
-            for cap in dict.fromkeys(one.cap for one in self.candidates)
+            weighing: self._exact.init(replace(problem, mixtures=one.mixtures(sizes)))
+            for weighing, one in different.items()
         }
         return MomentsState(starts, problem.inner, sizes, None, None, 0)
 
@@ -107,20 +108,21 @@ class FoldMoments(Usual):
         return np.maximum(losses, 0.0) / np.asarray(state.sizes)[:, None]
 
     def _models(self, state: MomentsState, moments: Moments, rows: Numbers) -> Numbers:
-        """(candidates, d) the solutions on one fold's training rows, each begun at one with the same cap, or
-        at the one before it."""
+        """(candidates, d) the solutions on one fold's training rows, each begun at one with the same A, or at
+        the one before it."""
         first = next(iter(state.starts.values()))
         loss = state.inner.loss
         assert isinstance(loss, Squared)
         risks = squared_risks(moments, loss, first.model.cones)
-        x, alpha, found, ended = first.x, first.mixture, [], dict[float, tuple[Numbers, Numbers]]()
+        x, alpha, found = first.x, first.mixture, []
+        ended = dict[tuple[float, float], tuple[Numbers, Numbers]]()
         for one in self.candidates:
-            start = state.starts[one.cap]
-            x, alpha = ended.get(one.cap, (x, alpha))
+            start = state.starts[one.weighing]
+            x, alpha = ended.get(one.weighing, (x, alpha))
             if not start.model.mixtures.contains(alpha):
                 alpha = start.mixture
             eps = self.spread * one.scale / np.sqrt(rows)
-            x, alpha = ended[one.cap] = self._solved(start, risks, eps, state.inner, x, alpha)
+            x, alpha = ended[one.weighing] = self._solved(start, risks, eps, state.inner, x, alpha)
             found.append(x)
         return np.stack(found)
 
@@ -130,8 +132,9 @@ class FoldMoments(Usual):
         """(model, weights) to the gap, by Newton's method, or by the exact solver from where that ends."""
         models, mixtures = start.model.models, start.model.mixtures
         assert isinstance(models, Box | Ball)
-        newton = minimax_from_moments(risks, eps, models, mixtures, x, alpha, self.gap)
-        if newton.upper - newton.lower <= self.gap * newton.upper:
+        references = start.model.references
+        newton = minimax_from_moments(risks, eps, models, mixtures, x, alpha, self.gap, references)
+        if newton.reaches(self.gap):
             return newton.x, newton.alpha
         solver, everyone = (
             start._replace(x=newton.x, mixture=newton.alpha),

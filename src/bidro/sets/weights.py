@@ -74,6 +74,16 @@ class CappedSimplex:
         share = np.asarray(sizes, float) / np.sum(np.asarray(sizes, float))
         return cls(np.zeros(share.shape), np.minimum(1.0, kappa * share))
 
+    @classmethod
+    def blended(cls, sizes: ArrayLike, kappa: float, mu: float) -> CappedSimplex:
+        """{(1 - mu) p + mu a : a_i <= min(1, kappa p_i)}, p = N_i / N: a share mu of the weight may leave the
+        clients' proportions, within the caps of `around_proportions` (kappa = inf: none)."""
+        if not 0 <= mu <= 1:
+            raise BidroError(f"A blend needs a share mu between 0 and 1; got {mu}.")
+        share = np.asarray(sizes, float) / np.sum(np.asarray(sizes, float))
+        caps = np.ones(share.shape) if np.isinf(kappa) else cls.around_proportions(sizes, kappa).upper
+        return cls((1 - mu) * share, (1 - mu) * share + mu * caps)
+
     @property
     def dimension(self) -> int:
         return self.lower.shape[-1]
