@@ -7,6 +7,9 @@ is the penalised problem (eq. reformed_DRO):
         sum_i alpha_i mean_k sup over xi in Xi of [ l(x, xi) - rho_i c(xi_i^k, xi) ].
 
 Without ambiguity inside the clients the supremum is replaced by the loss at the sample itself.
+
+With references b_i, what a client's risk R_i(x) is in these, R_i(x) - b_i takes its place: its regret, where
+b_i is what could be attained for it alone (Agarwal and Zhang 2022, Minimax regret optimization).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from bidro.client import (
     Client,
@@ -66,7 +69,8 @@ class UncheckedDomainWarning(UserWarning):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """See the module's docstring. `models` is X, `mixtures` is A (the full simplex by default).
+    """See the module's docstring. `models` is X, `mixtures` is A (the full simplex by default), `references`
+    are b_i (n,), in units of the risks (none by default: the risks themselves).
 
     Raises BidroError for parts that do not fit together and for a problem with no finite value: a
     loss that grows faster than the cost on an unbounded support, or a penalty that no model in X
@@ -79,6 +83,7 @@ class Problem:
     transport: Transport
     ambiguity: Penalty | WassersteinBall | None = None
     mixtures: Mixtures | None = None
+    references: ArrayLike | None = None
     rho: NDArray[np.float64] | None = field(init=False, default=None)
     eps: NDArray[np.float64] | None = field(init=False, default=None)
     # The models of X whose loss is finite, and those of them that are trained: the others' is of no size to
@@ -107,6 +112,8 @@ class Problem:
             )
         check_samples(self.federation, self.loss, self.transport)
         self._check_dimensions(n)
+        if self.references is not None:
+            object.__setattr__(self, "references", _checked_references(self.references, n))
         object.__setattr__(self, "domain", self.models)
         object.__setattr__(self, "finite", self.models)
         if self.ambiguity is None:
@@ -134,7 +141,7 @@ class Problem:
         return (
             f"Problem({self.federation!r}, loss {self.loss!r}, models {type(self.models).__name__} of "
             f"dimension {self.dimension}, transport of order {self.transport.p:g}, ambiguity {ambiguity}, "
-            f"mixtures {type(self.mixtures).__name__})"
+            f"mixtures {type(self.mixtures).__name__}{'' if self.references is None else ', references'})"
         )
 
     @property
@@ -216,7 +223,8 @@ class Problem:
         settings = (self.loss, self.transport, self.federation.support, self.models, self.mixtures)
         leaves, structure = jax.tree.flatten((settings, self.rho, self.eps))
         digest = hashlib.blake2b(repr((structure, self.federation.names, self.federation.sizes)).encode())
-        for leaf in (*leaves, self.federation.samples):
+        given = () if self.references is None else ("references", np.asarray(self.references))
+        for leaf in (*leaves, *given, self.federation.samples):
             numbers = isinstance(leaf, Array | np.ndarray)
             digest.update(np.asarray(leaf).tobytes() if numbers else repr(leaf).encode())
         return digest.hexdigest()
@@ -320,3 +328,16 @@ class Problem:
         warnings.warn(
             f"{why}, and ascent may stop short of its maximum.", NonconcaveInnerWarning, stacklevel=4
         )
+
+
+def _checked_references(given: ArrayLike, n: int) -> NDArray[np.float64]:
+    """(n,) finite numbers."""
+    try:
+        references = np.array(given, float)
+    except (TypeError, ValueError) as error:
+        raise BidroError(f"The references must be numbers; got {given!r}.") from error
+    if references.shape != (n,):
+        raise BidroError(f"There are {n} clients but references of shape {references.shape}.")
+    if not np.all(np.isfinite(references)):
+        raise BidroError(f"The references must be finite numbers; got {references}.")
+    return references

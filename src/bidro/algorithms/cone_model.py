@@ -21,6 +21,7 @@ from scipy.optimize import linprog
 
 from bidro.algorithms.cone_program import ConeProgram
 from bidro.algorithms.cuts import Cuts
+from bidro.algorithms.references import NO_REFERENCES, References
 from bidro.losses.base import Cone
 from bidro.problem import Mixtures
 from bidro.sets import CappedSimplex, VectorSet
@@ -108,7 +109,8 @@ class ConeModel(NamedTuple):
     finite: VectorSet  # contains `models`; the same but for a margin, see `Problem`
     mixtures: Mixtures
     cones: tuple[Cone, ...]  # empty where risks are not lifted
-    nonnegative: bool  # whether risks are known to be at least 0
+    nonnegative: bool  # whether risks are known to be at least 0, before references are taken off
+    references: References = NO_REFERENCES
 
     def lift(self, x: Numbers) -> Numbers:
         """z = (x, nu(x)), or x itself."""

@@ -1,9 +1,10 @@
 """Cross-validation inside clients: many exact solves side by side, and the scores of what they found.
 
-A candidate is a radius scale c, for eps_i = c spread N_i^-1/2 beyond the client's own radius, and a cap kappa
-on the weights. `FoldSolves` solves every candidate on every fold's training rows, and on all rows, all of
-them in the same rounds: a reply carries one `exact.Reply` for each solve that is not finished. `FoldScores`
-then asks once for the mean loss of each candidate on the rows of each fold, which it was not trained on.
+A candidate is a radius scale c, for eps_i = c spread N_i^-1/2 beyond the client's own radius, a cap kappa on
+the weights, and a blend mu of these with the clients' shares. `FoldSolves` solves every candidate on every
+fold's training rows, and on all rows, all of them in the same rounds: a reply carries one `exact.Reply` for
+each solve that is not finished. `FoldScores` then asks once for the mean loss of each candidate on the rows
+of each fold, which it was not trained on.
 """
 
 from __future__ import annotations

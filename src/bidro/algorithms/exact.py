@@ -11,7 +11,8 @@ curvature from the clients, M is a quasi-Newton estimate. Of many clients a prog
 Kinks of the loss (hinge, absolute, pinball) are smoothed, ever less: progress is judged on the smoothed
 risks, which have curvature, while cuts lie below the true ones. Upper bounds are dual values of the true
 risks, and lower bounds are proven from the cuts: see `cone_model`. The penalised problem, and the one without
-ambiguity inside the clients (AFL's), are solved in the same way.
+ambiguity inside the clients (AFL's), are solved in the same way. Where the problem has references, they are
+taken off the risks as these arrive, and all of this is of regrets (`references`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.exact_messages import INFINITE, Broadcast, Reply
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
+from bidro.algorithms.references import References
 from bidro.algorithms.working_set import Solved, solved
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -83,7 +85,7 @@ class Best(NamedTuple):
 
     x: Numbers
     upper: float
-    risks: Numbers  # (n,) upper ends
+    risks: Numbers  # (n,) upper ends, nothing taken off
     multipliers: Numbers  # (n,)
 
 
@@ -122,13 +124,19 @@ class State(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """(upper - lower) / max(|upper|, floor), the floor being a small share of the first model's risk.
+        """(upper - lower) / size, see `size`.
 
         Where upper bounds are not certified, the distance of the lower ends to the best lower bound.
         """
         if not np.isfinite(self.best.upper):
             return float("inf")
-        return (self.best.upper - self.lower) / max(abs(self.best.upper), self.floor)
+        return (self.best.upper - self.lower) / self.size
+
+    @property
+    def size(self) -> float:
+        """max(|risk|, floor), the mean risk being `upper` where there are no references, and the floor a
+        small share of the first model's."""
+        return max(abs(self.model.references.risk(self.best.upper)), self.floor)
 
 
 @pytree
@@ -170,8 +178,9 @@ class ExactMWDRO(Usual):
         self.oracle.check(problem.inner)
         n, x = problem.n, np.asarray(problem.constant_model)
         cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.lifted else []
+        nonnegative, references = problem.loss.nonnegative, References.of(problem)
         model = ConeModel(
-            problem.domain, problem.finite, problem.mixture_set, tuple(cones), problem.loss.nonnegative
+            problem.domain, problem.finite, problem.mixture_set, tuple(cones), nonnegative, references
         )
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)
@@ -190,7 +199,7 @@ class ExactMWDRO(Usual):
             self.gap,
             small,
             small * problem.constant_risk,
-            0.0 if problem.loss.nonnegative else -np.inf,
+            model.worst_mixture(references.off(np.zeros(n))) if nonnegative else -np.inf,
             weights,
             weights,
             None,
@@ -218,13 +227,14 @@ class ExactMWDRO(Usual):
         who = np.flatnonzero(np.asarray(replied))
         arrived: Reply = jax.tree.map(np.asarray, replies)
         z = state.model.lift(state.x)
-        cuts = Cuts.at_point(who, np.asarray(arrived.attained)[who], np.asarray(arrived.gradient)[who], z)
+        attained = state.model.references.off(np.asarray(arrived.attained))
+        cuts = Cuts.at_point(who, attained[who], np.asarray(arrived.gradient)[who], z)
         idle = np.append(state.idle, np.zeros(len(who), np.int64))
         state = state._replace(cuts=state.cuts.with_more(cuts), idle=idle, t=state.t + 1)
         if len(who) < len(state.alpha):
             return state
         state = _with_best(state, arrived)
-        state = _with_centre(state, arrived, z)
+        state = _with_centre(state, arrived, attained, z)
         if self.saves_rounds or state.stiffness > 1 or state.width < _FIRST_WIDTH:
             state = _with_lower_bound(state)
         return state if state.finished else _with_next(state)
@@ -245,20 +255,20 @@ def _with_best(state: State, replies: Reply) -> State:
     risks = np.where(np.asarray(replies.certified) == 1, replies.upper, replies.attained)
     if not np.all(np.isfinite(risks)):
         raise BidroError(f"In round {state.t} a client's risk is not finite; declare a bounded support.")
-    upper = state.model.worst_mixture(risks)
+    references = state.model.references
+    upper = state.model.worst_mixture(references.off(risks))
     # A proven bound is never given up for a better one that is not.
     if (certified, -upper) <= (state.certified and np.isfinite(state.best.upper), -state.best.upper):
         return state
     if not np.isfinite(state.best.upper):
-        state = state._replace(floor=state.floor_from(upper))
+        state = state._replace(floor=state.floor_from(references.risk(upper)))
     multipliers = np.where(np.asarray(replies.multiplier) == INFINITE, np.inf, replies.multiplier)
     return _consistent(state._replace(best=Best(state.x, upper, risks, multipliers), certified=certified))
 
 
-def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
+def _with_centre(state: State, replies: Reply, attained: Numbers, z: Numbers) -> State:
     """Make the point just assessed the centre, if it is good enough, and learn from it if it is not."""
-    attained, gradient = np.asarray(replies.attained), np.asarray(replies.gradient)
-    smoothing = np.asarray(replies.smoothing)
+    gradient, smoothing = np.asarray(replies.gradient), np.asarray(replies.smoothing)
     merit = state.model.worst_mixture(attained + smoothing)
     estimate, centre = state.estimate, state.centre
     packed = np.asarray(replies.curvature)
@@ -268,7 +278,8 @@ def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
     stiffness = state.stiffness
     if centre is not None:
         fall = centre.merit - merit
-        if fall < _ENOUGH * state.predicted - _ROUNDING * abs(centre.merit):
+        rounding = _ROUNDING * abs(state.model.references.risk(centre.merit))
+        if fall < _ENOUGH * state.predicted - rounding:
             return state._replace(stiffness=_STIFFEN * stiffness, estimate=estimate)
         if fall > _GOOD * state.predicted:
             stiffness = max(1.0, stiffness / _STIFFEN)
@@ -278,7 +289,7 @@ def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
 
 def _with_lower_bound(state: State) -> State:
     assert state.centre is not None
-    scale = max(_scale(state), _COARSEST * abs(state.best.upper))
+    scale = max(_scale(state), _COARSEST * abs(state.model.references.risk(state.best.upper)))
     bound = solved(state.model, state.cuts, state.centre.z, None, scale, state.singly)
     if bound is None:
         return state
@@ -288,7 +299,7 @@ def _with_lower_bound(state: State) -> State:
 def _with_proof(state: State, found: Solved) -> State:
     """The better of the lower bound known and the one that the multipliers found prove."""
     assert state.centre is not None
-    enough = (upper := state.best.upper) - state.wanted * max(abs(upper), state.floor)
+    enough = (upper := state.best.upper) - state.wanted * state.size
     proof = lower_bound(found.model, found.cuts, state.centre.z, found.answer, upper, enough)
     if proof.bound <= state.lower and state.t > 1:
         return state
@@ -301,7 +312,7 @@ def _consistent(state: State) -> State:
     if not state.certified:
         return state
     upper = state.best.upper
-    require_consistent(state.lower, upper, max(abs(upper), state.floor), state.t)
+    require_consistent(state.lower, upper, max(abs(upper), state.size), state.t)
     return state._replace(lower=min(state.lower, upper))
 
 
@@ -349,7 +360,7 @@ def _with_next(state: State) -> State:
 
 def _scale(state: State) -> float:
     """By how much the risks may still fall, as far as is known: the unit in which programs are solved."""
-    size = max(abs(state.best.upper), state.floor)
+    size = state.size
     return float(np.clip(state.best.upper - state.lower, 1e-10 * size, size))
 
 

@@ -145,8 +145,9 @@ class FoldMoments(Usual):
         """(model, weights) to the gap, by Newton's method, or by the exact solver from where that ends."""
         models, mixtures = start.model.models, start.model.mixtures
         assert isinstance(models, Box | Ball)
-        newton = minimax_from_moments(risks, eps, models, mixtures, x, alpha, self.gap)
-        if newton.upper - newton.lower <= self.gap * newton.upper:
+        references = start.model.references
+        newton = minimax_from_moments(risks, eps, models, mixtures, x, alpha, self.gap, references)
+        if newton.reaches(self.gap):
             return newton.x, newton.alpha
         solver, everyone = (
             start._replace(x=newton.x, mixture=newton.alpha),

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.local_minimax import Caps, Local, LocalMinimax, Steepness
+from bidro.algorithms.references import References
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.losses import Logistic, Softmax
@@ -86,6 +87,7 @@ class NewtonState(NamedTuple):
     """Arrays have leading axes (candidates, folds), those on all rows as one more fold, the last."""
 
     caps: Caps
+    references: References
     steepness: Steepness
     limits: Constraints
     scale: Numbers  # (candidates,) c times the spread
@@ -95,7 +97,7 @@ class NewtonState(NamedTuple):
     wrong: Numbers  # (...) by which share of it the last prediction was wrong
     centre: Numbers  # (..., d)
     merit: Numbers  # (...) worst mixture of the risks there, inf before the first
-    risks: Numbers  # (..., n)
+    risks: Numbers  # (..., n) references taken off
     gradient: Numbers  # (..., n, k)
     curvature: Numbers  # (known, n, k, k)
     bend: NDArray[np.int64]  # (...) which of these is the solve's
@@ -169,11 +171,13 @@ class FoldNewton(Usual):
         C, F, n, d = len(self.candidates), self.folds + 1, problem.n, len(x)
         k = d + (steepness.count > 0)
         sizes = np.asarray(problem.federation.sizes, float)
-        caps = Caps(sizes / sizes.sum(), np.array([one.cap for one in self.candidates])[:, None, None])
+        kappa, blend = np.array([one.weighing for one in self.candidates]).T[..., None, None]
+        caps = Caps(sizes / sizes.sum(), kappa, blend)
         every = np.ones((C, F))
         models = np.tile(x, (C, F, 1))
         return NewtonState(
             caps=caps,
+            references=References.of(problem),
             steepness=steepness,
             limits=problem.domain.constraints(),
             scale=self.spread * np.array([one.scale for one in self.candidates]),
@@ -258,7 +262,8 @@ class FoldNewton(Usual):
 
     def _with_next(self, state: NewtonState) -> NewtonState:
         """The next models, and which of them are the last."""
-        size = np.maximum(np.abs(state.merit), state.floor)
+        risk = state.references.risk(state.merit)
+        size = np.maximum(np.abs(risk), state.floor)
         going, x, predicted = state.going.copy(), state.x.copy(), state.predicted.copy()
         expected = np.minimum(predicted, _FIRST_SMOOTHING * size)
         shared = bool(np.all(state.bend == state.bend[:, :1]))
@@ -278,8 +283,11 @@ class FoldNewton(Usual):
             part(expected),
             part(going),
         )
-        kappa = np.broadcast_to(state.caps.kappa[..., 0], going.shape)
-        caps = state.caps._replace(kappa=part(kappa)[:, :1, None])
+        kappa, blend = (
+            part(np.broadcast_to(limit[..., 0], going.shape))[:, :1, None]
+            for limit in (state.caps.kappa, state.caps.blend)
+        )
+        caps = state.caps._replace(kappa=kappa, blend=blend)
         step = LocalMinimax(caps, state.steepness, state.limits, local).solve()
         found = step.x if shared else step.x[:, 0]
         x[batch] = np.where(going[batch][..., None], found, x[batch])
@@ -287,7 +295,7 @@ class FoldNewton(Usual):
         # A stiffened step promises less than there is to be gained.
         left = predicted * state.stiffness
         enough = np.where(state.wrong < _RIGHT, _LAST, 1.0) * self.gap * size
-        share = state.merit / (state.floor / _SMALL)
+        share = risk / (state.floor / _SMALL)
         vanishing = going & state.endless & (state.scale[:, None] == 0) & (share < _VANISHING)
         far = np.log(_VANISHED) / np.log(np.where(vanishing, share, 0.5))
         outside = np.clip(far[..., None] * state.centre, state.limits.lower, state.limits.upper)
@@ -344,12 +352,13 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
     if not np.all(np.isfinite(attained)):
         raise BidroError(f"In round {state.t} a client's risk is not finite; declare a bounded support.")
     risks, gradients = state.risks.copy(), state.gradient.copy()
-    risks[going], gradients[going] = attained + smoothing, gradient
+    risks[going], gradients[going] = state.references.off(attained + smoothing), gradient
     merit = state.caps.worst(risks)
     first = ~np.isfinite(state.merit)
     with np.errstate(invalid="ignore"):
         fall, predicted = state.merit - merit, state.predicted
-        good = going & (first | (fall >= _ENOUGH * predicted - _ROUNDING * np.abs(merit)))
+        rounding = _ROUNDING * np.abs(state.references.risk(merit))
+        good = going & (first | (fall >= _ENOUGH * predicted - rounding))
         ratio = np.where(first | (predicted <= 0), 1.0, fall / predicted)
     stiffness = np.where(going & ~good, _STIFFEN * state.stiffness, state.stiffness)
     stiffness = np.where(good & (ratio > _GOOD) & (stiffness > 1), stiffness / _STIFFEN, stiffness)
@@ -357,7 +366,7 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
     stiffness = np.where(more, stiffness / _STIFFEN, stiffness)
     curvature, bend = _with_curvature(state, np.asarray(replies.curvature), asked.bend, good)
     keep = good[..., None]
-    floor = state.floor if np.any(state.floor > 0) else _SMALL * np.abs(merit)
+    floor = state.floor if np.any(state.floor > 0) else _SMALL * np.abs(state.references.risk(merit))
     return state._replace(
         centre=np.where(keep, state.x, state.centre),
         merit=np.where(good, merit, state.merit),

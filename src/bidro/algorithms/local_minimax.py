@@ -37,23 +37,28 @@ _TINY = float(np.finfo(float).tiny)
 
 
 class Caps(NamedTuple):
-    """Mixtures alpha_i <= kappa shares_i, for every candidate's kappa."""
+    """Mixtures alpha = (1 - blend) shares + blend a with a_i <= kappa shares_i, for every candidate's kappa
+    and blend."""
 
     shares: Numbers  # (n,)
     kappa: Numbers  # (candidates, 1, 1), inf for no cap
+    blend: Numbers = np.ones((1, 1, 1))  # (candidates, 1, 1)
 
     def worst(self, risks: Numbers) -> Numbers:
         """(candidates, folds) max over alpha of <alpha, risks>, risks being (candidates, folds, n)."""
         order = np.argsort(-risks, axis=-1)
         most = np.minimum(self.kappa * self.shares[order], 1.0)
         filled = np.cumsum(most, axis=-1)
-        alpha = np.clip(1.0 - (filled - most), 0.0, most)
+        alpha = self._blended(np.clip(1.0 - (filled - most), 0.0, most), self.shares[order])
         return np.asarray(np.sum(alpha * np.take_along_axis(risks, order, axis=-1), axis=-1))
 
-    def smoothed(self, risks: Numbers, mu: Numbers) -> tuple[Numbers, Numbers, Marks]:
-        """(max of <alpha, risks> - mu KL(alpha | shares), its alpha, where no cap holds it).
+    def _blended(self, a: Numbers, shares: Numbers) -> Numbers:
+        return (1.0 - self.blend) * shares + self.blend * a
 
-        alpha_i = shares_i min(kappa, exp(risks_i / mu - level)), with the level at which they sum to 1: the
+    def smoothed(self, risks: Numbers, mu: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """(max of <alpha, risks> - blend mu KL(a | shares), its alpha, what of it no cap or blend holds).
+
+        a_i = shares_i min(kappa, exp(risks_i / mu - level)), with the level at which they sum to 1: the
         largest are held by their caps, and as many of them as make the rest fit under theirs.
         """
         logits = risks / mu[..., None]
@@ -70,17 +75,17 @@ class Caps(NamedTuple):
         first = np.where(fits.any(axis=-1), fits.argmax(axis=-1), last)[..., None]
         level = np.take_along_axis(level, first, axis=-1)
         raised = np.minimum(logits - level, np.log(self.kappa))
-        alpha = self.shares * np.exp(raised)
-        alpha = np.where(self.kappa == 1, self.shares, alpha / alpha.sum(axis=-1, keepdims=True))
+        a = self.shares * np.exp(raised)
+        a = np.where(self.kappa == 1, self.shares, a / a.sum(axis=-1, keepdims=True))
         free = (logits - level < np.log(self.kappa)) & (self.kappa > 1)
-        entropy = np.sum(
-            np.where(alpha > 0, alpha * np.log(np.maximum(alpha, _TINY) / self.shares), 0.0), axis=-1
-        )
-        return np.sum(alpha * risks, axis=-1) - mu * entropy, alpha, free
+        entropy = self.blend * np.where(a > 0, a * np.log(np.maximum(a, _TINY) / self.shares), 0.0)
+        alpha = self._blended(a, self.shares)
+        value = np.sum(alpha * risks, axis=-1) - mu * np.sum(entropy, axis=-1)
+        return value, alpha, self.blend * np.where(free, a, 0.0)
 
     @property
     def most_entropy(self) -> Numbers:
-        """(candidates, 1) no KL(alpha | shares) is above it."""
+        """(candidates, 1) no KL(a | shares) is above it."""
         return np.log(np.minimum(self.kappa[..., 0], 1 / self.shares.min()))
 
 
@@ -145,7 +150,7 @@ class Step(NamedTuple):
 class _Place(NamedTuple):
     value: Numbers
     alpha: Numbers
-    free: Marks
+    giving: Numbers  # (..., n) what of alpha gives way to the risks
     slopes: Numbers  # (..., n, k) gradients of the r_i in z
     nu_gradient: Numbers
     nu_second: Numbers
@@ -219,9 +224,9 @@ class LocalMinimax:
             nu, gradient, second = self.steepness.smoothed(x, smooth * self.delta, derivatives)
             move = np.concatenate([move, (nu - self.z[..., -1])[..., None]], axis=-1)
         risks, slopes = self._risks(move)
-        value, alpha, free = self.caps.smoothed(risks, smooth * self.mu)
+        value, alpha, giving = self.caps.smoothed(risks, smooth * self.mu)
         value = value + smooth * self.barrier * self._barrier(x)
-        return _Place(value, alpha, free, slopes, gradient, second)
+        return _Place(value, alpha, giving, slopes, gradient, second)
 
     def _barrier(self, x: Numbers) -> Numbers:
         total = np.zeros(x.shape[:-1])
@@ -240,8 +245,7 @@ class LocalMinimax:
         of_z = (alpha[..., None, :] @ slopes)[..., 0, :]
         second = (alpha @ local.curvature.reshape(C, n, k * k)).reshape(*alpha.shape[:2], k, k)
         second = second * local.stiffness[..., None, None]
-        # alpha gives way to the risks where no cap holds it.
-        weight = np.where(place.free, alpha, 0.0)
+        weight = place.giving
         total = np.maximum(weight.sum(axis=-1), _TINY)
         middle = (weight[..., None, :] @ slopes) / total[..., None, None]
         apart = slopes - middle

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bidro.algorithms.references import NO_REFERENCES, References
 from bidro.algorithms.second_moments import Moments
 from bidro.losses.base import Cone
 from bidro.problem import Mixtures
@@ -45,8 +46,12 @@ _LEAST_CURVATURE = 1e-12
 class Found(NamedTuple):
     x: Numbers  # (d,)
     alpha: Numbers  # (n,) in A
-    upper: float  # the worst mixture of the risks at x
+    upper: float  # the worst mixture of the risks at x, references taken off
     lower: float  # no model of X has less
+    size: float  # a mean risk at x: what gaps are relative to
+
+    def reaches(self, gap: float) -> bool:
+        return self.upper - self.lower <= gap * self.size
 
 
 class SquaredRisks:
@@ -127,34 +132,37 @@ def minimax_from_moments(
     x: Numbers,
     alpha: Numbers,
     gap: float,
+    references: References = NO_REFERENCES,
 ) -> Found:
     """The best model found from x, with weights that begin with `alpha` in A. The search ends where the
-    relative gap is at most `gap`, or with less than that where steps bring nothing any more."""
-    best = Found(x, alpha, np.inf, -np.inf)
+    relative gap is at most `gap`, or with less than that where steps bring nothing any more. `references` are
+    taken off the risks."""
+    best = Found(x, alpha, np.inf, -np.inf, np.inf)
     corners = alpha[None]
     for _ in range(_MOST_STEPS):
         here = risks.at(x, eps)
-        R, G = here.values, here.gradients
+        R, G = references.off(here.values), here.gradients
         upper = float(mixtures.linear_maximum(R)[0])
         s = alpha @ G
         lower = float(alpha @ R - s @ x) - float(models.linear_maximum(-s)[0])
         if lower >= best.lower:
             best = best._replace(alpha=alpha, lower=lower)
-        best = best._replace(x=x, upper=upper)
-        if upper - best.lower <= gap * upper:
+        best = best._replace(x=x, upper=upper, size=references.risk(upper))
+        if best.reaches(gap):
             return best
         try:
             inverse_root = np.linalg.inv(np.linalg.cholesky(here.curvature(alpha)))
         except np.linalg.LinAlgError:
             return best
         image = inverse_root @ G.T  # (d, n)
-        alpha, corners = _weights(mixtures, R, image, corners, _SHARE_FOR_WEIGHTS * min(gap, 1e-5) * upper)
+        enough = _SHARE_FOR_WEIGHTS * min(gap, 1e-5) * best.size
+        alpha, corners = _weights(mixtures, R, image, corners, enough)
         step = -inverse_root.T @ (image @ alpha)
         promised = upper - float(alpha @ R + 0.5 * (alpha @ G) @ step)
         for _ in range(_MOST_HALVINGS):
             trial = np.asarray(models.project(x + step))
-            reached = float(mixtures.linear_maximum(risks.values(trial, eps))[0])
-            if reached <= upper * (1 + _ROUNDING) - _ENOUGH * promised:
+            reached = float(mixtures.linear_maximum(references.off(risks.values(trial, eps)))[0])
+            if reached <= upper * (1 + _ROUNDING) + _ROUNDING * references.mean - _ENOUGH * promised:
                 break
             step, promised = step / 2, promised / 2
         else:

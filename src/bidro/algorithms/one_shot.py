@@ -143,12 +143,14 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
     """The solver at the model that Newton's method finds, with the bounds that are proven there."""
     solver, loss = state.solver, state.inner.loss
     model = solver.model
+    references = model.references
     assert isinstance(loss, Squared)
     assert isinstance(model.models, Box | Ball)
     known = np.isfinite(solver.best.upper)
     if not known:
-        first = model.worst_mixture(_risks(state, moments, solver.x, 0.0, curvature=False).upper)
-        solver = solver._replace(floor=solver.floor_from(first))
+        begun = _risks(state, moments, solver.x, 0.0, curvature=False)
+        first = model.worst_mixture(references.off(np.asarray(begun.upper)))
+        solver = solver._replace(floor=solver.floor_from(references.risk(first)))
     found = minimax_from_moments(
         squared_risks(moments, loss, model.cones),
         state.eps,
@@ -157,29 +159,32 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
         solver.best.x if known else solver.x,
         solver.alpha,
         _OF_THE_GAP * solver.wanted,
+        references,
     )
     risks = _risks(state, moments, found.x, 0.0, curvature=False)
     if not np.all(np.asarray(risks.certified) == 1):
         return state.solver  # the exact solver says what is wrong
-    upper = float(model.mixtures.linear_maximum(risks.upper)[0])
+    upper = model.worst_mixture(references.off(np.asarray(risks.upper)))
+    attained = references.off(np.asarray(risks.attained))
     solver = solver._replace(x=found.x, mixture=found.alpha)
     if known and upper >= solver.best.upper:
         return solver
     everyone, z = np.arange(len(state.eps)), model.lift(found.x)
-    cuts = Cuts.at_point(everyone, risks.attained, risks.gradient, z)
+    cuts = Cuts.at_point(everyone, attained, risks.gradient, z)
     # The cone is steepest along itself: of what nu earns, all goes to the model.
     earned = float(found.alpha @ cuts.gradient[:, -1])
     pulls = tuple(earned * cone.at(found.x) / (z[-1] or 1.0) for cone in model.cones)
     answer = Answer(z, upper, found.alpha, found.alpha, np.zeros(0), pulls, ())
     proof = lower_bound(model, cuts, z, answer, upper, enough=-np.inf)
-    require_consistent(proof.bound, upper, max(abs(upper), solver.floor), solver.t + 1)
+    size = max(abs(upper), abs(references.risk(upper)), solver.floor)
+    require_consistent(proof.bound, upper, size, solver.t + 1)
     lower = min(proof.bound, upper)
     nothing = np.zeros(len(everyone))
     multipliers = np.where(risks.multiplier == INFINITE, np.inf, risks.multiplier)
     proven = solver._replace(
         cuts=cuts,
         idle=np.zeros(len(everyone), np.int64),
-        centre=Centre(z, upper, 0, risks.attained, nothing, risks.gradient, nothing[:, None][:, :0]),
+        centre=Centre(z, upper, 0, attained, nothing, risks.gradient, nothing[:, None][:, :0]),
         best=Best(found.x, upper, risks.upper, multipliers),
         lower=max(lower, solver.lower),
         alpha=proof.alpha if lower > solver.lower else solver.alpha,

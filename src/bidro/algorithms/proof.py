@@ -222,7 +222,7 @@ def _cancelled(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proo
     """The bound after nonnegative multiples of the cuts have been added that cancel s.
 
     With sums alpha + delta and risks of at least 0, sum_i delta_i R_i <= objective sum_i delta_i / alpha_i:
-    the bound is divided by 1 more than that sum.
+    the bound is divided by 1 more than that sum. References are added before and taken off after.
     """
     d, lent = model.models.dimension, answer.alpha[cuts.owner] > _USED
     answer = answer._replace(pulls=_allowed(model, cuts, answer))
@@ -240,9 +240,12 @@ def _cancelled(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proo
             more = more + nnls(columns / length, residual / size)[0] / length * size
         except RuntimeError:  # it has its own limit of iterations; what was found before it serves
             break
-    proven = _proven(model, twice, z, answer._replace(multipliers=np.append(answer.multipliers, more)))
+    multipliers = np.append(answer.multipliers, more)
+    proven = _proven(model, twice, z, answer._replace(multipliers=multipliers))
     over = float(np.sum(more / answer.alpha[others.owner]))
-    return proven._replace(bound=proven.bound / (1 + over) if proven.bound > 0 else -math.inf)
+    of_risks = proven.bound + model.references.of_cuts(multipliers, twice.owner)
+    taken_off = model.references.of_cuts(answer.multipliers, cuts.owner)
+    return proven._replace(bound=of_risks / (1 + over) - taken_off if of_risks > 0 else -math.inf)
 
 
 def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:

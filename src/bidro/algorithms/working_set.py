@@ -70,6 +70,11 @@ class WorkingSet(NamedTuple):
         group[rest] = len(singly) + np.unique(label, return_inverse=True)[1]
         return cls(singly, *_members(mixtures, group))
 
+    def of(self, model: ConeModel) -> ConeModel:
+        """The model with members in place of clients."""
+        references = model.references.of_members(self.share)
+        return model._replace(mixtures=self.mixtures, references=references)
+
     def cuts(self, cuts: Cuts) -> Cuts:
         """Those of the members: of an origin that all its clients have cuts of."""
         n, parts = self.share.shape[1], []
@@ -152,7 +157,7 @@ def solved(
         also = before.held.singly
     for _ in range(_PASSES):
         held = WorkingSet.around(model.mixtures, tops, nearest, also)
-        part, own = model._replace(mixtures=held.mixtures), held.cuts(cuts)
+        part, own = held.of(model), held.cuts(cuts)
         answer = part.solve(
             own if raised is None else own.raised(origin, held.share @ raised), z, curvature, scale
         )

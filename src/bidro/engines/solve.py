@@ -35,11 +35,13 @@ class GapNotReachedWarning(UserWarning):
 @dataclass(frozen=True, eq=False)
 class Solution:
     """A model, and what is proven of it: the optimum of MW-DRO lies in [lower, upper], upper being the
-    risk of `x` under the worst mixture."""
+    risk of `x` under the worst mixture.
+
+    Where the problem has references, lower and upper are of the regret, sum_i alpha_i (R_i(x) - b_i)."""
 
     x: NDArray[np.float64]  # (d,)
     alpha: NDArray[np.float64]  # (n,) worst-case weights, in the order of `names`
-    risks: NDArray[np.float64]  # (n,) upper ends of R_i(x)
+    risks: NDArray[np.float64]  # (n,) upper ends of R_i(x), references not taken off
     multipliers: NDArray[np.float64]  # (n,) lambda_i; inf where no sample moves
     names: tuple[str, ...]
     upper: float
@@ -62,7 +64,8 @@ class Solution:
     @property
     def gap(self) -> float:
         """(upper - lower) / |upper|, or over a small share of the risk at the first model (1e-6, for squared
-        loss 1e-12) if that is more; inf where nothing is proven."""
+        loss 1e-12) if that is more; inf where nothing is proven. With references b, |upper + <p, b>| takes
+        the place of |upper|, p being the clients' shares (projected on A): it is a risk, not a regret."""
         return _solver(self.state).gap if self.certified else float("inf")
 
 
@@ -178,7 +181,7 @@ class _Run:
     def solution(self, problem: Problem, gap: float) -> Solution:
         solver = self.solver
         # Where every client's loss can be brought to 0, all mixtures are equally bad: none is singled out.
-        nothing = solver.best.upper <= gap * solver.floor
+        nothing = problem.references is None and solver.best.upper <= gap * solver.floor
         return Solution(
             x=solver.best.x,
             alpha=np.asarray(problem.initial_weights) if nothing else solver.alpha,

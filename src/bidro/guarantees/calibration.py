@@ -28,7 +28,7 @@ from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Deal, Rounds, last_state, rounds
 from bidro.errors import BidroError
 from bidro.federation import column_deviations
-from bidro.guarantees.price import PRICE, WEIGHINGS, LeftOut, check_price, choice, worst_decile, worst_fifth
+from bidro.guarantees.price import PRICE, WEIGHINGS, LeftOut, check_price, choice, worst_decile
 from bidro.losses import LinearLoss, Squared
 from bidro.problem import Problem
 from bidro.transport import Transport
@@ -55,6 +55,7 @@ class Calibration:
     deal: Deal  # of the folds
     rounds: int
     moments: FoldMomentsFound | None  # of squared loss, where clients have sent them
+    references: Floats | None  # (n,) of the problem
 
     @property
     def promise(self) -> str:
@@ -76,8 +77,10 @@ class Calibration:
 
     @property
     def scores(self) -> Floats:
-        """(candidates,) the mean over the worst fifth of the clients, by which the choice is made."""
-        return worst_fifth(self.losses)
+        """(candidates,) the mean over the worst fifth of the clients, by which the choice is made: of their
+        losses, or of what they lose beyond their references."""
+        beyond = self.losses if self.references is None else self.losses - self.references[:, None]
+        return worst_fifth(beyond)
 
     @property
     def worst_deciles(self) -> Floats:
@@ -161,7 +164,7 @@ def calibrate(
     pooled = min(
         range(len(candidates)), key=lambda j: (candidates[j].cap, candidates[j].blend, candidates[j].scale)
     )
-    place = choice(left_out, pooled, price)
+    place = choice(left_out, pooled, price, problem.references)
     assert balls.eps is not None
     sizes = problem.federation.sizes
     radii = np.asarray(balls.eps) + unit * candidates[place].scale / np.sqrt(np.asarray(sizes, float))
@@ -179,6 +182,7 @@ def calibrate(
         Deal(folds, seed),
         took,
         found,
+        problem.references,
     )
 
 

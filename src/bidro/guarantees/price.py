@@ -12,7 +12,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
@@ -62,13 +62,16 @@ class LeftOut(NamedTuple):
         return np.asarray(np.einsum("fn,fnc->nc", rows, self.losses) / rows.sum(axis=0)[:, None])
 
 
-def choice(left_out: LeftOut, pooled: int, price: float) -> int:
+def choice(left_out: LeftOut, pooled: int, price: float, references: ArrayLike | None = None) -> int:
     """Which candidate is taken; `pooled` is that of pooled training. With a price of inf it is the one with
-    the lowest worst fifth, whatever it costs and however little it gains."""
+    the lowest worst fifth, whatever it costs and however little it gains. With `references` (n,), the worst
+    fifth is of what clients lose beyond these."""
+    means = left_out.means
+    if references is not None:
+        left_out = left_out._replace(losses=left_out.losses - np.asarray(references)[:, None])
     scores = worst_fifth(left_out.pooled)
     if math.isinf(price):
         return int(np.argmin(scores))
-    means = left_out.means
     affordable = means <= means[pooled] + price * abs(means[pooled])
     for place in np.argsort(np.where(affordable, scores, math.inf), kind="stable"):
         if place == pooled or not affordable[place]:
