@@ -28,7 +28,7 @@ from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Deal, Rounds, last_state, rounds
 from bidro.errors import BidroError
 from bidro.federation import column_deviations
-from bidro.guarantees.price import PRICE, WEIGHINGS, LeftOut, check_price, choice, worst_decile
+from bidro.guarantees.price import PRICE, WEIGHINGS, LeftOut, check_price, choice, worst_decile, worst_fifth
 from bidro.losses import LinearLoss, Squared
 from bidro.problem import Problem
 from bidro.transport import Transport
@@ -182,7 +182,7 @@ def calibrate(
         Deal(folds, seed),
         took,
         found,
-        problem.references,
+        None if problem.references is None else np.asarray(problem.references, float),
     )
 
 
