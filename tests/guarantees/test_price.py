@@ -1,0 +1,116 @@
+"""The price of robustness: which candidate is taken."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from bidro.errors import BidroError
+from bidro.guarantees.calibration import calibrate
+from bidro.guarantees.price import WEIGHINGS, LeftOut, check_price, choice, worst_decile, worst_fifth
+from tests.guarantees.test_calibration import problem
+
+
+def left_out(by_candidate, noise=0.0, folds=5, seed=0):
+    """Losses (n, candidates) as those of every fold, with noise of the folds' own."""
+    rng = np.random.default_rng(seed)
+    losses = np.asarray(by_candidate, float).T[None] + noise * rng.normal(
+        size=(folds, *np.shape(by_candidate)[::-1])
+    )
+    return LeftOut(losses, np.full(losses.shape[:2], 20.0))
+
+
+POOLED = [1.0, 1.0, 1.0, 1.0, 2.0]
+BETTER = [1.01, 1.01, 1.01, 1.01, 1.9]  # mean 0.995 of 1.2
+DEARER = [1.2, 1.2, 1.2, 1.2, 1.5]  # mean 5% above
+
+
+def test_the_best_worst_fifth_within_the_price():
+    found = left_out([POOLED, BETTER, DEARER])
+    assert choice(found, 0, 0.02) == 1
+    assert choice(found, 0, 0.1) == 2
+    assert choice(found, 0, math.inf) == 2
+    assert choice(found, 0, 0.0) == 1  # its mean is lower too
+
+
+def test_nothing_dearer_is_taken_at_no_price():
+    dearer = [1.001, 1.001, 1.001, 1.001, 1.997]
+    assert np.mean(dearer) > np.mean(POOLED) - 1e-3
+    assert choice(left_out([POOLED, [v + 0.01 for v in dearer]]), 0, 0.0) == 0
+
+
+def test_a_gain_within_its_noise_is_none():
+    """The same gain is taken where folds agree on it and not where they do not."""
+    assert choice(left_out([POOLED, BETTER], noise=0.001), 0, 0.02) == 1
+    noisy = left_out([POOLED, BETTER], noise=0.3, seed=4)
+    gain, error = noisy.gain(0, 1)
+    assert 0 < gain < error
+    assert choice(noisy, 0, 0.5) == 0
+    assert choice(noisy, 0, math.inf) == 1
+
+
+def test_a_second_best_beyond_doubt_is_taken():
+    """The best by a noisy hair does not stand in the way of the one that is surely better."""
+    sure = left_out([POOLED, BETTER])
+    noisy = np.repeat(np.array([[1.0, 1.0, 1.0, 1.0, 1.85]]), 5, axis=0)
+    noisy[:, -1] += [1.0, -1.0, 1.2, -1.2, 0.0]
+    losses = np.concatenate([sure.losses, noisy[..., None]], axis=2)
+    found = LeftOut(losses, sure.rows)
+    assert np.argmin(worst_fifth(found.pooled)) == 2
+    assert choice(found, 0, 0.02) == 1
+
+
+def test_the_error_of_a_gain_is_that_of_a_jackknife():
+    """For one client the worst fifth is its mean, whose jackknife is the usual standard error."""
+    rng = np.random.default_rng(1)
+    losses = rng.uniform(size=(7, 1, 2))
+    gain, error = LeftOut(losses, np.full((7, 1), 3.0)).gain(0, 1)
+    apart = losses[:, 0, 0] - losses[:, 0, 1]
+    assert gain == pytest.approx(apart.mean())
+    assert error == pytest.approx(apart.std(ddof=1) / math.sqrt(7))
+
+
+def test_means_count_rows_and_worst_shares_count_clients():
+    losses = np.array([[[1.0], [3.0]], [[2.0], [5.0]]])  # two folds, two clients
+    found = LeftOut(losses, np.array([[10.0, 1.0], [30.0, 3.0]]))
+    assert found.pooled[:, 0] == pytest.approx([1.75, 4.5])
+    assert found.means == pytest.approx([(10 + 3 + 60 + 15) / 44])
+    assert worst_decile(found.pooled) == pytest.approx([4.5])
+
+
+def test_under_regret_the_worst_is_of_what_is_lost_beyond_a_reference():
+    """The last client's loss is nearly all noise: its regret is small, and the first one's is the worst."""
+    one, other = [1.5, 1.0, 1.0, 1.0, 2.0], [1.1, 1.0, 1.0, 1.0, 2.1]
+    found, references = left_out([one, other]), [0.9, 1.0, 1.0, 1.0, 1.9]
+    assert choice(found, 0, math.inf) == 0
+    assert choice(found, 0, math.inf, references) == 1
+
+
+@pytest.mark.parametrize("price", [-0.1, math.nan, "cheap", None, True])
+def test_prices_that_are_none(price):
+    with pytest.raises(BidroError, match="by which share the mean loss may rise"):
+        check_price(price)
+
+
+def test_pooled_training_is_always_a_candidate():
+    found = calibrate(problem(), (0.0,), WEIGHINGS, price=0.0, folds=3)
+    assert found.candidates[found.pooled].cap == 1
+    assert found.means[found.place] <= found.means[found.pooled]
+    # Its model is that of least squares over all rows.
+    rows = np.asarray(found_rows := problem().federation.samples)
+    design = np.column_stack([rows[:, :-1], np.ones(len(found_rows))])
+    assert found.pooled_model == pytest.approx(np.linalg.lstsq(design, rows[:, -1], rcond=None)[0], abs=1e-4)
+
+
+def test_radii_of_the_problem_are_kept_by_every_candidate():
+    from dataclasses import replace
+
+    from bidro.client import WassersteinBall
+
+    given = replace(problem(), ambiguity=WassersteinBall([0.1, 0.2, 0.3]))
+    found = calibrate(given, (0.0,), WEIGHINGS, folds=2)
+    assert found.radii.tolist() == [0.1, 0.2, 0.3]
+    free = calibrate(problem(), (0.0,), WEIGHINGS, folds=2)
+    assert np.linalg.norm(found.pooled_model[:2]) < 0.98 * np.linalg.norm(free.pooled_model[:2])

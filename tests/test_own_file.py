@@ -1,0 +1,47 @@
+"""Clients' own models as a file: whole or refused, and never beside another shared model."""
+
+from __future__ import annotations
+
+import stat
+
+import numpy as np
+import pytest
+
+from bidro.errors import BidroError
+from bidro.own_file import FILE, OwnModels, own_models_in, write_private
+
+SHARED = np.array([1.0, -2.0, 0.5])
+OWN = OwnModels({"north": SHARED + 0.1, "süd/ost": SHARED - 0.1}, SHARED)
+
+
+def test_back_and_forth(tmp_path):
+    (tmp_path / FILE).write_bytes(OWN.to_bytes())
+    found = own_models_in(tmp_path, SHARED)
+    assert list(found) == ["north", "süd/ost"]
+    assert all(np.array_equal(found[name], OWN.clients[name]) for name in found)
+    assert dict(own_models_in(tmp_path / "nowhere", SHARED)) == {}
+
+
+def test_a_correction_of_another_model_is_refused(tmp_path):
+    (tmp_path / FILE).write_bytes(OWN.to_bytes())
+    with pytest.raises(BidroError, match="corrects another model"):
+        own_models_in(tmp_path, SHARED + 1e-12)
+    with pytest.raises(BidroError, match="do not fit"):
+        own_models_in(tmp_path, SHARED[:2])
+
+
+def test_any_changed_byte_is_noticed():
+    data = bytearray(OWN.to_bytes())
+    for place in range(0, len(data), 7):
+        changed = bytes(data[:place]) + bytes([data[place] ^ 1]) + bytes(data[place + 1 :])
+        with pytest.raises(BidroError):
+            OwnModels.from_bytes(changed, SHARED, "own")
+
+
+def test_it_is_for_the_owner_s_eyes(tmp_path):
+    path = tmp_path / FILE
+    write_private(path, b"first")
+    write_private(path, b"second")
+    assert path.read_bytes() == b"second"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == [FILE]
