@@ -112,7 +112,7 @@ def calibrate(
     chosen = default_oracle(problem.inner) if oracle is None else oracle
     unit = pooled_spread(problem) if spread is None else float(spread)
     if folds is None:
-        folds = max(2, min(FOLDS, *problem.federation.sizes))
+        folds = max(2, min(FOLDS, *problem.federation.unit_counts))
     balls = replace(problem, ambiguity=WassersteinBall(0.0))
     ask = network.clients_of(balls, Deal(folds, seed))
     models = None
