@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +21,31 @@ from bidro.guarantees.statements import Assessed, holdout_bounds
 from bidro.losses import losses_of
 from bidro.problem import Problem
 from bidro.sets import Box
+from bidro.splits import Units
 from bidro.standard import client_moments
 
 STATEMENTS = ("clipped", "held_out", "mistakes")
 
 
 def prepared(
-    rows: Floats, sizes: Sequence[int], holdout: Sequence[int], folds: Sequence[int], table: float = 0.0
+    rows: Floats,
+    sizes: Sequence[int],
+    holdout: Sequence[int],
+    folds: Sequence[int],
+    table: float = 0.0,
+    units: NDArray[np.uint64] | None = None,
+    holdout_units: NDArray[np.uint64] | None = None,
 ) -> Prepared:
-    """Of training rows (N, k + 1) in their own units; sizes, holdout and folds are by client (n,)."""
+    """Of training rows (N, k + 1) as they are in the table; sizes, holdout and folds are by client (n,).
+
+    `units` and `holdout_units` say of which unit each row in training and kept out is, where these are named.
+    """
     mean, deviation = client_moments(rows, sizes)
     return Prepared(
         np.asarray(sizes, float),
         np.asarray(holdout, float),
+        unit_counts(sizes, units),
+        unit_counts(holdout, holdout_units),
         np.asarray(folds, float),
         np.full(len(sizes), table),
         mean,
@@ -49,7 +62,7 @@ def assessment(problem: Problem, declared: Box | None, message: Assess, fewest_l
     n, k, sizes = problem.n, federation.m - 1, np.asarray(federation.sizes)
     samples = np.asarray(federation.samples)
     losses = losses_of(problem.loss, x, samples)
-    mean, se = _means(losses, sizes)
+    mean, se = _means(losses, sizes, federation.units)
     radii = np.asarray(message.radii).reshape(n, -1)
     robust = np.zeros((n, radii.shape[1]))
     for level in range(radii.shape[1]):
@@ -75,13 +88,23 @@ def assessment(problem: Problem, declared: Box | None, message: Assess, fewest_l
 
 
 def bounds(
-    names: Sequence[str], rows: Floats, sizes: Sequence[int], of: Assessed, message: Fixed
+    names: Sequence[str],
+    rows: Floats,
+    sizes: Sequence[int],
+    of: Assessed,
+    message: Fixed,
+    units: NDArray[np.uint64] | None = None,
 ) -> HoldoutBounds:
-    """Of rows kept out (M, k + 1) in the units of training, `sizes` of each client."""
+    """Of rows kept out (M, k + 1) in the standard units of training, `sizes` of each client; with `units`
+    (M,), one that several rows are of is one draw."""
     levels, counts = np.asarray(message.levels).tolist(), np.asarray(sizes)
-    parts = np.split(rows, np.cumsum(counts)[:-1])
-    found = [holdout_bounds(name, of, own, levels) for name, own in zip(names, parts, strict=True)]
-    mean, se = _means(losses_of(of.loss, of.x, rows), counts)
+    ends = np.cumsum(counts)[:-1]
+    labels = [None] * len(counts) if units is None else np.split(units, ends)
+    found = [
+        holdout_bounds(name, of, own, levels, units=whose)
+        for name, own, whose in zip(names, np.split(rows, ends), labels, strict=True)
+    ]
+    mean, se = _means(losses_of(of.loss, of.x, rows), counts, units)
     each = {
         part: np.array([[bound.bound for bound in one[part]] for one in found])
         if part in found[0]
@@ -92,10 +115,32 @@ def bounds(
     return HoldoutBounds(mean, se, **each, means=np.array(means))
 
 
-def _means(losses: Floats, sizes: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """(the clients' mean losses (n,), their standard errors, 0 for a single row)."""
+def error_by_unit(losses: Floats, units: NDArray[Any]) -> float:
+    """The standard error of the mean of losses (N,) where units are independent and their rows are not: that
+    of a mean over clusters, which for units of one row each is the usual one; 0 for a single unit."""
+    _, of_row = np.unique(units, return_inverse=True)
+    apart = np.bincount(of_row, losses - losses.mean())
+    count = len(apart)
+    return float(np.sqrt(apart @ apart * count / (count - 1)) / len(losses)) if count > 1 else 0.0
+
+
+def unit_counts(sizes: Sequence[int], units: NDArray[np.uint64] | None) -> Floats:
+    """(n,) how many units each client has, as many as rows where none are named."""
+    if units is None:
+        return np.asarray(sizes, float)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    return Units.of(owner, units).counts(len(sizes)).astype(float)
+
+
+def _means(
+    losses: Floats, sizes: NDArray[np.int64], units: NDArray[np.uint64] | None
+) -> tuple[Floats, Floats]:
+    """(the clients' mean losses (n,), their standard errors, 0 for a single row or unit)."""
     first = np.cumsum(sizes) - sizes
     mean = np.add.reduceat(losses, first) / sizes
+    if units is not None:
+        parts = [np.split(part, first[1:]) for part in (losses, units)]
+        return mean, np.array([error_by_unit(*own) for own in zip(*parts, strict=True)])
     squares = np.add.reduceat((losses - np.repeat(mean, sizes)) ** 2, first)
     return mean, np.sqrt(squares / np.maximum(sizes - 1, 1) / sizes)
 

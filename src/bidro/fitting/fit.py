@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from bidro.arrays import Floats
+from bidro.fitting.client_side import error_by_unit
 from bidro.fitting.network import Clients, Network
 from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.calibration import spread_of
@@ -74,11 +75,15 @@ class Progress:
 
 class ClientLoss(NamedTuple):
     loss: float  # mean over its rows
-    se: float | None  # standard error of the mean; None for a single row
+    se: float | None  # standard error of the mean; None for a single row or unit
     rows: int
 
     @classmethod
-    def of(cls, losses: Floats) -> ClientLoss:
+    def of(cls, losses: Floats, units: NDArray[Any] | None = None) -> ClientLoss:
+        """`units` (N,) are those that rows are of, where these and not rows are independent."""
+        if units is not None:
+            several = len(np.unique(units)) > 1
+            return cls(float(losses.mean()), error_by_unit(losses, units) if several else None, len(losses))
         se = float(losses.std(ddof=1) / np.sqrt(len(losses))) if len(losses) > 1 else None
         return cls(float(losses.mean()), se, len(losses))
 
@@ -165,13 +170,13 @@ class _Fit:
         distances = clients.distances(stated, found) if len(message.radii[0]) else None
         of = Assessed.of(stated, x, float(np.max(found.largest)))
         holdout = np.asarray(prepared.holdout)
-        bounds, judged = None, _judged(names, found, prepared.rows)
+        bounds, judged = None, _judged(names, found, prepared.rows, prepared.units)
         if holdout.any():
             self.progress.begin("certifying")
             bounds = clients.bounds(of, _fixed(of, levels))
-            judged = _judged(names, bounds, holdout)
+            judged = _judged(names, bounds, holdout, prepared.holdout_units)
         certificates = {
-            level: self._certificate(trained, stated, of, found, distances, bounds, holdout, k)
+            level: self._certificate(trained, stated, of, found, distances, bounds, prepared.holdout_units, k)
             for k, level in enumerate(levels)
         }
         before = (np.asarray(prepared.mean)[:, :-1] - standard.mean) / standard.spread
@@ -206,7 +211,7 @@ class _Fit:
         found: Assessment,
         distances: Floats | None,
         bounds: HoldoutBounds | None,
-        holdout: Floats,
+        draws: Any,
         k: int,
     ) -> Certificate:
         level = self.options.confidences[k]
@@ -217,8 +222,9 @@ class _Fit:
         bare = replace(bare, weights=tuple(trained.alpha.tolist()))
         if bounds is None:
             return bare
-        own = _by_client(stated.federation.names, bounds, holdout, k)
-        return from_bounds(bare, of, own, level, self.options.shift)
+        own = _by_client(stated.federation.names, bounds, draws, k)
+        units = stated.federation.units is not None
+        return from_bounds(bare, of, own, level, self.options.shift, units=units)
 
 
 def _spread(moments: Moments, standard: Standard, transport: Transport, choices: Choices) -> float | None:
@@ -246,23 +252,24 @@ def _fixed(of: Assessed, levels: list[float]) -> Fixed:
     return Fixed(of.x, np.array(betas), np.asarray(of.seen), largest)
 
 
-def _judged(names: tuple[str, ...], found: Any, rows: Any) -> dict[str, ClientLoss]:
-    """From the mean losses and standard errors of an `Assessment` or of `HoldoutBounds`."""
+def _judged(names: tuple[str, ...], found: Any, rows: Any, draws: Any) -> dict[str, ClientLoss]:
+    """From the mean losses and standard errors of an `Assessment` or of `HoldoutBounds`; draws are rows, or
+    units."""
     return {
-        name: ClientLoss(float(loss), float(se) if count > 1 else None, int(count))
-        for name, loss, se, count in zip(names, found.loss, found.se, rows, strict=True)
+        name: ClientLoss(float(loss), float(se) if drawn > 1 else None, int(count))
+        for name, loss, se, count, drawn in zip(names, found.loss, found.se, rows, draws, strict=True)
     }
 
 
 def _by_client(
-    names: tuple[str, ...], found: HoldoutBounds, rows: Floats, k: int
+    names: tuple[str, ...], found: HoldoutBounds, draws: Any, k: int
 ) -> dict[str, dict[str, ClientBound]]:
-    """The clients' bounds at one level, by statement."""
+    """The clients' bounds at one level, by statement; draws (n,) are rows kept out, or units."""
     parts = {"clipped": found.clipped, "held_out": found.held_out, "mistakes": found.mistakes}
     means = np.asarray(found.means)
     return {
         name: {
-            part: ClientBound(float(values[i, k]), float(means[i, j]), int(rows[i]))
+            part: ClientBound(float(values[i, k]), float(means[i, j]), int(draws[i]))
             for j, (part, values) in enumerate(parts.items())
             if np.asarray(values).size
         }

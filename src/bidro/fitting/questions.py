@@ -19,6 +19,8 @@ class Prepared(NamedTuple):
 
     rows: Numbers  # () in training
     holdout: Numbers  # ()
+    units: Numbers  # () in training; as many as rows where no units are named
+    holdout_units: Numbers  # ()
     folds: Numbers  # () the most folds that the client allows; 0 for none
     table: Numbers  # () a digest of the client's rows, by which a changed table is noticed; 0 where it cannot
     mean: Numbers  # (k + 1,) of the training rows; features first, the target last
@@ -27,7 +29,7 @@ class Prepared(NamedTuple):
     @classmethod
     def like(cls, columns: int) -> Prepared:
         number, each = np.zeros(()), np.zeros(columns)
-        return cls(number, number, number, number, each, each)
+        return cls(number, number, number, number, number, number, each, each)
 
 
 class Assess(NamedTuple):
@@ -43,7 +45,7 @@ class Assessment(NamedTuple):
     """ "assess": how the trained model does on the training rows."""
 
     loss: Numbers  # () mean
-    se: Numbers  # () its standard error; 0 for a single row
+    se: Numbers  # () its standard error; 0 for a single row or unit
     largest: Numbers  # () mean of the largest losses: as many as the client's rules want
     robust: Numbers  # (levels,) the risk over balls of the explicit radii
     distance: Numbers  # (1,) of the rows to the reference cloud, in W_p; empty where there is none
@@ -71,7 +73,7 @@ class HoldoutBounds(NamedTuple):
     """ "bounds": what rows kept out say of the model, by statement; empty where a statement is not made."""
 
     loss: Numbers  # () mean over the rows kept out
-    se: Numbers  # () 0 for a single row
+    se: Numbers  # () 0 for a single row or unit
     clipped: Numbers  # (levels,)
     held_out: Numbers  # (levels,)
     mistakes: Numbers  # (levels,)
