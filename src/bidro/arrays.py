@@ -1,8 +1,33 @@
-"""Types of arrays."""
+"""Arrays on the host: their types, tables of numbers, and memory that JAX takes over."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from bidro.errors import BidroError
 
 Floats = NDArray[np.float64]
+
+
+def aligned(shape: tuple[int, int]) -> Floats:
+    """An empty table that JAX takes over without a copy: it must start where JAX's own arrays would."""
+    alignment = 64
+    memory = np.empty(shape[0] * shape[1] * 8 + alignment, np.uint8)
+    skip = -memory.ctypes.data % alignment
+    return memory[skip : skip + shape[0] * shape[1] * 8].view(np.float64).reshape(shape)
+
+
+def as_table(rows: ArrayLike, what: str) -> Floats:
+    """The rows as a float64 table. Raises BidroError, with `what` they are, for anything else."""
+    try:
+        if np.iscomplexobj(rows):
+            raise ValueError("it has complex numbers")
+        table = np.asarray(rows, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise BidroError(f"{what} must be a table of numbers, rows x columns ({error}).") from error
+    if table.size == 0:
+        raise BidroError(f"{what} must have rows; there are none. Leave the client out or give it data.")
+    if table.ndim != 2:
+        raise BidroError(f"{what} must be a table of rows x columns; got shape {table.shape}.")
+    return table

@@ -12,10 +12,11 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
+from bidro.arrays import aligned, as_table
 from bidro.errors import BidroError
 from bidro.rows import ClientRows
 from bidro.sets import Ball, Box, WholeSpace
-from bidro.splits import client_id, random_bits
+from bidro.splits import Units, client_id, dealt, random_bits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,9 @@ class Federation:
     samples: (N, m), features first and the label or target last. sizes: (N_1, ..., N_n).
     support: Xi, declared by the user; `support_from_data` marks one that was read off the samples,
     which voids statements that need Xi fixed beforehand. `rows_elsewhere`: what a server knows of clients
-    that keep their rows; then there are no samples here. Raises BidroError for an empty client,
+    that keep their rows; then there are no samples here. `units`: (N,) of which unit (a person, a thing)
+    every row is, from `splits.unit_ids`, where rows of one are to stay together; None where each row is a
+    draw by itself, empty where rows and units are elsewhere. Raises BidroError for an empty client,
     a value that is not finite, or a row outside the support.
     """
 
@@ -47,6 +50,7 @@ class Federation:
     columns: tuple[str, ...]
     support_from_data: bool = False
     rows_elsewhere: bool = False
+    units: NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
         self._validate()
@@ -64,6 +68,7 @@ class Federation:
         clients: Mapping[str, ArrayLike] | Sequence[ArrayLike],
         support: Support | Literal["unbounded", "from data"],
         columns: Sequence[str] | None = None,
+        units: NDArray[np.uint64] | None = None,
     ) -> Federation:
         """From one array of rows (N_i, m) a client, by name or in order."""
         if not isinstance(clients, Mapping):
@@ -71,7 +76,7 @@ class Federation:
         if not clients:
             raise BidroError("A federation needs at least one client; none was given.")
         names = [str(name) for name in clients]
-        tables = [_table(rows, f"Client '{name}'") for name, rows in clients.items()]
+        tables = [as_table(rows, f"Client '{name}'") for name, rows in clients.items()]
         width = tables[0].shape[1]
         for name, rows in zip(names, tables, strict=True):
             if rows.shape[1] != width:
@@ -79,7 +84,8 @@ class Federation:
                     f"Client '{name}' has {rows.shape[1]} columns but client '{names[0]}' has {width}; "
                     "give every client the same columns."
                 )
-        return cls.from_samples(_joined(tables), [len(rows) for rows in tables], support, names, columns)
+        sizes = [len(rows) for rows in tables]
+        return cls.from_samples(_joined(tables), sizes, support, names, columns, units)
 
     @classmethod
     def from_samples(
@@ -89,12 +95,13 @@ class Federation:
         support: Support | Literal["unbounded", "from data"],
         names: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
+        units: NDArray[np.uint64] | None = None,
     ) -> Federation:
         """From rows (N, m) sorted by client. A JAX array of float64 is used as it is; others are copied."""
         if isinstance(samples, Array) and samples.dtype == jnp.float64 and samples.ndim == 2:
             rows = samples
         else:
-            rows = _joined([_table(samples, "Samples")])
+            rows = _joined([as_table(samples, "Samples")])
         if not all(isinstance(size, int | np.integer) for size in sizes):
             raise BidroError(f"Sizes must be whole numbers of rows; got {list(sizes)}.")
         if not isinstance(support, Box | Ball | WholeSpace | str):
@@ -122,12 +129,17 @@ class Federation:
             tuple(labels),
             tuple(heads),
             from_data,
+            units=units,
         )
 
     def pooled(self) -> Federation:
         """All rows as those of one client, "all". WRM (Sinha et al.) is BiDRO-FL, or the exact solver, on
         this with a penalty."""
-        return replace(self, sizes=(sum(self.sizes),), names=("all",))
+        units = self.units
+        if units is not None:
+            # The same label at two clients is two units.
+            units = random_bits(self.names, self._owner, units, 0)
+        return replace(self, sizes=(sum(self.sizes),), names=("all",), units=units)
 
     @classmethod
     def from_table(
@@ -176,7 +188,11 @@ class Federation:
 
     @classmethod
     def elsewhere(
-        cls, sizes: Mapping[str, int], columns: Sequence[str], support: Support | None = None
+        cls,
+        sizes: Mapping[str, int],
+        columns: Sequence[str],
+        support: Support | None = None,
+        has_units: bool = False,
     ) -> Federation:
         """Clients of known sizes on machines of their own; the support is unbounded unless it is given."""
         m = len(columns)
@@ -187,6 +203,7 @@ class Federation:
             tuple(sizes),
             tuple(columns),
             rows_elsewhere=True,
+            units=np.zeros(0, np.uint64) if has_units else None,
         )
 
     @property
@@ -210,28 +227,34 @@ class Federation:
         """Two numbers a client (n, 2) from its name alone: randomness is keyed by them."""
         return np.stack([client_id(name) for name in self.names])
 
+    @property
+    def unit_counts(self) -> tuple[int, ...]:
+        """How many units each client has; rows, where no units are named."""
+        return self.sizes if self.units is None else tuple(self._units.counts(self.n).tolist())
+
+    @property
+    def _owner(self) -> NDArray[np.int64]:
+        """(N,) whose row each is, as a place among the clients."""
+        return np.repeat(np.arange(self.n), self.sizes)
+
+    @property
+    def _units(self) -> Units:
+        """What is dealt out whole: units, or single rows, named by their places."""
+        if self.units is not None:
+            self._require_rows()
+            return Units.of(self._owner, self.units)
+        return Units.single_rows(self.sizes)
+
     def folds(self, count: int, seed: int = 0) -> NDArray[np.int64]:
         """The fold (N,) of every row, from 0: each client's rows are dealt out evenly and at random.
 
         A row's fold depends on the seed, its client's name and its place there, so that a machine with one
-        client deals as a process with all of them does. Raises BidroError for a client with fewer rows than
-        folds.
+        client deals as a process with all of them does. Units are dealt whole, the largest first and those
+        of one size in random order, by the seed, the client's name and their labels: two folds of a client
+        differ by no more rows than its largest unit has. Raises BidroError for a client with fewer rows, or
+        units, than folds.
         """
-        sizes = np.asarray(self.sizes)
-        if count < 2:
-            raise BidroError(f"Cross-validation needs at least 2 folds; got {count}.")
-        if sizes.min() < count:
-            small = self.names[int(sizes.argmin())]
-            raise BidroError(
-                f"Client '{small}' has {sizes.min()} row(s), fewer than the {count} folds of "
-                "cross-validation; leave it out, give it more rows, or set the radius yourself."
-            )
-        owner = np.repeat(np.arange(self.n), sizes)
-        place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        order = np.lexsort((random_bits(self.names, owner, place, seed), owner))
-        folds = np.empty(len(owner), np.int64)
-        folds[order] = place % count
-        return folds
+        return dealt(self.names, self._units, "row" if self.units is None else "unit", count, seed)
 
     def rows(self) -> ClientRows:
         """All clients' rows, ready to be mapped over."""
@@ -290,6 +313,10 @@ class Federation:
         if sum(self.sizes) != self.samples.shape[0] and not self.rows_elsewhere:
             raise BidroError(
                 f"The clients' sizes sum to {sum(self.sizes)} but there are {self.samples.shape[0]} rows."
+            )
+        if self.units is not None and self.units.shape != (self.samples.shape[0],):
+            raise BidroError(
+                f"There are {self.samples.shape[0]} rows but {self.units.size} units of rows; give one a row."
             )
         if self.support.dimension != m:
             raise BidroError(
@@ -367,30 +394,7 @@ def column_deviations(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.sqrt(total / len(rows)))
 
 
-def aligned(shape: tuple[int, int]) -> NDArray[np.float64]:
-    """An empty table that JAX takes over without a copy: it must start where JAX's own arrays would."""
-    alignment = 64
-    memory = np.empty(shape[0] * shape[1] * 8 + alignment, np.uint8)
-    skip = -memory.ctypes.data % alignment
-    return memory[skip : skip + shape[0] * shape[1] * 8].view(np.float64).reshape(shape)
-
-
 def _joined(tables: Sequence[NDArray[np.float64]]) -> Array:
     """The tables below each other as one JAX array, with a single copy."""
     rows = aligned((sum(len(t) for t in tables), tables[0].shape[1]))
     return jax.device_put(np.concatenate(tables, out=rows))
-
-
-def _table(rows: ArrayLike, what: str) -> NDArray[np.float64]:
-    """The rows as a float64 table."""
-    try:
-        if np.iscomplexobj(rows):
-            raise ValueError("it has complex numbers")
-        table = np.asarray(rows, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise BidroError(f"{what} must be a table of numbers, rows x columns ({error}).") from error
-    if table.size == 0:
-        raise BidroError(f"{what} must have rows; there are none. Leave the client out or give it data.")
-    if table.ndim != 2:
-        raise BidroError(f"{what} must be a table of rows x columns; got shape {table.shape}.")
-    return table

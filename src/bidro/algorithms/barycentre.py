@@ -63,7 +63,7 @@ def barycentre(
     size = np.sqrt(np.mean(samples**2, axis=0))
     cleared = np.where(np.abs(centre) > _ROUNDING * size, centre, 0.0)
     inside = jax.vmap(federation.support.project)(jnp.asarray(cleared))
-    return replace(federation, samples=inside, sizes=(len(centre),), names=("barycentre",))
+    return replace(federation, samples=inside, sizes=(len(centre),), names=("barycentre",), units=None)
 
 
 def _centre(parts: list[Floats], points: int, most: int, rng: np.random.Generator) -> Floats:

@@ -15,6 +15,10 @@ def schema(
         str, typer.Option(help="Column that names the client; sites need not have it.")
     ] = "client",
     features: Annotated[str | None, typer.Option(help="Columns to use, separated by commas.")] = None,
+    unit: Annotated[
+        str | None,
+        typer.Option(help="Column of the person or thing that a row is of: rows of one stay together."),
+    ] = None,
     task: Annotated[
         str | None, typer.Option(help="regression or classification; guessed if not given.")
     ] = None,
@@ -40,7 +44,7 @@ def schema(
     if client not in rows:
         rows = rows.assign(**{client: table.stem})
     chosen = None if features is None else [name.strip() for name in features.split(",")]
-    text = draft(learn_schema(rows, client, target, chosen, task, missing), rows)
+    text = draft(learn_schema(rows, client, target, chosen, task, missing, unit), rows)
     if out is None:
         print(text, end="")
         return
@@ -74,6 +78,9 @@ def federate(
     ] = None,
     client: Annotated[str | None, typer.Option(help="With --local: column that names the client.")] = None,
     target: Annotated[str | None, typer.Option(help="With --local: column to be predicted.")] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="With --local: column of the person or thing that a row is of.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out already.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -109,7 +116,7 @@ def federate(
             assert target is not None
             if resume:
                 raise click.UsageError("A rehearsal leaves nothing to resume; begin it again.")
-            sites = split_by_client(local, client, target, Path(scratch), one_sample_replies)
+            sites = split_by_client(local, client, target, Path(scratch), one_sample_replies, unit)
         whole = Config.read(config, name, sites, resume=resume, replies=replies)
         if whole.job.algorithm is not None and not one_sample_replies:
             raise BidroError(

@@ -30,6 +30,13 @@ def fit(
     features: Annotated[
         str | None, typer.Option(help="Columns to use, separated by commas; all by default.")
     ] = None,
+    unit: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of the person or thing that a row is of: rows of one stay together, and it is no "
+            "feature."
+        ),
+    ] = None,
     loss: Annotated[
         str | None,
         typer.Option(
@@ -120,6 +127,7 @@ def fit(
         "target": target,
         "task": task,
         "features": None if features is None else tuple(name.strip() for name in features.split(",")),
+        "unit": unit,
         "loss": loss,
         "quantile": quantile,
         "radius": _number_or_word(radius),

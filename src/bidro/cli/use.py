@@ -83,14 +83,17 @@ def certify(
     ] = None,
     unit: Annotated[
         str | None,
-        typer.Option(help="Column that names the person or thing that a row is of, where some have several."),
+        typer.Option(
+            help="Column that names the person or thing that a row is of, where some have several. [that of "
+            "the fit, if any]"
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
     """What rows that training never saw say of a model, under any mixture of its clients.
 
     Rows must be independent draws, in any order. With --unit, a unit is one draw, with the mean loss of its
-    rows.
+    rows; no row of it may have been trained on.
     """
     from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError
@@ -166,6 +169,10 @@ def compare(
     target: Annotated[str | None, typer.Option(help="Column to be predicted.")] = None,
     task: Annotated[str | None, typer.Option(help="regression or classification.")] = None,
     features: Annotated[str | None, typer.Option(help="Columns to use, separated by commas.")] = None,
+    unit: Annotated[
+        str | None,
+        typer.Option(help="Column of the person or thing that a row is of: rows of one stay together."),
+    ] = None,
     missing: Annotated[
         str, typer.Option(help="refuse missing values, or median (categories: commonest level).")
     ] = "refuse",
@@ -193,7 +200,7 @@ def compare(
         progress.begin("reading")
         whole, owner = read(tables, client)
         names = None if features is None else [name.strip() for name in features.split(",")]
-        schema = learn_schema(whole, owner, target, names, task, missing)
+        schema = learn_schema(whole, owner, target, names, task, missing, unit)
         found = compare_methods(grouped_from(schema, whole), splits, passes, chosen, progress)
     if json:
         _print_json(found)
@@ -256,30 +263,24 @@ def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
 def _holdout_rows(
     model: Model, tables: list[Path], unit: str | None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """(rows (N_i, m) of every client in the units of training, the unit of each where there is a column).
+    """(rows (N_i, m) of every client in the standard units of training, the person or thing that each is of,
+    by the column `unit` or that of the fit; None where there is neither).
 
     Raises BidroError for a row outside the support that the model was declared on.
     """
-    from bidro.errors import BidroError
-    from bidro.tables import as_words, read, require_declared, row_name
-    from bidro.workflow.judged import rows_by_client
+    import dataclasses
 
-    whole, _ = read(tables, model.schema.client)
+    from bidro.tables import read, require_declared
+    from bidro.workflow.judged import rows_by_client, units_by_client
+
+    schema = model.schema if unit is None else dataclasses.replace(model.schema, unit=unit)
+    whole, _ = read(tables, schema.client)
+    units = units_by_client(schema, whole)
     if (declared := model.settings["support"]) is not None:
-        require_declared(declared, model.schema, whole)
-    by_client, clients = rows_by_client(model, whole), model.schema.clients(whole)
+        require_declared(declared, schema, whole)
+    by_client = rows_by_client(model, whole)
     _note(model, whole)
-    if unit is None:
-        return by_client, None
-    if unit not in whole:
-        raise BidroError(f"The table has no column '{unit}', which is to name the unit of every row.")
-    nameless = whole[unit].isna().to_numpy()
-    if nameless.any():
-        raise BidroError(
-            f"{row_name(whole, int(nameless.argmax()))} has no '{unit}'; name one for every row."
-        )
-    words = as_words(whole[unit])
-    return by_client, {name: words[clients == name] for name in by_client}
+    return by_client, units
 
 
 def _note_what_is_new(model: Model, table: pd.DataFrame) -> None:

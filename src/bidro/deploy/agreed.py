@@ -25,6 +25,7 @@ _HEAD = """\
 # What the tables of all sites have in common: one site drafts it, all agree on it, and each keeps a copy.
 # Bounds ("support") hold for every row that any site can ever have; they are needed for the Wasserstein
 # certificate, for all numbers or for none. What is commented out was read off one table: widen it and agree.
+# `unit` names the column of the person or thing that a row is of, where rows of one are to stay together.
 # A level that is not listed counts as the one that `other` names; without `other`, it is refused.
 """
 
@@ -54,10 +55,15 @@ class Agreed:
     def read(cls, path: Path) -> Agreed:
         """Raises BidroError for a file that is no schema, saying what is wrong with it."""
         content = read_toml(path)
-        _require_keys(content, {"client", "target", "classes", "target_support", "columns"}, f"'{path}'")
+        _require_keys(
+            content, {"client", "target", "unit", "classes", "target_support", "columns"}, f"'{path}'"
+        )
         for name in ("client", "target"):
             if not isinstance(content.get(name), str):
                 raise BidroError(f"'{path}' must name its {name} column: {name} = \"...\".")
+        unit = content.get("unit")
+        if unit is not None and not isinstance(unit, str):
+            raise BidroError(f"'{path}': unit = {unit!r} must be the name of a column.")
         columns, support = [], {}
         for one in content.get("columns", []):
             if not isinstance(one, dict) or not isinstance(one.get("name"), str):
@@ -72,13 +78,14 @@ class Agreed:
         if not columns:
             raise BidroError(f"'{path}' has no [[columns]]; draft it with `bidro schema TABLE`.")
         names = [content["client"], content["target"], *(column.name for column in columns)]
+        names += [] if unit is None else [unit]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise BidroError(f"'{path}' names '{twice}' twice; a column has one role.")
         if "target_support" in content:
             support[content["target"]] = content["target_support"]
         classes = _texts(content.get("classes"), content["target"], 2)
-        schema = Schema(content["client"], content["target"], classes, tuple(columns))
+        schema = Schema(content["client"], content["target"], classes, tuple(columns), unit)
         if not support:
             return cls(schema, None)
         bounds_of(support, schema)
@@ -105,6 +112,8 @@ def _lines(schema: Schema, support: Mapping[str, tuple[float, float]], before_bo
         return [f"{before_bounds}{key} = {_text(list(support[name]))}"] if name in support else []
 
     lines = [f"client = {_text(schema.client)}", f"target = {_text(schema.target)}"]
+    if schema.unit is not None:
+        lines.append(f"unit = {_text(schema.unit)}")
     if schema.classes is not None:
         lines.append(f"classes = {_text(list(schema.classes))}")
     lines += bounds(schema.target, "target_support")

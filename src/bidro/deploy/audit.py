@@ -15,7 +15,9 @@ FORMAT, VERSION = "bidro audit", 1
 
 # What the numbers of a message tell whoever reads them, by the names of the fields.
 _REVEALS = {
-    "prepare": "How many rows the site has, and the mean and standard deviation of each of its columns.",
+    "prepare": (
+        "How many rows (and units) the site has, and the mean and standard deviation of each of its columns."
+    ),
     "assess": (
         "Mean loss of the model, and of the site's own, on its training rows, how much their predictions "
         "vary, the mean of its largest losses (at least ten), and how far its worst case moves each feature "

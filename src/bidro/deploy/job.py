@@ -19,7 +19,7 @@ from bidro.workflow.options import FitOptions
 from bidro.workflow.toml_files import read_toml
 
 # Options of `bidro fit` that have no place here: the schema and the sites' own files say these things.
-_NOT_HERE = ("tables", "client", "target", "task", "features", "support", "missing")
+_NOT_HERE = ("tables", "client", "target", "task", "features", "support", "missing", "unit")
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,7 @@ def options_of(agreed: Agreed, given: Mapping[str, Any]) -> FitOptions:
         task="regression" if schema.classes is None else "classification",
         features=tuple(column.name for column in schema.columns),
         support=agreed.support,
+        unit=schema.unit,
         **given,
     )
 

@@ -18,10 +18,17 @@ from bidro.deploy.server import PROGRESS_FILE
 from bidro.tables import learn_schema, read
 
 
-def split_by_client(table: Path, client: str, target: str, folder: Path, one_sample: bool = False) -> Sites:
+def split_by_client(
+    table: Path,
+    client: str,
+    target: str,
+    folder: Path,
+    one_sample: bool = False,
+    unit: str | None = None,
+) -> Sites:
     """Write each client's rows and configuration into `folder`, as sites would have them."""
     whole, column = read([table], client)
-    schema = learn_schema(whole, column, target, None, None, "refuse")
+    schema = learn_schema(whole, column, target, None, None, "refuse", unit)
     agreed = Agreed(schema, None)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "schema.toml").write_text(written(agreed))

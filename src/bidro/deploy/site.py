@@ -48,7 +48,7 @@ from bidro.model_file import target_numbers
 from bidro.own_file import FILE as OWN_FILE
 from bidro.own_file import OwnModels, write_private
 from bidro.sets import Box, Simplex, WholeSpace
-from bidro.splits import choose_holdout, content_order
+from bidro.splits import choose_holdout, content_order, kept_out_of, unit_ids
 from bidro.standard import Standard
 from bidro.tables import as_words, bounds_of, read_one, require_declared
 from bidro.training import unrestricted
@@ -106,10 +106,15 @@ class SiteRows:
     agreed: Agreed
     features: Floats  # (N, k)
     target: Floats  # (N,)
+    units: NDArray[np.uint64] | None = None  # (N,) of which unit each row is, where the schema names units
 
     def whole(self, wanted: NDArray[np.bool_]) -> Floats:
         """(rows, k + 1) some of the rows, the target last."""
         return np.column_stack([self.features[wanted], self.target[wanted]])
+
+    def units_of(self, wanted: NDArray[np.bool_]) -> NDArray[np.uint64] | None:
+        """The units of some of the rows."""
+        return None if self.units is None else self.units[wanted]
 
     @property
     def has_classes(self) -> bool:
@@ -118,7 +123,8 @@ class SiteRows:
     @cached_property
     def digest(self) -> float:
         """48 bits that change with the rows, as a number."""
-        whole = hashlib.sha256(self.features.tobytes() + self.target.tobytes()).digest()
+        units = b"" if self.units is None else self.units.tobytes()
+        whole = hashlib.sha256(self.features.tobytes() + self.target.tobytes() + units).digest()
         return float(int.from_bytes(whole[:6], "big"))
 
     @classmethod
@@ -132,13 +138,14 @@ class SiteRows:
             others = sorted(set(as_words(table[schema.client].dropna()).tolist()) - {site.client})
             if others:
                 raise BidroError(f"'{site.data}' has rows of client '{others[0]}'; this site is another.")
-        features, target = schema.matrix(table), target_numbers(schema, table)
+        features, target, labels = schema.matrix(table), target_numbers(schema, table), schema.units(table)
         if agreed.support is not None:
             require_declared(agreed.support, schema, table)
         for name, count in schema.counted_as_other(table).items():
             _log.warning("%d row(s) have a level of '%s' that is not in the schema: 'other'.", count, name)
-        order = content_order(np.zeros(len(target), np.int64), features, target)
-        return cls(agreed, features[order], target[order])
+        units = None if labels is None else unit_ids(labels)
+        order = content_order(np.zeros(len(target), np.int64), features, target, units)
+        return cls(agreed, features[order], target[order], None if units is None else units[order])
 
 
 def reply_to(request: bytes) -> bytes:
@@ -205,17 +212,18 @@ def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: byt
         how = json.dumps({name: part for name, part in asked.items() if name not in varies}, sort_keys=True)
         described_round, over = _asked(site, rows, how)
         return described_round.answer(asked["seed"], asked["round"], request), over
-    samples = _samples(rows, holdout if question == "bounds" else ~holdout, asked)
+    wanted = holdout if question == "bounds" else ~holdout
+    samples, units = _samples(rows, wanted, asked), rows.units_of(wanted)
     if question == "adopt":
-        return _adopted(site, rows, samples, asked, unpack(request, Adopt)), len(samples)
+        return _adopted(site, samples, asked, unpack(request, Adopt)), len(samples)
     if question == "assess":
         largest = max(_LARGEST_LOSSES, site.min_rows)
-        found = _assessment(site, rows, samples, asked, unpack(request, Assess), largest)
+        found = _assessment(site, rows, samples, units, asked, unpack(request, Assess), largest)
         return _own(found), min(len(samples), largest)
     if question == "bounds":
         of, fixed = _fixed(asked, request)
         used = _used(of.loss, _samples(rows, ~holdout, asked), fixed)
-        bounds = client_side.bounds([site.client], samples, [len(samples)], of, fixed, used)
+        bounds = client_side.bounds([site.client], samples, [len(samples)], of, fixed, used, units)
         return _own(bounds), len(samples)
     raise RefusedError("there is no such question.")
 
@@ -223,8 +231,15 @@ def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: byt
 @lru_cache(maxsize=2)
 def _holdout(site: Site, rows: SiteRows, hold_out: float, seed: int) -> NDArray[np.bool_]:
     """(N,) which rows are kept out of training. Raises RefusedError where too few are there or here."""
+    if rows.units is not None:
+        units = np.array([len(np.unique(rows.units))])
+        if units - kept_out_of(units, hold_out) < 2:
+            raise RefusedError(
+                f"it has {units[0]} unit(s), too few to keep some out and train on the rest; give it more "
+                "units, or change hold_out."
+            )
     holdout = choose_holdout(
-        np.full(len(rows.target), site.client), rows.features, rows.target, hold_out, seed
+        np.full(len(rows.target), site.client), rows.features, rows.target, hold_out, seed, rows.units
     )
     for what, count in (("trains on", int((~holdout).sum())), ("keeps out", int(holdout.sum()))):
         if 0 < count < site.min_rows or (count == 0 and what == "trains on"):
@@ -242,7 +257,7 @@ def _asked(site: Site, rows: SiteRows, how: str) -> tuple[Asked, int]:
     the same run describes the same. Raises RefusedError where the reply would tell too much."""
     asked = {**json.loads(how), "support": described(WholeSpace(len(rows.agreed.schema.features) + 1))}
     holdout = _holdout(site, rows, asked["hold_out"], asked["split_seed"])
-    found = Asked.of(site.client, _samples(rows, ~holdout, asked), asked)
+    found = Asked.of(site.client, _samples(rows, ~holdout, asked), asked, rows.units_of(~holdout))
     return found, rows_behind(found.algorithm, found.loss, found.rows, site.min_rows, site.one_sample_replies)
 
 
@@ -258,11 +273,12 @@ def _standard(asked: Mapping[str, Any]) -> Standard:
 
 
 def _prepared(site: Site, rows: SiteRows, holdout: NDArray[np.bool_], seed: int) -> Prepared:
-    training = rows.whole(~holdout)
-    own = Federation.from_arrays({site.client: training}, "unbounded")
-    marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if len(training) >= count}
+    training, units = rows.whole(~holdout), rows.units_of(~holdout)
+    own = Federation.from_arrays({site.client: training}, "unbounded", units=units)
+    marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if own.unit_counts[0] >= count}
     folds = most_folds(training, marks, site.min_rows, rows.has_classes)
-    return _own(client_side.prepared(training, [len(training)], [int(holdout.sum())], [folds], rows.digest))
+    sizes = [len(training)], [int(holdout.sum())]
+    return _own(client_side.prepared(training, *sizes, [folds], rows.digest, units, rows.units_of(holdout)))
 
 
 def _used(loss: Loss, training: Floats, message: Adopt | Assess | Fixed) -> Floats:
@@ -274,9 +290,7 @@ def _used(loss: Loss, training: Floats, message: Adopt | Assess | Fixed) -> Floa
     return client_side.own_models(loss, training, [len(training)], message.x, shrinkage)
 
 
-def _adopted(
-    site: Site, rows: SiteRows, training: Floats, asked: Mapping[str, Any], message: Adopt
-) -> Adopted:
+def _adopted(site: Site, training: Floats, asked: Mapping[str, Any], message: Adopt) -> Adopted:
     """Write the site's own model, and tell that there is one."""
     if not np.isfinite(message.shrinkage).any():
         return Adopted(np.zeros(()))
@@ -297,10 +311,16 @@ def _own(found: T) -> T:
 
 
 def _assessment(
-    site: Site, rows: SiteRows, samples: Floats, asked: Mapping[str, Any], message: Assess, largest: int
+    site: Site,
+    rows: SiteRows,
+    samples: Floats,
+    units: NDArray[np.uint64] | None,
+    asked: Mapping[str, Any],
+    message: Assess,
+    largest: int,
 ) -> Assessment:
     loss, transport = made(asked["loss"]), made(asked["transport"])
-    federation = Federation.from_arrays({site.client: samples}, "unbounded")
+    federation = Federation.from_arrays({site.client: samples}, "unbounded", units=units)
     whole = unrestricted(federation, loss, transport, asked["standard"]["target_spread"])
     problem = replace(whole, ambiguity=made(asked["ambiguity"]))
     if len(message.reference) and not message.radii.size:

@@ -135,7 +135,8 @@ class SiteNetwork:
             for name, table in zip(self.names, prepared.table, strict=True)
         }
         sizes = dict(zip(self.names, (int(rows) for rows in prepared.rows), strict=True))
-        federation = Federation.elsewhere(sizes, self.columns)
+        has_units = self.job.agreed.schema.unit is not None
+        federation = Federation.elsewhere(sizes, self.columns, has_units=has_units)
         return SiteClients(federation, self.coordinator, settings, self.job.algorithm is None)
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm, HeldRows, client_key
 from bidro.client import Client, check_samples
@@ -32,14 +33,17 @@ class Asked:
     parts: tuple[Any, ...]  # what a `Client` is made of besides
 
     @classmethod
-    def of(cls, name: str, samples: Any, asked: Mapping[str, Any]) -> Asked:
-        """From rows (N_i, m) and a request. Raises BidroError where that describes no round."""
+    def of(
+        cls, name: str, samples: Any, asked: Mapping[str, Any], units: NDArray[np.uint64] | None = None
+    ) -> Asked:
+        """From rows (N_i, m), with the unit of each where these are named, and a request. Raises BidroError
+        where that describes no round."""
         parts = ("algorithm", "loss", "transport", "support", "ambiguity", "deal")
         missing = [part for part in parts if part not in asked]
         if missing:
             raise BidroError(f"A request for a round says nothing of '{missing[0]}'.")
         algorithm, loss, transport, support, ambiguity, dealt = (made(asked[part]) for part in parts)
-        federation = Federation.from_arrays({name: samples}, "unbounded")
+        federation = Federation.from_arrays({name: samples}, "unbounded", units=units)
         check_samples(federation, loss, transport)
         rows = HeldRows(loss, np.asarray(samples), np.array([len(samples)]))
         if dealt is not None:

@@ -59,8 +59,16 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         """A target seen after `fit` as numbers (N,)."""
         raise NotImplementedError
 
-    def fit(self, X: Any, y: Any, clients: ArrayLike | None = None, **refused: Any) -> Self:
-        """Train on rows X (N, k) with targets y (N,); `clients` (N,) says whose row each is.
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        clients: ArrayLike | None = None,
+        units: ArrayLike | None = None,
+        **refused: Any,
+    ) -> Self:
+        """Train on rows X (N, k) with targets y (N,); `clients` (N,) says whose row each is, and `units` (N,)
+        which person or thing it is of, where rows of one are to stay in one fold.
 
         Without `clients` all rows are one client's. There is no `sample_weight`: every statement counts a row
         as one draw from its client. Raises ValueError for rows that cannot be used, each time with a sentence
@@ -84,13 +92,15 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=False)
         target = self._encode(y)
         owners = client_labels(clients, len(target))
+        labels = None if units is None else row_labels(units, len(target), "unit")
         columns = [*self._columns(), "target"]
         options = Options(self._loss_choice(), choices, self.support, shows_worst_cases=False)
         self._support = self.support
         if self.support is not None:
             # A row outside the declared support voids every statement: better said before training.
             require_inside(self.support, X, target, owners, columns, options.loss.classes is None)
-        network = LocalNetwork.of(X, target, owners, columns)
+        network = LocalNetwork.of(X, target, owners, columns, units=labels)
+        self._has_units = labels is not None
         self._places = network.places
         self._keep(fit(network, options))
         return self
@@ -138,12 +148,19 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         `shift` (in pooled standard deviations) adds room for that much shift inside every client. The
         interval is part of it where the training rows are still at hand. Rows must be independent draws, in
         any order; where several are of one person or thing, `units` (N,) says of which, and a unit is then
-        one draw with the mean loss of its rows. Raises BidroError for a row outside the declared support and
-        for rows that were used in `fit`, and warns of rows that may have been: see `guarantees.trained_rows`.
+        one draw with the mean loss of its rows; a model that was fitted with units needs them here, too, and
+        of none of these may rows have been used in `fit`. Raises BidroError for a row outside the declared
+        support and for rows that were used in `fit`, and warns of rows that may have been: see
+        `guarantees.trained_rows`.
         """
         check_is_fitted(self)
         check_confidence(confidence)
         check_shift(shift)
+        if self._has_units and units is None:
+            raise BidroError(
+                "This model was fitted with units, and several rows of one are not independent draws; give "
+                "the unit of every row as `units`."
+            )
         owners = client_labels(clients, len(y))
         labels = None if units is None else row_labels(units, len(y), "unit")
         fresh = self._holdout_rows(X, y, owners)

@@ -19,6 +19,7 @@ from bidro.errors import BidroError
 from bidro.experiments.methods import CANDIDATES, METHODS
 from bidro.experiments.splits import Grouped, Split
 from bidro.fitting import Progress
+from bidro.splits import unit_ids
 from bidro.standard import signs
 from bidro.tables import Schema
 
@@ -43,7 +44,9 @@ def grouped_from(schema: Schema, table: pd.DataFrame) -> Grouped:
     else:
         classes = len(schema.classes)
         target = signs(np.searchsorted(np.asarray(schema.classes), labels), classes)
-    return Grouped(schema.matrix(table), target, schema.clients(table), tuple(schema.features), classes)
+    clients, labels_of_units = schema.clients(table), schema.units(table)
+    units = None if labels_of_units is None else unit_ids(labels_of_units)
+    return Grouped(schema.matrix(table), target, clients, tuple(schema.features), classes, units)
 
 
 def compare_methods(

@@ -122,7 +122,7 @@ class OneBall:
         for fold in range(split.folds + 1):
             kept = split.of_row != fold
             sizes = np.bincount(owner[kept], minlength=federation.n).tolist()
-            rows = replace(federation, samples=federation.samples[kept], sizes=tuple(sizes))
+            rows = replace(federation, samples=federation.samples[kept], sizes=tuple(sizes), units=None)
             centre = self.centre(rows, problem.loss.labels is not None)
             whole = replace(problem, federation=centre, mixtures=None)
             with warnings.catch_warnings():

@@ -37,6 +37,7 @@ class Grouped:
     clients: NDArray[np.str_]
     columns: tuple[str, ...]
     classes: int  # 0 for a numeric target
+    units: NDArray[np.uint64] | None = None  # (N,) of which unit each row is, where rows of one stay together
 
     @property
     def loss(self) -> Loss:
@@ -61,11 +62,13 @@ class Split:
 
     @classmethod
     def of(cls, table: Grouped, seed: int) -> Split:
-        """The split that `seed` stands for: the same share of every client is for the test."""
-        holdout = choose_holdout(table.clients, table.features, table.target, TEST_SHARE, seed)
+        """The split that `seed` stands for: the same share of every client is for the test. Rows of one unit
+        are all for training, and in one fold, or all for the test."""
+        holdout = choose_holdout(table.clients, table.features, table.target, TEST_SHARE, seed, table.units)
         codes = np.unique(table.clients, return_inverse=True)[1]
-        order = content_order(codes, table.features, table.target)
+        order = content_order(codes, table.features, table.target, table.units)
         order = order[~holdout[order]]
+        units = None if table.units is None else table.units[order]
         features, target, clients = table.features[order], table.target[order], table.clients[order]
         known = Standard.of(Moments.of(features, target), table.classes > 0)
         # Targets too are in standard deviations, so that one grid of steps and radii suits all tables.
@@ -74,10 +77,12 @@ class Split:
         unit = replace(unit, middle=known.middle / known.target_spread)
         names, sizes = np.unique(clients, return_counts=True)
         rows, columns = unit.rows(features, scaled[0]), [*table.columns, "target"]
-        federation = Federation.from_samples(rows, sizes.tolist(), "unbounded", names.tolist(), columns)
+        federation = Federation.from_samples(
+            rows, sizes.tolist(), "unbounded", names.tolist(), columns, units
+        )
         loss = table.loss
         transport = transport_of(loss, federation.m, Choices(), 1.0)
-        folds = max(2, min(FOLDS, *federation.sizes))
+        folds = max(2, min(FOLDS, *federation.unit_counts))
         marks = federation.folds(folds, seed)
         owner = np.repeat(np.arange(federation.n), federation.sizes)
         order = np.lexsort((marks, owner))
@@ -145,7 +150,8 @@ class Split:
 
 
 def _with_rows(federation: Federation, order: NDArray[np.int64]) -> Federation:
-    return replace(federation, samples=jnp.asarray(np.asarray(federation.samples)[order]))
+    units = None if federation.units is None else federation.units[order]
+    return replace(federation, samples=jnp.asarray(np.asarray(federation.samples)[order]), units=units)
 
 
 def _means_of(losses: Floats, owner: NDArray[np.int64], n: int) -> Floats:

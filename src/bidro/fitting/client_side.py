@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,19 +23,31 @@ from bidro.guarantees.statements import Assessed, holdout_bounds
 from bidro.losses import Loss, losses_of
 from bidro.problem import Problem
 from bidro.sets import Box
+from bidro.splits import Units
 from bidro.standard import client_moments
 
 STATEMENTS = ("clipped", "held_out", "mistakes", "own", "own_mistakes")
 
 
 def prepared(
-    rows: Floats, sizes: Sequence[int], holdout: Sequence[int], folds: Sequence[int], table: float = 0.0
+    rows: Floats,
+    sizes: Sequence[int],
+    holdout: Sequence[int],
+    folds: Sequence[int],
+    table: float = 0.0,
+    units: NDArray[np.uint64] | None = None,
+    holdout_units: NDArray[np.uint64] | None = None,
 ) -> Prepared:
-    """Of training rows (N, k + 1) in their own units; sizes, holdout and folds are by client (n,)."""
+    """Of training rows (N, k + 1) as they are in the table; sizes, holdout and folds are by client (n,).
+
+    `units` and `holdout_units` say of which unit each row in training and kept out is, where these are named.
+    """
     mean, deviation = client_moments(rows, sizes)
     return Prepared(
         np.asarray(sizes, float),
         np.asarray(holdout, float),
+        unit_counts(sizes, units),
+        unit_counts(holdout, holdout_units),
         np.asarray(folds, float),
         np.full(len(sizes), table),
         mean,
@@ -67,8 +80,8 @@ def assessment(
     n, k, sizes = problem.n, federation.m - 1, np.asarray(federation.sizes)
     samples = np.asarray(federation.samples)
     losses = losses_of(problem.loss, x, samples)
-    mean, se = _means(losses, sizes)
-    own_mean, _ = _means(_own_losses(problem.loss, used, samples, sizes), sizes)
+    mean, se = _means(losses, sizes, federation.units)
+    own_mean, _ = _means(_own_losses(problem.loss, used, samples, sizes), sizes, None)
     radii = np.asarray(message.radii).reshape(n, -1)
     robust = np.zeros((n, radii.shape[1]))
     for level in range(radii.shape[1]):
@@ -96,24 +109,31 @@ def assessment(
 
 
 def bounds(
-    names: Sequence[str], rows: Floats, sizes: Sequence[int], of: Assessed, message: Fixed, used: Floats
+    names: Sequence[str],
+    rows: Floats,
+    sizes: Sequence[int],
+    of: Assessed,
+    message: Fixed,
+    used: Floats,
+    units: NDArray[np.uint64] | None = None,
 ) -> HoldoutBounds:
-    """Of rows kept out (M, k + 1) in the units of training, `sizes` of each client; `used` (n, d) are the
-    models that the clients use."""
+    """Of rows kept out (M, k + 1) in the standard units of training, `sizes` of each client; `used` (n, d)
+    are the models that the clients use. With `units` (M,), one that several rows are of is one draw."""
     levels, counts = np.asarray(message.levels).tolist(), np.asarray(sizes)
-    parts = np.split(rows, np.cumsum(counts)[:-1])
+    ends = np.cumsum(counts)[:-1]
+    labels = [None] * len(counts) if units is None else np.split(units, ends)
     with_own = np.asarray(message.shrinkage).size > 0
     found = [
-        holdout_bounds(name, of, part, levels, own=x if with_own else None)
-        for name, part, x in zip(names, parts, used, strict=True)
+        holdout_bounds(name, of, part, levels, units=whose, own=x if with_own else None)
+        for name, part, whose, x in zip(names, np.split(rows, ends), labels, used, strict=True)
     ]
     losses, own_losses = losses_of(of.loss, of.x, rows), _own_losses(of.loss, used, rows, counts)
-    mean, se = _means(losses, counts)
+    mean, se = _means(losses, counts, units)
     own_change = shared_change = np.zeros((len(names), 0))
     if np.asarray(message.pooled).size:
         before = losses_of(of.loss, np.asarray(message.pooled), rows)
         own_change, shared_change = (
-            np.stack(_means(after - before, counts), axis=1) for after in (own_losses, losses)
+            np.stack(_means(after - before, counts, units), axis=1) for after in (own_losses, losses)
         )
     each = {
         part: np.array([[bound.bound for bound in one[part]] for one in found])
@@ -122,7 +142,7 @@ def bounds(
         for part in STATEMENTS
     }
     means = [[one[part][0].mean if part in one else 0.0 for part in STATEMENTS] for one in found]
-    own_mean, _ = _means(own_losses, counts)
+    own_mean, _ = _means(own_losses, counts, None)
     return HoldoutBounds(mean, se, own_mean, own_change, shared_change, **each, means=np.array(means))
 
 
@@ -153,10 +173,32 @@ def _own_losses(loss: Loss, models: Floats, rows: Floats, sizes: NDArray[np.int6
     return np.concatenate([losses_of(loss, x, own) for x, own in zip(models, parts, strict=True)])
 
 
-def _means(losses: Floats, sizes: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """(the clients' mean losses (n,), their standard errors, 0 for a single row)."""
+def error_by_unit(losses: Floats, units: NDArray[Any]) -> float:
+    """The standard error of the mean of losses (N,) where units are independent and their rows are not: that
+    of a mean over clusters, which for units of one row each is the usual one; 0 for a single unit."""
+    _, of_row = np.unique(units, return_inverse=True)
+    apart = np.bincount(of_row, losses - losses.mean())
+    count = len(apart)
+    return float(np.sqrt(apart @ apart * count / (count - 1)) / len(losses)) if count > 1 else 0.0
+
+
+def unit_counts(sizes: Sequence[int], units: NDArray[np.uint64] | None) -> Floats:
+    """(n,) how many units each client has, as many as rows where none are named."""
+    if units is None:
+        return np.asarray(sizes, float)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    return Units.of(owner, units).counts(len(sizes)).astype(float)
+
+
+def _means(
+    losses: Floats, sizes: NDArray[np.int64], units: NDArray[np.uint64] | None
+) -> tuple[Floats, Floats]:
+    """(the clients' mean losses (n,), their standard errors, 0 for a single row or unit)."""
     first = np.cumsum(sizes) - sizes
     mean = np.add.reduceat(losses, first) / sizes
+    if units is not None:
+        parts = [np.split(part, first[1:]) for part in (losses, units)]
+        return mean, np.array([error_by_unit(*own) for own in zip(*parts, strict=True)])
     squares = np.add.reduceat((losses - np.repeat(mean, sizes)) ** 2, first)
     return mean, np.sqrt(squares / np.maximum(sizes - 1, 1) / sizes)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from bidro.arrays import Floats
-from bidro.fitting.client_side import STATEMENTS
+from bidro.fitting.client_side import STATEMENTS, error_by_unit
 from bidro.fitting.network import Clients, Network
 from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.calibration import spread_of
@@ -76,13 +76,19 @@ class Progress:
 
 class ClientLoss(NamedTuple):
     loss: float  # mean over its rows
-    se: float | None  # standard error of the mean; None for a single row
+    se: float | None  # standard error of the mean; None for a single row or unit
     rows: int
     own: float  # mean under the model that the client uses: its own, or the shared one
 
     @classmethod
-    def of(cls, losses: Floats, own: Floats | None = None) -> ClientLoss:
-        """From the losses (N,) of its rows under the shared model, and under its own if it has one."""
+    def of(cls, losses: Floats, units: NDArray[Any] | None = None, own: Floats | None = None) -> ClientLoss:
+        """From the losses (N,) of its rows under the shared model, and under its own if it has one. `units`
+        (N,) are those that rows are of, where these and not rows are independent."""
+        draws = len(losses) if units is None else len(np.unique(units))
+        error = error_by_unit(losses, np.arange(len(losses)) if units is None else units)
+        mean = float(losses.mean())
+        used = mean if own is None else float(own.mean())
+        return cls(mean, error if draws > 1 else None, len(losses), used)
         se = float(losses.std(ddof=1) / np.sqrt(len(losses))) if len(losses) > 1 else None
         mean = float(losses.mean())
         return cls(mean, se, len(losses), mean if own is None else float(own.mean()))
@@ -187,14 +193,14 @@ class _Fit:
         distances = clients.distances(stated, found) if len(message.radii[0]) else None
         of = Assessed.of(stated, x, float(np.max(found.largest)))
         holdout = np.asarray(prepared.holdout)
-        bounds, changes, judged = None, None, _judged(names, found, prepared.rows)
+        bounds, changes, judged = None, None, _judged(names, found, prepared.rows, prepared.units)
         if holdout.any():
             self.progress.begin("certifying")
             bounds = clients.bounds(of, _fixed(of, levels, shrinkage, pooled))
-            judged = _judged(names, bounds, holdout)
-            changes = _changes(names, bounds, holdout) if pooled.size else None
+            judged = _judged(names, bounds, holdout, prepared.holdout_units)
+            changes = _changes(names, bounds, prepared.holdout_units) if pooled.size else None
         certificates = {
-            level: self._certificate(trained, stated, of, found, distances, bounds, holdout, k)
+            level: self._certificate(trained, stated, of, found, distances, bounds, prepared.holdout_units, k)
             for k, level in enumerate(levels)
         }
         before = (np.asarray(prepared.mean)[:, :-1] - standard.mean) / standard.spread
@@ -232,7 +238,7 @@ class _Fit:
         found: Assessment,
         distances: Floats | None,
         bounds: HoldoutBounds | None,
-        holdout: Floats,
+        draws: Any,
         k: int,
     ) -> Certificate:
         level = self.options.confidences[k]
@@ -243,8 +249,9 @@ class _Fit:
         bare = replace(bare, weights=tuple(trained.alpha.tolist()))
         if bounds is None:
             return bare
-        own = _by_client(stated.federation.names, bounds, holdout, k)
-        return from_bounds(bare, of, own, level, self.options.shift)
+        own = _by_client(stated.federation.names, bounds, draws, k)
+        units = stated.federation.units is not None
+        return from_bounds(bare, of, own, level, self.options.shift, units=units)
 
 
 def _spread(moments: Moments, standard: Standard, transport: Transport, choices: Choices) -> float | None:
@@ -297,31 +304,34 @@ def _fixed(of: Assessed, levels: list[float], shrinkage: Floats, pooled: Floats)
     return Fixed(of.x, np.array(betas), np.asarray(of.seen), largest, shrinkage, pooled)
 
 
-def _judged(names: tuple[str, ...], found: Any, rows: Any) -> dict[str, ClientLoss]:
-    """From the mean losses and standard errors of an `Assessment` or of `HoldoutBounds`."""
+def _judged(names: tuple[str, ...], found: Any, rows: Any, draws: Any) -> dict[str, ClientLoss]:
+    """From the mean losses and standard errors of an `Assessment` or of `HoldoutBounds`; draws are rows, or
+    units."""
     return {
-        name: ClientLoss(float(loss), float(se) if count > 1 else None, int(count), float(own))
-        for name, loss, se, count, own in zip(names, found.loss, found.se, rows, found.own_loss, strict=True)
+        name: ClientLoss(float(loss), float(se) if drawn > 1 else None, int(count), float(own))
+        for name, loss, se, own, count, drawn in zip(
+            names, found.loss, found.se, found.own_loss, rows, draws, strict=True
+        )
     }
 
 
-def _changes(names: tuple[str, ...], found: HoldoutBounds, rows: Floats) -> dict[str, Changes]:
+def _changes(names: tuple[str, ...], found: HoldoutBounds, draws: Any) -> dict[str, Changes]:
     def change(numbers: Floats, count: float) -> Change:
         return Change(float(numbers[0]), float(numbers[1]) if count > 1 else None)
 
-    each = zip(names, np.asarray(found.shared_change), np.asarray(found.own_change), rows, strict=True)
+    each = zip(names, np.asarray(found.shared_change), np.asarray(found.own_change), draws, strict=True)
     return {name: Changes(change(shared, count), change(own, count)) for name, shared, own, count in each}
 
 
 def _by_client(
-    names: tuple[str, ...], found: HoldoutBounds, rows: Floats, k: int
+    names: tuple[str, ...], found: HoldoutBounds, draws: Any, k: int
 ) -> dict[str, dict[str, ClientBound]]:
-    """The clients' bounds at one level, by statement."""
+    """The clients' bounds at one level, by statement; draws (n,) are rows kept out, or units."""
     parts = {name: getattr(found, name) for name in STATEMENTS}
     means = np.asarray(found.means)
     return {
         name: {
-            part: ClientBound(float(values[i, k]), float(means[i, j]), int(rows[i]))
+            part: ClientBound(float(values[i, k]), float(means[i, j]), int(draws[i]))
             for j, (part, values) in enumerate(parts.items())
             if np.asarray(values).size
         }

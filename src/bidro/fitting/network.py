@@ -14,11 +14,11 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.arrays import Floats
+from bidro.arrays import Floats, aligned
 from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Ask, Deal, Rounds
 from bidro.errors import BidroError
-from bidro.federation import Federation, aligned
+from bidro.federation import Federation
 from bidro.fitting import client_side
 from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.calibration import FOLDS
@@ -27,7 +27,7 @@ from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss
 from bidro.problem import Problem
 from bidro.sets import Box
-from bidro.splits import choose_holdout, content_order
+from bidro.splits import choose_holdout, content_order, unit_ids
 from bidro.standard import Standard
 
 # Rows that are moved together, so that no second copy of all of them is made.
@@ -93,6 +93,8 @@ class LocalNetwork:
     fresh: Floats  # (M, k + 1) kept out
     holdout_sizes: tuple[int, ...]
     places: NDArray[np.int64]  # (N,) where the training rows stood in what was given
+    units: NDArray[np.uint64] | None = None  # (N,) of which unit each is; None where all are by themselves
+    fresh_units: NDArray[np.uint64] | None = None  # (M,)
 
     rows_a_parameter = 0
 
@@ -105,15 +107,17 @@ class LocalNetwork:
         columns: Sequence[str],
         hold_out: float = 0.0,
         seed: int = 0,
+        units: NDArray[np.str_] | None = None,
     ) -> LocalNetwork:
         """From rows (N, k), targets (N,) and the client of each (N,); columns have names, the target's last.
 
-        A share `hold_out` of every client's rows is kept out of training. Nothing depends on the order in
-        which rows are given.
+        A share `hold_out` of every client's rows is kept out of training; with `units` (N,), the person or
+        thing that each row is of, a share of these. Nothing depends on the order in which rows are given.
         """
         names, codes = np.unique(clients, return_inverse=True)
-        holdout = choose_holdout(clients, features, target, hold_out, seed)
-        order = content_order(codes, features, target)
+        ids = None if units is None else unit_ids(units)
+        holdout = choose_holdout(clients, features, target, hold_out, seed, ids)
+        order = content_order(codes, features, target, ids)
         training, fresh = order[~holdout[order]], order[holdout[order]]
         return cls(
             tuple(str(name) for name in names),
@@ -123,11 +127,14 @@ class LocalNetwork:
             _gathered(features, target, fresh),
             tuple(np.bincount(codes[fresh], minlength=len(names)).tolist()),
             training,
+            None if ids is None else ids[training],
+            None if ids is None else ids[fresh],
         )
 
     def prepare(self) -> Prepared:
-        folds = [max(2, min(FOLDS, size)) for size in self.sizes]
-        return client_side.prepared(self.rows, self.sizes, self.holdout_sizes, folds)
+        folds = np.clip(client_side.unit_counts(self.sizes, self.units), 2, FOLDS)
+        units, sizes = (self.units, self.fresh_units), (self.sizes, self.holdout_sizes)
+        return client_side.prepared(self.rows, *sizes, folds.tolist(), 0.0, *units)
 
     def in_units(self, standard: Standard, prepared: Prepared) -> LocalClients:
         if not self.rows.flags.writeable:
@@ -136,9 +143,9 @@ class LocalNetwork:
             standard.convert(rows)
             rows.setflags(write=False)
         federation = Federation.from_samples(
-            jax.device_put(self.rows), self.sizes, "unbounded", self.names, self.columns
+            jax.device_put(self.rows), self.sizes, "unbounded", self.names, self.columns, self.units
         )
-        return LocalClients(federation, self.fresh, self.holdout_sizes, {})
+        return LocalClients(federation, self.fresh, self.holdout_sizes, {}, self.fresh_units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +156,7 @@ class LocalClients:
     fresh: Floats  # (M, k + 1) rows kept out, client after client
     holdout_sizes: tuple[int, ...]
     made: dict[bytes, Floats]  # models (n, d) that clients use, so that they are made once
+    fresh_units: NDArray[np.uint64] | None = None  # (M,)
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         return IN_PROCESS.clients_of(problem, deal, seed)
@@ -162,8 +170,8 @@ class LocalClients:
         return client_side.assessment(problem, declared, message, fewest_largest=1, used=used)
 
     def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
-        names, used = self.federation.names, self._used(of.loss, message)
-        return client_side.bounds(names, self.fresh, self.holdout_sizes, of, message, used)
+        names, sizes, used = self.federation.names, self.holdout_sizes, self._used(of.loss, message)
+        return client_side.bounds(names, self.fresh, sizes, of, message, used, self.fresh_units)
 
     def _used(self, loss: Loss, message: Adopt | Assess | Fixed) -> Floats:
         """(n, d) the models that clients use, by what a message says of them."""

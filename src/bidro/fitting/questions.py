@@ -19,6 +19,8 @@ class Prepared(NamedTuple):
 
     rows: Numbers  # () in training
     holdout: Numbers  # ()
+    units: Numbers  # () in training; as many as rows where no units are named
+    holdout_units: Numbers  # ()
     folds: Numbers  # () the most folds that the client allows; 0 for none
     table: Numbers  # () a digest of the client's rows, by which a changed table is noticed; 0 where it cannot
     mean: Numbers  # (k + 1,) of the training rows; features first, the target last
@@ -27,7 +29,7 @@ class Prepared(NamedTuple):
     @classmethod
     def like(cls, columns: int) -> Prepared:
         number, each = np.zeros(()), np.zeros(columns)
-        return cls(number, number, number, number, each, each)
+        return cls(number, number, number, number, number, number, each, each)
 
 
 class Adopt(NamedTuple):
@@ -63,7 +65,7 @@ class Assessment(NamedTuple):
     """ "assess": how the trained model does on the training rows."""
 
     loss: Numbers  # () mean
-    se: Numbers  # () its standard error; 0 for a single row
+    se: Numbers  # () its standard error; 0 for a single row or unit
     own_loss: Numbers  # () mean under the client's own model; the same where it has none
     predicted: Numbers  # (2,) mean square of the model's scores around their mean, and the same of pooled
     centre: Numbers  # (2, scores) these means; both empty where there is no pooled training
@@ -98,7 +100,7 @@ class HoldoutBounds(NamedTuple):
     """ "bounds": what rows kept out say of the model, by statement; empty where a statement is not made."""
 
     loss: Numbers  # () mean over the rows kept out
-    se: Numbers  # () 0 for a single row
+    se: Numbers  # () 0 for a single row or unit
     own_loss: Numbers  # () mean under the client's own model; the same where it has none
     own_change: Numbers  # (2,) mean and standard error of the rows' losses under it minus those under pooled
     shared_change: Numbers  # (2,) the same of the shared model; both empty where there is no pooled training

@@ -134,7 +134,7 @@ def calibrate(
     moving = any(scale > 0 for scale in scales)
     unit = (pooled_spread(problem) if moving else 1.0) if spread is None else float(spread)
     if folds is None:
-        folds = max(2, min(FOLDS, *problem.federation.sizes))
+        folds = max(2, min(FOLDS, *problem.federation.unit_counts))
     balls = problem if problem.eps is not None else replace(problem, ambiguity=WassersteinBall(0.0))
     ask = network.clients_of(balls, Deal(folds, seed))
     found = None

@@ -36,6 +36,11 @@ def bootstrap_radii(
         raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
     if repetitions < 2:
         raise BidroError(f"A bootstrap needs at least 2 repetitions; got {repetitions}.")
+    if problem.federation.units is not None:
+        raise BidroError(
+            "A bootstrap resamples rows as independent draws, and several rows are of one unit; use "
+            "radius='cross-validate' or numbers."
+        )
 
     def one(rows: Floats, transport: Transport, rng: np.random.Generator) -> float:
         cloud = _some(rows, _MOST_ROWS, rng)

@@ -44,25 +44,28 @@ def learn_schema(
     features: Sequence[str] | None = None,
     task: str | None = None,
     missing: str = "refuse",
+    unit: str | None = None,
 ) -> Schema:
     """The schema of a table: text, booleans and categories become categories with the levels observed.
 
-    missing: "refuse", or "median" (the commonest level for categories). Without `task`, a target of text or
-    of two different values is a class, any other a number. Levels of fewer than FEWEST_ROWS_OF_A_LEVEL rows
-    are merged as `other`. What was merged or filled is logged. Raises BidroError for whatever no model can
-    be trained on, with the column and the row.
+    missing: "refuse", or "median" (the commonest level for categories). unit: the column of the person or
+    thing that a row is of, which is then no feature. Without `task`, a target of text or of two different
+    values is a class, any other a number. Levels of fewer than FEWEST_ROWS_OF_A_LEVEL rows are merged as
+    `other`. What was merged or filled is logged. Raises BidroError for whatever no model can be trained on,
+    with the column and the row.
     """
     if missing not in ("refuse", "median"):
         raise BidroError(f"Missing values are to 'refuse' or to fill by 'median'; got {missing!r}.")
     require_single_columns(table.columns, "The table")
-    chosen = [c for c in table.columns if c not in (client, target)] if features is None else list(features)
-    for name in (client, target, *chosen):
+    taken = (client, target) if unit is None else (client, target, unit)
+    chosen = [c for c in table.columns if c not in taken] if features is None else list(features)
+    for name in (*taken, *chosen):
         if name not in table:
             raise BidroError(f"The table has no column '{name}'; it has {listed(table.columns)}.")
     if not chosen:
-        raise BidroError("There are no features: every column is the client or the target.")
-    if len({client, target, *chosen}) < 2 + len(chosen):
-        raise BidroError("A column has one role: client, target or feature, and each is named once.")
+        raise BidroError("There are no features: every column is the client, the unit or the target.")
+    if len({*taken, *chosen}) < len(taken) + len(chosen):
+        raise BidroError("A column has one role: client, target, unit or feature, and each is named once.")
     if features is None:
         _refuse_nameless(table)
     if len(table) < 2:
@@ -72,7 +75,7 @@ def learn_schema(
     require_known_target(table[target])
     classes = _classes(table[target], task)
     columns = tuple(_learn_column(table[name], missing == "median") for name in chosen)
-    schema = Schema(client, target, classes, columns)
+    schema = Schema(client, target, classes, columns, unit)
     if not schema.features:
         raise BidroError("There are no features: every column has the same level in all rows.")
     return schema

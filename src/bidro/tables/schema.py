@@ -54,14 +54,25 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """What a table must have: its client column, its target and its features."""
+    """What a table must have: its client column, its target and its features, and for training and
+    statements the column that names the unit of every row, where several rows are of one.
+
+    Raises BidroError for two columns of numbers of one name, or a unit that is the client or the target.
+    """
 
     client: str
     target: str
     classes: tuple[str, ...] | None  # of the target; None for a number
     columns: tuple[Column, ...]
+    unit: str | None = None  # None where every row is a unit by itself
 
     def __post_init__(self) -> None:
+        for role, name in (("client", self.client), ("target", self.target)):
+            if self.unit == name:
+                raise BidroError(
+                    f"The unit cannot be '{name}', the {role} column; name the column of the person or thing "
+                    "that a row is of."
+                )
         names = self.features
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -154,6 +165,20 @@ class Schema:
             raise BidroError(f"{row_name(table, place)} has no '{self.client}'; name a client for every row.")
         return words
 
+    def units(self, table: pd.DataFrame) -> NDArray[np.str_] | None:
+        """(N,) the person or thing that each row is of; None where every row is one by itself."""
+        if self.unit is None:
+            return None
+        if self.unit not in table:
+            raise BidroError(
+                f"The table has no column '{self.unit}', which is to name the unit of every row."
+            )
+        words = as_words(table[self.unit])
+        if np.any(words == ""):
+            place = int(np.argmax(words == ""))
+            raise BidroError(f"{row_name(table, place)} has no '{self.unit}'; name one for every row.")
+        return words
+
     def to_dict(self) -> dict[str, Any]:
         columns = [
             {
@@ -165,7 +190,8 @@ class Schema:
             for c in self.columns
         ]
         classes = None if self.classes is None else list(self.classes)
-        return {"client": self.client, "target": self.target, "classes": classes, "columns": columns}
+        content = {"client": self.client, "target": self.target, "classes": classes, "columns": columns}
+        return content if self.unit is None else {**content, "unit": self.unit}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Schema:
@@ -173,7 +199,8 @@ class Schema:
         columns = tuple(
             Column(str(c["name"]), _texts(c["levels"]), c["filler"], c["other"]) for c in content["columns"]
         )
-        return cls(str(content["client"]), str(content["target"]), _texts(content["classes"]), columns)
+        unit = str(content["unit"]) if "unit" in content else None
+        return cls(str(content["client"]), str(content["target"]), _texts(content["classes"]), columns, unit)
 
 
 def _texts(values: Any) -> tuple[str, ...] | None:

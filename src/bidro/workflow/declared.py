@@ -17,10 +17,16 @@ from bidro.training import Choices, transport_of, unrestricted
 
 
 def declared_problem(model: Model, rows: Mapping[str, NDArray[np.float64]]) -> Problem:
-    """Rows (N_i, m) of every client are in the units of training. Raises BidroError without a support."""
+    """Rows (N_i, m) of every client are in the units of training. Raises BidroError without a support,
+    and for a model of units, whose rows are no independent draws."""
     settings = model.settings
     if settings.get("support") is None:
         raise BidroError("The model was fitted without a declared support; fit it with --support FILE.")
+    if model.schema.unit is not None:
+        raise BidroError(
+            f"The model was fitted by units ('{model.schema.unit}'), and the Wasserstein interval needs rows "
+            "that are independent draws; judge it by rows kept out."
+        )
     columns = [*model.schema.features, model.schema.target]
     federation = Federation.from_arrays(dict(rows), "unbounded", columns)
     box = model.standard.box(bounds_of(settings["support"], model.schema), model.loss.labels)

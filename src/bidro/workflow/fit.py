@@ -65,16 +65,18 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
     options.check()
     progress.begin("reading")
     table, client = read([Path(p) for p in options.tables], options.client)
-    schema = learn_schema(table, client, options.target, options.features, options.task, options.missing)
+    schema = learn_schema(
+        table, client, options.target, options.features, options.task, options.missing, options.unit
+    )
     what = fit_options(options, schema)
-    clients, labels = schema.clients(table), schema.labels(table)
+    clients, labels, units = schema.clients(table), schema.labels(table), schema.units(table)
     target, features = target_numbers(schema, table), schema.matrix(table)
     if options.support is not None:
         require_declared(options.support, schema, table)
     del table
     release()
     columns = [*schema.features, schema.target]
-    network = LocalNetwork.of(features, target, clients, columns, options.hold_out, options.seed)
+    network = LocalNetwork.of(features, target, clients, columns, options.hold_out, options.seed, units)
     # From here on the network's own rows are all that is needed.
     del features
     release()

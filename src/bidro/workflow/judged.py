@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from bidro.arrays import Floats
 from bidro.fitting.fit import ClientLoss
 from bidro.guarantees.price import worst_decile
 from bidro.losses import registry
 from bidro.model_file import Model
+from bidro.tables import Schema
 
 # More clients than this are summarised on the screen: quantiles, and so many of the worst.
 MOST_LISTED = 50
@@ -31,6 +33,15 @@ def evaluation(clients: Mapping[str, ClientLoss]) -> dict[str, Any]:
     }
 
 
+def units_by_client(schema: Schema, table: pd.DataFrame) -> dict[str, NDArray[np.str_]] | None:
+    """The unit of every row of every client in a table, by name, in the order of `rows_by_client`; None where
+    the schema names none."""
+    clients, units = schema.clients(table), schema.units(table)
+    if units is None:
+        return None
+    return {str(name): units[clients == name] for name in np.unique(clients)}
+
+
 def rows_by_client(model: Model, table: pd.DataFrame) -> dict[str, Floats]:
     """Rows (N_i, m) of every client in a table, in the units of training, by name."""
     clients, rows = model.schema.clients(table), model.rows(table)
@@ -44,11 +55,17 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
     """`evaluation` of a model on a table with known targets, with the loss's name and what goes beside it.
 
     Of classes that is `accuracy`, of the squared loss `root_mean_squared_error` in the target's own unit,
-    each over all rows and of every client. `not_in_training` has the clients that the model does not know,
-    `counted_as_other` by column the rows whose level it does not know by name.
+    each over all rows and of every client. Standard errors are by unit where the model was trained so.
+    `not_in_training` has the clients that the model does not know, `counted_as_other` by column the rows
+    whose level it does not know by name.
     """
-    by_client = rows_by_client(model, table)
-    found = evaluation({name: ClientLoss.of(model.losses(rows)) for name, rows in by_client.items()})
+    by_client, units = rows_by_client(model, table), units_by_client(model.schema, table)
+    found = evaluation(
+        {
+            name: ClientLoss.of(model.losses(rows), None if units is None else units[name])
+            for name, rows in by_client.items()
+        }
+    )
     right = {name: model.correct(rows) for name, rows in by_client.items()}
     entry = registry.entry_of(model.loss)
     for name, own in found["clients"].items():

@@ -28,6 +28,7 @@ class FitOptions:
     target: str | None = None
     task: str | None = None
     features: tuple[str, ...] | None = None
+    unit: str | None = None
     loss: str | None = None
     quantile: float = 0.5
     threshold: float = 1.35

@@ -65,7 +65,7 @@ def _settings(fit: Fit) -> list[list[str]]:
         ["Radii", f"{settings['chosen']['radius']} {settings['radius']}"],
         ["Weights in training", settings["chosen"]["weights"]],
         ["Metric", "features move, the target does not" if options.metric == "features" else "all move"],
-        ["Rows kept out", f"{options.hold_out:.0%} of every client"],
+        ["Rows kept out", f"{options.hold_out:.0%} of every client{_of_units(fit)}"],
         ["Random seed", str(options.seed)],
     ]
     calibration = fit.trained.calibration
@@ -75,6 +75,11 @@ def _settings(fit: Fit) -> list[list[str]]:
         rows.insert(2, ["Choice", f"c = {chosen.scale:g}, cap = {cap}, blend = {chosen.blend:g}"])
     rows += [[f"Version of {name}", version] for name, version in fit.model.versions.items()]
     return rows
+
+
+def _of_units(fit: Fit) -> str:
+    unit = fit.model.schema.unit
+    return "" if unit is None else f", by units: rows with the same '{unit}' are kept together"
 
 
 def _one_or_list(values: Floats) -> float | list[float]:
@@ -206,14 +211,15 @@ def _advice(fit: Fit) -> list[str]:
     else:
         advice.append(f"There is no Wasserstein interval: {certificate.absent['interval']}")
     if certificate.clipped is not None and certificate.clipped.vacuous:
-        advice.append(f"Too few rows were kept out to promise anything: {certificate.clipped.shortage}.")
+        what = "units" if certificate.clipped.units else "rows"
+        advice.append(f"Too few {what} were kept out to promise anything: {certificate.clipped.shortage}.")
     elif certificate.clipped is None:
         advice.append("No rows were kept out, so nothing is stated from fresh rows; use --hold-out 0.2.")
     else:
-        worst = certificate.clipped.binding
+        worst, what = certificate.clipped.binding, "units" if certificate.clipped.units else "rows"
         advice.append(
-            f"The held-out bound is set by '{worst}', with {certificate.clipped.rows[worst]} rows kept out; "
-            "more rows there lower it first."
+            f"The held-out bound is set by '{worst}', with {certificate.clipped.rows[worst]} {what} kept "
+            f"out; more {what} there lower it first."
         )
     most = int(np.argmax(alpha))
     # With a cap of 1 the largest client counts most, which says nothing about where to look.
