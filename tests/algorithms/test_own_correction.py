@@ -91,8 +91,8 @@ def test_losses_with_kinks_come_close(loss):
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
 def test_rows_are_judged_by_models_that_never_saw_them(loss):
-    samples, sizes, x = clients(loss, sizes=(24, 31), seed=3)
-    folds, marks = 3, np.arange(55) % 3
+    samples, sizes, x = clients(loss, sizes=(24, 30), seed=3)
+    folds, marks = 3, np.arange(54) % 3
     models = np.stack([x, 0.5 * x, -x])
     reply = OwnCorrections(SHRINKAGES).replies_on_host(
         broadcast=OwnCorrections(SHRINKAGES).broadcast(models),
@@ -102,13 +102,19 @@ def test_rows_are_judged_by_models_that_never_saw_them(loss):
     for i, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         rows, fold = samples[start : start + size], marks[start : start + size]
         for p, shrinkage in enumerate(SHRINKAGES):
-            total, inside = 0.0, []
+            total, inside, above = 0.0, [], []
             for f in range(folds):
                 own = by_scipy(loss, rows[fold != f], models[f], shrinkage)
-                total += losses_of(loss, own, rows[fold == f]).sum()
+                out = losses_of(loss, own, rows[fold == f])
+                total += out.sum()
+                above.append(np.mean(out - losses_of(loss, models[f], rows[fold == f])))
                 inside.append(losses_of(loss, own, rows[fold != f]).mean())
             # Steps of a cross-validation end early.
             assert reply.left_out[i, p] == pytest.approx(total / size, rel=5e-3)
+            # Of folds of equal sizes it is the usual standard error of a mean.
+            assert reply.error[i, p] == pytest.approx(
+                np.std(above, ddof=1) / np.sqrt(folds), rel=0.15, abs=1e-9
+            )
             assert reply.trained[i, p] == pytest.approx(np.mean(inside), rel=5e-3)
 
 

@@ -23,16 +23,16 @@ def left_out(by_candidate, noise=0.0, folds=5, seed=0):
 
 
 POOLED = [1.0, 1.0, 1.0, 1.0, 2.0]
-BETTER = [1.01, 1.01, 1.01, 1.01, 1.9]  # mean 0.995 of 1.2
-DEARER = [1.2, 1.2, 1.2, 1.2, 1.5]  # mean 5% above
+BETTER = [1.01, 1.01, 1.01, 1.01, 1.9]  # its mean is lower, by 0.06 / 5 +- 0.02
+DEARER = [1.2, 1.2, 1.2, 1.2, 1.5]  # its mean is 5% higher, +- 11%
 
 
 def test_the_best_worst_fifth_within_the_price():
     found = left_out([POOLED, BETTER, DEARER])
     assert choice(found, 0, 0.02) == 1
-    assert choice(found, 0, 0.1) == 2
+    assert choice(found, 0, 0.1) == 1
+    assert choice(found, 0, 0.2) == 2
     assert choice(found, 0, math.inf) == 2
-    assert choice(found, 0, 0.0) == 1  # its mean is lower too
 
 
 def test_nothing_dearer_is_taken_at_no_price():
@@ -45,8 +45,8 @@ def test_a_gain_within_its_noise_is_none():
     """The same gain is taken where folds agree on it and not where they do not."""
     assert choice(left_out([POOLED, BETTER], noise=0.001), 0, 0.02) == 1
     noisy = left_out([POOLED, BETTER], noise=0.3, seed=4)
-    gain, error = noisy.gain(0, 1)
-    assert 0 < gain < error
+    gain, error = (part[1] for part in noisy.gain(0))
+    assert 0 < gain < 2 * error
     assert choice(noisy, 0, 0.5) == 0
     assert choice(noisy, 0, math.inf) == 1
 
@@ -66,10 +66,22 @@ def test_the_error_of_a_gain_is_that_of_a_jackknife():
     """For one client the worst fifth is its mean, whose jackknife is the usual standard error."""
     rng = np.random.default_rng(1)
     losses = rng.uniform(size=(7, 1, 2))
-    gain, error = LeftOut(losses, np.full((7, 1), 3.0)).gain(0, 1)
+    found = LeftOut(losses, np.full((7, 1), 3.0))
     apart = losses[:, 0, 0] - losses[:, 0, 1]
-    assert gain == pytest.approx(apart.mean())
-    assert error == pytest.approx(apart.std(ddof=1) / math.sqrt(7))
+    for (value, error), sign in ((found.gain(0), 1), (found.cost(0), -1)):
+        assert value[1] == pytest.approx(sign * apart.mean())
+        assert error[1] == pytest.approx(apart.std(ddof=1) / math.sqrt(7))
+        assert (value[0], error[0]) == (0, 0)
+
+
+def test_the_error_of_a_cost_is_at_least_that_over_clients():
+    """Folds agree to the last digit, and clients do not: what a new client pays is as uncertain as that."""
+    by_client = np.array([0.0, 0.0, 0.0, 0.5])
+    losses = np.stack([np.ones(4), 1 + by_client], axis=1)[None].repeat(3, axis=0)
+    cost, error = LeftOut(losses, np.full((3, 4), 10.0)).cost(0)
+    assert cost[1] == pytest.approx(0.125)
+    assert error[1] == pytest.approx(by_client.std(ddof=1) / 2)
+    assert choice(LeftOut(losses, np.full((3, 4), 10.0)), 0, 0.13) == 0
 
 
 def test_means_count_rows_and_worst_shares_count_clients():

@@ -70,6 +70,7 @@ class Reply(NamedTuple):
     """Mean losses of a client under its own model, by shrinkage."""
 
     left_out: Numbers | Array  # (shrinkages,) each row under the models that were not trained on it
+    error: Numbers | Array  # (shrinkages,) over the folds, of how far that is above the first
     trained: Numbers | Array  # (shrinkages,) on the rows that models were trained on, mean over the folds
 
 
@@ -77,13 +78,14 @@ class Losses(NamedTuple):
     """The replies of all clients."""
 
     left_out: Numbers  # (n, shrinkages)
+    error: Numbers  # (n, shrinkages)
     trained: Numbers  # (n, shrinkages)
 
 
 @pytree
 class OwnCorrections(Usual):
     """One round; its state is the shared models (folds, d) before it, and `Losses` after it. It needs all
-    clients: until then the round is repeated."""
+    clients: until then the round is repeated. The first of the shrinkages changes nothing."""
 
     shrinkages: tuple[Shrinkage, ...] = static()
 
@@ -108,7 +110,8 @@ class OwnCorrections(Usual):
         if isinstance(rows.loss, Squared):
             trained = of_folds(rows.samples, rows.sizes, rows.marks, rows.folds)
             return self.from_moments(rows.loss, trained, models)
-        left_out, inside = np.zeros((2, len(rows.sizes), len(self.shrinkages)))
+        n, count = len(rows.sizes), len(self.shrinkages)
+        sums, held, inside = np.zeros((n, rows.folds, count)), np.zeros((n, rows.folds)), np.zeros((n, count))
         for stack in _stacks(rows.samples, rows.sizes):
             marks = rows.marks[stack.at]
             for fold, x in enumerate(models):
@@ -117,31 +120,44 @@ class OwnCorrections(Usual):
                     rows.loss, stack.rows, kept, x, self.shrinkages, _TRIAL_STEPS, _TRIAL_CHANGE
                 )
                 losses = _Scored(rows.loss, stack.rows).losses(found)
-                left_out[stack.clients] += np.einsum("gh,ghp->gp", stack.used & (marks == fold), losses)
+                out = stack.used & (marks == fold)
+                sums[stack.clients, fold] = np.einsum("gh,ghp->gp", out, losses)
+                held[stack.clients, fold] = out.sum(axis=1)
                 mean = np.einsum("gh,ghp->gp", kept, losses) / kept.sum(axis=1)[:, None]
                 inside[stack.clients] += mean / len(models)
-        return Reply(left_out / np.asarray(rows.sizes)[:, None], inside)
+        return Reply(*_over_folds(sums, held), inside)
 
     def from_moments(self, loss: Squared, trained: TrainingMoments, models: Numbers) -> Reply:
         """What clients with these moments would reply, of squared loss."""
-        sums = left_out_sums(trained)
-        left_out, inside = np.zeros((2, len(trained.rows), len(self.shrinkages)))
+        left_out = left_out_sums(trained)
+        n, count = len(trained.rows), len(self.shrinkages)
+        sums, inside = np.zeros((n, len(models), count)), np.zeros((n, count))
         for fold, x in enumerate(models):
             own = Moments(trained.mean[:, fold], trained.around[:, fold])
             rows = trained.rows[:, fold].astype(float)
             found = _least_squares(loss, own, rows, x, self.shrinkages)
-            left_out += sums.squares(fold, found)
+            sums[:, fold] = left_out.squares(fold, found)
             inside += _mean_squares(own, found) / len(models)
-        return Reply(left_out / sums.rows.sum(axis=1, keepdims=True), inside)
+        return Reply(*_over_folds(sums, left_out.rows), inside)
 
     def server(self, state: Any, replies: Reply, replied: Array) -> Any:
         if not np.all(np.asarray(replied)):
             return state
-        return Losses(np.asarray(replies.left_out, float), np.asarray(replies.trained, float))
+        return Losses(*(np.asarray(part, float) for part in replies))
 
     def snapshot(self, state: Numbers) -> Snapshot:
         """Nothing is trained that is kept: the first of the shared models."""
         return Snapshot(state[0], state[0], np.zeros(0))
+
+
+def _over_folds(sums: Numbers, rows: Numbers) -> tuple[Numbers, Numbers]:
+    """(mean losses (n, shrinkages), the standard errors of what they are above the first), from the folds'
+    sums (n, folds, shrinkages) and numbers of rows (n, folds)."""
+    total, folds = rows.sum(axis=1)[:, None], rows.shape[1]
+    mean = sums.sum(axis=1) / total
+    above = (mean - mean[:, :1])[:, None] * rows[..., None]
+    away = (sums - sums[..., :1] - above) / total[..., None]
+    return mean, np.sqrt(folds / (folds - 1) * np.sum(away**2, axis=1))
 
 
 def own_models(

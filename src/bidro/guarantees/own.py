@@ -1,8 +1,11 @@
 """Which clients take a model of their own, and how strongly these are held at the shared one.
 
-One shrinkage is common to all. Each client then takes its own model only if that has a lower loss on its rows
-left out, under models trained without them; the shrinkage is the one with which that leaves the lowest mean
-loss over all rows.
+One shrinkage is common to all: that with the lowest mean loss over all rows left out, each under models
+trained without it, if it is lower than that of the shared model by more than the standard error over clients.
+A client then takes its own model only if that lowers its own loss by half a standard error over its folds.
+
+For clients that come later, with few rows, the strongest shrinkage counts that is within a standard error of
+the best: what few rows gain by less they lose where the clients are not alike.
 """
 
 from __future__ import annotations
@@ -34,15 +37,14 @@ OwnWord = Literal["auto", "offset"]
 OWN_WORDS = ("auto", "offset")
 
 # Of the cross-validation; the first changes nothing.
-OFFSETS, SLOPES = (1.0, 4.0, 16.0, 64.0), (4.0, 16.0, 64.0, 256.0)
+_OFFSETS, _SLOPES = (256.0, 64.0, 16.0, 4.0), (math.inf, 1024.0, 256.0, 64.0)
+# From the strongest to the weakest.
 SHRINKAGES = {
-    "offset": (NONE, *(Shrinkage(offset, math.inf) for offset in OFFSETS)),
-    "auto": (
-        NONE,
-        *(Shrinkage(offset, math.inf) for offset in OFFSETS),
-        *(Shrinkage(*pair) for pair in product(OFFSETS, SLOPES) if pair[0] <= pair[1]),
-    ),
+    "offset": (NONE, *(Shrinkage(offset, math.inf) for offset in _OFFSETS)),
+    "auto": (NONE, *(Shrinkage(offset, slopes) for slopes, offset in product(_SLOPES, _OFFSETS))),
 }
+# A client's own loss must be lower by so many of its standard errors.
+_ERRORS_OF_CLIENT = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,7 @@ class Own:
     """The choice, and the clients' losses on rows left out."""
 
     shrinkage: Shrinkage
+    newcomers: Shrinkage  # for clients that come later
     adopts: NDArray[np.bool_]  # (n,)
     shared: Floats  # (n,) under the shared model
     own: Floats  # (n,) under their own; of clients that do not take it, what it would have been
@@ -77,7 +80,7 @@ def own_losses(
     if calibration.moments is not None:
         assert isinstance(problem.loss, Squared)
         told = algorithm.from_moments(problem.loss, calibration.moments.trained, models)
-        return Losses(np.asarray(told.left_out), np.asarray(told.trained))
+        return Losses(*(np.asarray(part) for part in told))
     ask = network.clients_of(problem, calibration.deal)
     done: Losses = last_state(rounds(ask, algorithm, models, 1), None)
     return done
@@ -93,10 +96,24 @@ def choose_own(
 
 
 def own_choice(losses: Losses, word: OwnWord, problem: Problem) -> Own:
-    left_out, rows = losses.left_out, np.asarray(problem.federation.sizes, float)
-    shared = left_out[:, 0]
-    best = int(np.argmin(rows @ np.minimum(left_out, shared[:, None])))
-    return Own(SHRINKAGES[word][best], left_out[:, best] < shared, shared, left_out[:, best])
+    """From the clients' losses by shrinkage of SHRINKAGES[word]."""
+    rows = np.asarray(problem.federation.sizes, float)[:, None]
+    shared, totals = losses.left_out[:, 0], np.sum(rows * losses.left_out, axis=0)
+    best = int(np.argmin(totals))
+
+    def error(place: int) -> float:
+        """Of how much the total is above that of the best, over clients."""
+        apart = rows[:, 0] * (losses.left_out[:, place] - losses.left_out[:, best])
+        n = len(apart)
+        return float(np.sqrt(n / (n - 1) * np.sum((apart - apart.mean()) ** 2)))
+
+    if totals[0] - totals[best] <= error(0):
+        best = 0
+    close = [place for place in range(best) if totals[place] - totals[best] <= error(place)]
+    own = losses.left_out[:, best]
+    adopts = (shared - own > _ERRORS_OF_CLIENT * losses.error[:, best]) & (own < shared)
+    known = SHRINKAGES[word]
+    return Own(known[best], known[close[0] if close else best], adopts, shared, own)
 
 
 def attainable(losses: Losses) -> Floats:

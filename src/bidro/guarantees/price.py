@@ -1,9 +1,13 @@
 """The price of robustness: the best worst case for what it may cost on average.
 
 Of the candidates of a cross-validation, those count whose mean loss on rows left out is at most a share
-`price` above that of pooled training; of these the one with the lowest worst fifth is taken, the mean over
-the worst fifth of the clients (for few clients the worst decile is too noisy to choose by). It must beat
-pooled training by more than the standard error of the difference, else pooled training it is.
+`price` above that of pooled training, with a standard error to spare, and whose worst fifth (the mean over
+the worst fifth of the clients: of few clients the worst decile is too noisy to choose by) is lower by two
+standard errors: the best of several is lower by chance. Of these the one with the lowest worst fifth is
+taken; where there is none it is pooled training.
+
+Errors are those of a jackknife over the folds, which needs no more of the clients than their losses by fold;
+that of the mean is at least the one over clients, as a table's clients are few of those that a model meets.
 """
 
 from __future__ import annotations
@@ -22,12 +26,9 @@ from bidro.guarantees.asked import is_number
 PRICE = 0.02
 # (cap, blend): a share `blend` of the weight may leave the clients' proportions, and no client then counts
 # for more than `cap` times its share of that. The first is pooled training, the last AFL.
-WEIGHINGS = (
-    (1.0, 1.0),
-    *((math.inf, mu) for mu in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7)),
-    (2.0, 1.0),
-    (math.inf, 1.0),
-)
+WEIGHINGS = ((1.0, 1.0), *((5.0, mu) for mu in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)), (math.inf, 1.0))
+# A worst fifth must be lower by so many standard errors, and a mean within the price with so many to spare.
+_ERRORS_OF_GAIN, _ERRORS_OF_COST = 2.0, 1.0
 
 
 class LeftOut(NamedTuple):
@@ -46,16 +47,25 @@ class LeftOut(NamedTuple):
         """(candidates,) over all rows."""
         return np.asarray(np.einsum("fn,fnc->c", self.rows, self.losses) / self.rows.sum())
 
-    def gain(self, pooled: int, place: int) -> tuple[float, float]:
-        """(by how much a candidate's worst fifth is below that of pooled training, its standard error): a
-        jackknife over the folds."""
-        folds = len(self.rows)
-        one_less = np.eye(folds, dtype=bool)
-        worst = np.array([worst_fifth(self._without(out)[:, [pooled, place]]) for out in one_less])
-        apart = worst[:, 0] - worst[:, 1]
-        error = math.sqrt((folds - 1) / folds * float(np.sum((apart - apart.mean()) ** 2)))
-        whole = worst_fifth(self.pooled[:, [pooled, place]])
-        return float(whole[0] - whole[1]), error
+    def gain(self, pooled: int) -> tuple[Floats, Floats]:
+        """(by how much each candidate's worst fifth is below that of pooled training, standard errors)."""
+
+        def below(out: NDArray[np.bool_]) -> Floats:
+            worst = worst_fifth(self._without(out))
+            return np.asarray(worst[pooled] - worst)
+
+        one_less = np.eye(len(self.rows), dtype=bool)
+        return below(np.zeros(len(self.rows), bool)), _jackknife(np.stack([below(out) for out in one_less]))
+
+    def cost(self, pooled: int) -> tuple[Floats, Floats]:
+        """(by how much each candidate's mean is above that of pooled training, the standard errors)."""
+        rise = np.einsum("fn,fnc->fnc", self.rows, self.losses - self.losses[:, :, [pooled]])
+        total, folds, clients = self.rows.sum(), rise.sum(axis=1), rise.sum(axis=0)
+        one_less = (folds.sum(axis=0) - folds) / (total - self.rows.sum(axis=1))[:, None]
+        n = len(clients)
+        away = np.sum((clients - clients.mean(axis=0)) ** 2, axis=0)
+        over_clients = np.sqrt(n / max(n - 1, 1) * away) / total
+        return clients.sum(axis=0) / total, np.maximum(_jackknife(one_less), over_clients)
 
     def _without(self, out: NDArray[np.bool_]) -> Floats:
         rows = np.where(out[:, None], 0.0, self.rows)
@@ -66,20 +76,21 @@ def choice(left_out: LeftOut, pooled: int, price: float, references: ArrayLike |
     """Which candidate is taken; `pooled` is that of pooled training. With a price of inf it is the one with
     the lowest worst fifth, whatever it costs and however little it gains. With `references` (n,), the worst
     fifth is of what clients lose beyond these."""
-    means = left_out.means
+    mean = left_out.means[pooled]
     if references is not None:
         left_out = left_out._replace(losses=left_out.losses - np.asarray(references)[:, None])
     scores = worst_fifth(left_out.pooled)
     if math.isinf(price):
         return int(np.argmin(scores))
-    affordable = means <= means[pooled] + price * abs(means[pooled])
-    for place in np.argsort(np.where(affordable, scores, math.inf), kind="stable"):
-        if place == pooled or not affordable[place]:
-            break
-        gain, error = left_out.gain(pooled, int(place))
-        if gain > error:
-            return int(place)
-    return pooled
+    (gain, error), (cost, error_of_cost) = left_out.gain(pooled), left_out.cost(pooled)
+    taken = (gain > _ERRORS_OF_GAIN * error) & (cost + _ERRORS_OF_COST * error_of_cost <= price * abs(mean))
+    return int(np.argmin(np.where(taken, scores, math.inf))) if taken.any() else pooled
+
+
+def _jackknife(one_less: Floats) -> Floats:
+    """(candidates,) the standard error of a quantity, from what it is without each fold (folds, ...)."""
+    folds = len(one_less)
+    return np.asarray(np.sqrt((folds - 1) / folds * np.sum((one_less - one_less.mean(axis=0)) ** 2, axis=0)))
 
 
 def check_price(price: Any) -> None:

@@ -42,6 +42,7 @@ def own_settings(trained: Trained) -> dict[str, Any] | None:
     used = np.where(own.adopts, own.own, own.shared)
     return {
         "shrinkage": [None if math.isinf(part) else part for part in own.shrinkage],
+        "newcomers": [None if math.isinf(part) else part for part in own.newcomers],
         "clients": [name for name, adopts in zip(federation.names, own.adopts, strict=True) if adopts],
         "mean": _share(float(rows @ used), float(rows @ own.shared)),
     }
