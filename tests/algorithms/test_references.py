@@ -140,6 +140,24 @@ def test_references_of_zero_change_nothing_and_equal_ones_shift_the_bounds():
     )
 
 
+def test_weights_carry_the_bound_that_no_risk_is_negative():
+    """One client can be fitted exactly and has a negative reference: the least that a risk can be is the
+    optimum, and all weight on that client proves it."""
+    rows = [np.array([[1.0, 2.0]]), np.array([[1.0, 1.5], [0.5, 1.2], [-1.0, -2.0]])]
+    whole = Problem(
+        Federation.from_arrays(rows, "unbounded"),
+        Squared(),
+        Box.cube(10.0, 1),
+        Transport.features_only(2),
+        None,
+        references=np.array([-0.5, 3.0]),
+    )
+    for method in ("one-shot", "curvature"):
+        found = solve(whole, 1e-8, method)
+        assert (found.lower, found.upper) == pytest.approx((0.5, 0.5), abs=1e-7)
+        assert found.alpha @ (found.risks - whole.references) >= found.lower - 1e-12
+
+
 def test_many_clients_are_held_in_groups():
     """More clients than a program holds one by one: members have references of their own."""
     rng, n = np.random.default_rng(3), 120

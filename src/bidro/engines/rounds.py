@@ -67,7 +67,8 @@ def rounds(
 def first_state(algorithm: Algorithm, problem: Problem, seed: int) -> Any:
     """The state before round 1. Raises BidroError for a problem that does not suit the algorithm: one with
     references suits the exact solver and what is made of it, whose servers are not compiled."""
-    if problem.references is not None and algorithm.traceable_server:
+    taken_off = problem.references is not None and bool(np.any(np.asarray(problem.references)))
+    if taken_off and algorithm.traceable_server:
         raise BidroError(
             f"{type(algorithm).__name__} trains on the risks as they are, and this problem takes references "
             "off them; use solve, or a problem without references."
