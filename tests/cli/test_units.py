@@ -85,7 +85,7 @@ def test_a_fit_by_units_and_what_is_said_of_it(folder, capsys):
         (("--unit", "hospital"), "A column has one role"),
         (("--unit", "stay"), "A column has one role"),
         (("--unit", "patient", "--features", "age,patient"), "A column has one role"),
-        (("--unit", "patient", "--radius", "bootstrap"), "resamples rows as independent draws"),
+        (("--unit", "patient", "--radius", "bootstrap"), "takes these as independent draws"),
     ],
 )
 def test_units_that_do_not_fit_are_said_in_one_sentence(options, word, folder, capsys):
