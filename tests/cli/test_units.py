@@ -123,3 +123,11 @@ def test_comparisons_and_agreed_schemas_by_units(folder, capsys):
     assert code == 0, err
     assert tomllib.loads(out)["unit"] == "patient"
     assert [column["name"] for column in tomllib.loads(out)["columns"]] == ["age", "ward"]
+
+
+def test_between_sites_the_schema_names_the_unit(folder, capsys):
+    code, _, err = run(
+        capsys, "federate", folder / "federate.toml", "--unit", "patient", "--out", folder / "no"
+    )
+    assert code == 2
+    assert "the agreed schema names the unit" in " ".join(err.split())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bidro.deploy.agreed import Agreed, written
+from bidro.deploy.rehearsal import split_by_client
 from bidro.deploy.server import run_job
 from bidro.deploy.site import Site, SiteRows, _asked, _holdout
 from bidro.engines.asked import Asked
@@ -140,6 +141,18 @@ def test_other_units_are_another_table_and_another_schema_is_refused(tmp_path):
     (tmp_path / "schema.toml").write_text(written(agreed))
     with pytest.raises(BidroError, match="no column 'person', which is to name the unit"):
         SiteRows.load(site)
+
+
+def test_a_rehearsal_splits_a_table_with_its_units(tmp_path):
+    whole = visits()
+    whole.to_csv(tmp_path / "whole.csv", index=False)
+    found = split_by_client(tmp_path / "whole.csv", "site", "y", tmp_path / "sites", unit="person")
+    assert found.agreed == Agreed.read(tmp_path / "sites" / "schema.toml")
+    assert found.agreed.schema.unit == "person"
+    assert "person" not in found.agreed.schema.features
+    for k, name in enumerate(found.clients):
+        rows = SiteRows.load(Site.read(tmp_path / "sites" / f"site-{k}.toml"))
+        assert len(set(rows.units)) == whole.loc[whole["site"] == name, "person"].nunique()
 
 
 def test_the_agreed_schema_names_the_unit(tmp_path):
