@@ -31,9 +31,9 @@ def table(classes: bool = False, sizes: tuple[int, ...] = (120, 150, 120, 150, 1
     return pd.concat(parts, ignore_index=True)
 
 
-def write_sites(folder: Path, whole: pd.DataFrame, support=None, extra: str = "") -> Agreed:
+def write_sites(folder: Path, whole: pd.DataFrame, support=None, extra: str = "", unit=None) -> Agreed:
     """`schema.toml`, and NAME.csv and NAME.toml of every client in the table."""
-    agreed = Agreed(learn_schema(whole, "site", "y", None, None, "refuse"), support)
+    agreed = Agreed(learn_schema(whole, "site", "y", None, None, "refuse", unit), support)
     (folder / "schema.toml").write_text(written(agreed))
     for name, own in whole.groupby("site"):
         own.drop(columns="site").to_csv(folder / f"{name}.csv", index=False)
