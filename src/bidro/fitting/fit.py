@@ -88,9 +88,6 @@ class ClientLoss(NamedTuple):
         mean = float(losses.mean())
         used = mean if own is None else float(own.mean())
         return cls(mean, error if draws > 1 else None, len(losses), used)
-        se = float(losses.std(ddof=1) / np.sqrt(len(losses))) if len(losses) > 1 else None
-        mean = float(losses.mean())
-        return cls(mean, se, len(losses), mean if own is None else float(own.mean()))
 
 
 class Change(NamedTuple):
