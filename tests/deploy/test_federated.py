@@ -284,7 +284,7 @@ def test_folds_are_fewer_or_without_curvature_where_sites_are_small():
     assert folds(45, 4, 12) == (4, False)
     assert folds(45, 4, 4, replies="gradient") == (4, False)
     assert folds(45, 4, 4, folds=3) == (3, True)
-    with pytest.raises(BidroError, match="set radius"):
+    with pytest.raises(BidroError, match="name the weights"):
         folds(19, 0, 4)
 
 
