@@ -52,7 +52,7 @@ def test_federated_by_units_is_one_process_by_units(classes, options, tmp_path):
     here = in_one_process(tmp_path, whole, **options, **folds)
     assert model.schema == here.model.schema
     assert model.schema.unit == "person"
-    np.testing.assert_allclose(model.x, here.model.x, rtol=0, atol=1e-6 if classes else 1e-9)
+    np.testing.assert_allclose(model.x, here.model.x, rtol=0, atol=1e-5 if classes else 1e-9)
     ours, theirs = here.certificate, Certificate.from_json(files["certificate.json"].decode())
     if "hold_out" in options:
         assert theirs.clipped is None
