@@ -119,7 +119,7 @@ def test_a_header_that_only_python_reads_is_refused(monkeypatch):
         written(HUBER, largest=np.nan)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "bidro.model_file.json.dumps", lambda v, **_: json.JSONEncoder(sort_keys=True).encode(v)
+            "bidro.packed.json.dumps", lambda v, **_: json.JSONEncoder(sort_keys=True).encode(v)
         )
         data = written(HUBER, largest=np.nan)
     with pytest.raises(BidroError, match="damaged"):
