@@ -300,8 +300,15 @@ def _adopted(site: Site, training: Floats, asked: Mapping[str, Any], message: Ad
     if not _RUN.fullmatch(run):
         raise RefusedError("the run's name is not one that a folder can have.")
     where = site.own / run / OWN_FILE
-    where.parent.mkdir(parents=True, exist_ok=True)
-    write_private(where, OwnModels({site.client: used[0]}, x).to_bytes())
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(where, OwnModels({site.client: used[0]}, x).to_bytes())
+    except OSError as error:
+        _log.error("this site's own model cannot be written to %s: %s", where, error)
+        raise RefusedError(
+            "its own model cannot be written; set own in its site.toml to a folder that it may write to, or "
+            "run with own = none."
+        ) from error
     _log.info("run %s: this site's own model was written to %s; it has not left.", run, where)
     return Adopted(np.ones(()))
 
