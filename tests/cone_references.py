@@ -7,8 +7,9 @@ from bidro.losses import Absolute, Hinge, Huber, Logistic, Pinball, Squared
 from bidro.sets import CappedSimplex, L1SimplexBall
 
 
-def optimum(parts, loss, eps, p, movable=False, mixtures=None, half_width=10.0):
-    """min over |x| <= half_width of max over mixtures of the robust risks, by CLARABEL to 1e-11.
+def optimum(parts, loss, eps, p, movable=False, mixtures=None, half_width=10.0, references=0.0):
+    """min over |x| <= half_width of max over mixtures of the robust risks less references, by
+    CLARABEL to 1e-11.
 
     Squared loss with p = 2: (RMSE + eps nu)^2; others with p = 1: mean loss + eps Lip nu, where
     nu = ||(w, -1)|| if a continuous target can move, else ||w||.
@@ -18,6 +19,7 @@ def optimum(parts, loss, eps, p, movable=False, mixtures=None, half_width=10.0):
     nu = cp.norm(cp.hstack([x[:d], [-1.0]])) if movable else cp.norm(x[:d])
     radii = np.broadcast_to(eps, len(parts))
     risks = [_risk(part, loss, e, x, nu, d, p) for part, e in zip(parts, radii, strict=True)]
+    risks = [risk - b for risk, b in zip(risks, np.broadcast_to(references, len(parts)), strict=True)]
     program = cp.Problem(cp.Minimize(_worst(risks, mixtures)), [cp.abs(x) <= half_width])
     program.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
     return program.value, x.value
@@ -50,10 +52,11 @@ def _worst(risks, mixtures):
         lower, upper = np.asarray(mixtures.lower), np.asarray(mixtures.upper)
         if np.array_equal(lower, upper):
             return sum(a * r for a, r in zip(lower, risks, strict=True))
-        assert not lower.any()
-        # The dual of max { alpha' r : 0 <= alpha <= upper, sum alpha = 1 }.
+        # The dual of max { alpha' r : lower <= alpha <= upper, sum alpha = 1 }.
         tau = cp.Variable()
-        return tau + sum(up * cp.pos(r - tau) for up, r in zip(upper, risks, strict=True))
+        least = sum(low * r for low, r in zip(lower, risks, strict=True))
+        above = sum(room * cp.pos(r - tau) for room, r in zip(upper - lower, risks, strict=True))
+        return least + (1 - lower.sum()) * tau + above
     assert isinstance(mixtures, L1SimplexBall)
     center, half = np.asarray(mixtures.center), float(mixtures.radius) / 2
     assert half <= center.min()

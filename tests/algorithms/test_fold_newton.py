@@ -149,26 +149,32 @@ def test_classes_that_can_be_told_apart_end_far_out():
     assert state.t <= 12
 
 
+@pytest.mark.parametrize("blend", [1.0, 0.3, 0.0])
 @pytest.mark.parametrize("kappa", [1.0, 1.3, 4.0, math.inf])
-def test_the_smoothed_worst_mixture(kappa):
-    """Its weights are the derivatives of its value, satisfy the caps, and the value tends to that of a linear
-    program."""
+def test_the_smoothed_worst_mixture(kappa, blend):
+    """Its weights are the derivatives of its value, satisfy the caps, give way as they say, and the value
+    tends to that of a linear program."""
     rng = np.random.default_rng(1)
     shares = rng.dirichlet(np.ones(6))
-    caps, risks = Caps(shares, np.array([[[kappa]]])), rng.normal(size=(1, 1, 6))
-    top = [(0.0, min(1.0, kappa * share)) for share in shares]
+    caps = Caps(shares, np.array([[[kappa]]]), np.array([[[blend]]]))
+    risks = rng.normal(size=(1, 1, 6))
+    low = (1 - blend) * shares
+    top = [(least, least + blend * min(1.0, kappa * share)) for least, share in zip(low, shares, strict=True)]
     worst = -linprog(-risks[0, 0], A_eq=np.ones((1, 6)), b_eq=[1.0], bounds=top).fun
     assert caps.worst(risks)[0, 0] == pytest.approx(worst, rel=1e-9)
     for mu in (1.0, 0.1, 1e-4):
         at = np.full((1, 1), mu)
-        value, alpha, _ = caps.smoothed(risks, at)
+        value, alpha, giving = caps.smoothed(risks, at)
         assert alpha.sum() == pytest.approx(1.0)
-        assert np.all(alpha[0, 0] <= kappa * shares * (1 + 1e-9))
+        assert np.all(alpha[0, 0] <= np.array(top)[:, 1] * (1 + 1e-9))
+        assert np.all(alpha[0, 0] >= low * (1 - 1e-9))
+        turn = (np.diag(giving[0, 0]) - np.outer(giving, giving) / max(giving.sum(), 1e-300)) / mu
         assert worst - mu * float(caps.most_entropy[0, 0]) - 1e-12 <= value[0, 0] <= worst + 1e-12
         for i in range(6):
             step = 1e-3 * mu * (np.arange(6) == i)
-            rise = caps.smoothed(risks + step, at)[0] - caps.smoothed(risks - step, at)[0]
-            assert rise[0, 0] / (2e-3 * mu) == pytest.approx(alpha[0, 0, i], abs=1e-5)
+            up, down = caps.smoothed(risks + step, at), caps.smoothed(risks - step, at)
+            assert (up[0] - down[0])[0, 0] / (2e-3 * mu) == pytest.approx(alpha[0, 0, i], abs=1e-5)
+            np.testing.assert_allclose((up[1] - down[1])[0, 0] / 2e-3, mu * turn[i], atol=1e-6)
 
 
 def test_the_smoothed_steepness_has_its_derivatives():

@@ -114,7 +114,7 @@ def _check(case: Case, found: Found, distributions: bool) -> None:
 def _check_numbers(case: Case, found: Found, solution: Solution) -> None:
     for name in ("x", "alpha", "risks", "multipliers", "upper", "lower"):
         found.expect(not np.any(np.isnan(getattr(solution, name))), f"{name} is NaN")
-    size = max(abs(solution.upper), TINY)
+    size = max(abs(solution.upper), float(np.abs(case.taken_off).max()), TINY)
     if solution.certified:
         found.expect(
             solution.lower <= solution.upper + UNITS * size,
@@ -126,7 +126,8 @@ def _check_numbers(case: Case, found: Found, solution: Solution) -> None:
     found.expect(in_weights(case, solution.alpha), "alpha is not in A", alpha=solution.alpha)
     off = np.abs(inside(case, solution.x) - solution.x)
     found.expect(np.all(off <= 1e-9 * case.half_width), "x is not in X", x=solution.x)
-    mixed = worst_mixture(case, solution.risks)
+    regrets = solution.risks - case.taken_off
+    mixed = worst_mixture(case, regrets)
     if solution.certified:
         found.expect(
             abs(mixed - solution.upper) <= 1e-12 * size,
@@ -134,7 +135,7 @@ def _check_numbers(case: Case, found: Found, solution: Solution) -> None:
             upper=solution.upper,
             mixture=mixed,
         )
-        short = solution.lower - solution.alpha @ solution.risks
+        short = solution.lower - solution.alpha @ regrets
         found.expect(short <= 1e-9 * size, "alpha does not carry lower", by=short, size=size)
 
 
@@ -190,10 +191,14 @@ def _check_gap(case: Case, found: Found, solution: Solution) -> None:
         return
     constant = constant_model(case)
     risks = [reference.risk(case, i, constant) for i in range(len(case.rows))]
-    sensible = min(objective(case, constant, risks)[0], Wide(np.finfo(float).max))
+    worst, off = objective(case, constant, risks)[0], case.taken_off
+    # Regrets are compared with risks: each with what the clients' shares take off added again.
+    mean = float(np.asarray(case.family.sizes) @ off) / sum(case.family.sizes)
+    sensible = min(worst + Wide(mean), Wide(np.finfo(float).max))
     left = solution.upper - solution.lower
     slack = max(rounding(case, i, solution.x, solution.risks[i]) for i in range(len(case.rows)))
-    allowed = 2 * GAP * max(abs(solution.upper), 1e-5 * float(sensible)) + 1e3 * float(slack)
+    slack += Wide(UNITS) * np.abs(off).max()
+    allowed = 2 * GAP * max(abs(solution.upper + mean), 1e-5 * float(sensible)) + 1e3 * float(slack)
     found.expect(
         left <= allowed,
         "the gap hides an interval",

@@ -126,8 +126,10 @@ def of_moments(case: Case, client: int, x: np.ndarray, risk: Wide) -> Wide:
 
 
 def objective(case: Case, x: np.ndarray, risks: Sequence[Bounds]) -> tuple[Wide, Wide]:
-    """(upper bound of the worst mixture, rounding of it)."""
+    """(upper bound of the worst mixture of what references leave of the risks, rounding of it)."""
     uppers = [b.upper for b in risks]
     if not np.all(np.isfinite(uppers)):
         return INF, Wide(0)
-    return worst_mixture(case, uppers), max(rounding(case, i, x, u) for i, u in enumerate(uppers))
+    off = np.asarray(case.taken_off, Wide)
+    slack = max(rounding(case, i, x, u) for i, u in enumerate(uppers)) + Wide(UNITS) * np.abs(off).max()
+    return worst_mixture(case, np.asarray(uppers, Wide) - off), slack

@@ -74,6 +74,13 @@ class Case:
     models: str
     half_width: float
     planted: np.ndarray  # (d,) the model that the data came from
+    references: np.ndarray | None  # (n,) taken off the risks
+    blend: tuple[float, float] | None  # (kappa, mu), where the weights are a blend
+
+    @property
+    def taken_off(self) -> np.ndarray:
+        """(n,) zeros where there are no references."""
+        return np.zeros(len(self.rows)) if self.references is None else self.references
 
     def loss(self) -> losses.Loss:
         f = self.family
@@ -107,6 +114,8 @@ class Case:
             mixtures = sets.Simplex(n)
         elif self.weights == "l1 ball":
             mixtures = sets.L1SimplexBall(*self.weight_bounds)
+        elif self.blend is not None:
+            mixtures = sets.CappedSimplex.blended(np.asarray(f.sizes), *self.blend)
         else:
             mixtures = sets.CappedSimplex(*self.weight_bounds)
         if self.models == "ball":
@@ -116,7 +125,7 @@ class Case:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NonconcaveInnerWarning)
             warnings.simplefilter("ignore", UncheckedDomainWarning)
-            return Problem(federation, self.loss(), models, transport, ambiguity, mixtures)
+            return Problem(federation, self.loss(), models, transport, ambiguity, mixtures, self.references)
 
     def described(self) -> dict[str, object]:
         f = self.family
@@ -129,6 +138,7 @@ class Case:
             "radius 0": f.ambiguity == "ball" and bool(np.any(self.levels == 0)),
             "method": f.method,
             "weights": self.weights,
+            "references": self.references is not None,
             "models": f"{self.models} {self.half_width:g}",
             "style": self.style,
             "sizes": str(f.sizes),
@@ -201,6 +211,12 @@ def case_of(number: int, quick: bool = False) -> Case:
     weights, bounds = _weights(rng, family.sizes)
     models = str(rng.choice(["box", "box", "box", "ball"]))
     half_width = float(rng.choice(HALF_WIDTHS))
+    # Drawn apart, so that a number still means the same rows.
+    apart = np.random.default_rng([4, number])
+    blend = None
+    if weights.startswith("capped") and apart.random() < 0.6:
+        weights, bounds, blend = _blend(apart, family.sizes)
+    references = _references(apart, family, float(usual[-1])) if apart.random() < 0.4 else None
     return Case(
         number,
         family,
@@ -214,7 +230,25 @@ def case_of(number: int, quick: bool = False) -> Case:
         models,
         half_width,
         planted,
+        references,
+        blend,
     )
+
+
+def _references(rng, family, spread) -> np.ndarray | None:
+    """In units of the loss of a constant prediction, so that the regret may have either sign."""
+    with np.errstate(over="ignore", under="ignore"):
+        unit = 1.0 if family.labels is not None else spread**2 if family.loss == "squared" else spread
+    found = unit * rng.uniform(-0.3, 1.5, len(family.sizes))
+    return found if np.all(np.isfinite(found)) else None
+
+
+def _blend(rng, sizes) -> tuple[str, tuple[np.ndarray, ...], tuple[float, float]]:
+    """Bounds of {(1 - mu) p + mu a : a <= kappa p} by hand."""
+    share = np.asarray(sizes) / np.sum(sizes)
+    kappa, mu = float(rng.choice([1.0, 1.5, 3.0, np.inf])), float(rng.choice([0.0, 0.1, 0.5, 1.0]))
+    upper = np.array([(1 - mu) * p + mu * min(1.0, kappa * p) for p in share])
+    return "blend", ((1 - mu) * share, upper), (kappa, mu)
 
 
 def _levels(rng, family, scale, usual, planted) -> np.ndarray:

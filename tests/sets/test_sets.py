@@ -320,6 +320,20 @@ def test_bounds_of_weights_may_be_off_by_rounding():
                     make()
 
 
+@pytest.mark.parametrize("kappa", [1.0, 1.5, np.inf])
+@pytest.mark.parametrize("mu", [0.0, 0.2, 1.0])
+def test_blends_are_mixtures_of_the_proportions_with_capped_weights(kappa, mu):
+    """The worst mixture over the blend is (1 - mu) <p, c> + mu times that over the caps, for any c."""
+    sizes, rng = np.array([10, 30, 60, 5]), np.random.default_rng(4)
+    share = sizes / sizes.sum()
+    caps = Simplex(4) if np.isinf(kappa) else CappedSimplex.around_proportions(sizes, kappa)
+    blend = CappedSimplex.blended(sizes, kappa, mu)
+    for c in rng.normal(size=(20, 4)):
+        expected = (1 - mu) * share @ c + mu * float(caps.linear_maximum(c)[0])
+        assert float(blend.linear_maximum(c)[0]) == pytest.approx(expected, abs=1e-12)
+        assert blend.contains((1 - mu) * share + mu * np.asarray(caps.project(c)))
+
+
 def test_cap_around_proportions():
     capped = CappedSimplex.around_proportions([10, 30, 60], kappa=2.0)
     np.testing.assert_allclose(capped.upper, [0.2, 0.6, 1.0])
@@ -356,6 +370,8 @@ def test_diameter_bounds_all_distances(name):
         (lambda: CappedSimplex(np.zeros(3), 0.2 * np.ones(3)), "sum to"),
         (lambda: CappedSimplex(-np.ones(3), np.ones(3)), "0 <= lower"),
         (lambda: CappedSimplex.around_proportions([1, 2], 0.5), "kappa"),
+        (lambda: CappedSimplex.blended([1, 2], 0.5, 0.3), "kappa"),
+        (lambda: CappedSimplex.blended([1, 2], 2.0, 1.1), "between 0 and 1"),
         (lambda: L1SimplexBall(np.array([0.5, 0.6]), 0.1), "sum to 1"),
         (lambda: ScaledNormCut(Box(np.array([2.0]), np.array([3.0])), np.ones(1), 1.0), "smallest is 2"),
     ],

@@ -184,6 +184,11 @@ class ExactMWDRO(Usual):
         )
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)
+        # Where no risk is below 0, this much is proven before anything is known, and with which weights.
+        lower, alpha = 0.0 if nonnegative else -np.inf, weights
+        if nonnegative and references.each is not None:
+            least, corner = problem.mixture_set.linear_maximum(-references.each)
+            lower, alpha = float(least), np.asarray(corner)
         small = _SMALL**2 if isinstance(problem.loss, Squared) else _SMALL
         return State(
             x,
@@ -199,8 +204,8 @@ class ExactMWDRO(Usual):
             self.gap,
             small,
             small * problem.constant_risk,
-            model.worst_mixture(references.off(np.zeros(n))) if nonnegative else -np.inf,
-            weights,
+            lower,
+            alpha,
             weights,
             None,
             1.0,
@@ -301,7 +306,8 @@ def _with_proof(state: State, found: Solved) -> State:
     assert state.centre is not None
     enough = (upper := state.best.upper) - state.wanted * state.size
     proof = lower_bound(found.model, found.cuts, state.centre.z, found.answer, upper, enough)
-    if proof.bound <= state.lower and state.t > 1:
+    known = state.t > 1 or state.model.references.each is not None
+    if proof.bound <= state.lower and known:
         return state
     alpha = found.clients(proof.alpha)
     return _consistent(state._replace(lower=max(proof.bound, state.lower), alpha=alpha))

@@ -29,9 +29,9 @@ class References(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem) -> References:
-        if problem.references is None:
+        each = np.zeros(problem.n) if problem.references is None else np.asarray(problem.references)
+        if not each.any():
             return NO_REFERENCES
-        each = np.asarray(problem.references)
         return cls(each, float(np.asarray(problem.initial_weights) @ each))
 
     def off(self, risks: Numbers) -> Numbers:

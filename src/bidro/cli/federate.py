@@ -106,6 +106,8 @@ def federate(
         raise click.UsageError("Give a configuration, or rehearse with --local TABLE --client COLUMN.")
     if local is not None and (client is None or target is None):
         raise click.UsageError("A rehearsal needs --client COLUMN and --target COLUMN.")
+    if local is None and unit is not None:
+        raise click.UsageError("--unit is for a rehearsal; between sites the agreed schema names the unit.")
     require_engine(engine)
     require_place(out, force)
     name = out.resolve().name if run is None else run

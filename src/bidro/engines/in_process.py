@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm, HeldRows, Snapshot, client_key
 from bidro.client import Client
-from bidro.engines.rounds import Who, last_state, rounds
+from bidro.engines.rounds import Who, first_state, last_state, rounds
 from bidro.errors import BidroError
 from bidro.problem import Problem
 from bidro.rows import ClientRows
@@ -85,7 +85,7 @@ def run(
         if rounds <= done:
             raise BidroError(f"The run to resume has {done} rounds already; ask for more than that.")
     started = time.perf_counter()
-    state = algorithm.init(problem, seed) if resume is None else resume.state
+    state = first_state(algorithm, problem, seed) if resume is None else resume.state
     clients = problem.clients
     advance = _compiled_rounds if algorithm.traceable_server else _plain_rounds
     block = block_rounds(problem, runs=1)
@@ -140,7 +140,8 @@ def run_many(
         started = time.perf_counter()
         rows = ClientRows.stacked(data[chosen], problem.federation.sizes)
         clients = replace(problem.clients, rows=rows)
-        state = jax.tree.map(lambda *v: jnp.stack(v), *(algorithm.init(problem, seeds[r]) for r in chosen))
+        first = (first_state(algorithm, problem, seeds[r]) for r in chosen)
+        state = jax.tree.map(lambda *v: jnp.stack(v), *first)
         keys = jnp.stack([_seed_key(seeds[r]) for r in chosen])
 
         def report(t: int) -> None:

@@ -15,7 +15,7 @@ from jax import Array
 from bidro.algorithms.contract import Algorithm, HeldRows
 from bidro.client import Client
 from bidro.engines.in_process import all_replies
-from bidro.engines.rounds import Ask, Deal, Rounds, Who, rounds
+from bidro.engines.rounds import Ask, Deal, Rounds, Who, first_state, rounds
 from bidro.problem import Problem
 
 
@@ -73,7 +73,7 @@ def run_over(
     progress: Callable[[int], None] | None = None,
 ) -> Any:
     """The state after `most` rounds that a network answers; `progress` is called with those done."""
-    ask, state = network.clients_of(problem, seed=seed), algorithm.init(problem, seed)
+    ask, state = network.clients_of(problem, seed=seed), first_state(algorithm, problem, seed)
     for one in rounds(ask, algorithm, state, most):
         state = one.state
         if progress is not None:

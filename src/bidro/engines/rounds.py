@@ -11,6 +11,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm
+from bidro.errors import BidroError
 from bidro.problem import Problem
 
 # (n,) true for some of the clients.
@@ -61,6 +62,18 @@ def rounds(
         state = end(algorithm, state, replies, replied)
         done += 1
         yield Round(done, state, broadcast, replies)
+
+
+def first_state(algorithm: Algorithm, problem: Problem, seed: int) -> Any:
+    """The state before round 1. Raises BidroError for a problem that does not suit the algorithm: one with
+    references suits the exact solver and what is made of it, whose servers are not compiled."""
+    taken_off = problem.references is not None and bool(np.any(np.asarray(problem.references)))
+    if taken_off and algorithm.traceable_server:
+        raise BidroError(
+            f"{type(algorithm).__name__} trains on the risks as they are, and this problem takes references "
+            "off them; use solve, or a problem without references."
+        )
+    return algorithm.init(problem, seed)
 
 
 def last_state(went: Iterator[Round], state: Any) -> Any:

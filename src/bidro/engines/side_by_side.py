@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bidro.algorithms.contract import Algorithm, Snapshot
 from bidro.client import Client
 from bidro.engines.in_process import block_rounds, rounds_of
+from bidro.engines.rounds import first_state
 from bidro.problem import Problem
 
 # Settings are trained together as long as the rows of all of them are no more numbers than this.
@@ -88,7 +89,7 @@ def _train_group(
         jax.tree.map(lambda *v: jnp.stack(v), *parts)
         for parts in (
             [one.algorithm for one in settings],
-            [one.algorithm.init(one.problem, seed) for one in settings],
+            [first_state(one.algorithm, one.problem, seed) for one in settings],
         )
     )
     every = jax.tree.map(lambda v: jnp.stack([v] * (folds + 1), axis=1), states)

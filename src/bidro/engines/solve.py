@@ -181,7 +181,8 @@ class _Run:
     def solution(self, problem: Problem, gap: float) -> Solution:
         solver = self.solver
         # Where every client's loss can be brought to 0, all mixtures are equally bad: none is singled out.
-        nothing = problem.references is None and solver.best.upper <= gap * solver.floor
+        alike = solver.model.references.each is None
+        nothing = alike and solver.best.upper <= gap * solver.floor
         return Solution(
             x=solver.best.x,
             alpha=np.asarray(problem.initial_weights) if nothing else solver.alpha,

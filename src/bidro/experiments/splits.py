@@ -88,7 +88,7 @@ class Split:
         order = np.lexsort((marks, owner))
         by_fold = np.argsort(marks, kind="stable")
         problem = unrestricted(_with_rows(federation, order), loss, transport, 1.0)
-        one = _with_rows(federation, by_fold).pooled()
+        one = _with_rows(federation.pooled(), by_fold)
         test = unit.rows(table.features[holdout], scaled[1])
         codes = np.searchsorted(np.asarray(federation.names), table.clients[holdout])
         return cls(

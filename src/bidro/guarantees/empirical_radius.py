@@ -36,11 +36,6 @@ def bootstrap_radii(
         raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
     if repetitions < 2:
         raise BidroError(f"A bootstrap needs at least 2 repetitions; got {repetitions}.")
-    if problem.federation.units is not None:
-        raise BidroError(
-            "A bootstrap resamples rows as independent draws, and several rows are of one unit; use "
-            "radius='cross-validate' or numbers."
-        )
 
     def one(rows: Floats, transport: Transport, rng: np.random.Generator) -> float:
         cloud = _some(rows, _MOST_ROWS, rng)
@@ -83,6 +78,11 @@ def split_radii(problem: Problem, repetitions: int = 20, seed: int = 0) -> Empir
 
 
 def _each_client(problem: Problem, one: OneClient, seed: int) -> Floats:
+    if problem.federation.units is not None:
+        raise BidroError(
+            "A radius read off the rows takes these as independent draws, and several rows are of one unit; "
+            "use radius='cross-validate' or numbers."
+        )
     movable = np.asarray(problem.transport.inverse_scale) > 0
     label_moves = problem.transport.discrete_label and math.isfinite(problem.transport.label_cost)
     kept = movable | (np.arange(len(movable)) == len(movable) - 1) & label_moves

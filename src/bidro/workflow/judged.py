@@ -133,10 +133,10 @@ def _judged(
         return None if units is None else units[name]
 
     def change(name: str, after: Floats, before: Floats) -> Change:
-        apart = ClientLoss.of(after - before, unit(name))
+        apart = ClientLoss.of(after - before, units=unit(name))
         return Change(apart.loss, apart.se)
 
-    clients = {name: ClientLoss.of(each, unit(name), own[name]) for name, each in shared.items()}
+    clients = {name: ClientLoss.of(each, own=own[name], units=unit(name)) for name, each in shared.items()}
     if pooled is None:
         return evaluation(clients)
     changes = {

@@ -1,0 +1,176 @@
+"""Units at sites: each deals its own whole, and all that is stated is what one process states."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bidro.deploy.agreed import Agreed, written
+from bidro.deploy.rehearsal import split_by_client
+from bidro.deploy.server import run_job
+from bidro.deploy.site import Site, SiteRows, _asked, _holdout
+from bidro.engines.asked import Asked
+from bidro.errors import BidroError
+from bidro.fitting import LocalNetwork, Progress
+from bidro.guarantees.certificate import Certificate
+from bidro.guarantees.statements import holdout_bounds
+from bidro.model_file import Model, target_numbers
+from bidro.splits import unit_ids
+from bidro.tables import learn_schema
+from bidro.workflow.fit import fit_tables
+from bidro.workflow.options import FitOptions
+from tests.deploy.sites import NAMES, QUICK, carrier, job, table, write_sites
+
+
+def visits(classes=False, seed=0, persons=40):
+    """The sites' table with a person for every row, named alike at all sites."""
+    whole = table(classes)
+    rng = np.random.default_rng(seed)
+    return whole.assign(person=rng.integers(0, persons, len(whole)))
+
+
+def in_one_process(folder, whole, **options):
+    whole.sort_values("y").to_csv(folder / "whole.csv", index=False)
+    given = FitOptions(
+        tables=(str(folder / "whole.csv"),), client="site", target="y", unit="person", **options
+    )
+    return fit_tables(given, Progress())
+
+
+@pytest.mark.parametrize(
+    ("classes", "options"),
+    [(False, {}), (True, {**QUICK, "gap": 1e-10}), (False, {**QUICK, "hold_out": 0.0})],
+)
+def test_federated_by_units_is_one_process_by_units(classes, options, tmp_path):
+    whole = visits(classes)
+    agreed = write_sites(tmp_path, whole, unit="person")
+    files = run_job(job(agreed, options=options), carrier(tmp_path), tmp_path / "runs")
+    model = Model.from_bytes(files["model.safetensors"], "federated")
+    calibration = json.loads(files["report.json"])["calibration"]
+    # Sites allow fewer folds, so that what a fold leaves out is enough.
+    folds = {} if calibration is None else {"folds": calibration["folds"]}
+    here = in_one_process(tmp_path, whole, **options, **folds)
+    assert model.schema == here.model.schema
+    assert model.schema.unit == "person"
+    np.testing.assert_allclose(model.x, here.model.x, rtol=0, atol=1e-5 if classes else 1e-9)
+    ours, theirs = here.certificate, Certificate.from_json(files["certificate.json"].decode())
+    if "hold_out" in options:
+        assert theirs.clipped is None
+        return
+    assert theirs.clipped.units
+    assert ours.clipped.rows == theirs.clipped.rows
+    persons = whole.groupby("site")["person"].nunique()
+    assert dict(theirs.clipped.rows) == {name: round(0.2 * n) for name, n in persons.items()}
+    if classes:
+        assert theirs.mistakes.kind == "betting"
+        assert theirs.mistakes.bound == pytest.approx(ours.mistakes.bound, rel=1e-9)
+    # What losses are clipped at is another at sites: a mean of the largest.
+    again = replace(here.model.assessed, seen=theirs.clipped.largest)
+    rows = {name: SiteRows.load(Site.read(tmp_path / f"{name}.toml")) for name in NAMES}
+    for name, own in rows.items():
+        kept = _holdout(Site.read(tmp_path / f"{name}.toml"), own, 0.2, 0)
+        fresh = here.model.standard.rows(own.features[kept], own.target[kept])
+        by_hand = holdout_bounds(name, again, fresh, [0.05], units=own.units[kept])["clipped"][0]
+        assert by_hand.bound == pytest.approx(theirs.clipped.clients[name], rel=1e-5)
+        assert by_hand.mean == pytest.approx(theirs.clipped.means[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_site_keeps_units_whole_and_as_one_process_does(seed, tmp_path):
+    whole = visits(seed=seed)
+    agreed = write_sites(tmp_path, whole, unit="person")
+    schema = agreed.schema
+    network = LocalNetwork.of(
+        schema.matrix(whole), target_numbers(schema, whole), schema.clients(whole), ["u", "v", "ward=b", "y"],
+        0.2, seed, schema.units(whole),
+    )  # fmt: skip
+    trained = whole.iloc[network.places]
+    for name in NAMES:
+        site = Site.read(tmp_path / f"{name}.toml")
+        rows = SiteRows.load(site)
+        kept = _holdout(site, rows, 0.2, seed)
+        assert not set(rows.units[kept]) & set(rows.units[~kept])
+        expected = unit_ids(trained.loc[trained["site"] == name, "person"].to_numpy().astype(str))
+        assert sorted(rows.units[~kept]) == sorted(expected)
+
+
+def test_folds_at_a_site_are_of_whole_units_and_of_enough_rows(tmp_path, monkeypatch):
+    whole = visits(persons=15)
+    agreed = write_sites(tmp_path, whole, unit="person")
+    dealt = []
+    of = Asked.of.__func__
+
+    def noted(cls, name, samples, asked, units=None):
+        found = of(cls, name, samples, asked, units)
+        if units is not None and found.rows.marks is not None:
+            dealt.append((units, found.rows.marks))
+        return found
+
+    monkeypatch.setattr(Asked, "of", classmethod(noted))
+    _asked.cache_clear()
+    run_job(job(agreed), carrier(tmp_path), tmp_path / "runs")
+    assert len(dealt) == len(NAMES)
+    for units, marks in dealt:
+        pairs = set(zip(units.tolist(), marks.tolist(), strict=True))
+        assert len(pairs) == len(set(units.tolist()))
+        assert np.bincount(marks).min() >= 10
+    # Where one unit has most rows there are fewer folds: as many as leave enough rows in each.
+    big = whole.assign(person=np.where(whole["person"] < 5, 0, whole["person"]))
+    agreed = write_sites(tmp_path, big, unit="person")
+    dealt.clear()
+    run_job(job(agreed, "big", options={"hold_out": 0.0}), carrier(tmp_path), tmp_path / "runs")
+    for _, marks in dealt:
+        assert len(np.bincount(marks)) < 5
+        assert np.bincount(marks).min() >= 10
+
+
+def test_a_site_with_too_few_units_says_so(tmp_path):
+    whole = visits()
+    whole.loc[whole["site"] == "mid", "person"] = np.arange((whole["site"] == "mid").sum()) % 2
+    agreed = write_sites(tmp_path, whole, unit="person")
+    with pytest.raises(BidroError, match=r"'mid': it has 2 unit\(s\), too few to keep some out"):
+        run_job(job(agreed, options=QUICK), carrier(tmp_path), tmp_path / "runs")
+
+
+def test_other_units_are_another_table_and_another_schema_is_refused(tmp_path):
+    whole = visits()
+    agreed = write_sites(tmp_path, whole, unit="person")
+    site = Site.read(tmp_path / "west.toml")
+    before = SiteRows.load(site)
+    write_sites(tmp_path, whole.assign(person=whole["person"] + 1), unit="person")
+    assert SiteRows.load(site).digest != before.digest
+    write_sites(tmp_path, whole.drop(columns="person"))
+    with pytest.raises(BidroError, match=r"its schema\.toml says something else"):
+        run_job(job(agreed, options=QUICK), carrier(tmp_path), tmp_path / "runs")
+    (tmp_path / "schema.toml").write_text(written(agreed))
+    with pytest.raises(BidroError, match="no column 'person', which is to name the unit"):
+        SiteRows.load(site)
+
+
+def test_a_rehearsal_splits_a_table_with_its_units(tmp_path):
+    whole = visits()
+    whole.to_csv(tmp_path / "whole.csv", index=False)
+    found = split_by_client(tmp_path / "whole.csv", "site", "y", tmp_path / "sites", unit="person")
+    assert found.agreed == Agreed.read(tmp_path / "sites" / "schema.toml")
+    assert found.agreed.schema.unit == "person"
+    assert "person" not in found.agreed.schema.features
+    for k, name in enumerate(found.clients):
+        rows = SiteRows.load(Site.read(tmp_path / "sites" / f"site-{k}.toml"))
+        assert len(set(rows.units)) == whole.loc[whole["site"] == name, "person"].nunique()
+
+
+def test_the_agreed_schema_names_the_unit(tmp_path):
+    whole = visits()
+    path = tmp_path / "schema.toml"
+    agreed = Agreed(learn_schema(whole, "site", "y", unit="person"), None)
+    path.write_text(written(agreed))
+    assert Agreed.read(path) == agreed
+    assert Agreed.from_dict(agreed.to_dict()) == agreed
+    assert agreed.digest != Agreed(replace(agreed.schema, unit=None), None).digest
+    path.write_text(written(agreed).replace('unit = "person"', 'unit = "u"'))
+    with pytest.raises(BidroError, match="names 'u' twice"):
+        Agreed.read(path)
+    path.write_text(written(agreed).replace('unit = "person"', "unit = 3"))
+    with pytest.raises(BidroError, match="must be the name of a column"):
+        Agreed.read(path)

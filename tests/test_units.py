@@ -1,0 +1,287 @@
+"""Rows of one person or thing stay together: one side of the hold-out, one fold, one draw in statements."""
+
+import hashlib
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import config_context
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from bidro import Federation, RobustClassifier, RobustRegressor
+from bidro.errors import BidroError
+from bidro.experiments.compare import grouped_from
+from bidro.experiments.splits import Split
+from bidro.fitting import LocalNetwork, Options, fit
+from bidro.fitting.client_side import error_by_unit
+from bidro.fitting.fit import ClientLoss
+from bidro.guarantees.held_out import client_bound
+from bidro.losses.registry import LossChoice
+from bidro.splits import choose_holdout, unit_ids
+from bidro.tables import learn_schema
+from bidro.training import Choices
+
+SHARE = 0.25
+
+
+def table(seed=0, people=(12, 20, 30)):
+    """Rows of persons of 1 to 9 visits each, named from p0 on at every client, and in random order."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for k, count in enumerate(people):
+        person = np.repeat([f"p{i}" for i in range(count)], rng.integers(1, 10, count))
+        own = rng.normal(size=count)[[int(name[1:]) for name in person]]
+        u = own + 0.1 * rng.normal(size=len(person))
+        y = (1 + 0.2 * k) * u + own + 0.3 * rng.normal(size=len(person))
+        parts.append(pd.DataFrame({"site": f"c{k}", "person": person, "u": u, "v": own**2, "y": y}))
+    return pd.concat(parts).sample(frac=1, random_state=seed).reset_index(drop=True)
+
+
+def arrays(whole):
+    """(clients, features, target, units) of the table."""
+    columns = whole[["u", "v"]].to_numpy(), whole["y"].to_numpy()
+    return whole["site"].to_numpy(str), *columns, unit_ids(whole["person"].to_numpy(str))
+
+
+def kept_out(whole, seed, share=SHARE):
+    """Whether each row is kept out, and the persons (client, name) that are."""
+    clients, features, target, units = arrays(whole)
+    kept = choose_holdout(clients, features, target, share, seed, units)
+    return kept, set(map(tuple, whole.loc[kept, ["site", "person"]].to_numpy()))
+
+
+def federation_of(whole):
+    ordered = whole.sort_values("site", kind="stable")
+    clients, features, target, units = arrays(ordered)
+    names, sizes = np.unique(clients, return_counts=True)
+    rows = np.column_stack([features, target])
+    return ordered, Federation.from_samples(rows, sizes.tolist(), "unbounded", names.tolist(), units=units)
+
+
+def test_without_units_nothing_is_dealt_otherwise_than_before():
+    """Digests of what was dealt before there were units."""
+    rng = np.random.default_rng(0)
+    rows, target = rng.normal(size=(90, 2)), rng.normal(size=90)
+    kept = choose_holdout(np.array(["a", "b", "c"] * 30), rows, target, 0.25, 3)
+    assert hashlib.sha256(np.packbits(kept).tobytes()).hexdigest()[:16] == "f263dff8c12c9c8f"
+    whole = Federation.from_arrays({"a": rows[:31], "b": rows[31:50], "c": rows[50:]}, "unbounded")
+    for folds, seed, expected in ((5, 7, "d57f76c884ae9ad0"), (3, 0, "da31b836996c611c")):
+        dealt = whole.folds(folds, seed).astype(np.uint8)
+        assert hashlib.sha256(dealt.tobytes()).hexdigest()[:16] == expected
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_unit_is_on_both_sides_nor_in_two_folds(seed):
+    whole = table(seed)
+    kept, people = kept_out(whole, seed)
+    assert not people & set(map(tuple, whole.loc[~kept, ["site", "person"]].to_numpy()))
+    for name, persons in whole.groupby("site")["person"].nunique().items():
+        assert sum(site == name for site, _ in people) == max(1, round(SHARE * persons))
+    ordered, federation = federation_of(whole)
+    ordered = ordered.assign(fold=federation.folds(4, seed))
+    assert (ordered.groupby(["site", "person"])["fold"].nunique() == 1).all()
+    for name, own in ordered.groupby("site"):
+        counts, largest = np.bincount(own["fold"], minlength=4), own["person"].value_counts().max()
+        assert np.ptp(counts) <= largest, name
+        # Of so many persons a fold has as many as any other, or one more.
+        assert np.ptp(own.groupby("fold")["person"].nunique()) <= 1
+
+
+def test_neither_order_nor_other_clients_decide_and_seeds_do():
+    whole = table(3)
+    kept, people = kept_out(whole, 5)
+    for order in ("u", "y", "person", "site"):
+        assert kept_out(whole.sort_values(order, kind="stable"), 5)[1] == people
+    for name in ("c0", "c1", "c2"):
+        own = (whole["site"] == name).to_numpy()
+        assert np.array_equal(kept_out(whole[own], 5)[0], kept[own])
+    assert kept_out(whole, 6)[1] != people
+    # A person at two clients is two units.
+    names = [{person for site, person in people if site == name} for name in ("c1", "c2")]
+    assert names[0] != names[1]
+    ordered, federation = federation_of(whole)
+    folds = ordered.assign(fold=federation.folds(3, 5)).set_index(["site", "person"])["fold"].to_dict()
+    moved, again = federation_of(whole.sort_values("u"))
+    assert moved.assign(fold=again.folds(3, 5)).set_index(["site", "person"])["fold"].to_dict() == folds
+    one, alone = federation_of(whole[whole["site"] == "c1"])
+    assert one.assign(fold=alone.folds(3, 5)).set_index(["site", "person"])["fold"].to_dict() == {
+        key: fold for key, fold in folds.items() if key[0] == "c1"
+    }
+    assert np.any(federation.folds(3, 5) != federation.folds(3, 6))
+    assert len(set(federation.pooled().units)) == sum(federation.unit_counts)
+
+
+def test_large_units_are_kept_out_as_often_as_small_ones():
+    """Taking units until enough rows are kept out would favour the large: here it is a sample of units."""
+    sizes = np.array([60, *[2] * 19])
+    unit = np.repeat(np.arange(20), sizes)
+    ids, target = unit_ids(unit.astype(str)), np.arange(len(unit), dtype=float)
+    drawn = [
+        choose_holdout(np.full(len(unit), "a"), target[:, None], target, SHARE, seed, ids)[0]
+        for seed in range(600)
+    ]
+    assert np.mean(drawn) == pytest.approx(SHARE, abs=4 * math.sqrt(SHARE * (1 - SHARE) / 600))
+
+
+@pytest.mark.parametrize(
+    ("people", "work", "word"),
+    [
+        ((2, 9), lambda w: kept_out(w, 0), r"'c0' has 2 unit\(s\), too few to keep some out .* more units"),
+        ((3, 9), lambda w: federation_of(w)[1].folds(5), r"'c0' has 3 unit\(s\), fewer than the 5 folds"),
+        ((3, 9), lambda w: learn_schema(w, "site", "y", unit="site"), "A column has one role"),
+        ((3, 9), lambda w: learn_schema(w, "site", "y", unit="y"), "A column has one role"),
+        ((3, 9), lambda w: learn_schema(w, "site", "y", ["person"], unit="person"), "A column has one role"),
+        ((3, 9), lambda w: learn_schema(w, "site", "y", unit="pupil"), "no column 'pupil'"),
+        (
+            (3, 9),
+            lambda w: Federation.from_arrays([[[1.0]]], "unbounded", units=np.zeros(2, np.uint64)),
+            "1 rows but 2 units",
+        ),
+    ],
+)
+def test_what_cannot_be_dealt_by_units_is_said(people, work, word):
+    with pytest.raises(BidroError, match=word):
+        work(table(0, people))
+
+
+def test_a_unit_column_is_no_feature_and_is_known_in_every_row():
+    whole = table()
+    schema = learn_schema(whole, "site", "y", unit="person")
+    assert schema.features == ("u", "v")
+    assert type(schema).from_dict(schema.to_dict()) == schema
+    assert list(schema.units(whole)) == list(whole["person"])
+    whole.loc[7, "person"] = None
+    with pytest.raises(BidroError, match="Row 8 below the header has no 'person'"):
+        schema.units(whole)
+    with pytest.raises(BidroError, match="no column 'person'"):
+        schema.units(whole.drop(columns="person"))
+
+
+def fitted(whole, units=True, **choices):
+    labels = whole["person"].to_numpy(str) if units else None
+    clients, features, target, _ = arrays(whole)
+    network = LocalNetwork.of(features, target, clients, ["u", "v", "y"], SHARE, 1, labels)
+    return network, fit(network, Options(LossChoice("squared", None), Choices(**choices)))
+
+
+def test_a_fit_by_units_is_the_same_from_a_sorted_table_and_states_units():
+    whole = table(2)
+    network, found = fitted(whole)
+    for order in ("u", "person"):
+        assert np.array_equal(fitted(whole.sort_values(order))[1].trained.x, found.trained.x)
+    people = set(map(tuple, whole.iloc[network.places][["site", "person"]].to_numpy()))
+    assert people == set(map(tuple, whole[["site", "person"]].to_numpy())) - kept_out(whole, 1)[1]
+    certificate = found.certificates[0.95]
+    assert certificate.clipped.units
+    persons = whole.groupby("site")["person"].nunique()
+    assert dict(certificate.clipped.rows) == {name: round(SHARE * n) for name, n in persons.items()}
+    assert found.held_out_rows == len(whole) - len(network.places)
+    assert "of a unit" in certificate.clipped.promise
+    rows = fitted(whole, units=False)[1].certificates[0.95].clipped
+    assert not rows.units
+
+
+def test_radii_that_need_independent_rows_are_refused():
+    with pytest.raises(BidroError, match="takes these as independent draws"):
+        fitted(table(), radius="bootstrap")
+    X, y, site, person = (table()[c] for c in (["u", "v"], "y", "site", "person"))
+    declared = {"support": ([-9.0, -9.0, -30.0], [9.0, 90.0, 30.0]), "metric": "joint", "radius": 0.1}
+    model = RobustRegressor("absolute", gap=1e-3, **declared).fit(X, y, clients=site, units=person)
+    assert "rows of one unit are not independent" in model.certificate_.absent["interval"]
+    with pytest.raises(BidroError, match="rows of one unit are not independent"):
+        model.set_params(radius="explicit").fit(X, y, clients=site, units=person)
+
+
+def test_estimators_take_units():
+    whole, fresh = table(4), table(14)
+    X, y, site, person = (whole[c].to_numpy() for c in (["u", "v"], "y", "site", "person"))
+    model = RobustRegressor().fit(X, y, clients=site, units=person)
+    federation = model._fitted.clients.federation
+    assert federation.unit_counts == (12, 20, 30)
+    plain = RobustRegressor().fit(X, y, clients=site)
+    assert np.any(model.calibration_.losses != plain.calibration_.losses)
+    # Persons differ more than their visits do, so that rows of one in training and test flatter a model.
+    assert model.calibration_.losses.mean() > plain.calibration_.losses.mean()
+    new = fresh[["u", "v"]].to_numpy(), fresh["y"].to_numpy()
+    with pytest.raises(BidroError, match="fitted with units"):
+        model.certify(*new, clients=fresh["site"])
+    found = model.certify(*new, clients=fresh["site"], units=fresh["person"])
+    assert dict(found.clipped.rows) == {"c0": 12, "c1": 20, "c2": 30}
+    with pytest.raises(BidroError, match="unit labels"):
+        RobustRegressor().fit(X, y, clients=site, units=person[1:])
+    with config_context(enable_metadata_routing=True):
+        routed = RobustClassifier(radius=0.1, gap=1e-3).set_fit_request(clients=True, units=True)
+        search = GridSearchCV(
+            make_pipeline(StandardScaler(), routed), {"robustclassifier__weights": ["simplex", "fixed"]}, cv=2
+        )
+        search.fit(X, y > 0, clients=site, units=person)
+        assert search.best_estimator_[-1]._fitted.clients.federation.unit_counts == (12, 20, 30)
+
+
+def test_compared_methods_are_split_by_units():
+    whole = table(5)
+    grouped = grouped_from(learn_schema(whole, "site", "y", unit="person"), whole)
+    split = Split.of(grouped, 3)
+    federation = split.problem.federation
+    owner = np.repeat(np.arange(federation.n), federation.sizes)
+    for key in set(zip(owner.tolist(), federation.units.tolist(), strict=True)):
+        mine = (owner == key[0]) & (federation.units == key[1])
+        assert len(set(split.of_row[mine])) == 1
+    # Rows stand by fold in the problem, and all as one client's in the other.
+    pooled = split.pooled.federation
+    assert len(set(zip(pooled.units.tolist(), split.of_pooled_row.tolist(), strict=True))) == len(
+        set(pooled.units.tolist())
+    )
+    assert len(split.test) == kept_out(whole, 3, 0.3)[0].sum()
+
+
+def test_standard_errors_by_unit():
+    rng = np.random.default_rng(0)
+    losses = rng.gamma(2.0, size=50)
+    single = ClientLoss.of(losses, units=np.arange(50))
+    assert single.se == pytest.approx(ClientLoss.of(losses).se, rel=1e-12)
+    # Two units of two rows: deviations of their sums from those of the mean are 2 and -2.
+    assert error_by_unit(np.array([1.0, 3.0, 0.0, 0.0]), np.array([0, 0, 1, 1])) == pytest.approx(
+        math.sqrt((2**2 + 2**2) * 2) / 4
+    )
+    assert ClientLoss.of(losses, units=np.zeros(50)).se is None
+    means, errors = [], []
+    for _ in range(2000):
+        sizes = rng.integers(1, 8, 40)
+        unit = np.repeat(np.arange(40), sizes)
+        drawn = rng.normal(size=40)[unit] + 0.2 * rng.normal(size=len(unit))
+        means.append(drawn.mean())
+        errors.append(error_by_unit(drawn, unit))
+    # The estimated error is a little small with few units, as usual.
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(means), rel=0.08)
+
+
+def test_bounds_cover_where_rows_of_a_unit_are_alike_and_without_units_they_do_not():
+    """Losses are nearly those of the person, and persons with many visits have larger ones."""
+    repetitions, confidence = 400, 0.9
+
+    def population(rng, people):
+        visits = rng.integers(5, 40, people)
+        own = rng.beta(1.0, 2.0 + 4.0 * (visits < 20), people)
+        person = np.repeat(np.arange(people), visits)
+        return person, np.clip(own[person] + 0.02 * rng.normal(size=len(person)), 0, 1)
+
+    person, losses = population(np.random.default_rng(0), 200_000)
+    by_unit = (np.bincount(person, losses) / np.bincount(person)).mean()
+    truth = {"units": by_unit, "rows": losses.mean()}
+    held = dict.fromkeys(truth, 0)
+    for k in range(repetitions):
+        person, losses = population(np.random.default_rng([1, k]), 24)
+        client = np.full(len(person), "a")
+        ids = unit_ids(person.astype(str))
+        kept = choose_holdout(client, losses[:, None], losses, 0.5, k, ids)
+        bound = client_bound("a", losses[kept], 1 - confidence, 1.0, "betting", units=ids[kept]).bound
+        held["units"] += bound >= truth["units"]
+        kept = choose_holdout(client, losses[:, None], losses, 0.5, k)
+        held["rows"] += client_bound("a", losses[kept], 1 - confidence, 1.0, "betting").bound >= truth["rows"]
+    allowed = 3 * math.sqrt(confidence * (1 - confidence) / repetitions)
+    assert held["units"] / repetitions >= confidence - allowed
+    assert held["rows"] / repetitions < confidence - allowed
