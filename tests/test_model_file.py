@@ -72,7 +72,7 @@ def test_what_is_written_comes_back():
 
 
 def test_what_a_model_may_leave_open_comes_back_too():
-    """A loss that was 0 throughout, a largest loss that is known and a slope that is not, names as they are."""
+    """Losses of 0 throughout, a largest loss that is known, a slope that is not, and names in their order."""
     found = replace(
         HUBER, seen=0.0, largest=2.5, slope=None, of_root=False, clients=("b", "a"), versions={"bidro": "1"}
     )
@@ -175,7 +175,7 @@ def test_predictions_by_hand():
 
 
 def test_correct_is_where_the_prediction_is_the_target():
-    """Two classes, where a score of 0 counts for the first, and three; a number is neither right nor wrong."""
+    """Two classes, where a score of 0 is for the first, and three; a number is neither right nor wrong."""
     assert HUBER.correct(HUBER.rows(TABLE)) is None
     shuffled = TABLE.set_index(np.arange(100, 100 + len(TABLE)))
     weights = np.concatenate([[1.0, 0.0, 0.0, 1.0, -1.0, -1.0], [0.1, 0.2, 0.3]])

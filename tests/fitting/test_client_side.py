@@ -123,7 +123,10 @@ def test_bounds_of_rows_kept_out_are_each_client_s_own():
         )
         exact = [1.0 if wrong == n else beta.ppf(1 - level, wrong + 1, n - wrong) for level in levels]
         np.testing.assert_allclose(found.mistakes[k], exact, rtol=1e-6)
-        for bound, mean, most in ((found.clipped, found.means[k, 0], 0.6), (found.held_out, losses.mean(), 5)):
+        for bound, mean, most in (
+            (found.clipped, found.means[k, 0], 0.6),
+            (found.held_out, losses.mean(), 5),
+        ):
             assert mean <= bound[k, 1] <= bound[k, 0] <= most * (1 + 1e-12)
             assert n == 1 or mean < bound[k, 1] < bound[k, 0] < most
     number = Assessed(Squared(), MODEL, Simplex(3), 0.6, None, None, False)

@@ -129,15 +129,17 @@ def test_a_bound_says_nothing_from_99_in_100_of_the_largest_loss_on():
     # The number of rows that would do is for the mean as a share of the largest loss.
     assert at.enough == rows_for_half_way(0.25, 1 - 0.9, "betting")
     assert f"'a' has 7, and {at.enough:,} rows" in at.promise
-    assert not (below.clipped or below.mistakes or below.units)
+    assert not (below.clipped)
+    assert not (below.mistakes)
+    assert not (below.units)
 
 
 def test_what_a_promise_is_about():
     rng = np.random.default_rng(5)
     wrong = {"a": (rng.uniform(size=300) < 0.1).astype(float)}
-    assert "the share of mistakes of this model on new rows" in held_out(
-        wrong, kind="clopper-pearson"
-    ).promise
+    assert (
+        "the share of mistakes of this model on new rows" in held_out(wrong, kind="clopper-pearson").promise
+    )
     losses = {"a": rng.beta(1, 9, 300)}
     assert "the mean loss of this model on new rows" in held_out(losses, largest=1.0).promise
     clipped = held_out(losses, largest=0.3, clipped=True)

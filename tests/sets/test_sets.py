@@ -208,7 +208,7 @@ def test_a_cut_that_just_touches_its_set_is_one():
     assert bool(near.contains(np.array([1.1, 3.0])))
     # (x - 3)^2 + (y - 3)^2 <= 4 and x <= 1.2: from (3, 9) the nearest has both as equalities.
     np.testing.assert_allclose(near.project(np.array([3.0, 9.0])), [1.2, 3 + np.sqrt(4 - 1.8**2)], atol=1e-6)
-    with pytest.raises(BidroError, match="at most 0.9: the smallest is 1"):
+    with pytest.raises(BidroError, match=r"at most 0\.9: the smallest is 1"):
         ScaledNormCut(ball, first, 0.9)
     single = ScaledNormCut(Box(np.array([1.0]), np.array([2.0])), np.ones(1), 1.0)
     np.testing.assert_allclose(single.project(np.array([7.0])), [1.0])
