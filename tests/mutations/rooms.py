@@ -29,6 +29,8 @@ _RADIUS = _tests(
     "explicit_radii_scale_with_the_support_and_stay_within_it",
     "the_diameter_in_a_scaled_metric_and_with_labels",
     "labels_are_counted_as_the_loss_has_them",
+    "the_paper_s_radius_at_its_edges",
+    "the_explicit_risk_at_its_edges",
     "bad_requests_say_what_is_wrong",
 )
 _COVERAGE = _tests(
@@ -103,6 +105,7 @@ _STATEMENTS = (
 )
 # Without a whole run of cross-validation.
 _SITE = (
+    "tests/deploy/test_site.py",
     "tests/deploy/test_configuration.py",
     *_tests(
         "deploy/test_federated",
@@ -397,6 +400,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("guarantees/coverage.py", "least = 1e-300", "2e-300", "either is as good as nothing"),
     Equivalent(
         "deploy/site.py", "compilation_cache()", "pass", "what was compiled is kept for the next time: speed"
+    ),
+    Equivalent(
+        "deploy/site.py",
+        "marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if len(training) >= count}",
+        "(len(training) > count)",
+        "a fold of one row is never enough, as min_rows is at least 2",
     ),
     Equivalent("guarantees/radius.py", "high *= 2", "3", "any factor above 1 finds a bracket"),
     Equivalent(
