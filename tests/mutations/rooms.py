@@ -83,7 +83,12 @@ _COORDINATOR = _tests(
     "the_record_says_what_was_exchanged",
     "clients_that_left_the_network_are_not_waited_for",
     "a_round_that_does_not_need_all_goes_on_with_those_who_replied",
+    "who_must_reply_is_a_matter_of_the_policy",
+    "a_reply_is_no_larger_than_its_numbers_and_64_kilobytes",
+    "a_reply_says_over_how_many_rows_it_is",
+    "how_long_an_exchange_took_is_on_the_record_in_milliseconds",
     "a_record_is_refused_where_it_is_none",
+    "a_policy_waits_by_default_and_may_be_as_strict_as_can_be",
     "a_policy_that_makes_no_sense_is_refused",
 )
 _STATEMENTS = (
