@@ -181,6 +181,7 @@ _INNER = (
     *_tests("worst_case/test_exact", "softmax_elsewhere_brackets_the_supremum"),
 )
 _RISKS = (
+    "tests/worst_case/test_root_form.py",
     *_tests(
         "guarantees/test_robust",
         "squared_loss_in_closed_form_and_by_the_dual_search",
@@ -269,7 +270,33 @@ class Equivalent(NamedTuple):
 
 
 _SPEED = "where a slower way begins; both are right"
+# Constants that say when or how often something is tried, by file, line and other values of the same size.
+_TUNED: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
+    ("algorithms/exact.py", "_ROUNDING = 1e-11", ("2e-11",), "how much of a fall is rounding: steps only"),
+    ("algorithms/exact.py", "_COARSEST = 1e-5", ("2e-05",), "the unit of a program, which proves afresh"),
+    ("algorithms/exact.py", "_SHOWS = 0.1", ("0.2",), "how soon kinks are smoothed less"),
+    ("algorithms/exact.py", "_SAME_MIXTURE = 1e-3", ("0.002",), "when curvatures are mixed anew: steps only"),
+    ("algorithms/cone_model.py", "_HARDLY_BENT = 1e-6", ("2e-06",), "a size, with nothing at its edge"),
+    ("algorithms/cone_model.py", "_REACH = 1e3", ("2000.0", "1001.0"), "how far a program looks: steps only"),
+    ("algorithms/proof.py", "_AT_EDGE = 1e-6", ("2e-06",), "what is mended; what is proven is proven afresh"),
+    ("algorithms/proof.py", "_USED = 1e-10", ("2e-10",), "what is mended; what is proven is proven afresh"),
+    ("algorithms/proof.py", "_FIRST = 1e2", ("200.0", "101.0"), "what is mended first; proven afresh"),
+    ("algorithms/proof.py", "_TIMES = 2", ("3", "4"), "mended once more, which is never worse"),
+    ("worst_case/ball.py", "_APART = 1e-13", ("2e-13",), "how close a bracket is, within what is promised"),
+    (
+        "worst_case/ball.py",
+        "_LARGEST = 1e60",
+        ("2e+60",),
+        "no multiplier in use is of that size",
+    ),
+    ("worst_case/ball.py", "_JUMP = 1e-6", ("2e-06",), "which curvature is sent near a jump: steps only"),
+    ("worst_case/atoms.py", "_LEAST_STIFFNESS = 1e-3", ("0.002",), "near a jump any curvature is a guess"),
+    ("worst_case/scalar_maxima.py", "_NEWTON_STEPS = 60", ("61", "120"), "converged before"),
+    ("worst_case/scalar_maxima.py", "_HALVINGS = 60", ("61", "120"), "to the last bit before"),
+    ("sets/vectors.py", "_HALVINGS = 100", ("101", "200"), "to the last bit before"),
+)
 EQUIVALENT: tuple[Equivalent, ...] = (
+    *(Equivalent(file, line, after, why) for file, line, others, why in _TUNED for after in others),
     *(Equivalent("guarantees/heterogeneity.py", "MOST_PAIRED = 12", after, _SPEED) for after in ("13", "24")),
     *(
         Equivalent("guarantees/heterogeneity.py", "EXACT_ROWS = 2000", after, _SPEED)
@@ -329,12 +356,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "if radii.max() > 0.5 * rule.diameter:",
         "(radii.max() >= 0.5 * rule.diameter)",
         "at half the diameter either sentence is true",
-    ),
-    Equivalent(
-        "algorithms/exact.py",
-        "_ENOUGH, _GOOD = 0.1, 0.5",
-        "_ENOUGH, _GOOD = 0.1, 1.5",
-        "how soon stiffening is taken back: steps, not what is proven",
     ),
     Equivalent(
         "algorithms/exact.py",
