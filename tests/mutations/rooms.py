@@ -159,16 +159,19 @@ _PROOFS = (
 )
 
 # What these files are compiled into is compiled anew for every change: few programs, and small ones.
-_ON_PATHS = _tests(
-    "worst_case/test_exact",
-    "coordinates_of_very_different_size",
-    "squared_loss_below_its_growth_is_infinite_and_above_it_has_the_closed_form",
-    "the_plain_ray_falls_short_on_a_box",
-    "several_coordinates_that_cannot_move",
-    "growth_on_either_side_outgrows_a_quadratic_cost",
-    "a_local_maximum_on_a_short_stretch",
-    "margins_on_a_box_with_many_bends",
-    "unbounded_support_with_p_1_is_the_loss_itself_or_infinite",
+_ON_PATHS = (
+    "tests/worst_case/test_path_pieces.py",
+    *_tests(
+        "worst_case/test_exact",
+        "coordinates_of_very_different_size",
+        "squared_loss_below_its_growth_is_infinite_and_above_it_has_the_closed_form",
+        "the_plain_ray_falls_short_on_a_box",
+        "several_coordinates_that_cannot_move",
+        "growth_on_either_side_outgrows_a_quadratic_cost",
+        "a_local_maximum_on_a_short_stretch",
+        "margins_on_a_box_with_many_bends",
+        "unbounded_support_with_p_1_is_the_loss_itself_or_infinite",
+    ),
 )
 _INNER = (
     *_tests(
@@ -386,6 +389,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "speed = side * jnp.where(moves, a * inverse_scale**2, 1.0)  # (2, m): of each coordinate with nu",
         "2.0",
         "of coordinates that do not move",
+    ),
+    Equivalent(
+        "worst_case/path.py",
+        "moving = jnp.where(rate > 0, rate, 1.0)",
+        "(rate >= 0)",
+        "nothing moves on such a piece, and what is not finite there counts as where it begins",
     ),
     Equivalent(
         "worst_case/scalar_maxima.py",
