@@ -103,6 +103,13 @@ def test_prices_are_the_dual_of_the_worst_mixture(name):
         assert best == pytest.approx(float(mixtures.linear_maximum(c)[0]), rel=1e-9, abs=1e-9)
 
 
+def test_prices_where_caps_are_short_of_1_by_rounding():
+    settled = CappedSimplex(np.zeros(3), np.array([0.2, 0.5, 0.3 - 5e-10]))
+    for c in (np.array([3.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0])):
+        prices = _prices(settled, settled.polytope(), c)
+        assert settled.polytope().total @ prices == pytest.approx(c @ [0.2, 0.5, 0.3], rel=1e-8)
+
+
 def test_curvature_where_there_is_little_of_it():
     # None at all: a multiple of the identity.
     flat = Curvature.of(np.zeros((2, 2)), 3.0)

@@ -14,6 +14,7 @@ from bidro.algorithms.exact import Best, ExactMWDRO, State, to_gap
 from bidro.algorithms.exact_messages import INFINITE, Reply
 from bidro.algorithms.proof import require_consistent
 from bidro.errors import BidroError
+from bidro.losses.base import Cone
 from bidro.sets import Ball, Box, CappedSimplex, L1SimplexBall, Simplex
 from bidro.worst_case import Exact
 from bidro.worst_case.risk import RiskModel
@@ -131,6 +132,67 @@ def test_quadratics_in_few_rounds(name, models):
         snapshot = SOLVER.snapshot(last)
         np.testing.assert_allclose(snapshot.x_average, tried.mean(axis=0))
         np.testing.assert_array_equal(snapshot.x, last.best.x)
+
+
+CONES = (Cone(np.eye(2), np.zeros(2)), Cone(np.array([[1.0, 0.5]]), np.array([0.1])))
+
+
+def lifted(risks, steep, scale):
+    """`scale` times the risks, with steep_i nu added, as replies in (x, nu)."""
+
+    def reply(state):
+        x, nu = state.x, state.model.lift(state.x)[-1]
+        plain = risks.reply(x, state.width)
+        upper, attained = (scale * (v + steep * nu) for v in (plain.upper, plain.attained))
+        bend = np.zeros((len(steep), 3, 3))
+        bend[:, :2, :2] = scale * risks.H
+        rows, columns = np.triu_indices(3)
+        return Reply(
+            upper, plain.certified, attained, scale * np.column_stack([plain.gradient, steep]),
+            scale * plain.smoothing, bend[:, rows, columns], plain.multiplier,
+        )  # fmt: skip
+
+    return reply
+
+
+@pytest.mark.parametrize("at_kink", [False, True])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_risks_in_other_units_take_the_same_steps(name, at_kink):
+    """Risks times 2^20 or 2^-30, floor and all: the same models, bounds times as much; also where the optimum
+    is near the kink of the steepness."""
+    for seed in range(2):
+        risks = Risks.drawn(seed)
+        steep = np.array([4.0, 5.0, 6.0]) if at_kink else np.array([0.3, 0.2, 0.4])
+        paths = []
+        for scale in (1.0, 2.0**20, 2.0**-10 if name == "l1" else 2.0**-30):
+            state = begun(MIXTURES[name], floor=1e-6 * scale)
+            model = state.model._replace(cones=CONES)
+            state = state._replace(model=model, cuts=Cuts.none(3))
+            reply = lifted(risks, steep, scale)
+            bounds = []
+            while not state.finished and state.t < 20:
+                state = SOLVER.server(state, reply(state), np.ones(3, bool))
+                bounds.append((*state.x, state.best.upper / scale, state.lower / scale))
+            assert state.gap <= 1e-6
+            paths.append(np.array(bounds))
+        for path in paths[1:]:
+            assert len(path) == len(paths[0])
+            # What the cone solver rounds is all that may differ, in steps that are about as good.
+            np.testing.assert_allclose(path[:4], paths[0][:4], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(path[-1, 2:], paths[0][-1, 2:], rtol=3e-6)
+        v = cp.Variable(2)
+        nu = cp.maximum(*(cp.norm(cone.matrix @ v + cone.offset) for cone in CONES))
+        terms = [
+            0.5 * cp.quad_form(v - c, H) + b + t * nu
+            for c, H, b, t in zip(risks.centre, risks.H, risks.base, steep, strict=True)
+        ]
+        s, polytope = cp.Variable(3), MIXTURES[name].polytope()
+        y = cp.Variable(len(polytope.total))
+        limits = [s[i] >= term for i, term in enumerate(terms)]
+        limits += [polytope.matrix.T @ y >= polytope.lift.T @ s]
+        best = cp.Problem(cp.Minimize(polytope.offset @ s + polytope.total @ y), limits).solve(cp.CLARABEL)
+        assert paths[0][-1, 2] == pytest.approx(best, rel=2e-6)
+        assert paths[0][-1, 3] <= best * (1 + 1e-7)
 
 
 def test_one_quadratic_is_solved_by_one_step():
@@ -324,16 +386,15 @@ def test_bounds_may_contradict_each_other_by_rounding_alone():
 def test_what_a_client_sends():
     """Upper triangles row by row; an infinite value is 0 and not certified, an infinite multiplier finite."""
     found = RiskModel(
-        np.array([1.0, np.inf]), np.array([0.5, 0.25]), np.ones((2, 2)), np.array([0.1, 0.2]),
-        np.array([[[1.0, 2.0], [2.0, 3.0]], [[4.0, 5.0], [5.0, 6.0]]]), np.array([2.0, np.inf]),
-        np.zeros(2), np.zeros(2),
+        np.array([1.0, np.inf, 3.0]), np.array([0.5, 0.25, 2.0]), np.ones((3, 2)), np.array([0.1, 0.2, 0.0]),
+        np.arange(12.0).reshape(3, 2, 2), np.array([2.0, np.inf, 0.0]), np.zeros(3), np.zeros(3),
     )  # fmt: skip
     reply = Reply.of(found)
-    np.testing.assert_array_equal(reply.upper, [1.0, 0.0])
-    np.testing.assert_array_equal(reply.certified, [1.0, 0.0])
-    np.testing.assert_array_equal(reply.attained, [0.5, 0.25])
-    np.testing.assert_array_equal(reply.smoothing, [0.1, 0.2])
-    np.testing.assert_array_equal(reply.curvature, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    np.testing.assert_array_equal(reply.multiplier, [2.0, INFINITE])
-    assert Reply.of(found._replace(curvature=None)).curvature.shape == (2, 0)
+    np.testing.assert_array_equal(reply.upper, [1.0, 0.0, 3.0])
+    np.testing.assert_array_equal(reply.certified, [1.0, 0.0, 1.0])
+    np.testing.assert_array_equal(reply.attained, [0.5, 0.25, 2.0])
+    np.testing.assert_array_equal(reply.smoothing, [0.1, 0.2, 0.0])
+    np.testing.assert_array_equal(reply.curvature, [[0, 1, 3], [4, 5, 7], [8, 9, 11]])
+    np.testing.assert_array_equal(reply.multiplier, [2.0, INFINITE, 0.0])
+    assert Reply.of(found._replace(curvature=None)).curvature.shape == (3, 0)
     assert np.finfo(float).max == INFINITE

@@ -377,6 +377,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         "algorithms/proof.py",
+        "rows = np.any(system != 0, axis=1)",
+        "rows = np.any(system != 1, axis=1)",
+        "equations of zeros alone change nothing",
+    ),
+    Equivalent(
+        "algorithms/proof.py",
         "weight = np.where(length > 0, 1 / np.where(length > 0, length, 1.0), 0.0)",
         "weight = np.where(length > 0, 1 / np.where(length > 0, length, 2.0), 0.0)",
         "divided by where it is not taken",
