@@ -464,6 +464,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "(count >= 0)",
         "nothing moves only where lower = upper, and then any level will do",
     ),
+    Equivalent(
+        "sets/weights.py",
+        "if np.any(center < 0) or abs(center.sum() - 1) > 1e-9:",
+        "(abs(center.sum() - 1) >= 1e-09)",
+        "no sum is off by that number to the last bit",
+    ),
     *(
         Equivalent(
             "worst_case/path.py",
