@@ -308,6 +308,7 @@ def test_room_for_shift():
         (lambda: held_out({"a": [2.0]}, 0.9, 1.0), "outside"),
         (lambda: held_out({"a": [np.nan]}, 0.9, 1.0), "outside"),
         (lambda: held_out({"a": [0.5]}, 0.9, kind="clopper-pearson"), "0 and 1"),
+        (lambda: held_out({"a": [0.0, 0.5, 1.0]}, 0.9, kind="clopper-pearson"), "0 and 1"),
         (lambda: held_out({"a": [0.5]}, 0.9, 1.0, CappedSimplex(np.zeros(2), np.ones(2))), "2 clients"),
         (lambda: shifted(held_out({"a": [0.5]}, 0.9, 1.0), -1.0, 0.0), "not negative"),
         (lambda: held_out({"a": [0.5]}, 0.9, 1.0, units={"b": [1]}), "'a' has rows but no units"),

@@ -435,11 +435,14 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         )
         for after in ("0", "4", "6")
     ),
-    Equivalent(
-        "guarantees/robust.py",
-        "far = 1e8 * (_turn(inner, risk) + np.abs(start).max()) / steepest",
-        "100000001.0",
-        "as far as that",
+    *(
+        Equivalent(
+            "guarantees/robust.py",
+            "far = 1e8 * (_turn(inner, risk) + np.abs(start).max()) / steepest",
+            after,
+            "as far as that",
+        )
+        for after in ("100000001.0", "200000000.0")
     ),
     Equivalent("guarantees/coverage.py", "least = 1e-300", "2e-300", "either is as good as nothing"),
     Equivalent(
@@ -463,6 +466,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "return xp.where(count > 0, level, middle)",
         "(count >= 0)",
         "nothing moves only where lower = upper, and then any level will do",
+    ),
+    Equivalent(
+        "model_file.py",
+        "return np.asarray((scores[:, 0] > 0) == (rows[:, -1] > 0))",
+        "(rows[:, -1] >= 0)",
+        "of two classes the target is -1 or 1",
     ),
     Equivalent(
         "sets/weights.py",
