@@ -398,6 +398,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         "worst_case/path.py",
+        "slope = jnp.where(side > 0, scalar.right_slope, scalar.left_slope)",
+        "slope = jnp.where(side > 0, scalar.left_slope, scalar.right_slope)",
+        "whether either side has no end is all that counts, and both are of the same rate",
+    ),
+    Equivalent(
+        "worst_case/path.py",
         "moving = jnp.where(rate > 0, rate, 1.0)",
         "(rate >= 0)",
         "nothing moves on such a piece, and what is not finite there counts as where it begins",
