@@ -182,6 +182,7 @@ def test_correct_is_where_the_prediction_is_the_target():
     for found, target in (
         (model(Logistic(intercept=True), [2.0, -0.5, 0.25], "home"), "home"),
         (model(Logistic(intercept=True), [-2.0, 0.5, 0.25], "home"), "home"),
+        (model(Logistic(intercept=True), [0.1, 0.05, 0.05], "home"), "home"),
         (model(Logistic(intercept=True), [0.0, 0.0, 0.0], "home"), "home"),
         (model(Softmax(classes=3, intercept=True), weights, "kind"), "kind"),
     ):

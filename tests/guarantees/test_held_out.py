@@ -10,6 +10,8 @@ from bidro.errors import BidroError
 from bidro.guarantees.held_out import (
     ClientBound,
     betting,
+    client_bound,
+    client_bounds,
     clopper_pearson,
     empirical_bernstein,
     held_out,
@@ -192,6 +194,13 @@ def test_losses_at_the_edge_of_their_range():
     for confidence in (0.0, 1.0, -0.5, 2.0):
         with pytest.raises(BidroError, match="strictly between 0 and 1"):
             held_out({"a": [0.0]}, confidence, 1.0)
+
+
+def test_losses_are_clipped_only_where_that_is_said():
+    for bound in (client_bound, lambda *given: client_bounds(*given[:2], [given[2]], *given[3:])):
+        with pytest.raises(BidroError, match="outside"):
+            bound("a", [0.5, 2.0], 0.1, 1.0, "betting")
+    assert client_bound("a", [0.5, 2.0], 0.1, 1.0, "betting", True).mean == 0.75
 
 
 def test_room_for_shift_is_for_numbers_that_make_sense():
