@@ -28,6 +28,7 @@ from bidro.algorithms.cone_model import ConeModel, Curvature, held_by_cones
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.exact_messages import INFINITE, Broadcast, Reply
+from bidro.algorithms.probe import probe
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.algorithms.working_set import Solved, solved
@@ -64,6 +65,10 @@ _IDLE_ROUNDS = 25
 _USED = 1e-9
 # Curvatures are mixed anew where the weights of the step differ by more than this in all.
 _SAME_MIXTURE = 1e-3
+# Where a step promises less than this share of the gap that is wanted, only the proof is short of it, and
+# what is asked for is cuts for it: at models that are worse by these multiples of the gap.
+_SETTLED = 1e-4
+_LENGTHS = (1.0, 100.0, 0.01)
 
 
 class Centre(NamedTuple):
@@ -109,6 +114,8 @@ class State(NamedTuple):
     left: float  # upper minus lower bound, a round ago
     predicted: float  # by how much the worst mixture of smoothed risks should fall at x
     t: int  # rounds done
+    missing: tuple[Numbers, ...]  # (d,) slopes that the proofs of this round could not cancel
+    probing: bool  # whether x is asked for its cuts alone
     stalled: bool  # whether the next model would be the centre itself: nothing more can be gained
 
     @property
@@ -198,6 +205,8 @@ class ExactMWDRO(Usual):
             np.inf,
             0.0,
             0,
+            (),
+            False,
             False,
         )
 
@@ -220,7 +229,7 @@ class ExactMWDRO(Usual):
         z = state.model.lift(state.x)
         cuts = Cuts.at_point(who, np.asarray(arrived.attained)[who], np.asarray(arrived.gradient)[who], z)
         idle = np.append(state.idle, np.zeros(len(who), np.int64))
-        state = state._replace(cuts=state.cuts.with_more(cuts), idle=idle, t=state.t + 1)
+        state = state._replace(cuts=state.cuts.with_more(cuts), idle=idle, t=state.t + 1, missing=())
         if len(who) < len(state.alpha):
             return state
         state = _with_best(state, arrived)
@@ -268,6 +277,8 @@ def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
     stiffness = state.stiffness
     if centre is not None:
         fall = centre.merit - merit
+        if state.probing and fall <= 0:
+            return state
         if fall < _ENOUGH * state.predicted - _ROUNDING * abs(centre.merit):
             return state._replace(stiffness=_STIFFEN * stiffness, estimate=estimate)
         if fall > _GOOD * state.predicted:
@@ -290,6 +301,7 @@ def _with_proof(state: State, found: Solved) -> State:
     assert state.centre is not None
     enough = (upper := state.best.upper) - state.wanted * max(abs(upper), state.floor)
     proof = lower_bound(found.model, found.cuts, state.centre.z, found.answer, upper, enough)
+    state = state._replace(missing=(*state.missing, proof.slope))
     if proof.bound <= state.lower and state.t > 1:
         return state
     alpha = found.clients(proof.alpha)
@@ -323,7 +335,7 @@ def _with_next(state: State) -> State:
         return state._replace(stiffness=_STIFFEN * state.stiffness)
     # Near the solution these multipliers prove more than those of the bound's own program.
     state = _with_proof(state, step)
-    move = step.answer.z - centre.z
+    move, probed = step.answer.z - centre.z, state.probing
     predicted = centre.merit - step.value - M.of_step(move)
     idle = np.where(step.used | (state.cuts.origin == centre.origin), 0, state.idle + 1)
     kept = idle < _IDLE_ROUNDS
@@ -334,6 +346,7 @@ def _with_next(state: State) -> State:
         singly=step.singly,
         mixture=step.alpha,
         predicted=max(predicted, 0.0),
+        probing=False,
     )
     # Smoothing costs this much; when steps promise less, and it shows in the gap or nothing else helps, kinks
     # are smoothed less.
@@ -344,6 +357,16 @@ def _with_next(state: State) -> State:
     if state.predicted < cost and (still or cost > _SHOWS * left or left > _HARDLY * before):
         # The centre was judged by other smoothing: it gives way to the next point whatever that is like.
         return state._replace(width=_NARROW * state.width, centre=centre._replace(merit=float("inf")))
+    size = state.wanted * max(abs(state.best.upper), state.floor)
+    if state.predicted <= _SETTLED * size and not state.finished and not probed:
+        # By turns what either program's proof lacked, and steps of other lengths: one that did not help once
+        # does not help again.
+        turn = state.t // 2
+        missing, length = state.missing[turn % len(state.missing)], _LENGTHS[turn // 2 % len(_LENGTHS)]
+        slope = float(step.alpha @ centre.gradient[:, -1])
+        x = probe(model, centre.z, _mixed(state, step.alpha), slope, missing, length * size)
+        if x is not None:
+            return state._replace(x=x, probing=True)
     return state._replace(stalled=still)
 
 
@@ -353,8 +376,8 @@ def _scale(state: State) -> float:
     return float(np.clip(state.best.upper - state.lower, 1e-10 * size, size))
 
 
-def _curvature(state: State, mixture: Numbers) -> Curvature:
-    """M, stiffened; where nothing is known of it, the multiple of the identity for steps of about 1."""
+def _mixed(state: State, mixture: Numbers) -> Numbers:
+    """(k, k) the curvature of the mixture at the centre, as far as is known."""
     centre = state.centre
     assert centre is not None
     k = len(centre.z)
@@ -362,6 +385,14 @@ def _curvature(state: State, mixture: Numbers) -> Curvature:
     if centre.curvature.shape[1]:
         rows, columns = np.triu_indices(k)
         M[rows, columns] = M[columns, rows] = mixture @ centre.curvature
+    return M
+
+
+def _curvature(state: State, mixture: Numbers) -> Curvature:
+    """M, stiffened; where nothing is known of it, the multiple of the identity for steps of about 1."""
+    centre = state.centre
+    assert centre is not None
+    M = _mixed(state, mixture)
     slope = float(mixture @ centre.gradient[:, -1])
     if state.model.cones and slope > 0:
         M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], _scale(state) / slope))

@@ -99,6 +99,11 @@ class Loss(ABC):
         """sum_k weights_k d^2 l(x, rows_k) / dx^2, shape (d, d)."""
         return jax.hessian(lambda v: jnp.sum(weights * self.values(v, rows)))(x)
 
+    def balanced(self, gradient: Array) -> Array:
+        """A gradient in x (d,), possibly with more behind it, in which what cancels in exact arithmetic does
+        so to the last bit."""
+        return gradient
+
     def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
         """A Lipschitz constant of xi -> l(x, xi) on the whole space; inf where none is known."""
         return jnp.asarray(jnp.inf)
