@@ -16,6 +16,7 @@ ambiguity inside the clients (AFL's), are solved in the same way.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -62,6 +63,9 @@ _HARDLY = 0.9999
 # Cuts that neither program has used for this many rounds are dropped.
 _IDLE_ROUNDS = 25
 _USED = 1e-9
+# Risks that fall to 0 only at infinity have come near it below this multiple of the floor. Along a ray they
+# are then brought to the second share of what still counts, by a model at most so many times farther out.
+_VANISHING, _VANISHED, _FARTHEST = 1e4, 0.1, 20.0
 # Curvatures are mixed anew where the weights of the step differ by more than this in all.
 _SAME_MIXTURE = 1e-3
 
@@ -101,6 +105,7 @@ class State(NamedTuple):
     wanted: float  # the relative gap at which to stop
     small: float | None  # share of the first model's risk that `floor` is; None where it is settled
     floor: float  # risks below this count as 0
+    endless: bool  # whether the loss is 0 only at infinity
     lower: float
     alpha: Numbers  # (n,) weights of the best lower bound
     mixture: Numbers  # (n,) weights of the last step, by which curvatures are mixed
@@ -190,6 +195,7 @@ class ExactMWDRO(Usual):
             self.gap,
             small,
             small * problem.constant_risk,
+            problem.loss.endless,
             0.0 if problem.loss.nonnegative else -np.inf,
             weights,
             weights,
@@ -309,6 +315,9 @@ def _with_next(state: State) -> State:
     """The next model: from the program with curvature around the centre."""
     centre, model = state.centre, state.model
     assert centre is not None
+    outward = _outward(state)
+    if outward is not None:
+        return outward
     # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
     program = partial(solved, model, state.cuts, centre.z, scale=_scale(state), also=state.singly)
     program = partial(program, origin=centre.origin, raised=centre.smoothing)
@@ -345,6 +354,33 @@ def _with_next(state: State) -> State:
         # The centre was judged by other smoothing: it gives way to the next point whatever that is like.
         return state._replace(width=_NARROW * state.width, centre=centre._replace(merit=float("inf")))
     return state._replace(stalled=still)
+
+
+def _outward(state: State) -> State | None:
+    """The next model t x on the ray through the centre's x, where risks fall to 0 as they do far out; None
+    where that is not so, or has just been tried in vain.
+
+    Without a radius, classes that x can tell apart have risks that fall like exp(-margin t), with the margin
+    told by the slope along the ray. Newton's method would bring them down by a factor e a round.
+    """
+    centre, model = state.centre, state.model
+    assert centre is not None
+    goal = _VANISHED * state.wanted * state.floor
+    near = goal < centre.merit < _VANISHING * state.floor
+    # With a radius there is a minimum, which a ray would only lead away from.
+    steepness = centre.gradient[:, model.models.dimension :]
+    fixed = not steepness.any() if model.cones else bool(np.all(np.isinf(state.best.multipliers)))
+    if not (state.endless and fixed and near and state.lower <= 0 and state.stiffness <= 1):
+        return None
+    weights = np.asarray(model.mixtures.linear_maximum(centre.attained + centre.smoothing)[1])
+    margin = -float(weights @ (centre.gradient @ centre.z)) / centre.merit
+    longer = math.log(centre.merit / goal)
+    if longer > (_FARTHEST - 1) * margin:
+        return None
+    x = (1 + longer / margin) * centre.z[: model.models.dimension]
+    if not model.models.contains(x):
+        return None
+    return state._replace(x=x, predicted=centre.merit - goal, left=state.best.upper - state.lower)
 
 
 def _scale(state: State) -> float:
