@@ -29,6 +29,7 @@ from bidro.algorithms.cone_model import ConeModel, Curvature, held_by_cones
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.exact_messages import INFINITE, Broadcast, Reply
+from bidro.algorithms.newton_step import newton_step, one_mixture, proven_at
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.algorithms.working_set import Solved, solved
@@ -66,6 +67,8 @@ _USED = 1e-9
 # Risks that fall to 0 only at infinity have come near it below this multiple of the floor. Along a ray they
 # are then brought to the second share of what still counts, by a model at most so many times farther out.
 _VANISHING, _VANISHED, _FARTHEST = 1e4, 0.1, 20.0
+# Newton's method has done its part where it promises less than this share of the risk.
+_SETTLED = 1e-14
 # Curvatures are mixed anew where the weights of the step differ by more than this in all.
 _SAME_MIXTURE = 1e-3
 
@@ -231,6 +234,9 @@ class ExactMWDRO(Usual):
             return state
         state = _with_best(state, arrived)
         state = _with_centre(state, arrived, z)
+        far = _by_newton(state)
+        if far is not None:
+            return far
         if self.saves_rounds or state.stiffness > 1 or state.width < _FIRST_WIDTH:
             state = _with_lower_bound(state)
         return state if state.finished else _with_next(state)
@@ -282,6 +288,35 @@ def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
     return state._replace(centre=new, stiffness=stiffness, estimate=estimate)
 
 
+def _by_newton(state: State) -> State | None:
+    """The state with the next model by Newton's method, or with the proof that none is needed; None where
+    Newton's method does not serve, or has nothing more to gain."""
+    centre, model, size = state.centre, state.model, max(abs(state.best.upper), state.floor)
+    assert centre is not None
+    if state.stiffness > 1 or not centre.curvature.shape[1] or centre.smoothing.any():
+        return None
+    if not one_mixture(model.mixtures):
+        return None
+    step = newton_step(model, centre.z, state.mixture @ centre.gradient, _mixed(centre, state.mixture))
+    if step is None:
+        return None
+    if step.fall <= state.wanted * size:
+        proof = proven_at(model, state.cuts, centre.z, centre.origin, state.mixture)
+        state = _with_bound(state, proof.bound, state.mixture)
+        # In wide sets a slope costs so much that only multipliers that are mended prove anything.
+        if not state.finished and (proof.lost > size or step.fall <= _SETTLED * size):
+            return None
+    return state._replace(x=step.x, predicted=step.fall)
+
+
+def _mixed(centre: Centre, mixture: Numbers) -> Numbers:
+    """The clients' curvatures (k, k), mixed."""
+    k = len(centre.z)
+    M, (rows, columns) = np.zeros((k, k)), np.triu_indices(k)
+    M[rows, columns] = M[columns, rows] = mixture @ centre.curvature
+    return M
+
+
 def _with_lower_bound(state: State) -> State:
     assert state.centre is not None
     scale = max(_scale(state), _COARSEST * abs(state.best.upper))
@@ -296,10 +331,14 @@ def _with_proof(state: State, found: Solved) -> State:
     assert state.centre is not None
     enough = (upper := state.best.upper) - state.wanted * max(abs(upper), state.floor)
     proof = lower_bound(found.model, found.cuts, state.centre.z, found.answer, upper, enough)
-    if proof.bound <= state.lower and state.t > 1:
+    return _with_bound(state, proof.bound, found.clients(proof.alpha))
+
+
+def _with_bound(state: State, bound: float, alpha: Numbers) -> State:
+    """The better of the lower bound known and one that is proven with these weights (n,)."""
+    if bound <= state.lower and state.t > 1:
         return state
-    alpha = found.clients(proof.alpha)
-    return _consistent(state._replace(lower=max(proof.bound, state.lower), alpha=alpha))
+    return _consistent(state._replace(lower=max(bound, state.lower), alpha=alpha))
 
 
 def _consistent(state: State) -> State:
@@ -396,8 +435,7 @@ def _curvature(state: State, mixture: Numbers) -> Curvature:
     k = len(centre.z)
     M = np.zeros((k, k)) if state.estimate is None else state.estimate.copy()
     if centre.curvature.shape[1]:
-        rows, columns = np.triu_indices(k)
-        M[rows, columns] = M[columns, rows] = mixture @ centre.curvature
+        M = _mixed(centre, mixture)
     slope = float(mixture @ centre.gradient[:, -1])
     if state.model.cones and slope > 0:
         M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], _scale(state) / slope))

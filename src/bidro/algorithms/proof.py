@@ -65,14 +65,14 @@ def lower_bound(
     def serves(proof: Proof) -> bool:
         return proof.bound >= enough or proof.lost <= upper - (proof.bound + proof.lost)
 
-    best = _proven(model, cuts, z, answer)
+    best = proven(model, cuts, z, answer)
     if serves(best):
         return best
     for by_cost in (True, False):
         mended = answer
         for _ in range(_TIMES):
             mended = _balanced(model, cuts, z, mended, by_cost)
-            best = max(best, _proven(model, cuts, z, mended), key=_of_bound)
+            best = max(best, proven(model, cuts, z, mended), key=_of_bound)
             if serves(best):
                 return best
         if model.nonnegative and best.bound < enough:
@@ -93,7 +93,8 @@ def require_consistent(lower: float, upper: float, size: float, t: int) -> None:
         )
 
 
-def _proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
+def proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
+    """The bound that the answer's multipliers prove as they are."""
     d, beta, pulls = model.models.dimension, answer.multipliers, answer.pulls
     constant = float(beta @ cuts.at(z))
     if model.cones:
@@ -240,9 +241,10 @@ def _cancelled(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proo
             more = more + nnls(columns / length, residual / size)[0] / length * size
         except RuntimeError:  # it has its own limit of iterations; what was found before it serves
             break
-    proven = _proven(model, twice, z, answer._replace(multipliers=np.append(answer.multipliers, more)))
+    with_more = answer._replace(multipliers=np.append(answer.multipliers, more))
+    proof = proven(model, twice, z, with_more)
     over = float(np.sum(more / answer.alpha[others.owner]))
-    return proven._replace(bound=proven.bound / (1 + over) if proven.bound > 0 else -math.inf)
+    return proof._replace(bound=proof.bound / (1 + over) if proof.bound > 0 else -math.inf)
 
 
 def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:
