@@ -218,7 +218,7 @@ class Problem:
         digest = hashlib.blake2b(repr((structure, self.federation.names, self.federation.sizes)).encode())
         for leaf in (*leaves, self.federation.samples):
             numbers = isinstance(leaf, Array | np.ndarray)
-            digest.update(np.asarray(leaf).tobytes() if numbers else repr(leaf).encode())
+            digest.update(np.ascontiguousarray(leaf).data if numbers else repr(leaf).encode())
         return digest.hexdigest()
 
     def with_samples(self, samples: Array) -> Problem:

@@ -44,12 +44,23 @@ def choose_holdout(
     It depends on the seed, a client's name and the set of its rows, neither on their order nor on the other
     clients. Of equal rows the first ones of the table are kept out.
     """
-    if not 0 <= share < 1:
-        raise BidroError(f"--hold-out must be a share from 0 to below 1; got {share}.")
-    kept = np.zeros(len(clients), bool)
+    _check_share(share)
+    if share == 0:
+        return np.zeros(len(clients), bool)
+    names, codes = np.unique(clients, return_inverse=True)
+    return holdout_of(names, codes, content_order(codes, features, target), share, seed)
+
+
+def holdout_of(
+    names: NDArray[np.str_], codes: NDArray[np.int64], order: NDArray[np.int64], share: float, seed: int
+) -> NDArray[np.bool_]:
+    """`choose_holdout` where the rows' clients (codes, into the sorted names) and their `content_order` are
+    known."""
+    _check_share(share)
+    kept = np.zeros(len(codes), bool)
     if share == 0:
         return kept
-    names, codes, sizes = np.unique(clients, return_inverse=True, return_counts=True)
+    sizes = np.bincount(codes, minlength=len(names))
     counts = np.maximum(1, np.round(share * sizes).astype(int))
     if np.any(sizes - counts < 2):
         small = int(np.argmax(sizes - counts < 2))
@@ -57,11 +68,16 @@ def choose_holdout(
             f"Client '{names[small]}' has {sizes[small]} row(s), too few to keep some out and train on the "
             "rest; leave it out, give it more rows, or use --hold-out 0."
         )
-    order, owner = content_order(codes, features, target), np.repeat(np.arange(len(names)), sizes)
-    place = np.arange(len(clients)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    owner = np.repeat(np.arange(len(names)), sizes)
+    place = np.arange(len(codes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     drawn = random_bits([str(name) for name in names], owner, place, seed + _OF_HOLDOUT_ROWS)
     kept[order[np.lexsort((drawn, owner))]] = place < np.repeat(counts, sizes)
     return kept
+
+
+def _check_share(share: float) -> None:
+    if not 0 <= share < 1:
+        raise BidroError(f"--hold-out must be a share from 0 to below 1; got {share}.")
 
 
 def client_id(name: str) -> NDArray[np.uint32]:

@@ -16,6 +16,7 @@ ambiguity inside the clients (AFL's), are solved in the same way.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -28,6 +29,7 @@ from bidro.algorithms.cone_model import ConeModel, Curvature, held_by_cones
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.exact_messages import INFINITE, Broadcast, Reply
+from bidro.algorithms.newton_step import newton_step, one_mixture, proven_at
 from bidro.algorithms.probe import probe
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
@@ -63,6 +65,11 @@ _HARDLY = 0.9999
 # Cuts that neither program has used for this many rounds are dropped.
 _IDLE_ROUNDS = 25
 _USED = 1e-9
+# Risks that fall to 0 only at infinity have come near it below this multiple of the floor. Along a ray they
+# are then brought to the second share of what still counts, by a model at most so many times farther out.
+_VANISHING, _VANISHED, _FARTHEST = 1e4, 0.1, 20.0
+# Newton's method has done its part where it promises less than this share of the risk.
+_FOUND = 1e-14
 # Curvatures are mixed anew where the weights of the step differ by more than this in all.
 _SAME_MIXTURE = 1e-3
 # Where a step promises less than this share of the gap that is wanted, only the proof is short of it, and
@@ -106,6 +113,7 @@ class State(NamedTuple):
     wanted: float  # the relative gap at which to stop
     small: float | None  # share of the first model's risk that `floor` is; None where it is settled
     floor: float  # risks below this count as 0
+    endless: bool  # whether the loss is 0 only at infinity
     lower: float
     alpha: Numbers  # (n,) weights of the best lower bound
     mixture: Numbers  # (n,) weights of the last step, by which curvatures are mixed
@@ -197,6 +205,7 @@ class ExactMWDRO(Usual):
             self.gap,
             small,
             small * problem.constant_risk,
+            problem.loss.endless,
             0.0 if problem.loss.nonnegative else -np.inf,
             weights,
             weights,
@@ -234,6 +243,9 @@ class ExactMWDRO(Usual):
             return state
         state = _with_best(state, arrived)
         state = _with_centre(state, arrived, z)
+        far = _by_newton(state)
+        if far is not None:
+            return far
         if self.saves_rounds or state.stiffness > 1 or state.width < _FIRST_WIDTH:
             state = _with_lower_bound(state)
         return state if state.finished else _with_next(state)
@@ -287,6 +299,27 @@ def _with_centre(state: State, replies: Reply, z: Numbers) -> State:
     return state._replace(centre=new, stiffness=stiffness, estimate=estimate)
 
 
+def _by_newton(state: State) -> State | None:
+    """The state with the next model by Newton's method, or with the proof that none is needed; None where
+    Newton's method does not serve, or has nothing more to gain."""
+    centre, model, size = state.centre, state.model, max(abs(state.best.upper), state.floor)
+    assert centre is not None
+    if state.stiffness > 1 or not centre.curvature.shape[1] or centre.smoothing.any():
+        return None
+    if not one_mixture(model.mixtures):
+        return None
+    step = newton_step(model, centre.z, state.mixture @ centre.gradient, _mixed(state, state.mixture))
+    if step is None:
+        return None
+    if step.fall <= state.wanted * size:
+        proof = proven_at(model, state.cuts, centre.z, centre.origin, state.mixture)
+        state = _with_bound(state, proof.bound, state.mixture)
+        # In wide sets a slope costs so much that only multipliers that are mended prove anything.
+        if not state.finished and (proof.lost > size or step.fall <= _FOUND * size):
+            return None
+    return state._replace(x=step.x, predicted=step.fall)
+
+
 def _with_lower_bound(state: State) -> State:
     assert state.centre is not None
     scale = max(_scale(state), _COARSEST * abs(state.best.upper))
@@ -302,10 +335,14 @@ def _with_proof(state: State, found: Solved) -> State:
     enough = (upper := state.best.upper) - state.wanted * max(abs(upper), state.floor)
     proof = lower_bound(found.model, found.cuts, state.centre.z, found.answer, upper, enough)
     state = state._replace(missing=(*state.missing, proof.slope))
-    if proof.bound <= state.lower and state.t > 1:
+    return _with_bound(state, proof.bound, found.clients(proof.alpha))
+
+
+def _with_bound(state: State, bound: float, alpha: Numbers) -> State:
+    """The better of the lower bound known and one that is proven with these weights (n,)."""
+    if bound <= state.lower and state.t > 1:
         return state
-    alpha = found.clients(proof.alpha)
-    return _consistent(state._replace(lower=max(proof.bound, state.lower), alpha=alpha))
+    return _consistent(state._replace(lower=max(bound, state.lower), alpha=alpha))
 
 
 def _consistent(state: State) -> State:
@@ -321,6 +358,9 @@ def _with_next(state: State) -> State:
     """The next model: from the program with curvature around the centre."""
     centre, model = state.centre, state.model
     assert centre is not None
+    outward = _outward(state)
+    if outward is not None:
+        return outward
     # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
     program = partial(solved, model, state.cuts, centre.z, scale=_scale(state), also=state.singly)
     program = partial(program, origin=centre.origin, raised=centre.smoothing)
@@ -368,6 +408,33 @@ def _with_next(state: State) -> State:
         if x is not None:
             return state._replace(x=x, probing=True)
     return state._replace(stalled=still)
+
+
+def _outward(state: State) -> State | None:
+    """The next model t x on the ray through the centre's x, where risks fall to 0 as they do far out; None
+    where that is not so, or has just been tried in vain.
+
+    Without a radius, classes that x can tell apart have risks that fall like exp(-margin t), with the margin
+    told by the slope along the ray. Newton's method would bring them down by a factor e a round.
+    """
+    centre, model = state.centre, state.model
+    assert centre is not None
+    goal = _VANISHED * state.wanted * state.floor
+    near = goal < centre.merit < _VANISHING * state.floor
+    # With a radius there is a minimum, which a ray would only lead away from.
+    steepness = centre.gradient[:, model.models.dimension :]
+    fixed = not steepness.any() if model.cones else bool(np.all(np.isinf(state.best.multipliers)))
+    if not (state.endless and fixed and near and state.lower <= 0 and state.stiffness <= 1):
+        return None
+    weights = np.asarray(model.mixtures.linear_maximum(centre.attained + centre.smoothing)[1])
+    margin = -float(weights @ (centre.gradient @ centre.z)) / centre.merit
+    longer = math.log(centre.merit / goal)
+    if longer > (_FARTHEST - 1) * margin:
+        return None
+    x = (1 + longer / margin) * centre.z[: model.models.dimension]
+    if not model.models.contains(x):
+        return None
+    return state._replace(x=x, predicted=centre.merit - goal, left=state.best.upper - state.lower)
 
 
 def _scale(state: State) -> float:

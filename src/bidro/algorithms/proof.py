@@ -72,7 +72,7 @@ def lower_bound(
     def serves(proof: Proof) -> bool:
         return proof.bound >= enough or proof.lost <= upper - (proof.bound + proof.lost)
 
-    best = raw = _proven(model, cuts, z, answer)
+    best = raw = proven(model, cuts, z, answer)
     if serves(best):
         return best._replace(slope=raw.slope)
     for share in _OF_ALLOWANCE if model.nonnegative else ():
@@ -85,7 +85,7 @@ def lower_bound(
         mended = answer
         for _ in range(_TIMES):
             mended = _balanced(model, cuts, z, mended, by_cost)
-            best = max(best, _proven(model, cuts, z, mended), key=_of_bound)
+            best = max(best, proven(model, cuts, z, mended), key=_of_bound)
             if serves(best):
                 return best._replace(slope=raw.slope)
         if model.nonnegative and best.bound < enough:
@@ -106,7 +106,8 @@ def require_consistent(lower: float, upper: float, size: float, t: int) -> None:
         )
 
 
-def _proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
+def proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
+    """The bound that the answer's multipliers prove as they are."""
     d, beta, pulls = model.models.dimension, answer.multipliers, answer.pulls
     constant = float(beta @ cuts.at(z))
     if model.cones:
@@ -307,13 +308,13 @@ def _cancelled(
         if model.cones:
             pulls = tuple(np.split(np.concatenate(pulls) + of_pulls @ found, ends))
         extended = with_more(taken, pulls)
-        proven = _proven(model, twice, z, extended)
+        proof = proven(model, twice, z, extended)
         over = float(np.sum(taken[k:] / weight))
-        proven = proven._replace(bound=proven.bound / (1 + over) if proven.bound > 0 else -math.inf)
-        if proven.lost > _LESS * lost:
-            best = max(best, proven, key=_of_bound)
+        proof = proof._replace(bound=proof.bound / (1 + over) if proof.bound > 0 else -math.inf)
+        best = max(best, proof, key=_of_bound)
+        if proof.lost > _LESS * lost:
             break
-        best, lost = max(best, proven, key=_of_bound), proven.lost
+        lost = proof.lost
         if best.bound >= enough:
             break
     return best if missing is None else best._replace(slope=missing)

@@ -26,7 +26,7 @@ from bidro.guarantees.heterogeneity import cloud_distances
 from bidro.guarantees.statements import Assessed
 from bidro.problem import Problem
 from bidro.sets import Box
-from bidro.splits import choose_holdout, content_order
+from bidro.splits import content_order, holdout_of
 from bidro.standard import Standard
 
 # Rows that are moved together, so that no second copy of all of them is made.
@@ -107,8 +107,8 @@ class LocalNetwork:
         which rows are given.
         """
         names, codes = np.unique(clients, return_inverse=True)
-        holdout = choose_holdout(clients, features, target, hold_out, seed)
         order = content_order(codes, features, target)
+        holdout = holdout_of(names, codes, order, hold_out, seed)
         training, fresh = order[~holdout[order]], order[holdout[order]]
         return cls(
             tuple(str(name) for name in names),

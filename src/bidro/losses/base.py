@@ -69,6 +69,11 @@ class Loss(ABC):
         return False
 
     @property
+    def endless(self) -> bool:
+        """Whether l falls to 0, its infimum, only as the model goes to infinity."""
+        return False
+
+    @property
     def host_values(self) -> bool:
         """Whether `values` and `mistakes` of NumPy arrays need no compiled program."""
         return False

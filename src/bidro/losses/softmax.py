@@ -35,6 +35,10 @@ class Softmax(Loss):
         return True
 
     @property
+    def endless(self) -> bool:
+        return True
+
+    @property
     def host_values(self) -> bool:
         return True
 
