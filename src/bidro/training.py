@@ -217,7 +217,10 @@ def train(
         if choices.criterion == "regret":
             pooled = calibrated(balls, (0.0,), (Weighing(1.0),))
             balls = replace(balls, references=attainable(own_losses(balls, pooled, 0, "auto", network)))
-        calibration = calibrated(balls, scales, weighings)
+        # Pooled training is among them also where weights are given: what they cost is said.
+        compared = problem.n > 1 and not any(one.fixed for one in weighings)
+        calibration = calibrated(balls, scales, (Weighing(1.0), *weighings) if compared else weighings)
+        calibration = calibration.held_to(weighings[0]) if compared else calibration
         balls = replace(balls, ambiguity=WassersteinBall(calibration.radii))
         promise = calibration.promise if len(scales) > 1 else promise
         weighings = (Weighing(*calibration.chosen.weighing),)

@@ -8,6 +8,7 @@ import pytest
 
 from bidro.algorithms.cross_validation import Candidate
 from bidro.fitting.fit import Change, Changes, ClientLoss
+from bidro.model_file import load_model
 from bidro.workflow import fit as workflow
 from bidro.workflow.paid import concerns, paid, verdict
 from tests.cli.test_command import run, visits
@@ -91,8 +92,17 @@ def test_weights_that_are_given_are_not_called_pooled_training(tmp_path, capsys)
     given = ("--weights", "simplex", "--gap", "1e-3", "--json")
     code, out, err = run(capsys, *named, *given, "--out", tmp_path / "model")
     assert code == 0, err
-    found = json.loads(out)
-    assert "pooled training" not in " ".join(found["chosen"].values())
-    assert found["evaluation"]["pooled"] is None
-    code, out, _ = run(capsys, "evaluate", tmp_path / "model", tmp_path / "visits.csv", "--json")
-    assert json.loads(out)["pooled"] is None
+    found, page = json.loads(out), json.loads((tmp_path / "model" / "report.json").read_text())
+    assert "guarded against any mixture" in found["chosen"]["weights"]
+    assert found["chosen"]["price"].startswith("Against pooled training it")
+    assert (found["paid"]["pooled"], page["calibration"]["given"]) == (False, True)
+    # The comparison is with what weights="fixed" gives.
+    given = ("--weights", "fixed", "--gap", "1e-6", "--json")
+    code, out, err = run(capsys, *named, *given, "--out", tmp_path / "fixed")
+    assert code == 0, err
+    np.testing.assert_allclose(
+        load_model(tmp_path / "model").pooled, load_model(tmp_path / "fixed").x, rtol=1e-4, atol=1e-4
+    )
+    assert json.loads(out)["evaluation"]["mean"] == pytest.approx(
+        found["evaluation"]["pooled"]["mean"], rel=1e-3
+    )

@@ -243,7 +243,7 @@ def _calibration(scales=(0.0,)):
     ]
     own = {"mean": 0.4 * 0.93, "worst_decile": 0.8 * 0.85}
     marks = {"pooled": 0, "afl": len(WEIGHINGS) - 1, "chosen": 2}
-    return {"folds": 5, "price": 0.02, "candidates": candidates, **marks, "own": own}
+    return {"folds": 5, "price": 0.02, "given": False, "candidates": candidates, **marks, "own": own}
 
 
 def radii():

@@ -228,8 +228,8 @@ function calibration() {
   element("calibration-words").textContent =
     `By cross-validation inside the clients in ${plural(folds, "fold")}, ` +
     `among ${plural(candidates.length, "candidate")}. The choice is: ${candidateName(found.chosen)}. ` +
-    choiceRule(found.price) +
-    " Such a choice is good on rows like these. It promises nothing about others.";
+    choiceRule(found) +
+    " Losses on rows left out are those of rows like these. They promise nothing about others.";
   const inUnits = report.loss.unit ? `, in ${report.loss.unit}` : "";
   const against = isKnown(found.pooled) ? ", and the change against pooled training" : "";
   sortableTable(
@@ -242,7 +242,8 @@ function calibration() {
   );
 }
 
-function choiceRule(price) {
+function choiceRule({ price, given }) {
+  if (given) return "Its weights were given, and the others are to compare.";
   const by = "the loss of the worst fifth of the clients on the rows left out";
   if (price === null) return `Of all it is the one with the lowest value of ${by}.`;
   return (

@@ -50,7 +50,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
             "method": trained.method,
             "history": [] if trained.solution is None else trained.solution.history.tolist(),
         },
-        "calibration": _calibration(trained.calibration, trained.own),
+        "calibration": _calibration(trained.calibration, trained.own, fit.options.weights != "auto"),
         "clients": _clients(fit, judged),
         "overall": {name: part for name, part in judged.items() if name != "clients"},
         "mixtures": fit.certificate.mixtures,
@@ -108,9 +108,10 @@ def _features(model: Model) -> list[dict[str, Any]]:
     ]
 
 
-def _calibration(found: Calibration | None, own: Own | None) -> dict[str, Any] | None:
+def _calibration(found: Calibration | None, own: Own | None, given: bool) -> dict[str, Any] | None:
     """The candidates on rows left out; which is pooled training, which guards against any mixture (AFL), and
-    which is chosen. `own` has the same of the clients' own models around the choice."""
+    which is chosen. `own` has the same of the clients' own models around the choice; with `given` weights
+    the price does not count."""
     if found is None:
         return None
     candidates = [
@@ -129,7 +130,8 @@ def _calibration(found: Calibration | None, own: Own | None) -> dict[str, Any] |
     any_mixture = [k for k, one in enumerate(found.candidates) if np.isinf(one.cap) and one.blend == 1]
     return {
         "folds": found.deal.folds,
-        "price": None if np.isinf(found.price) else found.price,
+        "price": None if np.isinf(found.price) or given else found.price,
+        "given": given,
         "candidates": candidates,
         "pooled": found.pooled if has_pooled(found) else None,
         "afl": min(any_mixture, key=lambda k: found.candidates[k].scale, default=None),
