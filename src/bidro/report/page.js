@@ -245,7 +245,7 @@ function calibration() {
 function choiceRule({ price, given }) {
   if (given) return "Its weights were given, and the others are to compare.";
   const by = "the loss of the worst fifth of the clients on the rows left out";
-  if (price === null) return `Of all it is the one with the lowest value of ${by}.`;
+  if (!isKnown(price)) return `Of all it is the one with the lowest value of ${by}.`;
   return (
     `Of those that lower ${by} beyond chance, and raise the mean by at most ${percent(price)}, it is the one ` +
     "that lowers it most; where there is none, it is pooled training."

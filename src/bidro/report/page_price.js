@@ -55,11 +55,9 @@ function frontier() {
     (isKnown(calibrated.price) ? `The shaded part is within the price of ${percent(calibrated.price)}. ` : "") +
     (far ? "What is far off stands at the edge, with its numbers. " : "") +
     "All numbers are in the table “What was tried”.";
-  const legend = marked.map(({ shape, tone, label }) => ({ shape, tone, label }));
-  figure("frontier-figure", caption, (width) => frontierChart(width, points, marked), [
-    ...legend,
-    { shape: "circle", tone: "grey", label: "Other candidates" },
-  ]);
+  const others = points.some((p) => !marked.some((m) => m.k === p.k));
+  const legend = [...marked, ...(others ? [{ shape: "circle", tone: "grey", label: "Other candidates" }] : [])];
+  figure("frontier-figure", caption, (width) => frontierChart(width, points, marked), legend);
 }
 
 /** Costs beyond this would push all that can be chosen into a corner. */
@@ -162,7 +160,7 @@ function labelled(marked) {
 
 /** Words beside a mark, at the first place where they hide nothing, or no mark of another that has words. */
 function placedLabel(words, x, y, taken, better, room) {
-  const wide = 1.1 * widthOf(words); // it is bold
+  const wide = 1.15 * widthOf(words); // it is bold
   const places = [
     [x + 14, y + 4],
     [x - 14 - wide, y + 4],

@@ -133,7 +133,7 @@ function statement() {
       `with room for a shift of ${number(shift.radius)} inside each client as well, it is at most ${loss(shift.bound)}`,
     );
   if (mistakes) parts.push(`at most ${percent(mistakes.bound)} of predictions are wrong`);
-  if (ownMistakes) parts.push(`with own models, at most ${percent(ownMistakes.bound)} of predictions are`);
+  if (ownMistakes) parts.push(`with own models, at most ${percent(ownMistakes.bound)} of predictions are wrong`);
   if (parts.length === 0 && Object.keys(here().too_few ?? {}).length)
     return `There are too few rows to promise anything at a confidence of ${levelWords()}. How many would do is below.`;
   if (parts.length === 0) return "No statement can be made about new rows. The reasons are below.";
@@ -297,9 +297,9 @@ function certificateColumns(group) {
   const all = [
     ["held_out", "clients", "Held\u2011out bound", "held-out"],
     ["clipped", "clients", "Clipped bound", "clipped"],
-    ["own", "clients", "With own model, clipped", "own-bound"],
+    ["own", "clients", "Clipped, own model", "own-bound"],
     ["mistakes", "clients", "Mistakes at most", "mistakes"],
-    ["own_mistakes", "clients", "With own model, mistakes at most", "own-mistakes"],
+    ["own_mistakes", "clients", "Mistakes, own model", "own-mistakes"],
     ["interval", "radii", "Radius", "radius"],
     ["interval", "risks", "Robust risk", "robust"],
   ];
@@ -327,7 +327,10 @@ function clientsWords() {
     ? "The loss on rows kept out is what to expect of new rows like those. " +
       "The loss in training is for comparison: it is usually a little lower."
     : "Only losses on the rows of training are known, and these flatter a model.";
-  element("clients-words").textContent = words;
+  const used = report.overall?.own
+    ? " Both are of the shared model; “model in use” is the client's own, where it has one."
+    : "";
+  element("clients-words").textContent = words + used;
   const missing = [];
   if (!judged) missing.push(`The loss on rows kept out is absent: ${why("held_out")}`);
   if (!inSomeLevel("interval"))
