@@ -126,8 +126,8 @@ def test_smooth_losses_reach_the_gap_on_data_of_any_kind(name, eps, style):
 
 @pytest.mark.parametrize(("name", "seed"), [("logistic", 7), ("smoothed hinge", 1), ("smoothed hinge", 4)])
 def test_the_proof_keeps_up_with_the_model(name, seed):
-    """Columns of sizes 1e-8 and 1e8: the model is settled after five rounds, and the last digits of slopes are
-    then all that keeps the bound from it."""
+    """Columns of sizes 1e-8 and 1e8: the model is settled after five rounds, and the last digits of slopes
+    are then all that keeps the bound from it."""
     parts = data(labelled=True, seed=seed)
     for rows in parts:
         rows[:, :2] *= [1e-8, 1e8]
