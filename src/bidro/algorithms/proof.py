@@ -76,7 +76,7 @@ def lower_bound(
     if serves(best):
         return best._replace(slope=raw.slope)
     for share in _OF_ALLOWANCE if model.nonnegative else ():
-        cancelled = _cancelled(model, cuts, z, answer, share * (upper - enough), enough)
+        cancelled = _cancelled(model, cuts, z, answer, max(0.0, share * (upper - enough)), enough)
         raw = raw._replace(slope=cancelled.slope)
         best = max(best, cancelled, key=_of_bound)
         if serves(best):
