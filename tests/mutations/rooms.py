@@ -375,6 +375,18 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "(slope >= 0)",
         "a slope of 0 costs nothing whatever the width",
     ),
+    *(
+        Equivalent(
+            "algorithms/proof.py",
+            "weight = np.where(length > 0, 1 / np.where(length > 0, length, 1.0), 0.0)",
+            after,
+            "an equation of zeros alone has no part whatever its weight",
+        )
+        for after in (
+            "weight = np.where((length >= 0), 1 / np.where(length > 0, length, 1.0), 0.0)",
+            "weight = np.where(length > 0, 1 / np.where((length >= 0), length, 1.0), 0.0)",
+        )
+    ),
     Equivalent(
         "algorithms/proof.py",
         "rows = np.any(system != 0, axis=1)",
