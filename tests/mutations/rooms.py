@@ -358,6 +358,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "divided by 1",
     ),
     Equivalent(
+        "guarantees/coverage.py",
+        "rule.risk(int(n), float(e) - delta) if e > delta else 1.0",
+        "(e >= delta)",
+        "at a radius of 0 the risk is 1 as well",
+    ),
+    Equivalent(
         "guarantees/out_of_sample.py",
         "if radii.max() > 0.5 * rule.diameter:",
         "(radii.max() >= 0.5 * rule.diameter)",
