@@ -64,7 +64,6 @@ _SHOWS = 0.1
 _HARDLY = 0.9999
 # Cuts that neither program has used for this many rounds are dropped.
 _IDLE_ROUNDS = 25
-_USED = 1e-9
 # Risks that fall to 0 only at infinity have come near it below this multiple of the floor. Along a ray they
 # are then brought to the second share of what still counts, by a model at most so many times farther out.
 _VANISHING, _VANISHED, _FARTHEST = 1e4, 0.1, 20.0
