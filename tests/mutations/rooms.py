@@ -231,6 +231,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "worst_case/risk.py": _RISKS,
     "worst_case/ball.py": _RISKS,
     "algorithms/exact.py": _PROOFS,
+    "algorithms/exact_state.py": _PROOFS,
+    "algorithms/newton_step.py": ("tests/algorithms/test_newton_step.py",),
     "algorithms/cone_model.py": _PROOFS,
     "algorithms/proof.py": _PROOFS,
     "guarantees/asked.py": ("tests/cli/test_options.py",),
