@@ -17,7 +17,6 @@ taken off the risks as these arrive, and all of this is of regrets (`references`
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import ClassVar
 
@@ -35,6 +34,7 @@ from bidro.algorithms.newton_step import newton_step, one_mixture, proven_at
 from bidro.algorithms.probe import probe
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
+from bidro.algorithms.ray import outward
 from bidro.algorithms.references import References
 from bidro.algorithms.working_set import Solved, solved
 from bidro.client import Client
@@ -67,9 +67,6 @@ _SHOWS = 0.1
 _HARDLY = 0.9999
 # Cuts that neither program has used for this many rounds are dropped.
 _IDLE_ROUNDS = 25
-# Risks that fall to 0 only at infinity have come near it below this multiple of the floor. Along a ray they
-# are then brought to the second share of what still counts, by a model at most so many times farther out.
-_VANISHING, _VANISHED, _FARTHEST = 1e4, 0.1, 20.0
 # Newton's method has done its part where it promises less than this share of the risk.
 _FOUND = 1e-14
 # Curvatures are mixed anew where the weights of the step differ by more than this in all.
@@ -301,7 +298,7 @@ def _with_next(state: State) -> State:
     """The next model: from the program with curvature around the centre."""
     centre, model = state.centre, state.model
     assert centre is not None
-    outward = _outward(state)
+    outward = outward(state)
     if outward is not None:
         return outward
     # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
@@ -351,34 +348,6 @@ def _with_next(state: State) -> State:
         if x is not None:
             return state._replace(x=x, probing=True)
     return state._replace(stalled=still)
-
-
-def _outward(state: State) -> State | None:
-    """The next model t x on the ray through the centre's x, where risks fall to 0 as they do far out; None
-    where that is not so, or has just been tried in vain.
-
-    Without a radius, classes that x can tell apart have risks that fall like exp(-margin t), with the margin
-    told by the slope along the ray. Newton's method would bring them down by a factor e a round.
-    """
-    centre, model = state.centre, state.model
-    assert centre is not None
-    goal = _VANISHED * state.wanted * state.floor
-    near = goal < centre.merit < _VANISHING * state.floor
-    # With a radius there is a minimum, which a ray would only lead away from.
-    steepness = centre.gradient[:, model.models.dimension :]
-    fixed = not steepness.any() if model.cones else bool(np.all(np.isinf(state.best.multipliers)))
-    fixed = fixed and model.references.each is None
-    if not (state.endless and fixed and near and state.lower <= 0 and state.stiffness <= 1):
-        return None
-    weights = np.asarray(model.mixtures.linear_maximum(centre.attained + centre.smoothing)[1])
-    margin = -float(weights @ (centre.gradient @ centre.z)) / centre.merit
-    longer = math.log(centre.merit / goal)
-    if longer > (_FARTHEST - 1) * margin:
-        return None
-    x = (1 + longer / margin) * centre.z[: model.models.dimension]
-    if not model.models.contains(x):
-        return None
-    return state._replace(x=x, predicted=centre.merit - goal, left=state.best.upper - state.lower)
 
 
 def _scale(state: State) -> float:
