@@ -298,9 +298,9 @@ def _with_next(state: State) -> State:
     """The next model: from the program with curvature around the centre."""
     centre, model = state.centre, state.model
     assert centre is not None
-    outward = outward(state)
-    if outward is not None:
-        return outward
+    far = outward(state)
+    if far is not None:
+        return far
     # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
     program = partial(solved, model, state.cuts, centre.z, scale=_scale(state), also=state.singly)
     program = partial(program, origin=centre.origin, raised=centre.smoothing)
