@@ -16,7 +16,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,8 @@ from bidro.engines.local import Answered
 from bidro.engines.rounds import last_state, rounds
 from bidro.engines.solve import solve
 from bidro.federation import Federation
-from bidro.guarantees.calibration import CAPS, FOLDS, SCALES
+from bidro.guarantees.calibration import FOLDS
+from bidro.guarantees.price import WEIGHINGS
 from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Box
@@ -79,13 +79,13 @@ def large(rows: int, columns: int, clients: int) -> dict[str, object]:
     problem = problem_of(table(rows, columns, sizes), sizes, 0.01)
     samples = np.asarray(problem.federation.samples)
     marks = problem.federation.folds(FOLDS)
-    candidates = tuple(Candidate(c, k) for c, k in product(SCALES, CAPS))
+    candidates = tuple(Candidate(0.0, *weighing) for weighing in WEIGHINGS)
     before = peak_mb()
 
     def choose() -> object:
         trained = second_moments.of_folds(samples, sizes, marks, FOLDS)
         algorithm, ask = FoldMoments(candidates, FOLDS), Answered(trained).clients_of(problem)
-        return last_state(rounds(ask, algorithm, algorithm.init(problem)), None).losses
+        return last_state(rounds(ask, algorithm, algorithm.init(problem)), None).found
 
     def solve() -> float:
         return solve(problem, moments=second_moments.of_clients(samples, sizes)).gap

@@ -10,7 +10,8 @@ from safetensors.numpy import load
 
 from bidro.errors import BidroError
 from bidro.losses import Huber, Logistic, Loss, Softmax, Squared, registry
-from bidro.model_file import FILE, Model, _encoded, load_model
+from bidro.model_file import FILE, Model, load_model
+from bidro.packed import encoded
 from bidro.standard import Standard
 from bidro.tables import learn_schema
 
@@ -46,7 +47,7 @@ def written(found: Model, **changes) -> bytes:
     length = int.from_bytes(data[:8], "little")
     header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["bidro"][64:])
     tensors = {**load(data), **{k: changes.pop(k) for k in ("model", "mean", "spread") if k in changes}}
-    return _encoded(tensors, {k: v for k, v in {**header, **changes}.items() if k != "numbers"})
+    return encoded(tensors, {k: v for k, v in {**header, **changes}.items() if k != "numbers"})
 
 
 HUBER = model(Huber(threshold=0.5, intercept=True), [1.0, -2.0, 0.5])
@@ -118,7 +119,7 @@ def test_a_header_that_only_python_reads_is_refused(monkeypatch):
         written(HUBER, largest=np.nan)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "bidro.model_file.json.dumps", lambda v, **_: json.JSONEncoder(sort_keys=True).encode(v)
+            "bidro.packed.json.dumps", lambda v, **_: json.JSONEncoder(sort_keys=True).encode(v)
         )
         data = written(HUBER, largest=np.nan)
     with pytest.raises(BidroError, match="damaged"):

@@ -241,13 +241,13 @@ def test_compared_methods_are_split_by_units():
 def test_standard_errors_by_unit():
     rng = np.random.default_rng(0)
     losses = rng.gamma(2.0, size=50)
-    single = ClientLoss.of(losses, np.arange(50))
+    single = ClientLoss.of(losses, units=np.arange(50))
     assert single.se == pytest.approx(ClientLoss.of(losses).se, rel=1e-12)
     # Two units of two rows: deviations of their sums from those of the mean are 2 and -2.
     assert error_by_unit(np.array([1.0, 3.0, 0.0, 0.0]), np.array([0, 0, 1, 1])) == pytest.approx(
         math.sqrt((2**2 + 2**2) * 2) / 4
     )
-    assert ClientLoss.of(losses, np.zeros(50)).se is None
+    assert ClientLoss.of(losses, units=np.zeros(50)).se is None
     means, errors = [], []
     for _ in range(2000):
         sizes = rng.integers(1, 8, 40)

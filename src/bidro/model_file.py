@@ -28,7 +28,7 @@ from bidro.sets import Simplex
 from bidro.standard import Standard, signs
 from bidro.tables import Schema
 
-FORMAT, VERSION = "bidro model", 3
+FORMAT, VERSION = "bidro model", 2
 FILE = "model.safetensors"
 
 

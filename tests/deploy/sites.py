@@ -13,7 +13,7 @@ from bidro.tables import learn_schema
 
 NAMES = ("east", "mid", "north", "south", "west")
 # Radii are given where cross-validation is not the point: it is most of the time.
-QUICK = {"radius": 0.1, "weights": "simplex"}
+QUICK = {"radius": 0.1, "weights": "simplex", "own": "none"}
 # Rounds are dear on a network: a wide gap, and no rows kept out.
 SHORT = {**QUICK, "hold_out": 0.0, "gap": 1e-2}
 SUPPORT = {"u": (-10.0, 10.0), "v": (-20.0, 40.0), "y": (-40.0, 40.0)}
@@ -37,7 +37,8 @@ def write_sites(folder: Path, whole: pd.DataFrame, support=None, extra: str = ""
     (folder / "schema.toml").write_text(written(agreed))
     for name, own in whole.groupby("site"):
         own.drop(columns="site").to_csv(folder / f"{name}.csv", index=False)
-        lines = [f'client = "{name}"', f'data = "{name}.csv"', 'schema = "schema.toml"', extra, ""]
+        lines = [f'client = "{name}"', f'data = "{name}.csv"', 'schema = "schema.toml"', extra]
+        lines += [f'own = "own/{name}"', ""]
         (folder / f"{name}.toml").write_text("\n".join(lines))
     return agreed
 

@@ -26,6 +26,7 @@ from bidro.fitting.questions import Assess, Assessment
 from bidro.guarantees.certificate import Certificate
 from bidro.losses import Absolute, Logistic, Squared, losses_of
 from bidro.model_file import Model
+from bidro.own_file import own_models_in
 from bidro.sets import Box
 from bidro.splits import choose_holdout
 from bidro.training import AlgorithmOne, Choices, Limits, _folds, transport_of, unrestricted
@@ -65,6 +66,17 @@ def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
         # The weights are those of the lower bound, which the gap leaves some room.
         assert ours.settings["client_weights"][name] == pytest.approx(value, abs=1e-4)
     assert ours.settings["gap"] <= 1e-6
+    # The same clients have models of their own, which are the same and have stayed where they are.
+    adopted = ours.settings["own"]["clients"]
+    assert adopted == theirs.model.settings["own"]["clients"] == sorted(theirs.model.own)
+    assert len(adopted) >= 2
+    assert "own.safetensors" not in files
+    for name in NAMES:
+        at_site = own_models_in(tmp_path / "own" / name / "test", ours.x)
+        assert set(at_site) == ({name} if name in adopted else set())
+        if name in adopted:
+            np.testing.assert_allclose(at_site[name], theirs.model.own[name], rtol=0, atol=SAME)
+    assert ours.settings["paid"] == pytest.approx(theirs.model.settings["paid"], abs=1e-6)
     audit = json.loads(files["audit.json"])
     assert audit["rounds"] <= 25
     report = json.loads(files["report.json"])
@@ -76,6 +88,7 @@ def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
     np.testing.assert_allclose(certificate.empirical, theirs.certificate.empirical, rtol=1e-6)
     if classes:
         assert certificate.mistakes.bound == pytest.approx(theirs.certificate.mistakes.bound)
+    assert certificate.own.bound <= theirs.certificate.own.bound * (1 + 1e-9)
     assert certificate.clipped.bound <= theirs.certificate.clipped.bound * (1 + 1e-9)
     shown = {one["client"]: one["moved"] for one in report["worst_case"]}
     for name, found in theirs.worst_cases.items():
@@ -271,7 +284,7 @@ def test_folds_are_fewer_or_without_curvature_where_sites_are_small():
     assert folds(45, 4, 12) == (4, False)
     assert folds(45, 4, 4, replies="gradient") == (4, False)
     assert folds(45, 4, 4, folds=3) == (3, True)
-    with pytest.raises(BidroError, match="set radius"):
+    with pytest.raises(BidroError, match="name the weights"):
         folds(19, 0, 4)
 
 

@@ -19,7 +19,8 @@ from bidro.engines.solve import solve
 from bidro.engines.wire import pack, unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.guarantees.calibration import calibrate, pooled_spread, worst_decile
+from bidro.guarantees.calibration import calibrate, pooled_spread
+from bidro.guarantees.price import LeftOut, worst_decile
 from bidro.losses import Logistic, Squared, losses_of
 from bidro.problem import Problem
 from bidro.sets import Box, CappedSimplex, Simplex
@@ -67,8 +68,8 @@ def test_every_solve_and_score_a_second_time(kind):
     """The risk of each fold's model is that of a solve on the training rows alone, to the gap; the score is
     the mean of the losses on the rows left out."""
     whole = problem(kind)
-    scales, caps = (0.0, 1.0), (1.5,)
-    found = calibrate(whole, scales, caps, folds=2, seed=3, spread=0.7)
+    scales, weighings = (0.0, 1.0), ((1.5, 1.0), (math.inf, 0.3))
+    found = calibrate(whole, scales, weighings, math.inf, folds=2, seed=3, spread=0.7)
     balls = replace(whole, ambiguity=WassersteinBall(0.0))
     algorithm = FoldNewton(Exact(), found.candidates, 2, 0.7)
     clients, state = in_folds(balls, Deal(2, 3)), algorithm.init(balls)
@@ -84,9 +85,9 @@ def test_every_solve_and_score_a_second_time(kind):
         left_out = parts_of(whole, marks, lambda of, fold=fold: of == fold)
         sizes = np.array([len(rows) for rows in training.values()])
         part = Federation.from_arrays(training, "unbounded")
-        for j, (scale, cap) in enumerate(found.candidates):
-            radii = 0.7 * scale / np.sqrt(sizes)
-            mixtures = Candidate(scale, cap).mixtures(whole.federation.sizes)
+        for j, one in enumerate(found.candidates):
+            radii = 0.7 * one.scale / np.sqrt(sizes)
+            mixtures = one.mixtures(whole.federation.sizes)
             again = solve(
                 replace(whole, federation=part, ambiguity=WassersteinBall(radii), mixtures=mixtures), 1e-6
             )
@@ -96,16 +97,26 @@ def test_every_solve_and_score_a_second_time(kind):
                 for total, x in ((losses, models[fold, j]), (exact_losses, again.x)):
                     values = losses_of(whole.loss, x, rows)
                     total[i, j] += float(values.sum()) / SIZES[whole.federation.names[i]]
-    # From second moments the solves begin elsewhere: their scores are the same to what the gap leaves.
-    tolerance = 1e-9 if kind == "logistic" else 1e-3
+    # From second moments the solves begin elsewhere: their scores are those of exact solves, to what the gap
+    # leaves.
+    tolerance = 1e-9
+    if kind == "squared":
+        tolerance, losses = 1e-3, exact_losses
     np.testing.assert_allclose(found.losses, losses, rtol=tolerance)
     if kind == "squared":
         fine = FoldMoments(found.candidates, 2, 0.7, gap=1e-8)
         start = fine.init(balls)
         replies = replies_of(fine, clients, jax.random.key(0), fine.broadcast(start), jnp.asarray(1))
-        assert fine.server(start, replies, jnp.array([True, False, True])).losses is None
-        done = fine.server(start, replies, jnp.ones(3, bool))
-        np.testing.assert_allclose(done.losses, exact_losses, rtol=1e-3)
+        assert fine.server(start, replies, jnp.array([True, False, True])).found is None
+        done = fine.server(start, replies, jnp.ones(3, bool)).found
+        np.testing.assert_allclose(LeftOut(done.losses, done.rows).pooled, exact_losses, rtol=1e-3)
+    # The last models are those of all rows.
+    for j, one in enumerate(found.candidates):
+        radii = 0.7 * one.scale / np.sqrt(whole.federation.sizes)
+        mixtures = one.mixtures(whole.federation.sizes)
+        again = solve(replace(whole, ambiguity=WassersteinBall(radii), mixtures=mixtures), 1e-6)
+        ours = worst_mixture(whole.federation, whole, radii, mixtures, found.models[-1, j])
+        assert again.lower - 1e-9 <= ours <= again.upper * (1 + 2e-3)
     # Of three clients the worst tenth and the worst fifth are both one.
     np.testing.assert_allclose(found.scores, losses.max(axis=0), rtol=tolerance)
     np.testing.assert_allclose(found.worst_deciles, losses.max(axis=0), rtol=tolerance)
@@ -148,15 +159,16 @@ def test_the_ends_of_the_grid_are_fedavg_and_afl():
     assert isinstance(Candidate(0.0, math.inf).mixtures(sizes), Simplex)
 
 
-def test_one_number_a_candidate_leaves_a_client_with_the_scores():
+def test_one_number_a_candidate_and_fold_leaves_a_client_with_the_scores():
     whole = replace(problem(), ambiguity=WassersteinBall(0.0))
     scoring, state = FoldScores(), jnp.zeros((2, 5, 3))
     clients = in_folds(whole, Deal(2, 0))
     replies = all_replies(scoring, clients, jax.random.key(0), scoring.broadcast(state), jnp.asarray(1))
-    assert replies.loss.shape == (3, 5)
+    assert replies.loss.shape == (3, 2, 5)
+    assert replies.rows.sum(axis=1).tolist() == list(SIZES.values())
     scored = scoring.server(state, replies, jnp.array([True, False, True]))
-    assert np.isnan(scored[1]).all()
-    assert np.isfinite(scored[0]).all()
+    assert np.isnan(scored.loss[1]).all()
+    assert np.isfinite(scored.loss[0]).all()
 
 
 def test_a_client_alone_answers_as_it_does_among_the_others():
@@ -201,10 +213,11 @@ def test_the_spread_is_one_in_standardised_units():
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: calibrate(problem(), (), (1.0,)), "at least one"),
-        (lambda: calibrate(problem(), (-1.0,), (1.0,)), "scale"),
-        (lambda: calibrate(problem(), (1.0,), (0.5,)), "cap"),
-        (lambda: calibrate(problem(), (1.0,), (1.0,), folds=30), "fewer than the 30 folds"),
+        (lambda: calibrate(problem(), (), ((1.0, 1.0),)), "at least one"),
+        (lambda: calibrate(problem(), (-1.0,), ((1.0, 1.0),)), "scale"),
+        (lambda: calibrate(problem(), (1.0,), ((0.5, 1.0),)), "cap"),
+        (lambda: calibrate(problem(), (1.0,), ((2.0, 1.5),)), "blend"),
+        (lambda: calibrate(problem(), (1.0,), ((1.0, 1.0),), folds=30), "fewer than the 30 folds"),
         (lambda: calibrate(problem(), spread=0.0), "spread"),
     ],
 )

@@ -66,7 +66,7 @@ class FoldMoments(Usual):
     candidates: tuple[Candidate, ...] = static()
     folds: int = static()
     spread: float = static(default=1.0)
-    gap: float = static(default=1e-3)
+    gap: float = static(default=1e-5)
     most_rounds: int = static(default=30)
 
     broadcast_type: ClassVar[type] = Broadcast

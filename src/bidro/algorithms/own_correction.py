@@ -17,7 +17,7 @@ on rows that neither its own nor the shared model was trained on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -50,8 +50,14 @@ class Shrinkage(NamedTuple):
     slopes: float  # lambda_1
 
     @property
-    def changes_nothing(self) -> bool:
-        return math.isinf(self.offset) and math.isinf(self.slopes)
+    def freedom(self) -> tuple[float, float]:
+        """The inverses, which are finite: what messages hold."""
+        return 1 / self.offset, 1 / self.slopes
+
+    @classmethod
+    def of_freedom(cls, freedom: Iterable[float]) -> Shrinkage:
+        offset, slopes = (1 / part if part > 0 else math.inf for part in freedom)
+        return cls(offset, slopes)
 
 
 NONE = Shrinkage(math.inf, math.inf)

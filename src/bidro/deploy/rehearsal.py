@@ -41,6 +41,7 @@ def split_by_client(
             f"client = {json.dumps(name, ensure_ascii=False)}",
             f'data = "site-{k}.parquet"',
             'schema = "schema.toml"',
+            f'own = "own/site-{k}"',
         ]
         # All rows are on this machine, so that losses with kinks give nothing away.
         lines += ["losses_with_kinks = true", *(["one_sample_replies = true"] if one_sample else [])]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm, HeldRows
-from bidro.algorithms.own_correction import OwnCorrections
+from bidro.algorithms.own_correction import OwnCorrections, Shrinkage
 from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.guarantees.calibration import FOLDS
@@ -83,10 +83,10 @@ def require_allowed_loss(loss: Loss, allowed: bool) -> None:
         raise RefusedError(KINKS)
 
 
-def require_known_shrinkages(asked: Iterable[Iterable[float]]) -> None:
+def require_known_shrinkages(asked: Iterable[Shrinkage]) -> None:
     """Raise RefusedError for an own model that is held at the shared one in a way nobody has agreed on: one
     that is hardly held follows single rows."""
-    if not {tuple(one) for one in asked} <= set(SHRINKAGES["auto"]):
+    if not set(asked) <= set(SHRINKAGES["auto"]):
         raise RefusedError("it was asked for an own model with a shrinkage that is none of bidro's.")
 
 

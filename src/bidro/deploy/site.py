@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import bidro
+from bidro.algorithms.own_correction import Shrinkage
 from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.rules import (
@@ -284,23 +285,30 @@ def _prepared(site: Site, rows: SiteRows, holdout: NDArray[np.bool_], seed: int)
 def _used(loss: Loss, training: Floats, message: Adopt | Assess | Fixed) -> Floats:
     """(1, d) the model that this site uses: its own around the server's, made anew from its training rows, or
     the server's."""
-    shrinkage = np.asarray(message.shrinkage, float)
-    if shrinkage.size:
-        require_known_shrinkages([shrinkage.tolist()])
-    return client_side.own_models(loss, training, [len(training)], message.x, shrinkage)
+    freedom = np.asarray(message.freedom, float)
+    if freedom.size:
+        require_known_shrinkages([Shrinkage.of_freedom(freedom)])
+    return client_side.own_models(loss, training, [len(training)], message.x, freedom)
 
 
 def _adopted(site: Site, training: Floats, asked: Mapping[str, Any], message: Adopt) -> Adopted:
     """Write the site's own model, and tell that there is one."""
-    if not np.isfinite(message.shrinkage).any():
+    if not np.any(np.asarray(message.freedom) > 0):
         return Adopted(np.zeros(()))
     x, used = np.asarray(message.x, float), _used(made(asked["loss"]), training, message)
     run = str(asked["run"])
     if not _RUN.fullmatch(run):
         raise RefusedError("the run's name is not one that a folder can have.")
     where = site.own / run / OWN_FILE
-    where.parent.mkdir(parents=True, exist_ok=True)
-    write_private(where, OwnModels({site.client: used[0]}, x).to_bytes())
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(where, OwnModels({site.client: used[0]}, x).to_bytes())
+    except OSError as error:
+        _log.error("this site's own model cannot be written to %s: %s", where, error)
+        raise RefusedError(
+            "its own model cannot be written; set own in its site.toml to a folder that it may write to, or "
+            "run with own = none."
+        ) from error
     _log.info("run %s: this site's own model was written to %s; it has not left.", run, where)
     return Adopted(np.ones(()))
 

@@ -160,10 +160,10 @@ class SiteClients:
         return {}
 
     def _each(self, message: T) -> dict[str, T]:
-        """A message to every site, with its own shrinkage alone."""
-        every = np.asarray(message.shrinkage)  # type: ignore[attr-defined]
+        """A message to every site, with its own freedom alone."""
+        every = np.asarray(message.freedom)  # type: ignore[attr-defined]
         return {
-            name: message._replace(shrinkage=every[i])  # type: ignore[attr-defined]
+            name: message._replace(freedom=every[i])  # type: ignore[attr-defined]
             for i, name in enumerate(self.federation.names)
         }
 
@@ -189,7 +189,7 @@ class SiteClients:
             len(message.levels),
             of.largest is not None,
             of.loss.labels is not None,
-            np.asarray(message.shrinkage).size > 0,
+            np.asarray(message.freedom).size > 0,
             np.asarray(message.pooled).size > 0,
         )
         settings = {name: {**own, "loss": described(of.loss)} for name, own in self.settings.items()}

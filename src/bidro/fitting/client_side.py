@@ -55,14 +55,14 @@ def prepared(
     )
 
 
-def own_models(loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, shrinkages: ArrayLike) -> Floats:
+def own_models(loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, freedoms: ArrayLike) -> Floats:
     """(n, d) the model that each client uses: its own around x, trained on its rows, or x itself where its
-    shrinkage (n, 2) keeps it. Those of all clients that have one are alike."""
-    shared, wanted = np.asarray(x, float), np.asarray(shrinkages, float).reshape(len(sizes), -1)
+    freedom (n, 2) is 0. That of all clients that have some is the same."""
+    shared, wanted = np.asarray(x, float), np.asarray(freedoms, float).reshape(len(sizes), -1)
     used = np.tile(shared, (len(sizes), 1))
-    adopts = np.isfinite(wanted).any(axis=1)
+    adopts = np.any(wanted > 0, axis=1)
     if adopts.any():
-        counts, common = np.asarray(sizes), Shrinkage(*wanted[adopts][0].tolist())
+        counts, common = np.asarray(sizes), Shrinkage.of_freedom(wanted[adopts][0])
         some = rows if adopts.all() else rows[np.repeat(adopts, counts)]
         used[adopts] = own_correction.own_models(loss, some, counts[adopts], shared, common)
     return used
@@ -122,7 +122,7 @@ def bounds(
     levels, counts = np.asarray(message.levels).tolist(), np.asarray(sizes)
     ends = np.cumsum(counts)[:-1]
     labels = [None] * len(counts) if units is None else np.split(units, ends)
-    with_own = np.asarray(message.shrinkage).size > 0
+    with_own = np.asarray(message.freedom).size > 0
     found = [
         holdout_bounds(name, of, part, levels, units=whose, own=x if with_own else None)
         for name, part, whose, x in zip(names, np.split(rows, ends), labels, used, strict=True)

@@ -6,7 +6,6 @@ their own. `RobustRegressor.fit`, `bidro fit` and `bidro federate` are callers o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -89,9 +88,6 @@ class ClientLoss(NamedTuple):
         mean = float(losses.mean())
         used = mean if own is None else float(own.mean())
         return cls(mean, error if draws > 1 else None, len(losses), used)
-        se = float(losses.std(ddof=1) / np.sqrt(len(losses))) if len(losses) > 1 else None
-        mean = float(losses.mean())
-        return cls(mean, se, len(losses), mean if own is None else float(own.mean()))
 
 
 class Change(NamedTuple):
@@ -185,10 +181,10 @@ class _Fit:
         """How the model does on training rows, and what rows kept out say of it."""
         self.progress.begin("assessing")
         names, x, levels = stated.federation.names, trained.x, self.options.confidences
-        shown, shrinkage = self._count_most(trained), _shrinkages(trained)
-        own_models = clients.adopt(trained.problem, Adopt(x, shrinkage)) if shrinkage.size else {}
+        shown, freedom = self._count_most(trained), _freedoms(trained)
+        own_models = clients.adopt(trained.problem, Adopt(x, freedom)) if freedom.size else {}
         pooled = np.zeros(0) if trained.pooled is None else trained.pooled
-        message = _assess(clients, stated, standard, x, levels, shown, shrinkage, pooled)
+        message = _assess(clients, stated, standard, x, levels, shown, freedom, pooled)
         found = clients.assess(trained.problem, box, message)
         distances = clients.distances(stated, found) if len(message.radii[0]) else None
         of = Assessed.of(stated, x, float(np.max(found.largest)))
@@ -196,7 +192,7 @@ class _Fit:
         bounds, changes, judged = None, None, _judged(names, found, prepared.rows, prepared.units)
         if holdout.any():
             self.progress.begin("certifying")
-            bounds = clients.bounds(of, _fixed(of, levels, shrinkage, pooled))
+            bounds = clients.bounds(of, _fixed(of, levels, freedom, pooled))
             judged = _judged(names, bounds, holdout, prepared.holdout_units)
             changes = _changes(names, bounds, prepared.holdout_units) if pooled.size else None
         certificates = {
@@ -262,12 +258,12 @@ def _spread(moments: Moments, standard: Standard, transport: Transport, choices:
     return spread_of(np.where(moments.varying, moments.deviation, 0.0) / units, transport)
 
 
-def _shrinkages(trained: Trained) -> Floats:
+def _freedoms(trained: Trained) -> Floats:
     """(n, 2) of the clients' own models; (n, 0) where there are none."""
     n, own = trained.problem.n, trained.own
     if own is None or not own.adopts.any():
         return np.zeros((n, 0))
-    return np.where(own.adopts[:, None], np.asarray(own.shrinkage), math.inf)
+    return np.where(own.adopts[:, None], own.shrinkage.freedom, 0.0)
 
 
 def _varies(found: Assessment, rows: Any) -> float:
@@ -286,7 +282,7 @@ def _assess(
     x: Floats,
     levels: list[float],
     shown: list[int],
-    shrinkage: Floats,
+    freedom: Floats,
     pooled: Floats,
 ) -> Assess:
     n = stated.n
@@ -295,13 +291,13 @@ def _assess(
         radii = np.stack([explicit_radii(stated, level) for level in levels], axis=1)
         reference = clients.reference(stated, standard)
     counted = np.isin(np.arange(n), shown).astype(float)
-    return Assess(x, radii, reference, counted, shrinkage, pooled)
+    return Assess(x, radii, reference, counted, freedom, pooled)
 
 
-def _fixed(of: Assessed, levels: list[float], shrinkage: Floats, pooled: Floats) -> Fixed:
+def _fixed(of: Assessed, levels: list[float], freedom: Floats, pooled: Floats) -> Fixed:
     largest = np.zeros(0) if of.largest is None else np.array([of.largest])
     betas = [client_level(level, of.mixtures.dimension, of.mixtures) for level in levels]
-    return Fixed(of.x, np.array(betas), np.asarray(of.seen), largest, shrinkage, pooled)
+    return Fixed(of.x, np.array(betas), np.asarray(of.seen), largest, freedom, pooled)
 
 
 def _judged(names: tuple[str, ...], found: Any, rows: Any, draws: Any) -> dict[str, ClientLoss]:

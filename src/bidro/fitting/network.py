@@ -162,7 +162,7 @@ class LocalClients:
         return IN_PROCESS.clients_of(problem, deal, seed)
 
     def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
-        used, own = self._used(problem.loss, message), np.isfinite(np.asarray(message.shrinkage)).any(axis=1)
+        used, own = self._used(problem.loss, message), np.any(np.asarray(message.freedom) > 0, axis=1)
         return {name: used[i] for i, name in enumerate(self.federation.names) if own[i]}
 
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
@@ -175,11 +175,11 @@ class LocalClients:
 
     def _used(self, loss: Loss, message: Adopt | Assess | Fixed) -> Floats:
         """(n, d) the models that clients use, by what a message says of them."""
-        x, shrinkage = np.asarray(message.x), np.asarray(message.shrinkage)
-        key = x.tobytes() + shrinkage.tobytes()
+        x, freedom = np.asarray(message.x), np.asarray(message.freedom)
+        key = x.tobytes() + freedom.tobytes()
         if key not in self.made:
             rows, sizes = self.federation.host_rows, self.federation.sizes
-            self.made[key] = client_side.own_models(loss, rows, sizes, x, shrinkage)
+            self.made[key] = client_side.own_models(loss, rows, sizes, x, freedom)
         return self.made[key]
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:

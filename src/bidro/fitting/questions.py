@@ -33,10 +33,10 @@ class Prepared(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """The message of "adopt", to one client or, with a leading axis in `shrinkage`, to several."""
+    """The message of "adopt", to one client or, with a leading axis in `freedom`, to several."""
 
     x: Numbers  # (d,) the shared model
-    shrinkage: Numbers  # (2,) of the client's own model around it, see `Shrinkage`; inf keeps it as shared
+    freedom: Numbers  # (2,) of its offset and slopes: 1 / lambda, see `Shrinkage`; 0 keeps them as shared
 
 
 class Adopted(NamedTuple):
@@ -50,14 +50,14 @@ class Adopted(NamedTuple):
 
 
 class Assess(NamedTuple):
-    """The message of "assess"; radii, `shown` and `shrinkage` are each client's own, with a leading axis for
+    """The message of "assess"; radii, `shown` and `freedom` are each client's own, with a leading axis for
     several."""
 
     x: Numbers  # (d,)
     radii: Numbers  # (levels,) explicit radii; empty where there is no interval
     reference: Numbers  # (points, m) a cloud that everybody has; empty where its distance is not wanted
     shown: Numbers  # () 1 where the worst case is to be shown, else 0
-    shrinkage: Numbers  # (2,) of the client's own model, as in `Adopt`
+    freedom: Numbers  # (2,) of the client's own model, as in `Adopt`; empty where no client has one
     pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
 
 
@@ -92,7 +92,7 @@ class Fixed(NamedTuple):
     levels: Numbers  # (levels,) beta of every bound
     seen: Numbers  # () what losses are clipped at
     largest: Numbers  # (1,) the largest loss on the declared support; empty where it is not known
-    shrinkage: Numbers  # (2,) of the client's own model, as in `Adopt`, with a leading axis for several
+    freedom: Numbers  # (2,) as in `Assess`, with a leading axis for several
     pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
 
 

@@ -55,7 +55,6 @@ class Calibration:
     deal: Deal  # of the folds
     rounds: int
     moments: FoldMomentsFound | None  # of squared loss, where clients have sent them
-    references: Floats | None  # (n,) of the problem
 
     @property
     def promise(self) -> str:
@@ -77,10 +76,8 @@ class Calibration:
 
     @property
     def scores(self) -> Floats:
-        """(candidates,) the mean over the worst fifth of the clients, by which the choice is made: of their
-        losses, or of what they lose beyond their references."""
-        beyond = self.losses if self.references is None else self.losses - self.references[:, None]
-        return worst_fifth(beyond)
+        """(candidates,) the mean over the worst fifth of the clients, by which the choice is made."""
+        return worst_fifth(self.losses)
 
     @property
     def worst_deciles(self) -> Floats:
@@ -164,7 +161,7 @@ def calibrate(
     pooled = min(
         range(len(candidates)), key=lambda j: (candidates[j].cap, candidates[j].blend, candidates[j].scale)
     )
-    place = choice(left_out, pooled, price, problem.references)
+    place = choice(left_out, pooled, price)
     assert balls.eps is not None
     sizes = problem.federation.sizes
     radii = np.asarray(balls.eps) + unit * candidates[place].scale / np.sqrt(np.asarray(sizes, float))
@@ -182,7 +179,6 @@ def calibrate(
         Deal(folds, seed),
         took,
         found,
-        None if problem.references is None else np.asarray(problem.references, float),
     )
 
 

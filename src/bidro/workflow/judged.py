@@ -62,7 +62,7 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
     by_client, units = rows_by_client(model, table), units_by_client(model.schema, table)
     found = evaluation(
         {
-            name: ClientLoss.of(model.losses(rows), None if units is None else units[name])
+            name: ClientLoss.of(model.losses(rows), units=None if units is None else units[name])
             for name, rows in by_client.items()
         }
     )
