@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load
 
 from bidro.errors import BidroError
-from bidro.losses import Huber, Logistic, Loss, Softmax, Squared, registry
+from bidro.losses import Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared, registry
 from bidro.model_file import FILE, Model, load_model
 from bidro.packed import encoded
 from bidro.standard import Standard
@@ -62,10 +62,36 @@ def test_what_is_written_comes_back():
     assert np.array_equal(again.x, HUBER.x)
     assert (again.seen, again.largest, again.slope, again.of_root) == (7.0, None, 1.5, True)
     assert again.clients == ("a", "b")
+    assert (dict(again.settings), dict(again.versions)) == ({"gap": 1e-7}, {})
+    assert (again.standard.middle, again.standard.target_spread) == (3.0, 2.0)
+    np.testing.assert_array_equal(again.standard.mean, [40.0, 0.5])
+    np.testing.assert_array_equal(again.standard.spread, [10.0, 0.25])
     assert again.to_bytes() == HUBER.to_bytes()
     # The same content gives the same bytes, in whatever order its settings were made.
     one, other = (replace(HUBER, settings=order) for order in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
     assert one.to_bytes() == other.to_bytes()
+
+
+def test_what_a_model_may_leave_open_comes_back_too():
+    """Losses of 0 throughout, a largest loss that is known, a slope that is not, and names in their order."""
+    found = replace(
+        HUBER, seen=0.0, largest=2.5, slope=None, of_root=False, clients=("b", "a"), versions={"bidro": "1"}
+    )
+    again = Model.from_bytes(found.to_bytes(), "here")
+    assert (again.seen, again.largest, again.slope, again.of_root) == (0.0, 2.5, None, False)
+    assert (again.clients, dict(again.versions)) == (("b", "a"), {"bidro": "1"})
+
+
+def test_a_change_of_any_byte_shows():
+    data = HUBER.to_bytes()
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        with pytest.raises(BidroError, match="'here' is"):
+            Model.from_bytes(bytes(changed), "here")
+    for cut in (b"", data[:7], data[:-1], data + b"0"):
+        with pytest.raises(BidroError, match="damaged"):
+            Model.from_bytes(cut, "here")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +109,9 @@ def test_what_is_written_comes_back():
         {"mean": np.zeros(1)},
         {"spread": np.ones(1)},
         {"spread": np.array([1.0, 0.0])},
+        {"spread": np.array([-1.0, 1.0])},
         {"target_spread": -1.0},
+        {"target_spread": 0.0},
         {"clients": "ab"},
         {"clients": ["a", 3]},
         {"clients": []},
@@ -118,9 +146,7 @@ def test_a_header_that_only_python_reads_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="JSON"):
         written(HUBER, largest=np.nan)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "bidro.packed.json.dumps", lambda v, **_: json.JSONEncoder(sort_keys=True).encode(v)
-        )
+        patch.setattr("bidro.packed.json.dumps", lambda v, **_: json.JSONEncoder(sort_keys=True).encode(v))
         data = written(HUBER, largest=np.nan)
     with pytest.raises(BidroError, match="damaged"):
         Model.from_bytes(data, "here")
@@ -145,6 +171,32 @@ def test_predictions_by_hand():
     shares = three[["probability of p", "probability of q", "probability of r"]]
     np.testing.assert_allclose(shares, scores / scores.sum(axis=1, keepdims=True))
     assert three["prediction"].tolist() == [list("pqr")[k] for k in scores.argmax(axis=1)]
+
+
+def test_correct_is_where_the_prediction_is_the_target():
+    """Two classes, where a score of 0 is for the first, and three; a number is neither right nor wrong."""
+    assert HUBER.correct(HUBER.rows(TABLE)) is None
+    shuffled = TABLE.set_index(np.arange(100, 100 + len(TABLE)))
+    weights = np.concatenate([[1.0, 0.0, 0.0, 1.0, -1.0, -1.0], [0.1, 0.2, 0.3]])
+    for found, target in (
+        (model(Logistic(intercept=True), [2.0, -0.5, 0.25], "home"), "home"),
+        (model(Logistic(intercept=True), [-2.0, 0.5, 0.25], "home"), "home"),
+        (model(Logistic(intercept=True), [0.1, 0.05, 0.05], "home"), "home"),
+        (model(Logistic(intercept=True), [0.0, 0.0, 0.0], "home"), "home"),
+        (model(Softmax(classes=3, intercept=True), weights, "kind"), "kind"),
+    ):
+        predicted = found.predict(shuffled)
+        assert predicted.index.equals(shuffled.index)
+        right = predicted["prediction"].to_numpy() == shuffled[target].to_numpy()
+        np.testing.assert_array_equal(found.correct(found.rows(shuffled)), right)
+    undecided = model(Logistic(intercept=True), [0.0, 0.0, 0.0], "home").predict(TABLE)
+    assert set(undecided["prediction"]) == {"no"}
+    np.testing.assert_array_equal(undecided["probability of yes"], 0.5)
+
+
+def test_a_loss_without_probabilities_has_none():
+    hinge = model(SmoothedHinge(width=0.5, intercept=True), [2.0, -0.5, 0.25], "home")
+    assert list(hinge.predict(TABLE).columns) == ["prediction"]
 
 
 def test_losses_and_statements_are_those_of_the_model():

@@ -24,6 +24,7 @@ from bidro.worst_case import Inner, Oracle
 from bidro.worst_case.atoms import Point
 from bidro.worst_case.ball import ball_risk, is_lifted
 from bidro.worst_case.risk import RiskModel, penalised_risk, unmoved_risk
+from bidro.worst_case.rounding import of_value
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +129,15 @@ class Client:
         In the cut and curvature that are returned, never in the value, kinks of the loss are smoothed over
         `width`, in units of the residuals (or the loss) of a model that predicts the same for every row.
         """
-        width = width * self._unit
+        found = self._risk(oracle, x, width * self._unit, curvature)
+        k = found.gradient.shape[-1]
+        return found._replace(
+            value=found.value + of_value(found.value, k),
+            attained=found.attained - of_value(found.attained, k),
+            gradient=self.inner.loss.balanced(found.gradient),
+        )
+
+    def _risk(self, oracle: Oracle, x: Array, width: Array, curvature: bool) -> RiskModel:
         if self.ambiguity == "ball":
             return ball_risk(self.rows, self.inner, oracle, x, self.eps, width, curvature)
         at = Point(x, None, width)

@@ -226,7 +226,7 @@ class Problem:
         given = () if self.references is None else ("references", np.asarray(self.references))
         for leaf in (*leaves, *given, self.federation.samples):
             numbers = isinstance(leaf, Array | np.ndarray)
-            digest.update(np.asarray(leaf).tobytes() if numbers else repr(leaf).encode())
+            digest.update(np.ascontiguousarray(leaf).data if numbers else repr(leaf).encode())
         return digest.hexdigest()
 
     def with_samples(self, samples: Array) -> Problem:

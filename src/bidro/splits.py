@@ -56,13 +56,26 @@ def choose_holdout(
     the same share of every client's units, at least one, each with all its rows: how many does not depend on
     how large they are, so that what is kept out is a random sample of units.
     """
+    names, codes = np.unique(clients, return_inverse=True)
+    return holdout_of(names, codes, content_order(codes, features, target, units), share, seed, units)
+
+
+def holdout_of(
+    names: NDArray[np.str_],
+    codes: NDArray[np.int64],
+    order: NDArray[np.int64],
+    share: float,
+    seed: int,
+    units: NDArray[np.uint64] | None = None,
+) -> NDArray[np.bool_]:
+    """`choose_holdout` where the rows' clients (codes, into the sorted names) and their `content_order` are
+    known."""
     if not 0 <= share < 1:
         raise BidroError(f"--hold-out must be a share from 0 to below 1; got {share}.")
-    kept = np.zeros(len(clients), bool)
+    kept = np.zeros(len(codes), bool)
     if share == 0:
         return kept
-    names, codes, sizes = np.unique(clients, return_inverse=True, return_counts=True)
-    what, distinct = "row", None
+    what, distinct, sizes = "row", None, np.bincount(codes, minlength=len(names))
     if units is not None:
         what, distinct = "unit", Units.of(codes, units)
         sizes = distinct.counts(len(names))
@@ -80,7 +93,7 @@ def choose_holdout(
     chosen[np.lexsort((drawn, owner))] = place < np.repeat(counts, sizes)
     if distinct is not None:
         return np.asarray(chosen[distinct.of_row])
-    kept[content_order(codes, features, target)] = chosen
+    kept[order] = chosen
     return kept
 
 

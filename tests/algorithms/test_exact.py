@@ -1,5 +1,6 @@
 """The parts of the exact solver: bounds that hold whatever the cone solver returns, and its estimates."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import jax
@@ -17,7 +18,7 @@ from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.client import Penalty, WassersteinBall
 from bidro.engines.in_process import all_replies
 from bidro.federation import Federation
-from bidro.losses import Squared
+from bidro.losses import Absolute, Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box, CappedSimplex, L1SimplexBall, Simplex
 from bidro.transport import Transport
@@ -94,6 +95,24 @@ def test_planes_touch_the_risks_where_they_are_made(kind):
     """But for the rounding of the kink at an exact fit, over 1e-4 of a width of 2."""
     reply = replies_at(made(kind), np.array([0.3, -0.2, 0.4]))
     np.testing.assert_allclose(reply.attained, reply.upper, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("loss", "share"), [(Squared(), 1e-12), (Absolute(), 1e-6)])
+def test_what_is_known_before_the_first_round(loss, share):
+    """Risks below a millionth of a constant prediction's count as 0, of residuals for squared loss."""
+    problem = replace(made("box"), loss=loss, transport=Transport.features_only(4))
+    state = ExactMWDRO(Exact(), gap=1e-4).init(problem)
+    assert (state.small, state.floor) == (share, pytest.approx(share * problem.constant_risk))
+    assert (state.width, state.wanted, state.lower, state.t) == (2.0, 1e-4, 0.0, 0)
+    assert (state.stiffness, state.left, state.predicted) == (1.0, np.inf, 0.0)
+    assert state.certified
+    assert not state.stalled
+    assert not state.finished
+    np.testing.assert_array_equal(state.alpha, problem.initial_weights)
+    assert len(state.model.cones) == (1 if problem.lifted else 0)
+    assert ExactMWDRO(Exact()).gap == 1e-6
+    assert ExactMWDRO(Exact()).second_order
+    assert not ExactMWDRO(Exact(), sends_curvature=False).second_order
 
 
 def test_without_curvature_none_is_sent():

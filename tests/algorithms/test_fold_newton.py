@@ -181,10 +181,10 @@ def test_the_smoothed_steepness_has_its_derivatives():
     rng = np.random.default_rng(2)
     steepness = Steepness(tuple(Cone(rng.normal(size=(2, 3)), rng.normal(size=2)) for _ in range(3)))
     x, delta = rng.normal(size=(1, 1, 3)), np.full((1, 1), 0.2)
-    nu, gradient, second = steepness.smoothed(x, delta, True)
+    nu, gradient, second = steepness.smoothed(x, delta)
     assert steepness.at(x)[0, 0] <= nu[0, 0] <= steepness.at(x)[0, 0] + 0.2 * (1 + math.log(3))
     for i in range(3):
         step = 1e-5 * (np.arange(3) == i)
-        up, down = steepness.smoothed(x + step, delta, True), steepness.smoothed(x - step, delta, True)
+        up, down = steepness.smoothed(x + step, delta), steepness.smoothed(x - step, delta)
         assert (up[0] - down[0])[0, 0] / 2e-5 == pytest.approx(gradient[0, 0, i], abs=1e-8)
         np.testing.assert_allclose((up[1] - down[1])[0, 0] / 2e-5, second[0, 0, i], atol=1e-6)

@@ -18,18 +18,19 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @contextmanager
-def consortium_of(engine, folder: Path):
-    """(folder of the sites, what they agreed on, the network, the files of a run in one process).
+def consortium_of(engine, folder: Path, names=NAMES):
+    """(folder of the sites, what they agreed on, the network of the named sites, the files of a run in one
+    process).
 
     That run comes first, and leaves compiled programs where the clients' processes find them.
     """
     agreed = write_sites(folder, table(), extra="one_sample_replies = true")
-    sites = {name: folder / f"{name}.toml" for name in NAMES}
+    sites = {name: folder / f"{name}.toml" for name in names}
     (folder / "runs").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _ENVIRONMENT.items():
             patch.setenv(name, value)
-        one = run_job(job(agreed, "one", options=SHORT), carrier(folder), folder / "in-process")
+        one = run_job(job(agreed, "one", names, options=SHORT), carrier(folder, names), folder / "in-process")
         with engine.network(folder / "network", sites, folder / "runs") as net:
             yield folder, agreed, net, one
 

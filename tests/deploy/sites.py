@@ -12,6 +12,8 @@ from bidro.engines.carrier import InMemory
 from bidro.tables import learn_schema
 
 NAMES = ("east", "mid", "north", "south", "west")
+# The sites of the networks that `make test` starts.
+PAIR = ("east", "west")
 # Radii are given where cross-validation is not the point: it is most of the time.
 QUICK = {"radius": 0.1, "weights": "simplex", "own": "none"}
 # Rounds are dear on a network: a wide gap, and no rows kept out.

@@ -1,4 +1,7 @@
-"""Real processes on loopback over NVIDIA FLARE, with mutual TLS: one server and five clients."""
+"""Real processes on loopback over NVIDIA FLARE, with mutual TLS.
+
+One server and two clients in `make test`; `make test-deploy` has five clients and processes that are killed.
+"""
 
 import json
 import shutil
@@ -7,7 +10,7 @@ import ssl
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import psutil
@@ -23,12 +26,24 @@ from bidro.guarantees.certificate import Certificate
 from bidro.model_file import Model
 from bidro.training import AlgorithmOne
 from tests.deploy.processes import Driven, Paused, alive, below, consortium_of, wait_for_line
-from tests.deploy.sites import NAMES, QUICK, SHORT, carrier, job
+from tests.deploy.sites import NAMES, PAIR, QUICK, SHORT, carrier, job
 
 
 @pytest.fixture(scope="module")
 def consortium(tmp_path_factory):
-    with consortium_of(flare_local, tmp_path_factory.mktemp("consortium")) as made:
+    with stopped_network(tmp_path_factory.mktemp("consortium"), NAMES) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    with stopped_network(tmp_path_factory.mktemp("pair"), PAIR) as made:
+        yield made
+
+
+@contextmanager
+def stopped_network(folder, names):
+    with consortium_of(flare_local, folder, names) as made:
         yield made
         started = [p.pid for process in made[2].processes.values() for p in _tree(process)]
     assert alive(started) == set(), "every process that was started has been stopped"
@@ -44,6 +59,13 @@ def model_of(files):
     return Model.from_bytes(files["model.safetensors"], "model")
 
 
+def test_the_model_is_that_of_one_process(pair):
+    _, agreed, net, one = pair
+    done = Driven("flare", job(agreed, "whole", PAIR, options=SHORT), net.settings).outcome()
+    check_whole(done, one)
+
+
+@pytest.mark.deploy
 def test_algorithm_1_is_that_of_one_process(consortium):
     folder, agreed, net, _ = consortium
     settings = AlgorithmOne(3, rho=20.0, eta_x=0.05, eta_alpha=0.02)
@@ -54,6 +76,7 @@ def test_algorithm_1_is_that_of_one_process(consortium):
     np.testing.assert_allclose(model_of(done.files).x, model_of(theirs).x, rtol=0, atol=1e-9)
 
 
+@pytest.mark.deploy
 def test_a_killed_client_is_left_out_and_the_certificate_says_so(consortium):
     """kill -9 of a site in the midst of a run whose policy is to go on, to a gap of 1e-6."""
     folder, agreed, net, _ = consortium
@@ -83,9 +106,8 @@ def going_on(consortium, run, resume):
     return done
 
 
-def check_whole(ends, consortium):
-    """The model of one process, and nobody was asked twice."""
-    one = consortium[3]
+def check_whole(ends, one):
+    """The model of the run `one` in one process, and nobody was asked twice."""
     assert ends.error is None
     np.testing.assert_allclose(model_of(ends.files).x, model_of(one).x, rtol=0, atol=1e-9)
     audit = json.loads(ends.files["audit.json"])
@@ -93,6 +115,7 @@ def check_whole(ends, consortium):
     assert audit["lost"] == {}
 
 
+@pytest.mark.deploy
 def test_a_run_whose_server_was_killed_resumes_to_the_model_of_one_process(consortium):
     """kill -9 of the server and its job; one client stands still, so that the run cannot end before it."""
     folder, _, net, _ = consortium
@@ -104,7 +127,7 @@ def test_a_run_whose_server_was_killed_resumes_to_the_model_of_one_process(conso
     assert isinstance(dies.error, BidroError)
     assert not (folder / "runs" / "server-dies" / "result").exists()
     net.restart_server()
-    check_whole(going_on(consortium, "server-dies", True).outcome(), consortium)
+    check_whole(going_on(consortium, "server-dies", True).outcome(), consortium[3])
 
 
 @pytest.mark.deploy
@@ -125,7 +148,7 @@ def test_a_run_waits_for_a_killed_client_and_resumes_after_its_job_was_killed(co
     assert isinstance(waits.error, BidroError)
     assert any("south left the network" in line for line in waits.said)
     assert not (runs / "jobs-die" / "result").exists()
-    check_whole(going_on(consortium, "jobs-die", True).outcome(), consortium)
+    check_whole(going_on(consortium, "jobs-die", True).outcome(), consortium[3])
 
 
 @pytest.mark.deploy
@@ -137,8 +160,8 @@ def test_with_default_options_the_model_is_that_of_one_process(consortium):
     np.testing.assert_allclose(model_of(done.files).x, model_of(theirs).x, rtol=0, atol=1e-9)
 
 
-def test_who_has_no_certificate_of_the_project_is_refused(consortium, tmp_path):
-    kits = consortium[2].kits
+def test_who_has_no_certificate_of_the_project_is_refused(pair, tmp_path):
+    kits = pair[2].kits
     server = json.loads((kits / "localhost" / "startup" / "fed_server.json").read_text())["servers"][0]
     port = int(server["service"]["target"].split(":")[1])
     with socket.create_connection(("127.0.0.1", port)) as plain:
@@ -146,7 +169,7 @@ def test_who_has_no_certificate_of_the_project_is_refused(consortium, tmp_path):
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
         with suppress(ConnectionResetError):
             assert plain.recv(100) == b""
-    context = ssl.create_default_context(cafile=str(kits / "north" / "startup" / "rootCA.pem"))
+    context = ssl.create_default_context(cafile=str(kits / "west" / "startup" / "rootCA.pem"))
     context.check_hostname = False
 
     def without_a_certificate():
@@ -157,11 +180,11 @@ def test_who_has_no_certificate_of_the_project_is_refused(consortium, tmp_path):
     with pytest.raises((ssl.SSLError, ConnectionResetError)):
         without_a_certificate()
     # A kit of another project, with the same names and this server's port.
-    other = _provision(tmp_path.resolve(), ["north"])
+    other = _provision(tmp_path.resolve(), ["west"])
     for part in ("rootCA.pem", "client.crt", "client.key"):
-        shutil.copy(other / "north" / "startup" / part, tmp_path / part)
+        shutil.copy(other / "west" / "startup" / part, tmp_path / part)
     stranger = tmp_path / "stranger"
-    shutil.copytree(kits / "north", stranger, ignore=shutil.ignore_patterns("*.log", "*-*-*-*"))
+    shutil.copytree(kits / "west", stranger, ignore=shutil.ignore_patterns("*.log", "*-*-*-*"))
     for part in ("rootCA.pem", "client.crt", "client.key"):
         shutil.copy(tmp_path / part, stranger / "startup" / part)
     log = tmp_path / "stranger.log"
@@ -181,17 +204,17 @@ def test_who_has_no_certificate_of_the_project_is_refused(consortium, tmp_path):
         for one in _tree(process):
             one.kill()
         process.wait()
-    with session(consortium[2].settings) as admin:
+    with session(pair[2].settings) as admin:
         names = [client.name for client in admin.get_system_info().client_info]
-    assert sorted(names) == sorted(NAMES)
+    assert sorted(names) == sorted(PAIR)
 
 
-def test_a_network_that_is_not_there_is_said_in_one_sentence(consortium, tmp_path):
-    _, agreed, net, _ = consortium
-    missing = Driven("flare", job(agreed, "none", options=QUICK), {"startup_kit": str(tmp_path)})
+def test_a_network_that_is_not_there_is_said_in_one_sentence(pair, tmp_path):
+    _, agreed, net, _ = pair
+    missing = Driven("flare", job(agreed, "none", PAIR, options=QUICK), {"startup_kit": str(tmp_path)})
     missing.run()
     assert "startup kit" in str(missing.error)
-    stranger = job(agreed, "stranger", (*NAMES, "nobody"), options=QUICK, policy=Policy(patience=0.1))
-    absent = Driven("flare", stranger, net.settings | {"clients": [*NAMES, "nobody"]})
+    stranger = job(agreed, "stranger", (*PAIR, "nobody"), options=QUICK, policy=Policy(patience=0.1))
+    absent = Driven("flare", stranger, net.settings | {"clients": [*PAIR, "nobody"]})
     absent.run()
     assert "not connected to the FLARE server: nobody" in str(absent.error)

@@ -1,6 +1,7 @@
 """Real processes on loopback over Flower, with TLS and authenticated nodes.
 
-A message takes seconds here, so runs are short; `make test-deploy` runs the longer ones as well.
+A message takes seconds here: one short run of two clients is in `make test`, and `make test-deploy` has five
+clients, longer runs and processes that are killed.
 """
 
 import json
@@ -8,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -23,15 +25,27 @@ from bidro.guarantees.certificate import Certificate
 from bidro.model_file import Model
 from bidro.training import AlgorithmOne
 from tests.deploy.processes import Driven, consortium_of, wait_for_line
-from tests.deploy.sites import NAMES, SHORT, carrier, job
+from tests.deploy.sites import NAMES, PAIR, SHORT, carrier, job
 
 
 @pytest.fixture(scope="module")
 def consortium(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("consortium")
-    with consortium_of(flower_local, folder) as made:
+    with stopped_network(tmp_path_factory.mktemp("consortium"), NAMES) as made:
         yield made
-    homes = [folder / "network" / what / "flwr" for what in ("server", *(f"site-{k}" for k in range(5)))]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    with stopped_network(tmp_path_factory.mktemp("pair"), PAIR) as made:
+        yield made
+
+
+@contextmanager
+def stopped_network(folder, names):
+    with consortium_of(flower_local, folder, names) as made:
+        yield made
+    sites = [f"site-{k}" for k in range(len(names))]
+    homes = [folder / "network" / what / "flwr" for what in ("server", *sites)]
     assert [pid for home in homes for pid in _processes(home)] == [], "every process has been stopped"
 
 
@@ -39,6 +53,17 @@ def model_of(files):
     return Model.from_bytes(files["model.safetensors"], "model")
 
 
+def test_the_model_is_that_of_one_process(pair):
+    _, agreed, net, one = pair
+    done = Driven("flower", job(agreed, "whole", PAIR, options=SHORT), net.settings).outcome(300)
+    assert done.error is None
+    np.testing.assert_allclose(model_of(done.files).x, model_of(one).x, rtol=0, atol=1e-9)
+    audit = json.loads(done.files["audit.json"])
+    assert audit["rounds"] == json.loads(one["audit.json"])["rounds"]
+    assert audit["lost"] == {}
+
+
+@pytest.mark.deploy
 def test_the_model_is_that_of_one_process_also_without_a_killed_client(consortium):
     """kill -9 of a site after its first answer; the others go on, and the certificate names them."""
     folder, agreed, net, _ = consortium
@@ -137,8 +162,8 @@ def said_by(node, folder, address, authority, *more):
     return done.returncode, log.read_text()
 
 
-def test_who_is_not_registered_or_has_another_authority_is_refused(consortium, tmp_path):
-    net = consortium[2]
+def test_who_is_not_registered_or_has_another_authority_is_refused(pair, tmp_path):
+    net = pair[2]
     key = ec.generate_private_key(ec.SECP384R1())
     secret = tmp_path / "stranger.key"
     secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
@@ -160,13 +185,13 @@ def test_who_is_not_registered_or_has_another_authority_is_refused(consortium, t
     )
     assert code != 0
     assert "is not a private key" in said.splitlines()[-1]
-    wrong = Driven("flower", job(consortium[1], "wrong"), {**net.settings, "root_certificates": str(other)})
+    wrong = Driven("flower", job(pair[1], "wrong", PAIR), {**net.settings, "root_certificates": str(other)})
     wrong.run()
     assert "CERTIFICATE_VERIFY_FAILED" in str(wrong.error)
 
 
-def test_a_plaintext_node_is_not_let_in(consortium, tmp_path):
-    net = consortium[2]
+def test_a_plaintext_node_is_not_let_in(pair, tmp_path):
+    net = pair[2]
     command = ["flower-supernode", "--insecure", "--host", "127.0.0.1", "--port", str(_free_port())]
     log = tmp_path / "log.txt"
     with log.open("wb") as file:

@@ -39,7 +39,8 @@ def in_one_process(folder, whole, **options):
 
 
 @pytest.mark.parametrize(
-    ("classes", "options"), [(False, {}), (True, {**QUICK, "gap": 1e-10}), (False, {**QUICK, "hold_out": 0.0})]
+    ("classes", "options"),
+    [(False, {}), (True, {**QUICK, "gap": 1e-10}), (False, {**QUICK, "hold_out": 0.0})],
 )
 def test_federated_by_units_is_one_process_by_units(classes, options, tmp_path):
     whole = visits(classes)

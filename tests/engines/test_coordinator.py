@@ -413,10 +413,104 @@ def test_a_round_that_does_not_need_all_goes_on_with_those_who_replied(tmp_path)
         assert list(asked(again, 1, needs_all=False)) == ["south", "west"]
 
 
+def test_who_must_reply_is_a_matter_of_the_policy(tmp_path):
+    """Rounds that do not need all: too few replies stop the run, a refusal loses its client, and where the
+    policy is to wait everybody is waited for."""
+    carrier = FaultyCarrier()
+    carrier.plan = [dict.fromkeys(("north", "west"), "dropped")]
+    with Record(tmp_path / "few") as record:
+        two = Coordinator("run", carrier, record, Policy(timeout=1e-9, lost="continue", min_clients=2))
+        with pytest.raises(BidroError, match=r"Only 1 client\(s\) are left, fewer than min_clients = 2"):
+            asked(two, 1, needs_all=False)
+    carrier.plan = [{"west": "dropped"}]
+    with Record(tmp_path / "enough") as record:
+        two = Coordinator("run", carrier, record, Policy(timeout=1e-9, lost="continue", min_clients=2))
+        assert list(asked(two, 1, needs_all=False)) == ["north", "south"]
+        assert [head["client"] for head in record.heads if "missed" in head] == ["west"]
+    carrier.plan = [{"west": "dropped"}, {}]
+    with Record(tmp_path / "waiting") as record:
+        waiting = Coordinator("run", carrier, record, Policy(timeout=1e-9))
+        assert list(asked(waiting, 1, needs_all=False)) == list(NAMES)
+    clients = {name: lambda r, n=name: honest(n, r) for name in NAMES}
+    clients["west"] = lambda request: refusal_message(request, "it has 7 rows.")
+    with Record(tmp_path / "refused") as record:
+        going_on = Coordinator("run", InMemory(clients), record, Policy(lost="continue"))
+        with pytest.raises(LostClientsError, match="7 rows"):
+            asked(going_on, 1, needs_all=False)
+
+
+def exchanged_once(answer, folder):
+    """(what one client's reply comes to, why it was refused)."""
+    with Record(folder) as record:
+        clients = {"north": answer}
+        coordinator = Coordinator("run", InMemory(clients), record, Policy(timeout=1e-9, lost="continue"))
+        try:
+            found = asked(coordinator, 1, ("north",))
+        except BidroError:
+            found = None
+        return found, next((head["fault"] for head in record.heads if "fault" in head), None)
+
+
+@pytest.mark.parametrize("over", [0, 8])
+def test_a_reply_is_no_larger_than_its_numbers_and_64_kilobytes(over, tmp_path):
+    """Headers are padded to multiples of 8 bytes, so that the next size above the limit is 8 more."""
+
+    def large(request):
+        v = numbers("north", request)
+        wanted = 32 + 65_536 + over
+        header = {"answers": hashlib.sha256(request).hexdigest(), "rows": 20, "more": ""}
+        short = wanted - len(pack(Answer(v[0], v[1:]), header))
+        reply = pack(Answer(v[0], v[1:]), {**header, "more": "-" * short})
+        assert len(reply) == wanted
+        return reply
+
+    found, fault = exchanged_once(large, tmp_path / "record")
+    if over:
+        assert fault == "its reply was refused: It has 65,576 bytes where 32 are expected."
+    else:
+        assert fault is None
+        assert found["north"].gradient.shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fine"), [(1, True), (0, False), (-3, False), ("20", False), (None, False), (2.0, False)]
+)
+def test_a_reply_says_over_how_many_rows_it_is(rows, fine, tmp_path):
+    def answer(request):
+        v = numbers("north", request)
+        return reply_message(Answer(v[0], v[1:]), request, rows)
+
+    found, fault = exchanged_once(answer, tmp_path / "record")
+    assert (found is not None) == fine
+    assert (fault is None) == fine
+    assert fine or "over how many rows" in fault
+
+
+def test_how_long_an_exchange_took_is_on_the_record_in_milliseconds(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+
+    def slow(request):
+        clock.now += 1.23456
+        return honest("north", request)
+
+    with Record(tmp_path / "record") as record:
+        asked(Coordinator("run", InMemory({"north": slow}), record), 1, ("north",))
+        (seconds,) = (head["seconds"] for head in record.heads if "seconds" in head)
+    assert seconds == 1.235
+
+
 def test_a_record_is_refused_where_it_is_none(tmp_path):
     (tmp_path / "record").write_bytes(b"something else")
     with pytest.raises(BidroError, match="not the record of a run"):
         Record(tmp_path / "record")
+
+
+def test_a_policy_waits_by_default_and_may_be_as_strict_as_can_be():
+    usual = Policy()
+    assert (usual.timeout, usual.lost, usual.min_clients, usual.patience) == (60.0, "wait", 1, 3600.0)
+    strict = Policy(timeout=1e-300, patience=5e-324, min_clients=1)
+    assert strict.timeout > 0
+    assert Policy(timeout=1, patience=2).patience == 2
 
 
 @pytest.mark.parametrize(
@@ -427,6 +521,8 @@ def test_a_record_is_refused_where_it_is_none(tmp_path):
         ({"timeout": np.inf}, "timeout"),
         ({"timeout": "60"}, "timeout"),
         ({"patience": -1.0}, "patience"),
+        ({"patience": 0.0}, "patience"),
+        ({"patience": np.inf}, "patience"),
         ({"patience": np.nan}, "patience"),
         ({"min_clients": 0}, "min_clients"),
         ({"min_clients": 1.5}, "min_clients"),

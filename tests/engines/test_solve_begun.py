@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bidro import Box, Federation, Problem, Squared, Transport, WassersteinBall, solve
+from bidro import Box, Federation, Logistic, Problem, Softmax, Squared, Transport, WassersteinBall, solve
 from bidro.algorithms import one_shot, second_moments
 from bidro.engines.solve import GapNotReachedWarning
 from bidro.errors import BidroError
@@ -86,3 +86,35 @@ def test_what_one_shot_proved_is_kept_where_rounds_are_too_few(monkeypatch):
     with pytest.warns(GapNotReachedWarning):
         more = solve(whole, gap=1e-15, max_rounds=3)
     assert more.gap <= found.gap
+
+
+def told_apart(classes):
+    """Classes that a linear model tells apart, by little."""
+    rng = np.random.default_rng(0)
+    theta, directions = rng.normal(size=(900, 8)), rng.normal(size=(classes, 8))
+    scores = np.sort(theta @ directions.T, axis=1)
+    label = np.argmax(theta @ directions.T, axis=1)
+    table = np.column_stack([theta, label if classes > 2 else 2 * label - 1])
+    return np.split(table[scores[:, -1] - scores[:, -2] > 0.16][:120], 3)
+
+
+@pytest.mark.parametrize("loss", [Logistic(True), Softmax(3, True)], ids=["two", "three"])
+def test_risks_that_vanish_at_infinity_are_followed_along_their_ray(loss):
+    """Without a radius there is no minimum: the risk comes below what counts in few rounds, by a model that
+    is as far out as that takes and no farther."""
+    federation = Federation.from_arrays(told_apart(len(loss.labels)), "unbounded")
+    transport, models = Transport.classification(9, 1.0), Box.cube(1e3, loss.dimension(9))
+    found = solve(Problem(federation, loss, models, transport, WassersteinBall(0.0)))
+    assert found.gap <= 1e-6
+    assert found.rounds <= 15
+    assert found.lower == 0
+    assert 1e-15 < found.upper < 1e-12
+    assert np.abs(found.x).max() < 500
+
+
+def test_a_small_radius_has_a_minimum_that_no_ray_leads_away_from():
+    federation = Federation.from_arrays(told_apart(2), "unbounded")
+    models, transport = Box.cube(1e3, 9), Transport.classification(9, 1.0)
+    found = solve(Problem(federation, Logistic(True), models, transport, WassersteinBall(1e-5)))
+    assert found.gap <= 1e-6
+    assert found.rounds <= 20

@@ -1,9 +1,12 @@
 """Problems on which certificates were once false or solves stalled: shifted, scaled, noisy and exact data."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 from bidro.algorithms.exact import ExactMWDRO
+from bidro.algorithms.exact_messages import Broadcast
 from bidro.algorithms.proof import require_consistent
 from bidro.client import Penalty, WassersteinBall
 from bidro.engines.local import IN_PROCESS
@@ -121,11 +124,54 @@ def test_smooth_losses_reach_the_gap_on_data_of_any_kind(name, eps, style):
     assert solve(problem(parts, loss, eps, half_width=half_width), max_rounds=30).gap <= 1e-6
 
 
-@pytest.mark.parametrize("eps", mostly_slow([0.05, 0.3], lambda eps: eps == 0.05))
-def test_softmax_with_a_quadratic_cost_reaches_the_gap(eps):
-    parts = data()
+@pytest.mark.parametrize(("name", "seed"), [("logistic", 7), ("smoothed hinge", 1), ("smoothed hinge", 4)])
+def test_the_proof_keeps_up_with_the_model(name, seed):
+    """Columns of sizes 1e-8 and 1e8: the model is settled after five rounds, and the last digits of slopes
+    are then all that keeps the bound from it."""
+    parts = data(labelled=True, seed=seed)
+    for rows in parts:
+        rows[:, :2] *= [1e-8, 1e8]
+    assert solve(problem(parts, SMOOTH[name], 0.05, half_width=1e3), max_rounds=20).gap <= 1e-6
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_scores_that_all_rise_together_cost_a_bound_nothing(seed):
+    parts = data(seed=seed)
     for rows in parts:
         rows[:, -1] = np.digitize(rows[:, -1], [-0.5, 0.8])
+    assert solve(problem(parts, Softmax(3, intercept=True), 0.05, half_width=1e6), max_rounds=20).gap <= 1e-6
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_risks_are_not_below_the_truth_by_rounding(size):
+    """One row, fitted to the last digit: what is left of its residual is rounding, and not 0."""
+    row = np.array([[0.1, 0.7, 0.3]]) * [1, 1, size]
+    x = np.array([0.2, (0.3 * size - 0.1 * 0.2) / 0.7])
+    exact = [Fraction(float(v)) for v in (*row[0], *x)]
+    truth = abs(exact[0] * exact[3] + exact[1] * exact[4] - exact[2])
+    made = problem([row], Absolute(), 0.0, half_width=1e6)
+    replies, _ = IN_PROCESS.clients_of(made)(ExactMWDRO(Exact()), Broadcast(x, np.zeros(())), 1)
+    assert Fraction(float(replies.upper[0])) >= truth
+    assert Fraction(float(replies.attained[0])) <= truth
+    assert float(replies.upper[0]) <= 1e-13 * size
+
+
+def test_tiny_residuals_are_not_near_a_slope():
+    """Huber loss of residuals of 1e-12 is quadratic: its risk is about their square, not their size."""
+    parts = [rows * 1e-12 for rows in data()]
+    made = problem(parts, Huber(intercept=True), 1e-13, p=2.0)
+    x = np.array([1.0, -0.8, 0.6, 0.0])
+    replies, _ = IN_PROCESS.clients_of(made)(ExactMWDRO(Exact()), Broadcast(x, np.zeros(())), 1)
+    assert np.all(np.asarray(replies.upper) <= np.asarray(replies.attained) * (1 + 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("eps", "rows"), mostly_slow([(0.05, 12), (0.05, 40), (0.3, 40)], lambda case: case[1] < 40)
+)
+def test_softmax_with_a_quadratic_cost_reaches_the_gap(eps, rows):
+    parts = [own[:rows] for own in data()]
+    for own in parts:
+        own[:, -1] = np.digitize(own[:, -1], [-0.5, 0.8])
     assert solve(problem(parts, Softmax(3, intercept=True), eps, p=2.0), max_rounds=30).gap <= 1e-6
 
 

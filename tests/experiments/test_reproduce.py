@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from bidro.cli import app
+from bidro.experiments import reproduce
 from bidro.experiments.ambiguity import ambiguity_picture
 from bidro.experiments.reference import ClientRisks, minimise_largest
 from bidro.experiments.reproduce import PAPER_MSE, PAPER_ROUNDS, admissible_problem
@@ -29,10 +31,16 @@ def bidro(*arguments, **kwargs):
     )
 
 
+# The picture of full size takes longer than all training; `make test-slow` draws it.
+FEW_DISTANCES = partial(ambiguity_picture, cloud=60, mixtures=4, draws=10)
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     out = tmp_path_factory.mktemp("reproduce")
-    result = CliRunner().invoke(app, ["reproduce", "--runs", "3", "--rounds", "400", "--out", str(out)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reproduce, "ambiguity_picture", FEW_DISTANCES)
+        result = CliRunner().invoke(app, ["reproduce", "--runs", "3", "--rounds", "400", "--out", str(out)])
     assert result.exit_code == 0, result.output
     return out, result.output
 
@@ -113,7 +121,7 @@ def test_the_reference_of_the_admissible_problem_against_a_random_search():
 
 
 def test_the_picture_holds_real_distances():
-    picture = ambiguity_picture(simulate(2026), cloud=60, mixtures=4, draws=10)
+    picture = FEW_DISTANCES(simulate(2026))
     assert picture.true.shape == picture.empirical.shape == (5, 2)
     assert 0.5 < picture.explained <= 1.0
     # Fewer samples need a larger ball: client 1 has 30 rows, client 5 has 300.

@@ -8,14 +8,19 @@ from scipy.stats import binom
 
 from bidro.errors import BidroError
 from bidro.guarantees.held_out import (
+    ClientBound,
     betting,
+    client_bound,
+    client_bounds,
     clopper_pearson,
     empirical_bernstein,
     held_out,
+    rows_for_half_way,
     shifted,
     shifted_squared,
+    worst_mixture,
 )
-from bidro.sets import CappedSimplex
+from bidro.sets import CappedSimplex, Simplex
 
 LAWS = {
     "rare ones": (lambda rng, n: (rng.uniform(size=n) < 0.05).astype(float), 0.05),
@@ -96,6 +101,127 @@ def test_a_vacuous_bound_is_too_few_rows_and_says_how_many_would_do():
     whole = held_out({"b": np.full(400, 0.1)}, 0.95, 1.0)
     assert not whole.vacuous
     assert "independent draws" in whole.promise
+
+
+@pytest.mark.parametrize("kind", ["betting", "bernstein", "clopper-pearson"])
+@pytest.mark.parametrize(("mean", "beta"), [(0.0, 0.05), (0.3, 0.05), (0.3, 0.2), (0.97, 0.05)])
+def test_the_fewest_rows_for_half_way_by_trying_them_all(kind, mean, beta):
+    bound = {"betting": betting, "bernstein": empirical_bernstein, "clopper-pearson": clopper_pearson}[kind]
+    needed = rows_for_half_way(mean, beta, kind)
+    values = np.array([0.0, 1.0])
+    tried = [bound(values, beta, n * np.array([1 - mean, mean])) for n in (needed - 1, needed)]
+    assert tried[1] <= (1 + mean) / 2 < (tried[0] if needed > 1 else np.inf)
+    if needed < 200:
+        earlier = [bound(values, beta, n * np.array([1 - mean, mean])) for n in range(1, needed)]
+        assert all(one > (1 + mean) / 2 for one in earlier)
+    # Half way to 1 is above 0.99 from here on.
+    assert rows_for_half_way(0.98, beta, kind) is None
+    assert rows_for_half_way(0.979, beta, kind) > 0
+
+
+def test_a_bound_says_nothing_from_99_in_100_of_the_largest_loss_on():
+    def certificate(bounds, largest):
+        clients = {name: ClientBound(bound, 0.5, 7) for name, bound in bounds.items()}
+        return worst_mixture(clients, 0.9, largest, Simplex(len(clients)), "betting")
+
+    below, at = certificate({"a": 1.97, "b": 0.1}, 2.0), certificate({"a": 1.98, "b": 0.1}, 2.0)
+    assert (below.vacuous, at.vacuous) == (False, True)
+    assert (below.vacuous_clients, at.vacuous_clients) == (frozenset(), frozenset({"a"}))
+    assert (below.binding, at.binding) == ("a", "a")
+    # The number of rows that would do is for the mean as a share of the largest loss.
+    assert at.enough == rows_for_half_way(0.25, 1 - 0.9, "betting")
+    assert f"'a' has 7, and {at.enough:,} rows" in at.promise
+    assert not (below.clipped)
+    assert not (below.mistakes)
+    assert not (below.units)
+
+
+def test_what_a_promise_is_about():
+    rng = np.random.default_rng(5)
+    wrong = {"a": (rng.uniform(size=300) < 0.1).astype(float)}
+    assert (
+        "the share of mistakes of this model on new rows" in held_out(wrong, kind="clopper-pearson").promise
+    )
+    losses = {"a": rng.beta(1, 9, 300)}
+    assert "the mean loss of this model on new rows" in held_out(losses, largest=1.0).promise
+    clipped = held_out(losses, largest=0.3, clipped=True)
+    assert "mean loss, each counted as at most 0.3, of this model" in clipped.promise
+    assert clipped.confidence == 0.95
+    assert clipped.means["a"] == pytest.approx(np.minimum(losses["a"], 0.3).mean())
+    units = {"a": np.arange(4) // 2}
+    few = held_out({"a": [1.0, 1.0, 0.0, 1.0]}, largest=1.0, units=units)
+    assert "too few units" in few.promise
+    assert "'a' has 2, and" in few.promise
+    assert "units with the same mean would do" in few.promise
+    assert "more units would not help" in held_out({"a": np.ones(4)}, largest=1.0, units=units).promise
+
+
+def test_many_distinct_values_are_bet_on_as_one_by_one():
+    """More than are handled together: the capital at the bound, by plain sums, is 1 / beta."""
+    rng = np.random.default_rng(6)
+    values, beta = rng.beta(2, 5, 9000), 0.05
+    found = betting(values, beta)
+    r = math.sqrt(2 * math.log(1 / beta) / len(values))
+    spreads = np.array([0.7 * (0.01 / 0.7) ** (k / 15) for k in range(16)])
+    shares = np.exp(-(np.log(spreads / 0.2) ** 2) / (2 * 1.2**2))
+    ends = [np.log1p(r / math.hypot(r, s) / (1 - found) * (found - values)).sum() for s in spreads]
+    assert shares / shares.sum() @ np.exp(ends) == pytest.approx(1 / beta, rel=1e-6)
+
+
+def test_a_bound_errs_on_the_safe_side_of_the_root():
+    """At the bound the capital is 1 / beta or more: precision is added to it, never taken."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        values, beta = rng.beta(1, 4, 30), 0.05
+        r = math.sqrt(2 * math.log(1 / beta) / 30)
+        spreads = np.array([0.7 * (0.01 / 0.7) ** (k / 15) for k in range(16)])
+        shares = np.exp(-(np.log(spreads / 0.2) ** 2) / (2 * 1.2**2))
+        found = betting(values, beta)
+        stakes = r / np.hypot(r, spreads) / (1 - found)
+        capital = shares / shares.sum() @ np.prod(1 + stakes[:, None] * (found - values), axis=1)
+        assert 1 <= capital * beta <= 1 + 1e-9
+
+
+def test_losses_at_the_edge_of_their_range():
+    """Rounding above the largest loss is taken for it, more is not; nothing is below 0."""
+    assert held_out({"a": [0.0, 2.0 * (1 + 5e-13)]}, largest=2.0).means["a"] == 1.0
+    for bad in ([2.0 * (1 + 5e-12)], [-1e-300], [np.inf], [[0.5]]):
+        with pytest.raises(BidroError, match="'a' has"):
+            held_out({"a": bad}, largest=2.0)
+    for largest in (0.0, -1.0, np.inf, np.nan):
+        with pytest.raises(BidroError, match="largest value"):
+            held_out({"a": [0.0]}, largest=largest)
+    for confidence in (0.0, 1.0, -0.5, 2.0):
+        with pytest.raises(BidroError, match="strictly between 0 and 1"):
+            held_out({"a": [0.0]}, confidence, 1.0)
+
+
+def test_losses_are_clipped_only_where_that_is_said():
+    for bound in (client_bound, lambda *given: client_bounds(*given[:2], [given[2]], *given[3:])):
+        with pytest.raises(BidroError, match="outside"):
+            bound("a", [0.5, 2.0], 0.1, 1.0, "betting")
+    assert client_bound("a", [0.5, 2.0], 0.1, 1.0, "betting", True).mean == 0.75
+
+
+def test_room_for_shift_is_for_numbers_that_make_sense():
+    certificate = held_out({"a": np.full(100, 0.2)}, largest=1.0)
+    for room in (shifted, shifted_squared):
+        assert room(certificate, 0.0, 3.0) == pytest.approx(certificate.bound, rel=1e-15)
+        assert room(certificate, 3.0, 0.0) == pytest.approx(certificate.bound, rel=1e-15)
+        for slope, shift in ((-0.1, 1.0), (1.0, -0.1), (np.inf, 1.0), (1.0, np.inf), (np.nan, 1.0)):
+            with pytest.raises(BidroError, match="finite and not negative"):
+                room(certificate, slope, shift)
+
+
+def test_units_in_any_order_and_of_any_size():
+    """Labels of rows that do not stand together, against a mean by hand; unknown ones are named."""
+    losses, labels = np.array([0.1, 0.9, 0.3, 0.5, 0.7]), ["u", "v", "u", "w", "v"]
+    found = held_out({"a": losses}, 0.9, 1.0, units={"a": labels})
+    by_hand = held_out({"a": [0.2, 0.8, 0.5]}, 0.9, 1.0)
+    assert found.bound == pytest.approx(by_hand.bound, rel=1e-12)
+    assert found.means["a"] == pytest.approx(0.5)
+    with pytest.raises(BidroError, match="'b' has units but no rows"):
+        held_out({"a": losses}, 0.9, 1.0, units={"a": labels, "b": [1]})
 
 
 def test_a_unit_is_one_draw_with_the_mean_of_its_rows():
@@ -191,6 +317,7 @@ def test_room_for_shift():
         (lambda: held_out({"a": [2.0]}, 0.9, 1.0), "outside"),
         (lambda: held_out({"a": [np.nan]}, 0.9, 1.0), "outside"),
         (lambda: held_out({"a": [0.5]}, 0.9, kind="clopper-pearson"), "0 and 1"),
+        (lambda: held_out({"a": [0.0, 0.5, 1.0]}, 0.9, kind="clopper-pearson"), "0 and 1"),
         (lambda: held_out({"a": [0.5]}, 0.9, 1.0, CappedSimplex(np.zeros(2), np.ones(2))), "2 clients"),
         (lambda: shifted(held_out({"a": [0.5]}, 0.9, 1.0), -1.0, 0.0), "not negative"),
         (lambda: held_out({"a": [0.5]}, 0.9, 1.0, units={"b": [1]}), "'a' has rows but no units"),

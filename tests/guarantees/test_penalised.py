@@ -14,7 +14,7 @@ from bidro.errors import BidroError
 from bidro.experiments.reference import ClientRisks, minimise_largest
 from bidro.federation import Federation
 from bidro.guarantees import ball_bound, convergence_bound, implied_radii, penalised_risk
-from bidro.losses import Hinge, Huber, Logistic, Softmax, Squared
+from bidro.losses import Hinge, Huber, Logistic, SmoothedHinge, Softmax, Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box, WholeSpace
 from bidro.transport import Transport
@@ -165,6 +165,26 @@ def test_the_bound_by_hand():
     assert bound.gap(100, epsilon=0.01) == pytest.approx(expected + inexact)
 
 
+def test_the_constants_by_hand_with_labels_and_an_intercept():
+    """Smoothed hinge, X = [-1, 2] x [-3, 1], a feature in [-2, 1] that counts 0.5, labels at a price of 0.7,
+    p = 1: |score| <= 2 * 2 + 3 = 7, where the loss is 8 - width / 2 and its slope 1."""
+    box = Box(np.array([-2.0, -1.0]), np.array([1.0, 1.0]))
+    fed = Federation.from_arrays([np.array([[0.5, 1.0]]), np.array([[-0.5, -1.0]])], box)
+    models = Box(np.array([-1.0, -3.0]), np.array([2.0, 1.0]))
+    cost = Transport(np.array([0.5, np.inf]), 1.0, discrete_label=True, label_cost=0.7)
+    problem = Problem(fed, SmoothedHinge(width=0.5, intercept=True), models, cost, Penalty([4.0, 2.0]))
+    bound = convergence_bound(problem)
+    assert (bound.n, bound.D_x, bound.D_alpha) == pytest.approx((2, 5.0, np.sqrt(2)))
+    assert pytest.approx(8 - 0.25) == bound.B_1
+    assert pytest.approx(np.sqrt(5)) == bound.B_2
+    # Curvature 1 / width, ||(theta, 1)|| <= sqrt 5, |w| <= 2, and the slope itself.
+    assert bound.L_xxi == pytest.approx(2 * np.sqrt(5) * 2 + 1)
+    # The feature's width of 3 at 0.5, and the label's price.
+    assert bound.D_c == pytest.approx(1.5 + 0.7)
+    assert bound.L_cxi == pytest.approx(2 + 4 * 0.5)
+    assert pytest.approx((7.75 + 4 * 2.2, 7.75 + 2 * 2.2)) == bound.C
+
+
 def test_the_measured_gap_is_below_the_bound_and_falls_at_the_rate():
     """Theorem 2 on an admissible problem: 16 runs at each T, steps 1 / sqrt(T)."""
     problem = admissible()
@@ -192,6 +212,10 @@ def test_the_measured_gap_is_below_the_bound_and_falls_at_the_rate():
         (lambda: convergence_bound(Problem(federation(), Squared(), Box.cube(1, 3), Transport.euclidean(4))),
          "Penalty"),
         (lambda: implied_radii(admissible(), np.ones(2)), "3 finite numbers"),
+        (lambda: implied_radii(admissible(), np.array([1.0, np.nan, 1.0])), "3 finite numbers"),
+        (lambda: ball_bound(admissible(), X, [0.1, np.inf, 0.1]), "finite"),
+        (lambda: ball_bound(admissible(), X, [0.1, -0.1, 0.1]), "not negative"),
+        (lambda: convergence_bound(admissible()).gap(1, -1e-9), "epsilon >= 0"),
         (lambda: ball_bound(admissible(), X, [0.1, 0.2]), "one number or 3"),
         (lambda: ball_bound(admissible(), X, -1.0), "not negative"),
         (lambda: convergence_bound(admissible()).gap(0), "rounds"),

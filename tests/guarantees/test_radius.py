@@ -168,6 +168,35 @@ def test_simulated_coverage(law, m, p):
         assert inside / repetitions >= 1 - beta
 
 
+def test_the_paper_s_radius_at_its_edges():
+    """Below its own constant there is nothing to fear; a support of one point needs no radius."""
+    rule = PaperRadius(2.0, 3, 1.0, 0.5, 4.0)
+    assert rule.radius(10, 0.6) == 0.0
+    assert rule.radius(10, 0.1) == pytest.approx(2.0 * (math.log(5) / 40) ** (1 / 3))
+    assert rule.risk(10, 0.0) == 1.0
+    assert rule.risk(10, -1.0) == 1.0
+    assert rule.risk(10, 0.5) == pytest.approx(0.5 * math.exp(-40 * 0.25**3))
+    assert PaperRadius(2.0, 3, 1.0, 9.0, 4.0).risk(10, 1e-6) == 1.0
+    point = PaperRadius(0.0, 3, 1.0, 0.5, 4.0)
+    assert (point.risk(10, 0.1), point.risk(10, 0.0), point.radius(10, 0.1)) == (0.0, 1.0, 0.0)
+
+
+def test_the_explicit_risk_at_its_edges():
+    """One coordinate: 2 exp(-2 N eps^2); none from the diameter on, and certain where nothing is to spare."""
+    line = ExplicitRadius(2.0, 1, 1.0)
+    assert line.risk(50, 0.4) == pytest.approx(2 * math.exp(-2 * 50 * 0.2**2))
+    assert line.risk(50, 0.01) == 1.0
+    assert (line.risk(50, 2.0), line.risk(50, 0.0), line.risk(50, -1.0)) == (0.0, 1.0, 1.0)
+    assert line.risk(50, 1.999) > 0
+    plane = ExplicitRadius(2.0, 2, 2.0)
+    mean = slow_mean_bound(5000, 2, 2.0)
+    assert plane.risk(5000, 2 * math.sqrt(mean)) == pytest.approx(1.0)
+    spare = 0.7**2 / 4 - mean
+    assert plane.risk(5000, 0.7) == pytest.approx(math.exp(-2 * 5000 * spare**2))
+    # A support of one point: no sample is away from it.
+    assert ExplicitRadius(0.0, 2, 2.0).radius(3, 0.1) == 0.0
+
+
 def test_coverage_of_the_whole():
     """Both bounds of Proposition 1, worked out once more from their definitions."""
     rule, sizes = ExplicitRadius(1.0, 1, 1.0), [40, 100, 400]
@@ -256,7 +285,24 @@ def test_labels_are_counted_as_the_loss_has_them():
         (lambda: PaperRadius(1.0, 2, 1.0, -1.0, 1.0), "c1 and c2"),
         (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], 1.0), "Every risk beta must lie strictly"),
         (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], [0.1, 0.0]), "Every risk beta"),
+        (lambda: ExplicitRadius(1.0, 2, 2.0).radius(10, 1.0), "between 0 and 1"),
+        (lambda: ExplicitRadius(1.0, 2, 2.0).radius(2.5, 0.1), "whole number of rows"),
+        (lambda: ExplicitRadius(1.0, 0, 2.0), "at least one coordinate"),
+        (lambda: ExplicitRadius(1.0, 2, math.inf), "p >= 1"),
+        (lambda: PaperRadius(1.0, 0, 2.0, 1.0, 1.0), "at least one coordinate"),
+        (lambda: PaperRadius(1.0, 2, 0.5, 1.0, 1.0), "p >= 1"),
+        (lambda: PaperRadius(1.0, 2, math.inf, 1.0, 1.0), "p >= 1"),
+        (lambda: PaperRadius(math.inf, 2, 1.0, 1.0, 1.0), "bounded support"),
+        (lambda: PaperRadius(1.0, 2, 1.0, 1.0, 0.0), "c1 and c2"),
+        (lambda: PaperRadius(1.0, 2, 1.0, 0.0, 1.0), "c1 and c2"),
+        (lambda: PaperRadius(1.0, 2, 1.0, 1.0, 1.0).radius(0, 0.1), "at least one"),
+        (lambda: PaperRadius(1.0, 2, 1.0, 1.0, 1.0).risk(0, 0.1), "at least one"),
         (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], 0.1, delta=-1.0), "delta"),
+        (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], 0.1, delta=math.inf), "delta"),
+        (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], 0.1, delta=math.nan), "delta"),
+        (lambda: coverage(ExplicitRadius(1.0, 2, 2.0), [3, 4], math.nan), "Every risk beta"),
+        (lambda: failure_probabilities(0.0, [3], ExplicitRadius(1.0, 2, 2.0)), "confidence"),
+        (lambda: failure_probabilities(0.5, [3], ExplicitRadius(1.0, 2, 2.0), "odd"), "A split must be"),
         (lambda: failure_probabilities(1.0, [3], ExplicitRadius(1.0, 2, 2.0)), "confidence"),
         (
             lambda: explicit_rule(

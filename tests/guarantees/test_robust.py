@@ -310,6 +310,7 @@ def test_exact_fit_and_zero_model():
     [
         (lambda: robust_risk(admissible(), X), "WassersteinBall"),
         (lambda: robust_risk(ball_problem(Squared(), 2.0, "unbounded"), X[:2]), "3 finite numbers"),
+        (lambda: robust_risk(ball_problem(Squared(), 2.0, "unbounded"), [1, np.nan, 1]), "3 finite numbers"),
         (
             lambda: robust_risk(ball_problem(Squared(), 2.0, "unbounded"), 1e160 * X),
             "too large to be squared",

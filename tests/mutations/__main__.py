@@ -28,6 +28,7 @@ def main() -> None:
         parser.error(f"there are no tests for {given.room} in tests/mutations/rooms.py")
     before = json.loads(given.again.read_text())["survived"] if given.again else None
 
+    limits: dict[tuple[str, ...], float] = {}
     report = {"seed": given.seed, "budget": given.budget, "files": {}, "survived": [], "equivalent": []}
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy.of(ROOT / "src", ROOT, Path(folder) / "src")
@@ -38,7 +39,7 @@ def main() -> None:
             else:
                 again = {(s["file"], s["text"], s["what"]) for s in before}
                 chosen = [c for c in every if (file, c.text, c.what) in again]
-            report["files"][file] = _tried(copy, file, chosen, len(every), report)
+            report["files"][file] = _tried(copy, file, chosen, len(every), limits, report)
     counts = list(report["files"].values())
     tried = sum(count["tried"] for count in counts)
     report["tried"] = tried
@@ -47,8 +48,11 @@ def main() -> None:
     print()
 
 
-def _tried(copy: Copy, file: str, chosen: list, possible: int, report: dict) -> dict:
-    """The counts of one file; what survived is added to the report."""
+def _tried(
+    copy: Copy, file: str, chosen: list, possible: int, limits: dict[tuple[str, ...], float], report: dict
+) -> dict:
+    """The counts of one file; what survived is added to the report, and the time that its tests may take to
+    `limits`, as several files have the same."""
     counts = {"possible": possible, "tried": 0, "killed": 0, "timeout": 0, "survived": 0}
     must = []
     for change in chosen:
@@ -58,9 +62,11 @@ def _tried(copy: Copy, file: str, chosen: list, possible: int, report: dict) -> 
             must.append((change, entry))
         else:
             report["equivalent"].append({**entry, "why": why})
-    limit = copy.limit(TESTS[file]) if must else 0.0
+    tests = TESTS[file]
+    if must and tests not in limits:
+        limits[tests] = copy.limit(tests)
     for change, entry in must:
-        outcome = copy.tried(f"bidro/{file}", change, TESTS[file], limit)
+        outcome = copy.tried(f"bidro/{file}", change, tests, limits[tests])
         counts["tried"] += 1
         counts[outcome] += 1
         if outcome == "survived":

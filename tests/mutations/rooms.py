@@ -13,7 +13,11 @@ def _tests(file: str, *names: str) -> tuple[str, ...]:
 
 
 _SUPREMA = ("tests/worst_case/test_ascent.py", "tests/worst_case/test_exact.py")
-_CERTIFICATE = ("tests/guarantees/test_certificate.py",)
+_CERTIFICATE = ("tests/guarantees/test_certificate_shown.py", "tests/guarantees/test_certificate.py")
+_PLAN = (
+    "tests/guarantees/test_plan.py",
+    *_tests("guarantees/test_certificate", "the_fewest_rows_for_a_radius", "bad_requests_say_what_is_wrong"),
+)
 # All but the simulated coverage.
 _RADIUS = _tests(
     "guarantees/test_radius",
@@ -25,6 +29,8 @@ _RADIUS = _tests(
     "explicit_radii_scale_with_the_support_and_stay_within_it",
     "the_diameter_in_a_scaled_metric_and_with_labels",
     "labels_are_counted_as_the_loss_has_them",
+    "the_paper_s_radius_at_its_edges",
+    "the_explicit_risk_at_its_edges",
     "bad_requests_say_what_is_wrong",
 )
 _COVERAGE = _tests(
@@ -33,6 +39,14 @@ _COVERAGE = _tests(
     "vertices",
     "splits_of_a_wanted_confidence",
     "no_split_spends_more_than_there_is",
+    "bad_requests_say_what_is_wrong",
+)
+_CONSTANTS = _tests(
+    "guarantees/test_penalised",
+    "the_bound_by_hand",
+    "the_constants_by_hand_with_labels_and_an_intercept",
+    "the_constants_of_the_theorem_are_upper_bounds",
+    "the_theorem_says_where_it_does_not_apply",
     "bad_requests_say_what_is_wrong",
 )
 _INTERVAL = _tests(
@@ -69,25 +83,34 @@ _COORDINATOR = _tests(
     "the_record_says_what_was_exchanged",
     "clients_that_left_the_network_are_not_waited_for",
     "a_round_that_does_not_need_all_goes_on_with_those_who_replied",
+    "who_must_reply_is_a_matter_of_the_policy",
+    "a_reply_is_no_larger_than_its_numbers_and_64_kilobytes",
+    "a_reply_says_over_how_many_rows_it_is",
+    "how_long_an_exchange_took_is_on_the_record_in_milliseconds",
     "a_record_is_refused_where_it_is_none",
+    "a_policy_waits_by_default_and_may_be_as_strict_as_can_be",
     "a_policy_that_makes_no_sense_is_refused",
 )
-_STATEMENTS = _tests(
-    "guarantees/test_certificate",
-    "what_cannot_be_stated_is_absent_with_a_reason",
-    "a_restricted_set_of_mixtures_is_named",
-    "mixtures_and_balls_in_words",
-    "rows_kept_out_must_lie_on_the_declared_support",
-    "too_few_rows_are_no_result",
-    "units_in_a_certificate",
-    "losses_of_zero_in_training_leave_a_level_to_clip_at",
-    "a_loss_of_unknown_slope_has_no_interval",
-    "bad_requests_say_what_is_wrong",
-    "every_statement_a_second_time",
-    "classes_have_a_bound_on_mistakes",
+_STATEMENTS = (
+    "tests/guarantees/test_statements.py",
+    *_tests(
+        "guarantees/test_certificate",
+        "what_cannot_be_stated_is_absent_with_a_reason",
+        "a_restricted_set_of_mixtures_is_named",
+        "mixtures_and_balls_in_words",
+        "rows_kept_out_must_lie_on_the_declared_support",
+        "too_few_rows_are_no_result",
+        "units_in_a_certificate",
+        "losses_of_zero_in_training_leave_a_level_to_clip_at",
+        "a_loss_of_unknown_slope_has_no_interval",
+        "bad_requests_say_what_is_wrong",
+        "every_statement_a_second_time",
+        "classes_have_a_bound_on_mistakes",
+    ),
 )
 # Without a whole run of cross-validation.
 _SITE = (
+    "tests/deploy/test_site.py",
     "tests/deploy/test_configuration.py",
     *_tests(
         "deploy/test_federated",
@@ -101,7 +124,11 @@ _SITE = (
         "with_a_declared_support_the_interval_is_that_of_fit",
     ),
 )
+_MESSAGES = ("tests/algorithms/test_exact_server.py",)
 _PROOFS = (
+    "tests/algorithms/test_cone_parts.py",
+    "tests/algorithms/test_proof.py",
+    "tests/algorithms/test_exact_server.py",
     "tests/algorithms/test_exact.py",
     *_tests(
         "engines/test_solve",
@@ -132,16 +159,19 @@ _PROOFS = (
 )
 
 # What these files are compiled into is compiled anew for every change: few programs, and small ones.
-_ON_PATHS = _tests(
-    "worst_case/test_exact",
-    "coordinates_of_very_different_size",
-    "squared_loss_below_its_growth_is_infinite_and_above_it_has_the_closed_form",
-    "the_plain_ray_falls_short_on_a_box",
-    "several_coordinates_that_cannot_move",
-    "growth_on_either_side_outgrows_a_quadratic_cost",
-    "a_local_maximum_on_a_short_stretch",
-    "margins_on_a_box_with_many_bends",
-    "unbounded_support_with_p_1_is_the_loss_itself_or_infinite",
+_ON_PATHS = (
+    "tests/worst_case/test_path_pieces.py",
+    *_tests(
+        "worst_case/test_exact",
+        "coordinates_of_very_different_size",
+        "squared_loss_below_its_growth_is_infinite_and_above_it_has_the_closed_form",
+        "the_plain_ray_falls_short_on_a_box",
+        "several_coordinates_that_cannot_move",
+        "growth_on_either_side_outgrows_a_quadratic_cost",
+        "a_local_maximum_on_a_short_stretch",
+        "margins_on_a_box_with_many_bends",
+        "unbounded_support_with_p_1_is_the_loss_itself_or_infinite",
+    ),
 )
 _INNER = (
     *_tests(
@@ -154,6 +184,7 @@ _INNER = (
     *_tests("worst_case/test_exact", "softmax_elsewhere_brackets_the_supremum"),
 )
 _RISKS = (
+    "tests/worst_case/test_root_form.py",
     *_tests(
         "guarantees/test_robust",
         "squared_loss_in_closed_form_and_by_the_dual_search",
@@ -172,15 +203,18 @@ _RISKS = (
     *_tests("engines/test_solve", "labels_that_flip_at_a_cost_p_1"),
     *_tests("engines/test_solve_labels", "at_zero_the_risk_is_that_of_no_move"),
 )
-_WORST_CASES = _tests(
-    "guarantees/test_robust",
-    "worst_cases_lie_in_their_ball_and_attain_the_risk",
-    "p_1_unbounded_near_worst_cases_of_classes",
-    "the_worst_mixture",
-    "at_a_jump_the_worst_case_splits_mass",
-    "exact_fit_and_zero_model",
-    "bad_requests_say_what_is_wrong",
-    "gradients_against_finite_differences",
+_WORST_CASES = (
+    "tests/guarantees/test_far_moves.py",
+    *_tests(
+        "guarantees/test_robust",
+        "worst_cases_lie_in_their_ball_and_attain_the_risk",
+        "p_1_unbounded_near_worst_cases_of_classes",
+        "the_worst_mixture",
+        "at_a_jump_the_worst_case_splits_mass",
+        "exact_fit_and_zero_model",
+        "bad_requests_say_what_is_wrong",
+        "gradients_against_finite_differences[Logistic]",
+    ),
 )
 
 # By file under src/bidro.
@@ -202,9 +236,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "guarantees/asked.py": ("tests/cli/test_options.py",),
     "algorithms/cone_program.py": _PROOFS,
     "algorithms/cuts.py": _PROOFS,
+    "algorithms/exact_messages.py": _MESSAGES,
     "algorithms/working_set.py": ("tests/algorithms/test_working_set.py",),
     "guarantees/calibration.py": ("tests/guarantees/test_calibration.py",),
     "guarantees/certificate.py": _CERTIFICATE,
+    "guarantees/convergence.py": _CONSTANTS,
     "guarantees/coverage.py": _COVERAGE,
     "guarantees/empirical_radius.py": ("tests/guarantees/test_empirical_radius.py",),
     "guarantees/held_out.py": ("tests/guarantees/test_held_out.py",),
@@ -212,12 +248,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     "guarantees/on_support.py": _ON_SUPPORT,
     "guarantees/out_of_sample.py": _INTERVAL,
     "guarantees/penalty.py": ("tests/guarantees/test_penalised.py",),
-    "guarantees/plan.py": _CERTIFICATE,
+    "guarantees/plan.py": _PLAN,
     "guarantees/radius.py": _RADIUS,
     "guarantees/robust.py": _WORST_CASES,
     "guarantees/statements.py": _STATEMENTS,
     "guarantees/trained_rows.py": ("tests/guarantees/test_trained_rows.py",),
     "engines/coordinator.py": _COORDINATOR,
+    "fitting/client_side.py": ("tests/fitting/test_client_side.py",),
     "deploy/rules.py": ("tests/deploy/test_rules.py",),
     "deploy/site.py": _SITE,
     "model_file.py": ("tests/test_model_file.py",),
@@ -239,7 +276,33 @@ class Equivalent(NamedTuple):
 
 
 _SPEED = "where a slower way begins; both are right"
+# Constants that say when or how often something is tried, by file, line and other values of the same size.
+_TUNED: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
+    ("algorithms/exact.py", "_ROUNDING = 1e-11", ("2e-11",), "how much of a fall is rounding: steps only"),
+    ("algorithms/exact.py", "_COARSEST = 1e-5", ("2e-05",), "the unit of a program, which proves afresh"),
+    ("algorithms/exact.py", "_SHOWS = 0.1", ("0.2",), "how soon kinks are smoothed less"),
+    ("algorithms/exact.py", "_SAME_MIXTURE = 1e-3", ("0.002",), "when curvatures are mixed anew: steps only"),
+    ("algorithms/cone_model.py", "_HARDLY_BENT = 1e-6", ("2e-06",), "a size, with nothing at its edge"),
+    ("algorithms/cone_model.py", "_REACH = 1e3", ("2000.0", "1001.0"), "how far a program looks: steps only"),
+    ("algorithms/proof.py", "_AT_EDGE = 1e-6", ("2e-06",), "what is mended; what is proven is proven afresh"),
+    ("algorithms/proof.py", "_USED = 1e-10", ("2e-10",), "what is mended; what is proven is proven afresh"),
+    ("algorithms/proof.py", "_FIRST = 1e2", ("200.0", "101.0"), "what is mended first; proven afresh"),
+    ("algorithms/proof.py", "_TIMES = 2", ("3", "4"), "mended once more, which is never worse"),
+    ("worst_case/ball.py", "_APART = 1e-13", ("2e-13",), "how close a bracket is, within what is promised"),
+    (
+        "worst_case/ball.py",
+        "_LARGEST = 1e60",
+        ("2e+60",),
+        "no multiplier in use is of that size",
+    ),
+    ("worst_case/ball.py", "_JUMP = 1e-6", ("2e-06",), "which curvature is sent near a jump: steps only"),
+    ("worst_case/atoms.py", "_LEAST_STIFFNESS = 1e-3", ("0.002",), "near a jump any curvature is a guess"),
+    ("worst_case/scalar_maxima.py", "_NEWTON_STEPS = 60", ("61", "120"), "converged before"),
+    ("worst_case/scalar_maxima.py", "_HALVINGS = 60", ("61", "120"), "to the last bit before"),
+    ("sets/vectors.py", "_HALVINGS = 100", ("101", "200"), "to the last bit before"),
+)
 EQUIVALENT: tuple[Equivalent, ...] = (
+    *(Equivalent(file, line, after, why) for file, line, others, why in _TUNED for after in others),
     *(Equivalent("guarantees/heterogeneity.py", "MOST_PAIRED = 12", after, _SPEED) for after in ("13", "24")),
     *(
         Equivalent("guarantees/heterogeneity.py", "EXACT_ROWS = 2000", after, _SPEED)
@@ -263,6 +326,18 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "largest = max(finest, int((4 * rows + 1) ** (1 / m)) + 1)",
         "largest = max(finest, int((4 * rows + 1) ** (1 / m)) + 0)",
         "the last k is full from the first level on, where A is 1",
+    ),
+    *(
+        Equivalent(
+            "guarantees/radius.py",
+            "largest = max(finest, int((4 * rows + 1) ** (1 / m)) + 1)",
+            after,
+            "more k are tried, at which A is 1",
+        )
+        for after in ("5", "8", "2")
+    ),
+    Equivalent(
+        "guarantees/calibration.py", "seed: int = 0,", "1", "any seed deals out folds as well as another"
     ),
     Equivalent(
         "guarantees/radius.py",
@@ -290,12 +365,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         "algorithms/exact.py",
-        "_ENOUGH, _GOOD = 0.1, 0.5",
-        "_ENOUGH, _GOOD = 0.1, 1.5",
-        "how soon stiffening is taken back: steps, not what is proven",
-    ),
-    Equivalent(
-        "algorithms/exact.py",
         "if fall < _ENOUGH * state.predicted - _ROUNDING * abs(centre.merit):",
         "(fall <= _ENOUGH * state.predicted - _ROUNDING * abs(centre.merit))",
         "a fall of just the share that is enough, to the last bit",
@@ -305,6 +374,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "left = np.where(slope > 0, here - lower, upper - here)",
         "(slope >= 0)",
         "a slope of 0 costs nothing whatever the width",
+    ),
+    Equivalent(
+        "algorithms/proof.py",
+        "rows = np.any(system != 0, axis=1)",
+        "rows = np.any(system != 1, axis=1)",
+        "equations of zeros alone change nothing",
     ),
     Equivalent(
         "algorithms/proof.py",
@@ -320,6 +395,18 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "speed = side * jnp.where(moves, a * inverse_scale**2, 1.0)  # (2, m): of each coordinate with nu",
         "2.0",
         "of coordinates that do not move",
+    ),
+    Equivalent(
+        "worst_case/path.py",
+        "slope = jnp.where(side > 0, scalar.right_slope, scalar.left_slope)",
+        "slope = jnp.where(side > 0, scalar.left_slope, scalar.right_slope)",
+        "whether either side has no end is all that counts, and both are of the same rate",
+    ),
+    Equivalent(
+        "worst_case/path.py",
+        "moving = jnp.where(rate > 0, rate, 1.0)",
+        "(rate >= 0)",
+        "nothing moves on such a piece, and what is not finite there counts as where it begins",
     ),
     Equivalent(
         "worst_case/scalar_maxima.py",
@@ -354,15 +441,24 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         )
         for after in ("0", "4", "6")
     ),
-    Equivalent(
-        "guarantees/robust.py",
-        "far = 1e8 * (_turn(inner, risk) + np.abs(start).max()) / steepest",
-        "100000001.0",
-        "as far as that",
+    *(
+        Equivalent(
+            "guarantees/robust.py",
+            "far = 1e8 * (_turn(inner, risk) + np.abs(start).max()) / steepest",
+            after,
+            "as far as that",
+        )
+        for after in ("100000001.0", "200000000.0")
     ),
     Equivalent("guarantees/coverage.py", "least = 1e-300", "2e-300", "either is as good as nothing"),
     Equivalent(
         "deploy/site.py", "compilation_cache()", "pass", "what was compiled is kept for the next time: speed"
+    ),
+    Equivalent(
+        "deploy/site.py",
+        "marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if len(training) >= count}",
+        "(len(training) > count)",
+        "a fold of one row is never enough, as min_rows is at least 2",
     ),
     Equivalent("guarantees/radius.py", "high *= 2", "3", "any factor above 1 finds a bracket"),
     Equivalent(
@@ -376,6 +472,18 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "return xp.where(count > 0, level, middle)",
         "(count >= 0)",
         "nothing moves only where lower = upper, and then any level will do",
+    ),
+    Equivalent(
+        "model_file.py",
+        "return np.asarray((scores[:, 0] > 0) == (rows[:, -1] > 0))",
+        "(rows[:, -1] >= 0)",
+        "of two classes the target is -1 or 1",
+    ),
+    Equivalent(
+        "sets/weights.py",
+        "if np.any(center < 0) or abs(center.sum() - 1) > 1e-9:",
+        "(abs(center.sum() - 1) >= 1e-09)",
+        "no sum is off by that number to the last bit",
     ),
     *(
         Equivalent(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import multiprocessing
 import os
 import random
@@ -39,6 +40,8 @@ class Copy:
     def of(cls, source: Path, tests_root: Path, folder: Path) -> Copy:
         """Into `folder`, which must not exist."""
         shutil.copytree(source, folder)
+        # Every trial loads all of it.
+        compileall.compile_dir(folder, quiet=1)
         return cls(folder, source, tests_root)
 
     def run(self, tests: Sequence[str], timeout: float | None = None) -> int | None:

@@ -17,6 +17,7 @@ taken off the risks as these arrive, and all of this is of regrets (`references`
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -29,6 +30,8 @@ from bidro.algorithms.cone_model import ConeModel, Curvature, held_by_cones
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.exact_messages import INFINITE, Broadcast, Reply
+from bidro.algorithms.newton_step import newton_step, one_mixture, proven_at
+from bidro.algorithms.probe import probe
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.algorithms.references import References
@@ -64,8 +67,17 @@ _HARDLY = 0.9999
 # Cuts that neither program has used for this many rounds are dropped.
 _IDLE_ROUNDS = 25
 _USED = 1e-9
+# Risks that fall to 0 only at infinity have come near it below this multiple of the floor. Along a ray they
+# are then brought to the second share of what still counts, by a model at most so many times farther out.
+_VANISHING, _VANISHED, _FARTHEST = 1e4, 0.1, 20.0
+# Newton's method has done its part where it promises less than this share of the risk.
+_FOUND = 1e-14
 # Curvatures are mixed anew where the weights of the step differ by more than this in all.
 _SAME_MIXTURE = 1e-3
+# Where a step promises less than this share of the gap that is wanted, only the proof is short of it, and
+# what is asked for is cuts for it: at models that are worse by these multiples of the gap.
+_SETTLED = 1e-4
+_LENGTHS = (1.0, 100.0, 0.01)
 
 
 class Centre(NamedTuple):
@@ -103,6 +115,7 @@ class State(NamedTuple):
     wanted: float  # the relative gap at which to stop
     small: float | None  # share of the first model's risk that `floor` is; None where it is settled
     floor: float  # risks below this count as 0
+    endless: bool  # whether the loss is 0 only at infinity
     lower: float
     alpha: Numbers  # (n,) weights of the best lower bound
     mixture: Numbers  # (n,) weights of the last step, by which curvatures are mixed
@@ -111,6 +124,8 @@ class State(NamedTuple):
     left: float  # upper minus lower bound, a round ago
     predicted: float  # by how much the worst mixture of smoothed risks should fall at x
     t: int  # rounds done
+    missing: tuple[Numbers, ...]  # (d,) slopes that the proofs of this round could not cancel
+    probing: bool  # whether x is asked for its cuts alone
     stalled: bool  # whether the next model would be the centre itself: nothing more can be gained
 
     @property
@@ -204,6 +219,7 @@ class ExactMWDRO(Usual):
             self.gap,
             small,
             small * problem.constant_risk,
+            problem.loss.endless,
             lower,
             alpha,
             weights,
@@ -212,6 +228,8 @@ class ExactMWDRO(Usual):
             np.inf,
             0.0,
             0,
+            (),
+            False,
             False,
         )
 
@@ -235,11 +253,14 @@ class ExactMWDRO(Usual):
         attained = state.model.references.off(np.asarray(arrived.attained))
         cuts = Cuts.at_point(who, attained[who], np.asarray(arrived.gradient)[who], z)
         idle = np.append(state.idle, np.zeros(len(who), np.int64))
-        state = state._replace(cuts=state.cuts.with_more(cuts), idle=idle, t=state.t + 1)
+        state = state._replace(cuts=state.cuts.with_more(cuts), idle=idle, t=state.t + 1, missing=())
         if len(who) < len(state.alpha):
             return state
         state = _with_best(state, arrived)
         state = _with_centre(state, arrived, attained, z)
+        far = _by_newton(state)
+        if far is not None:
+            return far
         if self.saves_rounds or state.stiffness > 1 or state.width < _FIRST_WIDTH:
             state = _with_lower_bound(state)
         return state if state.finished else _with_next(state)
@@ -283,6 +304,8 @@ def _with_centre(state: State, replies: Reply, attained: Numbers, z: Numbers) ->
     stiffness = state.stiffness
     if centre is not None:
         fall = centre.merit - merit
+        if state.probing and fall <= 0:
+            return state
         rounding = _ROUNDING * abs(state.model.references.risk(centre.merit))
         if fall < _ENOUGH * state.predicted - rounding:
             return state._replace(stiffness=_STIFFEN * stiffness, estimate=estimate)
@@ -290,6 +313,27 @@ def _with_centre(state: State, replies: Reply, attained: Numbers, z: Numbers) ->
             stiffness = max(1.0, stiffness / _STIFFEN)
     new = Centre(z, merit, len(state.cuts.points) - 1, attained, smoothing, gradient, packed)
     return state._replace(centre=new, stiffness=stiffness, estimate=estimate)
+
+
+def _by_newton(state: State) -> State | None:
+    """The state with the next model by Newton's method, or with the proof that none is needed; None where
+    Newton's method does not serve, or has nothing more to gain."""
+    centre, model, size = state.centre, state.model, state.size
+    assert centre is not None
+    if state.stiffness > 1 or not centre.curvature.shape[1] or centre.smoothing.any():
+        return None
+    if not one_mixture(model.mixtures):
+        return None
+    step = newton_step(model, centre.z, state.mixture @ centre.gradient, _mixed(state, state.mixture))
+    if step is None:
+        return None
+    if step.fall <= state.wanted * size:
+        proof = proven_at(model, state.cuts, centre.z, centre.origin, state.mixture)
+        state = _with_bound(state, proof.bound, state.mixture)
+        # In wide sets a slope costs so much that only multipliers that are mended prove anything.
+        if not state.finished and (proof.lost > size or step.fall <= _FOUND * size):
+            return None
+    return state._replace(x=step.x, predicted=step.fall)
 
 
 def _with_lower_bound(state: State) -> State:
@@ -306,11 +350,16 @@ def _with_proof(state: State, found: Solved) -> State:
     assert state.centre is not None
     enough = (upper := state.best.upper) - state.wanted * state.size
     proof = lower_bound(found.model, found.cuts, state.centre.z, found.answer, upper, enough)
+    state = state._replace(missing=(*state.missing, proof.slope))
+    return _with_bound(state, proof.bound, found.clients(proof.alpha))
+
+
+def _with_bound(state: State, bound: float, alpha: Numbers) -> State:
+    """The better of the lower bound known and one that is proven with these weights (n,)."""
     known = state.t > 1 or state.model.references.each is not None
-    if proof.bound <= state.lower and known:
+    if bound <= state.lower and known:
         return state
-    alpha = found.clients(proof.alpha)
-    return _consistent(state._replace(lower=max(proof.bound, state.lower), alpha=alpha))
+    return _consistent(state._replace(lower=max(bound, state.lower), alpha=alpha))
 
 
 def _consistent(state: State) -> State:
@@ -326,6 +375,9 @@ def _with_next(state: State) -> State:
     """The next model: from the program with curvature around the centre."""
     centre, model = state.centre, state.model
     assert centre is not None
+    outward = _outward(state)
+    if outward is not None:
+        return outward
     # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
     program = partial(solved, model, state.cuts, centre.z, scale=_scale(state), also=state.singly)
     program = partial(program, origin=centre.origin, raised=centre.smoothing)
@@ -340,7 +392,7 @@ def _with_next(state: State) -> State:
         return state._replace(stiffness=_STIFFEN * state.stiffness)
     # Near the solution these multipliers prove more than those of the bound's own program.
     state = _with_proof(state, step)
-    move = step.answer.z - centre.z
+    move, probed = step.answer.z - centre.z, state.probing
     predicted = centre.merit - step.value - M.of_step(move)
     idle = np.where(step.used | (state.cuts.origin == centre.origin), 0, state.idle + 1)
     kept = idle < _IDLE_ROUNDS
@@ -351,6 +403,7 @@ def _with_next(state: State) -> State:
         singly=step.singly,
         mixture=step.alpha,
         predicted=max(predicted, 0.0),
+        probing=False,
     )
     # Smoothing costs this much; when steps promise less, and it shows in the gap or nothing else helps, kinks
     # are smoothed less.
@@ -361,7 +414,45 @@ def _with_next(state: State) -> State:
     if state.predicted < cost and (still or cost > _SHOWS * left or left > _HARDLY * before):
         # The centre was judged by other smoothing: it gives way to the next point whatever that is like.
         return state._replace(width=_NARROW * state.width, centre=centre._replace(merit=float("inf")))
+    size = state.wanted * state.size
+    if state.predicted <= _SETTLED * size and not state.finished and not probed:
+        # By turns what either program's proof lacked, and steps of other lengths: one that did not help once
+        # does not help again.
+        turn = state.t // 2
+        missing, length = state.missing[turn % len(state.missing)], _LENGTHS[turn // 2 % len(_LENGTHS)]
+        slope = float(step.alpha @ centre.gradient[:, -1])
+        x = probe(model, centre.z, _mixed(state, step.alpha), slope, missing, length * size)
+        if x is not None:
+            return state._replace(x=x, probing=True)
     return state._replace(stalled=still)
+
+
+def _outward(state: State) -> State | None:
+    """The next model t x on the ray through the centre's x, where risks fall to 0 as they do far out; None
+    where that is not so, or has just been tried in vain.
+
+    Without a radius, classes that x can tell apart have risks that fall like exp(-margin t), with the margin
+    told by the slope along the ray. Newton's method would bring them down by a factor e a round.
+    """
+    centre, model = state.centre, state.model
+    assert centre is not None
+    goal = _VANISHED * state.wanted * state.floor
+    near = goal < centre.merit < _VANISHING * state.floor
+    # With a radius there is a minimum, which a ray would only lead away from.
+    steepness = centre.gradient[:, model.models.dimension :]
+    fixed = not steepness.any() if model.cones else bool(np.all(np.isinf(state.best.multipliers)))
+    fixed = fixed and model.references.each is None
+    if not (state.endless and fixed and near and state.lower <= 0 and state.stiffness <= 1):
+        return None
+    weights = np.asarray(model.mixtures.linear_maximum(centre.attained + centre.smoothing)[1])
+    margin = -float(weights @ (centre.gradient @ centre.z)) / centre.merit
+    longer = math.log(centre.merit / goal)
+    if longer > (_FARTHEST - 1) * margin:
+        return None
+    x = (1 + longer / margin) * centre.z[: model.models.dimension]
+    if not model.models.contains(x):
+        return None
+    return state._replace(x=x, predicted=centre.merit - goal, left=state.best.upper - state.lower)
 
 
 def _scale(state: State) -> float:
@@ -370,8 +461,8 @@ def _scale(state: State) -> float:
     return float(np.clip(state.best.upper - state.lower, 1e-10 * size, size))
 
 
-def _curvature(state: State, mixture: Numbers) -> Curvature:
-    """M, stiffened; where nothing is known of it, the multiple of the identity for steps of about 1."""
+def _mixed(state: State, mixture: Numbers) -> Numbers:
+    """(k, k) the curvature of the mixture at the centre, as far as is known."""
     centre = state.centre
     assert centre is not None
     k = len(centre.z)
@@ -379,6 +470,14 @@ def _curvature(state: State, mixture: Numbers) -> Curvature:
     if centre.curvature.shape[1]:
         rows, columns = np.triu_indices(k)
         M[rows, columns] = M[columns, rows] = mixture @ centre.curvature
+    return M
+
+
+def _curvature(state: State, mixture: Numbers) -> Curvature:
+    """M, stiffened; where nothing is known of it, the multiple of the identity for steps of about 1."""
+    centre = state.centre
+    assert centre is not None
+    M = _mixed(state, mixture)
     slope = float(mixture @ centre.gradient[:, -1])
     if state.model.cones and slope > 0:
         M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], _scale(state) / slope))

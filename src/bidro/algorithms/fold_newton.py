@@ -25,7 +25,6 @@ from bidro.algorithms.local_minimax import Caps, Local, LocalMinimax, Steepness
 from bidro.algorithms.references import References
 from bidro.client import Client
 from bidro.errors import BidroError
-from bidro.losses import Logistic, Softmax
 from bidro.problem import Problem
 from bidro.sets.base import Constraints
 from bidro.trees import pytree, static
@@ -181,7 +180,7 @@ class FoldNewton(Usual):
             steepness=steepness,
             limits=problem.domain.constraints(),
             scale=self.spread * np.array([one.scale for one in self.candidates]),
-            endless=isinstance(problem.loss, Logistic | Softmax),
+            endless=problem.loss.endless,
             x=models,
             going=every > 0,
             wrong=np.inf * every,

@@ -31,6 +31,8 @@ _MOST_STEPS = 80
 # Armijo's share of the promised fall, and by how much a step that falls short of it is shortened.
 _ENOUGH, _SHORTER, _MOST_TRIALS = 1e-4, 0.3, 25
 _ROUNDING = 1e-13
+# Candidates that are done are set aside where fewer than this share go on.
+_FEW = 0.75
 # Curvature is raised by this share of what it is in the coordinate's own units.
 _RIDGE = 1e-11
 _TINY = float(np.finfo(float).tiny)
@@ -102,22 +104,29 @@ class Steepness:
 
     def at(self, x: Numbers) -> Numbers:
         """nu (...) of models (..., d)."""
-        norms = np.linalg.norm(np.einsum("prd,...d->...pr", self.matrix, x) + self.offset, axis=-1)
+        norms = np.linalg.norm(self.vectors(x), axis=-1)
         return np.asarray(norms.max(axis=-1))
 
     def lift(self, x: Numbers) -> Numbers:
         """z of models (..., d)."""
         return np.concatenate([x, self.at(x)[..., None]], axis=-1) if self.count else x
 
-    def smoothed(self, x: Numbers, delta: Numbers, derivatives: bool) -> tuple[Numbers, Numbers, Numbers]:
-        """(nu, its gradient, its second derivative), norms and their maximum smoothed over delta (...)."""
-        v = np.einsum("prd,...d->...pr", self.matrix, x) + self.offset
+    def vectors(self, x: Numbers) -> Numbers:
+        """B x + b (..., cones, rows) of models (..., d)."""
+        return np.asarray(np.einsum("prd,...d->...pr", self.matrix, x) + self.offset)
+
+    def norm_of(self, v: Numbers, delta: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """(nu (...), norms (..., cones), parts (..., cones) of them in the maximum) of v = B x + b, norms and
+        their maximum smoothed over delta (...)."""
         norms = np.sqrt(np.sum(v**2, axis=-1) + delta[..., None] ** 2)
         top = norms.max(axis=-1, keepdims=True)
         parts = np.exp((norms - top) / delta[..., None])
-        nu = top[..., 0] + delta * np.log(parts.sum(axis=-1))
-        if not derivatives:
-            return nu, nu, nu
+        return top[..., 0] + delta * np.log(parts.sum(axis=-1)), norms, parts
+
+    def smoothed(self, x: Numbers, delta: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """(nu, its gradient, its second derivative), smoothed over delta (...)."""
+        v = self.vectors(x)
+        nu, norms, parts = self.norm_of(v, delta)
         share = parts / parts.sum(axis=-1, keepdims=True)
         slopes = np.einsum("prd,...pr->...pd", self.matrix, v) / norms[..., None]
         gradient = np.einsum("...p,...pd->...d", share, slopes)
@@ -148,7 +157,6 @@ class Step(NamedTuple):
 
 
 class _Place(NamedTuple):
-    value: Numbers
     alpha: Numbers
     giving: Numbers  # (..., n) what of alpha gives way to the risks
     slopes: Numbers  # (..., n, k) gradients of the r_i in z
@@ -175,21 +183,43 @@ class LocalMinimax:
 
     def solve(self) -> Step:
         local = self.local
-        x = self._inside(local.x)
+        found = x = self._inside(local.x)
         smooth = np.maximum(local.expected / np.maximum(local.unit, _TINY), 1.0)
-        done = ~local.wanted
+        done, part, rows = ~local.wanted, self, np.arange(len(x))
         for _ in range(_MOST_STEPS):
-            place = self._at(x, smooth, True)
-            gradient, second = self._derivatives(x, smooth, place)
+            going: Marks = np.any(~done, axis=1)
+            if going.sum() < _FEW * len(going):
+                # Candidates that are done are set aside.
+                found[rows] = x
+                part, rows, x, smooth, done = (
+                    part._of(going),
+                    rows[going],
+                    x[going],
+                    smooth[going],
+                    done[going],
+                )
+            place = part._at(x, smooth)
+            gradient, second = part._derivatives(x, smooth, place)
             step = _newton(gradient, second)
             fall = np.maximum(-np.sum(gradient * step, axis=-1), 0.0)
-            settled = fall <= 0.5 * smooth * local.unit
+            settled = fall <= 0.5 * smooth * part.local.unit
             done |= settled & (smooth <= 1)
             if done.all():
                 break
-            x = self._along(x, np.where(done[..., None], 0.0, step), smooth, place.value, fall, done)
+            x = part._along(x, step, smooth, fall, done)
             smooth = np.where(settled, np.maximum(smooth / _LESS_SMOOTH, 1.0), smooth)
-        return Step(x, self._worst(local.x) - self._worst(x))
+        found[rows] = x
+        return Step(found, self._worst(local.x) - self._worst(found))
+
+    def _of(self, candidates: Marks) -> LocalMinimax:
+        """The solves of some candidates."""
+        kappa, blend = (
+            np.broadcast_to(limit, self.caps.kappa.shape)[candidates]
+            for limit in (self.caps.kappa, self.caps.blend)
+        )
+        caps = self.caps._replace(kappa=kappa, blend=blend)
+        local = {name: part[candidates] for name, part in self.local._asdict().items()}
+        return LocalMinimax(caps, self.steepness, self.limits, Local(**local))
 
     def _inside(self, x: Numbers) -> Numbers:
         """Models at the edge of X, moved inside by a small share of its width."""
@@ -217,18 +247,18 @@ class LocalMinimax:
     def _worst(self, x: Numbers) -> Numbers:
         return self.caps.worst(self._risks(self.steepness.lift(x) - self.z)[0])
 
-    def _at(self, x: Numbers, smooth: Numbers, derivatives: bool) -> _Place:
+    def _at(self, x: Numbers, smooth: Numbers) -> _Place:
         gradient = second = np.zeros(0)
         move = x - self.z[..., : x.shape[-1]]
         if self.steepness.count:
-            nu, gradient, second = self.steepness.smoothed(x, smooth * self.delta, derivatives)
+            nu, gradient, second = self.steepness.smoothed(x, smooth * self.delta)
             move = np.concatenate([move, (nu - self.z[..., -1])[..., None]], axis=-1)
         risks, slopes = self._risks(move)
-        value, alpha, giving = self.caps.smoothed(risks, smooth * self.mu)
-        value = value + smooth * self.barrier * self._barrier(x)
-        return _Place(value, alpha, giving, slopes, gradient, second)
+        _, alpha, giving = self.caps.smoothed(risks, smooth * self.mu)
+        return _Place(alpha, giving, slopes, gradient, second)
 
-    def _barrier(self, x: Numbers) -> Numbers:
+    def barrier_at(self, x: Numbers) -> Numbers:
+        """The logarithmic barrier (...) of models (..., d), inf outside X."""
         total = np.zeros(x.shape[:-1])
         with np.errstate(invalid="ignore", divide="ignore"):
             for distance in (self.limits.upper - x, x - self.limits.lower):
@@ -273,19 +303,79 @@ class LocalMinimax:
             in_x = in_x + (2 * share / room)[..., None, None] * pull[..., :, None] * pull[..., None, :]
         return gradient, in_x
 
-    def _along(
-        self, x: Numbers, step: Numbers, smooth: Numbers, here: Numbers, fall: Numbers, done: Marks
-    ) -> Numbers:
+    def _along(self, x: Numbers, step: Numbers, smooth: Numbers, fall: Numbers, done: Marks) -> Numbers:
         """x + t step, with t shortened until the value falls enough."""
-        t, waiting = np.ones_like(here), ~done
+        rays = self._rays(x, step, smooth, ~done)
+        here, t, fall = rays.value(self, np.zeros(len(rays.x))), np.ones(len(rays.x)), fall[~done]
+        waiting = np.arange(len(t))
         for _ in range(_MOST_TRIALS):
-            value = self._at(x + t[..., None] * step, smooth, False).value
+            value = rays.only(waiting).value(self, t[waiting])
             with np.errstate(invalid="ignore"):
-                waiting &= ~(value <= here - _ENOUGH * t * fall + _ROUNDING * np.abs(here))
-            if not waiting.any():
+                enough = here - _ENOUGH * t * fall + _ROUNDING * np.abs(here)
+                waiting = waiting[~(value <= enough[waiting])]
+            if len(waiting) == 0:
                 break
-            t = np.where(waiting, _SHORTER * t, t)
-        return x + np.where(waiting, 0.0, t)[..., None] * step
+            t[waiting] *= _SHORTER
+        t[waiting] = 0.0
+        moved = x.copy()
+        moved[~done] += t[:, None] * step[~done]
+        return moved
+
+    def _rays(self, x: Numbers, step: Numbers, smooth: Numbers, wanted: Marks) -> _Rays:
+        d, k, zero = x.shape[-1], self.z.shape[-1], np.zeros((*x.shape[:-1], self.z.shape[-1] - x.shape[-1]))
+        gone = np.concatenate([x - self.z[..., :d], zero], axis=-1)
+        along = np.concatenate([step, zero], axis=-1)
+        bent_gone, bent_along = self._bends(gone), self._bends(along)
+        slopes = self.local.gradient + bent_gone
+        at = self.local.risks + ((self.local.gradient + 0.5 * bent_gone) @ gone[..., None])[..., 0]
+        coefficients = [
+            at,
+            (slopes @ along[..., None])[..., 0],
+            0.5 * (bent_along @ along[..., None])[..., 0],
+        ]
+        v = v_along = nu = np.zeros(wanted.shape)
+        if k > d:
+            bent_nu = 0.5 * self.local.curvature[:, None, :, -1, -1] * self.local.stiffness[..., None]
+            coefficients += [slopes[..., -1], bent_along[..., -1], bent_nu]
+            cones = self.steepness
+            v, v_along, nu = cones.vectors(x), cones.vectors(step) - cones.offset, self.z[..., -1]
+        parts = (x, step, smooth, np.stack(coefficients, axis=-2), v, v_along, nu)
+        kappa, blend = (
+            np.broadcast_to(limit[..., 0], wanted.shape) for limit in (self.caps.kappa, self.caps.blend)
+        )
+        units = (smooth * self.mu, smooth * self.delta, smooth * self.barrier, kappa, blend)
+        return _Rays(*(part[wanted] for part in (*parts, *units)))
+
+
+class _Rays(NamedTuple):
+    """The smoothed values along x + t step, one ray a row: risks are quadratic in t and nu."""
+
+    x: Numbers  # (rays, d)
+    step: Numbers  # (rays, d)
+    smooth: Numbers  # (rays,)
+    coefficients: Numbers  # (rays, 3 or 6, n) of 1, t, t^2, and w, t w, w^2, w = nu - nu_hat
+    v: Numbers  # (rays, cones, rows) B x + b
+    v_along: Numbers  # (rays, cones, rows) B step
+    nu: Numbers  # (rays,) nu_hat
+    mu: Numbers  # (rays,)
+    delta: Numbers  # (rays,)
+    barrier: Numbers  # (rays,)
+    kappa: Numbers  # (rays,)
+    blend: Numbers  # (rays,)
+
+    def only(self, some: NDArray[np.int64]) -> _Rays:
+        return self if len(some) == len(self.x) else _Rays(*(part[some] for part in self))
+
+    def value(self, of: LocalMinimax, t: Numbers) -> Numbers:
+        """(rays,) at t (rays,)."""
+        powers = [np.ones_like(t), t, t**2]
+        if of.steepness.count:
+            w = of.steepness.norm_of(self.v + t[:, None, None] * self.v_along, self.delta)[0] - self.nu
+            powers += [w, t * w, w**2]
+        risks = (np.stack(powers, axis=-1)[:, None, :] @ self.coefficients)[:, 0]
+        caps = Caps(of.caps.shares, self.kappa[:, None], self.blend[:, None])
+        value = caps.smoothed(risks, self.mu)[0]
+        return value + self.barrier * of.barrier_at(self.x + t[:, None] * self.step)
 
 
 def _newton(gradient: Numbers, second: Numbers) -> Numbers:

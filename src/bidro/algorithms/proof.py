@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import lstsq
+from scipy.linalg import block_diag, lstsq
 from scipy.optimize import nnls
 
 from bidro.errors import BidroError
@@ -43,6 +43,12 @@ _TINY = float(np.finfo(float).tiny)
 _CONTRADICTION = 1e-8
 # How often each mending is repeated: its own rounding is what is left to mend.
 _TIMES = 2
+# Cancelling is repeated as long as it leaves less than a share of what was lost before, up to a limit.
+_CANCELLINGS, _LESS = 20, 0.7
+# Pulls below this share of all of them are not turned.
+_TURNED = 1e-3
+# Shares of the gap that turns of pulls may cost, tried one after the other.
+_OF_ALLOWANCE = (0.1, 0.0)
 
 _of_bound = attrgetter("bound")
 
@@ -51,6 +57,7 @@ class Proof(NamedTuple):
     bound: float  # over all of X
     lost: float  # what the slope s costs in it
     alpha: Numbers  # (n,) weights of the mixture that it is proven with
+    slope: Numbers  # (d,) s, or what could not be cancelled of it
 
 
 def lower_bound(
@@ -65,21 +72,27 @@ def lower_bound(
     def serves(proof: Proof) -> bool:
         return proof.bound >= enough or proof.lost <= upper - (proof.bound + proof.lost)
 
-    best = _proven(model, cuts, z, answer)
+    best = raw = proven(model, cuts, z, answer)
     if serves(best):
-        return best
+        return best._replace(slope=raw.slope)
+    for share in _OF_ALLOWANCE if model.nonnegative else ():
+        cancelled = _cancelled(model, cuts, z, answer, share * (upper - enough), enough)
+        raw = raw._replace(slope=cancelled.slope)
+        best = max(best, cancelled, key=_of_bound)
+        if serves(best):
+            return best._replace(slope=raw.slope)
     for by_cost in (True, False):
         mended = answer
         for _ in range(_TIMES):
             mended = _balanced(model, cuts, z, mended, by_cost)
-            best = max(best, _proven(model, cuts, z, mended), key=_of_bound)
+            best = max(best, proven(model, cuts, z, mended), key=_of_bound)
             if serves(best):
-                return best
+                return best._replace(slope=raw.slope)
         if model.nonnegative and best.bound < enough:
-            best = max(best, _cancelled(model, cuts, z, mended), key=_of_bound)
+            best = max(best, _cancelled(model, cuts, z, mended, 0.0, enough), key=_of_bound)
         if best.bound >= enough:
             break
-    return best
+    return best._replace(slope=raw.slope)
 
 
 def require_consistent(lower: float, upper: float, size: float, t: int) -> None:
@@ -93,13 +106,14 @@ def require_consistent(lower: float, upper: float, size: float, t: int) -> None:
         )
 
 
-def _proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
+def proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
+    """The bound that the answer's multipliers prove as they are."""
     d, beta, pulls = model.models.dimension, answer.multipliers, answer.pulls
     constant = float(beta @ cuts.at(z))
     if model.cones:
         r_nu = float(beta @ cuts.gradient[:, d])
         if r_nu < 0:  # no risk falls with nu, so that a client has replied nonsense; it proves nothing
-            return Proof(-math.inf, math.inf, answer.alpha)
+            return Proof(-math.inf, math.inf, answer.alpha, np.zeros(d))
         pulls = _allowed(model, cuts, answer)
         constant -= r_nu * z[d]
         constant += sum(float(y @ cone.at(z[:d])) for cone, y in zip(model.cones, pulls, strict=True))
@@ -115,7 +129,7 @@ def _proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
         models = models.base
     assert isinstance(models, Box | Ball)
     bound = constant - float(models.linear_maximum(-slope)[0])
-    return Proof(bound if math.isfinite(bound) else -math.inf, at_z - bound, answer.alpha)
+    return Proof(bound if math.isfinite(bound) else -math.inf, at_z - bound, answer.alpha, slope)
 
 
 def _allowed(model: ConeModel, cuts: Cuts, answer: Answer) -> tuple[Numbers, ...]:
@@ -218,34 +232,125 @@ def _least_squares(system: Numbers, wanted: Numbers) -> Numbers:
     return found
 
 
-def _cancelled(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
-    """The bound after nonnegative multiples of the cuts have been added that cancel s.
+def _cancelled(
+    model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, allowance: float, enough: float
+) -> Proof:
+    """The bound after s has been cancelled, by what costs least: tiny multiples of cuts, in place of their
+    clients' others or beside them, and pulls that turn or shorten.
 
-    With sums alpha + delta and risks of at least 0, sum_i delta_i R_i <= objective sum_i delta_i / alpha_i:
-    the bound is divided by 1 more than that sum. References are added before and taken off after.
+    All of it is nonnegative least squares in units of the bound: what is left of s times the width of X, and
+    what the multiples cost at z. Beside the others a client's weight grows: with sums alpha + delta and risks
+    of at least 0, sum_i delta_i R_i <= objective sum_i delta_i / alpha_i, so that the bound is divided by 1
+    more than that sum; references are added before and taken off after. The tiny multiples are kept apart
+    from the large ones beside which they would be lost.
     """
-    d, lent = model.models.dimension, answer.alpha[cuts.owner] > _USED
-    answer = answer._replace(pulls=_allowed(model, cuts, answer))
-    others = cuts.only(lent)
-    twice, more = cuts.with_more(others), np.zeros(np.count_nonzero(lent))
-    for _ in range(_TIMES):
-        slope = _slope(model, twice, np.append(answer.multipliers, more), answer.pulls)
+    d, n, lent = model.models.dimension, len(answer.alpha), answer.alpha[cuts.owner] > _USED
+    others, values = cuts.only(lent), cuts.at(z)
+    owner, weight = others.owner, answer.alpha[others.owner]
+    # What a client's multipliers make of its cuts, a unit of its weight.
+    mean = np.zeros((n, cuts.gradient.shape[1] + 1))
+    np.add.at(mean, cuts.owner, answer.multipliers[:, None] * np.column_stack([cuts.gradient, values]))
+    mean = mean[owner] / weight[:, None]
+    instead = np.column_stack([others.gradient, values[lent]]) - mean
+    beside = np.column_stack([others.gradient, values[lent] - float(answer.multipliers @ values) / weight])
+    offered = np.vstack([instead, beside])
+    cost = np.maximum(-offered[:, -1], 0.0)
+    twice, k = cuts.with_more(others).with_more(cuts), len(owner)
+    matrix, ends = _stacked(model), np.cumsum([len(part) for part in answer.pulls])[:-1]
+
+    def with_more(taken: Numbers, pulls: tuple[Numbers, ...]) -> Answer:
+        gone = np.bincount(owner, taken[:k] / weight, n)[cuts.owner] * answer.multipliers
+        multipliers = np.concatenate([answer.multipliers, taken[:k] + taken[k:], -gone])
+        extended = answer._replace(multipliers=multipliers, pulls=pulls)
+        return extended._replace(pulls=_allowed(model, twice, extended))
+
+    taken = np.zeros(2 * k)
+    extended = with_more(taken, answer.pulls)
+    best, lost, missing = Proof(-math.inf, math.inf, answer.alpha, np.zeros(d)), math.inf, None
+    for _ in range(_CANCELLINGS):
+        slope = _slope(model, twice, extended.multipliers, extended.pulls)
         width = _width(model, z, slope)
-        columns, residual = width[:, None] * others.gradient[:, :d].T, -width * slope
-        length, size = np.linalg.norm(columns, axis=0), float(np.linalg.norm(residual))
-        if size == 0 or not np.all(np.isfinite(length)):
+        toward, turns = _directions(extended.pulls)
+        length = sum(float(np.linalg.norm(y)) for y in extended.pulls)
+        along = np.concatenate([np.zeros(0), *extended.pulls]) / (length or 1.0)
+        # Pulls lengthen with the steepness that cuts bring.
+        longer = np.outer(along, offered[:, d]) if model.cones else np.zeros((0, 2 * k))
+        of_pulls = np.hstack([longer, -toward.T, turns, -turns])
+        columns = matrix.T @ of_pulls
+        columns[:, : 2 * k] += offered[:, :d].T
+        bends = _bends(model, extended.pulls, width, allowance)
+        of_turns = np.hstack([np.zeros((len(bends), columns.shape[1] - 2 * len(bends))), turns, -turns])
+        columns = np.vstack(
+            [
+                width[:, None] * columns,
+                np.append(cost, np.zeros(columns.shape[1] - 2 * k)),
+                bends[:, None] * of_turns,
+            ]
+        )
+        residual = np.append(-width * slope, np.zeros(1 + len(bends)))
+        unit, size = np.linalg.norm(columns, axis=0), float(np.linalg.norm(residual))
+        if size == 0 or not np.all(np.isfinite(unit)):
             break
-        length[length == 0] = np.inf
+        unit[unit == 0] = np.inf
         try:
-            more = more + nnls(columns / length, residual / size)[0] / length * size
+            found = nnls(columns / unit, residual / size)[0] / unit * size
+            if missing is None:
+                rest = columns @ found - residual
+                cheap = abs(rest[d]) < np.linalg.norm(rest[:d])
+                missing = (
+                    np.where(width > 0, rest[:d] / np.where(width > 0, width, 1.0), 0.0) if cheap else slope
+                )
         except RuntimeError:  # it has its own limit of iterations; what was found before it serves
             break
-    multipliers = np.append(answer.multipliers, more)
-    proven = _proven(model, twice, z, answer._replace(multipliers=multipliers))
-    over = float(np.sum(more / answer.alpha[others.owner]))
-    of_risks = proven.bound + model.references.of_cuts(multipliers, twice.owner)
-    taken_off = model.references.of_cuts(answer.multipliers, cuts.owner)
-    return proven._replace(bound=of_risks / (1 + over) - taken_off if of_risks > 0 else -math.inf)
+        taken = taken + found[: 2 * k]
+        if np.any(np.bincount(owner, taken[:k] / weight, n) > 1):
+            break  # no tiny multiples: less than nothing would be left of the others
+        pulls = extended.pulls
+        if model.cones:
+            pulls = tuple(np.split(np.concatenate(pulls) + of_pulls @ found, ends))
+        extended = with_more(taken, pulls)
+        proof = proven(model, twice, z, extended)
+        over = float(np.sum(taken[k:] / weight))
+        of_risks = proof.bound + model.references.of_cuts(extended.multipliers, twice.owner)
+        taken_off = model.references.of_cuts(answer.multipliers, cuts.owner)
+        proof = proof._replace(bound=of_risks / (1 + over) - taken_off if of_risks > 0 else -math.inf)
+        best = max(best, proof, key=_of_bound)
+        if proof.lost > _LESS * lost:
+            break
+        lost = proof.lost
+        if best.bound >= enough:
+            break
+    return best if missing is None else best._replace(slope=missing)
+
+
+def _bends(model: ConeModel, pulls: tuple[Numbers, ...], width: Numbers, allowance: float) -> Numbers:
+    """(rows,) weights of turns in the least squares: a pull turned by t is t^2 / (2 ||y||) too long, and
+    shortening it to its length costs that much; where this is the allowance, the turn counts as much."""
+    weights = []
+    for cone, y in zip(model.cones, pulls, strict=True):
+        size = float(np.linalg.norm(y)) or 1.0
+        shortened = float(np.linalg.norm(width * (cone.matrix.T @ y))) / size
+        weights.append(np.full(len(y), math.sqrt(allowance * shortened / (2 * size))))
+    return np.concatenate([np.zeros(0), *weights])
+
+
+def _stacked(model: ConeModel) -> Numbers:
+    """(rows, d) the matrices of all cones, one below the other."""
+    return np.vstack([np.zeros((0, model.models.dimension)), *(cone.matrix for cone in model.cones)])
+
+
+def _directions(pulls: tuple[Numbers, ...]) -> tuple[Numbers, Numbers]:
+    """(cones, rows) the direction of each pull, and (rows, rows) what is across it; 0 for a pull that is
+    small beside all of them, which would not turn but grow."""
+    if not pulls:
+        return np.zeros((0, 0)), np.zeros((0, 0))
+    sizes = np.array([float(np.linalg.norm(y)) for y in pulls])
+    large = sizes > _TURNED * sizes.sum()
+    units = [
+        np.where(able, y / (size or 1.0), 0.0) for y, size, able in zip(pulls, sizes, large, strict=True)
+    ]
+    across = [able * np.eye(len(u)) - np.outer(u, u) for u, able in zip(units, large, strict=True)]
+    return block_diag(*(u[None] for u in units)), block_diag(*across)
 
 
 def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:

@@ -173,7 +173,7 @@ class _Run:
         for one in rounds(network.clients_of(problem), algorithm, self.state, most, self.done):
             self.state, self.done = one.state, one.t
             self.down += len(pack(one.broadcast))
-            self.up += len(pack(jax.tree.map(lambda v: v[0], one.replies)))
+            self.up += len(pack(jax.tree.map(lambda v: np.asarray(v)[0], one.replies)))
             self.history.append((self.solver.best.upper, self.solver.lower))
             if progress is not None:
                 progress(self.done, self.solver.gap)

@@ -27,7 +27,7 @@ from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss
 from bidro.problem import Problem
 from bidro.sets import Box
-from bidro.splits import choose_holdout, content_order, unit_ids
+from bidro.splits import content_order, holdout_of, unit_ids
 from bidro.standard import Standard
 
 # Rows that are moved together, so that no second copy of all of them is made.
@@ -116,8 +116,8 @@ class LocalNetwork:
         """
         names, codes = np.unique(clients, return_inverse=True)
         ids = None if units is None else unit_ids(units)
-        holdout = choose_holdout(clients, features, target, hold_out, seed, ids)
         order = content_order(codes, features, target, ids)
+        holdout = holdout_of(names, codes, order, hold_out, seed, ids)
         training, fresh = order[~holdout[order]], order[holdout[order]]
         return cls(
             tuple(str(name) for name in names),

@@ -74,6 +74,11 @@ class Loss(ABC):
         return False
 
     @property
+    def endless(self) -> bool:
+        """Whether l falls to 0, its infimum, only as the model goes to infinity."""
+        return False
+
+    @property
     def host_values(self) -> bool:
         """Whether `values` and `mistakes` of NumPy arrays need no compiled program."""
         return False
@@ -103,6 +108,11 @@ class Loss(ABC):
     def hessian_sum(self, x: Array, rows: Array, weights: Array) -> Array:
         """sum_k weights_k d^2 l(x, rows_k) / dx^2, shape (d, d)."""
         return jax.hessian(lambda v: jnp.sum(weights * self.values(v, rows)))(x)
+
+    def balanced(self, gradient: Array) -> Array:
+        """A gradient in x (d,), possibly with more behind it, in which what cancels in exact arithmetic does
+        so to the last bit."""
+        return gradient
 
     def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
         """A Lipschitz constant of xi -> l(x, xi) on the whole space; inf where none is known."""

@@ -197,6 +197,10 @@ class Logistic(_Margin):
     """log(1 + exp(-margin)), in nats."""
 
     @property
+    def endless(self) -> bool:
+        return True
+
+    @property
     def scalar(self) -> Scalar:
         return Softplus()
 

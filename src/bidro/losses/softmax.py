@@ -35,6 +35,10 @@ class Softmax(Loss):
         return True
 
     @property
+    def endless(self) -> bool:
+        return True
+
+    @property
     def host_values(self) -> bool:
         return True
 
@@ -96,6 +100,23 @@ class Softmax(Loss):
         order = jnp.arange(self.classes * size).reshape(self.classes, size)
         flat = jnp.append(order[:, :-1].ravel(), order[:, -1])
         return full[flat][:, flat]
+
+    def balanced(self, gradient: Array) -> Array:
+        """With sums over the classes of exactly 0: what is added to all scores leaves the loss as it is, and
+        over a wide set of models the rounding of such sums would cost a lower bound its digits.
+
+        Numbers are rounded to a grid, of a few last bits of the largest, on which sums have no rounding.
+        """
+        features = (gradient.shape[0] - (self.classes if self.intercept else 0)) // self.classes
+        cut = [self.classes * features, self.classes * (features + int(self.intercept))]
+        weights, intercepts, rest = jnp.split(gradient, cut)
+        flat = [weights.reshape(self.classes, -1), intercepts.reshape(self.classes, -1)]
+        exponent = [jnp.frexp(jnp.abs(part).max(axis=0, initial=0.0))[1] for part in flat]
+        spare = (self.classes - 1).bit_length() + 1 - 52
+        grids = [jnp.ldexp(1.0, e + spare) for e in exponent]
+        snapped = [jnp.round(part / grid)[:-1] * grid for part, grid in zip(flat, grids, strict=True)]
+        whole = [jnp.vstack([part, -part.sum(axis=0)]).ravel() for part in snapped]
+        return jnp.concatenate([*whole, rest])
 
     def steepness(self, x: Array, inverse_scale: Array, label: Array) -> Array:
         """max_k ||S^-1 (w_k - w_label)||, the Lipschitz constant in theta at a fixed label."""

@@ -12,7 +12,9 @@ from bidro.tables.schema import Schema
 
 def require_every_class(schema: Schema, training: NDArray[Any]) -> None:
     """Raise BidroError where a class has no row left among the targets (N,) of training."""
-    absent = sorted(set(schema.classes or ()) - set(training.tolist()))
+    if schema.classes is None:
+        return
+    absent = sorted(set(schema.classes) - set(training.tolist()))
     if absent:
         raise BidroError(
             f"All rows of class '{absent[0]}' of '{schema.target}' were kept out of training: it has too "

@@ -13,7 +13,7 @@ from jax import Array
 from bidro.errors import BidroError
 from bidro.worst_case.inner import Inner, InnerMax, best_over_labels
 
-# Steps taken, point, value, step size, whether to go on.
+# Steps tried, point, value, step size, whether to go on.
 _Ascending = tuple[Array, Array, Array, Array, Array]
 
 
@@ -67,8 +67,9 @@ class FixedStepAscent:
 class BacktrackingAscent:
     """Projected ascent that halves a step until phi rises and stops when it hardly does.
 
-    `steps` limits the accepted steps; the iteration ends early once the scaled length of a step
-    falls below `tolerance`.
+    `steps` limits the steps that are tried, halved ones too, so that the work has an end whatever the model:
+    where it ends early the point found is one of Xi as any, and its error bound says how far it may be from
+    the supremum. The iteration ends before once the scaled length of a step falls below `tolerance`.
     """
 
     steps: int = 500
@@ -112,17 +113,19 @@ class BacktrackingAscent:
                 trial = inner.support.project(z + s * push, weights)
                 return trial, phi(trial), jnp.sqrt(jnp.sum(metric * (trial - z) ** 2))
 
-            def too_far(s: Array) -> Array:
+            def too_far(search: tuple[Array, Array]) -> Array:
+                tried, s = search
                 _, gained, length = reach(s)
                 enough = value + sufficient * length**2 / s
-                return ~(gained >= enough) & (s > 1e-18) & (length > self.tolerance)
+                shorter = ~(gained >= enough) & (s > 1e-18) & (length > self.tolerance)
+                return shorter & (tried < self.steps)
 
-            step = jax.lax.while_loop(too_far, lambda s: s / 2, 2 * step)
+            k, step = jax.lax.while_loop(too_far, lambda s: (s[0] + 1, s[1] / 2), (k + 1, 2 * step))
             trial, reached, length = reach(step)
             better = reached > value
             z = jnp.where(better, trial, z)
             return (
-                k + 1,
+                k,
                 z,
                 jnp.where(better, reached, value),
                 step,

@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bidro.losses import LinearLoss
+from bidro.losses import LinearLoss, Softmax
 from bidro.losses.scalar import Tangent
 from bidro.rows import ClientRows
 from bidro.sets import Box
 from bidro.worst_case.inner import Inner, Oracle
 from bidro.worst_case.path import maximise_on_path, ray
+from bidro.worst_case.rounding import of_cost, of_linear, of_softmax, of_sum
 
 # Where moves are this close to jumping, their response to the model is no guide any more.
 _LEAST_STIFFNESS = 1e-3
@@ -49,9 +50,9 @@ class Point(NamedTuple):
 class Pass(NamedTuple):
     """Means over one client's rows."""
 
-    value: Array  # phi, its upper end where it is not known exactly
+    value: Array  # phi, its upper end where it is not known exactly, and above what rounding hides
     cost: Array  # of the moves; nan or inf where a supremum is infinite
-    minorant: Array  # at z, of lines in z below the losses of the moved samples
+    minorant: Array  # at z, of lines in z below the losses of the moved samples; rounding is taken off
     gradient: Array  # (k,) of these lines
     smoothing: Array  # what the losses with smoothed kinks, whose tangents these lines are, exceed them by
     hessian: Array | None = None  # (k, k) of phi in z
@@ -151,10 +152,12 @@ def _means(
         assert isinstance(loss, LinearLoss)
         atom = jax.vmap(lambda zeta: of_row(at, price, inner, zeta))(block)
         line = loss.scalar.tangent(atom.u, at.width)
+        z = at.x if at.nu is None else jnp.append(at.x, at.nu)
+        off = of_linear(loss.scalar, atom.u, atom.psi, z, line.slope) + of_cost(price, atom.cost)
         sums = Pass(
-            weights @ atom.value,
+            weights @ (atom.value + off),
             weights @ atom.cost,
-            weights @ line.value,
+            weights @ (line.value - off),
             (weights * line.slope) @ atom.psi,
             weights @ (line.smoothed - line.value),
         )
@@ -164,7 +167,11 @@ def _means(
         at, price, inner = args
         points, values, costs = jax.vmap(lambda zeta: of_point(inner, at, price, zeta))(block)
         loss, gradient = jax.value_and_grad(lambda x: weights @ inner.loss.values(x, points))(at.x)
-        sums = Pass(weights @ values, weights @ costs, loss, at.padded(gradient), jnp.zeros(()))
+        off = of_cost(price, costs)
+        if isinstance(inner.loss, Softmax):
+            off = off + of_softmax(inner.loss, at.x, points)
+        value, minorant = weights @ (values + off), loss - weights @ off
+        sums = Pass(value, weights @ costs, minorant, at.padded(gradient), jnp.zeros(()))
         if not curvature:
             return sums
         # Moves held fixed: a lower end of the curvature, and positive semidefinite for a convex loss.
@@ -172,7 +179,11 @@ def _means(
         return sums._replace(hessian=hessian, coupling=jnp.zeros(at.size), bend=jnp.zeros(()))
 
     block_sum = linear if isinstance(inner.loss, LinearLoss) else general
-    return jax.tree.map(lambda s: s / rows.size, rows.sum(block_sum, (at, price, inner)))
+    means: Pass = jax.tree.map(lambda s: s / rows.size, rows.sum(block_sum, (at, price, inner)))
+    return means._replace(
+        value=means.value + of_sum(rows.size, means.value),
+        minorant=means.minorant - of_sum(rows.size, means.minorant),
+    )
 
 
 def _with_curvature(sums: Pass, weights: Array, atom: _Atom, line: Tangent, price: Array) -> Pass:

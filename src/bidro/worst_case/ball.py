@@ -10,7 +10,6 @@ budget: the worst-case distribution then mixes the moves just below and just abo
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import jax
@@ -30,7 +29,7 @@ from bidro.worst_case.risk import RiskModel, unmoved_risk
 # this far apart, relatively: more than rounding, for at a jump each must keep its own moves.
 _APART = 1e-13
 _LARGEST = 1e60
-# Moves that change u by less than this share of its size leave the risk to first order.
+# Moves that change the risk by less than this share of it leave it to first order.
 _NEAR = 1e-10
 # Where kinks of a loss are smoothed over a width, that of RMSE at an exact fit is over this share of it.
 _SMOOTHING_OF_RMSE = 1e-4
@@ -209,10 +208,10 @@ def _near_zero(
     plain = still_pass(rows, inner, at, False)
     worst = plain.value if inner.reachable_labels is None else _worst_label_mean(rows, inner, at)
     value = worst + at.nu * eps * loss.scalar.lipschitz
-    bend = loss.scalar.curvature
-    unit = loss.scalar.lipschitz / bend if 0 < bend < math.inf else 0.0
-    small = _NEAR * jnp.maximum(unit, plain.value)
-    is_near = (at.nu * eps <= small) & (worst - plain.value <= small) & jnp.isfinite(value)
+    small = _NEAR * plain.value
+    is_near = (
+        (at.nu * eps * loss.scalar.lipschitz <= small) & (worst - plain.value <= small) & jnp.isfinite(value)
+    )
     multiplier = at.nu * moved.gradient[-1] / (2 * jnp.where(eps > 0, eps, 1.0) ** 2)
     return RiskModel.unsplit(moved, value, moved.minorant, moved.gradient, multiplier), is_near
 

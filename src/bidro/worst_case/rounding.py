@@ -1,0 +1,81 @@
+"""What float64 can get wrong in a client's risk: added to upper ends, taken off lower ones.
+
+A sum of n products is off by at most about n eps / 2 times the sum of their sizes, however small it is
+itself: where a model fits a row nearly exactly, u is what is left of terms that cancel. So each u has an
+interval u +- delta, delta = n eps (sum_j |psi_j z_j| + |offset|), and a loss over it exceeds L(u) by at most
+delta times its steepest slope there. All bounds here are twice what the analysis gives to first order, which
+covers the terms of second order and their own rounding.
+
+The rounding of a cut's slope is not bounded here: it is left to what `algorithms/proof` says of sums.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bidro.losses import Softmax
+from bidro.losses.scalar import PiecewiseQuadratic, Scalar
+
+_EPS = float(np.finfo(float).eps)
+# Operations behind one value, besides the sums: products, a square, a root, a subtraction.
+_OPERATIONS = 8
+
+
+def of_linear(scalar: Scalar, u: Array, psi: Array, z: Array, slope: Array) -> Array:
+    """(rows,) of L(u), u (rows,) = <psi, z> + offset summed from psi (rows, k) and z (k,).
+
+    `slope` (rows,) is L' where L has no kinks. The offset is at most |u| and the other terms together.
+    """
+    terms = jnp.abs(psi) @ jnp.abs(z)
+    delta = (psi.shape[1] + 2) * _EPS * (2 * terms + jnp.abs(u))
+    return delta * _steepest(scalar, slope, delta) + _OPERATIONS * _EPS * _sizes(scalar, u)
+
+
+def _steepest(scalar: Scalar, slope: Array, delta: Array) -> Array:
+    """The steepest slope of L within delta of u."""
+    if scalar.curvature == math.inf:
+        return jnp.full_like(delta, scalar.lipschitz)
+    return jnp.minimum(jnp.abs(slope) + scalar.curvature * delta, scalar.lipschitz)
+
+
+def _sizes(scalar: Scalar, u: Array) -> Array:
+    """The sum of the sizes of the terms that L(u) is summed from."""
+    if not isinstance(scalar, PiecewiseQuadratic):
+        return scalar.value(u)
+
+    def of_piece(piece: tuple[float, float, float]) -> Array:
+        q2, q1, q0 = map(abs, piece)
+        return (q2 * jnp.abs(u) + q1) * jnp.abs(u) + q0
+
+    result = of_piece(scalar.pieces[0])
+    for knot, piece in zip(scalar.knots, scalar.pieces[1:], strict=True):
+        result = jnp.where(u >= knot, of_piece(piece), result)
+    return result
+
+
+def of_softmax(loss: Softmax, x: Array, rows: Array) -> Array:
+    """(rows,) of the losses of `rows` (rows, m): every score may be off, and the loss is the difference of
+    two numbers of their size."""
+    weights, intercepts = loss.split(x)
+    sizes = jnp.max(jnp.abs(rows[:, :-1]) @ jnp.abs(weights).T + jnp.abs(intercepts), axis=1)
+    return (2 * (rows.shape[1] + 1) + _OPERATIONS + loss.classes) * _EPS * sizes
+
+
+def of_cost(price: Array, cost: Array) -> Array:
+    """(rows,) of price times cost; 0 where that is not finite, and so is the value."""
+    paid = price * cost
+    return jnp.where(jnp.isfinite(paid), _OPERATIONS * _EPS * jnp.abs(paid), 0.0)
+
+
+def of_sum(count: Array | int, mean: Array) -> Array:
+    """Of a mean of `count` numbers of one sign."""
+    return jnp.where(jnp.isfinite(mean), (count + _OPERATIONS) * _EPS * jnp.abs(mean), 0.0)
+
+
+def of_value(value: Array, k: int) -> Array:
+    """Of a risk put together from such means, a norm of k terms and a radius."""
+    return jnp.where(jnp.isfinite(value), (k + _OPERATIONS) * _EPS * jnp.abs(value), 0.0)

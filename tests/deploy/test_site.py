@@ -1,0 +1,198 @@
+"""One site by itself: requests written by hand, and every number of its replies by plain NumPy."""
+
+import hashlib
+import os
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import bidro
+from bidro.deploy.agreed import Agreed, written
+from bidro.deploy.site import Site, SiteRows, reply_of, reply_to
+from bidro.engines.coordinator import Nothing
+from bidro.engines.plain import described
+from bidro.engines.wire import header_of, pack, unpack
+from bidro.errors import BidroError
+from bidro.fitting.questions import Fixed, HoldoutBounds, Prepared
+from bidro.losses import Absolute, Squared
+from bidro.splits import choose_holdout
+from bidro.tables import learn_schema
+
+MODEL = np.array([1.0, -0.5, 0.25])
+UNITS = {"mean": [1.0, -2.0], "spread": [2.0, 0.5], "middle": 3.0, "target_spread": 1.5}
+
+
+def frame(rows=60):
+    rng = np.random.default_rng(3)
+    u, v = rng.normal(size=(2, rows))
+    return pd.DataFrame({"u": u, "v": v, "y": u - v + 0.1 * rng.normal(size=rows)})
+
+
+def site_at(folder, table=None, **parts):
+    whole = frame() if table is None else table
+    agreed = Agreed(learn_schema(whole.assign(site="east"), "site", "y", None, None, "refuse"), None)
+    (folder / "schema.toml").write_text(written(agreed))
+    whole.to_csv(folder / "east.csv", index=False)
+    (folder / "site.toml").write_text('client = "east"\ndata = "east.csv"\nschema = "schema.toml"\n')
+    return replace(Site.read(folder / "site.toml"), **parts)
+
+
+def asked_of(site, question, message=None, **changes):
+    """(the refusal or None, the reply)."""
+    rows = SiteRows.load(site)
+    header = {
+        "version": bidro.__version__, "client": "east", "agreed": rows.agreed.digest, "question": question,
+        "table": rows.digest, "hold_out": 0.25, "split_seed": 0, "loss": described(Squared(True)),
+        "standard": UNITS, **changes,
+    }  # fmt: skip
+    reply = reply_of(site, rows, pack(Nothing() if message is None else message, header))
+    return header_of(reply).get("refused"), reply
+
+
+def parts_of(site, hold_out=0.25):
+    """(training rows, rows kept out), features first."""
+    rows = SiteRows.load(site)
+    kept = choose_holdout(np.full(len(rows.target), "east"), rows.features, rows.target, hold_out, 0)
+    whole = np.column_stack([rows.features, rows.target])
+    return whole[~kept], whole[kept]
+
+
+def test_what_a_site_is_by_default(tmp_path):
+    site = site_at(tmp_path)
+    assert (site.client, site.min_rows, site.one_sample_replies, site.losses_with_kinks) == (
+        "east",
+        10,
+        False,
+        False,
+    )
+    assert (site.data, site.schema) == (tmp_path / "east.csv", tmp_path / "schema.toml")
+    two = 'client = "east"\ndata = "east.csv"\nschema = "schema.toml"\nmin_rows = 2\n'
+    (tmp_path / "site.toml").write_text(two + "one_sample_replies = true\nlosses_with_kinks = true\n")
+    allowed = Site.read(tmp_path / "site.toml")
+    assert (allowed.min_rows, allowed.one_sample_replies, allowed.losses_with_kinks) == (2, True, True)
+    for line in ('min_rows = "2"', "min_rows = true", "one_sample_replies = 1"):
+        (tmp_path / "site.toml").write_text(f'client = "e"\ndata = "d"\nschema = "s"\n{line}\n')
+        with pytest.raises(BidroError, match="there is no entry"):
+            Site.read(tmp_path / "site.toml")
+
+
+@pytest.mark.parametrize(
+    ("rows", "hold_out", "folds"), [(200, 0.25, 5), (60, 0.25, 4), (48, 0.25, 3), (25, 0.0, 2), (19, 0.0, 0)]
+)
+def test_what_is_prepared_by_hand(rows, hold_out, folds, tmp_path):
+    """Folds are the most of which each leaves out ten rows or more: of 150, 45, 36, 25 and 19 in training."""
+    site = site_at(tmp_path, frame(rows))
+    refused, reply = asked_of(site, "prepare", hold_out=hold_out)
+    assert refused is None
+    sent = unpack(reply, Prepared)
+    training, kept = parts_of(site, hold_out)
+    assert (float(sent.rows), float(sent.holdout)) == (len(training), len(kept))
+    assert header_of(reply)["rows"] == len(training)
+    assert float(sent.folds) == folds
+    np.testing.assert_allclose(sent.mean, training.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(sent.deviation, training.std(axis=0), rtol=1e-9)
+    assert float(sent.table) == SiteRows.load(site).digest
+
+
+def test_a_digest_is_of_the_rows_and_not_of_their_order(tmp_path):
+    site = site_at(tmp_path)
+    rows = SiteRows.load(site)
+    content = hashlib.sha256(rows.features.tobytes() + rows.target.tobytes()).digest()
+    assert rows.digest == int.from_bytes(content[:6], "big") < 2**48
+    frame().sample(frac=1.0, random_state=1).to_csv(tmp_path / "east.csv", index=False)
+    assert SiteRows.load(site).digest == rows.digest
+    changed = frame()
+    changed.loc[17, "u"] += 1e-9
+    changed.to_csv(tmp_path / "east.csv", index=False)
+    assert SiteRows.load(site).digest != rows.digest
+
+
+def fixed(largest=()):
+    return Fixed(MODEL, np.array([0.05, 0.2]), np.asarray(4.0), np.asarray(largest, float))
+
+
+@pytest.mark.parametrize("largest", [(), (500.0,)])
+def test_bounds_are_of_the_rows_kept_out_in_the_server_s_units(largest, tmp_path):
+    site = site_at(tmp_path)
+    refused, reply = asked_of(site, "bounds", fixed(largest))
+    assert refused is None
+    sent, kept = unpack(reply, HoldoutBounds), parts_of(site)[1]
+    assert header_of(reply)["rows"] == len(kept)
+    features = (kept[:, :2] - UNITS["mean"]) / UNITS["spread"]
+    losses = (features @ MODEL[:2] + MODEL[2] - (kept[:, 2] - UNITS["middle"])) ** 2
+    assert float(sent.loss) == pytest.approx(losses.mean(), rel=1e-9)
+    assert float(sent.se) == pytest.approx(losses.std(ddof=1) / np.sqrt(len(kept)), rel=1e-9)
+    np.testing.assert_allclose(
+        sent.means, [np.minimum(losses, 4.0).mean(), losses.mean() if largest else 0.0, 0.0], rtol=1e-9
+    )
+    assert sent.clipped.shape == (2,)
+    assert sent.held_out.shape == (2 * len(largest),)
+    assert sent.mistakes.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("question", "changes", "words"),
+    [
+        ("prepare", {"version": "0.0"}, "the server another version"),
+        ("prepare", {"client": "west"}, "names another client"),
+        ("prepare", {"agreed": "0"}, "agree on one"),
+        ("bounds", {"table": 1.0}, "its table has changed"),
+        ("bounds", {"loss": described(Absolute(True))}, "this loss has kinks"),
+        ("rows", {}, "no such question"),
+    ],
+)
+def test_what_a_site_does_not_answer(question, changes, words, tmp_path):
+    refused, reply = asked_of(site_at(tmp_path), question, fixed(), **changes)
+    assert words in refused
+    assert len(reply) < 2000
+    # Before anything is prepared, no table is known to the server.
+    assert asked_of(site_at(tmp_path), "prepare", table=None)[0] is None
+
+
+def test_a_loss_with_kinks_is_answered_where_the_site_allows_it(tmp_path):
+    refused, reply = asked_of(
+        site_at(tmp_path, losses_with_kinks=True), "bounds", fixed(), loss=described(Absolute(True))
+    )
+    assert refused is None
+    assert unpack(reply, HoldoutBounds).clipped.shape == (2,)
+
+
+def test_rows_in_training_and_kept_out_are_enough_or_none(tmp_path):
+    site = site_at(tmp_path)
+    training, kept = parts_of(site)
+    few, many = sorted((len(training), len(kept)))
+    for min_rows, answered in ((few, True), (few + 1, False)):
+        refused, _ = asked_of(replace(site, min_rows=min_rows), "prepare")
+        assert (refused is None) == answered
+    assert f"it keeps out {len(kept)} of its 60 rows, fewer than its min_rows = {few + 1}" in refused
+    # None kept out is nothing told of them; none to train on is nothing to tell.
+    for min_rows, answered in ((60, True), (61, False)):
+        refused, _ = asked_of(replace(site, min_rows=min_rows), "prepare", hold_out=0.0)
+        assert (refused is None) == answered
+    assert "it trains on 60 of its 60 rows, fewer than its min_rows = 61" in refused
+    assert many == len(training)
+
+
+def test_a_site_reads_its_files_again_where_they_have_changed(tmp_path, monkeypatch):
+    site_at(tmp_path)
+    monkeypatch.setenv("BIDRO_SITE", str(tmp_path / "site.toml"))
+
+    def digest():
+        rows = SiteRows.load(Site.read(tmp_path / "site.toml"))
+        header = {
+            "version": bidro.__version__, "client": "east", "agreed": rows.agreed.digest,
+            "question": "prepare", "hold_out": 0.0, "split_seed": 0,
+        }  # fmt: skip
+        return float(unpack(reply_to(pack(Nothing(), header)), Prepared).table), rows.digest
+
+    first = digest()
+    assert first[0] == first[1]
+    stamp = (tmp_path / "east.csv").stat()
+    changed = frame()
+    changed.loc[3, "u"] = 2 * changed.loc[3, "u"]
+    changed.to_csv(tmp_path / "east.csv", index=False)
+    os.utime(tmp_path / "east.csv", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1_000_000))
+    second = digest()
+    assert second[0] == second[1] != first[0]

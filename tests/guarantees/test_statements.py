@@ -1,0 +1,131 @@
+"""Which statements are made of clients' bounds and which are not, on bounds that are written down by hand."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bidro.guarantees.certificate import Certificate
+from bidro.guarantees.held_out import ClientBound, clopper_pearson
+from bidro.guarantees.statements import Assessed, clip_level, from_bounds, holdout_bounds, with_holdout
+from bidro.losses import Logistic, Squared
+from bidro.sets import CappedSimplex, Simplex
+from tests.guarantees.test_certificate_shown import INTERVAL
+
+NONE = {"interval": "why not.", "held_out": "no rows.", "clipped": "no rows.", "shift": "no rows."}
+BARE = Certificate(
+    0.9, ("a", "b"), (10, 20), (0.1, 0.2), "any mixture", None, None, None, None, None, NONE, "no balls"
+)
+NUMBER = Assessed(Squared(), np.array([1.0]), Simplex(2), 2.0, 9.0, 1.5, False)
+
+
+def of_clients(clipped=(0.5, 0.25), others=(0.75, 0.5)):
+    """Bounds of both clients, by statement."""
+    return {
+        name: {"clipped": ClientBound(one, 0.1, 40), **dict.fromkeys(("held_out", "mistakes"), other)}
+        for name, one, other in zip("ab", clipped, (ClientBound(v, 0.1, 40) for v in others), strict=True)
+    }
+
+
+def test_a_statement_is_made_where_all_that_it_needs_is_known():
+    found = from_bounds(BARE, NUMBER, of_clients(), 0.9)
+    assert (found.clipped.bound, found.held_out.bound, found.mistakes) == (0.5, 0.75, None)
+    assert (found.clipped.largest, found.held_out.largest) == (2.0, 9.0)
+    assert (found.clipped.clipped, found.held_out.clipped) == (True, False)
+    assert dict(found.absent) == {"interval": "why not.", "shift": "no shift radius was chosen."}
+    unbounded = from_bounds(BARE, replace(NUMBER, largest=None), of_clients(), 0.9)
+    assert unbounded.held_out is None
+    assert "cannot be ruled out" in unbounded.absent["held_out"]
+    classes = from_bounds(BARE, replace(NUMBER, loss=Logistic()), of_clients(), 0.9)
+    assert (classes.mistakes.bound, classes.mistakes.largest) == (0.75, 1.0)
+    assert (classes.mistakes.mistakes, classes.mistakes.clipped) == (True, False)
+    assert not (classes.clipped.mistakes)
+    assert not (classes.held_out.mistakes)
+    assert (classes.mistakes.kind, classes.clipped.kind) == ("clopper-pearson", "betting")
+    units = from_bounds(BARE, replace(NUMBER, loss=Logistic()), of_clients(), 0.9, None, "bernstein", True)
+    assert (units.mistakes.kind, units.clipped.kind, units.held_out.kind) == ("bernstein",) * 3
+    assert units.clipped.units
+    assert units.mistakes.units
+    assert not classes.clipped.units
+
+
+def test_an_interval_is_for_its_own_confidence():
+    stated = replace(BARE, interval=INTERVAL, absent={})
+    same = from_bounds(stated, NUMBER, of_clients(), 0.9)
+    assert same.interval is INTERVAL
+    assert "interval" not in same.absent
+    other = from_bounds(stated, NUMBER, of_clients(), 0.8)
+    assert other.interval is None
+    assert other.absent["interval"] == "it was computed for a confidence of 0.9."
+    assert (other.confidence, other.clipped.confidence) == (0.8, 0.8)
+    # What was absent stays absent for its own reason.
+    assert from_bounds(BARE, NUMBER, of_clients(), 0.8).absent["interval"] == "why not."
+
+
+@pytest.mark.parametrize(
+    ("of_root", "shift", "bound"),
+    [
+        (False, 0.4, 0.5 + 1.5 * 0.4),
+        (True, 0.4, (math.sqrt(0.5) + 1.5 * 0.4) ** 2),
+        (False, 0.0, 0.5),
+        (False, 0.99, 0.5 + 1.5 * 0.99),
+        # From 1 on the loss with room for shift is no lower than what losses count as at most.
+        (False, 1.0, None),
+        (True, 0.5, None),
+    ],
+)
+def test_room_for_shift_is_left_below_what_losses_count_as(of_root, shift, bound):
+    found = from_bounds(BARE, replace(NUMBER, of_root=of_root), of_clients(), 0.9, shift)
+    if bound is None:
+        assert found.shift is None
+        assert "no lower than 2," in found.absent["shift"]
+    else:
+        assert found.shift.radius == shift
+        assert found.shift.bound == pytest.approx(bound, rel=1e-12)
+        assert f"stays at most {bound:.6g}" in found.shift.promise
+        assert "after the rows were drawn" in found.shift.promise
+        assert "shift" not in found.absent
+
+
+def test_no_room_for_shift_without_a_slope_or_with_a_bound_that_says_nothing():
+    unknown = from_bounds(BARE, replace(NUMBER, slope=None), of_clients(), 0.9, 0.1)
+    assert unknown.shift is None
+    assert "slope of this loss on the support is not known" in unknown.absent["shift"]
+    vacuous = from_bounds(BARE, NUMBER, of_clients(clipped=(1.985, 0.1)), 0.9, 0.001)
+    assert vacuous.shift is None
+    assert "keep out more rows" in vacuous.absent["shift"]
+    units = from_bounds(BARE, NUMBER, of_clients(), 0.9, 0.1, units=True)
+    assert "after the units were drawn" in units.shift.promise
+
+
+def test_levels_are_those_of_the_mixtures():
+    """The full simplex asks every bound to hold by itself, a smaller set all of them together."""
+    rng = np.random.default_rng(0)
+    rows = {
+        name: np.column_stack([rng.uniform(0, 1, 60), rng.choice([-1.0, 1.0], 60, p=[0.2, 0.8])])
+        for name in "ab"
+    }
+    wrong = {name: (own[:, 1] < 0).astype(float) for name, own in rows.items()}
+    for mixtures, level in (
+        (Simplex(2), 0.1),
+        (CappedSimplex(np.zeros(2), np.ones(2)), 1 - math.sqrt(0.9)),
+    ):
+        of = Assessed(Logistic(), np.array([1.0]), mixtures, 2.0, None, None, False)
+        found = with_holdout(BARE, of, rows, 0.9)
+        assert found.mistakes.level == pytest.approx(level)
+        for name in "ab":
+            assert found.mistakes.clients[name] == pytest.approx(clopper_pearson(wrong[name], level))
+        assert found.mistakes.bound == pytest.approx(max(found.mistakes.clients.values()))
+
+
+def test_losses_are_clipped_at_what_training_saw_and_no_lower_than_the_support_allows():
+    rows = np.array([[0.0, 0.5], [0.0, 3.0], [0.0, 1.0]])
+    of = Assessed(Squared(), np.array([1.0]), Simplex(1), 4.0, 10.0, None, False)
+    found = holdout_bounds("a", of, rows, [0.1, 0.2])
+    assert found.keys() == {"clipped", "held_out"}
+    assert [one.mean for one in found["clipped"]] == pytest.approx([(0.25 + 4 + 1) / 3] * 2)
+    assert [one.mean for one in found["held_out"]] == pytest.approx([(0.25 + 9 + 1) / 3] * 2)
+    assert found["clipped"][0].bound > found["clipped"][1].bound
+    assert clip_level(0.3) == 0.3
+    assert clip_level(0.0) == 1.0

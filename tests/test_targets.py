@@ -1,0 +1,29 @@
+"""Every test is run by `make test`, `make test-slow` or `make test-deploy`."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
+
+
+def command_of(target):
+    """The lines of a target of the Makefile."""
+    makefile = (ROOT / "Makefile").read_text()
+    (found,) = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)
+    return found
+
+
+def test_what_make_test_leaves_out_another_target_runs():
+    """Left out are the marks slow and deploy: one target runs all that is slow, the other every file with a
+    test marked deploy, of which it leaves out no more than what is slow."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert "-m 'not slow and not deploy'" in settings["addopts"]
+    assert {mark.split(":")[0] for mark in settings["markers"]} == {"slow", "deploy"}
+    assert command_of("test").endswith("/pytest\n")
+    assert command_of("test-slow").endswith("/pytest -m slow\n")
+    marked = {str(p.relative_to(ROOT)) for p in TESTS.rglob("test_*.py") if "mark.deploy" in p.read_text()}
+    words = command_of("test-deploy").splitlines()[-1]
+    assert "-m 'deploy or not slow'" in words
+    assert set(re.findall(r"tests/\S+", words)) == marked - {"tests/test_targets.py"}
