@@ -1,4 +1,4 @@
-"""Clients that come later, with few rows: their corrections against the shared model, by leaving clients out."""
+"""Clients that come later, with few rows: with corrections, and with the shared model as it is."""
 
 import math
 

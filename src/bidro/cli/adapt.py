@@ -19,9 +19,7 @@ def adapt(
     out: Annotated[
         Path | None, typer.Option(help="Folder for a copy of the model with it; else it is put into MODEL.")
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also for a client that is known already.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also for a client that is known already.")] = False,
     json: AsJson = False,
 ) -> None:
     """Give a client that was not in training its own correction of a model, from a few rows.
@@ -53,8 +51,8 @@ def adapt(
     shrinkage = newcomers_shrinkage(loaded)
     if shrinkage is None:
         words = (
-            "The clients of this model gain nothing by corrections of their own, so that nothing was written: "
-            f"'{client}' does best with the shared model."
+            "The clients of this model gain nothing by corrections of their own, so that nothing was "
+            f"written: '{client}' does best with the shared model."
         )
         print(plain_json.dumps({"client": client, "adapted": False}, indent=2) if json else words)
         return

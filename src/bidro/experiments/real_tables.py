@@ -152,9 +152,7 @@ TABLES: dict[str, Table] = {
         only=("year", "month", "sales", "listings", "inventory"),
         change=np.log,
     ),
-    "votes": Table(
-        "stevedata", "TV16", "state", "votetrump", classes=True, only=_VOTERS, most_rows=10_000
-    ),
+    "votes": Table("stevedata", "TV16", "state", "votetrump", classes=True, only=_VOTERS, most_rows=10_000),
     "abortion": Table(
         "stevedata",
         "gss_abortion",

