@@ -8,7 +8,7 @@ import pytest
 
 from bidro.algorithms import FedAvg
 from bidro.errors import BidroError
-from bidro.experiments import compare, comparison_page, methods, real
+from bidro.experiments import compare, comparison_page, methods, real_tables
 from bidro.experiments.splits import SHIFTS, Grouped, Split
 from bidro.guarantees.calibration import worst_fifth
 from bidro.report.comparison_figure import ranks_figure
@@ -41,14 +41,14 @@ def test_a_table_becomes_numbers():
         }
     )
     data.loc[0, "age"] = math.nan
-    table = real.Table("", "", "school", "score", drop=("pupil",), change=np.log)
-    found = real.grouped(table, data)
+    table = real_tables.Table("", "", "school", "score", drop=("pupil",), change=np.log)
+    found = real_tables.grouped(table, data)
     assert found.columns == ("age", "sex_M")
     assert found.features.shape == (59, 2)
     assert set(found.clients) == {"a", "b"}
     np.testing.assert_allclose(found.target, np.log(data["score"][1:60]))
     with pytest.raises(BidroError, match="no table 'x'"):
-        real.load("x")
+        real_tables.load("x")
 
 
 def test_a_split_is_in_units_of_its_training_rows():

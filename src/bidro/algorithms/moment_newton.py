@@ -190,6 +190,9 @@ def _weights(
         top, corner = mixtures.linear_maximum(rise)
         if not float(top) - float(rise @ alpha) > enough:
             break
+        # The maximum over it is known as well as rounding allows, as where columns are collinear.
+        if np.any(np.all(corners == corner, axis=1)):
+            break
         corners = np.vstack([corners, corner])
         images, values = np.vstack([images, image @ corner]), np.append(values, corner @ r)
         share = np.append(share, 0.0)

@@ -1,0 +1,155 @@
+"""`bidro adapt`: a newcomer's correction is put beside the others, or refused with one sentence."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bidro.errors import BidroError
+from bidro.fitting import Progress
+from bidro.model_file import load_model
+from bidro.workflow.adapt import adapt, newcomers_shrinkage, require_newcomer
+from bidro.workflow.fit import fit_tables, write_folder
+from bidro.workflow.folder import folder_files
+from bidro.workflow.options import FitOptions
+from tests.cli.test_command import run
+
+
+def visits(offsets, rows=40, seed=0):
+    rng = np.random.default_rng(seed)
+    parts = []
+    for name, offset in offsets.items():
+        age = rng.uniform(20, 90, rows)
+        stay = 0.1 * age + offset + rng.normal(size=rows)
+        ill = np.where(stay + rng.normal(size=rows) > 6, "yes", "no")
+        parts.append(pd.DataFrame({"hospital": name, "age": age, "stay": stay, "ill": ill}))
+    return pd.concat(parts, ignore_index=True)
+
+
+OFFSETS = {f"h{k}": 2.0 * (k - 3) for k in range(7)}
+
+
+def fitted(where, table, target="stay", **options):
+    where.mkdir()
+    table.to_csv(where / "visits.csv", index=False)
+    done = fit_tables(
+        FitOptions(
+            tables=[str(where / "visits.csv")], client="hospital", target=target, features=["age"], **options
+        ),
+        Progress(),
+    )
+    write_folder(where / "model", folder_files(done))
+    return where / "model"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return fitted(tmp_path_factory.mktemp("adapt") / "differ", visits(OFFSETS))
+
+
+@pytest.fixture
+def newcomer(tmp_path):
+    visits({"new": 5.0}, 12, 7).to_csv(tmp_path / "new.csv", index=False)
+    return tmp_path / "new.csv"
+
+
+def test_a_newcomer_is_predicted_by_its_own_model_and_the_others_as_before(capsys, model, newcomer, tmp_path):
+    out = tmp_path / "with-new"
+    code, said, err = run(capsys, "adapt", model, newcomer, "--client", "new", "--out", out)
+    assert (code, err) == (0, "")
+    assert "12 rows" in said
+    assert "No statement covers it" in said
+    assert f"Written to {out}" in said
+    before, after = load_model(model), load_model(out)
+    assert set(after.own) == {*before.own, "new"}
+    assert "new" not in before.own
+    assert all(np.array_equal(after.own[name], x) for name, x in before.own.items())
+    assert sorted(path.name for path in out.iterdir()) == sorted({p.name for p in model.iterdir()})
+    fresh = visits({"new": 5.0}, 200, 8)
+    losses = [np.mean((one.predict(fresh)["prediction"] - fresh["stay"]) ** 2) for one in (before, after)]
+    assert losses[1] < 0.7 * losses[0]
+    others = visits(OFFSETS, 5, 9)
+    assert np.array_equal(before.predict(others), after.predict(others))
+
+
+def test_what_is_said_is_how_far_predictions_move(model, newcomer):
+    loaded, rows = load_model(model), pd.read_csv(newcomer)
+    found = adapt(loaded, rows, "new", newcomers_shrinkage(loaded))
+    shared = loaded.scores(loaded.rows(rows))[:, 0]
+    own = loaded.scores(loaded.rows(rows), found.x)[:, 0]
+    assert found.change == pytest.approx(np.sqrt(np.mean((own - shared) ** 2)))
+    assert found.deviation == pytest.approx(shared.std())
+    # The client's column is not needed.
+    alone = adapt(loaded, rows.drop(columns="hospital"), "new", found.shrinkage)
+    assert np.array_equal(alone.x, found.x)
+
+
+def test_in_place_and_again_only_with_force(capsys, model, newcomer, tmp_path):
+    place = tmp_path / "copy"
+    write_folder(place, {path.name: path.read_bytes() for path in model.iterdir()})
+    assert run(capsys, "adapt", place, newcomer, "--client", "new")[0] == 0
+    first = load_model(place).own["new"]
+    code, _, err = run(capsys, "adapt", place, newcomer, "--client", "new")
+    assert code == 1
+    assert "already" in err
+    assert err.count("\n") == 1
+    pd.read_csv(newcomer).head(5).to_csv(newcomer, index=False)
+    code, said, _ = run(capsys, "adapt", place, newcomer, "--client", "new", "--force", "--json")
+    assert code == 0
+    assert json.loads(said)["rows"] == 5
+    assert not np.array_equal(load_model(place).own["new"], first)
+
+
+def test_what_cannot_be_used_is_refused_before_anything_is_written(capsys, model, newcomer, tmp_path):
+    def sentence(*arguments):
+        code, _, err = run(capsys, "adapt", *arguments)
+        assert code == 1
+        assert err.startswith("bidro: ")
+        assert err.count("\n") == 1
+        return err
+
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    assert "already" in sentence(model, newcomer, "--client", "h0")
+    known = replace(load_model(model), own={})
+    with pytest.raises(BidroError, match="was in training"):
+        require_newcomer(known, "h0", force=False)
+    assert "rows of 'new'" in sentence(model, newcomer, "--client", "other")
+    assert "holds a model already" in sentence(model, newcomer, "--client", "new", "--out", model)
+    assert "not a folder" in sentence(model / "model.safetensors", newcomer, "--client", "new")
+    pd.read_csv(newcomer).head(0).to_csv(tmp_path / "none.csv", index=False)
+    assert "rows" in sentence(model, tmp_path / "none.csv", "--client", "new")
+    pd.read_csv(newcomer).drop(columns="stay").to_csv(tmp_path / "no-target.csv", index=False)
+    assert "stay" in sentence(model, tmp_path / "no-target.csv", "--client", "new")
+    with pytest.raises(BidroError, match="Name the newcomer"):
+        require_newcomer(load_model(model), " ", force=True)
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+
+
+def test_clients_that_gain_nothing_tell_that_a_newcomer_would_not(capsys, newcomer, tmp_path):
+    model = fitted(tmp_path / "alike", visits(dict.fromkeys(OFFSETS, 0.0), seed=3))
+    assert load_model(model).settings["own"]["newcomers"] == [None, None]
+    before = sorted(path.name for path in model.iterdir())
+    code, said, _ = run(capsys, "adapt", model, newcomer, "--client", "new")
+    assert code == 0
+    assert "gain nothing" in said
+    code, said, _ = run(capsys, "adapt", model, newcomer, "--client", "new", "--json")
+    assert json.loads(said) == {"client": "new", "adapted": False}
+    assert sorted(path.name for path in model.iterdir()) == before
+
+
+def test_a_model_without_own_corrections_is_refused(capsys, newcomer, tmp_path):
+    model = fitted(tmp_path / "without", visits(OFFSETS), own="none")
+    code, _, err = run(capsys, "adapt", model, newcomer, "--client", "new")
+    assert code == 1
+    assert "trained without own corrections" in err
+
+
+def test_of_classes_it_is_said_how_many_change(tmp_path):
+    model = load_model(fitted(tmp_path / "classes", visits(OFFSETS), target="ill"))
+    rows = visits({"new": 6.0}, 20, 7)
+    found = adapt(model, rows, "new", newcomers_shrinkage(model))
+    assert found.deviation is None
+    assert 0 < found.change <= 1
+    assert "the predicted class differs" in found.in_words("ill")
