@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from bidro.arrays import Floats
@@ -104,6 +105,16 @@ class Model:
         """(N, scores) what a model predicts for rows in the units of training."""
         w, b = self.loss.split(self.x if x is None else x)  # type: ignore[attr-defined]
         return np.asarray(rows[:, :-1] @ np.atleast_2d(w).T + np.atleast_1d(b))
+
+    def correct(self, rows: Floats, x: Floats | None = None) -> NDArray[np.bool_] | None:
+        """(N,) whether the predicted class is the true one, of rows in the units of training; None for a
+        number."""
+        if self.schema.classes is None:
+            return None
+        scores = self.scores(rows, x)
+        if scores.shape[1] == 1:
+            return np.asarray((scores[:, 0] > 0) == (rows[:, -1] > 0))
+        return np.asarray(scores.argmax(axis=1) == rows[:, -1])
 
     def to_bytes(self) -> bytes:
         tensors = {"model": self.x, "mean": self.standard.mean, "spread": self.standard.spread}

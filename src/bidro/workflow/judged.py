@@ -99,27 +99,46 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
         which: {name: model.losses(rows, x[name]) for name, rows in by_client.items()}
         for which, x in models.items()
     }
+    found, rows = _judged(losses, units), np.concatenate(list(by_client.values()))
     scores = {
         which: np.concatenate([model.scores(rows, x[name]) for name, rows in by_client.items()])
         for which, x in models.items()
     }
-    found, rows = _judged(losses, units), np.concatenate(list(by_client.values()))
+    beside = {
+        which: measures(model, scores[which], rows, _right(model, by_client, x), _mean_of(found, which))
+        for which, x in models.items()
+    }
     for which in set(models) - {"shared"}:
-        found[which] |= measures(model, scores[which], rows, found[which]["mean"])
+        found[which] |= beside[which]
     for name, own_rows in by_client.items():
-        client = found["clients"][name]
-        client |= measures(model, model.scores(own_rows, model.used_by(name)), own_rows, client["own"])
+        x, client = model.used_by(name), found["clients"][name]
+        right = model.correct(own_rows, x)
+        client |= measures(model, model.scores(own_rows, x), own_rows, right, client["own"])
         # Of few rows it says more about chance than about the model.
         client.pop("calibration_error", None)
     return {
         "loss": registry.entry_of(model.loss).word,
         "target": model.schema.target,
-        **measures(model, scores["shared"], rows, found["mean"]),
+        **beside["shared"],
         **found,
         "deviation": {which: deviation(scores[which]) for which in ("shared", "pooled") if which in scores},
         "not_in_training": sorted(set(by_client) - set(model.clients)),
         "counted_as_other": model.schema.counted_as_other(table),
     }
+
+
+def _mean_of(found: Mapping[str, Any], which: str) -> float:
+    mean: float = (found if which == "shared" else found[which])["mean"]
+    return mean
+
+
+def _right(
+    model: Model, by_client: Mapping[str, Floats], x: Mapping[str, Floats]
+) -> NDArray[np.bool_] | None:
+    """(N,) whether the predicted class is the true one, client by client; None for a number."""
+    each = [model.correct(rows, x[name]) for name, rows in by_client.items()]
+    known = [right for right in each if right is not None]
+    return np.concatenate(known) if known else None
 
 
 def _judged(

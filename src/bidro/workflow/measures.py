@@ -17,8 +17,11 @@ from bidro.model_file import Model
 BINS = 10
 
 
-def measures(model: Model, scores: Floats, rows: Floats, loss: float) -> dict[str, Any]:
-    """Of scores (N, outputs) for rows (N, m) in the units of training, whose mean loss is `loss`.
+def measures(
+    model: Model, scores: Floats, rows: Floats, right: NDArray[np.bool_] | None, loss: float
+) -> dict[str, Any]:
+    """Of scores (N, outputs) for rows (N, m) in the units of training, whose mean loss is `loss`. `right`
+    (N,) says whose class is predicted, None for a number.
 
     Squared loss has `root_mean_squared_error`, in the target's own unit. Classes have `accuracy`, `mistakes`
     (the share of wrong predictions) and `auc`, the area under the curve of one class against the rest, of
@@ -27,19 +30,17 @@ def measures(model: Model, scores: Floats, rows: Floats, loss: float) -> dict[st
     and `calibration_error`, see there.
     """
     entry, classes = registry.entry_of(model.loss), model.schema.classes
-    if classes is None:
+    if classes is None or right is None:
         return {"root_mean_squared_error": float(np.sqrt(loss))} if entry.root_unit else {}
     if scores.shape[1] == 1:
         each, truth = scores, (rows[:, -1:] > 0)
         chances = expit(scores)
-        wrong = (scores > 0) != truth
     else:
         # Only differences between the scores of a row mean anything.
         each = chances = softmax(scores, axis=1)
         truth = rows[:, -1:] == np.arange(len(classes))
-        wrong = scores.argmax(axis=1) != rows[:, -1]
-    mistakes = float(np.mean(wrong))
-    found: dict[str, Any] = {"accuracy": 1 - mistakes, "mistakes": mistakes, "auc": _mean_area(each, truth)}
+    shares = {"accuracy": float(right.mean()), "mistakes": float(1 - right.mean())}
+    found: dict[str, Any] = {**shares, "auc": _mean_area(each, truth)}
     if entry.probabilities:
         if scores.shape[1] == 1:
             found["expected_minus_observed"] = float(chances.mean() - truth.mean())
