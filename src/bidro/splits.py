@@ -149,7 +149,8 @@ def dealt(names: Sequence[str], units: Units, what: str, folds: int, seed: int) 
     if sizes.min() < folds:
         raise BidroError(
             f"Client '{names[int(sizes.argmin())]}' has {sizes.min()} {what}(s), fewer than the {folds} "
-            f"folds of cross-validation; leave it out, give it more {what}s, or set the radius yourself."
+            f"folds of cross-validation; leave it out, give it more {what}s, or do without: name the "
+            "weights, and no own corrections."
         )
     drawn = random_bits(names, units.owner, units.ids, seed)
     found = np.empty(len(drawn), np.int64)
