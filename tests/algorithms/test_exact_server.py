@@ -83,7 +83,7 @@ def begun(mixtures, models=None, wanted=1e-6, small=None, floor=1e-6, x=None):
     unknown, weights, nobody = np.full(n, np.nan), np.full(n, 1 / n), np.zeros(0, np.int64)
     return State(
         x, np.zeros(2), 2.0, model, Cuts.none(2), nobody, nobody, None, Best(x, np.inf, unknown, unknown),
-        True, wanted, small, floor, 0.0, weights, weights, None, 1.0, np.inf, 0.0, 0, False,
+        True, wanted, small, floor, False, 0.0, weights, weights, None, 1.0, np.inf, 0.0, 0, (), False, False,
     )  # fmt: skip
 
 

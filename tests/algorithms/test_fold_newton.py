@@ -87,7 +87,7 @@ def test_models_are_those_of_a_solve_on_the_training_rows(case):
     whole = Problem(federation, loss, models, transport, WassersteinBall(0.0))
     deal = Deal(2, 1)
     state = solved(whole, FoldNewton(Exact(), CANDIDATES, 2, 0.7), deal)
-    assert state.models.shape == (2, len(CANDIDATES), whole.dimension)
+    assert state.models.shape == (3, len(CANDIDATES), whole.dimension)
     assert state.t <= 14
     marks = np.split(federation.folds(*deal), np.cumsum(SIZES)[:-1])
     for fold in (1,):
@@ -130,8 +130,8 @@ def test_equal_questions_are_asked_once():
     )
     algorithm = FoldNewton(Exact(), (Candidate(0.0, 1.0), Candidate(0.0, 2.0), Candidate(1.0, 2.0)), 2)
     broadcast = algorithm.broadcast(algorithm.init(whole))
-    # Two scales on two folds; curvature over all rows, of two scales.
-    assert (int(broadcast.models), int(broadcast.bends)) == (4, 2)
+    # Two scales on two folds and on all rows; curvature over all rows, of two scales.
+    assert (int(broadcast.models), int(broadcast.bends)) == (6, 2)
 
 
 def test_classes_that_can_be_told_apart_end_far_out():

@@ -373,8 +373,8 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         "algorithms/exact.py",
-        "if fall < _ENOUGH * state.predicted - _ROUNDING * abs(centre.merit):",
-        "(fall <= _ENOUGH * state.predicted - _ROUNDING * abs(centre.merit))",
+        "if fall < _ENOUGH * state.predicted - rounding:",
+        "(fall <= _ENOUGH * state.predicted - rounding)",
         "a fall of just the share that is enough, to the last bit",
     ),
     Equivalent(
@@ -476,8 +476,8 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         "deploy/site.py",
-        "marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if len(training) >= count}",
-        "(len(training) > count)",
+        "marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if own.unit_counts[0] >= count}",
+        "(own.unit_counts[0] > count)",
         "a fold of one row is never enough, as min_rows is at least 2",
     ),
     Equivalent("guarantees/radius.py", "high *= 2", "3", "any factor above 1 finds a bracket"),
