@@ -18,7 +18,8 @@ SOURCE = ROOT / "src" / "bidro"
 ORDER = [
     "errors", "arrays", "trees", "splits", "sets", "rows", "losses", "transport", "federation", "worst_case",
     "client", "problem", "algorithms", "engines", "guarantees", "standard", "training", "fitting",
-    "estimators", "tables", "model_file", "report", "workflow", "deploy", "experiments", "cli",
+    "estimators", "tables", "packed", "own_file", "model_file", "report", "workflow", "deploy",
+    "experiments", "cli",
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import jax.numpy as jnp
 import numpy as np
@@ -57,6 +57,11 @@ class Weighing(NamedTuple):
         return self.cap == 1 or self.blend == 0
 
 
+def has_pooled(found: Calibration | None) -> TypeGuard[Calibration]:
+    """Whether pooled training is among the candidates, and so can be compared with."""
+    return found is not None and Weighing(*found.candidates[found.pooled].weighing).fixed
+
+
 @dataclass(frozen=True, eq=False)
 class Trained:
     """A model, and how it came about."""
@@ -74,8 +79,8 @@ class Trained:
 
     @property
     def pooled(self) -> Floats | None:
-        """(d,) the model of pooled training, for comparison; None where nothing was cross-validated."""
-        return None if self.calibration is None else self.calibration.pooled_model
+        """(d,) the model of pooled training, for comparison; None where it was not cross-validated."""
+        return self.calibration.pooled_model if has_pooled(self.calibration) else None
 
     @property
     def gap(self) -> float | None:
@@ -212,7 +217,10 @@ def train(
         if choices.criterion == "regret":
             pooled = calibrated(balls, (0.0,), (Weighing(1.0),))
             balls = replace(balls, references=attainable(own_losses(balls, pooled, 0, "auto", network)))
-        calibration = calibrated(balls, scales, weighings)
+        # Pooled training is among them also where weights are given: what they cost is said.
+        compared = problem.n > 1 and not any(one.fixed for one in weighings)
+        calibration = calibrated(balls, scales, (Weighing(1.0), *weighings) if compared else weighings)
+        calibration = calibration.held_to(weighings[0]) if compared else calibration
         balls = replace(balls, ambiguity=WassersteinBall(calibration.radii))
         promise = calibration.promise if len(scales) > 1 else promise
         weighings = (Weighing(*calibration.chosen.weighing),)

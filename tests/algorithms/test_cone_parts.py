@@ -210,6 +210,17 @@ def test_programs_against_cvxpy(models, name, lifted, curved):
             np.testing.assert_allclose(slope[:2] + found.pushes[0], 0.0, atol=1e-4)
 
 
+def test_a_lower_bound_reaches_to_the_edge_of_a_wide_set():
+    """Without curvature nothing keeps a step short: one slope leads to the edge, wherever that is."""
+    for half_width in (1.0, 1e5):
+        wide = Box.cube(half_width, 2)
+        model = ConeModel(wide, wide, Simplex(1), (), nonnegative=False)
+        cuts = Cuts.at_point(np.zeros(1, np.int64), np.zeros(1), np.array([[1.0, -0.5]]), np.zeros(2))
+        found = model.solve(cuts, np.zeros(2), None, 1.0)
+        np.testing.assert_allclose(found.z, [-half_width, half_width], rtol=1e-6)
+        assert found.value == pytest.approx(-1.5 * half_width, rel=1e-6)
+
+
 def test_multipliers_are_moved_to_weights_and_spread_over_the_highest_cuts():
     model = ConeModel(Box.cube(1.0, 2), Box.cube(1.0, 2), MIXTURES["caps"], (), nonnegative=False)
     cuts = two_rounds()

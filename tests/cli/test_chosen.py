@@ -11,16 +11,21 @@ from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import held_out
 from bidro.model_file import load_model
 from bidro.workflow import page_content
-from bidro.workflow.chosen import chosen_in_words
+from bidro.workflow.chosen import chosen_in_words, shrinkage_in_words
 from tests.cli.test_command import run, visits
 
 
-def settings(radii=(0.1, 0.1), cap=None, weights=(0.8, 0.2), rows=(10, 30), gap=1e-7):
+def settings(
+    radii=(0.1, 0.1), cap=None, weights=(0.8, 0.2), rows=(10, 30), gap=1e-7, blend=1.0, paid=None, own=None
+):
     names = [f"h{k}" for k in range(len(rows))]
     return {
         "radius": "The radii were given.",
         "radii": dict(zip(names, radii, strict=True)),
         "cap": cap,
+        "blend": blend,
+        "paid": paid,
+        "own": own,
         "client_weights": dict(zip(names, weights, strict=True)),
         "rows": dict(zip(names, rows, strict=True)),
         "gap": gap,
@@ -54,6 +59,42 @@ def test_caps_and_mixtures_in_words():
     alone = chosen_in_words(settings((0.1,), None, (1.0,), (9,)))
     assert "no mixture to guard against" in alone["weights"]
     assert "worst_mixture" not in alone
+
+
+def test_what_is_paid_in_words():
+    paid = {"mean": 0.014, "worst_decile": -0.09, "pooled": False, "same_radius": False}
+    for changed, words in (
+        ({}, "Against pooled training it pays 1.4% on average; the worst tenth of the clients gains 9.0%"),
+        (
+            {"mean": -0.01, "worst_decile": 0.02},
+            "gains 1.0% on average; the worst tenth of the clients pays 2.0%",
+        ),
+        ({"same_radius": True}, "Against pooled training with the same radius it pays"),
+        ({"pooled": True}, "The shared model is that of pooled training: nothing that was tried"),
+    ):
+        assert words in chosen_in_words(settings(blend=0.05, paid=paid | changed))["price"]
+    assert "up to 5% of the weight" in chosen_in_words(settings(blend=0.05))["weights"]
+    assert "price" not in chosen_in_words(settings())
+
+
+def test_own_models_in_words():
+    own = {"shrinkage": [16.0, 64.0], "newcomers": [64.0, None], "clients": ["h0"], "mean": -0.031}
+    for changed, words, held in (
+        (
+            {},
+            "1 of 2 clients uses its own correction of the model, which lowers",
+            "each coefficient as by 64",
+        ),
+        (
+            {"clients": ["h0", "h1"], "shrinkage": [16.0, None]},
+            "use their own offset",
+            "coefficients are shared",
+        ),
+        ({"clients": [], "shrinkage": [None, None]}, "No client gains by a model of its own", "none"),
+    ):
+        assert words in chosen_in_words(settings(own=own | changed))["own"]
+        assert held in shrinkage_in_words(own | changed)
+    assert "as strongly as by 16 rows more that agree with it" in shrinkage_in_words(own)
 
 
 @pytest.mark.parametrize(("radius", "weights"), [("0", "fixed"), ("0.1", "simplex")])

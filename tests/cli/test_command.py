@@ -1,6 +1,7 @@
 """The command from end to end: model folders, what scripts see, one sentence for every kind of trouble."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -62,7 +63,11 @@ def model(folder):
         ],
         capture_output=True,
         text=True,
-        env={"PATH": "", "XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder)},
+        env={
+            **{"PATH": "", "XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder)},
+            # Whichever bidro these tests are of.
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        },
     )
     assert done.returncode == 0, done.stderr
     # Compiled programs are kept for the next run.
@@ -75,6 +80,7 @@ def test_a_model_folder(model):
     assert sorted(p.name for p in where.iterdir()) == [
         "certificate.json",
         "model.safetensors",
+        "own.safetensors",
         "report.html",
         "report.json",
         "run.toml",
@@ -94,20 +100,60 @@ def test_a_model_folder(model):
     assert "stay" in (where / "report.html").read_text()
 
 
+def test_what_robustness_costs_own_models_and_who_gains_are_said(model):
+    where, printed = model
+    settings, page = load_model(where).settings, json.loads((where / "report.json").read_text())
+    for name in ("paid", "own", "varies", "concerns"):
+        assert printed[name] == settings[name]
+    assert printed["concerns"] == page["concerns"]
+    assert printed["own"]["clients"] == sorted(load_model(where).own)
+    for client in page["clients"]:
+        judged = printed["evaluation"]["clients"][client["name"]]
+        assert client["has_own"] == (client["name"] in printed["own"]["clients"])
+        for field in ("loss", "own", "pooled", "own_change", "verdict"):
+            assert client[field] == judged[field]
+        assert client["typical_error"] == pytest.approx(np.sqrt(client["own"]))
+        # To rounding: the means are of the clients' own sums.
+        assert client["own_change"]["mean"] == pytest.approx(client["own"] - client["pooled"], abs=1e-9)
+    found = page["calibration"]
+    chosen, pooled = (found["candidates"][found[name]] for name in ("chosen", "pooled"))
+    assert chosen["mean"] / pooled["mean"] - 1 == pytest.approx(printed["paid"]["mean"], abs=1e-12)
+    assert found["own"]["mean"] / chosen["mean"] - 1 == pytest.approx(printed["own"]["mean"])
+    assert (pooled["cap"], found["candidates"][found["afl"]]["cap"]) == (1.0, None)
+    level = page["levels"][page["default_level"]]
+    assert level["own"]["bound"] == printed["certificate"]["own"]["bound"]
+    assert any(name == "Own models" for name, _ in page["settings"])
+
+
+def predicted_by(model, x, table):
+    """By hand, from a model in the units of training."""
+    age, ward = np.asarray(x[:2]) / model.standard.spread
+    intercept = x[2] + model.standard.middle - model.standard.mean @ [age, ward]
+    return table["age"] * age + (table["ward"] == "b") * ward + intercept
+
+
 def test_evaluate_predict_and_certify_agree_with_the_model_by_hand(model, folder, capsys):
     where, _ = model
     fresh = visits(1)
     loaded = load_model(where)
-    (coefficients,), (intercept,) = loaded.coefficients
-    by_hand = fresh["age"] * coefficients[0] + (fresh["ward"] == "b") * coefficients[1] + intercept
-    code, out, _ = run(capsys, "predict", where, folder / "fresh.parquet")
+    by_hand = predicted_by(loaded, loaded.x, fresh)
+    used, has_own = by_hand.copy(), fresh["hospital"].isin(loaded.own)
+    for name, x in loaded.own.items():
+        used[fresh["hospital"] == name] = predicted_by(loaded, x, fresh[fresh["hospital"] == name])
+    assert 0 < has_own.sum() < len(fresh)
+    code, out, err = run(capsys, "predict", where, folder / "fresh.parquet")
     assert code == 0
+    assert f"{has_own.sum()} of {len(fresh)} rows were predicted by their client's own model" in err
+    assert np.array(out.split()[1:], float) == pytest.approx(used.to_numpy())
+    fresh.drop(columns="hospital").to_csv(folder / "nameless.csv", index=False)
+    code, out, err = run(capsys, "predict", where, folder / "nameless.csv")
+    assert "no column 'hospital', so all rows were predicted by the shared model" in err
     assert np.array(out.split()[1:], float) == pytest.approx(by_hand.to_numpy())
     code, out, _ = run(
         capsys, "predict", where, folder / "fresh.parquet", "--out", folder / "p.csv", "--json"
     )
     assert json.loads(out)["rows"] == len(fresh)
-    assert pd.read_csv(folder / "p.csv")["prediction"].to_numpy() == pytest.approx(by_hand.to_numpy())
+    assert pd.read_csv(folder / "p.csv")["prediction"].to_numpy() == pytest.approx(used.to_numpy())
     code, out, _ = run(capsys, "evaluate", where, folder / "fresh.parquet", "--json")
     found = json.loads(out)
     errors = (fresh["stay"] - by_hand) ** 2
@@ -124,6 +170,8 @@ def test_evaluate_predict_and_certify_agree_with_the_model_by_hand(model, folder
     certificate = Certificate.from_json(out)
     assert certificate.clipped.rows["h2"] == 60
     assert certificate.clipped.means["h1"] <= found["clients"]["h1"]["loss"] + 1e-9
+    counted = np.minimum((fresh["stay"] - used) ** 2, loaded.seen).groupby(fresh["hospital"]).mean()
+    assert dict(certificate.own.means) == pytest.approx(counted.to_dict())
     assert "0.9" in certificate.absent["interval"]
 
 

@@ -5,23 +5,28 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from bidro.losses import Logistic, Softmax, Squared
 from bidro.model_file import Model
+from bidro.own_file import OwnModels
 from bidro.standard import Standard
 from bidro.tables import Column, Schema
+from bidro.workflow.measures import area_under_curve, calibration_error
 from tests.cli.test_command import run
 
 STANDARD = Standard(np.array([10.0, 0.2]), np.array([2.0, 0.5]), 0.0, 1.0)
 WARD = Column("ward", ("a", "other"), None, "other")
 
 
-def saved(folder, loss, x, classes=None, other=True):
+def saved(folder, loss, x, classes=None, other=True, pooled=None, own=None, unit=None):
     ward = WARD if other else Column("ward", ("a", "other"))
-    schema = Schema("site", "y", classes, (Column("age"), ward))
+    schema = Schema("site", "y", classes, (Column("age"), ward), unit)
     standard = STANDARD if classes else Standard(STANDARD.mean, STANDARD.spread, 3.0, 1.0)
-    model = Model(schema, loss, x, standard, ("s0", "s1"), 1.0, None, None, False, {}, {})
+    model = Model(schema, loss, x, standard, ("s0", "s1"), 1.0, None, None, False, {}, {}, pooled, own or {})
     (folder / "model.safetensors").write_bytes(model.to_bytes())
+    if own:
+        (folder / "own.safetensors").write_bytes(OwnModels(own, x).to_bytes())
     return model
 
 
@@ -84,6 +89,110 @@ def test_accuracy_is_that_of_the_predictions(loss, x, classes, tmp_path, capsys)
     assert found["clients"]["s1"]["accuracy"] == pytest.approx(right[fresh["site"] == "s1"].mean())
     _, out, _ = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv")
     assert f"(accuracy {right.mean():.1%})" in out.splitlines()[0]
+
+
+SHARED, POOLED, OWN = (np.array(x) for x in ([0.5, -0.2, 0.1], [0.1, 0.0, 0.8], [-0.1, 0.05, 0.0]))
+
+
+def test_three_models_side_by_side_and_who_gains(tmp_path, capsys):
+    model = saved(tmp_path, Squared(intercept=True), SHARED, pooled=POOLED, own={"s1": OWN})
+    fresh = table(rows=60)
+    fresh.to_csv(tmp_path / "t.csv", index=False)
+    code, out, err = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv", "--json")
+    assert code == 0, err
+    found, rows = json.loads(out), model.rows(fresh)
+    losses = {
+        "shared": (rows[:, :2] @ SHARED[:2] + SHARED[2] - rows[:, 2]) ** 2,
+        "pooled": (rows[:, :2] @ POOLED[:2] + POOLED[2] - rows[:, 2]) ** 2,
+    }
+    # Only a client that has a model of its own uses one; that the model does not know s2 is no matter.
+    with_own = (rows[:, :2] @ OWN[:2] + OWN[2] - rows[:, 2]) ** 2
+    losses["own"] = np.where(fresh["site"] == "s1", with_own, losses["shared"])
+    by_client = pd.DataFrame(losses).groupby(fresh["site"]).mean()
+    for which in ("own", "pooled"):
+        assert found[which]["mean"] == pytest.approx(losses[which].mean())
+        assert found[which]["worst_decile"] == pytest.approx(by_client[which].max())
+        assert found[which]["root_mean_squared_error"] == pytest.approx(np.sqrt(losses[which].mean()))
+    for name, one in found["clients"].items():
+        assert [one["loss"], one["own"], one["pooled"]] == pytest.approx(
+            by_client.loc[name, ["shared", "own", "pooled"]].tolist()
+        )
+        assert one["root_mean_squared_error"] == pytest.approx(np.sqrt(by_client.loc[name, "own"]))
+        apart = (losses["own"] - losses["pooled"])[fresh["site"] == name]
+        mean, se = apart.mean(), apart.std(ddof=1) / np.sqrt(60)
+        assert one["own_change"] == pytest.approx({"mean": mean, "se": se})
+        assert one["verdict"] == (None if abs(mean) < 2 * se else "gains" if mean < 0 else "loses")
+    assert found["clients"]["s1"]["verdict"] == "gains"
+    scores = {which: rows[:, :2] @ x[:2] for which, x in (("shared", SHARED), ("pooled", POOLED))}
+    assert found["deviation"] == pytest.approx({which: one.std() for which, one in scores.items()})
+    _, out, _ = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv")
+    assert f"  with own models: mean {losses['own'].mean():.4g} (root" in out
+    assert f"  pooled training: mean {losses['pooled'].mean():.4g} (root" in out
+    gaining = [name for name, one in found["clients"].items() if one["verdict"] == "gains"]
+    assert f"{len(gaining)} of 3 clients gain by more than two standard errors" in out
+    (line,) = (line for line in out.splitlines() if line.startswith("  s1"))
+    assert f"own {by_client.loc['s1', 'own']:.4g}" in line
+    assert "gains" in line
+
+
+def test_errors_of_differences_are_by_unit(tmp_path, capsys):
+    saved(tmp_path, Squared(intercept=True), SHARED, pooled=POOLED, unit="person")
+    once = table(rows=10)
+    thrice = pd.concat([once] * 3).assign(person=np.tile(np.arange(len(once)), 3))
+    once.assign(person=np.arange(len(once))).to_csv(tmp_path / "once.csv", index=False)
+    thrice.to_csv(tmp_path / "thrice.csv", index=False)
+    errors = []
+    for name in ("once.csv", "thrice.csv"):
+        found = json.loads(run(capsys, "evaluate", tmp_path, tmp_path / name, "--json")[1])
+        assert found["own"] is None
+        errors.append([one["own_change"]["se"] for one in found["clients"].values()])
+    # The same rows over again tell nothing new.
+    assert errors[0] == pytest.approx(errors[1])
+
+
+def test_classes_are_told_apart_and_calibrated_as_by_hand(tmp_path, capsys):
+    model = saved(tmp_path, Logistic(intercept=True), SHARED, ("no", "yes"), pooled=POOLED, own={"s1": OWN})
+    fresh = table(("no", "yes"))
+    fresh.to_csv(tmp_path / "t.csv", index=False)
+    found = json.loads(run(capsys, "evaluate", tmp_path, tmp_path / "t.csv", "--json")[1])
+    used, yes = model.predict(fresh)["probability of yes"], fresh["y"] == "yes"
+    assert found["own"]["auc"] == pytest.approx(roc_auc_score(yes, used))
+    assert found["own"]["mistakes"] == pytest.approx(((used > 0.5) != yes).mean())
+    assert found["own"]["expected_minus_observed"] == pytest.approx(used.mean() - yes.mean())
+    apart = [
+        abs((used - yes)[(used > k / 10) & (used <= (k + 1) / 10)].sum()) / len(fresh) for k in range(10)
+    ]
+    assert found["own"]["calibration_error"] == pytest.approx(sum(apart))
+    mine = fresh["site"] == "s1"
+    assert found["clients"]["s1"]["auc"] == pytest.approx(roc_auc_score(yes[mine], used[mine]))
+    assert "calibration_error" not in found["clients"]["s1"]
+    _, out, _ = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv")
+    assert f"area under the curve {found['auc']:.3f}, expected minus observed" in out
+    assert f"calibration error {found['calibration_error']:.3f} (10 bins)" in out
+
+
+def test_three_classes_one_against_the_rest(tmp_path, capsys):
+    x = np.array([0.5, -0.2, 0.1, 0.3, -0.7, 0.2, -0.4, 0.1, 0.6])
+    classes = ("hi", "lo", "mid")
+    model = saved(tmp_path, Softmax(3, intercept=True), x, classes)
+    fresh = table(classes)
+    fresh.to_csv(tmp_path / "t.csv", index=False)
+    found = json.loads(run(capsys, "evaluate", tmp_path, tmp_path / "t.csv", "--json")[1])
+    chances = model.predict(fresh)[[f"probability of {name}" for name in classes]].to_numpy()
+    assert found["auc"] == pytest.approx(
+        roc_auc_score(fresh["y"], chances, multi_class="ovr", labels=list(classes))
+    )
+    assert 0 < found["calibration_error"] < 1
+    assert "expected_minus_observed" not in found
+
+
+def test_areas_and_calibration_of_hand_worked_rows():
+    scores, positive = np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, True, False, True])
+    assert area_under_curve(scores, positive) == pytest.approx(3.5 / 4)
+    assert area_under_curve(scores, np.ones(4, bool)) is None
+    assert calibration_error(np.array([[0.0], [1.0]]), np.array([[False], [True]])) == 0
+    # One bin holds both rows: 0.32 on average, of which a half are true.
+    assert calibration_error(np.array([[0.31], [0.33]]), np.array([[False], [True]])) == pytest.approx(0.18)
 
 
 def test_many_clients_are_summarised_and_all_are_in_json(tmp_path, capsys):

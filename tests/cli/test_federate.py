@@ -61,12 +61,22 @@ def test_a_rehearsal_leaves_a_model_folder_and_its_audit(capsys, visits):
     assert code == 0, err
     assert "to a certified gap of" in out
     assert "solving: round 1" in err or "the network is this process" in err
-    assert load_model(visits / "model").clients == NAMES
+    model = load_model(visits / "model")
+    assert model.clients == NAMES
+    # Own models stay at the sites; the page says who has one all the same.
+    page = json.loads((visits / "model" / "report.json").read_text())
+    assert not model.own
+    assert [client["name"] for client in page["clients"] if client["has_own"]] == model.settings["own"][
+        "clients"
+    ]
+    assert model.settings["own"]["clients"]
+    assert page["levels"][page["default_level"]]["own"] is not None
     code, out, _ = run(capsys, "audit", visits / "model")
     assert code == 0
     assert "second moments" in out
     code, out, _ = run(capsys, "audit", visits / "model", "--json")
-    assert {kind["question"] for kind in json.loads(out)["kinds"]} == {"prepare", "round", "assess", "bounds"}
+    asked = {kind["question"] for kind in json.loads(out)["kinds"]}
+    assert asked == {"prepare", "round", "adopt", "assess", "bounds"}
     code, out, _ = run(capsys, "evaluate", visits / "model", visits / "visits.csv", "--json")
     assert code == 0
     assert np.isfinite(json.loads(out)["mean"])
@@ -80,6 +90,11 @@ def test_a_script_sees_rounds_bytes_and_the_certificate(capsys, visits):
     assert found["rounds"] <= 25
     assert found["lost"] == {}
     assert found["certificate"]["names"] == list(NAMES)
+    settings = load_model(visits / "model").settings
+    for name in ("paid", "own", "varies", "concerns"):
+        assert found[name] == settings[name]
+    assert found["evaluation"]["on"] == "rows kept out"
+    assert set(found["evaluation"]["clients"]) == set(NAMES)
 
 
 def test_algorithm_1_needs_its_flag(capsys, visits):

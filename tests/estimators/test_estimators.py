@@ -101,11 +101,11 @@ def test_the_default_chooses_a_weighing_and_radii_on_request():
     X, y, clients = data()
     model = RobustRegressor().fit(X, y, clients=clients)
     assert set(model.radii_.values()) == {0.0}
-    assert len(model.calibration_.candidates) == 9
+    assert len(model.calibration_.candidates) == 15
     both = RobustRegressor(radius="cross-validate").fit(X, y, clients=clients)
     chosen = both.calibration_.chosen
     np.testing.assert_allclose(list(both.radii_.values()), chosen.scale / np.sqrt(SIZES))
-    assert len(both.calibration_.candidates) == 36
+    assert len(both.calibration_.candidates) == 60
     fixed = RobustRegressor(weights="fixed").fit(X, y, clients=clients)
     assert {c.cap for c in fixed.calibration_.candidates} == {1.0}
     np.testing.assert_allclose(list(fixed.client_weights_.values()), np.array(SIZES) / sum(SIZES), atol=1e-6)

@@ -32,8 +32,9 @@ def asked(radii=(0.2, 0.0, 0.4), levels=(), reference=(), shown=1.0, fewest=1, d
         Transport.euclidean(3),
         None if radii is None else WassersteinBall(np.array(radii)),
     )
-    message = Assess(MODEL, np.asarray(levels, float), np.reshape(reference, (-1, 3)), np.asarray(shown))
-    return assessment(problem, declared, message, fewest)
+    cloud, none = np.reshape(reference, (-1, 3)), np.zeros((3, 0))
+    message = Assess(MODEL, np.asarray(levels, float), cloud, np.asarray(shown), none, np.zeros(0))
+    return assessment(problem, declared, message, fewest, np.tile(MODEL, (3, 1)))
 
 
 def test_what_is_prepared_is_by_client():
@@ -108,8 +109,9 @@ def test_bounds_of_rows_kept_out_are_each_client_s_own():
     sizes, levels = [40, 25, 1], [0.01, 0.2]
     rows = np.column_stack([rng.normal(size=(66, 2)), rng.choice([-1.0, 1.0], 66)])
     of = Assessed(Logistic(), MODEL, Simplex(3), 0.6, 5.0, None, False)
-    message = Fixed(MODEL, np.array(levels), np.asarray(0.6), np.array([5.0]))
-    found = bounds(["a", "b", "c"], rows, sizes, of, message)
+    none = np.zeros((3, 0))
+    message = Fixed(MODEL, np.array(levels), np.asarray(0.6), np.array([5.0]), none, np.zeros(0))
+    found = bounds(["a", "b", "c"], rows, sizes, of, message, np.tile(MODEL, (3, 1)))
     for k, own in enumerate(np.split(rows, np.cumsum(sizes)[:-1])):
         margins = own[:, 2] * (own[:, :2] @ MODEL)
         losses, wrong = np.logaddexp(0, -margins), int((margins <= 0).sum())
@@ -119,7 +121,10 @@ def test_bounds_of_rows_kept_out_are_each_client_s_own():
         error = losses.std(ddof=1) / np.sqrt(n) if n > 1 else 0.0
         assert found.se[k] == pytest.approx(error)
         np.testing.assert_allclose(
-            found.means[k], [np.minimum(losses, 0.6).mean(), losses.mean(), wrong / n], atol=1e-12
+            # Nobody has an own model, of which the last two would be.
+            found.means[k],
+            [np.minimum(losses, 0.6).mean(), losses.mean(), wrong / n, 0, 0],
+            atol=1e-12,
         )
         exact = [1.0 if wrong == n else beta.ppf(1 - level, wrong + 1, n - wrong) for level in levels]
         np.testing.assert_allclose(found.mistakes[k], exact, rtol=1e-6)
@@ -130,7 +135,7 @@ def test_bounds_of_rows_kept_out_are_each_client_s_own():
             assert mean <= bound[k, 1] <= bound[k, 0] <= most * (1 + 1e-12)
             assert n == 1 or mean < bound[k, 1] < bound[k, 0] < most
     number = Assessed(Squared(), MODEL, Simplex(3), 0.6, None, None, False)
-    plain = bounds(["a", "b", "c"], rows, sizes, number, message)
+    plain = bounds(["a", "b", "c"], rows, sizes, number, message, np.tile(MODEL, (3, 1)))
     assert plain.clipped.shape == (3, 2)
     assert plain.held_out.shape == plain.mistakes.shape == (3, 0)
     np.testing.assert_array_equal(plain.means[:, 1:], 0.0)

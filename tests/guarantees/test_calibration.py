@@ -159,6 +159,21 @@ def test_the_ends_of_the_grid_are_fedavg_and_afl():
     assert isinstance(Candidate(0.0, math.inf).mixtures(sizes), Simplex)
 
 
+@pytest.mark.parametrize("price", [0.02, math.inf])
+def test_held_to_one_weighing_the_choice_is_as_without_the_others(price):
+    """Seeds with a radius above 0 and without; pooled training is what it is compared with."""
+    chosen = set()
+    for seed in range(4):
+        whole = problem(seed=seed)
+        alone = calibrate(whole, (2.0, 0.0, 0.5), ((3.0, 1.0),), price)
+        among = calibrate(whole, (2.0, 0.0, 0.5), ((1.0, 1.0), (3.0, 1.0)), price).held_to((3.0, 1.0))
+        assert among.chosen == alone.chosen
+        np.testing.assert_allclose(among.radii, alone.radii, rtol=1e-12, atol=1e-15)
+        assert among.candidates[among.pooled] == Candidate(0.0, 1.0, 1.0)
+        chosen.add(among.chosen.scale)
+    assert len(chosen) > 1 or price < math.inf
+
+
 def test_one_number_a_candidate_and_fold_leaves_a_client_with_the_scores():
     whole = replace(problem(), ambiguity=WassersteinBall(0.0))
     scoring, state = FoldScores(), jnp.zeros((2, 5, 3))

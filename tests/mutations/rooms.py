@@ -231,6 +231,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "worst_case/risk.py": _RISKS,
     "worst_case/ball.py": _RISKS,
     "algorithms/exact.py": _PROOFS,
+    "algorithms/exact_state.py": _PROOFS,
+    "algorithms/newton_step.py": ("tests/algorithms/test_newton_step.py",),
     "algorithms/cone_model.py": _PROOFS,
     "algorithms/proof.py": _PROOFS,
     "guarantees/asked.py": ("tests/cli/test_options.py",),
@@ -358,6 +360,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "divided by 1",
     ),
     Equivalent(
+        "guarantees/coverage.py",
+        "rule.risk(int(n), float(e) - delta) if e > delta else 1.0",
+        "(e >= delta)",
+        "at a radius of 0 the risk is 1 as well",
+    ),
+    Equivalent(
         "guarantees/out_of_sample.py",
         "if radii.max() > 0.5 * rule.diameter:",
         "(radii.max() >= 0.5 * rule.diameter)",
@@ -374,6 +382,18 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "left = np.where(slope > 0, here - lower, upper - here)",
         "(slope >= 0)",
         "a slope of 0 costs nothing whatever the width",
+    ),
+    *(
+        Equivalent(
+            "algorithms/proof.py",
+            "weight = np.where(length > 0, 1 / np.where(length > 0, length, 1.0), 0.0)",
+            after,
+            "an equation of zeros alone has no part whatever its weight",
+        )
+        for after in (
+            "weight = np.where((length >= 0), 1 / np.where(length > 0, length, 1.0), 0.0)",
+            "weight = np.where(length > 0, 1 / np.where((length >= 0), length, 1.0), 0.0)",
+        )
     ),
     Equivalent(
         "algorithms/proof.py",

@@ -23,12 +23,15 @@ CONTENTS = {
     "three classes": page_content.classes(),
     "little known": page_content.bare(),
     "hostile names": page_content.hostile(),
+    "cross-validated radii": page_content.radii(),
+    "pooled training": page_content.pooled(),
 }
 STATEMENTS = {
     "interval-lower": ("interval", "lower"),
     "interval-upper": ("interval", "upper"),
     "held-out-bound": ("held_out", "bound"),
     "clipped-bound": ("clipped", "bound"),
+    "own-bound": ("own", "bound"),
     "shift-bound": ("shift", "bound"),
 }
 
@@ -382,12 +385,82 @@ def test_it_has_landmarks_headings_and_captions(visit):
     assert [len(texts(browser, tag)) for tag in ("html[lang]", "h1", "header", "nav", "main", "footer")] == [
         1
     ] * 6
-    assert len(texts(browser, "main h2")) == len(texts(browser, "main section[aria-labelledby]")) == 11
+    assert len(texts(browser, "main h2")) == len(texts(browser, "main section[aria-labelledby]")) == 13
     assert [bool(caption) for caption in texts(browser, "table caption")] == [True] * 4
     assert texts(browser, "th:not([scope])") == []
     assert all(texts(browser, "figcaption"))
     assert find(browser, "#statement").get_attribute("aria-live") == "polite"
     assert [tag.strip() for tag in texts(browser, "#clients .tag")] == ["binds", "binds"]
+
+
+def test_the_frontier_comes_first_and_marks_what_is_compared(visit):
+    content = page_content.content()
+    browser = visit(content)
+    assert texts(browser, "main h2")[0] == "What robustness costs, and what it brings"
+    assert (
+        "pays 1.4% on average; the worst tenth of the clients gains 9.0%" in texts(browser, "#price-words")[0]
+    )
+    # AFL is far off, and so its numbers are beside it.
+    labels = {"Any mixture (AFL): +71.0%, −20.0%", "Chosen", "Pooled training", "With own models"}
+    assert set(texts(browser, "#frontier-figure text.tagged")) == labels
+    said = texts(browser, "#frontier-figure .mark title")
+    assert len(said) == len(content["calibration"]["candidates"]) + 2  # own models, and the price
+    assert any("Mean +1.4%. Worst tenth −9.0%" in words for words in said)
+    assert "The price. The mean may rise by at most 2%" in said
+    # Shapes, and not colours alone, tell the marks apart.
+    shapes = (
+        "return [...document.querySelectorAll('#frontier-figure .legend .symbol')].map((e) => e.outerHTML)"
+    )
+    assert len({re.sub(r'class="[^"]*"', "", shape) for shape in browser.execute_script(shapes)}) == 5
+    assert (
+        find(browser, "#frontier-figure svg.chart").get_attribute("aria-label").startswith("Picture. Every")
+    )
+
+
+def test_a_frontier_with_pooled_training_chosen_and_one_with_no_price(visit):
+    content = page_content.pooled()
+    browser = visit(content, 390, 844)
+    labels = texts(browser, "#frontier-figure text.tagged")
+    assert "Chosen: Pooled training" in labels
+    assert "With own models: −50.0%, −62.5%" in labels
+    assert texts(browser, "#concerns li") == content["concerns"]
+    assert find(browser, "#concerns").is_displayed()
+    content = page_content.radii()
+    browser = visit(content)
+    assert not find(browser, "#concerns").is_displayed()
+    assert browser.find_elements("css selector", "#frontier-figure .band") == []
+    assert "Any mixture (AFL)" in texts(browser, "#frontier-figure text.tagged")
+    assert len(texts(browser, "#calibration tbody tr")) == len(content["calibration"]["candidates"]) == 28
+
+
+def test_the_candidates_are_in_a_table(visit):
+    content = page_content.content()
+    browser = visit(content)
+    scores = sorted(candidate["score"] for candidate in content["calibration"]["candidates"])
+    assert sorted(values(browser, "#calibration td.score")) == scores
+    assert texts(browser, "#calibration tbody tr:first-child th") == ["Pooled training"]
+    assert texts(browser, "#calibration .tag") == ["chosen"]
+    assert "+1.4%" in find(browser, "#calibration tr:has(.tag)").text
+
+
+def test_who_gains_and_who_loses(visit):
+    content = page_content.content()
+    browser = visit(content)
+    for cell, field in (("td.pooled", "pooled"), ("td.own", "own"), ("td.typical", "typical_error")):
+        assert in_table(browser, cell) == {client["name"]: client[field] for client in content["clients"]}
+    gaining = [client["name"] for client in content["clients"] if client["verdict"] == "gains"]
+    losing = [client["name"] for client in content["clients"] if client["verdict"] == "loses"]
+    assert gaining
+    assert losing
+    words = find(browser, "#gains-words").text
+    assert f"{len(gaining)} clearly gain and {len(losing)} clearly lose" in words
+    assert "vary 93% as much" in words
+    shown = " ".join(texts(browser, "#gains-figure text.name"))
+    assert shown.count("(gains)") == len(gaining)
+    assert shown.count("(loses)") == len(losing)
+    assert texts(browser, "#gains-figure .legend span") == ["Pooled training", "Shared model", "Own model"]
+    browser = visit(page_content.bare())
+    assert "no rows were kept out of training" in find(browser, "#gains-figure").text
 
 
 def test_a_bound_that_says_nothing_is_called_too_few_rows(visit):

@@ -205,7 +205,9 @@ def _prices(mixtures: Mixtures, polytope: Polytope, c: Numbers) -> Numbers:
     need = polytope.lift.T @ c
     if len(polytope.total) == 1:
         return np.atleast_1d(np.max(need / polytope.matrix[0]))
+    # The program's tolerances are absolute: it is stated in units of what it is about.
+    unit = float(np.max(np.abs(need))) or 1.0
     found = linprog(
-        polytope.total, A_ub=-polytope.matrix.T, b_ub=-need, bounds=(None, None), method="highs-ds"
+        polytope.total, A_ub=-polytope.matrix.T, b_ub=-need / unit, bounds=(None, None), method="highs-ds"
     )
-    return np.asarray(found.x)
+    return np.asarray(unit * found.x)

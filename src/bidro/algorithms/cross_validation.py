@@ -21,8 +21,9 @@ from jax import Array
 from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Evidence, Snapshot, Usual, masked
-from bidro.algorithms.exact import ExactMWDRO, State
+from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.exact_messages import Reply
+from bidro.algorithms.exact_state import State
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.problem import Mixtures, Problem

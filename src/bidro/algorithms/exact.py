@@ -17,9 +17,8 @@ taken off the risks as these arrive, and all of this is of regrets (`references`
 
 from __future__ import annotations
 
-import math
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -30,10 +29,12 @@ from bidro.algorithms.cone_model import ConeModel, Curvature, held_by_cones
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.exact_messages import INFINITE, Broadcast, Reply
+from bidro.algorithms.exact_state import Best, Centre, State
 from bidro.algorithms.newton_step import newton_step, one_mixture, proven_at
 from bidro.algorithms.probe import probe
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
+from bidro.algorithms.ray import outward
 from bidro.algorithms.references import References
 from bidro.algorithms.working_set import Solved, solved
 from bidro.client import Client
@@ -53,7 +54,7 @@ _STIFFEN = 4.0
 _ROUNDING = 1e-11
 # A loss that can be brought to 0 has no relative gap: risks below this share of the first model's, or of a
 # constant prediction's, count as that share. For squared loss it is a share of the residuals.
-_SMALL, _TINY = 1e-6, float(np.finfo(float).tiny)
+_SMALL = 1e-6
 # The program for the lower bound has no steps whose size would go down with the gap; its unit stays above
 # this share of the risks.
 _COARSEST = 1e-5
@@ -66,10 +67,6 @@ _SHOWS = 0.1
 _HARDLY = 0.9999
 # Cuts that neither program has used for this many rounds are dropped.
 _IDLE_ROUNDS = 25
-_USED = 1e-9
-# Risks that fall to 0 only at infinity have come near it below this multiple of the floor. Along a ray they
-# are then brought to the second share of what still counts, by a model at most so many times farther out.
-_VANISHING, _VANISHED, _FARTHEST = 1e4, 0.1, 20.0
 # Newton's method has done its part where it promises less than this share of the risk.
 _FOUND = 1e-14
 # Curvatures are mixed anew where the weights of the step differ by more than this in all.
@@ -78,80 +75,6 @@ _SAME_MIXTURE = 1e-3
 # what is asked for is cuts for it: at models that are worse by these multiples of the gap.
 _SETTLED = 1e-4
 _LENGTHS = (1.0, 100.0, 0.01)
-
-
-class Centre(NamedTuple):
-    """The replies at the point around which the program is solved."""
-
-    z: Numbers  # (k,)
-    merit: float  # worst mixture of the smoothed risks
-    origin: int  # where its cuts are
-    attained: Numbers  # (n,)
-    smoothing: Numbers  # (n,) what the smoothed risks exceed them by
-    gradient: Numbers  # (n, k)
-    curvature: Numbers  # (n, k (k + 1) / 2) upper triangles; (n, 0) where it is estimated
-
-
-class Best(NamedTuple):
-    """The best model so far, by the upper end of its worst mixture."""
-
-    x: Numbers
-    upper: float
-    risks: Numbers  # (n,) upper ends, nothing taken off
-    multipliers: Numbers  # (n,)
-
-
-class State(NamedTuple):
-    x: Numbers  # (d,) the model to be assessed next
-    x_sum: Numbers  # of the models assessed so far
-    width: float
-    model: ConeModel
-    cuts: Cuts
-    idle: NDArray[np.int64]  # (cuts,) rounds since a program used it
-    singly: NDArray[np.int64]  # the clients that the last step held one by one
-    centre: Centre | None
-    best: Best
-    certified: bool  # whether every client's upper end at the best model is proven
-    wanted: float  # the relative gap at which to stop
-    small: float | None  # share of the first model's risk that `floor` is; None where it is settled
-    floor: float  # risks below this count as 0
-    endless: bool  # whether the loss is 0 only at infinity
-    lower: float
-    alpha: Numbers  # (n,) weights of the best lower bound
-    mixture: Numbers  # (n,) weights of the last step, by which curvatures are mixed
-    estimate: Numbers | None  # (k, k) quasi-Newton curvature, None before two gradients are known
-    stiffness: float
-    left: float  # upper minus lower bound, a round ago
-    predicted: float  # by how much the worst mixture of smoothed risks should fall at x
-    t: int  # rounds done
-    missing: tuple[Numbers, ...]  # (d,) slopes that the proofs of this round could not cancel
-    probing: bool  # whether x is asked for its cuts alone
-    stalled: bool  # whether the next model would be the centre itself: nothing more can be gained
-
-    @property
-    def finished(self) -> bool:
-        return self.stalled or self.gap <= self.wanted
-
-    def floor_from(self, first: float) -> float:
-        """The floor, once the risk of the first model is known; that of a model from elsewhere says nothing
-        of the size of residuals."""
-        return self.floor if self.small is None else max(min(self.small * abs(first), self.floor), _TINY)
-
-    @property
-    def gap(self) -> float:
-        """(upper - lower) / size, see `size`.
-
-        Where upper bounds are not certified, the distance of the lower ends to the best lower bound.
-        """
-        if not np.isfinite(self.best.upper):
-            return float("inf")
-        return (self.best.upper - self.lower) / self.size
-
-    @property
-    def size(self) -> float:
-        """max(|risk|, floor), the mean risk being `upper` where there are no references, and the floor a
-        small share of the first model's."""
-        return max(abs(self.model.references.risk(self.best.upper)), self.floor)
 
 
 @pytree
@@ -375,9 +298,9 @@ def _with_next(state: State) -> State:
     """The next model: from the program with curvature around the centre."""
     centre, model = state.centre, state.model
     assert centre is not None
-    outward = _outward(state)
-    if outward is not None:
-        return outward
+    far = outward(state)
+    if far is not None:
+        return far
     # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
     program = partial(solved, model, state.cuts, centre.z, scale=_scale(state), also=state.singly)
     program = partial(program, origin=centre.origin, raised=centre.smoothing)
@@ -425,34 +348,6 @@ def _with_next(state: State) -> State:
         if x is not None:
             return state._replace(x=x, probing=True)
     return state._replace(stalled=still)
-
-
-def _outward(state: State) -> State | None:
-    """The next model t x on the ray through the centre's x, where risks fall to 0 as they do far out; None
-    where that is not so, or has just been tried in vain.
-
-    Without a radius, classes that x can tell apart have risks that fall like exp(-margin t), with the margin
-    told by the slope along the ray. Newton's method would bring them down by a factor e a round.
-    """
-    centre, model = state.centre, state.model
-    assert centre is not None
-    goal = _VANISHED * state.wanted * state.floor
-    near = goal < centre.merit < _VANISHING * state.floor
-    # With a radius there is a minimum, which a ray would only lead away from.
-    steepness = centre.gradient[:, model.models.dimension :]
-    fixed = not steepness.any() if model.cones else bool(np.all(np.isinf(state.best.multipliers)))
-    fixed = fixed and model.references.each is None
-    if not (state.endless and fixed and near and state.lower <= 0 and state.stiffness <= 1):
-        return None
-    weights = np.asarray(model.mixtures.linear_maximum(centre.attained + centre.smoothing)[1])
-    margin = -float(weights @ (centre.gradient @ centre.z)) / centre.merit
-    longer = math.log(centre.merit / goal)
-    if longer > (_FARTHEST - 1) * margin:
-        return None
-    x = (1 + longer / margin) * centre.z[: model.models.dimension]
-    if not model.models.contains(x):
-        return None
-    return state._replace(x=x, predicted=centre.merit - goal, left=state.best.upper - state.lower)
 
 
 def _scale(state: State) -> float:

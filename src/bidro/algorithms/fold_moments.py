@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
-from bidro.algorithms.exact import ExactMWDRO, State
+from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.exact_messages import Broadcast
+from bidro.algorithms.exact_state import State
 from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
 from bidro.algorithms.one_shot import risks_from_moments, squared_risks
 from bidro.algorithms.second_moments import Moments, TrainingMoments, left_out_sums, of_all_folds, of_folds

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from bidro.algorithms.cone_model import Answer
 from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
-from bidro.algorithms.exact import Best, Centre, ExactMWDRO, State
+from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.exact_messages import INFINITE, Broadcast
 from bidro.algorithms.exact_messages import Reply as Risks
+from bidro.algorithms.exact_state import Best, Centre, State
 from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.second_moments import Moments, of_clients

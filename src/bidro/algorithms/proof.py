@@ -45,6 +45,8 @@ _CONTRADICTION = 1e-8
 _TIMES = 2
 # Cancelling is repeated as long as it leaves less than a share of what was lost before, up to a limit.
 _CANCELLINGS, _LESS = 20, 0.7
+# A client's cuts are traded for others where its weight is at least this.
+_TRADED = 1e-6
 # Pulls below this share of all of them are not turned.
 _TURNED = 1e-3
 # Shares of the gap that turns of pulls may cost, tried one after the other.
@@ -76,7 +78,8 @@ def lower_bound(
     if serves(best):
         return best._replace(slope=raw.slope)
     for share in _OF_ALLOWANCE if model.nonnegative else ():
-        cancelled = _cancelled(model, cuts, z, answer, share * (upper - enough), enough)
+        allowance = share * (upper - enough) if -math.inf < enough < upper else 0.0
+        cancelled = _cancelled(model, cuts, z, answer, allowance, enough)
         raw = raw._replace(slope=cancelled.slope)
         best = max(best, cancelled, key=_of_bound)
         if serves(best):
@@ -292,6 +295,8 @@ def _cancelled(
         if size == 0 or not np.all(np.isfinite(unit)):
             break
         unit[unit == 0] = np.inf
+        # Clients of next to no weight have nothing to trade.
+        unit[:k][weight < _TRADED] = np.inf
         try:
             found = nnls(columns / unit, residual / size)[0] / unit * size
             if missing is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -152,6 +152,7 @@ def audit(
 def _print(out: Path, as_json: bool) -> None:
     import json as plain_json
 
+    from bidro.cli.output import SETTINGS_SHOWN
     from bidro.deploy.audit import read_audit
     from bidro.guarantees.certificate import Certificate
     from bidro.model_file import load_model
@@ -164,10 +165,8 @@ def _print(out: Path, as_json: bool) -> None:
             "out": str(out),
             "rounds": audit["rounds"],
             "gap": settings["gap"],
-            "chosen": settings["chosen"],
-            "cap": settings["cap"],
-            "radii": settings["radii"],
-            "client_weights": settings["client_weights"],
+            **{name: settings[name] for name in SETTINGS_SHOWN},
+            "evaluation": _evaluation(out),
             "bytes_up": sum(kind["bytes_up"] for kind in audit["kinds"]),
             "bytes_down": sum(kind["bytes_down"] for kind in audit["kinds"]),
             "lost": audit["lost"],
@@ -184,3 +183,15 @@ def _print(out: Path, as_json: bool) -> None:
     print(certificate)
     print(f"\nWritten to {out}: open {out / 'report.html'} in a browser.")
     print(f"What left the sites: bidro audit {out}")
+    for concern in settings["concerns"]:
+        print(f"CONCERN: {concern}")
+
+
+def _evaluation(out: Path) -> dict[str, Any]:
+    """How the clients fare on rows kept out, or on training rows, as the report page has it."""
+    import json as plain_json
+
+    content = plain_json.loads((out / "report.json").read_text())
+    clients = {client.pop("name"): client for client in content["clients"]}
+    on = "rows kept out" if content["held_out_rows"] else "training rows"
+    return {"on": on, **content["overall"], "clients": clients}

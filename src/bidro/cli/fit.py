@@ -165,7 +165,7 @@ def _number_or_word(text: str | None) -> float | str | None:
 def _run(options: FitOptions, out: Path, as_json: bool) -> None:
     import json as plain_json
 
-    from bidro.cli.output import shown_progress
+    from bidro.cli.output import SETTINGS_SHOWN, shown_progress
     from bidro.engines.compiled import compilation_cache
     from bidro.workflow.fit import fit_tables, write_folder
     from bidro.workflow.folder import folder_files
@@ -181,11 +181,8 @@ def _run(options: FitOptions, out: Path, as_json: bool) -> None:
             "out": str(out),
             "rounds": done.trained.rounds,
             "gap": done.trained.gap,
-            "chosen": done.model.settings["chosen"],
-            "cap": done.model.settings["cap"],
-            "radii": done.model.settings["radii"],
-            "client_weights": done.model.settings["client_weights"],
-            "evaluation": {"on": _judged_on(done), **evaluation(done.judged)},
+            **{name: done.model.settings[name] for name in SETTINGS_SHOWN},
+            "evaluation": {"on": _judged_on(done), **evaluation(done.judged, done.changes)},
             "certificate": plain_json.loads(done.certificate.to_json()),
         }
         print(plain_json.dumps(summary, indent=2, allow_nan=False))
@@ -216,3 +213,5 @@ def _print(done: Fit, out: Path) -> None:
     console.print(
         f"\nWritten to {out}: open {out / 'report.html'} in a browser.", highlight=False, soft_wrap=True
     )
+    for words in done.model.settings["concerns"]:
+        console.print(f"CONCERN: {words}", highlight=False, markup=False, soft_wrap=True)

@@ -17,6 +17,8 @@ _STAGES = {
     "certifying": "certifying",
     "writing": "writing",
 }
+# What a script sees of a model's settings.
+SETTINGS_SHOWN = ("chosen", "cap", "radii", "client_weights", "paid", "own", "varies", "concerns")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def predict(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Predict the target for every row of a table."""
+    """Predict the target for every row of a table: by the row's client's own model, where it has one."""
     import sys
 
     from bidro.errors import BidroError
@@ -43,6 +43,7 @@ def predict(
     loaded, rows = load_model(model), read_one(table)
     found = loaded.predict(rows)
     _note_what_is_new(loaded, rows)
+    _note_own_models(loaded, rows)
     if out is not None:
         write_text(out, found.to_csv(index=False))
         words = f"{len(found):,} predictions written to {out}."
@@ -54,14 +55,17 @@ def predict(
 
 
 def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
-    """Mean loss of every client on a table with known targets, the worst client, and the worst decile.
+    """How good a model is on a table with known targets: under the shared model, the clients' own models and
+    pooled training, with who gains and who loses.
 
-    With it the accuracy (classes) or the root mean squared error (squared loss). Of more than 50 clients the
-    quantiles and the ten worst are shown; --json has all of them.
+    Of each the mean loss, the worst client and the worst decile, for classes with accuracy, mistakes, the
+    area under the curve and calibration, for squared loss with the root mean squared error. Of more than 50
+    clients the quantiles and the ten worst are shown; --json has all of them.
     """
     from bidro.model_file import load_model
     from bidro.tables import read
-    from bidro.workflow.judged import evaluated, in_words, rows_by_client
+    from bidro.workflow.judged import evaluated, rows_by_client
+    from bidro.workflow.judged_words import in_words
 
     loaded = load_model(model)
     whole, _ = read(tables, loaded.schema.client)
@@ -119,7 +123,13 @@ def certify(
     _refuse_rows_trained_on(model, fresh)
     ordered = {name: fresh[name] for name in loaded.clients}
     found = with_holdout(
-        Certificate.from_json(path.read_text()), loaded.assessed, ordered, confidence, shift, units=units
+        Certificate.from_json(path.read_text()),
+        loaded.assessed,
+        ordered,
+        confidence,
+        shift,
+        units=units,
+        own=loaded.own or None,
     )
     print(found.to_json() if json else found, end="" if json else "\n")
 
@@ -297,6 +307,24 @@ def _note_what_is_new(model: Model, table: pd.DataFrame) -> None:
     named = model.schema.client in table
     new = sorted(set(model.schema.clients(table).tolist()) - set(model.clients)) if named else []
     _note(model, table, new)
+
+
+def _note_own_models(model: Model, table: pd.DataFrame) -> None:
+    """Say for how many rows of a table clients' own models are used."""
+    import sys
+
+    import numpy as np
+
+    if not model.own:
+        return
+    if model.schema.client not in table:
+        words = (
+            f"the table has no column '{model.schema.client}', so all rows were predicted by the shared model"
+        )
+    else:
+        count = int(np.isin(model.schema.clients(table), list(model.own)).sum())
+        words = f"{count:,} of {len(table):,} rows were predicted by their client's own model"
+    print(f"bidro: {words}.", file=sys.stderr)
 
 
 def _note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) -> None:

@@ -99,6 +99,15 @@ class Calibration:
         """(d,) of pooled training, on all rows."""
         return self.models[-1, self.pooled]
 
+    def held_to(self, weighing: tuple[float, float]) -> Calibration:
+        """With the choice among candidates of one weighing (cap, blend) alone; the others are to compare."""
+        places = [k for k, one in enumerate(self.candidates) if one.weighing == tuple(weighing)]
+        losses = LeftOut(self.left_out.losses[:, :, places], self.left_out.rows)
+        least = int(np.argmin([self.candidates[k].scale for k in places]))
+        place = places[choice(losses, least, self.price)]
+        more = self.spread * (self.candidates[place].scale - self.chosen.scale)
+        return replace(self, place=place, radii=self.radii + more / np.sqrt(np.asarray(self.sizes, float)))
+
 
 def calibrate(
     problem: Problem,

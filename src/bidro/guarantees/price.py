@@ -26,7 +26,10 @@ from bidro.guarantees.asked import is_number
 PRICE = 0.02
 # (cap, blend): a share `blend` of the weight may leave the clients' proportions, and no client then counts
 # for more than `cap` times its share of that. The first is pooled training, the last AFL.
-WEIGHINGS = ((1.0, 1.0), *((5.0, mu) for mu in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)), (math.inf, 1.0))
+WEIGHINGS = (
+    (1.0, 1.0),
+    *((cap, mu) for cap in (5.0, math.inf) for mu in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)),
+)
 # A worst fifth must be lower by so many standard errors, and a mean within the price with so many to spare.
 _ERRORS_OF_GAIN, _ERRORS_OF_COST = 2.0, 1.0
 

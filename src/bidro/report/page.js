@@ -225,67 +225,47 @@ function calibration() {
     return;
   }
   const { candidates, folds } = found;
-  const choice = candidates[found.chosen];
   element("calibration-words").textContent =
-    `Both were chosen together, by cross-validation inside the clients in ${plural(folds, "fold")}, ` +
-    `among ${plural(candidates.length, "candidate")}. ` +
-    `The choice is a radius scale of ${number(choice.scale)} with ${capWords(choice.cap)}. ` +
-    "The score is the loss on the folds left out, over the clients that fare worst; lower is better. " +
-    "Such a choice is good on rows like these. It promises nothing about others.";
-  const scales = distinct(candidates.map((c) => c.scale));
-  const caps = distinct(candidates.map((c) => c.cap));
-  const scores = known(candidates.map((c) => c.score));
-  const range = [Math.min(...scores), Math.max(...scores)];
-  const text = columnFormat(candidates.flatMap((c) => [c.score, c.worst_decile]));
-  const cell = (scale, cap) =>
-    scoreCell(
-      candidates.find((c) => c.scale === scale && c.cap === cap),
-      choice,
-      range,
-      text,
-    );
-  const above = make(
-    "tr",
-    {},
-    make("td"),
-    make("th", { scope: "colgroup", colspan: scales.length, class: "group" }, "Radius scale"),
-  );
-  const head = make(
-    "tr",
-    {},
-    make("th", { scope: "col" }, "Cap"),
-    ...scales.map((s) => make("th", { scope: "col" }, number(s))),
-  );
-  const name = (cap) => make("th", { scope: "row" }, cap === null ? "none" : `${number(cap)} ×`);
-  const lines = caps.map((cap) => make("tr", {}, name(cap), ...scales.map((scale) => cell(scale, cap))));
-  const words = make(
-    "span",
-    {},
-    "Score of each pair, and below it the loss of the worst tenth of clients. A stronger colour is worse.",
-  );
-  const caption = make("caption", { id: "calibration-caption" }, words);
-  element("calibration").replaceChildren(
-    caption,
-    make("thead", {}, above, head),
-    make("tbody", {}, ...lines),
+    `By cross-validation inside the clients in ${plural(folds, "fold")}, ` +
+    `among ${plural(candidates.length, "candidate")}. The choice is: ${candidateName(found.chosen)}. ` +
+    choiceRule(found) +
+    " Losses on rows left out are those of rows like these. They promise nothing about others.";
+  const inUnits = report.loss.unit ? `, in ${report.loss.unit}` : "";
+  const against = isKnown(found.pooled) ? ", and the change against pooled training" : "";
+  sortableTable(
+    element("calibration"),
+    "calibration-caption",
+    `Losses on the rows left out${inUnits}${against}. Press a heading to sort by it.`,
+    candidateColumns(found),
+    candidates.map((candidate, k) => ({ ...candidate, k })),
+    { column: 1, up: true },
   );
 }
 
-const distinct = (values) => [...new Set(values)].sort((a, b) => (a ?? Infinity) - (b ?? Infinity));
-
-function scoreCell(candidate, choice, [least, most], text) {
-  if (!candidate) return make("td", {}, "–");
-  const isChoice = candidate === choice;
-  const cell = make(
-    "td",
-    { class: isChoice ? "chosen" : "", "data-value": candidate.score },
-    make("b", {}, text(candidate.score)),
+function choiceRule({ price, given }) {
+  if (given) return "Its weights were given, and the others are to compare.";
+  const by = "the loss of the worst fifth of the clients on the rows left out";
+  if (!isKnown(price)) return `Of all it is the one with the lowest value of ${by}.`;
+  return (
+    `Of those that lower ${by} beyond chance, and raise the mean by at most ${percent(price)}, it is the one ` +
+    "that lowers it most; where there is none, it is pooled training."
   );
-  cell.append(make("small", {}, text(candidate.worst_decile)));
-  if (isChoice) cell.append(make("span", { class: "tag" }, "chosen"));
-  const depth = most > least ? (candidate.score - least) / (most - least) : 0;
-  cell.style.setProperty("--depth", `${(5 + 45 * depth).toFixed(0)}%`);
-  return cell;
+}
+
+function candidateColumns({ pooled, candidates, chosen }) {
+  const before = isKnown(pooled) ? candidates[pooled] : null;
+  const both = (field, group) => {
+    const loss = { label: "Loss", group, value: (c) => c[field] };
+    const change = (c) => c[field] / before[field] - 1;
+    return before ? [loss, { label: "Change", group, value: change, format: () => signed }] : [loss];
+  };
+  const isChosen = (c) => (c.k === chosen ? [" ", make("span", { class: "tag" }, "chosen")] : []);
+  return [
+    { label: "Candidate", group: " ", words: true, value: (c) => candidateName(c.k), after: isChosen },
+    ...both("mean", "Mean over all rows"),
+    ...both("worst_decile", "Worst tenth of the clients"),
+    { label: "Loss", group: "Worst fifth", value: (c) => c.score, classes: "score" },
+  ];
 }
 
 // ---- coefficients
@@ -411,6 +391,9 @@ function contents() {
 
 for (const section of [
   contents,
+  concerns,
+  frontier,
+  gains,
   about,
   certificate,
   clientsTable,

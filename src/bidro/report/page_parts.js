@@ -35,7 +35,8 @@ const isKnown = (value) => known([value]).length === 1;
 const here = () => levels[chosen] ?? {};
 const inSomeLevel = (name) => levels.some((l) => l[name]);
 const REASONS = {
-  calibration: "they were not chosen by cross-validation. The settings below say what they are.",
+  calibration: "nothing was cross-validated. The settings below say what was used.",
+  pooled: "pooled training was not cross-validated, so that there is nothing to compare with.",
   worst_case: "it was not computed.",
   history: "the method proves no bounds.",
 };
@@ -64,7 +65,15 @@ function powerOfTen(value) {
 const count = (value) => (isKnown(value) ? whole.format(value) : "–");
 const percent = (share) => (isKnown(share) ? `${number(100 * share)}%` : "–");
 const loss = (value) => (isKnown(value) ? number(value) + unit : "–");
-const capWords = (cap) => (cap === null ? "no cap" : `a cap of ${number(cap)} times each share`);
+
+/** A change in per cent. */
+function signed(share) {
+  if (!isKnown(share)) return "–";
+  const size = Math.abs(100 * share).toFixed(1);
+  const sign = Number(size) === 0 ? "" : share > 0 ? "+" : "−";
+  return `${sign}${size}%`;
+}
+
 
 /** A column's numbers share their decimals, so that they can be compared down the column. */
 function columnFormat(values) {

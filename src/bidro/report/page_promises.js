@@ -39,7 +39,7 @@ function howItDoes() {
       ];
   return [
     ...where,
-    `the mean loss is ${loss(overall.mean)};`,
+    `the mean loss${overall.own ? " of the shared model" : ""} is ${loss(overall.mean)};`,
     `that of the worst client, ${worst.name}, is ${loss(overall.worst_client)};`,
     `and that of the worst tenth of the clients is ${loss(overall.worst_decile)}.`,
   ];
@@ -53,6 +53,8 @@ function facts() {
     ["Mean loss", loss(report.overall?.mean)],
     ["Worst client", loss(report.overall?.worst_client)],
     ["Worst tenth of clients", loss(report.overall?.worst_decile)],
+    ["Mean loss, own models", loss(report.overall?.own?.mean)],
+    ["Worst tenth, own models", loss(report.overall?.own?.worst_decile)],
   ];
   const given = all.filter(([, value]) => value !== "–");
   element("facts").replaceChildren(
@@ -72,16 +74,22 @@ const STATEMENTS = {
   interval: { title: "Interval", tone: "blue" },
   held_out: { title: "Held-out bound", tone: "green", id: "held-out-bound" },
   clipped: { title: "Held-out bound, losses clipped", tone: "orange", id: "clipped-bound" },
+  own: { title: "With own models, losses clipped", tone: "sky", id: "own-bound" },
   mistakes: { title: "Share of mistakes", tone: "purple", id: "mistakes-bound" },
+  own_mistakes: { title: "Share of mistakes, with own models", tone: "sky", id: "own-mistakes-bound" },
   shift: { title: "Clipped, with room for shift", tone: "vermilion", id: "shift-bound" },
 };
+
+// Stated only where there are classes, or own models; what is not wanted is not called absent.
+const OPTIONAL = ["mistakes", "own", "own_mistakes"];
+const isShare = (name) => name.endsWith("mistakes");
 
 const levelWords = () => (isKnown(here().confidence) ? percent(here().confidence) : "no stated confidence");
 const valued = (id, value, text) => make("span", { id, class: "value", "data-value": value }, text);
 
 function certificate() {
   const names = Object.keys(STATEMENTS).filter(
-    (name) => name !== "mistakes" || report.task === "classification" || inSomeLevel(name),
+    (name) => !OPTIONAL.includes(name) || inSomeLevel(name) || levels.some((l) => l.too_few?.[name]),
   );
   confidenceControl();
   followers.push(() => {
@@ -109,7 +117,7 @@ function confidenceControl() {
 }
 
 function statement() {
-  const { interval, held_out: held, clipped, mistakes, shift } = here();
+  const { interval, held_out: held, clipped, mistakes, shift, own, own_mistakes: ownMistakes } = here();
   const parts = [];
   const subject = () => (parts.length ? "it" : "the true mean loss");
   if (interval) parts.push(`${subject()} lies ${between(interval)}`);
@@ -118,11 +126,14 @@ function statement() {
     parts.push(
       `with each loss counted as at most ${loss(clipped.largest)}, ${subject()} is at most ${loss(clipped.bound)}`,
     );
+  if (own)
+    parts.push(`counted so, with every client using its own model, ${subject()} is at most ${loss(own.bound)}`);
   if (shift)
     parts.push(
       `with room for a shift of ${number(shift.radius)} inside each client as well, it is at most ${loss(shift.bound)}`,
     );
   if (mistakes) parts.push(`at most ${percent(mistakes.bound)} of predictions are wrong`);
+  if (ownMistakes) parts.push(`with own models, at most ${percent(ownMistakes.bound)} of predictions are wrong`);
   if (parts.length === 0 && Object.keys(here().too_few ?? {}).length)
     return `There are too few rows to promise anything at a confidence of ${levelWords()}. How many would do is below.`;
   if (parts.length === 0) return "No statement can be made about new rows. The reasons are below.";
@@ -161,13 +172,13 @@ function intervalFigures({ lower, upper }) {
 }
 
 function boundFigures(name, id, { bound }) {
-  const text = name === "mistakes" ? percent(bound) : number(bound);
+  const text = isShare(name) ? percent(bound) : number(bound);
   return make(
     "p",
     { class: "figures" },
     "at most ",
     valued(id, bound, text),
-    name === "mistakes" ? "" : unit,
+    isShare(name) ? "" : unit,
   );
 }
 
@@ -179,7 +190,7 @@ function extra(name, found) {
 }
 
 function certificateFigure() {
-  const names = ["interval", "held_out", "clipped", "shift"].filter(inSomeLevel);
+  const names = ["interval", "held_out", "clipped", "own", "shift"].filter(inSomeLevel);
   if (names.length === 0)
     return absentFigure(
       "certificate-figure",
@@ -264,6 +275,21 @@ function heldOutColumns(group) {
   return [
     { label: "Rows", group, value: (c) => c.held_out_rows, format: () => count },
     { label: "Loss ± error", group, value: (c) => c.loss, tail: plusMinus, classes: "loss" },
+    ...(comparable ? againstPooled("Against pooled training") : []),
+  ];
+}
+
+/** Losses on the same rows under pooled training and the model that the client uses, and what changed. */
+function againstPooled(group) {
+  const plusMinus = (c, text) => (isKnown(c.own_change.se) ? ` ± ${text(c.own_change.se)}` : "");
+  const typical = clients.some((c) => isKnown(c.typical_error))
+    ? [{ label: `Typical error, in ${report.target}`, group, value: (c) => c.typical_error, classes: "typical" }]
+    : [];
+  return [
+    { label: "Pooled", group, value: (c) => c.pooled, classes: "pooled" },
+    { label: "Model in use", group, value: (c) => c.own, classes: "own" },
+    { label: "Change ± error", group, value: (c) => c.own_change.mean, tail: plusMinus, classes: "change" },
+    ...typical,
   ];
 }
 
@@ -271,7 +297,9 @@ function certificateColumns(group) {
   const all = [
     ["held_out", "clients", "Held\u2011out bound", "held-out"],
     ["clipped", "clients", "Clipped bound", "clipped"],
+    ["own", "clients", "Clipped, own model", "own-bound"],
     ["mistakes", "clients", "Mistakes at most", "mistakes"],
+    ["own_mistakes", "clients", "Mistakes, own model", "own-mistakes"],
     ["interval", "radii", "Radius", "radius"],
     ["interval", "risks", "Robust risk", "robust"],
   ];
@@ -282,7 +310,7 @@ function certificateColumns(group) {
       group,
       classes,
       value: atLevel(part, field),
-      format: part === "mistakes" ? () => tenths : undefined,
+      format: isShare(part) ? () => tenths : undefined,
     }));
 }
 
@@ -299,7 +327,10 @@ function clientsWords() {
     ? "The loss on rows kept out is what to expect of new rows like those. " +
       "The loss in training is for comparison: it is usually a little lower."
     : "Only losses on the rows of training are known, and these flatter a model.";
-  element("clients-words").textContent = words;
+  const used = report.overall?.own
+    ? " Both are of the shared model; “model in use” is the client's own, where it has one."
+    : "";
+  element("clients-words").textContent = words + used;
   const missing = [];
   if (!judged) missing.push(`The loss on rows kept out is absent: ${why("held_out")}`);
   if (!inSomeLevel("interval"))

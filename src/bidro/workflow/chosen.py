@@ -68,23 +68,39 @@ def _blended(cap: float | None, blend: float) -> str:
 
 
 def _price(paid: Mapping[str, Any]) -> str:
+    before = "pooled training" + " with the same radius" * paid["same_radius"]
     if paid["pooled"]:
-        return "This is pooled training: nothing that was tried had a better worst case within the price."
+        return (
+            f"The shared model is that of {before}: nothing that was tried had a better worst case within "
+            "the price."
+        )
     mean, worst = paid["mean"], -paid["worst_decile"]
     cost = f"pays {mean:.1%} on average" if mean >= 0 else f"gains {-mean:.1%} on average"
     gain = f"gains {worst:.1%}" if worst >= 0 else f"pays {-worst:.1%}"
-    return f"Against pooled training it {cost}; the worst tenth of the clients {gain} (on rows left out)."
+    return f"Against {before} it {cost}; the worst tenth of the clients {gain} (on rows left out)."
 
 
 def _own(own: Mapping[str, Any], clients: int) -> str:
     count = len(own["clients"])
     if count == 0:
         return "No client gains by a model of its own: all use the shared one."
-    what = "its own offset" if own["shrinkage"][1] is None else "its own correction of the model"
+    what = "offset" if own["shrinkage"][1] is None else "correction of the model"
+    who = "uses its" if count == 1 else "use their"
     return (
-        f"{count} of {clients} clients {'use' if count > 1 else 'uses'} {what}, which lowers the mean loss "
-        f"on rows left out by {-own['mean']:.1%}; new clients get the shared model."
+        f"{count} of {clients} clients {who} own {what}, which lowers the mean loss on rows left out by "
+        f"{-own['mean']:.1%}; new clients get the shared model."
     )
+
+
+def shrinkage_in_words(own: Mapping[str, Any]) -> str:
+    """How strongly clients' own models are held at the shared one; `own` as in a model's settings."""
+    offset, slopes = own["shrinkage"]
+    if not own["clients"] or offset is None:
+        return "none: every client uses the shared model"
+    held = f"held at the shared model as strongly as by {offset:g} rows more that agree with it"
+    if slopes is None:
+        return f"an offset of its own, {held}; the coefficients are shared"
+    return f"the offset is {held}, each coefficient as by {slopes:g} such rows"
 
 
 def _worst_mixture(settings: Mapping[str, Any]) -> str:

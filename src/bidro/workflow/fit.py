@@ -182,6 +182,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
     }
     settings["chosen"] = chosen_in_words(settings)
     settings["concerns"] = concerns(fitted)
+    settings["varies"] = fitted.varies
     versions = {
         "bidro": bidro.__version__,
         "jax": jax.__version__,

@@ -11,8 +11,12 @@ from bidro.fitting.fit import Displacement
 from bidro.guarantees.calibration import Calibration
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import HeldOut
+from bidro.guarantees.own import Own
+from bidro.guarantees.price import worst_decile
 from bidro.losses import registry
 from bidro.model_file import Model
+from bidro.training import has_pooled
+from bidro.workflow.chosen import shrinkage_in_words
 from bidro.workflow.fit import Fit, radii_of
 from bidro.workflow.judged import evaluation
 
@@ -20,7 +24,7 @@ from bidro.workflow.judged import evaluation
 def page_content(fit: Fit) -> dict[str, Any]:
     model, trained = fit.model, fit.trained
     entry = registry.entry_of(model.loss)
-    judged = evaluation(fit.judged)
+    judged = evaluation(fit.judged, fit.changes)
     confidences = [level.confidence for level in fit.levels]
     classes = model.schema.classes
     content = {
@@ -34,6 +38,9 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "rows": sum(fit.certificate.rows),
         "held_out_rows": fit.held_out_rows,
         "chosen": model.settings["chosen"],
+        "concerns": model.settings["concerns"],
+        "paid": model.settings["paid"],
+        "varies": model.settings["varies"],
         "settings": _settings(fit),
         "features": _features(model),
         "intercept": _one_or_list(model.coefficients[1]),
@@ -43,9 +50,9 @@ def page_content(fit: Fit) -> dict[str, Any]:
             "method": trained.method,
             "history": [] if trained.solution is None else trained.solution.history.tolist(),
         },
-        "calibration": _calibration(fit.trained.calibration),
+        "calibration": _calibration(trained.calibration, trained.own, fit.options.weights != "auto"),
         "clients": _clients(fit, judged),
-        "overall": {name: judged[name] for name in ("mean", "worst_client", "worst_decile")},
+        "overall": {name: part for name, part in judged.items() if name != "clients"},
         "mixtures": fit.certificate.mixtures,
         "levels": [_level(level) for level in fit.levels],
         "default_level": confidences.index(fit.certificate.confidence),
@@ -73,6 +80,8 @@ def _settings(fit: Fit) -> list[list[str]]:
         cap = "none" if np.isinf(calibration.chosen.cap) else f"{calibration.chosen.cap:g}"
         chosen = calibration.chosen
         rows.insert(2, ["Choice", f"c = {chosen.scale:g}, cap = {cap}, blend = {chosen.blend:g}"])
+    if settings["own"] is not None:
+        rows.insert(-2, ["Own models", shrinkage_in_words(settings["own"])])
     rows += [[f"Version of {name}", version] for name, version in fit.model.versions.items()]
     return rows
 
@@ -99,7 +108,10 @@ def _features(model: Model) -> list[dict[str, Any]]:
     ]
 
 
-def _calibration(found: Calibration | None) -> dict[str, Any] | None:
+def _calibration(found: Calibration | None, own: Own | None, given: bool) -> dict[str, Any] | None:
+    """The candidates on rows left out; which is pooled training, which guards against any mixture (AFL), and
+    which is chosen. `own` has the same of the clients' own models around the choice; with `given` weights
+    the price does not count."""
     if found is None:
         return None
     candidates = [
@@ -115,27 +127,47 @@ def _calibration(found: Calibration | None) -> dict[str, Any] | None:
             found.candidates, found.scores, found.means, found.worst_deciles, strict=True
         )
     ]
+    any_mixture = [k for k, one in enumerate(found.candidates) if np.isinf(one.cap) and one.blend == 1]
     return {
         "folds": found.deal.folds,
-        "price": None if np.isinf(found.price) else found.price,
+        "price": None if np.isinf(found.price) or given else found.price,
+        "given": given,
         "candidates": candidates,
-        "pooled": found.pooled,
+        "pooled": found.pooled if has_pooled(found) else None,
+        "afl": min(any_mixture, key=lambda k: found.candidates[k].scale, default=None),
         "chosen": found.place,
+        "own": None if own is None or not own.adopts.any() else _with_own(found, own),
     }
+
+
+def _with_own(found: Calibration, own: Own) -> dict[str, float]:
+    """Mean and worst decile on rows left out, every client with the model that it uses."""
+    used = np.where(own.adopts, own.own, own.shared)
+    return {
+        "mean": float(np.average(used, weights=found.sizes)),
+        "worst_decile": float(worst_decile(used)),
+    }
+
+
+# Of `evaluation`, for every client; None where pooled training was not cross-validated.
+_JUDGED = ("loss", "se", "own", "pooled", "shared_change", "own_change", "verdict")
 
 
 def _clients(fit: Fit, judged: dict[str, Any]) -> list[dict[str, Any]]:
     trained, certificate = fit.trained, fit.certificate
     shares = np.asarray(certificate.rows) / sum(certificate.rows)
     radii = radii_of(fit.trained)
-    kept = fit.held_out_rows > 0
+    kept, own = fit.held_out_rows > 0, fit.model.settings["own"]
+    have_own = set() if own is None else set(own["clients"])
+    root = registry.entry_of(fit.model.loss).root_unit
     return [
         {
             "name": name,
             "rows": certificate.rows[i],
             "held_out_rows": judged["clients"][name]["rows"] if kept else 0,
-            "loss": judged["clients"][name]["loss"],
-            "se": judged["clients"][name]["se"],
+            **{field: judged["clients"][name].get(field) for field in _JUDGED},
+            "typical_error": float(np.sqrt(judged["clients"][name]["own"])) if root else None,
+            "has_own": name in have_own,
             "training_loss": certificate.empirical[i],
             "robust": None if trained.risks is None else float(trained.risks[i]),
             "weight": float(trained.alpha[i]),
@@ -164,7 +196,7 @@ def _level(found: Certificate) -> dict[str, Any]:
         promises["interval"] = part.promise
     held: dict[str, Any] = {}
     too_few: dict[str, str] = {}
-    for name in ("held_out", "clipped", "mistakes"):
+    for name in ("held_out", "clipped", "mistakes", "own", "own_mistakes"):
         one: HeldOut | None = getattr(found, name)
         held[name] = None
         if one is not None and one.vacuous:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from bidro.fitting import Fitted
+from bidro.fitting.fit import Change
 from bidro.guarantees.calibration import Calibration
-from bidro.training import Trained
+from bidro.training import Trained, has_pooled
 
 # A model whose predictions vary by less than this share of what pooled training's do says little.
 _HARDLY_VARIES = 0.5
@@ -22,14 +23,16 @@ _MOST_NAMED = 3
 
 def paid(found: Calibration | None) -> dict[str, Any] | None:
     """By which share the mean loss rises, and the worst decile falls, against pooled training, on rows left
-    out; None where nothing was cross-validated."""
-    if found is None:
+    out; whether that was chosen, and whether it has the same radius. None where it was not cross-validated.
+    """
+    if not has_pooled(found):
         return None
     mean, worst = found.means, found.worst_deciles
     return {
         "mean": _share(mean[found.place], mean[found.pooled]),
         "worst_decile": _share(worst[found.place], worst[found.pooled]),
         "pooled": found.place == found.pooled,
+        "same_radius": bool(found.chosen.scale == 0 and found.radii.any()),
     }
 
 
@@ -48,6 +51,13 @@ def own_settings(trained: Trained) -> dict[str, Any] | None:
     }
 
 
+def verdict(change: Change) -> str | None:
+    """Whether a client "gains" or "loses" against pooled training, beyond chance; None where neither."""
+    if change.se is None or abs(change.mean) <= _ERRORS * change.se:
+        return None
+    return "loses" if change.mean > 0 else "gains"
+
+
 def concerns(fitted: Fitted) -> list[str]:
     """Sentences on what may make the model of little use: it hardly varies, it is far worse on average than
     pooled training, or some clients lose much by it."""
@@ -61,8 +71,8 @@ def concerns(fitted: Fitted) -> list[str]:
     cost = paid(fitted.trained.calibration)
     if cost is not None and cost["mean"] > _FAR_ABOVE:
         found.append(
-            f"On average this model loses {cost['mean']:.0%} more than pooled training; a lower price allows "
-            "less."
+            f"On average the shared model loses {cost['mean']:.0%} more than pooled training; weights chosen "
+            "within a lower price lose less."
         )
     losing = _losing(fitted)
     if losing:
@@ -78,9 +88,9 @@ def _losing(fitted: Fitted) -> list[tuple[str, float]]:
     for name, change in (fitted.changes or {}).items():
         own, used = change.own, fitted.judged[name].own
         before = used - own.mean
-        if own.se is not None and before > 0:
+        if before > 0:
             share = own.mean / before
-            if share > _FAR_ABOVE and own.mean > _ERRORS * own.se:
+            if share > _FAR_ABOVE and verdict(own) == "loses":
                 found.append((name, share))
     return sorted(found, key=lambda one: -one[1])
 

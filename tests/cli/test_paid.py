@@ -1,0 +1,108 @@
+"""What robustness costs, and what is said of a model that may be of little use: never silently."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bidro.algorithms.cross_validation import Candidate
+from bidro.fitting.fit import Change, Changes, ClientLoss
+from bidro.model_file import load_model
+from bidro.workflow import fit as workflow
+from bidro.workflow.paid import concerns, paid, verdict
+from tests.cli.test_command import run, visits
+
+
+def calibration(means=(1.0, 1.2), worst=(2.0, 1.5), candidates=None, place=1, radii=0.0):
+    candidates = candidates or (Candidate(0.0, 1.0, 1.0), Candidate(0.0, np.inf, 1.0))
+    return SimpleNamespace(
+        candidates=candidates,
+        means=np.array(means),
+        worst_deciles=np.array(worst),
+        pooled=0,
+        place=place,
+        chosen=candidates[place],
+        radii=np.full(3, radii),
+    )
+
+
+def fitted(varies=1.0, found=None, changes=None):
+    """Two clients that lose 1 under the shared model; changes are (mean, se) against pooled training."""
+    by_name = {f"h{k}": Changes(Change(*one), Change(*one)) for k, one in enumerate(changes or ())}
+    judged = {name: ClientLoss(1.0, 0.1, 20, 1.0) for name in by_name}
+    return SimpleNamespace(
+        varies=varies, trained=SimpleNamespace(calibration=found), changes=by_name or None, judged=judged
+    )
+
+
+def test_what_is_paid_is_against_pooled_training_or_not_said():
+    assert paid(None) is None
+    found = paid(calibration())
+    assert (found["mean"], found["worst_decile"]) == pytest.approx((0.2, -0.25))
+    assert (found["pooled"], found["same_radius"]) == (False, False)
+    assert paid(calibration(place=0, radii=0.1)) == {
+        **{"mean": 0.0, "worst_decile": 0.0, "pooled": True, "same_radius": True}
+    }
+    # One candidate that is not pooled training is nothing to compare with.
+    alone = calibration((1.2,), (1.5,), (Candidate(0.0, np.inf, 1.0),), 0)
+    assert paid(alone) is None
+
+
+def test_a_client_gains_or_loses_beyond_two_standard_errors():
+    for mean, se, said in (
+        (0.21, 0.1, "loses"),
+        (-0.21, 0.1, "gains"),
+        (0.2, 0.1, None),
+        (-0.19, 0.1, None),
+        (9.0, None, None),
+    ):
+        assert verdict(Change(mean, se)) == said
+
+
+def test_concerns_are_of_models_that_hardly_vary_cost_much_or_hurt_some():
+    assert concerns(fitted()) == []
+    assert concerns(fitted(varies=None)) == []
+    (said,) = concerns(fitted(varies=0.2))
+    assert "spread 20% as much as those of pooled training" in said
+    (said,) = concerns(fitted(found=calibration()))
+    assert "the shared model loses 20% more than pooled training" in said
+    assert concerns(fitted(found=calibration((1.0, 1.04)))) == []
+    # By a quarter, beyond chance; by a quarter, within it; by too little to say.
+    (said,) = concerns(fitted(changes=[(0.2, 0.05), (0.2, 0.15), (0.02, 0.001)]))
+    assert said.endswith("than under pooled training: 'h0' (+25%).")
+    (said,) = concerns(fitted(changes=[(0.2, 0.05)] * 5))
+    assert said.endswith(" and 2 more.")
+
+
+def test_the_command_ends_with_the_concerns_and_the_page_begins_with_them(tmp_path, capsys, monkeypatch):
+    visits().to_csv(tmp_path / "visits.csv", index=False)
+    monkeypatch.setattr(workflow, "concerns", lambda fitted: ["It says nearly the same to everybody."])
+    named = ("fit", tmp_path / "visits.csv", "--client", "hospital", "--target", "stay")
+    code, out, err = run(capsys, *named, "--gap", "1e-3", "--out", tmp_path / "model")
+    assert code == 0, err
+    assert out.splitlines()[-1] == "CONCERN: It says nearly the same to everybody."
+    page = json.loads((tmp_path / "model" / "report.json").read_text())
+    assert page["concerns"] == ["It says nearly the same to everybody."]
+
+
+def test_weights_that_are_given_are_not_called_pooled_training(tmp_path, capsys):
+    visits().to_csv(tmp_path / "visits.csv", index=False)
+    named = ("fit", tmp_path / "visits.csv", "--client", "hospital", "--target", "stay")
+    given = ("--weights", "simplex", "--gap", "1e-3", "--json")
+    code, out, err = run(capsys, *named, *given, "--out", tmp_path / "model")
+    assert code == 0, err
+    found, page = json.loads(out), json.loads((tmp_path / "model" / "report.json").read_text())
+    assert "guarded against any mixture" in found["chosen"]["weights"]
+    assert found["chosen"]["price"].startswith("Against pooled training it")
+    assert (found["paid"]["pooled"], page["calibration"]["given"]) == (False, True)
+    # The comparison is with what weights="fixed" gives.
+    given = ("--weights", "fixed", "--gap", "1e-6", "--json")
+    code, out, err = run(capsys, *named, *given, "--out", tmp_path / "fixed")
+    assert code == 0, err
+    np.testing.assert_allclose(
+        load_model(tmp_path / "model").pooled, load_model(tmp_path / "fixed").x, rtol=1e-4, atol=1e-4
+    )
+    assert json.loads(out)["evaluation"]["mean"] == pytest.approx(
+        found["evaluation"]["pooled"]["mean"], rel=1e-3
+    )
