@@ -56,7 +56,7 @@ browser:
 	    chromium chromium-driver) >/dev/null 2>&1 || echo "   could not: the browser tests will skip"; }
 
 study: $(STAMP)
-	@echo "== the studies that the docs quote (the comparison on real tables takes an hour)"
+	@echo "== the studies that the docs quote (those on real tables take hours)"
 	$(BIN)/python -m bidro.experiments.study --out docs/studies
 	$(BIN)/python -m bidro.experiments.promises --out docs/studies
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments]'

@@ -10,6 +10,7 @@ from bidro.client import Penalty
 from bidro.engines.local import Answered
 from bidro.engines.rounds import last_state, rounds
 from bidro.federation import Federation
+from bidro.guarantees.price import LeftOut
 from bidro.losses import Squared
 from bidro.problem import NonconcaveInnerWarning, Problem
 from bidro.sets import Box
@@ -25,9 +26,10 @@ def in_folds(problem, deal):
 
 
 def fold_losses(algorithm, problem, trained):
-    """What `FoldMoments` finds from the moments of every fold's training rows."""
+    """(n, candidates) what `FoldMoments` finds from the moments of every fold's training rows."""
     ask = Answered(trained).clients_of(problem)
-    return last_state(rounds(ask, algorithm, algorithm.init(problem)), None).losses
+    found = last_state(rounds(ask, algorithm, algorithm.init(problem)), None).found
+    return LeftOut(found.losses, found.rows).pooled
 
 
 SIZES = (7, 12, 30)

@@ -157,6 +157,15 @@ def test_weights_maximise_the_quadratic_over_the_mixtures(mixtures):
             assert len(corners) <= 4
 
 
+def test_weights_end_where_rounding_hides_what_is_left():
+    """Collinear images, and nothing that counts as enough: a corner is taken up once."""
+    rng = np.random.default_rng(4)
+    image = rng.normal(size=(3, 40))
+    image[2] = image[0]
+    _, corners = _weights(Simplex(40), rng.normal(size=40), 1e3 * image, np.full((1, 40), 1 / 40), 0.0)
+    assert len(corners) == len(np.unique(corners, axis=0)) <= 4
+
+
 def test_every_candidate_is_solved_to_the_gap_also_where_newton_is_not_enough():
     """A model set in the way: each candidate's risk is that of a solve over the training rows."""
     whole = problem(radius=0.0, models=Box.cube(0.3, 4))

@@ -1,6 +1,7 @@
 """The comparison of methods: splits, tuning, what is measured, and the page."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,7 @@ import pytest
 from bidro.algorithms import FedAvg
 from bidro.errors import BidroError
 from bidro.experiments import compare, comparison_page, methods, real_tables
-from bidro.experiments.splits import SHIFTS, Grouped, Split
+from bidro.experiments.splits import SHIFTS, Grouped, Split, groups_of_clients
 from bidro.guarantees.calibration import worst_fifth
 from bidro.report.comparison_figure import ranks_figure
 from bidro.splits import choose_holdout
@@ -215,3 +216,77 @@ def test_the_page_counts_and_ranks():
     assert "DRFA is absent: it was not run." in text
     figure = ranks_figure(comparison_page.ranks(studies), compare.OURS)
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [compare.OURS, "AFL", "FedAvg"]
+
+
+def differing(rows=60, clients=6):
+    """Clients that differ in their offsets, far more than rows vary."""
+    rng = np.random.default_rng(5)
+    owner = np.repeat(np.arange(clients), rows)
+    X = rng.normal(size=(len(owner), 2))
+    y = X @ [1.0, -1.0] + 3.0 * rng.normal(size=clients)[owner] + rng.normal(size=len(owner))
+    return Grouped(X, y, np.char.add("c", owner.astype(str)), ("a", "b"), 0)
+
+
+def test_every_method_is_also_judged_with_the_clients_own_corrections():
+    found = compare.compare_methods(differing(), 2, 20, ["FedAvg", "exact MW-DRO"])
+    for one in found["methods"].values():
+        assert set(one["own"]) == set(one) - {"own", "chosen", "seconds"}
+        assert one["own"]["mean"]["mean"] < 0.5 * one["mean"]["mean"]
+    text = compare.comparison_table(found)
+    assert [line.split()[0] for line in text.splitlines()[2:]].count("with") == 2
+    study = comparison_page.page({"made-up": {**found, "failed": {}}})
+    assert "| FedAvg, with own |" in study
+
+
+def test_models_in_use_are_the_clients_own_or_the_shared_one():
+    split = Split.of(differing(), 0)
+    x = np.array([0.7, -0.7, 0.0])
+    own = split.own_around(np.tile(x, (split.folds + 1, 1)))
+    assert own.adopts.all()
+    some = replace(own, adopts=np.arange(6) < 2)
+    models = split.models_used(x, some)
+    assert np.array_equal(models[2:], np.tile(x, (4, 1)))
+    # The model that a client's rows ask for, pulled back to x, by its normal equations.
+    rows = np.asarray(split.problem.federation.by_client()["c1"])
+    psi = np.column_stack([rows[:, :2], np.ones(len(rows))])
+    pull = np.diag([own.shrinkage.slopes] * 2 + [own.shrinkage.offset])
+    pull[np.isinf(pull)] = 1e12
+    step = np.linalg.solve(psi.T @ psi + pull, psi.T @ (rows[:, 2] - psi @ x))
+    np.testing.assert_allclose(models[1], x + step, rtol=1e-6, atol=1e-9)
+    # One model for all, written out for every client, is judged as that one model.
+    both = split.judged(x), split.judged(np.tile(x, (6, 1)))
+    assert both[0] == pytest.approx(both[1])
+    by_hand = split.unit * np.array(
+        [
+            (row[:2] @ models[k][:2] + models[k][2] - row[2]) ** 2
+            for row, k in zip(split.test, split.test_client, strict=True)
+        ]
+    )
+    assert split.judged(models)["mean"] == pytest.approx(by_hand.mean())
+
+
+def test_clients_left_out_are_judged_by_models_that_never_saw_them(monkeypatch):
+    monkeypatch.setitem(
+        methods.METHODS,
+        "FedAvg",
+        methods.Steps(lambda problem: [methods.Candidate(FedAvg(0.2), None, "0.2")] * methods.CANDIDATES),
+    )
+    table = differing()
+    found = compare.compare_methods(table, 1, 200, ["FedAvg"], leave_clients_out=True)
+    groups = groups_of_clients(table.clients, compare.FIRST_SEED)
+    assert sorted(np.bincount(groups) // 60) == [1, 1, 1, 1, 2]
+    design = np.column_stack([table.features, np.ones(len(groups))])
+    losses = np.empty(len(groups))
+    for group in range(5):
+        test = groups == group
+        fitted = np.linalg.lstsq(design[~test], table.target[~test], rcond=None)[0]
+        losses[test] = (table.target - design @ fitted)[test] ** 2
+    one = found["methods"]["FedAvg"]
+    assert one["mean"]["mean"] == pytest.approx(losses.mean(), rel=1e-6)
+    assert one["worst_client"]["mean"] == pytest.approx(losses.reshape(6, 60).mean(axis=1).max(), rel=1e-6)
+    assert "own" not in one
+    text = compare.comparison_table(found)
+    assert "clients that were not in training" in text
+    assert "shift" not in text
+    with pytest.raises(BidroError, match="at least 3"):
+        compare.compare_methods(differing(clients=2), 1, 2, ["FedAvg"], leave_clients_out=True)

@@ -191,9 +191,17 @@ def compare(
     ] = None,
     passes: Annotated[int, typer.Option(min=2, help="Over the rows, for methods that take steps.")] = 100,
     splits: Annotated[int, typer.Option(min=1, help="Random splits into training and test rows.")] = 3,
+    leave_clients_out: Annotated[
+        bool,
+        typer.Option("--leave-clients-out", help="Test on whole clients that were not in training."),
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """All methods on the same rows, each tuned over as many candidates by the same cross-validation."""
+    """All methods on the same rows, each tuned over as many candidates by the same cross-validation.
+
+    Every method is also judged with the clients' own corrections of its model, chosen in the same way for
+    each. With --leave-clients-out it is trained without every fifth of the clients, and judged on these.
+    """
     from bidro.cli.output import shown_progress
     from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError
@@ -211,7 +219,8 @@ def compare(
         whole, owner = read(tables, client)
         names = None if features is None else [name.strip() for name in features.split(",")]
         schema = learn_schema(whole, owner, target, names, task, missing, unit)
-        found = compare_methods(grouped_from(schema, whole), splits, passes, chosen, progress)
+        grouped = grouped_from(schema, whole)
+        found = compare_methods(grouped, splits, passes, chosen, progress, leave_clients_out)
     if json:
         _print_json(found)
     else:

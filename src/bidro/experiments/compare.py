@@ -1,7 +1,11 @@
 """`bidro compare`: all methods on the same splits, each tuned by the same cross-validation.
 
 In every split 30% of each client's rows are the test. A method is tuned on the other rows, by folds inside
-the clients, and trained on all of them. Nothing of the test is seen before.
+the clients, and trained on all of them. Nothing of the test is seen before. Every method is judged twice: its
+shared model, and with the clients' own corrections of that, chosen for every method in the same way.
+
+With clients left out, the test is whole clients that were not in training: in every split, the clients are in
+random groups, a method is trained without each, and the clients of all groups are judged together.
 """
 
 from __future__ import annotations
@@ -9,15 +13,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from bidro.errors import BidroError
-from bidro.experiments.methods import CANDIDATES, METHODS
-from bidro.experiments.splits import Grouped, Split
+from bidro.experiments.methods import CANDIDATES, METHODS, Chosen
+from bidro.experiments.splits import Grouped, Split, groups_of_clients, measures
 from bidro.fitting import Progress
 from bidro.splits import unit_ids
 from bidro.standard import signs
@@ -26,6 +30,8 @@ from bidro.tables import Schema
 PASSES = 100
 FIRST_SEED = 7000
 OURS = "exact MW-DRO"
+_WITH_OWN = "  with own"
+_LEAST_CLIENTS = 3
 # What is shown, and under which words.
 MEASURES = {
     "mean": "mean",
@@ -55,21 +61,30 @@ def compare_methods(
     passes: int = PASSES,
     names: Sequence[str] | None = None,
     progress: Progress | None = None,
+    leave_clients_out: bool = False,
 ) -> dict[str, Any]:
-    """For each method (all of them by default) its test losses in every split, in the target's own unit.
+    """For each method (all of them by default) its test losses in every split, in the target's own unit, with
+    those under the clients' own corrections under `own`; or, with `leave_clients_out`, on clients that were
+    not in training, who have none.
 
     A method that cannot be trained on some split is absent, with the reason under `failed`.
     """
     names = known_methods(names)
     if splits < 1 or passes < 2:
         raise BidroError("A comparison needs at least one split and two passes.")
+    if leave_clients_out and len(np.unique(table.clients)) < _LEAST_CLIENTS:
+        raise BidroError(
+            f"Leaving clients out takes at least {_LEAST_CLIENTS} of them; compare without "
+            "--leave-clients-out."
+        )
     progress = progress or Progress()
     found: dict[str, dict[str, list[float]]] = {name: {} for name in names}
+    own: dict[str, dict[str, list[float]]] = {name: {} for name in names}
     chosen: dict[str, list[str]] = {name: [] for name in names}
     seconds: dict[str, float] = dict.fromkeys(names, 0.0)
     failures: dict[str, str] = {}
     for k in range(splits):
-        split = Split.of(table, FIRST_SEED + k)
+        parts = _parts(table, FIRST_SEED + k, leave_clients_out)
         for name in names:
             if name in failures:
                 continue
@@ -77,17 +92,22 @@ def compare_methods(
             progress.begin(stage)
             began = time.perf_counter()
             try:
-                trained = METHODS[name].train(split, passes, _shown(progress, stage))
+                shown = _shown(progress, stage)
+                trained = [METHODS[name].train(part.split, passes, shown) for part in parts]
             except BidroError as error:
                 failures[name] = str(error)
                 continue
             seconds[name] += time.perf_counter() - began
-            chosen[name].append(trained.words)
-            for key, value in split.judged(trained.x).items():
-                found[name].setdefault(key, []).append(value)
+            chosen[name] += [one.words for one in trained]
+            shared, corrected = _judged(parts, trained, leave_clients_out)
+            for values, of_split in ((found[name], shared), (own[name], corrected)):
+                for key, value in of_split.items():
+                    values.setdefault(key, []).append(value)
+    split = parts[0].split
     methods = {
         name: {
             **{key: _summary(values) for key, values in found[name].items()},
+            **({"own": {key: _summary(values) for key, values in own[name].items()}} if own[name] else {}),
             "chosen": chosen[name],
             "seconds": round(seconds[name], 1),
         }
@@ -95,7 +115,8 @@ def compare_methods(
         if name not in failures
     }
     return {
-        "clients": split.problem.n,
+        "clients": len(np.unique(table.clients)),
+        "clients_left_out": leave_clients_out,
         "rows": len(table.target),
         "features": table.features.shape[1],
         "splits": splits,
@@ -105,6 +126,33 @@ def compare_methods(
         "methods": methods,
         "failed": failures,
     }
+
+
+class _Part(NamedTuple):
+    split: Split
+    clients: NDArray[np.int64]  # (M,) whose each test row is, as a number from 0
+
+
+def _parts(table: Grouped, seed: int, leave_clients_out: bool) -> list[_Part]:
+    """What a method is trained on, once or without each group of clients."""
+    if not leave_clients_out:
+        split = Split.of(table, seed)
+        return [_Part(split, split.test_client)]
+    codes, groups = np.unique(table.clients, return_inverse=True)[1], groups_of_clients(table.clients, seed)
+    tests = [groups == group for group in range(groups.max() + 1)]
+    return [_Part(Split.with_test(table, test, seed), codes[test]) for test in tests]
+
+
+def _judged(
+    parts: Sequence[_Part], trained: Sequence[Chosen], leave_clients_out: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """(of the shared models, with the clients' own corrections: nothing where there can be none)."""
+    if leave_clients_out:
+        losses = [part.split.test_losses(one.x) for part, one in zip(parts, trained, strict=True)]
+        return measures(np.concatenate(losses), np.concatenate([part.clients for part in parts])), {}
+    ((split, _),), (one,) = parts, trained
+    shared = split.judged(one.x)
+    return shared, {} if one.own is None else split.judged(split.models_used(one.x, one.own))
 
 
 def known_methods(names: Sequence[str] | None) -> list[str]:
@@ -122,15 +170,21 @@ def _shown(progress: Progress, stage: str) -> Callable[[float], None]:
 
 def comparison_table(found: Mapping[str, Any]) -> str:
     """The result as a table to read."""
+    of = " of clients that were not in training" if found["clients_left_out"] else ""
     head = (
-        f"Test losses over {found['splits']} splits, mean ± standard error; every method tuned over "
+        f"Test losses{of} over {found['splits']} splits, mean ± standard error; every method tuned over "
         f"{found['candidates']} candidates by {found['folds']}-fold cross-validation inside the clients"
     )
-    width = max(len(name) for name in (*found["methods"], *found["failed"], "method"))
-    lines = [head, f"  {'method':<{width}} " + " ".join(f"{word:>17}" for word in MEASURES.values())]
+    width = max(len(name) for name in (*found["methods"], *found["failed"], "method", _WITH_OWN))
+    shown = {
+        key: word for key, word in MEASURES.items() if all(key in one for one in found["methods"].values())
+    }
+    lines = [head, f"  {'method':<{width}} " + " ".join(f"{word:>17}" for word in shown.values())]
     for name, one in sorted(found["methods"].items(), key=lambda item: item[1]["worst_decile"]["mean"]):
-        words = [in_words(one[key]) for key in MEASURES]
-        lines.append(f"  {name:<{width}} " + " ".join(f"{word:>17}" for word in words))
+        for title, values in ((name, one), (_WITH_OWN, one.get("own"))):
+            if values is not None:
+                words = [in_words(values[key]) for key in shown]
+                lines.append(f"  {title:<{width}} " + " ".join(f"{word:>17}" for word in words))
     lines += [f"  {name:<{width}} absent: {why}" for name, why in found["failed"].items()]
     return "\n".join(lines)
 

@@ -51,7 +51,8 @@ def page(studies: Mapping[str, Any]) -> str:
         "Losses are squared errors in units of the target's variance, or log loss in nats: mean over splits",
         "± standard error. *Worst decile* is the mean over the worst tenth of the clients; *mixtures* are",
         "200 random ones of the clients; *shift* is the worst decile where every client's features are off",
-        "by a vector of random direction and that many standard deviations.",
+        "by a vector of random direction and that many standard deviations. *With own* is with the clients'",
+        "own corrections of the method's model, chosen for every method in the same way.",
         "",
         "![Ranks by worst decile](ranks.png)",
         "",
@@ -115,8 +116,9 @@ def _table(name: str, study: Mapping[str, Any]) -> list[str]:
         "| --- |" + " ---: |" * len(columns),
     ]
     for method in sorted(methods, key=lambda m: methods[m][KEY]["mean"]):
-        cells = " | ".join(_cell(methods[method][key]) for key in columns)
-        lines.append(f"| {method} | {cells} |")
+        for title, values in ((method, methods[method]), (f"{method}, with own", methods[method].get("own"))):
+            if values is not None:
+                lines.append(f"| {title} | " + " | ".join(_cell(values[key]) for key in columns) + " |")
     absent = {method: "it was not run" for method in METHODS if method not in methods} | study["failed"]
     lines += ["", *(f"{method} is absent: {why}.  " for method, why in absent.items())] if absent else []
     return lines

@@ -2,9 +2,10 @@
 
 Steps and penalties are for rows in standard units. A method is trained on the training rows of every fold
 and on all rows; the candidate with the lowest mean held-out loss over the worst fifth of the clients is
-taken, for every method alike. `passes` is how often a method that uses all rows may go over them; one that
-uses one row of a client a round gets ten times as many rounds. The mixture ball is solved exactly here,
-as the barycentre's is: `MixtureBall` comes to the same model by steps.
+taken, and the clients' own corrections are chosen around its models of the folds, for every method alike.
+`passes` is how often a method that uses all rows may go over them; one that uses one row of a client a round
+gets ten times as many rounds. The mixture ball is solved exactly here, as the barycentre's is: `MixtureBall`
+comes to the same model by steps.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from bidro.engines.solve import GapNotReachedWarning, Method, solve
 from bidro.errors import BidroError
 from bidro.experiments.splits import Split
 from bidro.federation import Federation
+from bidro.guarantees.own import Own
 from bidro.guarantees.price import worst_fifth
 from bidro.losses import Hinge, Squared
 from bidro.problem import NonconcaveInnerWarning, Problem, UncheckedDomainWarning
@@ -59,6 +61,7 @@ _BALL_SCALES = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # of N_i^-1/2
 class Chosen(NamedTuple):
     x: Floats  # trained on all training rows
     words: str  # the candidate
+    own: Own | None  # the clients' own models around it; None for a single client
 
 
 class Trainer(Protocol):
@@ -144,7 +147,7 @@ class ExactDefault:
         found = train(whole, choices)
         assert found.calibration is not None
         best = found.calibration.chosen
-        return Chosen(found.x, f"cap = {best.cap:g}, blend = {best.blend:g}")
+        return Chosen(found.x, f"cap = {best.cap:g}, blend = {best.blend:g}", found.own)
 
 
 def _best(split: Split, models: Floats, words: Sequence[str]) -> Chosen:
@@ -156,7 +159,8 @@ def _best(split: Split, models: Floats, words: Sequence[str]) -> Chosen:
     if not np.isfinite(scores).any():
         raise BidroError("none of its candidates could be trained")
     best = int(np.nanargmin(scores))
-    return Chosen(models[best, -1], words[best])
+    own = split.own_around(np.asarray(models[best])) if split.problem.n > 1 else None
+    return Chosen(models[best, -1], words[best], own)
 
 
 def _plain(make: Callable[..., Algorithm], **grid: Sequence[float]) -> Callable[[Problem], list[Candidate]]:

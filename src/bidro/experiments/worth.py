@@ -29,14 +29,13 @@ from bidro.engines.solve import GapNotReachedWarning
 from bidro.estimators import RobustClassifier, RobustRegressor
 from bidro.estimators.base import RobustEstimator
 from bidro.experiments.real_tables import TABLES, load
-from bidro.experiments.splits import TEST_SHARE, Grouped
+from bidro.experiments.splits import TEST_SHARE, Grouped, groups_of_clients
 from bidro.experiments.worth_page import page
 from bidro.guarantees.price import worst_decile
 from bidro.report.files import write_json, write_text
 from bidro.splits import choose_holdout
 
 FIRST_SEED = 9000
-GROUPS = 5
 # A client is said to lose if its loss is by more than this share above that under pooled training.
 LOSING = 0.01
 
@@ -104,13 +103,12 @@ def one_split(table: Grouped, seed: int) -> dict[str, Any]:
 
 def _new_clients(table: Grouped, seed: int) -> dict[str, dict[str, float]]:
     """Pooled training and the default on the rows of clients that were left out, of all groups together."""
-    names, codes = np.unique(table.clients, return_inverse=True)
-    group = np.random.default_rng(seed).permutation(len(names)) % min(GROUPS, len(names))
+    codes, groups = np.unique(table.clients, return_inverse=True)[1], groups_of_clients(table.clients, seed)
     found = {}
     for name in (POOLED, DEFAULT):
         losses, scores = np.zeros(len(codes)), np.zeros(len(codes))
-        for left_out in range(group.max() + 1):
-            test = group[codes] == left_out
+        for left_out in range(groups.max() + 1):
+            test = groups == left_out
             model = _fitted(table, ~test, seed, {**SETTINGS[name], "own": None})
             one = _judged(model, table, test, None)
             losses[test], scores[test] = one.losses, one.scores

@@ -47,7 +47,7 @@ class Adapted:
         kind = "offset" if math.isinf(self.shrinkage.slopes) else "correction"
         return (
             f"Client '{self.client}' has its own {kind} of the model, from {rows}: {what}. No statement "
-            "covers it, and these rows cannot tell how good it is: rows that were not used can."
+            "covers it, and these rows cannot tell how good it is: `bidro evaluate` on others can."
         )
 
     def as_json(self) -> dict[str, Any]:
