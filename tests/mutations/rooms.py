@@ -476,7 +476,8 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         "deploy/site.py",
-        "marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if own.unit_counts[0] >= count}",
+        "marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) "
+        "if own.unit_counts[0] >= count}",
         "(own.unit_counts[0] > count)",
         "a fold of one row is never enough, as min_rows is at least 2",
     ),
