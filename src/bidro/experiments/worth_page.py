@@ -141,6 +141,7 @@ def _verdicts(found: Mapping[str, Any]) -> list[str]:
     ]
     lines = [
         f"*Better* and *worse* are beyond {_ERRORS:g} standard errors; the price is asked of means.",
+        "A table of one split has no standard error, and counts as neither.",
         "",
         "| what is asked | does it hold? | tables |",
         "| --- | --- | --- |",
