@@ -31,6 +31,10 @@ from bidro.worst_case import Exact, Inner
 
 Numbers = NDArray[np.float64]
 
+# Where squared errors are below this share of the target's own spread, rounding hides bounds, and nothing is
+# at stake.
+_EXACT_FIT = 1e-6
+
 
 class Reply(NamedTuple):
     mean: Array | Numbers  # (folds, m) of the training rows of every fold
@@ -148,7 +152,7 @@ class FoldMoments(Usual):
         assert isinstance(models, Box | Ball)
         references = start.model.references
         newton = minimax_from_moments(risks, eps, models, mixtures, x, alpha, self.gap, references)
-        if newton.reaches(self.gap):
+        if newton.reaches(self.gap) or newton.size <= _EXACT_FIT * risks.target_spread:
             return newton.x, newton.alpha
         solver, everyone = (
             start._replace(x=newton.x, mixture=newton.alpha),

@@ -62,6 +62,12 @@ class SquaredRisks:
         ones = np.ones((len(moments.mean), int(intercept)))
         self._features = np.concatenate([moments.mean[:, :-1], ones], axis=1)  # (n, d)
 
+    @property
+    def target_spread(self) -> float:
+        """The mean square of targets around their mean, each client counting the same."""
+        mean, around = self.moments.mean[:, -1], self.moments.around[:, -1, -1]
+        return float(np.mean(around) + np.var(mean))
+
     def values(self, x: Numbers, eps: Numbers) -> Numbers:
         """(n,)"""
         return np.asarray((self._rmse(x)[0] + eps * np.linalg.norm(self.cone.at(x))) ** 2)

@@ -151,7 +151,7 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
     if not known:
         begun = _risks(state, moments, solver.x, 0.0, curvature=False)
         first = model.worst_mixture(references.off(np.asarray(begun.upper)))
-        solver = solver._replace(floor=solver.floor_from(references.risk(first)))
+        solver = solver._replace(floor=solver.floor_from(references.risk(first)), small=None)
     found = minimax_from_moments(
         squared_risks(moments, loss, model.cones),
         state.eps,

@@ -40,7 +40,7 @@ _STACK_NUMBERS = 1 << 20
 _SMOOTHING = 0.1
 # Steps in cross-validation, and for a model that is kept; they end earlier where they have become small.
 _TRIAL_STEPS, _MOST_STEPS = 15, 1000
-_TRIAL_CHANGE, _LEAST_CHANGE = 1e-3, 1e-10
+_LEAST_CHANGE = 1e-10
 
 
 class Shrinkage(NamedTuple):
@@ -122,9 +122,8 @@ class OwnCorrections(Usual):
             marks = rows.marks[stack.at]
             for fold, x in enumerate(models):
                 kept = stack.used & (marks != fold)
-                found = _minimised(
-                    rows.loss, stack.rows, kept, x, self.shrinkages, _TRIAL_STEPS, _TRIAL_CHANGE
-                )
+                # As many steps for everybody, so that a client alone finds the same.
+                found = _minimised(rows.loss, stack.rows, kept, x, self.shrinkages, _TRIAL_STEPS, 0.0)
                 losses = _Scored(rows.loss, stack.rows).losses(found)
                 out = stack.used & (marks == fold)
                 sums[stack.clients, fold] = np.einsum("gh,ghp->gp", out, losses)
@@ -142,8 +141,8 @@ class OwnCorrections(Usual):
             own = Moments(trained.mean[:, fold], trained.around[:, fold])
             rows = trained.rows[:, fold].astype(float)
             found = _least_squares(loss, own, rows, x, self.shrinkages)
-            sums[:, fold] = left_out.squares(fold, found)
-            inside += _mean_squares(own, found) / len(models)
+            sums[:, fold] = np.maximum(left_out.squares(fold, found), 0.0)
+            inside += np.maximum(_mean_squares(own, found), 0.0) / len(models)
         return Reply(*_over_folds(sums, left_out.rows), inside)
 
     def server(self, state: Any, replies: Reply, replied: Array) -> Any:

@@ -293,13 +293,14 @@ def _used(loss: Loss, training: Floats, message: Adopt | Assess | Fixed) -> Floa
 
 def _adopted(site: Site, training: Floats, asked: Mapping[str, Any], message: Adopt) -> Adopted:
     """Write the site's own model, and tell that there is one."""
-    if not np.any(np.asarray(message.freedom) > 0):
-        return Adopted(np.zeros(()))
-    x, used = np.asarray(message.x, float), _used(made(asked["loss"]), training, message)
     run = str(asked["run"])
     if not _RUN.fullmatch(run):
         raise RefusedError("the run's name is not one that a folder can have.")
     where = site.own / run / OWN_FILE
+    if not np.any(np.asarray(message.freedom) > 0):
+        where.unlink(missing_ok=True)
+        return Adopted(np.zeros(()))
+    x, used = np.asarray(message.x, float), _used(made(asked["loss"]), training, message)
     try:
         where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(where, OwnModels({site.client: used[0]}, x).to_bytes())

@@ -128,7 +128,10 @@ def solve(
     if by_rule and not run.solver.gap <= gap and run.done < max_rounds:
         algorithm, one_shot = _algorithm("curvature", oracle, gap), (run.method, run.why, run.state)
         run.method, run.why = "curvature", "the rounding of second moments hides what is left"
+        # What counts as 0 is told by the first model, not by the one that is begun at.
+        floor = run.solver.floor
         run.state = _begun_at(algorithm.init(problem), problem, run.solver.best.x)
+        run.state = run.state._replace(floor=floor, small=None)
         run.rounds(network, algorithm, problem, max_rounds, progress)
         if not run.solver.gap < _solver(one_shot[2]).gap:
             run.method, run.why, run.state = one_shot

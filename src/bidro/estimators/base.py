@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -235,6 +236,12 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         if clients is None:
             return scores
         owners = client_labels(clients, len(X))
+        if not set(owners.tolist()) & set(self.client_weights_):
+            warnings.warn(
+                f"None of these clients was in training (such as '{owners[0]}'): every row gets the shared "
+                "model.",
+                stacklevel=3,
+            )
         for name in set(owners.tolist()) & set(self.own_coef_):
             own = owners == name
             scores[own] = X[own] @ np.asarray(self.own_coef_[name]).T + self.own_intercept_[name]

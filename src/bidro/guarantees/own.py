@@ -1,8 +1,9 @@
 """Which clients take a model of their own, and how strongly these are held at the shared one.
 
 One shrinkage is common to all: that with the lowest mean loss over all rows left out, each under models
-trained without it, if it is lower than that of the shared model by more than the standard error over clients.
-A client then takes its own model only if that lowers its own loss by half a standard error over its folds.
+trained without it, if it is lower than that of the shared model by more than a standard error, over clients
+and over their folds; few clients tell it badly, and more is asked of them (`price.errors_asked`). A client
+then takes its own model only if that lowers its own loss by half a standard error over its folds.
 
 For clients that come later, with few rows, the strongest shrinkage counts that is within a standard error of
 the best: what few rows gain by less they lose where the clients are not alike.
@@ -30,6 +31,7 @@ from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Rounds, last_state, rounds
 from bidro.errors import BidroError
 from bidro.guarantees.calibration import Calibration
+from bidro.guarantees.price import errors_asked
 from bidro.losses import Squared
 from bidro.problem import Problem
 
@@ -102,10 +104,12 @@ def own_choice(losses: Losses, word: OwnWord, problem: Problem) -> Own:
     best = int(np.argmin(totals))
 
     def error(place: int) -> float:
-        """Of how much the total is above that of the best, over clients."""
+        """Of how much the total is above that of the best, over clients and their folds."""
         apart = rows[:, 0] * (losses.left_out[:, place] - losses.left_out[:, best])
         n = len(apart)
-        return float(np.sqrt(n / (n - 1) * np.sum((apart - apart.mean()) ** 2)))
+        over_clients = n / (n - 1) * np.sum((apart - apart.mean()) ** 2)
+        over_folds = np.sum((rows[:, 0] * losses.error[:, best]) ** 2)
+        return errors_asked(1.0, n - 1) * float(np.sqrt(over_clients + over_folds))
 
     if totals[0] - totals[best] <= error(0):
         best = 0

@@ -17,6 +17,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
@@ -85,8 +86,17 @@ def choice(left_out: LeftOut, pooled: int, price: float) -> int:
     if math.isinf(price):
         return int(np.argmin(scores))
     (gain, error), (cost, error_of_cost) = left_out.gain(pooled), left_out.cost(pooled)
-    taken = (gain > _ERRORS_OF_GAIN * error) & (cost + _ERRORS_OF_COST * error_of_cost <= price * abs(mean))
+    folds, n = left_out.rows.shape
+    of_gain = errors_asked(_ERRORS_OF_GAIN, (folds - 1) * -(-n // 5))
+    of_cost = errors_asked(_ERRORS_OF_COST, n - 1)
+    taken = (gain > of_gain * error) & (cost + of_cost * error_of_cost <= price * abs(mean))
     return int(np.argmin(np.where(taken, scores, math.inf))) if taken.any() else pooled
+
+
+def errors_asked(errors: float, degrees: int) -> float:
+    """So many standard errors of an estimate with so many degrees of freedom are as unlikely as `errors` are
+    of a normal variable with a known one: Student's t in place of the normal distribution."""
+    return float(stdtrit(max(degrees, 1), ndtr(errors)))
 
 
 def check_price(price: Any) -> None:
