@@ -187,9 +187,10 @@ def target_numbers(schema: Schema, table: pd.DataFrame) -> Floats:
     return signs(np.searchsorted(np.asarray(classes), given), len(classes))
 
 
-def load_model(folder: Path) -> Model:
+def load_model(folder: Path | str) -> Model:
     """The model in a folder that `bidro fit` wrote, or in a file of it, with the clients' own models that are
     beside it."""
+    folder = Path(folder)
     path = folder / FILE if folder.is_dir() else folder
     if not path.exists():
         raise BidroError(f"There is no model in '{folder}': '{path}' does not exist.")

@@ -118,6 +118,10 @@ class Choices:
         _check_radius(self.radius)
         _check_weights(self.weights)
         check_price(self.price)
+        if self.price != PRICE and not _is_word(self.weights, "auto"):
+            raise BidroError(
+                f"A price is for weights='auto', which it chooses; with {self.weights!r} leave it out."
+            )
         if self.criterion not in CRITERIA:
             raise BidroError(f"criterion must be {_or(CRITERIA)}; got {self.criterion!r}.")
         check_own(self.own)
@@ -126,8 +130,10 @@ class Choices:
             raise BidroError(f"The gap must be a positive number such as 1e-6; got {self.gap!r}.")
         if self.folds is not None and (not isinstance(self.folds, Integral) or self.folds < 2):
             raise BidroError(f"folds must be a whole number of at least 2; got {self.folds!r}.")
-        if not isinstance(self.seed, Integral) or self.seed < 0:
-            raise BidroError(f"The random seed must be a whole number of at least 0; got {self.seed!r}.")
+        if not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**62:
+            raise BidroError(
+                f"The random seed must be a whole number from 0 to below 2^62; got {self.seed!r}."
+            )
         check_confidence(self.confidence)
         if self.replies not in ("curvature", "gradient"):
             raise BidroError(f"replies are 'curvature' or 'gradient'; got {self.replies!r}.")

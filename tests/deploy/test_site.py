@@ -110,7 +110,8 @@ def test_a_digest_is_of_the_rows_and_not_of_their_order(tmp_path):
 
 
 def fixed(largest=()):
-    return Fixed(MODEL, np.array([0.05, 0.2]), np.asarray(4.0), np.asarray(largest, float))
+    nothing = np.zeros(0)
+    return Fixed(MODEL, np.array([0.05, 0.2]), np.asarray(4.0), np.asarray(largest, float), nothing, nothing)
 
 
 @pytest.mark.parametrize("largest", [(), (500.0,)])
@@ -125,7 +126,9 @@ def test_bounds_are_of_the_rows_kept_out_in_the_server_s_units(largest, tmp_path
     assert float(sent.loss) == pytest.approx(losses.mean(), rel=1e-9)
     assert float(sent.se) == pytest.approx(losses.std(ddof=1) / np.sqrt(len(kept)), rel=1e-9)
     np.testing.assert_allclose(
-        sent.means, [np.minimum(losses, 4.0).mean(), losses.mean() if largest else 0.0, 0.0], rtol=1e-9
+        sent.means,
+        [np.minimum(losses, 4.0).mean(), losses.mean() if largest else 0.0, 0.0, 0.0, 0.0],
+        rtol=1e-9,
     )
     assert sent.clipped.shape == (2,)
     assert sent.held_out.shape == (2 * len(largest),)

@@ -44,7 +44,7 @@ def in_one_process(folder, whole, **options):
 )
 def test_federated_by_units_is_one_process_by_units(classes, options, tmp_path):
     whole = visits(classes)
-    agreed = write_sites(tmp_path, whole, unit="person")
+    agreed = write_sites(tmp_path, whole, extra="min_rows = 3", unit="person")
     files = run_job(job(agreed, options=options), carrier(tmp_path), tmp_path / "runs")
     model = Model.from_bytes(files["model.safetensors"], "federated")
     calibration = json.loads(files["report.json"])["calibration"]
@@ -79,7 +79,7 @@ def test_federated_by_units_is_one_process_by_units(classes, options, tmp_path):
 @pytest.mark.parametrize("seed", range(8))
 def test_a_site_keeps_units_whole_and_as_one_process_does(seed, tmp_path):
     whole = visits(seed=seed)
-    agreed = write_sites(tmp_path, whole, unit="person")
+    agreed = write_sites(tmp_path, whole, extra="min_rows = 3", unit="person")
     schema = agreed.schema
     network = LocalNetwork.of(
         schema.matrix(whole), target_numbers(schema, whole), schema.clients(whole), ["u", "v", "ward=b", "y"],
@@ -95,9 +95,10 @@ def test_a_site_keeps_units_whole_and_as_one_process_does(seed, tmp_path):
         assert sorted(rows.units[~kept]) == sorted(expected)
 
 
-def test_folds_at_a_site_are_of_whole_units_and_of_enough_rows(tmp_path, monkeypatch):
-    whole = visits(persons=15)
-    agreed = write_sites(tmp_path, whole, unit="person")
+def test_folds_at_a_site_are_of_whole_units_and_of_enough_of_them(tmp_path, monkeypatch):
+    """One person's many rows are not enough: what a fold leaves out would tell of that person alone."""
+    whole = visits(persons=20)
+    agreed = write_sites(tmp_path, whole, extra="min_rows = 3", unit="person")
     dealt = []
     of = Asked.of.__func__
 
@@ -109,33 +110,32 @@ def test_folds_at_a_site_are_of_whole_units_and_of_enough_rows(tmp_path, monkeyp
 
     monkeypatch.setattr(Asked, "of", classmethod(noted))
     _asked.cache_clear()
-    run_job(job(agreed), carrier(tmp_path), tmp_path / "runs")
+    files = run_job(job(agreed), carrier(tmp_path), tmp_path / "runs")
     assert len(dealt) == len(NAMES)
     for units, marks in dealt:
         pairs = set(zip(units.tolist(), marks.tolist(), strict=True))
         assert len(pairs) == len(set(units.tolist()))
-        assert np.bincount(marks).min() >= 10
-    # Where one unit has most rows there are fewer folds: as many as leave enough rows in each.
-    big = whole.assign(person=np.where(whole["person"] < 5, 0, whole["person"]))
-    agreed = write_sites(tmp_path, big, unit="person")
-    dealt.clear()
-    run_job(job(agreed, "big", options={"hold_out": 0.0}), carrier(tmp_path), tmp_path / "runs")
-    for _, marks in dealt:
-        assert len(np.bincount(marks)) < 5
-        assert np.bincount(marks).min() >= 10
+        assert min(len(set(units[marks == fold])) for fold in set(marks)) >= 3
+    kinds = json.loads(files["audit.json"])["kinds"]
+    assert {kind["question"]: kind["fewest_rows"] for kind in kinds}["bounds"] == 4
+    # Sites of six persons, twenty rows each: rows enough for five folds, persons for none.
+    few = visits(persons=6)
+    agreed = write_sites(tmp_path, few, extra="min_rows = 5", unit="person")
+    with pytest.raises(BidroError, match="name the weights"):
+        run_job(job(agreed, "few", options={"hold_out": 0.0}), carrier(tmp_path), tmp_path / "runs")
 
 
 def test_a_site_with_too_few_units_says_so(tmp_path):
     whole = visits()
     whole.loc[whole["site"] == "mid", "person"] = np.arange((whole["site"] == "mid").sum()) % 2
-    agreed = write_sites(tmp_path, whole, unit="person")
+    agreed = write_sites(tmp_path, whole, extra="min_rows = 3", unit="person")
     with pytest.raises(BidroError, match=r"'mid': it has 2 unit\(s\), too few to keep some out"):
         run_job(job(agreed, options=QUICK), carrier(tmp_path), tmp_path / "runs")
 
 
 def test_other_units_are_another_table_and_another_schema_is_refused(tmp_path):
     whole = visits()
-    agreed = write_sites(tmp_path, whole, unit="person")
+    agreed = write_sites(tmp_path, whole, extra="min_rows = 3", unit="person")
     site = Site.read(tmp_path / "west.toml")
     before = SiteRows.load(site)
     write_sites(tmp_path, whole.assign(person=whole["person"] + 1), unit="person")

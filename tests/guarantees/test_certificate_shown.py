@@ -136,7 +136,7 @@ def test_what_is_kept_is_plain_json():
     """Infinite ends are null, as JSON has none; arrays are lists, and what is vacuous is said."""
     whole = replace(WHOLE, rows=(np.int64(4000), np.int64(30)), empirical=(np.float64(0.2), np.float64(0.1)))
     kept = json.loads(whole.to_json())
-    assert (kept["format"], kept["version"]) == ("bidro certificate", 2)
+    assert (kept["format"], kept["version"]) == ("bidro certificate", 3)
     assert kept["rows"] == [4000, 30]
     assert kept["empirical"] == [0.2, 0.1]
     assert kept["interval"]["lower"] is kept["interval"]["paper_lower"] is None

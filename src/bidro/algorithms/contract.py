@@ -55,6 +55,7 @@ class HeldRows(NamedTuple):
     sizes: NDArray[np.int64]  # (n,)
     marks: NDArray[np.int64] | None = None  # (N,) the fold of every row, from 0, where rows are dealt out
     folds: int = 0
+    units: NDArray[np.uint64] | None = None  # (N,) that each row is of, where they are named
 
     @classmethod
     def of(cls, clients: Client) -> HeldRows:

@@ -1,6 +1,7 @@
 """What a site does not send, whoever asks: anything from which a row could be read.
 
-Numbers rest on at least `min_rows` rows. A sum against a column of two values, such as a coded level or a
+Numbers rest on at least `min_rows` rows, or on as many units where the schema names them: rows of one person
+tell of that person alone. A sum against a column of two values, such as a coded level or a
 class, is a sum over the rows with one of them, so that each value at a site must be had by as many rows. Of
 folds, what is left out counts, as a server can take differences. Curvature needs more rows than twice its
 dimension. Near a kink of a loss the answer changes with the few rows next to it, so such losses are for the
@@ -23,6 +24,9 @@ from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.own import SHRINKAGES
 from bidro.losses import LinearLoss, Loss
 
+# The unit (N,) that each row is of; None where every row is one by itself.
+Ids = NDArray[np.uint64] | None
+
 
 class RefusedError(BidroError):
     """Why a site does not answer, in words that hold nothing of its data and may leave it."""
@@ -40,41 +44,61 @@ KINKS = (
 )
 
 
-def rarest_value(rows: Floats, classes: bool) -> int:
-    """How many rows (N, m) have the rarer value of a column of two values, the least over such columns, or,
-    where the target (last) is of `classes`, the rarest of these; N where there are none.
+def draws(some: NDArray[np.bool_], units: Ids) -> int:
+    """How many rows are among some (N,) of them, or how many units, from the unit (N,) of each."""
+    return int(some.sum()) if units is None else len(np.unique(units[some]))
+
+
+def rarest_value(rows: Floats, classes: bool, units: Ids = None) -> int:
+    """How many rows (N, m), or units (N,), have the rarer value of a column of two values, the least over
+    such columns, or, where the target (last) is of `classes`, the rarest of these; all where there are none.
 
     Of several classes, too, there is a sum over the rows of each: the gradient has a part for every class.
     """
-    least = len(rows)
+    least = draws(np.ones(len(rows), bool), units)
     if classes and len(rows):
-        least = int(np.unique(rows[:, -1], return_counts=True)[1].min())
+        target = rows[:, -1]
+        least = min(draws(target == value, units) for value in np.unique(target))
     for column in rows.T:
-        first = column[0]
-        others = column[column != first]
+        same = column == column[0]
+        others = column[~same]
         if len(others) and np.all(others == others[0]):
-            least = min(least, len(others), len(rows) - len(others))
+            least = min(least, draws(same, units), draws(~same, units))
     return least
 
 
-def require_common_values(rows: Floats, min_rows: int, classes: bool) -> None:
+def require_common_values(rows: Floats, min_rows: int, classes: bool, units: Ids = None) -> None:
     """Raise RefusedError where one of a column's two values, or a class, is had by fewer than `min_rows` rows
-    (N, m)."""
-    if rarest_value(rows, classes) < min_rows:
+    (N, m), or units (N,)."""
+    if rarest_value(rows, classes, units) < min_rows:
         raise RefusedError(
-            f"a level or class is had by fewer than its min_rows = {min_rows} of its training rows; merge "
-            "rare levels in the schema, or lower min_rows at that site."
+            f"a level or class is had by fewer than its min_rows = {min_rows} of its training "
+            f"{words(units)}; merge rare levels in the schema, or lower min_rows at that site."
         )
 
 
-def most_folds(rows: Floats, marks: dict[int, NDArray[np.int64]], min_rows: int, classes: bool) -> int:
+def most_folds(
+    rows: Floats, marks: dict[int, NDArray[np.int64]], min_rows: int, classes: bool, units: Ids = None
+) -> int:
     """The most folds, of those dealt in `marks` (N,) by their number, of which each leaves out enough rows,
-    and enough of every value that it leaves out; 0 where none does."""
+    or units (N,), and enough of every value that it leaves out; 0 where none does."""
     for count in range(FOLDS, 1, -1):
-        parts = [rows[marks[count] == fold] for fold in range(count)] if count in marks else []
-        if parts and min(min(len(part), rarest_value(part, classes)) for part in parts) >= min_rows:
-            return count
+        if count in marks:
+            parts = [marks[count] == fold for fold in range(count)]
+            if min(_least(rows, part, classes, units) for part in parts) >= min_rows:
+                return count
     return 0
+
+
+def _least(rows: Floats, part: NDArray[np.bool_], classes: bool, units: Ids) -> int:
+    """How many rows, or units, a sum over a part (N,) of the rows, or over a value in it, rests on."""
+    if not part.any():
+        return 0
+    return rarest_value(rows[part], classes, None if units is None else units[part])
+
+
+def words(units: Ids) -> str:
+    return "rows" if units is None else "units"
 
 
 def require_allowed_loss(loss: Loss, allowed: bool) -> None:
@@ -100,18 +124,17 @@ def rows_behind(
         return 1
     if isinstance(algorithm, OwnCorrections):
         require_known_shrinkages(algorithm.shrinkages)
-    samples, what = rows_here.samples, "a reply"
-    parts = [samples]
+    samples, units, what = rows_here.samples, rows_here.units, "a reply"
+    parts = [np.ones(len(samples), bool)]
     if rows_here.marks is not None:
         what = "what a fold leaves out"
-        parts = [samples[rows_here.marks == fold] for fold in range(rows_here.folds)]
-    rows = min(len(part) for part in parts)
-    classes = loss.labels is not None
-    behind = min(rows, *(rarest_value(part, classes) for part in parts if len(part)))
+        parts = [rows_here.marks == fold for fold in range(rows_here.folds)]
+    rows = min(int(part.sum()) for part in parts)
+    behind = min(_least(samples, part, loss.labels is not None, units) for part in parts)
     if behind < min_rows:
         raise RefusedError(
-            f"{what} would rest on {behind} rows, fewer than its min_rows = {min_rows}; use fewer folds, or "
-            "lower min_rows at that site."
+            f"{what} would rest on {behind} {words(units)}, fewer than its min_rows = {min_rows}; use fewer "
+            "folds, or lower min_rows at that site."
         )
     dimension = loss.dimension(samples.shape[-1])
     if algorithm.second_order and rows <= 2 * dimension:

@@ -27,11 +27,13 @@ from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.rules import (
     RefusedError,
+    draws,
     most_folds,
     require_allowed_loss,
     require_common_values,
     require_known_shrinkages,
     rows_behind,
+    words,
 )
 from bidro.engines.asked import Asked
 from bidro.engines.compiled import compilation_cache
@@ -206,7 +208,7 @@ def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: byt
     holdout = _holdout(site, rows, asked["hold_out"], asked["split_seed"])
     if question == "prepare":
         unpack(request, Nothing)
-        return _prepared(site, rows, holdout, asked["split_seed"]), int((~holdout).sum())
+        return _prepared(site, rows, holdout, asked["split_seed"]), draws(~holdout, rows.units)
     require_allowed_loss(made(asked["loss"]), site.losses_with_kinks)
     if question == "round":
         varies = ("round", "run", "seed")
@@ -214,18 +216,18 @@ def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: byt
         described_round, over = _asked(site, rows, how)
         return described_round.answer(asked["seed"], asked["round"], request), over
     wanted = holdout if question == "bounds" else ~holdout
-    samples, units = _samples(rows, wanted, asked), rows.units_of(wanted)
+    samples, units, over = _samples(rows, wanted, asked), rows.units_of(wanted), draws(wanted, rows.units)
     if question == "adopt":
-        return _adopted(site, samples, asked, unpack(request, Adopt)), len(samples)
+        return _adopted(site, samples, asked, unpack(request, Adopt)), over
     if question == "assess":
         largest = max(_LARGEST_LOSSES, site.min_rows)
         found = _assessment(site, rows, samples, units, asked, unpack(request, Assess), largest)
-        return _own(found), min(len(samples), largest)
+        return _own(found), min(over, largest)
     if question == "bounds":
         of, fixed = _fixed(asked, request)
         used = _used(of.loss, _samples(rows, ~holdout, asked), fixed)
         bounds = client_side.bounds([site.client], samples, [len(samples)], of, fixed, used, units)
-        return _own(bounds), len(samples)
+        return _own(bounds), over
     raise RefusedError("there is no such question.")
 
 
@@ -242,13 +244,16 @@ def _holdout(site: Site, rows: SiteRows, hold_out: float, seed: int) -> NDArray[
     holdout = choose_holdout(
         np.full(len(rows.target), site.client), rows.features, rows.target, hold_out, seed, rows.units
     )
-    for what, count in (("trains on", int((~holdout).sum())), ("keeps out", int(holdout.sum()))):
+    named, every = words(rows.units), draws(np.ones(len(holdout), bool), rows.units)
+    for what, part in (("trains on", ~holdout), ("keeps out", holdout)):
+        count = draws(part, rows.units)
         if 0 < count < site.min_rows or (count == 0 and what == "trains on"):
             raise RefusedError(
-                f"it {what} {count} of its {len(holdout)} rows, fewer than its min_rows = {site.min_rows}; "
-                "give it more rows, change hold_out, or lower min_rows at that site."
+                f"it {what} {count} of its {every} {named}, fewer than its min_rows = {site.min_rows}; give "
+                f"it more {named}, change hold_out, or lower min_rows at that site."
             )
-    require_common_values(rows.whole(~holdout), site.min_rows, rows.has_classes)
+    training = rows.whole(~holdout)
+    require_common_values(training, site.min_rows, rows.has_classes, rows.units_of(~holdout))
     return holdout
 
 
@@ -277,7 +282,7 @@ def _prepared(site: Site, rows: SiteRows, holdout: NDArray[np.bool_], seed: int)
     training, units = rows.whole(~holdout), rows.units_of(~holdout)
     own = Federation.from_arrays({site.client: training}, "unbounded", units=units)
     marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if own.unit_counts[0] >= count}
-    folds = most_folds(training, marks, site.min_rows, rows.has_classes)
+    folds = most_folds(training, marks, site.min_rows, rows.has_classes, units)
     sizes = [len(training)], [int(holdout.sum())]
     return _own(client_side.prepared(training, *sizes, [folds], rows.digest, units, rows.units_of(holdout)))
 

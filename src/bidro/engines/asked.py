@@ -45,7 +45,7 @@ class Asked:
         algorithm, loss, transport, support, ambiguity, dealt = (made(asked[part]) for part in parts)
         federation = Federation.from_arrays({name: samples}, "unbounded", units=units)
         check_samples(federation, loss, transport)
-        rows = HeldRows(loss, np.asarray(samples), np.array([len(samples)]))
+        rows = HeldRows(loss, np.asarray(samples), np.array([len(samples)]), units=units)
         if dealt is not None:
             deal = Deal(*dealt)
             rows = rows._replace(marks=federation.folds(*deal), folds=deal.folds)

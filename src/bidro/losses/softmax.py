@@ -64,15 +64,15 @@ class Softmax(Loss):
         return x.reshape(self.classes, -1), namespace(x).zeros(self.classes)
 
     def value(self, x: Array, xi: Array) -> Array:
-        weights, intercepts = self.split(x)
-        scores = weights @ xi[:-1] + intercepts
-        return jax.nn.logsumexp(scores) - scores[xi[-1].astype(int)]
+        return self.values(x, xi[None])[0]
 
     def values(self, x: Array, rows: Array) -> Array:
         scores, xp = self._scores(x, rows), namespace(rows)
-        highest = scores.max(axis=1)
-        sums = highest + xp.log(xp.exp(scores - highest[:, None]).sum(axis=1))
-        return sums - xp.take_along_axis(scores, rows[:, -1:].astype(int), axis=1)[:, 0]
+        # From differences to the own score: a small loss then keeps its digits, however large the scores are.
+        apart = scores - xp.take_along_axis(scores, rows[:, -1:].astype(int), axis=1)
+        first = apart.argmax(axis=1)[:, None]
+        highest, others = xp.take_along_axis(apart, first, axis=1), xp.arange(self.classes) != first
+        return highest[:, 0] + xp.log1p(xp.where(others, xp.exp(apart - highest), 0.0).sum(axis=1))
 
     def mistakes(self, x: Array, rows: Array) -> Array:
         return (self._scores(x, rows).argmax(axis=1) != rows[:, -1]).astype(float)

@@ -100,7 +100,8 @@ class FitOptions:
             if isinstance(value, Mapping):
                 tables += ["", f"[{name}]", *(f"{_quoted(k)} = {_toml(v)}" for k, v in value.items())]
             elif value is not None:
-                lines.append(f"{name} = {_toml(value)}")
+                # Only a price may be infinite, and JSON has no word for that.
+                lines.append(f"{name} = {_toml('inf' if value == math.inf else value)}")
         return "\n".join([*lines, *tables, ""])
 
     @classmethod

@@ -58,11 +58,16 @@ def _sizes(scalar: Scalar, u: Array) -> Array:
 
 
 def of_softmax(loss: Softmax, x: Array, rows: Array) -> Array:
-    """(rows,) of the losses of `rows` (rows, m): every score may be off, and the loss is the difference of
-    two numbers of their size."""
+    """(rows,) of the losses of `rows` (rows, m), computed from differences to the own score.
+
+    Each of these may be off by delta, and the loss moves by at most 1 - exp(-loss - delta) <= min(1, loss +
+    delta) of that: the probability of the other classes.
+    """
     weights, intercepts = loss.split(x)
     sizes = jnp.max(jnp.abs(rows[:, :-1]) @ jnp.abs(weights).T + jnp.abs(intercepts), axis=1)
-    return (2 * (rows.shape[1] + 1) + _OPERATIONS + loss.classes) * _EPS * sizes
+    delta = 4 * (rows.shape[1] + 1) * _EPS * sizes
+    value = loss.values(x, rows)
+    return delta * jnp.minimum(1.0, value + delta) + (_OPERATIONS + loss.classes) * _EPS * value
 
 
 def of_cost(price: Array, cost: Array) -> Array:
