@@ -42,7 +42,7 @@ def untouched(monkeypatch):
         ("--metric", ("odd",), "'features' or 'joint'"),
         ("--label-cost", ("0", "inf"), "positive number"),
         ("--quantile", ("0", "1", "nan"), "strictly between 0 and 1"),
-        ("--seed", ("-1",), "at least 0"),
+        ("--seed", ("-1",), "from 0 to below"),
         ("--task", ("odd",), "regression, classification"),
         ("--missing", ("odd",), "refuse, median"),
         ("--loss", ("odd",), "squared, absolute, huber, pinball, logistic, smoothed hinge"),

@@ -19,7 +19,10 @@ def adapt(
     out: Annotated[
         Path | None, typer.Option(help="Folder for a copy of the model with it; else it is put into MODEL.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also for a client that is known already.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also for a client that is known, or over a model that is in --out."),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Give a client that was not in training its own correction of a model, from a few rows.
@@ -45,7 +48,7 @@ def adapt(
     if not model.is_dir():
         raise BidroError(f"'{model}' is not a folder; give the one that `bidro fit` wrote.")
     if out is not None:
-        require_place(out, force=False)
+        require_place(out, force)
     loaded = load_model(model)
     require_newcomer(loaded, client, force)
     shrinkage = newcomers_shrinkage(loaded)
@@ -57,7 +60,7 @@ def adapt(
         print(plain_json.dumps({"client": client, "adapted": False}, indent=2) if json else words)
         return
     found = adapted_to(loaded, read_one(table), client, shrinkage)
-    write_adapted(model, loaded, found, out)
+    write_adapted(model, loaded, found, out, force)
     if json:
         print(plain_json.dumps({**found.as_json(), "out": str(out or model)}, indent=2, allow_nan=False))
     else:

@@ -331,6 +331,14 @@ def _note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) ->
     """Say how many cells of a table are filled or count as another level, and which clients are new."""
     import sys
 
+    elsewhere = sorted(set((model.settings.get("own") or {}).get("clients", [])) - set(model.own))
+    if elsewhere:
+        which = f"'{elsewhere[0]}'" + (f" and {len(elsewhere) - 1} more" if len(elsewhere) > 1 else "")
+        print(
+            f"bidro: the own model of {which} is not in this folder (after a federated run it is at its "
+            "site); the shared model is used there.",
+            file=sys.stderr,
+        )
     if new_clients:
         which = f"client '{new_clients[0]}' was"
         if len(new_clients) > 1:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 
+from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed, written
 from bidro.deploy.drive import driven, engine
 from bidro.deploy.job import Job, Sites
 from bidro.deploy.server import PROGRESS_FILE
+from bidro.model_file import FILE as MODEL_FILE
+from bidro.model_file import Model
+from bidro.own_file import FILE as OWN_FILE
+from bidro.own_file import OwnModels, own_models_in
 from bidro.tables import learn_schema, read
 
 
@@ -59,7 +64,17 @@ def rehearsed(job: Job, name: str, folder: Path, say: Callable[[str], None]) -> 
         engine(name, local=True).network(folder / "network", sites, runs) as net,
         _followed(runs / job.run / PROGRESS_FILE, say),
     ):
-        return driven(job, name, net.settings, say)
+        files = driven(job, name, net.settings, say)
+    return {**files, **_own_models(job, folder, files)}
+
+
+def _own_models(job: Job, folder: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The clients' own models: between machines each stays at its site, but here all are at hand."""
+    shared = Model.from_bytes(files[MODEL_FILE], MODEL_FILE).x
+    found: dict[str, Floats] = {}
+    for k in range(len(job.clients)):
+        found |= own_models_in(folder / "own" / f"site-{k}" / job.run, shared)
+    return {OWN_FILE: OwnModels(found, shared).to_bytes()} if found else {}
 
 
 @contextmanager

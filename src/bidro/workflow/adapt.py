@@ -113,13 +113,15 @@ def require_newcomer(model: Model, client: str, force: bool) -> None:
         )
 
 
-def write_adapted(folder: Path, model: Model, adapted: Adapted, out: Path | None) -> None:
+def write_adapted(
+    folder: Path, model: Model, adapted: Adapted, out: Path | None, force: bool = False
+) -> None:
     """Put the correction beside the others in the model folder, or in a copy of it."""
     own = OwnModels({**model.own, adapted.client: adapted.x}, model.x).to_bytes()
     if out is None:
         write_private(folder / FILE, own)
         return
-    require_place(out, force=False)
+    require_place(out, force)
     files: dict[str, str | bytes] = {
         path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()
     }
