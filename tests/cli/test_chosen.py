@@ -29,6 +29,8 @@ def settings(
         "client_weights": dict(zip(names, weights, strict=True)),
         "rows": dict(zip(names, rows, strict=True)),
         "gap": gap,
+        "weights": "auto",
+        "price": 0.02,
     }
 
 
@@ -70,11 +72,25 @@ def test_what_is_paid_in_words():
             "gains 1.0% on average; the worst tenth of the clients pays 2.0%",
         ),
         ({"same_radius": True}, "Against pooled training with the same radius it pays"),
-        ({"pooled": True}, "The shared model is that of pooled training: nothing that was tried"),
     ):
         assert words in chosen_in_words(settings(blend=0.05, paid=paid | changed))["price"]
     assert "up to 5% of the weight" in chosen_in_words(settings(blend=0.05))["weights"]
     assert "price" not in chosen_in_words(settings())
+
+
+def test_why_it_is_pooled_training_in_words():
+    """Candidates within the price may look better, though not beyond chance; fixed weights leave no choice."""
+    paid = {"mean": 0.0, "worst_decile": 0.0, "pooled": True, "same_radius": False}
+    none = "no candidate was better for the worst clients"
+    for asked, same_radius, words in (
+        ({}, False, f"The shared model is that of pooled training: {none} beyond chance, within the price."),
+        ({"price": "inf"}, True, f"pooled training with the same radius: {none} whatever the price."),
+        ({"price": float("inf")}, False, f"{none} whatever the price."),
+        ({"weights": "fixed"}, False, "fixed by rows: the shared model is pooled training."),
+        ({"weights": 1.0}, True, "fixed by rows: the shared model is pooled training with its radius."),
+    ):
+        found = settings(cap=1.0, paid=paid | {"same_radius": same_radius})
+        assert chosen_in_words(found | asked)["price"].endswith(words)
 
 
 def test_own_models_in_words():

@@ -163,6 +163,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         "radius": trained.radius_promise,
         "cap": None if math.isinf(trained.weighing.cap) else trained.weighing.cap,
         "blend": trained.weighing.blend,
+        "weights": options.weights,
         "price": options.price,
         "criterion": options.criterion,
         "paid": paid(trained.calibration),
