@@ -79,7 +79,7 @@ def test_what_is_paid_in_words():
 
 
 def test_why_it_is_pooled_training_in_words():
-    """Candidates within the price may look better, though not beyond chance; fixed weights leave no choice."""
+    """Candidates within the price may look better, but not beyond chance; fixed weights leave no choice."""
     paid = {"mean": 0.0, "worst_decile": 0.0, "pooled": True, "same_radius": False}
     none = "no candidate was better for the worst clients"
     for asked, same_radius, words in (
@@ -127,6 +127,8 @@ def test_the_command_and_the_page_say_what_was_chosen(tmp_path, capsys, radius, 
     assert chosen == chosen_in_words(model.settings) == page["chosen"]
     assert all(words in out for words in chosen.values())
     guarded = weights == "simplex"
+    assert bool(page["worst_case"]) == guarded
+    assert ("the radius is 0" in page["absent"].get("worst_case", "")) != guarded
     assert ("did not guard against shift" in chosen["radius"]) != guarded
     assert ("did not guard against another mixture" in chosen["weights"]) != guarded
     if not guarded:

@@ -441,6 +441,19 @@ def test_the_candidates_are_in_a_table(visit):
     assert texts(browser, "#calibration tbody tr:first-child th") == ["Pooled training"]
     assert texts(browser, "#calibration .tag") == ["chosen"]
     assert "+1.4%" in find(browser, "#calibration tr:has(.tag)").text
+    rule = find(browser, "#calibration-words").text
+    assert "by more than two standard errors" in rule
+    assert "the rise of the mean loss plus one standard error (over the clients) is at most 2%" in rule
+
+
+def test_losses_with_own_models_are_shown_where_some_client_has_one(visit):
+    content = page_content.content()
+    assert "Mean loss, own models" in texts(visit(content), "#facts dt")
+    for client in content["clients"]:
+        client["has_own"] = False
+    browser = visit(content)
+    assert not any("own models" in title for title in texts(browser, "#facts dt"))
+    assert "of the shared model" not in find(browser, "#about").text
 
 
 def test_who_gains_and_who_loses(visit):

@@ -242,13 +242,18 @@ function calibration() {
   );
 }
 
-function choiceRule({ price, given }) {
+function choiceRule({ price, given, pooled }) {
   if (given) return "Its weights were given, and the others are to compare.";
   const by = "the loss of the worst fifth of the clients on the rows left out";
   if (!isKnown(price)) return `Of all it is the one with the lowest value of ${by}.`;
+  // Of one client alone there is no mixture, and radii alone are compared.
+  const before = isKnown(pooled) ? "pooled training" : "training without a radius";
   return (
-    `Of those that lower ${by} beyond chance, and raise the mean by at most ${percent(price)}, it is the one ` +
-    "that lowers it most; where there is none, it is pooled training."
+    `Against ${before}, a candidate counts if it lowers ${by} by more than two standard errors (over the ` +
+    "clients' folds), and if the rise of the mean loss plus one standard error (over the clients) is at most " +
+    `${percent(price)}; of few clients a little more than two and one is asked. Of those that count it is the one ` +
+    `with the lowest worst fifth; where none does, it is ${before}. So a candidate in the table that looks better ` +
+    "than the choice may be so by chance."
   );
 }
 

@@ -57,9 +57,11 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "levels": [_level(level) for level in fit.levels],
         "default_level": confidences.index(fit.certificate.confidence),
         "absent": dict(fit.certificate.absent),
-        "worst_case": [_worst_case(fit, name, found) for name, found in fit.worst_cases.items()],
+        "worst_case": _worst_cases(fit),
         "advice": _advice(fit),
     }
+    if not content["worst_case"]:
+        content["absent"]["worst_case"] = _no_worst_case(fit)
     if classes is not None:
         content["classes"] = list(classes)
     return content
@@ -217,6 +219,21 @@ def _level(found: Certificate) -> dict[str, Any]:
         "promises": promises,
         "too_few": too_few,
     }
+
+
+def _worst_cases(fit: Fit) -> list[dict[str, Any]]:
+    """Of the clients that count most; nothing moves in one whose radius is 0."""
+    radii = fit.model.settings["radii"]
+    return [_worst_case(fit, name, found) for name, found in fit.worst_cases.items() if radii[name]]
+
+
+def _no_worst_case(fit: Fit) -> str:
+    radii = fit.model.settings["radii"].values()
+    if any(radii):
+        return "the radius of each client that counts most is 0."
+    if all(radius == 0 for radius in radii):
+        return "the radius is 0, so that training did not guard against shift inside a client."
+    return "there is no radius, because training used penalties."
 
 
 def _worst_case(fit: Fit, name: str, found: Displacement) -> dict[str, Any]:
