@@ -31,6 +31,7 @@ def settings(
         "gap": gap,
         "weights": "auto",
         "price": 0.02,
+        "criterion": "risk",
     }
 
 
@@ -141,6 +142,23 @@ def test_the_command_and_the_page_say_what_was_chosen(tmp_path, capsys, radius, 
     most = max(model.settings["client_weights"], key=model.settings["client_weights"].get)
     certificate = Certificate.from_json((tmp_path / "model" / "certificate.json").read_text())
     assert certificate.counts_most == (most,)
+
+
+def test_regret_is_said_on_the_screen_and_on_the_page(tmp_path, capsys):
+    visits().to_csv(tmp_path / "visits.csv", index=False)
+    said = "The criterion is regret: what clients lose beyond what they could attain by themselves."
+    for criterion in ("risk", "regret"):
+        code, out, err = run(
+            capsys,
+            *("fit", tmp_path / "visits.csv", "--client", "hospital", "--target", "stay"),
+            *("--criterion", criterion, "--out", tmp_path / criterion),
+        )
+        assert code == 0, err
+        page = json.loads((tmp_path / criterion / "report.json").read_text())
+        assert page["criterion"] == criterion
+        regret = criterion == "regret"
+        assert (said in out) == (["Criterion", said] in page["settings"]) == regret
+        assert page["chosen"].get("criterion") == (said if regret else None)
 
 
 @pytest.fixture(scope="module")

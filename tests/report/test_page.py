@@ -25,6 +25,7 @@ CONTENTS = {
     "hostile names": page_content.hostile(),
     "cross-validated radii": page_content.radii(),
     "pooled training": page_content.pooled(),
+    "regret": page_content.regret(),
 }
 STATEMENTS = {
     "interval-lower": ("interval", "lower"),
@@ -454,6 +455,18 @@ def test_losses_with_own_models_are_shown_where_some_client_has_one(visit):
     browser = visit(content)
     assert not any("own models" in title for title in texts(browser, "#facts dt"))
     assert "of the shared model" not in find(browser, "#about").text
+
+
+def test_bounds_on_a_regret_are_not_called_those_of_a_loss(visit):
+    browser = visit(page_content.content())
+    assert "worst-case loss" in find(browser, "#bounds-figure figcaption").text
+    content = page_content.regret()
+    browser = visit(content)
+    assert content["chosen"]["criterion"] in find(browser, "#about").text
+    assert "The worst-case regret" in find(browser, "#bounds-figure figcaption").text
+    assert "Upper bound: the model's worst-case regret" in texts(browser, "#bounds-figure .legend span")
+    assert "has a worst-case regret lower" in find(browser, "#solver-words").text
+    assert "relative to a regret" in find(browser, "#gap-figure figcaption").text
 
 
 def test_who_gains_and_who_loses(visit):

@@ -6,18 +6,22 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+_REGRET = "The criterion is regret: what clients lose beyond what they could attain by themselves."
 # Clients of the worst mixture that are named.
 MOST_NAMED = 5
 
 
 def chosen_in_words(settings: Mapping[str, Any]) -> dict[str, str]:
-    """A sentence each on `radius`, `weights` and, for several clients, the `worst_mixture`.
+    """A sentence each on `radius`, `weights`, the `criterion` if it is regret, and, for several clients, the
+    `worst_mixture`.
 
     `settings` are those of a model: radii, client_weights and rows by client, radii None where there are no
-    balls; cap, None where there is none; gap, None where the solution is not certified; weights and price as
-    they were asked for.
+    balls; cap, None where there is none; gap, None where the solution is not certified; weights, price and
+    criterion as they were asked for.
     """
     words = {"radius": _radius(settings), "weights": _weights(settings)}
+    if settings["criterion"] == "regret":
+        words["criterion"] = _REGRET
     if settings["paid"] is not None and len(settings["rows"]) > 1:
         words["price"] = _price(settings)
     if settings["own"] is not None:

@@ -37,6 +37,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "client_column": model.schema.client,
         "rows": sum(fit.certificate.rows),
         "held_out_rows": fit.held_out_rows,
+        "criterion": model.settings["criterion"],
         "chosen": model.settings["chosen"],
         "concerns": model.settings["concerns"],
         "paid": model.settings["paid"],
@@ -82,6 +83,8 @@ def _settings(fit: Fit) -> list[list[str]]:
         cap = "none" if np.isinf(calibration.chosen.cap) else f"{calibration.chosen.cap:g}"
         chosen = calibration.chosen
         rows.insert(2, ["Choice", f"c = {chosen.scale:g}, cap = {cap}, blend = {chosen.blend:g}"])
+    if "criterion" in settings["chosen"]:
+        rows.insert(1, ["Criterion", settings["chosen"]["criterion"]])
     if settings["own"] is not None:
         rows.insert(-2, ["Own models", shrinkage_in_words(settings["own"])])
     rows += [[f"Version of {name}", version] for name, version in fit.model.versions.items()]
