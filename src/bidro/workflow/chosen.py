@@ -16,8 +16,8 @@ def chosen_in_words(settings: Mapping[str, Any]) -> dict[str, str]:
     `worst_mixture`.
 
     `settings` are those of a model: radii, client_weights and rows by client, radii None where there are no
-    balls; cap, None where there is none; gap, None where the solution is not certified; weights, price and
-    criterion as they were asked for.
+    balls; cap, None where there is none; gap, None where the solution is not certified; the criterion;
+    weights and price as they were asked for.
     """
     words = {"radius": _radius(settings), "weights": _weights(settings)}
     if settings["criterion"] == "regret":

@@ -165,7 +165,8 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         "blend": trained.weighing.blend,
         "weights": options.weights,
         "price": options.price,
-        "criterion": options.criterion,
+        # As trained: Algorithm 1 knows no regret.
+        "criterion": "risk" if trained.problem.references is None else "regret",
         "paid": paid(trained.calibration),
         "own": own_settings(trained),
         "metric": options.metric,
