@@ -248,7 +248,7 @@ function calibration() {
 }
 
 function choiceRule({ price, given, pooled }) {
-  if (given) return "Its weights were given, and the others are to compare.";
+  if (given) return "Its weights were given: candidates with other weights are only to compare.";
   const by = "the loss of the worst fifth of the clients on the rows left out";
   if (!isKnown(price)) return `Of all it is the one with the lowest value of ${by}.`;
   // Of one client alone there is no mixture, and radii alone are compared.
