@@ -29,6 +29,9 @@ def settings(
         "client_weights": dict(zip(names, weights, strict=True)),
         "rows": dict(zip(names, rows, strict=True)),
         "gap": gap,
+        "weights": "auto",
+        "price": 0.02,
+        "criterion": "risk",
     }
 
 
@@ -70,11 +73,25 @@ def test_what_is_paid_in_words():
             "gains 1.0% on average; the worst tenth of the clients pays 2.0%",
         ),
         ({"same_radius": True}, "Against pooled training with the same radius it pays"),
-        ({"pooled": True}, "The shared model is that of pooled training: nothing that was tried"),
     ):
         assert words in chosen_in_words(settings(blend=0.05, paid=paid | changed))["price"]
     assert "up to 5% of the weight" in chosen_in_words(settings(blend=0.05))["weights"]
     assert "price" not in chosen_in_words(settings())
+
+
+def test_why_it_is_pooled_training_in_words():
+    """Candidates within the price may look better, but not beyond chance; fixed weights leave no choice."""
+    paid = {"mean": 0.0, "worst_decile": 0.0, "pooled": True, "same_radius": False}
+    none = "no candidate was better for the worst clients"
+    for asked, same_radius, words in (
+        ({}, False, f"The shared model is that of pooled training: {none} beyond chance, within the price."),
+        ({"price": "inf"}, True, f"pooled training with the same radius: {none} whatever the price."),
+        ({"price": float("inf")}, False, f"{none} whatever the price."),
+        ({"weights": "fixed"}, False, "fixed by rows: the shared model is pooled training."),
+        ({"weights": 1.0}, True, "fixed by rows: the shared model is pooled training with its radius."),
+    ):
+        found = settings(cap=1.0, paid=paid | {"same_radius": same_radius})
+        assert chosen_in_words(found | asked)["price"].endswith(words)
 
 
 def test_own_models_in_words():
@@ -111,6 +128,8 @@ def test_the_command_and_the_page_say_what_was_chosen(tmp_path, capsys, radius, 
     assert chosen == chosen_in_words(model.settings) == page["chosen"]
     assert all(words in out for words in chosen.values())
     guarded = weights == "simplex"
+    assert bool(page["worst_case"]) == guarded
+    assert ("the radius is 0" in page["absent"].get("worst_case", "")) != guarded
     assert ("did not guard against shift" in chosen["radius"]) != guarded
     assert ("did not guard against another mixture" in chosen["weights"]) != guarded
     if not guarded:
@@ -123,6 +142,23 @@ def test_the_command_and_the_page_say_what_was_chosen(tmp_path, capsys, radius, 
     most = max(model.settings["client_weights"], key=model.settings["client_weights"].get)
     certificate = Certificate.from_json((tmp_path / "model" / "certificate.json").read_text())
     assert certificate.counts_most == (most,)
+
+
+def test_regret_is_said_on_the_screen_and_on_the_page(tmp_path, capsys):
+    visits().to_csv(tmp_path / "visits.csv", index=False)
+    said = "The criterion is regret: what clients lose beyond what they could attain by themselves."
+    for criterion in ("risk", "regret"):
+        code, out, err = run(
+            capsys,
+            *("fit", tmp_path / "visits.csv", "--client", "hospital", "--target", "stay"),
+            *("--criterion", criterion, "--out", tmp_path / criterion),
+        )
+        assert code == 0, err
+        page = json.loads((tmp_path / criterion / "report.json").read_text())
+        assert page["criterion"] == criterion
+        regret = criterion == "regret"
+        assert (said in out) == (["Criterion", said] in page["settings"]) == regret
+        assert page["chosen"].get("criterion") == (said if regret else None)
 
 
 @pytest.fixture(scope="module")

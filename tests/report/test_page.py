@@ -25,6 +25,7 @@ CONTENTS = {
     "hostile names": page_content.hostile(),
     "cross-validated radii": page_content.radii(),
     "pooled training": page_content.pooled(),
+    "regret": page_content.regret(),
 }
 STATEMENTS = {
     "interval-lower": ("interval", "lower"),
@@ -441,6 +442,31 @@ def test_the_candidates_are_in_a_table(visit):
     assert texts(browser, "#calibration tbody tr:first-child th") == ["Pooled training"]
     assert texts(browser, "#calibration .tag") == ["chosen"]
     assert "+1.4%" in find(browser, "#calibration tr:has(.tag)").text
+    rule = find(browser, "#calibration-words").text
+    assert "by more than two standard errors" in rule
+    assert "the rise of the mean loss plus one standard error (over the clients) is at most 2%" in rule
+
+
+def test_losses_with_own_models_are_shown_where_some_client_has_one(visit):
+    content = page_content.content()
+    assert "Mean loss, own models" in texts(visit(content), "#facts dt")
+    for client in content["clients"]:
+        client["has_own"] = False
+    browser = visit(content)
+    assert not any("own models" in title for title in texts(browser, "#facts dt"))
+    assert "of the shared model" not in find(browser, "#about").text
+
+
+def test_bounds_on_a_regret_are_not_called_those_of_a_loss(visit):
+    browser = visit(page_content.content())
+    assert "worst-case loss" in find(browser, "#bounds-figure figcaption").text
+    content = page_content.regret()
+    browser = visit(content)
+    assert content["chosen"]["criterion"] in find(browser, "#about").text
+    assert "The worst-case regret" in find(browser, "#bounds-figure figcaption").text
+    assert "Upper bound: the model's worst-case regret" in texts(browser, "#bounds-figure .legend span")
+    assert "has a worst-case regret lower" in find(browser, "#solver-words").text
+    assert "relative to a regret" in find(browser, "#gap-figure figcaption").text
 
 
 def test_who_gains_and_who_loses(visit):

@@ -117,9 +117,13 @@ function shiftBars({ client, moved }, extent) {
 
 function solver() {
   const { rounds, gap, method, history } = report.solver;
+  const regret = report.criterion === "regret";
+  const worst = regret ? "worst-case regret" : "worst case";
+  // A regret may be near 0, so that its gap is relative to a loss.
+  const part = regret ? "the mean loss that clients could attain by themselves plus that regret" : "it";
   const close = isKnown(gap)
     ? `It ended with a relative gap of ${number(gap)}: ` +
-      "no model of this kind has a worst case lower than this one's by more than that part of it."
+      `no model of this kind has a ${worst} lower than this one's by more than that part of ${part}.`
     : "How close it came to the best possible is not certified.";
   element("solver-words").textContent =
     `Training took ${plural(rounds, "round")} of messages between the server and the clients ` +
@@ -132,21 +136,22 @@ function solver() {
   }
   const bound = (label, tone, shape, key) => ({ label, tone, shape, values: points.map((p) => p[key]) });
   const bounds = [
-    bound("Upper bound: the model's worst case", "vermilion", "down", "upper"),
+    bound(`Upper bound: the model's ${worst}`, "vermilion", "down", "upper"),
     bound("Lower bound: of any model", "blue", "up", "lower"),
   ];
   const inUnits = report.loss.unit ? `, in ${report.loss.unit}` : "";
   const last = points.at(-1).upper ?? 0;
   const off = points.some((p) => known([p.upper, p.lower]).some((v) => Math.abs(v - last) > reach(last)));
   const edge = off ? " Bounds that are far off stand at the edge." : "";
-  const caption = `The worst-case loss${inUnits}, between two bounds that close in on the best possible.${edge}`;
+  const caption = `The worst-case ${regret ? "regret" : "loss"}${inUnits}, between two bounds that close in on the best possible.${edge}`;
   roundsFigure("bounds-figure", caption, bounds, false);
   const relative = points.map(({ upper, lower }) =>
     isKnown(upper) && isKnown(lower) ? (upper - lower) / Math.abs(upper) : null,
   );
   const gaps = [{ label: "Relative gap", tone: "green", shape: "diamond", values: relative }];
   const zero = relative.some((gap) => gap === 0) ? " A gap of zero has no place on it." : "";
-  const words = `The gap between the two, relative to the upper bound, on a logarithmic axis.${zero}`;
+  const other = regret ? " It is relative to a regret, the gap that training ended with to a loss." : "";
+  const words = `The gap between the two, relative to the upper bound, on a logarithmic axis.${other}${zero}`;
   roundsFigure("gap-figure", words, gaps, true);
 }
 
@@ -242,13 +247,18 @@ function calibration() {
   );
 }
 
-function choiceRule({ price, given }) {
-  if (given) return "Its weights were given, and the others are to compare.";
+function choiceRule({ price, given, pooled }) {
+  if (given) return "Its weights were given: candidates with other weights are only to compare.";
   const by = "the loss of the worst fifth of the clients on the rows left out";
   if (!isKnown(price)) return `Of all it is the one with the lowest value of ${by}.`;
+  // Of one client alone there is no mixture, and radii alone are compared.
+  const before = isKnown(pooled) ? "pooled training" : "training without a radius";
   return (
-    `Of those that lower ${by} beyond chance, and raise the mean by at most ${percent(price)}, it is the one ` +
-    "that lowers it most; where there is none, it is pooled training."
+    `Against ${before}, a candidate counts if it lowers ${by} by more than two standard errors (over the ` +
+    "clients' folds), and if the rise of the mean loss plus one standard error (over the clients) is at most " +
+    `${percent(price)}; of few clients a little more than two and one is asked. Of those that count it is the one ` +
+    `with the lowest worst fifth; where none does, it is ${before}. So a candidate in the table that looks better ` +
+    "than the choice may be so by chance."
   );
 }
 

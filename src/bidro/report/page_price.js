@@ -229,7 +229,7 @@ function gainsSeries(same) {
   };
   const pooled = { ...MARKED.pooled, short: "Pooled training", value: (c) => c.pooled };
   if (same) pooled.label = "Pooled training, which is the shared model";
-  return [pooled, ...(same ? [] : [shared]), ...(clients.some((c) => c.has_own) ? [own] : [])];
+  return [pooled, ...(same ? [] : [shared]), ...(someOwn ? [own] : [])];
 }
 
 const changeWords = ({ own_change: { mean, se }, pooled }) =>
@@ -241,7 +241,7 @@ function gainsWords() {
   const change = (field) =>
     `${number(pooled[field])} to ${loss(after[field])} (${signed(after[field] / pooled[field] - 1)})`;
   const counted = (verdict) => count(clients.filter((c) => c.verdict === verdict).length);
-  const used = clients.some((c) => c.has_own) ? "its own model where it has one" : "the shared model";
+  const used = someOwn ? "its own model where it has one" : "the shared model";
   const words = [
     `On rows kept out, with every client using ${used}, the mean loss goes from ${change("mean")} against`,
     `pooled training, that of the worst tenth of the clients from ${change("worst_decile")}.`,

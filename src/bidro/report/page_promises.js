@@ -19,6 +19,7 @@ function about() {
   ];
   // Reports of older versions have no such words.
   if (report.chosen) words.push(report.chosen.radius, report.chosen.weights);
+  if (report.chosen?.criterion) words.push(report.chosen.criterion);
   words.push("This page holds summaries of each client, and no rows.");
   element("about").textContent = words.join(" ");
   facts();
@@ -39,7 +40,7 @@ function howItDoes() {
       ];
   return [
     ...where,
-    `the mean loss${overall.own ? " of the shared model" : ""} is ${loss(overall.mean)};`,
+    `the mean loss${someOwn ? " of the shared model" : ""} is ${loss(overall.mean)};`,
     `that of the worst client, ${worst.name}, is ${loss(overall.worst_client)};`,
     `and that of the worst tenth of the clients is ${loss(overall.worst_decile)}.`,
   ];
@@ -53,9 +54,12 @@ function facts() {
     ["Mean loss", loss(report.overall?.mean)],
     ["Worst client", loss(report.overall?.worst_client)],
     ["Worst tenth of clients", loss(report.overall?.worst_decile)],
-    ["Mean loss, own models", loss(report.overall?.own?.mean)],
-    ["Worst tenth, own models", loss(report.overall?.own?.worst_decile)],
   ];
+  if (someOwn)
+    all.push(
+      ["Mean loss, own models", loss(report.overall?.own?.mean)],
+      ["Worst tenth, own models", loss(report.overall?.own?.worst_decile)],
+    );
   const given = all.filter(([, value]) => value !== "–");
   element("facts").replaceChildren(
     ...given.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))),

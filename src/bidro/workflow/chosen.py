@@ -6,19 +6,24 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+_REGRET = "The criterion is regret: what clients lose beyond what they could attain by themselves."
 # Clients of the worst mixture that are named.
 MOST_NAMED = 5
 
 
 def chosen_in_words(settings: Mapping[str, Any]) -> dict[str, str]:
-    """A sentence each on `radius`, `weights` and, for several clients, the `worst_mixture`.
+    """A sentence each on `radius`, `weights`, the `criterion` if it is regret, and, for several clients, the
+    `worst_mixture`.
 
     `settings` are those of a model: radii, client_weights and rows by client, radii None where there are no
-    balls; cap, None where there is none; gap, None where the solution is not certified.
+    balls; cap, None where there is none; gap, None where the solution is not certified; the criterion;
+    weights and price as they were asked for.
     """
     words = {"radius": _radius(settings), "weights": _weights(settings)}
+    if settings["criterion"] == "regret":
+        words["criterion"] = _REGRET
     if settings["paid"] is not None and len(settings["rows"]) > 1:
-        words["price"] = _price(settings["paid"])
+        words["price"] = _price(settings)
     if settings["own"] is not None:
         words["own"] = _own(settings["own"], len(settings["rows"]))
     if len(settings["rows"]) > 1:
@@ -67,13 +72,17 @@ def _blended(cap: float | None, blend: float) -> str:
     )
 
 
-def _price(paid: Mapping[str, Any]) -> str:
+def _price(settings: Mapping[str, Any]) -> str:
+    paid = settings["paid"]
     before = "pooled training" + " with the same radius" * paid["same_radius"]
+    if paid["pooled"] and settings["weights"] != "auto":
+        radius = " with its radius" * paid["same_radius"]
+        return f"The weights were fixed by rows: the shared model is pooled training{radius}."
     if paid["pooled"]:
-        return (
-            f"The shared model is that of {before}: nothing that was tried had a better worst case within "
-            "the price."
-        )
+        # At any price the lowest is taken, beyond chance or not.
+        any_price = float(settings["price"]) == math.inf
+        when = "whatever the price" if any_price else "beyond chance, within the price"
+        return f"The shared model is that of {before}: no candidate was better for the worst clients {when}."
     mean, worst = paid["mean"], -paid["worst_decile"]
     cost = f"pays {mean:.1%} on average" if mean >= 0 else f"gains {-mean:.1%} on average"
     gain = f"gains {worst:.1%}" if worst >= 0 else f"pays {-worst:.1%}"

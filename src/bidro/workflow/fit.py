@@ -163,8 +163,10 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         "radius": trained.radius_promise,
         "cap": None if math.isinf(trained.weighing.cap) else trained.weighing.cap,
         "blend": trained.weighing.blend,
+        "weights": options.weights,
         "price": options.price,
-        "criterion": options.criterion,
+        # As trained: Algorithm 1 knows no regret.
+        "criterion": "risk" if trained.problem.references is None else "regret",
         "paid": paid(trained.calibration),
         "own": own_settings(trained),
         "metric": options.metric,

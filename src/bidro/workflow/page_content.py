@@ -37,6 +37,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "client_column": model.schema.client,
         "rows": sum(fit.certificate.rows),
         "held_out_rows": fit.held_out_rows,
+        "criterion": model.settings["criterion"],
         "chosen": model.settings["chosen"],
         "concerns": model.settings["concerns"],
         "paid": model.settings["paid"],
@@ -57,9 +58,11 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "levels": [_level(level) for level in fit.levels],
         "default_level": confidences.index(fit.certificate.confidence),
         "absent": dict(fit.certificate.absent),
-        "worst_case": [_worst_case(fit, name, found) for name, found in fit.worst_cases.items()],
+        "worst_case": _worst_cases(fit),
         "advice": _advice(fit),
     }
+    if not content["worst_case"]:
+        content["absent"]["worst_case"] = _no_worst_case(fit)
     if classes is not None:
         content["classes"] = list(classes)
     return content
@@ -80,6 +83,8 @@ def _settings(fit: Fit) -> list[list[str]]:
         cap = "none" if np.isinf(calibration.chosen.cap) else f"{calibration.chosen.cap:g}"
         chosen = calibration.chosen
         rows.insert(2, ["Choice", f"c = {chosen.scale:g}, cap = {cap}, blend = {chosen.blend:g}"])
+    if "criterion" in settings["chosen"]:
+        rows.insert(1, ["Criterion", settings["chosen"]["criterion"]])
     if settings["own"] is not None:
         rows.insert(-2, ["Own models", shrinkage_in_words(settings["own"])])
     rows += [[f"Version of {name}", version] for name, version in fit.model.versions.items()]
@@ -217,6 +222,21 @@ def _level(found: Certificate) -> dict[str, Any]:
         "promises": promises,
         "too_few": too_few,
     }
+
+
+def _worst_cases(fit: Fit) -> list[dict[str, Any]]:
+    """Of the clients that count most; nothing moves in one whose radius is 0."""
+    radii = fit.model.settings["radii"]
+    return [_worst_case(fit, name, found) for name, found in fit.worst_cases.items() if radii[name]]
+
+
+def _no_worst_case(fit: Fit) -> str:
+    radii = fit.model.settings["radii"].values()
+    if any(radii):
+        return "the radius of each client that counts most is 0."
+    if all(radius == 0 for radius in radii):
+        return "the radius is 0, so that training did not guard against shift inside a client."
+    return "there is no radius, because training used penalties."
 
 
 def _worst_case(fit: Fit, name: str, found: Displacement) -> dict[str, Any]:

@@ -71,8 +71,8 @@ def concerns(fitted: Fitted) -> list[str]:
     cost = paid(fitted.trained.calibration)
     if cost is not None and cost["mean"] > _FAR_ABOVE:
         found.append(
-            f"On average the shared model loses {cost['mean']:.0%} more than pooled training; weights chosen "
-            "within a lower price lose less."
+            f"On average the shared model loses {cost['mean']:.0%} more than pooled training, on rows left "
+            "out in cross-validation; weights chosen within a lower price lose less."
         )
     losing = _losing(fitted)
     if losing:
