@@ -34,6 +34,8 @@ Numbers = NDArray[np.float64]
 # Where squared errors are below this share of the target's own spread, rounding hides bounds, and nothing is
 # at stake.
 _EXACT_FIT = 1e-6
+# Where Newton's method fails, as at the kink of an exact fit, this gap is good enough to choose by.
+_FALLBACK_GAP = 1e-3
 
 
 class Reply(NamedTuple):
@@ -85,7 +87,7 @@ class FoldMoments(Usual):
 
     @property
     def _exact(self) -> ExactMWDRO:
-        return ExactMWDRO(Exact(), gap=self.gap, saves_rounds=False)
+        return ExactMWDRO(Exact(), gap=max(self.gap, _FALLBACK_GAP), saves_rounds=False)
 
     def init(self, problem: Problem, seed: int = 0) -> MomentsState:
         sizes = problem.federation.sizes

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    import pandas as pd
+from bidro.cli.notes import note, note_own_models, note_what_is_new
 
+if TYPE_CHECKING:
     from bidro.model_file import Model
 
 ModelFolder = Annotated[Path, typer.Argument(help="Model folder that `bidro fit` wrote.")]
@@ -42,8 +41,8 @@ def predict(
             )
     loaded, rows = load_model(model), read_one(table)
     found = loaded.predict(rows)
-    _note_what_is_new(loaded, rows)
-    _note_own_models(loaded, rows)
+    note_what_is_new(loaded, rows)
+    note_own_models(loaded, rows)
     if out is not None:
         write_text(out, found.to_csv(index=False))
         words = f"{len(found):,} predictions written to {out}."
@@ -70,7 +69,7 @@ def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
     loaded = load_model(model)
     whole, _ = read(tables, loaded.schema.client)
     found = evaluated(loaded, whole)
-    _note(loaded, whole, found["not_in_training"])
+    note(loaded, whole, found["not_in_training"])
     _note_rows_trained_on(model, rows_by_client(loaded, whole))
     if json:
         _print_json(found)
@@ -275,7 +274,7 @@ def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
 
     whole, _ = read(tables, model.schema.client)
     found = rows_by_client(model, whole)
-    _note(model, whole)
+    note(model, whole)
     return found
 
 
@@ -298,67 +297,8 @@ def _holdout_rows(
     if (declared := model.settings["support"]) is not None:
         require_declared(declared, schema, whole)
     by_client = rows_by_client(model, whole)
-    _note(model, whole)
+    note(model, whole)
     return by_client, units
-
-
-def _note_what_is_new(model: Model, table: pd.DataFrame) -> None:
-    """Say which clients and how many levels of a table the model does not know."""
-    named = model.schema.client in table
-    new = sorted(set(model.schema.clients(table).tolist()) - set(model.clients)) if named else []
-    _note(model, table, new)
-
-
-def _note_own_models(model: Model, table: pd.DataFrame) -> None:
-    """Say for how many rows of a table clients' own models are used."""
-    import sys
-
-    import numpy as np
-
-    if not model.own:
-        return
-    if model.schema.client not in table:
-        words = (
-            f"the table has no column '{model.schema.client}', so all rows were predicted by the shared model"
-        )
-    else:
-        count = int(np.isin(model.schema.clients(table), list(model.own)).sum())
-        words = f"{count:,} of {len(table):,} rows were predicted by their client's own model"
-    print(f"bidro: {words}.", file=sys.stderr)
-
-
-def _note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) -> None:
-    """Say how many cells of a table are filled or count as another level, and which clients are new."""
-    import sys
-
-    elsewhere = sorted(set((model.settings.get("own") or {}).get("clients", [])) - set(model.own))
-    if elsewhere:
-        which = f"'{elsewhere[0]}'" + (f" and {len(elsewhere) - 1} more" if len(elsewhere) > 1 else "")
-        print(
-            f"bidro: the own model of {which} is not in this folder (after a federated run it is at its "
-            "site); the shared model is used there.",
-            file=sys.stderr,
-        )
-    if new_clients:
-        which = f"client '{new_clients[0]}' was"
-        if len(new_clients) > 1:
-            which = f"{len(new_clients):,} clients ('{new_clients[0]}' and others) were"
-        print(
-            f"bidro: {which} not in training; no statement about the model covers such a client.",
-            file=sys.stderr,
-        )
-    others = {column.name: column.other for column in model.schema.columns}
-    for name, count in model.schema.filled(table).items():
-        cells = "1 missing cell" if count == 1 else f"{count:,} missing cells"
-        filler = next(column.filler for column in model.schema.columns if column.name == name)
-        print(f"bidro: {cells} of '{name}' filled by '{filler}', as in training.", file=sys.stderr)
-    for name, count in model.schema.counted_as_other(table).items():
-        rows = "1 row has" if count == 1 else f"{count:,} rows have"
-        print(
-            f"bidro: {rows} a level of '{name}' that the model does not know by name; it counts as "
-            f"'{others[name]}'.",
-            file=sys.stderr,
-        )
 
 
 def _refuse_rows_trained_on(folder: Path, rows: dict[str, Any]) -> None:
