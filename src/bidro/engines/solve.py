@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -27,6 +28,9 @@ Method = Literal["curvature", "gradients", "one-shot"]
 
 # Up to this many parameters, clients send curvature: half its square in numbers a round.
 LARGEST_CURVATURE = 300
+
+# A solve ends where so many rounds have not brought the gap below this share of the least before.
+_WITHOUT_GAIN, _GAIN = 60, 0.99
 
 
 class GapNotReachedWarning(UserWarning):
@@ -174,6 +178,7 @@ class _Run:
         most: int,
         progress: Callable[[int, float], None] | None,
     ) -> None:
+        least, since = math.inf, 0
         for one in rounds(network.clients_of(problem), algorithm, self.state, most, self.done):
             self.state, self.done = one.state, one.t
             self.down += len(pack(one.broadcast))
@@ -181,6 +186,10 @@ class _Run:
             self.history.append((self.solver.best.upper, self.solver.lower))
             if progress is not None:
                 progress(self.done, self.solver.gap)
+            since = 0 if self.solver.gap < _GAIN * least or math.isinf(least) else since + 1
+            least = min(least, self.solver.gap)
+            if since >= _WITHOUT_GAIN:
+                break  # rounding is what is left
 
     def solution(self, problem: Problem, gap: float) -> Solution:
         solver = self.solver
