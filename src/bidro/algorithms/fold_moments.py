@@ -35,7 +35,7 @@ Numbers = NDArray[np.float64]
 # at stake.
 _EXACT_FIT = 1e-6
 # Where Newton's method fails, as at the kink of an exact fit, this gap is good enough to choose by.
-_FALLBACK_GAP = 1e-3
+_FALLBACK_GAP = 1e-4
 
 
 class Reply(NamedTuple):

@@ -185,6 +185,8 @@ def _plain(value: Any) -> Any:
 
 def _restored_held_out(part: dict[str, Any]) -> HeldOut:
     marked = part.pop("vacuous")
+    if set(part) != {field.name for field in dataclasses.fields(HeldOut)}:
+        raise ValueError("a bound has other parts than it should")
     found = HeldOut(**part)
     if found.vacuous is not marked:
         raise ValueError("a bound is marked vacuous that is not, or the other way round")
