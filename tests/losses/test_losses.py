@@ -196,3 +196,14 @@ def test_the_highest_steepness_cone_is_the_steepness(loss):
     else:
         expected = loss.dual_norm(jnp.asarray(x), jnp.asarray(inverse))
     assert highest == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_balanced_gradients_of_hardly_any_size_are_0():
+    """Down to the smallest numbers there are: sums are 0, and nothing is divided by 0."""
+    loss = Softmax(classes=3, intercept=True)
+    for size in (1.0, 1e-300, 5e-324, 0.0):
+        found = np.asarray(loss.balanced(jnp.asarray(size * np.arange(1.0, 10.0))))
+        assert np.all(np.isfinite(found))
+        assert np.all(found[:6].reshape(3, 2).sum(axis=0) == 0)
+        assert abs(found[6:].sum()) == 0
+        np.testing.assert_allclose(found[:4], size * np.arange(1.0, 5.0), atol=1e-270)

@@ -113,7 +113,8 @@ class Softmax(Loss):
         flat = [weights.reshape(self.classes, -1), intercepts.reshape(self.classes, -1)]
         exponent = [jnp.frexp(jnp.abs(part).max(axis=0, initial=0.0))[1] for part in flat]
         spare = (self.classes - 1).bit_length() + 1 - 52
-        grids = [jnp.ldexp(1.0, e + spare) for e in exponent]
+        # Numbers that have no such bits, next to the smallest there are, count as 0.
+        grids = [jnp.where(e > -900, jnp.ldexp(1.0, jnp.maximum(e, -900) + spare), 1.0) for e in exponent]
         snapped = [jnp.round(part / grid)[:-1] * grid for part, grid in zip(flat, grids, strict=True)]
         whole = [jnp.vstack([part, -part.sum(axis=0)]).ravel() for part in snapped]
         return jnp.concatenate([*whole, rest])
