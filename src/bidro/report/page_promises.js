@@ -434,7 +434,8 @@ function dots() {
     shown.length < clients.length
       ? `The ${shown.length} clients with the highest ${by}, of ${count(clients.length)}; the table above has all.`
       : `All clients, the highest ${by} first.`;
-  const level = series.some((s) => s.every) ? " Bounds and robust risks are at the chosen confidence." : "";
+  const bounds = trained ? "Bounds and robust risks" : "Bounds";
+  const level = series.some((s) => s.every) ? ` ${bounds} are at the chosen confidence.` : "";
   const words = `${which}${level} Point at a mark to read it, or use Tab and the arrow keys.`;
   const redraw = figure(
     "dots-figure",
