@@ -14,7 +14,7 @@ ALLOWED = CONFIDENCE - 3 * math.sqrt(CONFIDENCE * (1 - CONFIDENCE) / REPETITIONS
 
 
 def drawn(rng, rows, shift, rare=0.03):
-    """Losses in [0, 4] of two models that are wrong together, of the first more by `shift`, and rarely by 3."""
+    """Losses in [0, 4] of two models that are wrong together, the first more by `shift` and rarely by 3."""
     common = rng.beta(1, 6, rows)
     far = 3.0 * (rng.uniform(size=rows) < rare)
     return np.minimum(common + np.maximum(shift, 0) + far, 4.0), common + np.maximum(-shift, 0)
@@ -36,7 +36,9 @@ def test_the_bound_holds_as_often_as_promised(rows):
         found = paired(one, two, 4.0, CONFIDENCE)
         held += found.bound >= truth
         if k < 3:
-            unsorted = paired({n: e[0] for n, e in both.items()}, {n: e[1] for n, e in both.items()}, 4.0, 0.9)
+            unsorted = paired(
+                {n: e[0] for n, e in both.items()}, {n: e[1] for n, e in both.items()}, 4.0, 0.9
+            )
             assert unsorted.bound == found.bound
     assert held / REPETITIONS >= ALLOWED
 

@@ -47,9 +47,7 @@ def test_losses_of_classes():
     assert PredictedLoss("mistakes").values(of).mean() == pytest.approx(wrong)
     labelled = Scored.labels(true, np.array(CLASSES)[shares.argmax(axis=1)])
     np.testing.assert_array_equal(labelled.mistakes, of.mistakes)
-    by_hand = [
-        sum((shares[k, j] - (true[k] == CLASSES[j])) ** 2 for j in range(3)) for k in range(len(true))
-    ]
+    by_hand = [sum((shares[k, j] - (true[k] == CLASSES[j])) ** 2 for j in range(3)) for k in range(len(true))]
     np.testing.assert_allclose(PredictedLoss("brier").values(of), by_hand, rtol=1e-12)
     assert PredictedLoss("brier").largest(3) == 2.0
 
@@ -80,7 +78,10 @@ def changed(shares, place, value):
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (lambda t, s: Scored.probabilities(t, changed(s, 3, [0.5, 0.5, 0.5]), CLASSES), "Row 3: .* sum to 1.5"),
+        (
+            lambda t, s: Scored.probabilities(t, changed(s, 3, [0.5, 0.5, 0.5]), CLASSES),
+            "Row 3: .* sum to 1.5",
+        ),
         (lambda t, s: Scored.probabilities(t, changed(s, 3, np.nan), CLASSES), "Row 3 has a probability"),
         (lambda t, s: Scored.probabilities(t, changed(s, 3, [1.5, -0.5, 0]), CLASSES), "Row 3 has a prob"),
         (lambda t, s: Scored.probabilities(np.where(t == "c", "d", t), s, CLASSES), "for the class 'd'"),

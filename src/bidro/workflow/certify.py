@@ -124,7 +124,7 @@ def _kind(
 ) -> Callable[[ArrayLike, ArrayLike], Scored]:
     """How targets and predictions of this kind become rows."""
     if classes is not None:
-        names = as_words(pd.Series([*classes], dtype=object)).tolist()
+        names = _words(np.array([*classes])).tolist()
         return lambda y, predicted: Scored.probabilities(_words(y), _floats(predicted, 2), names)
     if np.ndim(predicted) == 2 and np.shape(predicted)[1] > 1:
         raise BidroError("Probabilities need `classes`, the class of each of their columns.")
