@@ -19,9 +19,9 @@ SQUARED = PredictedLoss("squared")
 
 
 def population(rng, client, rows):
-    """(features (N, 2), targets (N,)) of a client; one row in 40 is far off."""
+    """(features (N, 2), targets (N,)) of a client; a few rows are far off, and of 20 there may be none."""
     features = rng.uniform(size=(rows, 2))
-    far = 6.0 * (rng.uniform(size=rows) < 0.025)
+    far = 6.0 * (rng.uniform(size=rows) < {"a": 0.01, "b": 0.03, "c": 0.1}[client])
     noise = rng.normal(size=rows) * (0.2 + 0.3 * CLIENTS.index(client))
     return features, np.sin(6 * features[:, 0]) + features[:, 1] * CLIENTS.index(client) + noise + far
 
@@ -204,6 +204,9 @@ def test_classes_and_units():
         assert by_units.mistakes.kind == "betting"
         assert by_units.mistakes.mistakes
         assert "fresh units" in str(by_units)
+        pair = certify_scored(scored, clients, loss, known, 0.9, against=scored).against
+        assert pair.mistakes == (word == "mistakes")
+        assert set(pair.means.values()) == {0.0}
         with pytest.raises(BidroError, match="by itself; give neither"):
             Range.of(loss, scored, 3.0, None)
 

@@ -33,6 +33,7 @@ def test_losses_of_numbers(numbers):
     for quantile in (0.1, 0.5, 0.8):
         expected = metrics.mean_pinball_loss(true, said, alpha=quantile)
         assert PredictedLoss("pinball", quantile).values(of).mean() == pytest.approx(expected, rel=1e-12)
+    assert of.mistakes is None
     assert PredictedLoss("squared").largest(0) is None
     assert PredictedLoss("squared").unit("stay") == "stay²"
     assert PredictedLoss("absolute").in_words == "absolute error"

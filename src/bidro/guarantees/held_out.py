@@ -216,7 +216,7 @@ def client_bounds(
     units: ArrayLike | None = None,
 ) -> list[ClientBound]:
     """`client_bound` at several levels, each by itself."""
-    values = _checked(name, np.minimum(losses, largest) if clipped else losses, largest)
+    values = checked_losses(name, losses, largest, clipped)
     # Sorted, so that not even rounding depends on the order of the rows.
     draws = np.sort(values if units is None else _unit_means(name, values, units))
     if kind == "clopper-pearson" and not np.all(np.isin(draws, (0.0, 1.0))):
@@ -359,8 +359,9 @@ def rows_for_half_way(mean: float, beta: float, kind: Bound) -> int | None:
     return high
 
 
-def _checked(name: str, given: ArrayLike, largest: float) -> Floats:
-    values = np.asarray(given, float)
+def checked_losses(name: str, given: ArrayLike, largest: float, clipped: bool) -> Floats:
+    """(N_i,) a client's losses in [0, largest], with `clipped` larger ones as that; BidroError for others."""
+    values = np.asarray(np.minimum(given, largest) if clipped else given, float)
     if values.ndim != 1 or len(values) == 0:
         raise BidroError(f"Client '{name}' has no rows kept out; keep at least one.")
     if not np.all(np.isfinite(values)) or values.min() < 0 or values.max() > largest * (1 + 1e-12):

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bidro.arrays import Floats
-from bidro.errors import BidroError
-from bidro.guarantees.held_out import VACUOUS_SHARE, held_out
+from bidro.guarantees.held_out import VACUOUS_SHARE, checked_losses, held_out
 from bidro.trees import Frozen
 
 
@@ -100,8 +98,8 @@ class Paired:
 
 
 def paired(
-    losses: Mapping[str, Floats],
-    others: Mapping[str, Floats],
+    losses: Mapping[str, ArrayLike],
+    others: Mapping[str, ArrayLike],
     largest: float,
     confidence: float = 0.95,
     clipped: bool = False,
@@ -115,13 +113,9 @@ def paired(
     """
     differences = {}
     for name, own in losses.items():
-        both = [np.minimum(each, largest) if clipped else each for each in (own, others[name])]
-        if any(np.any(each > largest * (1 + 1e-12)) or each.min() < 0 for each in both):
-            raise BidroError(
-                f"Client '{name}' has losses outside [0, {largest:g}], the range that was declared."
-            )
+        one, two = (checked_losses(name, each, largest, clipped) for each in (own, others[name]))
         # In [0, 2R] but for rounding.
-        differences[name] = np.clip(both[0] - both[1] + largest, 0.0, 2 * largest)
+        differences[name] = np.clip(one - two + largest, 0.0, 2 * largest)
     found = held_out(differences, confidence, 2 * largest, units=units)
     return Paired(
         found.bound - largest,
