@@ -226,6 +226,8 @@ def test_where_a_clip_level_may_come_from():
     for same in (some(slice(None)), some(rng.permutation(120)), some(slice(0, 60)), some(slice(0, 30))):
         with pytest.raises(BidroError, match="those to certify"):
             Range.of(SQUARED, scored, None, same)
+    with pytest.raises(BidroError, match="those to certify"):
+        Range.of(SQUARED, scored, None, Scored(scored.target, np.zeros(120)))
     few = Scored(np.append(other.target, scored.target[:2]), np.append(other.predicted, scored.predicted[:2]))
     assert Range.of(SQUARED, scored, None, few).note.startswith("2 of the other rows")
     with pytest.raises(BidroError, match="no largest value of its own"):
@@ -243,6 +245,10 @@ def test_alike_by_chance_is_no_reason_to_refuse():
         rng = np.random.default_rng(seed)
         one, two = (Scored(rng.poisson(3, n).astype(float), np.full(n, 3.0)) for n in (60, 200))
         assert Range.of(SQUARED, one, None, two).note is None
+        # As many rows of each class on both sides, as where rows were chosen so.
+        true, shares = np.repeat(["a", "b"], 30), rng.dirichlet([1, 1], (2, 60))
+        one, two = (Scored.probabilities(true, each, ["a", "b"]) for each in shares)
+        assert Range.of(PredictedLoss("log loss"), one, None, two).note is None
 
 
 def test_an_infinite_log_loss_gives_no_clip_level():

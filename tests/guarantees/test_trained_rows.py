@@ -293,23 +293,25 @@ def test_two_tables_side_by_side(make):
         rows, others = make(rng, one), make(rng, two)
         assert not same_rows(rows, others).sure
         mixed = same_rows(rows, rng.permutation(rows))
-        assert mixed.sure
+        assert mixed.whole
         assert mixed == same_rows(rows, rows)
+        if make is continuous:
+            assert mixed.sure == (one > 2)
 
 
 def test_rows_in_both_tables_are_counted():
     rng = np.random.default_rng(1)
     rows, others = continuous(rng, 100), continuous(rng, 300)
-    assert same_rows(rows, others) == (0, False, False)
-    assert same_rows(rows, np.concatenate([others, rows[:2]])) == (2, False, True)
-    assert same_rows(rows[:60], rows) == same_rows(rows, rows[:60]) == (60, True, True)
+    assert same_rows(rows, others) == (0, False, False, False)
+    assert same_rows(rows, np.concatenate([others, rows[:2]])) == (2, False, False, True)
+    assert same_rows(rows[:60], rows) == same_rows(rows, rows[:60]) == (60, True, False, True)
     # Where some rows of one side are equal, a few that both have are no wonder.
     for twice in (
         (np.concatenate([rows, rows[:1]]), rows[1:3]),
         (rows[1:3], np.concatenate([rows, rows[:1]])),
     ):
-        assert same_rows(*twice) == (2, False, False)
-    # Equal rows do not count, and may be by chance; but all of both tables may not.
-    assert same_rows(np.zeros((50, 1)), np.zeros((60, 1))) == (0, False, False)
-    assert same_rows(np.zeros((50, 1)), np.zeros((50, 1))) == (0, True, False)
-    assert same_rows(np.zeros((2, 1)), -np.zeros((2, 1))) == (0, True, False)
+        assert same_rows(*twice) == (2, False, False, False)
+    # Equal rows do not count, and may be by chance.
+    assert same_rows(np.zeros((50, 1)), np.zeros((60, 1))) == (0, False, False, False)
+    assert same_rows(np.zeros((50, 1)), np.zeros((50, 1))) == (0, False, True, False)
+    assert same_rows(np.zeros((2, 1)), -np.zeros((2, 1))) == (0, False, True, False)

@@ -48,6 +48,17 @@ def test_any_model_with_predict_and_its_predictions_are_the_same():
     assert framed.held_out.units
 
 
+def test_numbers_that_pandas_keeps_in_a_type_of_its_own():
+    X, y, clients = rows(11)
+    whole = pd.Series(np.round(3 * y), dtype="Int64")
+    found = bidro.certify_predictions(whole, pd.Series(X[:, 0], dtype="Float64"), clients, largest=500.0)
+    same = bidro.certify_predictions(np.round(3 * y), X[:, 0], clients, largest=500.0)
+    assert found.to_json() == same.to_json()
+    whole[3] = pd.NA
+    with pytest.raises(BidroError, match="Row 3 has no target"):
+        bidro.certify_predictions(whole, X[:, 0], clients, largest=500.0)
+
+
 def test_a_better_model_is_called_better_and_the_worse_is_not():
     X, y, clients = rows(2, 600)
     train = rows(3, 300)

@@ -96,9 +96,9 @@ def certify_scored(
     model's predictions of the same rows, in the same order.
     """
     check_confidence(confidence)
-    names = tuple(np.unique(clients).tolist())
-    labels = None if units is None else _by_client(names, clients, units)
-    losses = _by_client(names, clients, loss.values(scored))
+    labels = None if units is None else by_client(clients, units)
+    losses = by_client(clients, loss.values(scored))
+    names = tuple(losses)
     held = clipped = mistakes = pair = None
     absent = {
         "interval": "it needs the model itself and the rows that it was trained on.",
@@ -113,13 +113,13 @@ def certify_scored(
     if known.clip is not None:
         clipped = held_out(losses, confidence, known.clip, clipped=True, units=labels)
     if (wrong := scored.mistakes) is not None:
-        mistakes = _of_mistakes(_by_client(names, clients, wrong), confidence, labels)
+        mistakes = _of_mistakes(by_client(clients, wrong), confidence, labels)
     if against is not None:
         most = known.clip if known.clip is not None else known.declared
         assert most is not None
         pair = paired(
             losses,
-            _by_client(names, clients, loss.values(against)),
+            by_client(clients, loss.values(against)),
             most,
             confidence,
             clipped=known.clip is not None,
@@ -149,7 +149,9 @@ def _refused_or_note(scored: Scored, others: Scored) -> str | None:
     if scored.content.shape[1] != others.content.shape[1]:
         raise BidroError("The other rows have predictions of another kind than the rows to certify.")
     found = same_rows(scored.content, others.content)
-    if found.sure:
+    # The same rows may come with another model's predictions.
+    targets = same_rows(scored.target[:, None], others.target[:, None])
+    if found.whole or found.sure or targets.sure:
         raise BidroError(
             "The other rows are, some or all, those to certify, and a clip level read off these would void "
             "the statement; give rows that are not certified."
@@ -171,7 +173,8 @@ def _of_mistakes(
     return dataclasses.replace(held_out(wrong, confidence, 1.0, units=units), mistakes=True)
 
 
-def _by_client(
-    names: tuple[str, ...], clients: NDArray[np.str_], values: NDArray[Any]
-) -> dict[str, NDArray[Any]]:
-    return {name: values[clients == name] for name in names}
+def by_client(clients: NDArray[np.str_], values: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Each client's part of values (N,), in the order of the rows, by name."""
+    names, codes = np.unique(clients, return_inverse=True)
+    parts = np.split(values[np.argsort(codes, kind="stable")], np.cumsum(np.bincount(codes))[:-1])
+    return dict(zip(names.tolist(), parts, strict=True))

@@ -195,7 +195,8 @@ class Same(NamedTuple):
     """Rows beside other rows; those that have an equal on their own side do not count."""
 
     equal: int  # rows that equal one of the others
-    sure: bool  # beyond doubt not by chance
+    sure: bool  # so many that it is beyond doubt not by chance
+    whole: bool  # both have the same rows, each as often
     odd: bool  # some are equal though no two rows of one side are
 
 
@@ -210,7 +211,7 @@ def same_rows(rows: ArrayLike, others: ArrayLike) -> Same:
     ]
     whole = len(one) == len(two) and bool(np.all(np.sort(one) == np.sort(two)))
     odd = equal > 0 and len(lone) == len(one) and len(theirs) == len(two)
-    return Same(equal, whole or min(by_chance) < UNLIKELY, odd)
+    return Same(equal, min(by_chance) < UNLIKELY, whole, odd)
 
 
 def _most_by_chance(

@@ -43,8 +43,8 @@ def certify_predictions(
         loss: "squared" (the default for numbers), "absolute" or "pinball" (with `quantile`); "mistakes" (the
             default for classes), "log loss" or "brier", the last two of probabilities.
         classes: the class of each column of probabilities.
-        largest: the largest loss that is possible, known beforehand. The first four losses but mistakes need
-            it or `clip_from`.
+        largest: the largest loss that is possible, known beforehand. Squared, absolute, pinball and log loss
+            need it or `clip_from`.
         clip_from: (y, predicted) of other rows; losses then count as at most the largest of theirs.
         units: the person or thing that each row is of (N,): a unit is then one draw, with the mean loss of
             its rows.
@@ -128,10 +128,16 @@ def _kind(
         return lambda y, predicted: Scored.probabilities(_words(y), _floats(predicted, 2), names)
     if np.ndim(predicted) == 2 and np.shape(predicted)[1] > 1:
         raise BidroError("Probabilities need `classes`, the class of each of their columns.")
-    numeric = all(np.asarray(given).dtype.kind in "iuf" for given in (y, predicted))
-    if PredictedLoss(loss).of_numbers if loss is not None else numeric:
+    numbers = PredictedLoss(loss).of_numbers if loss is not None else _numeric(y) and _numeric(predicted)
+    if numbers:
         return lambda y, predicted: Scored.numbers(_floats(y, 1), _floats(predicted, 1))
     return lambda y, predicted: Scored.labels(_words(y), _words(predicted))
+
+
+def _numeric(given: Any) -> bool:
+    """Whether these are numbers by their type, which nullable ones of pandas are, too."""
+    kind = given.dtype if isinstance(given, pd.Series) else np.asarray(given).dtype
+    return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
 
 
 def _words(given: ArrayLike) -> NDArray[np.str_]:

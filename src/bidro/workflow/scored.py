@@ -16,7 +16,7 @@ from bidro.errors import BidroError
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.scored import Range, certify_scored
 from bidro.losses.predicted import PredictedLoss, Scored
-from bidro.tables import Schema, as_words, read, read_one, require_numbers, row_name
+from bidro.tables import Schema, as_words, read_one, require_numbers, row_name
 from bidro.tables.cells import numbers_or_none
 from bidro.tables.schema import listed
 
@@ -78,7 +78,7 @@ def read_scored(
     """
     if loss is not None:
         PredictedLoss(loss, quantile)
-    table, _ = read([path], columns.client)
+    table = read_one(path)
     for what, other in (("other rows", clip_from), ("the other model's predictions", against)):
         if other is not None and other.exists() and other.samefile(path):
             raise BidroError(f"'{other}' is the table to certify itself; give a table of {what}.")
@@ -91,7 +91,7 @@ def read_scored(
     known = Range.of(chosen, scored, largest, others)
     pair = None
     if against is not None:
-        second = read([against], columns.client)[0]
+        second = read_one(against)
         places = _places(table, second, columns, path, against)
         second = second.iloc[places].reset_index(drop=True)
         pair = _scored(second, columns, numeric, against)

@@ -15,6 +15,7 @@ import bidro
 from bidro.fitting.fit import ClientLoss
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.paired import Paired
+from bidro.guarantees.scored import by_client
 from bidro.workflow.fit import LEVELS
 from bidro.workflow.judged import evaluation
 from bidro.workflow.page_content import level_content
@@ -26,7 +27,7 @@ def scored_content(table: ScoredTable, confidence: float) -> dict[str, Any]:
     confidences = sorted({*LEVELS, confidence})
     levels = [table.certificate(level) for level in confidences]
     stated = levels[confidences.index(confidence)]
-    judged = evaluation(_judged(table, stated.names))
+    judged = evaluation(_judged(table))
     columns, loss, classes = table.columns, table.loss, table.scored.classes
     content: dict[str, Any] = {
         "title": f"{columns.target} by {columns.client}",
@@ -60,15 +61,15 @@ def scored_content(table: ScoredTable, confidence: float) -> dict[str, Any]:
     return content
 
 
-def _judged(table: ScoredTable, names: tuple[str, ...]) -> dict[str, ClientLoss]:
+def _judged(table: ScoredTable) -> dict[str, ClientLoss]:
     losses = table.loss.values(table.scored)
     if table.known.clip is not None:
         # What is stated is of losses counted so, and a loss of infinity has no place on a page.
         losses = np.minimum(losses, table.known.clip)
+    units = None if table.units is None else by_client(table.clients, table.units)
     return {
-        name: ClientLoss.of(losses[own], None if table.units is None else table.units[own])
-        for name in names
-        for own in [table.clients == name]
+        name: ClientLoss.of(own, None if units is None else units[name])
+        for name, own in by_client(table.clients, losses).items()
     }
 
 
