@@ -45,6 +45,7 @@ from bidro.guarantees import EmpiricalRadii as EmpiricalRadii
 from bidro.guarantees import ExplicitRadius as ExplicitRadius
 from bidro.guarantees import HeldOut as HeldOut
 from bidro.guarantees import Interval as Interval
+from bidro.guarantees import Paired as Paired
 from bidro.guarantees import PaperRadius as PaperRadius
 from bidro.guarantees import PenalisedRisk as PenalisedRisk
 from bidro.guarantees import Plan as Plan
@@ -96,6 +97,8 @@ from bidro.sets import VectorSet as VectorSet
 from bidro.sets import WholeSpace as WholeSpace
 from bidro.transport import Transport as Transport
 from bidro.transport import wasserstein_distance as wasserstein_distance
+from bidro.workflow.certify import certify_model as certify_model
+from bidro.workflow.certify import certify_predictions as certify_predictions
 from bidro.workflow.example import example_visits as example_visits
 from bidro.worst_case import BacktrackingAscent as BacktrackingAscent
 from bidro.worst_case import Exact as Exact

@@ -11,6 +11,7 @@ from bidro.errors import BidroError
 from bidro.guarantees.certificate import Certificate, Shift
 from bidro.guarantees.held_out import HeldOut
 from bidro.guarantees.out_of_sample import Interval
+from bidro.guarantees.paired import Paired
 
 
 def held(bound=0.5, largest=2.0, clipped=False, mistakes=False, units=False, kind="betting"):
@@ -123,10 +124,50 @@ def test_who_counts_most_is_so_to_the_precision_of_the_solver():
         assert replace(WHOLE, weights=weights).counts_most == most
 
 
+ELSEWHERE = replace(
+    WHOLE,
+    rows=(),
+    empirical=(),
+    interval=None,
+    shift=None,
+    absent={"interval": "none.", "shift": "unknown."},
+    balls="Not from here.",
+    weights=None,
+)
+
+
+def test_a_model_that_was_not_trained_here():
+    pair = Paired(-0.25, 0.9, {"north": -0.25, "south": -0.5}, {"north": -0.5, "south": -1.0},
+                  {"north": 1200, "south": 7}, 2.0, True, False, False)  # fmt: skip
+    assert WHOLE.trained
+    assert not ELSEWHERE.trained
+    lines = shown(replace(ELSEWHERE, against=pair))
+    assert lines[4:] == [
+        "With shift absent: unknown.",
+        "Mistakes at most 12.50% of predictions",
+        "Against better at every client: the difference is at most -0.25",
+        "client fresh rows counted loss at most difference its bound",
+        "north 1,200 0.25 0.5 -0.5 -0.25",
+        "south 7 0.125 0.25 -1 -0.5",
+        "Not from here.",
+    ]
+    none = {"clipped": None, "absent": {**ELSEWHERE.absent, "clipped": "none.", "held_out": "none."}}
+    assert shown(replace(ELSEWHERE, **none))[6] == "client fresh rows mean loss at most"
+    assert shown(replace(ELSEWHERE, **none))[7] == "north 1,200 0.25 1.5"
+    only = replace(ELSEWHERE, held_out=None, **none)
+    assert shown(only)[6:8] == ["client fresh rows mistakes at most", "north 1,200 0.25 0.125"]
+    kept = json.loads(replace(ELSEWHERE, against=pair).to_json())["against"]
+    assert (kept["bound"], kept["vacuous"], kept["clients"]) == (-0.25, False, dict(pair.clients))
+    again = Certificate.from_json(replace(ELSEWHERE, against=pair).to_json())
+    assert again.against.means == {"north": -0.5, "south": -1.0}
+    assert "against" not in json.loads(ELSEWHERE.to_json())
+
+
 def test_long_names_are_cut_in_the_table_alone():
     long = "a hospital with a long name"
-    why = {"clipped": "none.", "interval": "none."}
-    renamed = replace(WHOLE, names=(long, "south"), clipped=None, interval=None, absent=why)
+    why = dict.fromkeys(("held_out", "clipped", "interval"), "none.")
+    fresh = {"held_out": None, "clipped": None, "mistakes": None}
+    renamed = replace(WHOLE, names=(long, "south"), interval=None, absent=why, **fresh)
     assert f"  {long[:16]} " in str(renamed)
     assert long not in str(renamed)
     assert json.loads(renamed.to_json())["names"] == [long, "south"]

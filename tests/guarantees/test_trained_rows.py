@@ -18,6 +18,7 @@ from bidro.guarantees.trained_rows import (
     TrainedRows,
     TrainedRowsWarning,
     occupied,
+    same_rows,
     trained_rows_in,
 )
 
@@ -282,3 +283,35 @@ def test_a_sketch_as_text(tmp_path):
             TrainedRows.from_json(one, "sketch")
     with pytest.raises(BidroError, match="version 2"):
         TrainedRows.from_json(json.dumps({**content, "version": 2}), "sketch")
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_two_tables_side_by_side(make):
+    """Drawn anew they are never called the same, in whatever sizes; the same ones are, in any order."""
+    for seed, (one, two) in enumerate([(40, 40), (40, 400), (400, 40), (2, 300), (300, 300)] * 10):
+        rng = np.random.default_rng(seed)
+        rows, others = make(rng, one), make(rng, two)
+        assert not same_rows(rows, others).sure
+        mixed = same_rows(rows, rng.permutation(rows))
+        assert mixed.whole
+        assert mixed == same_rows(rows, rows)
+        if make is continuous:
+            assert mixed.sure == (one > 2)
+
+
+def test_rows_in_both_tables_are_counted():
+    rng = np.random.default_rng(1)
+    rows, others = continuous(rng, 100), continuous(rng, 300)
+    assert same_rows(rows, others) == (0, False, False, False)
+    assert same_rows(rows, np.concatenate([others, rows[:2]])) == (2, False, False, True)
+    assert same_rows(rows[:60], rows) == same_rows(rows, rows[:60]) == (60, True, False, True)
+    # Where some rows of one side are equal, a few that both have are no wonder.
+    for twice in (
+        (np.concatenate([rows, rows[:1]]), rows[1:3]),
+        (rows[1:3], np.concatenate([rows, rows[:1]])),
+    ):
+        assert same_rows(*twice) == (2, False, False, False)
+    # Equal rows do not count, and may be by chance.
+    assert same_rows(np.zeros((50, 1)), np.zeros((60, 1))) == (0, False, False, False)
+    assert same_rows(np.zeros((50, 1)), np.zeros((50, 1))) == (0, False, True, False)
+    assert same_rows(np.zeros((2, 1)), -np.zeros((2, 1))) == (0, False, True, False)

@@ -4,6 +4,11 @@ import math
 
 import numpy as np
 
+from bidro.guarantees.scored import Range
+from bidro.losses.predicted import PredictedLoss, Scored
+from bidro.workflow.scored import Columns, ScoredTable
+from bidro.workflow.scored_page import scored_content
+
 HOSPITALS = ["Northfield General", "St Anne's", "Harbour Road", "West Moor", "Queen's Cross", "Alder Vale"]
 CONFIDENCES = [0.5, 0.8, 0.9, 0.95, 0.99]
 FEATURES = ["age", "systolic pressure", "prior admissions", "creatinine", "weekend", "distance to ward"]
@@ -117,6 +122,23 @@ def bare():
     chosen = {name: made["chosen"][name] for name in ("radius", "weights")}
     unknown = {"overall": overall, "chosen": chosen, "paid": None, "varies": None}
     return made | absent | unknown | {"absent": reasons}
+
+
+def predictions(classes=False):
+    """Of a model that was not trained here: numbers against another model's, or predicted classes alone."""
+    rng = np.random.default_rng(7)
+    clients = np.repeat(HOSPITALS[:4], 80)
+    target = rng.normal(size=320)
+    said, other = target + 0.4 * rng.normal(size=320), target + 0.6 * rng.normal(size=320)
+    columns = Columns("hospital", "stay", "predicted")
+    if classes:
+        scored = Scored.labels(*(np.where(values > 0, "long", "short") for values in (target, said)))
+        loss, against = PredictedLoss("mistakes"), None
+        known = Range.of(loss, scored, None, None)
+    else:
+        scored, against = Scored.numbers(target, said), Scored.numbers(target, other)
+        loss, known = PredictedLoss("squared"), Range(None, 4.0, "Losses are clipped at 4, as was said.")
+    return scored_content(ScoredTable(columns, scored, clients, None, loss, known, against), 0.95)
 
 
 def _clients(names, rng):

@@ -26,6 +26,7 @@ CONTENTS = {
     "cross-validated radii": page_content.radii(),
     "pooled training": page_content.pooled(),
     "regret": page_content.regret(),
+    "predictions alone": page_content.predictions(),
 }
 STATEMENTS = {
     "interval-lower": ("interval", "lower"),
@@ -498,3 +499,42 @@ def test_a_bound_that_says_nothing_is_called_too_few_rows(visit):
     assert sentence in find(browser, "#statements").text
     assert "too few rows to promise anything" in find(browser, "#statement").text
     assert "at most" not in find(browser, "#statement").text
+
+
+OF_TRAINING = ("price", "gains", "binds", "worst", "solver", "calibration", "coefficients")
+
+
+def test_of_a_model_that_was_not_trained_here_nothing_is_said_about_training(visit):
+    content = page_content.predictions()
+    browser = visit(content)
+    assert [h for h in OF_TRAINING if browser.find_elements("css selector", f"#h-{h}")] == []
+    listed = texts(browser, "#contents a")
+    assert listed == texts(browser, "main h2")
+    assert "Against the other model" in listed
+    page = browser.execute_script("return document.querySelector('main').textContent")
+    for word in ("Radius", "obust risk", "Pooled", "Method of training", "undefined", "NaN"):
+        assert word not in page, word
+    assert "This model was not trained here" in find(browser, "#about").text
+    assert content["origin"] in find(browser, "#about").text
+    assert texts(browser, "#statements h3") == ["Held-out bound, losses clipped"]
+    from selenium.webdriver.common.keys import Keys
+
+    control = find(browser, "#confidence")
+    control.send_keys(Keys.HOME)
+    for k, level in enumerate(content["levels"]):
+        if k:
+            control.send_keys(Keys.ARROW_RIGHT)
+        assert find(browser, "#against-words").text == level["against"]["promise"]
+        shown = sorted(values(browser, "#against-clients td.difference-bound"))
+        assert shown == sorted(level["against"]["clients"])
+
+
+def test_a_page_of_predicted_classes(visit):
+    content = page_content.predictions(classes=True)
+    browser = visit(content)
+    assert browser.get_log("browser") == []
+    assert "could not be drawn" not in find(browser, "header").text
+    assert texts(browser, "#statements h3") == ["Share of mistakes"]
+    assert values(browser, "#mistakes-bound") == [content["levels"][3]["mistakes"]["bound"]]
+    assert "Against the other model" not in texts(browser, "main h2")
+    assert browser.find_elements("css selector", "#against") == []

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bidro.cli import adapt, federate, fit, reproduce, use
+from bidro.cli import adapt, certify, federate, fit, reproduce, use
 
 app = typer.Typer(
     name="bidro",
@@ -44,7 +44,11 @@ app.command(epilog="Example: `bidro fit visits.csv --client hospital --target st
 app.command(epilog="Example: `bidro predict stay-model new.csv --out predictions.csv`")(use.predict)
 app.command(epilog="Example: `bidro adapt stay-model south.csv --client south`")(adapt.adapt)
 app.command(epilog="Example: `bidro evaluate stay-model test.csv --json`")(use.evaluate)
-app.command(epilog="Example: `bidro certify stay-model fresh.csv --confidence 0.9 --shift 0.1`")(use.certify)
+app.command(
+    epilog="Examples: `bidro certify stay-model fresh.csv --confidence 0.9 --shift 0.1`, "
+    "`bidro certify --predictions scored.csv --client hospital --target stay --prediction predicted "
+    "--clip-from other.csv`"
+)(certify.certify)
 app.command(epilog="Example: `bidro plan stay-model visits.csv --width 2.0`")(use.plan)
 app.command(
     epilog="Example: `bidro compare visits.csv --client hospital --target stay --methods 'FedAvg,AFL'`"

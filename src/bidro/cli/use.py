@@ -77,62 +77,6 @@ def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
         print(in_words(found))
 
 
-def certify(
-    model: ModelFolder,
-    tables: Tables,
-    confidence: Annotated[float, typer.Option(help="Of every statement.")] = 0.95,
-    shift: Annotated[
-        float | None, typer.Option(help="Also bound the loss under a shift of so many standard deviations.")
-    ] = None,
-    unit: Annotated[
-        str | None,
-        typer.Option(
-            help="Column that names the person or thing that a row is of, where some have several. [that of "
-            "the fit, if any]"
-        ),
-    ] = None,
-    json: AsJson = False,
-) -> None:
-    """What rows that training never saw say of a model, under any mixture of its clients.
-
-    Rows must be independent draws, in any order. With --unit, a unit is one draw, with the mean loss of its
-    rows; no row of it may have been trained on.
-    """
-    from bidro.engines.compiled import compilation_cache
-    from bidro.errors import BidroError
-    from bidro.guarantees.asked import check_confidence, check_shift
-    from bidro.guarantees.certificate import Certificate
-    from bidro.guarantees.statements import with_holdout
-    from bidro.model_file import load_model
-
-    check_confidence(confidence)
-    check_shift(shift)
-    compilation_cache()
-    loaded = load_model(model)
-    path = model / "certificate.json"
-    if not path.exists():
-        raise BidroError(f"There is no certificate in '{model}'; give the folder that `bidro fit` wrote.")
-    fresh, units = _holdout_rows(loaded, tables, unit)
-    missing = [name for name in loaded.clients if name not in fresh]
-    unknown = [name for name in fresh if name not in loaded.clients]
-    if unknown:
-        raise BidroError(f"Client '{unknown[0]}' was not in training; certify rows of the same clients.")
-    if missing:
-        raise BidroError(f"There are no rows of client '{missing[0]}'; every client of the model needs some.")
-    _refuse_rows_trained_on(model, fresh)
-    ordered = {name: fresh[name] for name in loaded.clients}
-    found = with_holdout(
-        Certificate.from_json(path.read_text()),
-        loaded.assessed,
-        ordered,
-        confidence,
-        shift,
-        units=units,
-        own=loaded.own or None,
-    )
-    print(found.to_json() if json else found, end="" if json else "\n")
-
-
 def plan(
     model: ModelFolder,
     tables: Tables,
@@ -276,46 +220,6 @@ def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
     found = rows_by_client(model, whole)
     note(model, whole)
     return found
-
-
-def _holdout_rows(
-    model: Model, tables: list[Path], unit: str | None
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """(rows (N_i, m) of every client in the standard units of training, the person or thing that each is of,
-    by the column `unit` or that of the fit; None where there is neither).
-
-    Raises BidroError for a row outside the support that the model was declared on.
-    """
-    import dataclasses
-
-    from bidro.tables import read, require_declared
-    from bidro.workflow.judged import rows_by_client, units_by_client
-
-    schema = model.schema if unit is None else dataclasses.replace(model.schema, unit=unit)
-    whole, _ = read(tables, schema.client)
-    units = units_by_client(schema, whole)
-    if (declared := model.settings["support"]) is not None:
-        require_declared(declared, schema, whole)
-    by_client = rows_by_client(model, whole)
-    note(model, whole)
-    return by_client, units
-
-
-def _refuse_rows_trained_on(folder: Path, rows: dict[str, Any]) -> None:
-    """Raise BidroError for rows that were trained on, and note it where that cannot be told."""
-    import sys
-
-    from bidro.guarantees.trained_rows import FILE, trained_rows_in
-
-    known = trained_rows_in(folder)
-    note = (
-        f"There is no {FILE} in '{folder}' (a federated run leaves none), so that it cannot be told whether "
-        "these rows were trained on; statements hold only for rows that training never saw."
-        if known is None
-        else known.refused_or_note(rows)
-    )
-    if note is not None:
-        print(f"bidro: {note}", file=sys.stderr)
 
 
 def _note_rows_trained_on(folder: Path, rows: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from bidro.guarantees.coverage import Coverage, coverage, failure_probabilities
 from bidro.guarantees.empirical_radius import EmpiricalRadii, bootstrap_radii, split_radii
 from bidro.guarantees.held_out import HeldOut, held_out, shifted, shifted_squared
 from bidro.guarantees.out_of_sample import Interval, out_of_sample_interval
+from bidro.guarantees.paired import Paired
 from bidro.guarantees.penalty import (
     PenalisedRisk,
     ball_bound,
@@ -28,6 +29,7 @@ __all__ = [
     "ExplicitRadius",
     "HeldOut",
     "Interval",
+    "Paired",
     "PaperRadius",
     "PenalisedRisk",
     "Plan",

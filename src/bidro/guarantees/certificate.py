@@ -8,6 +8,8 @@ Three statements, each with the sentence that says what it promises, or why it i
 - a held-out bound with room for a chosen shift inside every client.
 All of them are about the shared model. Where clients have models of their own, the held-out bounds are also
 stated with each client using its own.
+Of a model that was not trained here there are only the held-out statements and, where another model
+predicted the same rows, a bound of the difference of the two.
 A held-out bound that says nothing is marked `vacuous`, and shown as too few rows, never as a result.
 """
 
@@ -18,16 +20,18 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bidro.errors import BidroError
 from bidro.guarantees.held_out import HeldOut
 from bidro.guarantees.out_of_sample import Interval
+from bidro.guarantees.paired import Paired
 from bidro.trees import Frozen
 
 FORMAT, VERSION = "bidro certificate", 3
+_Bound = TypeVar("_Bound", HeldOut, Paired)
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ class Certificate:
 
     confidence: float
     names: tuple[str, ...]
-    rows: tuple[int, ...]  # that the interval rests on
-    empirical: tuple[float, ...]  # mean losses on these rows, which are those of training
+    rows: tuple[int, ...]  # of training, that the interval rests on; () for a model not trained here
+    empirical: tuple[float, ...]  # mean losses on these rows; () for a model not trained here
     mixtures: str  # the admissible ones, in words
     interval: Interval | None
     held_out: HeldOut | None
@@ -55,10 +59,21 @@ class Certificate:
     mistakes: HeldOut | None  # the share of wrong predictions, for losses with labels
     shift: Shift | None
     absent: Mapping[str, str]  # why a statement is not made, by its name
-    balls: str  # what the radii that the model was trained with stand for
+    balls: str  # what the radii of training stand for; of a model not trained here, what bounds its loss
     weights: tuple[float, ...] | None = None  # in the worst mixture of training; None where it is not known
     own: HeldOut | None = None  # as `clipped`, each client with its own model; None where there are none
     own_mistakes: HeldOut | None = None
+    against: Paired | None = None  # the difference from another model, where one was given
+
+    @property
+    def trained(self) -> bool:
+        """Whether the model was trained here, so that its training rows are known."""
+        return len(self.rows) > 0
+
+    @property
+    def fresh(self) -> HeldOut | None:
+        """The statement from fresh rows that a client's line is about; None where there are no such rows."""
+        return self.clipped or self.held_out or self.mistakes
 
     @property
     def counts_most(self) -> tuple[str, ...]:
@@ -74,6 +89,9 @@ class Certificate:
 
     def to_json(self) -> str:
         content = {"format": FORMAT, "version": VERSION, **_plain(self)}
+        if self.against is None:
+            # Certificates of models that were compared with none are as they were before any could be.
+            del content["against"]
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
     @classmethod
@@ -103,6 +121,8 @@ def _table(found: Certificate) -> str:
         lines.append(f"  {title:<12} {line or 'absent: ' + found.absent[name]}")
     if found.mistakes is not None:
         lines.append(f"  {'Mistakes':<12} {_mistakes_line(found.mistakes)}")
+    if found.against is not None:
+        lines.append(f"  {'Against':<12} {found.against.verdict}")
     if found.own is not None:
         lines.append(f"  {'With own':<12} {_held_out_line(found.own)}, every client using its own model")
     if found.own_mistakes is not None:
@@ -116,13 +136,15 @@ def _table(found: Certificate) -> str:
         lines.append("  * counts most in the mixture that training ended with")
     if found.interval is not None:
         lines.append(f"  {found.interval.advice}")
+    if not found.trained:
+        lines.append(f"  {found.balls}")
     return "\n".join(lines)
 
 
 def _columns(found: Certificate) -> dict[str, list[str]]:
     """By title, a value a client: of fresh rows where there are some, else of training rows, so that nobody
     takes one for the other; and the interval's parts."""
-    if (held := found.clipped) is None:
+    if (held := found.fresh) is None:
         columns = {
             "trained on": [f"{rows:,}" for rows in found.rows],
             "training loss": [f"{loss:.4g}" for loss in found.empirical],
@@ -130,12 +152,17 @@ def _columns(found: Certificate) -> dict[str, list[str]]:
     else:
         columns = {
             f"fresh {'units' if held.units else 'rows'}": [f"{held.rows[name]:,}" for name in found.names],
-            "counted loss": [f"{held.means[name]:.4g}" for name in found.names],
+            "mistakes" if held.mistakes else "counted loss" if held.clipped else "mean loss": [
+                f"{held.means[name]:.4g}" for name in found.names
+            ],
             "at most": [
                 "too few" if name in held.vacuous_clients else f"{held.clients[name]:.4g}"
                 for name in found.names
             ],
         }
+    if (pair := found.against) is not None:
+        columns["difference"] = [f"{pair.means[name]:+.4g}" for name in found.names]
+        columns["its bound"] = [f"{pair.clients[name]:+.4g}" for name in found.names]
     if found.interval is not None:
         columns["radius"] = [f"{radius:.4g}" for radius in found.interval.radii]
         columns["robust"] = [f"{risk:.4g}" for risk in found.interval.risks]
@@ -173,7 +200,7 @@ def _plain(value: Any) -> Any:
     """Dataclasses, mappings, arrays and numbers as JSON holds them; None for an infinite end."""
     if dataclasses.is_dataclass(value):
         plain = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {**plain, "vacuous": value.vacuous} if isinstance(value, HeldOut) else plain
+        return {**plain, "vacuous": value.vacuous} if isinstance(value, HeldOut | Paired) else plain
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, np.ndarray | tuple):
@@ -183,11 +210,11 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.integer) else value
 
 
-def _restored_held_out(part: dict[str, Any]) -> HeldOut:
+def _restored_bound(kind: type[_Bound], part: dict[str, Any]) -> _Bound:
     marked = part.pop("vacuous")
-    if set(part) != {field.name for field in dataclasses.fields(HeldOut)}:
+    if set(part) != {field.name for field in dataclasses.fields(kind)}:
         raise ValueError("a bound has other parts than it should")
-    found = HeldOut(**part)
+    found = kind(**part)
     if found.vacuous is not marked:
         raise ValueError("a bound is marked vacuous that is not, or the other way round")
     return found
@@ -202,7 +229,7 @@ def _restored(content: dict[str, Any]) -> Certificate:
             arrays = {name: np.asarray(part[name], float) for name in ("radii", "risks", "alpha")}
             interval = Interval(**{**part, **ends, **arrays, "names": tuple(part["names"])})
         held, clipped, mistakes, own, own_mistakes = (
-            None if content[name] is None else _restored_held_out(content[name])
+            None if content[name] is None else _restored_bound(HeldOut, content[name])
             for name in ("held_out", "clipped", "mistakes", "own", "own_mistakes")
         )
         found = Certificate(
@@ -221,6 +248,7 @@ def _restored(content: dict[str, Any]) -> Certificate:
             None if content["weights"] is None else tuple(map(float, content["weights"])),
             own,
             own_mistakes,
+            _restored_bound(Paired, content["against"]) if "against" in content else None,
         )
         # Whatever is missing or of another kind shows when it is written out again.
         found.to_json()

@@ -29,7 +29,7 @@ Bound = Literal["betting", "bernstein", "clopper-pearson"]
 
 
 # A bound above this share of the largest loss that counts says no more than that one does without any rows.
-_VACUOUS_SHARE = 0.99
+VACUOUS_SHARE = 0.99
 # Of a bound, as a share of the largest value; added to it, so that it errs on the safe side.
 _PRECISION = 1e-12
 # Values that are handled together: what is computed of them for every stake stays in the cache.
@@ -64,12 +64,12 @@ class HeldOut:
     @property
     def vacuous(self) -> bool:
         """Whether the bound says no more than that losses count as at most `largest`."""
-        return self.bound >= _VACUOUS_SHARE * self.largest
+        return self.bound >= VACUOUS_SHARE * self.largest
 
     @property
     def vacuous_clients(self) -> frozenset[str]:
         """The clients whose own bounds are vacuous."""
-        return frozenset(n for n, own in self.clients.items() if own >= _VACUOUS_SHARE * self.largest)
+        return frozenset(n for n, own in self.clients.items() if own >= VACUOUS_SHARE * self.largest)
 
     @property
     def binding(self) -> str:
@@ -216,7 +216,7 @@ def client_bounds(
     units: ArrayLike | None = None,
 ) -> list[ClientBound]:
     """`client_bound` at several levels, each by itself."""
-    values = _checked(name, np.minimum(losses, largest) if clipped else losses, largest)
+    values = checked_losses(name, losses, largest, clipped)
     # Sorted, so that not even rounding depends on the order of the rows.
     draws = np.sort(values if units is None else _unit_means(name, values, units))
     if kind == "clopper-pearson" and not np.all(np.isin(draws, (0.0, 1.0))):
@@ -343,7 +343,7 @@ def rows_for_half_way(mean: float, beta: float, kind: Bound) -> int | None:
     ones: none of the same mean spread more. None where the mean is too high for any bound to say something.
     """
     half_way = (mean + 1) / 2
-    if half_way >= _VACUOUS_SHARE:
+    if half_way >= VACUOUS_SHARE:
         return None
 
     def too_few(n: int) -> bool:
@@ -359,8 +359,9 @@ def rows_for_half_way(mean: float, beta: float, kind: Bound) -> int | None:
     return high
 
 
-def _checked(name: str, given: ArrayLike, largest: float) -> Floats:
-    values = np.asarray(given, float)
+def checked_losses(name: str, given: ArrayLike, largest: float, clipped: bool) -> Floats:
+    """(N_i,) a client's losses in [0, largest], with `clipped` larger ones as that; BidroError for others."""
+    values = np.asarray(np.minimum(given, largest) if clipped else given, float)
     if values.ndim != 1 or len(values) == 0:
         raise BidroError(f"Client '{name}' has no rows kept out; keep at least one.")
     if not np.all(np.isfinite(values)) or values.min() < 0 or values.max() > largest * (1 + 1e-12):

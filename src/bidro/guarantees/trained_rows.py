@@ -123,7 +123,7 @@ class TrainedRows:
         # A slot that a row of training set is still set with probability 1 - FLIP, any other with this one.
         anywhere = float(self.slots.mean())
         step = max(1 - FLIP - anywhere, 0.0)
-        by_chance = anywhere + step * self._most_by_chance(hashes, lone)
+        by_chance = anywhere + step * _most_by_chance(self.rows, hashes, lone)
         expected = math.floor((anywhere + step * self._without_equal) * count)
         share = (hits / count - anywhere) / step if count and step else 0.0
         return Comparison(
@@ -157,28 +157,6 @@ class TrainedRows:
         found = size * (float(self.slots.mean()) - FLIP) / (1 - 2 * FLIP)
         return min(max((found + 2 * error) / sum(self.rows.values()), 0.0), 1.0)
 
-    def _most_by_chance(
-        self, hashes: Mapping[str, NDArray[np.uint64]], lone: Mapping[str, NDArray[np.uint64]]
-    ) -> float:
-        """The largest share of the rows without an equal that independent draws leave equal to exactly one
-        training row.
-
-        It is at most the mean of (1 - 1/n)^(n-1). And where training rows and these are drawn alike, a row is
-        found once among n with at most max(1, n / (N - 1)) times the probability of an equal among the other
-        N - 1 rows given: n pi (1 - pi)^(n-1) is at most P(Bin(n, pi) >= 1), and for n >= N - 1 at most
-        n / (N - 1) times P(Bin(N - 1, pi) = 1). Where equal rows are rare they come in pairs, and the number
-        of pairs is Poisson's.
-        """
-        count = sum(map(len, lone.values()))
-        if count == 0:
-            return 1.0
-        known = {name: self.rows[name] for name in lone if name in self.rows}
-        anyhow = sum(len(lone[name]) * (1 - 1 / n) ** (n - 1) for name, n in known.items())
-        with_equal = sum(len(hashes[name]) - len(lone[name]) for name in known)
-        pairs = float(gammaincinv(math.ceil(with_equal / 2) + 1, 1 - UNLIKELY))
-        factor = max((_times(n, len(hashes[name])) for name, n in known.items()), default=0.0)
-        return float(min(anyhow, factor * 2 * pairs)) / count
-
     def to_json(self) -> str:
         content = {
             "format": FORMAT,
@@ -211,6 +189,54 @@ class TrainedRows:
         if not whole:
             raise BidroError(f"'{where}' is damaged; fetch it again, or refit.")
         return found
+
+
+class Same(NamedTuple):
+    """Rows beside other rows; those that have an equal on their own side do not count."""
+
+    equal: int  # rows that equal one of the others
+    sure: bool  # so many that it is beyond doubt not by chance
+    whole: bool  # both have the same rows, each as often
+    odd: bool  # some are equal though no two rows of one side are
+
+
+def same_rows(rows: ArrayLike, others: ArrayLike) -> Same:
+    """Whether rows (N, m) are among other rows (n, m), or the other way round; no order counts."""
+    one, two = (_hashes("", given, 0) for given in (rows, others))
+    lone, theirs = _without_equal(one), _without_equal(two)
+    equal = int(np.isin(lone, theirs).sum())
+    by_chance = [
+        _at_least(equal, len(few), _most_by_chance({"": len(many)}, {"": given}, {"": few}))
+        for few, given, many in ((lone, one, two), (theirs, two, one))
+    ]
+    whole = len(one) == len(two) and bool(np.all(np.sort(one) == np.sort(two)))
+    odd = equal > 0 and len(lone) == len(one) and len(theirs) == len(two)
+    return Same(equal, min(by_chance) < UNLIKELY, whole, odd)
+
+
+def _most_by_chance(
+    trained: Mapping[str, int],
+    hashes: Mapping[str, NDArray[np.uint64]],
+    lone: Mapping[str, NDArray[np.uint64]],
+) -> float:
+    """The largest share of the rows without an equal that independent draws leave equal to exactly one of so
+    many training rows.
+
+    It is at most the mean of (1 - 1/n)^(n-1). And where training rows and these are drawn alike, a row is
+    found once among n with at most max(1, n / (N - 1)) times the probability of an equal among the other
+    N - 1 rows given: n pi (1 - pi)^(n-1) is at most P(Bin(n, pi) >= 1), and for n >= N - 1 at most
+    n / (N - 1) times P(Bin(N - 1, pi) = 1). Where equal rows are rare they come in pairs, and the number
+    of pairs is Poisson's.
+    """
+    count = sum(map(len, lone.values()))
+    if count == 0:
+        return 1.0
+    known = {name: trained[name] for name in lone if name in trained}
+    anyhow = sum(len(lone[name]) * (1 - 1 / n) ** (n - 1) for name, n in known.items())
+    with_equal = sum(len(hashes[name]) - len(lone[name]) for name in known)
+    pairs = float(gammaincinv(math.ceil(with_equal / 2) + 1, 1 - UNLIKELY))
+    factor = max((_times(n, len(hashes[name])) for name, n in known.items()), default=0.0)
+    return float(min(anyhow, factor * 2 * pairs)) / count
 
 
 def trained_rows_in(folder: Path) -> TrainedRows | None:

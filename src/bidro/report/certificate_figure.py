@@ -14,13 +14,16 @@ MOST_CLIENTS = 30
 
 def certificate_figure(found: Certificate) -> Figure:
     """One line a client: mean loss, held-out bound, robust risk; above them a line for each statement."""
-    marks: dict[str, tuple[NDArray[np.float64], str, str]] = {
-        "mean loss on training rows": (np.asarray(found.empirical), "o", GREY)
-    }
-    if found.clipped is not None:
-        held = found.clipped
-        bounds = np.array([np.nan if n in held.vacuous_clients else held.clients[n] for n in found.names])
-        marks["held-out bound (clipped)"] = (bounds, "D", ORANGE)
+    marks: dict[str, tuple[NDArray[np.float64], str, str]] = {}
+    fresh, rows = found.fresh, dict(zip(found.names, found.rows, strict=found.trained))
+    if found.trained:
+        marks["mean loss on training rows"] = (np.asarray(found.empirical), "o", GREY)
+    elif fresh is not None:
+        rows = dict(fresh.rows)
+        marks["mean loss on fresh rows"] = (np.array([fresh.means[n] for n in found.names]), "o", GREY)
+    if fresh is not None:
+        bounds = np.array([np.nan if n in fresh.vacuous_clients else fresh.clients[n] for n in found.names])
+        marks["held-out bound" + (" (clipped)" if fresh.clipped else "")] = (bounds, "D", ORANGE)
     if found.interval is not None:
         marks["robust risk at the explicit radius"] = (found.interval.risks, "s", BLUE)
     top = next(reversed(marks.values()))[0]
@@ -40,13 +43,13 @@ def certificate_figure(found: Certificate) -> Figure:
             axes.set_xscale("log")
             axes.set_xlim(0.5 * np.nanmin(every), 2 * max(np.nanmax(every), _ends(found).max(initial=0.0)))
         titles = _draw_statements(axes, found, len(shown))
-        clients = [f"{found.names[i]} (N = {found.rows[i]:,})" for i in shown]
+        clients = [f"{found.names[i]} (N = {rows[found.names[i]]:,})" for i in shown]
         axes.set_yticks(np.arange(len(shown) + len(titles)), [*clients, *titles])
         for label, i in zip(axes.get_yticklabels(), shown, strict=False):
             label.set_fontweight("bold" if found.names[i] in found.counts_most else "normal")
         axes.axhline(len(shown) - 0.5, color=GREY, linewidth=0.8)
         axes.set_ylim(-0.6, len(shown) + len(titles) - 0.4)
-        axes.set_xlabel("loss")
+        axes.set_xlabel("share of mistakes" if fresh is not None and fresh.mistakes else "loss")
         axes.grid(axis="y", visible=False)
         figure.legend(loc="upper center", ncols=3, fontsize=9, bbox_to_anchor=(0.5, 1.04))
         words = [
@@ -54,7 +57,8 @@ def certificate_figure(found: Certificate) -> Figure:
             *(["What is in bold counts most in the worst mixture of training."] if found.counts_most else []),
         ]
         if found.clipped is not None:
-            largest = f"{found.clipped.largest:.3g}, a level from training"
+            where = "training" if found.trained else "other rows"
+            largest = f"{found.clipped.largest:.3g}, a level from {where}"
             words.append(f"In the clipped cost a loss counts as at most {largest}.")
         words += [
             f"Too few rows for a bound of the {what} cost: {held.shortage}."
@@ -69,7 +73,8 @@ def certificate_figure(found: Certificate) -> Figure:
 
 def _ends(found: Certificate) -> NDArray[np.float64]:
     """The upper ends of what is stated."""
-    held = [part for part in (found.held_out, found.clipped) if part is not None and not part.vacuous]
+    stated = {found.held_out, found.clipped, found.fresh}
+    held = [part for part in stated if part is not None and not part.vacuous]
     ends = [part.bound for part in (*held, found.shift) if part is not None]
     return np.array(ends if found.interval is None else [*ends, found.interval.upper])
 
@@ -80,6 +85,8 @@ def _draw_statements(axes: Axes, found: Certificate, first: int) -> list[str]:
     bars: list[tuple[str, float, float, str]] = []
     if found.clipped is not None and not found.clipped.vacuous:
         bars.append(("clipped cost, held out", least, found.clipped.bound, ORANGE))
+    if found.fresh is not None and found.fresh.mistakes and not found.fresh.vacuous:
+        bars.append(("share of mistakes, held out", least, found.fresh.bound, ORANGE))
     if found.shift is not None:
         title = f"clipped cost, shift up to {found.shift.radius:g}"
         bars.append((title, least, found.shift.bound, VERMILION))

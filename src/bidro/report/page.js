@@ -371,7 +371,7 @@ function advice() {
 function settings() {
   const rows = [
     ...(report.settings ?? []),
-    ["Method of training", report.solver.method],
+    ...(trained ? [["Method of training", report.solver.method]] : []),
     ["Program", `bidro ${report.version}`],
     ["Date", longDate(report.created)],
   ];
@@ -385,7 +385,7 @@ function settings() {
     make("th", { scope: "col", class: "words" }, "Value"),
   );
   element("settings").replaceChildren(
-    make("caption", { id: "settings-caption" }, make("span", {}, "How this model was trained.")),
+    make("caption", { id: "settings-caption" }, make("span", {}, trained ? "How this model was trained." : "What was judged, and how.")),
     make("thead", {}, head),
     make("tbody", {}, ...lines),
   );
@@ -399,6 +399,18 @@ function contents() {
   );
 }
 
+/** Takes away the parts that this report has nothing for. */
+function leaveOut() {
+  if (!trained) {
+    document.querySelectorAll("[data-of-training]").forEach((part) => part.remove());
+    element("h-about").textContent = "What was judged, and on whom";
+  }
+  if (!inSomeLevel("against")) element("against").remove();
+}
+
+const OF_TRAINING = [frontier, gains, binds, worstCase, solver, calibration, coefficients];
+
+leaveOut();
 for (const section of [
   contents,
   concerns,
@@ -406,6 +418,7 @@ for (const section of [
   gains,
   about,
   certificate,
+  ...(inSomeLevel("against") ? [against] : []),
   clientsTable,
   dots,
   binds,
@@ -415,7 +428,7 @@ for (const section of [
   coefficients,
   advice,
   settings,
-]) {
+].filter((section) => trained || !OF_TRAINING.includes(section))) {
   try {
     section();
   } catch (error) {

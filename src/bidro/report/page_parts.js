@@ -11,6 +11,8 @@ const LOG_FROM = 25; // times the smallest value, where a linear axis would hide
 const unit = report.loss.unit ? ` ${report.loss.unit}` : "";
 const levels = report.levels ?? [];
 const clients = report.clients;
+// Of a model that was trained elsewhere only predictions are known.
+const trained = report.trained !== false;
 const someOwn = clients.some((c) => c.has_own);
 let chosen = Math.min(Math.max(report.default_level ?? 0, 0), Math.max(levels.length - 1, 0));
 const followers = []; // called when the confidence changes

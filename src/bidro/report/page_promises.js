@@ -9,12 +9,21 @@ const byLoss = (client) => (judged ? client.loss : null) ?? client.training_loss
 function about() {
   const few = report.classes ? ` (${listed(report.classes, "or")})` : "";
   const inUnits = report.loss.unit ? `, in ${report.loss.unit}` : "";
+  const origin = trained
+    ? [
+        `This is a ${report.task} model.`,
+        `It predicts ${report.target}${few} from ${plural(report.features.length, "feature")}.`,
+        `It was trained on ${plural(report.rows, "row")} of ${plural(clients.length, "client")};`,
+      ]
+    : [
+        `This model was not trained here: of it, only what it predicted for ${report.target}${few} is known,`,
+        `on ${plural(report.held_out_rows, "row")} of ${plural(clients.length, "client")};`,
+      ];
   const words = [
-    `This is a ${report.task} model.`,
-    `It predicts ${report.target}${few} from ${plural(report.features.length, "feature")}.`,
-    `It was trained on ${plural(report.rows, "row")} of ${plural(clients.length, "client")};`,
+    ...origin,
     `the column ${report.client_column} says which client a row is from.`,
     `Its loss is the ${report.loss.name}${inUnits}: lower is better.`,
+    ...(trained ? [] : [report.origin]),
     ...howItDoes(),
   ];
   // Reports of older versions have no such words.
@@ -32,7 +41,9 @@ function howItDoes() {
   const overall = report.overall;
   if (!overall) return [];
   const worst = [...clients].sort((a, b) => byLoss(b) - byLoss(a))[0];
-  const where = judged
+  const where = !trained
+    ? ["On these rows, which it must not have been trained on,"]
+    : judged
     ? [`A further ${plural(report.held_out_rows, "row")} were kept out of training.`, "On those,"]
     : [
         `How it does on rows that training never saw is not known: ${why("held_out")}`,
@@ -49,7 +60,7 @@ function howItDoes() {
 function facts() {
   const all = [
     ["Clients", count(clients.length)],
-    ["Rows trained on", count(report.rows)],
+    ...(trained ? [["Rows trained on", count(report.rows)]] : []),
     ["Rows kept out", count(report.held_out_rows)],
     ["Mean loss", loss(report.overall?.mean)],
     ["Worst client", loss(report.overall?.worst_client)],
@@ -93,7 +104,7 @@ const valued = (id, value, text) => make("span", { id, class: "value", "data-val
 
 function certificate() {
   const names = Object.keys(STATEMENTS).filter(
-    (name) => !OPTIONAL.includes(name) || inSomeLevel(name) || levels.some((l) => l.too_few?.[name]),
+    (name) => (trained && !OPTIONAL.includes(name)) || inSomeLevel(name) || levels.some((l) => l.too_few?.[name]),
   );
   confidenceControl();
   followers.push(() => {
@@ -239,12 +250,31 @@ function statementRow(name) {
   };
 }
 
+// ---- against the other model
+
+function against() {
+  const columns = [
+    { label: "Client", words: true, value: (c) => c.name },
+    { label: "Mean difference", value: atLevel("against", "means"), format: () => number, classes: "difference" },
+    { label: "At most", value: atLevel("against", "clients"), format: () => number, classes: "difference-bound" },
+  ];
+  const inUnits = report.loss.unit ? `, in ${report.loss.unit}` : "";
+  const caption =
+    `The ${report.loss.name} of this model less that of the other on the same rows${inUnits}: below 0 this model is ` +
+    "better. A client's bound holds at the chosen confidence by itself. Press a heading to sort by it.";
+  const start = { column: 2, up: false };
+  const fill = sortableTable(element("against-clients"), "against-caption", caption, columns, clients, start);
+  followers.push(() => {
+    element("against-words").textContent = here().against.promise;
+    fill();
+  });
+}
+
 // ---- the clients
 
 const atLevel = (part, field) => (client) => here()[part]?.[field]?.[clients.indexOf(client)] ?? null;
 
 function clientsTable() {
-  const inTraining = "In training";
   const columns = [
     {
       label: "Name",
@@ -254,12 +284,9 @@ function clientsTable() {
       after: bindingTag,
       data: (c) => ({ "data-client": c.name }),
     },
-    { label: "Rows", group: "Client", value: (c) => c.rows, format: () => count },
+    ...(trained ? [{ label: "Rows", group: "Client", value: (c) => c.rows, format: () => count }] : []),
     ...(judged ? heldOutColumns("On rows kept out") : []),
-    { label: "Loss", group: inTraining, value: (c) => c.training_loss },
-    { label: "Radius", group: inTraining, value: (c) => c.radius },
-    { label: "Robust risk", group: inTraining, value: (c) => c.robust },
-    { label: "Weight", group: inTraining, value: (c) => c.weight, format: () => tenths, classes: "weight" },
+    ...(trained ? trainingColumns("In training") : []),
     ...certificateColumns("At the chosen confidence"),
   ];
   const byRisk = columns.findIndex((c) => c.classes === "loss" || (!judged && c.label === "Loss"));
@@ -273,6 +300,15 @@ function clientsTable() {
 }
 
 const bindingTag = (client) => (client.binding ? [" ", make("span", { class: "tag" }, "binds")] : []);
+
+function trainingColumns(group) {
+  return [
+    { label: "Loss", group, value: (c) => c.training_loss },
+    { label: "Radius", group, value: (c) => c.radius },
+    { label: "Robust risk", group, value: (c) => c.robust },
+    { label: "Weight", group, value: (c) => c.weight, format: () => tenths, classes: "weight" },
+  ];
+}
 
 function heldOutColumns(group) {
   const plusMinus = (c, text) => (isKnown(c.se) ? ` ± ${text(c.se)}` : "");
@@ -329,7 +365,7 @@ function clientsCaption() {
 function clientsWords() {
   const words = judged
     ? "The loss on rows kept out is what to expect of new rows like those. " +
-      "The loss in training is for comparison: it is usually a little lower."
+      (trained ? "The loss in training is for comparison: it is usually a little lower." : "")
     : "Only losses on the rows of training are known, and these flatter a model.";
   const used = report.overall?.own
     ? " Both are of the shared model; “model in use” is the client's own, where it has one."
@@ -337,7 +373,7 @@ function clientsWords() {
   element("clients-words").textContent = words + used;
   const missing = [];
   if (!judged) missing.push(`The loss on rows kept out is absent: ${why("held_out")}`);
-  if (!inSomeLevel("interval"))
+  if (trained && !inSomeLevel("interval"))
     missing.push(`Radius and robust risk at a chosen confidence are absent: ${why("interval")}`);
   element("clients-absent").textContent = missing.join(" ");
   element("clients-absent").hidden = missing.length === 0;
@@ -398,7 +434,8 @@ function dots() {
     shown.length < clients.length
       ? `The ${shown.length} clients with the highest ${by}, of ${count(clients.length)}; the table above has all.`
       : `All clients, the highest ${by} first.`;
-  const level = series.some((s) => s.every) ? " Bounds and robust risks are at the chosen confidence." : "";
+  const bounds = trained ? "Bounds and robust risks" : "Bounds";
+  const level = series.some((s) => s.every) ? ` ${bounds} are at the chosen confidence.` : "";
   const words = `${which}${level} Point at a mark to read it, or use Tab and the arrow keys.`;
   const redraw = figure(
     "dots-figure",

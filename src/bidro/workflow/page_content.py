@@ -55,7 +55,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "clients": _clients(fit, judged),
         "overall": {name: part for name, part in judged.items() if name != "clients"},
         "mixtures": fit.certificate.mixtures,
-        "levels": [_level(level) for level in fit.levels],
+        "levels": [level_content(level) for level in fit.levels],
         "default_level": confidences.index(fit.certificate.confidence),
         "absent": dict(fit.certificate.absent),
         "worst_case": _worst_cases(fit),
@@ -185,7 +185,8 @@ def _clients(fit: Fit, judged: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _level(found: Certificate) -> dict[str, Any]:
+def level_content(found: Certificate) -> dict[str, Any]:
+    """All that is stated at one confidence, with the bounds of the clients in their order."""
     interval = None
     promises: dict[str, str] = {}
     if found.interval is not None:

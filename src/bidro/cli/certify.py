@@ -1,0 +1,249 @@
+"""`bidro certify`: of a model folder, or of any model's predictions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from bidro.cli.notes import note
+from bidro.cli.use import AsJson
+
+if TYPE_CHECKING:
+    from bidro.guarantees.certificate import Certificate
+    from bidro.model_file import Model
+    from bidro.workflow.scored import Columns
+
+_PREDICTED = "A model that was not trained here"
+
+
+def certify(
+    model: Annotated[Path | None, typer.Argument(help="Model folder that `bidro fit` wrote.")] = None,
+    tables: Annotated[
+        list[Path] | None, typer.Argument(help="CSV or Parquet, with the columns of training.")
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of every statement.")] = 0.95,
+    shift: Annotated[
+        float | None, typer.Option(help="Also bound the loss under a shift of so many standard deviations.")
+    ] = None,
+    unit: Annotated[
+        str | None,
+        typer.Option(
+            help="Column that names the person or thing that a row is of, where some have several. [that of "
+            "the fit, if any]"
+        ),
+    ] = None,
+    json: AsJson = False,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV or Parquet with the predictions of any model beside the truth.",
+            rich_help_panel=_PREDICTED,
+        ),
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Column that names the client.", rich_help_panel=_PREDICTED)
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Column of the truth.", rich_help_panel=_PREDICTED)
+    ] = None,
+    prediction: Annotated[
+        str | None,
+        typer.Option(help="Column of the predicted number or class.", rich_help_panel=_PREDICTED),
+    ] = None,
+    probability: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="CLASS=COLUMN: the column of a class's probabilities; once for every class.",
+            rich_help_panel=_PREDICTED,
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="squared, absolute, pinball; mistakes, log loss, brier. [squared, or for classes mistakes]",
+            rich_help_panel=_PREDICTED,
+        ),
+    ] = None,
+    quantile: Annotated[float, typer.Option(help="Of the pinball loss.", rich_help_panel=_PREDICTED)] = 0.5,
+    largest: Annotated[
+        float | None,
+        typer.Option(help="The largest loss that is possible, known beforehand.", rich_help_panel=_PREDICTED),
+    ] = None,
+    clip_from: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table of other rows: losses count as at most the largest of theirs.",
+            rich_help_panel=_PREDICTED,
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table of another model's predictions of the same rows, to bound the difference.",
+            rich_help_panel=_PREDICTED,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            help="Column that names every row, where the rows of --against are in another order.",
+            rich_help_panel=_PREDICTED,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Also write a report page there.", rich_help_panel=_PREDICTED)
+    ] = None,
+) -> None:
+    """What rows that training never saw say of a model, under any mixture of its clients.
+
+    Rows must be independent draws, in any order. With --unit, a unit is one draw, with the mean loss of its
+    rows; no row of it may have been trained on. With --predictions the model may be of any kind: only what it
+    predicted is needed.
+    """
+    from bidro.guarantees.asked import check_confidence, check_shift
+
+    check_confidence(confidence)
+    check_shift(shift)
+    if predictions is None:
+        named = {
+            "--client": client, "--target": target, "--prediction": prediction, "--probability": probability,
+            "--loss": loss, "--largest": largest, "--clip-from": clip_from, "--against": against,
+            "--key": key, "--report": report,
+        }  # fmt: skip
+        if odd := [name for name, given in named.items() if given is not None]:
+            raise click.UsageError(f"{odd[0]} goes with --predictions TABLE.")
+        if model is None or not tables:
+            raise click.UsageError("Give a model folder and tables of fresh rows, or --predictions TABLE.")
+        found = _of_folder(model, tables, confidence, shift, unit)
+    else:
+        if model is not None:
+            raise click.UsageError("Give a model folder or --predictions, not both.")
+        if shift is not None:
+            raise click.UsageError("--shift needs the model itself, and --predictions do not show it.")
+        if client is None or target is None:
+            raise click.UsageError("--predictions needs --client COLUMN and --target COLUMN.")
+        from bidro.workflow.scored import Columns
+
+        columns = Columns(client, target, prediction, _by_class(probability or []), unit, key)
+        found = _of_predictions(
+            predictions, columns, loss, quantile, largest, clip_from, against, confidence, report
+        )
+    print(found.to_json() if json else found, end="" if json else "\n")
+
+
+def _of_predictions(
+    path: Path,
+    columns: Columns,
+    loss: str | None,
+    quantile: float,
+    largest: float | None,
+    clip_from: Path | None,
+    against: Path | None,
+    confidence: float,
+    report: Path | None,
+) -> Certificate:
+    from bidro.report.files import require_file_place, write_text
+    from bidro.workflow.scored import read_scored
+
+    if report is not None:
+        require_file_place(report)
+    table = read_scored(path, columns, loss, quantile, largest, clip_from, against)
+    if table.known.note is not None:
+        print(f"bidro: {table.known.note}", file=sys.stderr)
+    found = table.certificate(confidence)
+    if report is not None:
+        from bidro.report.page import page_html
+        from bidro.workflow.scored_page import scored_content
+
+        write_text(report, page_html(scored_content(table, confidence)))
+        print(f"bidro: the report is in {report}: open it in a browser.", file=sys.stderr)
+    return found
+
+
+def _by_class(given: list[str]) -> dict[str, str]:
+    """Columns of probabilities by class, from texts CLASS=COLUMN."""
+    from bidro.errors import BidroError
+
+    found: dict[str, str] = {}
+    for text in given:
+        name, between, column = text.partition("=")
+        if not (name and between and column) or name in found:
+            raise BidroError(f"--probability is CLASS=COLUMN, once for every class; got '{text}'.")
+        found[name] = column
+    return found
+
+
+def _of_folder(
+    model: Path, tables: list[Path], confidence: float, shift: float | None, unit: str | None
+) -> Certificate:
+    from bidro.engines.compiled import compilation_cache
+    from bidro.errors import BidroError
+    from bidro.guarantees.certificate import Certificate
+    from bidro.guarantees.statements import with_holdout
+    from bidro.model_file import load_model
+
+    compilation_cache()
+    loaded = load_model(model)
+    path = model / "certificate.json"
+    if not path.exists():
+        raise BidroError(f"There is no certificate in '{model}'; give the folder that `bidro fit` wrote.")
+    fresh, units = _holdout_rows(loaded, tables, unit)
+    missing = [name for name in loaded.clients if name not in fresh]
+    unknown = [name for name in fresh if name not in loaded.clients]
+    if unknown:
+        raise BidroError(f"Client '{unknown[0]}' was not in training; certify rows of the same clients.")
+    if missing:
+        raise BidroError(f"There are no rows of client '{missing[0]}'; every client of the model needs some.")
+    _refuse_rows_trained_on(model, fresh)
+    ordered = {name: fresh[name] for name in loaded.clients}
+    return with_holdout(
+        Certificate.from_json(path.read_text()),
+        loaded.assessed,
+        ordered,
+        confidence,
+        shift,
+        units=units,
+        own=loaded.own or None,
+    )
+
+
+def _holdout_rows(
+    model: Model, tables: list[Path], unit: str | None
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """(rows (N_i, m) of every client in the standard units of training, the person or thing that each is of,
+    by the column `unit` or that of the fit; None where there is neither).
+
+    Raises BidroError for a row outside the support that the model was declared on.
+    """
+    import dataclasses
+
+    from bidro.tables import read, require_declared
+    from bidro.workflow.judged import rows_by_client, units_by_client
+
+    schema = model.schema if unit is None else dataclasses.replace(model.schema, unit=unit)
+    whole, _ = read(tables, schema.client)
+    units = units_by_client(schema, whole)
+    if (declared := model.settings["support"]) is not None:
+        require_declared(declared, schema, whole)
+    by_client = rows_by_client(model, whole)
+    note(model, whole)
+    return by_client, units
+
+
+def _refuse_rows_trained_on(folder: Path, rows: dict[str, Any]) -> None:
+    """Raise BidroError for rows that were trained on, and note it where that cannot be told."""
+    from bidro.guarantees.trained_rows import FILE, trained_rows_in
+
+    known = trained_rows_in(folder)
+    said = (
+        f"There is no {FILE} in '{folder}' (a federated run leaves none), so that it cannot be told whether "
+        "these rows were trained on; statements hold only for rows that training never saw."
+        if known is None
+        else known.refused_or_note(rows)
+    )
+    if said is not None:
+        print(f"bidro: {said}", file=sys.stderr)

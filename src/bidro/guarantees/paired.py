@@ -1,0 +1,130 @@
+"""Two models on the same rows: a bound of the difference of their mean losses, under any mixture.
+
+Both losses of a row lie in [0, R], so that the difference d lies in [-R, R] and (d + R) / 2R in [0, 1]: the
+bound of a client's true mean difference is the held-out bound of d + R, with largest value 2R, less R. What
+makes a row hard for both models cancels in d, so that far fewer rows tell two models apart than two bounds
+of their losses would need.
+
+If the bound is below 0, the model is better at every client: it fails only where the bound of the client at
+which the model truly does worst against the other fails, which has probability at most 1 - confidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bidro.guarantees.held_out import VACUOUS_SHARE, checked_losses, held_out
+from bidro.trees import Frozen
+
+
+@dataclass(frozen=True, eq=False)
+class Paired:
+    """With probability at least `confidence` the true mean loss of this model less that of the other is at
+    most `bound` under every mixture, if the draws are independent."""
+
+    bound: float
+    confidence: float
+    clients: Mapping[str, float]  # one-sided bounds of the true mean differences, each of this confidence
+    means: Mapping[str, float]  # mean differences on the rows
+    rows: Mapping[str, int]  # draws: rows, or units
+    largest: float  # R: no loss counts as more
+    clipped: bool  # whether losses can be larger than that
+    mistakes: bool  # whether losses are mistakes, so that differences are of shares
+    units: bool  # whether a draw is a unit with the mean difference of its rows, not a row
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "means", "rows"):
+            object.__setattr__(self, name, Frozen(getattr(self, name)))
+
+    @property
+    def better(self) -> bool:
+        """Whether the model is, with this confidence, better than the other at every client."""
+        return self.bound < 0
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether the bound says no more than that losses count as at most `largest`."""
+        return self.bound >= VACUOUS_SHARE * self.largest
+
+    @property
+    def binding(self) -> str:
+        """The client with the highest bound."""
+        return max(self.clients, key=lambda name: self.clients[name])
+
+    @property
+    def verdict(self) -> str:
+        """In a few words."""
+        if self.better:
+            return f"better at every client: the difference is at most {self.in_units(self.bound)}"
+        draws = "units" if self.units else "rows"
+        if self.vacuous:
+            return f"too few {draws} to tell, {self.rows[self.binding]:,} of '{self.binding}'"
+        return (
+            f"not shown to be better at every client: at '{self.binding}' the difference may be up to "
+            f"{self.in_units(self.bound)}"
+        )
+
+    @property
+    def promise(self) -> str:
+        what = "share of mistakes" if self.mistakes else "mean loss"
+        if self.clipped:
+            what += f", each counted as at most {self.largest:.6g},"
+        draws = "units" if self.units else "rows"
+        if self.vacuous:
+            return (
+                f"There are too few {draws} to compare the two models at confidence {self.confidence:g}: "
+                f"'{self.binding}' has {self.rows[self.binding]:,}."
+            )
+        where = f"on new {draws}, drawn as these were and mixed in any admissible way"
+        assumed = f"It assumes that {draws} of a client are independent draws."
+        if self.better:
+            return (
+                f"With confidence {self.confidence:g} this model is better than the other at every client: "
+                f"its {what} {where}, is lower by at least {self.in_units(-self.bound)}. {assumed}"
+            )
+        return (
+            f"With confidence {self.confidence:g} the {what} of this model {where}, is higher than that of "
+            f"the other by at most {self.in_units(self.bound)}; that it is better at every client is not "
+            f"shown, because of '{self.binding}'. {assumed}"
+        )
+
+    def in_units(self, difference: float) -> str:
+        """A difference as text: of mistakes in percentage points."""
+        return f"{100 * difference:.4g} percentage points" if self.mistakes else f"{difference:.6g}"
+
+
+def paired(
+    losses: Mapping[str, ArrayLike],
+    others: Mapping[str, ArrayLike],
+    largest: float,
+    confidence: float = 0.95,
+    clipped: bool = False,
+    mistakes: bool = False,
+    units: Mapping[str, ArrayLike] | None = None,
+) -> Paired:
+    """From each client's losses (N_i,) of a model and of the other on the same rows, in the same order.
+
+    Losses must lie in [0, largest]; with `clipped` larger ones count as `largest`, of both models. `units` as
+    in `held_out`. Raises BidroError for losses outside.
+    """
+    differences = {}
+    for name, own in losses.items():
+        one, two = (checked_losses(name, each, largest, clipped) for each in (own, others[name]))
+        # In [0, 2R] but for rounding.
+        differences[name] = np.clip(one - two + largest, 0.0, 2 * largest)
+    found = held_out(differences, confidence, 2 * largest, units=units)
+    return Paired(
+        found.bound - largest,
+        confidence,
+        {name: bound - largest for name, bound in found.clients.items()},
+        {name: mean - largest for name, mean in found.means.items()},
+        found.rows,
+        largest,
+        clipped,
+        mistakes,
+        units is not None,
+    )

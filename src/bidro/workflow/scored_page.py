@@ -1,0 +1,117 @@
+"""What the report page shows of a model that was not trained here: see `report.page`.
+
+How it was trained, its coefficients, its worst case and what robustness cost are not known, and these parts
+of the page are left out.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import numpy as np
+
+import bidro
+from bidro.fitting.fit import ClientLoss
+from bidro.guarantees.certificate import Certificate
+from bidro.guarantees.paired import Paired
+from bidro.guarantees.scored import by_client
+from bidro.workflow.fit import LEVELS
+from bidro.workflow.judged import evaluation
+from bidro.workflow.page_content import level_content
+from bidro.workflow.scored import ScoredTable
+
+
+def scored_content(table: ScoredTable, confidence: float) -> dict[str, Any]:
+    """The content of the page, with statements at this confidence and at others."""
+    confidences = sorted({*LEVELS, confidence})
+    levels = [table.certificate(level) for level in confidences]
+    stated = levels[confidences.index(confidence)]
+    judged = evaluation(_judged(table))
+    columns, loss, classes = table.columns, table.loss, table.scored.classes
+    content: dict[str, Any] = {
+        "title": f"{columns.target} by {columns.client}",
+        "created": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "version": bidro.__version__,
+        "trained": False,
+        "task": "regression" if classes is None else "classification",
+        "loss": {"name": loss.in_words, "unit": loss.unit(columns.target)},
+        "target": columns.target,
+        "client_column": columns.client,
+        "rows": 0,
+        "held_out_rows": len(table.clients),
+        "origin": table.known.origin,
+        "settings": _settings(table),
+        "clients": [
+            {"name": name, "held_out_rows": one["rows"], "loss": one["loss"], "se": one["se"]}
+            for name, one in judged["clients"].items()
+        ],
+        "overall": {name: judged[name] for name in ("mean", "worst_client", "worst_decile")},
+        "mixtures": stated.mixtures,
+        "levels": [
+            {**level_content(level), "against": level.against and _against(level.against, level.names)}
+            for level in levels
+        ],
+        "default_level": confidences.index(confidence),
+        "absent": dict(stated.absent),
+        "advice": _advice(stated),
+    }
+    if classes is not None:
+        content["classes"] = list(classes)
+    return content
+
+
+def _judged(table: ScoredTable) -> dict[str, ClientLoss]:
+    losses = table.loss.values(table.scored)
+    if table.known.clip is not None:
+        # What is stated is of losses counted so, and a loss of infinity has no place on a page.
+        losses = np.minimum(losses, table.known.clip)
+    units = None if table.units is None else by_client(table.clients, table.units)
+    return {
+        name: ClientLoss.of(own, None if units is None else units[name])
+        for name, own in by_client(table.clients, losses).items()
+    }
+
+
+def _against(found: Paired, names: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "bound": found.bound,
+        "better": found.better,
+        "promise": found.promise,
+        "means": [found.means[name] for name in names],
+        "clients": [found.clients[name] for name in names],
+    }
+
+
+def _settings(table: ScoredTable) -> list[list[str]]:
+    columns = table.columns
+    predicted = columns.prediction or ", ".join((columns.probabilities or {}).values())
+    rows = [
+        ["Loss", table.loss.in_words],
+        ["Its range", table.known.origin],
+        ["Predictions", predicted],
+    ]
+    if table.loss.word == "pinball":
+        rows.insert(1, ["Quantile", f"{table.loss.quantile:g}"])
+    if columns.unit is not None:
+        rows.append(["Units", f"rows with the same '{columns.unit}' are one draw, with their mean loss"])
+    return rows
+
+
+def _advice(found: Certificate) -> list[str]:
+    held = found.fresh
+    assert held is not None
+    what = "units" if held.units else "rows"
+    if held.vacuous:
+        return [f"There are too few {what} to promise anything: {held.shortage}."]
+    advice = [
+        f"The bound is set by '{held.binding}', with {held.rows[held.binding]:,} {what}; more {what} there "
+        "lower it first."
+    ]
+    if found.against is not None and not found.against.better:
+        binding = found.against.binding
+        advice.append(
+            f"Whether the model is better than the other at every client hangs on '{binding}', with "
+            f"{found.against.rows[binding]:,} {what}."
+        )
+    return advice

@@ -1,0 +1,195 @@
+"""`bidro certify --predictions`: any model's predictions in a table, alone and against another's."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import bidro
+from bidro.guarantees.certificate import Certificate
+from tests.cli.test_command import run, visits
+
+COLUMNS = ("--client", "hospital", "--target", "stay", "--prediction", "predicted")
+
+
+def scored(seed, noise=0.3):
+    """Visits with a prediction that is off by chance, and with the probability of a long stay."""
+    rng, table = np.random.default_rng(seed), visits(seed, (150, 200, 250))
+    table["predicted"] = table["stay"] + noise * rng.normal(size=len(table))
+    table["long"] = np.where(table["stay"] > 7, "yes", "no")
+    chance = np.round(1 / (1 + np.exp(7 - table["predicted"])), 3)
+    table["p_yes"], table["p_no"] = chance, np.round(1 - chance, 3)
+    table["said"] = np.where(chance > 0.5, "yes", "no")
+    table["visit"] = [f"v{k}" for k in range(len(table))]
+    table["patient"] = table.groupby("hospital").cumcount() // 2
+    return table
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    where = tmp_path_factory.mktemp("predictions")
+    scored(0).to_csv(where / "scored.csv", index=False)
+    scored(1).to_parquet(where / "other.parquet")
+    worse = scored(0)
+    worse["predicted"] += np.random.default_rng(5).normal(size=len(worse))
+    worse.to_csv(where / "worse.csv", index=False)
+    worse.sample(frac=1, random_state=0).to_csv(where / "mixed.csv", index=False)
+    return where
+
+
+def certified(capsys, folder, *options):
+    return run(capsys, "certify", "--predictions", folder / "scored.csv", *options)
+
+
+def test_the_command_states_what_python_does(folder, capsys):
+    table, other = scored(0), scored(1)
+    options = (*COLUMNS, "--clip-from", folder / "other.parquet", "--confidence", "0.9")
+    code, out, err = certified(capsys, folder, *options, "--json")
+    assert (code, err) == (0, "")
+    expected = bidro.certify_predictions(
+        table["stay"], table["predicted"], table["hospital"], confidence=0.9,
+        clip_from=(other["stay"], other["predicted"]),
+    )  # fmt: skip
+    found = Certificate.from_json(out)
+    assert found.clipped.bound == pytest.approx(expected.clipped.bound, rel=1e-9)
+    code, out, _ = certified(capsys, folder, *options)
+    assert code == 0
+    assert "This model was not trained here. Losses are clipped at" in out
+    code, out, _ = certified(capsys, folder, *options, "--unit", "patient", "--json")
+    assert dict(Certificate.from_json(out).clipped.rows) == {"h0": 75, "h1": 100, "h2": 125}
+
+
+def test_classes_by_label_and_by_probability(folder, capsys):
+    of_class = ("--client", "hospital", "--target", "long")
+    code, out, _ = certified(capsys, folder, *of_class, "--prediction", "said", "--json")
+    assert code == 0
+    table = scored(0)
+    wrong = (table["said"] != table["long"]).groupby(table["hospital"]).mean()
+    assert dict(Certificate.from_json(out).mistakes.means) == pytest.approx(dict(wrong))
+    by_chance = (*of_class, "--probability", "no=p_no", "--probability", "yes=p_yes", "--json")
+    code, out, _ = certified(capsys, folder, *by_chance, "--loss", "brier")
+    assert code == 0
+    brier = ((table["p_yes"] - (table["long"] == "yes")) ** 2).groupby(table["hospital"]).mean()
+    assert dict(Certificate.from_json(out).held_out.means) == pytest.approx(dict(brier))
+    code, out, _ = certified(capsys, folder, *by_chance, "--loss", "log loss", "--largest", "12")
+    assert code == 0
+    assert Certificate.from_json(out).held_out.largest == 12
+
+
+def test_against_another_model(folder, capsys):
+    options = (*COLUMNS, "--clip-from", folder / "other.parquet", "--json", "--against")
+    code, out, _ = certified(capsys, folder, *options, folder / "worse.csv")
+    assert code == 0
+    found = Certificate.from_json(out)
+    assert found.against.better
+    code, out, _ = certified(capsys, folder, *options, folder / "mixed.csv", "--key", "visit")
+    assert code == 0
+    assert out == found.to_json()
+    code, _, err = certified(capsys, folder, *options, folder / "mixed.csv")
+    assert code == 1
+    assert "so that it is not the same row" in err
+    assert "--key COLUMN" in err
+
+
+def test_the_page_leaves_out_what_is_not_known(folder, capsys):
+    page = folder / "page.html"
+    options = ("--largest", "900", "--against", folder / "worse.csv", "--confidence", "0.93", "--json")
+    code, out, err = certified(capsys, folder, *COLUMNS, *options, "--report", page)
+    assert code == 0
+    assert str(page) in err
+    text = page.read_text()
+    content = json.loads(text.split('id="content">', 1)[1].split("</script>", 1)[0])
+    found = Certificate.from_json(out)
+    level = content["levels"][content["default_level"]]
+    assert level["confidence"] == 0.93
+    assert level["held_out"]["bound"] == found.held_out.bound
+    assert level["against"]["clients"] == [found.against.clients[name] for name in found.names]
+    assert content["trained"] is False
+    assert not {"solver", "calibration", "features", "worst_case", "chosen"} & set(content)
+
+
+def changed(folder, name, **columns):
+    """A copy of the table with other columns; a function of the table, or its values."""
+    table = scored(0)
+    table = table.assign(**columns)
+    table.to_csv(folder / name, index=False)
+    return folder / name
+
+
+def test_one_sentence_for_every_kind_of_trouble(folder, capsys):
+    other = folder / "other.parquet"
+    base = (*COLUMNS, "--largest", "900")
+    probable = ("--client", "hospital", "--target", "long", "--probability", "no=p_no", "--probability")
+    gap = changed(folder, "gap.csv", predicted=lambda t: t["predicted"].where(t["stay"] != t["stay"][4]))
+    odd = changed(folder, "odd.csv", p_no=lambda t: t["p_no"].where(t.index != 3, 0.99))
+    twice = changed(folder, "twice.csv", visit="same")
+    alone = changed(folder, "alone.csv", visit=lambda t: t["visit"].where(t.index != 2, "new"))
+    moved = changed(folder, "moved.csv", hospital=lambda t: t["hospital"].where(t.index != 1, "h2"))
+    short, one = folder / "short.csv", folder / "one.csv"
+    scored(0)[:-1].to_csv(short, index=False)
+    scored(0)[:1].to_csv(one, index=False)
+    table = folder / "scored.csv"
+    for where, options, words in (
+        (table, COLUMNS, "no largest value of its own"),
+        (table, (*COLUMNS, "--clip-from", table), "is the table to certify itself"),
+        (table, (*COLUMNS, "--clip-from", folder / "worse.csv", "--largest", "-1"), "finite number above 0"),
+        (table, (*COLUMNS, "--clip-from", short), "those to certify"),
+        (table, (*COLUMNS, "--clip-from", folder / "worse.csv"), "those to certify"),
+        (table, ("--client", "clinic", *base[2:]), "has no column 'clinic'"),
+        (table, ("--client", "client", *base[2:]), "has no column 'client'"),
+        (table, (*base, "--target", "nothing"), "has no column 'nothing'"),
+        (table, (*base, "--unit", "nobody"), "has no column 'nobody'"),
+        (table, (*base, "--loss", "hinge"), "loss must be one of"),
+        (table, (*base, "--loss", "mistakes"), "is a class of the target"),
+        (table, (*probable[:4], "--prediction", "said", "--loss", "brier"), "a probability of every class"),
+        (table, (*base, "--probability", "yes=p_yes"), "Name the column of the predictions"),
+        (table, (*base[:4], "--largest", "9"), "Name the column of the predictions"),
+        (table, (*probable, "p_yes"), "--probability is CLASS=COLUMN"),
+        (table, (*probable, "maybe=p_yes"), "no column of probabilities for the class 'yes'"),
+        (table, (*probable, "yes=p_yes", "--loss", "squared"), "probabilities are of classes"),
+        (table, (*COLUMNS, "--confidence", "1.5", "--largest", "9"), "confidence must be"),
+        (odd, (*probable, "yes=p_yes"), "Row 4 below the header of"),
+        (gap, base, "Row 5 below the header of"),
+        (one, base, "too few rows"),
+        (table, (*base, "--against", table), "is the table to certify itself"),
+        (table, (*base, "--against", short), "has 600 rows and"),
+        (table, (*base, "--against", moved), "Row 2 below the header"),
+        (table, (*base, "--against", moved, "--key", "visit"), "another 'hospital'"),
+        (table, (*base, "--against", twice, "--key", "visit"), "is 'same' in 600 rows"),
+        (table, (*base, "--against", alone, "--key", "visit"), "row with 'visit' v2 and"),
+        (table, (*base, "--against", folder / "worse.csv", "--key", "none"), "has no column 'none'"),
+        (folder / "absent.csv", base, "There is no file"),
+        (table, (*base, "--report", folder), "is a folder; name a file"),
+    ):
+        code, out, err = run(capsys, "certify", "--predictions", where, *options)
+        assert (code, out) == (1, ""), (words, err)
+        assert words in err, err
+        assert err.startswith("bidro: ")
+        assert err.count("\n") == 1
+    for options, words in (
+        (("--predictions", table, "--target", "stay"), "needs --client COLUMN"),
+        (("--predictions", table, *COLUMNS, "--shift", "0.1"), "--shift needs the model itself"),
+        ((folder, table, "--predictions", table), "not both"),
+        ((folder, table, "--against", other), "--against goes with --predictions"),
+        ((folder,), "Give a model folder and tables"),
+        ((), "Give a model folder and tables"),
+    ):
+        code, out, err = run(capsys, "certify", *options)
+        assert (code, out) == (2, "")
+        assert words in " ".join(err.replace("│", " ").split())
+
+
+def test_a_key_may_be_missing_nowhere(folder, capsys):
+    gap = changed(folder, "unnamed.csv", visit=lambda t: t["visit"].where(t.index != 2))
+    code, _, err = certified(capsys, folder, *COLUMNS, "--largest", "900", "--against", gap, "--key", "visit")
+    assert code == 1
+    assert "the key 'visit' is '' in 1 rows" in err
+
+
+def test_rows_that_may_be_the_same_are_said(folder, capsys):
+    mixed = pd.concat([scored(1), scored(0)[:2]])
+    mixed.to_csv(folder / "some.csv", index=False)
+    code, _, err = certified(capsys, folder, *COLUMNS, "--clip-from", folder / "some.csv")
+    assert code == 0
+    assert "2 of the other rows" in err
