@@ -31,7 +31,7 @@ Numbers = NDArray[np.float64]
 
 
 # Curvature is raised to this share of the largest.
-_LEAST_CURVATURE = 1e-13
+LEAST_CURVATURE = 1e-13
 # Curvature is raised to a share of what the cones have in a coordinate, which the program has already; to all
 # of it where risks have hardly any of their own, less than the second share.
 _OF_CONES = 1e-2
@@ -61,7 +61,7 @@ class Curvature(NamedTuple):
         if cones and not diagonal[-1] > 0:
             units[-1] = max(float(np.linalg.norm(cone.matrix * units[:-1])) for cone in cones)
         values, vectors = np.linalg.eigh(M * np.outer(units, units))
-        return cls(np.maximum(values, _LEAST_CURVATURE * values[-1]), vectors, units)
+        return cls(np.maximum(values, LEAST_CURVATURE * values[-1]), vectors, units)
 
     def of_step(self, step: Numbers) -> float:
         """1/2 step' M step."""

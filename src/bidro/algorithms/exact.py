@@ -36,6 +36,7 @@ from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.algorithms.ray import outward
 from bidro.algorithms.references import References
+from bidro.algorithms.unseen import Held, centred, held
 from bidro.algorithms.working_set import Solved, solved
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -304,12 +305,12 @@ def _with_next(state: State) -> State:
     # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
     program = partial(solved, model, state.cuts, centre.z, scale=_scale(state), also=state.singly)
     program = partial(program, origin=centre.origin, raised=centre.smoothing)
-    M = _curvature(state, state.mixture)
+    M, unseen = _curvature(state, state.mixture)
     step = program(M)
     turned = 0.0 if step is None else float(np.abs(step.alpha - state.mixture).sum())
     if step is not None and centre.curvature.shape[1] and turned > _SAME_MIXTURE:
         # The weights that mix the curvatures come from the program itself: once more with what it gave.
-        M = _curvature(state, step.alpha)
+        M, unseen = _curvature(state, step.alpha)
         step = program(M, before=step) or step
     if step is None:
         return state._replace(stiffness=_STIFFEN * state.stiffness)
@@ -320,7 +321,7 @@ def _with_next(state: State) -> State:
     idle = np.where(step.used | (state.cuts.origin == centre.origin), 0, state.idle + 1)
     kept = idle < _IDLE_ROUNDS
     state = state._replace(
-        x=step.answer.z[: model.models.dimension],
+        x=centred(model, step.answer.z[: model.models.dimension], unseen),
         cuts=state.cuts.only(kept),
         idle=idle[kept],
         singly=step.singly,
@@ -368,7 +369,7 @@ def _mixed(state: State, mixture: Numbers) -> Numbers:
     return M
 
 
-def _curvature(state: State, mixture: Numbers) -> Curvature:
+def _curvature(state: State, mixture: Numbers) -> Held:
     """M, stiffened; where nothing is known of it, the multiple of the identity for steps of about 1."""
     centre = state.centre
     assert centre is not None
@@ -377,4 +378,5 @@ def _curvature(state: State, mixture: Numbers) -> Curvature:
     if state.model.cones and slope > 0:
         M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], _scale(state) / slope))
     steepest = float(np.linalg.norm(centre.gradient, axis=1).max())
-    return Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0), state.model.cones)
+    raised = Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0), state.model.cones)
+    return held(state.model, raised, state.cuts.gradient, centre.z[: state.model.models.dimension])

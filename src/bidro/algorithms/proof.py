@@ -49,6 +49,8 @@ _CANCELLINGS, _LESS = 20, 0.7
 _TRADED = 1e-6
 # Pulls below this share of all of them are not turned.
 _TURNED = 1e-3
+# Such pulls may grow to at most this share.
+_GROWN = 1e-6
 # Shares of the gap that turns of pulls may cost, tried one after the other.
 _OF_ALLOWANCE = (0.1, 0.0)
 
@@ -278,18 +280,14 @@ def _cancelled(
         along = np.concatenate([np.zeros(0), *extended.pulls]) / (length or 1.0)
         # Pulls lengthen with the steepness that cuts bring.
         longer = np.outer(along, offered[:, d]) if model.cones else np.zeros((0, 2 * k))
-        of_pulls = np.hstack([longer, -toward.T, turns, -turns])
+        grown = _growths(model, extended.pulls, slope) - along[:, None]
+        of_pulls = np.hstack([longer, -toward.T, grown, turns, -turns])
         columns = matrix.T @ of_pulls
         columns[:, : 2 * k] += offered[:, :d].T
         bends = _bends(model, extended.pulls, width, allowance)
         of_turns = np.hstack([np.zeros((len(bends), columns.shape[1] - 2 * len(bends))), turns, -turns])
-        columns = np.vstack(
-            [
-                width[:, None] * columns,
-                np.append(cost, np.zeros(columns.shape[1] - 2 * k)),
-                bends[:, None] * of_turns,
-            ]
-        )
+        at_z = np.concatenate([cost, np.zeros(len(toward)), _costs(model, z, grown), np.zeros(2 * len(turns))])
+        columns = np.vstack([width[:, None] * columns, at_z, bends[:, None] * of_turns])
         residual = np.append(-width * slope, np.zeros(1 + len(bends)))
         unit, size = np.linalg.norm(columns, axis=0), float(np.linalg.norm(residual))
         if size == 0 or not np.all(np.isfinite(unit)):
@@ -356,6 +354,25 @@ def _directions(pulls: tuple[Numbers, ...]) -> tuple[Numbers, Numbers]:
     ]
     across = [able * np.eye(len(u)) - np.outer(u, u) for u, able in zip(units, large, strict=True)]
     return block_diag(*(u[None] for u in units)), block_diag(*across)
+
+
+def _growths(model: ConeModel, pulls: tuple[Numbers, ...], slope: Numbers) -> Numbers:
+    """(rows, growths) unit vectors by which pulls that are small beside all of them may grow: those of cones
+    that do not hold the model, but where next to nothing of a pull cancels the slope (d,)."""
+    sizes = [float(np.linalg.norm(y)) for y in pulls]
+    small = np.concatenate([np.zeros(0, bool), *(np.full(len(y), v <= _TURNED * sum(sizes)) for y, v in zip(pulls, sizes, strict=True))])
+    matrix = np.abs(_stacked(model))
+    # The length of pull that each row would take, for the coordinate that asks for most of it.
+    needed = np.max(np.where(matrix > 0, np.abs(slope) / np.where(matrix > 0, matrix, 1.0), 0.0), axis=1, initial=0.0)
+    rows = np.flatnonzero(small & (needed > 0) & (needed <= _GROWN * sum(sizes)))
+    units = np.eye(len(small))[:, rows]
+    return np.hstack([units, -units])
+
+
+def _costs(model: ConeModel, z: Numbers, changes: Numbers) -> Numbers:
+    """(changes,) what changes (rows, changes) of the pulls take off the bound's value at z."""
+    here = [np.zeros(0), *(cone.at(z[: model.models.dimension]) for cone in model.cones)]
+    return np.maximum(-np.concatenate(here) @ changes, 0.0)
 
 
 def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:
