@@ -22,6 +22,7 @@ from scipy.optimize import linprog
 from bidro.algorithms.cone_program import ConeProgram
 from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.references import NO_REFERENCES, References
+from bidro.algorithms.together import Groups
 from bidro.losses.base import Cone
 from bidro.problem import Mixtures
 from bidro.sets import CappedSimplex, VectorSet
@@ -31,7 +32,7 @@ Numbers = NDArray[np.float64]
 
 
 # Curvature is raised to this share of the largest.
-LEAST_CURVATURE = 1e-13
+_LEAST_CURVATURE = 1e-13
 # Curvature is raised to a share of what the cones have in a coordinate, which the program has already; to all
 # of it where risks have hardly any of their own, less than the second share.
 _OF_CONES = 1e-2
@@ -61,7 +62,7 @@ class Curvature(NamedTuple):
         if cones and not diagonal[-1] > 0:
             units[-1] = max(float(np.linalg.norm(cone.matrix * units[:-1])) for cone in cones)
         values, vectors = np.linalg.eigh(M * np.outer(units, units))
-        return cls(np.maximum(values, LEAST_CURVATURE * values[-1]), vectors, units)
+        return cls(np.maximum(values, _LEAST_CURVATURE * values[-1]), vectors, units)
 
     def of_step(self, step: Numbers) -> float:
         """1/2 step' M step."""
@@ -111,6 +112,7 @@ class ConeModel(NamedTuple):
     cones: tuple[Cone, ...]  # empty where risks are not lifted
     nonnegative: bool  # whether risks are known to be at least 0, before references are taken off
     references: References = NO_REFERENCES
+    together: Groups = np.zeros((0, 0), np.int64)  # coordinates that rise unseen, see `together`
 
     def lift(self, x: Numbers) -> Numbers:
         """z = (x, nu(x)), or x itself."""

@@ -36,7 +36,7 @@ from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.algorithms.ray import outward
 from bidro.algorithms.references import References
-from bidro.algorithms.unseen import Held, centred, held
+from bidro.algorithms.together import centred, held
 from bidro.algorithms.working_set import Solved, solved
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -118,8 +118,9 @@ class ExactMWDRO(Usual):
         n, x = problem.n, np.asarray(problem.constant_model)
         cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.lifted else []
         nonnegative, references = problem.loss.nonnegative, References.of(problem)
+        together = problem.loss.together(problem.federation.m)
         model = ConeModel(
-            problem.domain, problem.finite, problem.mixture_set, tuple(cones), nonnegative, references
+            problem.domain, problem.finite, problem.mixture_set, tuple(cones), nonnegative, references, together
         )
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)
@@ -248,7 +249,7 @@ def _by_newton(state: State) -> State | None:
         return None
     if not one_mixture(model.mixtures):
         return None
-    step = newton_step(model, centre.z, state.mixture @ centre.gradient, _mixed(state, state.mixture))
+    step = newton_step(model, centre.z, state.mixture @ centre.gradient, _held(state, state.mixture))
     if step is None:
         return None
     if step.fall <= state.wanted * size:
@@ -305,12 +306,12 @@ def _with_next(state: State) -> State:
     # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
     program = partial(solved, model, state.cuts, centre.z, scale=_scale(state), also=state.singly)
     program = partial(program, origin=centre.origin, raised=centre.smoothing)
-    M, unseen = _curvature(state, state.mixture)
+    M = _curvature(state, state.mixture)
     step = program(M)
     turned = 0.0 if step is None else float(np.abs(step.alpha - state.mixture).sum())
     if step is not None and centre.curvature.shape[1] and turned > _SAME_MIXTURE:
         # The weights that mix the curvatures come from the program itself: once more with what it gave.
-        M, unseen = _curvature(state, step.alpha)
+        M = _curvature(state, step.alpha)
         step = program(M, before=step) or step
     if step is None:
         return state._replace(stiffness=_STIFFEN * state.stiffness)
@@ -321,7 +322,7 @@ def _with_next(state: State) -> State:
     idle = np.where(step.used | (state.cuts.origin == centre.origin), 0, state.idle + 1)
     kept = idle < _IDLE_ROUNDS
     state = state._replace(
-        x=centred(model, step.answer.z[: model.models.dimension], unseen),
+        x=centred(model.models, step.answer.z[: model.models.dimension], model.together),
         cuts=state.cuts.only(kept),
         idle=idle[kept],
         singly=step.singly,
@@ -369,14 +370,21 @@ def _mixed(state: State, mixture: Numbers) -> Numbers:
     return M
 
 
-def _curvature(state: State, mixture: Numbers) -> Held:
+def _held(state: State, mixture: Numbers) -> Numbers:
+    """The same, with curvature also where coordinates rise together unseen."""
+    centre, model = state.centre, state.model
+    assert centre is not None
+    x = centre.z[: model.models.dimension]
+    return held(_mixed(state, mixture), model.together, model.models, x, state.size)
+
+
+def _curvature(state: State, mixture: Numbers) -> Curvature:
     """M, stiffened; where nothing is known of it, the multiple of the identity for steps of about 1."""
     centre = state.centre
     assert centre is not None
-    M = _mixed(state, mixture)
+    M = _held(state, mixture)
     slope = float(mixture @ centre.gradient[:, -1])
     if state.model.cones and slope > 0:
         M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], _scale(state) / slope))
     steepest = float(np.linalg.norm(centre.gradient, axis=1).max())
-    raised = Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0), state.model.cones)
-    return held(state.model, raised, state.cuts.gradient, centre.z[: state.model.models.dimension])
+    return Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0), state.model.cones)
