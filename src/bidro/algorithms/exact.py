@@ -120,7 +120,13 @@ class ExactMWDRO(Usual):
         nonnegative, references = problem.loss.nonnegative, References.of(problem)
         together = problem.loss.together(problem.federation.m)
         model = ConeModel(
-            problem.domain, problem.finite, problem.mixture_set, tuple(cones), nonnegative, references, together
+            problem.domain,
+            problem.finite,
+            problem.mixture_set,
+            tuple(cones),
+            nonnegative,
+            references,
+            together,
         )
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)

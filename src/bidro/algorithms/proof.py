@@ -51,6 +51,8 @@ _TRADED = 1e-6
 _TURNED = 1e-3
 # Such pulls may grow to at most this share.
 _GROWN = 1e-6
+# All that a client has to trade counts as much as this share of the gap.
+_TRADING = 1.0
 # Shares of the gap that turns of pulls may cost, tried one after the other.
 _OF_ALLOWANCE = (0.1, 0.0)
 
@@ -80,8 +82,7 @@ def lower_bound(
     if serves(best):
         return best._replace(slope=raw.slope)
     for share in _OF_ALLOWANCE if model.nonnegative else ():
-        allowance = share * (upper - enough) if -math.inf < enough < upper else 0.0
-        cancelled = _cancelled(model, cuts, z, answer, allowance, enough)
+        cancelled = _cancelled(model, cuts, z, answer, share, upper, enough)
         raw = raw._replace(slope=cancelled.slope)
         best = max(best, cancelled, key=_of_bound)
         if serves(best):
@@ -94,7 +95,7 @@ def lower_bound(
             if serves(best):
                 return best._replace(slope=raw.slope)
         if model.nonnegative and best.bound < enough:
-            best = max(best, _cancelled(model, cuts, z, mended, 0.0, enough), key=_of_bound)
+            best = max(best, _cancelled(model, cuts, z, mended, 0.0, upper, enough), key=_of_bound)
         if best.bound >= enough:
             break
     return best._replace(slope=raw.slope)
@@ -238,7 +239,7 @@ def _least_squares(system: Numbers, wanted: Numbers) -> Numbers:
 
 
 def _cancelled(
-    model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, allowance: float, enough: float
+    model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, share: float, upper: float, enough: float
 ) -> Proof:
     """The bound after s has been cancelled, by what costs least: tiny multiples of cuts, in place of their
     clients' others or beside them, and pulls that turn or shorten.
@@ -263,6 +264,11 @@ def _cancelled(
     twice, k = cuts.with_more(others).with_more(cuts), len(owner)
     matrix, ends = _stacked(model), np.cumsum([len(part) for part in answer.pulls])[:-1]
 
+    short = upper - enough if -math.inf < enough < upper else 0.0
+    # What a client trades, in shares of its weight; it cannot trade more than all of it.
+    traded = (owner == np.unique(owner)[:, None]) / weight
+    traded = _TRADING * short * np.hstack([traded, np.zeros_like(traded)])
+
     def with_more(taken: Numbers, pulls: tuple[Numbers, ...]) -> Answer:
         gone = np.bincount(owner, taken[:k] / weight, n)[cuts.owner] * answer.multipliers
         multipliers = np.concatenate([answer.multipliers, taken[:k] + taken[k:], -gone])
@@ -284,11 +290,14 @@ def _cancelled(
         of_pulls = np.hstack([longer, -toward.T, grown, turns, -turns])
         columns = matrix.T @ of_pulls
         columns[:, : 2 * k] += offered[:, :d].T
-        bends = _bends(model, extended.pulls, width, allowance)
+        bends = _bends(model, extended.pulls, width, share * short)
         of_turns = np.hstack([np.zeros((len(bends), columns.shape[1] - 2 * len(bends))), turns, -turns])
-        at_z = np.concatenate([cost, np.zeros(len(toward)), _costs(model, z, grown), np.zeros(2 * len(turns))])
-        columns = np.vstack([width[:, None] * columns, at_z, bends[:, None] * of_turns])
-        residual = np.append(-width * slope, np.zeros(1 + len(bends)))
+        at_z = np.concatenate(
+            [cost, np.zeros(len(toward)), _costs(model, z, grown), np.zeros(2 * len(turns))]
+        )
+        of_trades = np.pad(traded, ((0, 0), (0, columns.shape[1] - 2 * k)))
+        columns = np.vstack([width[:, None] * columns, at_z, bends[:, None] * of_turns, of_trades])
+        residual = np.concatenate([-width * slope, np.zeros(1 + len(bends)), -traded @ taken])
         unit, size = np.linalg.norm(columns, axis=0), float(np.linalg.norm(residual))
         if size == 0 or not np.all(np.isfinite(unit)):
             break
@@ -360,10 +369,17 @@ def _growths(model: ConeModel, pulls: tuple[Numbers, ...], slope: Numbers) -> Nu
     """(rows, growths) unit vectors by which pulls that are small beside all of them may grow: those of cones
     that do not hold the model, but where next to nothing of a pull cancels the slope (d,)."""
     sizes = [float(np.linalg.norm(y)) for y in pulls]
-    small = np.concatenate([np.zeros(0, bool), *(np.full(len(y), v <= _TURNED * sum(sizes)) for y, v in zip(pulls, sizes, strict=True))])
+    small = np.concatenate(
+        [
+            np.zeros(0, bool),
+            *(np.full(len(y), v <= _TURNED * sum(sizes)) for y, v in zip(pulls, sizes, strict=True)),
+        ]
+    )
     matrix = np.abs(_stacked(model))
     # The length of pull that each row would take, for the coordinate that asks for most of it.
-    needed = np.max(np.where(matrix > 0, np.abs(slope) / np.where(matrix > 0, matrix, 1.0), 0.0), axis=1, initial=0.0)
+    needed = np.max(
+        np.where(matrix > 0, np.abs(slope) / np.where(matrix > 0, matrix, 1.0), 0.0), axis=1, initial=0.0
+    )
     rows = np.flatnonzero(small & (needed > 0) & (needed <= _GROWN * sum(sizes)))
     units = np.eye(len(small))[:, rows]
     return np.hstack([units, -units])
