@@ -81,6 +81,23 @@ def test_what_a_cut_of_the_models_proves_by_hand():
         assert proof.bound == pytest.approx(bound, abs=1e-12)
 
 
+def test_a_cone_that_holds_nothing_cancels_a_slope_of_next_to_nothing():
+    """At x = (1, 0.5), nu = 1 the cuts 2 + 4 (nu - x1) + 1e-9 (x2 - 0.5) and 2 + 4 (nu - 1) - 3 (x1 - 1)
+    meet; nu >= |x1| holds the model and nu >= |x2| does not. The first cut and its pull of 4 leave a slope of
+    1e-9, which costs 1e-3 over X. A pull of -1e-9 of the second cone takes it away, at the expense of the
+    first, for which 1e-9 of the second cut makes up: what all of it costs is 1e-9 (|x2| + nu)."""
+    cones = (Cone(np.array([[1.0, 0.0]]), np.zeros(1)), Cone(np.array([[0.0, 1.0]]), np.zeros(1)))
+    wide = Box.cube(1e6, 2)
+    model = ConeModel(wide, wide, Simplex(1), cones, nonnegative=True)
+    z = model.lift(np.array([1.0, 0.5]))
+    slopes = np.array([[-4.0, 1e-9, 4.0], [-3.0, 0.0, 4.0]])
+    cuts = Cuts.at_point(np.zeros(2, np.int64), np.full(2, 2.0), slopes, z)
+    answer = given([1.0, 0.0], pulls=[np.array([4.0]), np.array([0.0])])
+    assert lower_bound(model, cuts, z, answer, 9.0, -np.inf).bound == pytest.approx(2.0 - 1e-3, rel=1e-6)
+    proof = lower_bound(model, cuts, z, answer, 2.0, 2.0 - 1e-6)
+    assert proof.bound == pytest.approx(2.0 - 1.5e-9, abs=1e-12)
+
+
 def quadratics(rng, lifted, offset):
     """Cuts of three quadratics, some of which rise with nu, at points around the origin."""
     k = 3 if lifted else 2

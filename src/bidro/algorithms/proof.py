@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import block_diag, lstsq
+from scipy.linalg import lstsq
 from scipy.optimize import nnls
 
+from bidro.algorithms.pulls import bends, costs, directions, growths, stacked
 from bidro.errors import BidroError
 from bidro.sets import Ball, Box, ScaledNormCut
 
@@ -47,10 +48,6 @@ _TIMES = 2
 _CANCELLINGS, _LESS = 20, 0.7
 # A client's cuts are traded for others where its weight is at least this.
 _TRADED = 1e-6
-# Pulls below this share of all of them are not turned.
-_TURNED = 1e-3
-# Such pulls may grow to at most this share.
-_GROWN = 1e-6
 # All that a client has to trade counts as much as this share of the gap.
 _TRADING = 1.0
 # Shares of the gap that turns of pulls may cost, tried one after the other.
@@ -242,13 +239,14 @@ def _cancelled(
     model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, share: float, upper: float, enough: float
 ) -> Proof:
     """The bound after s has been cancelled, by what costs least: tiny multiples of cuts, in place of their
-    clients' others or beside them, and pulls that turn or shorten.
+    clients' others or beside them, and pulls that turn, shorten or grow.
 
-    All of it is nonnegative least squares in units of the bound: what is left of s times the width of X, and
-    what the multiples cost at z. Beside the others a client's weight grows: with sums alpha + delta and risks
-    of at least 0, sum_i delta_i R_i <= objective sum_i delta_i / alpha_i, so that the bound is divided by 1
-    more than that sum; references are added before and taken off after. The tiny multiples are kept apart
-    from the large ones beside which they would be lost.
+    All of it is nonnegative least squares in units of the bound: what is left of s times the width of X, what
+    the multiples cost at z, and how much of its weight a client trades, which cannot be more than all.
+    Beside the others a client's weight grows: with sums alpha + delta and risks of at least 0,
+    sum_i delta_i R_i <= objective sum_i delta_i / alpha_i, so that the bound is divided by 1 more than that
+    sum; references are added before and taken off after. The tiny multiples are kept apart from the large
+    ones beside which they would be lost.
     """
     d, n, lent = model.models.dimension, len(answer.alpha), answer.alpha[cuts.owner] > _USED
     others, values = cuts.only(lent), cuts.at(z)
@@ -262,8 +260,7 @@ def _cancelled(
     offered = np.vstack([instead, beside])
     cost = np.maximum(-offered[:, -1], 0.0)
     twice, k = cuts.with_more(others).with_more(cuts), len(owner)
-    matrix, ends = _stacked(model), np.cumsum([len(part) for part in answer.pulls])[:-1]
-
+    matrix, ends = stacked(model), np.cumsum([len(part) for part in answer.pulls])[:-1]
     short = upper - enough if -math.inf < enough < upper else 0.0
     # What a client trades, in shares of its weight; it cannot trade more than all of it.
     traded = (owner == np.unique(owner)[:, None]) / weight
@@ -281,23 +278,21 @@ def _cancelled(
     for _ in range(_CANCELLINGS):
         slope = _slope(model, twice, extended.multipliers, extended.pulls)
         width = _width(model, z, slope)
-        toward, turns = _directions(extended.pulls)
+        toward, turns = directions(extended.pulls)
         length = sum(float(np.linalg.norm(y)) for y in extended.pulls)
         along = np.concatenate([np.zeros(0), *extended.pulls]) / (length or 1.0)
         # Pulls lengthen with the steepness that cuts bring.
         longer = np.outer(along, offered[:, d]) if model.cones else np.zeros((0, 2 * k))
-        grown = _growths(model, extended.pulls, slope) - along[:, None]
+        grown = growths(model, extended.pulls, slope) - along[:, None]
         of_pulls = np.hstack([longer, -toward.T, grown, turns, -turns])
         columns = matrix.T @ of_pulls
         columns[:, : 2 * k] += offered[:, :d].T
-        bends = _bends(model, extended.pulls, width, share * short)
-        of_turns = np.hstack([np.zeros((len(bends), columns.shape[1] - 2 * len(bends))), turns, -turns])
-        at_z = np.concatenate(
-            [cost, np.zeros(len(toward)), _costs(model, z, grown), np.zeros(2 * len(turns))]
-        )
+        weights = bends(model, extended.pulls, width, share * short)
+        of_turns = np.hstack([np.zeros((len(weights), columns.shape[1] - 2 * len(weights))), turns, -turns])
+        at_z = np.concatenate([cost, np.zeros(len(toward)), costs(model, z, grown), np.zeros(2 * len(turns))])
         of_trades = np.pad(traded, ((0, 0), (0, columns.shape[1] - 2 * k)))
-        columns = np.vstack([width[:, None] * columns, at_z, bends[:, None] * of_turns, of_trades])
-        residual = np.concatenate([-width * slope, np.zeros(1 + len(bends)), -traded @ taken])
+        columns = np.vstack([width[:, None] * columns, at_z, weights[:, None] * of_turns, of_trades])
+        residual = np.concatenate([-width * slope, np.zeros(1 + len(weights)), -traded @ taken])
         unit, size = np.linalg.norm(columns, axis=0), float(np.linalg.norm(residual))
         if size == 0 or not np.all(np.isfinite(unit)):
             break
@@ -333,62 +328,6 @@ def _cancelled(
         if best.bound >= enough:
             break
     return best if missing is None else best._replace(slope=missing)
-
-
-def _bends(model: ConeModel, pulls: tuple[Numbers, ...], width: Numbers, allowance: float) -> Numbers:
-    """(rows,) weights of turns in the least squares: a pull turned by t is t^2 / (2 ||y||) too long, and
-    shortening it to its length costs that much; where this is the allowance, the turn counts as much."""
-    weights = []
-    for cone, y in zip(model.cones, pulls, strict=True):
-        size = float(np.linalg.norm(y)) or 1.0
-        shortened = float(np.linalg.norm(width * (cone.matrix.T @ y))) / size
-        weights.append(np.full(len(y), math.sqrt(allowance * shortened / (2 * size))))
-    return np.concatenate([np.zeros(0), *weights])
-
-
-def _stacked(model: ConeModel) -> Numbers:
-    """(rows, d) the matrices of all cones, one below the other."""
-    return np.vstack([np.zeros((0, model.models.dimension)), *(cone.matrix for cone in model.cones)])
-
-
-def _directions(pulls: tuple[Numbers, ...]) -> tuple[Numbers, Numbers]:
-    """(cones, rows) the direction of each pull, and (rows, rows) what is across it; 0 for a pull that is
-    small beside all of them, which would not turn but grow."""
-    if not pulls:
-        return np.zeros((0, 0)), np.zeros((0, 0))
-    sizes = np.array([float(np.linalg.norm(y)) for y in pulls])
-    large = sizes > _TURNED * sizes.sum()
-    units = [
-        np.where(able, y / (size or 1.0), 0.0) for y, size, able in zip(pulls, sizes, large, strict=True)
-    ]
-    across = [able * np.eye(len(u)) - np.outer(u, u) for u, able in zip(units, large, strict=True)]
-    return block_diag(*(u[None] for u in units)), block_diag(*across)
-
-
-def _growths(model: ConeModel, pulls: tuple[Numbers, ...], slope: Numbers) -> Numbers:
-    """(rows, growths) unit vectors by which pulls that are small beside all of them may grow: those of cones
-    that do not hold the model, but where next to nothing of a pull cancels the slope (d,)."""
-    sizes = [float(np.linalg.norm(y)) for y in pulls]
-    small = np.concatenate(
-        [
-            np.zeros(0, bool),
-            *(np.full(len(y), v <= _TURNED * sum(sizes)) for y, v in zip(pulls, sizes, strict=True)),
-        ]
-    )
-    matrix = np.abs(_stacked(model))
-    # The length of pull that each row would take, for the coordinate that asks for most of it.
-    needed = np.max(
-        np.where(matrix > 0, np.abs(slope) / np.where(matrix > 0, matrix, 1.0), 0.0), axis=1, initial=0.0
-    )
-    rows = np.flatnonzero(small & (needed > 0) & (needed <= _GROWN * sum(sizes)))
-    units = np.eye(len(small))[:, rows]
-    return np.hstack([units, -units])
-
-
-def _costs(model: ConeModel, z: Numbers, changes: Numbers) -> Numbers:
-    """(changes,) what changes (rows, changes) of the pulls take off the bound's value at z."""
-    here = [np.zeros(0), *(cone.at(z[: model.models.dimension]) for cone in model.cones)]
-    return np.maximum(-np.concatenate(here) @ changes, 0.0)
 
 
 def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:

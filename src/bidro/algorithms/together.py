@@ -2,8 +2,8 @@
 
 Along such a rise nobody has curvature. The program for the next model would then allow a step along it of
 millions of times the size of those that matter, and lose these in its tolerances. So the curvature is given a
-value of its own there, which holds the step and costs nothing, as nothing is gained along it but room: where an
-edge of X is near, the next model is moved to the middle between the edges instead.
+value of its own there, which holds the step and costs nothing, as nothing is gained along it but room: where
+an edge of X is near, the next model is moved to the middle between the edges instead.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def held(M: Numbers, groups: Groups, models: VectorSet, x: Numbers, risk: float)
 
 
 def centred(models: VectorSet, x: Numbers, groups: Groups) -> Numbers:
-    """x (d,) with those groups that are near an edge of the box around X moved to where both edges are equally
-    far; x itself where that leads out of X."""
+    """x (d,) with those groups that are near an edge of the box around X moved to where both edges are
+    equally far; x itself where that leads out of X."""
     room, moved = _room(models, x, groups), x.copy()
     moved[groups[room.near]] += ((room.up - room.down) / 2)[room.near, None]
     return moved if models.contains(moved, 0.0) else x
