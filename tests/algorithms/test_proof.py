@@ -95,7 +95,21 @@ def test_a_cone_that_holds_nothing_cancels_a_slope_of_next_to_nothing():
     answer = given([1.0, 0.0], pulls=[np.array([4.0]), np.array([0.0])])
     assert lower_bound(model, cuts, z, answer, 9.0, -np.inf).bound == pytest.approx(2.0 - 1e-3, rel=1e-6)
     proof = lower_bound(model, cuts, z, answer, 2.0, 2.0 - 1e-6)
-    assert proof.bound == pytest.approx(2.0 - 1.5e-9, abs=1e-12)
+    assert 2.0 - 2e-9 <= proof.bound <= 2.0 - 1.5e-9 + 1e-14
+
+
+def test_a_client_trades_no_more_than_its_weight():
+    """Two clients of weights 0.999 and 0.001 whose cuts leave a slope of 1e-3, which costs 1 over X. The second
+    has a cut of slope -0.5 for nothing, of which it would take twice its weight; the first has one of slope -1
+    that is lower by 1e-4, of which 1e-3 does it."""
+    wide, weights = Box.cube(1e3, 1), np.array([0.999, 0.001])
+    model = ConeModel(wide, wide, CappedSimplex(weights, weights), (), nonnegative=True)
+    slopes = np.array([[1e-3 / 0.999], [0.0], [-1.0], [-0.5]])
+    cuts = Cuts.at_point(np.array([0, 1, 0, 1]), np.array([1.0, 1.0, 1 - 1e-4, 1.0]), slopes, np.zeros(1))
+    shares = np.zeros(model.mixtures.polytope().lift.shape[1])
+    answer = given([0.999, 0.001, 0.0, 0.0], shares)._replace(alpha=weights)
+    proof = lower_bound(model, cuts, np.zeros(1), answer, 1.0, 1.0 - 1e-6)
+    assert 1.0 - 1e-6 <= proof.bound <= 1.0
 
 
 def quadratics(rng, lifted, offset):

@@ -55,8 +55,6 @@ def styled(parts, style, seed=5):
             rows[:, 0] = 3.7 + rng.integers(-1, 2, len(rows)) * 4.4e-16
         elif style == "traces":
             rows[:, 0] = rng.integers(-1, 2, len(rows)) * 4.4e-16
-        elif style == "constant":
-            rows[:, 0], half_width = 1e8, 1e6
         else:
             half_width = 1e6
     return half_width
@@ -141,8 +139,6 @@ def test_smooth_losses_reach_the_gap_on_data_of_any_kind(name, eps, style):
         ("traces", 0.0, 3),
         ("far", 0.0, 4),
         ("sizes", 0.05, 3),
-        ("constant", 0.05, 5),
-        ("constant", 0.05, 6),
     ],
 )
 def test_softmax_reaches_the_gap_on_data_of_any_kind(style, eps, seed):

@@ -289,7 +289,8 @@ def _cancelled(
         columns[:, : 2 * k] += offered[:, :d].T
         weights = bends(model, extended.pulls, width, share * short)
         of_turns = np.hstack([np.zeros((len(weights), columns.shape[1] - 2 * len(weights))), turns, -turns])
-        at_z = np.concatenate([cost, np.zeros(len(toward)), costs(model, z, grown), np.zeros(2 * len(turns))])
+        changed = [costs(model, z, part) for part in (-toward.T, grown)]
+        at_z = np.concatenate([cost, *changed, np.zeros(2 * len(turns))])
         of_trades = np.pad(traded, ((0, 0), (0, columns.shape[1] - 2 * k)))
         columns = np.vstack([width[:, None] * columns, at_z, weights[:, None] * of_turns, of_trades])
         residual = np.concatenate([-width * slope, np.zeros(1 + len(weights)), -traded @ taken])
