@@ -99,9 +99,9 @@ def test_a_cone_that_holds_nothing_cancels_a_slope_of_next_to_nothing():
 
 
 def test_a_client_trades_no_more_than_its_weight():
-    """Two clients of weights 0.999 and 0.001 whose cuts leave a slope of 1e-3, which costs 1 over X. The second
-    has a cut of slope -0.5 for nothing, of which it would take twice its weight; the first has one of slope -1
-    that is lower by 1e-4, of which 1e-3 does it."""
+    """Two clients of weights 0.999 and 0.001 whose cuts leave a slope of 1e-3, which costs 1 over X. The
+    second has a cut of slope -0.5 for nothing, of which it would take twice its weight; the first has one of
+    slope -1 that is lower by 1e-4, of which 1e-3 does it."""
     wide, weights = Box.cube(1e3, 1), np.array([0.999, 0.001])
     model = ConeModel(wide, wide, CappedSimplex(weights, weights), (), nonnegative=True)
     slopes = np.array([[1e-3 / 0.999], [0.0], [-1.0], [-0.5]])
