@@ -81,6 +81,37 @@ def test_what_a_cut_of_the_models_proves_by_hand():
         assert proof.bound == pytest.approx(bound, abs=1e-12)
 
 
+def test_a_cone_that_holds_nothing_cancels_a_slope_of_next_to_nothing():
+    """At x = (1, 0.5), nu = 1 the cuts 2 + 4 (nu - x1) + 1e-9 (x2 - 0.5) and 2 + 4 (nu - 1) - 3 (x1 - 1)
+    meet; nu >= |x1| holds the model and nu >= |x2| does not. The first cut and its pull of 4 leave a slope of
+    1e-9, which costs 1e-3 over X. A pull of -1e-9 of the second cone takes it away, at the expense of the
+    first, for which 1e-9 of the second cut makes up: what all of it costs is 1e-9 (|x2| + nu)."""
+    cones = (Cone(np.array([[1.0, 0.0]]), np.zeros(1)), Cone(np.array([[0.0, 1.0]]), np.zeros(1)))
+    wide = Box.cube(1e6, 2)
+    model = ConeModel(wide, wide, Simplex(1), cones, nonnegative=True)
+    z = model.lift(np.array([1.0, 0.5]))
+    slopes = np.array([[-4.0, 1e-9, 4.0], [-3.0, 0.0, 4.0]])
+    cuts = Cuts.at_point(np.zeros(2, np.int64), np.full(2, 2.0), slopes, z)
+    answer = given([1.0, 0.0], pulls=[np.array([4.0]), np.array([0.0])])
+    assert lower_bound(model, cuts, z, answer, 9.0, -np.inf).bound == pytest.approx(2.0 - 1e-3, rel=1e-6)
+    proof = lower_bound(model, cuts, z, answer, 2.0, 2.0 - 1e-6)
+    assert 2.0 - 2e-9 <= proof.bound <= 2.0 - 1.5e-9 + 1e-14
+
+
+def test_a_client_trades_no_more_than_its_weight():
+    """Two clients of weights 0.999 and 0.001 whose cuts leave a slope of 1e-3, which costs 1 over X. The
+    second has a cut of slope -0.5 for nothing, of which it would take twice its weight; the first has one of
+    slope -1 that is lower by 1e-4, of which 1e-3 does it."""
+    wide, weights = Box.cube(1e3, 1), np.array([0.999, 0.001])
+    model = ConeModel(wide, wide, CappedSimplex(weights, weights), (), nonnegative=True)
+    slopes = np.array([[1e-3 / 0.999], [0.0], [-1.0], [-0.5]])
+    cuts = Cuts.at_point(np.array([0, 1, 0, 1]), np.array([1.0, 1.0, 1 - 1e-4, 1.0]), slopes, np.zeros(1))
+    shares = np.zeros(model.mixtures.polytope().lift.shape[1])
+    answer = given([0.999, 0.001, 0.0, 0.0], shares)._replace(alpha=weights)
+    proof = lower_bound(model, cuts, np.zeros(1), answer, 1.0, 1.0 - 1e-6)
+    assert 1.0 - 1e-6 <= proof.bound <= 1.0
+
+
 def quadratics(rng, lifted, offset):
     """Cuts of three quadratics, some of which rise with nu, at points around the origin."""
     k = 3 if lifted else 2

@@ -41,6 +41,25 @@ def data(labelled=False, seed=1, middle=0.0):
     return parts
 
 
+def styled(parts, style, seed=5):
+    """The half-width of X for rows that are changed, in place, to a style."""
+    rng, half_width = np.random.default_rng(seed), 1e3
+    for rows in parts:
+        if style == "year":
+            rows[:, 0], half_width = rows[:, 0] + 2000, 1e4
+        elif style == "far":
+            rows[:, 0], half_width = rows[:, 0] + 1e5, 1e6
+        elif style == "sizes":
+            rows[:, :2] *= [1e-8, 1e8]
+        elif style == "noise":
+            rows[:, 0] = 3.7 + rng.integers(-1, 2, len(rows)) * 4.4e-16
+        elif style == "traces":
+            rows[:, 0] = rng.integers(-1, 2, len(rows)) * 4.4e-16
+        else:
+            half_width = 1e6
+    return half_width
+
+
 def problem(parts, loss, eps, p=None, label_cost=np.inf, half_width=10.0, ambiguity=WassersteinBall):
     m = parts[0].shape[1]
     order = p or (2.0 if isinstance(loss, Squared) else 1.0)
@@ -106,22 +125,29 @@ def test_a_solution_resumes_with_its_own_rows_only():
 @pytest.mark.parametrize("eps", [0.0, 0.05])
 @pytest.mark.parametrize("style", ["year", "far", "sizes", "noise", "traces", "wide"])
 def test_smooth_losses_reach_the_gap_on_data_of_any_kind(name, eps, style):
-    loss, rng, half_width = SMOOTH[name], np.random.default_rng(5), 1e3
+    loss = SMOOTH[name]
     parts = data(labelled=loss.labels is not None)
-    for rows in parts:
-        if style == "year":
-            rows[:, 0], half_width = rows[:, 0] + 2000, 1e4
-        elif style == "far":
-            rows[:, 0], half_width = rows[:, 0] + 1e5, 1e6
-        elif style == "sizes":
-            rows[:, :2] *= [1e-8, 1e8]
-        elif style == "noise":
-            rows[:, 0] = 3.7 + rng.integers(-1, 2, len(rows)) * 4.4e-16
-        elif style == "traces":
-            rows[:, 0] = rng.integers(-1, 2, len(rows)) * 4.4e-16
-        else:
-            half_width = 1e6
+    half_width = styled(parts, style)
     assert solve(problem(parts, loss, eps, half_width=half_width), max_rounds=30).gap <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("style", "eps", "seed"),
+    [
+        ("sizes", 0.0, 0),
+        ("sizes", 0.0, 4),
+        ("traces", 0.0, 3),
+        ("far", 0.0, 4),
+        ("sizes", 0.05, 3),
+    ],
+)
+def test_softmax_reaches_the_gap_on_data_of_any_kind(style, eps, seed):
+    """What all scores have in common is seen by nobody, in steps and in proofs."""
+    parts = data(seed=seed)
+    for rows in parts:
+        rows[:, -1] = np.digitize(rows[:, -1], [-0.5, 0.8])
+    made = problem(parts, Softmax(3, intercept=True), eps, half_width=styled(parts, style, 5 + seed))
+    assert solve(made, max_rounds=30).gap <= 1e-6
 
 
 @pytest.mark.parametrize(("name", "seed"), [("logistic", 7), ("smoothed hinge", 1), ("smoothed hinge", 4)])

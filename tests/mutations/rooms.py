@@ -235,6 +235,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms/newton_step.py": ("tests/algorithms/test_newton_step.py",),
     "algorithms/cone_model.py": _PROOFS,
     "algorithms/proof.py": _PROOFS,
+    "algorithms/pulls.py": _PROOFS,
+    "algorithms/together.py": ("tests/algorithms/test_together.py",),
     "guarantees/asked.py": ("tests/cli/test_options.py",),
     "algorithms/cone_program.py": _PROOFS,
     "algorithms/cuts.py": _PROOFS,

@@ -22,6 +22,7 @@ from scipy.optimize import linprog
 from bidro.algorithms.cone_program import ConeProgram
 from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.references import NO_REFERENCES, References
+from bidro.algorithms.together import Groups
 from bidro.losses.base import Cone
 from bidro.problem import Mixtures
 from bidro.sets import CappedSimplex, VectorSet
@@ -111,6 +112,7 @@ class ConeModel(NamedTuple):
     cones: tuple[Cone, ...]  # empty where risks are not lifted
     nonnegative: bool  # whether risks are known to be at least 0, before references are taken off
     references: References = NO_REFERENCES
+    together: Groups = np.zeros((0, 0), np.int64)  # coordinates that rise unseen, see `together`
 
     def lift(self, x: Numbers) -> Numbers:
         """z = (x, nu(x)), or x itself."""

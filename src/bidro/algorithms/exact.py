@@ -36,6 +36,7 @@ from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.algorithms.ray import outward
 from bidro.algorithms.references import References
+from bidro.algorithms.together import centred, held
 from bidro.algorithms.working_set import Solved, solved
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -117,8 +118,15 @@ class ExactMWDRO(Usual):
         n, x = problem.n, np.asarray(problem.constant_model)
         cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.lifted else []
         nonnegative, references = problem.loss.nonnegative, References.of(problem)
+        together = problem.loss.together(problem.federation.m)
         model = ConeModel(
-            problem.domain, problem.finite, problem.mixture_set, tuple(cones), nonnegative, references
+            problem.domain,
+            problem.finite,
+            problem.mixture_set,
+            tuple(cones),
+            nonnegative,
+            references,
+            together,
         )
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)
@@ -247,7 +255,7 @@ def _by_newton(state: State) -> State | None:
         return None
     if not one_mixture(model.mixtures):
         return None
-    step = newton_step(model, centre.z, state.mixture @ centre.gradient, _mixed(state, state.mixture))
+    step = newton_step(model, centre.z, state.mixture @ centre.gradient, _held(state, state.mixture))
     if step is None:
         return None
     if step.fall <= state.wanted * size:
@@ -320,7 +328,7 @@ def _with_next(state: State) -> State:
     idle = np.where(step.used | (state.cuts.origin == centre.origin), 0, state.idle + 1)
     kept = idle < _IDLE_ROUNDS
     state = state._replace(
-        x=step.answer.z[: model.models.dimension],
+        x=centred(model.models, step.answer.z[: model.models.dimension], model.together),
         cuts=state.cuts.only(kept),
         idle=idle[kept],
         singly=step.singly,
@@ -368,11 +376,19 @@ def _mixed(state: State, mixture: Numbers) -> Numbers:
     return M
 
 
+def _held(state: State, mixture: Numbers) -> Numbers:
+    """The same, with curvature also where coordinates rise together unseen."""
+    centre, model = state.centre, state.model
+    assert centre is not None
+    x = centre.z[: model.models.dimension]
+    return held(_mixed(state, mixture), model.together, model.models, x, state.size)
+
+
 def _curvature(state: State, mixture: Numbers) -> Curvature:
     """M, stiffened; where nothing is known of it, the multiple of the identity for steps of about 1."""
     centre = state.centre
     assert centre is not None
-    M = _mixed(state, mixture)
+    M = _held(state, mixture)
     slope = float(mixture @ centre.gradient[:, -1])
     if state.model.cones and slope > 0:
         M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], _scale(state) / slope))

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import block_diag, lstsq
+from scipy.linalg import lstsq
 from scipy.optimize import nnls
 
+from bidro.algorithms.pulls import bends, costs, directions, growths, stacked
 from bidro.errors import BidroError
 from bidro.sets import Ball, Box, ScaledNormCut
 
@@ -47,8 +48,8 @@ _TIMES = 2
 _CANCELLINGS, _LESS = 20, 0.7
 # A client's cuts are traded for others where its weight is at least this.
 _TRADED = 1e-6
-# Pulls below this share of all of them are not turned.
-_TURNED = 1e-3
+# All that a client has to trade counts as much as this share of the gap.
+_TRADING = 1.0
 # Shares of the gap that turns of pulls may cost, tried one after the other.
 _OF_ALLOWANCE = (0.1, 0.0)
 
@@ -78,8 +79,7 @@ def lower_bound(
     if serves(best):
         return best._replace(slope=raw.slope)
     for share in _OF_ALLOWANCE if model.nonnegative else ():
-        allowance = share * (upper - enough) if -math.inf < enough < upper else 0.0
-        cancelled = _cancelled(model, cuts, z, answer, allowance, enough)
+        cancelled = _cancelled(model, cuts, z, answer, share, upper, enough)
         raw = raw._replace(slope=cancelled.slope)
         best = max(best, cancelled, key=_of_bound)
         if serves(best):
@@ -92,7 +92,7 @@ def lower_bound(
             if serves(best):
                 return best._replace(slope=raw.slope)
         if model.nonnegative and best.bound < enough:
-            best = max(best, _cancelled(model, cuts, z, mended, 0.0, enough), key=_of_bound)
+            best = max(best, _cancelled(model, cuts, z, mended, 0.0, upper, enough), key=_of_bound)
         if best.bound >= enough:
             break
     return best._replace(slope=raw.slope)
@@ -236,16 +236,17 @@ def _least_squares(system: Numbers, wanted: Numbers) -> Numbers:
 
 
 def _cancelled(
-    model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, allowance: float, enough: float
+    model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, share: float, upper: float, enough: float
 ) -> Proof:
     """The bound after s has been cancelled, by what costs least: tiny multiples of cuts, in place of their
-    clients' others or beside them, and pulls that turn or shorten.
+    clients' others or beside them, and pulls that turn, shorten or grow.
 
-    All of it is nonnegative least squares in units of the bound: what is left of s times the width of X, and
-    what the multiples cost at z. Beside the others a client's weight grows: with sums alpha + delta and risks
-    of at least 0, sum_i delta_i R_i <= objective sum_i delta_i / alpha_i, so that the bound is divided by 1
-    more than that sum; references are added before and taken off after. The tiny multiples are kept apart
-    from the large ones beside which they would be lost.
+    All of it is nonnegative least squares in units of the bound: what is left of s times the width of X, what
+    the multiples cost at z, and how much of its weight a client trades, which cannot be more than all.
+    Beside the others a client's weight grows: with sums alpha + delta and risks of at least 0,
+    sum_i delta_i R_i <= objective sum_i delta_i / alpha_i, so that the bound is divided by 1 more than that
+    sum; references are added before and taken off after. The tiny multiples are kept apart from the large
+    ones beside which they would be lost.
     """
     d, n, lent = model.models.dimension, len(answer.alpha), answer.alpha[cuts.owner] > _USED
     others, values = cuts.only(lent), cuts.at(z)
@@ -259,7 +260,11 @@ def _cancelled(
     offered = np.vstack([instead, beside])
     cost = np.maximum(-offered[:, -1], 0.0)
     twice, k = cuts.with_more(others).with_more(cuts), len(owner)
-    matrix, ends = _stacked(model), np.cumsum([len(part) for part in answer.pulls])[:-1]
+    matrix, ends = stacked(model), np.cumsum([len(part) for part in answer.pulls])[:-1]
+    short = upper - enough if -math.inf < enough < upper else 0.0
+    # What a client trades, in shares of its weight; it cannot trade more than all of it.
+    traded = (owner == np.unique(owner)[:, None]) / weight
+    traded = _TRADING * short * np.hstack([traded, np.zeros_like(traded)])
 
     def with_more(taken: Numbers, pulls: tuple[Numbers, ...]) -> Answer:
         gone = np.bincount(owner, taken[:k] / weight, n)[cuts.owner] * answer.multipliers
@@ -273,24 +278,22 @@ def _cancelled(
     for _ in range(_CANCELLINGS):
         slope = _slope(model, twice, extended.multipliers, extended.pulls)
         width = _width(model, z, slope)
-        toward, turns = _directions(extended.pulls)
+        toward, turns = directions(extended.pulls)
         length = sum(float(np.linalg.norm(y)) for y in extended.pulls)
         along = np.concatenate([np.zeros(0), *extended.pulls]) / (length or 1.0)
         # Pulls lengthen with the steepness that cuts bring.
         longer = np.outer(along, offered[:, d]) if model.cones else np.zeros((0, 2 * k))
-        of_pulls = np.hstack([longer, -toward.T, turns, -turns])
+        grown = growths(model, extended.pulls, slope) - along[:, None]
+        of_pulls = np.hstack([longer, -toward.T, grown, turns, -turns])
         columns = matrix.T @ of_pulls
         columns[:, : 2 * k] += offered[:, :d].T
-        bends = _bends(model, extended.pulls, width, allowance)
-        of_turns = np.hstack([np.zeros((len(bends), columns.shape[1] - 2 * len(bends))), turns, -turns])
-        columns = np.vstack(
-            [
-                width[:, None] * columns,
-                np.append(cost, np.zeros(columns.shape[1] - 2 * k)),
-                bends[:, None] * of_turns,
-            ]
-        )
-        residual = np.append(-width * slope, np.zeros(1 + len(bends)))
+        weights = bends(model, extended.pulls, width, share * short)
+        of_turns = np.hstack([np.zeros((len(weights), columns.shape[1] - 2 * len(weights))), turns, -turns])
+        changed = [costs(model, z, part) for part in (-toward.T, grown)]
+        at_z = np.concatenate([cost, *changed, np.zeros(2 * len(turns))])
+        of_trades = np.pad(traded, ((0, 0), (0, columns.shape[1] - 2 * k)))
+        columns = np.vstack([width[:, None] * columns, at_z, weights[:, None] * of_turns, of_trades])
+        residual = np.concatenate([-width * slope, np.zeros(1 + len(weights)), -traded @ taken])
         unit, size = np.linalg.norm(columns, axis=0), float(np.linalg.norm(residual))
         if size == 0 or not np.all(np.isfinite(unit)):
             break
@@ -326,36 +329,6 @@ def _cancelled(
         if best.bound >= enough:
             break
     return best if missing is None else best._replace(slope=missing)
-
-
-def _bends(model: ConeModel, pulls: tuple[Numbers, ...], width: Numbers, allowance: float) -> Numbers:
-    """(rows,) weights of turns in the least squares: a pull turned by t is t^2 / (2 ||y||) too long, and
-    shortening it to its length costs that much; where this is the allowance, the turn counts as much."""
-    weights = []
-    for cone, y in zip(model.cones, pulls, strict=True):
-        size = float(np.linalg.norm(y)) or 1.0
-        shortened = float(np.linalg.norm(width * (cone.matrix.T @ y))) / size
-        weights.append(np.full(len(y), math.sqrt(allowance * shortened / (2 * size))))
-    return np.concatenate([np.zeros(0), *weights])
-
-
-def _stacked(model: ConeModel) -> Numbers:
-    """(rows, d) the matrices of all cones, one below the other."""
-    return np.vstack([np.zeros((0, model.models.dimension)), *(cone.matrix for cone in model.cones)])
-
-
-def _directions(pulls: tuple[Numbers, ...]) -> tuple[Numbers, Numbers]:
-    """(cones, rows) the direction of each pull, and (rows, rows) what is across it; 0 for a pull that is
-    small beside all of them, which would not turn but grow."""
-    if not pulls:
-        return np.zeros((0, 0)), np.zeros((0, 0))
-    sizes = np.array([float(np.linalg.norm(y)) for y in pulls])
-    large = sizes > _TURNED * sizes.sum()
-    units = [
-        np.where(able, y / (size or 1.0), 0.0) for y, size, able in zip(pulls, sizes, large, strict=True)
-    ]
-    across = [able * np.eye(len(u)) - np.outer(u, u) for u, able in zip(units, large, strict=True)]
-    return block_diag(*(u[None] for u in units)), block_diag(*across)
 
 
 def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:

@@ -109,6 +109,11 @@ class Loss(ABC):
         """sum_k weights_k d^2 l(x, rows_k) / dx^2, shape (d, d)."""
         return jax.hessian(lambda v: jnp.sum(weights * self.values(v, rows)))(x)
 
+    def together(self, m: int) -> NDArray[np.int64]:
+        """(groups, members) coordinates of x that can all rise by the same without l changing, none of them
+        in two groups; m as in `dimension`."""
+        return np.zeros((0, 0), np.int64)
+
     def balanced(self, gradient: Array) -> Array:
         """A gradient in x (d,), possibly with more behind it, in which what cancels in exact arithmetic does
         so to the last bit."""

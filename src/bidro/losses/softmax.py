@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from bidro.errors import BidroError
 from bidro.losses.base import Cone, Growth, Loss
@@ -100,6 +101,11 @@ class Softmax(Loss):
         order = jnp.arange(self.classes * size).reshape(self.classes, size)
         flat = jnp.append(order[:, :-1].ravel(), order[:, -1])
         return full[flat][:, flat]
+
+    def together(self, m: int) -> NDArray[np.int64]:
+        weights = np.arange(self.classes * (m - 1)).reshape(self.classes, m - 1).T
+        intercepts = self.classes * (m - 1) + np.arange(self.classes)[None]
+        return np.vstack([weights, intercepts]) if self.intercept else weights
 
     def balanced(self, gradient: Array) -> Array:
         """With sums over the classes of exactly 0: what is added to all scores leaves the loss as it is, and
