@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Evidence, Snapshot, Usual, masked
+from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.exact_messages import Reply
 from bidro.algorithms.exact_state import State
@@ -30,6 +30,7 @@ from bidro.problem import Mixtures, Problem
 from bidro.sets import CappedSimplex, Simplex
 from bidro.trees import pytree, static
 from bidro.worst_case import Oracle
+from bidro.worst_case.on_host import has_mean_losses, mean_losses
 
 Numbers = NDArray[np.float64]
 
@@ -212,8 +213,21 @@ class FoldScores(Usual):
 
         return jax.lax.map(left_out, (jnp.arange(len(broadcast.x)), broadcast.x))
 
+    def replies_on_host(self, broadcast: ScoresBroadcast, rows: HeldRows) -> ScoresReply | None:
+        if not has_mean_losses(rows.loss):
+            return None
+        folds = [rows.dealt.only(fold) for fold in range(len(broadcast.x))]
+        losses = [
+            mean_losses(rows.loss, own, x) for own, x in zip(folds, np.asarray(broadcast.x), strict=True)
+        ]
+        sizes = np.stack([own.sizes for own in folds], axis=1)
+        return ScoresReply(np.stack(losses, axis=1), sizes)
+
     def server(self, state: Array, replies: ScoresReply, replied: Array) -> ScoresReply:
-        return jax.tree.map(lambda part: masked(replied, part, jnp.full(part.shape, jnp.nan)), replies)
+        there = np.asarray(replied)
+        return ScoresReply(
+            *(np.where(there.reshape(-1, *[1] * (np.ndim(part) - 1)), part, np.nan) for part in replies)
+        )
 
     def snapshot(self, state: Array) -> Snapshot:
         """Nothing is trained: the first of what it has."""

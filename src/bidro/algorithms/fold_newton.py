@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Evidence, Snapshot, Usual
+from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.local_minimax import Caps, Local, LocalMinimax, Steepness
 from bidro.algorithms.references import References
@@ -29,6 +29,7 @@ from bidro.problem import Problem
 from bidro.sets.base import Constraints
 from bidro.trees import pytree, static
 from bidro.worst_case import Oracle
+from bidro.worst_case.on_host import curvatures, needs_no_search, risks
 from bidro.worst_case.risk import RiskModel
 
 Numbers = NDArray[np.float64]
@@ -250,6 +251,29 @@ class FoldNewton(Usual):
         flat = jnp.zeros((candidates, k * (k + 1) // 2))
         attained, smoothing, gradient = found
         return NewtonReply(attained, smoothing, gradient, jax.lax.fori_loop(0, broadcast.bends, one, flat))
+
+    def replies_on_host(self, broadcast: NewtonBroadcast, rows: HeldRows) -> NewtonReply | None:
+        x, fold, scale, bend_x, bend_fold = (
+            np.asarray(part)
+            for part in (broadcast.x, broadcast.fold, broadcast.scale, broadcast.bend_x, broadcast.bend_fold)
+        )
+        if rows.inner is None or rows.eps is None:
+            return None
+        models, bends = int(broadcast.models), int(broadcast.bends)
+        dealt, n = rows.dealt, len(rows.sizes)
+        radii = rows.eps[:, None] + scale[:models] / np.sqrt(dealt.left(fold[:models]))
+        if not needs_no_search(rows.inner, radii):
+            return None
+        found = risks(rows.inner, dealt, x[:models], fold[:models], radii)
+        bent = curvatures(rows.inner, dealt, bend_x[:bends], bend_fold[:bends])
+
+        def padded(part: Numbers, length: int) -> Numbers:
+            return np.concatenate([part, np.zeros((n, length - part.shape[1], *part.shape[2:]))], axis=1)
+
+        value = padded(found.value, len(x))
+        return NewtonReply(
+            value, np.zeros_like(value), padded(found.gradient, len(x)), padded(bent, len(bend_x))
+        )
 
     def server(self, state: NewtonState, replies: NewtonReply, replied: Array) -> NewtonState:
         """A round that not all clients answer is repeated."""
