@@ -28,6 +28,7 @@ from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.problem import Mixtures, Problem
 from bidro.sets import CappedSimplex, Simplex
+from bidro.sets.base import Held
 from bidro.trees import pytree, static
 from bidro.worst_case import Oracle
 from bidro.worst_case.on_host import has_mean_losses, mean_losses
@@ -174,12 +175,12 @@ class FoldSolves(Usual):
 
 
 class ScoresBroadcast(NamedTuple):
-    x: Array  # (folds, candidates, d)
+    x: Held  # (folds, candidates, d)
 
 
 class ScoresReply(NamedTuple):
-    loss: Array  # (folds, candidates) mean over the rows of the fold, under the models not trained on them
-    rows: Array  # (folds,) how many these are
+    loss: Held  # (folds, candidates) mean over the rows of the fold, under the models not trained on them
+    rows: Held  # (folds,) how many these are
 
 
 @pytree

@@ -84,7 +84,7 @@ class Assessed:
             largest_seen = float(losses_of(problem.loss, model, problem.federation.samples).max())
         seen = clip_level(largest_seen)
         of_root = isinstance(problem.loss, Squared) and problem.transport.p >= 2
-        slope = shift_slope(problem, jnp.asarray(model))
+        slope = shift_slope(problem, model)
         return cls(problem.loss, model, problem.mixture_set, seen, largest_loss(problem, x), slope, of_root)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.losses import LinearLoss, Loss, Softmax, Squared
+from bidro.sets.base import Held
 from bidro.worst_case.ball import has_closed_form, is_lifted
 from bidro.worst_case.inner import Inner
 from bidro.worst_case.risk import RiskModel
@@ -52,15 +53,22 @@ class Dealt(NamedTuple):
     sizes: Whole  # (n,)
     marks: Whole  # (N,) from 0
 
+    @property
+    def folds(self) -> int:
+        return int(self.marks.max(initial=0)) + 1
+
     def only(self, fold: int) -> Dealt:
         """The rows of one fold."""
+        if self.folds == 1:
+            return self
         some = np.flatnonzero(self.marks == fold)
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)[some]
-        return Dealt(self.samples[some], np.bincount(owner, minlength=len(self.sizes)), np.zeros_like(some))
+        sizes = np.bincount(owner, minlength=len(self.sizes))
+        return Dealt(self.samples[some], sizes, np.zeros_like(some))
 
     def left(self, fold: Whole) -> Numbers:
         """(n, models) rows that are not in the model's fold (models,)."""
-        folds = int(self.marks.max(initial=0)) + 1
+        folds = self.folds
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         counts = np.bincount(owner * folds + self.marks, minlength=len(self.sizes) * folds)
         counts = np.pad(counts.reshape(-1, folds), [(0, 0), (0, 1)])
@@ -98,8 +106,8 @@ def curvatures(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Numbers:
     packed = np.zeros((len(rows.sizes), models, len(inside)))
     flat = np.argsort(place, axis=None)  # of every coordinate of a model, its place among classes and columns
     for block in _blocks(rows, loss, models * classes**2, columns**2):
-        kept = block.marks[:, None] != fold
-        bent = _bends(loss, block.target, block.design @ matrices) * kept  # (classes, classes, rows, models)
+        bent = _bends(loss, block.target, block.design @ matrices)  # (classes, classes, rows, models)
+        bent *= block.marks[:, None] != fold
         for client, own in block.parts:
             design = block.design[own]
             weighed = bent[:, :, own].swapaxes(2, 3)[..., None, :] * design.T
@@ -137,22 +145,16 @@ def proven_risks(inner: Inner, rows: Dealt, x: Numbers, eps: Numbers, curvature:
     earned = eps * reward.value[:, 0]
     upper = mean + off + of_sum(rows.sizes, mean + off) + earned
     lower = mean - off - of_sum(rows.sizes, mean - off) + earned
-    gradient = still.gradient[:, 0] + (eps[:, None, None] * reward.gradient)[:, 0]
-    k, hessian, zero = gradient.shape[1], None, np.zeros(len(eps))
+    gradient: Held = still.gradient[:, 0] + (eps[:, None, None] * reward.gradient)[:, 0]
+    k, hessian = gradient.shape[1], None
     if curvature:
         hessian, (above, right) = np.zeros((len(eps), k, k)), np.triu_indices(k)
         packed = curvatures(inner, rows, model, nowhere)[:, 0]
         hessian[:, above, right] = hessian[:, right, above] = packed
-    return RiskModel(
-        upper + of_value(upper, k),
-        lower - of_value(lower, k),
-        np.stack([inner.loss.balanced(own) for own in gradient]),
-        zero,
-        hessian,
-        multiplier,
-        multiplier,
-        zero,
-    )
+    balanced, zero = np.stack([inner.loss.balanced(own) for own in gradient]), np.zeros(len(eps))
+    ends: tuple[Held, Held] = (upper + of_value(upper, k), lower - of_value(lower, k))
+    rest: tuple[Held, ...] = (balanced, zero, hessian, multiplier, multiplier, zero)
+    return RiskModel(*ends, *rest)
 
 
 def _still(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Means:
@@ -163,14 +165,16 @@ def _still(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Means:
     matrices = x[:, place].transpose(1, 2, 0)  # (classes, columns, models)
     value = np.zeros((len(rows.sizes), models))
     sums = np.zeros((len(rows.sizes), classes, models, columns))
-    for block in _blocks(rows, loss, models * classes, models * columns):
-        losses, slopes = _tangents(loss, block.target, block.design @ matrices)
-        kept = block.marks[:, None] != fold
-        losses *= kept
-        slopes *= kept
-        value[block.clients] += np.add.reduceat(losses, block.first, axis=0)
-        for client, own in block.parts:
-            sums[client] += slopes[:, own].swapaxes(1, 2) @ block.design[own]
+    for one in range(rows.folds):
+        asked = np.flatnonzero(fold != one)
+        at = np.ascontiguousarray(matrices[..., asked])
+        of_fold, slope_sums = value[:, asked], sums[:, :, asked]
+        for block in _blocks(rows.only(one), loss, len(asked) * classes, len(asked) * columns):
+            losses, slopes = _tangents(loss, block.target, block.design @ at)
+            of_fold[block.clients] += np.add.reduceat(losses, block.first, axis=0)
+            for client, own in block.parts:
+                slope_sums[client] += slopes[:, own].swapaxes(1, 2) @ block.design[own]
+        value[:, asked], sums[:, :, asked] = of_fold, slope_sums
     gradient = np.zeros((*value.shape, x.shape[1] + is_lifted(inner)))
     gradient[..., place] = sums.swapaxes(1, 2)
     count = rows.left(fold)
@@ -206,7 +210,7 @@ def _reward(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Means:
     norm = norms[every, top]
     pull = np.einsum("nqr,nqrd->nqd", vectors[every, top], matrix[top])
     pull /= np.where(norm > 0, norm, 1.0)[..., None]
-    lifted = reached.all(axis=-1)
+    lifted = np.asarray(reached.all(axis=-1))
     gradient[..., :-1] = np.where(lifted[..., None], 0.0, pull)
     gradient[..., -1] = lifted
     return Means(norm, gradient)
@@ -215,7 +219,7 @@ def _reward(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Means:
 class _Block(NamedTuple):
     """Some consecutive rows."""
 
-    design: Numbers  # (rows, columns) what scores are linear in
+    design: Numbers  # (rows, columns) what scores are linear in; margins, of a loss of them
     target: Numbers  # (rows,)
     marks: Whole  # (rows,)
     clients: Whole  # whose rows these are
@@ -237,6 +241,8 @@ def _blocks(rows: Dealt, loss: Any, numbers: int, multiplications: int) -> Itera
         last = np.minimum(ends[clients], some.stop) - begin
         theta = rows.samples[some, :-1]
         design = np.concatenate([theta, np.ones((len(theta), int(loss.intercept)))], axis=1)
+        if isinstance(loss, LinearLoss) and loss.labels is not None:
+            design *= rows.samples[some, -1:]
         parts = [(int(i), slice(a, b)) for i, a, b in zip(clients, first, last, strict=True)]
         yield _Block(design, rows.samples[some, -1], rows.marks[some], clients, first, parts)
 
@@ -254,10 +260,8 @@ def _places(loss: Any, m: int) -> Whole:
 def _tangents(loss: Any, target: Numbers, scores: Numbers) -> tuple[Numbers, Numbers]:
     """(losses (rows, models), their derivatives in the scores (classes, rows, models))."""
     if isinstance(loss, LinearLoss):
-        label = target[:, None]
-        margin = loss.labels is not None
-        line = loss.scalar.tangent(label * scores[0] if margin else scores[0] - label, np.zeros(()))
-        return line.value, (label * line.slope if margin else line.slope)[None]
+        line = loss.scalar.tangent(_argument(loss, target, scores), np.zeros(()))
+        return line.value, line.slope[None]
     own = target.astype(int)[None, :, None]
     # From differences to the own score: a small loss then keeps its digits, however large the scores are.
     apart = scores - np.take_along_axis(scores, own, axis=0)
@@ -274,12 +278,16 @@ def _tangents(loss: Any, target: Numbers, scores: Numbers) -> tuple[Numbers, Num
     return highest[0] + np.log1p(others), shares
 
 
+def _argument(loss: LinearLoss, target: Numbers, scores: Numbers) -> Numbers:
+    """(rows, models) the residuals or margins."""
+    return scores[0] - target[:, None] if loss.labels is None else scores[0]
+
+
 def _bends(loss: Any, target: Numbers, scores: Numbers) -> Numbers:
     """(classes, classes, rows, models) the second derivatives of the losses in the scores."""
     if isinstance(loss, LinearLoss):
-        label = target[:, None]
-        u = scores[0] - label if loss.labels is None else label * scores[0]
-        return np.asarray(loss.scalar.tangent(u, np.zeros(())).curvature)[None, None]
+        line = loss.scalar.tangent(_argument(loss, target, scores), np.zeros(()))
+        return np.asarray(line.curvature)[None, None]
     shares = np.exp(scores - scores.max(axis=0))
     shares /= shares.sum(axis=0)
     bent = -shares[:, None] * shares[None, :]
@@ -293,9 +301,8 @@ def _rounding(loss: Any, rows: Dealt, x: Numbers) -> Numbers:
     found = np.zeros(len(rows.sizes))
     for block in _blocks(rows, loss, 1, len(x)):
         if isinstance(loss, LinearLoss):
-            label = block.target[:, None]
-            psi = block.design if loss.labels is None else label * block.design
-            u = psi @ x - (block.target if loss.labels is None else 0.0)
+            psi = block.design
+            u = _argument(loss, block.target, (psi @ x)[None, :, None])[:, 0]
             off = of_linear(loss.scalar, u, psi, x, loss.scalar.tangent(u, np.zeros(())).slope)
         else:
             table = np.concatenate([block.design[:, : rows.samples.shape[1] - 1], block.target[:, None]], 1)

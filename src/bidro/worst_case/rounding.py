@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from jax import Array
 
 from bidro.losses import Softmax
 from bidro.losses.scalar import PiecewiseQuadratic, Scalar
+from bidro.sets.base import Held
 from bidro.trees import namespace
 
 _EPS = float(np.finfo(float).eps)
@@ -25,7 +25,7 @@ _EPS = float(np.finfo(float).eps)
 _OPERATIONS = 8
 
 
-def of_linear(scalar: Scalar, u: Array, psi: Array, z: Array, slope: Array) -> Array:
+def of_linear(scalar: Scalar, u: Held, psi: Held, z: Held, slope: Held) -> Held:
     """(rows,) of L(u), u (rows,) = <psi, z> + offset summed from psi (rows, k) and z (k,).
 
     `slope` (rows,) is L' where L has no kinks. The offset is at most |u| and the other terms together.
@@ -35,7 +35,7 @@ def of_linear(scalar: Scalar, u: Array, psi: Array, z: Array, slope: Array) -> A
     return delta * _steepest(scalar, slope, delta) + _OPERATIONS * _EPS * _sizes(scalar, u)
 
 
-def _steepest(scalar: Scalar, slope: Array, delta: Array) -> Array:
+def _steepest(scalar: Scalar, slope: Held, delta: Held) -> Held:
     """The steepest slope of L within delta of u."""
     xp = namespace(delta)
     if scalar.curvature == math.inf:
@@ -43,12 +43,12 @@ def _steepest(scalar: Scalar, slope: Array, delta: Array) -> Array:
     return xp.minimum(abs(slope) + scalar.curvature * delta, scalar.lipschitz)
 
 
-def _sizes(scalar: Scalar, u: Array) -> Array:
+def _sizes(scalar: Scalar, u: Held) -> Held:
     """The sum of the sizes of the terms that L(u) is summed from."""
     if not isinstance(scalar, PiecewiseQuadratic):
         return scalar.value(u)
 
-    def of_piece(piece: tuple[float, float, float]) -> Array:
+    def of_piece(piece: tuple[float, float, float]) -> Held:
         q2, q1, q0 = map(abs, piece)
         return (q2 * abs(u) + q1) * abs(u) + q0
 
@@ -58,7 +58,7 @@ def _sizes(scalar: Scalar, u: Array) -> Array:
     return result
 
 
-def of_softmax(loss: Softmax, x: Array, rows: Array) -> Array:
+def of_softmax(loss: Softmax, x: Held, rows: Held) -> Held:
     """(rows,) of the losses of `rows` (rows, m), computed from differences to the own score.
 
     Each of these may be off by delta, and the loss moves by at most 1 - exp(-loss - delta) <= min(1, loss +
@@ -71,20 +71,20 @@ def of_softmax(loss: Softmax, x: Array, rows: Array) -> Array:
     return delta * namespace(value).minimum(1.0, value + delta) + (_OPERATIONS + loss.classes) * _EPS * value
 
 
-def of_cost(price: Array, cost: Array) -> Array:
+def of_cost(price: Held, cost: Held) -> Held:
     """(rows,) of price times cost; 0 where that is not finite, and so is the value."""
     paid = price * cost
     xp = namespace(paid)
     return xp.where(xp.isfinite(paid), _OPERATIONS * _EPS * abs(paid), 0.0)
 
 
-def of_sum(count: Array | int, mean: Array) -> Array:
+def of_sum(count: Held, mean: Held) -> Held:
     """Of a mean of `count` numbers of one sign."""
     xp = namespace(mean)
     return xp.where(xp.isfinite(mean), (count + _OPERATIONS) * _EPS * abs(mean), 0.0)
 
 
-def of_value(value: Array, k: int) -> Array:
+def of_value(value: Held, k: int) -> Held:
     """Of a risk put together from such means, a norm of k terms and a radius."""
     xp = namespace(value)
     return xp.where(xp.isfinite(value), (k + _OPERATIONS) * _EPS * abs(value), 0.0)
