@@ -202,7 +202,8 @@ class LocalMinimax:
                 )
             place = part._at(x, smooth)
             gradient, second = part._derivatives(x, smooth, place)
-            step = _newton(gradient, second)
+            step = np.zeros_like(x)
+            step[~done] = _newton(gradient[~done], second[~done])
             fall = np.maximum(-np.sum(gradient * step, axis=-1), 0.0)
             settled = fall <= 0.5 * smooth * part.local.unit
             done |= settled & (smooth <= 1)
