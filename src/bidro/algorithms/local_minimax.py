@@ -158,6 +158,7 @@ class Step(NamedTuple):
 
 
 class _Place(NamedTuple):
+    value: Numbers  # (...) smoothed, with the barrier
     risks: Numbers  # (..., n) the r_i
     alpha: Numbers
     giving: Numbers  # (..., n) what of alpha gives way to the risks
@@ -257,8 +258,9 @@ class LocalMinimax:
             nu, gradient, second = self.steepness.smoothed(x, smooth * self.delta)
             move = np.concatenate([move, (nu - self.z[..., -1])[..., None]], axis=-1)
         risks, slopes = self._risks(move)
-        _, alpha, giving = self.caps.smoothed(risks, smooth * self.mu)
-        return _Place(risks, alpha, giving, slopes, gradient, second)
+        value, alpha, giving = self.caps.smoothed(risks, smooth * self.mu)
+        value = value + smooth * self.barrier * self.barrier_at(x)
+        return _Place(value, risks, alpha, giving, slopes, gradient, second)
 
     def barrier_at(self, x: Numbers) -> Numbers:
         """The logarithmic barrier (...) of models (..., d), inf outside X."""
@@ -311,8 +313,8 @@ class LocalMinimax:
     ) -> Numbers:
         """x + t step, with t shortened until the value falls enough."""
         rays = self._rays(x, step, smooth, ~done, place)
-        fall = fall[~done]
-        here, t, waiting = rays.value(self, np.zeros(len(fall))), np.zeros(len(fall)), np.arange(len(fall))
+        here, fall = place.value[~done], fall[~done]
+        t, waiting = np.zeros(len(fall)), np.arange(len(fall))
         for lot in _LOTS:
             tried = _SHORTER ** np.arange(*lot)
             each = np.repeat(waiting, len(tried))

@@ -34,6 +34,7 @@ from bidro.guarantees.radius import coverage_obstacle
 from bidro.losses import Loss, Squared, losses_of, mistakes_of
 from bidro.problem import Mixtures, Problem
 from bidro.sets import CappedSimplex, Simplex
+from bidro.sets.base import Held
 from bidro.trees import Frozen
 
 
@@ -277,7 +278,7 @@ def ball_promise(problem: Problem) -> str:
     return f"{size}; coverage is stated for the explicit radii of the interval only."
 
 
-def shift_slope(problem: Problem, x: Array) -> float | None:
+def shift_slope(problem: Problem, x: Held) -> float | None:
     """What a shift of 1 in W_p does to the loss at most, or for squared loss with p >= 2 to its root; None
     where it is not known."""
     loss, transport = problem.loss, problem.transport
