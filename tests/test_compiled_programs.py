@@ -64,6 +64,10 @@ COUNTED = """
     mark("from moments")
     solve(problem)
     mark("solve")
+    from bidro.guarantees.calibration import calibrate
+    calibrate(others[-1], (0.0,), folds=2)
+    solve(others[-1])
+    mark("classes")
     print(json.dumps(counts))
 """
 
@@ -78,3 +82,5 @@ def test_only_what_is_worth_compiling_is_compiled():
     # Of all that is done with moments, only the proof's linear maximum over the model set.
     assert counts["from moments"] <= 1, counts
     assert counts["solve"] <= 20, counts
+    # Cross-validation and a solve of two classes, whose worst cases have a closed form.
+    assert counts["classes"] <= 2, counts

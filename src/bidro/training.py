@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Literal, NamedTuple, TypeGuard
 
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -178,7 +177,7 @@ def transport_of(loss: Loss, m: int, choices: Choices, target_spread: float) -> 
         return Transport.classification(m, order, choices.label_cost if moves else math.inf)
     scale = np.ones(m)
     scale[-1] = choices.label_cost / target_spread if moves else math.inf
-    return Transport(jnp.asarray(scale), order)
+    return Transport(scale, order)
 
 
 def train(

@@ -230,6 +230,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "worst_case/atoms.py": _RISKS,
     "worst_case/risk.py": _RISKS,
     "worst_case/ball.py": _RISKS,
+    "worst_case/on_host.py": ("tests/worst_case/test_on_host.py",),
     "algorithms/exact.py": _PROOFS,
     "algorithms/exact_state.py": _PROOFS,
     "algorithms/newton_step.py": ("tests/algorithms/test_newton_step.py",),

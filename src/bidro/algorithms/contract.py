@@ -33,6 +33,8 @@ from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.losses import Loss
 from bidro.problem import Problem
+from bidro.worst_case import Inner
+from bidro.worst_case.on_host import Dealt
 
 Numbers = Array | NDArray[np.float64]
 # "folds": all rows but those of one fold, for every fold.
@@ -56,21 +58,26 @@ class HeldRows(NamedTuple):
     marks: NDArray[np.int64] | None = None  # (N,) the fold of every row, from 0, where rows are dealt out
     folds: int = 0
     units: NDArray[np.uint64] | None = None  # (N,) that each row is of, where they are named
+    inner: Inner | None = None  # what the clients' risks over balls of radii `eps` (n,) are made of, if they
+    eps: NDArray[np.float64] | None = None  # have balls
+
+    @property
+    def dealt(self) -> Dealt:
+        """The rows with their folds; with one fold, number 0, where they are in none."""
+        marks = np.zeros(len(self.samples), np.int64) if self.marks is None else self.marks
+        return Dealt(self.samples, self.sizes, marks)
 
     @classmethod
     def of(cls, clients: Client) -> HeldRows:
         """Those of one client, or of all before they are mapped over."""
         rows = clients.rows
         samples, sizes = np.asarray(rows.samples), np.atleast_1d(np.asarray(rows.size))
+        held = cls(clients.inner.loss, samples, sizes)
+        if clients.ambiguity == "ball":
+            held = held._replace(inner=clients.inner, eps=np.atleast_1d(np.asarray(clients.eps)))
         if rows.folds is None:
-            return cls(clients.inner.loss, samples, sizes)
-        return cls(
-            clients.inner.loss,
-            samples,
-            sizes,
-            np.asarray(rows.folds.of_row, np.int64),
-            rows.folds.kept.shape[0],
-        )
+            return held
+        return held._replace(marks=np.asarray(rows.folds.of_row, np.int64), folds=rows.folds.kept.shape[0])
 
 
 class Algorithm(Protocol):

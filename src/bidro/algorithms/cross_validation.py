@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Evidence, Snapshot, Usual, masked
+from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.exact_messages import Reply
 from bidro.algorithms.exact_state import State
@@ -28,8 +28,10 @@ from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.problem import Mixtures, Problem
 from bidro.sets import CappedSimplex, Simplex
+from bidro.sets.base import Held
 from bidro.trees import pytree, static
 from bidro.worst_case import Oracle
+from bidro.worst_case.on_host import has_mean_losses, mean_losses
 
 Numbers = NDArray[np.float64]
 
@@ -173,12 +175,12 @@ class FoldSolves(Usual):
 
 
 class ScoresBroadcast(NamedTuple):
-    x: Array  # (folds, candidates, d)
+    x: Held  # (folds, candidates, d)
 
 
 class ScoresReply(NamedTuple):
-    loss: Array  # (folds, candidates) mean over the rows of the fold, under the models not trained on them
-    rows: Array  # (folds,) how many these are
+    loss: Held  # (folds, candidates) mean over the rows of the fold, under the models not trained on them
+    rows: Held  # (folds,) how many these are
 
 
 @pytree
@@ -212,8 +214,21 @@ class FoldScores(Usual):
 
         return jax.lax.map(left_out, (jnp.arange(len(broadcast.x)), broadcast.x))
 
+    def replies_on_host(self, broadcast: ScoresBroadcast, rows: HeldRows) -> ScoresReply | None:
+        if not has_mean_losses(rows.loss):
+            return None
+        folds = [rows.dealt.only(fold) for fold in range(len(broadcast.x))]
+        losses = [
+            mean_losses(rows.loss, own, x) for own, x in zip(folds, np.asarray(broadcast.x), strict=True)
+        ]
+        sizes = np.stack([own.sizes for own in folds], axis=1)
+        return ScoresReply(np.stack(losses, axis=1), sizes)
+
     def server(self, state: Array, replies: ScoresReply, replied: Array) -> ScoresReply:
-        return jax.tree.map(lambda part: masked(replied, part, jnp.full(part.shape, jnp.nan)), replies)
+        there = np.asarray(replied)
+        return ScoresReply(
+            *(np.where(there.reshape(-1, *[1] * (np.ndim(part) - 1)), part, np.nan) for part in replies)
+        )
 
     def snapshot(self, state: Array) -> Snapshot:
         """Nothing is trained: the first of what it has."""

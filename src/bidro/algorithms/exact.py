@@ -26,7 +26,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from bidro.algorithms.cone_model import ConeModel, Curvature, held_by_cones
-from bidro.algorithms.contract import Evidence, Snapshot, Usual
+from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.exact_messages import INFINITE, Broadcast, Reply
 from bidro.algorithms.exact_state import Best, Centre, State
@@ -45,6 +45,7 @@ from bidro.problem import Problem
 from bidro.sets import Ball, Box
 from bidro.trees import pytree, static
 from bidro.worst_case import Oracle
+from bidro.worst_case.on_host import needs_no_search, proven_risks
 
 Numbers = NDArray[np.float64]
 
@@ -169,6 +170,12 @@ class ExactMWDRO(Usual):
 
     def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
         return Reply.of(client.risk(self.oracle, broadcast.x, broadcast.width, self.sends_curvature))
+
+    def replies_on_host(self, broadcast: Broadcast, rows: HeldRows) -> Reply | None:
+        if rows.inner is None or rows.eps is None or not needs_no_search(rows.inner, rows.eps):
+            return None
+        x = np.asarray(broadcast.x)
+        return Reply.of(proven_risks(rows.inner, rows.dealt, x, rows.eps, self.sends_curvature))
 
     def server(self, state: State, replies: Reply, replied: Array) -> State:
         """A round that not all clients answer is repeated, with the cuts of those who did.

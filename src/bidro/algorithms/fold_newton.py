@@ -11,7 +11,7 @@ predicted to needs no new curvature, and takes its last step unseen.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +19,17 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.contract import Evidence, Snapshot, Usual
+from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
+from bidro.algorithms.fold_newton_state import NewtonBroadcast, NewtonReply, NewtonState, asked_in
 from bidro.algorithms.local_minimax import Caps, Local, LocalMinimax, Steepness
 from bidro.algorithms.references import References
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.problem import Problem
-from bidro.sets.base import Constraints
 from bidro.trees import pytree, static
 from bidro.worst_case import Oracle
+from bidro.worst_case.on_host import curvatures, needs_no_search, risks
 from bidro.worst_case.risk import RiskModel
 
 Numbers = NDArray[np.float64]
@@ -38,8 +39,8 @@ _TOGETHER = 10
 # A model becomes the centre if the worst mixture falls by this share of the prediction; above the second
 # share, stiffening is taken back.
 _ENOUGH, _GOOD = 0.1, 0.5
-# A prediction within this share is right enough for a last step, and within the second for curvature to stay.
-_RIGHT, _CURVED = 0.15, 0.02
+# A prediction within this share is right enough for a last step.
+_RIGHT = 0.15
 _STIFFEN = 4.0
 _ROUNDING = 1e-11
 # A step that promises less than this multiple of the gap is the last where the one before was as predicted.
@@ -60,77 +61,6 @@ _VANISHING, _VANISHED = 1e-3, 1e-12
 # After so many rounds, steps are lengthened where risks fall by this multiple of what was predicted: they can
 # be brought to 0, which Newton's method does by a factor e a round.
 _EARLY, _MORE = 4, 1.2
-
-
-class NewtonBroadcast(NamedTuple):
-    """The first `models` and the first `bends` are asked for; what comes after them is to be ignored."""
-
-    models: Array
-    x: Array  # (solves, d)
-    fold: Array  # (solves,) whose rows are left out; one past the last for none
-    scale: Array  # (solves,) c times the spread
-    bends: Array
-    bend_x: Array  # (candidates, d) where curvature is asked for
-    bend_fold: Array  # (candidates,) whose rows are left out; one past the last for none
-    bend_scale: Array  # (candidates,)
-
-
-class NewtonReply(NamedTuple):
-    attained: Array  # (solves,) of a cut below the risk over the fold's training rows
-    smoothing: Array  # (solves,) what the risk with this gradient exceeds it by
-    gradient: Array  # (solves, k) of that cut
-    curvature: Array  # (candidates, k (k + 1) / 2) upper triangles
-
-
-class NewtonState(NamedTuple):
-    """Arrays have leading axes (candidates, folds), those on all rows as one more fold, the last."""
-
-    caps: Caps
-    references: References
-    steepness: Steepness
-    limits: Constraints
-    scale: Numbers  # (candidates,) c times the spread
-    endless: bool  # whether the loss is 0 only at infinity
-    x: Numbers  # (..., d) to be assessed next; of finished solves the solution
-    going: NDArray[np.bool_]  # (...) solves that are not finished
-    wrong: Numbers  # (...) by which share of it the last prediction was wrong
-    centre: Numbers  # (..., d)
-    merit: Numbers  # (...) worst mixture of the risks there, inf before the first
-    risks: Numbers  # (..., n) references taken off
-    gradient: Numbers  # (..., n, k)
-    curvature: Numbers  # (known, n, k, k)
-    bend: NDArray[np.int64]  # (...) which of these is the solve's
-    stiffness: Numbers  # (...)
-    predicted: Numbers  # (...) fall of the merit at x
-    floor: Numbers  # (...)
-    t: int
-
-    @property
-    def active(self) -> NDArray[np.int64]:
-        """The solves that are not finished."""
-        return np.flatnonzero(self.going)
-
-    @property
-    def finished(self) -> bool:
-        return not self.going.any()
-
-    @property
-    def models(self) -> Numbers:
-        """(folds + 1, candidates, d): last those of all rows."""
-        return np.swapaxes(self.x, 0, 1)
-
-
-class _Asked(NamedTuple):
-    """The different questions of a round, and which solve or candidate each answer is for."""
-
-    x: Numbers  # (questions, d)
-    fold: NDArray[np.int64]
-    scale: Numbers
-    of_solve: NDArray[np.int64]  # (going solves,)
-    bend_x: Numbers
-    bend_fold: NDArray[np.int64]
-    bend_scale: Numbers
-    bend: NDArray[np.int64]  # (candidates, folds) -1 where no curvature is asked for
 
 
 @pytree
@@ -164,7 +94,11 @@ class FoldNewton(Usual):
                 f"Cross-validation needs a loss that is convex in the model; {name} is not known to be."
             )
         self.oracle.check(problem.inner)
-        cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.lifted else []
+        assert problem.eps is not None
+        # Without a radius nothing depends on the steepness, and risks count as functions of x alone.
+        still = not np.any(problem.eps) and all(one.scale == 0 for one in self.candidates)
+        lifted = problem.lifted and not still
+        cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if lifted else []
         steepness = Steepness(tuple(cones))
         x = np.asarray(problem.constant_model)
         C, F, n, d = len(self.candidates), self.folds + 1, problem.n, len(x)
@@ -197,20 +131,19 @@ class FoldNewton(Usual):
         )
 
     def broadcast(self, state: NewtonState) -> NewtonBroadcast:
-        asked = _asked(state)
+        asked = asked_in(state)
         C, F, _ = state.x.shape
         solves = -(-C * F // _TOGETHER) * _TOGETHER
 
-        def padded(values: NDArray[Any], length: int) -> Array:
-            rest = [(0, length - len(values)), *[(0, 0)] * (values.ndim - 1)]
-            return jnp.asarray(np.pad(values, rest))
+        def padded(values: NDArray[Any], length: int) -> NDArray[Any]:
+            return np.pad(values, [(0, length - len(values)), *[(0, 0)] * (values.ndim - 1)])
 
         return NewtonBroadcast(
-            jnp.asarray(len(asked.x)),
+            np.asarray(len(asked.x)),
             padded(asked.x, solves),
             padded(asked.fold, solves),
             padded(asked.scale, solves),
-            jnp.asarray(len(asked.bend_x)),
+            np.asarray(len(asked.bend_x)),
             padded(asked.bend_x, C),
             padded(asked.bend_fold, C),
             padded(asked.bend_scale, C),
@@ -250,6 +183,29 @@ class FoldNewton(Usual):
         flat = jnp.zeros((candidates, k * (k + 1) // 2))
         attained, smoothing, gradient = found
         return NewtonReply(attained, smoothing, gradient, jax.lax.fori_loop(0, broadcast.bends, one, flat))
+
+    def replies_on_host(self, broadcast: NewtonBroadcast, rows: HeldRows) -> NewtonReply | None:
+        x, fold, scale, bend_x, bend_fold = (
+            np.asarray(part)
+            for part in (broadcast.x, broadcast.fold, broadcast.scale, broadcast.bend_x, broadcast.bend_fold)
+        )
+        if rows.inner is None or rows.eps is None:
+            return None
+        models, bends = int(broadcast.models), int(broadcast.bends)
+        dealt, n = rows.dealt, len(rows.sizes)
+        radii = rows.eps[:, None] + scale[:models] / np.sqrt(dealt.left(fold[:models]))
+        if not needs_no_search(rows.inner, radii):
+            return None
+        found = risks(rows.inner, dealt, x[:models], fold[:models], radii)
+        bent = curvatures(rows.inner, dealt, bend_x[:bends], bend_fold[:bends])
+
+        def padded(part: Numbers, length: int) -> Numbers:
+            return np.concatenate([part, np.zeros((n, length - part.shape[1], *part.shape[2:]))], axis=1)
+
+        value = padded(found.value, len(x))
+        return NewtonReply(
+            value, np.zeros_like(value), padded(found.gradient, len(x)), padded(bent, len(bend_x))
+        )
 
     def server(self, state: NewtonState, replies: NewtonReply, replied: Array) -> NewtonState:
         """A round that not all clients answer is repeated."""
@@ -307,43 +263,9 @@ class FoldNewton(Usual):
         return Snapshot(state.x[0, 0], state.x[0, 0], state.caps.shares)
 
 
-def _asked(state: NewtonState) -> _Asked:
-    """Solves with the same model, fold and radius ask once, and so do candidates."""
-    candidate, fold = np.nonzero(state.going)
-    solves = np.column_stack([state.x[state.going], fold, state.scale[candidate]])
-    different, of_solve = np.unique(solves, axis=0, return_inverse=True)
-    wanted = state.going & (state.wrong > _CURVED)
-    candidates, folds, _ = state.x.shape
-    bend = np.full(state.going.shape, -1)
-    bends = np.zeros((0, solves.shape[1]))
-    if wanted.any():
-        one, of = np.nonzero(wanted)
-        bends, which = np.unique(
-            np.column_stack([state.x[wanted], of, state.scale[one]]), axis=0, return_inverse=True
-        )
-        bend[wanted] = which.ravel()
-    if len(bends) > candidates or not np.isfinite(state.predicted).any():
-        some = np.flatnonzero(wanted.any(axis=1))
-        share = state.going[some] / state.going[some].sum(axis=1, keepdims=True)
-        middle = np.einsum("cf,cfd->cd", share, state.x[some])
-        middles = np.column_stack([middle, np.full(len(some), folds - 1), state.scale[some]])
-        bends, which = np.unique(middles, axis=0, return_inverse=True)
-        bend[some] = which.ravel()[:, None]
-    return _Asked(
-        different[:, :-2],
-        different[:, -2].astype(np.int64),
-        different[:, -1],
-        of_solve.ravel(),
-        bends[:, :-2],
-        bends[:, -2].astype(np.int64),
-        bends[:, -1],
-        bend,
-    )
-
-
 def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
     """The models just assessed become centres where they are good enough; steps are stiffened elsewhere."""
-    asked, going = _asked(state), state.going
+    asked, going = asked_in(state), state.going
     attained, smoothing, gradient = (
         np.moveaxis(np.asarray(part), 0, 1)[asked.of_solve]
         for part in (replies.attained, replies.smoothing, replies.gradient)
@@ -351,7 +273,8 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
     if not np.all(np.isfinite(attained)):
         raise BidroError(f"In round {state.t} a client's risk is not finite; declare a bounded support.")
     risks, gradients = state.risks.copy(), state.gradient.copy()
-    risks[going], gradients[going] = state.references.off(attained + smoothing), gradient
+    risks[going] = state.references.off(attained + smoothing)
+    gradients[going] = gradient[..., : gradients.shape[-1]]
     merit = state.caps.worst(risks)
     first = ~np.isfinite(state.merit)
     with np.errstate(invalid="ignore"):
@@ -363,7 +286,8 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
     stiffness = np.where(good & (ratio > _GOOD) & (stiffness > 1), stiffness / _STIFFEN, stiffness)
     more = good & (ratio > _MORE) & (state.t > _EARLY) & (stiffness > 1 / _STIFFEN**2)
     stiffness = np.where(more, stiffness / _STIFFEN, stiffness)
-    curvature, bend = _with_curvature(state, np.asarray(replies.curvature), asked.bend, good)
+    told = gradient.shape[-1]
+    curvature, bend = _with_curvature(state, np.asarray(replies.curvature), told, asked.bend, good)
     keep = good[..., None]
     floor = state.floor if np.any(state.floor > 0) else _SMALL * np.abs(state.references.risk(merit))
     return state._replace(
@@ -380,12 +304,14 @@ def _with_replies(state: NewtonState, replies: NewtonReply) -> NewtonState:
 
 
 def _with_curvature(
-    state: NewtonState, packed: Numbers, asked: NDArray[np.int64], good: NDArray[np.bool_]
+    state: NewtonState, packed: Numbers, told: int, asked: NDArray[np.int64], good: NDArray[np.bool_]
 ) -> tuple[Numbers, NDArray[np.int64]]:
-    """(curvatures that some solve uses, which of them is each solve's). The new ones are of use to a
-    candidate where most of its solves that asked have moved there."""
+    """(curvatures that some solve uses, which of them is each solve's), from upper triangles of (told, told)
+    matrices. The new ones are of use to a candidate where most of its solves that asked have moved there."""
     k = state.curvature.shape[-1]
-    rows, columns = np.triu_indices(k)
+    rows, columns = np.triu_indices(told)
+    of_model = columns < k
+    rows, columns, packed = rows[of_model], columns[of_model], packed[..., of_model]
     count = asked.max(initial=-1) + 1
     new = np.zeros((count, packed.shape[0], k, k))
     new[:, :, rows, columns] = new[:, :, columns, rows] = np.moveaxis(packed[:, :count], 0, 1)

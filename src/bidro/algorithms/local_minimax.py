@@ -28,8 +28,9 @@ Marks = NDArray[np.bool_]
 # Smoothing is taken back by this factor whenever a step has become small beside it.
 _LESS_SMOOTH = 6.0
 _MOST_STEPS = 80
-# Armijo's share of the promised fall, and by how much a step that falls short of it is shortened.
-_ENOUGH, _SHORTER, _MOST_TRIALS = 1e-4, 0.3, 25
+# Armijo's share of the promised fall. A step that falls short of it is shortened by powers of the second
+# number, tried in such lots: a call for a few more of them costs little.
+_ENOUGH, _SHORTER, _LOTS = 1e-4, 0.3, ((0, 1), (1, 4), (4, 9), (9, 25))
 _ROUNDING = 1e-13
 # Candidates that are done are set aside where fewer than this share go on.
 _FEW = 0.75
@@ -157,6 +158,8 @@ class Step(NamedTuple):
 
 
 class _Place(NamedTuple):
+    value: Numbers  # (...) smoothed, with the barrier
+    risks: Numbers  # (..., n) the r_i
     alpha: Numbers
     giving: Numbers  # (..., n) what of alpha gives way to the risks
     slopes: Numbers  # (..., n, k) gradients of the r_i in z
@@ -200,13 +203,14 @@ class LocalMinimax:
                 )
             place = part._at(x, smooth)
             gradient, second = part._derivatives(x, smooth, place)
-            step = _newton(gradient, second)
+            step = np.zeros_like(x)
+            step[~done] = _newton(gradient[~done], second[~done])
             fall = np.maximum(-np.sum(gradient * step, axis=-1), 0.0)
             settled = fall <= 0.5 * smooth * part.local.unit
             done |= settled & (smooth <= 1)
             if done.all():
                 break
-            x = part._along(x, step, smooth, fall, done)
+            x = part._along(x, step, smooth, fall, done, place)
             smooth = np.where(settled, np.maximum(smooth / _LESS_SMOOTH, 1.0), smooth)
         found[rows] = x
         return Step(found, self._worst(local.x) - self._worst(found))
@@ -254,8 +258,9 @@ class LocalMinimax:
             nu, gradient, second = self.steepness.smoothed(x, smooth * self.delta)
             move = np.concatenate([move, (nu - self.z[..., -1])[..., None]], axis=-1)
         risks, slopes = self._risks(move)
-        _, alpha, giving = self.caps.smoothed(risks, smooth * self.mu)
-        return _Place(alpha, giving, slopes, gradient, second)
+        value, alpha, giving = self.caps.smoothed(risks, smooth * self.mu)
+        value = value + smooth * self.barrier * self.barrier_at(x)
+        return _Place(value, risks, alpha, giving, slopes, gradient, second)
 
     def barrier_at(self, x: Numbers) -> Numbers:
         """The logarithmic barrier (...) of models (..., d), inf outside X."""
@@ -303,31 +308,35 @@ class LocalMinimax:
             in_x = in_x + (2 * share / room)[..., None, None] * pull[..., :, None] * pull[..., None, :]
         return gradient, in_x
 
-    def _along(self, x: Numbers, step: Numbers, smooth: Numbers, fall: Numbers, done: Marks) -> Numbers:
+    def _along(
+        self, x: Numbers, step: Numbers, smooth: Numbers, fall: Numbers, done: Marks, place: _Place
+    ) -> Numbers:
         """x + t step, with t shortened until the value falls enough."""
-        rays = self._rays(x, step, smooth, ~done)
-        here, t, fall = rays.value(self, np.zeros(len(rays.x))), np.ones(len(rays.x)), fall[~done]
-        waiting = np.arange(len(t))
-        for _ in range(_MOST_TRIALS):
-            value = rays.only(waiting).value(self, t[waiting])
+        rays = self._rays(x, step, smooth, ~done, place)
+        here, fall = place.value[~done], fall[~done]
+        t, waiting = np.zeros(len(fall)), np.arange(len(fall))
+        for lot in _LOTS:
+            tried = _SHORTER ** np.arange(*lot)
+            each = np.repeat(waiting, len(tried))
+            value = rays.only(each).value(self, np.tile(tried, len(waiting)))
             with np.errstate(invalid="ignore"):
-                enough = here - _ENOUGH * t * fall + _ROUNDING * np.abs(here)
-                waiting = waiting[~(value <= enough[waiting])]
+                enough = here - _ENOUGH * tried[:, None] * fall + _ROUNDING * np.abs(here)
+                found = value.reshape(-1, len(tried)) <= enough.T[waiting]
+            any_ = found.any(axis=1)
+            t[waiting[any_]] = tried[found.argmax(axis=1)[any_]]
+            waiting = waiting[~any_]
             if len(waiting) == 0:
                 break
-            t[waiting] *= _SHORTER
-        t[waiting] = 0.0
         moved = x.copy()
         moved[~done] += t[:, None] * step[~done]
         return moved
 
-    def _rays(self, x: Numbers, step: Numbers, smooth: Numbers, wanted: Marks) -> _Rays:
+    def _rays(self, x: Numbers, step: Numbers, smooth: Numbers, wanted: Marks, place: _Place) -> _Rays:
         d, k, zero = x.shape[-1], self.z.shape[-1], np.zeros((*x.shape[:-1], self.z.shape[-1] - x.shape[-1]))
-        gone = np.concatenate([x - self.z[..., :d], zero], axis=-1)
         along = np.concatenate([step, zero], axis=-1)
-        bent_gone, bent_along = self._bends(gone), self._bends(along)
-        slopes = self.local.gradient + bent_gone
-        at = self.local.risks + ((self.local.gradient + 0.5 * bent_gone) @ gone[..., None])[..., 0]
+        at, slopes, bent_along = place.risks, place.slopes, self._bends(along)
+        if k > d:
+            at, slopes = self._risks(np.concatenate([x - self.z[..., :d], zero], axis=-1))
         coefficients = [
             at,
             (slopes @ along[..., None])[..., 0],
@@ -364,7 +373,7 @@ class _Rays(NamedTuple):
     blend: Numbers  # (rays,)
 
     def only(self, some: NDArray[np.int64]) -> _Rays:
-        return self if len(some) == len(self.x) else _Rays(*(part[some] for part in self))
+        return _Rays(*(part[some] for part in self))
 
     def value(self, of: LocalMinimax, t: Numbers) -> Numbers:
         """(rays,) at t (rays,)."""

@@ -26,6 +26,8 @@ Numbers = NDArray[np.float64]
 # From a kink, the length of a step is found within the first share, in so many trials, unless it falls to
 # the second share of what it would be without the kink.
 _SAME_LENGTH, _MOST_LENGTHS, _SHORTEST = 0.05, 20, 1e-3
+# What a weight may be off by in a sum of weights.
+_ROUNDING = 4 * float(np.finfo(float).eps)
 
 
 class NewtonStep(NamedTuple):
@@ -34,9 +36,10 @@ class NewtonStep(NamedTuple):
 
 
 def one_mixture(mixtures: Mixtures) -> bool:
-    """Whether A holds a single mixture."""
+    """Whether A holds a single mixture, up to rounding: no weight can be lowered, or none raised."""
     if isinstance(mixtures, CappedSimplex):
-        return bool(np.all(np.asarray(mixtures.lower) == np.asarray(mixtures.upper)))
+        room = min(1.0 - float(np.sum(mixtures.lower)), float(np.sum(mixtures.upper)) - 1.0)
+        return room <= mixtures.dimension * _ROUNDING
     if isinstance(mixtures, L1SimplexBall) and float(mixtures.radius) == 0:
         return True
     return mixtures.dimension == 1

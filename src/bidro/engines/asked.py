@@ -14,13 +14,14 @@ from jax import Array
 from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm, HeldRows, client_key
-from bidro.client import Client, check_samples
+from bidro.client import Client, WassersteinBall, check_samples
 from bidro.engines.plain import made
 from bidro.engines.rounds import Deal
 from bidro.engines.wire import unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.losses import Loss
+from bidro.worst_case import Inner
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,8 @@ class Asked:
         federation = Federation.from_arrays({name: samples}, "unbounded", units=units)
         check_samples(federation, loss, transport)
         rows = HeldRows(loss, np.asarray(samples), np.array([len(samples)]), units=units)
+        if isinstance(ambiguity, WassersteinBall):
+            rows = rows._replace(inner=Inner(transport, support, loss), eps=ambiguity.per_client(1))
         if dealt is not None:
             deal = Deal(*dealt)
             rows = rows._replace(marks=federation.folds(*deal), folds=deal.folds)

@@ -26,6 +26,8 @@ class InProcess:
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         federation = problem.federation
         held = HeldRows(problem.loss, federation.host_rows, np.asarray(federation.sizes))
+        if problem.eps is not None:
+            held = held._replace(inner=problem.inner, eps=np.asarray(problem.eps))
         if deal is not None:
             held = held._replace(marks=federation.folds(*deal), folds=deal.folds)
         everyone = np.ones(problem.n, bool)

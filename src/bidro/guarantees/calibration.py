@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
@@ -164,7 +163,7 @@ def calibrate(
             if progress is not None:
                 progress(took, len(going.active))
         models = going.models
-        scored = rounds(ask, FoldScores(), jnp.asarray(models[:-1]), took + 1, took)
+        scored = rounds(ask, FoldScores(), np.asarray(models[:-1]), took + 1, took)
         scores, took = last_state(scored, None), took + 1
         left_out = LeftOut(np.swapaxes(scores.loss, 0, 1), np.swapaxes(scores.rows, 0, 1))
     pooled = min(

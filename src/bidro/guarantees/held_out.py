@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
@@ -241,7 +240,7 @@ def worst_mixture(
     own: bool = False,
 ) -> HeldOut:
     """The whole from its clients' bounds, each of `client_level`."""
-    worst = float(mixtures.linear_maximum(jnp.asarray([one.bound for one in clients.values()]))[0])
+    worst = float(mixtures.linear_maximum(np.array([one.bound for one in clients.values()]))[0])
     return HeldOut(
         worst,
         confidence,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -12,6 +11,7 @@ from bidro.errors import BidroError
 from bidro.losses import LinearLoss, Softmax
 from bidro.problem import Problem
 from bidro.sets import Box
+from bidro.sets.base import Held
 from bidro.transport import Transport
 
 
@@ -22,12 +22,12 @@ def support_lipschitz(problem: Problem, x: ArrayLike) -> float:
     Where labels can flip, a flip counts with the largest change it makes, divided by its cost.
     """
     loss, transport, support = problem.loss, problem.transport, problem.federation.support
-    model = np.asarray(x, float)
+    model: Held = np.asarray(x, float)
     if isinstance(loss, Softmax) and isinstance(support, Box):
-        slope = float(loss.lipschitz(jnp.asarray(model), transport.inverse_scale))
+        slope = float(loss.lipschitz(model, transport.inverse_scale))
         return _with_flips(slope, float(np.max(_score_gaps(loss, model, support))), transport)
     if not isinstance(loss, LinearLoss) or not isinstance(support, Box):
-        known = float(loss.lipschitz(jnp.asarray(model), transport.inverse_scale))
+        known = float(loss.lipschitz(model, transport.inverse_scale))
         flips = transport.discrete_label and math.isfinite(transport.label_cost)
         if not math.isfinite(known) or flips:
             raise BidroError(
@@ -35,14 +35,13 @@ def support_lipschitz(problem: Problem, x: ArrayLike) -> float:
             )
         return known
     ends = _ends(loss, model, support)
-    line = loss.scalar.tangent(jnp.asarray(ends), jnp.zeros(()))
     # At a kink the slope on its other side counts too.
-    nearby = loss.scalar.tangent(jnp.nextafter(jnp.asarray(ends), -jnp.inf), jnp.zeros(()))
-    steep = float(jnp.max(jnp.abs(jnp.concatenate([line.slope, nearby.slope]))))
-    slope = steep * float(loss.dual_norm(jnp.asarray(model), transport.inverse_scale))
+    beside = np.concatenate([ends, np.nextafter(ends, -np.inf)])
+    steep = float(np.max(np.abs(loss.scalar.tangent(beside, np.zeros(())).slope)))
+    slope = steep * float(loss.dual_norm(model, transport.inverse_scale))
     if loss.labels is None:
         return slope
-    values = np.asarray(loss.scalar.value(jnp.asarray(ends)))
+    values = loss.scalar.value(ends)
     return _with_flips(slope, float(np.max(np.abs(values[:2] - values[2:]))), transport)
 
 
@@ -53,16 +52,16 @@ def largest_loss(problem: Problem, x: ArrayLike) -> float | None:
     if not isinstance(support, Box) or problem.federation.support_from_data:
         return None
     if isinstance(loss, LinearLoss):
-        return float(jnp.max(loss.scalar.value(jnp.asarray(_ends(loss, model, support)))))
+        return float(np.max(loss.scalar.value(_ends(loss, model, support))))
     if isinstance(loss, Softmax):
         # log sum_k exp(s_k - s_y), with each difference of scores as large as it can be on the box.
         return float(np.max(np.logaddexp.reduce(_score_gaps(loss, model, support), axis=1)))
     return None
 
 
-def _score_gaps(loss: Softmax, model: NDArray[np.float64], support: Box) -> NDArray[np.float64]:
+def _score_gaps(loss: Softmax, model: Held, support: Box) -> NDArray[np.float64]:
     """(y, k): the largest s_k - s_y on the box, s being the classes' scores."""
-    weights, intercepts = (np.asarray(v) for v in loss.split(jnp.asarray(model)))
+    weights, intercepts = loss.split(model)
     apart = weights[None] - weights[:, None]  # (y, k, features)
     centre = np.asarray(support.lower + support.upper)[:-1] / 2
     half = np.asarray(support.upper - support.lower)[:-1] / 2
@@ -80,13 +79,13 @@ def _with_flips(slope: float, change: float, transport: Transport) -> float:
     return float((slope**q + flip**q) ** (1 / q))
 
 
-def _ends(loss: LinearLoss, model: NDArray[np.float64], support: Box) -> list[float]:
+def _ends(loss: LinearLoss, model: Held, support: Box) -> NDArray[np.float64]:
     """The least and largest residual on the box, or the margins with the label 1 and then with -1."""
-    a, offset = (np.asarray(v) for v in loss.direction(jnp.asarray(model), 1.0))
+    a, offset = loss.direction(model, 1.0)
     centre = np.asarray(support.lower + support.upper) / 2
     half = np.array((support.upper - support.lower) / 2)
     if loss.labels is not None:
         half[-1] = 0.0
     middle, reach = float(a @ centre + offset), float(np.abs(a) @ half)
     ends = [middle - reach, middle + reach]
-    return ends if loss.labels is None else [*ends, *(-end for end in ends)]
+    return np.array(ends if loss.labels is None else [*ends, *(-end for end in ends)])

@@ -154,7 +154,7 @@ def _checked(problem: Problem, x: ArrayLike, oracle: Oracle | None) -> tuple[Arr
         )
     chosen = default_oracle(problem.inner) if oracle is None else oracle
     chosen.check(problem.inner)
-    return jnp.asarray(model), chosen
+    return jax.device_put(model), chosen
 
 
 @partial(jax.jit, static_argnums=(0, 1))

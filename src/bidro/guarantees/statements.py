@@ -34,6 +34,7 @@ from bidro.guarantees.radius import coverage_obstacle
 from bidro.losses import Loss, Squared, losses_of, mistakes_of
 from bidro.problem import Mixtures, Problem
 from bidro.sets import CappedSimplex, Simplex
+from bidro.sets.base import Held
 from bidro.trees import Frozen
 
 
@@ -84,7 +85,7 @@ class Assessed:
             largest_seen = float(losses_of(problem.loss, model, problem.federation.samples).max())
         seen = clip_level(largest_seen)
         of_root = isinstance(problem.loss, Squared) and problem.transport.p >= 2
-        slope = shift_slope(problem, jnp.asarray(model))
+        slope = shift_slope(problem, model)
         return cls(problem.loss, model, problem.mixture_set, seen, largest_loss(problem, x), slope, of_root)
 
 
@@ -277,7 +278,7 @@ def ball_promise(problem: Problem) -> str:
     return f"{size}; coverage is stated for the explicit radii of the interval only."
 
 
-def shift_slope(problem: Problem, x: Array) -> float | None:
+def shift_slope(problem: Problem, x: Held) -> float | None:
     """What a shift of 1 in W_p does to the loss at most, or for squared loss with p >= 2 to its root; None
     where it is not known."""
     loss, transport = problem.loss, problem.transport

@@ -128,15 +128,18 @@ class Softplus:
     curvature: float = 0.25
 
     def value(self, u: Numbers) -> Numbers:
-        return namespace(u).logaddexp(0.0, -u)
+        xp = namespace(u)
+        # The same; NumPy has no fast `logaddexp`, and JAX needs it for second derivatives at 0.
+        return xp.maximum(-u, 0.0) + xp.log1p(xp.exp(-abs(u))) if xp is np else xp.logaddexp(0.0, -u)
 
     def tangent(self, u: Numbers, width: Numbers) -> Tangent:
         """The tangent of L at u; there are no kinks that `width` would smooth."""
+        xp = namespace(u)
         # exp of a number that is not positive, also where the other side of the comparison is taken.
-        small = namespace(u).exp(-abs(u))
-        probability = namespace(u).where(u >= 0, small, 1.0) / (1 + small)
-        value = self.value(u)
-        return Tangent(value, -probability, value, small / (1 + small) ** 2)
+        small = xp.exp(-abs(u))
+        total = 1 + small
+        value = xp.maximum(-u, 0.0) + xp.log1p(small) if xp is np else self.value(u)
+        return Tangent(value, xp.where(u >= 0, -small, -1.0) / total, value, small / total**2)
 
     def curvature_of(self, width: Numbers) -> Numbers:
         """As for the other scalar functions; there are no kinks."""

@@ -115,15 +115,16 @@ class Softmax(Loss):
         """
         features = (gradient.shape[0] - (self.classes if self.intercept else 0)) // self.classes
         cut = [self.classes * features, self.classes * (features + int(self.intercept))]
-        weights, intercepts, rest = jnp.split(gradient, cut)
+        xp = namespace(gradient)
+        weights, intercepts, rest = xp.split(gradient, cut)
         flat = [weights.reshape(self.classes, -1), intercepts.reshape(self.classes, -1)]
-        exponent = [jnp.frexp(jnp.abs(part).max(axis=0, initial=0.0))[1] for part in flat]
+        exponent = [xp.frexp(abs(part).max(axis=0, initial=0.0))[1] for part in flat]
         spare = (self.classes - 1).bit_length() + 1 - 52
         # Numbers that have no such bits, next to the smallest there are, count as 0.
-        grids = [jnp.where(e > -900, jnp.ldexp(1.0, jnp.maximum(e, -900) + spare), 1.0) for e in exponent]
-        snapped = [jnp.round(part / grid)[:-1] * grid for part, grid in zip(flat, grids, strict=True)]
-        whole = [jnp.vstack([part, -part.sum(axis=0)]).ravel() for part in snapped]
-        return jnp.concatenate([*whole, rest])
+        grids = [xp.where(e > -900, xp.ldexp(1.0, xp.maximum(e, -900) + spare), 1.0) for e in exponent]
+        snapped = [xp.round(part / grid)[:-1] * grid for part, grid in zip(flat, grids, strict=True)]
+        whole = [xp.vstack([part, -part.sum(axis=0)]).ravel() for part in snapped]
+        return xp.concatenate([*whole, rest])
 
     def steepness(self, x: Array, inverse_scale: Array, label: Array) -> Array:
         """max_k ||S^-1 (w_k - w_label)||, the Lipschitz constant in theta at a fixed label."""
@@ -151,8 +152,10 @@ class Softmax(Loss):
         return cones
 
     def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
-        labels = jnp.arange(self.classes)
-        return jnp.max(jax.vmap(self.steepness, in_axes=(None, None, 0))(x, inverse_scale, labels))
+        """max ||S^-1 (w_j - w_k)|| over pairs of classes."""
+        weights, xp = self.split(x)[0] * inverse_scale[:-1], namespace(x, inverse_scale)
+        one, other = np.triu_indices(self.classes, 1)
+        return xp.linalg.norm(weights[one] - weights[other], axis=1).max()
 
     def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
         # The spectral norm is at most the Frobenius norm.

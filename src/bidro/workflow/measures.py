@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
-from scipy.stats import rankdata
 
 from bidro.arrays import Floats
 from bidro.losses import registry
@@ -54,8 +53,9 @@ def area_under_curve(scores: Floats, positive: NDArray[np.bool_]) -> float | Non
     several, others = int(positive.sum()), int((~positive).sum())
     if several == 0 or others == 0:
         return None
-    above = rankdata(scores)[positive].sum() - several * (several + 1) / 2
-    return float(above / (several * others))
+    below = np.sort(scores[~positive])
+    lower, at_most = (np.searchsorted(below, scores[positive], side) for side in ("left", "right"))
+    return float((lower.sum() + at_most.sum()) / (2 * several * others))
 
 
 def calibration_error(chances: Floats, truth: NDArray[np.bool_]) -> float:

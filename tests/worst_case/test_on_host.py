@@ -1,0 +1,188 @@
+"""Risks in NumPy: against means by hand, their differences, and what compiled clients say."""
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bidro.algorithms.contract import HeldRows
+from bidro.algorithms.cross_validation import Candidate, FoldScores
+from bidro.algorithms.exact import ExactMWDRO
+from bidro.algorithms.fold_newton import FoldNewton
+from bidro.client import Penalty, WassersteinBall
+from bidro.engines.in_process import all_replies
+from bidro.engines.rounds import Deal
+from bidro.federation import Federation
+from bidro.losses import Hinge, Huber, Logistic, SmoothedHinge, Softmax, Squared, losses_of
+from bidro.problem import Problem
+from bidro.sets import Box, WholeSpace
+from bidro.transport import Transport
+from bidro.worst_case import Exact, Inner, on_host
+from bidro.worst_case.on_host import Dealt, curvatures, needs_no_search, risks
+from tests.small import in_folds
+
+SIZES = np.array([5, 40, 7])
+TRANSPORT = Transport(np.array([0.5, 2.0, 1.0]), 1.0, True)
+LOSSES = {
+    "logistic": Logistic(True),
+    "no intercept": Logistic(),
+    "smoothed hinge": SmoothedHinge(True),
+    "Huber": Huber(True),
+    "softmax": Softmax(3, True),
+    "softmax, no intercept": Softmax(3),
+}
+
+
+def inner_of(loss):
+    transport = TRANSPORT if loss.labels is not None else Transport(np.array([0.5, 2.0, math.inf]), 1.0)
+    return Inner(transport, WholeSpace(3), loss)
+
+
+def dealt(loss, seed=0):
+    rng = np.random.default_rng(seed)
+    table = rng.normal(size=(SIZES.sum(), 3))
+    if loss.labels is not None:
+        table[:, -1] = rng.choice(loss.labels, len(table))
+        table[:5, -1] = loss.labels[-1]  # a client that has one class alone
+    return Dealt(table, SIZES, np.concatenate([np.arange(size) % 3 for size in SIZES]))
+
+
+def steepness(loss, x, labels):
+    """By its definition: ||S^-1 w||, and of classes the largest distance of two of which one is there."""
+    inverse = 1 / np.array([0.5, 2.0])
+    if not isinstance(loss, Softmax):
+        return np.linalg.norm(x[:2] * inverse)
+    w = x[:6].reshape(3, 2) * inverse
+    return max(np.linalg.norm(w[int(y)] - w[k]) for y in set(labels) for k in range(3))
+
+
+def by_hand(loss, rows, x, fold, eps):
+    """(n,) the risks over balls of radii eps, of the rows that are not in a fold."""
+    found, ends = [], np.cumsum(rows.sizes)[:-1]
+    for own, marks in zip(np.split(rows.samples, ends), np.split(rows.marks, ends), strict=True):
+        kept = own[marks != fold]
+        found.append(losses_of(loss, x, kept).mean() + eps * steepness(loss, x, kept[:, -1]))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("block", [1 << 18, 40])
+@pytest.mark.parametrize("name", LOSSES)
+def test_risks_and_their_derivatives(name, block, monkeypatch):
+    """Values by hand, gradients and curvatures by differences of these; in large blocks of rows and in small
+    ones, which cut clients in two."""
+    monkeypatch.setattr(on_host, "_ONE_THREAD", block)
+    monkeypatch.setattr(on_host, "_FEWEST_ROWS", 2)
+    loss = LOSSES[name]
+    inner, rows = inner_of(loss), dealt(loss)
+    d = loss.dimension(3)
+    rng = np.random.default_rng(1)
+    x, fold = 0.7 * rng.normal(size=(4, d)), np.array([0, 2, 3, 1])
+    eps = np.array([0.0, 0.3, 0.2, 0.0])
+    found = risks(inner, rows, x, fold, np.tile(eps, (3, 1)))
+    packed = curvatures(inner, rows, x, fold)
+    above, right = np.triu_indices(d + 1)
+    step = 1e-5 * np.eye(d)
+    for j in range(4):
+        value = by_hand(loss, rows, x[j], fold[j], eps[j])
+        np.testing.assert_allclose(found.value[:, j], value, rtol=1e-12)
+        # In (x, nu): with nu(x) put in, the gradient is that of the risk.
+        slope = found.gradient[:, j, :-1] + found.gradient[:, j, -1:] * steepness_gradient(loss, x[j])
+        differences = [
+            (by_hand(loss, rows, x[j] + h, fold[j], eps[j]) - by_hand(loss, rows, x[j] - h, fold[j], eps[j]))
+            / 2e-5
+            for h in step
+        ]
+        np.testing.assert_allclose(slope, np.stack(differences, axis=1), atol=1e-8)
+        own = np.zeros((3, d + 1, d + 1))
+        own[:, above, right] = own[:, right, above] = packed[:, j]
+        assert not own[:, -1].any()
+        around = [np.stack([x[j] + h, x[j] - h]) for h in step]
+        at = [risks(inner, rows, two, fold[[j, j]], np.zeros((3, 2))) for two in around]
+        bent = [(one.gradient[:, 0, :-1] - one.gradient[:, 1, :-1]) / 2e-5 for one in at]
+        np.testing.assert_allclose(own[:, :-1, :-1], np.stack(bent, axis=1), atol=1e-8)
+
+
+def steepness_gradient(loss, x):
+    """Of nu(x), over all classes, by differences."""
+    labels = (0, 1, 2)
+    steps = 1e-6 * np.eye(len(x))
+    return np.array([(steepness(loss, x + h, labels) - steepness(loss, x - h, labels)) / 2e-6 for h in steps])
+
+
+def test_small_losses_keep_their_digits():
+    """log(1 + exp(-40)) is not 0, of one score or of three."""
+    table = np.array([[1.0, 0.0, 1.0], [1.0, 0.0, 1.0]])
+    rows = Dealt(table, np.array([2]), np.zeros(2, np.int64))
+    nowhere, none = np.array([-1]), np.zeros((1, 1))
+    binary = risks(inner_of(Logistic()), rows, np.array([[40.0, 0.0]]), nowhere, none)
+    many = risks(inner_of(Softmax(3)), rows, np.array([[0.0, 0, 40, 0, 0, 0]]), nowhere, none)
+    assert binary.value[0, 0] == pytest.approx(math.exp(-40), rel=1e-12)
+    assert many.value[0, 0] == pytest.approx(2 * math.exp(-40), rel=1e-12)
+    np.testing.assert_allclose(many.gradient[0, 0, :6], np.array([1, 0, -2, 0, 1, 0]) * math.exp(-40))
+
+
+def federation_of(loss, seed=0):
+    parts = np.split(dealt(loss, seed).samples, np.cumsum(SIZES)[:-1])
+    return Federation.from_arrays(list(parts), "unbounded")
+
+
+@pytest.mark.parametrize(("name", "eps"), [("logistic", 0.1), ("softmax", 0.0)])
+def test_the_exact_solvers_clients_say_the_same_as_compiled_ones(name, eps):
+    """Bounds and cuts to rounding; a bound from below is below, one from above is above."""
+    loss = LOSSES[name]
+    problem = Problem(
+        federation_of(loss), loss, Box.cube(5.0, loss.dimension(3)), TRANSPORT, WassersteinBall(eps)
+    )
+    algorithm = ExactMWDRO(Exact())
+    x = np.linspace(-1.0, 1.0, problem.dimension)
+    broadcast = algorithm.broadcast(algorithm.init(problem)._replace(x=x))
+    there = all_replies(algorithm, problem.clients, jax.random.key(0), broadcast, jnp.asarray(1))
+    here = algorithm.replies_on_host(broadcast, HeldRows.of(problem.clients))
+    for own, other in zip(here, there, strict=True):
+        np.testing.assert_allclose(own, np.asarray(other), rtol=1e-11, atol=1e-13)
+    assert np.all(here.attained < here.upper)
+    mean = by_hand(loss, dealt(loss), x, -1, eps)
+    assert np.all((here.attained <= mean) & (mean <= here.upper))
+
+
+def test_cross_validation_asks_the_same_here_and_compiled():
+    """Solves with radii and without, and the scores."""
+    loss, deal = LOSSES["logistic"], Deal(2, 0)
+    problem = Problem(federation_of(loss), loss, Box.cube(5.0, 3), TRANSPORT, WassersteinBall(0.0))
+    clients = in_folds(problem, deal)
+    held = HeldRows.of(clients)
+    algorithm = FoldNewton(Exact(), (Candidate(0.0, 1.0), Candidate(0.5, math.inf)), 2)
+    scoring, models = FoldScores(), np.random.default_rng(0).normal(size=(2, 4, 3))
+    for one, broadcast in (
+        (algorithm, algorithm.broadcast(algorithm.init(problem))),
+        (scoring, scoring.broadcast(models)),
+    ):
+        there = all_replies(one, clients, jax.random.key(0), broadcast, jnp.asarray(1))
+        here = one.replies_on_host(broadcast, held)
+        # What comes after the questions that are asked is to be ignored.
+        asked = (6, 6, 6, 2) if one is algorithm else (2, 2)
+        for own, other, count in zip(here, there, asked, strict=True):
+            assert own.shape == other.shape
+            np.testing.assert_allclose(own[:, :count], np.asarray(other)[:, :count], rtol=1e-11, atol=1e-13)
+
+
+def test_what_needs_a_search_is_not_answered_here():
+    none, some = np.zeros((2, 3)), np.full((2, 3), 0.1)
+    logistic = inner_of(Logistic())
+    assert needs_no_search(logistic, none)
+    assert needs_no_search(logistic, some)
+    for transport in (Transport.classification(3, 2.0), Transport.classification(3, 1.0, 1.0)):
+        searched = replace(logistic, transport=transport)
+        assert needs_no_search(searched, none)
+        assert not needs_no_search(searched, some)
+    # Kinks are to be smoothed, and of squared loss second moments tell all.
+    assert not needs_no_search(inner_of(Hinge()), none)
+    assert not needs_no_search(inner_of(Squared()), none)
+    loss = Logistic()
+    penalised = Problem(federation_of(loss), loss, Box.cube(5.0, 2), TRANSPORT, Penalty(3.0))
+    exact = ExactMWDRO(Exact())
+    broadcast = exact.broadcast(exact.init(penalised))
+    assert exact.replies_on_host(broadcast, HeldRows.of(penalised.clients)) is None
