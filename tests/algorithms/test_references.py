@@ -204,7 +204,7 @@ def test_added_multiples_prove_no_more_than_holds(references):
     )
     slant = np.array([0.5 + 1e-9, 0.5 - 1e-9])
     answer = Answer(np.zeros(1), 1.0, slant, np.ones(1), np.ones(1), (), ())
-    bound = _cancelled(model, cuts, np.zeros(1), answer, 0.0, np.inf).bound
+    bound = _cancelled(model, cuts, np.zeros(1), answer, 0.0, np.inf, -np.inf).bound
     assert 1.0 - off - 1e-8 <= bound <= 1.0 - off + 1e-15
 
 

@@ -120,15 +120,8 @@ class ExactMWDRO(Usual):
         cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.lifted else []
         nonnegative, references = problem.loss.nonnegative, References.of(problem)
         together = problem.loss.together(problem.federation.m)
-        model = ConeModel(
-            problem.domain,
-            problem.finite,
-            problem.mixture_set,
-            tuple(cones),
-            nonnegative,
-            references,
-            together,
-        )
+        sets = problem.domain, problem.finite, problem.mixture_set
+        model = ConeModel(*sets, tuple(cones), nonnegative, references, together)
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)
         # Where no risk is below 0, this much is proven before anything is known, and with which weights.
