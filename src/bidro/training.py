@@ -141,15 +141,11 @@ class Choices:
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients do not answer: more folds than these, or curvature from no more rows than so many a
-    parameter. None of it where all rows are in one process."""
+    """What clients do not answer: more folds than these, or curvature over more folds than `curved`, which is
+    1 where they send it over all their rows only, and 0 where they never do."""
 
     folds: int | None = None
-    rows_a_parameter: int = 0
-
-    def curvature(self, rows: int, dimension: int) -> bool:
-        """Whether replies over so many rows may hold the curvature of a model of this dimension."""
-        return self.rows_a_parameter == 0 or rows > self.rows_a_parameter * dimension
+    curved: float = math.inf
 
 
 NO_LIMITS = Limits()
@@ -204,7 +200,7 @@ def train(
     weighings = _weighings(choices.weights, problem.n)
     own_wanted = choices.own is not None and can_have_own(problem)
     if len(scales) * len(weighings) > 1 or choices.criterion == "regret" or own_wanted:
-        folds, curvature = _folds(min(problem.federation.sizes), problem.dimension, choices, limits)
+        folds, curvature = _folds(min(problem.federation.sizes), choices, limits)
 
         def calibrated(of: Problem, scales: Sequence[float], weighings: Sequence[Weighing]) -> Calibration:
             return calibrate(
@@ -235,7 +231,7 @@ def train(
     solution = solve(
         balls,
         choices.gap,
-        _method(balls, choices, limits),
+        _method(choices, limits),
         progress=on_round,
         network=network,
         start=None if calibration is None else calibration.start,
@@ -310,20 +306,19 @@ def unrestricted(federation: Federation, loss: Loss, transport: Transport, targe
     return Problem(federation, loss, Box.cube(half, loss.dimension(federation.m)), transport)
 
 
-def _method(problem: Problem, choices: Choices, limits: Limits) -> Method | None:
+def _method(choices: Choices, limits: Limits) -> Method | None:
     """What the solver may ask of the clients: None for whatever it likes best."""
-    allowed = limits.curvature(min(problem.federation.sizes), problem.dimension)
-    return None if choices.replies == "curvature" and allowed else "gradients"
+    return None if choices.replies == "curvature" and limits.curved >= 1 else "gradients"
 
 
-def _folds(rows: int, dimension: int, choices: Choices, limits: Limits) -> tuple[int, bool]:
+def _folds(rows: int, choices: Choices, limits: Limits) -> tuple[int, bool]:
     """(how many folds, whether their replies may hold curvature): the most folds that clients allow, with
     curvature if that is possible at all; `rows` are the fewest of a client."""
     most = max(2, min(FOLDS, rows)) if limits.folds is None else limits.folds
     counts = list(range(most, 1, -1)) if choices.folds is None else [choices.folds]
     if choices.replies == "curvature":
         for count in counts:
-            if limits.curvature(rows // count, dimension):
+            if count <= limits.curved:
                 return count, True
     if counts:
         return counts[0], False

@@ -8,7 +8,7 @@ import pytest
 from bidro.algorithms.contract import HeldRows
 from bidro.deploy.rules import (
     RefusedError,
-    most_folds,
+    offer,
     rarest_value,
     require_allowed_loss,
     require_common_values,
@@ -50,6 +50,28 @@ def marks(counts, size):
     return {count: np.arange(size) % count for count in counts}
 
 
+def most_folds(table, marks, min_rows, classes):
+    return offer(table, marks, 3, min_rows, classes).folds
+
+
+def test_the_most_folds_over_which_curvature_is_sent():
+    """It needs more than twice as many rows as parameters in what each fold leaves out, and in all."""
+
+    def curved(count, dimension, min_rows=2):
+        return offer(rows(count), marks((2, 3, 4, 5), count), dimension, min_rows, False).curved
+
+    assert [curved(50, d) for d in (4, 5, 6, 7, 8, 9, 12, 13, 24, 25)] == [5, 4, 3, 3, 2, 2, 2, 1, 1, 0]
+    # Not over more folds than there may be at all, whatever the rest.
+    assert curved(50, 4, min_rows=20) == 2
+    assert curved(50, 4, min_rows=30) == 1
+
+
+def test_fewer_folds_are_allowed_too():
+    """The server asks for the least number that sites allow, so that a larger one does not help."""
+    bad = {**marks((3, 4, 5), 50), 2: np.where(np.arange(50) < 45, 0, 1)}
+    assert offer(rows(50), bad, 3, 10, False) == (0, 1)
+
+
 def test_the_most_folds_of_which_each_leaves_out_enough():
     assert most_folds(rows(50), marks((2, 3, 4, 5), 50), 10, False) == 5
     assert most_folds(rows(49), marks((2, 3, 4, 5), 49), 10, False) == 4
@@ -58,8 +80,6 @@ def test_the_most_folds_of_which_each_leaves_out_enough():
     # Only those that were dealt count.
     assert most_folds(rows(50), marks((2, 3), 50), 10, False) == 3
     assert most_folds(rows(50), {}, 10, False) == 0
-    # All rows in one fold leave none to train on.
-    assert most_folds(rows(50), marks((1,), 50), 10, False) == 0
     # Every fold, not just the first, and of every value as many rows.
     uneven = {2: np.where(np.arange(50) < 45, 0, 1)}
     assert most_folds(rows(50), uneven, 10, False) == 0

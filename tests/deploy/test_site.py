@@ -15,6 +15,7 @@ from bidro.engines.coordinator import Nothing
 from bidro.engines.plain import described
 from bidro.engines.wire import header_of, pack, unpack
 from bidro.errors import BidroError
+from bidro.federation import Federation
 from bidro.fitting.questions import Fixed, HoldoutBounds, Prepared
 from bidro.losses import Absolute, Squared
 from bidro.splits import choose_holdout
@@ -79,10 +80,19 @@ def test_what_a_site_is_by_default(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "hold_out", "folds"), [(200, 0.25, 5), (60, 0.25, 4), (48, 0.25, 3), (25, 0.0, 2), (19, 0.0, 0)]
+    ("rows", "hold_out", "folds", "curved"),
+    [
+        (200, 0.25, 5, 5),
+        (60, 0.25, 3, 3),
+        (48, 0.25, 2, 2),
+        (30, 0.0, 2, 2),
+        (19, 0.0, 0, 1),
+        (10, 0.0, 0, 1),
+    ],
 )
-def test_what_is_prepared_by_hand(rows, hold_out, folds, tmp_path):
-    """Folds are the most of which each leaves out ten rows or more: of 150, 45, 36, 25 and 19 in training."""
+def test_what_is_prepared_by_hand(rows, hold_out, folds, curved, tmp_path):
+    """Folds are the most of which each leaves out ten rows or more, and so do fewer folds; curvature of four
+    numbers needs more than eight rows."""
     site = site_at(tmp_path, frame(rows))
     refused, reply = asked_of(site, "prepare", hold_out=hold_out)
     assert refused is None
@@ -90,7 +100,11 @@ def test_what_is_prepared_by_hand(rows, hold_out, folds, tmp_path):
     training, kept = parts_of(site, hold_out)
     assert (float(sent.rows), float(sent.holdout)) == (len(training), len(kept))
     assert header_of(reply)["rows"] == len(training)
-    assert float(sent.folds) == folds
+    whole = Federation.from_arrays({"east": training}, "unbounded")
+    smallest = {count: np.bincount(whole.folds(count, 0), minlength=count).min() for count in range(2, 6)}
+    enough = [all(smallest[k] >= 10 for k in range(2, count + 1)) for count in range(2, 6)]
+    assert float(sent.folds) == folds == (1 + sum(enough) if any(enough) else 0)
+    assert float(sent.curved) == curved
     np.testing.assert_allclose(sent.mean, training.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(sent.deviation, training.std(axis=0), rtol=1e-9)
     assert float(sent.table) == SiteRows.load(site).digest

@@ -38,15 +38,16 @@ def asked(radii=(0.2, 0.0, 0.4), levels=(), reference=(), shown=1.0, fewest=1, d
 
 
 def test_what_is_prepared_is_by_client():
-    found = prepared(WHOLE, SIZES, [2, 0, 3], [0, 2, 3], 7.0)
+    found = prepared(WHOLE, SIZES, [2, 0, 3], [0, 2, 3], [1, 2, 0], 7.0)
     np.testing.assert_array_equal(found.rows, SIZES)
     np.testing.assert_array_equal(found.holdout, [2, 0, 3])
     np.testing.assert_array_equal(found.folds, [0, 2, 3])
+    np.testing.assert_array_equal(found.curved, [1, 2, 0])
     np.testing.assert_array_equal(found.table, [7.0, 7.0, 7.0])
     np.testing.assert_allclose(found.mean, [part.mean(axis=0) for part in PARTS])
     np.testing.assert_allclose(found.deviation, [part.std(axis=0) for part in PARTS], atol=1e-12)
     # A digest is a site's own: in one process there is none to tell.
-    np.testing.assert_array_equal(prepared(WHOLE, SIZES, SIZES, SIZES).table, np.zeros(3))
+    np.testing.assert_array_equal(prepared(WHOLE, SIZES, SIZES, SIZES, SIZES).table, np.zeros(3))
 
 
 @pytest.mark.parametrize("fewest", [1, 2, 4, 7, 20])

@@ -11,7 +11,8 @@ site to allow, as replies from one row are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,11 @@ from bidro.algorithms.contract import Algorithm, HeldRows
 from bidro.algorithms.own_correction import OwnCorrections, Shrinkage
 from bidro.arrays import Floats
 from bidro.errors import BidroError
-from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.own import SHRINKAGES
 from bidro.losses import LinearLoss, Loss
 
+# Curvature is sent over more rows than so many a parameter only.
+ROWS_A_PARAMETER = 2
 # The unit (N,) that each row is of; None where every row is one by itself.
 Ids = NDArray[np.uint64] | None
 
@@ -77,17 +79,38 @@ def require_common_values(rows: Floats, min_rows: int, classes: bool, units: Ids
         )
 
 
-def most_folds(
-    rows: Floats, marks: dict[int, NDArray[np.int64]], min_rows: int, classes: bool, units: Ids = None
-) -> int:
-    """The most folds, of those dealt in `marks` (N,) by their number, of which each leaves out enough rows,
-    or units (N,), and enough of every value that it leaves out; 0 where none does."""
-    for count in range(FOLDS, 1, -1):
-        if count in marks:
-            parts = [marks[count] == fold for fold in range(count)]
-            if min(_least(rows, part, classes, units) for part in parts) >= min_rows:
-                return count
-    return 0
+class Offer(NamedTuple):
+    """What a site allows, whatever it is asked for."""
+
+    folds: int  # the most folds; 0 for none
+    curved: int  # the most over which it sends curvature; 1: over all rows only; 0: not at all
+
+
+def offer(
+    rows: Floats,
+    marks: Mapping[int, NDArray[np.int64]],
+    dimension: int,
+    min_rows: int,
+    classes: bool,
+    units: Ids = None,
+) -> Offer:
+    """What may be asked over training rows (N, m): as many folds, dealt in `marks` (N,) by their number, as
+    each leaves out enough rows, or units (N,), and enough of every value that it leaves out, and so do all
+    smaller numbers of folds; curvature for models of so many dimensions where each leaves out enough rows."""
+    folds, curved = 0, int(_curves(len(rows), dimension))
+    for count in sorted(marks):
+        parts = [marks[count] == fold for fold in range(count)]
+        if min(_least(rows, part, classes, units) for part in parts) < min_rows:
+            break
+        folds = count
+        if curved == max(1, count - 1) and _curves(min(int(part.sum()) for part in parts), dimension):
+            curved = count
+    return Offer(folds, curved)
+
+
+def _curves(rows: int, dimension: int) -> bool:
+    """Whether curvature over so many rows tells of no single one."""
+    return rows > ROWS_A_PARAMETER * dimension
 
 
 def _least(rows: Floats, part: NDArray[np.bool_], classes: bool, units: Ids) -> int:
@@ -137,9 +160,9 @@ def rows_behind(
             "folds, or lower min_rows at that site."
         )
     dimension = loss.dimension(samples.shape[-1])
-    if algorithm.second_order and rows <= 2 * dimension:
+    if algorithm.second_order and not _curves(rows, dimension):
         raise RefusedError(
             f"{what} rests on {rows} rows, too few to send curvature for a model of {dimension} parameters: "
-            "it needs more than twice as many; use --replies gradient or fewer folds."
+            "it needs more than {ROWS_A_PARAMETER} times as many; use --replies gradient or fewer folds."
         )
     return behind

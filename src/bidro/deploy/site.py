@@ -28,7 +28,7 @@ from bidro.deploy.agreed import Agreed
 from bidro.deploy.rules import (
     RefusedError,
     draws,
-    most_folds,
+    offer,
     require_allowed_loss,
     require_common_values,
     require_known_shrinkages,
@@ -51,7 +51,7 @@ from bidro.model_file import target_numbers
 from bidro.own_file import FILE as OWN_FILE
 from bidro.own_file import OwnModels, write_private
 from bidro.sets import Box, Simplex, WholeSpace
-from bidro.splits import choose_holdout, content_order, kept_out_of, unit_ids
+from bidro.splits import arranged, holdout_of, unit_ids
 from bidro.standard import Standard
 from bidro.tables import as_words, bounds_of, read_one, require_declared
 from bidro.training import unrestricted
@@ -104,11 +104,12 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class SiteRows:
-    """The site's table as numbers, its rows in an order that depends on what is in them (`content_order`)."""
+    """The site's table as numbers, its rows in an order that depends on what is in them (`arranged`)."""
 
     agreed: Agreed
     features: Floats  # (N, k)
     target: Floats  # (N,)
+    ids: NDArray[np.uint64]  # (N,) what a row is dealt by
     units: NDArray[np.uint64] | None = None  # (N,) of which unit each row is, where the schema names units
 
     def whole(self, wanted: NDArray[np.bool_]) -> Floats:
@@ -147,8 +148,9 @@ class SiteRows:
         for name, count in schema.counted_as_other(table).items():
             _log.warning("%d row(s) have a level of '%s' that is not in the schema: 'other'.", count, name)
         units = None if labels is None else unit_ids(labels)
-        order = content_order(np.zeros(len(target), np.int64), features, target, units)
-        return cls(agreed, features[order], target[order], None if units is None else units[order])
+        order, ids = arranged(np.zeros(len(target), np.int64), features, target, units)
+        own = None if units is None else units[order]
+        return cls(agreed, features[order], target[order], ids[order], own)
 
 
 def reply_to(request: bytes) -> bytes:
@@ -236,14 +238,13 @@ def _holdout(site: Site, rows: SiteRows, hold_out: float, seed: int) -> NDArray[
     """(N,) which rows are kept out of training. Raises RefusedError where too few are there or here."""
     if rows.units is not None:
         units = np.array([len(np.unique(rows.units))])
-        if units - kept_out_of(units, hold_out) < 2:
+        if units < 3 and hold_out > 0:
             raise RefusedError(
                 f"it has {units[0]} unit(s), too few to keep some out and train on the rest; give it more "
                 "units, or change hold_out."
             )
-    holdout = choose_holdout(
-        np.full(len(rows.target), site.client), rows.features, rows.target, hold_out, seed, rows.units
-    )
+    here = np.array([site.client]), np.zeros(len(rows.target), np.int64)
+    holdout = holdout_of(*here, rows.ids, hold_out, seed, rows.units is None)
     named, every = words(rows.units), draws(np.ones(len(holdout), bool), rows.units)
     for what, part in (("trains on", ~holdout), ("keeps out", holdout)):
         count = draws(part, rows.units)
@@ -263,7 +264,9 @@ def _asked(site: Site, rows: SiteRows, how: str) -> tuple[Asked, int]:
     the same run describes the same. Raises RefusedError where the reply would tell too much."""
     asked = {**json.loads(how), "support": described(WholeSpace(len(rows.agreed.schema.features) + 1))}
     holdout = _holdout(site, rows, asked["hold_out"], asked["split_seed"])
-    found = Asked.of(site.client, _samples(rows, ~holdout, asked), asked, rows.units_of(~holdout))
+    found = Asked.of(
+        site.client, _samples(rows, ~holdout, asked), asked, rows.units_of(~holdout), rows.ids[~holdout]
+    )
     return found, rows_behind(found.algorithm, found.loss, found.rows, site.min_rows, site.one_sample_replies)
 
 
@@ -280,11 +283,13 @@ def _standard(asked: Mapping[str, Any]) -> Standard:
 
 def _prepared(site: Site, rows: SiteRows, holdout: NDArray[np.bool_], seed: int) -> Prepared:
     training, units = rows.whole(~holdout), rows.units_of(~holdout)
-    own = Federation.from_arrays({site.client: training}, "unbounded", units=units)
+    own = Federation.from_arrays({site.client: training}, "unbounded", units=units, ids=rows.ids[~holdout])
     marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if own.unit_counts[0] >= count}
-    folds = most_folds(training, marks, site.min_rows, rows.has_classes, units)
-    sizes = [len(training)], [int(holdout.sum())]
-    return _own(client_side.prepared(training, *sizes, [folds], rows.digest, units, rows.units_of(holdout)))
+    classes = len(rows.agreed.schema.classes or ())
+    dimension = training.shape[1] * (classes if classes > 2 else 1)
+    allowed = offer(training, marks, dimension, site.min_rows, rows.has_classes, units)
+    sizes = [len(training)], [int(holdout.sum())], [allowed.folds], [allowed.curved]
+    return _own(client_side.prepared(training, *sizes, rows.digest, units, rows.units_of(holdout)))
 
 
 def _used(loss: Loss, training: Floats, message: Adopt | Assess | Fixed) -> Floats:

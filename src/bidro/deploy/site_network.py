@@ -34,9 +34,6 @@ from bidro.workflow.fit import Fit, described_fit, fit_options
 
 T = TypeVar("T")
 
-# Sites send curvature over more rows than so many a parameter only: see `rules`.
-ROWS_A_PARAMETER = 2
-
 
 def federated_fit(job: Job, coordinator: Coordinator, created: str) -> Fit:
     """The model has `created` as its day. Raises BidroError where the run must stop."""
@@ -97,8 +94,6 @@ class SiteNetwork:
     job: Job
     coordinator: Coordinator
     names: tuple[str, ...]
-
-    rows_a_parameter = ROWS_A_PARAMETER
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -34,16 +34,21 @@ class Asked:
 
     @classmethod
     def of(
-        cls, name: str, samples: Any, asked: Mapping[str, Any], units: NDArray[np.uint64] | None = None
+        cls,
+        name: str,
+        samples: Any,
+        asked: Mapping[str, Any],
+        units: NDArray[np.uint64] | None = None,
+        ids: NDArray[np.uint64] | None = None,
     ) -> Asked:
-        """From rows (N_i, m), with the unit of each where these are named, and a request. Raises BidroError
-        where that describes no round."""
+        """From rows (N_i, m), with the unit of each where these are named and what it is dealt to folds by,
+        and a request. Raises BidroError where that describes no round."""
         parts = ("algorithm", "loss", "transport", "support", "ambiguity", "deal")
         missing = [part for part in parts if part not in asked]
         if missing:
             raise BidroError(f"A request for a round says nothing of '{missing[0]}'.")
         algorithm, loss, transport, support, ambiguity, dealt = (made(asked[part]) for part in parts)
-        federation = Federation.from_arrays({name: samples}, "unbounded", units=units)
+        federation = Federation.from_arrays({name: samples}, "unbounded", units=units, ids=ids)
         check_samples(federation, loss, transport)
         rows = HeldRows(loss, np.asarray(samples), np.array([len(samples)]), units=units)
         if dealt is not None:

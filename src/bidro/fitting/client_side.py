@@ -33,12 +33,14 @@ def prepared(
     rows: Floats,
     sizes: Sequence[int],
     holdout: Sequence[int],
-    folds: Sequence[int],
+    folds: ArrayLike,
+    curved: ArrayLike,
     table: float = 0.0,
     units: NDArray[np.uint64] | None = None,
     holdout_units: NDArray[np.uint64] | None = None,
 ) -> Prepared:
-    """Of training rows (N, k + 1) as they are in the table; sizes, holdout and folds are by client (n,).
+    """Of training rows (N, k + 1) as they are in the table; sizes, holdout, folds and curved are by client
+    (n,).
 
     `units` and `holdout_units` say of which unit each row in training and kept out is, where these are named.
     """
@@ -49,6 +51,7 @@ def prepared(
         unit_counts(sizes, units),
         unit_counts(holdout, holdout_units),
         np.asarray(folds, float),
+        np.asarray(curved, float),
         np.full(len(sizes), table),
         mean,
         deviation,

@@ -161,7 +161,7 @@ class _Fit:
                 self.progress.solving,
                 clients,
                 _spread(moments, standard, transport, choices),
-                Limits(int(np.min(prepared.folds)), self.network.rows_a_parameter),
+                Limits(int(np.min(prepared.folds)), float(np.min(prepared.curved))),
             )
         else:
             trained = train_penalised(whole, options.algorithm, choices.seed, clients, self.progress.stepping)

@@ -22,6 +22,7 @@ class Prepared(NamedTuple):
     units: Numbers  # () in training; as many as rows where no units are named
     holdout_units: Numbers  # ()
     folds: Numbers  # () the most folds that the client allows; 0 for none
+    curved: Numbers  # () the most over which it sends curvature; 1: over all rows only; 0: not at all
     table: Numbers  # () a digest of the client's rows, by which a changed table is noticed; 0 where it cannot
     mean: Numbers  # (k + 1,) of the training rows; features first, the target last
     deviation: Numbers  # (k + 1,)
@@ -29,7 +30,7 @@ class Prepared(NamedTuple):
     @classmethod
     def like(cls, columns: int) -> Prepared:
         number, each = np.zeros(()), np.zeros(columns)
-        return cls(number, number, number, number, number, number, each, each)
+        return cls(number, number, number, number, number, number, number, each, each)
 
 
 class Adopt(NamedTuple):
