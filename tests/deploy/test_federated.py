@@ -19,16 +19,14 @@ from bidro.engines.carrier import Delivered, InMemory
 from bidro.engines.coordinator import Policy
 from bidro.engines.in_process import run
 from bidro.engines.plain import described
-from bidro.engines.wire import header_of, pack, unpack
+from bidro.engines.wire import header_of, pack
 from bidro.errors import BidroError
 from bidro.fitting import Progress
-from bidro.fitting.questions import Assess, Assessment
 from bidro.guarantees.certificate import Certificate
-from bidro.losses import Absolute, Logistic, Squared, losses_of
+from bidro.losses import Absolute, Logistic
 from bidro.model_file import Model
 from bidro.own_file import own_models_in
 from bidro.sets import Box
-from bidro.splits import choose_holdout
 from bidro.training import AlgorithmOne, Choices, Limits, _folds, transport_of, unrestricted
 from bidro.transport import Transport
 from bidro.workflow.fit import fit_tables
@@ -360,28 +358,6 @@ def test_a_rare_level_or_class_is_not_summed_over(rare, tmp_path):
     agreed = write_sites(tmp_path, whole)
     with pytest.raises(BidroError, match="'mid': a level or class is had by fewer than its min_rows = 10"):
         run_job(job(agreed, options=QUICK), carrier(tmp_path), tmp_path / "runs")
-
-
-@pytest.mark.parametrize(("min_rows", "averaged"), [(2, 10), (15, 15)])
-def test_no_single_largest_loss_leaves_a_site(min_rows, averaged, tmp_path):
-    """What it sends is a mean over at least ten of its largest losses, and over its own `min_rows`."""
-    agreed = write_sites(tmp_path, table())
-    request = _requests(tmp_path, agreed)["assess"]
-    site = replace(Site.read(tmp_path / "east.toml"), min_rows=min_rows)
-    rows = SiteRows.load(site)
-    reply = reply_of(site, rows, request)
-    asked = header_of(request)
-    holdout = choose_holdout(
-        np.full(len(rows.target), "east"), rows.features, rows.target, asked["hold_out"], asked["split_seed"]
-    )
-    units = asked["standard"]
-    features = (rows.features[~holdout] - units["mean"]) / units["spread"]
-    samples = np.column_stack([features, rows.target[~holdout] - units["middle"]])
-    losses = np.sort(losses_of(Squared(True), unpack(request, Assess).x, samples))
-    sent = unpack(reply, Assessment)
-    assert float(sent.largest) == pytest.approx(losses[-averaged:].mean(), rel=1e-9)
-    assert float(sent.loss) == pytest.approx(losses.mean(), rel=1e-9)
-    assert header_of(reply)["rows"] == averaged
 
 
 def test_scores_do_not_tell_a_fold_of_few_rows(tmp_path):

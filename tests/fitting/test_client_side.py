@@ -23,7 +23,7 @@ RESIDUALS = [part[:, :2] @ MODEL - part[:, 2] for part in PARTS]
 STEEPNESS = np.sqrt(MODEL @ MODEL + 1)
 
 
-def asked(radii=(0.2, 0.0, 0.4), levels=(), reference=(), shown=1.0, fewest=1, declared=None):
+def asked(radii=(0.2, 0.0, 0.4), levels=(), reference=(), shown=1.0, declared=None):
     clients = {f"c{k}": part for k, part in enumerate(PARTS)}
     problem = Problem(
         Federation.from_arrays(clients, "unbounded"),
@@ -34,7 +34,7 @@ def asked(radii=(0.2, 0.0, 0.4), levels=(), reference=(), shown=1.0, fewest=1, d
     )
     cloud, none = np.reshape(reference, (-1, 3)), np.zeros((3, 0))
     message = Assess(MODEL, np.asarray(levels, float), cloud, np.asarray(shown), none, np.zeros(0))
-    return assessment(problem, declared, message, fewest, np.tile(MODEL, (3, 1)))
+    return assessment(problem, declared, message, np.tile(MODEL, (3, 1)))
 
 
 def test_what_is_prepared_is_by_client():
@@ -50,16 +50,13 @@ def test_what_is_prepared_is_by_client():
     np.testing.assert_array_equal(prepared(WHOLE, SIZES, SIZES, SIZES, SIZES).table, np.zeros(3))
 
 
-@pytest.mark.parametrize("fewest", [1, 2, 4, 7, 20])
-def test_losses_with_standard_errors_and_the_largest(fewest):
-    """Of one row there is no standard error; of fewer rows than are wanted, all are the largest."""
-    found = asked(fewest=fewest)
+def test_losses_with_standard_errors():
+    """Of one row there is no standard error."""
+    found = asked()
     losses = [own**2 for own in RESIDUALS]
     np.testing.assert_allclose(found.loss, [own.mean() for own in losses])
     errors = [own.std(ddof=1) / np.sqrt(len(own)) if len(own) > 1 else 0.0 for own in losses]
     np.testing.assert_allclose(found.se, errors)
-    largest = [np.mean(sorted(own, reverse=True)[:fewest]) for own in losses]
-    np.testing.assert_allclose(found.largest, largest)
 
 
 def test_risks_over_explicit_radii_on_the_declared_support():

@@ -20,7 +20,7 @@ _REVEALS = {
     ),
     "assess": (
         "Mean loss of the model, and of the site's own, on its training rows, how much their predictions "
-        "vary, the mean of its largest losses (at least ten), and how far its worst case moves each feature "
+        "vary, and how far its worst case moves each feature "
         "on average; with a declared support also its robust risks and its distance to a cloud that "
         "everybody has. No row."
     ),

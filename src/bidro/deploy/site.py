@@ -65,8 +65,6 @@ _log = logging.getLogger(__name__)
 VARIABLE = "BIDRO_SITE"
 # The names of runs, which become folders here.
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# A site's message on its largest losses is a mean over at least this many.
-_LARGEST_LOSSES = 10
 
 
 @dataclass(frozen=True)
@@ -222,9 +220,7 @@ def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: byt
     if question == "adopt":
         return _adopted(site, samples, asked, unpack(request, Adopt)), over
     if question == "assess":
-        largest = max(_LARGEST_LOSSES, site.min_rows)
-        found = _assessment(site, rows, samples, units, asked, unpack(request, Assess), largest)
-        return _own(found), min(over, largest)
+        return _own(_assessment(site, rows, samples, units, asked, unpack(request, Assess))), over
     if question == "bounds":
         of, fixed = _fixed(asked, request)
         used = _used(of.loss, _samples(rows, ~holdout, asked), fixed)
@@ -336,7 +332,6 @@ def _assessment(
     units: NDArray[np.uint64] | None,
     asked: Mapping[str, Any],
     message: Assess,
-    largest: int,
 ) -> Assessment:
     loss, transport = made(asked["loss"]), made(asked["transport"])
     federation = Federation.from_arrays({site.client: samples}, "unbounded", units=units)
@@ -345,7 +340,7 @@ def _assessment(
     if len(message.reference) and not message.radii.size:
         raise RefusedError("a distance is part of an interval, which needs radii.")
     declared = _declared_box(rows, asked, loss.labels) if message.radii.size else None
-    return client_side.assessment(problem, declared, message, largest, _used(loss, samples, message))
+    return client_side.assessment(problem, declared, message, _used(loss, samples, message))
 
 
 def _fixed(asked: Mapping[str, Any], request: bytes) -> tuple[Assessed, Fixed]:

@@ -21,7 +21,14 @@ from bidro.guarantees.calibration import spread_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import ClientBound, client_level
 from bidro.guarantees.out_of_sample import explicit_radii
-from bidro.guarantees.statements import Assessed, from_bounds, interval_obstacle, without_holdout
+from bidro.guarantees.statements import (
+    Assessed,
+    clip_level,
+    from_bounds,
+    interval_obstacle,
+    loss_unit,
+    without_holdout,
+)
 from bidro.losses.registry import LossChoice
 from bidro.problem import Problem
 from bidro.sets import Box, Simplex
@@ -187,7 +194,8 @@ class _Fit:
         message = _assess(clients, stated, standard, x, levels, shown, freedom, pooled)
         found = clients.assess(trained.problem, box, message)
         distances = clients.distances(stated, found) if len(message.radii[0]) else None
-        of = Assessed.of(stated, x, float(np.max(found.largest)))
+        unit = loss_unit(stated.loss, stated.federation.m, standard.target_spread)
+        of = Assessed.of(stated, x, clip_level(np.average(found.loss, weights=prepared.rows), unit))
         holdout = np.asarray(prepared.holdout)
         bounds, changes, judged = None, None, _judged(names, found, prepared.rows, prepared.units)
         if holdout.any():

@@ -163,7 +163,7 @@ class LocalClients:
 
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
         used = self._used(problem.loss, message)
-        return client_side.assessment(problem, declared, message, fewest_largest=1, used=used)
+        return client_side.assessment(problem, declared, message, used)
 
     def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
         names, sizes, used = self.federation.names, self.holdout_sizes, self._used(of.loss, message)

@@ -70,7 +70,6 @@ class Assessment(NamedTuple):
     own_loss: Numbers  # () mean under the client's own model; the same where it has none
     predicted: Numbers  # (2,) mean square of the model's scores around their mean, and the same of pooled
     centre: Numbers  # (2, scores) these means; both empty where there is no pooled training
-    largest: Numbers  # () mean of the largest losses: as many as the client's rules want
     robust: Numbers  # (levels,) the risk over balls of the explicit radii
     distance: Numbers  # (1,) of the rows to the reference cloud, in W_p; empty where there is none
     moved: Numbers  # (k,) how far the worst case moves the mean of every feature; 0 where it is not shown
@@ -83,7 +82,7 @@ class Assessment(NamedTuple):
         one = np.zeros(1 if reference else 0)
         k, both = np.zeros(features), 2 if scores else 0
         moments = np.zeros(both), np.zeros((both, scores))
-        return cls(number, number, number, *moments, number, np.zeros(levels), one, k, k)
+        return cls(number, number, number, *moments, np.zeros(levels), one, k, k)
 
 
 class Fixed(NamedTuple):
@@ -91,7 +90,7 @@ class Fixed(NamedTuple):
 
     x: Numbers  # (d,)
     levels: Numbers  # (levels,) beta of every bound
-    seen: Numbers  # () what losses are clipped at
+    seen: Numbers  # () what losses are clipped at: see `statements.clip_level`
     largest: Numbers  # (1,) the largest loss on the declared support; empty where it is not known
     freedom: Numbers  # (2,) as in `Assess`, with a leading axis for several
     pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
