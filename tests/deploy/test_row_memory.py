@@ -16,7 +16,7 @@ CLASSES = Schema("site", "y", ("high", "low", "mid"), (Column("u"), Column("sex"
 
 
 def memory(folder, min_rows=3, min_cell=2, parameters=0):
-    return RowMemory(SiteState.open(folder), Demanded(min_rows, min_cell, parameters))
+    return RowMemory(SiteState.open(folder, "east"), Demanded(min_rows, min_cell, parameters))
 
 
 class Plain:
@@ -220,7 +220,7 @@ def everything(n):
 
 
 def test_what_makes_a_row_the_same(tmp_path):
-    """Neither the order nor the last digits nor the sign of 0; a copy is another row, as is another unit's."""
+    """Order, last digits and the sign of 0 do not matter; a copy is another row, as is another unit's."""
     site = memory(tmp_path)
     features, target = rows(40)
     features[0, 0] = 0.0

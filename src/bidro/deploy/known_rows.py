@@ -20,6 +20,8 @@ from bidro.tables import Schema
 
 # Binary digits of a number by which a row is known.
 _DIGITS = 27
+# Rows that are hashed together, so that no copy of all of them is made.
+_TOGETHER = 65_536
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +49,8 @@ class KnownRows:
     @cached_property
     def hashes(self) -> NDArray[np.uint64]:
         """(N,) 64 bits from what is in a row, its unit and which copy of the same it is."""
-        m = self.features.shape[1] + 1
-        whole = np.empty((len(self.target), m + (self.units is not None)), np.float64)
-        whole[:, : m - 1], whole[:, m - 1] = self.features, self.target
-        mantissa, exponent = np.frexp(whole[:, :m])
-        whole[:, :m] = np.ldexp(np.rint(np.ldexp(mantissa, _DIGITS)), exponent - _DIGITS) + 0.0
-        if self.units is not None:
-            whole[:, m] = self.units.view(np.float64)
-        content = _hashed(whole, self.key)
+        parts = [slice(begin, begin + _TOGETHER) for begin in range(0, len(self.target), _TOGETHER)]
+        content = np.concatenate([np.zeros(0, np.uint64), *(self._content(part) for part in parts)])
         order = np.argsort(content, kind="stable")
         new = np.ones(len(order), bool)
         new[1:] = content[order][1:] != content[order][:-1]
@@ -65,6 +61,15 @@ class KnownRows:
         if copies.any():
             content[copies] = _hashed(np.stack([content[copies], copy[copies]], axis=1), self.key)
         return content
+
+    def _content(self, part: slice) -> NDArray[np.uint64]:
+        """64 bits from the numbers and the unit of some of the rows."""
+        numbers = np.column_stack([self.features[part], self.target[part]])
+        mantissa, exponent = np.frexp(numbers)
+        whole = np.ldexp(np.rint(np.ldexp(mantissa, _DIGITS)), exponent - _DIGITS) + 0.0
+        if self.units is not None:
+            whole = np.column_stack([whole, self.units[part].view(np.float64)])
+        return _hashed(whole, self.key)
 
     @cached_property
     def digest(self) -> bytes:

@@ -239,16 +239,17 @@ class RowMemory:
             labels[here] = sets[kind]
             now = refined(atoms, labels)
             of_table = np.where(sets[kind] == OUTSIDE, -1, now.atoms[here])
-            after = _counted(kind, before, now, known, of_table, has)
             n = len(now.before)
             sizes = distinct_by_atom(now.atoms, n, None if known.units is None else units)
-            rows = distinct_by_atom(now.atoms, n, None)
-            self._require(kind, known, now, after, sizes, rows, of_table)
-            same = same and not now.changed.any()
+            if now.changed.any():
+                same, after = False, _counted(kind, before, now, known, of_table, has)
+                self._require(kind, known, now, after, sizes, of_table)
+            else:
+                after = Partition(now.atoms, before.levels[now.before], before.unit_levels[now.before])
             present = now.label != OUTSIDE
             fewest += [smallest(sizes[present]), smallest(after.unit_levels[present])]
             partitions[kind] = after
-        least = min(count for count in fewest if count)
+        least = min((count for count in fewest if count), default=0)
         return (None if same else Memory(memory.names, hashes, units, partitions)), least
 
     def _require(
@@ -258,11 +259,10 @@ class RowMemory:
         now: Refined,
         after: Partition,
         sizes: _Ints,
-        rows: _Ints,
         of_table: _Ints,
     ) -> None:
         """Raise RefusedError where an atom that was none before breaks the rule of its family; sizes (atoms,)
-        are in units where these are named, and rows (atoms,) in rows."""
+        are in units where these are named."""
         changed, demanded, named = now.changed, self.demanded, words(known.units)
         earlier = bool(np.any(now.before >= 0))
         if kind == "rows":
@@ -276,6 +276,7 @@ class RowMemory:
         if np.any((after.levels[changed] > 0) & (after.unit_levels[changed] < least)):
             raise RefusedError(_too_few(named, what, rule, least, earlier))
         if kind == "moments":
+            rows = distinct_by_atom(now.atoms, len(changed), None)
             if np.any(rows[changed] <= 2 * demanded.parameters):
                 raise RefusedError(
                     "second moments or curvature over a set of its rows could be worked out that has too few "

@@ -51,11 +51,11 @@ class SiteState:
         return f"SiteState({str(self.folder)!r})"
 
     @classmethod
-    def open(cls, folder: Path) -> SiteState:
-        """The state in a folder, which is made where there is none, for its owner's eyes only.
+    def open(cls, folder: Path, client: str) -> SiteState:
+        """The state of a client in a folder, which is made where there is none, for its owner's eyes only.
 
-        Raises BidroError where it cannot be written, or where its key is gone or another: under a new key no
-        row would be known any more.
+        Raises BidroError where it cannot be written, where it is another client's, or where its key is gone
+        or another: under a new key no row would be known any more.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -74,7 +74,7 @@ class SiteState:
                     f"'{folder / KEY_FILE}' must have {_KEY_BYTES} bytes; restore it from a copy."
                 )
             os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))
-            state._begin()
+            state._begin(client)
         except (OSError, sqlite3.Error) as error:
             raise BidroError(
                 f"This site's state cannot be kept in '{folder}' ({error}); set state in its site.toml to a "
@@ -82,10 +82,10 @@ class SiteState:
             ) from error
         return state
 
-    def _begin(self) -> None:
+    def _begin(self, client: str) -> None:
         with closing(self._connection()) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
-        check = self.derived("folder")
+        check = self.derived(f"client {client}")
         with self.transaction() as connection:
             for statement in _TABLES.split(";"):
                 connection.execute(statement)
@@ -94,8 +94,9 @@ class SiteState:
                 connection.execute("INSERT INTO folder VALUES (?)", (check,))
             elif found[0] != check:
                 raise BidroError(
-                    f"The key in '{self.folder}' is not the one that its database was written with; restore "
-                    "the folder from a copy."
+                    f"The state in '{self.folder}' is that of another client than '{client}', or of another "
+                    "key; give every site a folder of its own, state in its site.toml, or restore it from a "
+                    "copy."
                 )
 
     def derived(self, purpose: str) -> bytes:
