@@ -141,11 +141,16 @@ class Choices:
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients do not answer: more folds than these, or curvature over more folds than `curved`, which is
-    1 where they send it over all their rows only, and 0 where they never do."""
+    """What all clients answer: these numbers of folds, 1 for all rows together, and these with curvature;
+    None for whatever is wanted."""
 
-    folds: int | None = None
-    curved: float = math.inf
+    folds: tuple[int, ...] | None = None
+    curved: tuple[int, ...] | None = None
+
+    def curves(self, count: int) -> bool:
+        """Whether curvature may be asked for over so many folds; more than are offered are a user's choice,
+        and for the clients to refuse."""
+        return self.curved is None or count in self.curved or count > FOLDS
 
 
 NO_LIMITS = Limits()
@@ -308,17 +313,18 @@ def unrestricted(federation: Federation, loss: Loss, transport: Transport, targe
 
 def _method(choices: Choices, limits: Limits) -> Method | None:
     """What the solver may ask of the clients: None for whatever it likes best."""
-    return None if choices.replies == "curvature" and limits.curved >= 1 else "gradients"
+    return None if choices.replies == "curvature" and limits.curves(1) else "gradients"
 
 
 def _folds(rows: int, choices: Choices, limits: Limits) -> tuple[int, bool]:
     """(how many folds, whether their replies may hold curvature): the most folds that clients allow, with
     curvature if that is possible at all; `rows` are the fewest of a client."""
-    most = max(2, min(FOLDS, rows)) if limits.folds is None else limits.folds
-    counts = list(range(most, 1, -1)) if choices.folds is None else [choices.folds]
+    answered = range(1, max(2, min(FOLDS, rows)) + 1) if limits.folds is None else limits.folds
+    counts = [count for count in sorted(answered, reverse=True) if count > 1]
+    counts = counts if choices.folds is None else [choices.folds]
     if choices.replies == "curvature":
         for count in counts:
-            if count <= limits.curved:
+            if limits.curves(count):
                 return count, True
     if counts:
         return counts[0], False

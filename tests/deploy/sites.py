@@ -40,7 +40,7 @@ def write_sites(folder: Path, whole: pd.DataFrame, support=None, extra: str = ""
     for name, own in whole.groupby("site"):
         own.drop(columns="site").to_csv(folder / f"{name}.csv", index=False)
         lines = [f'client = "{name}"', f'data = "{name}.csv"', 'schema = "schema.toml"', extra]
-        lines += [f'own = "own/{name}"', ""]
+        lines += [f'own = "own/{name}"', f'state = "state/{name}"', ""]
         (folder / f"{name}.toml").write_text("\n".join(lines))
     return agreed
 

@@ -277,17 +277,17 @@ def test_nothing_leaves_a_site_that_rests_on_too_few_rows(sizes, options, words,
 
 
 def test_folds_are_fewer_or_without_curvature_where_sites_are_small():
-    def folds(most, curved, **chosen):
-        return _folds(100, Choices(**chosen), Limits(most, curved))
+    def folds(answered, curved, **chosen):
+        return _folds(100, Choices(**chosen), Limits(answered, curved))
 
-    assert folds(5, 5) == (5, True)
-    assert folds(4, 2) == (2, True)
-    assert folds(4, 1) == folds(4, 0) == (4, False)
-    assert folds(4, 4, replies="gradient") == (4, False)
-    assert folds(4, 3, folds=3) == (3, True)
-    assert folds(4, 2, folds=3) == (3, False)
+    assert folds((1, 2, 3, 4, 5), (1, 2, 3, 4, 5)) == (5, True)
+    assert folds((1, 2, 3, 4), (1, 2)) == (2, True)
+    assert folds((1, 2, 4), (1,)) == folds((1, 2, 4), ()) == (4, False)
+    assert folds((1, 2, 4), (1, 2, 4), replies="gradient") == (4, False)
+    assert folds((1, 2, 3), (1, 3), folds=3) == (3, True)
+    assert folds((1, 2, 3), (1, 2), folds=3) == (3, False)
     with pytest.raises(BidroError, match="name the weights"):
-        folds(0, 0)
+        folds((1,), (1,))
 
 
 def test_a_site_refuses_a_server_with_another_schema(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 from bidro.algorithms.contract import HeldRows
 from bidro.deploy.rules import (
     RefusedError,
-    offer,
     rarest_value,
     require_allowed_loss,
     require_common_values,
@@ -46,48 +45,6 @@ def test_common_values_at_the_edge():
         require_common_values(rows(20, 9), 10, False)
 
 
-def marks(counts, size):
-    return {count: np.arange(size) % count for count in counts}
-
-
-def most_folds(table, marks, min_rows, classes):
-    return offer(table, marks, 3, min_rows, classes).folds
-
-
-def test_the_most_folds_over_which_curvature_is_sent():
-    """It needs more than twice as many rows as parameters in what each fold leaves out, and in all."""
-
-    def curved(count, dimension, min_rows=2):
-        return offer(rows(count), marks((2, 3, 4, 5), count), dimension, min_rows, False).curved
-
-    assert [curved(50, d) for d in (4, 5, 6, 7, 8, 9, 12, 13, 24, 25)] == [5, 4, 3, 3, 2, 2, 2, 1, 1, 0]
-    # Not over more folds than there may be at all, whatever the rest.
-    assert curved(50, 4, min_rows=20) == 2
-    assert curved(50, 4, min_rows=30) == 1
-
-
-def test_fewer_folds_are_allowed_too():
-    """The server asks for the least number that sites allow, so that a larger one does not help."""
-    bad = {**marks((3, 4, 5), 50), 2: np.where(np.arange(50) < 45, 0, 1)}
-    assert offer(rows(50), bad, 3, 10, False) == (0, 1)
-
-
-def test_the_most_folds_of_which_each_leaves_out_enough():
-    assert most_folds(rows(50), marks((2, 3, 4, 5), 50), 10, False) == 5
-    assert most_folds(rows(49), marks((2, 3, 4, 5), 49), 10, False) == 4
-    assert most_folds(rows(20), marks((2, 3, 4, 5), 20), 10, False) == 2
-    assert most_folds(rows(19), marks((2, 3, 4, 5), 19), 10, False) == 0
-    # Only those that were dealt count.
-    assert most_folds(rows(50), marks((2, 3), 50), 10, False) == 3
-    assert most_folds(rows(50), {}, 10, False) == 0
-    # Every fold, not just the first, and of every value as many rows.
-    uneven = {2: np.where(np.arange(50) < 45, 0, 1)}
-    assert most_folds(rows(50), uneven, 10, False) == 0
-    table = rows(60, 20)
-    assert most_folds(table, marks((2, 3), 60), 10, False) == 2
-    assert most_folds(table, marks((2, 3), 60), 6, False) == 3
-
-
 def test_every_class_of_several_is_had_by_enough_rows():
     """At a model of zeros the gradient of softmax has the sum over each class's rows: here of one row."""
     table = rows(60)
@@ -99,11 +56,7 @@ def test_every_class_of_several_is_had_by_enough_rows():
         require_common_values(table, 10, True)
     table[:, -1] = np.arange(60) % 3
     require_common_values(table, 20, True)
-    uneven = {2: (table[:, -1] == 2).astype(int)}
-    assert most_folds(table, uneven, 10, True) == 2
     few = {2: np.where(np.arange(60) < 27, 0, 1)}
-    assert most_folds(table, few, 10, True) == 0
-    assert most_folds(table, few, 9, True) == 2
     with pytest.raises(RefusedError, match="would rest on 9 rows"):
         rows_behind(*asked(table, loss=Softmax(3), folds=few[2]), 10, False)
 

@@ -1,8 +1,8 @@
 """One site by itself: requests written by hand, and every number of its replies by plain NumPy."""
 
-import hashlib
 import os
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ import pytest
 
 import bidro
 from bidro.deploy.agreed import Agreed, written
-from bidro.deploy.site import Site, SiteRows, reply_of, reply_to
+from bidro.deploy.site import Site, SiteRows, reply_of, reply_to, table_id
 from bidro.engines.coordinator import Nothing
 from bidro.engines.plain import described
 from bidro.engines.wire import header_of, pack, unpack
@@ -21,6 +21,7 @@ from bidro.losses import Absolute, Squared
 from bidro.splits import choose_holdout
 from bidro.tables import learn_schema
 
+_RUNS = count()
 MODEL = np.array([1.0, -0.5, 0.25])
 UNITS = {"mean": [1.0, -2.0], "spread": [2.0, 0.5], "middle": 3.0, "target_spread": 1.5}
 
@@ -45,7 +46,7 @@ def asked_of(site, question, message=None, **changes):
     rows = SiteRows.load(site)
     header = {
         "version": bidro.__version__, "client": "east", "agreed": rows.agreed.digest, "question": question,
-        "table": rows.digest, "hold_out": 0.25, "split_seed": 0, "loss": described(Squared(True)),
+        "run": f"run-{next(_RUNS)}", "table": table_id(site, rows), "hold_out": 0.25, "split_seed": 0, "loss": described(Squared(True)),
         "standard": UNITS, **changes,
     }  # fmt: skip
     reply = reply_of(site, rows, pack(Nothing() if message is None else message, header))
@@ -86,7 +87,7 @@ def test_what_a_site_is_by_default(tmp_path):
         (60, 0.25, 3, 3),
         (48, 0.25, 2, 2),
         (30, 0.0, 2, 2),
-        (19, 0.0, 0, 1),
+        (19, 0.0, 1, 1),
         (10, 0.0, 0, 1),
     ],
 )
@@ -103,24 +104,22 @@ def test_what_is_prepared_by_hand(rows, hold_out, folds, curved, tmp_path):
     whole = Federation.from_arrays({"east": training}, "unbounded")
     smallest = {count: np.bincount(whole.folds(count, 0), minlength=count).min() for count in range(2, 6)}
     enough = [all(smallest[k] >= 10 for k in range(2, count + 1)) for count in range(2, 6)]
-    assert float(sent.folds) == folds == (1 + sum(enough) if any(enough) else 0)
-    assert float(sent.curved) == curved
+    assert np.flatnonzero(sent.folds).max(initial=0) + 1 == folds == 1 + sum(enough)
+    assert np.flatnonzero(sent.curved).max(initial=0) + 1 == curved
     np.testing.assert_allclose(sent.mean, training.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(sent.deviation, training.std(axis=0), rtol=1e-9)
-    assert float(sent.table) == SiteRows.load(site).digest
+    assert float(sent.table) == table_id(site, SiteRows.load(site))
 
 
-def test_a_digest_is_of_the_rows_and_not_of_their_order(tmp_path):
+def test_a_table_s_id_is_of_the_rows_and_not_of_their_order(tmp_path):
     site = site_at(tmp_path)
-    rows = SiteRows.load(site)
-    content = hashlib.sha256(rows.features.tobytes() + rows.target.tobytes()).digest()
-    assert rows.digest == int.from_bytes(content[:6], "big") < 2**48
+    first = table_id(site, SiteRows.load(site))
     frame().sample(frac=1.0, random_state=1).to_csv(tmp_path / "east.csv", index=False)
-    assert SiteRows.load(site).digest == rows.digest
+    assert table_id(site, SiteRows.load(site)) == first
     changed = frame()
     changed.loc[17, "u"] += 1e-9
     changed.to_csv(tmp_path / "east.csv", index=False)
-    assert SiteRows.load(site).digest != rows.digest
+    assert table_id(site, SiteRows.load(site)) != first
 
 
 def fixed(largest=()):
@@ -197,18 +196,19 @@ def test_a_site_reads_its_files_again_where_they_have_changed(tmp_path, monkeypa
     monkeypatch.setenv("BIDRO_SITE", str(tmp_path / "site.toml"))
 
     def digest():
-        rows = SiteRows.load(Site.read(tmp_path / "site.toml"))
+        site = Site.read(tmp_path / "site.toml")
+        rows = SiteRows.load(site)
         header = {
             "version": bidro.__version__, "client": "east", "agreed": rows.agreed.digest,
-            "question": "prepare", "hold_out": 0.0, "split_seed": 0,
+            "question": "prepare", "hold_out": 0.0, "split_seed": 0, "run": f"run-{next(_RUNS)}",
         }  # fmt: skip
-        return float(unpack(reply_to(pack(Nothing(), header)), Prepared).table), rows.digest
+        return float(unpack(reply_to(pack(Nothing(), header)), Prepared).table), table_id(site, rows)
 
     first = digest()
     assert first[0] == first[1]
     stamp = (tmp_path / "east.csv").stat()
     changed = frame()
-    changed.loc[3, "u"] = 2 * changed.loc[3, "u"]
+    changed.loc[:20, "u"] = 2 * changed.loc[:20, "u"]
     changed.to_csv(tmp_path / "east.csv", index=False)
     os.utime(tmp_path / "east.csv", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1_000_000))
     second = digest()

@@ -9,6 +9,7 @@ from bidro.client import WassersteinBall
 from bidro.federation import Federation
 from bidro.fitting.client_side import assessment, bounds, prepared
 from bidro.fitting.questions import Assess, Fixed
+from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Logistic, Squared, losses_of
 from bidro.problem import Problem
@@ -38,16 +39,17 @@ def asked(radii=(0.2, 0.0, 0.4), levels=(), reference=(), shown=1.0, declared=No
 
 
 def test_what_is_prepared_is_by_client():
-    found = prepared(WHOLE, SIZES, [2, 0, 3], [0, 2, 3], [1, 2, 0], 7.0)
+    offered = np.eye(3, FOLDS)
+    found = prepared(WHOLE, SIZES, [2, 0, 3], offered, offered[::-1], 7.0)
     np.testing.assert_array_equal(found.rows, SIZES)
     np.testing.assert_array_equal(found.holdout, [2, 0, 3])
-    np.testing.assert_array_equal(found.folds, [0, 2, 3])
-    np.testing.assert_array_equal(found.curved, [1, 2, 0])
+    np.testing.assert_array_equal(found.folds, offered)
+    np.testing.assert_array_equal(found.curved, offered[::-1])
     np.testing.assert_array_equal(found.table, [7.0, 7.0, 7.0])
     np.testing.assert_allclose(found.mean, [part.mean(axis=0) for part in PARTS])
     np.testing.assert_allclose(found.deviation, [part.std(axis=0) for part in PARTS], atol=1e-12)
     # A digest is a site's own: in one process there is none to tell.
-    np.testing.assert_array_equal(prepared(WHOLE, SIZES, SIZES, SIZES, SIZES).table, np.zeros(3))
+    np.testing.assert_array_equal(prepared(WHOLE, SIZES, SIZES, offered, offered).table, np.zeros(3))
 
 
 def test_losses_with_standard_errors():

@@ -47,6 +47,7 @@ def split_by_client(
             f'data = "site-{k}.parquet"',
             'schema = "schema.toml"',
             f'own = "own/site-{k}"',
+            f'state = "state/site-{k}"',
         ]
         # All rows are on this machine, so that losses with kinks give nothing away.
         lines += ["losses_with_kinks = true", *(["one_sample_replies = true"] if one_sample else [])]

@@ -11,8 +11,7 @@ site to allow, as replies from one row are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,35 +76,6 @@ def require_common_values(rows: Floats, min_rows: int, classes: bool, units: Ids
             f"a level or class is had by fewer than its min_rows = {min_rows} of its training "
             f"{words(units)}; merge rare levels in the schema, or lower min_rows at that site."
         )
-
-
-class Offer(NamedTuple):
-    """What a site allows, whatever it is asked for."""
-
-    folds: int  # the most folds; 0 for none
-    curved: int  # the most over which it sends curvature; 1: over all rows only; 0: not at all
-
-
-def offer(
-    rows: Floats,
-    marks: Mapping[int, NDArray[np.int64]],
-    dimension: int,
-    min_rows: int,
-    classes: bool,
-    units: Ids = None,
-) -> Offer:
-    """What may be asked over training rows (N, m): as many folds, dealt in `marks` (N,) by their number, as
-    each leaves out enough rows, or units (N,), and enough of every value that it leaves out, and so do all
-    smaller numbers of folds; curvature for models of so many dimensions where each leaves out enough rows."""
-    folds, curved = 0, int(_curves(len(rows), dimension))
-    for count in sorted(marks):
-        parts = [marks[count] == fold for fold in range(count)]
-        if min(_least(rows, part, classes, units) for part in parts) < min_rows:
-            break
-        folds = count
-        if curved == max(1, count - 1) and _curves(min(int(part.sum()) for part in parts), dimension):
-            curved = count
-    return Offer(folds, curved)
 
 
 def _curves(rows: int, dimension: int) -> bool:

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,16 +25,20 @@ import bidro
 from bidro.algorithms.own_correction import Shrinkage
 from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed
+from bidro.deploy.known_rows import KnownRows
+from bidro.deploy.releases import Releases
+from bidro.deploy.row_memory import Demanded, RowMemory
 from bidro.deploy.rules import (
     RefusedError,
     draws,
-    offer,
     require_allowed_loss,
     require_common_values,
     require_known_shrinkages,
     rows_behind,
     words,
 )
+from bidro.deploy.site_log import Question, SiteLog
+from bidro.deploy.site_state import SiteState
 from bidro.engines.asked import Asked
 from bidro.engines.compiled import compilation_cache
 from bidro.engines.coordinator import Nothing, refusal_message, reply_message
@@ -75,28 +79,37 @@ class Site:
     data: Path
     schema: Path
     own: Path  # folder for the site's own models, one folder a run
+    state: Path  # folder for what the site remembers: see `site_state`
     min_rows: int = 10
+    min_cell: int = 5
+    approve: str = "always"  # or "ask": every run waits for `bidro site approve`
     one_sample_replies: bool = False
     losses_with_kinks: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Site:
         content = read_toml(path)
-        known = {"client": str, "data": str, "schema": str, "own": str, "min_rows": int}
-        known |= {"one_sample_replies": bool, "losses_with_kinks": bool}
+        known: dict[str, type] = {"one_sample_replies": bool, "losses_with_kinks": bool}
+        known |= dict.fromkeys(("client", "data", "schema", "own", "state", "approve"), str)
+        known |= dict.fromkeys(("min_rows", "min_cell"), int)
         for name, value in content.items():
             if name not in known or type(value) is not known[name]:
                 raise BidroError(
-                    f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema, own "
-                    "(texts), min_rows (a number), one_sample_replies and losses_with_kinks (true or false)."
+                    f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema, own, "
+                    "state, approve (texts), min_rows, min_cell (numbers), one_sample_replies and "
+                    "losses_with_kinks (true or false)."
                 )
         missing = [name for name in ("client", "data", "schema") if name not in content]
         if missing:
             raise BidroError(f"'{path}' does not say '{missing[0]}'.")
         if content.get("min_rows", 10) < 2:
             raise BidroError(f"'{path}': min_rows must be at least 2.")
-        content.setdefault("own", "own")
-        paths = {name: path.parent / content[name] for name in ("data", "schema", "own")}
+        if content.get("min_cell", 5) < 1:
+            raise BidroError(f"'{path}': min_cell must be at least 1.")
+        if content.get("approve", "always") not in ("always", "ask"):
+            raise BidroError(f'\'{path}\': approve must be "always" or "ask".')
+        content = {"own": "own", "state": "state", **content}
+        paths = {name: path.parent / content[name] for name in ("data", "schema", "own", "state")}
         return cls(**{**content, **paths})
 
 
@@ -122,12 +135,11 @@ class SiteRows:
     def has_classes(self) -> bool:
         return self.agreed.schema.classes is not None
 
-    @cached_property
-    def digest(self) -> float:
-        """48 bits that change with the rows, as a number."""
+    @property
+    def content(self) -> bytes:
+        """All that is in the rows."""
         units = b"" if self.units is None else self.units.tobytes()
-        whole = hashlib.sha256(self.features.tobytes() + self.target.tobytes() + units).digest()
-        return float(int.from_bytes(whole[:6], "big"))
+        return self.features.tobytes() + self.target.tobytes() + units
 
     @classmethod
     def load(cls, site: Site) -> SiteRows:
@@ -184,14 +196,59 @@ def _loaded(site: Site, stamp: tuple[int, ...]) -> SiteRows:
 def reply_of(site: Site, rows: SiteRows, request: bytes) -> bytes:
     """The site's reply to a request: what is asked, or the reason why it is not given; never raises."""
     try:
-        reply, over = _answered(site, rows, header_of(request), request)
+        return _logged(site, rows, request)
     except RefusedError as refused:
         return refusal_message(request, str(refused))
     except Exception as error:
         # Whatever else goes wrong, its text may hold data.
         _log.error("a request could not be followed: %s: %s", type(error).__name__, error)
         return refusal_message(request, "the request could not be followed; its log says why.")
-    return reply_message(reply, request, over)
+
+
+def _logged(site: Site, rows: SiteRows, request: bytes) -> bytes:
+    """The reply, once the site's log knows of it."""
+    log, question = site_log(site), question_of(request)
+    try:
+        log.allow(question)
+        reply, over = _answered(site, rows, header_of(request), request)
+        message = reply_message(reply, request, over)
+    except Exception as error:
+        log.refused(question, str(error) if isinstance(error, RefusedError) else "it could not be followed.")
+        raise
+    log.answered(question, over, len(message))
+    return message
+
+
+def question_of(request: bytes) -> Question:
+    """What the log knows a request by."""
+    asked = header_of(request)
+    digest = hashlib.sha256(request).hexdigest()
+    return Question(str(asked.get("run", "")), str(asked["question"]), int(asked.get("round", 1)), digest)
+
+
+@lru_cache(maxsize=8)
+def state_of(site: Site) -> SiteState:
+    return SiteState.open(site.state, site.client)
+
+
+def site_log(site: Site) -> SiteLog:
+    return SiteLog(state_of(site), site.approve == "ask")
+
+
+@lru_cache(maxsize=8)
+def table_id(site: Site, rows: SiteRows) -> float:
+    """A random number that changes with the rows, and says nothing of them."""
+    return float(state_of(site).table_id(rows.content))
+
+
+@lru_cache(maxsize=8)
+def known_rows(site: Site, rows: SiteRows) -> tuple[RowMemory, KnownRows]:
+    """The site's memory, and its table as that knows it."""
+    schema = rows.agreed.schema
+    classes = len(schema.classes or ())
+    parameters = (len(schema.features) + 1) * (classes if classes > 2 else 1)
+    memory = RowMemory(state_of(site), Demanded(site.min_rows, site.min_cell, parameters))
+    return memory, memory.known(schema, rows.features, rows.target, rows.units)
 
 
 def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: bytes) -> tuple[Any, int]:
@@ -203,9 +260,10 @@ def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: byt
     if asked["agreed"] != rows.agreed.digest:
         raise RefusedError("its schema.toml says something else than the server's; agree on one.")
     question = asked["question"]
-    if question != "prepare" and asked["table"] != rows.digest:
+    if question != "prepare" and asked["table"] != table_id(site, rows):
         raise RefusedError("its table has changed since the run began; begin a new run.")
     holdout = _holdout(site, rows, asked["hold_out"], asked["split_seed"])
+    _releases(site, rows, asked["hold_out"], asked["split_seed"])
     if question == "prepare":
         unpack(request, Nothing)
         return _prepared(site, rows, holdout, asked["split_seed"]), draws(~holdout, rows.units)
@@ -255,15 +313,27 @@ def _holdout(site: Site, rows: SiteRows, hold_out: float, seed: int) -> NDArray[
 
 
 @lru_cache(maxsize=2)
+def _releases(site: Site, rows: SiteRows, hold_out: float, seed: int) -> Releases:
+    """What sums may be sent over. Raises RefusedError where those over the training rows, or over those kept
+    out, may not."""
+    found = Releases(*known_rows(site, rows), _holdout(site, rows, hold_out, seed))
+    found.training()
+    return found
+
+
+@lru_cache(maxsize=2)
 def _asked(site: Site, rows: SiteRows, how: str) -> tuple[Asked, int]:
     """What a request for a round describes, and over how many rows its reply is; kept, as the next round of
     the same run describes the same. Raises RefusedError where the reply would tell too much."""
     asked = {**json.loads(how), "support": described(WholeSpace(len(rows.agreed.schema.features) + 1))}
     holdout = _holdout(site, rows, asked["hold_out"], asked["split_seed"])
-    found = Asked.of(
-        site.client, _samples(rows, ~holdout, asked), asked, rows.units_of(~holdout), rows.ids[~holdout]
-    )
-    return found, rows_behind(found.algorithm, found.loss, found.rows, site.min_rows, site.one_sample_replies)
+    units = rows.units_of(~holdout)
+    found = Asked.of(site.client, _samples(rows, ~holdout, asked), asked, units, rows.ids[~holdout])
+    behind = rows_behind(found.algorithm, found.loss, found.rows, site.min_rows, site.one_sample_replies)
+    if found.algorithm.evidence != "one row":
+        releases = _releases(site, rows, asked["hold_out"], asked["split_seed"])
+        behind = releases.folds(found.rows.marks, found.algorithm.second_order)
+    return found, behind
 
 
 def _samples(rows: SiteRows, wanted: NDArray[np.bool_], asked: Mapping[str, Any]) -> Floats:
@@ -281,11 +351,14 @@ def _prepared(site: Site, rows: SiteRows, holdout: NDArray[np.bool_], seed: int)
     training, units = rows.whole(~holdout), rows.units_of(~holdout)
     own = Federation.from_arrays({site.client: training}, "unbounded", units=units, ids=rows.ids[~holdout])
     marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if own.unit_counts[0] >= count}
-    classes = len(rows.agreed.schema.classes or ())
-    dimension = training.shape[1] * (classes if classes > 2 else 1)
-    allowed = offer(training, marks, dimension, site.min_rows, rows.has_classes, units)
-    sizes = [len(training)], [int(holdout.sum())], [allowed.folds], [allowed.curved]
-    return _own(client_side.prepared(training, *sizes, rows.digest, units, rows.units_of(holdout)))
+    answerable = Releases(*known_rows(site, rows), holdout).answerable(marks)
+    counts = np.arange(1, FOLDS + 1)
+    offered = [np.isin(counts, numbers)[None].astype(float) for numbers in answerable]
+    sizes = [len(training)], [int(holdout.sum())]
+    found = client_side.prepared(
+        training, *sizes, *offered, table_id(site, rows), units, rows.units_of(holdout)
+    )
+    return _own(found)
 
 
 def _used(loss: Loss, training: Floats, message: Adopt | Assess | Fixed) -> Floats:

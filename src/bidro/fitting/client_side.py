@@ -39,8 +39,8 @@ def prepared(
     units: NDArray[np.uint64] | None = None,
     holdout_units: NDArray[np.uint64] | None = None,
 ) -> Prepared:
-    """Of training rows (N, k + 1) as they are in the table; sizes, holdout, folds and curved are by client
-    (n,).
+    """Of training rows (N, k + 1) as they are in the table; sizes and holdout are by client (n,), and so are
+    the numbers of folds that are answered, without and with curvature (n, FOLDS).
 
     `units` and `holdout_units` say of which unit each row in training and kept out is, where these are named.
     """

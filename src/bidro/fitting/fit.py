@@ -168,7 +168,7 @@ class _Fit:
                 self.progress.solving,
                 clients,
                 _spread(moments, standard, transport, choices),
-                Limits(int(np.min(prepared.folds)), float(np.min(prepared.curved))),
+                Limits(*(_by_all(offered) for offered in (prepared.folds, prepared.curved))),
             )
         else:
             trained = train_penalised(whole, options.algorithm, choices.seed, clients, self.progress.stepping)
@@ -264,6 +264,11 @@ def _spread(moments: Moments, standard: Standard, transport: Transport, choices:
         return None
     units = np.append(standard.spread, 1.0)
     return spread_of(np.where(moments.varying, moments.deviation, 0.0) / units, transport)
+
+
+def _by_all(offered: Any) -> tuple[int, ...]:
+    """The numbers of folds that all clients answer, from what each (n, FOLDS) offers."""
+    return tuple((np.flatnonzero(np.asarray(offered).all(axis=0)) + 1).tolist())
 
 
 def _freedoms(trained: Trained) -> Floats:

@@ -11,6 +11,8 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from bidro.guarantees.calibration import FOLDS
+
 Numbers = Array | NDArray[np.float64]
 
 
@@ -21,16 +23,16 @@ class Prepared(NamedTuple):
     holdout: Numbers  # ()
     units: Numbers  # () in training; as many as rows where no units are named
     holdout_units: Numbers  # ()
-    folds: Numbers  # () the most folds that the client allows; 0 for none
-    curved: Numbers  # () the most over which it sends curvature; 1: over all rows only; 0: not at all
+    folds: Numbers  # (FOLDS,) 1 where it answers over 1 (all rows), 2, ... folds, else 0
+    curved: Numbers  # (FOLDS,) the same with curvature or second moments
     table: Numbers  # () a digest of the client's rows, by which a changed table is noticed; 0 where it cannot
     mean: Numbers  # (k + 1,) of the training rows; features first, the target last
     deviation: Numbers  # (k + 1,)
 
     @classmethod
     def like(cls, columns: int) -> Prepared:
-        number, each = np.zeros(()), np.zeros(columns)
-        return cls(number, number, number, number, number, number, number, each, each)
+        number, each, offered = np.zeros(()), np.zeros(columns), np.zeros(FOLDS)
+        return cls(number, number, number, number, offered, offered, number, each, each)
 
 
 class Adopt(NamedTuple):
