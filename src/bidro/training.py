@@ -201,10 +201,10 @@ def train(
     radii, promise = _radii(problem, choices, support)
     balls = replace(problem, ambiguity=WassersteinBall(radii))
     calibration = None
-    scales = SCALES if _is_word(choices.radius, "cross-validate") else (0.0,)
-    weighings = _weighings(choices.weights, problem.n)
+    wanted = grid(choices, problem.n)
+    weighings = wanted.weighings
     own_wanted = choices.own is not None and can_have_own(problem)
-    if len(scales) * len(weighings) > 1 or choices.criterion == "regret" or own_wanted:
+    if len(wanted.scales) * len(weighings) > 1 or choices.criterion == "regret" or own_wanted:
         folds, curvature = _folds(min(problem.federation.sizes), choices, limits)
 
         def calibrated(of: Problem, scales: Sequence[float], weighings: Sequence[Weighing]) -> Calibration:
@@ -222,14 +222,13 @@ def train(
             )
 
         if choices.criterion == "regret":
-            pooled = calibrated(balls, (0.0,), (Weighing(1.0),))
+            pooled = calibrated(balls, *POOLED)
             balls = replace(balls, references=attainable(own_losses(balls, pooled, 0, "auto", network)))
-        # Pooled training is among them also where weights are given: what they cost is said.
-        compared = problem.n > 1 and not any(one.fixed for one in weighings)
-        calibration = calibrated(balls, scales, (Weighing(1.0), *weighings) if compared else weighings)
-        calibration = calibration.held_to(weighings[0]) if compared else calibration
+        whole = wanted.compared(problem.n)
+        calibration = calibrated(balls, *whole)
+        calibration = calibration if whole == wanted else calibration.held_to(weighings[0])
         balls = replace(balls, ambiguity=WassersteinBall(calibration.radii))
-        promise = calibration.promise if len(scales) > 1 else promise
+        promise = calibration.promise if len(wanted.scales) > 1 else promise
         weighings = (Weighing(*calibration.chosen.weighing),)
     (weighing,) = weighings
     balls = replace(balls, mixtures=Candidate(0.0, *weighing).mixtures(problem.federation.sizes))
@@ -275,6 +274,35 @@ def _is_word(radius: Any, word: str) -> bool:
     return isinstance(radius, str) and radius == word
 
 
+class Grid(NamedTuple):
+    """What cross-validation chooses from: every scale of the radii with every weighing."""
+
+    scales: tuple[float, ...]
+    weighings: tuple[Weighing, ...]
+
+    def compared(self, clients: int) -> Grid:
+        """With pooled training among them also where weights are given: what they cost is said."""
+        if clients == 1 or any(one.fixed for one in self.weighings):
+            return self
+        return Grid(self.scales, (Weighing(1.0), *self.weighings))
+
+
+# What the regret is measured from.
+POOLED = Grid((0.0,), (Weighing(1.0),))
+
+
+def grid(choices: Choices, clients: int) -> Grid:
+    """What there is to choose from for so many clients."""
+    scales = SCALES if _is_word(choices.radius, "cross-validate") else (0.0,)
+    return Grid(scales, _weighings(choices.weights, clients))
+
+
+def grids(choices: Choices, clients: int) -> tuple[Grid, ...]:
+    """All that `train` cross-validates over for so many clients."""
+    whole = grid(choices, clients).compared(clients)
+    return (POOLED, whole) if choices.criterion == "regret" else (whole,)
+
+
 def _weighings(weights: Any, clients: int) -> tuple[Weighing, ...]:
     """The mixtures to choose from: one where the user has chosen, or there is one client alone."""
     if clients == 1:
@@ -305,9 +333,15 @@ def train_penalised(
     return Trained(penalised, x, alpha, settings.rounds, "Algorithm 1", None, words, everything, None)
 
 
-def unrestricted(federation: Federation, loss: Loss, transport: Transport, target_spread: float) -> Problem:
+def unrestricted(
+    federation: Federation,
+    loss: Loss,
+    transport: Transport,
+    target_spread: float,
+    largest_coefficient: float = LARGEST_COEFFICIENT,
+) -> Problem:
     """Without ambiguity, for any mixture and any model that is likely to be wanted."""
-    half = LARGEST_COEFFICIENT * max(target_spread, 1.0 if loss.labels is not None else 0.0)
+    half = largest_coefficient * max(target_spread, 1.0 if loss.labels is not None else 0.0)
     return Problem(federation, loss, Box.cube(half, loss.dimension(federation.m)), transport)
 
 

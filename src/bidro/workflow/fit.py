@@ -24,6 +24,7 @@ from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.trained_rows import TrainedRows
 from bidro.model_file import FILE, Model, target_numbers
 from bidro.report.files import require_writable
+from bidro.standard import Standard
 from bidro.tables import (
     Schema,
     bounds_of,
@@ -33,7 +34,7 @@ from bidro.tables import (
     require_declared,
     require_every_class,
 )
-from bidro.training import AlgorithmOne, Replies, Trained
+from bidro.training import LARGEST_COEFFICIENT, AlgorithmOne, Replies, Trained
 from bidro.workflow.chosen import chosen_in_words
 from bidro.workflow.options import FitOptions
 from bidro.workflow.paid import concerns, own_settings, paid
@@ -87,13 +88,27 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
 
 
 def fit_options(
-    options: FitOptions, schema: Schema, replies: Replies = "curvature", algorithm: AlgorithmOne | None = None
+    options: FitOptions,
+    schema: Schema,
+    replies: Replies = "curvature",
+    algorithm: AlgorithmOne | None = None,
+    units: Standard | None = None,
+    largest_coefficient: float = LARGEST_COEFFICIENT,
 ) -> Options:
     """What `fit` is to do. Raises BidroError where the schema and the options have no loss."""
     support = None if options.support is None else bounds_of(options.support, schema)
     classes = None if schema.classes is None else len(schema.classes)
     loss = options.loss_choice(classes)
-    return Options(loss, options.choices(replies), support, LEVELS, options.shift, algorithm)
+    return Options(
+        loss,
+        options.choices(replies),
+        support,
+        LEVELS,
+        options.shift,
+        algorithm,
+        units=units,
+        largest_coefficient=largest_coefficient,
+    )
 
 
 def described_fit(options: FitOptions, schema: Schema, fitted: Fitted, created: str) -> Fit:
