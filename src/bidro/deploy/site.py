@@ -37,6 +37,7 @@ from bidro.deploy.rules import (
     rows_behind,
     words,
 )
+from bidro.deploy.site_check import Checked, checked
 from bidro.deploy.site_log import Question, SiteLog
 from bidro.deploy.site_state import SiteState
 from bidro.engines.asked import Asked
@@ -349,10 +350,27 @@ def _standard(asked: Mapping[str, Any]) -> Standard:
     return Standard(mean, spread, float(own["middle"]), float(own["target_spread"]))
 
 
+def check_site(site: Site, hold_out: float, seed: int = 0) -> Checked:
+    """What its owner is told of a run that would keep out this share. Raises BidroError where the site's own
+    files are not in order."""
+    rows, refused = SiteRows.load(site), None
+    try:
+        holdout = _holdout(site, rows, hold_out, seed)
+    except RefusedError as error:
+        refused, holdout = str(error), np.zeros(len(rows.target), bool)
+    return checked(*known_rows(site, rows), holdout, _marks(site, rows, holdout, seed), refused)
+
+
+def _marks(site: Site, rows: SiteRows, holdout: NDArray[np.bool_], seed: int) -> dict[int, NDArray[np.int64]]:
+    """The fold of every training row, by how many folds there are."""
+    units = rows.units_of(~holdout)
+    own = Federation.from_arrays({site.client: rows.whole(~holdout)}, "unbounded", units=units)
+    return {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if own.unit_counts[0] >= count}
+
+
 def _prepared(site: Site, rows: SiteRows, holdout: NDArray[np.bool_], seed: int) -> Prepared:
     training, units = rows.whole(~holdout), rows.units_of(~holdout)
-    own = Federation.from_arrays({site.client: training}, "unbounded", units=units)
-    marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if own.unit_counts[0] >= count}
+    marks = _marks(site, rows, holdout, seed)
     answerable = Releases(*known_rows(site, rows), holdout).answerable(marks)
     folds = max(
         (answerable.moments if max(answerable.moments, default=1) > 1 else answerable.folds), default=1
