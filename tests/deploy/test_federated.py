@@ -14,7 +14,7 @@ from bidro.client import Penalty
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.audit import in_words
 from bidro.deploy.server import run_job
-from bidro.deploy.site import Site, SiteRows, reply_of
+from bidro.deploy.site import Site, SiteRows, reply_of, table_id
 from bidro.engines.carrier import Delivered, InMemory
 from bidro.engines.coordinator import Policy
 from bidro.engines.in_process import run
@@ -315,10 +315,12 @@ def test_a_site_refuses_folds_and_curvature_that_tell_too_much(tmp_path):
     last = _requests(tmp_path, agreed)["round"]
     (tmp_path / "east.csv").write_text("\n".join((tmp_path / "east.csv").read_text().splitlines()[:9]))
     small = answering(tmp_path, ("east",))["east"]
-    strict = replace(Site.read(tmp_path / "east.toml"), min_rows=2)
-    asked = {**header_of(last), "hold_out": 0.0, "table": SiteRows.load(strict).digest}
-    refused = header_of(reply_of(strict, SiteRows.load(strict), _rewritten(last, asked)))["refused"]
-    assert "too few to send curvature" in refused
+    strict = replace(Site.read(tmp_path / "east.toml"), min_rows=2, state=tmp_path / "strict")
+    rows = SiteRows.load(strict)
+    asked = {**header_of(last), "hold_out": 0.0, "table": table_id(strict, rows)}
+    refused = header_of(reply_of(strict, rows, _rewritten(last, asked)))["refused"]
+    assert "fewer than 2 of its rows with a level" in refused
+    asked["table"] = table_id(Site.read(tmp_path / "east.toml"), rows)
     assert "min_rows" in header_of(small(_rewritten(last, asked)))["refused"]
 
 

@@ -46,8 +46,8 @@ def asked_of(site, question, message=None, **changes):
     rows = SiteRows.load(site)
     header = {
         "version": bidro.__version__, "client": "east", "agreed": rows.agreed.digest, "question": question,
-        "run": f"run-{next(_RUNS)}", "table": table_id(site, rows), "hold_out": 0.25, "split_seed": 0, "loss": described(Squared(True)),
-        "standard": UNITS, **changes,
+        "run": f"run-{next(_RUNS)}", "table": table_id(site, rows), "hold_out": 0.25, "split_seed": 0,
+        "loss": described(Squared(True)), "standard": UNITS, **changes,
     }  # fmt: skip
     reply = reply_of(site, rows, pack(Nothing() if message is None else message, header))
     return header_of(reply).get("refused"), reply
@@ -185,7 +185,8 @@ def test_rows_in_training_and_kept_out_are_enough_or_none(tmp_path):
     assert f"it keeps out {len(kept)} of its 60 rows, fewer than its min_rows = {few + 1}" in refused
     # None kept out is nothing told of them; none to train on is nothing to tell.
     for min_rows, answered in ((60, True), (61, False)):
-        refused, _ = asked_of(replace(site, min_rows=min_rows), "prepare", hold_out=0.0)
+        other = replace(site, min_rows=min_rows, state=tmp_path / "other")
+        refused, _ = asked_of(other, "prepare", hold_out=0.0)
         assert (refused is None) == answered
     assert "it trains on 60 of its 60 rows, fewer than its min_rows = 61" in refused
     assert many == len(training)

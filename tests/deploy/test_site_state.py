@@ -82,7 +82,7 @@ def asked(question="round", digest="d", run="r", models=1, at=1):
 
 @pytest.mark.parametrize("question", ["prepare", "adopt", "assess", "bounds"])
 def test_one_question_of_a_kind_and_the_same_again_is_no_other(question, tmp_path):
-    log = SiteLog(SiteState.open(tmp_path, "east"))
+    log = SiteLog(SiteState.open(tmp_path, "east"), limits=RunLimits(each=1))
     for _ in range(3):
         log.allow(asked(question))
     with pytest.raises(RefusedError, match=f"has asked another '{question}' question already"):

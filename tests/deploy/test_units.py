@@ -120,10 +120,11 @@ def test_folds_at_a_site_are_of_whole_units_and_of_enough_of_them(tmp_path, monk
     fewest = min(certificate.clipped.rows.values())
     assert {kind["question"]: kind["fewest_rows"] for kind in kinds}["bounds"] == fewest >= 3
     # Sites of six persons, twenty rows each: rows enough for five folds, persons for none.
-    few = visits(persons=6)
-    agreed = write_sites(tmp_path, few, extra="min_rows = 5", unit="person")
+    few, folder = visits(persons=6), tmp_path / "few"
+    folder.mkdir()
+    agreed = write_sites(folder, few, extra="min_rows = 5", unit="person")
     with pytest.raises(BidroError, match="name the weights"):
-        run_job(job(agreed, "few", options={"hold_out": 0.0}), carrier(tmp_path), tmp_path / "runs")
+        run_job(job(agreed, "few", options={"hold_out": 0.0}), carrier(folder), folder / "runs")
 
 
 def test_a_site_with_too_few_units_says_so(tmp_path):

@@ -214,7 +214,9 @@ class Agreed:
         if "target_support" in content:
             support[target] = content["target_support"]
         if "target_centre" in content or "target_spread" in content:
-            units[target] = Unit(content.get("target_centre", math.nan), content.get("target_spread", math.nan))
+            units[target] = Unit(
+                content.get("target_centre", math.nan), content.get("target_spread", math.nan)
+            )
         classes = _texts(content.get("classes"), target, 2)
         if classes is not None and target in units:
             raise BidroError(f"'{path}': a target with classes has no target_centre and target_spread.")

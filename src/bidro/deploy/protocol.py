@@ -28,12 +28,13 @@ from bidro.engines.plain import described
 from bidro.federation import Federation
 from bidro.fitting.fit import agreed_deviations, radius_spread
 from bidro.guarantees.calibration import FOLDS, candidates_of
+from bidro.guarantees.held_out import client_level
 from bidro.guarantees.heterogeneity import REFERENCE_POINTS
 from bidro.guarantees.own import SHRINKAGES
 from bidro.guarantees.statements import loss_unit
 from bidro.losses import Loss
 from bidro.problem import Problem
-from bidro.sets import Box
+from bidro.sets import Box, Simplex
 from bidro.standard import Standard
 from bidro.training import grids, transport_of, unrestricted
 from bidro.transport import Transport
@@ -78,7 +79,7 @@ class Protocol:
     def levels(self) -> Floats:
         """beta of the bounds that are asked for: those of any mixture, which are the same for any number of
         clients."""
-        return np.array([1 - level for level in self.agreed.fit_options.confidences])
+        return np.array([client_level(c, 1, Simplex(1)) for c in self.agreed.fit_options.confidences])
 
     @cached_property
     def loss_unit(self) -> float:
@@ -88,7 +89,9 @@ class Protocol:
     @cached_property
     def largest(self) -> float:
         """Of the numbers of a model."""
-        return float(np.asarray(self._alone.models.upper).max())  # type: ignore[union-attr]
+        models = self._alone.models
+        assert isinstance(models, Box)
+        return float(np.asarray(models.upper).max())
 
     @cached_property
     def reference(self) -> Floats:
@@ -135,10 +138,12 @@ class Protocol:
         """What Algorithm 1 is for; None where radii are the server's to say."""
         return None if self.agreed.algorithm is None else Penalty(self.agreed.algorithm.rho)
 
-    def algorithms(self, folds: int) -> dict[str, Algorithm]:
-        """All that rounds may be asked for over so many folds (0: over all training rows), by `described`."""
-        found = self._over_folds(folds) if folds else self._over_all()
-        return {as_text(described(one)): one for one in found}
+    @cached_property
+    def algorithms(self) -> dict[int, dict[str, Algorithm]]:
+        """All that rounds may be asked for, by the number of folds (0: over all training rows) and by what
+        `described` says."""
+        every = {0: self._over_all(), **{folds: self._over_folds(folds) for folds in range(2, FOLDS + 1)}}
+        return {folds: {as_text(described(one)): one for one in found} for folds, found in every.items()}
 
     def _over_all(self) -> list[Algorithm]:
         agreed = self.agreed

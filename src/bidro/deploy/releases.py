@@ -38,6 +38,10 @@ class Releases:
         rows that something rests on. Raises RefusedError where the memory's rule would be broken."""
         return self.memory.release(self.known, self._sets(None, moments=False))
 
+    def check(self) -> int:
+        """What `training` would say, without releasing anything."""
+        return self.memory.check(self.known, self._sets(None, moments=False))
+
     def folds(self, marks: NDArray[np.int64] | None, moments: bool) -> int:
         """Before a reply over folds, marks (training rows,) from 0, or over all training rows where these
         are None; `moments` where it holds second moments or curvature. As `training`."""

@@ -1,6 +1,6 @@
 """`schema.toml` as text: a draft to be agreed on, from one table, and the file that says what was agreed.
 
-Bounds in a draft are commented out: what one table happens to hold is not a support that people have declared.
+Bounds in a draft are commented out: what one table happens to hold is not a support that was declared.
 Units are rounded, so that they tell little of the table, and are public from then on.
 """
 
@@ -27,7 +27,7 @@ _HEAD = """\
 # certificate, for all numbers or for none. What is commented out was read off one table: widen it and agree.
 # `unit` names the column of the person or thing that a row is of, where rows of one are to stay together.
 # A level that is not listed counts as the one that `other` names; without `other`, it is refused.
-# [training] has the options of `bidro fit` that change what sites are asked, [limits] how much they are asked.
+# [training] has the options of `bidro fit` that change what sites are asked, [limits] how much.
 """
 
 
@@ -58,9 +58,7 @@ def drafted(
 
 def draft(schema: Schema, table: pd.DataFrame) -> str:
     """A `schema.toml` to be agreed on, with the bounds of this table as comments."""
-    seen = {
-        name: (float(np.nanmin(v)), float(np.nanmax(v))) for name, v in _numbers(schema, table).items()
-    }
+    seen = {name: (float(np.nanmin(v)), float(np.nanmax(v))) for name, v in _numbers(schema, table).items()}
     agreed = drafted(schema, table)
     return _HEAD + "\n".join([*_columns(agreed, seen, "# "), *_training(agreed, "# ")])
 

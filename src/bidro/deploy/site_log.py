@@ -26,7 +26,7 @@ class RunLimits:
     """How much is answered: of a kind of which one is enough, that many different requests, because a run
     that loses a client begins again with the others; rounds and models of a run; models of all runs."""
 
-    each: int = 1
+    each: int = 4
     rounds: int = 1_000
     models: int = 100_000
     models_in_all: int = 10_000_000

@@ -14,9 +14,8 @@ from jax import Array
 from bidro.algorithms.contract import Algorithm, HeldRows, client_key
 from bidro.client import Client, Penalty, WassersteinBall, check_samples
 from bidro.errors import BidroError
-from bidro.federation import Federation
+from bidro.federation import Federation, Support
 from bidro.losses import Loss
-from bidro.sets import Box, WholeSpace
 from bidro.splits import Key
 from bidro.transport import Transport
 
@@ -37,7 +36,7 @@ class Asked:
         here: Federation,
         loss: Loss,
         transport: Transport,
-        support: Box | WholeSpace,
+        support: Support,
         ambiguity: Penalty | WassersteinBall | None,
         deal: tuple[int, Key] | None = None,
     ) -> Asked:

@@ -224,7 +224,11 @@ class _Fit:
         if np.size(prepared.mean):
             before = (np.asarray(prepared.mean)[:, :-1] - standard.mean) / standard.spread
         displaced = {
-            names[i]: Displacement(None if before is None else before[i], np.asarray(found.moved)[i], np.asarray(found.typical)[i])
+            names[i]: Displacement(
+                None if before is None else before[i],
+                np.asarray(found.moved)[i],
+                np.asarray(found.typical)[i],
+            )
             for i in shown
         }
         return Fitted(

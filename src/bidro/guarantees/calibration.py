@@ -189,9 +189,7 @@ def calibrate(
     )
 
 
-def candidates_of(
-    scales: Sequence[float], weighings: Sequence[tuple[float, float]]
-) -> tuple[Candidate, ...]:
+def candidates_of(scales: Sequence[float], weighings: Sequence[tuple[float, float]]) -> tuple[Candidate, ...]:
     """Every scale of the radii with every weighing."""
     return tuple(Candidate(float(c), *map(float, weighing)) for c, weighing in product(scales, weighings))
 
