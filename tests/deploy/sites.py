@@ -15,8 +15,10 @@ from bidro.deploy.site_rows import SiteRows
 from bidro.deploy.site_state import KEY_FILE, write_key
 from bidro.engines.carrier import InMemory
 from bidro.engines.coordinator import Policy
+from bidro.fitting import Progress
 from bidro.splits import key_of_seed
 from bidro.tables import learn_schema
+from bidro.workflow.fit import fit_tables
 
 NAMES = ("east", "mid", "north", "south", "west")
 # The sites of the networks that `make test` starts.
@@ -73,15 +75,31 @@ def answering(folder: Path, names=NAMES) -> dict:
     """What each site answers, by name."""
 
     def one(name):
-        site = Site.read(folder / f"{name}.toml")
-        rows = SiteRows.load(site)
-        return lambda request: reply_of(site, rows, request)
+        site, kept = Site.read(folder / f"{name}.toml"), {}
+
+        def reply(request):
+            # What a site agrees on, and its table, may change between two requests.
+            now = site.schema.read_bytes(), site.data.read_bytes()
+            if kept.get("now") != now:
+                kept.update(now=now, rows=SiteRows.load(site))
+            return reply_of(site, kept["rows"], request)
+
+        return reply
 
     return {name: one(name) for name in names}
 
 
 def carrier(folder: Path, names=NAMES) -> InMemory:
     return InMemory(answering(folder, names))
+
+
+def alone(folder: Path, whole: pd.DataFrame, **training):
+    """What `bidro fit --schema` makes of all rows in one place, by what the sites in the folder agree on."""
+    path = folder / "whole.csv"
+    whole.to_csv(path, index=False)
+    agreed = retrained(Agreed.read(folder / "schema.toml"), training)
+    options = replace(agreed.options, tables=(str(path),))
+    return fit_tables(options, Progress(), (agreed.schema, agreed.fit_options))
 
 
 def retrained(agreed: Agreed, training=None, **parts) -> Agreed:

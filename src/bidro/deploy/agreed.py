@@ -117,9 +117,9 @@ class Agreed:
                     "`bidro schema`."
                 )
         for name, unit in self.units.items():
-            if not all(map(_is_number, unit)) or not 1 / _LARGEST < unit.spread < _LARGEST:
+            if not _is_number(unit.spread) or not 1 / _LARGEST < unit.spread < _LARGEST:
                 raise BidroError(f"The spread of '{name}' must be a positive number; got {unit.spread!r}.")
-            if not abs(unit.centre) < _LARGEST:
+            if not _is_number(unit.centre) or not abs(unit.centre) < _LARGEST:
                 raise BidroError(f"The centre of '{name}' must be a number; got {unit.centre!r}.")
         if self.options.radius == "bootstrap":
             raise BidroError(

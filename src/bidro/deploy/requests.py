@@ -237,6 +237,8 @@ class _Numbers:
                 self._among(value, leading, self.protocol.scales)
             elif name == "width":
                 self._in(value, leading, 0.0, _LARGEST_WIDTH)
+            elif name == "alpha":
+                self._in(value, (value.size,), 0.0, 1.0 + _ROUNDING)
             elif name in ("active", "models"):
                 self._in(value, (), 0, leading[0] if leading else 0, whole=True)
             else:

@@ -133,6 +133,7 @@ def rows_behind(
     if algorithm.second_order and not _curves(rows, dimension):
         raise RefusedError(
             f"{what} rests on {rows} rows, too few to send curvature for a model of {dimension} parameters: "
-            "it needs more than {ROWS_A_PARAMETER} times as many; use --replies gradient or fewer folds."
+            f'it needs more than {ROWS_A_PARAMETER} times as many; agree on replies = "gradient" or on fewer '
+            "folds."
         )
     return behind

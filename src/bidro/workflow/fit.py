@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 
 import bidro
 from bidro.errors import BidroError
@@ -30,6 +31,7 @@ from bidro.tables import (
     bounds_of,
     learn_schema,
     read,
+    read_one,
     release,
     require_declared,
     require_every_class,
@@ -59,17 +61,23 @@ class Fit:
     trained_rows: TrainedRows | None = None  # None where the rows are elsewhere
 
 
-def fit_tables(options: FitOptions, progress: Progress) -> Fit:
-    """Everything but writing. Raises BidroError for anything in tables or options that does not fit."""
+def fit_tables(options: FitOptions, progress: Progress, agreed: tuple[Schema, Options] | None = None) -> Fit:
+    """Everything but writing; by a schema that sites have agreed on, and what follows from it, where these
+    are given. Raises BidroError for anything in tables or options that does not fit."""
     if options.target is None:
         raise BidroError("Name the column to be predicted: --target COLUMN.")
     options.check()
     progress.begin("reading")
-    table, client = read([Path(p) for p in options.tables], options.client)
-    schema = learn_schema(
-        table, client, options.target, options.features, options.task, options.missing, options.unit
-    )
-    what = fit_options(options, schema)
+    paths = [Path(p) for p in options.tables]
+    if agreed is None:
+        table, client = read(paths, options.client)
+        schema = learn_schema(
+            table, client, options.target, options.features, options.task, options.missing, options.unit
+        )
+        what = fit_options(options, schema)
+    else:
+        schema, what = agreed
+        table = _by_schema(paths, schema)
     clients, labels, units = schema.clients(table), schema.labels(table), schema.units(table)
     target, features = target_numbers(schema, table), schema.matrix(table)
     if options.support is not None:
@@ -85,6 +93,13 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
     fitted = fit(network, what, progress)
     found = described_fit(options, schema, fitted, datetime.now(UTC).date().isoformat())
     return replace(found, trained_rows=TrainedRows.of(fitted.clients.federation.by_client()))
+
+
+def _by_schema(paths: list[Path], schema: Schema) -> pd.DataFrame:
+    """The rows of all tables, with the client column that the schema names, or else a file a client."""
+    named = len(paths) == 1 or schema.client in read_one(paths[0])
+    table, client = read(paths, schema.client if named else None)
+    return table.rename(columns={client: schema.client})
 
 
 def fit_options(
