@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from bidro.deploy.server import run_job
-from bidro.deploy.site import Site, site_log
+from bidro.deploy.site_config import Site
 from bidro.deploy.site_log import Question
+from bidro.deploy.site_rows import site_log
 from bidro.errors import BidroError
 from tests.cli.test_command import run
 from tests.deploy.sites import QUICK, carrier, job, table, write_sites
@@ -30,7 +31,7 @@ def test_check_says_what_would_be_answered_and_remembers_nothing(capsys, sites):
         code, out, _ = run(capsys, "site", "check", *east(folder), "--json")
         found = json.loads(out)
         assert code == 0
-        assert (found["rows"], found["training"], found["kept_out"]) == (120, 96, 24)
+        assert found["rows"] == found["training"] + found["kept_out"] == 120
         assert (found["new"], found["gone"], found["refused"]) == (120, 0, None)
         assert (found["min_rows"], found["min_cell"], found["counted"]) == (10, 5, "rows")
     assert found["rare_levels"] == found["rare_cells"] == {}
@@ -55,12 +56,12 @@ def test_check_names_rare_levels_and_cells_with_their_counts(capsys, tmp_path):
     own = np.flatnonzero(whole["site"] == "east")
     whole["sex"] = np.where(np.arange(len(whole)) % 2, "f", "m")
     whole.loc[own, "ward"] = np.where(np.arange(len(own)) < 7, "b", "a")
-    write_sites(tmp_path, whole)
-    found = json.loads(run(capsys, "site", "check", *east(tmp_path), "--hold-out", "0", "--json")[1])
+    write_sites(tmp_path, whole, training={"hold_out": 0.0})
+    found = json.loads(run(capsys, "site", "check", *east(tmp_path), "--json")[1])
     assert found["rare_levels"] == {"ward=b": 7}
     assert found["rare_cells"] == {"ward=b with sex=f": 3, "ward=b with sex=m": 4}
     assert "min_rows = 10" in found["refused"]
-    out = run(capsys, "site", "check", *east(tmp_path), "--hold-out", "0")[1]
+    out = run(capsys, "site", "check", *east(tmp_path))[1]
     assert "Too rare levels, had by fewer rows than min_rows = 10:\n  ward=b: 7\n" in out
     assert "Too rare pairs of levels, had by fewer rows than min_cell = 5:\n  ward=b with sex=f: 3\n" in out
 
@@ -79,7 +80,12 @@ def test_the_log_shows_what_was_answered_and_refused(capsys, sites, monkeypatch)
     assert " bytes" in lines[0]
     assert lines[-1].endswith("run 'odd?[2J' rows 1: refused: no.")
     found = json.loads(run(capsys, "site", "log", "--run", "test", "--json")[1])
-    assert {entry["question"] for entry in found["questions"]} == {"prepare", "round", "assess", "bounds"}
+    assert {entry["question"] for entry in found["questions"]} == {
+        "prepare",
+        "OneShotMWDRO",
+        "assess",
+        "bounds",
+    }
     assert all(entry["outcome"] == "answered" and entry["rows"] >= 10 for entry in found["questions"])
     assert found["waiting"] == []
 

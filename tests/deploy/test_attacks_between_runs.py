@@ -8,10 +8,12 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load
 
-from bidro.deploy import site as site_side
+from bidro.deploy import site_rows as site_side
+from bidro.deploy.answers import _asked
 from bidro.deploy.rules import rarest_value
 from bidro.deploy.server import run_job
-from bidro.deploy.site import Site, SiteRows, table_id
+from bidro.deploy.site_config import Site
+from bidro.deploy.site_rows import SiteRows, table_id
 from bidro.engines.carrier import InMemory
 from bidro.engines.wire import header_of
 from bidro.errors import BidroError
@@ -44,8 +46,10 @@ def forget(folder):
         site_side.state_of,
         site_side.table_id,
         site_side.known_rows,
-        site_side._releases,
-        site_side._asked,
+        site_side.holdout,
+        site_side.training,
+        site_side.releases,
+        _asked,
     ):
         kept.cache_clear()
 
@@ -67,24 +71,24 @@ def run(folder, agreed, name, options=None, **parts):
     return heard, None
 
 
-def moments_in_table_units(heard):
+def moments_in_table_units(heard, agreed):
     """[(rows, mean (m,), second moments (m, m) around 0)] of each fold's training rows, from the replies."""
     found = []
-    for request, reply in heard:
+    for _, reply in heard:
         fields = load(reply)
         if "around" not in fields:
             continue
-        units = header_of(request)["standard"]
-        scale, shift = np.array([*units["spread"], 1.0]), np.array([*units["mean"], units["middle"]])
+        units = agreed.standard
+        scale, shift = np.append(units.spread, 1.0), np.append(units.mean, units.middle)
         for rows, mean, around in zip(fields["rows"], fields["mean"], fields["around"], strict=True):
             centre = mean * scale + shift
             found.append((rows, centre, around * np.outer(scale, scale) + np.outer(centre, centre)))
     return found
 
 
-def totals(heard):
+def totals(heard, agreed):
     """(rows, sum of every column) over all rows: each row trains on all folds but its own."""
-    parts = moments_in_table_units(heard)
+    parts = moments_in_table_units(heard, agreed)
     return sum(n for n, _, _ in parts) / (len(parts) - 1), sum(n * m for n, m, _ in parts) / (len(parts) - 1)
 
 
@@ -106,7 +110,7 @@ def test_one_patient_added_between_two_ordinary_runs(seed, remembers, tmp_path):
         assert "use its table as it was, wait for more new rows" in refused
         assert all("refused" in header_of(reply) for _, reply in second)
         return
-    (n, before), (m, after) = totals(first), totals(second)
+    (n, before), (m, after) = totals(first, agreed), totals(second, agreed)
     assert (n, m) == (80, 81)
     spread = np.array([12.0, 0.7, 1.0, 1.0, 1.0])
     known = {"u": 61.25, "v": 2.5, "ward=b": 1.0, "smokes=yes": 0.0, "y": 7.75}
@@ -117,7 +121,7 @@ def test_one_patient_added_between_two_ordinary_runs(seed, remembers, tmp_path):
 def smallest_cell_read(heard, agreed):
     """The smallest two-way cell of 0/1 columns that moments tell, of all rows and of what each fold leaves
     out; None where no moments were sent."""
-    parts = moments_in_table_units(heard)
+    parts = moments_in_table_units(heard, agreed)
     if not parts:
         return None
     sums = np.array([n * np.pad(second, ((0, 1), (0, 1))) for n, _, second in parts])
@@ -156,7 +160,7 @@ def test_second_moments_of_two_columns_of_0_and_1_are_a_two_way_table(seed, tmp_
     heard, refused = run(tmp_path, agreed, "fewer")
     assert refused is None
     assert smallest_cell_read(heard, agreed) >= 5
-    assert 2 <= len(moments_in_table_units(heard)) < 5
+    assert 2 <= len(moments_in_table_units(heard, agreed)) < 5
 
 
 def test_the_level_that_others_leave_is_a_sum_over_its_rows(tmp_path):
