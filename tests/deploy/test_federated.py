@@ -321,7 +321,7 @@ def test_a_site_refuses_folds_and_curvature_that_tell_too_much(tmp_path):
     rows = SiteRows.load(strict)
     asked = {**header_of(last), "hold_out": 0.0, "table": table_id(strict, rows)}
     refused = header_of(reply_of(strict, rows, _rewritten(last, asked)))["refused"]
-    assert "fewer than 2 of its rows with a level" in refused
+    assert "too few to send curvature" in refused
     asked["table"] = table_id(Site.read(tmp_path / "east.toml"), rows)
     assert "min_rows" in header_of(small(_rewritten(last, asked)))["refused"]
 
