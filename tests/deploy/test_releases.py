@@ -14,8 +14,8 @@ NUMBERS = Schema("site", "y", None, (Column("u"), Column("v")))
 SEXES = Schema("site", "y", None, (Column("u"), Column("sex", ("f", "m")), Column("ward", ("a", "b"))))
 
 
-def releases(folder, features, target, schema=NUMBERS, min_rows=10, kept=None):
-    memory = RowMemory(SiteState.open(folder, "east"), Demanded(min_rows, 5, 3))
+def releases(folder, features, target, schema=NUMBERS, min_rows=10, kept=None, parameters=3):
+    memory = RowMemory(SiteState.open(folder, "east"), Demanded(min_rows, 5, parameters))
     holdout = np.zeros(len(target), bool) if kept is None else kept
     return Releases(memory, memory.known(schema, features, target, None), holdout)
 
@@ -65,10 +65,10 @@ def test_rows_kept_out_are_a_set_and_those_of_other_hold_outs_cut_it(tmp_path):
         few.training()
 
 
-def test_rare_cells_leave_fewer_folds_and_then_no_moments(tmp_path):
+def test_rare_cells_leave_fewer_folds_and_then_none(tmp_path):
     n = 120
     rng = np.random.default_rng(1)
-    for both, moments in ((12, (1, 2)), (6, (1,)), (4, ())):
+    for both, allowed in ((12, (1, 2)), (6, (1,)), (4, ())):
         sex, ward = np.arange(n) % 2, (np.arange(n) // 2) % 2
         # Of the rows with both levels all but some lose one of them, evenly over the folds.
         with_both = np.flatnonzero((sex == 1) & (ward == 1))
@@ -76,33 +76,28 @@ def test_rare_cells_leave_fewer_folds_and_then_no_moments(tmp_path):
         ward[np.setdiff1d(with_both, keep)] = 0
         features = np.column_stack([rng.normal(size=n), sex, ward])
         own = releases(tmp_path / str(both), features, rng.normal(size=n), SEXES, min_rows=3)
-        found = own.answerable(marks(n))
-        assert found.moments == moments
-        assert {1, 2} <= set(found.folds) if both > 4 else 1 in found.folds
+        assert own.answerable(marks(n)) == (allowed, allowed)
         said = checked(own.memory, own.known, own.holdout, marks(n))
-        assert (said.folds, said.folds_with_moments) == found
+        assert said.folds == allowed
         assert said.rare_cells == ({"sex=m with ward=b": 4} if both == 4 else {})
-        if not moments:
-            assert "gradients only" in said.in_words()
+        if allowed:
+            assert own.training() == both
+        else:
             with pytest.raises(RefusedError, match="with two levels or classes at once, its min_cell"):
-                own.folds(None, moments=True)
+                own.training()
+            assert "A run would be refused: a sum over fewer than 5" in said.in_words()
 
 
-def test_gradients_alone_do_not_bind_second_moments(tmp_path):
-    """Ten rows go, in a run without second moments; when they are back, moments are sent as before."""
-    n = 120
-    rng = np.random.default_rng(2)
-    sex, ward = np.arange(n) % 2, (np.arange(n) // 2) % 2
-    features, target = np.column_stack([rng.normal(size=n), sex, ward]), rng.normal(size=n)
-    # Those that go are 3, 3, 3 and 3 of the four cells.
-    stays = np.arange(n) >= 12
-    whole = releases(tmp_path, features, target, SEXES, min_rows=6)
-    whole.training()
-    whole.folds(None, moments=True)
-    fewer = releases(tmp_path, features[stays], target[stays], SEXES, min_rows=6)
-    assert fewer.answerable({}) == ((1,), ())
-    fewer.training()
-    fewer.folds(None, moments=False)
-    with pytest.raises(RefusedError, match="its min_cell"):
-        fewer.folds(None, moments=True)
-    assert whole.folds(None, moments=True) == 6
+def test_few_rows_a_parameter_leave_gradients(tmp_path):
+    """Of 24 rows and models of 5 parameters: second moments of all, gradients of halves."""
+    features, target = rows(24)
+    own = releases(tmp_path, features, target, parameters=5)
+    assert own.answerable(marks(24)) == ((1, 2), (1, 2))
+    own = releases(tmp_path, features, target, parameters=6)
+    assert own.answerable(marks(24)) == ((1, 2), (1,))
+    own = releases(tmp_path, features, target, parameters=12)
+    assert own.answerable(marks(24)) == ((1, 2), ())
+    assert "gradients only" in checked(own.memory, own.known, own.holdout, marks(24)).in_words()
+    own.folds(marks(24)[2], moments=False)
+    with pytest.raises(RefusedError, match="for a model of 12 parameters"):
+        own.folds(None, moments=True)
