@@ -81,3 +81,14 @@ def test_counts_by_atom_are_those_of_plain_loops(seed, with_units, monkeypatch):
 def test_the_smallest_count_is_of_somebody():
     assert smallest(np.array([[0, 4], [3, 0]])) == 3
     assert smallest(np.zeros((2, 0))) == smallest(np.zeros(3)) == 0
+
+
+def test_a_level_that_nobody_has_and_more_levels_than_a_word_has_bits():
+    rng = np.random.default_rng(3)
+    has, units = rng.random((60, 130)) < 0.3, rng.integers(0, 20, 60).astype(np.uint64)
+    has[:, 7] = False
+    found = cell_counts(has, np.zeros(60, np.int64), 1, units)[0]
+    assert not found[7].any()
+    assert not found[:, 7].any()
+    for i, j in ((0, 129), (63, 64), (128, 128)):
+        assert found[i, j] == found[j, i] == len(np.unique(units[has[:, i] & has[:, j]]))

@@ -98,10 +98,13 @@ def cell_counts(
         else:
             by_unit = own[np.argsort(units[own], kind="stable")]
             levels, whose = has[by_unit], units[by_unit]
+            # Sixty-four levels at once: a bit each.
+            bits = np.packbits(np.pad(levels, ((0, 0), (0, -c % 64))), axis=1).view(np.uint64)
             for level in range(c):
                 some = np.flatnonzero(levels[:, level])
                 first = np.flatnonzero(np.diff(whose[some], prepend=~whose[some[:1]]))
-                found[atom, level] = np.logical_or.reduceat(levels[some], first, axis=0).sum(axis=0)
+                joined = np.bitwise_or.reduceat(bits[some], first, axis=0).view(np.uint8)
+                found[atom, level] = np.unpackbits(joined, axis=1, count=c).sum(axis=0, dtype=np.int64)
     return found
 
 
