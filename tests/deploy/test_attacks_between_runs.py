@@ -1,12 +1,13 @@
 """Attacks that compare: each rebuilt rows, or read small cells, at sites as they were, and none does now."""
 
 import hashlib
+import json
 import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
-from safetensors.numpy import load
+from safetensors.numpy import load, save
 
 from bidro.deploy import site_rows as site_side
 from bidro.deploy.answers import _asked
@@ -151,9 +152,6 @@ def test_second_moments_of_two_columns_of_0_and_1_are_a_two_way_table(seed, tmp_
     heard, refused = run(tmp_path, agreed, "closed")
     assert smallest_cell_read(heard, agreed) is None
     assert "its min_cell" in refused
-    if seed == 0:  # gradients are what such a site offers
-        short = {"weights": "fixed", "radius": 0.0, "gap": 1e-2}
-        assert run(tmp_path, agreed, "gradients", short, replies="gradient")[1] is None
     # With enough in every cell, but not in what five folds leave out of it: fewer folds.
     forget(tmp_path)
     agreed = write_sites(tmp_path, table(seed))
@@ -161,6 +159,40 @@ def test_second_moments_of_two_columns_of_0_and_1_are_a_two_way_table(seed, tmp_
     assert refused is None
     assert smallest_cell_read(heard, agreed) >= 5
     assert 2 <= len(moments_in_table_units(heard, agreed)) < 5
+
+
+def test_gradients_at_three_models_tell_cells_as_second_moments_do(tmp_path):
+    """The gradient of squared loss is linear in the model, so that its differences along two coordinates are
+    two columns of the second moments."""
+    whole, options = table(0, cell=2), {"weights": "fixed", "radius": 0.0, "gap": 1e-2}
+    agreed = write_sites(tmp_path, whole, extra="min_cell = 1")
+    heard, refused = run(tmp_path, agreed, "open", options, replies="gradient")
+    assert refused is None
+    request = next(request for request, reply in heard if "gradient" in load(reply))
+    names = list(agreed.schema.features)
+    d, a, b = len(names) + 1, names.index("ward=b"), names.index("smokes=yes")
+
+    def gradient(x, answer):
+        header = json.dumps(header_of(request), sort_keys=True)
+        reply = answer(save({**load(request), "x": x}, metadata={"bidro": header}))
+        return header_of(reply).get("refused"), load(reply).get("gradient")
+
+    def column(k, answer):
+        return (gradient(np.eye(d)[k], answer)[1] - gradient(np.zeros(d), answer)[1])[:d] / 2
+
+    answer = answering(tmp_path, ("east",))["east"]
+    with_b, with_one = column(b, answer), column(d - 1, answer)
+    units = header_of(request)["standard"]
+    (s_a, s_b), (m_a, m_b) = ([units[part][k] for k in (a, b)] for part in ("spread", "mean"))
+    share = s_a * s_b * with_b[a] + m_a * s_b * with_one[b] + m_b * s_a * with_one[a] + m_a * m_b
+    assert 80 * share == pytest.approx(2.0, abs=1e-6)
+    forget(tmp_path)
+    write_sites(tmp_path, whole)
+    refused, told = gradient(np.zeros(d), answering(tmp_path, ("east",))["east"])
+    assert told is None
+    heard, refused = run(tmp_path, agreed, "closed", options, replies="gradient")
+    assert "its min_cell" in refused
+    assert all("refused" in header_of(reply) for _, reply in heard)
 
 
 def test_the_level_that_others_leave_is_a_sum_over_its_rows(tmp_path):

@@ -83,26 +83,11 @@ def _add_values(
         parts.append(values == value)
 
 
-def level_counts(
-    has: NDArray[np.bool_], atoms: NDArray[np.int64], n: int, units: NDArray[np.uint64] | None
-) -> Counts:
-    """(n, c) how many rows of each of n atoms have a level, from the rows' levels (N, c) and atoms (N,), -1
-    for none; units (N,) where these are named."""
-    found = np.zeros((n, has.shape[1]), np.int64)
-    for atom, own in _by_atom(atoms):
-        part = has[own]
-        if units is None:
-            found[atom] = part.sum(axis=0)
-        else:
-            found[atom] = _any_by_unit(part, units[own]).sum(axis=0)
-    return found
-
-
 def cell_counts(
     has: NDArray[np.bool_], atoms: NDArray[np.int64], n: int, units: NDArray[np.uint64] | None
 ) -> Counts:
-    """(n, c, c) how many rows of each atom have two levels at once, or units that have a row with both; on
-    the diagonal, one level."""
+    """(n, c, c) how many rows of each of n atoms have two levels at once, on the diagonal one level, from the
+    rows' levels (N, c) and atoms (N,), -1 for none; with units (N,), how many have a row with both."""
     c = has.shape[1]
     found = np.zeros((n, c, c), np.int64)
     for atom, own in _by_atom(atoms):
@@ -111,10 +96,15 @@ def cell_counts(
                 part = has[own[begin : begin + _TOGETHER]].astype(np.float32)
                 found[atom] += (part.T @ part).astype(np.int64)
         else:
-            levels, whose = has[own], units[own]
+            by_unit = own[np.argsort(units[own], kind="stable")]
+            levels, whose = has[by_unit], units[by_unit]
+            # Sixty-four levels at once: a bit each.
+            bits = np.packbits(np.pad(levels, ((0, 0), (0, -c % 64))), axis=1).view(np.uint64)
             for level in range(c):
-                some = levels[:, level]
-                found[atom, level] = _any_by_unit(levels[some], whose[some]).sum(axis=0)
+                some = np.flatnonzero(levels[:, level])
+                first = np.flatnonzero(np.diff(whose[some], prepend=~whose[some[:1]]))
+                joined = np.bitwise_or.reduceat(bits[some], first, axis=0).view(np.uint8)
+                found[atom, level] = np.unpackbits(joined, axis=1, count=c).sum(axis=0, dtype=np.int64)
     return found
 
 
@@ -124,15 +114,6 @@ def _by_atom(atoms: NDArray[np.int64]) -> list[tuple[int, NDArray[np.intp]]]:
     values, first = np.unique(atoms[order], return_index=True)
     parts = np.split(order, first[1:])
     return [(int(atom), own) for atom, own in zip(values, parts, strict=True) if atom >= 0]
-
-
-def _any_by_unit(has: NDArray[np.bool_], units: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """(units, c) whether some row of a unit has a level."""
-    if not len(units):
-        return has
-    order = np.argsort(units, kind="stable")
-    first = np.unique(units[order], return_index=True)[1]
-    return np.logical_or.reduceat(has[order], first, axis=0)
 
 
 def distinct_by_atom(atoms: NDArray[np.int64], n: int, units: NDArray[np.uint64] | None) -> NDArray[np.int64]:

@@ -49,12 +49,13 @@ class Releases:
 
     def answerable(self, marks: Mapping[int, NDArray[np.int64]]) -> Answerable:
         """What `folds` would not refuse, of the folds (training rows,) by their number."""
-        every: dict[int, NDArray[np.int64] | None] = {1: None, **marks}
-        return Answerable(*(tuple(k for k in sorted(every) if self._may(every[k], m)) for m in (False, True)))
+        sets = {count: self._sets(own, moments=True) for count, own in {1: None, **marks}.items()}
+        folds = tuple(k for k in sorted(sets) if self._may({f: sets[k][f] for f in ("rows", "sums")}))
+        return Answerable(folds, tuple(k for k in folds if self._may({"moments": sets[k]["moments"]})))
 
-    def _may(self, marks: NDArray[np.int64] | None, moments: bool) -> bool:
+    def _may(self, sets: Mapping[str, NDArray[np.int64]]) -> bool:
         try:
-            self.memory.check(self.known, self._sets(marks, moments))
+            self.memory.check(self.known, sets)
         except RefusedError:
             return False
         return True

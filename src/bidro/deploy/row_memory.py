@@ -21,11 +21,12 @@ bound, a distance) is over a whole R_j, and two of these differ by whole atoms. 
 The same holds of three families of sets, each with a partition and a rule of its own:
 
 - "rows", all sets: an atom has at least `min_rows` rows;
-- "sums", sets of training rows, whose gradients hold a sum over the rows of every level: in an atom a level
-  is had by no row or by at least `min_rows`;
-- "moments", those sets of training rows whose second moments or curvature were released: in an atom any two
-  levels are had together by no row or by at least `min_cell`, and an atom has more than twice as many rows
-  as a model has parameters.
+- "sums", sets of training rows: in an atom a level is had by no row or by at least `min_rows`, as gradients
+  hold a sum over the rows of every level, and any two levels are had at once by no row or by at least
+  `min_cell`. That does not wait for second moments to be sent: the gradients of squared loss at one model
+  more than there are parameters determine them, and those at two models that a server chooses a row of them;
+- "moments", those sets of training rows whose second moments or curvature were sent: an atom has more than
+  twice as many rows as a model has parameters.
 
 Of a set that is left behind, rows that were in a sum once and are gone now, counts are known by subtraction:
 those of the atom as they were, less those of its rows that are still here. Of units that is a lower bound.
@@ -48,7 +49,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.arrays import Floats
-from bidro.deploy.cells import Levels, cell_counts, distinct_by_atom, level_counts, smallest
+from bidro.deploy.cells import Levels, cell_counts, distinct_by_atom, smallest
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.rules import Ids, RefusedError, rarest_value, words
 from bidro.deploy.site_state import SiteState
@@ -64,15 +65,13 @@ class Partition(NamedTuple):
     """The atoms of one family of sets."""
 
     atoms: _Ints  # (M,) of every row ever used, from 0; -1 for one in no set of this family
-    levels: (
-        _Ints  # (atoms, c) rows with a level; for "moments" (atoms, c, c), with two; for "rows" (atoms, 0)
-    )
+    levels: _Ints  # (atoms, c, c) rows with two levels, on the diagonal with one; c is 0 but for "sums"
     unit_levels: _Ints  # the same of units, at least; equal where no units are named
 
     @classmethod
-    def empty(cls, kind: str, levels: int) -> Partition:
-        shape = {"rows": (0, 0), "sums": (0, levels), "moments": (0, levels, levels)}[kind]
-        return cls(np.zeros(0, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64))
+    def empty(cls) -> Partition:
+        none = np.zeros((0, 0, 0), np.int64)
+        return cls(np.zeros(0, np.int64), none, none)
 
 
 class Memory(NamedTuple):
@@ -86,7 +85,7 @@ class Memory(NamedTuple):
     @classmethod
     def empty(cls) -> Memory:
         none = np.zeros(0, np.uint64)
-        return cls((), none, none, {kind: Partition.empty(kind, 0) for kind in KINDS})
+        return cls((), none, none, {kind: Partition.empty() for kind in KINDS})
 
     def to_bytes(self) -> bytes:
         file = io.BytesIO()
@@ -147,15 +146,14 @@ def _counted(
     """The partition with its counts, from the atoms (N,) of the table's rows, -1 for those in no set of the
     release, and their levels (N, c)."""
     n = len(now.before)
-    if kind == "rows":
-        none = np.zeros((n, 0), np.int64)
+    if kind != "sums":
+        none = np.zeros((n, 0, 0), np.int64)
         return Partition(now.atoms, none, none)
-    count = level_counts if kind == "sums" else cell_counts
     behind = now.label == OUTSIDE
 
     def counted(old: _Ints, units: Ids) -> _Ints:
         # What is in a set of the release is in the table, every row of it.
-        counts = count(has, of_table, n, units)
+        counts = cell_counts(has, of_table, n, units)
         counts[behind] = old[now.before[behind]]
         for atom in np.flatnonzero(behind & now.changed):
             pieces = (now.before == now.before[atom]) & ~behind
@@ -189,7 +187,7 @@ class RowMemory:
         row of the table is in, from 0, or OUTSIDE. What was released before changes nothing.
 
         Returns the fewest rows, or units, that something rests on that can be worked out from all that was
-        released: the smallest atom, in it the rarest level ("sums") or cell ("moments"). Raises RefusedError
+        released: the smallest atom, or in it the rarest cell of two levels. Raises RefusedError
         where the rule would be broken; then nothing is remembered.
         """
         with self.state.transaction() as connection:
@@ -269,12 +267,6 @@ class RowMemory:
             if np.any(sizes[changed] < demanded.min_rows):
                 raise RefusedError(_too_few(named, "", "min_rows", demanded.min_rows, earlier))
             return
-        rule, least, what = "min_rows", demanded.min_rows, " with a level or class"
-        if kind == "moments":
-            rule, least, what = "min_cell", demanded.min_cell, " with two levels or classes at once"
-        # Counts of units are lower bounds: what some row has is not nothing.
-        if np.any((after.levels[changed] > 0) & (after.unit_levels[changed] < least)):
-            raise RefusedError(_too_few(named, what, rule, least, earlier))
         if kind == "moments":
             rows = distinct_by_atom(now.atoms, len(changed), None)
             if np.any(rows[changed] <= 2 * demanded.parameters):
@@ -284,6 +276,15 @@ class RowMemory:
                     "--replies gradient or fewer folds."
                 )
             return
+        # Counts of units are lower bounds: what some row has is not nothing.
+        some, counts = after.levels[changed] > 0, after.unit_levels[changed]
+        level = np.eye(counts.shape[-1], dtype=bool)
+        if np.any(some & level & (counts < demanded.min_rows)):
+            what = " with a level or class"
+            raise RefusedError(_too_few(named, what, "min_rows", demanded.min_rows, earlier))
+        if np.any(some & ~level & (counts < demanded.min_cell)):
+            what = " with two levels or classes at once"
+            raise RefusedError(_too_few(named, what, "min_cell", demanded.min_cell, earlier))
         # A number that has two values among these rows alone is a level there.
         for atom in np.flatnonzero(changed & (now.label != OUTSIDE)):
             own = of_table == atom
@@ -291,7 +292,7 @@ class RowMemory:
             units = None if known.units is None else known.units[own]
             if rarest_value(whole, known.schema.classes is not None, units) < demanded.min_rows:
                 what = " with one of a column's two values"
-                raise RefusedError(_too_few(named, what, rule, least, earlier))
+                raise RefusedError(_too_few(named, what, "min_rows", demanded.min_rows, earlier))
 
 
 def _too_few(named: str, what: str, rule: str, least: int, earlier: bool) -> str:
@@ -353,6 +354,7 @@ def _widened(memory: Memory, names: tuple[str, ...]) -> Memory:
         return memory
     partitions = {}
     for kind, own in memory.partitions.items():
-        pads = [(0, 0)] + [(0, 0 if kind == "rows" else len(more))] * (own.levels.ndim - 1)
+        wider = (0, len(more) if kind == "sums" else 0)
+        pads = [(0, 0), wider, wider]
         partitions[kind] = Partition(own.atoms, np.pad(own.levels, pads), np.pad(own.unit_levels, pads))
     return memory._replace(names=(*memory.names, *more), partitions=partitions)
