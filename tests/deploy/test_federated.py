@@ -333,7 +333,7 @@ def test_a_loss_with_kinks_needs_the_sites_consent(tmp_path):
     whole = table()
     agreed = write_sites(tmp_path, whole)
     options = {**QUICK, "loss": "absolute", "gap": 1e-3}
-    with pytest.raises(BidroError, match="this loss has kinks"):
+    with pytest.raises(BidroError, match="this loss, or its slope, has kinks"):
         run_job(job(agreed, "no", options=options), carrier(tmp_path), tmp_path / "runs")
     agreed = write_sites(tmp_path, whole, extra="losses_with_kinks = true")
     files = run_job(job(agreed, "yes", options=options), carrier(tmp_path), tmp_path / "runs")

@@ -29,8 +29,8 @@ UNITS = {"u": Unit(1.0, 2.0), "v": Unit(-2.0, 0.5), "y": Unit(3.0, 1.5)}
 SUPPORT = {"u": (-9.0, 9.0), "v": (-9.0, 9.0), "y": (-20.0, 20.0)}
 # beta of the bounds that are asked for: of the levels of a report.
 LEVELS = 1 - np.array([0.5, 0.8, 0.9, 0.95, 0.99])
-# Two to the power of 1 in units of a squared loss.
-CLIP = 2 * 1.5**2
+# Two to the power of 8 in units of a squared loss: more than eight times any mean here.
+CLIP = 2.0**8 * 1.5**2
 
 
 def frame(rows=60):
@@ -210,6 +210,7 @@ def test_the_same_question_again_has_the_same_answer_and_others_end(tmp_path):
     first = asked_of(site, "bounds", fixed(), run="one")
     assert first[0] is None
     assert asked_of(site, "bounds", fixed(), run="one")[1] == first[1]
+    assert "no less than eight times" in asked_of(site, "bounds", fixed(seen=CLIP / 2**12), run="one")[0]
     said = [asked_of(site, "bounds", fixed(seen=CLIP * 2.0**k), run="one")[0] for k in range(1, 6)]
     assert "one is enough" in said[-1]
     assert asked_of(site, "bounds", fixed(), run="one")[1] == first[1]
@@ -217,10 +218,10 @@ def test_the_same_question_again_has_the_same_answer_and_others_end(tmp_path):
 
 def test_a_loss_with_kinks_is_answered_where_the_site_allows_it(tmp_path):
     absolute = {"loss": "absolute"}
-    refused, _ = asked_of(site_at(tmp_path, training=absolute), "bounds", fixed(seen=1.5))
-    assert "this loss has kinks" in refused
+    refused, _ = asked_of(site_at(tmp_path, training=absolute), "bounds", fixed(seen=2.0**8 * 1.5))
+    assert "this loss, or its slope, has kinks" in refused
     site = site_at(tmp_path, training=absolute, losses_with_kinks=True)
-    refused, reply = asked_of(site, "bounds", fixed(seen=1.5))
+    refused, reply = asked_of(site, "bounds", fixed(seen=2.0**8 * 1.5))
     assert refused is None
     assert unpack(reply, HoldoutBounds).clipped.shape == (5,)
 

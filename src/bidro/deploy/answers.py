@@ -31,7 +31,8 @@ from bidro.fitting import client_side
 from bidro.fitting.questions import Adopt, Adopted, Assess, Fixed
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.on_support import largest_loss
-from bidro.guarantees.statements import Assessed
+from bidro.guarantees.statements import CLIP, Assessed
+from bidro.losses import losses_of
 from bidro.own_file import FILE as OWN_FILE
 from bidro.own_file import OwnModels, write_private
 from bidro.sets import Simplex, WholeSpace
@@ -144,7 +145,13 @@ def _bounds(site: Site, rows: SiteRows, request: Request) -> Any:
         largest = largest_loss(protocol.problem(declared), x)
     if (largest is None) != (fixed.largest.size == 0):
         raise RefusedError("the largest loss follows from the support that was agreed on.")
+    here = training(site, rows)
+    if float(fixed.seen) < CLIP * float(losses_of(protocol.loss, x, here.host_rows).mean()) * (1 - 1e-9):
+        raise RefusedError(
+            "losses are clipped at no less than eight times a site's mean loss in training: where lower ones "
+            "are clipped tells of single rows."
+        )
     of = Assessed(protocol.loss, x, Simplex(1), float(fixed.seen), largest, None, False)
-    used = _used(rows, training(site, rows), fixed)
+    used = _used(rows, here, fixed)
     parts = [site.client], fresh.host_rows, fresh.sizes
     return _own(client_side.bounds(*parts, of, fixed, used, fresh.units))

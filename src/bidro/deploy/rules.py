@@ -4,13 +4,12 @@ Numbers rest on at least `min_rows` rows, or on as many units where the schema n
 tell of that person alone. A sum against a column of two values, such as a coded level or a
 class, is a sum over the rows with one of them, so that each value at a site must be had by as many rows. Of
 folds, what is left out counts, as a server can take differences. Curvature needs more rows than twice its
-dimension. Near a kink of a loss the answer changes with the few rows next to it, so such losses are for the
-site to allow, as replies from one row are.
+dimension. At a kink of a loss, or of its slope, the answer changes with the few rows next to it, so such
+losses are for the site to allow, as replies from one row are.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -22,6 +21,7 @@ from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.guarantees.own import SHRINKAGES
 from bidro.losses import LinearLoss, Loss
+from bidro.losses.scalar import PiecewiseQuadratic
 
 # Curvature is sent over more rows than so many a parameter only.
 ROWS_A_PARAMETER = 2
@@ -39,8 +39,8 @@ ONE_SAMPLE = (
     "here, set one_sample_replies = true in this site's configuration."
 )
 KINKS = (
-    "this loss has kinks, and near its optimum its messages change with the few rows at a kink, which can be "
-    "read from them; use a smooth loss (huber, smoothed hinge), or, if that is acceptable here, set "
+    "this loss, or its slope, has kinks: its messages change with the few rows at a kink, and whoever "
+    "chooses models finds single rows there; use squared or logistic loss, or, if that is acceptable here, set "
     "losses_with_kinks = true in this site's configuration."
 )
 
@@ -95,9 +95,13 @@ def words(units: Ids) -> str:
 
 
 def require_allowed_loss(loss: Loss, allowed: bool) -> None:
-    """Raise RefusedError for a loss with kinks unless the site allows them."""
-    if isinstance(loss, LinearLoss) and math.isinf(loss.scalar.curvature) and not allowed:
+    """Raise RefusedError for a loss with kinks, or with kinks in its slope, unless the site allows them."""
+    if isinstance(loss, LinearLoss) and _has_knots(loss) and not allowed:
         raise RefusedError(KINKS)
+
+
+def _has_knots(loss: LinearLoss) -> bool:
+    return isinstance(loss.scalar, PiecewiseQuadratic) and len(loss.scalar.knots) > 0
 
 
 def require_known_shrinkages(asked: Iterable[Shrinkage]) -> None:

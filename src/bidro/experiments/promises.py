@@ -116,7 +116,7 @@ def held_out_study(repetitions: int, confidence: float = 0.9) -> list[dict[str, 
     moments = second_moments(boxed_rows(run.directions, (FRESH_ROWS,) * len(SIZES), rng))
     risks = true_risks(moments, x)
     residual = np.append(x, -1.0)
-    seen = clip_level(float(np.mean((np.concatenate(training) @ residual) ** 2)), 1.0)
+    seen = clip_level(max(float(np.mean((own @ residual) ** 2)) for own in training), 1.0)
     declared = largest_loss(problem, x)
     assert declared is not None
     rows = []
@@ -182,7 +182,7 @@ def page(intervals: list[dict[str, Any]], bounds: list[dict[str, Any]]) -> str:
         "",
         "`declared`: by betting, with the largest loss on the declared box. `bernstein`: the same by the",
         "empirical Bernstein bound. `clipped`: by betting, losses counted as at most the smallest power of",
-        "two that is eight times their mean in training, against the true cost counted in the same way.",
+        "two that is eight times each client's mean in training, against the true cost counted so too.",
         "",
         "| rows a client | order | bound | promised | observed | repetitions | bound / true cost |",
         "| ---: | --- | --- | ---: | ---: | ---: | ---: |",

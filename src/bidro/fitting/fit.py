@@ -208,7 +208,7 @@ class _Fit:
         found = clients.assess(trained.problem, box, message)
         distances = clients.distances(stated, found) if len(message.radii[0]) else None
         unit = loss_unit(stated.loss, stated.federation.m, standard.target_spread)
-        of = Assessed.of(stated, x, clip_level(np.average(found.loss, weights=prepared.rows), unit))
+        of = Assessed.of(stated, x, clip_level(float(np.max(found.loss)), unit))
         holdout = np.asarray(prepared.holdout)
         bounds, changes, judged = None, None, _judged(names, found, prepared.rows, prepared.units)
         if holdout.any():

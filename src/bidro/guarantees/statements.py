@@ -37,8 +37,8 @@ from bidro.problem import Mixtures, Problem
 from bidro.sets import CappedSimplex, Simplex
 from bidro.trees import Frozen
 
-# Losses are clipped at so many times their mean in training, or up to twice as much.
-_CLIP = 8
+# Losses are clipped at so many times a client's mean loss in training at the least.
+CLIP = 8
 
 
 def certificate(
@@ -85,7 +85,8 @@ class Assessed:
         1."""
         model = np.asarray(x, float)
         if seen is None:
-            seen = clip_level(float(losses_of(problem.loss, model, problem.federation.samples).mean()), 1.0)
+            parts = problem.federation.by_client().values()
+            seen = clip_level(max(float(losses_of(problem.loss, model, own).mean()) for own in parts), 1.0)
         of_root = isinstance(problem.loss, Squared) and problem.transport.p >= 2
         slope = shift_slope(problem, jnp.asarray(model))
         return cls(problem.loss, model, problem.mixture_set, seen, largest_loss(problem, x), slope, of_root)
@@ -93,13 +94,15 @@ class Assessed:
 
 def clip_level(mean: float, unit: float) -> float:
     """What losses are clipped at: the smallest power of two, in a unit of losses that everybody knows, that
-    is at least eight times their mean over all training rows; the unit itself where that is 0.
+    is at least eight times `mean`, the largest of the clients' mean losses in training; the unit itself where
+    that is 0.
 
     Any level that is fixed before fresh rows are looked at will do. This one tells next to nothing of the
-    rows, and it is the same wherever these are. With 16 or 32 in place of 8 bounds are wider, with 4 too much
-    of the mean is clipped.
+    rows, it is the same wherever these are, and no client's is so low that where its losses are clipped
+    would tell of single rows. With 16 or 32 in place of 8 bounds are wider, with 4 too much of the mean is
+    clipped.
     """
-    return unit * 2.0 ** math.ceil(math.log2(_CLIP * mean / unit)) if mean > 0 else unit
+    return unit * 2.0 ** math.ceil(math.log2(CLIP * mean / unit)) if mean > 0 else unit
 
 
 def is_clip_level(level: float, unit: float) -> bool:
