@@ -380,10 +380,10 @@ def test_a_column_that_does_not_vary_is_not_followed(tmp_path):
     np.testing.assert_allclose(model_of(files).x, theirs.model.x, rtol=0, atol=1e-6)
 
 
-def _requests(tmp_path, agreed, options=QUICK):
+def _requests(tmp_path, agreed, options=QUICK, clients=NAMES):
     """The last request of each kind that an honest run makes to 'east'."""
-    answers, requests = answering(tmp_path), {}
-    asking = job(agreed, "honest", options=options)
+    answers, requests = answering(tmp_path, clients), {}
+    asking = job(agreed, "honest", clients, options=options)
 
     def listened(request):
         header = header_of(request)
@@ -391,7 +391,6 @@ def _requests(tmp_path, agreed, options=QUICK):
         requests[kind or header["question"]] = request
         return answers["east"](request)
 
-    answers = answering(tmp_path)
     run_job(asking, InMemory({**answers, "east": listened}), tmp_path / "runs" / str(len(options)))
     return requests
 

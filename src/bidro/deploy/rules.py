@@ -40,8 +40,8 @@ ONE_SAMPLE = (
 )
 KINKS = (
     "this loss, or its slope, has kinks: its messages change with the few rows at a kink, and whoever "
-    "chooses models finds single rows there; use squared or logistic loss, or, if that is acceptable here, set "
-    "losses_with_kinks = true in this site's configuration."
+    "chooses models finds single rows there; use squared or logistic loss, or, if that is acceptable here, "
+    "set losses_with_kinks = true in this site's configuration."
 )
 
 
