@@ -27,13 +27,7 @@ def honest(tmp_path_factory):
         return answers["east"](request)
 
     run_job(asking, InMemory({**answers, "east": listened}), folder / "runs")
-    assert {header_of(one)["question"] for one in requests} == {
-        "prepare",
-        "round",
-        "adopt",
-        "assess",
-        "bounds",
-    }
+    assert {header_of(one)["question"] for one in requests} == {"prepare", "round", "assess", "bounds"}
     return folder, requests
 
 

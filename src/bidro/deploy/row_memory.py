@@ -273,7 +273,7 @@ class RowMemory:
                 raise RefusedError(
                     "second moments or curvature over a set of its rows could be worked out that has too few "
                     f"for a model of {demanded.parameters} parameters: it needs more than twice as many; use "
-                    "--replies gradient or fewer folds."
+                    "fewer folds, or agree on gradients as replies."
                 )
             return
         # Counts of units are lower bounds: what some row has is not nothing.

@@ -66,7 +66,7 @@ class Checked:
         if 1 in self.folds_with_moments:
             lines.append(f"Second moments and curvature: over all training rows; in cross-validation {sent}.")
         else:
-            lines.append("Second moments and curvature: none, gradients only (--replies gradient).")
+            lines.append("Second moments and curvature: none, gradients only.")
         return "\n".join(lines)
 
 
