@@ -10,7 +10,9 @@ from scipy.stats import chi2
 from bidro.deploy.job import Job
 from bidro.deploy.rehearsal import split_by_client
 from bidro.deploy.server import run_job
-from bidro.deploy.site import Site, SiteRows, reply_of
+from bidro.deploy.site import reply_of
+from bidro.deploy.site_config import Site
+from bidro.deploy.site_rows import SiteRows
 from bidro.engines.carrier import InMemory
 from bidro.errors import BidroError
 from bidro.losses import registry
@@ -67,7 +69,7 @@ def test_the_engine_gives_the_model_of_one_process(page, tmp_path):
     own = [Site.read(tmp_path / "sites" / f"site-{k}.toml") for k in range(len(sites.clients))]
     rows = {site.client: SiteRows.load(site) for site in own}
     answers = {s.client: lambda request, s=s: reply_of(s, rows[s.client], request) for s in own}
-    same = Job("in-memory", sites.clients, sites.agreed, page["options"])
+    same = Job("in-memory", sites.clients, sites.agreed)
     theirs = run_job(same, InMemory(answers), tmp_path / "runs")
     models = [Model.from_bytes(files["model.safetensors"], "model") for files in (page["files"], theirs)]
     np.testing.assert_array_equal(models[0].x, models[1].x)

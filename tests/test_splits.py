@@ -1,9 +1,23 @@
 """What is kept out and how folds are dealt depend on what is in the rows, not on the order of a table."""
 
+import math
+
 import numpy as np
 import pytest
 
-from bidro.splits import choose_holdout, content_order
+from bidro import Federation
+from bidro.errors import BidroError
+from bidro.splits import (
+    KEY_BYTES,
+    Units,
+    arranged,
+    choose_holdout,
+    dealt,
+    key_of_seed,
+    random_bits,
+    siphash,
+    unit_ids,
+)
 
 
 def table(seed=0, rows=120):
@@ -39,7 +53,7 @@ def test_the_same_rows_in_any_order(order):
         one, two = (choose_holdout(t[2], t[0], t[1], 0.25, seed) for t in (whole, moved))
         assert np.array_equal(multiset(*whole, one), multiset(*moved, two))
     first, second = (
-        content_order(np.unique(t[2], return_inverse=True)[1], t[0], t[1]) for t in (whole, moved)
+        arranged(np.unique(t[2], return_inverse=True)[1], t[0], t[1]).order for t in (whole, moved)
     )
     assert np.array_equal(whole[0][first], moved[0][second])
     assert np.array_equal(whole[1][first], moved[1][second])
@@ -52,17 +66,153 @@ def test_a_client_alone_chooses_as_among_others_and_seeds_differ():
         own = clients == name
         alone = choose_holdout(clients[own], features[own], target[own], 0.25, 3)
         assert np.array_equal(alone, whole[own])
-        assert alone.sum() == 10
     assert np.any(whole != choose_holdout(clients, features, target, 0.25, 4))
 
 
 def test_what_is_kept_out_of_a_sorted_table_is_a_random_sample():
-    """The mean of what is kept out spreads as that of a sample without replacement does, with one seed."""
-    means = []
+    """Its size spreads as a binomial number does, and its mean as that of a sample of that size, with one
+    seed."""
+    apart, counts = [], []
     for k in range(400):
         target = np.sort(np.random.default_rng(k).normal(size=60))
         kept = choose_holdout(np.full(60, "a"), target[:, None] ** 2, target, 0.25, 0)
-        means.append(target[kept].mean() - target.mean())
-    expected = np.sqrt((1 - 0.25) / 15)
-    assert abs(np.mean(means)) < 4 * expected / np.sqrt(400)
-    assert np.std(means) == pytest.approx(expected, rel=4 / np.sqrt(2 * 400))
+        counts.append(kept.sum())
+        # Of a sample without replacement, in its standard errors.
+        error = target.std(ddof=1) * math.sqrt((1 - kept.mean()) / kept.sum())
+        apart.append((target[kept].mean() - target.mean()) / error)
+    assert abs(np.mean(apart)) < 4 / np.sqrt(400)
+    assert np.std(apart) == pytest.approx(1, rel=4 / np.sqrt(2 * 400))
+    assert np.mean(counts) == pytest.approx(15, abs=4 * math.sqrt(60 * 0.25 * 0.75 / 400))
+    assert np.var(counts) == pytest.approx(60 * 0.25 * 0.75, rel=4 * math.sqrt(2 / 400))
+
+
+def test_adding_a_row_moves_no_other():
+    """1,000 times a row is added, one time in three another copy of one that is there, at a random place."""
+    rng = np.random.default_rng(1)
+    for k in range(1000):
+        rows = int(rng.integers(150, 250))
+        features, target = rng.integers(0, 3, (rows, 2)).astype(float), rng.integers(0, 4, rows) * 1.0
+        added = np.append(features[0], target[0]) if k % 3 == 0 else rng.normal(size=3)
+        place = int(rng.integers(0, rows + 1))
+        more = np.insert(np.column_stack([features, target]), place, added, axis=0)
+        before = sides(features, target, k)
+        after = sides(more[:, :2], more[:, 2], k)
+        assert len(after) == rows + 1
+        assert len(before - after) == 0
+
+
+def sides(features, target, key):
+    """(id, whether kept out, fold) of every row, as a set."""
+    names, here = ["a"], np.zeros(len(target), np.int64)
+    ids = arranged(here, features, target).ids
+    kept = choose_holdout(np.full(len(target), "a"), features, target, 0.25, key)
+    folds = dealt(names, Units.single_rows(here, ids), "row", 2, key)
+    return set(zip(ids.tolist(), kept.tolist(), folds.tolist(), strict=True))
+
+
+def test_copies_of_a_row_are_drawn_apart():
+    same = np.ones((4000, 2))
+    kept = choose_holdout(np.full(4000, "a"), same, same[:, 0], 0.25, 5)
+    assert kept.mean() == pytest.approx(0.25, abs=4 * math.sqrt(0.25 * 0.75 / 4000))
+    marks = Federation.from_arrays({"a": same}, "unbounded").folds(5, 5)
+    assert np.bincount(marks) == pytest.approx(800, abs=4 * math.sqrt(4000 * 0.2 * 0.8))
+    assert len(set(arranged(np.zeros(4000, np.int64), same, same[:, 0]).ids.tolist())) == 4000
+
+
+def test_sides_and_folds_are_independent():
+    """Of each other, and between keys, clients and purposes: counts in all cells of a table."""
+    rows = np.random.default_rng(2).normal(size=(20_000, 2))
+    clients = np.full(20_000, "a")
+    kept = choose_holdout(clients, rows[:, :1], rows[:, 1], 0.5, 3)
+    again = choose_holdout(clients, rows[:, :1], rows[:, 1], 0.5, 4)
+    other = choose_holdout(np.full(20_000, "b"), rows[:, :1], rows[:, 1], 0.5, 3)
+    folds = Federation.from_arrays({"a": rows}, "unbounded").folds(4, 3)
+    for first, second, parts in ((kept, folds, 4), (kept, again, 2), (kept, other, 2)):
+        cells = np.bincount(first * parts + second, minlength=2 * parts)
+        share = 1 / (2 * parts)
+        assert np.max(np.abs(cells - 20_000 * share)) < 4 * math.sqrt(20_000 * share * (1 - share))
+
+
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.999])
+def test_tiny_clients_keep_one_out_and_train_on_two(share):
+    for k in range(200):
+        rows = np.random.default_rng(k).normal(size=(3 + k % 4, 2))
+        kept = choose_holdout(np.full(len(rows), "a"), rows[:, :1], rows[:, 1], share, k)
+        assert 1 <= kept.sum() <= len(rows) - 2
+        assert share < 0.9 or kept.sum() == len(rows) - 2
+        assert share > 0.1 or kept.sum() == 1
+    with pytest.raises(BidroError, match=r"'a' has 2 row\(s\), too few to keep some out"):
+        choose_holdout(np.full(2, "a"), rows[:2, :1], rows[:2, 1], share, 0)
+
+
+def test_folds_of_small_clients_are_dealt_in_turn_and_of_others_drawn():
+    """No fold has less than half its fair share; the small clients' folds differ by one row at most."""
+    for k in range(300):
+        size = 5 + k
+        rows = np.random.default_rng(k).normal(size=(size, 2))
+        marks = Federation.from_arrays({"a": rows}, "unbounded").folds(5, k)
+        counts = np.bincount(marks, minlength=5)
+        assert counts.min() >= size / 10
+        ids = arranged(np.zeros(size, np.int64), rows[:, :1], rows[:, 1]).ids
+        bits = random_bits(["a"], np.zeros(size, np.int64), ids, k, np.uint64(1))
+        drawn = np.array([int(one) * 5 >> 64 for one in bits])
+        if np.bincount(drawn, minlength=5).min() >= size / 10:
+            assert np.array_equal(marks, drawn)
+        else:
+            assert np.ptp(counts) <= 1
+
+
+def test_a_key_of_a_site_and_that_of_a_seed():
+    rows = np.random.default_rng(3).normal(size=(200, 2))
+    clients, whole = np.full(200, "a"), Federation.from_arrays({"a": rows}, "unbounded")
+    given = [choose_holdout(clients, rows[:, :1], rows[:, 1], 0.3, key) for key in (7, key_of_seed(7))]
+    assert np.array_equal(*given)
+    assert np.array_equal(whole.folds(4, 7), whole.folds(4, key_of_seed(7)))
+    other = bytes(KEY_BYTES)
+    assert np.any(choose_holdout(clients, rows[:, :1], rows[:, 1], 0.3, other) != given[0])
+    assert np.any(whole.folds(4, other) != whole.folds(4, 7))
+
+
+def test_the_hash_is_siphash():
+    """The published test vector for 8 bytes, and plain whole numbers for longer messages."""
+    key = np.frombuffer(bytes(range(16)), dtype="<u8")
+    word = np.frombuffer(bytes(range(8)), dtype="<u8")
+    assert int(siphash(key, [word])[0]) == 0x93F5F5799A932462
+    words = [np.array([3, 2**64 - 1], np.uint64), np.uint64(9), np.array([1, 2], np.uint64)]
+    found = siphash(key, words).tolist()
+    assert found == [plain_siphash(key.tolist(), message) for message in ([3, 9, 1], [2**64 - 1, 9, 2])]
+
+
+def plain_siphash(key, words):
+    mask = 2**64 - 1
+
+    def turned(x, bits):
+        return (x << bits | x >> (64 - bits)) & mask
+
+    def mixed(a, b, c, d):
+        a, c = (a + b) & mask, (c + d) & mask
+        b, d = turned(b, 13) ^ a, turned(d, 16) ^ c
+        a, c = (turned(a, 32) + d) & mask, (c + b) & mask
+        return a, turned(b, 17) ^ c, turned(c, 32), turned(d, 21) ^ a
+
+    text = b"somepseudorandomlygeneratedbytes"
+    state = [int.from_bytes(text[8 * i : 8 * i + 8], "big") ^ key[i % 2] for i in range(4)]
+    for word in [*words, 8 * len(words) << 56]:
+        a, b, c, d = mixed(*mixed(state[0], state[1], state[2], state[3] ^ word))
+        state = [a ^ word, b, c, d]
+    state[2] ^= 0xFF
+    for _ in range(4):
+        state = mixed(*state)
+    return state[0] ^ state[1] ^ state[2] ^ state[3]
+
+
+def test_units_are_kept_out_with_the_share_and_do_not_move_each_other():
+    rng = np.random.default_rng(4)
+    unit = np.repeat(np.arange(3000), rng.integers(1, 4, 3000))
+    rows, ids = rng.normal(size=(len(unit), 2)), unit_ids(unit.astype(str))
+    kept = choose_holdout(np.full(len(unit), "a"), rows[:, :1], rows[:, 1], 0.2, 1, ids)
+    share = len(set(ids[kept])) / 3000
+    assert share == pytest.approx(0.2, abs=4 * math.sqrt(0.2 * 0.8 / 3000))
+    fewer = unit != 17
+    again = choose_holdout(np.full(fewer.sum(), "a"), rows[fewer, :1], rows[fewer, 1], 0.2, 1, ids[fewer])
+    assert np.array_equal(again, kept[fewer])

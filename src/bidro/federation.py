@@ -16,7 +16,7 @@ from bidro.arrays import aligned, as_table
 from bidro.errors import BidroError
 from bidro.rows import ClientRows
 from bidro.sets import Ball, Box, WholeSpace
-from bidro.splits import Units, client_id, dealt, random_bits
+from bidro.splits import Key, Units, arranged, client_id, dealt, distinct_ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,8 +39,9 @@ class Federation:
     which voids statements that need Xi fixed beforehand. `rows_elsewhere`: what a server knows of clients
     that keep their rows; then there are no samples here. `units`: (N,) of which unit (a person, a thing)
     every row is, from `splits.unit_ids`, where rows of one are to stay together; None where each row is a
-    draw by itself, empty where rows and units are elsewhere. Raises BidroError for an empty client,
-    a value that is not finite, or a row outside the support.
+    draw by itself, empty where rows and units are elsewhere. `ids`: (N,) what single rows are dealt to folds
+    by, from `splits.arranged`; None for what is in `samples`. Raises BidroError for an empty client, a value
+    that is not finite, or a row outside the support.
     """
 
     samples: Array
@@ -51,6 +52,7 @@ class Federation:
     support_from_data: bool = False
     rows_elsewhere: bool = False
     units: NDArray[np.uint64] | None = None
+    ids: NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
         self._validate()
@@ -69,6 +71,7 @@ class Federation:
         support: Support | Literal["unbounded", "from data"],
         columns: Sequence[str] | None = None,
         units: NDArray[np.uint64] | None = None,
+        ids: NDArray[np.uint64] | None = None,
     ) -> Federation:
         """From one array of rows (N_i, m) a client, by name or in order."""
         if not isinstance(clients, Mapping):
@@ -85,7 +88,7 @@ class Federation:
                     "give every client the same columns."
                 )
         sizes = [len(rows) for rows in tables]
-        return cls.from_samples(_joined(tables), sizes, support, names, columns, units)
+        return cls.from_samples(_joined(tables), sizes, support, names, columns, units, ids)
 
     @classmethod
     def from_samples(
@@ -96,6 +99,7 @@ class Federation:
         names: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
         units: NDArray[np.uint64] | None = None,
+        ids: NDArray[np.uint64] | None = None,
     ) -> Federation:
         """From rows (N, m) sorted by client. A JAX array of float64 is used as it is; others are copied."""
         if isinstance(samples, Array) and samples.dtype == jnp.float64 and samples.ndim == 2:
@@ -130,6 +134,7 @@ class Federation:
             tuple(heads),
             from_data,
             units=units,
+            ids=ids,
         )
 
     def pooled(self) -> Federation:
@@ -138,7 +143,7 @@ class Federation:
         units = self.units
         if units is not None:
             # The same label at two clients is two units.
-            units = random_bits(self.names, self._owner, units, 0)
+            units = distinct_ids(self.names, self._owner, units)
         return replace(self, sizes=(sum(self.sizes),), names=("all",), units=units)
 
     @classmethod
@@ -239,22 +244,21 @@ class Federation:
 
     @property
     def _units(self) -> Units:
-        """What is dealt out whole: units, or single rows, named by their places."""
+        """What is dealt out whole: units, or single rows, by what is in them."""
+        rows, owner = self.host_rows, self._owner
         if self.units is not None:
-            self._require_rows()
-            return Units.of(self._owner, self.units)
-        return Units.single_rows(self.sizes)
+            return Units.of(owner, self.units)
+        if self.ids is not None:
+            return Units.single_rows(owner, self.ids)
+        return Units.single_rows(owner, arranged(owner, rows[:, :-1], rows[:, -1]).ids)
 
-    def folds(self, count: int, seed: int = 0) -> NDArray[np.int64]:
-        """The fold (N,) of every row, from 0: each client's rows are dealt out evenly and at random.
-
-        A row's fold depends on the seed, its client's name and its place there, so that a machine with one
-        client deals as a process with all of them does. Units are dealt whole, the largest first and those
-        of one size in random order, by the seed, the client's name and their labels: two folds of a client
-        differ by no more rows than its largest unit has. Raises BidroError for a client with fewer rows, or
+    def folds(self, count: int, key: Key = 0) -> NDArray[np.int64]:
+        """The fold (N,) of every row, from 0, at random: by the key (a seed, or a site's own), its client's
+        name and what is in it, or the label of its unit, as `splits.dealt` does, so that a machine with one
+        client deals as a process with all of them does. Raises BidroError for a client with fewer rows, or
         units, than folds.
         """
-        return dealt(self.names, self._units, "row" if self.units is None else "unit", count, seed)
+        return dealt(self.names, self._units, "row" if self.units is None else "unit", count, key)
 
     def rows(self) -> ClientRows:
         """All clients' rows, ready to be mapped over."""

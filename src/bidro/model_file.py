@@ -41,7 +41,7 @@ class Model:
     x: Floats  # (d,) the model in those units
     standard: Standard
     clients: tuple[str, ...]
-    seen: float  # what losses are clipped at: the largest training loss, or another level from training
+    seen: float  # what losses are clipped at: see `statements.clip_level`
     largest: float | None  # on the declared support
     slope: float | None
     of_root: bool

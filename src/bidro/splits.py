@@ -1,8 +1,10 @@
-"""Which rows of a client are kept out of training, and what folds are dealt by: the seed, the client's name
-and what is in its rows, never the order of a table.
+"""Which rows of a client are kept out of training, and how folds are dealt: by a key, the client's name and
+what is in its rows, never the order of a table.
 
 In a sorted table a row's place says what is in it, so that rows chosen by place are no random sample. Here
-rows are put in an order that looks random, by a hash of their numbers; places in that order are chosen.
+every row has random bits of its own: a keyed hash of the client's name, the row's numbers and which copy of
+these it is (0, 1, ...). They say on which side it is, so that adding a row moves no other, and nobody who
+does not have the key can tell. In one process the key follows from the seed; a site has one of its own.
 
 Where several rows are of one person or thing, a unit, units are chosen and dealt whole, by a hash of their
 labels. A unit is of one client: the same label at two clients is two units.
@@ -19,26 +21,42 @@ from numpy.typing import NDArray
 
 from bidro.errors import BidroError
 
-# Rows are kept out by other random numbers than those that deal folds with the same seed.
-_OF_HOLDOUT_ROWS = 1 << 62
+# What splits are drawn by: a seed, or a site's own key of 32 bytes.
+Key = int | bytes
+KEY_BYTES = 32
+
+# Rows are kept out by other random bits than those that deal folds with the same key.
+_OF_HOLDOUT, _OF_FOLDS, _OF_LABELS = np.uint64(0), np.uint64(1), np.uint64(2)
 # Rows that are hashed together, so that no copy of all of them is made.
 _TOGETHER = 65_536
 
 
-def content_order(
+class Arranged(NamedTuple):
+    order: NDArray[np.int64]  # (N,) the rows client after client, each client's by what is in them alone
+    ids: NDArray[np.uint64]  # (N,) what a row is dealt by: its content and copy number, or its unit
+
+
+def arranged(
     codes: NDArray[np.int64],
     features: NDArray[np.float64],
     target: NDArray[np.float64],
     units: NDArray[np.uint64] | None = None,
-) -> NDArray[np.int64]:
-    """(N,) the rows client after client (by codes, from 0), each client's in an order that depends on what is
-    in them alone: features (N, k) and target (N,) as they are in the table, before any standardising.
+) -> Arranged:
+    """Rows of clients (N,), by codes from 0, with features (N, k) and target (N,).
 
-    Equal rows stand beside each other, by their units (N,) where these are named; which of those that are
-    left is first makes no difference.
+    Equal rows of a client stand beside each other, by their units (N,) where these are named; which of those
+    that are left is first makes no difference. Without units equal rows are told apart by counting them.
     """
     content = _content_bits(features, target)
-    return np.lexsort((content, codes) if units is None else (units, content, codes))
+    if units is not None:
+        return Arranged(np.lexsort((units, content, codes)), units)
+    order = np.lexsort((content, codes))
+    first = np.ones(len(order), bool)
+    first[1:] = (np.diff(codes[order]) != 0) | (content[order][1:] != content[order][:-1])
+    runs = np.flatnonzero(first)
+    copies = np.empty(len(order), np.uint64)
+    copies[order] = places(np.diff(np.append(runs, len(order)))).astype(np.uint64)
+    return Arranged(order, scrambled(content, copies))
 
 
 def choose_holdout(
@@ -46,60 +64,54 @@ def choose_holdout(
     features: NDArray[np.float64],
     target: NDArray[np.float64],
     share: float,
-    seed: int,
+    key: Key,
     units: NDArray[np.uint64] | None = None,
 ) -> NDArray[np.bool_]:
-    """(N,) whether a row is kept out of training: the same share of every client, at least one row.
+    """(N,) whether a row is kept out of training: every row by itself with probability `share`, whatever the
+    others are, so that about this share of every client is. With `units` (N,), from `unit_ids`, every unit
+    with all its rows: what is kept out is a random sample of units, however large they are.
 
-    It depends on the seed, a client's name and the set of its rows, neither on their order nor on the other
-    clients. Of equal rows the first ones of the table are kept out. With `units` (N,), from `unit_ids`, it is
-    the same share of every client's units, at least one, each with all its rows: how many does not depend on
-    how large they are, so that what is kept out is a random sample of units.
+    At least one row, or unit, of every client is kept out and at least two are trained on. Where chance would
+    have it otherwise, in tiny clients, those with the smallest random numbers are kept out. Of equal rows
+    either may be.
     """
     names, codes = np.unique(clients, return_inverse=True)
-    return holdout_of(names, codes, content_order(codes, features, target, units), share, seed, units)
+    return holdout_of(names, codes, arranged(codes, features, target, units).ids, share, key, units is None)
 
 
 def holdout_of(
     names: NDArray[np.str_],
     codes: NDArray[np.int64],
-    order: NDArray[np.int64],
+    ids: NDArray[np.uint64],
     share: float,
-    seed: int,
-    units: NDArray[np.uint64] | None = None,
+    key: Key,
+    rows: bool = True,
 ) -> NDArray[np.bool_]:
-    """`choose_holdout` where the rows' clients (codes, into the sorted names) and their `content_order` are
-    known."""
+    """`choose_holdout` where the rows' clients (codes, into the sorted names) are known, and what each is
+    dealt by: `rows`, or else units."""
     if not 0 <= share < 1:
         raise BidroError(f"--hold-out must be a share from 0 to below 1; got {share}.")
-    kept = np.zeros(len(codes), bool)
     if share == 0:
-        return kept
-    what, distinct, sizes = "row", None, np.bincount(codes, minlength=len(names))
-    if units is not None:
-        what, distinct = "unit", Units.of(codes, units)
-        sizes = distinct.counts(len(names))
-    counts = kept_out_of(sizes, share)
-    if np.any(sizes - counts < 2):
-        small = int(np.argmax(sizes - counts < 2))
+        return np.zeros(len(codes), bool)
+    dealt_out = Units.single_rows(codes, ids) if rows else Units.of(codes, ids)
+    sizes, what = dealt_out.counts(len(names)), "row" if rows else "unit"
+    if sizes.min() < 3:
+        small = int(sizes.argmin())
         raise BidroError(
             f"Client '{names[small]}' has {sizes[small]} {what}(s), too few to keep some out and train on "
             f"the rest; leave it out, give it more {what}s, or use --hold-out 0."
         )
-    owner, place = np.repeat(np.arange(len(names)), sizes), places(sizes)
-    bits = place.astype(np.uint64) if distinct is None else distinct.ids
-    drawn = random_bits([str(name) for name in names], owner, bits, seed + _OF_HOLDOUT_ROWS)
-    chosen = np.empty(len(owner), bool)
-    chosen[np.lexsort((drawn, owner))] = place < np.repeat(counts, sizes)
-    if distinct is not None:
-        return np.asarray(chosen[distinct.of_row])
-    kept[order] = chosen
-    return kept
-
-
-def kept_out_of(sizes: NDArray[np.int64], share: float) -> NDArray[np.int64]:
-    """How many of so many rows, or units, are kept out of training: at least one; 0 for a share of 0."""
-    return np.maximum(1, np.round(share * sizes).astype(int)) if share > 0 else np.zeros_like(sizes)
+    drawn = random_bits([str(name) for name in names], dealt_out.owner, dealt_out.ids, key, _OF_HOLDOUT)
+    chosen = _fractions(drawn) < share
+    counts = np.bincount(dealt_out.owner, chosen, minlength=len(names)).astype(int)
+    wanted = np.clip(counts, 1, sizes - 2)
+    moved = np.isin(dealt_out.owner, np.flatnonzero(wanted != counts))
+    if moved.any():
+        order = np.lexsort((drawn, dealt_out.owner))
+        rank = np.empty(len(order), np.int64)
+        rank[order] = places(sizes)
+        chosen = np.where(moved, rank < wanted[dealt_out.owner], chosen)
+    return np.asarray(chosen[dealt_out.of_row])
 
 
 def places(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -108,7 +120,7 @@ def places(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Units(NamedTuple):
-    """The different units, client after client."""
+    """The different units."""
 
     owner: NDArray[np.int64]  # (units,) whose each is
     ids: NDArray[np.uint64]  # (units,) of each, different inside a client
@@ -127,23 +139,26 @@ class Units(NamedTuple):
         return cls(codes[first], ids[first], of_row, np.bincount(of_row, minlength=len(first)))
 
     @classmethod
-    def single_rows(cls, sizes: Sequence[int]) -> Units:
-        """Every row is a unit by itself, known by its place among its client's."""
-        owner, place = np.repeat(np.arange(len(sizes)), sizes), places(np.asarray(sizes))
-        return cls(owner, place.astype(np.uint64), np.arange(len(owner)), np.ones(len(owner), np.int64))
+    def single_rows(cls, codes: NDArray[np.int64], ids: NDArray[np.uint64]) -> Units:
+        """Every row is a unit by itself, with the ids of `arranged`."""
+        return cls(codes, ids, np.arange(len(codes)), np.ones(len(codes), np.int64))
 
     def counts(self, n: int) -> NDArray[np.int64]:
         """(n,) how many units each client has."""
         return np.bincount(self.owner, minlength=n)
 
 
-def dealt(names: Sequence[str], units: Units, what: str, folds: int, seed: int) -> NDArray[np.int64]:
-    """(N,) the fold of every row, from 0: each client's units go round, the largest first and those of one
-    size in random order, so that two folds of a client differ by no more rows than its largest unit has.
+def dealt(names: Sequence[str], units: Units, what: str, folds: int, key: Key) -> NDArray[np.int64]:
+    """(N,) the fold of every row, from 0: every unit draws its own, whatever the others are.
+
+    Where that leaves a fold of a client with less than half as many units as are its fair share, which
+    happens to small clients alone, that client's are dealt in turn instead: the largest first and those of
+    one size in random order, so that two of its folds differ by no more rows than its largest unit has.
 
     Raises BidroError for a client with fewer units than folds; `what` these are, "row" or "unit".
     """
-    sizes = units.counts(len(names))
+    n = len(names)
+    sizes = units.counts(n)
     if folds < 2:
         raise BidroError(f"Cross-validation needs at least 2 folds; got {folds}.")
     if sizes.min() < folds:
@@ -152,10 +167,15 @@ def dealt(names: Sequence[str], units: Units, what: str, folds: int, seed: int) 
             f"folds of cross-validation; leave it out, give it more {what}s, or do without: name the "
             "weights, and no own corrections."
         )
-    drawn = random_bits(names, units.owner, units.ids, seed)
-    found = np.empty(len(drawn), np.int64)
-    order = np.lexsort((drawn, -units.sizes, units.owner))
-    found[order] = places(sizes) % folds
+    drawn = random_bits(names, units.owner, units.ids, key, _OF_FOLDS)
+    found = np.minimum((_fractions(drawn) * folds).astype(np.int64), folds - 1)
+    counts = np.bincount(units.owner * folds + found, minlength=n * folds).reshape(n, folds)
+    uneven = 2 * folds * counts.min(axis=1) < sizes
+    if uneven.any():
+        order = np.lexsort((drawn, -units.sizes, units.owner))
+        in_turn = np.empty(len(drawn), np.int64)
+        in_turn[order] = places(sizes) % folds
+        found = np.where(uneven[units.owner], in_turn, found)
     return found[units.of_row]
 
 
@@ -173,15 +193,69 @@ def client_id(name: str) -> NDArray[np.uint32]:
     return np.frombuffer(digest, dtype=">u4").astype(np.uint32)
 
 
-def random_bits(
-    names: Sequence[str], owner: NDArray[np.int64], key: NDArray[np.uint64], seed: int
+def key_of_seed(seed: int) -> bytes:
+    """The key that a seed stands for: a rehearsal's sites have it, to split as one process does."""
+    return hashlib.blake2b(f"bidro splits {seed}".encode(), digest_size=KEY_BYTES).digest()
+
+
+def distinct_ids(
+    names: Sequence[str], owner: NDArray[np.int64], ids: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """64 bits a row, or unit, from the seed, its client's name (names[owner]) and its key, the place among
-    that client's rows or what `unit_ids` says: the same where the client is alone as where all are together.
-    Those of two keys of a client differ."""
-    ids = np.stack([client_id(name) for name in names]).astype(np.uint64)
-    of_client = scrambled(ids[:, 0] << np.uint64(32) | ids[:, 1], np.uint64(seed))
-    return scrambled(of_client[owner], key)
+    """(N,) ids that differ between clients too, from those (N,) that differ inside one."""
+    return random_bits(names, owner, ids, 0, _OF_LABELS)
+
+
+def random_bits(
+    names: Sequence[str],
+    owner: NDArray[np.int64],
+    ids: NDArray[np.uint64],
+    key: Key,
+    purpose: np.uint64,
+) -> NDArray[np.uint64]:
+    """64 bits a row, or unit, from the key, its client's name (names[owner]) and its id: the same where the
+    client is alone as where all are together. Without the key they cannot be told from random ones."""
+    both = np.stack([client_id(name) for name in names]).astype(np.uint64)
+    of_client = both[:, 0] << np.uint64(32) | both[:, 1]
+    secret = key if isinstance(key, bytes) else key_of_seed(key)
+    short = np.frombuffer(hashlib.blake2b(secret, digest_size=16).digest(), dtype="<u8")
+    bits = np.empty(len(ids), np.uint64)
+    for begin in range(0, len(ids), _TOGETHER):
+        part = slice(begin, begin + _TOGETHER)
+        bits[part] = siphash(short, [of_client[owner[part]], ids[part], purpose])
+    return bits
+
+
+def siphash(key: NDArray[np.uint64], words: Sequence[NDArray[np.uint64] | np.uint64]) -> NDArray[np.uint64]:
+    """SipHash-2-4 (Aumasson and Bernstein, 2012) of messages of whole words, the first of which has the shape
+    of all: 64 bits each that only those who have the key (2,) can tell from random ones."""
+    begins = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
+    v = [np.full_like(words[0], np.uint64(c) ^ key[i % 2]) for i, c in enumerate(begins)]
+    with np.errstate(over="ignore"):
+        for word in (*words, np.uint64(8 * len(words) % 256) << np.uint64(56)):
+            v[3] = v[3] ^ word
+            for _ in range(2):
+                _sip_round(v)
+            v[0] = v[0] ^ word
+        v[2] = v[2] ^ np.uint64(0xFF)
+        for _ in range(4):
+            _sip_round(v)
+    return np.asarray(v[0] ^ v[1] ^ v[2] ^ v[3])
+
+
+def _sip_round(v: list[NDArray[np.uint64]]) -> None:
+    def turned(x: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+        return np.asarray(x << np.uint64(bits) | x >> np.uint64(64 - bits))
+
+    v[0] = v[0] + v[1]
+    v[1] = turned(v[1], 13) ^ v[0]
+    v[0] = turned(v[0], 32)
+    v[2] = v[2] + v[3]
+    v[3] = turned(v[3], 16) ^ v[2]
+    v[0] = v[0] + v[3]
+    v[3] = turned(v[3], 21) ^ v[0]
+    v[2] = v[2] + v[1]
+    v[1] = turned(v[1], 17) ^ v[2]
+    v[2] = turned(v[2], 32)
 
 
 def scrambled(key: NDArray[np.uint64], counter: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
@@ -191,6 +265,11 @@ def scrambled(key: NDArray[np.uint64], counter: NDArray[np.uint64] | np.uint64) 
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(z ^ (z >> np.uint64(31)))
+
+
+def _fractions(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Numbers from 0 to below 1, by the first 53 of 64 bits."""
+    return np.asarray((bits >> np.uint64(11)).astype(float) * 2.0**-53)
 
 
 def _content_bits(features: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.uint64]:

@@ -140,15 +140,16 @@ class Choices:
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients do not answer: more folds than these, or curvature from no more rows than so many a
-    parameter. None of it where all rows are in one process."""
+    """What all clients answer: these numbers of folds, 1 for all rows together, and these with curvature;
+    None for whatever is wanted."""
 
-    folds: int | None = None
-    rows_a_parameter: int = 0
+    folds: tuple[int, ...] | None = None
+    curved: tuple[int, ...] | None = None
 
-    def curvature(self, rows: int, dimension: int) -> bool:
-        """Whether replies over so many rows may hold the curvature of a model of this dimension."""
-        return self.rows_a_parameter == 0 or rows > self.rows_a_parameter * dimension
+    def curves(self, count: int) -> bool:
+        """Whether curvature may be asked for over so many folds; more than are offered are a user's choice,
+        and for the clients to refuse."""
+        return self.curved is None or count in self.curved or count > FOLDS
 
 
 NO_LIMITS = Limits()
@@ -199,11 +200,11 @@ def train(
     radii, promise = _radii(problem, choices, support)
     balls = replace(problem, ambiguity=WassersteinBall(radii))
     calibration = None
-    scales = SCALES if _is_word(choices.radius, "cross-validate") else (0.0,)
-    weighings = _weighings(choices.weights, problem.n)
+    wanted = grid(choices, problem.n)
+    weighings = wanted.weighings
     own_wanted = choices.own is not None and can_have_own(problem)
-    if len(scales) * len(weighings) > 1 or choices.criterion == "regret" or own_wanted:
-        folds, curvature = _folds(min(problem.federation.sizes), problem.dimension, choices, limits)
+    if len(wanted.scales) * len(weighings) > 1 or choices.criterion == "regret" or own_wanted:
+        folds, curvature = _folds(min(problem.federation.sizes), choices, limits)
 
         def calibrated(of: Problem, scales: Sequence[float], weighings: Sequence[Weighing]) -> Calibration:
             return calibrate(
@@ -220,21 +221,20 @@ def train(
             )
 
         if choices.criterion == "regret":
-            pooled = calibrated(balls, (0.0,), (Weighing(1.0),))
+            pooled = calibrated(balls, *POOLED)
             balls = replace(balls, references=attainable(own_losses(balls, pooled, 0, "auto", network)))
-        # Pooled training is among them also where weights are given: what they cost is said.
-        compared = problem.n > 1 and not any(one.fixed for one in weighings)
-        calibration = calibrated(balls, scales, (Weighing(1.0), *weighings) if compared else weighings)
-        calibration = calibration.held_to(weighings[0]) if compared else calibration
+        whole = wanted.compared(problem.n)
+        calibration = calibrated(balls, *whole)
+        calibration = calibration if whole == wanted else calibration.held_to(weighings[0])
         balls = replace(balls, ambiguity=WassersteinBall(calibration.radii))
-        promise = calibration.promise if len(scales) > 1 else promise
+        promise = calibration.promise if len(wanted.scales) > 1 else promise
         weighings = (Weighing(*calibration.chosen.weighing),)
     (weighing,) = weighings
     balls = replace(balls, mixtures=Candidate(0.0, *weighing).mixtures(problem.federation.sizes))
     solution = solve(
         balls,
         choices.gap,
-        _method(balls, choices, limits),
+        _method(choices, limits),
         progress=on_round,
         network=network,
         start=None if calibration is None else calibration.start,
@@ -273,6 +273,35 @@ def _is_word(radius: Any, word: str) -> bool:
     return isinstance(radius, str) and radius == word
 
 
+class Grid(NamedTuple):
+    """What cross-validation chooses from: every scale of the radii with every weighing."""
+
+    scales: tuple[float, ...]
+    weighings: tuple[Weighing, ...]
+
+    def compared(self, clients: int) -> Grid:
+        """With pooled training among them also where weights are given: what they cost is said."""
+        if clients == 1 or any(one.fixed for one in self.weighings):
+            return self
+        return Grid(self.scales, (Weighing(1.0), *self.weighings))
+
+
+# What the regret is measured from.
+POOLED = Grid((0.0,), (Weighing(1.0),))
+
+
+def grid(choices: Choices, clients: int) -> Grid:
+    """What there is to choose from for so many clients."""
+    scales = SCALES if _is_word(choices.radius, "cross-validate") else (0.0,)
+    return Grid(scales, _weighings(choices.weights, clients))
+
+
+def grids(choices: Choices, clients: int) -> tuple[Grid, ...]:
+    """All that `train` cross-validates over for so many clients."""
+    whole = grid(choices, clients).compared(clients)
+    return (POOLED, whole) if choices.criterion == "regret" else (whole,)
+
+
 def _weighings(weights: Any, clients: int) -> tuple[Weighing, ...]:
     """The mixtures to choose from: one where the user has chosen, or there is one client alone."""
     if clients == 1:
@@ -303,26 +332,32 @@ def train_penalised(
     return Trained(penalised, x, alpha, settings.rounds, "Algorithm 1", None, words, everything, None)
 
 
-def unrestricted(federation: Federation, loss: Loss, transport: Transport, target_spread: float) -> Problem:
+def unrestricted(
+    federation: Federation,
+    loss: Loss,
+    transport: Transport,
+    target_spread: float,
+    largest_coefficient: float = LARGEST_COEFFICIENT,
+) -> Problem:
     """Without ambiguity, for any mixture and any model that is likely to be wanted."""
-    half = LARGEST_COEFFICIENT * max(target_spread, 1.0 if loss.labels is not None else 0.0)
+    half = largest_coefficient * max(target_spread, 1.0 if loss.labels is not None else 0.0)
     return Problem(federation, loss, Box.cube(half, loss.dimension(federation.m)), transport)
 
 
-def _method(problem: Problem, choices: Choices, limits: Limits) -> Method | None:
+def _method(choices: Choices, limits: Limits) -> Method | None:
     """What the solver may ask of the clients: None for whatever it likes best."""
-    allowed = limits.curvature(min(problem.federation.sizes), problem.dimension)
-    return None if choices.replies == "curvature" and allowed else "gradients"
+    return None if choices.replies == "curvature" and limits.curves(1) else "gradients"
 
 
-def _folds(rows: int, dimension: int, choices: Choices, limits: Limits) -> tuple[int, bool]:
+def _folds(rows: int, choices: Choices, limits: Limits) -> tuple[int, bool]:
     """(how many folds, whether their replies may hold curvature): the most folds that clients allow, with
     curvature if that is possible at all; `rows` are the fewest of a client."""
-    most = max(2, min(FOLDS, rows)) if limits.folds is None else limits.folds
-    counts = list(range(most, 1, -1)) if choices.folds is None else [choices.folds]
+    answered = range(1, max(2, min(FOLDS, rows)) + 1) if limits.folds is None else limits.folds
+    counts = [count for count in sorted(answered, reverse=True) if count > 1]
+    counts = counts if choices.folds is None else [choices.folds]
     if choices.replies == "curvature":
         for count in counts:
-            if limits.curvature(rows // count, dimension):
+            if limits.curves(count):
                 return count, True
     if counts:
         return counts[0], False

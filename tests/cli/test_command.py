@@ -88,8 +88,14 @@ def test_a_model_folder(model):
     ]
     certificate = Certificate.from_json((where / "certificate.json").read_text())
     assert certificate.names == ("h0", "h1", "h2")
-    assert certificate.rows == (24, 32, 48)
-    assert dict(certificate.held_out.rows) == {"h0": 6, "h1": 8, "h2": 12}
+    kept = dict(certificate.held_out.rows)
+    assert [trained + kept[name] for name, trained in zip(kept, certificate.rows, strict=True)] == [
+        30,
+        40,
+        60,
+    ]
+    # A fifth of 130 rows, each by itself.
+    assert sum(kept.values()) == pytest.approx(26, abs=4 * np.sqrt(130 * 0.2 * 0.8))
     assert certificate.interval is not None
     assert certificate.shift.radius == 0.1
     assert printed["certificate"]["confidence"] == 0.9

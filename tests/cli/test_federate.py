@@ -11,7 +11,9 @@ import pytest
 from bidro.deploy import drive, rehearsal
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.server import serve
-from bidro.deploy.site import Site, SiteRows, reply_of
+from bidro.deploy.site import reply_of
+from bidro.deploy.site_config import Site
+from bidro.deploy.site_rows import SiteRows
 from bidro.engines.carrier import InMemory
 from bidro.model_file import load_model
 from tests.cli.test_command import run
@@ -47,12 +49,15 @@ def _in_this_process(monkeypatch):
 @pytest.fixture
 def visits(tmp_path):
     table().to_csv(tmp_path / "visits.csv", index=False)
-    (tmp_path / "options.toml").write_text('radius = 0.1\nweights = "simplex"\n')
+    training = {"radius": 0.1, "weights": "simplex"}
+    write_sites(tmp_path, table(), training=training)
+    (tmp_path / "schema.toml").rename(tmp_path / "agreed.toml")
+    (tmp_path / "options.toml").write_text('schema = "agreed.toml"\n')
     return tmp_path
 
 
 def rehearse(capsys, folder, *more):
-    named = ("--local", folder / "visits.csv", "--client", "site", "--target", "y", "--out", folder / "model")
+    named = ("--local", folder / "visits.csv", "--out", folder / "model")
     return run(capsys, "federate", folder / "options.toml", *named, *more)
 
 
@@ -82,6 +87,30 @@ def test_a_rehearsal_leaves_a_model_folder_and_its_audit(capsys, visits):
     assert np.isfinite(json.loads(out)["mean"])
 
 
+def test_a_rehearsal_is_fit_by_the_same_schema(capsys, visits):
+    """Without a configuration, too: the schema is then drafted from the table."""
+    assert rehearse(capsys, visits)[0] == 0
+    tables = ("fit", visits / "visits.csv", "--out", visits / "fitted")
+    code, _, err = run(capsys, *tables, "--schema", visits / "agreed.toml")
+    assert code == 0, err
+    one, other = load_model(visits / "model"), load_model(visits / "fitted")
+    assert np.array_equal(one.standard.spread, other.standard.spread)
+    assert set(one.standard.spread.tolist()) <= {0.5, 1.0, 5.0}
+    np.testing.assert_allclose(one.x, other.x, rtol=0, atol=1e-9)
+    bounds = [
+        json.loads((visits / name / "certificate.json").read_text())["clipped"]
+        for name in ("model", "fitted")
+    ]
+    assert bounds[0]["largest"] == bounds[1]["largest"]
+    assert bounds[0]["bound"] == pytest.approx(bounds[1]["bound"], rel=1e-7)
+    again = ("fit", "--config", visits / "fitted" / "run.toml", "--out", visits / "again")
+    assert run(capsys, *again)[0] == 0
+    assert np.array_equal(load_model(visits / "again").x, other.x)
+    code, _, err = run(capsys, *tables, "--force", "--schema", visits / "agreed.toml", "--hold-out", "0.3")
+    assert code == 2
+    assert "leave --hold-out out" in err
+
+
 def test_a_script_sees_rounds_bytes_and_the_certificate(capsys, visits):
     code, out, err = rehearse(capsys, visits, "--json")
     assert code == 0, err
@@ -98,7 +127,8 @@ def test_a_script_sees_rounds_bytes_and_the_certificate(capsys, visits):
 
 
 def test_algorithm_1_needs_its_flag(capsys, visits):
-    (visits / "options.toml").write_text("hold_out = 0.0\n[algorithm]\nrounds = 2\nrho = 20.0\n")
+    agreed = (visits / "agreed.toml").read_text().replace("hold_out = 0.2", "hold_out = 0.0")
+    (visits / "agreed.toml").write_text(f"{agreed}\n[algorithm]\nrounds = 2\nrho = 20.0\n")
     code, _, err = rehearse(capsys, visits)
     assert code == 1
     assert "rebuild about four fifths" in err
@@ -128,7 +158,13 @@ def test_a_schema_is_drafted_from_one_sites_table(capsys, visits):
         (("federate", "options.toml"), 2, "--out DIR"),
         (("federate", "--local", "visits.csv", "--out", "m"), 2, "--client COLUMN"),
         (("federate", "none.toml", "--out", "m"), 1, "no file"),
-        (("federate", "options.toml", "--out", "m"), 1, "does not say 'schema'"),
+        (("federate", "options.toml", "--out", "m"), 1, "does not say 'clients'"),
+        (("federate", "old.toml", "--out", "m"), 1, "says 'radius', which sites agree on"),
+        (
+            ("federate", "options.toml", "--local", "visits.csv", "--unit", "u", "--out", "m"),
+            2,
+            "columns these are",
+        ),
         (("federate", "real.toml", "--out", "m"), 1, "no [flare] part"),
         (("federate", "real.toml", "--out", "my model"), 1, "--run NAME"),
         (("federate", "real.toml", "--out", "."), 1, "not a model folder"),
@@ -140,6 +176,7 @@ def test_trouble_is_one_sentence(arguments, code, words, capsys, visits, monkeyp
     monkeypatch.chdir(visits)
     write_sites(visits, table())
     (visits / "real.toml").write_text('schema = "schema.toml"\nclients = ["east", "west"]\n')
+    (visits / "old.toml").write_text('schema = "schema.toml"\nclients = ["east", "west"]\nradius = 0.1\n')
     found, _, err = run(capsys, *arguments)
     assert found == code
     assert words in err

@@ -1,15 +1,24 @@
 """Five small sites on disk, as a consortium would have them, and their answers without a network."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from bidro.deploy.agreed import Agreed, written
-from bidro.deploy.job import Job, options_of
-from bidro.deploy.site import Site, SiteRows, reply_of
+from bidro.deploy.agreed import Agreed
+from bidro.deploy.job import Job
+from bidro.deploy.schema_file import drafted, written
+from bidro.deploy.site import reply_of
+from bidro.deploy.site_config import Site
+from bidro.deploy.site_rows import SiteRows
+from bidro.deploy.site_state import KEY_FILE, write_key
 from bidro.engines.carrier import InMemory
+from bidro.engines.coordinator import Policy
+from bidro.fitting import Progress
+from bidro.splits import key_of_seed
 from bidro.tables import learn_schema
+from bidro.workflow.fit import fit_tables
 
 NAMES = ("east", "mid", "north", "south", "west")
 # The sites of the networks that `make test` starts.
@@ -33,15 +42,32 @@ def table(classes: bool = False, sizes: tuple[int, ...] = (120, 150, 120, 150, 1
     return pd.concat(parts, ignore_index=True)
 
 
-def write_sites(folder: Path, whole: pd.DataFrame, support=None, extra: str = "", unit=None) -> Agreed:
-    """`schema.toml`, and NAME.csv and NAME.toml of every client in the table."""
-    agreed = Agreed(learn_schema(whole, "site", "y", None, None, "refuse", unit), support)
-    (folder / "schema.toml").write_text(written(agreed))
+# Where the sites are that agreed on something, by its digest.
+_FOLDERS: dict[str, Path] = {}
+
+
+def write_sites(
+    folder: Path, whole: pd.DataFrame, support=None, extra: str = "", unit=None, training=None, **parts
+) -> Agreed:
+    """`schema.toml`, and NAME.csv and NAME.toml of every client in the table, with keys of seed 0."""
+    schema = learn_schema(whole, "site", "y", None, None, "refuse", unit)
+    agreed = agree(folder, drafted(schema, whole, support, training, **parts))
     for name, own in whole.groupby("site"):
         own.drop(columns="site").to_csv(folder / f"{name}.csv", index=False)
         lines = [f'client = "{name}"', f'data = "{name}.csv"', 'schema = "schema.toml"', extra]
-        lines += [f'own = "own/{name}"', ""]
+        lines += [f'own = "own/{name}"', f'state = "state/{name}"', ""]
         (folder / f"{name}.toml").write_text("\n".join(lines))
+        state = folder / "state" / str(name)
+        state.mkdir(parents=True, exist_ok=True)
+        if not (state / KEY_FILE).exists():
+            write_key(state, key_of_seed(0))
+    return agreed
+
+
+def agree(folder: Path, agreed: Agreed) -> Agreed:
+    """Let all sites in the folder agree on this."""
+    (folder / "schema.toml").write_text(written(agreed))
+    _FOLDERS[agreed.digest] = folder
     return agreed
 
 
@@ -49,9 +75,16 @@ def answering(folder: Path, names=NAMES) -> dict:
     """What each site answers, by name."""
 
     def one(name):
-        site = Site.read(folder / f"{name}.toml")
-        rows = SiteRows.load(site)
-        return lambda request: reply_of(site, rows, request)
+        site, kept = Site.read(folder / f"{name}.toml"), {}
+
+        def reply(request):
+            # What a site agrees on, and its table, may change between two requests.
+            now = site.schema.read_bytes(), site.data.read_bytes()
+            if kept.get("now") != now:
+                kept.update(now=now, rows=SiteRows.load(site))
+            return reply_of(site, kept["rows"], request)
+
+        return reply
 
     return {name: one(name) for name in names}
 
@@ -60,5 +93,29 @@ def carrier(folder: Path, names=NAMES) -> InMemory:
     return InMemory(answering(folder, names))
 
 
-def job(agreed: Agreed, run: str = "test", clients=NAMES, *, options=None, **parts) -> Job:
-    return Job(run, tuple(clients), agreed, options_of(agreed, options or {}), **parts)
+def alone(folder: Path, whole: pd.DataFrame, **training):
+    """What `bidro fit --schema` makes of all rows in one place, by what the sites in the folder agree on."""
+    path = folder / "whole.csv"
+    whole.to_csv(path, index=False)
+    agreed = retrained(Agreed.read(folder / "schema.toml"), training)
+    options = replace(agreed.options, tables=(str(path),))
+    return fit_tables(options, Progress(), (agreed.schema, agreed.fit_options))
+
+
+def retrained(agreed: Agreed, training=None, **parts) -> Agreed:
+    """With other options of training, and other parts."""
+    content = agreed.to_dict()
+    options = {**{k: v for k, v in content["training"].items() if v is not None}, **(training or {})}
+    return replace(
+        Agreed.of(agreed.schema, agreed.units, agreed.support, options), limits=agreed.limits, **parts
+    )
+
+
+def job(
+    agreed: Agreed, run: str = "test", clients=NAMES, *, options=None, policy=None, resume=False, **parts
+) -> Job:
+    """A job with these options of training, on which its sites agree from now on."""
+    whole = retrained(agreed, options, **parts)
+    if agreed.digest in _FOLDERS:
+        agree(_FOLDERS[agreed.digest], whole)
+    return Job(run, tuple(clients), whole, policy or Policy(), resume)

@@ -6,16 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bidro.deploy.agreed import Agreed, draft
+from bidro.deploy.agreed import Agreed
 from bidro.deploy.audit import in_words, read_audit
 from bidro.deploy.job import Config, Job, Sites
+from bidro.deploy.schema_file import draft, rounded
 from bidro.deploy.server import run_job, serve
-from bidro.deploy.site import Site, SiteRows, reply_to
+from bidro.deploy.site import reply_to
+from bidro.deploy.site_config import Site
+from bidro.deploy.site_rows import SiteRows
 from bidro.engines.carrier import InMemory
 from bidro.engines.coordinator import Nothing, Policy
 from bidro.engines.wire import header_of, pack
 from bidro.errors import BidroError
 from bidro.federation import Federation
+from bidro.model_file import Model
 from bidro.workflow.fit import write_folder
 from tests.deploy.sites import QUICK, SUPPORT, carrier, job, table, write_sites
 
@@ -30,7 +34,7 @@ def test_a_site_reads_its_configuration_from_the_environment(tmp_path, monkeypat
     assert "not in order" in header_of(reply_to(request))["refused"]
     assert "There is no file" in caplog.text
     monkeypatch.setenv("BIDRO_SITE", str(tmp_path / "east.toml"))
-    assert "could not be followed" in header_of(reply_to(request))["refused"]
+    assert "another version" in header_of(reply_to(request))["refused"]
     text = (tmp_path / "east.csv").read_text()
     (tmp_path / "east.csv").write_text(text.replace(",a,", ",HIV positive,", 1))
     said = header_of(reply_to(request))["refused"]
@@ -102,7 +106,8 @@ def test_a_schema_is_drafted_agreed_on_and_read_back(tmp_path):
     assert Agreed.from_dict(json.loads(json.dumps(agreed.to_dict()))).digest == agreed.digest
     drafted = draft(agreed.schema, whole)
     (tmp_path / "draft.toml").write_text(drafted)
-    assert Agreed.read(tmp_path / "draft.toml") == Agreed(agreed.schema, None)
+    without = replace(agreed, support=None, options=replace(agreed.options, support=None))
+    assert Agreed.read(tmp_path / "draft.toml") == without
     bounds = drafted.replace("# support", "support").replace("# target_support", "target_support")
     (tmp_path / "draft.toml").write_text(bounds)
     low, high = Agreed.read(tmp_path / "draft.toml").support["u"]
@@ -121,6 +126,34 @@ def test_a_schema_is_drafted_agreed_on_and_read_back(tmp_path):
         (lambda s: s.replace("target =", "goal ="), "unknown entry 'goal'"),
         (lambda s: s.replace("support = [-20.0, 40.0]", ""), "no bounds of 'v'"),
         (lambda s: s.replace("[-20.0, 40.0]", "[40.0, -20.0]"), "lower < upper"),
+        (lambda s: s.replace("centre = 10.0\n", ""), "centre of 'v' must be a number"),
+        (lambda s: s.replace("spread = 5.0", "spread = 0.0"), "spread of 'v' must be a positive"),
+        (lambda s: s.replace("spread = 5.0", "spread = -5"), "spread of 'v' must be a positive"),
+        (lambda s: s.replace("spread = 5.0", "spread = inf"), "spread of 'v' must be a positive"),
+        (lambda s: s.replace("spread = 5.0", 'spread = "5"'), "spread of 'v' must be a positive"),
+        (lambda s: s.replace("centre = 10.0\nspread = 5.0\n", ""), "in which unit 'v' is measured"),
+        (lambda s: s.replace("target_spread", "target_width"), "unknown entry 'target_width'"),
+        (lambda s: s.replace('"b"]', '"b"]\ncentre = 0.5'), "has levels, whose centre is 0"),
+        (lambda s: s.replace('"b"]', '"b"]\nspread = 0'), "spread of 'ward' must be a positive"),
+        (lambda s: s.replace("rounds = 1000", "rounds = 0"), "rounds in .limits. must be"),
+        (lambda s: s.replace("rounds = 1000", "rounds = 1.5"), "rounds in .limits. must be"),
+        (lambda s: s.replace("largest_coefficient = 20.0", "largest_coefficient = 1e6"), "at most 1000"),
+        (lambda s: s.replace("rounds = 1000", "odd = 1"), "unknown entry 'odd'"),
+        (lambda s: s.replace("seed = 0", "odd = 1"), "unknown entry 'odd'"),
+        (lambda s: s.replace('replies = "curvature"', 'replies = "rows"'), "replies are"),
+        (lambda s: s.replace("[training]", "[algorithm]\nrounds = 0\n[training]"), "whole number of rounds"),
+        (lambda s: s.replace("radius = 0.0", 'radius = "bootstrap"'), "bootstrap"),
+        (lambda s: s.replace("hold_out = 0.2", "hold_out = 1.5"), "hold_out must be"),
+        (lambda s: s.replace("confidence = 0.95", "confidence = 95"), "The confidence must be"),
+        (lambda s: s.replace("gap = 1e-06", "gap = -1"), "The gap must be"),
+        (lambda s: s.replace("seed = 0", "shift = -1.0"), "The shift is"),
+        (lambda s: s.replace("seed = 0", "folds = 1"), "folds must be"),
+        (lambda s: s.replace("seed = 0", "seed = -1"), "random seed must be"),
+        (lambda s: s.replace("label_cost = 1.0", "label_cost = 0"), "label_cost must be"),
+        (lambda s: s.replace("seed = 0", 'loss = "odd"'), "loss must be one of"),
+        (lambda s: s.replace('weights = "auto"', 'weights = "odd"'), "weights must be"),
+        (lambda s: s.replace('metric = "features"', 'metric = "odd"'), "metric must be"),
+        (lambda s: "training = 3\n" + s.replace("[training]", "[limits]"), "a part of its own|valid TOML"),
     ],
 )
 def test_a_bad_schema_says_what_is_wrong(change, words, tmp_path):
@@ -135,18 +168,15 @@ def test_a_configuration_is_read_whole_or_refused(tmp_path):
     agreed = write_sites(tmp_path, table())
     path = tmp_path / "federate.toml"
     path.write_text(
-        'schema = "schema.toml"\nclients = ["east", "west"]\nradius = 0.1\n'
-        '[network]\nlost = "continue"\ntimeout = 30\nreplies = "gradient"\n[flare]\nstartup_kit = "kit"\n'
+        'schema = "schema.toml"\nclients = ["east", "west"]\n'
+        '[network]\nlost = "continue"\ntimeout = 30\n[flare]\nstartup_kit = "kit"\n'
     )
     found = Config.read(path, "stay", resume=True)
     assert found.job == Job(
         "stay",
         ("east", "west"),
         agreed,
-        replace(job(agreed).options, radius=0.1),
         Policy(lost="continue", timeout=30),
-        "gradient",
-        None,
         True,
     )
     assert Job.from_text(found.job.to_text()) == found.job
@@ -155,20 +185,10 @@ def test_a_configuration_is_read_whole_or_refused(tmp_path):
         ("odd = 1", "unknown entry 'odd'"),
         ("tables = []", "unknown entry 'tables'"),
         ("[network]\nodd = 1", "unknown entry 'odd'"),
-        ("[algorithm]\nrounds = 0", "whole number of rounds"),
-        ('radius = "bootstrap"', "bootstrap"),
-        ("[algorithm]\nrho = 1.0", "whole number of rounds"),
+        ("[algorithm]\nrounds = 3", r"says 'algorithm', which sites agree on: it stands in \[algorithm\]"),
         ("network = 3", "a part of its own"),
-        ("hold_out = 1.5", "hold_out must be"),
-        ("confidence = 95", "The confidence must be"),
-        ("gap = -1", "The gap must be"),
-        ("shift = -1.0", "The shift is"),
-        ("folds = 1", "folds must be"),
-        ("seed = -1", "random seed must be"),
-        ("label_cost = 0", "label_cost must be"),
-        ('loss = "odd"', "loss must be one of"),
-        ('weights = "odd"', "weights must be"),
-        ('metric = "odd"', "metric must be"),
+        ("hold_out = 0.3", r"says 'hold_out', which sites agree on: it stands in \[training\]"),
+        ("[network]\nreplies = 'gradient'", r"says 'replies', which sites agree on"),
     ):
         path.write_text(f'schema = "schema.toml"\nclients = ["east"]\n{line}\n')
         with pytest.raises(BidroError, match=words):
@@ -179,8 +199,18 @@ def test_a_configuration_is_read_whole_or_refused(tmp_path):
     with pytest.raises(BidroError, match="letters, digits"):
         job(agreed, "../up")
     # A rehearsal takes clients and schema from its table.
-    path.write_text('schema = "none.toml"\nclients = ["other"]\nradius = 0.1\n')
+    path.write_text('schema = "none.toml"\nclients = ["other"]\n')
     assert Config.read(path, "stay", Sites(agreed, ("east",))).job.clients == ("east",)
+
+
+def test_a_draft_s_units_have_one_digit_of_the_deviation():
+    assert rounded(9.93, 4.87) == (10.0, 5.0)
+    assert rounded(-0.01234, 0.00361) == (-0.012, 0.004)
+    assert rounded(123456.7, 961.0) == (123500.0, 1000.0)
+    assert rounded(0.04, 96.1) == (0.0, 100.0)
+    # What does not vary has its size for a unit, or 1.
+    assert rounded(3.7, 1e-17) == (4.0, 4.0)
+    assert rounded(0.0, 0.0) == (0.0, 1.0)
 
 
 def test_an_audit_is_read_back_or_refused(tmp_path):
@@ -191,7 +221,8 @@ def test_an_audit_is_read_back_or_refused(tmp_path):
     assert audit["rounds"] == max(kind["messages"] for kind in audit["kinds"]) // 5 + 3
     words = in_words(audit)
     assert "second moments" in words
-    assert "each number over at least 96 rows" in words
+    fewest = min(Model.from_bytes(files["model.safetensors"], "model").settings["rows"].values())
+    assert f"each number over at least {fewest} rows" in words
     with pytest.raises(BidroError, match="no audit"):
         read_audit(tmp_path)
     (tmp_path / "model" / "audit.json").write_text("{}")

@@ -1,27 +1,36 @@
 """One site by itself: requests written by hand, and every number of its replies by plain NumPy."""
 
-import hashlib
 import os
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import bidro
-from bidro.deploy.agreed import Agreed, written
-from bidro.deploy.site import Site, SiteRows, reply_of, reply_to
+from bidro.deploy.agreed import Agreed, Unit
+from bidro.deploy.schema_file import written
+from bidro.deploy.site import reply_of, reply_to
+from bidro.deploy.site_config import Site
+from bidro.deploy.site_rows import SiteRows, table_id
+from bidro.deploy.site_state import KEY_FILE, write_key
 from bidro.engines.coordinator import Nothing
-from bidro.engines.plain import described
 from bidro.engines.wire import header_of, pack, unpack
 from bidro.errors import BidroError
+from bidro.federation import Federation
 from bidro.fitting.questions import Fixed, HoldoutBounds, Prepared
-from bidro.losses import Absolute, Squared
-from bidro.splits import choose_holdout
+from bidro.splits import choose_holdout, key_of_seed
 from bidro.tables import learn_schema
 
+_RUNS = count()
 MODEL = np.array([1.0, -0.5, 0.25])
-UNITS = {"mean": [1.0, -2.0], "spread": [2.0, 0.5], "middle": 3.0, "target_spread": 1.5}
+UNITS = {"u": Unit(1.0, 2.0), "v": Unit(-2.0, 0.5), "y": Unit(3.0, 1.5)}
+SUPPORT = {"u": (-9.0, 9.0), "v": (-9.0, 9.0), "y": (-20.0, 20.0)}
+# beta of the bounds that are asked for: of the levels of a report.
+LEVELS = 1 - np.array([0.5, 0.8, 0.9, 0.95, 0.99])
+# Two to the power of 8 in units of a squared loss: more than eight times any mean here.
+CLIP = 2.0**8 * 1.5**2
 
 
 def frame(rows=60):
@@ -30,13 +39,18 @@ def frame(rows=60):
     return pd.DataFrame({"u": u, "v": v, "y": u - v + 0.1 * rng.normal(size=rows)})
 
 
-def site_at(folder, table=None, **parts):
+def site_at(folder, table=None, training=None, support=None, **parts):
     whole = frame() if table is None else table
-    agreed = Agreed(learn_schema(whole.assign(site="east"), "site", "y", None, None, "refuse"), None)
+    schema = learn_schema(whole.assign(site="east"), "site", "y", None, None, "refuse")
+    agreed = Agreed.of(schema, UNITS, support, {"hold_out": 0.25, **(training or {})})
     (folder / "schema.toml").write_text(written(agreed))
     whole.to_csv(folder / "east.csv", index=False)
     (folder / "site.toml").write_text('client = "east"\ndata = "east.csv"\nschema = "schema.toml"\n')
-    return replace(Site.read(folder / "site.toml"), **parts)
+    site = replace(Site.read(folder / "site.toml"), **parts)
+    site.state.mkdir(exist_ok=True)
+    if not (site.state / KEY_FILE).exists():
+        write_key(site.state, key_of_seed(0))
+    return site
 
 
 def asked_of(site, question, message=None, **changes):
@@ -44,9 +58,11 @@ def asked_of(site, question, message=None, **changes):
     rows = SiteRows.load(site)
     header = {
         "version": bidro.__version__, "client": "east", "agreed": rows.agreed.digest, "question": question,
-        "table": rows.digest, "hold_out": 0.25, "split_seed": 0, "loss": described(Squared(True)),
-        "standard": UNITS, **changes,
+        "run": f"run-{next(_RUNS)}", "round": 1, "table": table_id(site, rows), **changes,
     }  # fmt: skip
+    header = {name: value for name, value in header.items() if value is not None}
+    if question == "prepare":
+        header.pop("table", None)
     reply = reply_of(site, rows, pack(Nothing() if message is None else message, header))
     return header_of(reply).get("refused"), reply
 
@@ -79,60 +95,74 @@ def test_what_a_site_is_by_default(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "hold_out", "folds"), [(200, 0.25, 5), (60, 0.25, 4), (48, 0.25, 3), (25, 0.0, 2), (19, 0.0, 0)]
+    ("rows", "hold_out", "folds", "curved"),
+    [
+        (200, 0.25, 5, 5),
+        (60, 0.25, 3, 3),
+        (48, 0.25, 2, 2),
+        (30, 0.0, 2, 2),
+        (19, 0.0, 1, 1),
+    ],
 )
-def test_what_is_prepared_by_hand(rows, hold_out, folds, tmp_path):
-    """Folds are the most of which each leaves out ten rows or more: of 150, 45, 36, 25 and 19 in training."""
-    site = site_at(tmp_path, frame(rows))
-    refused, reply = asked_of(site, "prepare", hold_out=hold_out)
+def test_what_is_prepared_by_hand(rows, hold_out, folds, curved, tmp_path):
+    """Folds are the most of which each leaves out ten rows or more, and so do fewer folds; curvature of four
+    numbers needs more than eight rows."""
+    site = site_at(tmp_path, frame(rows), {"hold_out": hold_out})
+    refused, reply = asked_of(site, "prepare")
     assert refused is None
     sent = unpack(reply, Prepared)
     training, kept = parts_of(site, hold_out)
     assert (float(sent.rows), float(sent.holdout)) == (len(training), len(kept))
     assert header_of(reply)["rows"] == len(training)
-    assert float(sent.folds) == folds
-    np.testing.assert_allclose(sent.mean, training.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(sent.deviation, training.std(axis=0), rtol=1e-9)
-    assert float(sent.table) == SiteRows.load(site).digest
+    whole = Federation.from_arrays({"east": training}, "unbounded")
+    smallest = {count: np.bincount(whole.folds(count, 0), minlength=count).min() for count in range(2, 6)}
+    enough = [all(smallest[k] >= 10 for k in range(2, count + 1)) for count in range(2, 6)]
+    assert np.flatnonzero(sent.folds).max(initial=0) + 1 == folds == 1 + sum(enough)
+    assert np.flatnonzero(sent.curved).max(initial=0) + 1 == curved
+    # Units are agreed on: means and deviations stay here.
+    assert sent.mean.size == sent.deviation.size == 0
+    assert float(sent.table) == table_id(site, SiteRows.load(site))
 
 
-def test_a_digest_is_of_the_rows_and_not_of_their_order(tmp_path):
+def test_a_table_s_id_is_of_the_rows_and_not_of_their_order(tmp_path):
     site = site_at(tmp_path)
-    rows = SiteRows.load(site)
-    content = hashlib.sha256(rows.features.tobytes() + rows.target.tobytes()).digest()
-    assert rows.digest == int.from_bytes(content[:6], "big") < 2**48
+    first = table_id(site, SiteRows.load(site))
     frame().sample(frac=1.0, random_state=1).to_csv(tmp_path / "east.csv", index=False)
-    assert SiteRows.load(site).digest == rows.digest
+    assert table_id(site, SiteRows.load(site)) == first
     changed = frame()
     changed.loc[17, "u"] += 1e-9
     changed.to_csv(tmp_path / "east.csv", index=False)
-    assert SiteRows.load(site).digest != rows.digest
+    assert table_id(site, SiteRows.load(site)) != first
 
 
-def fixed(largest=()):
+def fixed(largest=(), seen=CLIP, levels=LEVELS, model=MODEL):
     nothing = np.zeros(0)
-    return Fixed(MODEL, np.array([0.05, 0.2]), np.asarray(4.0), np.asarray(largest, float), nothing, nothing)
+    return Fixed(model, np.asarray(levels), np.asarray(seen), np.asarray(largest, float), nothing, nothing)
 
 
 @pytest.mark.parametrize("largest", [(), (500.0,)])
-def test_bounds_are_of_the_rows_kept_out_in_the_server_s_units(largest, tmp_path):
-    site = site_at(tmp_path)
+def test_bounds_are_of_the_rows_kept_out_in_the_agreed_units(largest, tmp_path):
+    """With a declared support the largest loss is the site's own to work out, whatever the server says."""
+    site = site_at(tmp_path, support=SUPPORT if largest else None)
     refused, reply = asked_of(site, "bounds", fixed(largest))
     assert refused is None
     sent, kept = unpack(reply, HoldoutBounds), parts_of(site)[1]
     assert header_of(reply)["rows"] == len(kept)
-    features = (kept[:, :2] - UNITS["mean"]) / UNITS["spread"]
-    losses = (features @ MODEL[:2] + MODEL[2] - (kept[:, 2] - UNITS["middle"])) ** 2
+    features = (kept[:, :2] - [1.0, -2.0]) / [2.0, 0.5]
+    losses = (features @ MODEL[:2] + MODEL[2] - (kept[:, 2] - 3.0)) ** 2
     assert float(sent.loss) == pytest.approx(losses.mean(), rel=1e-9)
     assert float(sent.se) == pytest.approx(losses.std(ddof=1) / np.sqrt(len(kept)), rel=1e-9)
     np.testing.assert_allclose(
         sent.means,
-        [np.minimum(losses, 4.0).mean(), losses.mean() if largest else 0.0, 0.0, 0.0, 0.0],
+        [np.minimum(losses, CLIP).mean(), losses.mean() if largest else 0.0, 0.0, 0.0, 0.0],
         rtol=1e-9,
     )
-    assert sent.clipped.shape == (2,)
-    assert sent.held_out.shape == (2 * len(largest),)
+    assert sent.clipped.shape == (5,)
+    assert sent.held_out.shape == (5 * len(largest),)
     assert sent.mistakes.shape == (0,)
+    if largest:
+        again = unpack(asked_of(site, "bounds", fixed((9e9,)))[1], HoldoutBounds)
+        np.testing.assert_array_equal(again.held_out, sent.held_out)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +172,9 @@ def test_bounds_are_of_the_rows_kept_out_in_the_server_s_units(largest, tmp_path
         ("prepare", {"client": "west"}, "names another client"),
         ("prepare", {"agreed": "0"}, "agree on one"),
         ("bounds", {"table": 1.0}, "its table has changed"),
-        ("bounds", {"loss": described(Absolute(True))}, "this loss has kinks"),
+        ("bounds", {"table": True}, "no such id"),
+        ("bounds", {"round": 0}, "the round must be"),
+        ("bounds", {"hold_out": 0.2}, "not agreed on"),
         ("rows", {}, "no such question"),
     ],
 )
@@ -150,16 +182,48 @@ def test_what_a_site_does_not_answer(question, changes, words, tmp_path):
     refused, reply = asked_of(site_at(tmp_path), question, fixed(), **changes)
     assert words in refused
     assert len(reply) < 2000
-    # Before anything is prepared, no table is known to the server.
-    assert asked_of(site_at(tmp_path), "prepare", table=None)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (fixed(seen=4.0), "a power of two"),
+        (fixed(seen=CLIP * 2.0**60), "a power of two"),
+        (fixed(seen=[CLIP]), "a power of two"),
+        (fixed(levels=LEVELS[:2]), "other levels"),
+        (fixed(levels=np.linspace(0.01, 0.99, 99)), "other levels"),
+        (fixed(model=1e6 * MODEL), "largest_coefficient = 20"),
+        (fixed(model=np.append(MODEL, 0.0)), "other sizes"),
+        (fixed(model=np.stack([MODEL, MODEL])), "other sizes"),
+        (fixed(largest=(1.0,)), "the largest loss follows"),
+        (fixed()._replace(freedom=np.array([0.3, 0.0])), "a shrinkage that was not agreed on"),
+        (fixed()._replace(freedom=np.array([-1.0, 0.0])), "how free it is"),
+        (fixed()._replace(pooled=1e6 * MODEL), "largest_coefficient"),
+    ],
+)
+def test_numbers_that_were_not_agreed_on(message, words, tmp_path):
+    assert words in asked_of(site_at(tmp_path), "bounds", message)[0]
+
+
+def test_the_same_question_again_has_the_same_answer_and_others_end(tmp_path):
+    site = site_at(tmp_path)
+    first = asked_of(site, "bounds", fixed(), run="one")
+    assert first[0] is None
+    assert asked_of(site, "bounds", fixed(), run="one")[1] == first[1]
+    assert "no less than eight times" in asked_of(site, "bounds", fixed(seen=CLIP / 2**12), run="one")[0]
+    said = [asked_of(site, "bounds", fixed(seen=CLIP * 2.0**k), run="one")[0] for k in range(1, 6)]
+    assert "one is enough" in said[-1]
+    assert asked_of(site, "bounds", fixed(), run="one")[1] == first[1]
 
 
 def test_a_loss_with_kinks_is_answered_where_the_site_allows_it(tmp_path):
-    refused, reply = asked_of(
-        site_at(tmp_path, losses_with_kinks=True), "bounds", fixed(), loss=described(Absolute(True))
-    )
+    absolute = {"loss": "absolute"}
+    refused, _ = asked_of(site_at(tmp_path, training=absolute), "bounds", fixed(seen=2.0**8 * 1.5))
+    assert "this loss, or its slope, has kinks" in refused
+    site = site_at(tmp_path, training=absolute, losses_with_kinks=True)
+    refused, reply = asked_of(site, "bounds", fixed(seen=2.0**8 * 1.5))
     assert refused is None
-    assert unpack(reply, HoldoutBounds).clipped.shape == (2,)
+    assert unpack(reply, HoldoutBounds).clipped.shape == (5,)
 
 
 def test_rows_in_training_and_kept_out_are_enough_or_none(tmp_path):
@@ -172,29 +236,31 @@ def test_rows_in_training_and_kept_out_are_enough_or_none(tmp_path):
     assert f"it keeps out {len(kept)} of its 60 rows, fewer than its min_rows = {few + 1}" in refused
     # None kept out is nothing told of them; none to train on is nothing to tell.
     for min_rows, answered in ((60, True), (61, False)):
-        refused, _ = asked_of(replace(site, min_rows=min_rows), "prepare", hold_out=0.0)
+        other = site_at(tmp_path, None, {"hold_out": 0.0}, min_rows=min_rows, state=tmp_path / "other")
+        refused, _ = asked_of(other, "prepare")
         assert (refused is None) == answered
     assert "it trains on 60 of its 60 rows, fewer than its min_rows = 61" in refused
     assert many == len(training)
 
 
 def test_a_site_reads_its_files_again_where_they_have_changed(tmp_path, monkeypatch):
-    site_at(tmp_path)
+    site_at(tmp_path, training={"hold_out": 0.0})
     monkeypatch.setenv("BIDRO_SITE", str(tmp_path / "site.toml"))
 
     def digest():
-        rows = SiteRows.load(Site.read(tmp_path / "site.toml"))
+        site = Site.read(tmp_path / "site.toml")
+        rows = SiteRows.load(site)
         header = {
             "version": bidro.__version__, "client": "east", "agreed": rows.agreed.digest,
-            "question": "prepare", "hold_out": 0.0, "split_seed": 0,
+            "question": "prepare", "round": 1, "run": f"run-{next(_RUNS)}",
         }  # fmt: skip
-        return float(unpack(reply_to(pack(Nothing(), header)), Prepared).table), rows.digest
+        return float(unpack(reply_to(pack(Nothing(), header)), Prepared).table), table_id(site, rows)
 
     first = digest()
     assert first[0] == first[1]
     stamp = (tmp_path / "east.csv").stat()
     changed = frame()
-    changed.loc[3, "u"] = 2 * changed.loc[3, "u"]
+    changed.loc[:20, "u"] = 2 * changed.loc[:20, "u"]
     changed.to_csv(tmp_path / "east.csv", index=False)
     os.utime(tmp_path / "east.csv", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1_000_000))
     second = digest()

@@ -58,13 +58,12 @@ def test_a_split_is_in_units_of_its_training_rows():
     rows = np.asarray(split.problem.federation.samples)
     np.testing.assert_allclose(rows.mean(axis=0), 0.0, atol=1e-12)
     np.testing.assert_allclose(rows.std(axis=0), 1.0, rtol=1e-12)
-    assert split.problem.federation.sizes == (42, 42, 42)
-    assert len(split.test) == 54
-    # Folds of equal size, standing one after the other at every client, and over the pooled rows.
-    for k in range(3):
-        own = split.of_row[42 * k : 42 * (k + 1)]
+    assert len(rows) + len(split.test) == 180
+    assert len(split.test) == pytest.approx(54, abs=4 * np.sqrt(180 * 0.3 * 0.7))
+    # Folds stand one after the other at every client, and over the pooled rows.
+    for own in np.split(split.of_row, np.cumsum(split.problem.federation.sizes)[:-1]):
         assert np.all(np.diff(own) >= 0)
-        assert np.ptp(np.bincount(own)) <= 1
+        assert np.bincount(own).min() >= len(own) / (2 * split.folds)
     assert np.all(np.diff(split.of_pooled_row) >= 0)
     both = (rows, np.asarray(split.pooled.federation.samples))
     np.testing.assert_allclose(*(np.sort(v, axis=0) for v in both), rtol=1e-12)
@@ -98,10 +97,11 @@ def test_held_out_losses_are_those_of_the_model_of_the_other_folds():
     models = rng.normal(size=(2, split.folds + 1, 3))
     rows = np.asarray(split.problem.federation.samples)
     expected = np.zeros((3, 2))
-    for row, fold, client in zip(rows, split.of_row, np.repeat(np.arange(3), 42), strict=True):
+    sizes = split.problem.federation.sizes
+    for row, fold, client in zip(rows, split.of_row, np.repeat(np.arange(3), sizes), strict=True):
         for c in range(2):
             x = models[c, fold]
-            expected[client, c] += (row[:2] @ x[:2] + x[2] - row[2]) ** 2 / 42
+            expected[client, c] += (row[:2] @ x[:2] + x[2] - row[2]) ** 2 / sizes[client]
     np.testing.assert_allclose(split.held_out_losses(models), expected, rtol=1e-10)
 
 

@@ -9,6 +9,7 @@ from bidro.client import WassersteinBall
 from bidro.federation import Federation
 from bidro.fitting.client_side import assessment, bounds, prepared
 from bidro.fitting.questions import Assess, Fixed
+from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Logistic, Squared, losses_of
 from bidro.problem import Problem
@@ -23,7 +24,7 @@ RESIDUALS = [part[:, :2] @ MODEL - part[:, 2] for part in PARTS]
 STEEPNESS = np.sqrt(MODEL @ MODEL + 1)
 
 
-def asked(radii=(0.2, 0.0, 0.4), levels=(), reference=(), shown=1.0, fewest=1, declared=None):
+def asked(radii=(0.2, 0.0, 0.4), levels=(), reference=(), shown=1.0, declared=None):
     clients = {f"c{k}": part for k, part in enumerate(PARTS)}
     problem = Problem(
         Federation.from_arrays(clients, "unbounded"),
@@ -34,31 +35,30 @@ def asked(radii=(0.2, 0.0, 0.4), levels=(), reference=(), shown=1.0, fewest=1, d
     )
     cloud, none = np.reshape(reference, (-1, 3)), np.zeros((3, 0))
     message = Assess(MODEL, np.asarray(levels, float), cloud, np.asarray(shown), none, np.zeros(0))
-    return assessment(problem, declared, message, fewest, np.tile(MODEL, (3, 1)))
+    return assessment(problem, declared, message, np.tile(MODEL, (3, 1)))
 
 
 def test_what_is_prepared_is_by_client():
-    found = prepared(WHOLE, SIZES, [2, 0, 3], [0, 2, 3], 7.0)
+    offered = np.eye(3, FOLDS)
+    found = prepared(WHOLE, SIZES, [2, 0, 3], offered, offered[::-1], 7.0)
     np.testing.assert_array_equal(found.rows, SIZES)
     np.testing.assert_array_equal(found.holdout, [2, 0, 3])
-    np.testing.assert_array_equal(found.folds, [0, 2, 3])
+    np.testing.assert_array_equal(found.folds, offered)
+    np.testing.assert_array_equal(found.curved, offered[::-1])
     np.testing.assert_array_equal(found.table, [7.0, 7.0, 7.0])
     np.testing.assert_allclose(found.mean, [part.mean(axis=0) for part in PARTS])
     np.testing.assert_allclose(found.deviation, [part.std(axis=0) for part in PARTS], atol=1e-12)
     # A digest is a site's own: in one process there is none to tell.
-    np.testing.assert_array_equal(prepared(WHOLE, SIZES, SIZES, SIZES).table, np.zeros(3))
+    np.testing.assert_array_equal(prepared(WHOLE, SIZES, SIZES, offered, offered).table, np.zeros(3))
 
 
-@pytest.mark.parametrize("fewest", [1, 2, 4, 7, 20])
-def test_losses_with_standard_errors_and_the_largest(fewest):
-    """Of one row there is no standard error; of fewer rows than are wanted, all are the largest."""
-    found = asked(fewest=fewest)
+def test_losses_with_standard_errors():
+    """Of one row there is no standard error."""
+    found = asked()
     losses = [own**2 for own in RESIDUALS]
     np.testing.assert_allclose(found.loss, [own.mean() for own in losses])
     errors = [own.std(ddof=1) / np.sqrt(len(own)) if len(own) > 1 else 0.0 for own in losses]
     np.testing.assert_allclose(found.se, errors)
-    largest = [np.mean(sorted(own, reverse=True)[:fewest]) for own in losses]
-    np.testing.assert_allclose(found.largest, largest)
 
 
 def test_risks_over_explicit_radii_on_the_declared_support():

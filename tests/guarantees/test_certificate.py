@@ -65,7 +65,8 @@ def test_every_statement_a_second_time(whole):
     assert whole.held_out.bound == pytest.approx(by_hand.bound, rel=1e-9)
     steep = math.hypot(0.8, 1.0)
     rows = draw(40, 0)
-    seen = max(((own @ [0.8, -1.0] + 0.1) ** 2).max() for own in (rows, draw(150, 1, 0.2)))
+    means = [np.mean((own @ [0.8, -1.0] + 0.1) ** 2) for own in (rows, draw(150, 1, 0.2))]
+    seen = 2.0 ** np.ceil(np.log2(8 * max(means)))
     clipped = held_out(losses, 0.9, seen, clipped=True)
     assert whole.clipped.bound == pytest.approx(clipped.bound, rel=1e-9)
     assert whole.shift.bound == pytest.approx((math.sqrt(clipped.bound) + 0.05 * steep) ** 2, rel=1e-9)
@@ -136,7 +137,8 @@ def test_what_cannot_be_stated_is_absent_with_a_reason():
     assert found.held_out is None
     assert "cannot be ruled out" in found.absent["held_out"]
     losses = (np.asarray(undeclared.federation.samples) @ [0.8, -1.0] + 0.1) ** 2
-    assert found.clipped.largest == pytest.approx(losses.max())
+    mean = max(own.mean() for own in np.split(losses, np.cumsum(undeclared.federation.sizes)[:-1]))
+    assert 8 * mean <= found.clipped.largest < 16 * mean
     assert "counted as at most" in found.clipped.promise
     assert found.shift.bound == pytest.approx((math.sqrt(found.clipped.bound) + 0.1 * 0.8) ** 2)
     assert "absent: " in str(found)

@@ -8,8 +8,16 @@ import pytest
 
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import ClientBound, clopper_pearson
-from bidro.guarantees.statements import Assessed, clip_level, from_bounds, holdout_bounds, with_holdout
-from bidro.losses import Logistic, Squared
+from bidro.guarantees.statements import (
+    Assessed,
+    clip_level,
+    from_bounds,
+    holdout_bounds,
+    is_clip_level,
+    loss_unit,
+    with_holdout,
+)
+from bidro.losses import Absolute, Huber, Logistic, Squared
 from bidro.sets import CappedSimplex, Simplex
 from tests.guarantees.test_certificate_shown import INTERVAL
 
@@ -127,5 +135,29 @@ def test_losses_are_clipped_at_what_training_saw_and_no_lower_than_the_support_a
     assert [one.mean for one in found["clipped"]] == pytest.approx([(0.25 + 4 + 1) / 3] * 2)
     assert [one.mean for one in found["held_out"]] == pytest.approx([(0.25 + 9 + 1) / 3] * 2)
     assert found["clipped"][0].bound > found["clipped"][1].bound
-    assert clip_level(0.3) == 0.3
-    assert clip_level(0.0) == 1.0
+
+
+def test_the_clip_level_is_a_power_of_two_from_eight_times_the_mean():
+    assert clip_level(0.3, 1.0) == 4.0
+    assert clip_level(0.5, 1.0) == 4.0
+    assert clip_level(0.51, 1.0) == 8.0
+    assert clip_level(3e-5, 0.7) == 0.7 * 2.0**-11
+    assert clip_level(0.0, 3.0) == 3.0
+    rng = np.random.default_rng(0)
+    for mean, unit in np.exp(rng.normal(0.0, 5.0, (500, 2))):
+        level = clip_level(mean, unit)
+        assert 8 * mean <= level < 16 * mean
+        assert is_clip_level(level, unit)
+        assert not any(
+            is_clip_level(wrong, unit) for wrong in (0.0, -level, 1.5 * level, level * (1 + 1e-15))
+        )
+    assert not is_clip_level(2.0**41, 1.0)
+    assert not is_clip_level(math.inf, 1.0)
+    assert not is_clip_level(math.nan, 1.0)
+
+
+def test_the_unit_of_losses_goes_with_that_of_the_target():
+    assert loss_unit(Squared(True), 3, 5.0) == 25.0
+    assert loss_unit(Absolute(), 3, 5.0) == 5.0
+    assert loss_unit(Huber(threshold=10.0), 3, 20.0) == 4 * loss_unit(Huber(threshold=5.0), 3, 10.0)
+    assert loss_unit(Logistic(), 3, 1.0) == 1.0

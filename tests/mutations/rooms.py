@@ -265,6 +265,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "fitting/client_side.py": ("tests/fitting/test_client_side.py",),
     "deploy/rules.py": ("tests/deploy/test_rules.py",),
     "deploy/site.py": _SITE,
+    "deploy/cells.py": ("tests/deploy/test_cells.py",),
+    "deploy/known_rows.py": ("tests/deploy/test_row_memory.py",),
+    "deploy/releases.py": ("tests/deploy/test_releases.py",),
+    "deploy/row_memory.py": ("tests/deploy/test_row_memory.py", "tests/deploy/test_releases.py"),
+    "deploy/site_log.py": ("tests/deploy/test_site_state.py",),
+    "deploy/site_state.py": ("tests/deploy/test_site_state.py",),
     "model_file.py": ("tests/test_model_file.py",),
 }
 

@@ -305,7 +305,7 @@ def _worst_case(name, rng):
     return {
         "client": name,
         "moved": [
-            {"name": feature, "before": b, "after": b + m * sd, "in_sd": float(m)}
+            {"name": feature, "before": b, "change": m * sd, "in_sd": float(m)}
             for feature, b, m, sd in zip(FEATURES, before, moves, spread, strict=True)
         ],
     }

@@ -63,7 +63,9 @@ def barycentre(
     size = np.sqrt(np.mean(samples**2, axis=0))
     cleared = np.where(np.abs(centre) > _ROUNDING * size, centre, 0.0)
     inside = jax.vmap(federation.support.project)(jnp.asarray(cleared))
-    return replace(federation, samples=inside, sizes=(len(centre),), names=("barycentre",), units=None)
+    return replace(
+        federation, samples=inside, sizes=(len(centre),), names=("barycentre",), units=None, ids=None
+    )
 
 
 def _centre(parts: list[Floats], points: int, most: int, rng: np.random.Generator) -> Floats:

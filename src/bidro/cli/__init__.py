@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bidro.cli import adapt, certify, federate, fit, reproduce, use
+from bidro.cli import adapt, certify, federate, fit, reproduce, site, use
 
 app = typer.Typer(
     name="bidro",
@@ -59,6 +59,7 @@ app.command(
     "`bidro federate federate.toml --engine flare --out stay-model`"
 )(federate.federate)
 app.command(epilog="Example: `bidro audit stay-model`")(federate.audit)
+app.add_typer(site.app, name="site")
 app.command(epilog="Example: `bidro report stay-model --out stay.html`")(use.report)
 app.command(epilog="Example: `bidro example visits.csv`")(use.example)
 app.command(epilog="Example: `bidro reproduce --runs 5 --rounds 2000 --out out/quick`")(reproduce.reproduce)

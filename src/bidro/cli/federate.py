@@ -31,8 +31,8 @@ def schema(
     ] = "refuse",
     out: Annotated[Path | None, typer.Option(help="File to write; the screen by default.")] = None,
 ) -> None:
-    """Draft the schema that all sites agree on before a federated run: columns, levels, bounds."""
-    from bidro.deploy.agreed import draft
+    """Draft what all sites agree on before a federated run: columns, levels, units, bounds, training."""
+    from bidro.deploy.schema_file import draft
     from bidro.report.files import require_file_place, write_text
     from bidro.tables import learn_schema, read_one
     from bidro.workflow.options import check_task
@@ -49,22 +49,17 @@ def schema(
         print(text, end="")
         return
     write_text(out, text)
-    print(f"Written to {out}: complete the bounds, and let every site keep the same copy.")
+    print(f"Written to {out}: see to units, bounds and [training], and let every site keep the same copy.")
 
 
 def federate(
-    config: Annotated[
-        Path | None, typer.Argument(help="federate.toml: clients, schema, options of `bidro fit`, network.")
-    ] = None,
+    config: Annotated[Path | None, typer.Argument(help="federate.toml: clients, schema, network.")] = None,
     engine: Annotated[str, typer.Option(help="flare or flower.")] = "flare",
     out: Annotated[Path | None, typer.Option(help="Folder for the model.")] = None,
     run: Annotated[
         str | None, typer.Option(help="Name of the run on the server; that of --out by default.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name.")] = False,
-    replies: Annotated[
-        str | None, typer.Option(help="curvature, or gradient: sites send less, in more rounds. [curvature]")
-    ] = None,
     one_sample_replies: Annotated[
         bool,
         typer.Option(
@@ -76,8 +71,12 @@ def federate(
         Path | None,
         typer.Option(help="Rehearse on this machine with this table, a process for every client."),
     ] = None,
-    client: Annotated[str | None, typer.Option(help="With --local: column that names the client.")] = None,
-    target: Annotated[str | None, typer.Option(help="With --local: column to be predicted.")] = None,
+    client: Annotated[
+        str | None, typer.Option(help="With --local and without a schema: column that names the client.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="With --local and without a schema: column to be predicted.")
+    ] = None,
     unit: Annotated[
         str | None, typer.Option(help="With --local: column of the person or thing that a row is of.")
     ] = None,
@@ -95,7 +94,7 @@ def federate(
 
     from bidro.cli.output import said_lines
     from bidro.deploy.drive import driven, require_engine
-    from bidro.deploy.job import Config
+    from bidro.deploy.job import Config, agreement_in
     from bidro.deploy.rehearsal import rehearsed, split_by_client
     from bidro.errors import BidroError
     from bidro.workflow.fit import require_place, write_folder
@@ -103,9 +102,18 @@ def federate(
     if out is None:
         raise click.UsageError("Name the folder for the model: --out DIR.")
     if local is None and config is None:
-        raise click.UsageError("Give a configuration, or rehearse with --local TABLE --client COLUMN.")
-    if local is not None and (client is None or target is None):
-        raise click.UsageError("A rehearsal needs --client COLUMN and --target COLUMN.")
+        raise click.UsageError(
+            "Give a configuration, or rehearse with --local TABLE --client COLUMN --target COLUMN."
+        )
+    agreed = agreement_in(config) if local is not None else None
+    if local is not None and agreed is None and (client is None or target is None):
+        raise click.UsageError(
+            "A rehearsal needs --client COLUMN and --target COLUMN, or a configuration that names a schema."
+        )
+    if agreed is not None and not (client is None and target is None and unit is None):
+        raise click.UsageError(
+            "The schema says which columns these are; leave --client, --target, --unit out."
+        )
     if local is None and unit is not None:
         raise click.UsageError("--unit is for a rehearsal; between sites the agreed schema names the unit.")
     require_engine(engine)
@@ -114,13 +122,11 @@ def federate(
     with said_lines(quiet=json) as say, tempfile.TemporaryDirectory(prefix="bidro-") as scratch:
         sites = None
         if local is not None:
-            assert client is not None
-            assert target is not None
             if resume:
                 raise click.UsageError("A rehearsal leaves nothing to resume; begin it again.")
-            sites = split_by_client(local, client, target, Path(scratch), one_sample_replies, unit)
-        whole = Config.read(config, name, sites, resume=resume, replies=replies)
-        if whole.job.algorithm is not None and not one_sample_replies:
+            sites = split_by_client(local, client, target, Path(scratch), one_sample_replies, unit, agreed)
+        whole = Config.read(config, name, sites, resume)
+        if whole.job.agreed.algorithm is not None and not one_sample_replies:
             raise BidroError(
                 "Algorithm 1 sends replies computed from one row each, from which a curious server can "
                 "rebuild about four fifths of the sampled records; say --one-sample-replies if that is "

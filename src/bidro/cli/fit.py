@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,13 @@ def fit(
     ] = None,
     target: Annotated[str | None, typer.Option(help="Column to be predicted.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the model.")] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            help="schema.toml that sites agree on: columns, units and all of training are as it says, as in "
+            "`bidro federate`."
+        ),
+    ] = None,
     task: Annotated[
         str | None, typer.Option(help="regression or classification; guessed if not given.")
     ] = None,
@@ -123,6 +131,7 @@ def fit(
     base = FitOptions() if config is None else FitOptions.from_toml(config)
     given: dict[str, Any] = {
         "tables": tuple(str(path) for path in tables) if tables else None,
+        "schema": None if schema is None else str(schema),
         "client": client,
         "target": target,
         "task": task,
@@ -152,6 +161,14 @@ def fit(
     if not options.tables:
         raise click.UsageError("Give at least one table, CSV or Parquet.")
     require_place(out, force)
+    if schema is not None:
+        more = [
+            name for name, value in given.items() if value is not None and name not in ("tables", "schema")
+        ]
+        if more:
+            raise click.UsageError(
+                f"The schema says all of training; leave --{more[0].replace('_', '-')} out, or change it."
+            )
     _run(options, out, json)
 
 
@@ -166,14 +183,20 @@ def _run(options: FitOptions, out: Path, as_json: bool) -> None:
     import json as plain_json
 
     from bidro.cli.output import SETTINGS_SHOWN, shown_progress
+    from bidro.deploy.agreed import Agreed
     from bidro.engines.compiled import compilation_cache
     from bidro.workflow.fit import fit_tables, write_folder
     from bidro.workflow.folder import folder_files
     from bidro.workflow.judged import evaluation
 
     compilation_cache()
+    agreed = None
+    if options.schema is not None:
+        whole = Agreed.read(Path(options.schema))
+        options = replace(whole.options, tables=options.tables, schema=options.schema)
+        agreed = whole.schema, whole.fit_options
     with shown_progress(quiet=as_json) as progress:
-        done = fit_tables(options, progress)
+        done = fit_tables(options, progress, agreed)
         progress.begin("writing")
         write_folder(out, folder_files(done))
     if as_json:

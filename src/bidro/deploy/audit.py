@@ -16,11 +16,12 @@ FORMAT, VERSION = "bidro audit", 1
 # What the numbers of a message tell whoever reads them, by the names of the fields.
 _REVEALS = {
     "prepare": (
-        "How many rows (and units) the site has, and the mean and standard deviation of each of its columns."
+        "How many rows (and units) the site has, and over how many folds it answers, with curvature or "
+        "without."
     ),
     "assess": (
         "Mean loss of the model, and of the site's own, on its training rows, how much their predictions "
-        "vary, the mean of its largest losses (at least ten), and how far its worst case moves each feature "
+        "vary, and how far its worst case moves each feature "
         "on average; with a declared support also its robust risks and its distance to a cloud that "
         "everybody has. No row."
     ),

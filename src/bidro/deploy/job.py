@@ -1,4 +1,4 @@
-"""What a federated run is to do, as one text that reaches the server: `federate.toml` and the schema."""
+"""What a federated run is to do, as one text that reaches the server: who takes part, and the agreement."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bidro.deploy.agreed import Agreed
+from bidro.deploy.agreed import TRAINING, Agreed
 from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError
-from bidro.training import AlgorithmOne, Replies
-from bidro.workflow.fit import fit_options
-from bidro.workflow.options import FitOptions
 from bidro.workflow.toml_files import read_toml
-
-# Options of `bidro fit` that have no place here: the schema and the sites' own files say these things.
-_NOT_HERE = ("tables", "client", "target", "task", "features", "support", "missing", "unit")
 
 
 @dataclass(frozen=True)
@@ -27,10 +21,7 @@ class Job:
     run: str  # its name; checkpoints are kept under it
     clients: tuple[str, ...]
     agreed: Agreed
-    options: FitOptions
     policy: Policy = field(default_factory=Policy)
-    replies: Replies = "curvature"
-    algorithm: AlgorithmOne | None = None
     resume: bool = False
 
     def __post_init__(self) -> None:
@@ -41,16 +32,15 @@ class Job:
             )
         if not self.clients or len(set(self.clients)) < len(self.clients):
             raise BidroError('Name the clients that take part, each once: clients = ["north", "south"].')
-        if self.options.radius == "bootstrap":
-            raise BidroError(
-                "radius = 'bootstrap' is not for machines apart; use 'cross-validate' or numbers."
-            )
-        # What training would refuse is said before any site is asked.
-        self.options.check()
-        fit_options(self.options, self.agreed.schema, self.replies)
 
     def to_text(self) -> str:
-        content = {**dataclasses.asdict(self), "agreed": self.agreed.to_dict()}
+        content = {
+            "run": self.run,
+            "clients": list(self.clients),
+            "agreed": self.agreed.to_dict(),
+            "policy": dataclasses.asdict(self.policy),
+            "resume": self.resume,
+        }
         return json.dumps(content, sort_keys=True)
 
     @classmethod
@@ -58,18 +48,10 @@ class Job:
         """Raises BidroError for what `to_text` would not have written."""
         try:
             content = json.loads(text)
-            options: dict[str, Any] = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in content["options"].items()
-            }
-            agreed, one = Agreed.from_dict(content["agreed"]), content["algorithm"]
-            options["support"] = agreed.support
             parts: dict[str, Any] = {
                 "clients": tuple(content["clients"]),
-                "agreed": agreed,
-                "options": FitOptions(**options),
+                "agreed": Agreed.from_dict(content["agreed"]),
                 "policy": Policy(**content["policy"]),
-                "algorithm": None if one is None else AlgorithmOne(**one),
             }
             return cls(**{**content, **parts})
         except (KeyError, TypeError, ValueError) as error:
@@ -91,65 +73,65 @@ class Config:
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path | None, run: str, sites: Sites | None = None, **given: Any) -> Config:
+    def read(cls, path: Path | None, run: str, sites: Sites | None = None, resume: bool = False) -> Config:
         """From the file, if there is one; `sites` stand in for what it says of clients and schema.
 
-        `given` are parts of the job that count more than the file's. Raises BidroError for anything in the
-        file that is not understood.
+        Raises BidroError for anything in the file that is not understood.
         """
         content: dict[str, Any] = {} if path is None else read_toml(path)
-        for name in ("network", "algorithm", "flare", "flower"):
-            if not isinstance(content.get(name, {}), dict):
-                raise BidroError(f"'{path}': '{name}' is a part of its own, [{name}].")
-        if not isinstance(content.get("clients", []), list):
-            raise BidroError(f'\'{path}\': clients is a list of names, ["north", "south"].')
+        _require_entries(content, path)
         folder = Path() if path is None else path.parent
         engines: dict[str, Any] = {
-            name: _paths(content.pop(name), folder) for name in ("flare", "flower") if name in content
+            name: _paths(content[name], folder) for name in ("flare", "flower") if name in content
         }
         if sites is None:
             for name in ("schema", "clients"):
                 if name not in content:
                     raise BidroError(f"'{path}' does not say '{name}'.")
-            agreed = Agreed.read(folder / str(content.pop("schema")))
-            sites = Sites(agreed, tuple(map(str, content.pop("clients"))))
-        else:
-            content = {name: value for name, value in content.items() if name not in ("schema", "clients")}
-        network = dict(content.pop("network", {}))
-        sent = network.pop("replies", "curvature")
-        algorithm = content.pop("algorithm", None)
-        known = {f.name for f in dataclasses.fields(FitOptions)} - set(_NOT_HERE)
-        for found, allowed in (
-            (content, known),
-            (network, {f.name for f in dataclasses.fields(Policy)}),
-            (algorithm or {}, {f.name for f in dataclasses.fields(AlgorithmOne)}),
-        ):
-            unknown = sorted(set(found) - allowed)
-            if unknown:
-                raise BidroError(
-                    f"'{path}' has an unknown entry '{unknown[0]}'; there are {', '.join(sorted(allowed))}."
-                )
-        parts: dict[str, Any] = {
-            "policy": Policy(**network),
-            "replies": sent,
-            "algorithm": None if algorithm is None else AlgorithmOne(**{"rounds": 0, **algorithm}),
-            **{name: value for name, value in given.items() if value is not None},
-        }
-        return cls(Job(run, sites.clients, sites.agreed, options_of(sites.agreed, content), **parts), engines)
+            sites = Sites(schema_of(content, folder), tuple(map(str, content["clients"])))
+        network = content.get("network", {})
+        known = {one.name for one in dataclasses.fields(Policy)}
+        unknown = sorted(set(network) - known)
+        if unknown:
+            raise BidroError(
+                f"[network] of '{path}' has an unknown entry '{unknown[0]}'; there are "
+                f"{', '.join(sorted(known))}."
+            )
+        return cls(Job(run, sites.clients, sites.agreed, Policy(**network), resume), engines)
 
 
-def options_of(agreed: Agreed, given: Mapping[str, Any]) -> FitOptions:
-    """The options of `bidro fit` that these are, with what the schema says."""
-    schema = agreed.schema
-    return FitOptions(
-        client=schema.client,
-        target=schema.target,
-        task="regression" if schema.classes is None else "classification",
-        features=tuple(column.name for column in schema.columns),
-        support=agreed.support,
-        unit=schema.unit,
-        **given,
-    )
+def agreement_in(path: Path | None) -> Agreed | None:
+    """The agreement that a configuration names, if there is a configuration and it names one."""
+    if path is None:
+        return None
+    content = read_toml(path)
+    _require_entries(content, path)
+    return schema_of(content, path.parent) if "schema" in content else None
+
+
+def schema_of(content: Mapping[str, Any], folder: Path) -> Agreed:
+    return Agreed.read(folder / str(content["schema"]))
+
+
+def _require_entries(content: Mapping[str, Any], path: Path | None) -> None:
+    known = {"clients", "schema", "network", "flare", "flower"}
+    for name in content:
+        if name in (*TRAINING, "replies", "algorithm", "training", "limits"):
+            part = name if name in ("algorithm", "training", "limits") else "training"
+            raise BidroError(
+                f"'{path}' says '{name}', which sites agree on: it stands in [{part}] of schema.toml."
+            )
+        if name not in known:
+            raise BidroError(f"'{path}' has an unknown entry '{name}'; there are {', '.join(sorted(known))}.")
+    for name in ("network", "flare", "flower"):
+        if not isinstance(content.get(name, {}), dict):
+            raise BidroError(f"'{path}': '{name}' is a part of its own, [{name}].")
+    if "replies" in content.get("network", {}):
+        raise BidroError(
+            f"'{path}' says 'replies', which sites agree on: it stands in [training] of schema.toml."
+        )
+    if not isinstance(content.get("clients", []), list):
+        raise BidroError(f'\'{path}\': clients is a list of names, ["north", "south"].')
 
 
 def _paths(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -12,30 +12,38 @@ from pathlib import Path
 import pandas as pd
 
 from bidro.arrays import Floats
-from bidro.deploy.agreed import Agreed, written
+from bidro.deploy.agreed import Agreed
 from bidro.deploy.drive import driven, engine
 from bidro.deploy.job import Job, Sites
+from bidro.deploy.schema_file import drafted, written
 from bidro.deploy.server import PROGRESS_FILE
+from bidro.deploy.site_state import write_key
 from bidro.model_file import FILE as MODEL_FILE
 from bidro.model_file import Model
 from bidro.own_file import FILE as OWN_FILE
 from bidro.own_file import OwnModels, own_models_in
+from bidro.splits import key_of_seed
 from bidro.tables import learn_schema, read
 
 
 def split_by_client(
     table: Path,
-    client: str,
-    target: str,
+    client: str | None,
+    target: str | None,
     folder: Path,
     one_sample: bool = False,
     unit: str | None = None,
+    agreed: Agreed | None = None,
 ) -> Sites:
-    """Write each client's rows and configuration into `folder`, as sites would have them."""
-    whole, column = read([table], client)
-    schema = learn_schema(whole, column, target, None, None, "refuse", unit)
-    agreed = Agreed(schema, None)
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write each client's rows and configuration into `folder`, as sites would have them; without an
+    agreement, by the one that the table drafts. The sites' keys follow from the agreed seed, so that they
+    split their rows as `bidro fit` does."""
+    whole, column = read([table], agreed.schema.client if agreed is not None else client)
+    if agreed is None:
+        assert target is not None
+        agreed = drafted(learn_schema(whole, column, target, None, None, "refuse", unit), whole)
+    schema = agreed.schema
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / "schema.toml").write_text(written(agreed))
     names = schema.clients(whole)
     clients = tuple(sorted(set(names.tolist())))
@@ -47,10 +55,14 @@ def split_by_client(
             f'data = "site-{k}.parquet"',
             'schema = "schema.toml"',
             f'own = "own/site-{k}"',
+            f'state = "state/site-{k}"',
         ]
         # All rows are on this machine, so that losses with kinks give nothing away.
         lines += ["losses_with_kinks = true", *(["one_sample_replies = true"] if one_sample else [])]
         (folder / f"site-{k}.toml").write_text("\n".join([*lines, ""]))
+        state = folder / "state" / f"site-{k}"
+        state.mkdir(parents=True, mode=0o700)
+        write_key(state, key_of_seed(agreed.options.seed))
     return Sites(agreed, clients)
 
 

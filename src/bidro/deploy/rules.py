@@ -4,13 +4,12 @@ Numbers rest on at least `min_rows` rows, or on as many units where the schema n
 tell of that person alone. A sum against a column of two values, such as a coded level or a
 class, is a sum over the rows with one of them, so that each value at a site must be had by as many rows. Of
 folds, what is left out counts, as a server can take differences. Curvature needs more rows than twice its
-dimension. Near a kink of a loss the answer changes with the few rows next to it, so such losses are for the
-site to allow, as replies from one row are.
+dimension. At a kink of a loss, or of its slope, the answer changes with the few rows next to it, so such
+losses are for the site to allow, as replies from one row are.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -20,10 +19,12 @@ from bidro.algorithms.contract import Algorithm, HeldRows
 from bidro.algorithms.own_correction import OwnCorrections, Shrinkage
 from bidro.arrays import Floats
 from bidro.errors import BidroError
-from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.own import SHRINKAGES
 from bidro.losses import LinearLoss, Loss
+from bidro.losses.scalar import PiecewiseQuadratic
 
+# Curvature is sent over more rows than so many a parameter only.
+ROWS_A_PARAMETER = 2
 # The unit (N,) that each row is of; None where every row is one by itself.
 Ids = NDArray[np.uint64] | None
 
@@ -38,9 +39,9 @@ ONE_SAMPLE = (
     "here, set one_sample_replies = true in this site's configuration."
 )
 KINKS = (
-    "this loss has kinks, and near its optimum its messages change with the few rows at a kink, which can be "
-    "read from them; use a smooth loss (huber, smoothed hinge), or, if that is acceptable here, set "
-    "losses_with_kinks = true in this site's configuration."
+    "this loss, or its slope, has kinks: its messages change with the few rows at a kink, and whoever "
+    "chooses models finds single rows there; use squared or logistic loss, or, if that is acceptable here, "
+    "set losses_with_kinks = true in this site's configuration."
 )
 
 
@@ -77,17 +78,9 @@ def require_common_values(rows: Floats, min_rows: int, classes: bool, units: Ids
         )
 
 
-def most_folds(
-    rows: Floats, marks: dict[int, NDArray[np.int64]], min_rows: int, classes: bool, units: Ids = None
-) -> int:
-    """The most folds, of those dealt in `marks` (N,) by their number, of which each leaves out enough rows,
-    or units (N,), and enough of every value that it leaves out; 0 where none does."""
-    for count in range(FOLDS, 1, -1):
-        if count in marks:
-            parts = [marks[count] == fold for fold in range(count)]
-            if min(_least(rows, part, classes, units) for part in parts) >= min_rows:
-                return count
-    return 0
+def _curves(rows: int, dimension: int) -> bool:
+    """Whether curvature over so many rows tells of no single one."""
+    return rows > ROWS_A_PARAMETER * dimension
 
 
 def _least(rows: Floats, part: NDArray[np.bool_], classes: bool, units: Ids) -> int:
@@ -102,9 +95,13 @@ def words(units: Ids) -> str:
 
 
 def require_allowed_loss(loss: Loss, allowed: bool) -> None:
-    """Raise RefusedError for a loss with kinks unless the site allows them."""
-    if isinstance(loss, LinearLoss) and math.isinf(loss.scalar.curvature) and not allowed:
+    """Raise RefusedError for a loss with kinks, or with kinks in its slope, unless the site allows them."""
+    if isinstance(loss, LinearLoss) and _has_knots(loss) and not allowed:
         raise RefusedError(KINKS)
+
+
+def _has_knots(loss: LinearLoss) -> bool:
+    return isinstance(loss.scalar, PiecewiseQuadratic) and len(loss.scalar.knots) > 0
 
 
 def require_known_shrinkages(asked: Iterable[Shrinkage]) -> None:
@@ -137,9 +134,10 @@ def rows_behind(
             "folds, or lower min_rows at that site."
         )
     dimension = loss.dimension(samples.shape[-1])
-    if algorithm.second_order and rows <= 2 * dimension:
+    if algorithm.second_order and not _curves(rows, dimension):
         raise RefusedError(
             f"{what} rests on {rows} rows, too few to send curvature for a model of {dimension} parameters: "
-            "it needs more than twice as many; use --replies gradient or fewer folds."
+            f'it needs more than {ROWS_A_PARAMETER} times as many; agree on replies = "gradient" or on fewer '
+            "folds."
         )
     return behind

@@ -1,4 +1,4 @@
-"""A site: its own table, the agreed schema, and one function from a request to a reply.
+"""A site: its own table, what was agreed on, and one function from a request to a reply.
 
 The table never leaves. What does is one of the types in `questions`, or an algorithm's reply, computed over
 at least `min_rows` rows; a request for anything else is answered with the reason why not.
@@ -7,148 +7,26 @@ at least `min_rows` rows; a request for anything else is answered with the reaso
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
 
-import jax
-import numpy as np
-from numpy.typing import NDArray
-
-import bidro
-from bidro.algorithms.own_correction import Shrinkage
-from bidro.arrays import Floats
-from bidro.deploy.agreed import Agreed
-from bidro.deploy.rules import (
-    RefusedError,
-    draws,
-    most_folds,
-    require_allowed_loss,
-    require_common_values,
-    require_known_shrinkages,
-    rows_behind,
-    words,
-)
-from bidro.engines.asked import Asked
+from bidro.deploy.answers import answered
+from bidro.deploy.requests import Request, checked_request
+from bidro.deploy.rules import RefusedError, require_allowed_loss
+from bidro.deploy.site_config import Site
+from bidro.deploy.site_log import Question
+from bidro.deploy.site_rows import SiteRows, site_log, table_id
 from bidro.engines.compiled import compilation_cache
-from bidro.engines.coordinator import Nothing, refusal_message, reply_message
-from bidro.engines.plain import described, made
-from bidro.engines.wire import header_of, unpack
+from bidro.engines.coordinator import refusal_message, reply_message
+from bidro.engines.wire import header_of
 from bidro.errors import BidroError
-from bidro.federation import Federation
-from bidro.fitting import client_side
-from bidro.fitting.questions import Adopt, Adopted, Assess, Assessment, Fixed, Prepared
-from bidro.guarantees.calibration import FOLDS
-from bidro.guarantees.statements import Assessed
-from bidro.losses import Loss
-from bidro.model_file import target_numbers
-from bidro.own_file import FILE as OWN_FILE
-from bidro.own_file import OwnModels, write_private
-from bidro.sets import Box, Simplex, WholeSpace
-from bidro.splits import choose_holdout, content_order, kept_out_of, unit_ids
-from bidro.standard import Standard
-from bidro.tables import as_words, bounds_of, read_one, require_declared
-from bidro.training import unrestricted
-from bidro.workflow.toml_files import read_toml
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 # The environment variable with the path of the site's configuration.
 VARIABLE = "BIDRO_SITE"
-# The names of runs, which become folders here.
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# A site's message on its largest losses is a mean over at least this many.
-_LARGEST_LOSSES = 10
-
-
-@dataclass(frozen=True)
-class Site:
-    """`site.toml`; paths are relative to it."""
-
-    client: str
-    data: Path
-    schema: Path
-    own: Path  # folder for the site's own models, one folder a run
-    min_rows: int = 10
-    one_sample_replies: bool = False
-    losses_with_kinks: bool = False
-
-    @classmethod
-    def read(cls, path: Path) -> Site:
-        content = read_toml(path)
-        known = {"client": str, "data": str, "schema": str, "own": str, "min_rows": int}
-        known |= {"one_sample_replies": bool, "losses_with_kinks": bool}
-        for name, value in content.items():
-            if name not in known or type(value) is not known[name]:
-                raise BidroError(
-                    f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema, own "
-                    "(texts), min_rows (a number), one_sample_replies and losses_with_kinks (true or false)."
-                )
-        missing = [name for name in ("client", "data", "schema") if name not in content]
-        if missing:
-            raise BidroError(f"'{path}' does not say '{missing[0]}'.")
-        if content.get("min_rows", 10) < 2:
-            raise BidroError(f"'{path}': min_rows must be at least 2.")
-        content.setdefault("own", "own")
-        paths = {name: path.parent / content[name] for name in ("data", "schema", "own")}
-        return cls(**{**content, **paths})
-
-
-@dataclass(frozen=True, eq=False)
-class SiteRows:
-    """The site's table as numbers, its rows in an order that depends on what is in them (`content_order`)."""
-
-    agreed: Agreed
-    features: Floats  # (N, k)
-    target: Floats  # (N,)
-    units: NDArray[np.uint64] | None = None  # (N,) of which unit each row is, where the schema names units
-
-    def whole(self, wanted: NDArray[np.bool_]) -> Floats:
-        """(rows, k + 1) some of the rows, the target last."""
-        return np.column_stack([self.features[wanted], self.target[wanted]])
-
-    def units_of(self, wanted: NDArray[np.bool_]) -> NDArray[np.uint64] | None:
-        """The units of some of the rows."""
-        return None if self.units is None else self.units[wanted]
-
-    @property
-    def has_classes(self) -> bool:
-        return self.agreed.schema.classes is not None
-
-    @cached_property
-    def digest(self) -> float:
-        """48 bits that change with the rows, as a number."""
-        units = b"" if self.units is None else self.units.tobytes()
-        whole = hashlib.sha256(self.features.tobytes() + self.target.tobytes() + units).digest()
-        return float(int.from_bytes(whole[:6], "big"))
-
-    @classmethod
-    def load(cls, site: Site) -> SiteRows:
-        """Raises BidroError for a table that does not fit the agreed schema, in the user's own words."""
-        agreed = Agreed.read(site.schema)
-        schema, table = agreed.schema, read_one(site.data)
-        if len(table) == 0:
-            raise BidroError(f"'{site.data}' has no rows.")
-        if schema.client in table:
-            others = sorted(set(as_words(table[schema.client].dropna()).tolist()) - {site.client})
-            if others:
-                raise BidroError(f"'{site.data}' has rows of client '{others[0]}'; this site is another.")
-        features, target, labels = schema.matrix(table), target_numbers(schema, table), schema.units(table)
-        if agreed.support is not None:
-            require_declared(agreed.support, schema, table)
-        for name, count in schema.counted_as_other(table).items():
-            _log.warning("%d row(s) have a level of '%s' that is not in the schema: 'other'.", count, name)
-        units = None if labels is None else unit_ids(labels)
-        order = content_order(np.zeros(len(target), np.int64), features, target, units)
-        return cls(agreed, features[order], target[order], None if units is None else units[order])
 
 
 def reply_to(request: bytes) -> bytes:
@@ -184,175 +62,45 @@ def _loaded(site: Site, stamp: tuple[int, ...]) -> SiteRows:
 def reply_of(site: Site, rows: SiteRows, request: bytes) -> bytes:
     """The site's reply to a request: what is asked, or the reason why it is not given; never raises."""
     try:
-        reply, over = _answered(site, rows, header_of(request), request)
+        return _replied(site, rows, request)
     except RefusedError as refused:
         return refusal_message(request, str(refused))
     except Exception as error:
         # Whatever else goes wrong, its text may hold data.
         _log.error("a request could not be followed: %s: %s", type(error).__name__, error)
         return refusal_message(request, "the request could not be followed; its log says why.")
-    return reply_message(reply, request, over)
 
 
-def _answered(site: Site, rows: SiteRows, asked: Mapping[str, Any], request: bytes) -> tuple[Any, int]:
-    """(the reply, the fewest rows that a number in it rests on)."""
-    if asked["version"] != bidro.__version__:
-        raise RefusedError(f"it has bidro {bidro.__version__}, and the server another version; use the same.")
-    if asked["client"] != site.client:
-        raise RefusedError("its configuration names another client than the one that was asked.")
-    if asked["agreed"] != rows.agreed.digest:
-        raise RefusedError("its schema.toml says something else than the server's; agree on one.")
-    question = asked["question"]
-    if question != "prepare" and asked["table"] != rows.digest:
-        raise RefusedError("its table has changed since the run began; begin a new run.")
-    holdout = _holdout(site, rows, asked["hold_out"], asked["split_seed"])
-    if question == "prepare":
-        unpack(request, Nothing)
-        return _prepared(site, rows, holdout, asked["split_seed"]), draws(~holdout, rows.units)
-    require_allowed_loss(made(asked["loss"]), site.losses_with_kinks)
-    if question == "round":
-        varies = ("round", "run", "seed")
-        how = json.dumps({name: part for name, part in asked.items() if name not in varies}, sort_keys=True)
-        described_round, over = _asked(site, rows, how)
-        return described_round.answer(asked["seed"], asked["round"], request), over
-    wanted = holdout if question == "bounds" else ~holdout
-    samples, units, over = _samples(rows, wanted, asked), rows.units_of(wanted), draws(wanted, rows.units)
-    if question == "adopt":
-        return _adopted(site, samples, asked, unpack(request, Adopt)), over
-    if question == "assess":
-        largest = max(_LARGEST_LOSSES, site.min_rows)
-        found = _assessment(site, rows, samples, units, asked, unpack(request, Assess), largest)
-        return _own(found), min(over, largest)
-    if question == "bounds":
-        of, fixed = _fixed(asked, request)
-        used = _used(of.loss, _samples(rows, ~holdout, asked), fixed)
-        bounds = client_side.bounds([site.client], samples, [len(samples)], of, fixed, used, units)
-        return _own(bounds), over
-    raise RefusedError("there is no such question.")
-
-
-@lru_cache(maxsize=2)
-def _holdout(site: Site, rows: SiteRows, hold_out: float, seed: int) -> NDArray[np.bool_]:
-    """(N,) which rows are kept out of training. Raises RefusedError where too few are there or here."""
-    if rows.units is not None:
-        units = np.array([len(np.unique(rows.units))])
-        if units - kept_out_of(units, hold_out) < 2:
-            raise RefusedError(
-                f"it has {units[0]} unit(s), too few to keep some out and train on the rest; give it more "
-                "units, or change hold_out."
-            )
-    holdout = choose_holdout(
-        np.full(len(rows.target), site.client), rows.features, rows.target, hold_out, seed, rows.units
-    )
-    named, every = words(rows.units), draws(np.ones(len(holdout), bool), rows.units)
-    for what, part in (("trains on", ~holdout), ("keeps out", holdout)):
-        count = draws(part, rows.units)
-        if 0 < count < site.min_rows or (count == 0 and what == "trains on"):
-            raise RefusedError(
-                f"it {what} {count} of its {every} {named}, fewer than its min_rows = {site.min_rows}; give "
-                f"it more {named}, change hold_out, or lower min_rows at that site."
-            )
-    training = rows.whole(~holdout)
-    require_common_values(training, site.min_rows, rows.has_classes, rows.units_of(~holdout))
-    return holdout
-
-
-@lru_cache(maxsize=2)
-def _asked(site: Site, rows: SiteRows, how: str) -> tuple[Asked, int]:
-    """What a request for a round describes, and over how many rows its reply is; kept, as the next round of
-    the same run describes the same. Raises RefusedError where the reply would tell too much."""
-    asked = {**json.loads(how), "support": described(WholeSpace(len(rows.agreed.schema.features) + 1))}
-    holdout = _holdout(site, rows, asked["hold_out"], asked["split_seed"])
-    found = Asked.of(site.client, _samples(rows, ~holdout, asked), asked, rows.units_of(~holdout))
-    return found, rows_behind(found.algorithm, found.loss, found.rows, site.min_rows, site.one_sample_replies)
-
-
-def _samples(rows: SiteRows, wanted: NDArray[np.bool_], asked: Mapping[str, Any]) -> Floats:
-    """(N_i, k + 1) some of the rows in the units that the server says."""
-    return _standard(asked).rows(rows.features[wanted], rows.target[wanted])
-
-
-def _standard(asked: Mapping[str, Any]) -> Standard:
-    own = asked["standard"]
-    mean, spread = np.asarray(own["mean"], float), np.asarray(own["spread"], float)
-    return Standard(mean, spread, float(own["middle"]), float(own["target_spread"]))
-
-
-def _prepared(site: Site, rows: SiteRows, holdout: NDArray[np.bool_], seed: int) -> Prepared:
-    training, units = rows.whole(~holdout), rows.units_of(~holdout)
-    own = Federation.from_arrays({site.client: training}, "unbounded", units=units)
-    marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) if own.unit_counts[0] >= count}
-    folds = most_folds(training, marks, site.min_rows, rows.has_classes, units)
-    sizes = [len(training)], [int(holdout.sum())]
-    return _own(client_side.prepared(training, *sizes, [folds], rows.digest, units, rows.units_of(holdout)))
-
-
-def _used(loss: Loss, training: Floats, message: Adopt | Assess | Fixed) -> Floats:
-    """(1, d) the model that this site uses: its own around the server's, made anew from its training rows, or
-    the server's."""
-    freedom = np.asarray(message.freedom, float)
-    if freedom.size:
-        require_known_shrinkages([Shrinkage.of_freedom(freedom)])
-    return client_side.own_models(loss, training, [len(training)], message.x, freedom)
-
-
-def _adopted(site: Site, training: Floats, asked: Mapping[str, Any], message: Adopt) -> Adopted:
-    """Write the site's own model, and tell that there is one."""
-    run = str(asked["run"])
-    if not _RUN.fullmatch(run):
-        raise RefusedError("the run's name is not one that a folder can have.")
-    where = site.own / run / OWN_FILE
-    if not np.any(np.asarray(message.freedom) > 0):
-        where.unlink(missing_ok=True)
-        return Adopted(np.zeros(()))
-    x, used = np.asarray(message.x, float), _used(made(asked["loss"]), training, message)
+def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
+    """The reply, once the site's log knows of it."""
+    log, header = site_log(site, rows.agreed), header_of(data)
+    digest = hashlib.sha256(data).hexdigest()
+    unchecked = Question(str(header.get("run"))[:100], str(header.get("question"))[:100], 0, digest)
     try:
-        where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(where, OwnModels({site.client: used[0]}, x).to_bytes())
-    except OSError as error:
-        _log.error("this site's own model cannot be written to %s: %s", where, error)
-        raise RefusedError(
-            "its own model cannot be written; set own in its site.toml to a folder that it may write to, or "
-            "run with own = none."
-        ) from error
-    _log.info("run %s: this site's own model was written to %s; it has not left.", run, where)
-    return Adopted(np.ones(()))
+        request = checked_request(rows.protocol, site.client, header, data)
+    except Exception as error:
+        log.refused(unchecked, _reason(error))
+        raise
+    question = Question(request.run, request.kind, request.round, digest, request.models)
+    try:
+        _require_current(site, rows, request)
+        log.allow(question)
+        reply, over = answered(site, rows, request)
+        message = reply_message(reply, data, over)
+    except Exception as error:
+        log.refused(question, _reason(error))
+        raise
+    log.answered(question, over, len(message))
+    return message
 
 
-def _own(found: T) -> T:
-    """The reply of the one client that is here."""
-    return jax.tree.map(lambda part: np.asarray(part[0]), found)
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, RefusedError) else "it could not be followed."
 
 
-def _assessment(
-    site: Site,
-    rows: SiteRows,
-    samples: Floats,
-    units: NDArray[np.uint64] | None,
-    asked: Mapping[str, Any],
-    message: Assess,
-    largest: int,
-) -> Assessment:
-    loss, transport = made(asked["loss"]), made(asked["transport"])
-    federation = Federation.from_arrays({site.client: samples}, "unbounded", units=units)
-    whole = unrestricted(federation, loss, transport, asked["standard"]["target_spread"])
-    problem = replace(whole, ambiguity=made(asked["ambiguity"]))
-    if len(message.reference) and not message.radii.size:
-        raise RefusedError("a distance is part of an interval, which needs radii.")
-    declared = _declared_box(rows, asked, loss.labels) if message.radii.size else None
-    return client_side.assessment(problem, declared, message, largest, _used(loss, samples, message))
-
-
-def _fixed(asked: Mapping[str, Any], request: bytes) -> tuple[Assessed, Fixed]:
-    """What the request says of the model, and what was fixed before the rows kept out are looked at."""
-    fixed = unpack(request, Fixed)
-    largest = float(fixed.largest[0]) if fixed.largest.size else None
-    seen = float(fixed.seen)
-    return Assessed(made(asked["loss"]), np.asarray(fixed.x), Simplex(1), seen, largest, None, False), fixed
-
-
-def _declared_box(rows: SiteRows, asked: Mapping[str, Any], labels: tuple[float, ...] | None) -> Box:
-    """The agreed support in the server's units: the site's own, not one that the server names."""
-    if rows.agreed.support is None:
-        raise RefusedError("no support was agreed on.")
-    return _standard(asked).box(bounds_of(rows.agreed.support, rows.agreed.schema), labels)
+def _require_current(site: Site, rows: SiteRows, request: Request) -> None:
+    """Raise RefusedError where the table is another than the run began with, or the owner does not want a
+    loss like this."""
+    if request.table is not None and request.table != table_id(site, rows):
+        raise RefusedError("its table has changed since the run began; begin a new run.")
+    require_allowed_loss(rows.protocol.loss, site.losses_with_kinks)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import bidro
 from bidro.arrays import Floats
+from bidro.deploy.agreed import Agreed
 from bidro.deploy.job import Job
+from bidro.deploy.protocol import Protocol
 from bidro.engines.coordinator import Coordinator, LostClientsError, Nothing
 from bidro.engines.plain import described
 from bidro.engines.remote import Remote, own_ambiguity
@@ -25,17 +26,13 @@ from bidro.engines.rounds import Ask, Deal
 from bidro.federation import Federation
 from bidro.fitting import Progress, fit
 from bidro.fitting.questions import Adopt, Adopted, Assess, Assessment, Fixed, HoldoutBounds, Prepared
-from bidro.guarantees.heterogeneity import REFERENCE_POINTS
 from bidro.guarantees.statements import Assessed
 from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.standard import Standard
-from bidro.workflow.fit import Fit, described_fit, fit_options
+from bidro.workflow.fit import Fit, described_fit
 
 T = TypeVar("T")
-
-# Sites send curvature over more rows than so many a parameter only: see `rules`.
-ROWS_A_PARAMETER = 2
 
 
 def federated_fit(job: Job, coordinator: Coordinator, created: str) -> Fit:
@@ -44,20 +41,20 @@ def federated_fit(job: Job, coordinator: Coordinator, created: str) -> Fit:
     for head in coordinator.record.heads:
         lost |= head.get("lost", {})
     coordinator.wait_for([name for name in job.clients if name not in lost])
-    schema = job.agreed.schema
-    options = fit_options(job.options, schema, job.replies, job.algorithm)
+    agreed = job.agreed
     while True:
         names = tuple(sorted(name for name in job.clients if name not in lost))
         try:
-            fitted = fit(SiteNetwork(job, coordinator, names), options, _said(job, coordinator))
+            network = SiteNetwork(agreed, coordinator, names)
+            fitted = fit(network, agreed.fit_options, _said(agreed, coordinator))
         except LostClientsError as error:
             lost |= error.reasons
             coordinator.say(f"going on without {', '.join(error.reasons)}")
             continue
-        return _without(lost, described_fit(job.options, schema, fitted, created))
+        return _without(lost, described_fit(agreed.options, agreed.schema, fitted, created))
 
 
-def _said(job: Job, coordinator: Coordinator) -> Progress:
+def _said(agreed: Agreed, coordinator: Coordinator) -> Progress:
     """What goes on, in lines."""
     say = coordinator.say
     words = {
@@ -71,8 +68,8 @@ def _said(job: Job, coordinator: Coordinator) -> Progress:
             say(words[stage])
 
     def stepping(t: int) -> None:
-        assert job.algorithm is not None
-        say(f"Algorithm 1: round {t} of {job.algorithm.rounds}")
+        assert agreed.algorithm is not None
+        say(f"Algorithm 1: round {t} of {agreed.algorithm.rounds}")
 
     return Progress(
         stage=begun,
@@ -94,50 +91,36 @@ def _without(lost: Mapping[str, str], done: Fit) -> Fit:
 
 @dataclass(frozen=True)
 class SiteNetwork:
-    job: Job
+    agreed: Agreed
     coordinator: Coordinator
     names: tuple[str, ...]
 
-    rows_a_parameter = ROWS_A_PARAMETER
-
     @property
     def columns(self) -> tuple[str, ...]:
-        schema = self.job.agreed.schema
-        return (*schema.features, schema.target)
+        return (*self.agreed.schema.features, self.agreed.schema.target)
 
     @property
     def about(self) -> dict[str, Any]:
-        """What every request says: which rows to use, and by which schema."""
-        options = self.job.options
-        return {
-            "version": bidro.__version__,
-            "agreed": self.job.agreed.digest,
-            "hold_out": options.hold_out,
-            "split_seed": options.seed,
-        }
+        """What every request says: by which agreement it asks."""
+        return {"version": bidro.__version__, "agreed": self.agreed.digest}
 
     def prepare(self) -> Prepared:
         settings = dict.fromkeys(self.names, self.about)
         nothing = dict.fromkeys(self.names, Nothing())
-        return _stacked(
-            self.coordinator.ask("prepare", 1, settings, nothing, Prepared.like(len(self.columns)))
-        )
+        # Units are agreed on, so that nobody tells means and deviations.
+        return _stacked(self.coordinator.ask("prepare", 1, settings, nothing, Prepared.like(0)))
 
     def in_units(self, standard: Standard, prepared: Prepared) -> SiteClients:
-        units = {
-            "mean": standard.mean.tolist(),
-            "spread": standard.spread.tolist(),
-            "middle": standard.middle,
-            "target_spread": standard.target_spread,
-        }
+        del standard  # sites have agreed on it
         settings = {
-            name: {**self.about, "standard": units, "table": float(table)}
+            name: {**self.about, "table": float(table)}
             for name, table in zip(self.names, prepared.table, strict=True)
         }
         sizes = dict(zip(self.names, (int(rows) for rows in prepared.rows), strict=True))
-        has_units = self.job.agreed.schema.unit is not None
+        has_units = self.agreed.schema.unit is not None
         federation = Federation.elsewhere(sizes, self.columns, has_units=has_units)
-        return SiteClients(federation, self.coordinator, settings, self.job.algorithm is None)
+        protocol, needs_all = Protocol(self.agreed), self.agreed.algorithm is None
+        return SiteClients(federation, self.coordinator, settings, protocol, needs_all)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +130,7 @@ class SiteClients:
     federation: Federation
     coordinator: Coordinator
     settings: Mapping[str, Mapping[str, Any]]
+    protocol: Protocol
     needs_all: bool  # of rounds: whether one is over only when every site has replied
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
@@ -154,9 +138,7 @@ class SiteClients:
 
     def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
         """Each site makes and keeps its own model, and answers that it has."""
-        what = {"loss": described(problem.loss)}
-        settings = {name: {**own, **what} for name, own in self.settings.items()}
-        self.coordinator.ask("adopt", 1, settings, self._each(message), Adopted.like())
+        self.coordinator.ask("adopt", 1, self.settings, self._each(message), Adopted.like())
         return {}
 
     def _each(self, message: T) -> dict[str, T]:
@@ -170,13 +152,12 @@ class SiteClients:
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
         del declared  # a site takes the support that it has agreed to, not one that the server names
         radii = np.asarray(message.radii)
-        what = {"loss": described(problem.loss), "transport": described(problem.transport)}
         settings = {
-            name: {**self.settings[name], **what, "ambiguity": own_ambiguity(problem, i)}
+            name: {**self.settings[name], "ambiguity": described(own_ambiguity(problem, i))}
             for i, name in enumerate(self.federation.names)
         }
         messages = {
-            name: own._replace(radii=radii[i], shown=np.asarray(message.shown[i]))
+            name: own._replace(radii=radii[i], shown=np.asarray(message.shown[i]), reference=np.zeros(0))
             for i, (name, own) in enumerate(self._each(message).items())
         }
         pooled = np.asarray(message.pooled)
@@ -192,18 +173,10 @@ class SiteClients:
             np.asarray(message.freedom).size > 0,
             np.asarray(message.pooled).size > 0,
         )
-        settings = {name: {**own, "loss": described(of.loss)} for name, own in self.settings.items()}
-        return _stacked(self.coordinator.ask("bounds", 1, settings, self._each(message), like))
+        return _stacked(self.coordinator.ask("bounds", 1, self.settings, self._each(message), like))
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
-        """Points that everybody has: normal with the pooled means and deviations, inside the support."""
-        rng = np.random.default_rng(0)
-        m, labels = stated.federation.m, stated.loss.labels
-        points = rng.normal(size=(REFERENCE_POINTS, m))
-        points[:, -1] *= standard.target_spread
-        if labels is not None:
-            points[:, -1] = rng.choice(labels, REFERENCE_POINTS)
-        return np.array(stated.federation.support.project(jnp.asarray(points)))
+        return self.protocol.reference
 
     def distances(self, stated: Problem, found: Assessment) -> Floats:
         far = np.asarray(found.distance)[:, 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,22 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm, HeldRows, client_key
-from bidro.client import Client, WassersteinBall, check_samples
-from bidro.engines.plain import made
-from bidro.engines.rounds import Deal
-from bidro.engines.wire import unpack
+from bidro.client import Client, Penalty, WassersteinBall, check_samples
 from bidro.errors import BidroError
-from bidro.federation import Federation
+from bidro.federation import Federation, Support
 from bidro.losses import Loss
+from bidro.splits import Key
+from bidro.transport import Transport
 from bidro.worst_case import Inner
 
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """The algorithm and the problem that `Remote` describes, on one client's rows."""
+    """An algorithm and its problem on one client's rows."""
 
     algorithm: Algorithm
     loss: Loss
@@ -35,24 +32,25 @@ class Asked:
 
     @classmethod
     def of(
-        cls, name: str, samples: Any, asked: Mapping[str, Any], units: NDArray[np.uint64] | None = None
+        cls,
+        algorithm: Algorithm,
+        here: Federation,
+        loss: Loss,
+        transport: Transport,
+        support: Support,
+        ambiguity: Penalty | WassersteinBall | None,
+        deal: tuple[int, Key] | None = None,
     ) -> Asked:
-        """From rows (N_i, m), with the unit of each where these are named, and a request. Raises BidroError
-        where that describes no round."""
-        parts = ("algorithm", "loss", "transport", "support", "ambiguity", "deal")
-        missing = [part for part in parts if part not in asked]
-        if missing:
-            raise BidroError(f"A request for a round says nothing of '{missing[0]}'.")
-        algorithm, loss, transport, support, ambiguity, dealt = (made(asked[part]) for part in parts)
-        federation = Federation.from_arrays({name: samples}, "unbounded", units=units)
-        check_samples(federation, loss, transport)
-        rows = HeldRows(loss, np.asarray(samples), np.array([len(samples)]), units=units)
+        """`here` is of one client, its rows in folds where `deal` says how many and by which key. Raises
+        BidroError where rows do not fit the problem."""
+        check_samples(here, loss, transport)
+        samples = here.host_rows
+        rows = HeldRows(loss, samples, np.array([len(samples)]), units=here.units)
         if isinstance(ambiguity, WassersteinBall):
             rows = rows._replace(inner=Inner(transport, support, loss), eps=ambiguity.per_client(1))
-        if dealt is not None:
-            deal = Deal(*dealt)
-            rows = rows._replace(marks=federation.folds(*deal), folds=deal.folds)
-        return cls(algorithm, loss, rows, (name, rows.samples, loss, transport, support, ambiguity))
+        if deal is not None:
+            rows = rows._replace(marks=here.folds(*deal), folds=deal[0])
+        return cls(algorithm, loss, rows, (here.names[0], samples, loss, transport, support, ambiguity))
 
     @cached_property
     def client(self) -> Client:
@@ -62,13 +60,10 @@ class Asked:
             return client
         return replace(client, rows=client.rows.in_folds(self.rows.marks, self.rows.folds))
 
-    def answer(self, seed: int, round_number: int, broadcast: bytes) -> Any:
+    def reply(self, message: Any, seed: int, round_number: int) -> Any:
         """The client's reply to a broadcast in round `round_number` (from 1)."""
         if not 0 <= seed < 2**63:
             raise BidroError(f"A seed must be a whole number from 0 to 2^63 - 1; got {seed!r}.")
-        return self.reply(unpack(broadcast, self.algorithm.broadcast_type), seed, round_number)
-
-    def reply(self, message: Any, seed: int, round_number: int) -> Any:
         here = self.algorithm.replies_on_host(message, self.rows)
         if here is not None:
             return jax.tree.map(lambda part: part[0], here)

@@ -15,13 +15,14 @@ from bidro.engines.asked import Asked
 from bidro.engines.coordinator import Coordinator
 from bidro.engines.plain import described
 from bidro.engines.rounds import Ask, Deal, Who
+from bidro.federation import Federation
 from bidro.problem import Problem
 
 
 @dataclass(frozen=True)
 class Remote:
-    """`settings` tell a client which of its rows to use and in what units. With `needs_all` a round is over
-    when every client has replied."""
+    """`settings` are what every request to a client says. Loss, transport and support are not among it:
+    clients have agreed on them. With `needs_all` a round is over when every client has replied."""
 
     coordinator: Coordinator
     settings: Mapping[str, Mapping[str, Any]]  # by client
@@ -29,14 +30,8 @@ class Remote:
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         names = problem.federation.names
-        shared = {
-            "loss": described(problem.loss),
-            "transport": described(problem.transport),
-            "support": described(problem.federation.support),
-            "deal": None if deal is None else list(deal),
-            "seed": seed,
-        }
-        own = {name: own_ambiguity(problem, i) for i, name in enumerate(names)}
+        shared = {"folds": 0 if deal is None else deal.folds, "seed": seed}
+        own = {name: described(own_ambiguity(problem, i)) for i, name in enumerate(names)}
 
         def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Who | None = None) -> tuple[Any, Who]:
             how = {**shared, "algorithm": described(algorithm)}
@@ -45,8 +40,7 @@ class Remote:
                 names[i]: {**self.settings[names[i]], **how, "ambiguity": own[names[i]]} for i in chosen
             }
             messages = {names[i]: part_of(algorithm, broadcast, i) for i in chosen}
-            described_here = {**how, "ambiguity": own[names[0]]}
-            like = _reply_shapes(problem, described_here, part_of(algorithm, broadcast, 0))
+            like = _reply_shapes(problem, algorithm, deal, part_of(algorithm, broadcast, 0))
             found = self.coordinator.ask("round", t, settings, messages, like, self.needs_all)
             none = jax.tree.map(lambda v: np.zeros(v.shape, v.dtype), like)
             replies = [found.get(name, none) for name in names]
@@ -56,17 +50,19 @@ class Remote:
         return ask
 
 
-def _reply_shapes(problem: Problem, asked: Mapping[str, Any], broadcast: Any) -> Any:
+def _reply_shapes(problem: Problem, algorithm: Algorithm, deal: Deal | None, broadcast: Any) -> Any:
     """The shapes and types of one client's reply, found without anybody's rows."""
-    labels = problem.loss.labels
-    row = np.array(problem.federation.support.project(np.zeros(problem.federation.m)))
+    labels, support = problem.loss.labels, problem.federation.support
+    row = np.array(support.project(np.zeros(problem.federation.m)))
     row[-1] = row[-1] if labels is None else labels[0]
-    rows = np.tile(row, (1 if asked["deal"] is None else asked["deal"][0], 1))
-    return Asked.of(problem.federation.names[0], rows, asked).reply_shapes(broadcast)
+    rows = np.tile(row, (1 if deal is None else deal.folds, 1))
+    one = Federation.from_arrays({problem.federation.names[0]: rows}, "unbounded")
+    parts = (problem.loss, problem.transport, support, own_ambiguity(problem, 0))
+    return Asked.of(algorithm, one, *parts, deal).reply_shapes(broadcast)
 
 
-def own_ambiguity(problem: Problem, i: int) -> Any:
+def own_ambiguity(problem: Problem, i: int) -> Penalty | WassersteinBall | None:
     """What client i is told of its penalty or radius: its own, and no other's."""
     if problem.rho is not None:
-        return described(Penalty(float(problem.rho[i])))
-    return None if problem.eps is None else described(WassersteinBall(float(problem.eps[i])))
+        return Penalty(float(problem.rho[i]))
+    return None if problem.eps is None else WassersteinBall(float(problem.eps[i]))

@@ -28,6 +28,7 @@ from bidro.guarantees.held_out import held_out
 from bidro.guarantees.on_support import largest_loss
 from bidro.guarantees.out_of_sample import out_of_sample_interval
 from bidro.guarantees.radius import explicit_rule
+from bidro.guarantees.statements import clip_level
 from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.report.files import write_json, write_text
@@ -115,7 +116,7 @@ def held_out_study(repetitions: int, confidence: float = 0.9) -> list[dict[str, 
     moments = second_moments(boxed_rows(run.directions, (FRESH_ROWS,) * len(SIZES), rng))
     risks = true_risks(moments, x)
     residual = np.append(x, -1.0)
-    seen = max(float(((own @ residual) ** 2).max()) for own in training)
+    seen = clip_level(max(float(np.mean((own @ residual) ** 2)) for own in training), 1.0)
     declared = largest_loss(problem, x)
     assert declared is not None
     rows = []
@@ -180,8 +181,8 @@ def page(intervals: list[dict[str, Any]], bounds: list[dict[str, Any]]) -> str:
         "## Held-out bounds, against the true cost of the worst mixture",
         "",
         "`declared`: by betting, with the largest loss on the declared box. `bernstein`: the same by the",
-        "empirical Bernstein bound. `clipped`: by betting, losses counted as at most the largest on the",
-        "training rows, against the true cost counted in the same way.",
+        "empirical Bernstein bound. `clipped`: by betting, losses counted as at most the smallest power of",
+        "two that is eight times each client's mean in training, against the true cost counted so too.",
         "",
         "| rows a client | order | bound | promised | observed | repetitions | bound / true cost |",
         "| ---: | --- | --- | ---: | ---: | ---: | ---: |",

@@ -24,7 +24,7 @@ from bidro.guarantees.own import SHRINKAGES, Own, own_choice
 from bidro.guarantees.price import worst_decile
 from bidro.losses import Logistic, Loss, Softmax, Squared, losses_of
 from bidro.problem import Problem
-from bidro.splits import choose_holdout, content_order
+from bidro.splits import arranged, choose_holdout
 from bidro.standard import Moments, Standard
 from bidro.training import Choices, transport_of, unrestricted
 
@@ -87,7 +87,7 @@ class Split:
     def with_test(cls, table: Grouped, holdout: NDArray[np.bool_], seed: int) -> Split:
         """The rows of `holdout` (N,) are the test, which may be all of some clients'; `seed` deals folds."""
         codes = np.unique(table.clients, return_inverse=True)[1]
-        order = content_order(codes, table.features, table.target, table.units)
+        order = arranged(codes, table.features, table.target, table.units).order
         order = order[~holdout[order]]
         units = None if table.units is None else table.units[order]
         features, target, clients = table.features[order], table.target[order], table.clients[order]

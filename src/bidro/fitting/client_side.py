@@ -33,12 +33,14 @@ def prepared(
     rows: Floats,
     sizes: Sequence[int],
     holdout: Sequence[int],
-    folds: Sequence[int],
+    folds: ArrayLike,
+    curved: ArrayLike,
     table: float = 0.0,
     units: NDArray[np.uint64] | None = None,
     holdout_units: NDArray[np.uint64] | None = None,
 ) -> Prepared:
-    """Of training rows (N, k + 1) as they are in the table; sizes, holdout and folds are by client (n,).
+    """Of training rows (N, k + 1) as they are in the table; sizes and holdout are by client (n,), and so are
+    the numbers of folds that are answered, without and with curvature (n, FOLDS).
 
     `units` and `holdout_units` say of which unit each row in training and kept out is, where these are named.
     """
@@ -49,6 +51,7 @@ def prepared(
         unit_counts(sizes, units),
         unit_counts(holdout, holdout_units),
         np.asarray(folds, float),
+        np.asarray(curved, float),
         np.full(len(sizes), table),
         mean,
         deviation,
@@ -68,14 +71,9 @@ def own_models(loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, fre
     return used
 
 
-def assessment(
-    problem: Problem, declared: Box | None, message: Assess, fewest_largest: int, used: Floats
-) -> Assessment:
+def assessment(problem: Problem, declared: Box | None, message: Assess, used: Floats) -> Assessment:
     """Of the rows of `problem`, which is as trained; explicit radii are around them on the declared support.
-
-    Of the largest losses, the mean of at least `fewest_largest` is told (of all, where there are fewer).
-    `used` (n, d) are the models that the clients use.
-    """
+    `used` (n, d) are the models that the clients use."""
     federation, x = problem.federation, np.asarray(message.x)
     n, k, sizes = problem.n, federation.m - 1, np.asarray(federation.sizes)
     samples = np.asarray(federation.samples)
@@ -103,9 +101,8 @@ def assessment(
     if problem.eps is not None:
         shown = np.flatnonzero(np.broadcast_to(message.shown, n))
         moved[shown], typical[shown] = mean_displacements(problem, x, [federation.names[i] for i in shown])
-    largest = _largest(losses, sizes, fewest_largest)
     predicted, centre = _predicted(problem.loss, [x, np.asarray(message.pooled)], samples, sizes)
-    return Assessment(mean, se, own_mean, predicted, centre, largest, robust, distance, moved, typical)
+    return Assessment(mean, se, own_mean, predicted, centre, robust, distance, moved, typical)
 
 
 def bounds(
@@ -201,11 +198,3 @@ def _means(
         return mean, np.array([error_by_unit(*own) for own in zip(*parts, strict=True)])
     squares = np.add.reduceat((losses - np.repeat(mean, sizes)) ** 2, first)
     return mean, np.sqrt(squares / np.maximum(sizes - 1, 1) / sizes)
-
-
-def _largest(losses: Floats, sizes: NDArray[np.int64], fewest: int) -> Floats:
-    """(n,) the mean of each client's largest losses."""
-    if fewest == 1:
-        return np.maximum.reduceat(losses, np.cumsum(sizes) - sizes)
-    parts = np.split(losses, np.cumsum(sizes)[:-1])
-    return np.array([np.sort(own)[-min(len(own), fewest) :].mean() for own in parts])

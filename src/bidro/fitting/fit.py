@@ -21,12 +21,20 @@ from bidro.guarantees.calibration import spread_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import ClientBound, client_level
 from bidro.guarantees.out_of_sample import explicit_radii
-from bidro.guarantees.statements import Assessed, from_bounds, interval_obstacle, without_holdout
+from bidro.guarantees.statements import (
+    Assessed,
+    clip_level,
+    from_bounds,
+    interval_obstacle,
+    loss_unit,
+    without_holdout,
+)
 from bidro.losses.registry import LossChoice
 from bidro.problem import Problem
 from bidro.sets import Box, Simplex
 from bidro.standard import Moments, Standard
 from bidro.training import (
+    LARGEST_COEFFICIENT,
     AlgorithmOne,
     Choices,
     Limits,
@@ -53,6 +61,8 @@ class Options:
     shift: float | None = None  # in pooled standard deviations
     algorithm: AlgorithmOne | None = None  # in place of the exact solver
     shows_worst_cases: bool = True
+    units: Standard | None = None  # agreed beforehand; None for those of all clients' training rows
+    largest_coefficient: float = LARGEST_COEFFICIENT  # of models, in standard units
 
     @property
     def confidences(self) -> list[float]:
@@ -105,7 +115,7 @@ class Changes(NamedTuple):
 class Displacement(NamedTuple):
     """How a client's worst case moves its features, in pooled standard deviations."""
 
-    before: Floats  # (k,) the means
+    before: Floats | None  # (k,) the means; None where clients do not tell them
     moved: Floats  # (k,) how far these move
     typical: Floats  # (k,) how far rows move on average
 
@@ -144,13 +154,14 @@ class _Fit:
         options, choices = self.options, self.options.choices
         self.progress.begin("preparing")
         prepared = self.network.prepare()
-        moments = Moments.pooled(prepared.rows, prepared.mean, prepared.deviation)
-        standard = Standard.of(moments, options.loss.classes is not None)
+        standard, deviations = self._units(prepared)
         loss = options.loss.in_units(standard.target_spread)
         box = None if options.support is None else standard.box(options.support, loss.labels)
         clients = self.network.in_units(standard, prepared)
         transport = transport_of(loss, clients.federation.m, choices, standard.target_spread)
-        whole = unrestricted(clients.federation, loss, transport, standard.target_spread)
+        whole = unrestricted(
+            clients.federation, loss, transport, standard.target_spread, options.largest_coefficient
+        )
         self.progress.begin("choosing")
         if options.algorithm is None:
             trained = train(
@@ -160,14 +171,23 @@ class _Fit:
                 self.progress.calibration,
                 self.progress.solving,
                 clients,
-                _spread(moments, standard, transport, choices),
-                Limits(int(np.min(prepared.folds)), self.network.rows_a_parameter),
+                radius_spread(deviations, transport, choices),
+                Limits(*(_by_all(offered) for offered in (prepared.folds, prepared.curved))),
             )
         else:
             trained = train_penalised(whole, options.algorithm, choices.seed, clients, self.progress.stepping)
         declared = clients.federation if box is None else replace(clients.federation, support=box)
         stated = replace(trained.problem, federation=declared, mixtures=Simplex(declared.n))
         return self._stated(clients, prepared, standard, trained, stated, box)
+
+    def _units(self, prepared: Prepared) -> tuple[Standard, Floats]:
+        """(the units of training, the deviation (m,) of every column in them)."""
+        if self.options.units is not None:
+            return self.options.units, agreed_deviations(self.options.units)
+        moments = Moments.pooled(prepared.rows, prepared.mean, prepared.deviation)
+        standard = Standard.of(moments, self.options.loss.classes is not None)
+        units = np.append(standard.spread, 1.0)
+        return standard, np.where(moments.varying, moments.deviation, 0.0) / units
 
     def _stated(
         self,
@@ -187,7 +207,8 @@ class _Fit:
         message = _assess(clients, stated, standard, x, levels, shown, freedom, pooled)
         found = clients.assess(trained.problem, box, message)
         distances = clients.distances(stated, found) if len(message.radii[0]) else None
-        of = Assessed.of(stated, x, float(np.max(found.largest)))
+        unit = loss_unit(stated.loss, stated.federation.m, standard.target_spread)
+        of = Assessed.of(stated, x, clip_level(float(np.max(found.loss)), unit))
         holdout = np.asarray(prepared.holdout)
         bounds, changes, judged = None, None, _judged(names, found, prepared.rows, prepared.units)
         if holdout.any():
@@ -199,9 +220,15 @@ class _Fit:
             level: self._certificate(trained, stated, of, found, distances, bounds, prepared.holdout_units, k)
             for k, level in enumerate(levels)
         }
-        before = (np.asarray(prepared.mean)[:, :-1] - standard.mean) / standard.spread
+        before = None
+        if np.size(prepared.mean):
+            before = (np.asarray(prepared.mean)[:, :-1] - standard.mean) / standard.spread
         displaced = {
-            names[i]: Displacement(before[i], np.asarray(found.moved)[i], np.asarray(found.typical)[i])
+            names[i]: Displacement(
+                None if before is None else before[i],
+                np.asarray(found.moved)[i],
+                np.asarray(found.typical)[i],
+            )
             for i in shown
         }
         return Fitted(
@@ -250,12 +277,21 @@ class _Fit:
         return from_bounds(bare, of, own, level, self.options.shift, units=units)
 
 
-def _spread(moments: Moments, standard: Standard, transport: Transport, choices: Choices) -> float | None:
+def agreed_deviations(units: Standard) -> Floats:
+    """(m,) the deviations of the columns where these are agreed on, in these units: the agreed spreads."""
+    return np.append(np.ones(len(units.mean)), units.target_spread)
+
+
+def radius_spread(deviations: Floats, transport: Transport, choices: Choices) -> float | None:
     """What cross-validated radii are in units of; None where there are none."""
     if not isinstance(choices.radius, str) or choices.radius != "cross-validate":
         return None
-    units = np.append(standard.spread, 1.0)
-    return spread_of(np.where(moments.varying, moments.deviation, 0.0) / units, transport)
+    return spread_of(deviations, transport)
+
+
+def _by_all(offered: Any) -> tuple[int, ...]:
+    """The numbers of folds that all clients answer, from what each (n, FOLDS) offers."""
+    return tuple((np.flatnonzero(np.asarray(offered).all(axis=0)) + 1).tolist())
 
 
 def _freedoms(trained: Trained) -> Floats:

@@ -27,7 +27,7 @@ from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss
 from bidro.problem import Problem
 from bidro.sets import Box
-from bidro.splits import content_order, holdout_of, unit_ids
+from bidro.splits import arranged, holdout_of, unit_ids
 from bidro.standard import Standard
 
 # Rows that are moved together, so that no second copy of all of them is made.
@@ -70,10 +70,6 @@ class Network(Protocol):
     def columns(self) -> tuple[str, ...]:
         """The features', and last the target's."""
 
-    @property
-    def rows_a_parameter(self) -> int:
-        """Curvature is sent over more rows than so many a parameter only; 0 where there is no such rule."""
-
     def prepare(self) -> Prepared:
         """What units are chosen by, and how many rows there are."""
 
@@ -83,7 +79,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LocalNetwork:
-    """Clients whose rows are all here, in the order of `content_order`. For one fit: rows are put into
+    """Clients whose rows are all here, in the order of `arranged`. For one fit: rows are put into
     standard units where they are, so that there is never a second copy of them."""
 
     names: tuple[str, ...]
@@ -95,8 +91,7 @@ class LocalNetwork:
     places: NDArray[np.int64]  # (N,) where the training rows stood in what was given
     units: NDArray[np.uint64] | None = None  # (N,) of which unit each is; None where all are by themselves
     fresh_units: NDArray[np.uint64] | None = None  # (M,)
-
-    rows_a_parameter = 0
+    ids: NDArray[np.uint64] | None = None  # (N,) what training rows are dealt to folds by
 
     @classmethod
     def of(
@@ -116,8 +111,8 @@ class LocalNetwork:
         """
         names, codes = np.unique(clients, return_inverse=True)
         ids = None if units is None else unit_ids(units)
-        order = content_order(codes, features, target, ids)
-        holdout = holdout_of(names, codes, order, hold_out, seed, ids)
+        order, dealt_by = arranged(codes, features, target, ids)
+        holdout = holdout_of(names, codes, dealt_by, hold_out, seed, ids is None)
         training, fresh = order[~holdout[order]], order[holdout[order]]
         return cls(
             tuple(str(name) for name in names),
@@ -129,12 +124,15 @@ class LocalNetwork:
             training,
             None if ids is None else ids[training],
             None if ids is None else ids[fresh],
+            dealt_by[training],
         )
 
     def prepare(self) -> Prepared:
-        folds = np.clip(client_side.unit_counts(self.sizes, self.units), 2, FOLDS)
+        draws = client_side.unit_counts(self.sizes, self.units)
+        # A client with fewer rows than folds is told so when these are dealt.
+        offered = np.arange(1, FOLDS + 1) <= np.maximum(draws, 2)[:, None]
         units, sizes = (self.units, self.fresh_units), (self.sizes, self.holdout_sizes)
-        return client_side.prepared(self.rows, *sizes, folds.tolist(), 0.0, *units)
+        return client_side.prepared(self.rows, *sizes, offered, np.ones_like(offered), 0.0, *units)
 
     def in_units(self, standard: Standard, prepared: Prepared) -> LocalClients:
         if not self.rows.flags.writeable:
@@ -143,7 +141,7 @@ class LocalNetwork:
             standard.convert(rows)
             rows.setflags(write=False)
         federation = Federation.from_samples(
-            jax.device_put(self.rows), self.sizes, "unbounded", self.names, self.columns, self.units
+            jax.device_put(self.rows), self.sizes, "unbounded", self.names, self.columns, self.units, self.ids
         )
         return LocalClients(federation, self.fresh, self.holdout_sizes, {}, self.fresh_units)
 
@@ -167,7 +165,7 @@ class LocalClients:
 
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
         used = self._used(problem.loss, message)
-        return client_side.assessment(problem, declared, message, fewest_largest=1, used=used)
+        return client_side.assessment(problem, declared, message, used)
 
     def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
         names, sizes, used = self.federation.names, self.holdout_sizes, self._used(of.loss, message)

@@ -11,6 +11,8 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from bidro.guarantees.calibration import FOLDS
+
 Numbers = Array | NDArray[np.float64]
 
 
@@ -21,15 +23,16 @@ class Prepared(NamedTuple):
     holdout: Numbers  # ()
     units: Numbers  # () in training; as many as rows where no units are named
     holdout_units: Numbers  # ()
-    folds: Numbers  # () the most folds that the client allows; 0 for none
+    folds: Numbers  # (FOLDS,) 1 where it answers over 1 (all rows), 2, ... folds, else 0
+    curved: Numbers  # (FOLDS,) the same with curvature or second moments
     table: Numbers  # () a digest of the client's rows, by which a changed table is noticed; 0 where it cannot
     mean: Numbers  # (k + 1,) of the training rows; features first, the target last
     deviation: Numbers  # (k + 1,)
 
     @classmethod
     def like(cls, columns: int) -> Prepared:
-        number, each = np.zeros(()), np.zeros(columns)
-        return cls(number, number, number, number, number, number, each, each)
+        number, each, offered = np.zeros(()), np.zeros(columns), np.zeros(FOLDS)
+        return cls(number, number, number, number, offered, offered, number, each, each)
 
 
 class Adopt(NamedTuple):
@@ -69,7 +72,6 @@ class Assessment(NamedTuple):
     own_loss: Numbers  # () mean under the client's own model; the same where it has none
     predicted: Numbers  # (2,) mean square of the model's scores around their mean, and the same of pooled
     centre: Numbers  # (2, scores) these means; both empty where there is no pooled training
-    largest: Numbers  # () mean of the largest losses: as many as the client's rules want
     robust: Numbers  # (levels,) the risk over balls of the explicit radii
     distance: Numbers  # (1,) of the rows to the reference cloud, in W_p; empty where there is none
     moved: Numbers  # (k,) how far the worst case moves the mean of every feature; 0 where it is not shown
@@ -82,7 +84,7 @@ class Assessment(NamedTuple):
         one = np.zeros(1 if reference else 0)
         k, both = np.zeros(features), 2 if scores else 0
         moments = np.zeros(both), np.zeros((both, scores))
-        return cls(number, number, number, *moments, number, np.zeros(levels), one, k, k)
+        return cls(number, number, number, *moments, np.zeros(levels), one, k, k)
 
 
 class Fixed(NamedTuple):
@@ -90,7 +92,7 @@ class Fixed(NamedTuple):
 
     x: Numbers  # (d,)
     levels: Numbers  # (levels,) beta of every bound
-    seen: Numbers  # () what losses are clipped at
+    seen: Numbers  # () what losses are clipped at: see `statements.clip_level`
     largest: Numbers  # (1,) the largest loss on the declared support; empty where it is not known
     freedom: Numbers  # (2,) as in `Assess`, with a leading axis for several
     pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none

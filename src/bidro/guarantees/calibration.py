@@ -132,9 +132,7 @@ def calibrate(
     """
     _check(scales, weighings, spread)
     check_price(price)
-    candidates = tuple(
-        Candidate(float(c), *map(float, weighing)) for c, weighing in product(scales, weighings)
-    )
+    candidates = candidates_of(scales, weighings)
     chosen = default_oracle(problem.inner) if oracle is None else oracle
     moving = any(scale > 0 for scale in scales)
     unit = (pooled_spread(problem) if moving else 1.0) if spread is None else float(spread)
@@ -188,6 +186,11 @@ def calibrate(
         took,
         found,
     )
+
+
+def candidates_of(scales: Sequence[float], weighings: Sequence[tuple[float, float]]) -> tuple[Candidate, ...]:
+    """Every scale of the radii with every weighing."""
+    return tuple(Candidate(float(c), *map(float, weighing)) for c, weighing in product(scales, weighings))
 
 
 def _check(scales: Sequence[float], weighings: Sequence[tuple[float, float]], spread: float | None) -> None:

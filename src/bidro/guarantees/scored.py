@@ -23,7 +23,7 @@ from bidro.guarantees.asked import check_confidence, is_number
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import HeldOut, held_out
 from bidro.guarantees.paired import paired
-from bidro.guarantees.statements import clip_level, mixtures_in_words
+from bidro.guarantees.statements import mixtures_in_words
 from bidro.guarantees.trained_rows import same_rows
 from bidro.losses.predicted import PredictedLoss, Scored
 from bidro.sets import Simplex
@@ -69,7 +69,8 @@ class Range:
             said.append(f"That no loss is above {largest:g} was declared by the user.")
         if others is not None:
             note = _refused_or_note(scored, others)
-            clip = clip_level(float(loss.values(others).max()))
+            # Any level that is fixed on other rows will do, also where the model is right on all of them.
+            clip = float(loss.values(others).max()) or 1.0
             if not math.isfinite(clip):
                 raise BidroError(
                     f"The largest {loss.in_words} on the other rows is infinite, for a true class of "

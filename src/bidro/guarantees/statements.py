@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -36,6 +37,9 @@ from bidro.problem import Mixtures, Problem
 from bidro.sets import CappedSimplex, Simplex
 from bidro.sets.base import Held
 from bidro.trees import Frozen
+
+# Losses are clipped at so many times a client's mean loss in training at the least.
+CLIP = 8
 
 
 def certificate(
@@ -71,28 +75,51 @@ class Assessed:
     loss: Loss
     x: NDArray[np.float64]  # (d,)
     mixtures: Mixtures
-    seen: float  # what losses are clipped at: the largest on the training rows, or another level from them
+    seen: float  # what losses are clipped at, from `clip_level`: fixed before fresh rows are looked at
     largest: float | None  # on the declared support; None where it is not known
     slope: float | None  # what a shift of 1 does to the loss, or to its root; None where it is not known
     of_root: bool  # whether it is to the root: squared loss with p >= 2
 
     @classmethod
-    def of(cls, problem: Problem, x: ArrayLike, largest_seen: float | None = None) -> Assessed:
-        """`largest_seen` is the largest loss in training, or what stands for it; by default that of the
-        problem's rows."""
+    def of(cls, problem: Problem, x: ArrayLike, seen: float | None = None) -> Assessed:
+        """Losses are clipped at `seen`; by default at the `clip_level` of the problem's rows, in units of
+        1."""
         model = np.asarray(x, float)
-        if largest_seen is None:
-            largest_seen = float(losses_of(problem.loss, model, problem.federation.samples).max())
-        seen = clip_level(largest_seen)
+        if seen is None:
+            parts = problem.federation.by_client().values()
+            seen = clip_level(max(float(losses_of(problem.loss, model, own).mean()) for own in parts), 1.0)
         of_root = isinstance(problem.loss, Squared) and problem.transport.p >= 2
         slope = shift_slope(problem, model)
         return cls(problem.loss, model, problem.mixture_set, seen, largest_loss(problem, x), slope, of_root)
 
 
-def clip_level(largest: float) -> float:
-    """What losses are clipped at, from the largest in training; any level that is fixed before fresh rows are
-    seen will do, and where all losses in training are 0 it is 1."""
-    return largest if largest > 0 else 1.0
+def clip_level(mean: float, unit: float) -> float:
+    """What losses are clipped at: the smallest power of two, in a unit of losses that everybody knows, that
+    is at least eight times `mean`, the largest of the clients' mean losses in training; the unit itself where
+    that is 0.
+
+    Any level that is fixed before fresh rows are looked at will do. This one tells next to nothing of the
+    rows, it is the same wherever these are, and no client's is so low that where its losses are clipped
+    would tell of single rows. With 16 or 32 in place of 8 bounds are wider, with 4 too much of the mean is
+    clipped.
+    """
+    return unit * 2.0 ** math.ceil(math.log2(CLIP * mean / unit)) if mean > 0 else unit
+
+
+def is_clip_level(level: float, unit: float) -> bool:
+    """Whether `clip_level` may have said so, for losses that are neither lost in rounding nor overflow."""
+    return level > 0 and math.frexp(level / unit)[0] == 0.5 and 2.0**-40 <= level / unit <= 2.0**40
+
+
+def loss_unit(loss: Loss, columns: int, target_spread: float) -> float:
+    """The unit in which losses are clipped: that of predicting the middle where a target lies one spread
+    away; 1 for classes."""
+    if loss.labels is not None:
+        return 1.0
+    row = np.zeros((1, columns))
+    row[0, -1] = target_spread
+    unit = float(losses_of(loss, np.zeros(loss.dimension(columns)), row)[0])
+    return unit if unit > 0 else 1.0
 
 
 def without_holdout(

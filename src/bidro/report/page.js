@@ -98,18 +98,19 @@ function worstCase() {
 
 function shiftBars({ client, moved }, extent) {
   const rows = moved.map((m) => {
-    const means = `${number(m.before)} → ${number(m.after)}`;
+    const known = isKnown(m.before);
+    const means = known ? `${number(m.before)} → ${number(m.before + m.change)}` : `by ${number(m.change)}`;
     return {
       name: m.name,
       value: m.in_sd,
       note: means,
-      lines: [m.name, `Mean ${means}`, `Rows move by ${number(m.in_sd)} standard deviations`],
+      lines: [m.name, known ? `Mean ${means}` : `The mean moves ${means}`, `Rows move by ${number(m.in_sd)} standard deviations`],
     };
   });
   const caption =
     `${client}: how far the worst case moves a row on average, feature by feature, largest first. ` +
     "Rows move in both directions, so that the mean may stay: on the right, the mean in the data and in " +
-    "the worst case. The axis is the same for all clients.";
+    "the worst case, or by how much it moves where clients do not tell it. The axis is the same for all clients.";
   signedBars("worst-figure", caption, "Average move, in standard deviations", rows, signTone, extent);
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 
 import bidro
 from bidro.errors import BidroError
@@ -24,16 +25,18 @@ from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.trained_rows import TrainedRows
 from bidro.model_file import FILE, Model, target_numbers
 from bidro.report.files import require_writable
+from bidro.standard import Standard
 from bidro.tables import (
     Schema,
     bounds_of,
     learn_schema,
     read,
+    read_one,
     release,
     require_declared,
     require_every_class,
 )
-from bidro.training import AlgorithmOne, Replies, Trained
+from bidro.training import LARGEST_COEFFICIENT, AlgorithmOne, Replies, Trained
 from bidro.workflow.chosen import chosen_in_words
 from bidro.workflow.options import FitOptions
 from bidro.workflow.paid import concerns, own_settings, paid
@@ -58,17 +61,23 @@ class Fit:
     trained_rows: TrainedRows | None = None  # None where the rows are elsewhere
 
 
-def fit_tables(options: FitOptions, progress: Progress) -> Fit:
-    """Everything but writing. Raises BidroError for anything in tables or options that does not fit."""
+def fit_tables(options: FitOptions, progress: Progress, agreed: tuple[Schema, Options] | None = None) -> Fit:
+    """Everything but writing; by a schema that sites have agreed on, and what follows from it, where these
+    are given. Raises BidroError for anything in tables or options that does not fit."""
     if options.target is None:
         raise BidroError("Name the column to be predicted: --target COLUMN.")
     options.check()
     progress.begin("reading")
-    table, client = read([Path(p) for p in options.tables], options.client)
-    schema = learn_schema(
-        table, client, options.target, options.features, options.task, options.missing, options.unit
-    )
-    what = fit_options(options, schema)
+    paths = [Path(p) for p in options.tables]
+    if agreed is None:
+        table, client = read(paths, options.client)
+        schema = learn_schema(
+            table, client, options.target, options.features, options.task, options.missing, options.unit
+        )
+        what = fit_options(options, schema)
+    else:
+        schema, what = agreed
+        table = _by_schema(paths, schema)
     clients, labels, units = schema.clients(table), schema.labels(table), schema.units(table)
     target, features = target_numbers(schema, table), schema.matrix(table)
     if options.support is not None:
@@ -86,14 +95,35 @@ def fit_tables(options: FitOptions, progress: Progress) -> Fit:
     return replace(found, trained_rows=TrainedRows.of(fitted.clients.federation.by_client()))
 
 
+def _by_schema(paths: list[Path], schema: Schema) -> pd.DataFrame:
+    """The rows of all tables, with the client column that the schema names, or else a file a client."""
+    named = len(paths) == 1 or schema.client in read_one(paths[0])
+    table, client = read(paths, schema.client if named else None)
+    return table.rename(columns={client: schema.client})
+
+
 def fit_options(
-    options: FitOptions, schema: Schema, replies: Replies = "curvature", algorithm: AlgorithmOne | None = None
+    options: FitOptions,
+    schema: Schema,
+    replies: Replies = "curvature",
+    algorithm: AlgorithmOne | None = None,
+    units: Standard | None = None,
+    largest_coefficient: float = LARGEST_COEFFICIENT,
 ) -> Options:
     """What `fit` is to do. Raises BidroError where the schema and the options have no loss."""
     support = None if options.support is None else bounds_of(options.support, schema)
     classes = None if schema.classes is None else len(schema.classes)
     loss = options.loss_choice(classes)
-    return Options(loss, options.choices(replies), support, LEVELS, options.shift, algorithm)
+    return Options(
+        loss,
+        options.choices(replies),
+        support,
+        LEVELS,
+        options.shift,
+        algorithm,
+        units=units,
+        largest_coefficient=largest_coefficient,
+    )
 
 
 def described_fit(options: FitOptions, schema: Schema, fitted: Fitted, created: str) -> Fit:

@@ -24,6 +24,7 @@ class FitOptions:
     """See `bidro fit --help`. `support` has [lower, upper] by column."""
 
     tables: tuple[str, ...] = ()
+    schema: str | None = None  # the file that sites agree on, where it says all the rest
     client: str | None = None
     target: str | None = None
     task: str | None = None

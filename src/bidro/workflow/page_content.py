@@ -243,12 +243,14 @@ def _no_worst_case(fit: Fit) -> str:
 def _worst_case(fit: Fit, name: str, found: Displacement) -> dict[str, Any]:
     """How far a client's worst case moves its rows and the mean of each feature."""
     standard = fit.model.standard
-    before, after = (v * standard.spread + standard.mean for v in (found.before, found.before + found.moved))
+    change, before = found.moved * standard.spread, None
+    if found.before is not None:
+        before = found.before * standard.spread + standard.mean
     moved = [
         {
             "name": feature,
-            "before": float(before[j]),
-            "after": float(after[j]),
+            "before": None if before is None else float(before[j]),
+            "change": float(change[j]),
             "in_sd": float(found.typical[j]),
         }
         for j, feature in enumerate(fit.model.schema.features)

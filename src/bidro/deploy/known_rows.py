@@ -1,0 +1,97 @@
+"""By what a site knows a row again: a keyed hash, which tells nothing to who has not the key.
+
+A row is known by its numbers, rounded to eight digits, so that a table that was written with fewer digits is
+the same, by its unit where these are named, and by which copy of the same it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.arrays import Floats
+from bidro.deploy.rules import Ids
+from bidro.tables import Schema
+
+# Binary digits of a number by which a row is known.
+_DIGITS = 27
+# Rows that are hashed together, so that no copy of all of them is made.
+_TOGETHER = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class KnownRows:
+    """The rows of a table as numbers, features (N, k) and target (N,), and by what they are known again."""
+
+    schema: Schema
+    features: Floats  # (N, k)
+    target: Floats  # (N,)
+    units: Ids  # (N,)
+    key: bytes
+
+    def __repr__(self) -> str:
+        """How many rows there are, never rows or the key."""
+        return f"KnownRows({len(self.target)} rows)"
+
+    @cached_property
+    def coding(self) -> str:
+        """A digest of what columns mean: whether rows under two codings are the same nobody can tell."""
+        schema = self.schema
+        columns = [(column.name, column.levels) for column in schema.columns]
+        what = json.dumps([columns, schema.target, schema.classes, schema.unit])
+        return hashlib.sha256(what.encode()).hexdigest()
+
+    @cached_property
+    def hashes(self) -> NDArray[np.uint64]:
+        """(N,) 64 bits from what is in a row, its unit and which copy of the same it is."""
+        parts = [slice(begin, begin + _TOGETHER) for begin in range(0, len(self.target), _TOGETHER)]
+        content = np.concatenate([np.zeros(0, np.uint64), *(self._content(part) for part in parts)])
+        order = np.argsort(content, kind="stable")
+        new = np.ones(len(order), bool)
+        new[1:] = content[order][1:] != content[order][:-1]
+        first = np.flatnonzero(new)
+        copy = np.empty(len(order), np.uint64)
+        copy[order] = np.arange(len(order)) - first[np.cumsum(new) - 1]
+        copies = copy > 0
+        if copies.any():
+            content[copies] = _hashed(np.stack([content[copies], copy[copies]], axis=1), self.key)
+        return content
+
+    def _content(self, part: slice) -> NDArray[np.uint64]:
+        """64 bits from the numbers and the unit of some of the rows."""
+        numbers = np.column_stack([self.features[part], self.target[part]])
+        mantissa, exponent = np.frexp(numbers)
+        whole = np.ldexp(np.rint(np.ldexp(mantissa, _DIGITS)), exponent - _DIGITS) + 0.0
+        if self.units is not None:
+            whole = np.column_stack([whole, self.units[part].view(np.float64)])
+        return _hashed(whole, self.key)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes of all rows, whatever their order; they tell nothing without the key."""
+        return hashlib.blake2b(np.sort(self.hashes).tobytes(), key=self.key, digest_size=32).digest()
+
+    @cached_property
+    def hashed_units(self) -> NDArray[np.uint64]:
+        """(N,), or empty where no units are named."""
+        if self.units is None:
+            return np.zeros(0, np.uint64)
+        different, of_row = np.unique(self.units, return_inverse=True)
+        return _hashed(different[:, None], self.key)[of_row]
+
+
+def _hashed(rows: NDArray[np.generic], key: bytes) -> NDArray[np.uint64]:
+    """(N,) 64 bits from the bytes of every row (N, m), which tell nothing without the key."""
+    content = memoryview(rows.tobytes())
+    width = rows.shape[1] * 8
+    blake = hashlib.blake2b
+    found = b"".join(
+        blake(content[place : place + width], digest_size=8, key=key).digest()
+        for place in range(0, len(rows) * width, width)
+    )
+    return np.frombuffer(found, np.uint64).copy()

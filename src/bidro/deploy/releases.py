@@ -1,0 +1,68 @@
+"""What a site may send sums over: its training rows, rows kept out and folds, by its memory of rows.
+
+A site asks here before it answers: `training` when a run begins, `folds` before the first reply over folds,
+and `answerable` for what it tells the server that it would answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.deploy.known_rows import KnownRows
+from bidro.deploy.row_memory import OUTSIDE, RowMemory
+from bidro.deploy.rules import RefusedError
+
+
+class Answerable(NamedTuple):
+    """How many folds may be asked for, in rising order, and of these how many with second moments or
+    curvature; 1 stands for all training rows, without folds. One number may be answered where a smaller one
+    is not: other folds than those of earlier runs cut these."""
+
+    folds: tuple[int, ...]
+    moments: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Releases:
+    memory: RowMemory
+    known: KnownRows
+    holdout: NDArray[np.bool_]  # (N,) which rows are kept out
+
+    def training(self) -> int:
+        """A run begins: there will be sums over the training rows and over those kept out. Returns the fewest
+        rows that something rests on. Raises RefusedError where the memory's rule would be broken."""
+        return self.memory.release(self.known, self._sets(None, moments=False))
+
+    def check(self) -> int:
+        """What `training` would say, without releasing anything."""
+        return self.memory.check(self.known, self._sets(None, moments=False))
+
+    def folds(self, marks: NDArray[np.int64] | None, moments: bool) -> int:
+        """Before a reply over folds, marks (training rows,) from 0, or over all training rows where these
+        are None; `moments` where it holds second moments or curvature. As `training`."""
+        return self.memory.release(self.known, self._sets(marks, moments))
+
+    def answerable(self, marks: Mapping[int, NDArray[np.int64]]) -> Answerable:
+        """What `folds` would not refuse, of the folds (training rows,) by their number."""
+        sets = {count: self._sets(own, moments=True) for count, own in {1: None, **marks}.items()}
+        folds = tuple(k for k in sorted(sets) if self._may({f: sets[k][f] for f in ("rows", "sums")}))
+        return Answerable(folds, tuple(k for k in folds if self._may({"moments": sets[k]["moments"]})))
+
+    def _may(self, sets: Mapping[str, NDArray[np.int64]]) -> bool:
+        try:
+            self.memory.check(self.known, sets)
+        except RefusedError:
+            return False
+        return True
+
+    def _sets(self, marks: NDArray[np.int64] | None, moments: bool) -> dict[str, NDArray[np.int64]]:
+        training = np.full(len(self.holdout), OUTSIDE, np.int64)
+        training[~self.holdout] = 0 if marks is None else marks
+        every = np.where(self.holdout, training.max(initial=0) + 1, training)
+        sets = {"rows": every, "sums": training}
+        return {**sets, "moments": training} if moments else sets

@@ -1,0 +1,262 @@
+"""What a request may say, checked before any work: nothing outside the agreement, and no number that is not
+sane. What is left is what the agreed protocol asks."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+import bidro
+from bidro.algorithms.contract import Algorithm
+from bidro.algorithms.cross_validation import FoldScores
+from bidro.algorithms.fold_moments import FoldMoments
+from bidro.algorithms.own_correction import OwnCorrections, Shrinkage
+from bidro.client import Penalty, WassersteinBall
+from bidro.deploy.protocol import Protocol, as_text
+from bidro.deploy.rules import RefusedError
+from bidro.engines.coordinator import Nothing
+from bidro.engines.plain import described
+from bidro.engines.wire import unpack
+from bidro.fitting.questions import Adopt, Assess, Fixed
+from bidro.guarantees.calibration import FOLDS
+from bidro.guarantees.own import SHRINKAGES
+from bidro.guarantees.statements import is_clip_level
+
+T = TypeVar("T")
+
+# The names of runs, which become folders at sites.
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_ALWAYS = frozenset({"version", "run", "question", "round", "client", "agreed"})
+# What a request says besides, by question.
+_MORE = {
+    "prepare": frozenset[str](),
+    "round": frozenset({"table", "seed", "folds", "algorithm", "ambiguity"}),
+    "adopt": frozenset({"table"}),
+    "assess": frozenset({"table", "ambiguity"}),
+    "bounds": frozenset({"table"}),
+}
+# Radii, in agreed spreads, and widths over which kinks are smoothed may be so large.
+_LARGEST_RADIUS, _LARGEST_WIDTH = 1e3, 1e12
+# Models may be outside the box by rounding.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A request that the protocol knows."""
+
+    run: str
+    question: str
+    round: int
+    table: float | None
+    message: Any  # of the question's type, every number in its range
+    models: int  # that are to be evaluated
+    ambiguity: Penalty | WassersteinBall | None = None
+    folds: int = 0  # 0 for all training rows
+    algorithm: Algorithm | None = None
+    described: str = ""  # what the protocol knows the algorithm by
+    seed: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The question, or the algorithm whose round it is."""
+        return self.question if self.algorithm is None else type(self.algorithm).__name__
+
+
+def checked_request(protocol: Protocol, client: str, header: Mapping[str, Any], data: bytes) -> Request:
+    """The request in `data`. Raises RefusedError, or BidroError, for anything that the protocol would not
+    ask of this client."""
+    _require_header(protocol, client, header, len(data))
+    run, question = str(header["run"]), str(header["question"])
+    parts = run, question, _whole(header["round"], 1, 10**9, "round")
+    if question == "prepare":
+        return Request(*parts, None, unpack(data, Nothing), 0)
+    table = header["table"]
+    if type(table) is not float or not math.isfinite(table):
+        raise RefusedError("it was asked about a table that has no such id.")
+    if question == "round":
+        return _round(protocol, header, data, parts, table)
+    check = _Numbers(protocol)
+    if question == "adopt":
+        adopt = unpack(data, Adopt)
+        check.model(adopt.x, 1)
+        check.freedom(adopt.freedom)
+        return Request(*parts, table, adopt, 1)
+    if question == "bounds":
+        fixed = unpack(data, Fixed)
+        check.fixed(fixed)
+        return Request(*parts, table, fixed, 2)
+    assess = unpack(data, Assess)
+    check.assess(assess)
+    ball = _ambiguity(protocol, header["ambiguity"])
+    return Request(*parts, table, assess, 2, ball)
+
+
+def _require_header(protocol: Protocol, client: str, header: Mapping[str, Any], size: int) -> None:
+    if size > protocol.most_bytes:
+        raise RefusedError(f"a request of {size:,} bytes is larger than anything that was agreed on.")
+    if header.get("version") != bidro.__version__:
+        raise RefusedError(f"it has bidro {bidro.__version__}, and the server another version; use the same.")
+    if header.get("client") != client:
+        raise RefusedError("its configuration names another client than the one that was asked.")
+    if header.get("agreed") != protocol.agreed.digest:
+        raise RefusedError("its schema.toml says something else than the server's; agree on one.")
+    question = header.get("question")
+    if not isinstance(question, str) or question not in _MORE:
+        raise RefusedError("there is no such question.")
+    if set(header) != _ALWAYS | _MORE[question]:
+        raise RefusedError("it was asked for something that was not agreed on.")
+    if not isinstance(header["run"], str) or not _RUN.fullmatch(header["run"]):
+        raise RefusedError("the run's name is not one that a folder can have.")
+
+
+def _round(
+    protocol: Protocol, header: Mapping[str, Any], data: bytes, parts: tuple[str, str, int], table: float
+) -> Request:
+    folds = _whole(header["folds"], 0, FOLDS, "number of folds")
+    seed = _whole(header["seed"], 0, 2**62, "seed")
+    described_as = as_text(header["algorithm"])
+    algorithm = protocol.algorithms.get(folds, {}).get(described_as)
+    if algorithm is None:
+        raise RefusedError("it was asked for a round of something that was not agreed on.")
+    message = unpack(data, algorithm.broadcast_type)
+    models = _Numbers(protocol).broadcast(algorithm, message, folds)
+    ambiguity = _ambiguity(protocol, header["ambiguity"])
+    return Request(*parts, table, message, models, ambiguity, folds, algorithm, described_as, seed)
+
+
+def _ambiguity(protocol: Protocol, said: Any) -> Penalty | WassersteinBall | None:
+    """The penalty that was agreed on, or the radius that the server has chosen."""
+    if protocol.ambiguity is not None:
+        if said != described(protocol.ambiguity):
+            raise RefusedError("it was asked for another penalty than was agreed on.")
+        return protocol.ambiguity
+    if not isinstance(said, dict) or set(said) != {"kind", "radius"} or said["kind"] != "WassersteinBall":
+        raise RefusedError("a radius is missing.")
+    radius = said["radius"]
+    if type(radius) is not float or not 0 <= radius <= _LARGEST_RADIUS:
+        raise RefusedError(f"a radius must be a number from 0 to {_LARGEST_RADIUS:g} spreads.")
+    return WassersteinBall(radius)
+
+
+def _whole(value: Any, least: int, most: int, what: str) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise RefusedError(f"the {what} must be a whole number from {least} to {most}.")
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class _Numbers:
+    """Shapes and ranges of the arrays in messages; `unpack` has seen that all are finite."""
+
+    protocol: Protocol
+
+    def model(self, x: Any, most: int, shape: Sequence[int] | None = None) -> int:
+        """How many models (..., d) these are: at most `most`, of this leading shape if one is given."""
+        d, largest = self.protocol.dimension, self.protocol.largest
+        leading = x.shape[:-1]
+        if x.dtype != np.float64 or x.ndim < 1 or x.shape[-1] != d or math.prod(leading) > most:
+            raise RefusedError("it was asked about models of other sizes, or more of them, than agreed on.")
+        if shape is not None and tuple(leading) != tuple(shape):
+            raise RefusedError("it was asked about models of other sizes, or more of them, than agreed on.")
+        if x.size and np.abs(x).max() > largest * (1 + _ROUNDING):
+            raise RefusedError(
+                "it was asked about a model with larger numbers than the agreed largest_coefficient = "
+                f"{self.protocol.agreed.limits.largest_coefficient:g} allows."
+            )
+        return math.prod(leading)
+
+    def freedom(self, freedom: Any) -> None:
+        """Of an own model: one of the agreed shrinkages, or none."""
+        if freedom.size == 0:
+            return
+        word = self.protocol.agreed.options.own
+        if freedom.shape != (2,) or freedom.dtype != np.float64 or np.any(freedom < 0):
+            raise RefusedError("an own model has two numbers that say how free it is.")
+        known = () if word == "none" else SHRINKAGES[word]
+        if np.any(freedom > 0) and Shrinkage.of_freedom(freedom) not in known:
+            raise RefusedError("it was asked for an own model with a shrinkage that was not agreed on.")
+
+    def pooled(self, pooled: Any) -> None:
+        if pooled.size:
+            self.model(pooled, 1, ())
+
+    def fixed(self, message: Fixed) -> None:
+        protocol = self.protocol
+        self.model(message.x, 1, ())
+        self.freedom(message.freedom)
+        self.pooled(message.pooled)
+        if not np.array_equal(message.levels, protocol.levels):
+            raise RefusedError("it was asked for bounds at other levels than those agreed on.")
+        if np.shape(message.seen) != () or not is_clip_level(float(message.seen), protocol.loss_unit):
+            raise RefusedError("losses are clipped at a power of two of their unit, and at nothing else.")
+
+    def assess(self, message: Assess) -> None:
+        protocol = self.protocol
+        self.model(message.x, 1, ())
+        self.freedom(message.freedom)
+        self.pooled(message.pooled)
+        self._in(message.shown, (), 0, 1)
+        if message.reference.size:
+            raise RefusedError("a cloud to measure distances to is agreed on, not sent.")
+        if message.radii.size and protocol.box is None:
+            raise RefusedError("no support was agreed on.")
+        count = len(protocol.levels) if message.radii.size else 0
+        self._in(message.radii, (count,), 0.0, _LARGEST_RADIUS)
+
+    def broadcast(self, algorithm: Algorithm, message: Any, folds: int) -> int:
+        """The number of models in the message of a round."""
+        fields: dict[str, Any] = message._asdict()
+        most, models = self.protocol.most_solves, 0
+        shape: tuple[int, ...] | None = None
+        if "x" in fields:
+            if isinstance(algorithm, OwnCorrections):
+                shape = (folds,)
+            elif isinstance(algorithm, FoldScores):
+                shape = (folds, fields["x"].shape[1] if fields["x"].ndim == 3 else 0)
+            elif not folds or isinstance(algorithm, FoldMoments):
+                shape = ()
+            models += self.model(fields.pop("x"), most, shape)
+        leading = () if shape == () else (models,)
+        if "bend_x" in fields:
+            bends = self.model(fields.pop("bend_x"), most)
+            self._in(fields.pop("bend_fold"), (bends,), 0, folds, whole=True)
+            self._among(fields.pop("bend_scale"), (bends,), self.protocol.scales)
+            self._in(fields.pop("bends"), (), 0, bends, whole=True)
+            models += bends
+        for name, value in fields.items():
+            if name == "fold":
+                self._in(value, leading, 0, folds, whole=True)
+            elif name == "scale":
+                self._among(value, leading, self.protocol.scales)
+            elif name == "width":
+                self._in(value, leading, 0.0, _LARGEST_WIDTH)
+            elif name == "alpha":
+                self._in(value, (value.size,), 0.0, 1.0 + _ROUNDING)
+            elif name in ("active", "models"):
+                self._in(value, (), 0, leading[0] if leading else 0, whole=True)
+            else:
+                raise RefusedError("a message holds a number that was not agreed on.")
+        return models
+
+    def _in(self, value: Any, shape: tuple[int, ...], least: float, most: float, whole: bool = False) -> None:
+        array: NDArray[Any] = np.asarray(value)
+        fits = array.shape == shape and array.dtype in (np.float64, np.int64, np.int32)
+        if (
+            not fits
+            or np.any(array < least)
+            or np.any(array > most)
+            or (whole and np.any(array != np.rint(array)))
+        ):
+            raise RefusedError("a message holds a number of another shape or size than agreed on.")
+
+    def _among(self, value: Any, shape: tuple[int, ...], known: NDArray[np.float64]) -> None:
+        self._in(value, shape, 0.0, math.inf)
+        if not np.all(np.isin(value, known)):
+            raise RefusedError("it was asked about a radius that is none of the agreed candidates'.")

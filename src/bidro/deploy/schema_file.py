@@ -1,0 +1,130 @@
+"""`schema.toml` as text: a draft to be agreed on, from one table, and the file that says what was agreed.
+
+Bounds in a draft are commented out: what one table happens to hold is not a support that was declared.
+Units are rounded, so that they tell little of the table, and are public from then on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bidro.deploy.agreed import TRAINING, Agreed, Unit
+from bidro.tables import Schema, require_numbers
+
+_HEAD = """\
+# What all sites agree on: one site drafts it, all agree on it, and each keeps a copy. A site answers this and
+# nothing else, so that whoever asks cannot choose how to ask.
+# Every number has a unit, which is public: `centre` and `spread`, here the mean and deviation of one table,
+# rounded. Levels are 0 or 1 with a spread of 1/2 unless one is named.
+# Bounds ("support") hold for every row that any site can ever have; they are needed for the Wasserstein
+# certificate, for all numbers or for none. What is commented out was read off one table: widen it and agree.
+# `unit` names the column of the person or thing that a row is of, where rows of one are to stay together.
+# A level that is not listed counts as the one that `other` names; without `other`, it is refused.
+# [training] has the options of `bidro fit` that change what sites are asked, [limits] how much.
+"""
+
+
+def units_of(schema: Schema, table: pd.DataFrame) -> dict[str, Unit]:
+    """The centre and spread of every number: mean and deviation, to one digit of the deviation."""
+    return {name: rounded(np.nanmean(v), np.nanstd(v)) for name, v in _numbers(schema, table).items()}
+
+
+def rounded(mean: float, deviation: float) -> Unit:
+    """A unit with one significant digit of the deviation, and the mean to the same place."""
+    if not deviation > 1e-13 * math.hypot(mean, deviation):
+        deviation = abs(mean) or 1.0
+    place = -math.floor(math.log10(deviation))
+    spread = round(float(deviation), place)
+    return Unit(round(float(mean), place) + 0.0, spread)
+
+
+def drafted(
+    schema: Schema,
+    table: pd.DataFrame,
+    support: Mapping[str, tuple[float, float]] | None = None,
+    training: Mapping[str, Any] | None = None,
+    **parts: Any,
+) -> Agreed:
+    """What would be agreed on by the units of this table."""
+    return Agreed.of(schema, units_of(schema, table), support, training, **parts)
+
+
+def draft(schema: Schema, table: pd.DataFrame) -> str:
+    """A `schema.toml` to be agreed on, with the bounds of this table as comments."""
+    seen = {name: (float(np.nanmin(v)), float(np.nanmax(v))) for name, v in _numbers(schema, table).items()}
+    agreed = drafted(schema, table)
+    return _HEAD + "\n".join([*_columns(agreed, seen, "# "), *_training(agreed, "# ")])
+
+
+def written(agreed: Agreed) -> str:
+    """A `schema.toml` that says exactly this."""
+    return "\n".join([*_columns(agreed, agreed.support or {}, ""), *_training(agreed, "")])
+
+
+def _numbers(schema: Schema, table: pd.DataFrame) -> dict[str, Any]:
+    numbers = [column.name for column in schema.columns if column.levels is None]
+    numbers += [schema.target] if schema.classes is None else []
+    return {name: require_numbers(table[name]) for name in numbers}
+
+
+def _columns(agreed: Agreed, support: Mapping[str, tuple[float, float]], mark: str) -> list[str]:
+    schema = agreed.schema
+
+    def bounds(name: str, before: str = "") -> list[str]:
+        return [f"{mark}{before}support = {_text(list(support[name]))}"] if name in support else []
+
+    def unit(name: str, before: str = "", centre: bool = True) -> list[str]:
+        if name not in agreed.units:
+            return []
+        found = agreed.units[name]
+        lines = [f"{before}centre = {_text(found.centre)}"] if centre else []
+        return [*lines, f"{before}spread = {_text(found.spread)}"]
+
+    lines = [f"client = {_text(schema.client)}", f"target = {_text(schema.target)}"]
+    if schema.unit is not None:
+        lines.append(f"unit = {_text(schema.unit)}")
+    if schema.classes is not None:
+        lines.append(f"classes = {_text(list(schema.classes))}")
+    lines += unit(schema.target, "target_") + bounds(schema.target, "target_")
+    for column in schema.columns:
+        lines += ["", "[[columns]]", f"name = {_text(column.name)}"]
+        if column.levels is not None:
+            lines.append(f"levels = {_text(list(column.levels))}")
+        if column.other is not None:
+            lines.append(f"other = {_text(column.other)}")
+        lines += unit(column.name, centre=column.levels is None) + bounds(column.name)
+        if column.filler is not None:
+            lines.append(f"filler = {_text(column.filler)}")
+    return lines
+
+
+def _training(agreed: Agreed, mark: str) -> list[str]:
+    """The parts [training], [algorithm] and [limits]; in a draft as comments that show what there is."""
+    options = dataclasses.asdict(agreed.options)
+    lines, radii = ["", "[training]"], []
+    for name in TRAINING:
+        value = options[name]
+        if isinstance(value, Mapping):
+            radii = ["", f"[training.{name}]", *(f"{_text(str(k))} = {_text(v)}" for k, v in value.items())]
+        elif value is not None:
+            lines.append(f"{mark}{name} = {_text('inf' if value == math.inf else value)}")
+    lines += [f"{mark}replies = {_text(agreed.replies)}", *radii]
+    if agreed.algorithm is not None:
+        lines += ["", "[algorithm]", *_entries(agreed.algorithm, "")]
+    return [*lines, "", "[limits]", *_entries(agreed.limits, mark), ""]
+
+
+def _entries(part: Any, mark: str) -> list[str]:
+    return [f"{mark}{name} = {_text(value)}" for name, value in dataclasses.asdict(part).items()]
+
+
+def _text(value: Any) -> str:
+    """Text, numbers and lists of them are the same in TOML as in JSON."""
+    return json.dumps(value, ensure_ascii=False)

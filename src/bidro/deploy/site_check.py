@@ -1,0 +1,127 @@
+"""What a site would answer, worked out at the site and shown to its owner alone: names and counts stay
+here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.deploy.cells import Levels, cell_counts
+from bidro.deploy.known_rows import KnownRows
+from bidro.deploy.releases import Releases
+from bidro.deploy.row_memory import RowMemory
+from bidro.deploy.rules import RefusedError, draws, words
+
+# Rare levels and cells that are listed.
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Counts are of rows, or of units where the schema names them (`counted`)."""
+
+    counted: str  # "rows" or "units"
+    rows: int
+    training: int
+    kept_out: int
+    new: int  # rows that no run has used
+    gone: int  # rows that runs have used, and that are in the table no more
+    min_rows: int
+    min_cell: int
+    rare_levels: Mapping[str, int]  # among training rows, by name, the rarest first
+    rare_cells: Mapping[str, int]  # two levels at once
+    folds: tuple[int, ...]  # that may be asked for
+    folds_with_moments: tuple[int, ...]  # and with second moments or curvature; 1: over all training rows
+    refused: str | None  # why a run would not be answered; None where it would be
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def in_words(self) -> str:
+        lines = [
+            f"{self.rows} {self.counted}: {self.training} to train on, {self.kept_out} kept out; {self.new} "
+            f"rows are new since earlier runs, and {self.gone} that these used are gone."
+        ]
+        for what, rule, least, found in (
+            ("levels", "min_rows", self.min_rows, self.rare_levels),
+            ("pairs of levels", "min_cell", self.min_cell, self.rare_cells),
+        ):
+            if found:
+                lines.append(f"Too rare {what}, had by fewer {self.counted} than {rule} = {least}:")
+                lines += [f"  {name}: {count}" for name, count in list(found.items())[:_LISTED]]
+                if len(found) > _LISTED:
+                    lines.append(f"  and {len(found) - _LISTED} more (--json lists all)")
+            else:
+                lines.append(f"No {what} are had by fewer {self.counted} than {rule} = {least}.")
+        if self.refused is not None:
+            lines.append(f"A run would be refused: {self.refused}")
+            return "\n".join(lines)
+        lines.append("A run would be answered.")
+        lines.append(f"Cross-validation: {_folds(tuple(k for k in self.folds if k > 1))}.")
+        sent = _folds(tuple(k for k in self.folds_with_moments if k > 1))
+        if 1 in self.folds_with_moments:
+            lines.append(f"Second moments and curvature: over all training rows; in cross-validation {sent}.")
+        else:
+            lines.append("Second moments and curvature: none, gradients only.")
+        return "\n".join(lines)
+
+
+def _folds(counts: tuple[int, ...]) -> str:
+    return f"with {' or '.join(map(str, counts))} folds" if counts else "none"
+
+
+def checked(
+    memory: RowMemory,
+    known: KnownRows,
+    holdout: NDArray[np.bool_],
+    marks: Mapping[int, NDArray[np.int64]],
+    refused: str | None = None,
+) -> Checked:
+    """Of the rows of a table, those kept out (N,) of it and the folds (training rows,) of the others by
+    their number. `refused` is why a run is not answered whatever its folds, where that is known. Nothing is
+    released."""
+    units, demanded = known.units, memory.demanded
+    levels = Levels.of(known.schema, known.features, known.target)
+    training = np.where(holdout, -1, 0)
+    cells = cell_counts(levels.has, training, 1, units)[0]
+    releases = Releases(memory, known, holdout)
+    new, gone = memory.changes(known)
+    folds: tuple[int, ...] = ()
+    moments: tuple[int, ...] = ()
+    if refused is None:
+        try:
+            releases.check()
+            folds, moments = releases.answerable(marks)
+        except RefusedError as error:
+            refused = str(error)
+    rare = {name: int(n) for name, n in zip(levels.names, np.diag(cells), strict=True)}
+    pairs = {
+        f"{levels.names[i]} with {levels.names[j]}": int(cells[i, j])
+        for i, j in zip(*np.triu_indices_from(cells, 1), strict=True)
+    }
+    return Checked(
+        counted=words(units),
+        rows=draws(np.ones(len(holdout), bool), units),
+        training=draws(~holdout, units),
+        kept_out=draws(holdout, units),
+        new=new,
+        gone=gone,
+        min_rows=demanded.min_rows,
+        min_cell=demanded.min_cell,
+        rare_levels=_below(rare, demanded.min_rows),
+        rare_cells=_below(pairs, demanded.min_cell),
+        folds=folds,
+        folds_with_moments=moments,
+        refused=refused,
+    )
+
+
+def _below(counts: Mapping[str, int], least: int) -> dict[str, int]:
+    """Those that somebody has, and too few, the fewest first."""
+    return dict(
+        sorted(((k, n) for k, n in counts.items() if 0 < n < least), key=lambda pair: (pair[1], pair[0]))
+    )

@@ -1,0 +1,51 @@
+"""A site's own configuration, `site.toml`: what its owner decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bidro.errors import BidroError
+from bidro.workflow.toml_files import read_toml
+
+
+@dataclass(frozen=True)
+class Site:
+    """`site.toml`; paths are relative to it."""
+
+    client: str
+    data: Path
+    schema: Path
+    own: Path  # folder for the site's own models, one folder a run
+    state: Path  # folder for what the site remembers: see `site_state`
+    min_rows: int = 10
+    min_cell: int = 5
+    approve: str = "always"  # or "ask": every run waits for `bidro site approve`
+    one_sample_replies: bool = False
+    losses_with_kinks: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> Site:
+        content = read_toml(path)
+        known: dict[str, type] = {"one_sample_replies": bool, "losses_with_kinks": bool}
+        known |= dict.fromkeys(("client", "data", "schema", "own", "state", "approve"), str)
+        known |= dict.fromkeys(("min_rows", "min_cell"), int)
+        for name, value in content.items():
+            if name not in known or type(value) is not known[name]:
+                raise BidroError(
+                    f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema, own, "
+                    "state, approve (texts), min_rows, min_cell (numbers), one_sample_replies and "
+                    "losses_with_kinks (true or false)."
+                )
+        missing = [name for name in ("client", "data", "schema") if name not in content]
+        if missing:
+            raise BidroError(f"'{path}' does not say '{missing[0]}'.")
+        if content.get("min_rows", 10) < 2:
+            raise BidroError(f"'{path}': min_rows must be at least 2.")
+        if content.get("min_cell", 5) < 1:
+            raise BidroError(f"'{path}': min_cell must be at least 1.")
+        if content.get("approve", "always") not in ("always", "ask"):
+            raise BidroError(f'\'{path}\': approve must be "always" or "ask".')
+        content = {"own": "own", "state": "state", **content}
+        paths = {name: path.parent / content[name] for name in ("data", "schema", "own", "state")}
+        return cls(**{**content, **paths})

@@ -1,0 +1,189 @@
+"""What a site was asked, run by run: what it answered or refused, and how much more a run may ask.
+
+A question is written down before it is worked on and again when its reply leaves, so that one that was asked
+and has no outcome is one during which this site stopped.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple, NoReturn
+
+from bidro.deploy.rules import RefusedError
+from bidro.deploy.site_state import SiteState
+
+# Refusals and runs that wait are kept up to so many, the newest: nobody can fill a site's disk by asking.
+_KEPT = 10_000
+# Questions of which a run needs one.
+ONCE = ("prepare", "adopt", "assess", "bounds")
+_FIELDS = "time, run, question, round, models, outcome, times, rows, bytes, reason"
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """How much is answered: of a kind of which one is enough, that many different requests, because a run
+    that loses a client begins again with the others; rounds and models of a run; models of all runs."""
+
+    each: int = 4
+    rounds: int = 1_000
+    models: int = 100_000
+    models_in_all: int = 10_000_000
+
+
+class Question(NamedTuple):
+    run: str
+    question: str
+    round: int
+    digest: str  # of the whole request: the same request again is no new question
+    models: int = 0  # that it asks to be evaluated
+
+
+class Entry(NamedTuple):
+    """A line of the log."""
+
+    time: str  # UTC; of the last time where it was asked several times
+    run: str
+    question: str
+    round: int
+    models: int
+    outcome: str  # "answered", "refused", or "asked" where the site stopped before it was either
+    times: int
+    rows: int | None  # the fewest that a number of the reply rests on
+    bytes: int | None  # of the reply
+    reason: str | None  # of a refusal
+
+
+@dataclass(frozen=True)
+class SiteLog:
+    state: SiteState
+    ask: bool = False  # whether every run waits for the owner's word
+    limits: RunLimits = RunLimits()
+
+    def allow(self, asked: Question) -> None:
+        """Note that this is worked on. Raises RefusedError where the owner has not approved the run, where
+        the run has asked another question of this kind, or more than the limits."""
+        if self.ask and not self.approved(asked.run):
+            self._wait(asked.run)
+        with self.state.transaction() as connection:
+            of_run = "FROM asked WHERE outcome != 'refused' AND run = ?"
+            known = connection.execute(
+                f"SELECT id {of_run} AND question = ? AND digest = ?",
+                (asked.run, asked.question, asked.digest),
+            ).fetchone()
+            if known is not None:
+                connection.execute(
+                    "UPDATE asked SET time = ?, times = times + 1 WHERE id = ?", (_now(), *known)
+                )
+                return
+            before, models = connection.execute(
+                f"SELECT COUNT(*), (SELECT TOTAL(models) {of_run}) {of_run} AND question = ?",
+                (asked.run, asked.run, asked.question),
+            ).fetchone()
+            in_all = connection.execute(
+                "SELECT TOTAL(models) FROM asked WHERE outcome != 'refused'"
+            ).fetchone()[0]
+            self._require_within(asked, int(before), int(models), int(in_all))
+            _add(connection, asked, "asked", None)
+
+    def _wait(self, run: str) -> NoReturn:
+        """Note a run that its owner is to decide on, and refuse."""
+        with self.state.transaction() as connection:
+            connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, NULL)", (run, _now()))
+            oldest = "SELECT run FROM runs WHERE approved IS NULL ORDER BY rowid DESC LIMIT -1 OFFSET ?"
+            connection.execute(f"DELETE FROM runs WHERE run IN ({oldest})", (_KEPT,))
+        raise RefusedError(
+            "its owner has not approved this run yet: `bidro site approve RUN` at that site, then resume it."
+        )
+
+    def _require_within(self, asked: Question, before: int, models: int, in_all: int) -> None:
+        limits = self.limits
+        if asked.question in ONCE:
+            if before >= limits.each:
+                raise RefusedError(
+                    f"this run has asked another '{asked.question}' question already, and one is enough; "
+                    "begin a new run."
+                )
+        elif before >= limits.rounds:
+            raise RefusedError(f"this run has asked for {before} rounds, all that it may; begin a new run.")
+        if models + asked.models > limits.models:
+            raise RefusedError(
+                f"this run would have asked for more than {limits.models} models, all that it may; use fewer "
+                "candidates or folds."
+            )
+        if in_all + asked.models > limits.models_in_all:
+            raise RefusedError(
+                f"all runs together would have asked for more than {limits.models_in_all} models, all that "
+                "were agreed on; its owner and the others agree on more, or no more is answered."
+            )
+
+    def answered(self, asked: Question, rows: int, size: int) -> None:
+        """Note that a reply of `size` bytes leaves, over at least so many rows."""
+        with self.state.transaction() as connection:
+            connection.execute(
+                "UPDATE asked SET outcome = 'answered', rows = ?, bytes = ? "
+                "WHERE outcome != 'refused' AND run = ? AND question = ? AND digest = ?",
+                (rows, size, asked.run, asked.question, asked.digest),
+            )
+
+    def refused(self, asked: Question, reason: str) -> None:
+        """Note that it is not answered, and why; a question that was allowed is none any more."""
+        with self.state.transaction() as connection:
+            connection.execute(
+                "DELETE FROM asked WHERE outcome = 'asked' AND run = ? AND question = ? AND digest = ?",
+                (asked.run, asked.question, asked.digest),
+            )
+            same = connection.execute(
+                "SELECT id FROM asked WHERE outcome = 'refused' AND run = ? AND question = ? AND reason = ?",
+                (asked.run, asked.question, reason),
+            ).fetchone()
+            if same is None:
+                _add(connection, asked, "refused", reason)
+                oldest = "SELECT id FROM asked WHERE outcome = 'refused' ORDER BY id DESC LIMIT -1 OFFSET ?"
+                connection.execute(f"DELETE FROM asked WHERE id IN ({oldest})", (_KEPT,))
+            else:
+                connection.execute(
+                    "UPDATE asked SET time = ?, times = times + 1 WHERE id = ?", (_now(), *same)
+                )
+
+    def approve(self, run: str) -> None:
+        """The owner's word for a run, also for one that has not asked yet."""
+        with self.state.transaction() as connection:
+            connection.execute(
+                "INSERT INTO runs VALUES (?1, ?2, ?3) ON CONFLICT (run) DO UPDATE SET approved = ?3",
+                (run, _now(), _now()),
+            )
+
+    def approved(self, run: str) -> bool:
+        with self.state.reading() as connection:
+            found = connection.execute("SELECT approved FROM runs WHERE run = ?", (run,)).fetchone()
+        return found is not None and found[0] is not None
+
+    def waiting(self) -> list[tuple[str, str]]:
+        """(run, since when) of the runs that have asked and are not approved, the oldest first."""
+        with self.state.reading() as connection:
+            found = connection.execute(
+                "SELECT run, first FROM runs WHERE approved IS NULL ORDER BY first, run"
+            )
+            return [(str(run), str(first)) for run, first in found]
+
+    def entries(self, run: str | None = None) -> list[Entry]:
+        """The log, the oldest line first; of one run or of all."""
+        with self.state.reading() as connection:
+            found = connection.execute(
+                f"SELECT {_FIELDS} FROM asked WHERE ?1 IS NULL OR run = ?1 ORDER BY time, id", (run,)
+            )
+            return [Entry(*line) for line in found]
+
+
+def _add(connection: sqlite3.Connection, asked: Question, outcome: str, reason: str | None) -> None:
+    connection.execute(
+        "INSERT INTO asked (time, run, question, round, digest, models, outcome, times, reason) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?)",
+        (_now(), asked.run, asked.question, asked.round, asked.digest, asked.models, outcome, reason),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

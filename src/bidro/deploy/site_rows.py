@@ -1,0 +1,178 @@
+"""A site's table as numbers, how the site splits it, and what it remembers of it.
+
+Which rows are kept out and how folds are dealt is the site's own: by its key and what is in its rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.arrays import Floats
+from bidro.deploy.agreed import Agreed
+from bidro.deploy.known_rows import KnownRows
+from bidro.deploy.protocol import Protocol
+from bidro.deploy.releases import Releases
+from bidro.deploy.row_memory import Demanded, RowMemory
+from bidro.deploy.rules import RefusedError, draws, require_common_values, words
+from bidro.deploy.site_check import Checked, checked
+from bidro.deploy.site_config import Site
+from bidro.deploy.site_log import RunLimits, SiteLog
+from bidro.deploy.site_state import SiteState
+from bidro.errors import BidroError
+from bidro.federation import Federation
+from bidro.guarantees.calibration import FOLDS
+from bidro.model_file import target_numbers
+from bidro.splits import arranged, holdout_of, unit_ids
+from bidro.tables import as_words, read_one, require_declared
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class SiteRows:
+    """The site's table as numbers, its rows in an order that depends on what is in them (`arranged`)."""
+
+    agreed: Agreed
+    features: Floats  # (N, k)
+    target: Floats  # (N,)
+    ids: NDArray[np.uint64]  # (N,) what a row is dealt by
+    units: NDArray[np.uint64] | None = None  # (N,) of which unit each row is, where the schema names units
+
+    @cached_property
+    def protocol(self) -> Protocol:
+        return Protocol(self.agreed)
+
+    def whole(self, wanted: NDArray[np.bool_]) -> Floats:
+        """(rows, k + 1) some of the rows, the target last."""
+        return np.column_stack([self.features[wanted], self.target[wanted]])
+
+    def units_of(self, wanted: NDArray[np.bool_]) -> NDArray[np.uint64] | None:
+        """The units of some of the rows."""
+        return None if self.units is None else self.units[wanted]
+
+    def in_units(self, client: str, wanted: NDArray[np.bool_]) -> Federation:
+        """Some of the rows in the agreed units, as those of one client."""
+        samples = self.agreed.standard.rows(self.features[wanted], self.target[wanted])
+        parts = self.units_of(wanted), self.ids[wanted]
+        return Federation.from_arrays({client: samples}, "unbounded", None, *parts)
+
+    @property
+    def has_classes(self) -> bool:
+        return self.agreed.schema.classes is not None
+
+    @property
+    def content(self) -> bytes:
+        """All that is in the rows."""
+        units = b"" if self.units is None else self.units.tobytes()
+        return self.features.tobytes() + self.target.tobytes() + units
+
+    @classmethod
+    def load(cls, site: Site) -> SiteRows:
+        """Raises BidroError for a table that does not fit the agreed schema, in the user's own words."""
+        agreed = Agreed.read(site.schema)
+        schema, table = agreed.schema, read_one(site.data)
+        if len(table) == 0:
+            raise BidroError(f"'{site.data}' has no rows.")
+        if schema.client in table:
+            others = sorted(set(as_words(table[schema.client].dropna()).tolist()) - {site.client})
+            if others:
+                raise BidroError(f"'{site.data}' has rows of client '{others[0]}'; this site is another.")
+        features, target, labels = schema.matrix(table), target_numbers(schema, table), schema.units(table)
+        if agreed.support is not None:
+            require_declared(agreed.support, schema, table)
+        for name, count in schema.counted_as_other(table).items():
+            _log.warning("%d row(s) have a level of '%s' that is not in the schema: 'other'.", count, name)
+        units = None if labels is None else unit_ids(labels)
+        order, ids = arranged(np.zeros(len(target), np.int64), features, target, units)
+        own = None if units is None else units[order]
+        return cls(agreed, features[order], target[order], ids[order], own)
+
+
+@lru_cache(maxsize=8)
+def state_of(site: Site) -> SiteState:
+    return SiteState.open(site.state, site.client)
+
+
+def site_log(site: Site, agreed: Agreed | None = None) -> SiteLog:
+    """What the site was asked; with the limits of an agreement, where it is to answer by one."""
+    if agreed is None:
+        return SiteLog(state_of(site), site.approve == "ask")
+    limits = agreed.limits
+    most = RunLimits(rounds=limits.rounds, models=limits.models, models_in_all=limits.models_in_all)
+    return SiteLog(state_of(site), site.approve == "ask", most)
+
+
+@lru_cache(maxsize=8)
+def table_id(site: Site, rows: SiteRows) -> float:
+    """A random number that changes with the rows, and says nothing of them."""
+    return float(state_of(site).table_id(rows.content))
+
+
+@lru_cache(maxsize=8)
+def known_rows(site: Site, rows: SiteRows) -> tuple[RowMemory, KnownRows]:
+    """The site's memory, and its table as that knows it."""
+    demanded = Demanded(site.min_rows, site.min_cell, rows.protocol.dimension)
+    memory = RowMemory(state_of(site), demanded)
+    return memory, memory.known(rows.agreed.schema, rows.features, rows.target, rows.units)
+
+
+@lru_cache(maxsize=2)
+def holdout(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
+    """(N,) which rows are kept out of training. Raises RefusedError where too few are there or here."""
+    share, named = rows.agreed.options.hold_out, words(rows.units)
+    every = draws(np.ones(len(rows.target), bool), rows.units)
+    if every < 3 and share > 0:
+        raise RefusedError(
+            f"it has {every} {named}, too few to keep some out and train on the rest; give it more, or agree "
+            "on another hold_out."
+        )
+    here = np.array([site.client]), np.zeros(len(rows.target), np.int64)
+    kept = holdout_of(*here, rows.ids, share, state_of(site).key, rows.units is None)
+    for what, part in (("trains on", ~kept), ("keeps out", kept)):
+        count = draws(part, rows.units)
+        if 0 < count < site.min_rows or (count == 0 and what == "trains on"):
+            raise RefusedError(
+                f"it {what} {count} of its {every} {named}, fewer than its min_rows = {site.min_rows}; give "
+                f"it more {named}, agree on another hold_out, or lower min_rows at that site."
+            )
+    require_common_values(rows.whole(~kept), site.min_rows, rows.has_classes, rows.units_of(~kept))
+    return kept
+
+
+@lru_cache(maxsize=2)
+def training(site: Site, rows: SiteRows) -> Federation:
+    """The training rows in the agreed units."""
+    return rows.in_units(site.client, ~holdout(site, rows))
+
+
+@lru_cache(maxsize=2)
+def releases(site: Site, rows: SiteRows) -> Releases:
+    """What sums may be sent over. Raises RefusedError where those over the training rows, or over those kept
+    out, may not."""
+    found = Releases(*known_rows(site, rows), holdout(site, rows))
+    found.training()
+    return found
+
+
+def fold_marks(site: Site, rows: SiteRows) -> dict[int, NDArray[np.int64]]:
+    """The folds (training rows,) by their number, as far as there are rows for them."""
+    own = training(site, rows)
+    counts = range(2, FOLDS + 1)
+    return {count: own.folds(count, state_of(site).key) for count in counts if own.unit_counts[0] >= count}
+
+
+def check_site(site: Site) -> Checked:
+    """What the site would answer by its agreement, for its owner."""
+    rows = SiteRows.load(site)
+    refused = None
+    try:
+        kept = holdout(site, rows)
+    except RefusedError as error:
+        refused, kept = str(error), np.zeros(len(rows.target), bool)
+    marks = {} if refused is not None else fold_marks(site, rows)
+    return checked(*known_rows(site, rows), kept, marks, refused)

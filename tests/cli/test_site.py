@@ -1,0 +1,136 @@
+"""`bidro site check | log | approve`: what an owner sees and decides."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bidro.deploy.server import run_job
+from bidro.deploy.site_config import Site
+from bidro.deploy.site_log import Question
+from bidro.deploy.site_rows import site_log
+from bidro.errors import BidroError
+from tests.cli.test_command import run
+from tests.deploy.sites import QUICK, carrier, job, table, write_sites
+
+
+@pytest.fixture
+def sites(tmp_path):
+    """(the folder, what was agreed on)."""
+    return tmp_path, write_sites(tmp_path, table())
+
+
+def east(folder):
+    return "--site", folder / "east.toml"
+
+
+def test_check_says_what_would_be_answered_and_remembers_nothing(capsys, sites):
+    folder, agreed = sites
+    for _ in range(2):
+        code, out, _ = run(capsys, "site", "check", *east(folder), "--json")
+        found = json.loads(out)
+        assert code == 0
+        assert found["rows"] == found["training"] + found["kept_out"] == 120
+        assert (found["new"], found["gone"], found["refused"]) == (120, 0, None)
+        assert (found["min_rows"], found["min_cell"], found["counted"]) == (10, 5, "rows")
+    assert found["rare_levels"] == found["rare_cells"] == {}
+    assert max(found["folds"]) >= 2
+    run_job(job(agreed), carrier(folder), folder / "runs")
+    found = json.loads(run(capsys, "site", "check", *east(folder), "--json")[1])
+    assert (found["new"], found["gone"], found["refused"]) == (0, 0, None)
+    # One patient more: said here, with what to do, before any run.
+    own = pd.read_csv(folder / "east.csv")
+    more = pd.concat([own, own.iloc[[0]].assign(u=9.0)])
+    more.to_csv(folder / "east.csv", index=False)
+    code, out, _ = run(capsys, "site", "check", *east(folder))
+    assert code == 0
+    assert "1 rows are new since earlier runs, and 0 that these used are gone." in out
+    assert "A run would be refused: " in out
+    assert "wait for more new rows" in out
+
+
+def test_check_names_rare_levels_and_cells_with_their_counts(capsys, tmp_path):
+    whole = table()
+    own = np.flatnonzero(whole["site"] == "east")
+    whole["sex"] = np.where(np.arange(len(whole)) % 2, "f", "m")
+    whole.loc[own, "ward"] = np.where(np.arange(len(own)) < 7, "b", "a")
+    write_sites(tmp_path, whole, training={"hold_out": 0.0})
+    found = json.loads(run(capsys, "site", "check", *east(tmp_path), "--json")[1])
+    assert found["rare_levels"] == {"ward=b": 7}
+    assert found["rare_cells"] == {"ward=b with sex=f": 3, "ward=b with sex=m": 4}
+    assert "min_rows = 10" in found["refused"]
+    out = run(capsys, "site", "check", *east(tmp_path))[1]
+    assert "Too rare levels, had by fewer rows than min_rows = 10:\n  ward=b: 7\n" in out
+    assert "Too rare pairs of levels, had by fewer rows than min_cell = 5:\n  ward=b with sex=f: 3\n" in out
+
+
+def test_the_log_shows_what_was_answered_and_refused(capsys, sites, monkeypatch):
+    folder, agreed = sites
+    monkeypatch.setenv("BIDRO_SITE", str(folder / "east.toml"))
+    assert run(capsys, "site", "log")[1] == "Nothing was asked.\n"
+    run_job(job(agreed, options=QUICK), carrier(folder), folder / "runs")
+    site_log(Site.read(folder / "east.toml")).refused(Question("odd\x1b[2J", "rows", 1, "x"), "no.")
+    code, out, _ = run(capsys, "site", "log")
+    assert code == 0
+    assert "\x1b" not in out
+    lines = out.splitlines()
+    assert "run 'test' prepare 1: answered over at least" in lines[0]
+    assert " bytes" in lines[0]
+    assert lines[-1].endswith("run 'odd?[2J' rows 1: refused: no.")
+    found = json.loads(run(capsys, "site", "log", "--run", "test", "--json")[1])
+    assert {entry["question"] for entry in found["questions"]} == {
+        "prepare",
+        "OneShotMWDRO",
+        "assess",
+        "bounds",
+    }
+    assert all(entry["outcome"] == "answered" and entry["rows"] >= 10 for entry in found["questions"])
+    assert found["waiting"] == []
+
+
+def test_a_run_waits_until_its_owner_approves(capsys, tmp_path):
+    agreed = write_sites(tmp_path, table(), extra='approve = "ask"')
+    for name in ("mid", "north", "south", "west"):
+        run(capsys, "site", "approve", "test", "--site", tmp_path / f"{name}.toml")
+    with pytest.raises(BidroError, match="'east': its owner has not approved this run yet"):
+        run_job(job(agreed, options=QUICK), carrier(tmp_path), tmp_path / "runs")
+    out = run(capsys, "site", "log", *east(tmp_path))[1]
+    assert "run 'test'; `bidro site approve test` lets it begin" in out
+    code, out, _ = run(capsys, "site", "approve", "test", *east(tmp_path))
+    assert (code, out) == (0, "Run 'test' may begin, or go on, at this site.\n")
+    again = job(agreed, options=QUICK, resume=True)
+    assert "model.safetensors" in run_job(again, carrier(tmp_path), tmp_path / "runs")
+
+
+def test_a_table_of_other_rows_is_the_owner_s_word(capsys, sites):
+    folder, agreed = sites
+    run_job(job(agreed, options=QUICK), carrier(folder), folder / "runs")
+    whole = table()
+    whole["v"] = whole["v"] * 12  # months for years: the same persons
+    write_sites(folder, whole)
+    with pytest.raises(BidroError, match="it knows none of the rows in its table"):
+        run_job(job(agreed, "second", options=QUICK), carrier(folder), folder / "runs")
+    for name in ("east", "mid", "north", "south", "west"):
+        code, _, _ = run(capsys, "site", "approve", "--new-table", "--site", folder / f"{name}.toml")
+        assert code == 0
+    assert "A run would be answered." in run(capsys, "site", "check", *east(folder))[1]
+
+
+def test_what_cannot_be_followed(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("BIDRO_SITE", raising=False)
+    code, _, err = run(capsys, "site", "log")
+    assert code == 1
+    assert "--site site.toml, or the environment variable BIDRO_SITE" in err
+    write_sites(tmp_path, table())
+    code, _, err = run(capsys, "site", "approve", *east(tmp_path))
+    assert code == 1
+    assert "Name the run to approve" in err
+    for line, words in (
+        ("min_cell = 0", "min_cell must be at least 1"),
+        ('approve = "no"', "approve must be"),
+    ):
+        write_sites(tmp_path, table(), extra=line)
+        code, _, err = run(capsys, "site", "check", *east(tmp_path))
+        assert code == 1
+        assert words in err

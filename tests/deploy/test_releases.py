@@ -1,0 +1,103 @@
+"""What a site may send sums over in a run, after other runs."""
+
+import numpy as np
+import pytest
+
+from bidro.deploy.releases import Releases
+from bidro.deploy.row_memory import Demanded, RowMemory
+from bidro.deploy.rules import RefusedError
+from bidro.deploy.site_check import checked
+from bidro.deploy.site_state import SiteState
+from bidro.tables import Column, Schema
+
+NUMBERS = Schema("site", "y", None, (Column("u"), Column("v")))
+SEXES = Schema("site", "y", None, (Column("u"), Column("sex", ("f", "m")), Column("ward", ("a", "b"))))
+
+
+def releases(folder, features, target, schema=NUMBERS, min_rows=10, kept=None, parameters=3):
+    memory = RowMemory(SiteState.open(folder, "east"), Demanded(min_rows, 5, parameters))
+    holdout = np.zeros(len(target), bool) if kept is None else kept
+    return Releases(memory, memory.known(schema, features, target, None), holdout)
+
+
+def rows(n):
+    whole = np.random.default_rng(0).normal(size=(n, 3))
+    return whole[:, :2], whole[:, 2]
+
+
+def marks(n, counts=range(2, 6)):
+    """Folds as sites deal them: a row's share of [0, 1), cut into equal parts."""
+    shares = (np.arange(n) + 0.5) / n
+    return {count: np.floor(shares * count).astype(int) for count in counts}
+
+
+def test_the_same_folds_again_are_answered_where_fewer_are_not(tmp_path):
+    """Of 100 rows: five folds and then three cut sets of 7 rows, five and then two sets of 10."""
+    own = releases(tmp_path, *rows(100))
+    dealt = marks(100)
+    assert own.answerable(dealt) == ((1, 2, 3, 4, 5), (1, 2, 3, 4, 5))
+    assert own.training() == 100
+    assert own.folds(dealt[5], moments=True) == 20
+    assert own.answerable(dealt) == ((1, 2, 5), (1, 2, 5))
+    assert own.folds(dealt[2], moments=False) == 10
+    with pytest.raises(RefusedError, match="could be worked out from this run and earlier ones"):
+        own.folds(dealt[3], moments=False)
+    assert own.folds(None, moments=True) == 10
+
+
+def test_rows_kept_out_are_a_set_and_those_of_other_hold_outs_cut_it(tmp_path):
+    features, target = rows(100)
+    kept = np.arange(100) < 20
+    own = releases(tmp_path, features, target, kept=kept)
+    assert own.check() == own.training() == 20
+    for more, allowed in ((29, False), (30, True)):
+        again = releases(tmp_path, features, target, kept=np.arange(100) < more)
+        if allowed:
+            assert again.training() == 10
+        else:
+            with pytest.raises(RefusedError):
+                again.check()
+    # No second moments were sent over rows kept out, and there are too few to begin with.
+    few = releases(tmp_path / "few", features, target, kept=np.arange(100) < 9)
+    with pytest.raises(
+        RefusedError, match="fewer than 10 of its rows, its min_rows, could be worked out; use"
+    ):
+        few.training()
+
+
+def test_rare_cells_leave_fewer_folds_and_then_none(tmp_path):
+    n = 120
+    rng = np.random.default_rng(1)
+    for both, allowed in ((12, (1, 2)), (6, (1,)), (4, ())):
+        sex, ward = np.arange(n) % 2, (np.arange(n) // 2) % 2
+        # Of the rows with both levels all but some lose one of them, evenly over the folds.
+        with_both = np.flatnonzero((sex == 1) & (ward == 1))
+        keep = with_both[np.linspace(0, len(with_both) - 1, both).round().astype(int)]
+        ward[np.setdiff1d(with_both, keep)] = 0
+        features = np.column_stack([rng.normal(size=n), sex, ward])
+        own = releases(tmp_path / str(both), features, rng.normal(size=n), SEXES, min_rows=3)
+        assert own.answerable(marks(n)) == (allowed, allowed)
+        said = checked(own.memory, own.known, own.holdout, marks(n))
+        assert said.folds == allowed
+        assert said.rare_cells == ({"sex=m with ward=b": 4} if both == 4 else {})
+        if allowed:
+            assert own.training() == both
+        else:
+            with pytest.raises(RefusedError, match="with two levels or classes at once, its min_cell"):
+                own.training()
+            assert "A run would be refused: a sum over fewer than 5" in said.in_words()
+
+
+def test_few_rows_a_parameter_leave_gradients(tmp_path):
+    """Of 24 rows and models of 5 parameters: second moments of all, gradients of halves."""
+    features, target = rows(24)
+    own = releases(tmp_path, features, target, parameters=5)
+    assert own.answerable(marks(24)) == ((1, 2), (1, 2))
+    own = releases(tmp_path, features, target, parameters=6)
+    assert own.answerable(marks(24)) == ((1, 2), (1,))
+    own = releases(tmp_path, features, target, parameters=12)
+    assert own.answerable(marks(24)) == ((1, 2), ())
+    assert "gradients only" in checked(own.memory, own.known, own.holdout, marks(24)).in_words()
+    own.folds(marks(24)[2], moments=False)
+    with pytest.raises(RefusedError, match="for a model of 12 parameters"):
+        own.folds(None, moments=True)

@@ -1,0 +1,319 @@
+"""The site's memory of rows: the rule by brute force, with atoms that are worked out from plain sets."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from bidro.deploy.row_memory import OUTSIDE, Demanded, RowMemory, refined
+from bidro.deploy.rules import RefusedError
+from bidro.deploy.site_state import SiteState
+from bidro.tables import Column, Schema
+
+NUMBERS = Schema("site", "y", None, (Column("u"), Column("v")))
+LEVELS = Schema("site", "y", None, (Column("u"), Column("ward", ("a", "b", "c")), Column("sex", ("f", "m"))))
+CLASSES = Schema("site", "y", ("high", "low", "mid"), (Column("u"), Column("sex", ("f", "m"))))
+
+
+def memory(folder, min_rows=3, min_cell=2, parameters=0):
+    return RowMemory(SiteState.open(folder, "east"), Demanded(min_rows, min_cell, parameters))
+
+
+class Plain:
+    """The same by plain sets: every row has a number of its own, and sets of numbers are released."""
+
+    def __init__(self):
+        self.sets = {"rows": [], "sums": [], "moments": []}
+
+    def atoms(self, kind, more=()):
+        """The classes of rows that are in the same sets, each a set of numbers."""
+        sets = [*self.sets[kind], *more]
+        classes = {}
+        for row in set().union(*sets) if sets else ():
+            classes.setdefault(tuple(row in one for one in sets), set()).add(row)
+        return set(map(frozenset, classes.values()))
+
+    def fresh(self, kind, more):
+        """The atoms with these sets besides that were none before."""
+        return self.atoms(kind, more) - self.atoms(kind)
+
+
+def schedule(rng, rows, steps, moved=(1, 2, 3, 4, 6, 9)):
+    """Tables as they change, by the rows' numbers, with a way to put rows into sets each."""
+    number, table = rows, list(range(rows))
+    shares = rng.random(10_000)
+    for _ in range(steps):
+        what = rng.integers(5)
+        some = int(rng.choice(moved))
+        if what == 0:
+            table, number = [*table, *range(number, number + some)], number + some
+        elif what == 1 and len(table) > some + 6:
+            table = list(rng.permutation(table)[some:])
+        elif what == 2 and len(table) > some + 6:  # changed: these go and others come
+            table, number = (
+                [*rng.permutation(table)[some:], *range(number, number + some)],
+                number + some,
+            )
+        folds, keeps = int(rng.integers(1, 4)), rng.random() < 0.4
+        table = [int(row) for row in rng.permutation(table)]
+        u = shares[table]
+        kept = (u < 0.25) if keeps else np.zeros(len(table), bool)
+        fold = np.floor(shares[[row + 5_000 for row in table]] * folds).astype(int)
+        yield table, kept, fold, folds
+
+
+def labels_of(kept, fold, folds, moments=True):
+    training = np.where(kept, OUTSIDE, fold)
+    sets = {"rows": np.where(kept, folds, fold), "sums": training}
+    return {**sets, "moments": training} if moments else sets
+
+
+def sets_of(table, labels):
+    return {
+        kind: [
+            {row for row, mark in zip(table, own, strict=True) if mark == one} for one in set(own) - {OUTSIDE}
+        ]
+        for kind, own in labels.items()
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_few_rows_can_be_isolated_after_any_schedule(seed, tmp_path):
+    """Allowed is what keeps every new atom large, and nothing else is; and then no vector in the span of all
+    released indicators is 0 but for fewer than min_rows rows, by the ranks of their matrix."""
+    rng = np.random.default_rng(seed)
+    content = rng.normal(size=(400, 3))
+    min_rows, site, plain = 3, memory(tmp_path), Plain()
+    answers = []
+    for table, kept, fold, folds in schedule(rng, 16, 25):
+        labels = {"rows": labels_of(kept, fold, folds)["rows"]}
+        wanted = sets_of(table, labels)["rows"]
+        known = site.known(NUMBERS, content[table, :2], content[table, 2], None)
+        site.take_as_new(known)  # some schedules change every row
+        allowed = all(len(atom) >= min_rows for atom in plain.fresh("rows", wanted))
+        answers.append(allowed)
+        if not allowed:
+            with pytest.raises(RefusedError, match=r"a sum over fewer than 3 of its rows, its min_rows"):
+                site.release(known, labels)
+            continue
+        atoms = plain.atoms("rows", wanted)
+        present = [len(atom) for atom in atoms if any(atom <= one for one in wanted)]
+        assert site.check(known, labels) == site.release(known, labels) == min(present)
+        plain.sets["rows"] += wanted
+        assert all(len(atom) >= min_rows for atom in plain.atoms("rows"))
+    assert {True, False} <= set(answers)
+    everybody = sorted(set().union(*plain.sets["rows"]))
+    matrix = np.array([[row in one for row in everybody] for one in plain.sets["rows"]], float)
+    rank = np.linalg.matrix_rank(matrix)
+    for few in combinations(range(len(everybody)), min_rows - 1):
+        assert np.linalg.matrix_rank(np.delete(matrix, few, axis=1)) == rank
+
+
+def categories(rng, schema, n):
+    """(features, target, the levels of every row by column)."""
+    levels = {c.name: rng.integers(len(c.levels), size=n) for c in schema.columns if c.levels}
+    parts = [rng.normal(size=n)]
+    for column in schema.columns[1:]:
+        parts += [levels[column.name] == k for k in range(1, len(column.levels))]
+    target = rng.normal(size=n)
+    if schema.classes is not None:
+        levels["y"] = rng.integers(len(schema.classes), size=n)
+        target = levels["y"].astype(float)
+    return np.column_stack(parts), target, levels
+
+
+def least_level(atom, levels):
+    return min(np.unique(own[list(atom)], return_counts=True)[1].min() for own in levels.values())
+
+
+def least_cell(atom, levels):
+    some = list(atom)
+    pairs = [
+        np.unique(np.stack([one[some], two[some]]), axis=1, return_counts=True)[1].min()
+        for one, two in combinations(levels.values(), 2)
+    ]
+    return min([least_level(atom, levels), *pairs])
+
+
+@pytest.mark.parametrize("schema", [LEVELS, CLASSES])
+@pytest.mark.parametrize("seed", range(6))
+def test_no_small_cell_can_be_worked_out_after_any_schedule(seed, schema, tmp_path):
+    """Levels and cells counted afresh in the atoms of plain sets, in those of rows that are gone as well."""
+    rng = np.random.default_rng(100 + seed)
+    features, target, levels = categories(rng, schema, 4_000)
+    min_rows, min_cell, site, plain = 3, 2, memory(tmp_path), Plain()
+    answers = []
+    for table, kept, fold, folds in schedule(rng, 120, 24, (1, 5, 20, 40, 80)):
+        labels = labels_of(kept, np.minimum(fold, 1), min(folds, 2), moments=False)
+        wanted = sets_of(table, labels)
+        known = site.known(schema, features[table], target[table], None)
+        fresh = {kind: plain.fresh(kind, wanted[kind]) for kind in wanted}
+        allowed = all(len(atom) >= min_rows for atom in fresh["rows"]) and all(
+            least_level(atom, levels) >= min_rows and least_cell(atom, levels) >= min_cell
+            for atom in fresh["sums"]
+        )
+        answers.append(allowed)
+        if allowed:
+            present = [
+                a for a in plain.atoms("sums", wanted["sums"]) if any(a <= one for one in wanted["sums"])
+            ]
+            sizes = [
+                len(a) for a in plain.atoms("rows", wanted["rows"]) if any(a <= s for s in wanted["rows"])
+            ]
+            least = min([*sizes, *(least_cell(atom, levels) for atom in present)])
+            assert site.release(known, labels) == least
+            for kind, sets in wanted.items():
+                plain.sets[kind] += sets
+        else:
+            with pytest.raises(RefusedError):
+                site.release(known, labels)
+    assert {True, False} <= set(answers)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_units_are_counted_and_not_their_rows(seed, tmp_path):
+    """With units the counts of what is left behind are lower bounds: never too much is allowed."""
+    rng = np.random.default_rng(200 + seed)
+    features, target, levels = categories(rng, LEVELS, 4_000)
+    units = rng.integers(0, 150, 4_000).astype(np.uint64)
+    site, plain, allowed = memory(tmp_path), Plain(), 0
+    for table, kept, _, _ in schedule(rng, 200, 16, (1, 20, 80, 120)):
+        labels = labels_of(kept, np.zeros(len(table), int), 1)
+        known = site.known(LEVELS, features[table], target[table], units[table])
+        try:
+            site.release(known, labels)
+        except RefusedError:
+            continue
+        allowed += 1
+        for kind, sets in sets_of(table, labels).items():
+            plain.sets[kind] += sets
+
+        def persons(atom, chosen):
+            some = np.array(sorted(atom))
+            return min(
+                len(np.unique(units[some[np.all([levels[c][some] == v for c, v in one], axis=0)]]))
+                for one in chosen
+                if np.all([levels[c][some] == v for c, v in one], axis=0).any()
+            )
+
+        values = [(name, v) for name, own in levels.items() for v in np.unique(own)]
+        for atom in plain.atoms("rows"):
+            assert len(np.unique(units[sorted(atom)])) >= 3
+        for atom in plain.atoms("sums"):
+            assert persons(atom, [(one,) for one in values]) >= 3
+            assert persons(atom, combinations(values, 2)) >= 2
+    assert allowed > 1
+
+
+def test_refining_by_hand():
+    now = refined(np.array([0, 0, 1, 1, -1, -1]), np.array([0, 1, 0, 0, 1, OUTSIDE]))
+    assert now.atoms.tolist() == [1, 2, 3, 3, 0, -1]
+    assert now.before.tolist() == [-1, 0, 0, 1]
+    assert now.label.tolist() == [1, 0, 1, 0]
+    assert now.changed.tolist() == [True, True, True, False]
+
+
+def rows(n, seed=0):
+    whole = np.random.default_rng(seed).normal(size=(n, 3))
+    return whole[:, :2], whole[:, 2]
+
+
+def everything(n):
+    return {"rows": np.zeros(n, int), "sums": np.zeros(n, int), "moments": np.zeros(n, int)}
+
+
+def test_what_makes_a_row_the_same(tmp_path):
+    """Order, last digits and the sign of 0 do not matter; a copy is another row, as is another unit's."""
+    site = memory(tmp_path)
+    features, target = rows(40)
+    features[0, 0] = 0.0
+    hashes = site.known(NUMBERS, features, target, None).hashes
+    order = np.random.default_rng(1).permutation(40)
+    again = features[order] * (1 + 1e-13)
+    again[order == 0, 0] = -0.0
+    np.testing.assert_array_equal(site.known(NUMBERS, again, target[order], None).hashes, hashes[order])
+    changed = features.copy()
+    changed[5, 1] *= 1 + 1e-6
+    assert np.flatnonzero(site.known(NUMBERS, changed, target, None).hashes != hashes).tolist() == [5]
+    twice = site.known(NUMBERS, features[[3, 3, 4, 3]], target[[3, 3, 4, 3]], None).hashes
+    assert len(set(twice)) == 4
+    assert {hashes[3], hashes[4]} <= set(twice)
+    # Another key, another hash of everything: the file tells nothing without it.
+    other = memory(tmp_path / "other").known(NUMBERS, features, target, None).hashes
+    assert not set(other) & set(hashes)
+    units = np.arange(40, dtype=np.uint64)
+    assert not set(site.known(NUMBERS, features, target, units).hashes) & set(hashes)
+
+
+def test_one_row_more_or_less_or_changed_is_refused_and_ten_are_not(tmp_path):
+    site = memory(tmp_path, min_rows=10)
+    features, target = rows(100)
+    site.release(site.known(NUMBERS, features[:60], target[:60], None), everything(60))
+    for first, last in ((0, 61), (0, 69), (1, 60), (9, 60), (1, 61), (5, 68)):
+        known = site.known(NUMBERS, features[first:last], target[first:last], None)
+        with pytest.raises(RefusedError, match="use its table as it was, wait for more new rows"):
+            site.release(known, everything(last - first))
+        assert site.changes(known) == (max(0, last - 60), first)
+    # Refused is forgotten: the same table again is as before, and so is one with ten more.
+    for first, last in ((0, 60), (0, 70), (0, 60), (10, 70), (0, 60)):
+        known = site.known(NUMBERS, features[first:last], target[first:last], None)
+        site.release(known, everything(last - first))
+    # Ten new rows were released with sixty, and without ten others: apart they are sets of ten.
+    with pytest.raises(RefusedError):
+        site.release(site.known(NUMBERS, features[:65], target[:65], None), everything(65))
+
+
+def test_a_number_with_two_values_among_new_rows_is_a_level_there(tmp_path):
+    site = memory(tmp_path, min_rows=5)
+    features, target = rows(60)
+    features[:, 1] = np.arange(60) % 3
+    features[40:, 1] = 0
+    features[59, 1] = 1
+    first = site.known(NUMBERS, features[:40], target[:40], None)
+    site.release(first, everything(40))
+    with pytest.raises(RefusedError, match="one of a column's two values"):
+        site.release(site.known(NUMBERS, features, target, None), everything(60))
+
+
+def test_the_first_level_counts_although_it_has_no_column(tmp_path):
+    """Of three levels coded as two columns the first is what these leave: here one row."""
+    site = memory(tmp_path, min_rows=5)
+    rng = np.random.default_rng(0)
+    ward = np.array([0] + [1] * 30 + [2] * 29)
+    features = np.column_stack([rng.normal(size=60), ward == 1, ward == 2, np.arange(60) % 2])
+    known = site.known(LEVELS, features, rng.normal(size=60), None)
+    with pytest.raises(RefusedError, match="with a level or class"):
+        site.release(known, everything(60))
+
+
+def test_second_moments_need_more_than_twice_as_many_rows_as_parameters(tmp_path):
+    features, target = rows(40)
+    for parameters, allowed in ((10, True), (11, False)):
+        site = memory(tmp_path / str(parameters), parameters=parameters)
+        known = site.known(NUMBERS, features, target, None)
+        labels = {"moments": np.where(np.arange(40) < 21, 0, OUTSIDE)}
+        if allowed:
+            assert site.release(known, labels) == 21
+        else:
+            with pytest.raises(RefusedError, match="for a model of 11 parameters"):
+                site.release(known, labels)
+
+
+def test_a_table_of_which_nothing_is_known_is_for_the_owner_to_decide(tmp_path):
+    """A table that was written in another unit holds the same persons, and hashes cannot tell."""
+    site = memory(tmp_path)
+    features, target = rows(60)
+    site.release(site.known(NUMBERS, features, target, None), everything(60))
+    renamed = Schema("site", "y", None, (Column("u"), Column("w")))
+    for schema, numbers in ((NUMBERS, 12 * features), (renamed, features)):
+        known = site.known(schema, numbers, target, None)
+        with pytest.raises(RefusedError, match="it knows none of the rows in its table"):
+            site.release(known, everything(60))
+        site.take_as_new(known)
+        site.release(known, everything(60))
+        # It was said of that table and of no other.
+        with pytest.raises(RefusedError):
+            site.release(site.known(schema, 3 * numbers, target, None), everything(60))
+    # What was known before is known still.
+    with pytest.raises(RefusedError, match="changed by too little"):
+        site.release(site.known(NUMBERS, features[1:], target[1:], None), everything(59))

@@ -1,0 +1,228 @@
+"""A site's state folder: who may read it, what it survives, and several processes at once."""
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from bidro.deploy.row_memory import Demanded, RowMemory
+from bidro.deploy.rules import RefusedError
+from bidro.deploy.site_log import Question, RunLimits, SiteLog
+from bidro.deploy.site_state import SiteState, write_key
+from bidro.errors import BidroError
+from bidro.tables import Column, Schema
+
+
+def test_a_state_is_for_its_owner_s_eyes_and_nothing_of_the_rows_is_in_it(tmp_path):
+    folder = tmp_path / "new" / "state"
+    state = SiteState.open(folder, "east")
+    content = np.random.default_rng(0).normal(size=(50, 3))
+    memory = RowMemory(state, Demanded(3, 2, 0))
+    schema = Schema("site", "y", None, (Column("u"), Column("v")))
+    known = memory.known(schema, content[:, :2], content[:, 2], np.arange(50, dtype=np.uint64))
+    memory.release(known, {"rows": np.zeros(50, int), "sums": np.zeros(50, int)})
+    state.table_id(content.tobytes())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    whole = b""
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        whole += path.read_bytes()
+    for number in content.ravel():
+        assert number.tobytes() not in whole
+        assert number.astype(np.float32).tobytes() not in whole
+    assert state.key.hex() not in repr(state) + repr(known) + repr(memory)
+
+
+def test_the_key_stays_and_one_that_is_lost_or_another_is_no_new_beginning(tmp_path):
+    first = SiteState.open(tmp_path, "east")
+    assert SiteState.open(tmp_path, "east") == first
+    assert len({first.key, first.derived("rows"), first.derived("split"), first.derived("table")}) == 4
+    write_key(tmp_path, bytes(32))
+    assert SiteState.open(tmp_path, "east") == first
+    (tmp_path / "key").rename(tmp_path / "away")
+    with pytest.raises(BidroError, match="has lost its file 'key'"):
+        SiteState.open(tmp_path, "east")
+    write_key(tmp_path, bytes(32))
+    with pytest.raises(BidroError, match="is that of another client than 'east', or of another key"):
+        SiteState.open(tmp_path, "east")
+    (tmp_path / "key").write_bytes(b"short")
+    with pytest.raises(BidroError, match="must have 32 bytes"):
+        SiteState.open(tmp_path, "east")
+    (tmp_path / "key").unlink()
+    (tmp_path / "away").rename(tmp_path / "key")
+    assert SiteState.open(tmp_path, "east") == first
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BidroError, match="This site's state cannot be kept in"):
+        SiteState.open(tmp_path / "file", "east")
+    (tmp_path / "state.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(BidroError, match="This site's state cannot be kept in"):
+        SiteState.open(tmp_path, "east")
+
+
+def test_a_table_s_id_is_its_own_and_says_nothing_of_it(tmp_path):
+    state = SiteState.open(tmp_path / "one", "east")
+    ids = {content: state.table_id(content) for content in (b"a", b"b", b"c")}
+    assert len(set(ids.values())) == 3
+    assert all(0 <= number < 2**52 and float(number) == number for number in ids.values())
+    again = SiteState.open(tmp_path / "one", "east")
+    assert {content: again.table_id(content) for content in ids} == ids
+    # The same table at another site, or there from the beginning, has another.
+    assert SiteState.open(tmp_path / "two", "east").table_id(b"a") not in ids.values()
+
+
+def asked(question="round", digest="d", run="r", models=1, at=1):
+    return Question(run, question, at, digest, models)
+
+
+@pytest.mark.parametrize("question", ["prepare", "adopt", "assess", "bounds"])
+def test_one_question_of_a_kind_and_the_same_again_is_no_other(question, tmp_path):
+    log = SiteLog(SiteState.open(tmp_path, "east"), limits=RunLimits(each=1))
+    for _ in range(3):
+        log.allow(asked(question))
+    with pytest.raises(RefusedError, match=f"has asked another '{question}' question already"):
+        log.allow(asked(question, "other"))
+    log.allow(asked(question, "other", run="second"))
+    assert [entry.times for entry in log.entries("r")] == [3]
+    SiteLog(log.state, limits=RunLimits(each=2)).allow(asked(question, "other"))
+
+
+def test_rounds_and_models_are_counted_and_refused_ones_are_not(tmp_path):
+    state = SiteState.open(tmp_path, "east")
+    log = SiteLog(state, limits=RunLimits(rounds=3, models=10, models_in_all=12))
+    for digest, models in (("a", 4), ("b", 4), ("b", 4)):
+        log.allow(asked(digest=digest, models=models))
+    with pytest.raises(RefusedError, match="more than 10 models"):
+        log.allow(asked(digest="c", models=3))
+    log.allow(asked(digest="c", models=2))
+    log.refused(asked(digest="c", models=2), "no")
+    log.allow(asked(digest="d", models=2))
+    with pytest.raises(RefusedError, match="has asked for 3 rounds"):
+        log.allow(asked(digest="e", models=0))
+    with pytest.raises(RefusedError, match="all runs together would have asked for more than 12 models"):
+        log.allow(asked(run="second", models=3))
+    log.allow(asked(run="second", models=2))
+    assert [(e.run, e.outcome, e.models) for e in log.entries()].count(("r", "refused", 2)) == 1
+
+
+def test_the_log_says_what_was_asked_and_what_left(tmp_path):
+    log = SiteLog(SiteState.open(tmp_path, "east"))
+    log.allow(asked("prepare", models=0))
+    log.answered(asked("prepare", models=0), 30, 500)
+    log.allow(asked("round", "x", models=7, at=2))
+    for _ in range(2):
+        log.refused(asked("rows", "y"), "there is no such question.")
+    prepare, round_, refused = log.entries("r")
+    assert prepare[1:] == ("r", "prepare", 1, 0, "answered", 1, 30, 500, None)
+    assert round_[1:] == ("r", "round", 2, 7, "asked", 1, None, None, None)
+    assert refused[1:] == ("r", "rows", 1, 1, "refused", 2, None, None, "there is no such question.")
+    assert log.entries("other") == []
+    # An answer that has left stays so whatever comes after.
+    log.refused(asked("prepare", models=0), "its table has changed.")
+    assert log.entries("r")[0].outcome == "answered"
+
+
+def test_nobody_fills_the_disk_by_asking(tmp_path, monkeypatch):
+    monkeypatch.setattr("bidro.deploy.site_log._KEPT", 5)
+    log = SiteLog(SiteState.open(tmp_path, "east"), ask=True)
+    for k in range(9):
+        with pytest.raises(RefusedError):
+            log.allow(asked(run=f"run{k}"))
+        log.refused(asked(run=f"run{k}"), "no")
+    assert [entry.run for entry in log.entries()] == [f"run{k}" for k in range(4, 9)]
+    assert [run for run, _ in log.waiting()] == [f"run{k}" for k in range(4, 9)]
+
+
+def test_a_run_waits_for_its_owner(tmp_path):
+    log = SiteLog(SiteState.open(tmp_path, "east"), ask=True)
+    with pytest.raises(RefusedError, match="its owner has not approved this run yet"):
+        log.allow(asked("prepare"))
+    assert [run for run, _ in log.waiting()] == ["r"]
+    assert not log.approved("r")
+    log.approve("r")
+    log.approve("later")  # a run that has not asked yet
+    assert log.approved("r")
+    assert log.waiting() == []
+    log.allow(asked("prepare"))
+    log.allow(asked("prepare", run="later"))
+    with pytest.raises(RefusedError):
+        log.allow(asked("prepare", run="another"))
+
+
+PROMISES = """
+import sys, numpy as np
+from pathlib import Path
+from bidro.deploy.row_memory import Demanded, RowMemory
+from bidro.deploy.rules import RefusedError
+from bidro.deploy.site_log import Question, RunLimits, SiteLog
+from bidro.deploy.site_state import SiteState
+from bidro.tables import Column, Schema
+
+folder, seed = Path(sys.argv[1]), int(sys.argv[2])
+rng = np.random.default_rng(seed)
+content = np.random.default_rng(0).normal(size=(400, 3))
+state = SiteState.open(folder, "east")
+memory, log = RowMemory(state, Demanded(5, 3, 0)), SiteLog(state, limits=RunLimits(rounds=10**6, models=40))
+schema = Schema("site", "y", None, (Column("u"), Column("v")))
+print("ready", flush=True)
+for k in range(10**6):
+    first, last = sorted(rng.choice(81, 2, replace=False) * 5)
+    if last - first < 100:
+        continue
+    known = memory.known(schema, content[first:last, :2], content[first:last, 2], None)
+    marks = rng.permutation(last - first) % 7 if rng.random() < 0.2 else np.zeros(last - first, int)
+    try:
+        memory.release(known, {"rows": marks})
+    except RefusedError:
+        continue
+    log.allow(Question(f"run{k % 3}", "round", 1, f"{seed} {k}", 0))
+    print("released", first, last, *marks, flush=True)
+"""
+
+
+def started(folder, seed):
+    command = [sys.executable, "-c", PROMISES, str(folder), str(seed)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_two_processes_that_are_killed_lose_nothing_that_was_promised(kills, tmp_path):
+    """What a process has said that it released before it was killed is in the memory: atoms by plain sets."""
+    promised, rng = [], np.random.default_rng(0)
+    for kill in range(kills):
+        pair = [started(tmp_path, 10 * kill + k) for k in range(2)]
+        for one in pair:
+            assert one.stdout.readline() == "ready\n", one.stderr.read()
+        time.sleep(0.1 + 0.4 * rng.random())
+        for one in pair:
+            os.kill(one.pid, signal.SIGKILL)
+        for one in pair:
+            out, _ = one.communicate()
+            lines = out.split("\n")[:-1]  # the last may be half a line
+            promised += [[int(word) for word in line.split()[1:]] for line in lines]
+    assert promised
+    sets = []
+    for first, last, *marks in promised:
+        rows = np.arange(first, last)
+        sets += [set(rows[np.asarray(marks) == mark].tolist()) for mark in set(marks)]
+    classes = {}
+    for row in set().union(*sets):
+        classes.setdefault(tuple(row in one for one in sets), set()).add(row)
+    assert min(map(len, classes.values())) >= 5
+    # The database is whole, and so is the rule: one row less than the last table is refused.
+    with sqlite3.connect(tmp_path / "state.sqlite") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    memory = RowMemory(SiteState.open(tmp_path, "east"), Demanded(5, 3, 0))
+    content = np.random.default_rng(0).normal(size=(400, 3))
+    schema = Schema("site", "y", None, (Column("u"), Column("v")))
+    for first, last, *marks in promised:
+        labels = {"rows": np.asarray(marks)}
+        memory.release(memory.known(schema, content[first:last, :2], content[first:last, 2], None), labels)
+        fewer = memory.known(schema, content[first + 1 : last, :2], content[first + 1 : last, 2], None)
+        with pytest.raises(RefusedError):
+            memory.release(fewer, {"rows": labels["rows"][1:]})
