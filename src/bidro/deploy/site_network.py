@@ -17,7 +17,10 @@ import numpy as np
 
 import bidro
 from bidro.arrays import Floats
+from bidro.deploy.consistency import Consistency, others_lost, require_prepared
 from bidro.deploy.job import Job
+from bidro.deploy.told_losses import require_adopted, require_assessment, require_bounds
+from bidro.deploy.told_moments import Values
 from bidro.engines.coordinator import Coordinator, LostClientsError, Nothing
 from bidro.engines.plain import described
 from bidro.engines.remote import Remote, own_ambiguity
@@ -119,9 +122,17 @@ class SiteNetwork:
     def prepare(self) -> Prepared:
         settings = dict.fromkeys(self.names, self.about)
         nothing = dict.fromkeys(self.names, Nothing())
-        return _stacked(
-            self.coordinator.ask("prepare", 1, settings, nothing, Prepared.like(len(self.columns)))
-        )
+        like, values = Prepared.like(len(self.columns)), Values(self.job.agreed)
+
+        def check(name: str, reply: Prepared, rows: int) -> None:
+            del name
+            require_prepared(values, reply, rows)
+
+        told = _stacked(self.coordinator.ask("prepare", 1, settings, nothing, like, check=check))
+        if lost := others_lost(self.names, self.columns, told):
+            said = {name: f"Client '{name}': {why}" for name, why in lost.items()}
+            self.coordinator.leave_out("prepare", 1, said, self.names)
+        return told
 
     def in_units(self, standard: Standard, prepared: Prepared) -> SiteClients:
         units = {
@@ -137,7 +148,8 @@ class SiteNetwork:
         sizes = dict(zip(self.names, (int(rows) for rows in prepared.rows), strict=True))
         has_units = self.job.agreed.schema.unit is not None
         federation = Federation.elsewhere(sizes, self.columns, has_units=has_units)
-        return SiteClients(federation, self.coordinator, settings, self.job.algorithm is None)
+        consistency = Consistency.of(Values(self.job.agreed), self.names, prepared, standard)
+        return SiteClients(federation, self.coordinator, settings, consistency, self.job.algorithm is None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,16 +159,24 @@ class SiteClients:
     federation: Federation
     coordinator: Coordinator
     settings: Mapping[str, Mapping[str, Any]]
+    consistency: Consistency  # of what they have told
     needs_all: bool  # of rounds: whether one is over only when every site has replied
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
-        return Remote(self.coordinator, self.settings, self.needs_all).clients_of(problem, deal, seed)
+        remote = Remote(self.coordinator, self.settings, self.needs_all, self.consistency)
+        return remote.clients_of(problem, deal, seed)
 
     def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
         """Each site makes and keeps its own model, and answers that it has."""
         what = {"loss": described(problem.loss)}
         settings = {name: {**own, **what} for name, own in self.settings.items()}
-        self.coordinator.ask("adopt", 1, settings, self._each(message), Adopted.like())
+        messages = self._each(message)
+
+        def check(name: str, reply: Adopted, rows: int) -> None:
+            del rows
+            require_adopted(messages[name], reply)
+
+        self.coordinator.ask("adopt", 1, settings, messages, Adopted.like(), check=check)
         return {}
 
     def _each(self, message: T) -> dict[str, T]:
@@ -182,7 +202,11 @@ class SiteClients:
         pooled = np.asarray(message.pooled)
         scores = problem.loss.scores if pooled.size else 0
         like = Assessment.like(radii.shape[1], len(message.reference), self.federation.m - 1, scores)
-        return _stacked(self.coordinator.ask("assess", 1, settings, messages, like))
+
+        def check(name: str, reply: Assessment, rows: int) -> None:
+            require_assessment(self.consistency.told[name], problem, messages[name], reply, rows)
+
+        return _stacked(self.coordinator.ask("assess", 1, settings, messages, like, check=check))
 
     def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
         like = HoldoutBounds.like(
@@ -193,7 +217,12 @@ class SiteClients:
             np.asarray(message.pooled).size > 0,
         )
         settings = {name: {**own, "loss": described(of.loss)} for name, own in self.settings.items()}
-        return _stacked(self.coordinator.ask("bounds", 1, settings, self._each(message), like))
+        messages = self._each(message)
+
+        def check(name: str, reply: HoldoutBounds, rows: int) -> None:
+            require_bounds(self.consistency.told[name], of, messages[name], reply, rows)
+
+        return _stacked(self.coordinator.ask("bounds", 1, settings, messages, like, check=check))
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
         """Points that everybody has: normal with the pooled means and deviations, inside the support."""

@@ -3,7 +3,8 @@
 A client's reply counts only if it answers this very request (by its digest: not another round's, run's or
 client's), has the expected names, shapes and finite numbers, and is not larger than that needs.
 Whatever else arrives is refused, with its sender's name, as if nothing had come. A client that says why it
-does not answer (too few rows, another schema) is not asked again.
+does not answer (too few rows, another schema) is not asked again, nor is one that contradicts itself: that is
+for whoever asks to say (`check`), as it depends on the question.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,13 @@ from bidro.engines.wire import header_of, pack, unpack_like
 from bidro.errors import BidroError
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Check(Protocol[T_contra]):
+    def __call__(self, name: str, reply: T_contra, rows: int) -> None:
+        """Raise BidroError where a client's reply, over so many rows, contradicts what it has told."""
+
 
 # What a reply may have beyond its numbers.
 _HEADER_BYTES = 65_536
@@ -34,6 +42,10 @@ class Nothing(NamedTuple):
 
 class RefusalError(BidroError):
     """A client does not answer, and says why."""
+
+
+class ContradictionError(BidroError):
+    """A client's reply contradicts what it has told; the sentence begins with "it"."""
 
 
 class LostClientsError(Exception):
@@ -86,8 +98,12 @@ class Coordinator:
         messages: Mapping[str, Any],
         like: T,
         needs_all: bool = True,
+        check: Check[T] | None = None,
     ) -> dict[str, T]:
         """The replies to one question, of the shapes in `like`; settings, messages and replies are by client.
+
+        `check` is called with every reply, also with those on the record, and raises BidroError for one that
+        contradicts what its client has told; that client is then treated as one that refuses to answer.
 
         Every client's reply is there, or this raises: LostClientsError where the policy is to go on without
         some, BidroError where the run must stop. Without `needs_all`, where the policy is to go on, those
@@ -107,26 +123,29 @@ class Coordinator:
         for name, request in requests.items():
             kept = self.record.reply(name, _digest(request))
             if kept is not None:
-                answered[name] = unpack_like(kept, like)
+                answered[name], rows = _checked(kept, request, like)
+                try:
+                    _require(check, name, answered[name], rows)
+                except ContradictionError as error:
+                    self.leave_out(question, round_number, {name: _contradicts(name, error)}, requests)
         began = time.monotonic()
         missed = {name for name in requests if self.record.missed(name, _digest(requests[name]))}
         while waiting := [name for name in requests if name not in answered and name not in missed]:
-            faults, refusals, gone = self._exchange(question, round_number, requests, waiting, like, answered)
+            faults, refusals, gone = self._exchange(
+                question, round_number, requests, waiting, like, answered, check
+            )
             if not faults and not refusals:
                 break
-            self._note(question, round_number, {**faults, **refusals})
-            if refusals and self.policy.lost == "wait":
-                raise BidroError(next(iter(refusals.values())))
-            if partial and not refusals:
+            if refusals:
+                self.leave_out(question, round_number, {**refusals, **faults}, requests)
+            self._note(question, round_number, faults)
+            if partial:
                 self._require(answered, faults)
                 for name in faults:
                     self.record.append({"client": name, "missed": _digest(requests[name])})
                 break
             if self.policy.lost == "continue":
-                left = [name for name in requests if name not in faults and name not in refusals]
-                self._require(left, {**faults, **refusals})
-                self.record.append({"lost": {**faults, **refusals}})
-                raise LostClientsError({**faults, **refusals})
+                self._lose(faults, requests)
             if gone:
                 raise ClientsGoneError(
                     f"{', '.join(sorted(gone))} left the network in the midst of the run; what was received "
@@ -141,6 +160,21 @@ class Coordinator:
                 )
             time.sleep(min(1.0, self.policy.timeout / 10))
         return {name: answered[name] for name in requests if name in answered}
+
+    def leave_out(
+        self, question: str, round_number: int, reasons: Mapping[str, str], asked: Iterable[str]
+    ) -> NoReturn:
+        """Do without clients that will not answer, or cannot be believed, for these reasons: raises
+        LostClientsError where the policy is to go on with the others of those asked, else BidroError."""
+        self._note(question, round_number, reasons)
+        if self.policy.lost == "wait":
+            raise BidroError(next(iter(reasons.values())))
+        self._lose(reasons, asked)
+
+    def _lose(self, reasons: Mapping[str, str], asked: Iterable[str]) -> NoReturn:
+        self._require([name for name in asked if name not in reasons], reasons)
+        self.record.append({"lost": dict(reasons)})
+        raise LostClientsError(reasons)
 
     def wait_for(self, names: Sequence[str]) -> None:
         """Until these clients can be reached, or the patience ends; who is still absent is then lost."""
@@ -163,6 +197,7 @@ class Coordinator:
         names: Sequence[str],
         like: T,
         answered: dict[str, T],
+        check: Check[T] | None,
     ) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
         """Ask these clients once; (why some did not answer, why some will not, who cannot any more)."""
         faults: dict[str, str] = {}
@@ -177,8 +212,12 @@ class Coordinator:
                 continue
             try:
                 found, rows = _checked(data, requests[name], like)
+                _require(check, name, found, rows)
             except RefusalError as refusal:
                 refusals[name] = f"Client '{name}': {refusal}"
+                continue
+            except ContradictionError as error:
+                refusals[name] = _contradicts(name, error)
                 continue
             except BidroError as error:
                 faults[name] = f"its reply was refused: {error}"
@@ -224,6 +263,21 @@ def reply_message(message: Any, request: bytes, rows: int) -> bytes:
 def refusal_message(request: bytes, why: str) -> bytes:
     """A client's answer to a request that it does not follow."""
     return pack(Nothing(), {"answers": _digest(request), "refused": why})
+
+
+def _require(check: Check[T] | None, name: str, reply: T, rows: int) -> None:
+    """Raise ContradictionError where the check finds one, or comes to numbers that it cannot compute with."""
+    if check is None:
+        return
+    try:
+        with np.errstate(all="ignore"):
+            check(name, reply, rows)
+    except (BidroError, np.linalg.LinAlgError) as error:
+        raise ContradictionError(str(error)) from error
+
+
+def _contradicts(name: str, error: ContradictionError) -> str:
+    return f"Client '{name}' contradicts itself: {error}"
 
 
 def _checked(data: bytes, request: bytes, like: T) -> tuple[T, int]:
