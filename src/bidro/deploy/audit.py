@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bidro.errors import BidroError
+from bidro.errors import BidroError, one_line
+from bidro.workflow.toml_files import read_json
 
 FORMAT, VERSION = "bidro audit", 1
+_LONGEST_LINE = 2000
 
 # What the numbers of a message tell whoever reads them, by the names of the fields.
 _REVEALS = {
@@ -124,15 +126,14 @@ def read_audit(folder: Path) -> dict[str, Any]:
     path = folder / "audit.json" if folder.is_dir() else folder
     if not path.exists():
         raise BidroError(f"There is no audit in '{folder}': only `bidro federate` leaves one.")
+    content = read_json(path, "an audit of bidro")
+    if content.get("format") != FORMAT or content.get("version") != VERSION:
+        raise BidroError(f"'{path}' is not an audit that this version of bidro reads.")
     try:
-        content = json.loads(path.read_text())
-        if content["format"] != FORMAT or content["version"] != VERSION:
-            raise BidroError(f"'{path}' is not an audit that this version of bidro reads.")
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, BidroError):
-            raise
+        in_words(content)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BidroError(f"'{path}' is damaged or not an audit of bidro.") from error
-    return dict(content)
+    return content
 
 
 def in_words(audit: Mapping[str, Any]) -> str:
@@ -151,10 +152,11 @@ def in_words(audit: Mapping[str, Any]) -> str:
             f"  reveals: {kind['reveals']}",
         ]
     for fault in audit["faults"]:
-        lines.append(f"\nnot accepted from '{fault['client']}' ({fault['question']}): {fault['fault']}")
+        lines += ["", f"not accepted from '{fault['client']}' ({fault['question']}): {fault['fault']}"]
     for name, why in audit["lost"].items():
-        lines.append(f"\nlost: '{name}' ({why}); the model and its certificate do not cover it.")
-    return "\n".join(lines)
+        lines += ["", f"lost: '{name}' ({why}); the model and its certificate do not cover it."]
+    # The file may come from elsewhere, and holds texts that sites have written.
+    return "\n".join(line[: len(line) - len(line.lstrip())] + one_line(line, _LONGEST_LINE) for line in lines)
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from bidro.deploy.agreed import Agreed
 from bidro.engines.coordinator import Policy
-from bidro.errors import BidroError
+from bidro.errors import BidroError, one_line
 from bidro.training import AlgorithmOne, Replies
 from bidro.workflow.fit import fit_options
 from bidro.workflow.options import FitOptions
-from bidro.workflow.toml_files import read_toml
+from bidro.workflow.toml_files import json_object, read_toml
 
 # Options of `bidro fit` that have no place here: the schema and the sites' own files say these things.
 _NOT_HERE = ("tables", "client", "target", "task", "features", "support", "missing", "unit")
@@ -57,7 +57,7 @@ class Job:
     def from_text(cls, text: str) -> Job:
         """Raises BidroError for what `to_text` would not have written."""
         try:
-            content = json.loads(text)
+            content = json_object(text, "The job cannot be read")
             options: dict[str, Any] = {
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in content["options"].items()
@@ -72,10 +72,10 @@ class Job:
                 "algorithm": None if one is None else AlgorithmOne(**one),
             }
             return cls(**{**content, **parts})
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
             if isinstance(error, BidroError):
                 raise
-            raise BidroError(f"The job cannot be read: {type(error).__name__}, {error}.") from error
+            raise BidroError(f"The job cannot be read: {type(error).__name__}, {one_line(error)}.") from error
 
 
 class Sites(NamedTuple):

@@ -15,7 +15,7 @@ from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed, written
 from bidro.deploy.drive import driven, engine
 from bidro.deploy.job import Job, Sites
-from bidro.deploy.server import PROGRESS_FILE
+from bidro.deploy.progress import WORDS_FILE
 from bidro.model_file import FILE as MODEL_FILE
 from bidro.model_file import Model
 from bidro.own_file import FILE as OWN_FILE
@@ -62,7 +62,7 @@ def rehearsed(job: Job, name: str, folder: Path, say: Callable[[str], None]) -> 
     say(f"starting a server and {len(sites)} clients on this machine")
     with (
         engine(name, local=True).network(folder / "network", sites, runs) as net,
-        _followed(runs / job.run / PROGRESS_FILE, say),
+        _followed(runs / job.run / WORDS_FILE, say),
     ):
         files = driven(job, name, net.settings, say)
     return {**files, **_own_models(job, folder, files)}

@@ -7,7 +7,7 @@ again where the question is the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -41,8 +41,11 @@ T = TypeVar("T")
 ROWS_A_PARAMETER = 2
 
 
-def federated_fit(job: Job, coordinator: Coordinator, created: str) -> Fit:
-    """The model has `created` as its day. Raises BidroError where the run must stop."""
+def federated_fit(
+    job: Job, coordinator: Coordinator, created: str, solved_to: Callable[[float], None] = lambda _: None
+) -> Fit:
+    """The model has `created` as its day; `solved_to` is called with the gap after every round that has one.
+    Raises BidroError where the run must stop."""
     lost: dict[str, str] = {}
     for head in coordinator.record.heads:
         lost |= head.get("lost", {})
@@ -52,7 +55,7 @@ def federated_fit(job: Job, coordinator: Coordinator, created: str) -> Fit:
     while True:
         names = tuple(sorted(name for name in job.clients if name not in lost))
         try:
-            fitted = fit(SiteNetwork(job, coordinator, names), options, _said(job, coordinator))
+            fitted = fit(SiteNetwork(job, coordinator, names), options, _said(job, coordinator, solved_to))
         except LostClientsError as error:
             lost |= error.reasons
             coordinator.say(f"going on without {', '.join(error.reasons)}")
@@ -60,7 +63,7 @@ def federated_fit(job: Job, coordinator: Coordinator, created: str) -> Fit:
         return _without(lost, described_fit(job.options, schema, fitted, created))
 
 
-def _said(job: Job, coordinator: Coordinator) -> Progress:
+def _said(job: Job, coordinator: Coordinator, solved_to: Callable[[float], None]) -> Progress:
     """What goes on, in lines."""
     say = coordinator.say
     words = {
@@ -73,6 +76,10 @@ def _said(job: Job, coordinator: Coordinator) -> Progress:
         if stage in words:
             say(words[stage])
 
+    def solving(t: int, gap: float) -> None:
+        solved_to(gap)
+        say(f"solving: round {t}, gap {gap:.1e}")
+
     def stepping(t: int) -> None:
         assert job.algorithm is not None
         say(f"Algorithm 1: round {t} of {job.algorithm.rounds}")
@@ -80,7 +87,7 @@ def _said(job: Job, coordinator: Coordinator) -> Progress:
     return Progress(
         stage=begun,
         calibration=lambda t, left: say(f"cross-validating: round {t}, {left} candidates to go"),
-        solving=lambda t, gap: say(f"solving: round {t}, gap {gap:.1e}"),
+        solving=solving,
         stepping=stepping,
     )
 

@@ -21,7 +21,7 @@ import numpy as np
 from bidro.engines.carrier import Carrier
 from bidro.engines.record import Record
 from bidro.engines.wire import header_of, pack, unpack_like
-from bidro.errors import BidroError
+from bidro.errors import BidroError, one_line
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -89,6 +89,9 @@ class Coordinator:
     record: Record
     policy: Policy = field(default_factory=Policy)
     say: Callable[[str], None] = lambda _: None
+    # Called with what is asked (a question, or the algorithm of a round), the round, who is waited for and how
+    # many bytes have been sent both ways so far, when a round begins and whenever others are waited for.
+    watch: Callable[[str, int, Sequence[str], int], None] = lambda *_: None
 
     def ask(
         self,
@@ -130,7 +133,11 @@ class Coordinator:
                     self.leave_out(question, round_number, {name: _contradicts(name, error)}, requests)
         began = time.monotonic()
         missed = {name for name in requests if self.record.missed(name, _digest(requests[name]))}
+        said: list[str] = []
         while waiting := [name for name in requests if name not in answered and name not in missed]:
+            if waiting != said:
+                self.watch(_asked_for(question, settings), round_number, waiting, self._bytes())
+                said = waiting
             faults, refusals, gone = self._exchange(
                 question, round_number, requests, waiting, like, answered, check
             )
@@ -208,19 +215,19 @@ class Coordinator:
         for name in names:
             data = delivered.replies.get(name)
             if data is None:
-                faults[name] = delivered.failures.get(name, "no reply")
+                faults[name] = one_line(delivered.failures.get(name, "no reply"))
                 continue
             try:
                 found, rows = _checked(data, requests[name], like)
                 _require(check, name, found, rows)
             except RefusalError as refusal:
-                refusals[name] = f"Client '{name}': {refusal}"
+                refusals[name] = f"Client '{name}': {one_line(refusal)}"
                 continue
             except ContradictionError as error:
                 refusals[name] = _contradicts(name, error)
                 continue
             except BidroError as error:
-                faults[name] = f"its reply was refused: {error}"
+                faults[name] = f"its reply was refused: {one_line(error)}"
                 continue
             head = {
                 "client": name,
@@ -237,6 +244,10 @@ class Coordinator:
             answered[name] = found
         return faults, refusals, delivered.gone
 
+    def _bytes(self) -> int:
+        """Sent both ways so far, in all sessions of the run."""
+        return sum(head["bytes_down"] + head["bytes_up"] for head in self.record.heads if "request" in head)
+
     def _note(self, question: str, round_number: int, faults: Mapping[str, str]) -> None:
         for name, why in faults.items():
             self.record.append({"client": name, "question": question, "round": round_number, "fault": why})
@@ -249,6 +260,12 @@ class Coordinator:
                 f"Only {len(left)} client(s) are left, fewer than min_clients = {self.policy.min_clients}; "
                 f"'{name}' did not answer: {why}. What was received is kept: go on with --resume."
             )
+
+
+def _asked_for(question: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """The question, or the algorithm of a round."""
+    described = next(iter(settings.values())).get("algorithm")
+    return str(described["kind"]) if isinstance(described, Mapping) and "kind" in described else question
 
 
 def _digest(request: bytes) -> str:
