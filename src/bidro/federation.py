@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from bidro.arrays import aligned, as_table
 from bidro.errors import BidroError
 from bidro.rows import ClientRows
-from bidro.sets import Ball, Box, WholeSpace
+from bidro.sets import Ball, Box, WholeSpace, capped_shares
 from bidro.splits import Units, client_id, dealt, random_bits
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Federation:
     which voids statements that need Xi fixed beforehand. `rows_elsewhere`: what a server knows of clients
     that keep their rows; then there are no samples here. `units`: (N,) of which unit (a person, a thing)
     every row is, from `splits.unit_ids`, where rows of one are to stay together; None where each row is a
-    draw by itself, empty where rows and units are elsewhere. Raises BidroError for an empty client,
+    draw by itself, empty where rows and units are elsewhere. `max_share`: no client counts for more than this
+    share of all rows, however many it says it has. Raises BidroError for an empty client,
     a value that is not finite, or a row outside the support.
     """
 
@@ -51,6 +52,7 @@ class Federation:
     support_from_data: bool = False
     rows_elsewhere: bool = False
     units: NDArray[np.uint64] | None = None
+    max_share: float = 1.0
 
     def __post_init__(self) -> None:
         self._validate()
@@ -193,6 +195,7 @@ class Federation:
         columns: Sequence[str],
         support: Support | None = None,
         has_units: bool = False,
+        max_share: float = 1.0,
     ) -> Federation:
         """Clients of known sizes on machines of their own; the support is unbounded unless it is given."""
         m = len(columns)
@@ -204,6 +207,7 @@ class Federation:
             tuple(columns),
             rows_elsewhere=True,
             units=np.zeros(0, np.uint64) if has_units else None,
+            max_share=max_share,
         )
 
     @property
@@ -217,10 +221,17 @@ class Federation:
         return self.samples.shape[-1]
 
     @property
-    def proportions(self) -> NDArray[np.float64]:
-        """N_i / N, shape (n,)."""
+    def counted(self) -> NDArray[np.float64]:
+        """(n,) what clients count by: their rows N_i, or fewer where these are more than `max_share`."""
         sizes = np.asarray(self.sizes, float)
-        return np.asarray(sizes / sizes.sum())
+        if self.max_share == 1:
+            return sizes
+        return np.asarray(sizes.sum() * capped_shares(sizes, self.max_share))
+
+    @property
+    def proportions(self) -> NDArray[np.float64]:
+        """N_i / N, shape (n,), none above `max_share`."""
+        return np.asarray(self.counted / self.counted.sum())
 
     @property
     def client_ids(self) -> NDArray[np.uint32]:

@@ -187,7 +187,7 @@ def _require_folds(own: Told, deal: Deal, reply: fold_moments.Reply) -> None:
 
 
 def _require_scores(own: Told, problem: Problem, deal: Deal, x: Floats, reply: ScoresReply) -> None:
-    """Mean losses (folds, candidates) of models x (folds, candidates, d) over the rows that folds leave out."""
+    """Mean losses (folds, candidates) of models x (folds, candidates, d) over rows that folds leave out."""
     loss, rows = np.asarray(reply.loss), np.asarray(reply.rows, float)
     own.require_left_out(deal, rows)
     if problem.loss.nonnegative and np.any(loss < 0):

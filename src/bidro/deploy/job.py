@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from bidro.deploy.agreed import Agreed
 from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError, one_line
+from bidro.guarantees.asked import is_number
 from bidro.training import AlgorithmOne, Replies
 from bidro.workflow.fit import fit_options
 from bidro.workflow.options import FitOptions
@@ -30,6 +31,7 @@ class Job:
     options: FitOptions
     policy: Policy = field(default_factory=Policy)
     replies: Replies = "curvature"
+    max_weight: float = 1.0  # no site counts for more than this in training, however many rows it reports
     algorithm: AlgorithmOne | None = None
     resume: bool = False
 
@@ -44,6 +46,11 @@ class Job:
         if self.options.radius == "bootstrap":
             raise BidroError(
                 "radius = 'bootstrap' is not for machines apart; use 'cross-validate' or numbers."
+            )
+        if not is_number(self.max_weight) or not 1 / len(self.clients) <= self.max_weight <= 1:
+            raise BidroError(
+                f"max_weight must be a share from 1 / {len(self.clients)}, as there are {len(self.clients)} "
+                f"clients, to 1; got {self.max_weight!r}."
             )
         # What training would refuse is said before any site is asked.
         self.options.check()
@@ -116,7 +123,7 @@ class Config:
         else:
             content = {name: value for name, value in content.items() if name not in ("schema", "clients")}
         network = dict(content.pop("network", {}))
-        sent = network.pop("replies", "curvature")
+        sent, most = network.pop("replies", "curvature"), network.pop("max_weight", 1.0)
         algorithm = content.pop("algorithm", None)
         known = {f.name for f in dataclasses.fields(FitOptions)} - set(_NOT_HERE)
         for found, allowed in (
@@ -132,6 +139,7 @@ class Config:
         parts: dict[str, Any] = {
             "policy": Policy(**network),
             "replies": sent,
+            "max_weight": most,
             "algorithm": None if algorithm is None else AlgorithmOne(**{"rounds": 0, **algorithm}),
             **{name: value for name, value in given.items() if value is not None},
         }

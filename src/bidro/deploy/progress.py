@@ -1,7 +1,8 @@
 """How far a run is, for people and for monitoring: lines of words, and one JSON object a round.
 
-The last line of `progress.jsonl` is what goes on now: a line is written when a round begins and whenever others
-are waited for, with what is known then. Texts in it are the server's own, or cleaned.
+The last line of `progress.jsonl` is what goes on now: a line is written when a round begins and whenever
+others are waited for, with what is known then: the time, the stage, the round, the gap that is proven so far,
+who has not answered yet, and the bytes sent both ways. Texts in it are the server's own, or cleaned.
 """
 
 from __future__ import annotations

@@ -111,6 +111,10 @@ class SiteNetwork:
     rows_a_parameter = ROWS_A_PARAMETER
 
     @property
+    def max_share(self) -> float:
+        return self.job.max_weight
+
+    @property
     def columns(self) -> tuple[str, ...]:
         schema = self.job.agreed.schema
         return (*schema.features, schema.target)
@@ -154,7 +158,7 @@ class SiteNetwork:
         }
         sizes = dict(zip(self.names, (int(rows) for rows in prepared.rows), strict=True))
         has_units = self.job.agreed.schema.unit is not None
-        federation = Federation.elsewhere(sizes, self.columns, has_units=has_units)
+        federation = Federation.elsewhere(sizes, self.columns, has_units=has_units, max_share=self.max_share)
         consistency = Consistency.of(Values(self.job.agreed), self.names, prepared, standard)
         return SiteClients(federation, self.coordinator, settings, consistency, self.job.algorithm is None)
 

@@ -142,7 +142,7 @@ def _require_statements(
             )
         if part in ("clipped", "held_out") and not by_units and mean > loss * (1 + _SAME) + 1e-300:
             raise BidroError(
-                f"it tells a mean loss of {loss:.6g} on rows kept out, and of {mean:.6g} with large losses cut."
+                f"it tells a mean loss of {loss:.6g} on rows kept out, and of {mean:.6g} with large ones cut."
             )
         count = mean * units
         if wrong and not by_units and abs(count - round(count)) > 1e-3:
@@ -237,7 +237,7 @@ def _require_distance(own: Told, problem: Problem, message: Assess, reply: Asses
 
 
 def _bounded(own: Told, loss: Loss, x: Floats) -> float | None:
-    """What no mean loss at x is above, as no table holds numbers above a limit; None where nothing is known."""
+    """What no mean loss at x is above, as no table holds larger numbers; None where nothing is known."""
     centre, spread = own.moments.units
     limit = Columns((LARGEST_SIZE + np.abs(centre)) / spread)
     found = limit.allowed(loss, x[None])

@@ -1,9 +1,9 @@
 """What a client says of its columns must be what some rows can have: means, deviations and second moments.
 
 Second moments are positive semidefinite, of a rank below the number of rows; a column of 0 and 1 has the
-variance p (1 - p) with p N a whole number, two such columns a share of rows where both are 1 that fits theirs,
-and no row has two levels of one column. Values within [lower, upper] have a mean in it and a variance of at
-most (upper - mean)(mean - lower). What rounding can do is allowed.
+variance p (1 - p) with p N a whole number, two such columns a share of rows where both are 1 that fits
+theirs, and no row has two levels of one column. Values within [lower, upper] have a mean in it and a variance
+of at most (upper - mean)(mean - lower). What rounding can do is allowed.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ class Coordinator:
     record: Record
     policy: Policy = field(default_factory=Policy)
     say: Callable[[str], None] = lambda _: None
-    # Called with what is asked (a question, or the algorithm of a round), the round, who is waited for and how
-    # many bytes have been sent both ways so far, when a round begins and whenever others are waited for.
+    # Called with what is asked (a question, or the algorithm of a round), the round, who is waited for and
+    # how many bytes have been sent both ways so far, when a round begins and whenever others are waited for.
     watch: Callable[[str, int, Sequence[str], int], None] = lambda *_: None
 
     def ask(

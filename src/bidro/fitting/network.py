@@ -74,6 +74,10 @@ class Network(Protocol):
     def rows_a_parameter(self) -> int:
         """Curvature is sent over more rows than so many a parameter only; 0 where there is no such rule."""
 
+    @property
+    def max_share(self) -> float:
+        """No client counts for more than this share of all rows; 1 where there is no such rule."""
+
     def prepare(self) -> Prepared:
         """What units are chosen by, and how many rows there are."""
 
@@ -97,6 +101,7 @@ class LocalNetwork:
     fresh_units: NDArray[np.uint64] | None = None  # (M,)
 
     rows_a_parameter = 0
+    max_share = 1.0
 
     @classmethod
     def of(
