@@ -62,8 +62,8 @@ _REVEALS = {
 }
 
 
-def audit_of(run: str, heads: Sequence[Mapping[str, Any]]) -> str:
-    """`audit.json` from a run's record."""
+def audit_of(run: str, heads: Sequence[Mapping[str, Any]], influence: Mapping[str, Any] | None = None) -> str:
+    """`audit.json` from a run's record, with how much the model rests on each site."""
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     for head in heads:
         if "request" not in head:
@@ -101,6 +101,7 @@ def audit_of(run: str, heads: Sequence[Mapping[str, Any]]) -> str:
         "kinds": list(kinds.values()),
         "faults": [dict(head) for head in heads if "fault" in head],
         "lost": {name: why for head in heads for name, why in head.get("lost", {}).items()},
+        "influence": influence,
     }
     return json.dumps(content, indent=1) + "\n"
 
@@ -155,8 +156,19 @@ def in_words(audit: Mapping[str, Any]) -> str:
         lines += ["", f"not accepted from '{fault['client']}' ({fault['question']}): {fault['fault']}"]
     for name, why in audit["lost"].items():
         lines += ["", f"lost: '{name}' ({why}); the model and its certificate do not cover it."]
+    if (found := audit.get("influence")) is not None:
+        lines += ["", found["words"], *(_influence_line(one) for one in found["sites"])]
     # The file may come from elsewhere, and holds texts that sites have written.
     return "\n".join(line[: len(line) - len(line.lstrip())] + one_line(line, _LONGEST_LINE) for line in lines)
+
+
+def _influence_line(one: Mapping[str, Any]) -> str:
+    """What would be without one site."""
+    felt = [f"{who} {', '.join(one[who])}" for who in ("gain", "lose") if one[who]]
+    return (
+        f"  without '{one['site']}' (weight {one['weight']:.1%}) predictions move by {one['moved']:.3g}; "
+        f"{'; '.join(felt) or 'nobody else gains or loses'}"
+    )
 
 
 def _shape(shape: Sequence[int]) -> str:

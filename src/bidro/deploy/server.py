@@ -70,7 +70,7 @@ def run_job(job: Job, carrier: Carrier, runs: Path) -> dict[str, bytes]:
             except BaseException:
                 progress.ended("stopped")
                 raise
-            files = {**folder_files(done), "audit.json": audit_of(job.run, record.heads)}
+            files = {**folder_files(done), "audit.json": audit_of(job.run, record.heads, done.influence)}
         write_folder(folder / _RESULT, files)
         (folder / _RECORD).unlink()
         progress.ended("done")

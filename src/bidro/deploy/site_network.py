@@ -18,6 +18,7 @@ import numpy as np
 import bidro
 from bidro.arrays import Floats
 from bidro.deploy.consistency import Consistency, others_lost, require_prepared
+from bidro.deploy.influence import influence
 from bidro.deploy.job import Job
 from bidro.deploy.told_losses import require_adopted, require_assessment, require_bounds
 from bidro.deploy.told_moments import Values
@@ -54,13 +55,16 @@ def federated_fit(
     options = fit_options(job.options, schema, job.replies, job.algorithm)
     while True:
         names = tuple(sorted(name for name in job.clients if name not in lost))
+        network = SiteNetwork(job, coordinator, names)
         try:
-            fitted = fit(SiteNetwork(job, coordinator, names), options, _said(job, coordinator, solved_to))
+            fitted = fit(network, options, _said(job, coordinator, solved_to))
         except LostClientsError as error:
             lost |= error.reasons
             coordinator.say(f"going on without {', '.join(error.reasons)}")
             continue
-        return _without(lost, described_fit(job.options, schema, fitted, created))
+        assert isinstance(fitted.clients, SiteClients)
+        found = influence(fitted.trained, fitted.clients.consistency.told)
+        return _reported(lost, replace(described_fit(job.options, schema, fitted, created), influence=found))
 
 
 def _said(job: Job, coordinator: Coordinator, solved_to: Callable[[float], None]) -> Progress:
@@ -92,12 +96,13 @@ def _said(job: Job, coordinator: Coordinator, solved_to: Callable[[float], None]
     )
 
 
-def _without(lost: Mapping[str, str], done: Fit) -> Fit:
-    """The fit with certificates that say whom they do not cover."""
-    if not lost:
-        return done
-    without = ", ".join(f"'{name}'" for name in lost)
-    words = f"any mixture of {', '.join(done.model.clients)} (not of {without}: lost in training)"
+def _reported(lost: Mapping[str, str], done: Fit) -> Fit:
+    """The fit with certificates that say by whose word they hold, and whom they do not cover."""
+    words = f"any mixture of {', '.join(done.model.clients)}"
+    if lost:
+        without = ", ".join(f"'{name}'" for name in lost)
+        words += f" (not of {without}: lost in training)"
+    words += ", as reported by the sites"
     levels = tuple(replace(one, mixtures=words) for one in done.levels)
     return replace(done, certificate=replace(done.certificate, mixtures=words), levels=levels)
 
