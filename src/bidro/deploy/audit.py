@@ -164,7 +164,7 @@ def in_words(audit: Mapping[str, Any]) -> str:
 
 def _influence_line(one: Mapping[str, Any]) -> str:
     """What would be without one site."""
-    felt = [f"{who} {', '.join(one[who])}" for who in ("gain", "lose") if one[who]]
+    felt = [f"{', '.join(one[who])} {who}" for who in ("gain", "lose") if one[who]]
     return (
         f"  without '{one['site']}' (weight {one['weight']:.1%}) predictions move by {one['moved']:.3g}; "
         f"{'; '.join(felt) or 'nobody else gains or loses'}"
