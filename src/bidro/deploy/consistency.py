@@ -103,13 +103,12 @@ class Told:
     def require_left_out(self, deal: Deal, rows: Floats) -> None:
         """Raise BidroError for numbers (folds,) of rows left out that are not those of a dealing of its rows,
         or not those told before."""
-        known = self.left_out.setdefault(deal, rows)
         counts = rows.tolist()
         if any(count != int(count) or count < 1 for count in counts) or sum(counts) != self.rows:
             raise BidroError(
                 f"it tells folds of {', '.join(f'{c:g}' for c in counts)} of its {self.rows} rows."
             )
-        if not np.array_equal(known, rows):
+        if not np.array_equal(self.left_out.setdefault(deal, rows), rows):
             raise BidroError("it tells other numbers of rows in its folds than before.")
 
 
@@ -258,7 +257,8 @@ class _Risks:
             most = radius if whole else self.eps + scale[some]
             widened = 1.0 if whole else math.sqrt(own.rows)
             rows = None if whole else (self.deal, one)
-            own.risks.add(rows, x[some], radius, most, attained, parts["gradient"][some], upper, widened)
+            gradient = parts["gradient"][some]
+            own.risks.add(rows, x[some], radius, most, attained, smoothing, gradient, upper, widened)
             if whole and own.whole is not None and isinstance(problem.loss, Squared) and problem.lifted:
                 self._require_of_moments(own.whole, x[some], radius, attained, upper)
 

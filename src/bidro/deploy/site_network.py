@@ -220,7 +220,9 @@ class SiteClients:
         like = Assessment.like(radii.shape[1], len(message.reference), self.federation.m - 1, scores)
 
         def check(name: str, reply: Assessment, rows: int) -> None:
-            require_assessment(self.consistency.told[name], problem, messages[name], reply, rows)
+            place = self.federation.names.index(name)
+            eps = 0.0 if problem.eps is None else float(problem.eps[place])
+            require_assessment(self.consistency.told[name], problem, eps, messages[name], reply, rows)
 
         return _stacked(self.coordinator.ask("assess", 1, settings, messages, like, check=check))
 

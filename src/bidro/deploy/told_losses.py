@@ -35,8 +35,11 @@ def require_adopted(message: Adopt, reply: Adopted) -> None:
         )
 
 
-def require_assessment(own: Told, problem: Problem, message: Assess, reply: Assessment, behind: int) -> None:
-    """Raise BidroError where losses on training rows contradict themselves or earlier replies."""
+def require_assessment(
+    own: Told, problem: Problem, eps: float, message: Assess, reply: Assessment, behind: int
+) -> None:
+    """Raise BidroError where losses on training rows contradict themselves or earlier replies; `eps` is the
+    client's radius."""
     if behind > own.rows:
         raise BidroError(f"it tells of {behind} rows behind a reply, and of {own.rows} in all.")
     x, loss, largest = np.asarray(message.x), float(reply.loss), float(reply.largest)
@@ -86,6 +89,8 @@ def require_assessment(own: Told, problem: Problem, message: Assess, reply: Asse
         typical * (1 + _SAME) + 1e-12,
         "that its worst case moves a mean by {0:.6g}, and rows by {1:.6g}",
     )
+    far = 1.01 * eps * np.asarray(problem.transport.inverse_scale)[:-1]
+    require(typical, far + 1e-9, "that its worst case moves rows by {0:.6g}, and its radius allows {1:.6g}")
     if not np.any(np.asarray(message.shown)) and typical.any():
         raise BidroError("it tells of a worst case that was not asked for.")
     _require_distance(own, problem, message, reply)
@@ -118,8 +123,12 @@ def require_bounds(own: Told, of: Assessed, message: Fixed, reply: HoldoutBounds
             raise BidroError("it tells changes of its losses that are not those of its losses.")
         if (of.loss.nonnegative or of.loss.endless) and loss - shared[0] < -_SAME * size:
             raise BidroError("it tells that pooled training has losses below 0.")
-        if min(shared[1], by_own[1]) < 0:
-            raise BidroError("it tells a standard error below 0.")
+        # That of a difference is at most the sum of those of its two parts.
+        widest = (2.0 if by_units else 1.0) * (1 + _SAME) * np.array([loss, float(reply.own_loss)])
+        widest = widest + (2.0 if by_units else 1.0) * (1 + _SAME) * abs(loss - shared[0])
+        errors = np.array([shared[1], by_own[1]])
+        if np.any(errors < 0) or np.any(errors > widest):
+            raise BidroError("it tells standard errors of changes that losses of this size cannot have.")
     _require_statements(of, message, reply, units, by_units, loss)
 
 

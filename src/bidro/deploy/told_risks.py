@@ -25,6 +25,9 @@ from bidro.transport import Transport
 _ROUNDING = 1e-9
 # Kinks that are smoothed, and roundings, raise a client's numbers above what columns allow by less than this.
 _SLACK = 1.01
+# Kinks are smoothed over twice the loss of a constant prediction at the most, which raises a risk by less than
+# this multiple of that loss.
+_SMOOTHED = 32.0
 # Of a risk that is told by its lower end alone, this share may be missing.
 _LOWER_END = 1e-6
 # An eigenvalue of a curvature may be below 0 by this share of the largest.
@@ -131,12 +134,13 @@ class ToldRisks:
         eps: Floats,
         most_eps: Floats,
         attained: Floats,
+        smoothing: Floats,
         gradient: Floats,
         upper: Floats,
         widened: float = 1.0,
     ) -> None:
-        """Risks over `rows` (whatever names them) at models x (r, d): lower ends (r,), gradients (r, k) of
-        cuts there, upper ends (r,), inf where none is told. Radii eps (r,) are known up to a common factor of
+        """Risks over `rows` (whatever names them) at models x (r, d): lower ends (r,), what smoothed risks
+        exceed them by, gradients (r, k) of cuts there, upper ends (r,), inf where none is told. Radii eps (r,) are known up to a common factor of
         the rows, and at most `most_eps`. Columns of these rows may be larger than those of all by a factor
         `widened`. Raises BidroError for a contradiction, and then keeps nothing."""
         columns = Columns(widened * self.columns.size)
@@ -147,6 +151,12 @@ class ToldRisks:
         if allowed is not None:
             slope = np.column_stack([allowed.slope, allowed.of_nu]) if self.lifted else allowed.slope
             require(attained, allowed.risk, "a risk of {0:.6g}, where its columns allow at most {1:.6g}")
+            constant = columns.allowed(self.loss, np.zeros((1, x.shape[1])))
+            assert constant is not None
+            smoothed = allowed.risk + _SMOOTHED * constant.risk
+            require(
+                attained + smoothing, smoothed, "a smoothed risk of {0:.6g}, where at most {1:.6g} can be"
+            )
             finite = np.where(np.isfinite(upper), upper, 0.0)
             require(finite, allowed.risk, "a risk of up to {0:.6g}, where its columns allow at most {1:.6g}")
             require(np.abs(gradient), slope, "a slope of {0:.6g}, where its columns allow at most {1:.6g}")

@@ -221,7 +221,7 @@ class Coordinator:
                 found, rows = _checked(data, requests[name], like)
                 _require(check, name, found, rows)
             except RefusalError as refusal:
-                refusals[name] = f"Client '{name}': {one_line(refusal)}"
+                refusals[name] = f"Client '{name}': {refusal}"
                 continue
             except ContradictionError as error:
                 refusals[name] = _contradicts(name, error)
@@ -306,7 +306,7 @@ def _checked(data: bytes, request: bytes, like: T) -> tuple[T, int]:
     if header.get("answers") != _digest(request):
         raise BidroError("It answers another request.")
     if "refused" in header:
-        raise RefusalError(str(header["refused"]))
+        raise RefusalError(one_line(header["refused"]))
     rows = header.get("rows")
     if not isinstance(rows, int) or rows < 1:
         raise BidroError("It does not say over how many rows it was computed.")
