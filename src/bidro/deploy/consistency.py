@@ -35,6 +35,8 @@ from bidro.worst_case import Exact
 
 # What rounding can do to a mean that is told twice, as a share of the sizes of its terms.
 _SAME = 1e-6
+# Own models lie around the shared one, and their losses are not above what that one's may be by such a factor.
+_FAR = 1e3
 # Beside columns larger than others by this factor, the others are lost in rounding.
 LOST_IN_ROUNDING = float(np.finfo(float).eps) ** -0.5
 
@@ -160,7 +162,7 @@ class Consistency:
             assert deal is not None
             _require_scores(own, problem, deal, np.asarray(message.x), reply)
         elif isinstance(reply, own_correction.Reply):
-            _require_own(own, np.asarray(message.x), reply)
+            _require_own(own, problem, np.asarray(message.x), reply)
         elif isinstance(reply, Risks | NewtonReply) and problem.rho is None:
             _Risks(own, problem, deal, algorithm, eps).require(message, reply)
         elif hasattr(reply, "g_alpha") and float(reply.g_alpha) < 0 and problem.loss.nonnegative:
@@ -202,10 +204,20 @@ def _require_scores(own: Told, problem: Problem, deal: Deal, x: Floats, reply: S
         own.scored[x[:, j].tobytes()] = float(rows @ loss[:, j] / rows.sum())
 
 
-def _require_own(own: Told, x: Floats, reply: own_correction.Reply) -> None:
+def _require_own(own: Told, problem: Problem, x: Floats, reply: own_correction.Reply) -> None:
+    """Losses under own models around the shared ones x (folds, d), by shrinkage."""
+    columns = Columns(own.columns.size * math.sqrt(own.rows))
+    allowed = columns.allowed(problem.loss, x)
     for name, part in reply._asdict().items():
         if np.any(np.asarray(part) < 0):
             raise BidroError(f"it tells {np.min(part):.6g} as a '{name}' of own models, which is below 0.")
+        if allowed is not None:
+            most = np.full(np.shape(part), _FAR * float(np.max(allowed.risk)))
+            require(
+                np.asarray(part),
+                most,
+                f"{{0:.6g}} as a '{name}' of own models, where no more than {{1:.6g}} is",
+            )
     known, again = own.scored.get(x.tobytes()), float(np.asarray(reply.left_out)[0])
     if known is not None and abs(known - again) > _SAME * max(known, again):
         raise BidroError(f"it tells a mean loss of {again:.6g} on rows left out, and of {known:.6g} before.")

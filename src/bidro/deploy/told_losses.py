@@ -246,8 +246,10 @@ def _require_distance(own: Told, problem: Problem, message: Assess, reply: Asses
 
 
 def _bounded(own: Told, loss: Loss, x: Floats) -> float | None:
-    """What no mean loss at x is above, as no table holds larger numbers; None where nothing is known."""
-    centre, spread = own.moments.units
-    limit = Columns((LARGEST_SIZE + np.abs(centre)) / spread)
+    """What no mean loss at x is above by the agreed bounds, or as no table holds larger numbers; None where
+    nothing is known."""
+    (centre, spread), (lower, upper) = own.moments.units, own.moments.values.ends
+    ends = [np.clip(end, -LARGEST_SIZE, LARGEST_SIZE) - centre for end in (lower, upper)]
+    limit = Columns(np.max(np.abs(ends), axis=0) / spread)
     found = limit.allowed(loss, x[None])
     return None if found is None else float(found.risk[0])
