@@ -65,6 +65,8 @@ class Agreed:
         if unit is not None and not isinstance(unit, str):
             raise BidroError(f"'{path}': unit = {unit!r} must be the name of a column.")
         columns, support = [], {}
+        if not isinstance(content.get("columns", []), list):
+            raise BidroError(f"'{path}': every column is a part of its own, [[columns]].")
         for one in content.get("columns", []):
             if not isinstance(one, dict) or not isinstance(one.get("name"), str):
                 raise BidroError(f"Every [[columns]] of '{path}' needs a name.")

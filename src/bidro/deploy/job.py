@@ -163,4 +163,9 @@ def options_of(agreed: Agreed, given: Mapping[str, Any]) -> FitOptions:
 def _paths(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Entries that name files are relative to the configuration."""
     files = ("startup_kit", "root_certificates", "runs")
+    for name in files:
+        if not isinstance(settings.get(name, ""), str):
+            raise BidroError(
+                f"How to reach the network: {name} must be the name of a file or folder, a text."
+            )
     return {name: str(folder / v) if name in files else v for name, v in settings.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,28 @@ from bidro.errors import BidroError, one_line
 
 # A schema with a million levels is smaller.
 _LARGEST_FILE = 32 << 20
+# Nothing that is read here has parts within parts within parts beyond this.
+_DEEPEST = 32
+# A key of so many parts, which takes a reader of TOML long.
+_DEEP_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{_DEEPEST}}}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """What is in the file. Raises BidroError where it does not exist, is not TOML, or is too large."""
+    text, nested = _text(path), f"'{path}' is not valid TOML: it is nested too deeply."
+    if _DEEP_KEY.search(text):
+        raise BidroError(nested)
     try:
-        return tomllib.loads(_text(path))
+        content = tomllib.loads(text)
     except RecursionError as error:
-        raise BidroError(f"'{path}' is not valid TOML: it is nested too deeply.") from error
+        raise BidroError(nested) from error
     except ValueError as error:
         if isinstance(error, BidroError):
             raise
         raise BidroError(f"'{path}' is not valid TOML: {one_line(error)}.") from error
+    if _beyond(content):
+        raise BidroError(f"{nested[:-1]}, or holds a number beyond 64 bits.")
+    return content
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
@@ -36,9 +47,26 @@ def json_object(text: str, otherwise: str) -> dict[str, Any]:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BidroError(f"{otherwise}: {one_line(error, 100)}.") from error
-    if not isinstance(content, dict):
-        raise BidroError(f"{otherwise}: it is no JSON object.")
+    if not isinstance(content, dict) or _beyond(content):
+        raise BidroError(f"{otherwise}: it is no JSON object, nested too deeply, or holds too large numbers.")
     return content
+
+
+def _beyond(content: Any) -> bool:
+    """Whether there are parts within parts beyond what is ever needed, or whole numbers beyond 64 bits."""
+    level = [content]
+    for _ in range(_DEEPEST):
+        level = [
+            part
+            for one in level
+            if isinstance(one, dict | list)
+            for part in (one.values() if isinstance(one, dict) else one)
+        ]
+        if any(isinstance(part, int) and abs(part) >= 2**63 for part in level):
+            return True
+        if not level:
+            return False
+    return True
 
 
 def _text(path: Path) -> str:
