@@ -77,7 +77,7 @@ LIES = {
         "its columns allow",
     ),
     "no proof": (HUBER, only("round", "ExactMWDRO", certified=value(0.0)), "no upper end"),
-    "a concave risk": (HUBER, only("round", "ExactMWDRO", curvature=lambda v: -v), "not positive semidefinite"),
+    "a concave risk": (HUBER, only("round", "ExactMWDRO", curvature=lambda v: -v), "not positive semi"),
     "below 0": (HUBER, only("round", "ExactMWDRO", upper=value(-1.0), attained=value(-2.0)), "below 0"),
     "means of 1e150": (QUICK, only("prepare", mean=value(1e150)), "above 1e"),
     "moments of 1e150": (QUICK, only("round", "OneShotMWDRO", mean=value(1e150)), "other than it told"),
@@ -88,15 +88,19 @@ LIES = {
     "half a row": (QUICK, only("prepare", rows=lambda v: v + 0.5), "no count"),
     "no rows": (QUICK, only("prepare", rows=value(0.0), units=value(0.0)), "on no rows"),
     "units of no schema": (QUICK, only("prepare", units=value(3.0)), "names none"),
-    "more rows than counted": (QUICK, only("prepare", rows=lambda v: v + 1, units=lambda v: v + 1), "no such number"),
+    "more rows": (QUICK, only("prepare", rows=lambda v: v + 1, units=lambda v: v + 1), "no such number"),
     "too many folds": (QUICK, only("prepare", folds=value(9.0)), "folds"),
     "a level's deviation": (QUICK, only("prepare", deviation=lambda v: v - 0.01), "two values"),
     "a level's mean": (QUICK, only("prepare", mean=lambda v: v + 0.5), "its agreed bounds"),
     "folds that are none": ({}, only("round", "FoldMoments", rows=lambda v: v + 1), "folds of"),
-    "folds of other rows": ({}, only("round", "FoldMoments", around=first(9.0)), "second moments|deviations|deviation"),
+    "folds of other rows": ({}, only("round", "FoldMoments", around=first(9.0)), "moments|deviation"),
     "a loss of 1e300": (QUICK, only("assess", loss=value(1e300)), "mean of its largest"),
     "a loss below 0": (QUICK, only("assess", loss=value(-1.0)), "below 0"),
-    "a better loss": (QUICK, only("assess", loss=lambda v: 0.9 * v, own_loss=lambda v: 0.9 * v), "second moments make it"),
+    "a better loss": (
+        QUICK,
+        only("assess", loss=lambda v: 0.9 * v, own_loss=lambda v: 0.9 * v),
+        "second moments make it",
+    ),
     "an error of 9": (QUICK, only("assess", se=value(9.0)), "which none has"),
     "a clip level of 1e300": (QUICK, only("assess", largest=value(1e300)), "more than all of them"),
     "far worst cases": (QUICK, only("assess", typical=value(9.0)), "its radius allows|not asked for"),
@@ -134,7 +138,7 @@ def test_a_site_in_another_unit_is_named_before_it_hides_the_others(tmp_path):
     """A consistent lie, or grams for tonnes: beside it nothing of the others would be left."""
     whole = table()
     whole.loc[whole["site"] == "mid", "v"] *= 1e9
-    with pytest.raises(BidroError, match="Client 'mid': its column 'v' is of size .* in another unit"):
+    with pytest.raises(BidroError, match=r"Client 'mid': its column 'v' is of size .* in another unit"):
         ran(tmp_path, whole, QUICK)
 
 
@@ -173,14 +177,8 @@ def odd_tables():
 def test_honest_sites_with_odd_data_never_contradict_themselves(odd, tmp_path):
     whole = odd_tables()[odd]
     for run, options in (("cv", {}), ("ball", QUICK), ("wide", {**QUICK, "radius": 1.0})):
-        try:
-            files = ran(tmp_path, whole, {**options, "gap": 1e-3}, run=run)
-        except BidroError as error:
-            # What a site's own rules refuse is none of the server's business.
-            assert "contradicts" not in str(error), error
-            assert "min_rows" in str(error), error
-        else:
-            assert json.loads(files["audit.json"])["faults"] == []
+        files = ran(tmp_path, whole, {**options, "gap": 1e-3}, run=run)
+        assert json.loads(files["audit.json"])["faults"] == []
 
 
 LOSSES = [
@@ -259,7 +257,7 @@ def test_the_influence_of_a_site_is_what_a_run_without_it_shows(tmp_path):
     for name, options, tolerance in (("squared", QUICK, 0.05), ("huber", HUBER, 0.3)):
         files = ran(tmp_path, whole, {**options, "hold_out": 0.0}, run=f"{name}-all")
         found = json.loads(files["audit.json"])["influence"]
-        assert [one["site"] for one in found["sites"]][0] == "west"
+        assert found["sites"][0]["site"] == "west"
         assert found == json.loads(files["report.json"])["influence"]
         rest = whole[whole["site"] != "west"]
         without = model_of(ran(tmp_path, rest, {**options, "hold_out": 0.0}, run=f"{name}-rest"))

@@ -1,4 +1,4 @@
-"""What a run shows of itself while it goes on: one JSON line a round, and texts that do nothing to a screen."""
+"""What a run shows while it goes on: one JSON line a round, and texts that do nothing to a screen."""
 
 import json
 import stat
@@ -53,7 +53,7 @@ class Late(InMemory):
     def exchange(self, messages, timeout):
         late = self.late.pop(0) if self.late else ()
         found = super().exchange({k: v for k, v in messages.items() if k not in late}, timeout)
-        return Delivered(found.replies, {name: "late" for name in late})
+        return Delivered(found.replies, dict.fromkeys(late, "late"))
 
 
 def test_who_is_waited_for_is_in_the_last_line(tmp_path):

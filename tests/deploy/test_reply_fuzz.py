@@ -38,9 +38,11 @@ class Moment:
             found, rows = coordinator._checked(data, self.request, self.like)
             coordinator._require(self.check, self.name, found, rows)
         except BidroError as error:
-            assert "\n" not in str(error)
-            return None
-        return found
+            said = str(error)
+        else:
+            return found
+        assert "\n" not in said
+        return None
 
 
 def moments_of(folder, monkeypatch, whole, support, options):
@@ -65,7 +67,9 @@ def moments_of(folder, monkeypatch, whole, support, options):
         return exchange(self, question, t, requests, names, like, answered, noted)
 
     class Kept(InMemory):
-        last = {}
+        def __init__(self, clients):
+            super().__init__(clients)
+            object.__setattr__(self, "last", {})
 
         def exchange(self, messages, timeout):
             delivered = super().exchange(messages, timeout)

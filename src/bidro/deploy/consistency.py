@@ -35,7 +35,7 @@ from bidro.worst_case import Exact
 
 # What rounding can do to a mean that is told twice, as a share of the sizes of its terms.
 _SAME = 1e-6
-# Own models lie around the shared one, and their losses are not above what that one's may be by such a factor.
+# Own models lie around the shared one: their losses are not above what that one's may be by such a factor.
 _FAR = 1e3
 # Beside columns larger than others by this factor, the others are lost in rounding.
 LOST_IN_ROUNDING = float(np.finfo(float).eps) ** -0.5

@@ -24,6 +24,9 @@ from bidro.problem import Problem
 
 # What rounding can do to a mean that is told twice, as a share of the sizes of its terms.
 _SAME = 1e-6
+# On the rows that it was trained on, an own model's loss, of which kinks are smoothed, is not above that of the
+# shared model by more than this factor.
+_NO_BETTER = 2.0
 
 
 def require_adopted(message: Adopt, reply: Adopted) -> None:
@@ -65,6 +68,14 @@ def require_assessment(
     _require_trained(own, problem, x, loss)
     if not np.asarray(message.freedom).any():
         _require_shared(loss, float(reply.own_loss))
+    elif allowed is not None:
+        # An own model is trained on these very rows, and only to do better on them.
+        most = np.array([_NO_BETTER * loss]) + _SAME * allowed.risk
+        require(
+            np.array([float(reply.own_loss)]),
+            most,
+            "a loss of {0:.6g} under its own model, where {1:.6g} is most",
+        )
     _not_negative(reply, ("predicted", "robust", "distance", "typical"))
     _require_scores(own, problem.loss, message, reply)
     radii, robust = np.asarray(message.radii), np.asarray(reply.robust)

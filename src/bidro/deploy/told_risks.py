@@ -25,8 +25,8 @@ from bidro.transport import Transport
 _ROUNDING = 1e-9
 # Kinks that are smoothed, and roundings, raise a client's numbers above what columns allow by less than this.
 _SLACK = 1.01
-# Kinks are smoothed over twice the loss of a constant prediction at the most, which raises a risk by less than
-# this multiple of that loss.
+# Kinks are smoothed over twice the loss of a constant prediction at the most, which raises a risk by less
+# than this multiple of that loss.
 _SMOOTHED = 32.0
 # Of a risk that is told by its lower end alone, this share may be missing.
 _LOWER_END = 1e-6
@@ -140,9 +140,10 @@ class ToldRisks:
         widened: float = 1.0,
     ) -> None:
         """Risks over `rows` (whatever names them) at models x (r, d): lower ends (r,), what smoothed risks
-        exceed them by, gradients (r, k) of cuts there, upper ends (r,), inf where none is told. Radii eps (r,) are known up to a common factor of
-        the rows, and at most `most_eps`. Columns of these rows may be larger than those of all by a factor
-        `widened`. Raises BidroError for a contradiction, and then keeps nothing."""
+        exceed them by, gradients (r, k) of cuts there, upper ends (r,), inf where none is told. Radii eps
+        (r,) are known up to a common factor of the rows, and at most `most_eps`. Columns of these rows may be
+        larger than those of all by a factor `widened`. Raises BidroError for a contradiction, and then keeps
+        nothing."""
         columns = Columns(widened * self.columns.size)
         allowed = columns.allowed(self.loss, x, self.transport, most_eps)
         z, slope = x, np.abs(gradient)
