@@ -24,8 +24,8 @@ from bidro.problem import Problem
 
 # What rounding can do to a mean that is told twice, as a share of the sizes of its terms.
 _SAME = 1e-6
-# On the rows that it was trained on, an own model's loss, of which kinks are smoothed, is not above that of the
-# shared model by more than this factor.
+# On the rows that it was trained on, an own model's loss, of which kinks are smoothed, is not above that of
+# the shared model by more than this factor.
 _NO_BETTER = 2.0
 
 
