@@ -206,9 +206,9 @@ def test_a_cut_above_a_value_is_named_whichever_came_first():
             risks.add(None, at[None], none, none, np.array([value]), none, np.array([[slope]]), at**2 + 1e-12)
 
     told(0.5, -0.3, 0.2, 0.01, 0.5)
-    for k in range(3):
+    for k, slope in enumerate((-0.7, -0.7, 0.7)):
         with pytest.raises(BidroError, match=r"at most .* at least"):
-            told(0.5, 0.4, 0.3, lie=(k, 0.0, -0.7))
+            told(0.5, 0.4, 0.3, lie=(k, 0.0, slope))
     with pytest.raises(BidroError, match=r"at least .* at most|by another"):
         told(0.5, 0.4, lie=(0, 0.02, 0.0))
 
