@@ -12,10 +12,10 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
-from bidro.arrays import aligned, as_table
+from bidro.arrays import as_table, stacked
 from bidro.errors import BidroError
 from bidro.rows import ClientRows
-from bidro.sets import Ball, Box, WholeSpace, capped_shares
+from bidro.sets import Ball, Box, WholeSpace, capped_sizes
 from bidro.splits import Units, client_id, dealt, random_bits
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class Federation:
     that keep their rows; then there are no samples here. `units`: (N,) of which unit (a person, a thing)
     every row is, from `splits.unit_ids`, where rows of one are to stay together; None where each row is a
     draw by itself, empty where rows and units are elsewhere. `max_share`: no client counts for more than this
-    share of all rows, however many it says it has. Raises BidroError for an empty client,
-    a value that is not finite, or a row outside the support.
+    share of all rows. Raises BidroError for an empty client, a value that is not finite, or a row outside the
+    support.
     """
 
     samples: Array
@@ -87,7 +87,7 @@ class Federation:
                     "give every client the same columns."
                 )
         sizes = [len(rows) for rows in tables]
-        return cls.from_samples(_joined(tables), sizes, support, names, columns, units)
+        return cls.from_samples(jax.device_put(stacked(tables)), sizes, support, names, columns, units)
 
     @classmethod
     def from_samples(
@@ -103,7 +103,7 @@ class Federation:
         if isinstance(samples, Array) and samples.dtype == jnp.float64 and samples.ndim == 2:
             rows = samples
         else:
-            rows = _joined([as_table(samples, "Samples")])
+            rows = jax.device_put(stacked([as_table(samples, "Samples")]))
         if not all(isinstance(size, int | np.integer) for size in sizes):
             raise BidroError(f"Sizes must be whole numbers of rows; got {list(sizes)}.")
         if not isinstance(support, Box | Ball | WholeSpace | str):
@@ -182,11 +182,8 @@ class Federation:
                 "each column has one role."
             )
         groups = list(table.groupby(table[client].astype(str), sort=True))
-        return cls.from_arrays(
-            {name: g[[*chosen, target]].to_numpy(float) for name, g in groups},
-            support,
-            [*chosen, target],
-        )
+        rows = {name: g[[*chosen, target]].to_numpy(float) for name, g in groups}
+        return cls.from_arrays(rows, support, [*chosen, target])
 
     @classmethod
     def elsewhere(
@@ -222,11 +219,8 @@ class Federation:
 
     @property
     def counted(self) -> NDArray[np.float64]:
-        """(n,) what clients count by: their rows N_i, or fewer where these are more than `max_share`."""
-        sizes = np.asarray(self.sizes, float)
-        if self.max_share == 1:
-            return sizes
-        return np.asarray(sizes.sum() * capped_shares(sizes, self.max_share))
+        """(n,) what clients count by: their rows N_i, or fewer, as `max_share` has it."""
+        return np.asarray(capped_sizes(self.sizes, self.max_share))  # type: ignore[arg-type]
 
     @property
     def proportions(self) -> NDArray[np.float64]:
@@ -403,9 +397,3 @@ def column_deviations(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     for begin in range(0, len(rows), _CHECK_ROWS):
         total += ((rows[begin : begin + _CHECK_ROWS] - mean) ** 2).sum(axis=0)
     return np.asarray(np.sqrt(total / len(rows)))
-
-
-def _joined(tables: Sequence[NDArray[np.float64]]) -> Array:
-    """The tables below each other as one JAX array, with a single copy."""
-    rows = aligned((sum(len(t) for t in tables), tables[0].shape[1]))
-    return jax.device_put(np.concatenate(tables, out=rows))

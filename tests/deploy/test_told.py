@@ -14,7 +14,7 @@ from bidro.errors import BidroError
 from bidro.fitting.client_side import prepared
 from bidro.losses import Absolute, Hinge, Huber, Logistic, Softmax, Squared, losses_of
 from bidro.losses.base import Cone
-from bidro.sets import capped_shares
+from bidro.sets import capped_sizes
 from bidro.standard import Moments, Standard
 from bidro.tables import Column, Schema
 from bidro.transport import Transport
@@ -194,7 +194,7 @@ def test_no_rows_have_a_risk_or_a_slope_beyond_what_columns_allow(loss):
 
 def test_a_cut_above_a_value_is_named_whichever_came_first():
     """R(x) = x^2 over a client whose columns allow that; cuts are tangents."""
-    columns, transport = Columns(np.array([1.0, 0.0])), Transport.features_only(2, 2.0)
+    columns, transport = Columns(np.array([3.0, 0.0])), Transport.features_only(2, 2.0)
 
     def told(*points, lie=None):
         risks = ToldRisks(Squared(False), transport, False, columns)
@@ -239,7 +239,7 @@ def test_curvature_that_no_convex_risk_has_is_named():
 
 def test_shares_are_capped_and_the_rest_keeps_its_proportions():
     for sizes, most in (([1, 1, 8], 0.5), ([5, 3, 1, 1], 0.3), ([1, 2, 3], 1.0), ([7, 7, 7, 1], 0.26)):
-        found, plain = capped_shares(sizes, most), np.array(sizes) / np.sum(sizes)
+        found, plain = capped_sizes(sizes, most) / np.sum(sizes), np.array(sizes) / np.sum(sizes)
         assert found.sum() == pytest.approx(1)
         assert found.max() <= most + 1e-12
         free = found < most - 1e-9
@@ -248,9 +248,9 @@ def test_shares_are_capped_and_the_rest_keeps_its_proportions():
             np.testing.assert_allclose(ratio, ratio[0])
             # Who is held would have more otherwise.
             assert np.all(plain[~free] * ratio[0] >= most - 1e-9)
-    np.testing.assert_allclose(capped_shares([1, 100], 0.5), 0.5)
+    np.testing.assert_allclose(capped_sizes([1, 100], 0.5), 50.5)
     with pytest.raises(BidroError, match="at least 1 / 3"):
-        capped_shares([1, 2, 3], 0.3)
+        capped_sizes([1, 2, 3], 0.3)
 
 
 @pytest.mark.parametrize("lifted", [False, True])

@@ -26,7 +26,7 @@ from bidro.arrays import Floats
 from bidro.deploy.consistency import Told
 from bidro.losses import LinearLoss, Softmax, Squared
 from bidro.problem import Problem
-from bidro.sets import Ball, Box, capped_shares
+from bidro.sets import Ball, Box, capped_sizes
 from bidro.training import Trained
 
 # The models without a site are solved to this gap.
@@ -115,7 +115,7 @@ class _Sites:
         left = np.arange(problem.n) != i
         sizes = np.asarray(problem.federation.sizes, float)[left]
         most = max(problem.federation.max_share, 1 / len(sizes))
-        mixtures = Candidate(0.0, *trained.weighing).mixtures(sizes.sum() * capped_shares(sizes, most), most)
+        mixtures = Candidate(0.0, *trained.weighing).mixtures(capped_sizes(sizes, most), most)
         references = NO_REFERENCES
         if problem.references is not None:
             each = np.asarray(problem.references)[left]

@@ -24,7 +24,7 @@ from bidro.guarantees.out_of_sample import explicit_radii
 from bidro.guarantees.statements import Assessed, from_bounds, interval_obstacle, without_holdout
 from bidro.losses.registry import LossChoice
 from bidro.problem import Problem
-from bidro.sets import Box, Simplex, capped_shares
+from bidro.sets import Box, Simplex, capped_sizes
 from bidro.standard import Moments, Standard
 from bidro.training import (
     AlgorithmOne,
@@ -145,8 +145,7 @@ class _Fit:
         self.progress.begin("preparing")
         prepared = self.network.prepare()
         rows = np.asarray(prepared.rows, float)
-        most = self.network.max_share
-        counted = rows if most == 1 else rows.sum() * capped_shares(rows, most)
+        counted = capped_sizes(rows, self.network.max_share)
         moments = Moments.pooled(counted, prepared.mean, prepared.deviation)
         standard = Standard.of(moments, options.loss.classes is not None)
         loss = options.loss.in_units(standard.target_spread)

@@ -185,12 +185,17 @@ class L1SimplexBall:
         return Polytope(center, lift, matrix, np.concatenate([center, [0.0, float(self.radius) / 2]]))
 
 
-def capped_shares(sizes: ArrayLike, most: float) -> Held:
-    """sizes / sum(sizes), but none above `most`: what that takes from some goes to the others in proportion.
+def capped_sizes(sizes: ArrayLike, most: float) -> Held:
+    """Sizes (n,) with the same sum, of which none is more than the share `most` of it: what that takes from
+    some goes to the others in proportion.
 
     Raises BidroError where so many shares of at most `most` do not sum to 1.
     """
     counts = np.asarray(sizes, float)
+    return counts if most == 1 else counts.sum() * _capped_shares(counts, most)
+
+
+def _capped_shares(counts: Held, most: float) -> Held:
     if not most * len(counts) >= 1 - 1e-12:
         raise BidroError(
             f"No {len(counts)} weights of at most {most:g} sum to 1: max_weight must be at least "
