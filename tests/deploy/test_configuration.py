@@ -169,6 +169,8 @@ def test_a_configuration_is_read_whole_or_refused(tmp_path):
         ('loss = "odd"', "loss must be one of"),
         ('weights = "odd"', "weights must be"),
         ('metric = "odd"', "metric must be"),
+        ("[network]\nmax_weight = 0.5", "max_weight must be a share from 1 / 1"),
+        ('[network]\nmax_weight = "half"', "max_weight must be"),
     ):
         path.write_text(f'schema = "schema.toml"\nclients = ["east"]\n{line}\n')
         with pytest.raises(BidroError, match=words):

@@ -31,9 +31,9 @@ class Job:
     options: FitOptions
     policy: Policy = field(default_factory=Policy)
     replies: Replies = "curvature"
-    max_weight: float = 1.0  # no site counts for more than this in training, however many rows it reports
     algorithm: AlgorithmOne | None = None
     resume: bool = False
+    max_weight: float = 1.0  # no site counts for more than this in training, however many rows it reports
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
