@@ -78,6 +78,7 @@ LIES = {
     ),
     "no proof": (HUBER, only("round", "ExactMWDRO", certified=value(0.0)), "no upper end"),
     "a concave risk": (HUBER, only("round", "ExactMWDRO", curvature=lambda v: -v), "not positive semi"),
+    "curvature of 1e300": (HUBER, only("round", "ExactMWDRO", curvature=value(1e300)), "no rows have"),
     "below 0": (HUBER, only("round", "ExactMWDRO", upper=value(-1.0), attained=value(-2.0)), "below 0"),
     "means of 1e150": (QUICK, only("prepare", mean=value(1e150)), "above 1e"),
     "moments of 1e150": (QUICK, only("round", "OneShotMWDRO", mean=value(1e150)), "other than it told"),
