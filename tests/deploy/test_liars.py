@@ -307,3 +307,14 @@ def test_a_changed_max_weight_is_another_run(tmp_path):
     again = replace(job(agreed, options=QUICK, resume=True), max_weight=0.5)
     with pytest.raises(BidroError, match="other settings"):
         run_job(again, InMemory(answering(tmp_path)), tmp_path / "runs")
+
+
+@pytest.mark.parametrize("rows_a_unit", mostly_slow([1, 3], lambda rows: rows == 1))
+def test_honest_sites_with_units_never_contradict_themselves(rows_a_unit, tmp_path):
+    """Also where every unit has one row, and bounds on mistakes are still those of units."""
+    whole = table(True, sizes=SMALL)
+    whole["who"] = [f"p{k // rows_a_unit}" for k in range(len(whole))]
+    agreed = write_sites(tmp_path, whole, None, "min_rows = 2", unit="who")
+    made = job(agreed, options={**QUICK, "radius": 0.0, "gap": 1e-2})
+    files = run_job(made, InMemory(answering(tmp_path)), tmp_path / "runs")
+    assert json.loads(files["audit.json"])["faults"] == []

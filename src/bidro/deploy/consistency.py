@@ -102,6 +102,10 @@ class Told:
     scored: dict[bytes, float] = field(default_factory=dict)  # mean loss over left-out rows, by the models
 
     @property
+    def has_units(self) -> bool:
+        return self.moments.values.agreed.schema.unit is not None
+
+    @property
     def columns(self) -> Columns:
         return Columns(self.moments.size)
 

@@ -48,7 +48,7 @@ def require_assessment(
     x, loss, largest = np.asarray(message.x), float(reply.loss), float(reply.largest)
     nonnegative = problem.loss.nonnegative or problem.loss.endless
     if nonnegative:
-        _require_error(loss, float(reply.se), own.rows, own.units != own.rows)
+        _require_error(loss, float(reply.se), own.rows, own.has_units)
         _not_negative(reply, ("own_loss",))
         require(
             np.array([largest]),
@@ -112,7 +112,7 @@ def require_bounds(own: Told, of: Assessed, message: Fixed, reply: HoldoutBounds
     units = own.holdout_units
     if behind > own.holdout:
         raise BidroError(f"it tells of {behind} rows behind a reply, and of {own.holdout} kept out.")
-    loss, by_units = float(reply.loss), units != own.holdout
+    loss, by_units = float(reply.loss), own.has_units
     if of.loss.nonnegative or of.loss.endless:
         _require_error(loss, float(reply.se), own.holdout, by_units)
         _not_negative(reply, ("own_loss", "means"))
@@ -121,7 +121,7 @@ def require_bounds(own: Told, of: Assessed, message: Fixed, reply: HoldoutBounds
         most = float(of.largest)
     if most is not None:
         require(
-            np.array([loss, float(reply.own_loss)])[: 1 if of.largest is None else 2],
+            np.array([loss]),
             np.array([most * (1 + _SAME)]),
             "a mean loss of {0:.6g}, where no loss is above {1:.6g}",
         )
