@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -31,3 +33,8 @@ def as_table(rows: ArrayLike, what: str) -> Floats:
     if table.ndim != 2:
         raise BidroError(f"{what} must be a table of rows x columns; got shape {table.shape}.")
     return table
+
+
+def stacked(tables: Sequence[Floats]) -> Floats:
+    """The tables below each other, with a single copy, which JAX takes over without another."""
+    return np.concatenate(tables, out=aligned((sum(len(t) for t in tables), tables[0].shape[1])))

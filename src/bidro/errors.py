@@ -1,6 +1,10 @@
 """What a user sees when something is wrong: one sentence that says what, where and what to do."""
 
+import unicodedata
 from importlib.util import find_spec
+
+# Of a text that was written elsewhere, so many characters are shown.
+_MOST_SHOWN = 600
 
 
 class BidroError(ValueError):
@@ -11,3 +15,12 @@ def require_package(module: str, extra: str, what: str) -> None:
     """Raise BidroError where a package that only some work needs is not installed; `extra` brings it."""
     if find_spec(module) is None:
         raise BidroError(f"{what} needs a package that is not installed; pip install 'bidro[{extra}]'.")
+
+
+def one_line(text: object, most: int = _MOST_SHOWN) -> str:
+    """A text from elsewhere as one line that does nothing to a terminal, a log or a page: without control
+    characters and marks that turn its direction, and cut where it is long."""
+    begun = str(text)[: 4 * most]
+    kept = "".join(c if unicodedata.category(c)[0] not in "CZ" else " " for c in begun)
+    words = " ".join(kept.split())
+    return words if len(words) <= most and len(begun) == len(str(text)) else f"{words[:most]}..."

@@ -12,10 +12,10 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
-from bidro.arrays import aligned, as_table
+from bidro.arrays import as_table, stacked
 from bidro.errors import BidroError
 from bidro.rows import ClientRows
-from bidro.sets import Ball, Box, WholeSpace
+from bidro.sets import Ball, Box, WholeSpace, capped_sizes
 from bidro.splits import Key, Units, arranged, client_id, dealt, distinct_ids
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ class Federation:
     that keep their rows; then there are no samples here. `units`: (N,) of which unit (a person, a thing)
     every row is, from `splits.unit_ids`, where rows of one are to stay together; None where each row is a
     draw by itself, empty where rows and units are elsewhere. `ids`: (N,) what single rows are dealt to folds
-    by, from `splits.arranged`; None for what is in `samples`. Raises BidroError for an empty client, a value
-    that is not finite, or a row outside the support.
+    by, from `splits.arranged`; None for what is in `samples`. `max_share`: no client counts for more
+    than this share of all rows. Raises BidroError for an empty client, a value that is not finite, or a row outside
+    the support.
     """
 
     samples: Array
@@ -53,6 +54,7 @@ class Federation:
     rows_elsewhere: bool = False
     units: NDArray[np.uint64] | None = None
     ids: NDArray[np.uint64] | None = None
+    max_share: float = 1.0
 
     def __post_init__(self) -> None:
         self._validate()
@@ -88,7 +90,7 @@ class Federation:
                     "give every client the same columns."
                 )
         sizes = [len(rows) for rows in tables]
-        return cls.from_samples(_joined(tables), sizes, support, names, columns, units, ids)
+        return cls.from_samples(jax.device_put(stacked(tables)), sizes, support, names, columns, units, ids)
 
     @classmethod
     def from_samples(
@@ -105,7 +107,7 @@ class Federation:
         if isinstance(samples, Array) and samples.dtype == jnp.float64 and samples.ndim == 2:
             rows = samples
         else:
-            rows = _joined([as_table(samples, "Samples")])
+            rows = jax.device_put(stacked([as_table(samples, "Samples")]))
         if not all(isinstance(size, int | np.integer) for size in sizes):
             raise BidroError(f"Sizes must be whole numbers of rows; got {list(sizes)}.")
         if not isinstance(support, Box | Ball | WholeSpace | str):
@@ -185,11 +187,8 @@ class Federation:
                 "each column has one role."
             )
         groups = list(table.groupby(table[client].astype(str), sort=True))
-        return cls.from_arrays(
-            {name: g[[*chosen, target]].to_numpy(float) for name, g in groups},
-            support,
-            [*chosen, target],
-        )
+        rows = {name: g[[*chosen, target]].to_numpy(float) for name, g in groups}
+        return cls.from_arrays(rows, support, [*chosen, target])
 
     @classmethod
     def elsewhere(
@@ -198,6 +197,7 @@ class Federation:
         columns: Sequence[str],
         support: Support | None = None,
         has_units: bool = False,
+        max_share: float = 1.0,
     ) -> Federation:
         """Clients of known sizes on machines of their own; the support is unbounded unless it is given."""
         m = len(columns)
@@ -209,6 +209,7 @@ class Federation:
             tuple(columns),
             rows_elsewhere=True,
             units=np.zeros(0, np.uint64) if has_units else None,
+            max_share=max_share,
         )
 
     @property
@@ -222,10 +223,14 @@ class Federation:
         return self.samples.shape[-1]
 
     @property
+    def counted(self) -> NDArray[np.float64]:
+        """(n,) what clients count by: their rows N_i, or fewer, as `max_share` has it."""
+        return np.asarray(capped_sizes(self.sizes, self.max_share))  # type: ignore[arg-type]
+
+    @property
     def proportions(self) -> NDArray[np.float64]:
-        """N_i / N, shape (n,)."""
-        sizes = np.asarray(self.sizes, float)
-        return np.asarray(sizes / sizes.sum())
+        """N_i / N, shape (n,), none above `max_share`."""
+        return np.asarray(self.counted / self.counted.sum())
 
     @property
     def client_ids(self) -> NDArray[np.uint32]:
@@ -396,9 +401,3 @@ def column_deviations(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     for begin in range(0, len(rows), _CHECK_ROWS):
         total += ((rows[begin : begin + _CHECK_ROWS] - mean) ** 2).sum(axis=0)
     return np.asarray(np.sqrt(total / len(rows)))
-
-
-def _joined(tables: Sequence[NDArray[np.float64]]) -> Array:
-    """The tables below each other as one JAX array, with a single copy."""
-    rows = aligned((sum(len(t) for t in tables), tables[0].shape[1]))
-    return jax.device_put(np.concatenate(tables, out=rows))

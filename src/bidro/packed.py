@@ -23,7 +23,9 @@ def encoded(tensors: Mapping[str, Floats], header: Mapping[str, Any]) -> bytes:
     numbers = hashlib.sha256(b"".join(np.ascontiguousarray(tensors[k]).tobytes() for k in sorted(tensors)))
     text = json.dumps({**header, "numbers": numbers.hexdigest()}, sort_keys=True, allow_nan=False)
     check = hashlib.sha256(text.encode()).hexdigest()
-    return save(dict(tensors), metadata={"bidro": f"{check}{text}"})
+    # Of an array that lies otherwise in memory, safetensors would write the memory.
+    whole = {name: np.asarray(value, order="C") for name, value in tensors.items()}
+    return save(whole, metadata={"bidro": f"{check}{text}"})
 
 
 def decoded(data: bytes, where: str) -> tuple[dict[str, Floats], dict[str, Any]]:

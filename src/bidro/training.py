@@ -230,7 +230,7 @@ def train(
         promise = calibration.promise if len(wanted.scales) > 1 else promise
         weighings = (Weighing(*calibration.chosen.weighing),)
     (weighing,) = weighings
-    balls = replace(balls, mixtures=Candidate(0.0, *weighing).mixtures(problem.federation.sizes))
+    balls = replace(balls, mixtures=Candidate(0.0, *weighing).mixtures_of(problem.federation))
     solution = solve(
         balls,
         choices.gap,

@@ -189,6 +189,8 @@ def test_a_configuration_is_read_whole_or_refused(tmp_path):
         ("network = 3", "a part of its own"),
         ("hold_out = 0.3", r"says 'hold_out', which sites agree on: it stands in \[training\]"),
         ("[network]\nreplies = 'gradient'", r"says 'replies', which sites agree on"),
+        ("[network]\nmax_weight = 0.5", "max_weight must be a share from 1 / 1"),
+        ('[network]\nmax_weight = "half"', "max_weight must be"),
     ):
         path.write_text(f'schema = "schema.toml"\nclients = ["east"]\n{line}\n')
         with pytest.raises(BidroError, match=words):

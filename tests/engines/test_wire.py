@@ -39,3 +39,16 @@ def test_damaged_bytes_are_refused_or_still_a_message(position, byte, cut):
     except BidroError:
         return
     assert isinstance(back, Reply)
+
+
+@pytest.mark.parametrize("lie", ["a slice", "transposed", "every other row", "columns first"])
+def test_arrays_keep_their_order_however_they_lie_in_memory(lie):
+    whole = np.arange(24.0).reshape(4, 3, 2)
+    array = {
+        "a slice": whole[:, 1],
+        "transposed": whole.T,
+        "every other row": whole[::2],
+        "columns first": np.asfortranarray(whole[:, 0]),
+    }[lie]
+    back = unpack(pack(MESSAGE._replace(x=array)), Reply)
+    assert np.array_equal(back.x, array)

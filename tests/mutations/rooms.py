@@ -124,6 +124,7 @@ _SITE = (
         "with_a_declared_support_the_interval_is_that_of_fit",
     ),
 )
+_LIARS = ("tests/deploy/test_told.py", "tests/deploy/test_reply_fuzz.py", "tests/deploy/test_liars.py")
 _MESSAGES = ("tests/algorithms/test_exact_server.py",)
 _PROOFS = (
     "tests/algorithms/test_cone_parts.py",
@@ -263,6 +264,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "guarantees/trained_rows.py": ("tests/guarantees/test_trained_rows.py",),
     "engines/coordinator.py": _COORDINATOR,
     "fitting/client_side.py": ("tests/fitting/test_client_side.py",),
+    "deploy/consistency.py": _LIARS,
+    "deploy/influence.py": ("tests/deploy/test_liars.py",),
+    "deploy/progress.py": ("tests/deploy/test_progress.py",),
     "deploy/rules.py": ("tests/deploy/test_rules.py",),
     "deploy/site.py": _SITE,
     "deploy/cells.py": ("tests/deploy/test_cells.py",),
@@ -271,6 +275,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "deploy/row_memory.py": ("tests/deploy/test_row_memory.py", "tests/deploy/test_releases.py"),
     "deploy/site_log.py": ("tests/deploy/test_site_state.py",),
     "deploy/site_state.py": ("tests/deploy/test_site_state.py",),
+    "deploy/told_losses.py": _LIARS,
+    "deploy/told_moments.py": _LIARS,
+    "deploy/told_risks.py": _LIARS,
     "model_file.py": ("tests/test_model_file.py",),
 }
 

@@ -324,3 +324,17 @@ def hostile():
     made = content(names, seed=5)
     made["features"][0]["name"] = made["worst_case"][0]["moved"][0]["name"] = "<svg onload=alert(2)>" * 4
     return made | {"title": "</title><script>alert(3)</script>"}
+
+
+def federated():
+    """With what would be without each site."""
+    made = content(seed=4)
+    first, second, *others = [client["name"] for client in made["clients"]]
+    made["influence"] = {
+        "words": "The model without each site in turn, found exactly.",
+        "sites": [
+            {"site": first, "weight": 0.31, "moved": 0.42, "changes": {}, "gain": others, "lose": [second]},
+            {"site": second, "weight": 0.2, "moved": 0.01, "changes": {}, "gain": [], "lose": []},
+        ],
+    }
+    return made

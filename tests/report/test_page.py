@@ -538,3 +538,22 @@ def test_a_page_of_predicted_classes(visit):
     assert values(browser, "#mistakes-bound") == [content["levels"][3]["mistakes"]["bound"]]
     assert "Against the other model" not in texts(browser, "main h2")
     assert browser.find_elements("css selector", "#against") == []
+
+
+def test_what_would_be_without_a_site_is_shown_where_rows_are_elsewhere(visit):
+    browser = visit(page_content.federated())
+    assert "How much it rests on each site" in texts(browser, "main h2")
+    assert "How much it rests on each site" in texts(browser, "#contents a")
+    rows = texts(browser, "#influence tbody tr")
+    assert len(rows) == 2
+    assert rows[0].startswith("Northfield General")
+    assert "31.0%" in rows[0].replace(" ", "")
+    assert rows[0].endswith("St Anne's")
+    assert rows[1].count("nobody") == 2
+    unknown = page_content.federated()
+    unknown["influence"] = {"words": "It is not known.", "sites": []}
+    browser = visit(unknown)
+    assert texts(browser, "#influence-words") == ["It is not known."]
+    assert texts(browser, "#influence") == []
+    browser = visit(page_content.content())
+    assert "How much it rests on each site" not in texts(browser, "main h2")

@@ -26,6 +26,7 @@ from bidro.algorithms.exact_messages import Reply
 from bidro.algorithms.exact_state import State
 from bidro.client import Client
 from bidro.errors import BidroError
+from bidro.federation import Federation
 from bidro.problem import Mixtures, Problem
 from bidro.sets import CappedSimplex, Simplex
 from bidro.sets.base import Held
@@ -46,13 +47,21 @@ class Candidate(NamedTuple):
         """(cap, blend): what A depends on."""
         return self.cap, self.blend
 
-    def mixtures(self, sizes: Sequence[int]) -> Mixtures:
-        """A: what the cap and the blend leave of the simplex."""
+    def mixtures(self, sizes: Sequence[int] | Numbers, most: float = 1.0) -> Mixtures:
+        """A: what the cap and the blend leave of the simplex, and of that the weights of at most `most`;
+        sizes (n,) are what clients count by, none for more than that share."""
+        if most < 1:
+            free = CappedSimplex.blended(np.asarray(sizes), self.cap, self.blend)
+            return CappedSimplex(free.lower, np.minimum(free.upper, most))
         if self.blend != 1:
             return CappedSimplex.blended(np.asarray(sizes), self.cap, self.blend)
         if math.isinf(self.cap):
             return Simplex(len(sizes))
         return CappedSimplex.around_proportions(np.asarray(sizes), self.cap)
+
+    def mixtures_of(self, federation: Federation) -> Mixtures:
+        """A, for these clients."""
+        return self.mixtures(federation.counted, federation.max_share)
 
 
 class SolvesBroadcast(NamedTuple):
@@ -119,10 +128,9 @@ class FoldSolves(Usual):
         return ExactMWDRO(self.oracle, self.sends_curvature, self.gap, saves_rounds=False)
 
     def init(self, problem: Problem, seed: int = 0) -> SolvesState:
-        sizes = problem.federation.sizes
         different = {one.weighing: one for one in self.candidates}
         starts = {
-            weighing: self._exact.init(replace(problem, mixtures=one.mixtures(sizes)))
+            weighing: self._exact.init(replace(problem, mixtures=one.mixtures_of(problem.federation)))
             for weighing, one in different.items()
         }
         solvers = tuple(starts[one.weighing] for one in self.candidates)

@@ -90,10 +90,9 @@ class FoldMoments(Usual):
         return ExactMWDRO(Exact(), gap=max(self.gap, _FALLBACK_GAP), saves_rounds=False)
 
     def init(self, problem: Problem, seed: int = 0) -> MomentsState:
-        sizes = problem.federation.sizes
         different = {one.weighing: one for one in self.candidates}
         starts = {
-            weighing: self._exact.init(replace(problem, mixtures=one.mixtures(sizes)))
+            weighing: self._exact.init(replace(problem, mixtures=one.mixtures_of(problem.federation)))
             for weighing, one in different.items()
         }
         assert problem.eps is not None

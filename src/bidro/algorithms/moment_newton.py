@@ -17,7 +17,7 @@ the way, or x is at a kink) the bound says so, and `ExactMWDRO` is to go on from
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,8 +130,28 @@ class Expansion(NamedTuple):
         return H
 
 
+class Expanded(Protocol):
+    """Risks around a model, as `Expansion` has them."""
+
+    @property
+    def values(self) -> Numbers: ...
+
+    @property
+    def gradients(self) -> Numbers: ...
+
+    def curvature(self, alpha: Numbers) -> Numbers: ...
+
+
+class Risks(Protocol):
+    """n convex risks as functions of the model, as `SquaredRisks` has them."""
+
+    def values(self, x: Numbers, eps: Numbers) -> Numbers: ...
+
+    def at(self, x: Numbers, eps: Numbers) -> Expanded: ...
+
+
 def minimax_from_moments(
-    risks: SquaredRisks,
+    risks: Risks,
     eps: Numbers,
     models: Box | Ball,
     mixtures: Mixtures,

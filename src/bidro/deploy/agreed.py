@@ -201,6 +201,8 @@ class Agreed:
             raise BidroError(f"'{path}': unit = {unit!r} must be the name of a column.")
         columns: list[Column] = []
         units, support = dict[str, Unit](), dict[str, Any]()
+        if not isinstance(content.get("columns", []), list):
+            raise BidroError(f"'{path}': every column is a part of its own, [[columns]].")
         for one in content.get("columns", []):
             columns.append(_column(one, path, units, support))
         if not columns:

@@ -61,12 +61,13 @@ def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
 
 
 def _prepared(site: Site, rows: SiteRows) -> Any:
-    """How many rows there are, and what may be asked of them; their means stay here, as units are agreed."""
+    """How many rows there are, what may be asked of them, and the mean and deviation of every column, against
+    which the server holds all that this site tells later."""
     kept = holdout(site, rows)
     answerable = releases(site, rows).answerable(fold_marks(site, rows))
     counts = np.arange(1, FOLDS + 1)
     folds, curved = (np.isin(counts, numbers)[None].astype(float) for numbers in answerable)
-    whole = np.zeros((int((~kept).sum()), 0))
+    whole = rows.whole(~kept)
     sizes = [len(whole)], [int(kept.sum())]
     units = rows.units_of(~kept), rows.units_of(kept)
     return _own(client_side.prepared(whole, *sizes, folds, curved, table_id(site, rows), *units))

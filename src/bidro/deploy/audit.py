@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bidro.errors import BidroError
+from bidro.errors import BidroError, one_line
+from bidro.workflow.toml_files import read_json
 
 FORMAT, VERSION = "bidro audit", 1
+_LONGEST_LINE = 2000
 
 # What the numbers of a message tell whoever reads them, by the names of the fields.
 _REVEALS = {
@@ -61,8 +63,8 @@ _REVEALS = {
 }
 
 
-def audit_of(run: str, heads: Sequence[Mapping[str, Any]]) -> str:
-    """`audit.json` from a run's record."""
+def audit_of(run: str, heads: Sequence[Mapping[str, Any]], influence: Mapping[str, Any] | None = None) -> str:
+    """`audit.json` from a run's record, with how much the model rests on each site."""
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     for head in heads:
         if "request" not in head:
@@ -100,6 +102,7 @@ def audit_of(run: str, heads: Sequence[Mapping[str, Any]]) -> str:
         "kinds": list(kinds.values()),
         "faults": [dict(head) for head in heads if "fault" in head],
         "lost": {name: why for head in heads for name, why in head.get("lost", {}).items()},
+        "influence": influence,
     }
     return json.dumps(content, indent=1) + "\n"
 
@@ -125,15 +128,14 @@ def read_audit(folder: Path) -> dict[str, Any]:
     path = folder / "audit.json" if folder.is_dir() else folder
     if not path.exists():
         raise BidroError(f"There is no audit in '{folder}': only `bidro federate` leaves one.")
+    content = read_json(path, "an audit of bidro")
+    if content.get("format") != FORMAT or content.get("version") != VERSION:
+        raise BidroError(f"'{path}' is not an audit that this version of bidro reads.")
     try:
-        content = json.loads(path.read_text())
-        if content["format"] != FORMAT or content["version"] != VERSION:
-            raise BidroError(f"'{path}' is not an audit that this version of bidro reads.")
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, BidroError):
-            raise
+        in_words(content)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BidroError(f"'{path}' is damaged or not an audit of bidro.") from error
-    return dict(content)
+    return content
 
 
 def in_words(audit: Mapping[str, Any]) -> str:
@@ -152,10 +154,22 @@ def in_words(audit: Mapping[str, Any]) -> str:
             f"  reveals: {kind['reveals']}",
         ]
     for fault in audit["faults"]:
-        lines.append(f"\nnot accepted from '{fault['client']}' ({fault['question']}): {fault['fault']}")
+        lines += ["", f"not accepted from '{fault['client']}' ({fault['question']}): {fault['fault']}"]
     for name, why in audit["lost"].items():
-        lines.append(f"\nlost: '{name}' ({why}); the model and its certificate do not cover it.")
-    return "\n".join(lines)
+        lines += ["", f"lost: '{name}' ({why}); the model and its certificate do not cover it."]
+    if (found := audit.get("influence")) is not None:
+        lines += ["", found["words"], *(_influence_line(one) for one in found["sites"])]
+    # The file may come from elsewhere, and holds texts that sites have written.
+    return "\n".join(line[: len(line) - len(line.lstrip())] + one_line(line, _LONGEST_LINE) for line in lines)
+
+
+def _influence_line(one: Mapping[str, Any]) -> str:
+    """What would be without one site."""
+    felt = [f"{', '.join(one[who])} {who}" for who in ("gain", "lose") if one[who]]
+    return (
+        f"  without '{one['site']}' (weight {one['weight']:.1%}) predictions move by {one['moved']:.3g}; "
+        f"{'; '.join(felt) or 'nobody else gains or loses'}"
+    )
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from bidro.deploy.job import Job
 from bidro.deploy.server import AGAIN_FILE, ERROR_FILE
-from bidro.errors import BidroError, require_package
+from bidro.errors import BidroError, one_line, require_package
 
 # The module of each engine's package.
 _MODULES = {"flare": "nvflare", "flower": "flwr"}
@@ -55,14 +55,16 @@ def driven(job: Job, name: str, settings: Mapping[str, Any], say: Callable[[str]
     files = engine(name).drive(job.to_text(), how, say)
     began = time.monotonic()
     while AGAIN_FILE in files:
-        why = files[AGAIN_FILE].decode(errors="replace")
+        why = one_line(files[AGAIN_FILE].decode(errors="replace"))
         if time.monotonic() - began > patience:
             raise BidroError(why)
         say(why)
         files = engine(name).drive(replace(job, resume=True).to_text(), how, say)
     if ERROR_FILE in files:
-        raise BidroError(files[ERROR_FILE].decode(errors="replace"))
+        raise BidroError(one_line(files[ERROR_FILE].decode(errors="replace")))
     if set(files) != _FILES:
         odd = sorted(set(files) ^ _FILES)[0]
-        raise BidroError(f"The server returned other files than a model folder has: '{odd}'; run it again.")
+        raise BidroError(
+            f"The server returned other files than a model folder has: '{one_line(odd)}'; run it again."
+        )
     return dict(files)

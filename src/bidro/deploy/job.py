@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from bidro.deploy.agreed import TRAINING, Agreed
 from bidro.engines.coordinator import Policy
-from bidro.errors import BidroError
-from bidro.workflow.toml_files import read_toml
+from bidro.errors import BidroError, one_line
+from bidro.guarantees.asked import is_number
+from bidro.workflow.toml_files import json_object, read_toml
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Job:
     agreed: Agreed
     policy: Policy = field(default_factory=Policy)
     resume: bool = False
+    max_weight: float = 1.0  # no site counts for more than this in training, however many rows it reports
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
@@ -32,6 +34,11 @@ class Job:
             )
         if not self.clients or len(set(self.clients)) < len(self.clients):
             raise BidroError('Name the clients that take part, each once: clients = ["north", "south"].')
+        if not is_number(self.max_weight) or not 1 / len(self.clients) <= self.max_weight <= 1:
+            raise BidroError(
+                f"max_weight must be a share from 1 / {len(self.clients)}, as there are {len(self.clients)} "
+                f"clients, to 1; got {self.max_weight!r}."
+            )
 
     def to_text(self) -> str:
         content = {
@@ -40,6 +47,7 @@ class Job:
             "agreed": self.agreed.to_dict(),
             "policy": dataclasses.asdict(self.policy),
             "resume": self.resume,
+            "max_weight": self.max_weight,
         }
         return json.dumps(content, sort_keys=True)
 
@@ -47,17 +55,17 @@ class Job:
     def from_text(cls, text: str) -> Job:
         """Raises BidroError for what `to_text` would not have written."""
         try:
-            content = json.loads(text)
+            content = json_object(text, "The job cannot be read")
             parts: dict[str, Any] = {
                 "clients": tuple(content["clients"]),
                 "agreed": Agreed.from_dict(content["agreed"]),
                 "policy": Policy(**content["policy"]),
             }
             return cls(**{**content, **parts})
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
             if isinstance(error, BidroError):
                 raise
-            raise BidroError(f"The job cannot be read: {type(error).__name__}, {error}.") from error
+            raise BidroError(f"The job cannot be read: {type(error).__name__}, {one_line(error)}.") from error
 
 
 class Sites(NamedTuple):
@@ -89,15 +97,16 @@ class Config:
                 if name not in content:
                     raise BidroError(f"'{path}' does not say '{name}'.")
             sites = Sites(schema_of(content, folder), tuple(map(str, content["clients"])))
-        network = content.get("network", {})
+        network = dict(content.get("network", {}))
+        most = network.pop("max_weight", 1.0)
         known = {one.name for one in dataclasses.fields(Policy)}
         unknown = sorted(set(network) - known)
         if unknown:
             raise BidroError(
                 f"[network] of '{path}' has an unknown entry '{unknown[0]}'; there are "
-                f"{', '.join(sorted(known))}."
+                f"{', '.join(sorted({*known, 'max_weight'}))}."
             )
-        return cls(Job(run, sites.clients, sites.agreed, Policy(**network), resume), engines)
+        return cls(Job(run, sites.clients, sites.agreed, Policy(**network), resume, most), engines)
 
 
 def agreement_in(path: Path | None) -> Agreed | None:
@@ -137,4 +146,9 @@ def _require_entries(content: Mapping[str, Any], path: Path | None) -> None:
 def _paths(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Entries that name files are relative to the configuration."""
     files = ("startup_kit", "root_certificates", "runs")
+    for name in files:
+        if not isinstance(settings.get(name, ""), str):
+            raise BidroError(
+                f"How to reach the network: {name} must be the name of a file or folder, a text."
+            )
     return {name: str(folder / v) if name in files else v for name, v in settings.items()}

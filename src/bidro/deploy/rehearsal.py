@@ -15,8 +15,8 @@ from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.drive import driven, engine
 from bidro.deploy.job import Job, Sites
+from bidro.deploy.progress import WORDS_FILE
 from bidro.deploy.schema_file import drafted, written
-from bidro.deploy.server import PROGRESS_FILE
 from bidro.deploy.site_state import write_key
 from bidro.model_file import FILE as MODEL_FILE
 from bidro.model_file import Model
@@ -74,7 +74,7 @@ def rehearsed(job: Job, name: str, folder: Path, say: Callable[[str], None]) -> 
     say(f"starting a server and {len(sites)} clients on this machine")
     with (
         engine(name, local=True).network(folder / "network", sites, runs) as net,
-        _followed(runs / job.run / PROGRESS_FILE, say),
+        _followed(runs / job.run / WORDS_FILE, say),
     ):
         files = driven(job, name, net.settings, say)
     return {**files, **_own_models(job, folder, files)}

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from bidro.deploy.audit import audit_of
 from bidro.deploy.job import Job
+from bidro.deploy.progress import RunProgress
 from bidro.deploy.site_network import federated_fit
 from bidro.engines.carrier import Carrier
 from bidro.engines.compiled import compilation_cache
@@ -32,7 +32,6 @@ from bidro.workflow.folder import folder_files
 # The environment variable with the folder of the server's runs.
 VARIABLE = "BIDRO_RUNS"
 ERROR_FILE, AGAIN_FILE = "error.txt", "again.txt"
-PROGRESS_FILE = "progress.txt"
 _RECORD, _JOB, _RESULT = "record", "job.json", "result"
 
 
@@ -60,16 +59,21 @@ def run_job(job: Job, carrier: Carrier, runs: Path) -> dict[str, bytes]:
         result = _begun(folder, job)
         if result is not None:
             return result
-        say = _progress(folder / PROGRESS_FILE)
+        progress = RunProgress(folder)
         with Record(folder / _RECORD) as record, warnings.catch_warnings():
             for kind in (GapNotReachedWarning, NonconcaveInnerWarning, UncheckedDomainWarning):
                 warnings.simplefilter("ignore", kind)
-            coordinator = Coordinator(job.run, carrier, record, job.policy, say)
+            coordinator = Coordinator(job.run, carrier, record, job.policy, progress.say, progress.round)
             began = datetime.fromtimestamp((folder / _JOB).stat().st_mtime, UTC).date()
-            done = federated_fit(job, coordinator, began.isoformat())
-            files = {**folder_files(done), "audit.json": audit_of(job.run, record.heads)}
+            try:
+                done = federated_fit(job, coordinator, began.isoformat(), progress.solved_to)
+            except BaseException:
+                progress.ended("stopped")
+                raise
+            files = {**folder_files(done), "audit.json": audit_of(job.run, record.heads, done.influence)}
         write_folder(folder / _RESULT, files)
         (folder / _RECORD).unlink()
+        progress.ended("done")
         return _read(folder / _RESULT)
 
 
@@ -108,14 +112,3 @@ def _locked(folder: Path, run: str) -> Iterator[None]:
         except OSError as error:
             raise BidroError(f"Run '{run}' is going on at this moment; wait for it, or stop it.") from error
         yield
-
-
-def _progress(path: Path) -> Callable[[str], None]:
-    """Says a line in the run's progress file and in the server's log."""
-
-    def say(line: str) -> None:
-        with path.open("a") as file:
-            file.write(f"{line}\n")
-        print(line, file=sys.stderr, flush=True)
-
-    return say

@@ -7,7 +7,7 @@ again where the question is the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -17,8 +17,12 @@ import numpy as np
 import bidro
 from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed
+from bidro.deploy.consistency import Consistency, others_lost, require_prepared
+from bidro.deploy.influence import influence
 from bidro.deploy.job import Job
 from bidro.deploy.protocol import Protocol
+from bidro.deploy.told_losses import require_adopted, require_assessment, require_bounds
+from bidro.deploy.told_moments import Values
 from bidro.engines.coordinator import Coordinator, LostClientsError, Nothing
 from bidro.engines.plain import described
 from bidro.engines.remote import Remote, own_ambiguity
@@ -35,8 +39,11 @@ from bidro.workflow.fit import Fit, described_fit
 T = TypeVar("T")
 
 
-def federated_fit(job: Job, coordinator: Coordinator, created: str) -> Fit:
-    """The model has `created` as its day. Raises BidroError where the run must stop."""
+def federated_fit(
+    job: Job, coordinator: Coordinator, created: str, solved_to: Callable[[float], None] = lambda _: None
+) -> Fit:
+    """The model has `created` as its day; `solved_to` is called with the gap after every round that has one.
+    Raises BidroError where the run must stop."""
     lost: dict[str, str] = {}
     for head in coordinator.record.heads:
         lost |= head.get("lost", {})
@@ -44,17 +51,20 @@ def federated_fit(job: Job, coordinator: Coordinator, created: str) -> Fit:
     agreed = job.agreed
     while True:
         names = tuple(sorted(name for name in job.clients if name not in lost))
+        network = SiteNetwork(agreed, coordinator, names, job.max_weight)
         try:
-            network = SiteNetwork(agreed, coordinator, names)
-            fitted = fit(network, agreed.fit_options, _said(agreed, coordinator))
+            fitted = fit(network, agreed.fit_options, _said(agreed, coordinator, solved_to))
         except LostClientsError as error:
             lost |= error.reasons
             coordinator.say(f"going on without {', '.join(error.reasons)}")
             continue
-        return _without(lost, described_fit(agreed.options, agreed.schema, fitted, created))
+        assert isinstance(fitted.clients, SiteClients)
+        found = influence(fitted.trained, fitted.clients.consistency.told)
+        done = described_fit(agreed.options, agreed.schema, fitted, created)
+        return _reported(lost, replace(done, influence=found))
 
 
-def _said(agreed: Agreed, coordinator: Coordinator) -> Progress:
+def _said(agreed: Agreed, coordinator: Coordinator, solved_to: Callable[[float], None]) -> Progress:
     """What goes on, in lines."""
     say = coordinator.say
     words = {
@@ -67,6 +77,10 @@ def _said(agreed: Agreed, coordinator: Coordinator) -> Progress:
         if stage in words:
             say(words[stage])
 
+    def solving(t: int, gap: float) -> None:
+        solved_to(gap)
+        say(f"solving: round {t}, gap {gap:.1e}")
+
     def stepping(t: int) -> None:
         assert agreed.algorithm is not None
         say(f"Algorithm 1: round {t} of {agreed.algorithm.rounds}")
@@ -74,17 +88,18 @@ def _said(agreed: Agreed, coordinator: Coordinator) -> Progress:
     return Progress(
         stage=begun,
         calibration=lambda t, left: say(f"cross-validating: round {t}, {left} candidates to go"),
-        solving=lambda t, gap: say(f"solving: round {t}, gap {gap:.1e}"),
+        solving=solving,
         stepping=stepping,
     )
 
 
-def _without(lost: Mapping[str, str], done: Fit) -> Fit:
-    """The fit with certificates that say whom they do not cover."""
-    if not lost:
-        return done
-    without = ", ".join(f"'{name}'" for name in lost)
-    words = f"any mixture of {', '.join(done.model.clients)} (not of {without}: lost in training)"
+def _reported(lost: Mapping[str, str], done: Fit) -> Fit:
+    """The fit with certificates that say by whose word they hold, and whom they do not cover."""
+    words = f"any mixture of {', '.join(done.model.clients)}"
+    if lost:
+        without = ", ".join(f"'{name}'" for name in lost)
+        words += f" (not of {without}: lost in training)"
+    words += ", as reported by the sites"
     levels = tuple(replace(one, mixtures=words) for one in done.levels)
     return replace(done, certificate=replace(done.certificate, mixtures=words), levels=levels)
 
@@ -94,6 +109,7 @@ class SiteNetwork:
     agreed: Agreed
     coordinator: Coordinator
     names: tuple[str, ...]
+    max_share: float = 1.0
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -107,20 +123,29 @@ class SiteNetwork:
     def prepare(self) -> Prepared:
         settings = dict.fromkeys(self.names, self.about)
         nothing = dict.fromkeys(self.names, Nothing())
-        # Units are agreed on, so that nobody tells means and deviations.
-        return _stacked(self.coordinator.ask("prepare", 1, settings, nothing, Prepared.like(0)))
+        like, values = Prepared.like(len(self.columns)), Values(self.agreed)
+
+        def check(name: str, reply: Prepared, rows: int) -> None:
+            del name
+            require_prepared(values, reply, rows)
+
+        told = _stacked(self.coordinator.ask("prepare", 1, settings, nothing, like, check=check))
+        if lost := others_lost(self.names, self.columns, told):
+            said = {name: f"Client '{name}': {why}" for name, why in lost.items()}
+            self.coordinator.leave_out("prepare", 1, said, self.names)
+        return told
 
     def in_units(self, standard: Standard, prepared: Prepared) -> SiteClients:
-        del standard  # sites have agreed on it
         settings = {
             name: {**self.about, "table": float(table)}
             for name, table in zip(self.names, prepared.table, strict=True)
         }
         sizes = dict(zip(self.names, (int(rows) for rows in prepared.rows), strict=True))
         has_units = self.agreed.schema.unit is not None
-        federation = Federation.elsewhere(sizes, self.columns, has_units=has_units)
+        federation = Federation.elsewhere(sizes, self.columns, has_units=has_units, max_share=self.max_share)
+        consistency = Consistency.of(Values(self.agreed), self.names, prepared, standard)
         protocol, needs_all = Protocol(self.agreed), self.agreed.algorithm is None
-        return SiteClients(federation, self.coordinator, settings, protocol, needs_all)
+        return SiteClients(federation, self.coordinator, settings, protocol, consistency, needs_all)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,14 +156,22 @@ class SiteClients:
     coordinator: Coordinator
     settings: Mapping[str, Mapping[str, Any]]
     protocol: Protocol
+    consistency: Consistency  # of what they have told
     needs_all: bool  # of rounds: whether one is over only when every site has replied
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
-        return Remote(self.coordinator, self.settings, self.needs_all).clients_of(problem, deal, seed)
+        remote = Remote(self.coordinator, self.settings, self.needs_all, self.consistency)
+        return remote.clients_of(problem, deal, seed)
 
     def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
         """Each site makes and keeps its own model, and answers that it has."""
-        self.coordinator.ask("adopt", 1, self.settings, self._each(message), Adopted.like())
+        messages = self._each(message)
+
+        def check(name: str, reply: Adopted, rows: int) -> None:
+            del rows
+            require_adopted(messages[name], reply)
+
+        self.coordinator.ask("adopt", 1, self.settings, messages, Adopted.like(), check=check)
         return {}
 
     def _each(self, message: T) -> dict[str, T]:
@@ -163,7 +196,13 @@ class SiteClients:
         pooled = np.asarray(message.pooled)
         scores = problem.loss.scores if pooled.size else 0
         like = Assessment.like(radii.shape[1], len(message.reference), self.federation.m - 1, scores)
-        return _stacked(self.coordinator.ask("assess", 1, settings, messages, like))
+
+        def check(name: str, reply: Assessment, rows: int) -> None:
+            place = self.federation.names.index(name)
+            eps = 0.0 if problem.eps is None else float(problem.eps[place])
+            require_assessment(self.consistency.told[name], problem, eps, messages[name], reply, rows)
+
+        return _stacked(self.coordinator.ask("assess", 1, settings, messages, like, check=check))
 
     def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
         like = HoldoutBounds.like(
@@ -173,7 +212,12 @@ class SiteClients:
             np.asarray(message.freedom).size > 0,
             np.asarray(message.pooled).size > 0,
         )
-        return _stacked(self.coordinator.ask("bounds", 1, self.settings, self._each(message), like))
+        messages = self._each(message)
+
+        def check(name: str, reply: HoldoutBounds, rows: int) -> None:
+            require_bounds(self.consistency.told[name], of, messages[name], reply, rows)
+
+        return _stacked(self.coordinator.ask("bounds", 1, self.settings, messages, like, check=check))
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
         return self.protocol.reference

@@ -3,7 +3,8 @@
 A client's reply counts only if it answers this very request (by its digest: not another round's, run's or
 client's), has the expected names, shapes and finite numbers, and is not larger than that needs.
 Whatever else arrives is refused, with its sender's name, as if nothing had come. A client that says why it
-does not answer (too few rows, another schema) is not asked again.
+does not answer (too few rows, another schema) is not asked again, nor is one that contradicts itself: that is
+for whoever asks to say (`check`), as it depends on the question.
 """
 
 from __future__ import annotations
@@ -11,18 +12,25 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
 from bidro.engines.carrier import Carrier
 from bidro.engines.record import Record
 from bidro.engines.wire import header_of, pack, unpack_like
-from bidro.errors import BidroError
+from bidro.errors import BidroError, one_line
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Check(Protocol[T_contra]):
+    def __call__(self, name: str, reply: T_contra, rows: int) -> None:
+        """Raise BidroError where a client's reply, over so many rows, contradicts what it has told."""
+
 
 # What a reply may have beyond its numbers.
 _HEADER_BYTES = 65_536
@@ -34,6 +42,10 @@ class Nothing(NamedTuple):
 
 class RefusalError(BidroError):
     """A client does not answer, and says why."""
+
+
+class ContradictionError(BidroError):
+    """A client's reply contradicts what it has told; the sentence begins with "it"."""
 
 
 class LostClientsError(Exception):
@@ -77,6 +89,9 @@ class Coordinator:
     record: Record
     policy: Policy = field(default_factory=Policy)
     say: Callable[[str], None] = lambda _: None
+    # Called with what is asked (a question, or the algorithm of a round), the round, who is waited for and
+    # how many bytes have been sent both ways so far, when a round begins and whenever others are waited for.
+    watch: Callable[[str, int, Sequence[str], int], None] = lambda *_: None
 
     def ask(
         self,
@@ -86,8 +101,12 @@ class Coordinator:
         messages: Mapping[str, Any],
         like: T,
         needs_all: bool = True,
+        check: Check[T] | None = None,
     ) -> dict[str, T]:
         """The replies to one question, of the shapes in `like`; settings, messages and replies are by client.
+
+        `check` is called with every reply, also with those on the record, and raises BidroError for one that
+        contradicts what its client has told; that client is then treated as one that refuses to answer.
 
         Every client's reply is there, or this raises: LostClientsError where the policy is to go on without
         some, BidroError where the run must stop. Without `needs_all`, where the policy is to go on, those
@@ -107,26 +126,33 @@ class Coordinator:
         for name, request in requests.items():
             kept = self.record.reply(name, _digest(request))
             if kept is not None:
-                answered[name] = unpack_like(kept, like)
+                answered[name], rows = _checked(kept, request, like)
+                try:
+                    _require(check, name, answered[name], rows)
+                except ContradictionError as error:
+                    self.leave_out(question, round_number, {name: _contradicts(name, error)}, requests)
         began = time.monotonic()
         missed = {name for name in requests if self.record.missed(name, _digest(requests[name]))}
+        said: list[str] = []
         while waiting := [name for name in requests if name not in answered and name not in missed]:
-            faults, refusals, gone = self._exchange(question, round_number, requests, waiting, like, answered)
+            if waiting != said:
+                self.watch(_asked_for(question, settings), round_number, waiting, self._bytes())
+                said = waiting
+            faults, refusals, gone = self._exchange(
+                question, round_number, requests, waiting, like, answered, check
+            )
             if not faults and not refusals:
                 break
-            self._note(question, round_number, {**faults, **refusals})
-            if refusals and self.policy.lost == "wait":
-                raise BidroError(next(iter(refusals.values())))
-            if partial and not refusals:
+            if refusals:
+                self.leave_out(question, round_number, {**refusals, **faults}, requests)
+            self._note(question, round_number, faults)
+            if partial:
                 self._require(answered, faults)
                 for name in faults:
                     self.record.append({"client": name, "missed": _digest(requests[name])})
                 break
             if self.policy.lost == "continue":
-                left = [name for name in requests if name not in faults and name not in refusals]
-                self._require(left, {**faults, **refusals})
-                self.record.append({"lost": {**faults, **refusals}})
-                raise LostClientsError({**faults, **refusals})
+                self._lose(faults, requests)
             if gone:
                 raise ClientsGoneError(
                     f"{', '.join(sorted(gone))} left the network in the midst of the run; what was received "
@@ -141,6 +167,21 @@ class Coordinator:
                 )
             time.sleep(min(1.0, self.policy.timeout / 10))
         return {name: answered[name] for name in requests if name in answered}
+
+    def leave_out(
+        self, question: str, round_number: int, reasons: Mapping[str, str], asked: Iterable[str]
+    ) -> NoReturn:
+        """Do without clients that will not answer, or cannot be believed, for these reasons: raises
+        LostClientsError where the policy is to go on with the others of those asked, else BidroError."""
+        self._note(question, round_number, reasons)
+        if self.policy.lost == "wait":
+            raise BidroError(next(iter(reasons.values())))
+        self._lose(reasons, asked)
+
+    def _lose(self, reasons: Mapping[str, str], asked: Iterable[str]) -> NoReturn:
+        self._require([name for name in asked if name not in reasons], reasons)
+        self.record.append({"lost": dict(reasons)})
+        raise LostClientsError(reasons)
 
     def wait_for(self, names: Sequence[str]) -> None:
         """Until these clients can be reached, or the patience ends; who is still absent is then lost."""
@@ -163,6 +204,7 @@ class Coordinator:
         names: Sequence[str],
         like: T,
         answered: dict[str, T],
+        check: Check[T] | None,
     ) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
         """Ask these clients once; (why some did not answer, why some will not, who cannot any more)."""
         faults: dict[str, str] = {}
@@ -173,15 +215,19 @@ class Coordinator:
         for name in names:
             data = delivered.replies.get(name)
             if data is None:
-                faults[name] = delivered.failures.get(name, "no reply")
+                faults[name] = one_line(delivered.failures.get(name, "no reply"))
                 continue
             try:
                 found, rows = _checked(data, requests[name], like)
+                _require(check, name, found, rows)
             except RefusalError as refusal:
                 refusals[name] = f"Client '{name}': {refusal}"
                 continue
+            except ContradictionError as error:
+                refusals[name] = _contradicts(name, error)
+                continue
             except BidroError as error:
-                faults[name] = f"its reply was refused: {error}"
+                faults[name] = f"its reply was refused: {one_line(error)}"
                 continue
             head = {
                 "client": name,
@@ -198,6 +244,10 @@ class Coordinator:
             answered[name] = found
         return faults, refusals, delivered.gone
 
+    def _bytes(self) -> int:
+        """Sent both ways so far, in all sessions of the run."""
+        return sum(head["bytes_down"] + head["bytes_up"] for head in self.record.heads if "request" in head)
+
     def _note(self, question: str, round_number: int, faults: Mapping[str, str]) -> None:
         for name, why in faults.items():
             self.record.append({"client": name, "question": question, "round": round_number, "fault": why})
@@ -210,6 +260,12 @@ class Coordinator:
                 f"Only {len(left)} client(s) are left, fewer than min_clients = {self.policy.min_clients}; "
                 f"'{name}' did not answer: {why}. What was received is kept: go on with --resume."
             )
+
+
+def _asked_for(question: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """The question, or the algorithm of a round."""
+    described = next(iter(settings.values())).get("algorithm")
+    return str(described["kind"]) if isinstance(described, Mapping) and "kind" in described else question
 
 
 def _digest(request: bytes) -> str:
@@ -226,6 +282,21 @@ def refusal_message(request: bytes, why: str) -> bytes:
     return pack(Nothing(), {"answers": _digest(request), "refused": why})
 
 
+def _require(check: Check[T] | None, name: str, reply: T, rows: int) -> None:
+    """Raise ContradictionError where the check finds one, or comes to numbers that it cannot compute with."""
+    if check is None:
+        return
+    try:
+        with np.errstate(all="ignore"):
+            check(name, reply, rows)
+    except (BidroError, np.linalg.LinAlgError) as error:
+        raise ContradictionError(str(error)) from error
+
+
+def _contradicts(name: str, error: ContradictionError) -> str:
+    return f"Client '{name}' contradicts itself: {error}"
+
+
 def _checked(data: bytes, request: bytes, like: T) -> tuple[T, int]:
     """(the reply in `data`, over how many rows it was computed). Raises BidroError for anything else."""
     expected = sum(int(np.prod(v.shape)) * v.dtype.itemsize for v in like._asdict().values())  # type: ignore[attr-defined]
@@ -235,7 +306,7 @@ def _checked(data: bytes, request: bytes, like: T) -> tuple[T, int]:
     if header.get("answers") != _digest(request):
         raise BidroError("It answers another request.")
     if "refused" in header:
-        raise RefusalError(str(header["refused"]))
+        raise RefusalError(one_line(header["refused"]))
     rows = header.get("rows")
     if not isinstance(rows, int) or rows < 1:
         raise BidroError("It does not say over how many rows it was computed.")

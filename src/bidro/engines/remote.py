@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -19,14 +19,31 @@ from bidro.federation import Federation
 from bidro.problem import Problem
 
 
+class RoundCheck(Protocol):
+    def __call__(
+        self,
+        name: str,
+        problem: Problem,
+        deal: Deal | None,
+        algorithm: Algorithm,
+        message: Any,
+        reply: Any,
+        rows: int,
+    ) -> None:
+        """Raise BidroError where a client's reply to a message, over so many rows, contradicts what it has
+        told."""
+
+
 @dataclass(frozen=True)
 class Remote:
     """`settings` are what every request to a client says. Loss, transport and support are not among it:
-    clients have agreed on them. With `needs_all` a round is over when every client has replied."""
+    clients have agreed on them. With `needs_all` a round is over when every client has replied. `check` holds
+    replies against what clients have told before."""
 
     coordinator: Coordinator
     settings: Mapping[str, Mapping[str, Any]]  # by client
     needs_all: bool = True
+    check: RoundCheck | None = None
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         names = problem.federation.names
@@ -41,7 +58,12 @@ class Remote:
             }
             messages = {names[i]: part_of(algorithm, broadcast, i) for i in chosen}
             like = _reply_shapes(problem, algorithm, deal, part_of(algorithm, broadcast, 0))
-            found = self.coordinator.ask("round", t, settings, messages, like, self.needs_all)
+
+            def check(name: str, reply: Any, rows: int) -> None:
+                if self.check is not None:
+                    self.check(name, problem, deal, algorithm, messages[name], reply, rows)
+
+            found = self.coordinator.ask("round", t, settings, messages, like, self.needs_all, check)
             none = jax.tree.map(lambda v: np.zeros(v.shape, v.dtype), like)
             replies = [found.get(name, none) for name in names]
             stacked = jax.tree.map(lambda *v: np.stack(v), *replies)

@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 def pack(message: Any, header: Mapping[str, Any] | None = None) -> bytes:
     """A NamedTuple of arrays and a header as bytes: the same bytes for the same content."""
-    arrays = {name: np.asarray(value) for name, value in message._asdict().items()}
+    # Rows after rows: of an array that lies otherwise in memory, safetensors would write the memory.
+    arrays = {name: np.asarray(value, order="C") for name, value in message._asdict().items()}
     if header is None:
         return save(arrays)
     return save(arrays, metadata={"bidro": json.dumps(header, sort_keys=True)})

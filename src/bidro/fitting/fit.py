@@ -31,7 +31,7 @@ from bidro.guarantees.statements import (
 )
 from bidro.losses.registry import LossChoice
 from bidro.problem import Problem
-from bidro.sets import Box, Simplex
+from bidro.sets import Box, Simplex, capped_sizes
 from bidro.standard import Moments, Standard
 from bidro.training import (
     LARGEST_COEFFICIENT,
@@ -184,7 +184,8 @@ class _Fit:
         """(the units of training, the deviation (m,) of every column in them)."""
         if self.options.units is not None:
             return self.options.units, agreed_deviations(self.options.units)
-        moments = Moments.pooled(prepared.rows, prepared.mean, prepared.deviation)
+        counted = capped_sizes(np.asarray(prepared.rows, float), self.network.max_share)
+        moments = Moments.pooled(counted, prepared.mean, prepared.deviation)
         standard = Standard.of(moments, self.options.loss.classes is not None)
         units = np.append(standard.spread, 1.0)
         return standard, np.where(moments.varying, moments.deviation, 0.0) / units

@@ -70,6 +70,10 @@ class Network(Protocol):
     def columns(self) -> tuple[str, ...]:
         """The features', and last the target's."""
 
+    @property
+    def max_share(self) -> float:
+        """No client counts for more than this share of all rows; 1 where there is no such rule."""
+
     def prepare(self) -> Prepared:
         """What units are chosen by, and how many rows there are."""
 
@@ -92,6 +96,8 @@ class LocalNetwork:
     units: NDArray[np.uint64] | None = None  # (N,) of which unit each is; None where all are by themselves
     fresh_units: NDArray[np.uint64] | None = None  # (M,)
     ids: NDArray[np.uint64] | None = None  # (N,) what training rows are dealt to folds by
+
+    max_share = 1.0
 
     @classmethod
     def of(

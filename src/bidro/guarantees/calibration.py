@@ -152,7 +152,7 @@ def calibrate(
         kinks = isinstance(problem.loss, LinearLoss) and math.isinf(problem.loss.scalar.curvature)
         solves: Any = (
             FoldNewton(chosen, candidates, folds, unit)
-            if sends_curvature and not kinks
+            if sends_curvature and not kinks and problem.federation.max_share == 1
             else FoldSolves(chosen, candidates, folds, unit, sends_curvature)
         )
         going = solves.init(balls)
@@ -164,6 +164,9 @@ def calibrate(
         scored = rounds(ask, FoldScores(), np.asarray(models[:-1]), took + 1, took)
         scores, took = last_state(scored, None), took + 1
         left_out = LeftOut(np.swapaxes(scores.loss, 0, 1), np.swapaxes(scores.rows, 0, 1))
+    # By how many rows clients count, not by how many they say they have.
+    counted = problem.federation.counted / np.asarray(problem.federation.sizes, float)
+    left_out = left_out._replace(rows=left_out.rows * counted)
     pooled = min(
         range(len(candidates)), key=lambda j: (candidates[j].cap, candidates[j].blend, candidates[j].scale)
     )

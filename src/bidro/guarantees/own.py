@@ -99,7 +99,7 @@ def choose_own(
 
 def own_choice(losses: Losses, word: OwnWord, problem: Problem) -> Own:
     """From the clients' losses by shrinkage of SHRINKAGES[word]."""
-    rows = np.asarray(problem.federation.sizes, float)[:, None]
+    rows = problem.federation.counted[:, None]
     shared, totals = losses.left_out[:, 0], np.sum(rows * losses.left_out, axis=0)
     best = int(np.argmin(totals))
 

@@ -50,6 +50,34 @@ function weightRow(client) {
   };
 }
 
+// ---- what would be without each site; only where rows are elsewhere
+
+function influence() {
+  const found = report.influence;
+  if (!found) return element("rests").remove();
+  element("influence-words").textContent = found.words;
+  if (found.sites.length === 0) return element("influence").parentElement.remove();
+  const cell = (words, kind = "words") => make("td", { class: kind }, words);
+  const lines = found.sites.map((one) =>
+    make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, one.site),
+      cell(tenths(one.weight), "number"),
+      cell(number(one.moved), "number"),
+      cell(one.gain.length ? listed(one.gain) : "nobody"),
+      cell(one.lose.length ? listed(one.lose) : "nobody"),
+    ),
+  );
+  const heads = ["Without", "Its weight", "Predictions move by", "Better off", "Worse off"];
+  const head = make("tr", {}, ...heads.map((words) => make("th", { scope: "col", class: "words" }, words)));
+  element("influence").replaceChildren(
+    make("caption", { id: "influence-caption" }, make("span", {}, "What would change without a site.")),
+    make("thead", {}, head),
+    make("tbody", {}, ...lines),
+  );
+}
+
 // ---- bars to both sides of zero, for shifts and coefficients
 
 function signedBars(id, caption, label, all, toneOf, extent) {
@@ -413,6 +441,7 @@ const OF_TRAINING = [frontier, gains, binds, worstCase, solver, calibration, coe
 
 leaveOut();
 for (const section of [
+  influence,
   contents,
   concerns,
   frontier,

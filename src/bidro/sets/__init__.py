@@ -7,7 +7,7 @@ they can be passed through `jit` and `vmap`.
 
 from bidro.sets.base import ConvexSet, VectorSet
 from bidro.sets.vectors import Ball, Box, ScaledNormCut, WholeSpace
-from bidro.sets.weights import CappedSimplex, L1SimplexBall, Simplex
+from bidro.sets.weights import CappedSimplex, L1SimplexBall, Simplex, capped_sizes
 
 __all__ = [
     "Ball",
@@ -19,4 +19,5 @@ __all__ = [
     "Simplex",
     "VectorSet",
     "WholeSpace",
+    "capped_sizes",
 ]

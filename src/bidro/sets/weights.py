@@ -185,6 +185,32 @@ class L1SimplexBall:
         return Polytope(center, lift, matrix, np.concatenate([center, [0.0, float(self.radius) / 2]]))
 
 
+def capped_sizes(sizes: ArrayLike, most: float) -> Held:
+    """Sizes (n,) with the same sum, of which none is more than the share `most` of it: what that takes from
+    some goes to the others in proportion.
+
+    Raises BidroError where so many shares of at most `most` do not sum to 1.
+    """
+    counts = np.asarray(sizes, float)
+    return counts if most == 1 else counts.sum() * _capped_shares(counts, most)
+
+
+def _capped_shares(counts: Held, most: float) -> Held:
+    if not most * len(counts) >= 1 - 1e-12:
+        raise BidroError(
+            f"No {len(counts)} weights of at most {most:g} sum to 1: max_weight must be at least "
+            f"1 / {len(counts)}."
+        )
+    share, held = counts / counts.sum(), np.zeros(len(counts), bool)
+    while (over := ~held & (share > most)).any():
+        held |= over
+        if held.all():
+            return np.full(len(counts), 1 / len(counts))
+        left = 1 - most * held.sum()
+        share = np.where(held, most, counts * (left / counts[~held].sum()))
+    return share
+
+
 def _fill_in_order(room: V, total: Any) -> V:
     """Pour `total` into slots of size `room`, filling each before the next."""
     xp = namespace(room, total)

@@ -59,6 +59,7 @@ class Fit:
     worst_cases: Mapping[str, Displacement]  # of the clients that count most
     changes: Mapping[str, Changes] | None  # of losses on rows kept out, against pooled training
     trained_rows: TrainedRows | None = None  # None where the rows are elsewhere
+    influence: Mapping[str, Any] | None = None  # of each site; None where the rows are here
 
 
 def fit_tables(options: FitOptions, progress: Progress, agreed: tuple[Schema, Options] | None = None) -> Fit:

@@ -59,6 +59,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "default_level": confidences.index(fit.certificate.confidence),
         "absent": dict(fit.certificate.absent),
         "worst_case": _worst_cases(fit),
+        "influence": None if fit.influence is None else dict(fit.influence),
         "advice": _advice(fit),
     }
     if not content["worst_case"]:

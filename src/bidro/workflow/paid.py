@@ -41,7 +41,7 @@ def own_settings(trained: Trained) -> dict[str, Any] | None:
     if trained.own is None:
         return None
     own, federation = trained.own, trained.problem.federation
-    rows = np.asarray(federation.sizes, float)
+    rows = federation.counted
     used = np.where(own.adopts, own.own, own.shared)
     return {
         "shrinkage": [None if math.isinf(part) else part for part in own.shrinkage],

@@ -1,19 +1,82 @@
-"""TOML files that people write: options, configurations, schemas."""
+"""Small files of text that people and programs write: options, configurations, schemas, audits."""
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from bidro.errors import BidroError
+from bidro.errors import BidroError, one_line
+
+# A schema with a million levels is smaller.
+_LARGEST_FILE = 32 << 20
+# Nothing that is read here has parts within parts within parts beyond this.
+_DEEPEST = 32
+# A key of so many parts, which takes a reader of TOML long.
+_DEEP_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{_DEEPEST}}}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What is in the file. Raises BidroError where it does not exist or is not TOML."""
-    if not path.exists():
-        raise BidroError(f"There is no file '{path}'.")
+    """What is in the file. Raises BidroError where it does not exist, is not TOML, or is too large."""
+    text, nested = _text(path), f"'{path}' is not valid TOML: it is nested too deeply."
+    if _DEEP_KEY.search(text):
+        raise BidroError(nested)
     try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BidroError(f"'{path}' is not valid TOML: {error}.") from error
+        content = tomllib.loads(text)
+    except RecursionError as error:
+        raise BidroError(nested) from error
+    except ValueError as error:
+        if isinstance(error, BidroError):
+            raise
+        raise BidroError(f"'{path}' is not valid TOML: {one_line(error)}.") from error
+    if _beyond(content):
+        raise BidroError(f"{nested[:-1]}, or holds a number beyond 64 bits.")
+    return content
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """The object in a file that is to be `what`. Raises BidroError where there is none."""
+    return json_object(_text(path), f"'{path}' is damaged or not {what}")
+
+
+def json_object(text: str, otherwise: str) -> dict[str, Any]:
+    """The object that a text is. Raises BidroError with the words of `otherwise` where it is none."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BidroError(f"{otherwise}: {one_line(error, 100)}.") from error
+    if not isinstance(content, dict) or _beyond(content):
+        raise BidroError(f"{otherwise}: it is no JSON object, nested too deeply, or holds too large numbers.")
+    return content
+
+
+def _beyond(content: Any) -> bool:
+    """Whether there are parts within parts beyond what is ever needed, or whole numbers beyond 64 bits."""
+    level = [content]
+    for _ in range(_DEEPEST):
+        level = [
+            part
+            for one in level
+            if isinstance(one, dict | list)
+            for part in (one.values() if isinstance(one, dict) else one)
+        ]
+        if any(isinstance(part, int) and abs(part) >= 2**63 for part in level):
+            return True
+        if not level:
+            return False
+    return True
+
+
+def _text(path: Path) -> str:
+    try:
+        if not path.exists():
+            raise BidroError(f"There is no file '{path}'.")
+        if path.stat().st_size > _LARGEST_FILE:
+            raise BidroError(f"'{path}' has {path.stat().st_size:,} bytes, too many for such a file.")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BidroError(f"'{path}' is not text in UTF-8; save it as such.") from error
+    except OSError as error:
+        raise BidroError(f"'{path}' cannot be read: {one_line(error.strerror)}.") from error
