@@ -41,8 +41,8 @@ class Federation:
     every row is, from `splits.unit_ids`, where rows of one are to stay together; None where each row is a
     draw by itself, empty where rows and units are elsewhere. `ids`: (N,) what single rows are dealt to folds
     by, from `splits.arranged`; None for what is in `samples`. `max_share`: no client counts for more
-    than this share of all rows. Raises BidroError for an empty client, a value that is not finite, or a row outside
-    the support.
+    than this share of all rows. Raises BidroError for an empty client, a value that is not finite, or a row
+    outside the support.
     """
 
     samples: Array

@@ -112,10 +112,18 @@ def retrained(agreed: Agreed, training=None, **parts) -> Agreed:
 
 
 def job(
-    agreed: Agreed, run: str = "test", clients=NAMES, *, options=None, policy=None, resume=False, **parts
+    agreed: Agreed,
+    run: str = "test",
+    clients=NAMES,
+    *,
+    options=None,
+    policy=None,
+    resume=False,
+    max_weight=1.0,
+    **parts,
 ) -> Job:
     """A job with these options of training, on which its sites agree from now on."""
     whole = retrained(agreed, options, **parts)
     if agreed.digest in _FOLDERS:
         agree(_FOLDERS[agreed.digest], whole)
-    return Job(run, tuple(clients), whole, policy or Policy(), resume)
+    return Job(run, tuple(clients), whole, policy or Policy(), resume, max_weight)

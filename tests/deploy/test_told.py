@@ -5,7 +5,7 @@ import pytest
 
 from bidro.algorithms.quadratic_risks import QuadraticRisks
 from bidro.algorithms.second_moments import TrainingMoments, left_out_sums, of_clients, of_folds
-from bidro.deploy.agreed import Agreed
+from bidro.deploy.agreed import Agreed, Unit
 from bidro.deploy.consistency import Told, others_lost, require_prepared
 from bidro.deploy.told_moments import ToldMoments, Values
 from bidro.deploy.told_risks import Columns, Cuts, ToldRisks, require_convex
@@ -20,6 +20,8 @@ from bidro.tables import Column, Schema
 from bidro.transport import Transport
 
 SCHEMA = Schema("site", "y", None, (Column("u"), Column("w", ("a", "b", "c")), Column("v")))
+UNITS = dict.fromkeys(("u", "v", "y"), Unit(0.0, 1.0))
+OFFERED = np.array([[1.0, 1.0, 0.0, 0.0, 0.0]])
 SUPPORT = {"u": (-50.0, 50.0), "v": (-1e9, 1e9), "y": (-200.0, 200.0)}
 
 
@@ -32,8 +34,8 @@ def rows_of(rng, count, far=0.0, size=1.0):
 
 def told_of(rows, support=SUPPORT):
     """(what a client with these rows has told, the rows in the units of training)."""
-    values = Values(Agreed(SCHEMA, support))
-    first = prepared(rows, [len(rows)], [0], [0])
+    values = Values(Agreed.of(SCHEMA, UNITS, support))
+    first = prepared(rows, [len(rows)], [0], OFFERED, OFFERED)
     moments = Moments.pooled(first.rows, first.mean, first.deviation)
     standard = Standard.of(moments, False)
     told = ToldMoments(values, standard, len(rows), np.asarray(first.mean)[0], np.asarray(first.deviation)[0])
@@ -112,7 +114,7 @@ def test_folds_that_do_not_add_up_are_named():
 
 
 def test_a_support_bounds_means_and_deviations():
-    values = Values(Agreed(SCHEMA, SUPPORT))
+    values = Values(Agreed.of(SCHEMA, UNITS, SUPPORT))
     mean, deviation = np.array([0.0, 0.5, 0.25, 0.0, 0.0]), np.array([1.0, 0.5, np.sqrt(3) / 4, 1.0, 1.0])
     values.require(mean, deviation, 40)
     for place, at, words in (
@@ -133,11 +135,17 @@ def test_a_support_bounds_means_and_deviations():
 
 def test_counts_that_are_none_are_named():
     rng = np.random.default_rng(3)
-    first = prepared(rows_of(rng, 30), [30], [0], [2])
+    first = prepared(rows_of(rng, 30), [30], [0], OFFERED, OFFERED)
     one = type(first)(*(np.asarray(part)[0] for part in first))
-    values = Values(Agreed(SCHEMA, None))
+    values = Values(Agreed.of(SCHEMA, UNITS))
     require_prepared(values, one, 30)
-    for change in ({"rows": 30.5}, {"holdout": -1.0}, {"units": 31.0}, {"folds": 7.0}, {"rows": np.inf}):
+    for change in (
+        {"rows": 30.5},
+        {"holdout": -1.0},
+        {"units": 31.0},
+        {"folds": 7 * OFFERED[0]},
+        {"rows": np.inf},
+    ):
         with pytest.raises(BidroError):
             require_prepared(values, one._replace(**{k: np.asarray(v) for k, v in change.items()}), 30)
     with pytest.raises(BidroError, match="31 rows behind"):
@@ -146,7 +154,7 @@ def test_counts_that_are_none_are_named():
 
 def test_who_hides_the_others_is_named_and_nobody_else():
     rng = np.random.default_rng(4)
-    first = prepared(rows_of(rng, 90), [30, 30, 30], [0] * 3, [0] * 3)
+    first = prepared(rows_of(rng, 90), [30, 30, 30], [0] * 3, *[np.tile(OFFERED, (3, 1))] * 2)
     assert others_lost(("a", "b", "c"), tuple("uwxvy"), first) == {}
     mean = np.asarray(first.mean).copy()
     mean[1, 3] = 1e150
