@@ -128,16 +128,8 @@ class Federation:
                 raise BidroError(
                     f"support must be a Box, a Ball, 'unbounded' or 'from data'; got {support!r}."
                 )
-        return cls(
-            rows,
-            support,
-            tuple(int(s) for s in sizes),
-            tuple(labels),
-            tuple(heads),
-            from_data,
-            units=units,
-            ids=ids,
-        )
+        counts = tuple(int(s) for s in sizes)
+        return cls(rows, support, counts, tuple(labels), tuple(heads), from_data, units=units, ids=ids)
 
     def pooled(self) -> Federation:
         """All rows as those of one client, "all". WRM (Sinha et al.) is BiDRO-FL, or the exact solver, on

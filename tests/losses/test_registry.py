@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from bidro import RobustRegressor
-from bidro.engines.plain import described, made
 from bidro.errors import BidroError
 from bidro.fitting import Progress
 from bidro.losses import Huber, Logistic, Softmax, losses_of, registry
@@ -61,7 +60,6 @@ def test_one_entry_is_enough(insensitive, tmp_path):
     assert "insensitive error" in files["report.html"]
     model = Model.from_bytes(files["model.safetensors"], "model")
     assert model.loss == Insensitive(True)
-    assert made(described(model.loss)) == model.loss
 
 
 def test_a_word_or_a_class_is_taken_once(insensitive):

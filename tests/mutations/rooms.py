@@ -116,9 +116,8 @@ _SITE = (
         "deploy/test_federated",
         "nothing_leaves_a_site_that_rests_on_too_few_rows",
         "a_site_refuses_a_server_with_another_schema",
-        "what_is_wrong_at_a_site_is_said_without_its_data",
         "a_rare_level_or_class_is_not_summed_over",
-        "no_single_largest_loss_leaves_a_site",
+        "a_request_that_makes_no_sense_is_refused_and_runs_nothing",
         "a_table_that_changes_in_the_midst_of_a_run_ends_it",
         "a_request_that_makes_no_sense_is_refused_and_runs_nothing",
         "with_a_declared_support_the_interval_is_that_of_fit",
@@ -269,6 +268,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "deploy/progress.py": ("tests/deploy/test_progress.py",),
     "deploy/rules.py": ("tests/deploy/test_rules.py",),
     "deploy/site.py": _SITE,
+    "deploy/answers.py": _SITE,
+    "deploy/requests.py": (*_SITE, "tests/deploy/test_attacks.py"),
+    "deploy/site_rows.py": _SITE,
     "deploy/cells.py": ("tests/deploy/test_cells.py",),
     "deploy/known_rows.py": ("tests/deploy/test_row_memory.py",),
     "deploy/releases.py": ("tests/deploy/test_releases.py",),
@@ -494,8 +496,8 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "deploy/site.py", "compilation_cache()", "pass", "what was compiled is kept for the next time: speed"
     ),
     Equivalent(
-        "deploy/site.py",
-        "marks = {count: own.folds(count, seed) for count in range(2, FOLDS + 1) "
+        "deploy/site_rows.py",
+        "return {count: own.folds(count, state_of(site).key) for count in counts "
         "if own.unit_counts[0] >= count}",
         "(own.unit_counts[0] > count)",
         "a fold of one row is never enough, as min_rows is at least 2",

@@ -24,7 +24,7 @@ from bidro.fitting import Options
 from bidro.standard import Standard
 from bidro.tables import Column, Schema, bounds_of
 from bidro.training import AlgorithmOne, Replies
-from bidro.workflow.fit import fit_options
+from bidro.workflow.asked_for import fit_options
 from bidro.workflow.options import FitOptions
 from bidro.workflow.toml_files import read_toml
 

@@ -62,6 +62,13 @@ class KnownRows:
             content[copies] = _hashed(np.stack([content[copies], copy[copies]], axis=1), self.key)
         return content
 
+    def numbers(self, wanted: NDArray[np.bool_]) -> Floats:
+        """(rows, numbers) the columns of some of the rows that are numbers, and no coded levels."""
+        schema = self.schema
+        coded = [column.levels is not None for column in schema.columns for _ in column.coded]
+        some = self.features[wanted][:, ~np.array(coded, bool)]
+        return some if schema.classes is not None else np.column_stack([some, self.target[wanted]])
+
     def _content(self, part: slice) -> NDArray[np.uint64]:
         """64 bits from the numbers and the unit of some of the rows."""
         numbers = np.column_stack([self.features[part], self.target[part]])

@@ -288,9 +288,8 @@ class RowMemory:
         # A number that has two values among these rows alone is a level there.
         for atom in np.flatnonzero(changed & (now.label != OUTSIDE)):
             own = of_table == atom
-            whole = np.column_stack([known.features[own], known.target[own]])
             units = None if known.units is None else known.units[own]
-            if rarest_value(whole, known.schema.classes is not None, units) < demanded.min_rows:
+            if rarest_value(known.numbers(own), False, units) < demanded.min_rows:
                 what = " with one of a column's two values"
                 raise RefusedError(_too_few(named, what, "min_rows", demanded.min_rows, earlier))
 

@@ -25,10 +25,8 @@ from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.trained_rows import TrainedRows
 from bidro.model_file import FILE, Model, target_numbers
 from bidro.report.files import require_writable
-from bidro.standard import Standard
 from bidro.tables import (
     Schema,
-    bounds_of,
     learn_schema,
     read,
     read_one,
@@ -36,13 +34,11 @@ from bidro.tables import (
     require_declared,
     require_every_class,
 )
-from bidro.training import LARGEST_COEFFICIENT, AlgorithmOne, Replies, Trained
+from bidro.training import Trained
+from bidro.workflow.asked_for import fit_options
 from bidro.workflow.chosen import chosen_in_words
 from bidro.workflow.options import FitOptions
 from bidro.workflow.paid import concerns, own_settings, paid
-
-# The levels of confidence that the report can show.
-LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +48,7 @@ class Fit:
     options: FitOptions
     model: Model
     certificate: Certificate
-    levels: tuple[Certificate, ...]  # at LEVELS and the wanted confidence
+    levels: tuple[Certificate, ...]  # at those of the report and the wanted confidence
     trained: Trained
     judged: Mapping[str, ClientLoss]  # on rows kept out (on training rows where there are none)
     held_out_rows: int
@@ -101,30 +97,6 @@ def _by_schema(paths: list[Path], schema: Schema) -> pd.DataFrame:
     named = len(paths) == 1 or schema.client in read_one(paths[0])
     table, client = read(paths, schema.client if named else None)
     return table.rename(columns={client: schema.client})
-
-
-def fit_options(
-    options: FitOptions,
-    schema: Schema,
-    replies: Replies = "curvature",
-    algorithm: AlgorithmOne | None = None,
-    units: Standard | None = None,
-    largest_coefficient: float = LARGEST_COEFFICIENT,
-) -> Options:
-    """What `fit` is to do. Raises BidroError where the schema and the options have no loss."""
-    support = None if options.support is None else bounds_of(options.support, schema)
-    classes = None if schema.classes is None else len(schema.classes)
-    loss = options.loss_choice(classes)
-    return Options(
-        loss,
-        options.choices(replies),
-        support,
-        LEVELS,
-        options.shift,
-        algorithm,
-        units=units,
-        largest_coefficient=largest_coefficient,
-    )
 
 
 def described_fit(options: FitOptions, schema: Schema, fitted: Fitted, created: str) -> Fit:

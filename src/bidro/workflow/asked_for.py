@@ -1,0 +1,36 @@
+"""What `fit` is to do, from the options of the command and a schema."""
+
+from __future__ import annotations
+
+from bidro.fitting import Options
+from bidro.standard import Standard
+from bidro.tables import Schema, bounds_of
+from bidro.training import LARGEST_COEFFICIENT, AlgorithmOne, Replies
+from bidro.workflow.options import FitOptions
+
+# The levels of confidence that the report can show.
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+
+
+def fit_options(
+    options: FitOptions,
+    schema: Schema,
+    replies: Replies = "curvature",
+    algorithm: AlgorithmOne | None = None,
+    units: Standard | None = None,
+    largest_coefficient: float = LARGEST_COEFFICIENT,
+) -> Options:
+    """What `fit` is to do. Raises BidroError where the schema and the options have no loss."""
+    support = None if options.support is None else bounds_of(options.support, schema)
+    classes = None if schema.classes is None else len(schema.classes)
+    loss = options.loss_choice(classes)
+    return Options(
+        loss,
+        options.choices(replies),
+        support,
+        LEVELS,
+        options.shift,
+        algorithm,
+        units=units,
+        largest_coefficient=largest_coefficient,
+    )
