@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from bidro.deploy import flare_local
+from bidro.deploy import flare_kit, flare_local
 from bidro.deploy.flare_drive import session
 from bidro.deploy.flare_local import _provision
 from bidro.deploy.server import run_job
@@ -27,6 +27,7 @@ from bidro.model_file import Model
 from bidro.training import AlgorithmOne
 from tests.deploy.processes import Driven, Paused, alive, below, consortium_of, wait_for_line
 from tests.deploy.sites import NAMES, PAIR, QUICK, SHORT, carrier, job
+from tests.deploy.stealing import ended, rows_that_left, stealing_job, targets_of
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,8 @@ def test_the_model_is_that_of_one_process(pair):
     _, agreed, net, one = pair
     done = Driven("flare", job(agreed, "whole", PAIR, options=SHORT), net.settings).outcome()
     check_whole(done, one)
+    # The lead sees how it goes.
+    assert any(line.startswith("solving: round 1, gap") for line in done.said)
 
 
 @pytest.mark.deploy
@@ -207,6 +210,59 @@ def test_who_has_no_certificate_of_the_project_is_refused(pair, tmp_path):
     with session(pair[2].settings) as admin:
         names = [client.name for client in admin.get_system_info().client_info]
     assert sorted(names) == sorted(PAIR)
+
+
+@pytest.mark.deploy
+def test_with_kits_that_are_not_sealed_a_job_with_code_brings_the_tables(tmp_path, monkeypatch):
+    """What the next tests rule out: FLARE's own policy lets the role lead bring code."""
+    sealed = flare_kit.seal
+
+    def with_flares_policy(local, storage, ending=""):
+        policy = (local / "authorization.json.default").read_text()
+        sealed(local, storage, ending)
+        (local / "authorization.json.default").write_text(policy)
+
+    monkeypatch.setattr(flare_kit, "seal", with_flares_policy)
+    with stopped_network(tmp_path, PAIR) as (folder, _, net, _):
+        job = stealing_job(tmp_path / "steal", True, "steal.Asker", "steal.Giver")
+        _, text = ended(net, job, tmp_path / "scratch")
+        assert rows_that_left(folder, text) == len(targets_of(folder)) == 270
+
+
+def test_a_job_with_code_is_refused_and_no_row_leaves(pair, tmp_path):
+    folder, _, net, _ = pair
+    job = stealing_job(tmp_path / "steal", True, "steal.Asker", "steal.Giver")
+    meta, text = ended(net, job, tmp_path / "scratch")
+    assert "BYOC not permitted" in json.dumps(meta)
+    assert meta["status"] != "FINISHED:COMPLETED"
+    assert rows_that_left(folder, text) == 0
+
+
+def test_every_participant_refuses_code_of_every_role(pair):
+    kits = pair[2].kits
+    for name in ("localhost", *PAIR):
+        roles = json.loads((kits / name / "local" / "authorization.json.default").read_text())["permissions"]
+        assert {"project_admin", "org_admin", "lead", "member"} == set(roles)
+        for rights in roles.values():
+            assert rights["byoc"] == rights["shell_commands"] == rights["server-predeployed-flwr"] == "none"
+            assert name == "localhost" or rights["operate"] == "none"
+
+
+@pytest.mark.deploy
+def test_a_job_may_name_no_class_but_bidros(pair, tmp_path):
+    """Without code of its own, but with a class of FLARE's that reads and writes files."""
+    folder, _, net, _ = pair
+    trainer = "nvflare.app_common.np.np_trainer.NPTrainer"
+    job = stealing_job(tmp_path / "steal", False, "bidro.deploy.flare_server.Controller", trainer)
+    meta, text = ended(net, job, tmp_path / "scratch")
+    assert meta["status"] != "FINISHED:COMPLETED"
+    assert "is not in allow_list" in (net.kits / "west.log").read_text()
+    assert rows_that_left(folder, text) == 0
+
+
+def test_nobody_looks_at_a_sites_files_by_commands(pair):
+    with session(pair[2].settings) as admin, pytest.raises(Exception, match="not authorized"):
+        admin._do_command("ls west")
 
 
 def test_a_network_that_is_not_there_is_said_in_one_sentence(pair, tmp_path):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bidro.cli import adapt, federate, fit, reproduce, use
+from bidro.cli import adapt, federate, fit, reproduce, runs, use
 
 app = typer.Typer(
     name="bidro",
@@ -55,6 +55,7 @@ app.command(
     "`bidro federate federate.toml --engine flare --out stay-model`"
 )(federate.federate)
 app.command(epilog="Example: `bidro audit stay-model`")(federate.audit)
+app.add_typer(runs.app)
 app.command(epilog="Example: `bidro report stay-model --out stay.html`")(use.report)
 app.command(epilog="Example: `bidro example visits.csv`")(use.example)
 app.command(epilog="Example: `bidro reproduce --runs 5 --rounds 2000 --out out/quick`")(reproduce.reproduce)

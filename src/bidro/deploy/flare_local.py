@@ -137,8 +137,8 @@ def _provision(folder: Path, sites: Sequence[str]) -> Path:
             "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
             "args": {"config_folder": "config", "scheme": "tcp"},
         },
-        {"path": "bidro.deploy.flare.BidroBuilder", "args": {"storage": str(folder / "storage")}},
-        {"path": "nvflare.lighter.impl.cert.CertBuilder"},
+        {"path": "bidro.deploy.flare_kit.BidroBuilder", "args": {"storage": str(folder / "storage")}},
+        {"path": "bidro.deploy.flare_kit.BidroCertBuilder"},
         {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
     ]
     project = {
