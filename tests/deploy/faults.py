@@ -1,4 +1,4 @@
-"""Kills a site, its job, the server's job, the server or the lead at random moments of runs on a real network.
+"""Kills a site, its job, the server's job, the server or the lead at random moments of a real run.
 
     python -m tests.deploy.faults --engine flare --times 20 [--kind site] [--seed 1]
 
@@ -7,6 +7,7 @@ prints, for every kind, how many runs were hit, how many of those finished by th
 """
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -29,6 +30,8 @@ KINDS = {
 }
 _FILES = ("model.safetensors", "certificate.json")
 _AWAY = 3.0  # seconds until a service starts again what died, at most
+# What FLARE's client prints is kept from the terminal by taking it away, for all threads.
+print = functools.partial(print, file=sys.__stdout__, flush=True)
 _END = 400.0  # seconds in which every run must have come to its end
 
 
@@ -46,6 +49,11 @@ class Counts:
         return (
             f"{self.runs} runs, {self.hit} hit: {good}, {len(self.wrong)} wrong; at most {self.worst:.0f} s"
         )
+
+
+class Log(list):
+    def append(self, line):
+        super().append(f"{time.strftime('%H:%M:%S')} {line}")
 
 
 def strike(net, kind, away):
@@ -79,11 +87,14 @@ def disturbed(name, made, kind, run, at, away):
         ends = Driven(name, replace(what, resume=True), net.settings).outcome(_END)
         return hit, True, ends.files or ends.error
     ends = Driven(name, what, net.settings)
+    ends.said = Log()
     ends.start()
     ends.join(at)
     hit = ends.is_alive()
     strike(net, kind, away)
+    ends.said.append("restarted")
     ends.outcome(_END)
+    print("\n".join(ends.said))
     if ends.error is None:
         return hit, False, ends.files
     first = ends.error
@@ -116,7 +127,6 @@ def counted(name, made, kind, times, seed):
             counts.resumed += resumed
             counts.by_itself += not resumed
         print(f"  {kind} {k}: at {at:.1f} of {length:.1f} s, {seconds:.0f} s, {'right' if right else found}")
-        sys.stdout.flush()
     print(f"{name}, {kind} killed: {counts}")
     return counts
 
@@ -135,10 +145,10 @@ def main():
         return
     kinds = [given.kind] if given.kind else KINDS[given.engine]
     wrong = []
-    with tempfile.TemporaryDirectory() as scratch:
-        with consortium_of(engine(given.engine, local=True), Path(scratch), PAIR) as made:
-            for kind in kinds:
-                wrong += counted(given.engine, made, kind, given.times, given.seed).wrong
+    local = engine(given.engine, local=True)
+    with tempfile.TemporaryDirectory() as scratch, consortium_of(local, Path(scratch), PAIR) as made:
+        for kind in kinds:
+            wrong += counted(given.engine, made, kind, given.times, given.seed).wrong
     for line in wrong:
         print(f"WRONG: {line}")
     sys.exit(bool(wrong))

@@ -64,7 +64,7 @@ def driven(job: Job, name: str, settings: Mapping[str, Any], say: Callable[[str]
     while True:
         began = time.monotonic()
         try:
-            way = {**how, "resume": job.resume, **settings}
+            way = {**how, "resume": job.resume, "jobs_lost": lost, **settings}
             files = engine(name).drive(job.to_text(), way, say, persistent)
         except LostJobError as error:
             why, lost = str(error), lost + 1

@@ -39,22 +39,24 @@ class Connections:
 
     cells: by site, the address of its process, which has so many `parts` (one, or two for its part of a job),
     and more behind a relay. begun: whether all of them are connected already; else one that never was is not
-    lost.
+    lost. patience: seconds without a connection that are taken for a short break of the network.
     """
 
-    def __init__(self, network: Any, cells: Mapping[str, str], parts: int, begun: bool) -> None:
+    def __init__(
+        self, network: Any, cells: Mapping[str, str], parts: int, begun: bool, patience: float = _BREAK
+    ) -> None:
         self._network = network
         self._cells = cells
         self._relayed = {name for name, cell in cells.items() if len(FQCN.split(cell)) > parts}
         self._begun = set(cells) if begun else set()
+        self._patience = patience
         self._missing: dict[str, float] = {}  # since when
 
     def lost(self) -> set[str]:
-        """The sites whose connection is lost for so long that it was no short break of the network."""
         there, now = self._there(), time.monotonic()
         self._begun |= there
         self._missing = {name: self._missing.get(name, now) for name in self._begun - there}
-        return {name for name, since in self._missing.items() if now - since >= _BREAK}
+        return {name for name, since in self._missing.items() if now - since >= self._patience}
 
     def _there(self) -> set[str]:
         question = new_cell_message({}, "")

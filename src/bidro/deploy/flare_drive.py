@@ -24,6 +24,7 @@ from bidro.errors import BidroError
 T = TypeVar("T")
 
 _POLL = 0.5  # seconds between two questions about the job's status
+_START = 30  # seconds in which all sites' parts of a job must have begun; twice as many after every lost job
 _BROKEN = (OSError, NoConnection, NoReply, SessionClosed)
 
 
@@ -33,14 +34,17 @@ def drive(
     """Submit the job as the admin who has the startup kit, wait for its end and return the server's files.
 
     settings: `startup_kit`, the admin's folder; `clients`, the sites that take part; `lost`, whether to wait
-    until all of them are connected, for up to `patience` seconds, or to continue with those that are. Raises
-    LostJobError for a job that ended without a result by what happened around it.
+    until all of them are connected, for up to `patience` seconds, or to continue with those that are;
+    `resume`, whether the run goes on; `jobs_lost`, how many jobs of it were lost in turn. Raises LostJobError for a job that ended without a result by what happened around it.
     """
     if "startup_kit" not in settings:
         raise BidroError("How to reach the FLARE server is not said: 'startup_kit' is missing.")
     with tempfile.TemporaryDirectory() as scratch, _Lead(settings, persistent) as lead:
         clients = _sites_there(lead, settings, say)
-        folder, token = str(_job_folder(Path(scratch), job, clients)), secrets.token_hex(16)
+        folder, token = (
+            str(_job_folder(Path(scratch), job, clients, settings["jobs_lost"])),
+            secrets.token_hex(16),
+        )
         # With its token a job that was submitted already is not taken for another.
         job_id = lead.ask("submit the job", lambda admin: admin.submit_job(folder, token))
         say(f"FLARE job {job_id} submitted")
@@ -162,7 +166,7 @@ def _reason(meta: Mapping[str, Any], workspace: Path) -> str:
     return "; ".join(told)
 
 
-def _job_folder(scratch: Path, job: str, clients: Sequence[str]) -> Path:
+def _job_folder(scratch: Path, job: str, clients: Sequence[str], lost: int) -> Path:
     folder = scratch / "bidro"
     meta = {
         "name": "bidro",
@@ -178,7 +182,7 @@ def _job_folder(scratch: Path, job: str, clients: Sequence[str]) -> Path:
             {
                 "id": "controller",
                 "path": "bidro.deploy.flare_server.Controller",
-                "args": {"server_obj_id": "server", "sync_task_timeout": 120},
+                "args": {"server_obj_id": "server", "sync_task_timeout": _START * 2**lost},
             }
         ],
     }

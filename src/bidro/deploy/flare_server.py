@@ -25,8 +25,8 @@ class Controller(CollabController):  # type: ignore[misc]
     """FLARE's controller, but a site that dies while the job starts is noticed, and the lead can ask how the
     run goes.
 
-    FLARE itself waits two minutes for a site that has died. Here the job ends within seconds, and the lead's
-    command begins another when the site is back.
+    FLARE itself waits for a site that has died as long as for one that is slow. Here the job ends within
+    seconds, and the lead's command begins another when the site is back.
     """
 
     def broadcast_and_wait(
@@ -42,7 +42,11 @@ class Controller(CollabController):  # type: ignore[misc]
         sites = {client.name: client.get_fqcn() for client in fl_ctx.get_engine().get_clients()}
         jobs = {name: FQCN.join([cell, fl_ctx.get_job_id()]) for name, cell in sites.items()}
         network = self.cell.core_cell
-        watched = [Connections(network, sites, 1, begun=True), Connections(network, jobs, 2, begun=False)]
+        watched = [
+            # A site that was away for a moment may have been started again, and then knows no job.
+            Connections(network, sites, 1, begun=True, patience=0.0),
+            Connections(network, jobs, 2, begun=False),
+        ]
         while task.completion_status is None:
             gone = set[str]().union(*(connections.lost() for connections in watched))
             if gone or (abort_signal is not None and abort_signal.triggered):
