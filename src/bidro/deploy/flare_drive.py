@@ -35,18 +35,16 @@ def drive(
 
     settings: `startup_kit`, the admin's folder; `clients`, the sites that take part; `lost`, whether to wait
     until all of them are connected, for up to `patience` seconds, or to continue with those that are;
-    `resume`, whether the run goes on; `jobs_lost`, how many jobs of it were lost in turn. Raises LostJobError for a job that ended without a result by what happened around it.
+    `resume`, whether the run goes on; `jobs_lost`, how many jobs of it were lost in turn. Raises LostJobError
+    for a job that ended without a result by what happened around it.
     """
     if "startup_kit" not in settings:
         raise BidroError("How to reach the FLARE server is not said: 'startup_kit' is missing.")
     with tempfile.TemporaryDirectory() as scratch, _Lead(settings, persistent) as lead:
         clients = _sites_there(lead, settings, say)
-        folder, token = (
-            str(_job_folder(Path(scratch), job, clients, settings["jobs_lost"])),
-            secrets.token_hex(16),
-        )
-        # With its token a job that was submitted already is not taken for another.
-        job_id = lead.ask("submit the job", lambda admin: admin.submit_job(folder, token))
+        folder = _job_folder(Path(scratch), job, clients, settings["jobs_lost"])
+        token = secrets.token_hex(16)  # by which a job that was submitted already is not taken for another
+        job_id = lead.ask("submit the job", lambda admin: admin.submit_job(str(folder), token))
         say(f"FLARE job {job_id} submitted")
         try:
             # Of a run that goes on, what it said before is not said again.
