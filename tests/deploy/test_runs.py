@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from bidro.cli import app
 from bidro.deploy import drive, persistent
 from bidro.deploy.drive import driven
+from bidro.deploy.followed import ROUNDS_FILE, Followed, in_words, said_so_far
 from bidro.deploy.persistent import BrokenError, LostJobError, Persistent
-from bidro.deploy.progress import in_words, said_so_far
 from bidro.deploy.runs import Begun, begin, delete, expire, failed, find, listed, locked
 from bidro.deploy.server import run_job, serve
 from bidro.engines.carrier import Delivered, InMemory
@@ -205,8 +205,29 @@ def test_progress_is_told_in_words(tmp_path):
     line = {"time": "2026-01-01T00:00:00Z", "stage": "solving", "round": 3, "gap": 1e-4, "waiting_for": ["b"]}
     assert in_words(json.dumps(line)) == "solving: round 3, gap 1.0e-04, waiting for b"
     assert in_words('{"stage": "preparing", "round": null, "gap": null, "waiting_for": []}') == "preparing"
-    assert in_words("north: no reply") == "north: no reply"
-    assert said_so_far("none", str(tmp_path)).after(0) == []
+    assert said_so_far("one", str(tmp_path)) == (0, [], "")
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"), [(0, ["a", "b"]), (1, ["b"]), (None, ["b"])], ids=["new", "one seen", "resumed"]
+)
+def test_what_a_run_says_is_said_once(seen, told, tmp_path):
+    folder, said = tmp_path / "one", []
+    folder.mkdir()
+    followed = Followed(said.append, seen)
+    (folder / "progress.txt").write_text("a\nb\n")
+    followed.tell(said_so_far("one", str(tmp_path)))
+    followed.tell(said_so_far("one", str(tmp_path)))
+    assert said == told
+    for name in ("north, south", "north"):
+        with (folder / ROUNDS_FILE).open("a") as file:
+            file.write(json.dumps({"stage": "solving", "round": 2, "waiting_for": name.split(", ")}) + "\n")
+        followed.tell(said_so_far("one", str(tmp_path)))
+    with (folder / "progress.txt").open("a") as file:
+        file.write("c\n")
+    followed.tell(said_so_far("one", str(tmp_path)))
+    waits = ["solving: round 2, waiting for north, south", "solving: round 2, waiting for north"]
+    assert said == [*told, *waits, "c"]
 
 
 class Clock:

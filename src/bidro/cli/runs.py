@@ -43,20 +43,20 @@ def show(run: str, folder: _Folder = None, json: _Json = False) -> None:
     """One run: how far it came, why it failed, and the last lines that it said."""
     import json as plain_json
 
-    from bidro.deploy.progress import said_so_far
+    from bidro.deploy.followed import said_so_far
     from bidro.deploy.runs import find, runs_folder
 
     runs = runs_folder() if folder is None else folder
     found, said = find(runs, run), said_so_far(run, str(runs))
     if json:
-        print(plain_json.dumps({**found.to_dict(), "said": said.last}, indent=2))
+        print(plain_json.dumps({**found.to_dict(), "said": said.last, "now": said.now}, indent=2))
         return
     print(f"{found.name}: {found.state}")
     print(f"begun {found.began:%Y-%m-%d %H:%M}, last changed {found.changed:%Y-%m-%d %H:%M} (UTC)")
     print(f"keeps {found.record_bytes:,} bytes that sites sent")
     if found.why:
         print(f"failed: {found.why}")
-    for line in said.last:
+    for line in [*said.last, said.now]:
         print(f"  {line}")
 
 

@@ -17,14 +17,14 @@ from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection, NoReply, 
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from bidro.deploy.flare import FAILURE, JOB, PROGRESS, RESULT
+from bidro.deploy.followed import Followed, Said
 from bidro.deploy.persistent import BrokenError, LostJobError, Persistent
-from bidro.deploy.progress import Said
 from bidro.errors import BidroError
 
 T = TypeVar("T")
 
 _POLL = 0.5  # seconds between two questions about the job's status
-_START = 30  # seconds in which all sites' parts of a job must have begun; twice as many after every lost job
+_START = 20  # seconds in which all sites' parts of a job must have begun; twice as many after every lost job
 _BROKEN = (OSError, NoConnection, NoReply, SessionClosed)
 
 
@@ -48,7 +48,7 @@ def drive(
         say(f"FLARE job {job_id} submitted")
         try:
             # Of a run that goes on, what it said before is not said again.
-            meta = _wait(lead, job_id, None if settings["resume"] else 0, say)
+            meta = _wait(lead, job_id, say, Followed(say, None if settings["resume"] else 0))
         except KeyboardInterrupt:
             lead.ask(f"abort the job {job_id}", lambda admin: admin.abort_job(job_id))
             raise
@@ -113,7 +113,7 @@ def _sites_there(lead: _Lead, settings: Mapping[str, Any], say: Callable[[str], 
         time.sleep(_POLL)
 
 
-def _wait(lead: _Lead, job_id: str, seen: int | None, say: Callable[[str], None]) -> dict[str, Any]:
+def _wait(lead: _Lead, job_id: str, say: Callable[[str], None], followed: Followed) -> dict[str, Any]:
     before = "SUBMITTED"
     while True:
         try:
@@ -128,24 +128,19 @@ def _wait(lead: _Lead, job_id: str, seen: int | None, say: Callable[[str], None]
         if status.startswith("FINISHED"):
             return meta
         if status == "RUNNING":
-            seen = _tell(lead, job_id, seen, say)
+            _tell(lead, job_id, followed)
         before = status
         time.sleep(_POLL)
 
 
-def _tell(lead: _Lead, job_id: str, seen: int | None, say: Callable[[str], None]) -> int | None:
-    """Say what the run has said since it had said `seen` lines (None: its last line); how many it has now."""
+def _tell(lead: _Lead, job_id: str, followed: Followed) -> None:
     try:
         told = lead.ask("ask how the run goes", lambda admin: admin.show_stats(job_id, "server"))
     except BidroError:
-        return seen  # it has just ended
+        return  # it has just ended
     said = told.get("server", {}).get(PROGRESS)
-    if not said:
-        return seen  # it has not begun
-    so_far = Said(**said)
-    for line in so_far.after(so_far.total - 1 if seen is None else seen):
-        say(line)
-    return so_far.total
+    if said:  # else it has not begun
+        followed.tell(Said(**said))
 
 
 def _words(status: str) -> str:

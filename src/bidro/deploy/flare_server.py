@@ -14,8 +14,8 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.widgets.info_collector import InfoCollector
 
 from bidro.deploy.flare import FAILURE, JOB, PROGRESS, RESULT, Connections, FlareCarrier, end_promptly
+from bidro.deploy.followed import said_so_far
 from bidro.deploy.job import Job
-from bidro.deploy.progress import said_so_far
 from bidro.deploy.server import serve
 
 _PAUSE = 0.5  # seconds between two looks at whether sites have died

@@ -23,8 +23,8 @@ from flwr.supercore.error import FlowerError
 
 from bidro.deploy.flower import result_folder
 from bidro.deploy.flower_app import bidros_app
+from bidro.deploy.followed import Followed, said_so_far
 from bidro.deploy.persistent import BrokenError, LostJobError, Persistent
-from bidro.deploy.progress import said_so_far
 from bidro.errors import BidroError
 
 _POLL = 0.5  # seconds between two questions about the run's status
@@ -81,16 +81,14 @@ def _started(job: str, token: str, settings: Mapping[str, Any]) -> int:
 
 
 def _wait(run: int, settings: Mapping[str, Any], say: Callable[[str], None], persistent: Persistent) -> None:
-    before, seen = None, said_so_far(settings["run"], settings["runs"]).total
+    before, where = None, (settings["run"], settings["runs"])
+    followed = Followed(say, said_so_far(*where).total)
     while True:
         status = persistent(lambda: _status(run, settings))
         if status.status != before:
             before = status.status
             say(f"run {run}: {before}")
-        said = said_so_far(settings["run"], settings["runs"])
-        for line in said.after(seen):
-            say(line)
-        seen = said.total
+        followed.tell(said_so_far(*where))
         if before == "finished":
             break
         time.sleep(_POLL)
