@@ -18,7 +18,7 @@ import pytest
 
 from bidro.deploy import flare_kit, flare_local
 from bidro.deploy.flare_drive import session
-from bidro.deploy.flare_local import _provision
+from bidro.deploy.flare_local import provisioned
 from bidro.deploy.server import run_job
 from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError
@@ -183,7 +183,7 @@ def test_who_has_no_certificate_of_the_project_is_refused(pair, tmp_path):
     with pytest.raises((ssl.SSLError, ConnectionResetError)):
         without_a_certificate()
     # A kit of another project, with the same names and this server's port.
-    other = _provision(tmp_path.resolve(), ["west"])
+    other = provisioned(tmp_path.resolve(), ["west"], port)
     for part in ("rootCA.pem", "client.crt", "client.key"):
         shutil.copy(other / "west" / "startup" / part, tmp_path / part)
     stranger = tmp_path / "stranger"
@@ -258,6 +258,40 @@ def test_a_job_may_name_no_class_but_bidros(pair, tmp_path):
     assert meta["status"] != "FINISHED:COMPLETED"
     assert "is not in allow_list" in (net.kits / "west.log").read_text()
     assert rows_that_left(folder, text) == 0
+
+
+@pytest.mark.deploy
+def test_a_site_comes_back_with_a_renewed_certificate_and_not_once_it_is_shut_out(pair):
+    """To provision again is to renew; the project's admin shuts a site out, also after a server's restart."""
+    folder, agreed, net, one = pair
+    startup = net.kits / "west" / "startup"
+    target = json.loads((startup / "fed_client.json").read_text())["servers"][0]["service"]["target"]
+    admins = {"operator@bidro.local": "project_admin", "admin@bidro.local": "lead"}
+    again = provisioned(folder / "network", PAIR, int(target.split(":")[1]), admins)
+    assert again.name == "prod_01"
+    old = (startup / "client.crt").read_bytes()
+    shutil.copytree(again / "west" / "startup", startup, dirs_exist_ok=True)
+    assert (startup / "client.crt").read_bytes() != old
+    net.kill_client("west")
+    net.restart_client("west")
+    check_whole(Driven("flare", job(agreed, "renewed", PAIR, options=SHORT), net.settings).outcome(), one)
+    with session(net.settings) as lead, pytest.raises(Exception, match="not authorized"):
+        lead.disable_client("west")
+    with session({"startup_kit": str(again / "operator@bidro.local")}) as operator:
+        operator.disable_client("west")
+    net.kill_server()
+    net.processes.pop("west").kill()
+    net.restart_server()
+    with pytest.raises(BidroError, match="did not come up"):
+        net.restart_client("west")
+    absent = job(agreed, "shut-out", PAIR, options=SHORT, policy=Policy(patience=1.0))
+    assert "not connected to the FLARE server: west" in str(
+        Driven("flare", absent, net.settings).outcome().error
+    )
+    with session({"startup_kit": str(again / "operator@bidro.local")}) as operator:
+        operator.enable_client("west")
+    net.kill_client("west")
+    net.restart_client("west")
 
 
 def test_nobody_looks_at_a_sites_files_by_commands(pair):
