@@ -51,11 +51,6 @@ class Counts:
         )
 
 
-class Log(list):
-    def append(self, line):
-        super().append(f"{time.strftime('%H:%M:%S')} {line}")
-
-
 def strike(net, kind, away):
     """Kill this, and start again what a service would start again."""
     if kind == "site":
@@ -87,14 +82,11 @@ def disturbed(name, made, kind, run, at, away):
         ends = Driven(name, replace(what, resume=True), net.settings).outcome(_END)
         return hit, True, ends.files or ends.error
     ends = Driven(name, what, net.settings)
-    ends.said = Log()
     ends.start()
     ends.join(at)
     hit = ends.is_alive()
     strike(net, kind, away)
-    ends.said.append("restarted")
     ends.outcome(_END)
-    print("\n".join(ends.said))
     if ends.error is None:
         return hit, False, ends.files
     first = ends.error

@@ -68,6 +68,21 @@ def test_the_model_is_that_of_one_process(pair):
     assert any(line.startswith("solving: round 1, gap") for line in done.said)
 
 
+def test_a_run_goes_on_by_itself_after_a_sites_job_died_at_the_start_and_the_servers_job_in_the_midst(pair):
+    """One of the faults of `test_faults` in every run of the tests; nobody resumes it."""
+    folder, agreed, net, one = pair
+    run = Driven("flare", job(agreed, "dies", PAIR, options=SHORT), net.settings)
+    run.start()
+    while not below(net.processes["west"]):
+        run.join(0.05)
+        assert run.is_alive(), run.error
+    net.kill_client_job("west")
+    wait_for_line(folder / "runs", "dies", "preparing")
+    net.kill_server_job()
+    check_whole(run.outcome(), one)
+    assert sum("goes on in another job" in line for line in run.said) == 2
+
+
 @pytest.mark.deploy
 def test_algorithm_1_is_that_of_one_process(consortium):
     folder, agreed, net, _ = consortium
@@ -119,24 +134,22 @@ def check_whole(ends, one):
 
 
 @pytest.mark.deploy
-def test_a_run_whose_server_was_killed_resumes_to_the_model_of_one_process(consortium):
+def test_a_run_whose_server_was_killed_goes_on_to_the_model_of_one_process(consortium):
     """kill -9 of the server and its job; one client stands still, so that the run cannot end before it."""
     folder, _, net, _ = consortium
     dies = going_on(consortium, "server-dies", False)
     wait_for_line(folder / "runs", "server-dies", "solving: round 1")
     with Paused(below(net.processes["west"])):
         net.kill_server()
-        dies.outcome()
-    assert isinstance(dies.error, BidroError)
     assert not (folder / "runs" / "server-dies" / "result").exists()
     net.restart_server()
-    check_whole(going_on(consortium, "server-dies", True).outcome(), consortium[3])
+    check_whole(dies.outcome(), consortium[3])
 
 
 @pytest.mark.deploy
-def test_a_run_waits_for_a_killed_client_and_resumes_after_its_job_was_killed(consortium):
+def test_a_run_waits_for_a_killed_client_and_goes_on_after_its_job_was_killed(consortium):
     """kill -9 of a client's job, which the run waits for in a new job of the network; then of the server's
-    job in that one."""
+    job in that one. Who resumes it meanwhile gets the same model."""
     folder, _, net, _ = consortium
     runs = folder / "runs"
     waits = going_on(consortium, "jobs-die", False)
@@ -147,11 +160,10 @@ def test_a_run_waits_for_a_killed_client_and_resumes_after_its_job_was_killed(co
     wait_for_line(runs, "jobs-die", "preparing", times=2)
     with Paused(below(net.processes["west"])):
         net.kill_server_job()
-        waits.outcome()
-    assert isinstance(waits.error, BidroError)
+    again = going_on(consortium, "jobs-die", True)
+    check_whole(waits.outcome(), consortium[3])
     assert any("south left the network" in line for line in waits.said)
-    assert not (runs / "jobs-die" / "result").exists()
-    check_whole(going_on(consortium, "jobs-die", True).outcome(), consortium[3])
+    check_whole(again.outcome(), consortium[3])
 
 
 @pytest.mark.deploy

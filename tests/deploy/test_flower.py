@@ -20,7 +20,6 @@ from bidro.deploy import flower_local
 from bidro.deploy.flower_local import _ENVIRONMENT, _certificates, _free_port, _kill, _processes
 from bidro.deploy.server import run_job
 from bidro.engines.coordinator import Policy
-from bidro.errors import BidroError
 from bidro.guarantees.certificate import Certificate
 from bidro.model_file import Model
 from bidro.training import AlgorithmOne
@@ -111,7 +110,7 @@ def test_algorithm_1_is_that_of_one_process(consortium):
 @pytest.mark.deploy
 @pytest.mark.parametrize("what", ["server job", "server", "client"])
 def test_after_a_crash_the_run_goes_on_to_the_same_model(what, consortium):
-    """The run waits for a client that comes back; that of a dead server is resumed, to the same bytes."""
+    """The run waits for a client that comes back, and goes on in another job after the server's has died."""
     folder, agreed, net, one = consortium
     name = what.replace(" ", "-")
     policy = Policy(timeout=90)
@@ -123,14 +122,8 @@ def test_after_a_crash_the_run_goes_on_to_the_same_model(what, consortium):
         net.restart_client("south")
     else:
         (net.kill_server if what == "server" else net.kill_server_job)()
-        done.outcome(300)
-        assert isinstance(done.error, BidroError)
-        assert not (folder / "runs" / name / "result").exists()
         if what == "server":
             net.restart_server()
-        again = job(agreed, name, options=SHORT, policy=policy, resume=True)
-        done = Driven("flower", again, net.settings)
-        done.start()
     done.outcome(600)
     assert done.error is None, done.said
     np.testing.assert_allclose(model_of(done.files).x, model_of(one).x, rtol=0, atol=1e-9)

@@ -37,6 +37,7 @@ _NOTHING = dict.fromkeys(
         "submit_job",
         "clone_job",
         "manage_job",
+        "configure_job_log",
         "download_job",
         "view",
         "operate",
