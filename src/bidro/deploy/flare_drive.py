@@ -43,12 +43,13 @@ def drive(
     with tempfile.TemporaryDirectory() as scratch, _Lead(settings, persistent) as lead:
         clients = _sites_there(lead, settings, say)
         folder = _job_folder(Path(scratch), job, clients, settings["jobs_lost"])
+        began = _started(lead)
         token = secrets.token_hex(16)  # by which a job that was submitted already is not taken for another
         job_id = lead.ask("submit the job", lambda admin: admin.submit_job(str(folder), token))
         say(f"FLARE job {job_id} submitted")
         try:
             # Of a run that goes on, what it said before is not said again.
-            meta = _wait(lead, job_id, say, Followed(say, None if settings["resume"] else 0))
+            meta = _wait(lead, job_id, began, say, Followed(say, None if settings["resume"] else 0))
         except KeyboardInterrupt:
             lead.ask(f"abort the job {job_id}", lambda admin: admin.abort_job(job_id))
             raise
@@ -113,7 +114,14 @@ def _sites_there(lead: _Lead, settings: Mapping[str, Any], say: Callable[[str], 
         time.sleep(_POLL)
 
 
-def _wait(lead: _Lead, job_id: str, say: Callable[[str], None], followed: Followed) -> dict[str, Any]:
+def _started(lead: _Lead) -> Any:
+    """When the server was started."""
+    return lead.ask("ask the server", lambda admin: admin.get_system_info().server_info.start_time)
+
+
+def _wait(
+    lead: _Lead, job_id: str, began: Any, say: Callable[[str], None], followed: Followed
+) -> dict[str, Any]:
     before = "SUBMITTED"
     while True:
         try:
@@ -127,6 +135,12 @@ def _wait(lead: _Lead, job_id: str, say: Callable[[str], None], followed: Follow
             say(f"FLARE job {_words(status)}")
         if status.startswith("FINISHED"):
             return meta
+        # A server that was started again takes up what was only submitted, and calls running what ran before.
+        started = _started(lead)
+        if status == "SUBMITTED":
+            began = started
+        elif started != began:
+            raise LostJobError(f"the server was started again, and the FLARE job {job_id} ended with it")
         if status == "RUNNING":
             _tell(lead, job_id, followed)
         before = status
