@@ -61,7 +61,9 @@ def federate(
     run: Annotated[
         str | None, typer.Option(help="Name of the run on the server; that of --out by default.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name, or begin it if it never began.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run of this name, or begin it if it never began.")
+    ] = False,
     replies: Annotated[
         str | None, typer.Option(help="curvature, or gradient: sites send less, in more rounds. [curvature]")
     ] = None,
