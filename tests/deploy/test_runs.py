@@ -36,6 +36,11 @@ def short(agreed, **parts):
     return job(agreed, clients=PAIR, options=SHORT, **parts)
 
 
+def begun(agreed, runs, name, **parts):
+    with locked(runs / name, name):
+        return begin(runs / name, short(agreed, run=name, **parts))
+
+
 class Listening(InMemory):
     """Notes the name of the run that requests say."""
 
@@ -71,6 +76,11 @@ def test_a_failed_run_does_not_burn_its_name(consortium, tmp_path):
     assert find(tmp_path, "test").state == "done"
     with pytest.raises(BidroError, match="already, and it is done: get its result with --resume"):
         run_job(other, InMemory(clients), tmp_path)
+    # Sites remember a run that was deleted on the server.
+    delete(tmp_path, "test")
+    assert listed(tmp_path) == []
+    assert begun(agreed, tmp_path, "test").name == "test.3"
+    assert begun(agreed, tmp_path, "test", resume=True).name == "test.3"
 
 
 def test_a_failed_run_can_be_resumed_with_what_it_has(consortium, tmp_path):
@@ -99,11 +109,6 @@ def test_a_failed_run_can_be_resumed_with_what_it_has(consortium, tmp_path):
         == run_job(short(agreed, run="w"), InMemory(clients), tmp_path / "o")["model.safetensors"]
     )
     assert find(tmp_path, "test").record_bytes == 0
-
-
-def begun(agreed, runs, name, **parts):
-    with locked(runs / name, name):
-        return begin(runs / name, short(agreed, run=name, **parts))
 
 
 def test_who_resumes_a_run_that_goes_on_waits_for_it(consortium, tmp_path):

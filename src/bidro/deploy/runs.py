@@ -1,6 +1,7 @@
 """The folder of a server's runs: which there are, how far they came, and what is kept of them for how long.
 
-    RUN/job.json      what was asked, and which attempt under this name it is
+    RUN/job.json      what was asked
+    RUN/attempt       how often a run was begun under this name; stays when the run is deleted
     RUN/record        what the sites sent; deleted when the run is done
     RUN/failed.txt    why it ended without a result, in one sentence
     RUN/result/       the model folder and the audit
@@ -12,7 +13,6 @@ has *failed*, or was *cut off* (its process died) and can be resumed.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -33,7 +33,7 @@ from bidro.errors import BidroError
 VARIABLE, KEEP_VARIABLE = "BIDRO_RUNS", "BIDRO_KEEP_DAYS"
 _KEEP_DAYS = 30.0
 RECORD = "record"
-_JOB, _RESULT, _FAILED, _LOCK = "job.json", "result", "failed.txt", "lock"
+_JOB, _ATTEMPT, _RESULT, _FAILED, _LOCK = "job.json", "attempt", "result", "failed.txt", "lock"
 _POLL = 0.5  # seconds between two attempts to get a lock
 
 State = Literal["going on", "done", "failed", "cut off"]
@@ -94,18 +94,18 @@ def locked(folder: Path, run: str, patience: float = 0.0) -> Iterator[None]:
 def begin(folder: Path, job: Job) -> Begun:
     """Begin the run in its folder, or find it begun. Raises BidroError where its name is another run's.
 
-    Resumed, a run that never began begins. Not resumed, one that has failed begins anew, as another attempt:
-    what it had received is deleted, and sites take it for a run that they do not know.
+    Resumed, a run that never began begins. Not resumed, one that has failed begins anew, and what it had
+    received is deleted. Sites remember what a run has asked: every attempt under a name is another run to
+    them.
     """
     # What to do about lost clients may be another when a run goes on.
     text = replace(job, resume=False, policy=Policy()).to_text()
-    path, attempt = folder / _JOB, 1
+    path = folder / _JOB
+    attempt = _attempt(folder)
     if path.exists():
-        known = json.loads(path.read_text())
-        attempt = known["attempt"]
         done = (folder / _RESULT).exists()
         if job.resume:
-            if known["job"] != text:
+            if path.read_text() != text:
                 raise BidroError(
                     f"Run '{job.run}' was begun with other settings or another schema; use these, or name "
                     "another run by --run NAME."
@@ -124,14 +124,24 @@ def begin(folder: Path, job: Job) -> Begun:
                 f"There is a run '{job.run}' on the server already that was cut off: go on with --resume, "
                 "name another by --run NAME, or delete it there by `bidro runs delete`."
             )
-        attempt += 1
         (folder / RECORD).unlink(missing_ok=True)
         (folder / _FAILED).unlink()
-    fresh = folder / f".{_JOB}.new"
-    fresh.write_text(json.dumps({"attempt": attempt, "job": text}))
+    _write(folder / _ATTEMPT, str(attempt + 1))
+    _write(path, text)
+    return _begun(folder, job.run, attempt + 1, None)
+
+
+def _attempt(folder: Path) -> int:
+    """How often a run was begun in the folder."""
+    path = folder / _ATTEMPT
+    return int(path.read_text()) if path.exists() else 0
+
+
+def _write(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text)
     fresh.chmod(0o600)
     os.replace(fresh, path)
-    return _begun(folder, job.run, attempt, None)
 
 
 def _begun(folder: Path, run: str, attempt: int, result: dict[str, bytes] | None) -> Begun:
@@ -199,7 +209,11 @@ def delete(runs: Path, name: str) -> None:
     """Delete the run with all that is kept of it. Raises BidroError where there is none or it is going on."""
     find(runs, name)
     with locked(runs / name, name):
-        shutil.rmtree(runs / name)
+        for path in (runs / name).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in (_ATTEMPT, _LOCK):
+                path.unlink()
 
 
 def expire(runs: Path, days: float | None = None) -> list[str]:
