@@ -1,17 +1,25 @@
 """Startup kits: what they allow, whose keys are where, and that certificates can be renewed."""
 
 import json
+import os
 import shutil
 import stat
+import subprocess
 import sys
+import zipfile
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 
 from bidro.deploy import flare_kit
-from bidro.deploy.flare_local import provisioned
+from bidro.deploy.flare_local import LocalNetwork, _free_port, provisioned
 from bidro.errors import BidroError
+from tests.deploy.processes import Driven
+from tests.deploy.sites import PAIR, SHORT, job, table, write_sites
+from tests.deploy.stealing import ended, rows_that_left, stealing_job
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +95,56 @@ def test_a_servers_kit_needs_its_storage(kits, tmp_path, monkeypatch):
         sealed(monkeypatch, tmp_path)
     with pytest.raises(BidroError, match="no certificate"):
         flare_kit.valid_until(tmp_path)
+
+
+def nvflare(folder, *arguments):
+    """FLARE's command, whose own notes go to a home in the folder."""
+    command = [str(Path(sys.executable).with_name("nvflare")), *map(str, arguments)]
+    environment = {**os.environ, "HOME": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.deploy
+def test_a_network_whose_participants_made_their_own_keys(tmp_path):
+    """As the docs say: the authority signs requests and sees no key; every kit is sealed where it is made."""
+    agreed = write_sites(tmp_path, table())
+    port = _free_port()
+    (tmp_path / "profile.yml").write_text(
+        "name: bidro\nscheme: tcp\nconnection_security: mtls\n"
+        f"server: {{host: localhost, fed_learn_port: {port}, admin_port: {port}}}\n"
+    )
+    nvflare(tmp_path, "cert", "init", "--profile", "profile.yml", "-o", "ca")
+    root = x509.load_pem_x509_certificate((tmp_path / "ca" / "rootCA.pem").read_bytes())
+    fingerprint = root.fingerprint(hashes.SHA256()).hex(":").upper()
+    kits = tmp_path / "kits" / "bidro" / "prod_00"
+    participants = {"localhost": "server", **dict.fromkeys(PAIR, "client"), "admin@bidro.local": "admin"}
+    for name, kind in participants.items():
+        role = ", role: lead" if kind == "admin" else ""
+        one = f"name: bidro\nparticipants:\n  - {{name: {name}, type: {kind}, org: bidro{role}}}\n"
+        (tmp_path / "one.yml").write_text(one)
+        nvflare(tmp_path, "cert", "request", "-p", "one.yml", "--out", f"own-{name}")
+        request, signed = tmp_path / f"own-{name}" / f"{name}.request.zip", tmp_path / f"{name}.signed.zip"
+        with zipfile.ZipFile(request) as sent:
+            assert not [part for part in sent.namelist() if part.endswith(".key")]
+        way = ("-c", "ca", "--profile", "profile.yml", "--out", signed, "--valid-days", "360")
+        nvflare(tmp_path, "cert", "approve", request, *way)
+        checked = ("--request-dir", f"own-{name}", "--fingerprint", fingerprint, "-w", "kits")
+        nvflare(tmp_path, "package", signed, *checked)
+        if kind != "admin":
+            flare_kit.seal(kits / name / "local", str(tmp_path / "storage") if kind == "server" else None)
+    environments = {name: {"BIDRO_SITE": str(tmp_path / f"{name}.toml")} for name in PAIR}
+    environments["server"] = {"BIDRO_RUNS": str(tmp_path / "runs")}
+    net = LocalNetwork(kits, environments)
+    try:
+        net.start(list(environments))
+        done = Driven("flare", job(agreed, "own-keys", PAIR, options=SHORT), net.settings).outcome()
+        assert done.error is None
+        refused, text = ended(
+            net, stealing_job(tmp_path / "steal", True, "steal.Asker", "steal.Giver"), tmp_path / "scratch"
+        )
+        assert "BYOC not permitted" in json.dumps(refused)
+        assert rows_that_left(tmp_path, text) == 0
+    finally:
+        for name in list(net.processes):
+            net.kill_client(name)
