@@ -167,6 +167,20 @@ def test_a_run_waits_for_a_killed_client_and_goes_on_after_its_job_was_killed(co
 
 
 @pytest.mark.deploy
+@pytest.mark.parametrize("after", [2.0, 9.0])
+def test_a_break_of_the_network_does_not_end_the_leads_command(after, pair):
+    """The server stands still for longer than the lead's client waits; once while the job starts."""
+    _, agreed, net, one = pair
+    run = Driven("flare", job(agreed, f"break-{after:g}", PAIR, options=SHORT), net.settings)
+    run.start()
+    time.sleep(after)
+    with Paused([psutil.Process(net.processes["server"].pid)]):
+        time.sleep(20.0)
+    check_whole(run.outcome(), one)
+    assert any("trying again in 0.5 s" in line for line in run.said)
+
+
+@pytest.mark.deploy
 def test_with_default_options_the_model_is_that_of_one_process(consortium):
     folder, agreed, net, _ = consortium
     theirs = run_job(job(agreed, "default"), carrier(folder), folder / "in-process")
