@@ -271,6 +271,9 @@ def test_a_broken_network_is_tried_again_ever_more_seldom(monkeypatch):
     assert 85 < clock.now - sum(clock.slept[:7]) <= 100
     with pytest.raises(ValueError, match="cannot"):
         calls(failing(1, ValueError))
+    # What is left of the patience is used.
+    half_a_second = Persistent(0.5, said.append)
+    assert half_a_second(failing(0)) == half_a_second(failing(1)) == "found"
 
 
 def driving(monkeypatch, ends):

@@ -257,7 +257,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "guarantees/trained_rows.py": ("tests/guarantees/test_trained_rows.py",),
     "engines/coordinator.py": _COORDINATOR,
     "fitting/client_side.py": ("tests/fitting/test_client_side.py",),
+    "deploy/drive.py": ("tests/deploy/test_runs.py", "tests/cli/test_federate.py"),
+    "deploy/followed.py": ("tests/deploy/test_runs.py",),
+    "deploy/persistent.py": ("tests/deploy/test_runs.py",),
     "deploy/rules.py": ("tests/deploy/test_rules.py",),
+    "deploy/runs.py": ("tests/deploy/test_runs.py", "tests/deploy/test_federated.py"),
     "deploy/site.py": _SITE,
     "model_file.py": ("tests/test_model_file.py",),
 }
