@@ -35,7 +35,7 @@ def network(folder, sites, runs):
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch):
-    def run_here(job, settings, say):
+    def run_here(job, settings, say, persistent):
         say("the network is this process")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("BIDRO_RUNS", str(settings["runs"]))

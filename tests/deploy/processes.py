@@ -14,7 +14,7 @@ from bidro.deploy.server import run_job
 from tests.deploy.sites import NAMES, SHORT, carrier, job, table, write_sites
 
 # Many processes on two cores: one thread each.
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def consortium_of(engine, folder: Path, names=NAMES):
     sites = {name: folder / f"{name}.toml" for name in names}
     (folder / "runs").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in _ENVIRONMENT.items():
+        for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         one = run_job(job(agreed, "one", names, options=SHORT), carrier(folder, names), folder / "in-process")
         with engine.network(folder / "network", sites, folder / "runs") as net:

@@ -16,9 +16,9 @@ import numpy as np
 import psutil
 import pytest
 
-from bidro.deploy import flare_local
+from bidro.deploy import flare_kit, flare_local
 from bidro.deploy.flare_drive import session
-from bidro.deploy.flare_local import _provision
+from bidro.deploy.flare_local import provisioned
 from bidro.deploy.server import run_job
 from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError
@@ -27,6 +27,7 @@ from bidro.model_file import Model
 from bidro.training import AlgorithmOne
 from tests.deploy.processes import Driven, Paused, alive, below, consortium_of, wait_for_line
 from tests.deploy.sites import NAMES, PAIR, QUICK, SHORT, carrier, job
+from tests.deploy.stealing import ended, rows_that_left, stealing_job, targets_of
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,23 @@ def test_the_model_is_that_of_one_process(pair):
     _, agreed, net, one = pair
     done = Driven("flare", job(agreed, "whole", PAIR, options=SHORT), net.settings).outcome()
     check_whole(done, one)
+    # The lead sees how it goes.
+    assert any(line.startswith("solving: round 1, gap") for line in done.said)
+
+
+def test_a_run_goes_on_by_itself_after_a_sites_job_died_at_the_start_and_the_servers_job_in_the_midst(pair):
+    """One of the faults of `test_faults` in every run of the tests; nobody resumes it."""
+    folder, agreed, net, one = pair
+    run = Driven("flare", job(agreed, "dies", PAIR, options=SHORT), net.settings)
+    run.start()
+    while not below(net.processes["west"]):
+        run.join(0.05)
+        assert run.is_alive(), run.error
+    net.kill_client_job("west")
+    wait_for_line(folder / "runs", "dies", "preparing")
+    net.kill_server_job()
+    check_whole(run.outcome(), one)
+    assert sum("goes on in another job" in line for line in run.said) == 2
 
 
 @pytest.mark.deploy
@@ -116,24 +134,22 @@ def check_whole(ends, one):
 
 
 @pytest.mark.deploy
-def test_a_run_whose_server_was_killed_resumes_to_the_model_of_one_process(consortium):
+def test_a_run_whose_server_was_killed_goes_on_to_the_model_of_one_process(consortium):
     """kill -9 of the server and its job; one client stands still, so that the run cannot end before it."""
     folder, _, net, _ = consortium
     dies = going_on(consortium, "server-dies", False)
     wait_for_line(folder / "runs", "server-dies", "solving: round 1")
     with Paused(below(net.processes["west"])):
         net.kill_server()
-        dies.outcome()
-    assert isinstance(dies.error, BidroError)
     assert not (folder / "runs" / "server-dies" / "result").exists()
     net.restart_server()
-    check_whole(going_on(consortium, "server-dies", True).outcome(), consortium[3])
+    check_whole(dies.outcome(), consortium[3])
 
 
 @pytest.mark.deploy
-def test_a_run_waits_for_a_killed_client_and_resumes_after_its_job_was_killed(consortium):
+def test_a_run_waits_for_a_killed_client_and_goes_on_after_its_job_was_killed(consortium):
     """kill -9 of a client's job, which the run waits for in a new job of the network; then of the server's
-    job in that one."""
+    job in that one. Who resumes it meanwhile gets the same model."""
     folder, _, net, _ = consortium
     runs = folder / "runs"
     waits = going_on(consortium, "jobs-die", False)
@@ -144,11 +160,24 @@ def test_a_run_waits_for_a_killed_client_and_resumes_after_its_job_was_killed(co
     wait_for_line(runs, "jobs-die", "preparing", times=2)
     with Paused(below(net.processes["west"])):
         net.kill_server_job()
-        waits.outcome()
-    assert isinstance(waits.error, BidroError)
+    again = going_on(consortium, "jobs-die", True)
+    check_whole(waits.outcome(), consortium[3])
     assert any("south left the network" in line for line in waits.said)
-    assert not (runs / "jobs-die" / "result").exists()
-    check_whole(going_on(consortium, "jobs-die", True).outcome(), consortium[3])
+    check_whole(again.outcome(), consortium[3])
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("after", [2.0, 9.0])
+def test_a_break_of_the_network_does_not_end_the_leads_command(after, pair):
+    """The server stands still for longer than the lead's client waits; once while the job starts."""
+    _, agreed, net, one = pair
+    run = Driven("flare", job(agreed, f"break-{after:g}", PAIR, options=SHORT), net.settings)
+    run.start()
+    time.sleep(after)
+    with Paused([psutil.Process(net.processes["server"].pid)]):
+        time.sleep(20.0)
+    check_whole(run.outcome(), one)
+    assert any("trying again in 0.5 s" in line for line in run.said)
 
 
 @pytest.mark.deploy
@@ -180,7 +209,7 @@ def test_who_has_no_certificate_of_the_project_is_refused(pair, tmp_path):
     with pytest.raises((ssl.SSLError, ConnectionResetError)):
         without_a_certificate()
     # A kit of another project, with the same names and this server's port.
-    other = _provision(tmp_path.resolve(), ["west"])
+    other = provisioned(tmp_path.resolve(), ["west"], port)
     for part in ("rootCA.pem", "client.crt", "client.key"):
         shutil.copy(other / "west" / "startup" / part, tmp_path / part)
     stranger = tmp_path / "stranger"
@@ -207,6 +236,93 @@ def test_who_has_no_certificate_of_the_project_is_refused(pair, tmp_path):
     with session(pair[2].settings) as admin:
         names = [client.name for client in admin.get_system_info().client_info]
     assert sorted(names) == sorted(PAIR)
+
+
+@pytest.mark.deploy
+def test_with_kits_that_are_not_sealed_a_job_with_code_brings_the_tables(tmp_path, monkeypatch):
+    """What the next tests rule out: FLARE's own policy lets the role lead bring code."""
+    sealed = flare_kit.seal
+
+    def with_flares_policy(local, storage, ending=""):
+        policy = (local / "authorization.json.default").read_text()
+        sealed(local, storage, ending)
+        (local / "authorization.json.default").write_text(policy)
+
+    monkeypatch.setattr(flare_kit, "seal", with_flares_policy)
+    with stopped_network(tmp_path, PAIR) as (folder, _, net, _):
+        job = stealing_job(tmp_path / "steal", True, "steal.Asker", "steal.Giver")
+        _, text = ended(net, job, tmp_path / "scratch")
+        assert rows_that_left(folder, text) == len(targets_of(folder)) == 270
+
+
+def test_a_job_with_code_is_refused_and_no_row_leaves(pair, tmp_path):
+    folder, _, net, _ = pair
+    job = stealing_job(tmp_path / "steal", True, "steal.Asker", "steal.Giver")
+    meta, text = ended(net, job, tmp_path / "scratch")
+    assert "BYOC not permitted" in json.dumps(meta)
+    assert meta["status"] != "FINISHED:COMPLETED"
+    assert rows_that_left(folder, text) == 0
+
+
+def test_every_participant_refuses_code_of_every_role(pair):
+    kits = pair[2].kits
+    for name in ("localhost", *PAIR):
+        roles = json.loads((kits / name / "local" / "authorization.json.default").read_text())["permissions"]
+        assert {"project_admin", "org_admin", "lead", "member"} == set(roles)
+        for rights in roles.values():
+            assert rights["byoc"] == rights["shell_commands"] == rights["server-predeployed-flwr"] == "none"
+            assert name == "localhost" or rights["operate"] == "none"
+
+
+@pytest.mark.deploy
+def test_a_job_may_name_no_class_but_bidros(pair, tmp_path):
+    """Without code of its own, but with a class of FLARE's that reads and writes files."""
+    folder, _, net, _ = pair
+    trainer = "nvflare.app_common.np.np_trainer.NPTrainer"
+    job = stealing_job(tmp_path / "steal", False, "bidro.deploy.flare_server.Controller", trainer)
+    meta, text = ended(net, job, tmp_path / "scratch")
+    assert meta["status"] != "FINISHED:COMPLETED"
+    assert "is not in allow_list" in (net.kits / "west.log").read_text()
+    assert rows_that_left(folder, text) == 0
+
+
+@pytest.mark.deploy
+def test_a_site_comes_back_with_a_renewed_certificate_and_not_once_it_is_shut_out(pair):
+    """To provision again is to renew; the project's admin shuts a site out, also after a server's restart."""
+    folder, agreed, net, one = pair
+    startup = net.kits / "west" / "startup"
+    target = json.loads((startup / "fed_client.json").read_text())["servers"][0]["service"]["target"]
+    admins = {"operator@bidro.local": "project_admin", "admin@bidro.local": "lead"}
+    again = provisioned(folder / "network", PAIR, int(target.split(":")[1]), admins)
+    assert again.name == "prod_01"
+    old = (startup / "client.crt").read_bytes()
+    shutil.copytree(again / "west" / "startup", startup, dirs_exist_ok=True)
+    assert (startup / "client.crt").read_bytes() != old
+    net.kill_client("west")
+    net.restart_client("west")
+    check_whole(Driven("flare", job(agreed, "renewed", PAIR, options=SHORT), net.settings).outcome(), one)
+    with session(net.settings) as lead, pytest.raises(Exception, match="not authorized"):
+        lead.disable_client("west")
+    with session({"startup_kit": str(again / "operator@bidro.local")}) as operator:
+        operator.disable_client("west")
+    net.kill_server()
+    net.processes.pop("west").kill()
+    net.restart_server()
+    with pytest.raises(BidroError, match="did not come up"):
+        net.restart_client("west")
+    absent = job(agreed, "shut-out", PAIR, options=SHORT, policy=Policy(patience=1.0))
+    assert "not connected to the FLARE server: west" in str(
+        Driven("flare", absent, net.settings).outcome().error
+    )
+    with session({"startup_kit": str(again / "operator@bidro.local")}) as operator:
+        operator.enable_client("west")
+    net.kill_client("west")
+    net.restart_client("west")
+
+
+def test_nobody_looks_at_a_sites_files_by_commands(pair):
+    with session(pair[2].settings) as admin, pytest.raises(Exception, match="not authorized"):
+        admin._do_command("ls west")
 
 
 def test_a_network_that_is_not_there_is_said_in_one_sentence(pair, tmp_path):

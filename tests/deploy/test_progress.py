@@ -24,7 +24,7 @@ def lines_of(folder):
 
 
 def test_a_line_a_round_says_how_far_the_run_is(tmp_path):
-    agreed = write_sites(tmp_path, table(sizes=(80,) * 5))
+    agreed = write_sites(tmp_path, table(sizes=(80,) * 5), None, "min_rows = 2")
     options = {**QUICK, "loss": "huber"}
     files = run_job(job(agreed, options=options), InMemory(answering(tmp_path)), tmp_path / "runs")
     lines, audit = lines_of(tmp_path), json.loads(files["audit.json"])
@@ -59,7 +59,7 @@ class Late(InMemory):
 
 
 def test_who_is_waited_for_is_in_the_last_line(tmp_path):
-    agreed = write_sites(tmp_path, table(sizes=(80,) * 5))
+    agreed = write_sites(tmp_path, table(sizes=(80,) * 5), None, "min_rows = 2")
     policy = Policy(timeout=1e-6, patience=100)
     run_job(job(agreed, options=QUICK, policy=policy), Late(answering(tmp_path)), tmp_path / "runs")
     waiting = [line["waiting_for"] for line in lines_of(tmp_path) if line["stage"] == "solving"]
@@ -67,7 +67,7 @@ def test_who_is_waited_for_is_in_the_last_line(tmp_path):
 
 
 def test_a_run_that_stops_says_so(tmp_path):
-    agreed = write_sites(tmp_path, table(sizes=(80,) * 5))
+    agreed = write_sites(tmp_path, table(sizes=(80,) * 5), None, "min_rows = 2")
     clients = answering(tmp_path)
     clients["mid"] = lambda request: refusal_message(request, "no")
     with pytest.raises(BidroError, match="Client 'mid': no"):
@@ -80,7 +80,7 @@ ODD = "done\x1b[2J\x1b]0;title\x07\r\nround 9\u202e\u2028\x00\u200b " + "x" * 50
 
 @pytest.mark.parametrize("how", ["refuses", "raises", "sends names"])
 def test_texts_from_sites_are_one_line_that_does_nothing(how, tmp_path, capsys):
-    agreed = write_sites(tmp_path, table(sizes=(80,) * 5))
+    agreed = write_sites(tmp_path, table(sizes=(80,) * 5), None, "min_rows = 2")
     clients = answering(tmp_path)
 
     def odd(request):

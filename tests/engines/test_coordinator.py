@@ -120,8 +120,8 @@ class FaultyCarrier:
         self.earlier = {}
         self.exchanges = 0
 
-    def present(self):
-        return frozenset(NAMES)
+    def absent(self, names):
+        return frozenset(names) - frozenset(NAMES)
 
     def exchange(self, messages, timeout):
         self.exchanges += 1
@@ -343,9 +343,9 @@ def test_clients_are_waited_for_as_long_as_the_policy_says(lost, limit, pause, t
     policy = Policy(timeout=limit if lost == "continue" else 60.0, patience=30.0, lost=lost)
 
     class Filling(InMemory):
-        def present(self):
+        def absent(self, names):
             looks.append(clock.now)
-            return frozenset(NAMES[: min(len(looks) // 2, 2)])
+            return frozenset(names) - frozenset(NAMES[: min(len(looks) // 2, 2)])
 
     with Record(tmp_path / "record") as record:
         Coordinator("run", Filling({}), record, policy, said.append).wait_for(NAMES)
@@ -394,7 +394,7 @@ def test_clients_that_left_the_network_are_not_waited_for(tmp_path):
     clients = {name: lambda r, n=name: honest(n, r) for name in NAMES}
     with Record(tmp_path / "record") as record:
         coordinator = Coordinator("run", Left(clients), record, Policy(timeout=1e-9, patience=1e9))
-        with pytest.raises(ClientsGoneError, match=r"south, west left the network .* --resume"):
+        with pytest.raises(ClientsGoneError, match="south, west left the network"):
             asked(coordinator, 1)
         assert [head["client"] for head in record.heads if "request" in head] == ["north"]
         resumed = Coordinator("run", InMemory(clients), record, Policy(timeout=1e-9))

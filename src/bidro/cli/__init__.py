@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bidro.cli import adapt, certify, federate, fit, reproduce, site, use
+from bidro.cli import adapt, certify, federate, fit, reproduce, runs, site, use
 
 app = typer.Typer(
     name="bidro",
@@ -60,6 +60,7 @@ app.command(
 )(federate.federate)
 app.command(epilog="Example: `bidro audit stay-model`")(federate.audit)
 app.add_typer(site.app, name="site")
+app.add_typer(runs.app)
 app.command(epilog="Example: `bidro report stay-model --out stay.html`")(use.report)
 app.command(epilog="Example: `bidro example visits.csv`")(use.example)
 app.command(epilog="Example: `bidro reproduce --runs 5 --rounds 2000 --out out/quick`")(reproduce.reproduce)

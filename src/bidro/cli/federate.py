@@ -59,7 +59,9 @@ def federate(
     run: Annotated[
         str | None, typer.Option(help="Name of the run on the server; that of --out by default.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run of this name, or begin it if it never began.")
+    ] = False,
     one_sample_replies: Annotated[
         bool,
         typer.Option(
@@ -85,8 +87,9 @@ def federate(
 ) -> None:
     """Train across machines that keep their rows, over NVIDIA FLARE or Flower, and write a model folder.
 
-    The folder is that of `bidro fit`, with audit.json: all that left the sites. A run that was cut off, by
-    whatever, goes on with --resume to the same model.
+    The folder is that of `bidro fit`, with audit.json: all that left the sites. When sites, the server or the
+    network fail, it goes on by itself for a while; when this command itself was cut off, --resume goes on to
+    the same model.
     """
     import tempfile
 

@@ -10,12 +10,15 @@ from types import ModuleType
 from typing import Any
 
 from bidro.deploy.job import Job
+from bidro.deploy.persistent import LostJobError, Persistent
 from bidro.deploy.server import AGAIN_FILE, ERROR_FILE
 from bidro.errors import BidroError, one_line, require_package
 
 # The module of each engine's package.
 _MODULES = {"flare": "nvflare", "flower": "flwr"}
 ENGINES = tuple(_MODULES)
+_LOST = 5  # jobs that are lost in turn, and without a word from the server, before the run is given up
+_CALM = 600.0  # seconds; a job that went well for so long was not lost by what lost the one before
 # What a server may return: the files of a model folder, and the audit.
 _FILES = {
     "model.safetensors",
@@ -49,17 +52,32 @@ def engine(name: str, local: bool = False) -> ModuleType:
 
 
 def driven(job: Job, name: str, settings: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, bytes]:
-    """The files that a run on a network leaves. Raises BidroError where it leaves none."""
-    patience = job.policy.patience if job.policy.lost == "wait" else 0.0
-    how = {"clients": list(job.clients), "patience": patience, **settings}
-    files = engine(name).drive(job.to_text(), how, say)
-    began = time.monotonic()
-    while AGAIN_FILE in files:
-        why = one_line(files[AGAIN_FILE].decode(errors="replace"))
-        if time.monotonic() - began > patience:
-            raise BidroError(why)
-        say(why)
-        files = engine(name).drive(replace(job, resume=True).to_text(), how, say)
+    """The files that a run on a network leaves. Raises BidroError where it leaves none.
+
+    A job that is lost, because a site, the server or its job died, is followed by another, in which the run
+    goes on, for up to the policy's patience.
+    """
+    policy = job.policy
+    how = {"clients": list(job.clients), "run": job.run, "lost": policy.lost, "patience": policy.patience}
+    persistent = Persistent(policy.patience, say)
+    since, lost = time.monotonic(), 0
+    while True:
+        began = time.monotonic()
+        try:
+            way = {**how, "resume": job.resume, "jobs_lost": lost, **settings}
+            files = engine(name).drive(job.to_text(), way, say, persistent)
+        except LostJobError as error:
+            why, lost = str(error), lost + 1
+        else:
+            if AGAIN_FILE not in files:
+                break
+            why = one_line(files[AGAIN_FILE].decode(errors="replace"))
+        if time.monotonic() - began > _CALM:
+            since, lost = time.monotonic(), 0
+        if time.monotonic() - since > policy.patience or lost == _LOST:
+            raise BidroError(f"{why}; what was received is kept: go on with --resume.")
+        say(f"{why}; it goes on in another job")
+        job = replace(job, resume=True)
     if ERROR_FILE in files:
         raise BidroError(one_line(files[ERROR_FILE].decode(errors="replace")))
     if set(files) != _FILES:

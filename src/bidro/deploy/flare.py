@@ -7,14 +7,12 @@ begins, all at the same time.
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any
 
 from nvflare.apis.signal import Signal
@@ -22,17 +20,50 @@ from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 from nvflare.fuel.f3.mpm import MainProcessMonitor
-from nvflare.lighter.spec import Builder
 
 from bidro.engines.carrier import Delivered
 
 JOB = "job.json"  # in the server's part of the job
 RESULT = "bidro"  # folder of the job's result
 FAILURE = "bidro_failure.txt"  # instead of it, if the server's part raised
-# What a job needs on each participant's list of classes.
-_PARTS = ("nvflare.collab.runtime", "bidro.deploy.flare_server", "bidro.deploy.flare_site")
+PROGRESS = "bidro"  # what the server tells of a run that goes on, among FLARE's statistics of the job
 _LOOK = 1.0  # seconds between two looks at whether silent sites are still connected
 _BREAK = 4.0  # seconds without connection after which a site is lost; FLARE reconnects after 1 and 3 s
+
+
+class Connections:
+    """Which processes of the sites have lost their connection to the server.
+
+    A dead process is not connected, a busy one is. Those behind a relay cannot be seen, and count as
+    connected.
+
+    cells: by site, the address of its process, which has so many `parts` (one, or two for its part of a job),
+    and more behind a relay. begun: whether all of them are connected already; else one that never was is not
+    lost. patience: seconds without a connection that are taken for a short break of the network.
+    """
+
+    def __init__(
+        self, network: Any, cells: Mapping[str, str], parts: int, begun: bool, patience: float = _BREAK
+    ) -> None:
+        self._network = network
+        self._cells = cells
+        self._relayed = {name for name, cell in cells.items() if len(FQCN.split(cell)) > parts}
+        self._begun = set(cells) if begun else set()
+        self._patience = patience
+        self._missing: dict[str, float] = {}  # since when
+
+    def lost(self) -> set[str]:
+        there, now = self._there(), time.monotonic()
+        self._begun |= there
+        self._missing = {name: self._missing.get(name, now) for name in self._begun - there}
+        return {name for name, since in self._missing.items() if now - since >= self._patience}
+
+    def _there(self) -> set[str]:
+        question = new_cell_message({}, "")
+        reply = self._network.send_request("_net_manager", "peers", FQCN.ROOT_SERVER, question, timeout=_LOOK)
+        if reply is None or not isinstance(reply.payload, list):
+            return set(self._begun)  # the server does not say; then nobody is taken for lost
+        return self._relayed | {name for name, cell in self._cells.items() if cell in reply.payload}
 
 
 class FlareCarrier:
@@ -41,12 +72,15 @@ class FlareCarrier:
     def __init__(self, sites: Sequence[Any], aborted: Signal) -> None:
         self._sites = {site.name: site.get_child("client") for site in sites}
         self._aborted = aborted
-        self._cells = {name: site.backend.target_fqcn for name, site in self._sites.items()}
-        self._direct = self._connected()  # not those behind a relay, whose connection cannot be seen
-        self._missing: dict[str, float] = {}  # since when the connection is lost
+        backends = {name: site.backend for name, site in self._sites.items()}
+        cells = {name: backend.target_fqcn for name, backend in backends.items()}
+        network = next(iter(backends.values())).cell.core_cell
+        # All have answered when the job started.
+        self._connections = Connections(network, cells, 2, begun=True)
 
-    def present(self) -> frozenset[str]:
-        return frozenset(self._sites) - (self._direct - self._connected())
+    def absent(self, names: Iterable[str]) -> frozenset[str]:
+        """Nobody: a site that is not there cannot come to this job, only to the next."""
+        return frozenset()
 
     def exchange(self, messages: Mapping[str, bytes], timeout: float) -> Delivered:
         known = [name for name in messages if name in self._sites]
@@ -72,7 +106,7 @@ class FlareCarrier:
                 if left <= 0:
                     lost = dict.fromkeys(pending, f"no reply within {timeout:g} s")
                 else:
-                    cut = self._gone()
+                    cut = self._connections.lost()
                     lost = {call: "connection lost" for call in pending if asked[call] in cut}
                     gone |= {asked[call] for call in lost}
                 delivered.failures.update({asked[call]: why for call, why in lost.items()})
@@ -96,21 +130,6 @@ class FlareCarrier:
             answer = f"no reply: {error}"
         return answer
 
-    def _gone(self) -> set[str]:
-        """The sites whose connection is lost for so long that it was no short break of the network."""
-        now = time.monotonic()
-        self._missing = {name: self._missing.get(name, now) for name in self._direct - self._connected()}
-        return {name for name, since in self._missing.items() if now - since >= _BREAK}
-
-    def _connected(self) -> set[str]:
-        """The sites whose job process is connected to the server: a dead one is not, a busy one is."""
-        network = next(iter(self._sites.values())).backend.cell.core_cell
-        question = new_cell_message({}, "")
-        reply = network.send_request("_net_manager", "peers", FQCN.ROOT_SERVER, question, timeout=_LOOK)
-        if not isinstance(reply.payload, list):
-            return set(self._sites)
-        return {name for name, cell in self._cells.items() if cell in reply.payload}
-
 
 def end_promptly() -> None:
     """End this job's process when its part of the job is over.
@@ -126,26 +145,3 @@ def end_promptly() -> None:
         os._exit(0)
 
     threading.Thread(target=leave, daemon=True).start()
-
-
-class BidroBuilder(Builder):  # type: ignore[misc]
-    """A step for project.yml, after StaticFileBuilder: kits that take bidro's jobs, and send no log away.
-
-    Without it a site would have to let jobs bring their own code (BYOC), and FLARE would copy each site's
-    error log to the server, where a line may hold something of the site's data. The server keeps its jobs in
-    `storage` (an absolute path there) and not in the system's temporary folder, and sees sooner that a site
-    is gone or that a job has ended.
-    """
-
-    def __init__(self, storage: str) -> None:
-        self.storage = storage
-
-    def build(self, project: Any, ctx: Any) -> None:
-        for participant in [project.get_server(), *project.get_clients()]:
-            path = Path(ctx.get_local_dir(participant), "resources.json.default")
-            resources = json.loads(path.read_text(encoding="utf-8").replace("/tmp/nvflare", self.storage))
-            resources["class_allow_list"] += _PARTS
-            resources["allow_log_streaming"] = False
-            for server in resources.get("servers", []):
-                server.update(heart_beat_timeout=60, check_engine_frequency=0.5)
-            path.write_text(json.dumps(resources, indent=2), encoding="utf-8")

@@ -4,57 +4,106 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection, NoReply, SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
-from bidro.deploy.flare import FAILURE, JOB, RESULT
+from bidro.deploy.flare import FAILURE, JOB, PROGRESS, RESULT
+from bidro.deploy.followed import Followed, Said
+from bidro.deploy.persistent import BrokenError, LostJobError, Persistent
 from bidro.errors import BidroError
 
+T = TypeVar("T")
+
 _POLL = 0.5  # seconds between two questions about the job's status
+_START = 20  # seconds in which all sites' parts of a job must have begun; twice as many after every lost job
+_BROKEN = (OSError, NoConnection, NoReply, SessionClosed)
 
 
-def drive(job: str, settings: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, bytes]:
+def drive(
+    job: str, settings: Mapping[str, Any], say: Callable[[str], None], persistent: Persistent
+) -> dict[str, bytes]:
     """Submit the job as the admin who has the startup kit, wait for its end and return the server's files.
 
-    settings: `startup_kit`, the admin's folder; `clients`, the sites that take part; `patience`, the seconds
-    to wait until all of them are connected, or 0 to begin with those that are.
+    settings: `startup_kit`, the admin's folder; `clients`, the sites that take part; `lost`, whether to wait
+    until all of them are connected, for up to `patience` seconds, or to continue with those that are;
+    `resume`, whether the run goes on; `jobs_lost`, how many jobs of it were lost in turn. Raises LostJobError
+    for a job that ended without a result by what happened around it.
     """
     if "startup_kit" not in settings:
         raise BidroError("How to reach the FLARE server is not said: 'startup_kit' is missing.")
-    with tempfile.TemporaryDirectory() as scratch, session(settings) as admin:
-        clients = _sites_there(admin, settings["clients"], settings["patience"], say)
-        with _flare("submit the job"):
-            job_id = admin.submit_job(str(_job_folder(Path(scratch), job, clients)))
+    with tempfile.TemporaryDirectory() as scratch, _Lead(settings, persistent) as lead:
+        clients = _sites_there(lead, settings, say)
+        folder = _job_folder(Path(scratch), job, clients, settings["jobs_lost"])
+        began = _started(lead)
+        token = secrets.token_hex(16)  # by which a job that was submitted already is not taken for another
+        job_id = lead.ask("submit the job", lambda admin: admin.submit_job(str(folder), token))
         say(f"FLARE job {job_id} submitted")
         try:
-            meta = _wait(admin, job_id, say)
+            # Of a run that goes on, what it said before is not said again.
+            meta = _wait(lead, job_id, began, say, Followed(say, None if settings["resume"] else 0))
         except KeyboardInterrupt:
-            with _flare(f"abort the job {job_id}"):
-                admin.abort_job(job_id)
+            lead.ask(f"abort the job {job_id}", lambda admin: admin.abort_job(job_id))
             raise
-        with _flare(f"download the result of the job {job_id}"):
-            workspace = Path(admin.download_job_result(job_id, scratch)) / "workspace"
+        what = f"download the result of the job {job_id}"
+        workspace = (
+            Path(lead.ask(what, lambda admin: admin.download_job_result(job_id, scratch))) / "workspace"
+        )
         if (workspace / RESULT).is_dir():
             return {path.name: path.read_bytes() for path in (workspace / RESULT).iterdir()}
-        raise BidroError(f"the FLARE job {job_id} ended without a result: {_reason(meta, workspace)}")
+        why = f"the FLARE job {job_id} ended without a result: {_reason(meta, workspace)}"
+        # What the server's part itself raised it would raise again.
+        raise BidroError(why) if (workspace / FAILURE).exists() else LostJobError(why)
 
 
-def _sites_there(
-    admin: Session, wanted: Sequence[str], patience: float, say: Callable[[str], None]
-) -> list[str]:
+class _Lead:
+    """The admin's connection to the server, made again where it breaks."""
+
+    def __init__(self, settings: Mapping[str, Any], persistent: Persistent) -> None:
+        self._settings = settings
+        self._persistent = persistent
+        self._admin: Session | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> _Lead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(BidroError):  # a session that cannot be closed ends by itself
+            self._open.close()
+
+    def ask(self, what: str, command: Callable[[Session], T]) -> T:
+        return self._persistent(lambda: self._ask(what, command))
+
+    def _ask(self, what: str, command: Callable[[Session], T]) -> T:
+        if self._admin is None:
+            self._admin = self._open.enter_context(session(self._settings))
+        try:
+            with _flare(what):
+                return command(self._admin)
+        except BrokenError:
+            self._admin = None
+            with suppress(BidroError):
+                self._open.close()
+            raise
+
+
+def _sites_there(lead: _Lead, settings: Mapping[str, Any], say: Callable[[str], None]) -> list[str]:
+    wanted, waits, patience = settings["clients"], settings["lost"] == "wait", settings["patience"]
     deadline, said = time.monotonic() + patience, False
     while True:
-        with _flare("list the sites"):
-            there = {client.name for client in admin.get_system_info().client_info}
+        info = lead.ask("list the sites", lambda admin: admin.get_system_info().client_info)
+        there = {client.name for client in info}
         absent = [name for name in wanted if name not in there]
-        if not absent or (patience == 0 and len(absent) < len(wanted)):
+        if not absent or (not waits and len(absent) < len(wanted)):
             return [name for name in wanted if name in there]
         if time.monotonic() >= deadline:
             connected = ", ".join(sorted(there)) or "nobody"
@@ -65,18 +114,47 @@ def _sites_there(
         time.sleep(_POLL)
 
 
-def _wait(admin: Session, job_id: str, say: Callable[[str], None]) -> dict[str, Any]:
+def _started(lead: _Lead) -> Any:
+    """When the server was started."""
+    return lead.ask("ask the server", lambda admin: admin.get_system_info().server_info.start_time)
+
+
+def _wait(
+    lead: _Lead, job_id: str, began: Any, say: Callable[[str], None], followed: Followed
+) -> dict[str, Any]:
     before = "SUBMITTED"
     while True:
-        with _flare(f"ask how the job {job_id} is doing"):
-            meta: dict[str, Any] = admin.get_job_meta(job_id)
+        try:
+            meta: dict[str, Any] = lead.ask(
+                f"ask how the job {job_id} is doing", lambda admin: admin.get_job_meta(job_id)
+            )
+        except _UnknownJobError as error:
+            raise LostJobError(f"the server knows no FLARE job {job_id} any more") from error
         status = meta["status"]
         if status != before:
             say(f"FLARE job {_words(status)}")
         if status.startswith("FINISHED"):
             return meta
+        # A server that was started again takes up what was only submitted, and calls running what ran before.
+        started = _started(lead)
+        if status == "SUBMITTED":
+            began = started
+        elif started != began:
+            raise LostJobError(f"the server was started again, and the FLARE job {job_id} ended with it")
+        if status == "RUNNING":
+            _tell(lead, job_id, followed)
         before = status
         time.sleep(_POLL)
+
+
+def _tell(lead: _Lead, job_id: str, followed: Followed) -> None:
+    try:
+        told = lead.ask("ask how the run goes", lambda admin: admin.show_stats(job_id, "server"))
+    except BidroError:
+        return  # it has just ended
+    said = told.get("server", {}).get(PROGRESS)
+    if said:  # else it has not begun
+        followed.tell(Said(**said))
 
 
 def _words(status: str) -> str:
@@ -95,7 +173,7 @@ def _reason(meta: Mapping[str, Any], workspace: Path) -> str:
     return "; ".join(told)
 
 
-def _job_folder(scratch: Path, job: str, clients: Sequence[str]) -> Path:
+def _job_folder(scratch: Path, job: str, clients: Sequence[str], lost: int) -> Path:
     folder = scratch / "bidro"
     meta = {
         "name": "bidro",
@@ -110,8 +188,8 @@ def _job_folder(scratch: Path, job: str, clients: Sequence[str]) -> Path:
         "workflows": [
             {
                 "id": "controller",
-                "path": "nvflare.collab.runtime.controller.CollabController",
-                "args": {"server_obj_id": "server", "sync_task_timeout": 120},
+                "path": "bidro.deploy.flare_server.Controller",
+                "args": {"server_obj_id": "server", "sync_task_timeout": _START * 2**lost},
             }
         ],
     }
@@ -165,6 +243,10 @@ def session(settings: Mapping[str, Any]) -> Iterator[Session]:
         logger.removeHandler(nothing)
 
 
+class _UnknownJobError(BidroError):
+    """The server has no such job."""
+
+
 @contextmanager
 def _flare(what: str) -> Iterator[None]:
     """Keep what FLARE prints out of the terminal, and say its errors in one sentence."""
@@ -172,4 +254,6 @@ def _flare(what: str) -> Iterator[None]:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             yield
     except Exception as error:
-        raise BidroError(f"cannot {what}: {error}") from error
+        kind = BrokenError if isinstance(error, _BROKEN) else BidroError
+        kind = _UnknownJobError if isinstance(error, JobNotFound) else kind
+        raise kind(f"cannot {what}: {error}") from error

@@ -13,6 +13,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -105,7 +106,7 @@ def network(folder: Path, sites: Mapping[str, Path], runs: Path) -> Iterator[Loc
             )
     environments = {name: {"BIDRO_SITE": str(path.resolve())} for name, path in sites.items()}
     environments["server"] = {"BIDRO_RUNS": str(runs.resolve()), "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "3"}
-    net = LocalNetwork(_provision(folder.resolve(), list(sites)), environments)
+    net = LocalNetwork(provisioned(folder.resolve(), list(sites), _free_port()), environments)
     try:
         net.start(list(environments))
         yield net
@@ -117,11 +118,20 @@ def _kit(name: str) -> str:
     return "localhost" if name == "server" else name
 
 
-def _provision(folder: Path, sites: Sequence[str]) -> Path:
-    """The folder of the startup kits, made as for a real network."""
+def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port: int = free.getsockname()[1]
+        return port
+
+
+def provisioned(
+    folder: Path,
+    sites: Sequence[str],
+    port: int,
+    admins: Mapping[str, str] = MappingProxyType({_ADMIN: "lead"}),
+) -> Path:
+    """The folder of the startup kits, made as for a real network; admins are roles by name."""
     server = {
         "name": "localhost",
         "type": "server",
@@ -130,21 +140,21 @@ def _provision(folder: Path, sites: Sequence[str]) -> Path:
         "admin_port": port,
     }
     clients = [{"name": name, "type": "client", "org": "bidro"} for name in sites]
-    admin = {"name": _ADMIN, "type": "admin", "org": "bidro", "role": "lead"}
+    people = [{"name": name, "type": "admin", "org": "bidro", "role": role} for name, role in admins.items()]
     builders = [
         {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder"},
         {
             "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
             "args": {"config_folder": "config", "scheme": "tcp"},
         },
-        {"path": "bidro.deploy.flare.BidroBuilder", "args": {"storage": str(folder / "storage")}},
-        {"path": "nvflare.lighter.impl.cert.CertBuilder"},
+        {"path": "bidro.deploy.flare_kit.BidroBuilder", "args": {"storage": str(folder / "storage")}},
+        {"path": "bidro.deploy.flare_kit.BidroCertBuilder"},
         {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
     ]
     project = {
         "api_version": 4,
         "name": "bidro",
-        "participants": [server, *clients, admin],
+        "participants": [server, *clients, *people],
         "builders": builders,
     }
     provisioner = Provisioner(str(folder), prepare_builders(project))

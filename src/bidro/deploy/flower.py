@@ -1,9 +1,9 @@
 """Federated rounds over Flower: the carrier, and the two Flower apps.
 
-The app that is sent to the network holds no code, only the names of the two below: bidro is installed at
-every site, and its node there (`flower_node`) calls the second itself. A job travels as the run's
-configuration. Flower brings no files back, so the server's files are left in a folder of the server, under a
-name that `flower_drive` chose and reads.
+The app that is sent to the network (`flower_app`) holds no code, only the names of the two below: bidro is
+installed at every site, and its node there (`flower_node`) calls the second itself. A job travels as the
+run's configuration. Flower brings no files back, so the server's files are left in a folder of the server,
+under a name that `flower_drive` chose and reads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import os
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,8 @@ class FlowerCarrier:
         self._claimed: dict[int, str] = {}  # by node
         self._asked: dict[str, int] = {}  # the node, by the message that asks it
 
-    def present(self) -> frozenset[str]:
-        return frozenset(self._nodes())
+    def absent(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset(names) - frozenset(self._nodes())
 
     def exchange(self, messages: Mapping[str, bytes], timeout: float) -> Delivered:
         began = time.monotonic()
@@ -107,11 +107,14 @@ client_app = ClientApp()
 def _main(grid: Grid, context: Context) -> None:
     from bidro.deploy.server import serve
 
+    os.umask(0o077)  # what the sites send, and the model, are the owner's
     files = serve(str(context.run_config["job"]), FlowerCarrier(grid))
     folder = result_folder(os.environ["BIDRO_RUNS"], str(context.run_config["token"]))
-    folder.mkdir(parents=True)
+    partial = folder.with_suffix(".part")
+    partial.mkdir(parents=True)
     for name, content in files.items():
-        (folder / name).write_bytes(content)
+        (partial / name).write_bytes(content)
+    partial.rename(folder)
 
 
 @client_app.query()
@@ -129,6 +132,12 @@ def _reply(message: Message, context: Context) -> Message:
     except Exception as error:
         logging.getLogger(__name__).exception("no reply was sent")
         return Message(_records(failure=f"{type(error).__name__}: see the log of the site"), reply_to=message)
+
+
+def refused(message: Message) -> Message:
+    """A site's reply to a run that brings another app than bidro's."""
+    logging.getLogger(__name__).warning("a run that brings another app than bidro's was not answered")
+    return Message(_records(failure="the run's app is not bidro's of this site's version"), reply_to=message)
 
 
 def result_folder(runs: str, token: str) -> Path:

@@ -6,7 +6,6 @@ writes the user's home, and takes a second of processor time whenever it is aske
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import shutil
 import time
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import user_config_to_proto
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest
 from flwr.proto.fab_pb2 import Fab
@@ -24,49 +22,36 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 
 from bidro.deploy.flower import result_folder
+from bidro.deploy.flower_app import bidros_app
+from bidro.deploy.followed import Followed, said_so_far
+from bidro.deploy.persistent import BrokenError, LostJobError, Persistent
 from bidro.errors import BidroError
 
-_APP = b"""
-[project]
-name = "bidro"
-version = "1.0.0"
-[tool.flwr.app]
-publisher = "bidro"
-[tool.flwr.app.components]
-serverapp = "bidro.deploy.flower:server_app"
-clientapp = "bidro.deploy.flower:client_app"
-[tool.flwr.app.config]
-job = ""
-token = ""
-"""
+_POLL = 0.5  # seconds between two questions about the run's status
 
 
-def drive(job: str, settings: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, bytes]:
+def drive(
+    job: str, settings: Mapping[str, Any], say: Callable[[str], None], persistent: Persistent
+) -> dict[str, bytes]:
     """Run a job on a Flower network, wait for its end, and return the files that the server made.
 
     settings: `address` (host:port) of the SuperLink; `root_certificates`, the file of the authority that
     signed its certificate; `runs`, the folder that its service has as BIDRO_RUNS: drive runs on the server's
-    machine, or on one that sees this folder.
+    machine, or on one that sees this folder; `run`, the run's name. Raises LostJobError for a job that ended
+    without a result by what happened around it.
     """
     for name in ("address", "root_certificates", "runs"):
         if name not in settings:
             raise BidroError(f"How to reach the Flower network is not said: '{name}' is missing.")
     token = secrets.token_hex(8)
-    fab, _ = build_fab_from_files({"pyproject.toml": _APP})
-    start = StartRunRequest(
-        fab=Fab(hash_str=hashlib.sha256(fab).hexdigest(), content=fab),
-        override_config=user_config_to_proto({"job": job, "token": token}),
-    )
-    with control(settings) as superlink:
-        run = superlink.StartRun(start).run_id
-        if not run:
-            raise BidroError(f"The SuperLink at {settings['address']} did not accept the run.")
-        try:
-            _wait(superlink, run, say)
-        except KeyboardInterrupt:
+    run = persistent(lambda: _started(job, token, settings))
+    try:
+        _wait(run, settings, say, persistent)
+    except KeyboardInterrupt:
+        with control(settings) as superlink:
             superlink.StopRun(StopRunRequest(run_id=run))
-            say(f"run {run}: stopped")
-            raise
+        say(f"run {run}: stopped")
+        raise
     folder = result_folder(settings["runs"], token)
     if not folder.is_dir():
         raise BidroError(
@@ -78,18 +63,46 @@ def drive(job: str, settings: Mapping[str, Any], say: Callable[[str], None]) -> 
     return files
 
 
-def _wait(superlink: ControlHttpClient, run: int, say: Callable[[str], None]) -> None:
-    before = None
+def _started(job: str, token: str, settings: Mapping[str, Any]) -> int:
+    """The number of the run with this token, which is started if it was not."""
+    app = bidros_app()
+    start = StartRunRequest(
+        fab=Fab(hash_str=app.digest, content=app.content),
+        override_config=user_config_to_proto({"job": job, "token": token}),
+    )
+    with control(settings) as superlink:
+        for number, known in superlink.ListRuns(ListRunsRequest()).run_dict.items():
+            if known.override_config["token"].string == token:
+                return int(number)
+        run: int = superlink.StartRun(start).run_id
+    if not run:
+        raise BidroError(f"The SuperLink at {settings['address']} did not accept the run.")
+    return run
+
+
+def _wait(run: int, settings: Mapping[str, Any], say: Callable[[str], None], persistent: Persistent) -> None:
+    before, where = None, (settings["run"], settings["runs"])
+    followed = Followed(say, said_so_far(*where).total)
     while True:
-        status = superlink.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+        status = persistent(lambda: _status(run, settings))
         if status.status != before:
             before = status.status
             say(f"run {run}: {before}")
+        followed.tell(said_so_far(*where))
         if before == "finished":
             break
-        time.sleep(0.5)
+        time.sleep(_POLL)
     if status.sub_status != "completed":
-        raise BidroError(f"Run {run} {status.sub_status}: {status.details or 'the SuperLink gave no reason'}")
+        why = status.details or "the SuperLink gave no reason"
+        raise LostJobError(f"Run {run} {status.sub_status}: {why}")
+
+
+def _status(run: int, settings: Mapping[str, Any]) -> Any:
+    with control(settings) as superlink:
+        known = superlink.ListRuns(ListRunsRequest(run_id=run)).run_dict
+    if run not in known:
+        raise LostJobError(f"The SuperLink at {settings['address']} knows no run {run} any more")
+    return known[run].status
 
 
 @contextmanager
@@ -105,4 +118,4 @@ def control(settings: Mapping[str, Any]) -> Iterator[ControlHttpClient]:
         why = f"{known.message} {known.public_details or ''}".strip() if known else str(error)
         raise BidroError(f"The SuperLink at {address} refused: {why}") from error
     except (OSError, httpx.HTTPError) as error:
-        raise BidroError(f"The SuperLink at {address} cannot be reached: {error}") from error
+        raise BrokenError(f"The SuperLink at {address} cannot be reached: {error}") from error

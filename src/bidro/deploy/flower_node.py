@@ -7,7 +7,7 @@ To the SuperLink it is a SuperNode as `flower-supernode` is, with the same key a
 asks every three seconds whether there is a message, fetches and installs the app that a run brings, and
 starts a process for every message, which imports and compiles for seconds. Here the app is not fetched at
 all: a run cannot bring code to the site, and what was imported, compiled and read for one message is there
-for the next.
+for the next. A run whose app, by its hash, is not bidro's is not answered.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
 from flwr.supernode.fleet_http_connection import http_request_response
 
-from bidro.deploy.flower import client_app
+from bidro.deploy.flower import client_app, refused
+from bidro.deploy.flower_app import bidros_app
 from bidro.deploy.site import VARIABLE  # and with it, before the first message, all that an answer needs
 from bidro.errors import BidroError
 
@@ -52,8 +53,8 @@ def answer_for_ever(superlink: str, authority: bytes, key: ec.EllipticCurvePriva
     superlink: host:port. authority: the certificate of who signed the SuperLink's, in PEM.
     """
     with http_request_response(superlink, False, authority, (key, key.public_key())) as connection:
-        node, receive, send, _, _, pull, push, confirm = connection
-        last, run = time.monotonic(), None
+        node, receive, send, get_run, _, pull, push, confirm = connection
+        last, run, known = time.monotonic(), None, False
         while True:
             found = receive()
             if found is None:
@@ -63,15 +64,16 @@ def answer_for_ever(superlink: str, authority: bytes, key: ec.EllipticCurvePriva
             if run_id != run:
                 # Else the programs of all runs would stay in memory.
                 jax.clear_caches()  # type: ignore[no-untyped-call]
-                run = run_id
+                run, known = run_id, False
             try:
+                known = known or get_run(run_id).fab_hash == bidros_app().digest
                 message = pull_and_inflate_object_from_tree(
                     tree, partial(pull, run_id), partial(confirm, run_id), return_type=Message
                 )
                 message.metadata.__dict__["_message_id"] = tree.object_id
                 context = Context(run_id, node, {}, RecordDict(), {})
                 began = time.monotonic()
-                reply = client_app(message, context)
+                reply = client_app(message, context) if known else refused(message)
                 _send(reply, time.monotonic() - began, send, partial(push, run_id))
             except Exception:
                 # The run has ended meanwhile, or the message cannot be read: the next one is another.
@@ -113,6 +115,7 @@ def main() -> None:
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    os.umask(0o077)  # a site's own models are its owner's
     # So that the SuperLink hears that the site leaves.
     signal.signal(signal.SIGTERM, _stopped)
     try:

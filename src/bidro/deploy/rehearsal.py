@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +12,6 @@ from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.drive import driven, engine
 from bidro.deploy.job import Job, Sites
-from bidro.deploy.progress import WORDS_FILE
 from bidro.deploy.schema_file import drafted, written
 from bidro.deploy.site_state import write_key
 from bidro.model_file import FILE as MODEL_FILE
@@ -72,10 +68,7 @@ def rehearsed(job: Job, name: str, folder: Path, say: Callable[[str], None]) -> 
     runs.mkdir(exist_ok=True)
     sites = {client: folder / f"site-{k}.toml" for k, client in enumerate(job.clients)}
     say(f"starting a server and {len(sites)} clients on this machine")
-    with (
-        engine(name, local=True).network(folder / "network", sites, runs) as net,
-        _followed(runs / job.run / WORDS_FILE, say),
-    ):
+    with engine(name, local=True).network(folder / "network", sites, runs) as net:
         files = driven(job, name, net.settings, say)
     return {**files, **_own_models(job, folder, files)}
 
@@ -87,27 +80,3 @@ def _own_models(job: Job, folder: Path, files: Mapping[str, bytes]) -> dict[str,
     for k in range(len(job.clients)):
         found |= own_models_in(folder / "own" / f"site-{k}" / job.run, shared)
     return {OWN_FILE: OwnModels(found, shared).to_bytes()} if found else {}
-
-
-@contextmanager
-def _followed(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Say the lines that appear in a file while the block runs."""
-    done = threading.Event()
-
-    def follow() -> None:
-        place = 0
-        while not done.wait(0.3):
-            if path.exists():
-                with path.open() as file:
-                    file.seek(place)
-                    for line in file:
-                        say(line.rstrip(os.linesep))
-                    place = file.tell()
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()

@@ -5,7 +5,7 @@ Everything else (rounds, checks, lost clients, checkpoints) is the coordinator's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -22,8 +22,9 @@ class Delivered(NamedTuple):
 class Carrier(Protocol):
     """Clients are known by name only, whatever the network calls them."""
 
-    def present(self) -> frozenset[str]:
-        """The clients that can be reached now."""
+    def absent(self, names: Iterable[str]) -> frozenset[str]:
+        """Those among these clients that cannot be reached now but may still come to this session of the
+        network, so that it is worth waiting for them."""
 
     def exchange(self, messages: Mapping[str, bytes], timeout: float) -> Delivered:
         """Send each client its message and wait at most `timeout` seconds for the replies.
@@ -39,8 +40,8 @@ class InMemory:
 
     clients: Mapping[str, Callable[[bytes], bytes]]
 
-    def present(self) -> frozenset[str]:
-        return frozenset(self.clients)
+    def absent(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset(names) - frozenset(self.clients)
 
     def exchange(self, messages: Mapping[str, bytes], timeout: float) -> Delivered:
         del timeout

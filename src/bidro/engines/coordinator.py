@@ -154,10 +154,7 @@ class Coordinator:
             if self.policy.lost == "continue":
                 self._lose(faults, requests)
             if gone:
-                raise ClientsGoneError(
-                    f"{', '.join(sorted(gone))} left the network in the midst of the run; what was received "
-                    "is kept: once all are back, go on with --resume."
-                )
+                raise ClientsGoneError(f"{', '.join(sorted(gone))} left the network in the midst of the run")
             if time.monotonic() - began > self.policy.patience:
                 name, why = next(iter(faults.items()))
                 raise BidroError(
@@ -188,7 +185,7 @@ class Coordinator:
         began = time.monotonic()
         limit = self.policy.patience if self.policy.lost == "wait" else self.policy.timeout
         said: list[str] = []
-        while absent := sorted(set(names) - self.carrier.present()):
+        while absent := sorted(self.carrier.absent(names)):
             if time.monotonic() - began > limit:
                 return  # the first question will find them missing
             if absent != said:

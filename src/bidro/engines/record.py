@@ -35,6 +35,7 @@ class Record:
         if not path.exists():
             fresh = path.with_name(f".{path.name}.new")
             fresh.write_bytes(_MAGIC)
+            fresh.chmod(0o600)  # what clients sent is the owner's
             os.replace(fresh, path)
         self._file = path.open("r+b")
         if self._file.read(len(_MAGIC)) != _MAGIC:

@@ -16,7 +16,7 @@ from bidro.fitting.fit import ClientLoss
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.paired import Paired
 from bidro.guarantees.scored import by_client
-from bidro.workflow.fit import LEVELS
+from bidro.workflow.asked_for import LEVELS
 from bidro.workflow.judged import evaluation
 from bidro.workflow.page_content import level_content
 from bidro.workflow.scored import ScoredTable

@@ -1,0 +1,69 @@
+"""How a run goes, for whoever waits for it: what the server writes in the run's folder, in words."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bidro.deploy.progress import ROUNDS_FILE, WORDS_FILE
+from bidro.deploy.runs import VARIABLE
+
+_SHOWN = 50  # lines that are told at once, at most
+
+
+class Said(NamedTuple):
+    total: int  # lines of words that the run has said
+    last: list[str]  # the last of them
+    now: str  # the round that goes on, in words
+
+
+def said_so_far(run: str, runs: str | None = None) -> Said:
+    """Of the run in the folder of runs, by default the server's own."""
+    folder = Path(os.environ[VARIABLE] if runs is None else runs) / run
+    lines, rounds = _lines(folder / WORDS_FILE), _lines(folder / ROUNDS_FILE)
+    return Said(len(lines), lines[-_SHOWN:], in_words(rounds[-1]) if rounds else "")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []  # the run has not begun
+
+
+def in_words(line: str) -> str:
+    """A round: its stage and number, the gap that is proven and who is waited for, as far as it has them."""
+    told: dict[str, Any] = json.loads(line)
+    words = str(told["stage"])
+    if told.get("round") is not None:
+        words += f": round {told['round']}"
+    if told.get("gap") is not None:
+        words += f", gap {float(told['gap']):.1e}"
+    if told.get("waiting_for"):
+        words += f", waiting for {', '.join(told['waiting_for'])}"
+    return words
+
+
+class Followed:
+    """Says what a run says, once, while others ask how it goes.
+
+    seen: how many lines it has said that need not be said again; None for all that it has when it is first
+    asked, but for the last.
+    """
+
+    def __init__(self, say: Callable[[str], None], seen: int | None) -> None:
+        self._say = say
+        self._seen = seen
+        self._now = ""
+
+    def tell(self, said: Said) -> None:
+        seen = said.total - 1 if self._seen is None else self._seen
+        for line in said.last[-(said.total - seen) :] if said.total > seen else []:
+            self._say(line)
+        self._seen = said.total
+        if said.now != self._now:
+            self._now = said.now
+            self._say(said.now)

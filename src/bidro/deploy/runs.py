@@ -1,0 +1,236 @@
+"""The folder of a server's runs: which there are, how far they came, and what is kept of them for how long.
+
+    RUN/job.json      what was asked
+    RUN/attempt       how often a run was begun under this name; stays when the run is deleted
+    RUN/record        what the sites sent; deleted when the run is done
+    RUN/failed.txt    why it ended without a result, in one sentence
+    RUN/result/       the model folder and the audit
+
+All of it is its owner's only. A run is *going on* while a process holds its lock; without that it is *done*,
+has *failed*, or was *cut off* (its process died) and can be resumed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from bidro.deploy.job import Job
+from bidro.engines.coordinator import Policy
+from bidro.errors import BidroError
+
+# The environment variables with the folder of the server's runs, and with the days after which those without
+# a result are deleted.
+VARIABLE, KEEP_VARIABLE = "BIDRO_RUNS", "BIDRO_KEEP_DAYS"
+_KEEP_DAYS = 30.0
+RECORD = "record"
+_JOB, _ATTEMPT, _RESULT, _FAILED, _LOCK = "job.json", "attempt", "result", "failed.txt", "lock"
+_POLL = 0.5  # seconds between two attempts to get a lock
+
+State = Literal["going on", "done", "failed", "cut off"]
+
+
+class Begun(NamedTuple):
+    name: str  # of the run in messages: another for every attempt under one name
+    day: str  # when the attempt began
+    result: dict[str, bytes] | None  # the files, if the run is done
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    state: State
+    began: datetime
+    changed: datetime
+    why: str  # it failed
+    record_bytes: int  # that the sites sent and that are kept
+
+    def to_dict(self) -> dict[str, str | int]:
+        times = {"began": self.began.isoformat(), "changed": self.changed.isoformat()}
+        return {"name": self.name, "state": self.state, **times, "why": self.why, "record": self.record_bytes}
+
+
+def runs_folder() -> Path:
+    """Raises BidroError where none is named."""
+    folder = os.environ.get(VARIABLE)
+    if folder is None:
+        raise BidroError(f"On the server, the environment variable {VARIABLE} must name a folder for runs.")
+    return Path(folder)
+
+
+@contextmanager
+def locked(folder: Path, run: str, patience: float = 0.0) -> Iterator[None]:
+    """One process at a time works on a run; the lock goes with the process.
+
+    Waits for another one for up to `patience` seconds, and then raises BidroError.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.chmod(0o700)
+    deadline = time.monotonic() + patience
+    with (folder / _LOCK).open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    raise BidroError(
+                        f"Run '{run}' is going on at this moment; wait for it with --resume, or stop it."
+                    ) from error
+            time.sleep(_POLL)
+        yield
+
+
+def begin(folder: Path, job: Job) -> Begun:
+    """Begin the run in its folder, or find it begun. Raises BidroError where its name is another run's.
+
+    Resumed, a run that never began begins. Not resumed, one that has failed begins anew, and what it had
+    received is deleted. Sites remember what a run has asked: every attempt under a name is another run to
+    them.
+    """
+    # What to do about lost clients may be another when a run goes on.
+    text = replace(job, resume=False, policy=Policy()).to_text()
+    path = folder / _JOB
+    attempt = _attempt(folder)
+    if path.exists():
+        done = (folder / _RESULT).exists()
+        if job.resume:
+            if path.read_text() != text:
+                raise BidroError(
+                    f"Run '{job.run}' was begun with other settings or another schema; use these, or name "
+                    "another run by --run NAME."
+                )
+            if done:
+                (folder / RECORD).unlink(missing_ok=True)
+            (folder / _FAILED).unlink(missing_ok=True)
+            return _begun(folder, job.run, attempt, _files(folder / _RESULT) if done else None)
+        if done:
+            raise BidroError(
+                f"There is a run '{job.run}' on the server already, and it is done: get its result with "
+                "--resume, name another by --run NAME, or delete it there by `bidro runs delete`."
+            )
+        if not (folder / _FAILED).exists():
+            raise BidroError(
+                f"There is a run '{job.run}' on the server already that was cut off: go on with --resume, "
+                "name another by --run NAME, or delete it there by `bidro runs delete`."
+            )
+        (folder / RECORD).unlink(missing_ok=True)
+        (folder / _FAILED).unlink()
+    _write(folder / _ATTEMPT, str(attempt + 1))
+    _write(path, text)
+    return _begun(folder, job.run, attempt + 1, None)
+
+
+def _attempt(folder: Path) -> int:
+    """How often a run was begun in the folder."""
+    path = folder / _ATTEMPT
+    return int(path.read_text()) if path.exists() else 0
+
+
+def _write(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text)
+    fresh.chmod(0o600)
+    os.replace(fresh, path)
+
+
+def _begun(folder: Path, run: str, attempt: int, result: dict[str, bytes] | None) -> Begun:
+    day = datetime.fromtimestamp((folder / _JOB).stat().st_mtime, UTC).date().isoformat()
+    return Begun(run if attempt == 1 else f"{run}.{attempt}", day, result)
+
+
+def result_folder(folder: Path) -> Path:
+    return folder / _RESULT
+
+
+def done(folder: Path) -> dict[str, bytes]:
+    """The run's files, once they are in its result folder; what the sites sent is deleted."""
+    (folder / RECORD).unlink()
+    return _files(folder / _RESULT)
+
+
+def failed(folder: Path, why: str) -> None:
+    """The run has ended without a result; its name is free for another attempt."""
+    (folder / _FAILED).write_text(why)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def listed(runs: Path) -> list[Run]:
+    """The runs in the folder, the one that changed last first."""
+    found = [_run(path.parent) for path in runs.glob(f"*/{_JOB}")]
+    return sorted(found, key=lambda run: run.changed, reverse=True)
+
+
+def find(runs: Path, name: str) -> Run:
+    """Raises BidroError where there is no such run."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or not (runs / name / _JOB).exists():
+        raise BidroError(f"There is no run '{name}' in '{runs}'; `bidro runs list` names those there are.")
+    return _run(runs / name)
+
+
+def _run(folder: Path) -> Run:
+    record = folder / RECORD
+    times = [path.stat().st_mtime for path in folder.iterdir() if path.name != _LOCK]
+    why = (folder / _FAILED).read_text() if (folder / _FAILED).exists() else ""
+    return Run(
+        folder.name,
+        _state(folder),
+        datetime.fromtimestamp((folder / _JOB).stat().st_mtime, UTC),
+        datetime.fromtimestamp(max(times), UTC),
+        why,
+        record.stat().st_size if record.exists() else 0,
+    )
+
+
+def _state(folder: Path) -> State:
+    try:
+        with locked(folder, folder.name):
+            if (folder / _RESULT).exists():
+                return "done"
+            return "failed" if (folder / _FAILED).exists() else "cut off"
+    except BidroError:
+        return "going on"
+
+
+def delete(runs: Path, name: str) -> None:
+    """Delete the run with all that is kept of it. Raises BidroError where there is none or it is going on."""
+    find(runs, name)
+    with locked(runs / name, name):
+        for path in (runs / name).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in (_ATTEMPT, _LOCK):
+                path.unlink()
+
+
+def expire(runs: Path, days: float | None = None) -> list[str]:
+    """Delete runs without a result in which nothing has happened for so many days; their names.
+
+    By default the days are those of the environment. Raises BidroError where these are no number.
+    """
+    given = os.environ.get(KEEP_VARIABLE, str(_KEEP_DAYS)) if days is None else str(days)
+    try:
+        oldest = time.time() - 86_400 * float(given)
+    except ValueError as error:
+        raise BidroError(f"{KEEP_VARIABLE} must be a number of days; got '{given}'.") from error
+    old = [
+        run.name
+        for run in listed(runs)
+        if run.state in ("failed", "cut off") and run.changed.timestamp() < oldest
+    ]
+    for name in old:
+        delete(runs, name)
+    return old
