@@ -92,7 +92,7 @@ def _other_header(rng, header, requests):
         other = header_of(requests[rng.integers(len(requests))])
         name = list(other)[rng.integers(len(other))]
         header[name] = other[name]
-        if isinstance(header.get("algorithm"), dict) and rng.random() < 0.5:
+        if isinstance(header.get("algorithm"), dict) and header["algorithm"] and rng.random() < 0.5:
             inner = dict(header["algorithm"])
             inner[list(inner)[rng.integers(len(inner))]] = VALUES[rng.integers(len(VALUES))]
             header["algorithm"] = inner

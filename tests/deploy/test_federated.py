@@ -291,9 +291,12 @@ def test_a_site_refuses_folds_and_curvature_that_tell_too_much(tmp_path):
         asked = {**header_of(folded), "folds": folds}
         asked["algorithm"] = {**asked["algorithm"], "folds": folds}
         assert "refused" in header_of(answer(_rewritten(folded, asked)))
-    whole = _requests(tmp_path, agreed, {**QUICK, "hold_out": 0.0})["round OneShotMWDRO"]
-    (tmp_path / "east.csv").write_text("\n".join((tmp_path / "east.csv").read_text().splitlines()[:9]))
-    strict = replace(Site.read(tmp_path / "east.toml"), min_rows=2, state=tmp_path / "strict")
+    other = tmp_path / "other"
+    other.mkdir()
+    agreed = write_sites(other, table())
+    whole = _requests(other, agreed, {**QUICK, "hold_out": 0.0})["round OneShotMWDRO"]
+    (other / "east.csv").write_text("\n".join((other / "east.csv").read_text().splitlines()[:9]))
+    strict = replace(Site.read(other / "east.toml"), min_rows=2, state=other / "strict")
     rows = SiteRows.load(strict)
     asked = {**header_of(whole), "table": table_id(strict, rows)}
     refused = header_of(reply_of(strict, rows, _rewritten(whole, asked)))["refused"]
