@@ -29,9 +29,10 @@ from bidro.client import Penalty, WassersteinBall
 from bidro.engines.asked import Asked
 from bidro.engines.carrier import InMemory
 from bidro.engines.coordinator import Coordinator, Policy, reply_message
+from bidro.engines.plain import described
 from bidro.engines.record import Record
-from bidro.engines.remote import Remote
-from bidro.engines.wire import header_of
+from bidro.engines.remote import Remote, own_ambiguity
+from bidro.engines.wire import header_of, unpack
 from bidro.federation import Federation
 from bidro.losses import Hinge, Squared
 from bidro.problem import Problem
@@ -108,27 +109,32 @@ CASES = {
 }
 
 
-def answering(problem):
-    """What the site of each client answers to a request: from its own rows and the request alone."""
+def answering(problem, algorithm):
+    """What the site of each client answers to a request: from its own rows, and what it has agreed on."""
+    federation = problem.federation
 
-    def one(name):
-        own = np.asarray(problem.federation.client_samples(name))
+    def one(i, name):
+        own = np.asarray(federation.client_samples(name))
+        here = Federation.from_arrays({name: own}, "unbounded")
+        agreed = problem.loss, problem.transport, federation.support, own_ambiguity(problem, i)
 
         def reply(request):
-            asked = header_of(request)
-            found = Asked.of(name, own, asked).answer(asked["seed"], asked["round"], request)
+            header = header_of(request)
+            assert header["algorithm"] == described(algorithm)
+            message = unpack(request, algorithm.broadcast_type)
+            found = Asked.of(algorithm, here, *agreed).reply(message, header["seed"], header["round"])
             return reply_message(found, request, len(own))
 
         return reply
 
-    return {name: one(name) for name in problem.federation.names}
+    return {name: one(i, name) for i, name in enumerate(federation.names)}
 
 
-def over_transport(problem, folder, silent=()):
+def over_transport(problem, algorithm, folder, silent=()):
     """A network whose messages are bytes; clients in `silent` never reply."""
-    clients = answering(problem)
+    clients = answering(problem, algorithm)
     carrier = InMemory({name: one for name, one in clients.items() if name not in silent})
-    policy = Policy(timeout=1.0, lost="continue") if silent else Policy()
+    policy = Policy(timeout=1.0, lost="continue") if silent else Policy(patience=20.0)
     record = Record(folder / "record")
     coordinator = Coordinator("run", carrier, record, policy)
     settings = {name: {} for name in problem.federation.names}

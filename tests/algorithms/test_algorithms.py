@@ -142,7 +142,9 @@ def test_the_same_model_in_process_and_over_the_transport(name, tmp_path):
     """Every message as bytes, every client rebuilt from the request; gossip has no hub to run over."""
     algorithm, problem = CASES[name].algorithm, CASES[name].problem()
     here = run(algorithm, problem, 6, seed=2)
-    there = algorithm.snapshot(run_over(over_transport(problem, tmp_path), algorithm, problem, 6, seed=2))
+    there = algorithm.snapshot(
+        run_over(over_transport(problem, algorithm, tmp_path), algorithm, problem, 6, seed=2)
+    )
     np.testing.assert_allclose(there.x, here.x, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(there.alpha, here.alpha, atol=1e-10)
 

@@ -206,7 +206,7 @@ def test_the_page_shows_no_bound_that_says_nothing():
     found = Certificate(
         0.95, ("a", "b"), (60, 2), (0.1, 0.5), "any mixture", None, None, clipped, None, None, {}, "", None
     )
-    level = page_content._level(found)
+    level = page_content.level_content(found)
     assert level["clipped"] is None
     assert level["too_few"]["clipped"] == clipped.promise
     assert "clipped" not in level["promises"]

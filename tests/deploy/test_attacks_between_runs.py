@@ -23,7 +23,7 @@ from tests.deploy.sites import answering, job, write_sites
 ALL_ROWS = {"hold_out": 0.0, "own": "none"}
 
 
-def table(seed, rows=(80, 90), cell=None):
+def table(seed, rows=(110, 120), cell=None):
     """Two sites; with `cell`, so many rows of east are of ward b and smoke."""
     rng = np.random.default_rng(seed)
     parts = []
@@ -112,7 +112,7 @@ def test_one_patient_added_between_two_ordinary_runs(seed, remembers, tmp_path):
         assert all("refused" in header_of(reply) for _, reply in second)
         return
     (n, before), (m, after) = totals(first, agreed), totals(second, agreed)
-    assert (n, m) == (80, 81)
+    assert (n, m) == (110, 111)
     spread = np.array([12.0, 0.7, 1.0, 1.0, 1.0])
     known = {"u": 61.25, "v": 2.5, "ward=b": 1.0, "smokes=yes": 0.0, "y": 7.75}
     truth = [known[name] for name in (*agreed.schema.features, "y")]
@@ -182,10 +182,10 @@ def test_gradients_at_three_models_tell_cells_as_second_moments_do(tmp_path):
 
     answer = answering(tmp_path, ("east",))["east"]
     with_b, with_one = column(b, answer), column(d - 1, answer)
-    units = header_of(request)["standard"]
-    (s_a, s_b), (m_a, m_b) = ([units[part][k] for k in (a, b)] for part in ("spread", "mean"))
+    units = agreed.standard
+    (s_a, s_b), (m_a, m_b) = ([part[k] for k in (a, b)] for part in (units.spread, units.mean))
     share = s_a * s_b * with_b[a] + m_a * s_b * with_one[b] + m_b * s_a * with_one[a] + m_a * m_b
-    assert 80 * share == pytest.approx(2.0, abs=1e-6)
+    assert 110 * share == pytest.approx(2.0, abs=1e-6)
     forget(tmp_path)
     write_sites(tmp_path, whole)
     refused, told = gradient(np.zeros(d), answering(tmp_path, ("east",))["east"])

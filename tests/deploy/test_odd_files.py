@@ -7,11 +7,12 @@ from contextlib import suppress
 
 import pytest
 
-from bidro.deploy.agreed import Agreed, written
+from bidro.deploy.agreed import Agreed
 from bidro.deploy.audit import read_audit
 from bidro.deploy.job import Config, Job
+from bidro.deploy.schema_file import written
 from bidro.deploy.server import run_job
-from bidro.deploy.site import Site
+from bidro.deploy.site_config import Site
 from bidro.engines.carrier import InMemory
 from bidro.errors import BidroError
 from bidro.workflow import toml_files

@@ -200,7 +200,9 @@ class SiteClients:
         def check(name: str, reply: Assessment, rows: int) -> None:
             place = self.federation.names.index(name)
             eps = 0.0 if problem.eps is None else float(problem.eps[place])
-            require_assessment(self.consistency.told[name], problem, eps, messages[name], reply, rows)
+            # A site has the cloud from the agreement, not from the message.
+            asked = messages[name]._replace(reference=message.reference)
+            require_assessment(self.consistency.told[name], problem, eps, asked, reply, rows)
 
         return _stacked(self.coordinator.ask("assess", 1, settings, messages, like, check=check))
 

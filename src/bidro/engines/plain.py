@@ -8,7 +8,24 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from bidro.algorithms import BiDROFL, ExactMWDRO, OneShotMWDRO
+from bidro.algorithms import (
+    AFL,
+    DRFA,
+    FDRSVM,
+    QFFL,
+    BiDROCompressed,
+    BiDROFL,
+    BiDROLocal,
+    EightBit,
+    ExactMWDRO,
+    FedAvg,
+    GroupDRO,
+    GroupDROBalls,
+    MixtureBall,
+    OneShotMWDRO,
+    TopK,
+    UnbalancedDRO,
+)
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.fold_newton import FoldNewton
@@ -18,6 +35,8 @@ from bidro.errors import BidroError
 from bidro.worst_case import BacktrackingAscent, Exact, FixedStepAscent
 
 _KINDS = (
+    *(AFL, BiDROCompressed, BiDROLocal, DRFA, FDRSVM, FedAvg, GroupDRO, GroupDROBalls, MixtureBall, QFFL),
+    *(UnbalancedDRO, EightBit, TopK),
     *(BiDROFL, ExactMWDRO, OneShotMWDRO, FoldScores, FoldSolves, FoldNewton, FoldMoments, OwnCorrections),
     *(Candidate, Shrinkage, BacktrackingAscent, Exact, FixedStepAscent, Penalty, WassersteinBall),
 )
