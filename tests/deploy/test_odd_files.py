@@ -137,7 +137,7 @@ def test_a_job_with_any_part_of_the_wrong_type_is_read_or_refused(tmp_path):
 
 
 def test_an_audit_with_any_part_of_the_wrong_type_is_read_or_refused(tmp_path):
-    agreed = write_sites(tmp_path, table(sizes=(80,) * 5))
+    agreed = write_sites(tmp_path, table(sizes=(80,) * 5), None, "min_rows = 2")
     files = run_job(job(agreed, options=QUICK), InMemory(answering(tmp_path)), tmp_path / "runs")
     whole = json.loads(files["audit.json"])
     whole["kinds"], whole["influence"]["sites"] = whole["kinds"][:1], whole["influence"]["sites"][:1]
@@ -164,7 +164,7 @@ def test_a_file_with_any_part_of_the_wrong_type_is_read_or_refused(kind, tmp_pat
     read = {"site": Site.read, "schema": Agreed.read, "federate": lambda path: Config.read(path, "run")}[kind]
     content, real = tomllib.loads(text[kind]), toml_files.read_toml
     given = {}
-    for module in ("site", "agreed", "job"):
+    for module in ("site_config", "agreed", "job"):
         monkeypatch.setattr(
             f"bidro.deploy.{module}.read_toml",
             lambda path: copy.deepcopy(given["content"]) if path.name == "given" else real(path),

@@ -130,8 +130,8 @@ def rows_behind(
     behind = min(_least(samples, part, loss.labels is not None, units) for part in parts)
     if behind < min_rows:
         raise RefusedError(
-            f"{what} would rest on {behind} {words(units)}, fewer than its min_rows = {min_rows}; use fewer "
-            "folds, or lower min_rows at that site."
+            f"{what} would rest on fewer {words(units)} than its min_rows = {min_rows}; use fewer folds, or "
+            "lower min_rows at that site."
         )
     dimension = loss.dimension(samples.shape[-1])
     if algorithm.second_order and not _curves(rows, dimension):
