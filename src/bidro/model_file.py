@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from bidro.arrays import Floats
+from bidro.curves import Basis
 from bidro.errors import BidroError
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss, losses_of, registry
@@ -209,11 +210,22 @@ def _number_or_none(value: Any) -> float | None:
 
 
 def _loss_to_dict(loss: Loss) -> dict[str, Any]:
-    return {"name": registry.entry_of(loss).word, **vars(loss)}
+    """Its word and its parameters; the knots of curves only where there are some."""
+    content = {"name": registry.entry_of(loss).word, **vars(loss)}
+    basis = content.pop("basis", None)
+    return content if basis is None else {**content, "knots": [list(own) for own in basis.knots]}
 
 
 def _loss_from_dict(content: Mapping[str, Any]) -> Loss:
-    parameters = {key: value for key, value in content.items() if key != "name"}
+    parameters = {key: value for key, value in content.items() if key not in ("name", "knots")}
     if not all(isinstance(v, bool | int | float) and math.isfinite(v) for v in parameters.values()):
         raise TypeError("a loss has parameters that are not numbers")
-    return registry.kinds()[content["name"]](**parameters)
+    kind: Any = registry.kinds()[content["name"]]
+    if "knots" not in content:
+        return cast(Loss, kind(**parameters))
+    knots = content["knots"]
+    if not isinstance(knots, list) or not all(
+        isinstance(own, list) and all(isinstance(knot, float) for knot in own) for own in knots
+    ):
+        raise TypeError("its knots are not lists of numbers")
+    return cast(Loss, kind(**parameters, basis=Basis(tuple(tuple(own) for own in knots))))

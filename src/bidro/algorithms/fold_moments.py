@@ -105,7 +105,7 @@ class FoldMoments(Usual):
 
     def replies_on_host(self, broadcast: Broadcast, rows: HeldRows) -> Reply:
         assert rows.marks is not None
-        found = of_folds(rows.samples, rows.sizes, rows.marks, rows.folds)
+        found = of_folds(rows.samples, rows.sizes, rows.marks, rows.folds, rows.loss)
         return Reply(found.mean, found.around, found.rows)
 
     def server(self, state: MomentsState, replies: Reply, replied: Array) -> MomentsState:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Evidence, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
+from bidro.algorithms.group_steepness import steepness_of
 from bidro.algorithms.local_minimax import Caps, Local, LocalMinimax, Steepness
 from bidro.algorithms.references import References
 from bidro.client import Client
@@ -165,7 +166,7 @@ class FoldNewton(Usual):
             )
         self.oracle.check(problem.inner)
         cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.lifted else []
-        steepness = Steepness(tuple(cones))
+        steepness = steepness_of(tuple(cones))
         x = np.asarray(problem.constant_model)
         C, F, n, d = len(self.candidates), self.folds + 1, problem.n, len(x)
         k = d + (steepness.count > 0)

@@ -70,7 +70,7 @@ class SquaredRisks:
 
     def values(self, x: Numbers, eps: Numbers) -> Numbers:
         """(n,)"""
-        return np.asarray((self._rmse(x)[0] + eps * np.linalg.norm(self.cone.at(x))) ** 2)
+        return np.asarray((self._rmse(x)[0] + eps * self.cone.norm(self.cone.at(x))) ** 2)
 
     def _rmse(self, x: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         """(RMSE (n,), mean residual (n,), around v (n, m)) with v = (w, -1)."""
@@ -87,8 +87,8 @@ class SquaredRisks:
         slope[:, : bent.shape[1] - 1] += bent[:, :-1]
         slope /= safe[:, None]
         vector = self.cone.at(x)
-        nu = float(np.linalg.norm(vector))
-        of_nu = self.cone.matrix.T @ vector / (nu or 1.0)
+        nu = self.cone.norm(vector)
+        of_nu = self.cone.matrix.T @ self.cone.slope(vector)
         return Expansion(self, eps, rmse + eps * nu, safe, slope, nu or 1.0, of_nu)
 
 

@@ -114,7 +114,7 @@ class OwnCorrections(Usual):
         assert rows.marks is not None
         models = np.asarray(broadcast.x)
         if isinstance(rows.loss, Squared):
-            trained = of_folds(rows.samples, rows.sizes, rows.marks, rows.folds)
+            trained = of_folds(rows.samples, rows.sizes, rows.marks, rows.folds, rows.loss)
             return self.from_moments(rows.loss, trained, models)
         n, count = len(rows.sizes), len(self.shrinkages)
         sums, held, inside = np.zeros((n, rows.folds, count)), np.zeros((n, rows.folds)), np.zeros((n, count))
@@ -172,7 +172,7 @@ def own_models(
     hold one client's after the other's."""
     counts = np.asarray(sizes)
     if isinstance(loss, Squared):
-        moments = of_clients(samples, counts)
+        moments = of_clients(samples, counts, loss)
         return _least_squares(loss, moments, counts.astype(float), x, (shrinkage,))[:, 0]
     found = np.empty((len(counts), len(x)))
     for stack in _stacks(samples, counts):
@@ -286,7 +286,7 @@ class _Scored:
 
     def __init__(self, loss: Loss, rows: Numbers) -> None:
         self.loss, self.target = loss, rows[..., -1]
-        theta = rows[..., :-1]
+        theta = loss.design(rows)[..., :-1]  # type: ignore[arg-type]
         ones = np.ones((*theta.shape[:2], int(loss.intercept)))  # type: ignore[attr-defined]
         self.design = np.concatenate([theta, ones], axis=-1)  # (G, H, q)
 

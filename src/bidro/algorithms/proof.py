@@ -1,6 +1,7 @@
 """The lower bound that multipliers prove, evaluated afresh, and multipliers made to prove more.
 
-For beta >= 0 whose sums over the clients' cuts are a mixture in A, and y with ||y|| <= r_nu for each cone,
+For beta >= 0 whose sums over the clients' cuts are a mixture in A, and y with ||y|| <= r_nu for each cone (in
+the dual norm of the cone's),
 
     objective(x) >= sum_j beta_j cut_j(x, nu)
                  >= constant + <s, x>,      s = sum_j beta_j gradient_j + B' y,
@@ -29,6 +30,7 @@ from bidro.sets import Ball, Box, ScaledNormCut
 if TYPE_CHECKING:
     from bidro.algorithms.cone_model import Answer, ConeModel
     from bidro.algorithms.cuts import Cuts
+    from bidro.losses.base import Cone
 
 Numbers = NDArray[np.float64]
 
@@ -138,7 +140,7 @@ def proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
 def _allowed(model: ConeModel, cuts: Cuts, answer: Answer) -> tuple[Numbers, ...]:
     """The answer's y, shortened to what r_nu allows them in all."""
     r_nu = float(answer.multipliers @ cuts.gradient[:, model.models.dimension]) if model.cones else 0.0
-    length = sum(float(np.linalg.norm(y)) for y in answer.pulls)
+    length = _length(model, answer.pulls)
     if length <= r_nu:
         return answer.pulls
     # A little shorter than that, so that rounding does not shorten them again.
@@ -173,7 +175,7 @@ def _balanced(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost:
     # units of what it costs, and sum <y / ||y||, y> = r_nu.
     pull = np.vstack([np.zeros((0, d)), *(cone.matrix for cone in model.cones)]).T
     toward = np.concatenate(
-        [np.zeros(0), *(part / (float(np.linalg.norm(part)) or 1.0) for part in answer.pulls)]
+        [np.zeros(0), *(cone.toward(y) for cone, y in zip(model.cones, answer.pulls, strict=True))]
     )
     steep = gradient[:, d:].T
     equations = len(polytope.total)
@@ -186,7 +188,13 @@ def _balanced(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost:
         ]
     )
     wanted = np.concatenate([polytope.offset[counted], polytope.total, np.zeros(d + len(steep))])
-    size = np.concatenate([beta, q, np.full(len(y), max(float(steep.sum(axis=0) @ beta), 0.0))])
+    r_nu = max(float(steep.sum(axis=0) @ beta), 0.0)
+    # Of a group only those rows count that hold its largest up.
+    free = [
+        np.full(len(part), r_nu) if cone.groups is None else np.abs(part)
+        for cone, part in zip(model.cones, answer.pulls, strict=True)
+    ]
+    size = np.concatenate([beta, q, *free])
     left = wanted - system @ np.concatenate([beta, q, y])
     scaled = system * size
     length = np.linalg.norm(scaled, axis=1)
@@ -273,8 +281,8 @@ def _cancelled(
     for _ in range(_CANCELLINGS):
         slope = _slope(model, twice, extended.multipliers, extended.pulls)
         width = _width(model, z, slope)
-        toward, turns = _directions(extended.pulls)
-        length = sum(float(np.linalg.norm(y)) for y in extended.pulls)
+        toward, turns = _directions(model, extended.pulls)
+        length = _length(model, extended.pulls)
         along = np.concatenate([np.zeros(0), *extended.pulls]) / (length or 1.0)
         # Pulls lengthen with the steepness that cuts bring.
         longer = np.outer(along, offered[:, d]) if model.cones else np.zeros((0, 2 * k))
@@ -333,7 +341,7 @@ def _bends(model: ConeModel, pulls: tuple[Numbers, ...], width: Numbers, allowan
     shortening it to its length costs that much; where this is the allowance, the turn counts as much."""
     weights = []
     for cone, y in zip(model.cones, pulls, strict=True):
-        size = float(np.linalg.norm(y)) or 1.0
+        size = cone.dual_norm(y) or 1.0
         shortened = float(np.linalg.norm(width * (cone.matrix.T @ y))) / size
         weights.append(np.full(len(y), math.sqrt(allowance * shortened / (2 * size))))
     return np.concatenate([np.zeros(0), *weights])
@@ -344,18 +352,33 @@ def _stacked(model: ConeModel) -> Numbers:
     return np.vstack([np.zeros((0, model.models.dimension)), *(cone.matrix for cone in model.cones)])
 
 
-def _directions(pulls: tuple[Numbers, ...]) -> tuple[Numbers, Numbers]:
+def _length(model: ConeModel, pulls: tuple[Numbers, ...]) -> float:
+    """Of all pulls together, in the dual norms of their cones."""
+    return sum(cone.dual_norm(y) for cone, y in zip(model.cones, pulls, strict=True))
+
+
+def _directions(model: ConeModel, pulls: tuple[Numbers, ...]) -> tuple[Numbers, Numbers]:
     """(cones, rows) the direction of each pull, and (rows, rows) what is across it; 0 for a pull that is
     small beside all of them, which would not turn but grow."""
     if not pulls:
         return np.zeros((0, 0)), np.zeros((0, 0))
-    sizes = np.array([float(np.linalg.norm(y)) for y in pulls])
+    sizes = np.array([cone.dual_norm(y) for cone, y in zip(model.cones, pulls, strict=True)])
     large = sizes > _TURNED * sizes.sum()
     units = [
         np.where(able, y / (size or 1.0), 0.0) for y, size, able in zip(pulls, sizes, large, strict=True)
     ]
-    across = [able * np.eye(len(u)) - np.outer(u, u) for u, able in zip(units, large, strict=True)]
+    across = [
+        able * np.eye(len(u)) - np.outer(u, u) if cone.groups is None else able * _across_groups(cone, y)
+        for u, able, cone, y in zip(units, large, model.cones, pulls, strict=True)
+    ]
     return block_diag(*(u[None] for u in units)), block_diag(*across)
+
+
+def _across_groups(cone: Cone, y: Numbers) -> Numbers:
+    """(rows, rows) turns of y that leave its length and the rows that are 0 as they are, to first order."""
+    toward = cone.toward(y)
+    square = float(toward @ toward) or 1.0
+    return np.asarray(np.diag((y != 0).astype(float)) - np.outer(toward, toward) / square)
 
 
 def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:

@@ -31,6 +31,7 @@ from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.fold_newton import FoldNewton
 from bidro.algorithms.own_correction import OwnCorrections, Shrinkage
 from bidro.client import Penalty, WassersteinBall
+from bidro.curves import Basis
 from bidro.errors import BidroError
 from bidro.losses import registry
 from bidro.sets import Box, WholeSpace
@@ -44,6 +45,7 @@ _KINDS: dict[str, type] = {
         *(UnbalancedDRO, BiDROCompressed, EightBit, TopK),
         *(ExactMWDRO, OneShotMWDRO, FoldScores, FoldSolves, FoldNewton, FoldMoments, Candidate),
         *(OwnCorrections, Shrinkage),
+        Basis,
         *(BacktrackingAscent, Exact, FixedStepAscent),
         *(Box, WholeSpace, Transport, Penalty, WassersteinBall),
     )

@@ -138,9 +138,7 @@ def _slopes(at: Point, inner: Inner, block: Array) -> Array:
     """L' of every row, unmoved."""
     loss = inner.loss
     assert isinstance(loss, LinearLoss)
-    a, offset = loss.direction(at.x, 1.0)
-    u = block @ a + offset
-    return loss.scalar.tangent(u if loss.labels is None else block[:, -1] * u, at.width).slope
+    return loss.scalar.tangent(loss.arguments(at.x, block), at.width).slope
 
 
 def _means(

@@ -64,8 +64,8 @@ def of_softmax(loss: Softmax, x: Array, rows: Array) -> Array:
     delta) of that: the probability of the other classes.
     """
     weights, intercepts = loss.split(x)
-    sizes = jnp.max(jnp.abs(rows[:, :-1]) @ jnp.abs(weights).T + jnp.abs(intercepts), axis=1)
-    delta = 4 * (rows.shape[1] + 1) * _EPS * sizes
+    sizes = jnp.max(jnp.abs(loss.design(rows)[:, :-1]) @ jnp.abs(weights).T + jnp.abs(intercepts), axis=1)
+    delta = 4 * (weights.shape[1] + 2) * _EPS * sizes
     value = loss.values(x, rows)
     return delta * jnp.minimum(1.0, value + delta) + (_OPERATIONS + loss.classes) * _EPS * value
 
