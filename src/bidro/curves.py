@@ -171,15 +171,15 @@ class Basis:
 def spread_over(rows: Floats, places: int = PLACES) -> tuple[Floats, Floats]:
     """(values (k, places), counts (k, places)): how rows (N, k) are spread over every column. A column of at
     most so many values is told exactly; else counts are of rows up to a value and above the one before it, at
-    quantiles. Places that are not used repeat the last value with a count of 0."""
+    the least value and at quantiles. Places that are not used repeat the last value with a count of 0."""
     n, k = rows.shape
     values, counts = np.zeros((k, places)), np.zeros((k, places))
     for j in range(k):
         ordered = np.sort(rows[:, j])
         different = np.unique(ordered)
         if len(different) > places:
-            at = -(-np.arange(1, places + 1) * n // places) - 1
-            different = np.unique(ordered[at])
+            at = -(-np.arange(1, places) * n // (places - 1)) - 1
+            different = np.unique(ordered[np.append(0, at)])
         below = np.searchsorted(ordered, different, side="right")
         values[j, : len(different)], values[j, len(different) :] = different, different[-1]
         counts[j, : len(different)] = np.diff(below, prepend=0)

@@ -58,17 +58,21 @@ class MomentsState(NamedTuple):
     starts: dict[tuple[float, float], State]  # of the solver, by cap and blend
     inner: Inner
     eps: Numbers  # (n,) the clients' radii, beyond which candidates go
-    found: Found | None  # once all clients have replied
+    trained: TrainingMoments | None  # once all clients have replied
+    found: Found | None
     t: int
 
     @property
     def finished(self) -> bool:
-        return self.found is not None
+        return self.trained is not None
 
 
 @pytree
 class FoldMoments(Usual):
-    """For squared loss over balls with p = 2 on an unbounded support; see `FoldSolves` for the settings."""
+    """For squared loss over balls with p = 2 on an unbounded support; see `FoldSolves` for the settings.
+
+    Without candidates it asks for the moments and solves nothing.
+    """
 
     candidates: tuple[Candidate, ...] = static()
     folds: int = static()
@@ -97,10 +101,12 @@ class FoldMoments(Usual):
             for weighing, one in different.items()
         }
         assert problem.eps is not None
-        return MomentsState(starts, problem.inner, np.asarray(problem.eps), None, 0)
+        return MomentsState(starts, problem.inner, np.asarray(problem.eps), None, None, 0)
 
     def broadcast(self, state: MomentsState) -> Broadcast:
-        first = next(iter(state.starts.values()))
+        first = next(iter(state.starts.values()), None)
+        if first is None:
+            return Broadcast(np.zeros(0), np.zeros(()))
         return Broadcast(np.asarray(first.x), np.asarray(first.width))
 
     def replies_on_host(self, broadcast: Broadcast, rows: HeldRows) -> Reply:
@@ -114,9 +120,10 @@ class FoldMoments(Usual):
         if not np.all(np.asarray(replied)):
             return state
         trained = TrainingMoments(*(np.asarray(part) for part in replies))
-        return state._replace(found=self._found(state, trained))
+        return state._replace(trained=trained, found=self.found(state, trained) if self.candidates else None)
 
-    def _found(self, state: MomentsState, trained: TrainingMoments) -> Found:
+    def found(self, state: MomentsState, trained: TrainingMoments) -> Found:
+        """From the first state and the moments of all clients."""
         rows, left_out, whole = np.asarray(trained.rows, float), left_out_sums(trained), of_all_folds(trained)
         models, losses = [], []
         for fold in range(self.folds):

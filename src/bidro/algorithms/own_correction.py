@@ -195,6 +195,15 @@ def _least_squares(
     loss: Squared, moments: Moments, rows: Numbers, x: Numbers, shrinkages: Sequence[Shrinkage]
 ) -> Numbers:
     """(n, shrinkages, d) the minimisers for squared loss, of clients with so many rows (n,)."""
+    together = max(1, _STACK_NUMBERS // (len(shrinkages) * len(x) ** 2))
+    if len(rows) > together:
+        parts = [slice(begin, begin + together) for begin in range(0, len(rows), together)]
+        some = [Moments(moments.mean[part], moments.around[part]) for part in parts]
+        found = [
+            _least_squares(loss, *own, x, shrinkages)
+            for own in zip(some, (rows[p] for p in parts), strict=True)
+        ]
+        return np.concatenate(found)
     mean, around = moments
     features = mean.shape[1] - 1
     v = np.append(x[:features], -1.0)

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.arrays import Floats
+from bidro.curves import Basis, common_knots
+from bidro.errors import BidroError
 from bidro.fitting.client_side import STATEMENTS, error_by_unit
 from bidro.fitting.network import Clients, Network
 from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared
@@ -21,6 +23,7 @@ from bidro.guarantees.calibration import spread_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import ClientBound, client_level
 from bidro.guarantees.out_of_sample import explicit_radii
+from bidro.guarantees.segments import Wanted
 from bidro.guarantees.statements import Assessed, from_bounds, interval_obstacle, without_holdout
 from bidro.losses.registry import LossChoice
 from bidro.problem import Problem
@@ -162,12 +165,27 @@ class _Fit:
                 clients,
                 _spread(moments, standard, transport, choices),
                 Limits(int(np.min(prepared.folds)), self.network.rows_a_parameter),
+                self._curves(clients),
             )
         else:
+            if choices.curves is not None or choices.increasing or choices.decreasing:
+                raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")
             trained = train_penalised(whole, options.algorithm, choices.seed, clients, self.progress.stepping)
         declared = clients.federation if box is None else replace(clients.federation, support=box)
         stated = replace(trained.problem, federation=declared, mixtures=Simplex(declared.n))
         return self._stated(clients, prepared, standard, trained, stated, box)
+
+    def _curves(self, clients: Clients) -> tuple[Wanted, Basis] | None:
+        """What is wanted, with the finest knots; None where every feature is a straight line of any sign."""
+        choices = self.options.choices
+        names = self.network.columns[:-1]
+        wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
+        if not any(wanted.signs) and max(wanted.most, default=1) == 1:
+            return None
+        if max(wanted.most) == 1:
+            return wanted, Basis(((),) * len(names))
+        told = clients.spread()
+        return wanted, common_knots(np.asarray(told.values), np.asarray(told.counts), wanted.most)
 
     def _stated(
         self,
