@@ -21,6 +21,8 @@ from bidro.curves import Basis
 from bidro.losses import Loss, has_curves
 from bidro.standard import Standard
 
+# A value is outside a range where it is by more than this share of it: ranges come through standard units.
+_ROUNDING = 1e-9
 # Rows that are put into the basis together, so that no wide copy of a table is made.
 _TOGETHER = 8192
 
@@ -120,4 +122,5 @@ class Predictor:
 def outside(features: Floats, low: Floats, high: Floats) -> Floats:
     """(k,) how many of the rows (N, k) lie outside the range seen in training, feature by feature: there
     curves are extended by their outermost slopes."""
-    return np.asarray(np.sum((features < low) | (features > high), axis=0))
+    room = _ROUNDING * (high - low)
+    return np.asarray(np.sum((features < low - room) | (features > high + room), axis=0))

@@ -130,6 +130,7 @@ class Fitted:
     own_models: Mapping[str, Floats]  # (d,) that are known here, by client
     changes: Mapping[str, Changes] | None  # on rows kept out; None where there is nothing to compare with
     varies: float | None  # deviation of the predictions, as a share of that under pooled training
+    seen: tuple[Floats, Floats] | None = None  # (k,) least and largest values in training, where curves ask
 
 
 def fit(network: Network, options: Options, progress: Progress | None = None) -> Fitted:
@@ -155,6 +156,7 @@ class _Fit:
         transport = transport_of(loss, clients.federation.m, choices, standard.target_spread)
         whole = unrestricted(clients.federation, loss, transport, standard.target_spread)
         self.progress.begin("choosing")
+        curves, seen = self._curves(clients)
         if options.algorithm is None:
             trained = train(
                 whole,
@@ -165,7 +167,7 @@ class _Fit:
                 clients,
                 _spread(moments, standard, transport, choices),
                 Limits(int(np.min(prepared.folds)), self.network.rows_a_parameter),
-                self._curves(clients),
+                curves,
             )
         else:
             if choices.curves is not None or choices.increasing or choices.decreasing:
@@ -173,19 +175,26 @@ class _Fit:
             trained = train_penalised(whole, options.algorithm, choices.seed, clients, self.progress.stepping)
         declared = clients.federation if box is None else replace(clients.federation, support=box)
         stated = replace(trained.problem, federation=declared, mixtures=Simplex(declared.n))
-        return self._stated(clients, prepared, standard, trained, stated, box)
+        found = self._stated(clients, prepared, standard, trained, stated, box)
+        if seen is not None:
+            low, high = (standard.mean + standard.spread * side for side in seen)
+            found = replace(found, seen=(low, high))
+        return found
 
-    def _curves(self, clients: Clients) -> tuple[Wanted, Basis] | None:
-        """What is wanted, with the finest knots; None where every feature is a straight line of any sign."""
+    def _curves(self, clients: Clients) -> tuple[tuple[Wanted, Basis] | None, tuple[Floats, Floats] | None]:
+        """(what is wanted, with the finest knots, None where every feature is a straight line of any sign;
+        the least and the largest value of every feature, None where they are not asked for)."""
         choices = self.options.choices
         names = self.network.columns[:-1]
         wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
         if not any(wanted.signs) and max(wanted.most, default=1) == 1:
-            return None
+            return None, None
         if max(wanted.most) == 1:
-            return wanted, Basis(((),) * len(names))
+            return (wanted, Basis(((),) * len(names))), None
         told = clients.spread()
-        return wanted, common_knots(np.asarray(told.values), np.asarray(told.counts), wanted.most)
+        values = np.asarray(told.values)
+        basis = common_knots(values, np.asarray(told.counts), wanted.most)
+        return (wanted, basis), (values[:, :, 0].min(axis=0), values[:, :, -1].max(axis=0))
 
     def _stated(
         self,

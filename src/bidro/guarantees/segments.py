@@ -165,7 +165,7 @@ def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem
 
 def taken(bases: tuple[Basis, ...], left_out: LeftOut) -> SegmentChoice:
     """Of the candidates, whose losses on rows left out stand one beside the other, the one with the lowest
-    mean, or the first unless that is better by a standard error."""
+    mean among those that are better than the first by a standard error, or the first where there is none."""
     losses, rows = left_out
     share = rows / rows.sum()
     means = left_out.means
@@ -174,9 +174,8 @@ def taken(bases: tuple[Basis, ...], left_out: LeftOut) -> SegmentChoice:
     cells = int(np.count_nonzero(rows))
     away = np.sum((share[..., None] * (apart - gain)) ** 2, axis=(0, 1)) * cells / max(cells - 1, 1)
     errors = np.sqrt(away)
-    best = int(np.argmin(means))
-    if not gain[best] > errors_asked(_ERRORS, cells - 1) * errors[best]:
-        best = 0
+    better = gain > errors_asked(_ERRORS, cells - 1) * errors
+    best = int(np.argmin(np.where(better, means, np.inf))) if better.any() else 0
     return SegmentChoice(bases, means, errors, best)
 
 

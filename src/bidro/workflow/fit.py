@@ -34,7 +34,7 @@ from bidro.tables import (
     require_every_class,
 )
 from bidro.training import AlgorithmOne, Replies, Trained
-from bidro.workflow.chosen import chosen_in_words
+from bidro.workflow.chosen import chosen_in_words, curves_settings
 from bidro.workflow.options import FitOptions
 from bidro.workflow.paid import concerns, own_settings, paid
 
@@ -169,6 +169,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         "criterion": "risk" if trained.problem.references is None else "regret",
         "paid": paid(trained.calibration),
         "own": own_settings(trained),
+        "curves": curves_settings(trained),
         "metric": options.metric,
         "label_cost": options.label_cost,
         "p": trained.problem.transport.p,
@@ -205,4 +206,5 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         versions,
         trained.pooled,
         fitted.own_models,
+        *(fitted.seen or (None, None)),
     )
