@@ -26,81 +26,84 @@ from bidro.sets import Box, WholeSpace
 
 Atoms = tuple[Floats, Floats, NDArray[np.int64]]
 
-_STEPS, _HALVINGS = 8, 40
+_STEPS, _HALVINGS = 12, 45
+# Prices are looked for between these.
+_CHEAPEST, _DEAREST = 1e-9, 1e9
 # Of the mass of one row, so much moves far out.
 _FAR_SHARE = 1e-6
 
 
 def curved_atoms(problem: Problem, x: Floats, rows: Floats, eps: float) -> Atoms:
     """(points (atoms, m), masses, origins) of a distribution within eps of the rows (N, m), in W_p."""
-    masses, origins = np.full(len(rows), 1 / len(rows)), np.arange(len(rows))
-    found = [(rows, masses, origins)]
+    found = [(rows, np.full(len(rows), 1 / len(rows)), np.arange(len(rows)))]
     if isinstance(problem.loss, LinearLoss):
-        found.append((_near(problem, problem.loss, x, rows, eps), masses, origins))
+        found.append(_near(problem, problem.loss, x, rows, eps))
     if problem.transport.p == 1 and isinstance(problem.federation.support, WholeSpace):
         found.append(_far(problem, x, rows, eps))
     expected = [float(mass @ losses_of(problem.loss, x, points)) for points, mass, _ in found]
     return found[int(np.argmax(expected))]
 
 
-def _near(problem: Problem, loss: LinearLoss, x: Floats, rows: Floats, eps: float) -> Floats:
-    """(N, m) the rows moved within the budget; all of them as far as one price allows, and where moves jump
-    there, as far along as the budget does."""
+def _near(problem: Problem, loss: LinearLoss, x: Floats, rows: Floats, eps: float) -> Atoms:
+    """The rows moved as far as one price allows, and where moves jump there, a share of each row's mass as if
+    the price were lower, so that the budget is spent."""
     p = problem.transport.p
 
-    def spent(points: Floats) -> float:
-        return float(problem.transport.row_costs(rows, points).mean())
+    def moved(price: float) -> tuple[Floats, float]:
+        points = _moved(problem, loss, x, rows, price)
+        return points, float(problem.transport.row_costs(rows, points).mean())
 
-    budget, low, high = eps**p, 1e-12, 1e12
-    cheap = rows
+    budget, low, high = eps**p, _CHEAPEST, _DEAREST
+    (dear, most), (cheap, least) = moved(low), (rows, 0.0)
     for _ in range(_HALVINGS):
         price = math.sqrt(low * high)
-        moved = _moved(problem, loss, x, rows, price)
-        if spent(moved) <= budget:
-            cheap, high = moved, price
+        points, cost = moved(price)
+        if cost <= budget:
+            (cheap, least), high = (points, cost), price
         else:
-            low = price
-    dear = _moved(problem, loss, x, rows, low)
-    if not spent(dear) > budget:
-        return dear
-    # Some rows as if the price were the lower one, as many as the budget allows.
-    gain = problem.transport.row_costs(rows, dear) - problem.transport.row_costs(rows, cheap)
-    left = (budget - spent(cheap)) * len(rows)
-    order = np.argsort(gain, kind="stable")
-    fits = order[np.cumsum(np.maximum(gain[order], 0.0)) <= left]
-    found = cheap.copy()
-    found[fits] = dear[fits]
+            (dear, most), low = (points, cost), price
+    share = 1.0 if most <= budget else (budget - least) / (most - least)
+    parts = [(points, mass) for points, mass in ((cheap, 1 - share), (dear, share)) if mass > 0]
     return (
-        found if float(losses_of(loss, x, found).mean()) >= float(losses_of(loss, x, cheap).mean()) else cheap
+        np.concatenate([points for points, _ in parts]),
+        np.concatenate([np.full(len(rows), mass / len(rows)) for _, mass in parts]),
+        np.tile(np.arange(len(rows)), len(parts)),
     )
 
 
 def _moved(problem: Problem, loss: LinearLoss, x: Floats, rows: Floats, price: float) -> Floats:
-    """(N, m) the rows at the best places found at a price of the squared move."""
-    inverse = np.asarray(problem.transport.inverse_scale)
+    """(N, m) the rows at the best places found at a price of the cost.
+
+    A cost of order 1 is at most c / 2 + ||S delta||^2 / (2 c) for any c, and equal to it at the size of the
+    move: moves are found for squares with the sizes of those before.
+    """
+    inverse, p = np.asarray(problem.transport.inverse_scale), problem.transport.p
+    movable = inverse > 0
     start = np.asarray(loss.arguments(x, rows))  # type: ignore[arg-type]
-    width = np.zeros(())
     best, value = rows, np.asarray(loss.scalar.value(start))
-    reach = float(np.std(start)) + 1e-3
+    reach, none = float(np.std(start)) + 1e-3, np.zeros(())
     for side in (1.0, -1.0):
-        u = start + side * reach
+        u, of_square = start + side * reach, np.full(len(rows), price)
         for _ in range(_STEPS):
-            slope = np.asarray(loss.scalar.tangent(u, width).slope)
+            slope = np.asarray(loss.scalar.tangent(u, none).slope)
             slope = slope if loss.labels is None else rows[:, -1] * slope
-            points = _each_feature(problem, loss, x, rows, slope, price, inverse)
+            points = _each_feature(problem, loss, x, rows, slope, of_square)
             u = np.asarray(loss.arguments(x, points))  # type: ignore[arg-type]
-        movable = inverse > 0
-        steps = (points - rows)[:, movable] / inverse[movable]
-        gained = np.asarray(loss.scalar.value(u)) - price * np.sum(steps**2, axis=1)
-        better = gained > value
-        best, value = np.where(better[:, None], points, best), np.where(better, gained, value)
+            size = np.linalg.norm((points - rows)[:, movable] / inverse[movable], axis=1)
+            gained = np.asarray(loss.scalar.value(u)) - price * size**p
+            better = gained > value
+            best, value = np.where(better[:, None], points, best), np.where(better, gained, value)
+            if p == 1:
+                of_square = price / (2 * np.maximum(size, 1e-9))
     return best
 
 
 def _each_feature(
-    problem: Problem, loss: LinearLoss, x: Floats, rows: Floats, slope: Floats, price: float, inverse: Floats
+    problem: Problem, loss: LinearLoss, x: Floats, rows: Floats, slope: Floats, prices: Floats
 ) -> Floats:
-    """(N, m) where slope f_j(v) - price (S_j (v - v_j))^2 is largest, feature by feature, on the support."""
+    """(N, m) where slope f_j(v) - price (S_j (v - v_j))^2 is largest, feature by feature, on the support;
+    slopes and prices are the rows' own (N,)."""
+    inverse, price = np.asarray(problem.transport.inverse_scale), prices[:, None]
     basis, support = loss.basis, problem.federation.support
     assert basis is not None
     w = np.asarray(loss.split(x)[0])  # type: ignore[arg-type]
@@ -109,10 +112,11 @@ def _each_feature(
         sides = [np.asarray(end)[:-1][basis.feature] for end in (support.lower, support.upper)]
         low, high = np.clip(low, *sides), np.clip(high, *sides)
     here = rows[:, :-1][:, basis.feature]
-    give = inverse[:-1][basis.feature] ** 2 / (2 * price)
+    moves = inverse[:-1][basis.feature]
+    give = moves**2 / (2 * price)
     place = np.clip(here + slope[:, None] * w * give, low, high)
-    place = np.where(give > 0, place, here)
-    still = np.where(give > 0, inverse[:-1][basis.feature], 1.0)
+    place = np.where(moves > 0, place, here)
+    still = np.where(moves > 0, moves, 1.0)
     value = slope[:, None] * (intercepts(basis, w) + w * place) - price * ((place - here) / still) ** 2
     points = rows.copy()
     for j in range(basis.features):
@@ -122,7 +126,7 @@ def _each_feature(
                 :, 0
             ]
     if loss.labels is None and inverse[-1] > 0:
-        points[:, -1] -= slope * inverse[-1] ** 2 / (2 * price)
+        points[:, -1] -= slope * inverse[-1] ** 2 / (2 * prices)
         if isinstance(support, Box):
             points[:, -1] = np.clip(points[:, -1], support.lower[-1], support.upper[-1])
     return points
