@@ -132,10 +132,8 @@ def measured(data: Grouped, seed: int, methods: list[str]) -> dict[str, Any]:
             choice = model._fitted.trained.segments
             if choice is not None:
                 found[name]["segments"] = int(choice.basis.segments.max())
-                found[name]["tried"] = {
-                    int(basis.segments.max()): float(mean)
-                    for basis, mean in zip(choice.bases, choice.means, strict=True)
-                }
+                found[name]["tried"] = choice.means.tolist()
+                found[name]["used"] = choice.used.tolist()
     return found
 
 

@@ -119,8 +119,8 @@ class Choices:
     confidence: float = 0.95  # of bootstrap and explicit radii
     replies: Replies = "curvature"  # what clients may be asked for at the most
     curves: Any = DEFAULT_CURVES  # "auto", None, a number of segments, or one of these by feature
-    increasing: tuple[str, ...] = ()  # features whose curves must rise
-    decreasing: tuple[str, ...] = ()
+    increasing: Sequence[str] = ()  # features whose curves must rise
+    decreasing: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_radius(self.radius)
@@ -210,7 +210,7 @@ def train(
     segments = told = None
     if curves is not None:
         dealt = _folds(min(problem.federation.sizes), curves[1].columns, choices, limits)
-        problem, segments, told = choose_curves(problem, *curves, *dealt, choices.seed, network)
+        problem, segments, told = choose_curves(problem, *curves, *dealt, choices.seed, network, choices.own)
     radii, promise = _radii(problem, choices, support)
     balls = replace(problem, ambiguity=WassersteinBall(radii))
     calibration = None

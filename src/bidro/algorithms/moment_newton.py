@@ -30,7 +30,7 @@ from bidro.sets import Ball, Box
 
 Numbers = NDArray[np.float64]
 
-_MOST_STEPS = 30
+_MOST_STEPS = 100
 _MOST_HALVINGS = 12
 # A step must bring this share of what its model promises.
 _ENOUGH = 1e-4

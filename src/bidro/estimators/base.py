@@ -94,8 +94,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             seed=self.random_state,
             confidence=self.confidence,
             curves=self.curves,
-            increasing=tuple(self.increasing),
-            decreasing=tuple(self.decreasing),
+            increasing=self.increasing,
+            decreasing=self.decreasing,
         )
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=False)
         target = self._encode(y)

@@ -3,8 +3,8 @@
 Every number of segments is tried under pooled training, whose mean loss on rows left out has the least noise;
 weights and radii are chosen afterwards, for the curves that were taken. A straight line is always among the
 candidates, and is taken unless curves are better on rows left out by a standard error, over clients and their
-folds.
-For squared loss all of it follows from the second moments of the finest basis: fewer segments are equalities
+folds, and not worse with the clients' own corrections, where these are wanted: a client's own line can do what
+a common curve does, and better. For squared loss all of it follows from the second moments of the finest basis: fewer segments are equalities
 between neighbouring slopes.
 """
 
@@ -23,7 +23,8 @@ from bidro.curves import SEGMENTS, Basis
 from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Rounds
 from bidro.errors import BidroError
-from bidro.guarantees.calibration import calibrate, second_moments_tell, told_moments
+from bidro.guarantees.calibration import Calibration, calibrate, second_moments_tell, told_moments
+from bidro.guarantees.own import OwnWord, choose_own
 from bidro.guarantees.price import LeftOut, errors_asked
 from bidro.problem import Problem
 from bidro.sets import Box
@@ -33,8 +34,8 @@ DEFAULT_CURVES: Any = None
 MOST_SEGMENTS = 64
 # (cap, blend) of pooled training.
 POOLED = (1.0, 1.0)
-# Curves must be better by so many standard errors.
-_ERRORS = 1.0
+# Curves must be better by so many standard errors, and with own corrections worse by at most this share.
+_ERRORS, _HARDLY = 1.0, 0.01
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class SegmentChoice:
     bases: tuple[Basis, ...]  # from the fewest segments to the most
     means: Floats  # (candidates,) mean losses on rows left out, under pooled training; empty for one alone
     errors: Floats  # (candidates,) standard errors of how far each is below the first
+    used: Floats  # (candidates,) the means of the models that clients would use: their own, where they gain
     place: int
 
     @property
@@ -118,9 +120,11 @@ def choose_curves(
     sends_curvature: bool,
     seed: int = 0,
     network: Rounds = IN_PROCESS,
+    own: OwnWord | None = None,
 ) -> tuple[Problem, SegmentChoice, TrainingMoments | None]:
     """(the problem with the curves that are taken, the choice, the second moments that clients have sent of
-    them), from the problem of straight lines and the finest knots."""
+    them), from the problem of straight lines and the finest knots; `own` are the corrections that clients may
+    have, which can make curves idle."""
     bases = wanted.bases(finest)
     problems = [with_curves(problem, basis, wanted.signs) for basis in bases]
     told = None
@@ -128,23 +132,25 @@ def choose_curves(
         told = told_moments(problems[-1], folds, seed, network)
     each = [None if told is None else coarser(told, finest, basis) for basis in bases]
     if len(bases) == 1:
-        return problems[0], SegmentChoice(bases, np.zeros(0), np.zeros(0), 0), each[0]
+        none = np.zeros(0)
+        return problems[0], SegmentChoice(bases, none, none, none, 0), each[0]
+    how: dict[str, Any] = {"folds": folds, "seed": seed, "network": network}
+    how["sends_curvature"] = sends_curvature
     scored = [
-        calibrate(
-            one,
-            (0.0,),
-            (POOLED,),
-            folds=folds,
-            seed=seed,
-            network=network,
-            sends_curvature=sends_curvature,
-            told=own,
-        ).left_out
-        for one, own in zip(problems, each, strict=True)
+        calibrate(one, (0.0,), (POOLED,), told=of, **how) for one, of in zip(problems, each, strict=True)
     ]
-    side_by_side = LeftOut(np.concatenate([one.losses for one in scored], axis=-1), scored[0].rows)
-    choice = taken(bases, side_by_side)
+    losses = np.concatenate([one.left_out.losses for one in scored], axis=-1)
+    used = [_used(*one, own, network) for one in zip(problems, scored, strict=True)]
+    choice = taken(bases, LeftOut(losses, scored[0].left_out.rows), np.array(used))
     return problems[choice.place], choice, each[choice.place]
+
+
+def _used(problem: Problem, found: Calibration, own: OwnWord | None, network: Rounds) -> float:
+    """The mean loss on rows left out of the models that clients would use: their own, where they gain."""
+    if (chosen := choose_own(problem, found, own, network)) is None:
+        return float(found.means[0])
+    each = np.where(chosen.adopts, chosen.own, chosen.shared)
+    return float(np.average(each, weights=np.asarray(found.sizes, float)))
 
 
 def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem:
@@ -163,9 +169,9 @@ def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem
     return replace(problem, loss=curved, models=Box(lower, upper))
 
 
-def taken(bases: tuple[Basis, ...], left_out: LeftOut) -> SegmentChoice:
-    """Of the candidates, whose losses on rows left out stand one beside the other, the one with the lowest
-    mean among those that are better than the first by a standard error, or the first where there is none."""
+def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Floats) -> SegmentChoice:
+    """Of the candidates, whose losses on rows left out stand one beside the other, the first and those count
+    that are better than it by a standard error and, as used, hardly worse; the lowest mean is taken."""
     losses, rows = left_out
     share = rows / rows.sum()
     means = left_out.means
@@ -175,8 +181,9 @@ def taken(bases: tuple[Basis, ...], left_out: LeftOut) -> SegmentChoice:
     away = np.sum((share[..., None] * (apart - gain)) ** 2, axis=(0, 1)) * cells / max(cells - 1, 1)
     errors = np.sqrt(away)
     better = gain > errors_asked(_ERRORS, cells - 1) * errors
-    best = int(np.argmin(np.where(better, means, np.inf))) if better.any() else 0
-    return SegmentChoice(bases, means, errors, best)
+    counts = better & (used <= (1 + _HARDLY) * used[0])
+    counts[0] = True
+    return SegmentChoice(bases, means, errors, used, int(np.argmin(np.where(counts, means, np.inf))))
 
 
 def coarser(moments: TrainingMoments, finest: Basis, basis: Basis) -> TrainingMoments:
