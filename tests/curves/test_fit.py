@@ -154,7 +154,8 @@ def test_the_rule_by_which_segments_are_taken():
     def place(gains, used=None, spread=0.01):
         losses = 1.0 + noise - np.array(gains) + spread * rng.normal(size=(5, 4, 3)) * [0, 1, 1]
         left_out = LeftOut(losses, rows_of)
-        return taken(bases, left_out, left_out.means if used is None else np.array(used)).place
+        as_used = left_out.pooled if used is None else np.tile(used, (4, 1))
+        return taken(bases, left_out, as_used).place
 
     assert place([0, 0.1, 0.2]) == 2
     assert place([0, 0.2, 0.1]) == 1

@@ -11,8 +11,9 @@ What it stops by is a bound: risks are convex, so that for any alpha in A and s 
 
     min over X >= <alpha, R> + min over y in X of <s, y - x>,
 
-which is worth little before s is nearly 0 and nearly all afterwards. Where steps find no such point (X is in
-the way, or x is at a kink) the bound says so, and `ExactMWDRO` is to go on from there.
+which is worth little before s is nearly 0 and nearly all afterwards; coordinates at an edge of X to which
+they fall are held there. Where steps find no such point (x is at a kink) the bound says so, and `ExactMWDRO`
+is to go on from there.
 """
 
 from __future__ import annotations
@@ -156,14 +157,16 @@ def minimax_from_moments(
         best = best._replace(x=x, upper=upper, size=references.risk(upper))
         if best.reaches(gap):
             return best
+        free = ~_held(models, x, s)
         try:
-            inverse_root = np.linalg.inv(np.linalg.cholesky(here.curvature(alpha)))
+            inverse_root = np.linalg.inv(np.linalg.cholesky(here.curvature(alpha)[np.ix_(free, free)]))
         except np.linalg.LinAlgError:
             return best
-        image = inverse_root @ G.T  # (d, n)
+        image = inverse_root @ G[:, free].T  # (free, n)
         enough = _SHARE_FOR_WEIGHTS * min(gap, 1e-5) * best.size
         alpha, corners = _weights(mixtures, R, image, corners, enough)
-        step = -inverse_root.T @ (image @ alpha)
+        step = np.zeros(len(x))
+        step[free] = -inverse_root.T @ (image @ alpha)
         promised = upper - float(alpha @ R + 0.5 * (alpha @ G) @ step)
         for _ in range(_MOST_HALVINGS):
             trial = np.asarray(models.project(x + step))
@@ -175,6 +178,14 @@ def minimax_from_moments(
             return best
         x = trial
     return best
+
+
+def _held(models: Box | Ball, x: Numbers, slope: Numbers) -> NDArray[np.bool_]:
+    """(d,) which coordinates are at an edge of X to which they fall: they stay there (Bertsekas 1982)."""
+    if isinstance(models, Ball):
+        return np.zeros(len(x), bool)
+    at_lower, at_upper = x <= np.asarray(models.lower), x >= np.asarray(models.upper)
+    return np.asarray((at_lower & (slope > 0)) | (at_upper & (slope < 0)))
 
 
 def _weights(

@@ -225,7 +225,8 @@ def risks_from_moments(
     gradient = residual[:, None] * slopes
     gradient[:, :features] += bent[:, :-1]
     spread = around[:, -1, -1] + (0.0 if loss.intercept else mean[:, -1] ** 2)
-    nu = loss.dual_norm(cast(Array, x), inner.transport.inverse_scale) if lifted else None
+    scale: Any = np.asarray(inner.transport.inverse_scale)
+    nu = loss.dual_norm(cast(Array, x), scale) if lifted else None
     at: Any = (x, nu, width * np.sqrt(spread))
     k = d + lifted
     hessian = None

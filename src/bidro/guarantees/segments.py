@@ -3,9 +3,9 @@
 Every number of segments is tried under pooled training, whose mean loss on rows left out has the least noise;
 weights and radii are chosen afterwards, for the curves that were taken. A straight line is always among the
 candidates, and is taken unless curves are better on rows left out by a standard error, over clients and their
-folds, and not worse with the clients' own corrections, where these are wanted: a client's own line can do what
-a common curve does, and better. For squared loss all of it follows from the second moments of the finest basis: fewer segments are equalities
-between neighbouring slopes.
+folds, and not worse with the clients' own corrections, where these are wanted: a client's own line can do
+what a common curve does, and better. For squared loss all of it follows from the second moments of the finest
+basis: fewer segments are equalities between neighbouring slopes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ DEFAULT_CURVES: Any = None
 MOST_SEGMENTS = 64
 # (cap, blend) of pooled training.
 POOLED = (1.0, 1.0)
-# Curves must be better by so many standard errors, and with own corrections worse by at most this share.
+# Curves must be better by so many standard errors, and with own corrections worse by at most one, or by this
+# share.
 _ERRORS, _HARDLY = 1.0, 0.01
 
 
@@ -141,16 +142,15 @@ def choose_curves(
     ]
     losses = np.concatenate([one.left_out.losses for one in scored], axis=-1)
     used = [_used(*one, own, network) for one in zip(problems, scored, strict=True)]
-    choice = taken(bases, LeftOut(losses, scored[0].left_out.rows), np.array(used))
+    choice = taken(bases, LeftOut(losses, scored[0].left_out.rows), np.stack(used, axis=1))
     return problems[choice.place], choice, each[choice.place]
 
 
-def _used(problem: Problem, found: Calibration, own: OwnWord | None, network: Rounds) -> float:
-    """The mean loss on rows left out of the models that clients would use: their own, where they gain."""
+def _used(problem: Problem, found: Calibration, own: OwnWord | None, network: Rounds) -> Floats:
+    """(n,) losses on rows left out of the models that clients would use: their own, where they gain."""
     if (chosen := choose_own(problem, found, own, network)) is None:
-        return float(found.means[0])
-    each = np.where(chosen.adopts, chosen.own, chosen.shared)
-    return float(np.average(each, weights=np.asarray(found.sizes, float)))
+        return found.losses[:, 0]
+    return np.where(chosen.adopts, chosen.own, chosen.shared)
 
 
 def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem:
@@ -170,8 +170,9 @@ def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem
 
 
 def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Floats) -> SegmentChoice:
-    """Of the candidates, whose losses on rows left out stand one beside the other, the first and those count
-    that are better than it by a standard error and, as used, hardly worse; the lowest mean is taken."""
+    """Of the candidates, whose losses on rows left out stand one beside the other, and as they are used
+    (n, candidates), the first and those count that are better than it by a standard error and, as used, hardly
+    worse; the lowest mean is taken."""
     losses, rows = left_out
     share = rows / rows.sum()
     means = left_out.means
@@ -181,9 +182,14 @@ def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Floats) -> SegmentC
     away = np.sum((share[..., None] * (apart - gain)) ** 2, axis=(0, 1)) * cells / max(cells - 1, 1)
     errors = np.sqrt(away)
     better = gain > errors_asked(_ERRORS, cells - 1) * errors
-    counts = better & (used <= (1 + _HARDLY) * used[0])
+    of_client = share.sum(axis=0)[:, None]
+    worse = of_client * (used - used[:, :1])  # (n, candidates)
+    n, rise = len(worse), worse.sum(axis=0)
+    noise = np.sqrt(n / max(n - 1, 1) * np.sum((worse - rise / n) ** 2, axis=0))
+    as_used = np.sum(of_client * used, axis=0)
+    counts = better & (rise <= np.maximum(noise, _HARDLY * as_used[0]))
     counts[0] = True
-    return SegmentChoice(bases, means, errors, used, int(np.argmin(np.where(counts, means, np.inf))))
+    return SegmentChoice(bases, means, errors, as_used, int(np.argmin(np.where(counts, means, np.inf))))
 
 
 def coarser(moments: TrainingMoments, finest: Basis, basis: Basis) -> TrainingMoments:

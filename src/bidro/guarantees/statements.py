@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +84,7 @@ class Assessed:
             largest_seen = float(losses_of(problem.loss, model, problem.federation.samples).max())
         seen = clip_level(largest_seen)
         of_root = isinstance(problem.loss, Squared) and problem.transport.p >= 2
-        slope = shift_slope(problem, jnp.asarray(model))
+        slope = shift_slope(problem, model)
         return cls(problem.loss, model, problem.mixture_set, seen, largest_loss(problem, x), slope, of_root)
 
 
@@ -277,12 +277,13 @@ def ball_promise(problem: Problem) -> str:
     return f"{size}; coverage is stated for the explicit radii of the interval only."
 
 
-def shift_slope(problem: Problem, x: Array) -> float | None:
+def shift_slope(problem: Problem, x: NDArray[np.float64]) -> float | None:
     """What a shift of 1 in W_p does to the loss at most, or for squared loss with p >= 2 to its root; None
     where it is not known."""
     loss, transport = problem.loss, problem.transport
     if isinstance(loss, Squared) and transport.p >= 2:
-        return float(loss.dual_norm(x, transport.inverse_scale))
+        scale: Any = np.asarray(transport.inverse_scale)
+        return float(loss.dual_norm(x, scale))  # type: ignore[arg-type]
     try:
         return support_lipschitz(problem, x)
     except BidroError:
