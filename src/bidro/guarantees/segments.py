@@ -171,8 +171,8 @@ def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem
 
 def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Floats) -> SegmentChoice:
     """Of the candidates, whose losses on rows left out stand one beside the other, and as they are used
-    (n, candidates), the first and those count that are better than it by a standard error and, as used, hardly
-    worse; the lowest mean is taken."""
+    (n, candidates), the first and those count that are better than it by a standard error and, as used,
+    hardly worse; the lowest mean is taken."""
     losses, rows = left_out
     share = rows / rows.sum()
     means = left_out.means
