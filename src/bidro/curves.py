@@ -91,6 +91,16 @@ class Basis:
         place = np.arange(self.segments.max(initial=1))
         return np.where(place < self.segments[:, None], starts[:, None] + place, self.columns)
 
+    @cached_property
+    def roughness(self) -> Floats:
+        """(columns, columns) R with <w, R w> the sum of squares of the differences between neighbouring
+        slopes: 0 for straight lines."""
+        found = np.zeros((self.columns, self.columns))
+        for before in np.flatnonzero(np.diff(self.feature) == 0):
+            both = np.ix_([before, before + 1], [before, before + 1])
+            found[both] += np.array([[1.0, -1.0], [-1.0, 1.0]])
+        return found
+
     def expand(self, features: Any) -> Any:
         """(..., columns) from rows (..., k), NumPy or traced."""
         xp = namespace(features)

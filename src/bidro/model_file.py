@@ -244,6 +244,7 @@ def _loss_to_dict(loss: Loss) -> dict[str, Any]:
     """Its word and its parameters; the knots of curves only where there are some."""
     content = {"name": registry.entry_of(loss).word, **vars(loss)}
     basis = content.pop("basis", None)
+    content.pop("smoothing", None)  # of training alone
     return content if basis is None else {**content, "knots": [list(own) for own in basis.knots]}
 
 

@@ -1,5 +1,7 @@
 """The exact solver on curves, against cvxpy on the same convex program."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -66,6 +68,22 @@ def test_against_cvxpy(loss, p, eps, mixtures):
     assert found.gap <= 1e-8
     assert found.upper == pytest.approx(expected, rel=1e-7)
     assert found.lower <= expected * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("loss", "p", "eps"),
+    [
+        (Squared(True, basis=BASIS, smoothing=0.05), 2.0, 0.0),
+        (Squared(True, basis=BASIS, smoothing=0.05), 2.0, 0.1),
+        (Logistic(True, basis=BASIS, smoothing=0.05), 1.0, 0.1),
+    ],
+)
+@pytest.mark.parametrize("method", [None, "curvature"])
+def test_smoothed_curves_against_cvxpy(loss, p, eps, method):
+    parts, posed = problem(loss, p, eps, CAPPED)
+    expected, _ = optimum(parts, loss, KNOTS, eps, SCALE, p, CAPPED, smooth=0.05)
+    found = solve(posed, 1e-8, method)
+    assert found.upper == pytest.approx(expected, rel=1e-7)
 
 
 def test_a_target_that_moves_counts_in_the_steepness():
@@ -164,9 +182,15 @@ def test_several_classes():
         scores = BASIS.expand(part[:, :3]) @ W.T + np.ones((60, 1)) @ b[None]
         own = cp.sum(cp.multiply(scores, np.eye(3)[part[:, 3].astype(int)]))
         risks.append((cp.sum(cp.log_sum_exp(scores, axis=1)) - own) / 60 + 0.05 * steep)
-    program = cp.Problem(cp.Minimize(sum(risks) / 3), [cp.abs(W) <= 10, cp.abs(b) <= 10])
-    program.solve(solver=cp.CLARABEL)
-    assert solve(posed, 1e-7).upper == pytest.approx(program.value, rel=1e-6)
+    apart = W - np.ones((3, 3)) / 3 @ W
+    pairs = [c for c in range(7) if BASIS.feature[c] == BASIS.feature[c + 1]]
+    rough = cp.sum_squares(apart[:, [c + 1 for c in pairs]] - apart[:, pairs])
+    limits = [cp.abs(W) <= 10, cp.abs(b) <= 10]
+    for smoothing in (0.0, 0.02):
+        program = cp.Problem(cp.Minimize(sum(risks) / 3 + smoothing * rough), limits)
+        program.solve(solver=cp.CLARABEL)
+        found = solve(replace(posed, loss=replace(loss, smoothing=smoothing)), 1e-7)
+        assert found.upper == pytest.approx(program.value, rel=1e-6)
 
 
 def test_the_norm_of_groups_and_its_dual():

@@ -22,7 +22,14 @@ from bidro.algorithms.exact_messages import Broadcast
 from bidro.algorithms.exact_state import State
 from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
 from bidro.algorithms.one_shot import risks_from_moments, squared_risks
-from bidro.algorithms.second_moments import Moments, TrainingMoments, left_out_sums, of_all_folds, of_folds
+from bidro.algorithms.second_moments import (
+    Moments,
+    TrainingMoments,
+    left_out_sums,
+    of_all_folds,
+    of_folds,
+    smoothed,
+)
 from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box
@@ -127,11 +134,11 @@ class FoldMoments(Usual):
         rows, left_out, whole = np.asarray(trained.rows, float), left_out_sums(trained), of_all_folds(trained)
         models, losses = [], []
         for fold in range(self.folds):
-            moments = Moments(trained.mean[:, fold], trained.around[:, fold])
+            moments = smoothed(Moments(trained.mean[:, fold], trained.around[:, fold]), state.inner.loss)
             models.append(self._models(state, moments, rows[:, fold]))
             squares = np.maximum(left_out.squares(fold, models[-1]), 0.0)
             losses.append(squares / left_out.rows[:, fold, None])
-        models.append(self._models(state, whole, left_out.rows.sum(axis=1)))
+        models.append(self._models(state, smoothed(whole, state.inner.loss), left_out.rows.sum(axis=1)))
         return Found(np.stack(models), np.stack(losses), left_out.rows.T, trained, whole)
 
     def _models(self, state: MomentsState, moments: Moments, rows: Numbers) -> Numbers:

@@ -27,7 +27,7 @@ from bidro.algorithms.exact_messages import Reply as Risks
 from bidro.algorithms.exact_state import Best, Centre, State
 from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
 from bidro.algorithms.proof import lower_bound, require_consistent
-from bidro.algorithms.second_moments import Moments, of_clients
+from bidro.algorithms.second_moments import Moments, of_clients, smoothed
 from bidro.client import ambiguity_kind
 from bidro.errors import BidroError
 from bidro.losses import Squared
@@ -116,7 +116,8 @@ class OneShotMWDRO(Usual):
         """Needs all clients: until then, the round is repeated."""
         if not np.all(np.asarray(replied)):
             return state._replace(solver=state.solver._replace(t=state.solver.t + 1))
-        moments = Moments(np.asarray(replies.mean), np.asarray(replies.around))
+        told = Moments(np.asarray(replies.mean), np.asarray(replies.around))
+        moments = smoothed(told, state.inner.loss)
         before = state.solver.t
         solver = _with_newton(state, moments)
         exact = ExactMWDRO(Exact(), gap=self.gap, saves_rounds=False)

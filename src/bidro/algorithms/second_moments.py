@@ -48,6 +48,15 @@ def of_clients(samples: ArrayLike, sizes: Sequence[int] | Indices, loss: Loss | 
     return Moments(each.centre + each.left, each.around)
 
 
+def smoothed(moments: Moments, loss: Loss) -> Moments:
+    """The moments of rows with which squared loss has the loss's penalty in its mean square."""
+    if loss.penalty is None:
+        return moments
+    around, k = moments.around.copy(), moments.mean.shape[-1] - 1
+    around[..., :k, :k] += loss.penalty[:k, :k]
+    return Moments(moments.mean, around)
+
+
 def of_folds(
     samples: ArrayLike,
     sizes: Sequence[int] | Indices,

@@ -23,8 +23,9 @@ from bidro.guarantees.calibration import spread_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import ClientBound, client_level
 from bidro.guarantees.out_of_sample import explicit_radii
-from bidro.guarantees.segments import Wanted
+from bidro.guarantees.segments import Wanted, without_smoothing
 from bidro.guarantees.statements import Assessed, from_bounds, interval_obstacle, without_holdout
+from bidro.losses import has_curves
 from bidro.losses.registry import LossChoice
 from bidro.problem import Problem
 from bidro.sets import Box, Simplex
@@ -173,6 +174,7 @@ class _Fit:
             if choices.curves is not None or choices.increasing or choices.decreasing:
                 raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")
             trained = train_penalised(whole, options.algorithm, choices.seed, clients, self.progress.stepping)
+        trained = _of_losses_alone(trained)
         declared = clients.federation if box is None else replace(clients.federation, support=box)
         stated = replace(trained.problem, federation=declared, mixtures=Simplex(declared.n))
         found = self._stated(clients, prepared, standard, trained, stated, box)
@@ -213,6 +215,7 @@ class _Fit:
         pooled = np.zeros(0) if trained.pooled is None else trained.pooled
         message = _assess(clients, stated, standard, x, levels, shown, freedom, pooled)
         found = clients.assess(trained.problem, box, message)
+        trained = _with_risks(trained, found)
         distances = clients.distances(stated, found) if len(message.radii[0]) else None
         of = Assessed.of(stated, x, float(np.max(found.largest)))
         holdout = np.asarray(prepared.holdout)
@@ -275,6 +278,20 @@ class _Fit:
         own = _by_client(stated.federation.names, bounds, draws, k)
         units = stated.federation.units is not None
         return from_bounds(bare, of, own, level, self.options.shift, units=units)
+
+
+def _of_losses_alone(trained: Trained) -> Trained:
+    """With the problem that statements are about: what smooths curves in training is no part of it."""
+    return replace(trained, problem=without_smoothing(trained.problem))
+
+
+def _with_risks(trained: Trained, found: Assessment) -> Trained:
+    """Where curves were smoothed and there is no radius, the risks are the mean losses; with a radius those
+    of the solution, smoothing included, are upper ends of them."""
+    smoothed = trained.segments is not None and has_curves(trained.problem.loss)
+    if not smoothed or trained.solution is None or np.any(np.asarray(trained.problem.eps) > 0):
+        return trained
+    return replace(trained, solution=replace(trained.solution, risks=np.asarray(found.loss, float)))
 
 
 def _spread(moments: Moments, standard: Standard, transport: Transport, choices: Choices) -> float | None:

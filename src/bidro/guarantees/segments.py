@@ -10,6 +10,7 @@ basis: fewer segments are equalities between neighbouring slopes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -26,12 +27,16 @@ from bidro.errors import BidroError
 from bidro.guarantees.calibration import Calibration, calibrate, second_moments_tell, told_moments
 from bidro.guarantees.own import OwnWord, choose_own
 from bidro.guarantees.price import LeftOut, errors_asked
+from bidro.losses import LinearLoss
 from bidro.problem import Problem
 from bidro.sets import Box
 
 # What `curves` is where nothing is said.
 DEFAULT_CURVES: Any = None
 MOST_SEGMENTS = 64
+# Slopes are held at their neighbours' as strongly as by so many rows more. Without it 16 segments follow the
+# noise, and outliers at the ends of a column; see docs/curves.md for what was tried.
+SMOOTHING_ROWS = 5.0
 # (cap, blend) of pooled training.
 POOLED = (1.0, 1.0)
 # Curves must be better by so many standard errors, and with own corrections worse by at most one, or by this
@@ -155,7 +160,10 @@ def _used(problem: Problem, found: Calibration, own: OwnWord | None, network: Ro
 
 def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem:
     """The problem of straight lines, with curves in their place and with signs of their slopes."""
-    curved = replace(problem.loss, basis=None if basis.straight else basis)  # type: ignore[type-var]
+    smoothing = 0.0 if basis.straight else _smoothing(problem)
+    curved = replace(  # type: ignore[type-var]
+        problem.loss, basis=None if basis.straight else basis, smoothing=smoothing
+    )
     d = curved.dimension(problem.federation.m)
     assert isinstance(problem.models, Box)
     half = float(np.max(problem.models.upper))
@@ -167,6 +175,24 @@ def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem
     lower[: len(columns)][columns > 0] = 0.0
     upper[: len(columns)][columns < 0] = 0.0
     return replace(problem, loss=curved, models=Box(lower, upper))
+
+
+def _smoothing(problem: Problem) -> float:
+    """What training adds to the mean loss a unit of roughness: SMOOTHING_ROWS rows more, of all clients
+    together, that ask for equal slopes, in the units of the loss's curvature in the score."""
+    loss = problem.loss
+    curvature = loss.scalar.curvature if isinstance(loss, LinearLoss) else 0.5
+    if math.isinf(curvature):
+        # Losses with kinks bend over about the size of the residuals.
+        curvature = 1 / problem.constant_risk if 0 < problem.constant_risk < math.inf else 1.0
+    return 0.5 * curvature * SMOOTHING_ROWS / sum(problem.federation.sizes)
+
+
+def without_smoothing(problem: Problem) -> Problem:
+    """The problem whose risks are of the losses alone."""
+    if problem.loss.penalty is None:
+        return problem
+    return replace(problem, loss=replace(problem.loss, smoothing=0.0))  # type: ignore[type-var]
 
 
 def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Floats) -> SegmentChoice:

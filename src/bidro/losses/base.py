@@ -138,6 +138,12 @@ class Loss(ABC):
         rows themselves, unless features stand for several columns each."""
         return rows
 
+    @property
+    def penalty(self) -> NDArray[np.float64] | None:
+        """(d, d) Q where training adds <x, Q x> to every client's mean loss, to smooth curves; None for
+        nothing. It is no part of `value` and `values`."""
+        return None
+
     def initial(self, m: int) -> Held:
         """The model that training starts from, shape (d,): zero unless the loss says otherwise."""
         return np.zeros(self.dimension(m))

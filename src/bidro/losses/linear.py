@@ -32,6 +32,7 @@ class LinearLoss(Loss):
 
     intercept: bool = False
     basis: Basis | None = field(default=None, kw_only=True)  # of curves; None for straight lines
+    smoothing: float = field(default=0.0, kw_only=True)  # of curves in training: see `penalty`
 
     @property
     @abstractmethod
@@ -55,6 +56,12 @@ class LinearLoss(Loss):
 
     def design(self, rows: Array) -> Array:
         return rows if self.basis is None else self.basis.rows(rows)
+
+    @property
+    def penalty(self) -> NDArray[np.float64] | None:
+        if self.basis is None or self.smoothing == 0:
+            return None
+        return np.pad(self.smoothing * self.basis.roughness, (0, int(self.intercept)))
 
     def dimension(self, m: int) -> int:
         return self.columns(m) - 1 + int(self.intercept)

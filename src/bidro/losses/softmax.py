@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from bidro.curves import Basis
 from bidro.errors import BidroError
@@ -28,6 +29,7 @@ class Softmax(Loss):
     classes: int = 2
     intercept: bool = False
     basis: Basis | None = field(default=None, kw_only=True)
+    smoothing: float = field(default=0.0, kw_only=True)  # of curves in training: see `penalty`
 
     def __post_init__(self) -> None:
         if self.classes != int(self.classes) or self.classes < 2:
@@ -62,6 +64,16 @@ class Softmax(Loss):
 
     def design(self, rows: Array) -> Array:
         return rows if self.basis is None else self.basis.rows(rows)
+
+    @property
+    def penalty(self) -> NDArray[np.float64] | None:
+        """Of the classes' slopes around their mean: what all classes have in common does not matter."""
+        if self.basis is None or self.smoothing == 0:
+            return None
+        apart = np.eye(self.classes) - 1 / self.classes
+        return np.pad(
+            np.kron(apart, self.smoothing * self.basis.roughness), (0, self.classes * int(self.intercept))
+        )
 
     def dimension(self, m: int) -> int:
         return self.classes * (self.columns(m) - 1 + int(self.intercept))
