@@ -114,12 +114,13 @@ def of_all_folds(trained: TrainingMoments) -> Moments:
 
 
 class LeftOutSums(NamedTuple):
-    """Sums over the rows (theta, y) that folds leave out, counted from a centre of each client's own."""
+    """Sums over the rows (theta, y) that folds leave out, counted from a centre of each client's own: what
+    all folds' training rows hold, each row of which is in all of them but one, less what the fold's own hold."""
 
     centre: Numbers  # (n, m)
     rows: Numbers  # (n, folds)
     first: Numbers  # (n, folds, m)
-    second: Numbers  # (n, folds, m, m)
+    trained: TrainingMoments  # second moments are not copied, which may be larger than the table
 
     def squares(self, fold: int, models: Numbers) -> Numbers:
         """(n, candidates) sums of squared residuals of the models (candidates, d), or of each client's own
@@ -128,25 +129,28 @@ class LeftOutSums(NamedTuple):
         v = np.concatenate([models[..., :features], -np.ones((*models.shape[:-1], 1))], axis=-1)
         v = np.broadcast_to(v, (len(self.centre), *v.shape[-2:]))
         base = (v @ self.centre[..., None])[..., 0] + models[..., features:].sum(axis=-1)
-        square = np.sum((v @ self.second[:, fold]) * v, axis=-1)
+        counts = np.asarray(self.trained.rows, float)
+        total = np.zeros(v.shape[:2])
+        for one in range(counts.shape[1]):
+            away = (v @ (self.trained.mean[:, one] - self.centre)[..., None])[..., 0]
+            inside = np.sum((v @ self.trained.around[:, one]) * v, axis=-1)
+            held = counts[:, one, None] * (inside + away**2)
+            total += held * (1 / (counts.shape[1] - 1) - (one == fold))
         linear = (v @ self.first[:, fold][..., None])[..., 0]
-        return np.asarray(square + 2 * base * linear + self.rows[:, fold, None] * base**2)
+        return np.asarray(total + 2 * base * linear + self.rows[:, fold, None] * base**2)
 
 
 def left_out_sums(trained: TrainingMoments) -> LeftOutSums:
     """What each fold leaves out: all rows but its training rows."""
     rows = np.asarray(trained.rows, float)
-    others = rows.shape[1] - 1
     centre = trained.mean.mean(axis=1)
-    away = trained.mean - centre[:, None]
-    first = rows[..., None] * away
-    second = rows[..., None, None] * (trained.around + away[..., :, None] * away[..., None, :])
+    first = rows[..., None] * (trained.mean - centre[:, None])
 
     def rest(part: Numbers) -> Numbers:
         # Each row is left out once, so that the folds' training rows hold it folds - 1 times.
-        return np.asarray(part.sum(axis=1, keepdims=True) / others - part)
+        return np.asarray(part.sum(axis=1, keepdims=True) / (rows.shape[1] - 1) - part)
 
-    return LeftOutSums(centre, rest(rows), rest(first), rest(second))
+    return LeftOutSums(centre, rest(rows), rest(first), trained)
 
 
 def _of_others(each: _Groups, rows: Indices, trained: Indices) -> Moments:

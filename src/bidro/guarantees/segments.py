@@ -36,7 +36,7 @@ DEFAULT_CURVES: Any = None
 MOST_SEGMENTS = 64
 # Slopes are held at their neighbours' as strongly as by so many rows more. Without it 16 segments follow the
 # noise, and outliers at the ends of a column; see docs/curves.md for what was tried.
-SMOOTHING_ROWS = 5.0
+SMOOTHING_ROWS = 2.0
 # (cap, blend) of pooled training.
 POOLED = (1.0, 1.0)
 # Curves must be better by so many standard errors, and with own corrections worse by at most one, or by this
@@ -136,19 +136,23 @@ def choose_curves(
     told = None
     if second_moments_tell(problems[-1], sends_curvature):
         told = told_moments(problems[-1], folds, seed, network)
-    each = [None if told is None else coarser(told, finest, basis) for basis in bases]
     if len(bases) == 1:
         none = np.zeros(0)
-        return problems[0], SegmentChoice(bases, none, none, none, 0), each[0]
+        return problems[0], SegmentChoice(bases, none, none, none, 0), told
+
+    def of(basis: Basis) -> TrainingMoments | None:
+        return None if told is None else coarser(told, finest, basis)
+
     how: dict[str, Any] = {"folds": folds, "seed": seed, "network": network}
     how["sends_curvature"] = sends_curvature
-    scored = [
-        calibrate(one, (0.0,), (POOLED,), told=of, **how) for one, of in zip(problems, each, strict=True)
-    ]
-    losses = np.concatenate([one.left_out.losses for one in scored], axis=-1)
-    used = [_used(*one, own, network) for one in zip(problems, scored, strict=True)]
-    choice = taken(bases, LeftOut(losses, scored[0].left_out.rows), np.stack(used, axis=1))
-    return problems[choice.place], choice, each[choice.place]
+    losses, used = [], []
+    for one, basis in zip(problems, bases, strict=True):
+        found = calibrate(one, (0.0,), (POOLED,), told=of(basis), **how)
+        losses.append(found.left_out.losses)
+        used.append(_used(one, found, own, network))
+    left_out = LeftOut(np.concatenate(losses, axis=-1), found.left_out.rows)
+    choice = taken(bases, left_out, np.stack(used, axis=1))
+    return problems[choice.place], choice, of(choice.basis)
 
 
 def _used(problem: Problem, found: Calibration, own: OwnWord | None, network: Rounds) -> Floats:
@@ -220,6 +224,8 @@ def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Floats) -> SegmentC
 
 def coarser(moments: TrainingMoments, finest: Basis, basis: Basis) -> TrainingMoments:
     """The moments of a basis with some of the knots of the finest, from those of the finest."""
+    if basis == finest:
+        return moments
     onto = np.append(finest.onto(basis), basis.columns)  # the target stays the last
     starts = np.flatnonzero(np.diff(onto, prepend=-1))
     mean = np.add.reduceat(moments.mean, starts, axis=-1)
