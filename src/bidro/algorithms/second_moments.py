@@ -115,7 +115,7 @@ def of_all_folds(trained: TrainingMoments) -> Moments:
 
 class LeftOutSums(NamedTuple):
     """Sums over the rows (theta, y) that folds leave out, counted from a centre of each client's own: what
-    all folds' training rows hold, each row of which is in all of them but one, less what the fold's own hold."""
+    all folds' training rows hold, each row being in all of them but one, less what the fold's own hold."""
 
     centre: Numbers  # (n, m)
     rows: Numbers  # (n, folds)
