@@ -39,7 +39,7 @@ def worst_on_a_grid(problem, x, eps):
     """The largest expected loss of a distribution within eps of the rows that lives on a grid of features,
     the labels being held: a linear program in the plan."""
     rows = np.asarray(problem.federation.samples)
-    side = [np.linspace(-6, 6, 49), np.linspace(-6, 6, 25)]
+    side = [np.linspace(-6, 6, 25), np.linspace(-6, 6, 13)]
     grid = np.stack(np.meshgrid(*side), axis=-1).reshape(-1, 2)
     plans, gains, owners = [], [], []
     for k, row in enumerate(rows):
@@ -73,8 +73,7 @@ CASES = [
 @pytest.mark.parametrize(("loss", "p"), CASES)
 def test_no_distribution_in_the_ball_is_worse_than_the_bound(loss, p):
     gained = []
-    for seed in range(4):
-        eps = (0.05, 0.2, 0.5, 1.0)[seed]
+    for seed, eps in enumerate((0.05, 0.5, 1.0)):
         problem, x = posed(loss, p, eps, seed)
         bound = float(robust_risk(problem, x, curvature=False).value[0])
         found = worst_case_distribution(problem, x, "one")
@@ -110,7 +109,7 @@ def test_a_target_that_moves_and_a_declared_support():
     problem, x = posed(Squared(True, basis=BASIS), 2.0, 0.3, movable=2.0)
     found = worst_case_distribution(problem, x, "one")
     assert found.expected_loss <= found.risk
-    assert np.any(found.points[:, -1] != np.asarray(problem.federation.samples)[:, -1])
+    assert np.any(found.points[:, -1] != np.asarray(problem.federation.samples)[found.origins, -1])
     box = Box(np.array([-2.5, -2.5, -3.0]), np.array([2.5, 2.5, 3.0]))
     inside, _ = posed(Squared(True, basis=BASIS), 2.0, 0.3, support=box)
     kept = worst_case_distribution(inside, x, "one")
