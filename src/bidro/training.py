@@ -209,7 +209,7 @@ def train(
     """
     segments = told = None
     if curves is not None:
-        dealt = _folds(min(problem.federation.sizes), curves[1].columns, choices, limits)
+        dealt = _folds(min(problem.federation.sizes), choices, limits)
         problem, segments, told = choose_curves(problem, *curves, *dealt, choices.seed, network, choices.own)
     radii, promise = _radii(problem, choices, support)
     balls = replace(problem, ambiguity=WassersteinBall(radii))

@@ -139,6 +139,14 @@ class LeftOutSums(NamedTuple):
         linear = (v @ self.first[:, fold][..., None])[..., 0]
         return np.asarray(total + 2 * base * linear + self.rows[:, fold, None] * base**2)
 
+    def second(self, client: int, fold: int) -> Numbers:
+        """(m, m) the sum of the rows' squares at one client."""
+        counts = np.asarray(self.trained.rows, float)[client]
+        share = counts * (1 / (len(counts) - 1) - (np.arange(len(counts)) == fold))
+        away = self.trained.mean[client] - self.centre[client]
+        inside = np.tensordot(share, self.trained.around[client], axes=1)
+        return np.asarray(inside + (share[:, None] * away).T @ away)
+
 
 def left_out_sums(trained: TrainingMoments) -> LeftOutSums:
     """What each fold leaves out: all rows but its training rows."""

@@ -165,7 +165,7 @@ class SiteClients:
         return remote.clients_of(problem, deal, seed)
 
     def spread(self) -> Spread:
-        raise BidroError("Curves are fitted in one process only; set curves to none in federate.toml.")
+        raise BidroError("Curves are fitted in one process only; an agreement does not know them yet.")
 
     def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
         """Each site makes and keeps its own model, and answers that it has."""

@@ -102,7 +102,7 @@ def _ends_of_curves(loss: LinearLoss, model: Held, support: Box) -> NDArray[np.f
     assert loss.basis is not None
     w, b = loss.split(model)
     lower, upper = np.asarray(support.lower), np.asarray(support.upper)
-    least, most = (side.sum() + float(b) for side in loss.basis.ranges(w, lower[:-1], upper[:-1]))
+    least, most = (side.sum() + float(b) for side in loss.basis.ranges(np.asarray(w), lower[:-1], upper[:-1]))
     if loss.labels is None:
         return np.array([least - upper[-1], most - lower[-1]])
     return np.array([least, most, -least, -most])

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -310,8 +310,7 @@ def shift_slope(problem: Problem, x: Held) -> float | None:
     where it is not known."""
     loss, transport = problem.loss, problem.transport
     if isinstance(loss, Squared) and transport.p >= 2:
-        scale: Any = np.asarray(transport.inverse_scale)
-        return float(loss.dual_norm(x, scale))  # type: ignore[arg-type]
+        return float(loss.dual_norm(x, transport.inverse_scale))
     try:
         return support_lipschitz(problem, x)
     except BidroError:

@@ -51,8 +51,8 @@ class Cone(NamedTuple):
         return float(np.linalg.norm(v if self.groups is None else self.largest(v)))
 
     def largest(self, v: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(groups,) the largest |v_r| of every group."""
-        return np.asarray(np.maximum.reduceat(np.abs(v), self._starts))
+        """(..., groups) the largest |v_r| of every group, of v (..., rows)."""
+        return np.asarray(np.maximum.reduceat(np.abs(v), self._starts, axis=-1))
 
     def dual_norm(self, y: NDArray[np.float64]) -> float:
         """The largest <y, v> with N(v) = 1: the l2 norm over groups of the sums of |y_r|."""

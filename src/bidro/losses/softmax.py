@@ -123,8 +123,9 @@ class Softmax(Loss):
         return full[flat][:, flat]
 
     def together(self, m: int) -> NDArray[np.int64]:
-        weights = np.arange(self.classes * (m - 1)).reshape(self.classes, m - 1).T
-        intercepts = self.classes * (m - 1) + np.arange(self.classes)[None]
+        columns = self.columns(m) - 1
+        weights = np.arange(self.classes * columns).reshape(self.classes, columns).T
+        intercepts = self.classes * columns + np.arange(self.classes)[None]
         return np.vstack([weights, intercepts]) if self.intercept else weights
 
     def balanced(self, gradient: Array) -> Array:
@@ -176,10 +177,12 @@ class Softmax(Loss):
         return cones
 
     def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
-        """max ||S^-1 (w_j - w_k)|| over pairs of classes."""
-        weights, xp = self.split(x)[0] * inverse_scale[:-1], namespace(x, inverse_scale)
+        """max ||S^-1 (w_j - w_k)|| over pairs of classes; of curves, of their steepest slopes."""
+        weights, xp = self.split(x)[0], namespace(x, inverse_scale)
         one, other = np.triu_indices(self.classes, 1)
-        return xp.linalg.norm(weights[one] - weights[other], axis=1).max()
+        apart = weights[one] - weights[other]
+        apart = apart if self.basis is None else self.basis.steepest(apart)
+        return xp.linalg.norm(apart * inverse_scale[:-1], axis=1).max()
 
     def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
         if self.basis is not None:
