@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.arrays import Floats
-from bidro.curves import Basis, common_knots
 from bidro.errors import BidroError
+from bidro.fitting.asked_curves import of_losses_alone, wanted_curves, with_risks
 from bidro.fitting.client_side import STATEMENTS, error_by_unit
 from bidro.fitting.network import Clients, Network
 from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared
@@ -23,7 +23,6 @@ from bidro.guarantees.calibration import spread_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import ClientBound, client_level
 from bidro.guarantees.out_of_sample import explicit_radii
-from bidro.guarantees.segments import Wanted, without_smoothing
 from bidro.guarantees.statements import (
     Assessed,
     clip_level,
@@ -32,7 +31,6 @@ from bidro.guarantees.statements import (
     loss_unit,
     without_holdout,
 )
-from bidro.losses import has_curves
 from bidro.losses.registry import LossChoice
 from bidro.problem import Problem
 from bidro.sets import Box, Simplex, capped_sizes
@@ -168,7 +166,7 @@ class _Fit:
             clients.federation, loss, transport, standard.target_spread, options.largest_coefficient
         )
         self.progress.begin("choosing")
-        curves, seen = self._curves(clients)
+        curves, seen = wanted_curves(clients, choices, self.network.columns[:-1])
         if options.algorithm is None:
             trained = train(
                 whole,
@@ -185,7 +183,7 @@ class _Fit:
             if choices.curves is not None or choices.increasing or choices.decreasing:
                 raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")
             trained = train_penalised(whole, options.algorithm, choices.seed, clients, self.progress.stepping)
-        trained = _of_losses_alone(trained)
+        trained = of_losses_alone(trained)
         declared = clients.federation if box is None else replace(clients.federation, support=box)
         stated = replace(trained.problem, federation=declared, mixtures=Simplex(declared.n))
         found = self._stated(clients, prepared, standard, trained, stated, box)
@@ -193,21 +191,6 @@ class _Fit:
             low, high = (standard.mean + standard.spread * side for side in seen)
             found = replace(found, seen=(low, high))
         return found
-
-    def _curves(self, clients: Clients) -> tuple[tuple[Wanted, Basis] | None, tuple[Floats, Floats] | None]:
-        """(what is wanted, with the finest knots, None where every feature is a straight line of any sign;
-        the least and the largest value of every feature, None where they are not asked for)."""
-        choices = self.options.choices
-        names = self.network.columns[:-1]
-        wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
-        if not any(wanted.signs) and max(wanted.most, default=1) == 1:
-            return None, None
-        if max(wanted.most) == 1:
-            return (wanted, Basis(((),) * len(names))), None
-        told = clients.spread()
-        values = np.asarray(told.values)
-        basis = common_knots(values, np.asarray(told.counts), wanted.most)
-        return (wanted, basis), (values[:, :, 0].min(axis=0), values[:, :, -1].max(axis=0))
 
     def _units(self, prepared: Prepared) -> tuple[Standard, Floats]:
         """(the units of training, the deviation (m,) of every column in them)."""
@@ -236,7 +219,7 @@ class _Fit:
         pooled = np.zeros(0) if trained.pooled is None else trained.pooled
         message = _assess(clients, stated, standard, x, levels, shown, freedom, pooled)
         found = clients.assess(trained.problem, box, message)
-        trained = _with_risks(trained, found)
+        trained = with_risks(trained, found)
         distances = clients.distances(stated, found) if len(message.radii[0]) else None
         unit = loss_unit(stated.loss, stated.federation.m, standard.target_spread)
         of = Assessed.of(stated, x, clip_level(float(np.max(found.loss)), unit))
@@ -311,20 +294,6 @@ class _Fit:
 def agreed_deviations(units: Standard) -> Floats:
     """(m,) the deviations of the columns where these are agreed on, in these units: the agreed spreads."""
     return np.append(np.ones(len(units.mean)), units.target_spread)
-
-
-def _of_losses_alone(trained: Trained) -> Trained:
-    """With the problem that statements are about: what smooths curves in training is no part of it."""
-    return replace(trained, problem=without_smoothing(trained.problem))
-
-
-def _with_risks(trained: Trained, found: Assessment) -> Trained:
-    """Where curves were smoothed and there is no radius, the risks are the mean losses; with a radius those
-    of the solution, smoothing included, are upper ends of them."""
-    smoothed = trained.segments is not None and has_curves(trained.problem.loss)
-    if not smoothed or trained.solution is None or np.any(np.asarray(trained.problem.eps) > 0):
-        return trained
-    return replace(trained, solution=replace(trained.solution, risks=np.asarray(found.loss, float)))
 
 
 def radius_spread(deviations: Floats, transport: Transport, choices: Choices) -> float | None:
