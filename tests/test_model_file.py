@@ -130,7 +130,7 @@ def test_a_hostile_file_whose_check_sums_fit_is_refused(changes):
         Model.from_bytes(written(HUBER, **changes), "here")
 
 
-@pytest.mark.parametrize("changes", [{"format": "other"}, {"version": 3}])
+@pytest.mark.parametrize("changes", [{"format": "other"}, {"version": 4}])
 def test_another_format_or_version_is_named(changes):
     with pytest.raises(BidroError, match=f"is of format .*{next(iter(changes.values()))}"):
         Model.from_bytes(written(HUBER, **changes), "here")

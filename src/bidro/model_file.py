@@ -8,10 +8,10 @@ again gives the same bytes, so that a change of any byte shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -19,16 +19,19 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from bidro.arrays import Floats
+from bidro.curves import Basis
 from bidro.errors import BidroError
 from bidro.guarantees.statements import Assessed
-from bidro.losses import Loss, losses_of, registry
+from bidro.losses import Loss, has_curves, losses_of, registry
 from bidro.own_file import own_models_in
 from bidro.packed import decoded, encoded
+from bidro.predictor import Predictor, outside
 from bidro.sets import Simplex
 from bidro.standard import Standard, signs
 from bidro.tables import Schema
 
-FORMAT, VERSION = "bidro model", 2
+# Models of straight lines are written as before there were curves, so that older programs read them.
+FORMAT, VERSION, WITH_CURVES = "bidro model", 2, 3
 FILE = "model.safetensors"
 
 
@@ -49,6 +52,8 @@ class Model:
     versions: Mapping[str, str]
     pooled: Floats | None = None  # (d,) the model of pooled training, for comparison
     own: Mapping[str, Floats] = field(default_factory=dict)  # (d,) clients' own models, in a file beside it
+    low: Floats | None = None  # (k,) the least value seen in training, where curves could be chosen
+    high: Floats | None = None  # (k,) the largest
 
     @property
     def assessed(self) -> Assessed:
@@ -56,28 +61,24 @@ class Model:
         mixtures = Simplex(len(self.clients))
         return Assessed(self.loss, self.x, mixtures, self.seen, self.largest, self.slope, self.of_root)
 
+    def predictor(self, x: Floats | None = None) -> Predictor:
+        """Of the shared model, or of another x (d,)."""
+        return Predictor(self.loss, self.x if x is None else x, self.standard)
+
     @property
     def coefficients(self) -> tuple[Floats, Floats]:
-        """(coefficients (outputs, k), intercepts (outputs,)) on the original scale."""
-        return self._coefficients(self.x)
-
-    def _coefficients(self, x: Floats) -> tuple[Floats, Floats]:
-        w, b = (np.asarray(v) for v in self.loss.split(x))  # type: ignore[attr-defined]
-        return self.standard.coefficients(np.atleast_2d(w), np.atleast_1d(b))
+        """(coefficients (outputs, k), intercepts (outputs,)) on the original scale, of straight lines."""
+        return self.predictor().coefficients
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """One row a row: `prediction`, and for a model of probabilities `probability of <class>`.
 
         Where the table names clients, rows of those with a model of their own are predicted by that.
         """
-        coefficients, intercepts = self.coefficients
         features = self.schema.matrix(table)
-        scores = features @ coefficients.T + intercepts
-        if self.own and self.schema.client in table:
-            clients = self.schema.clients(table)
-            for name in set(clients.tolist()) & set(self.own):
-                own, (coefficients, intercepts) = clients == name, self._coefficients(self.own[name])
-                scores[own] = features[own] @ coefficients.T + intercepts
+        scores = self.predictor().scores(features)
+        for own, model in self._own_rows(table):
+            scores[own] = model.scores(features[own])
         classes = self.schema.classes
         if classes is None:
             return pd.DataFrame({"prediction": scores[:, 0]}, index=table.index)
@@ -88,6 +89,29 @@ class Model:
             shares = np.column_stack([expit(-scores), expit(scores)]) if two else softmax(scores, axis=1)
             found |= {f"probability of {name}": shares[:, k] for k, name in enumerate(classes)}
         return pd.DataFrame(found, index=table.index)
+
+    def explain(self, table: pd.DataFrame) -> pd.DataFrame:
+        """One row a row: what every feature contributes to the prediction, see `predictor`."""
+        features, names = self.schema.matrix(table), self.schema.features
+        found = self.predictor().explained(features, names, self.schema.classes)
+        for own, model in self._own_rows(table):
+            found.loc[own] = model.explained(features[own], names, self.schema.classes).to_numpy()
+        return found.set_axis(table.index)
+
+    def outside(self, table: pd.DataFrame) -> dict[str, int]:
+        """How many rows lie outside the range seen in training, by feature that has some; nothing where it is
+        not known."""
+        if self.low is None or self.high is None:
+            return {}
+        counts = outside(self.schema.matrix(table), self.low, self.high)
+        return {name: int(n) for name, n in zip(self.schema.features, counts, strict=True) if n}
+
+    def _own_rows(self, table: pd.DataFrame) -> Iterator[tuple[NDArray[np.bool_], Predictor]]:
+        """The rows of clients that have a model of their own, with it."""
+        if self.own and self.schema.client in table:
+            clients = self.schema.clients(table)
+            for name in set(clients.tolist()) & set(self.own):
+                yield clients == name, self.predictor(self.own[name])
 
     def rows(self, table: pd.DataFrame) -> Floats:
         """(N, k + 1) the table's features and target in the units of training."""
@@ -104,7 +128,8 @@ class Model:
     def scores(self, rows: Floats, x: Floats | None = None) -> Floats:
         """(N, scores) what a model predicts for rows in the units of training."""
         w, b = self.loss.split(self.x if x is None else x)  # type: ignore[attr-defined]
-        return np.asarray(rows[:, :-1] @ np.atleast_2d(w).T + np.atleast_1d(b))
+        columns = np.asarray(self.loss.design(rows))[:, :-1]  # type: ignore[arg-type]
+        return np.asarray(columns @ np.atleast_2d(w).T + np.atleast_1d(b))
 
     def correct(self, rows: Floats, x: Floats | None = None) -> NDArray[np.bool_] | None:
         """(N,) whether the predicted class is the true one, of rows in the units of training; None for a
@@ -120,9 +145,11 @@ class Model:
         tensors = {"model": self.x, "mean": self.standard.mean, "spread": self.standard.spread}
         if self.pooled is not None:
             tensors["pooled"] = self.pooled
+        if self.low is not None and self.high is not None:
+            tensors |= {"low": self.low, "high": self.high}
         header = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": WITH_CURVES if has_curves(self.loss) or self.low is not None else VERSION,
             "schema": self.schema.to_dict(),
             "loss": _loss_to_dict(self.loss),
             "middle": self.standard.middle,
@@ -142,10 +169,10 @@ class Model:
         """Raises BidroError for bytes that are no model, or not exactly as they were written."""
         tensors, header = decoded(data, where)
         try:
-            if header["format"] != FORMAT or header["version"] != VERSION:
+            if header["format"] != FORMAT or header["version"] not in (VERSION, WITH_CURVES):
                 raise BidroError(
                     f"'{where}' is of format {header['format']!r}, version {header['version']!r}; this "
-                    f"program reads '{FORMAT}', version {VERSION}."
+                    f"program reads '{FORMAT}', versions {VERSION} and {WITH_CURVES}."
                 )
             standard = Standard(
                 tensors["mean"], tensors["spread"], float(header["middle"]), float(header["target_spread"])
@@ -164,6 +191,8 @@ class Model:
                 dict(header["settings"]),
                 dict(header["versions"]),
                 tensors.get("pooled"),
+                low=tensors.get("low"),
+                high=tensors.get("high"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, BidroError):
@@ -172,7 +201,10 @@ class Model:
         k, standard = len(schema.features), found.standard
         shapes = (found.x.shape, standard.mean.shape, standard.spread.shape)
         as_model = found.pooled is None or found.pooled.shape == found.x.shape
-        if shapes != ((loss.dimension(k + 1),), (k,), (k,)) or not as_model:
+        basis = getattr(loss, "basis", None)
+        as_features = all(side is None or side.shape == (k,) for side in (found.low, found.high))
+        as_features = as_features and (basis is None or basis.features == k)
+        if shapes != ((loss.dimension(k + 1),), (k,), (k,)) or not as_model or not as_features:
             raise BidroError(f"'{where}' is not a whole model: its numbers do not fit its {k} features.")
         if not (np.all(standard.spread > 0) and standard.target_spread > 0 and found.seen >= 0):
             raise BidroError(f"'{where}' is not a whole model: a spread or a loss in it is not positive.")
@@ -209,11 +241,23 @@ def _number_or_none(value: Any) -> float | None:
 
 
 def _loss_to_dict(loss: Loss) -> dict[str, Any]:
-    return {"name": registry.entry_of(loss).word, **vars(loss)}
+    """Its word and its parameters; the knots of curves only where there are some."""
+    content = {"name": registry.entry_of(loss).word, **vars(loss)}
+    basis = content.pop("basis", None)
+    content.pop("smoothing", None)  # of training alone
+    return content if basis is None else {**content, "knots": [list(own) for own in basis.knots]}
 
 
 def _loss_from_dict(content: Mapping[str, Any]) -> Loss:
-    parameters = {key: value for key, value in content.items() if key != "name"}
+    parameters = {key: value for key, value in content.items() if key not in ("name", "knots")}
     if not all(isinstance(v, bool | int | float) and math.isfinite(v) for v in parameters.values()):
         raise TypeError("a loss has parameters that are not numbers")
-    return registry.kinds()[content["name"]](**parameters)
+    kind: Any = registry.kinds()[content["name"]]
+    if "knots" not in content:
+        return cast(Loss, kind(**parameters))
+    knots = content["knots"]
+    if not isinstance(knots, list) or not all(
+        isinstance(own, list) and all(isinstance(knot, float) for knot in own) for own in knots
+    ):
+        raise TypeError("its knots are not lists of numbers")
+    return cast(Loss, kind(**parameters, basis=Basis(tuple(tuple(own) for own in knots))))

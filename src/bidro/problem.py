@@ -36,7 +36,7 @@ from bidro.client import (
 )
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.losses import LinearLoss, Loss, ResidualLoss, Softmax, losses_of
+from bidro.losses import LinearLoss, Loss, ResidualLoss, Softmax, has_curves, losses_of
 from bidro.sets import (
     Ball,
     Box,
@@ -118,6 +118,8 @@ class Problem:
         object.__setattr__(self, "finite", self.models)
         if self.ambiguity is None:
             return
+        if has_curves(self.loss):
+            self._check_curves()
         unbounded = isinstance(self.federation.support, WholeSpace)
         if unbounded:
             self._check_growth()
@@ -244,6 +246,19 @@ class Problem:
         if self.mixture_set.dimension != n:
             raise BidroError(
                 f"The mixture set is for {self.mixture_set.dimension} clients but there are {n}."
+            )
+
+    def _check_curves(self) -> None:
+        if isinstance(self.ambiguity, Penalty):
+            raise BidroError(
+                "A penalty needs straight lines: worst cases of curves are bounded over balls only; give a "
+                "radius, or leave the curves out."
+            )
+        if not is_lifted(self.inner):
+            orders = "1" if isinstance(self.loss, Softmax) else "1 or 2"
+            raise BidroError(
+                f"Curves with {type(self.loss).__name__} loss need a transport cost of order p = {orders}; "
+                f"got {self.transport.p:g}."
             )
 
     def _check_growth(self) -> None:

@@ -15,17 +15,26 @@ from bidro.algorithms import BiDROFL
 from bidro.algorithms.cross_validation import Candidate
 from bidro.arrays import Floats
 from bidro.client import Penalty, WassersteinBall
+from bidro.curves import Basis
 from bidro.engines.local import IN_PROCESS, run_over
 from bidro.engines.rounds import Rounds
 from bidro.engines.solve import Method, Solution, solve
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.guarantees.asked import check_confidence, is_number
+from bidro.guarantees.asked import (
+    check_confidence,
+    check_criterion,
+    check_metric,
+    check_radius,
+    check_weights,
+    is_number,
+)
 from bidro.guarantees.calibration import FOLDS, SCALES, Calibration, calibrate
 from bidro.guarantees.empirical_radius import bootstrap_radii
 from bidro.guarantees.out_of_sample import explicit_radii
 from bidro.guarantees.own import Own, attainable, can_have_own, check_own, choose_own, own_losses
 from bidro.guarantees.price import PRICE, WEIGHINGS, check_price
+from bidro.guarantees.segments import DEFAULT_CURVES, SegmentChoice, Wanted, check_curves, choose_curves
 from bidro.losses import Loss
 from bidro.problem import Problem
 from bidro.sets import Box
@@ -34,11 +43,6 @@ from bidro.transport import Transport
 Radius = float | ArrayLike | Mapping[str, float] | Literal["cross-validate", "bootstrap", "explicit"]
 Weights = float | Literal["auto", "simplex", "fixed"]
 Replies = Literal["curvature", "gradient"]
-
-RADIUS_WORDS = ("cross-validate", "bootstrap", "explicit")
-WEIGHT_WORDS = ("auto", "simplex", "fixed")
-METRICS = ("features", "joint")
-CRITERIA = ("risk", "regret")
 
 # Models are sought within this many standard units of 0.
 LARGEST_COEFFICIENT = 1e3
@@ -75,6 +79,7 @@ class Trained:
     weighing: Weighing
     solution: Solution | None  # None where a model was trained without proof
     own: Own | None = None  # the clients' own corrections; None where there are none
+    segments: SegmentChoice | None = None  # of curves; None where there are none to choose from
 
     @property
     def pooled(self) -> Floats | None:
@@ -112,17 +117,20 @@ class Choices:
     seed: int = 0
     confidence: float = 0.95  # of bootstrap and explicit radii
     replies: Replies = "curvature"  # what clients may be asked for at the most
+    curves: Any = DEFAULT_CURVES  # "auto", None, a number of segments, or one of these by feature
+    increasing: Sequence[str] = ()  # features whose curves must rise
+    decreasing: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        _check_radius(self.radius)
-        _check_weights(self.weights)
+        check_radius(self.radius)
+        check_weights(self.weights)
         check_price(self.price)
         if self.price != PRICE and not _is_word(self.weights, "auto"):
             raise BidroError(
                 f"A price is for weights='auto', which it chooses; with {self.weights!r} leave it out."
             )
-        if self.criterion not in CRITERIA:
-            raise BidroError(f"criterion must be {_or(CRITERIA)}; got {self.criterion!r}.")
+        check_criterion(self.criterion)
+        check_curves(self.curves, self.increasing, self.decreasing)
         check_own(self.own)
         check_metric(self.metric, self.label_cost, self.p)
         if not is_number(self.gap) or not 0 < self.gap < math.inf:
@@ -190,13 +198,19 @@ def train(
     network: Rounds = IN_PROCESS,
     spread: float | None = None,
     limits: Limits = NO_LIMITS,
+    curves: tuple[Wanted, Basis] | None = None,
 ) -> Trained:
     """Choose radii and weights for `problem` (see `unrestricted`), and solve to the gap.
 
     Training takes the whole space as support: worst cases over it are at least those over a declared box, and
     have a closed form. `network` answers the rounds, within `limits`; `spread` is what cross-validated radii
-    are in units of, by default read off the rows.
+    are in units of, by default read off the rows. `curves` are those that are wanted, with the finest knots;
+    how many segments they have is chosen before radii and weights.
     """
+    segments = told = None
+    if curves is not None:
+        dealt = _folds(min(problem.federation.sizes), choices, limits)
+        problem, segments, told = choose_curves(problem, *curves, *dealt, choices.seed, network, choices.own)
     radii, promise = _radii(problem, choices, support)
     balls = replace(problem, ambiguity=WassersteinBall(radii))
     calibration = None
@@ -218,6 +232,7 @@ def train(
                 progress=on_calibration,
                 network=network,
                 sends_curvature=curvature,
+                told=told,
             )
 
         if choices.criterion == "regret":
@@ -242,18 +257,8 @@ def train(
         moments=None if calibration is None or calibration.moments is None else calibration.moments.whole,
     )
     own = None if calibration is None else choose_own(balls, calibration, choices.own, network)
-    return Trained(
-        balls,
-        solution.x,
-        solution.alpha,
-        solution.rounds,
-        solution.method,
-        calibration,
-        promise,
-        weighing,
-        solution,
-        own,
-    )
+    found = (solution.x, solution.alpha, solution.rounds, solution.method)
+    return Trained(balls, *found, calibration, promise, weighing, solution, own, segments)
 
 
 def _radii(problem: Problem, choices: Choices, support: Box | None) -> tuple[Floats, str]:
@@ -366,48 +371,6 @@ def _folds(rows: int, choices: Choices, limits: Limits) -> tuple[int, bool]:
         "leaves out would rest on fewer than its min_rows; name the weights (such as fixed) and set own to "
         "none, or leave that site out."
     )
-
-
-def check_metric(metric: Any, label_cost: Any, p: Any = None) -> None:
-    """Raise BidroError for a cost of moving rows that stands for nothing."""
-    if metric not in METRICS:
-        raise BidroError(f"metric must be {_or(METRICS)}; got {metric!r}.")
-    if not is_number(label_cost) or not 0 < label_cost < math.inf:
-        raise BidroError(f"label_cost must be a positive number; got {label_cost!r}.")
-    if p is not None and (not is_number(p) or not 1 <= p < math.inf):
-        raise BidroError(f"p must be a number of at least 1; got {p!r}.")
-
-
-def _check_radius(radius: Any) -> None:
-    if isinstance(radius, str):
-        if radius not in RADIUS_WORDS:
-            raise BidroError(f"radius must be a number, one a client, {_or(RADIUS_WORDS)}; got {radius!r}.")
-        return
-    try:
-        given = np.asarray(list(radius.values()) if isinstance(radius, Mapping) else radius, float)
-    except (TypeError, ValueError) as error:
-        raise BidroError(
-            f"radius must be a number, one a client, {_or(RADIUS_WORDS)}; got {radius!r}."
-        ) from error
-    if given.ndim > 1 or not np.all((given >= 0) & (given < math.inf)):
-        raise BidroError(f"A radius must be a finite number of at least 0; got {radius!r}.")
-
-
-def _check_weights(weights: Any) -> None:
-    if isinstance(weights, str):
-        if weights not in WEIGHT_WORDS:
-            raise BidroError(f"weights must be a cap of at least 1, {_or(WEIGHT_WORDS)}; got {weights!r}.")
-    elif not is_number(weights) or not 1 <= weights < math.inf:
-        raise BidroError(
-            "A cap on the weights must be a finite number of at least 1 ('simplex' is without a cap); got "
-            f"{weights!r}."
-        )
-
-
-def _or(words: Sequence[str]) -> str:
-    """'a', 'b' or 'c'."""
-    quoted = [f"'{word}'" for word in words]
-    return f"{', '.join(quoted[:-1])} or {quoted[-1]}"
 
 
 def _explicit(problem: Problem, support: Box | None, confidence: float) -> tuple[Floats, str]:

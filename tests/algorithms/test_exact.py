@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from bidro.algorithms.cone_model import Answer, ConeModel, Curvature
 from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.exact import ExactMWDRO
-from bidro.algorithms.proof import exact_combination, lower_bound
+from bidro.algorithms.exact_sums import exact_combination
+from bidro.algorithms.proof import lower_bound
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.client import Penalty, WassersteinBall
 from bidro.engines.in_process import all_replies

@@ -7,7 +7,8 @@ import pytest
 
 from bidro.algorithms.cone_model import Answer, ConeModel
 from bidro.algorithms.cuts import Cuts
-from bidro.algorithms.proof import exact_combination, lower_bound
+from bidro.algorithms.exact_sums import exact_combination
+from bidro.algorithms.proof import lower_bound
 from bidro.losses.base import Cone
 from bidro.sets import Ball, Box, CappedSimplex, L1SimplexBall, ScaledNormCut, Simplex
 

@@ -56,6 +56,22 @@ def test_moments_of_training_rows(sizes, deal):
             )
 
 
+def test_sums_over_rows_left_out():
+    """Squares of residuals and second moments, around each client's centre, by hand."""
+    own, rng = parts((30, 41)), np.random.default_rng(3)
+    marks = [np.arange(len(rows)) % 3 for rows in own]
+    found = second_moments.of_folds(np.concatenate(own), (30, 41), np.concatenate(marks), 3)
+    left, models = second_moments.left_out_sums(found), rng.normal(size=(2, 3))
+    for fold in range(3):
+        squares = left.squares(fold, models)
+        for i, (rows, of) in enumerate(zip(own, marks, strict=True)):
+            out = rows[of == fold]
+            away = out - left.centre[i]
+            np.testing.assert_allclose(left.second(i, fold), away.T @ away, rtol=1e-10, atol=1e-10)
+            residuals = out[:, :2] @ models[:, :2].T + models[:, 2] - out[:, 2:]
+            np.testing.assert_allclose(squares[i], (residuals**2).sum(axis=0), rtol=1e-10)
+
+
 def test_a_fold_may_hold_no_rows_of_a_client():
     rows = parts([6])[0]
     found = second_moments.of_folds(rows, [6], [0, 0, 2, 2, 0, 2], 3)

@@ -140,6 +140,7 @@ def test_a_schema_is_drafted_agreed_on_and_read_back(tmp_path):
         (lambda s: s.replace("largest_coefficient = 20.0", "largest_coefficient = 1e6"), "at most 1000"),
         (lambda s: s.replace("rounds = 1000", "odd = 1"), "unknown entry 'odd'"),
         (lambda s: s.replace("seed = 0", "odd = 1"), "unknown entry 'odd'"),
+        (lambda s: s.replace("seed = 0", "curves = 8"), "in one process only; leave curves"),
         (lambda s: s.replace('replies = "curvature"', 'replies = "rows"'), "replies are"),
         (lambda s: s.replace("[training]", "[algorithm]\nrounds = 0\n[training]"), "whole number of rounds"),
         (lambda s: s.replace("radius = 0.0", 'radius = "bootstrap"'), "bootstrap"),

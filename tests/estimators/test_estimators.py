@@ -43,6 +43,8 @@ def data(seed=0, classes=None):
     "estimator",
     [
         RobustRegressor(radius=0.05),
+        pytest.param(RobustRegressor(curves="auto"), marks=pytest.mark.slow),
+        pytest.param(RobustClassifier(curves=4), marks=pytest.mark.slow),
         # Classes, and cross-validation, compile more for every shape of the checks' data: `make test-slow`.
         pytest.param(RobustRegressor(), marks=pytest.mark.slow),
         pytest.param(RobustClassifier(), marks=pytest.mark.slow),

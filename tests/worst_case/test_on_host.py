@@ -13,6 +13,7 @@ from bidro.algorithms.cross_validation import Candidate, FoldScores
 from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.fold_newton import FoldNewton
 from bidro.client import Penalty, WassersteinBall
+from bidro.curves import Basis
 from bidro.engines.in_process import all_replies
 from bidro.engines.rounds import Deal
 from bidro.federation import Federation
@@ -26,6 +27,8 @@ from tests.small import in_folds
 
 SIZES = np.array([5, 40, 7])
 TRANSPORT = Transport(np.array([0.5, 2.0, 1.0]), 1.0, True)
+# Three segments of the first feature, one of the second.
+CURVES = {"basis": Basis(((-0.5, 0.4), ())), "smoothing": 0.3}
 LOSSES = {
     "logistic": Logistic(True),
     "no intercept": Logistic(),
@@ -33,6 +36,9 @@ LOSSES = {
     "Huber": Huber(True),
     "softmax": Softmax(3, True),
     "softmax, no intercept": Softmax(3),
+    "curves": Logistic(True, **CURVES),
+    "Huber curves": Huber(True, **CURVES),
+    "softmax curves": Softmax(3, True, **CURVES),
 }
 
 
@@ -51,12 +57,23 @@ def dealt(loss, seed=0):
 
 
 def steepness(loss, x, labels):
-    """By its definition: ||S^-1 w||, and of classes the largest distance of two of which one is there."""
-    inverse = 1 / np.array([0.5, 2.0])
+    """By its definition: ||S^-1 w||, and of classes the largest distance of two of which one is there; of
+    curves, with the steepest slope of each feature."""
+
+    def norm(w):
+        first, second = (abs(w[0]), abs(w[1])) if loss.basis is None else (abs(w[:3]).max(), abs(w[3]))
+        return math.hypot(first / 0.5, second / 2.0)
+
     if not isinstance(loss, Softmax):
-        return np.linalg.norm(x[:2] * inverse)
-    w = x[:6].reshape(3, 2) * inverse
-    return max(np.linalg.norm(w[int(y)] - w[k]) for y in set(labels) for k in range(3))
+        return norm(x)
+    columns = 2 if loss.basis is None else 4
+    w = x[: 3 * columns].reshape(3, columns)
+    return max(norm(w[int(y)] - w[k]) for y in set(labels) for k in range(3))
+
+
+def roughness(loss, x):
+    """What smooths curves: it is added once, whatever rows there are."""
+    return 0.0 if loss.penalty is None else float(x @ loss.penalty @ x)
 
 
 def by_hand(loss, rows, x, fold, eps):
@@ -64,7 +81,8 @@ def by_hand(loss, rows, x, fold, eps):
     found, ends = [], np.cumsum(rows.sizes)[:-1]
     for own, marks in zip(np.split(rows.samples, ends), np.split(rows.marks, ends), strict=True):
         kept = own[marks != fold]
-        found.append(losses_of(loss, x, kept).mean() + eps * steepness(loss, x, kept[:, -1]))
+        still = losses_of(loss, x, kept).mean() + roughness(loss, x)
+        found.append(still + eps * steepness(loss, x, kept[:, -1]))
     return np.array(found)
 
 
@@ -129,7 +147,10 @@ def federation_of(loss, seed=0):
     return Federation.from_arrays(list(parts), "unbounded")
 
 
-@pytest.mark.parametrize(("name", "eps"), [("logistic", 0.1), ("softmax", 0.0)])
+@pytest.mark.parametrize(
+    ("name", "eps"),
+    [("logistic", 0.1), ("softmax", 0.0), ("curves", 0.1), ("softmax curves", 0.1), ("softmax curves", 0.0)],
+)
 def test_the_exact_solvers_clients_say_the_same_as_compiled_ones(name, eps):
     """Bounds and cuts to rounding; a bound from below is below, one from above is above."""
     loss = LOSSES[name]
@@ -137,7 +158,7 @@ def test_the_exact_solvers_clients_say_the_same_as_compiled_ones(name, eps):
         federation_of(loss), loss, Box.cube(5.0, loss.dimension(3)), TRANSPORT, WassersteinBall(eps)
     )
     algorithm = ExactMWDRO(Exact())
-    x = np.linspace(-1.0, 1.0, problem.dimension)
+    x = np.random.default_rng(2).uniform(-1.0, 1.0, problem.dimension)  # no two slopes tie
     broadcast = algorithm.broadcast(algorithm.init(problem)._replace(x=x))
     there = all_replies(algorithm, problem.clients, jax.random.key(0), broadcast, jnp.asarray(1))
     here = algorithm.replies_on_host(broadcast, HeldRows.of(problem.clients))
@@ -148,14 +169,16 @@ def test_the_exact_solvers_clients_say_the_same_as_compiled_ones(name, eps):
     assert np.all((here.attained <= mean) & (mean <= here.upper))
 
 
-def test_cross_validation_asks_the_same_here_and_compiled():
+@pytest.mark.parametrize("name", ["logistic", "curves"])
+def test_cross_validation_asks_the_same_here_and_compiled(name):
     """Solves with radii and without, and the scores."""
-    loss, deal = LOSSES["logistic"], Deal(2, 0)
-    problem = Problem(federation_of(loss), loss, Box.cube(5.0, 3), TRANSPORT, WassersteinBall(0.0))
+    loss, deal = LOSSES[name], Deal(2, 0)
+    d = loss.dimension(3)
+    problem = Problem(federation_of(loss), loss, Box.cube(5.0, d), TRANSPORT, WassersteinBall(0.0))
     clients = in_folds(problem, deal)
     held = HeldRows.of(clients)
     algorithm = FoldNewton(Exact(), (Candidate(0.0, 1.0), Candidate(0.5, math.inf)), 2)
-    scoring, models = FoldScores(), np.random.default_rng(0).normal(size=(2, 4, 3))
+    scoring, models = FoldScores(), np.random.default_rng(0).normal(size=(2, 4, d))
     for one, broadcast in (
         (algorithm, algorithm.broadcast(algorithm.init(problem))),
         (scoring, scoring.broadcast(models)),

@@ -1,7 +1,8 @@
 """The server's picture of min over x in X of max over alpha in A of sum_i alpha_i R_i(x), and what it gives.
 
 Every reply adds a cut below R_i. Where risks are lifted, cuts are in z = (x, nu), and the steepness nu is
-kept exactly, as a cone: nu >= ||B x + b||. Two programs are solved over the cuts:
+kept exactly, as a cone: nu >= ||B x + b||, with curves the norm of the features' largest slopes. Two programs
+are solved over the cuts:
 
     minimise  max over alpha in A of sum_i alpha_i s_i  +  1/2 (z - z_hat)' M (z - z_hat)
     subject to  s_i >= every cut of client i at z,  x in X,  nu >= ||B x + b||
@@ -118,7 +119,7 @@ class ConeModel(NamedTuple):
         """z = (x, nu(x)), or x itself."""
         if not self.cones:
             return x
-        return np.append(x, max(float(np.linalg.norm(cone.at(x))) for cone in self.cones))
+        return np.append(x, max(cone.norm(cone.at(x)) for cone in self.cones))
 
     def worst_mixture(self, risks: Numbers) -> float:
         """max over alpha in A of sum_i alpha_i risks_i."""
@@ -140,13 +141,15 @@ class ConeModel(NamedTuple):
             still = tuple(np.zeros(len(cone.offset)) for cone in self.cones)
             return flat and flat._replace(z=self.lift(flat.z), pulls=still)
         polytope, limits = self.mixtures.polytope(), self.models.constraints()
-        heights, tops = cuts.at(z), cuts.highest(z, n)
+        heights, highest = cuts.at(z), cuts.highest(z, n)
         # s and pi are counted from where they are at z, so that only what may still change is to be found.
-        room = polytope.matrix.T @ _prices(self.mixtures, polytope, tops) - polytope.lift.T @ tops
+        room = polytope.matrix.T @ _prices(self.mixtures, polytope, highest) - polytope.lift.T @ highest
         T = np.eye(k) if curvature is None else curvature.unit_steps(scale)
         reach = np.inf if curvature is None else _REACH
-        program = ConeProgram(k, n, len(polytope.total))
-        slopes, below_top = cuts.gradient @ T / scale, (tops[cuts.owner] - heights) / scale
+        # The largest of groups are variables of their own.
+        first = np.cumsum([0, *(0 if cone.groups is None else cone.groups[-1] + 1 for cone in self.cones)])
+        program = ConeProgram(k, n, len(polytope.total), int(first[-1]))
+        slopes, below_top = cuts.gradient @ T / scale, (highest[cuts.owner] - heights) / scale
         near = below_top < reach * (1 + np.linalg.norm(slopes, axis=1))
         owners = (cuts.owner[near][:, None] == np.arange(n)).astype(float)
         program.at_least_zero(below_top[near], -slopes[near], s=owners)
@@ -159,11 +162,22 @@ class ConeModel(NamedTuple):
             # No farther than what has been left out can be neglected.
             for side in (-np.eye(k), np.eye(k)):
                 program.at_least_zero(np.full(k, reach / np.sqrt(k)), side)
+        tops = [
+            None
+            if cone.groups is None
+            else program.largest_of_groups(cone, cone.matrix @ T[:d], cone.at(z[:d]), int(at), reach)
+            for cone, at in zip(self.cones, first[:-1], strict=True)
+        ]
         for matrix, offset, radius in limits.norms:
             program.norm_at_most(matrix @ T[:d], matrix @ z[:d] + offset, np.zeros(k), radius)
-        for cone in self.cones:
-            program.under_nu(cone.matrix @ T[:d], cone.at(z[:d]), T[-1], z[-1])
-        linear = np.concatenate([np.zeros(k), polytope.offset, polytope.total])
+        for cone, top in zip(self.cones, tops, strict=True):
+            if top is None:
+                program.under_nu(cone.matrix @ T[:d], cone.at(z[:d]), T[-1], z[-1])
+                continue
+            matrix = np.hstack([np.zeros((len(top.tops), k)), top.chosen])
+            along = np.append(T[-1], np.zeros(first[-1]))
+            program.under_nu(matrix, top.tops, along, z[-1])
+        linear = np.concatenate([np.zeros(k), polytope.offset, polytope.total, np.zeros(first[-1])])
         solved = program.minimise(linear, curved=curvature is not None)
         if solved is None:
             return None
@@ -177,7 +191,11 @@ class ConeModel(NamedTuple):
         multipliers, alpha = self.feasible(cuts, raw, heights)
         vectors = program.norm_multipliers(scale * dual)
         split = len(limits.norms)
-        return Answer(self.lift(x), value, multipliers, alpha, shares, vectors[split:], vectors[:split])
+        pulls = tuple(
+            vector if top is None else top.multipliers(scale * dual, len(cone.offset))
+            for cone, top, vector in zip(self.cones, tops, vectors[split:], strict=True)
+        )
+        return Answer(self.lift(x), value, multipliers, alpha, shares, pulls, vectors[:split])
 
     def feasible(self, cuts: Cuts, raw: Numbers, heights: Numbers) -> tuple[Numbers, Numbers]:
         """The solver's multipliers, moved to where they prove a bound, and the weights they sum to."""

@@ -22,7 +22,14 @@ from bidro.algorithms.exact_messages import Broadcast
 from bidro.algorithms.exact_state import State
 from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
 from bidro.algorithms.one_shot import risks_from_moments, squared_risks
-from bidro.algorithms.second_moments import Moments, TrainingMoments, left_out_sums, of_all_folds, of_folds
+from bidro.algorithms.second_moments import (
+    Moments,
+    TrainingMoments,
+    left_out_sums,
+    of_all_folds,
+    of_folds,
+    smoothed,
+)
 from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box
@@ -58,17 +65,21 @@ class MomentsState(NamedTuple):
     starts: dict[tuple[float, float], State]  # of the solver, by cap and blend
     inner: Inner
     eps: Numbers  # (n,) the clients' radii, beyond which candidates go
-    found: Found | None  # once all clients have replied
+    trained: TrainingMoments | None  # once all clients have replied
+    found: Found | None
     t: int
 
     @property
     def finished(self) -> bool:
-        return self.found is not None
+        return self.trained is not None
 
 
 @pytree
 class FoldMoments(Usual):
-    """For squared loss over balls with p = 2 on an unbounded support; see `FoldSolves` for the settings."""
+    """For squared loss over balls with p = 2 on an unbounded support; see `FoldSolves` for the settings.
+
+    Without candidates it asks for the moments and solves nothing.
+    """
 
     candidates: tuple[Candidate, ...] = static()
     folds: int = static()
@@ -96,15 +107,17 @@ class FoldMoments(Usual):
             for weighing, one in different.items()
         }
         assert problem.eps is not None
-        return MomentsState(starts, problem.inner, np.asarray(problem.eps), None, 0)
+        return MomentsState(starts, problem.inner, np.asarray(problem.eps), None, None, 0)
 
     def broadcast(self, state: MomentsState) -> Broadcast:
-        first = next(iter(state.starts.values()))
+        first = next(iter(state.starts.values()), None)
+        if first is None:
+            return Broadcast(np.zeros(0), np.zeros(()))
         return Broadcast(np.asarray(first.x), np.asarray(first.width))
 
     def replies_on_host(self, broadcast: Broadcast, rows: HeldRows) -> Reply:
         assert rows.marks is not None
-        found = of_folds(rows.samples, rows.sizes, rows.marks, rows.folds)
+        found = of_folds(rows.samples, rows.sizes, rows.marks, rows.folds, rows.loss)
         return Reply(found.mean, found.around, found.rows)
 
     def server(self, state: MomentsState, replies: Reply, replied: Array) -> MomentsState:
@@ -113,17 +126,18 @@ class FoldMoments(Usual):
         if not np.all(np.asarray(replied)):
             return state
         trained = TrainingMoments(*(np.asarray(part) for part in replies))
-        return state._replace(found=self._found(state, trained))
+        return state._replace(trained=trained, found=self.found(state, trained) if self.candidates else None)
 
-    def _found(self, state: MomentsState, trained: TrainingMoments) -> Found:
+    def found(self, state: MomentsState, trained: TrainingMoments) -> Found:
+        """From the first state and the moments of all clients."""
         rows, left_out, whole = np.asarray(trained.rows, float), left_out_sums(trained), of_all_folds(trained)
         models, losses = [], []
         for fold in range(self.folds):
-            moments = Moments(trained.mean[:, fold], trained.around[:, fold])
+            moments = smoothed(Moments(trained.mean[:, fold], trained.around[:, fold]), state.inner.loss)
             models.append(self._models(state, moments, rows[:, fold]))
             squares = np.maximum(left_out.squares(fold, models[-1]), 0.0)
             losses.append(squares / left_out.rows[:, fold, None])
-        models.append(self._models(state, whole, left_out.rows.sum(axis=1)))
+        models.append(self._models(state, smoothed(whole, state.inner.loss), left_out.rows.sum(axis=1)))
         return Found(np.stack(models), np.stack(losses), left_out.rows.T, trained, whole)
 
     def _models(self, state: MomentsState, moments: Moments, rows: Numbers) -> Numbers:

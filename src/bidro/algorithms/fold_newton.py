@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.fold_newton_state import NewtonBroadcast, NewtonReply, NewtonState, asked_in
-from bidro.algorithms.local_minimax import Caps, Local, LocalMinimax, Steepness
+from bidro.algorithms.group_steepness import steepness_of
+from bidro.algorithms.local_minimax import Caps, Local, LocalMinimax
 from bidro.algorithms.references import References
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -99,7 +100,7 @@ class FoldNewton(Usual):
         still = not np.any(problem.eps) and all(one.scale == 0 for one in self.candidates)
         lifted = problem.lifted and not still
         cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if lifted else []
-        steepness = Steepness(tuple(cones))
+        steepness = steepness_of(tuple(cones))
         x = np.asarray(problem.constant_model)
         C, F, n, d = len(self.candidates), self.folds + 1, problem.n, len(x)
         k = d + (steepness.count > 0)

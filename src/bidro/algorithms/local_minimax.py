@@ -103,6 +103,11 @@ class Steepness:
             squares = np.einsum("pri,prj->pij", self.matrix, self.matrix)
             self.squares = squares.reshape(self.count, -1)  # B' B
 
+    @property
+    def overshoot(self) -> float:
+        """By how many times the smoothing nu can be above what it is."""
+        return 1 + float(np.log(self.count))
+
     def at(self, x: Numbers) -> Numbers:
         """nu (...) of models (..., d)."""
         norms = np.linalg.norm(self.vectors(x), axis=-1)
@@ -178,9 +183,7 @@ class LocalMinimax:
         self.delta = np.ones_like(local.unit)
         if steepness.count:
             steepest = np.maximum(local.gradient[..., -1].max(axis=-1), _TINY)
-            self.delta = np.minimum(
-                local.unit / (steepest * (1 + np.log(steepness.count))), 1e3 + self.z[..., -1]
-            )
+            self.delta = np.minimum(local.unit / (steepest * steepness.overshoot), 1e3 + self.z[..., -1])
         edges = np.isfinite(limits.lower).sum() + np.isfinite(limits.upper).sum() + len(limits.norms)
         self.barrier = local.unit / max(int(edges), 1)
 

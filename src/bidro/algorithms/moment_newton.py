@@ -11,8 +11,9 @@ What it stops by is a bound: risks are convex, so that for any alpha in A and s 
 
     min over X >= <alpha, R> + min over y in X of <s, y - x>,
 
-which is worth little before s is nearly 0 and nearly all afterwards. Where steps find no such point (X is in
-the way, or x is at a kink) the bound says so, and `ExactMWDRO` is to go on from there.
+which is worth little before s is nearly 0 and nearly all afterwards; coordinates at an edge of X to which
+they fall are held there. Where steps find no such point (x is at a kink) the bound says so, and `ExactMWDRO`
+is to go on from there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bidro.sets import Ball, Box
 
 Numbers = NDArray[np.float64]
 
-_MOST_STEPS = 30
+_MOST_STEPS = 100
 _MOST_HALVINGS = 12
 # A step must bring this share of what its model promises.
 _ENOUGH = 1e-4
@@ -70,7 +71,7 @@ class SquaredRisks:
 
     def values(self, x: Numbers, eps: Numbers) -> Numbers:
         """(n,)"""
-        return np.asarray((self._rmse(x)[0] + eps * np.linalg.norm(self.cone.at(x))) ** 2)
+        return np.asarray((self._rmse(x)[0] + eps * self.cone.norm(self.cone.at(x))) ** 2)
 
     def _rmse(self, x: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         """(RMSE (n,), mean residual (n,), around v (n, m)) with v = (w, -1)."""
@@ -87,8 +88,8 @@ class SquaredRisks:
         slope[:, : bent.shape[1] - 1] += bent[:, :-1]
         slope /= safe[:, None]
         vector = self.cone.at(x)
-        nu = float(np.linalg.norm(vector))
-        of_nu = self.cone.matrix.T @ vector / (nu or 1.0)
+        nu = self.cone.norm(vector)
+        of_nu = self.cone.matrix.T @ self.cone.slope(vector)
         return Expansion(self, eps, rmse + eps * nu, safe, slope, nu or 1.0, of_nu)
 
 
@@ -176,14 +177,16 @@ def minimax_from_moments(
         best = best._replace(x=x, upper=upper, size=references.risk(upper))
         if best.reaches(gap):
             return best
+        free = ~_held(models, x, s)
         try:
-            inverse_root = np.linalg.inv(np.linalg.cholesky(here.curvature(alpha)))
+            inverse_root = np.linalg.inv(np.linalg.cholesky(here.curvature(alpha)[np.ix_(free, free)]))
         except np.linalg.LinAlgError:
             return best
-        image = inverse_root @ G.T  # (d, n)
+        image = inverse_root @ G[:, free].T  # (free, n)
         enough = _SHARE_FOR_WEIGHTS * min(gap, 1e-5) * best.size
         alpha, corners = _weights(mixtures, R, image, corners, enough)
-        step = -inverse_root.T @ (image @ alpha)
+        step = np.zeros(len(x))
+        step[free] = -inverse_root.T @ (image @ alpha)
         promised = upper - float(alpha @ R + 0.5 * (alpha @ G) @ step)
         for _ in range(_MOST_HALVINGS):
             trial = np.asarray(models.project(x + step))
@@ -195,6 +198,14 @@ def minimax_from_moments(
             return best
         x = trial
     return best
+
+
+def _held(models: Box | Ball, x: Numbers, slope: Numbers) -> NDArray[np.bool_]:
+    """(d,) which coordinates are at an edge of X to which they fall: they stay there (Bertsekas 1982)."""
+    if isinstance(models, Ball):
+        return np.zeros(len(x), bool)
+    at_lower, at_upper = x <= np.asarray(models.lower), x >= np.asarray(models.upper)
+    return np.asarray((at_lower & (slope > 0)) | (at_upper & (slope < 0)))
 
 
 def _weights(

@@ -52,7 +52,10 @@ def newton_step(model: ConeModel, z: Numbers, gradient: Numbers, curvature: Numb
     slope, bent = gradient[:d], curvature[:d, :d]
     if len(model.cones) > 1:
         return None
-    if not model.cones:
+    grouped = any(cone.groups is not None for cone in model.cones)
+    if grouped and (gradient[d:].any() or curvature[d:].any()):
+        return None  # the largest slopes of curves tie at the optimum: it lies at a kink
+    if not model.cones or grouped:
         step = _solved(bent, -slope)
         fall = 0.0 if step is None else -0.5 * float(slope @ step)
     elif z[d] > 0:
@@ -112,6 +115,6 @@ def _solved(bent: Numbers, wanted: Numbers) -> Numbers | None:
 def proven_at(model: ConeModel, cuts: Cuts, z: Numbers, origin: int, alpha: Numbers) -> Proof:
     """The lower bound that the clients' cuts of one origin, known at z, prove when mixed by alpha (n,)."""
     d, own = model.models.dimension, np.where(cuts.origin == origin, alpha[cuts.owner], 0.0)
-    pulls = tuple(float(own @ cuts.gradient[:, d]) * cone.at(z[:d]) / z[d] for cone in model.cones)
+    pulls = tuple(float(own @ cuts.gradient[:, d]) * cone.slope(cone.at(z[:d])) for cone in model.cones)
     pushes = tuple(np.zeros(len(norm.offset)) for norm in model.models.constraints().norms)
     return proven(model, cuts, z, Answer(z, float(own @ cuts.value), own, alpha, np.zeros(0), pulls, pushes))

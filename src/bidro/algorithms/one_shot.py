@@ -27,7 +27,7 @@ from bidro.algorithms.exact_messages import Reply as Risks
 from bidro.algorithms.exact_state import Best, Centre, State
 from bidro.algorithms.moment_newton import SquaredRisks, minimax_from_moments
 from bidro.algorithms.proof import lower_bound, require_consistent
-from bidro.algorithms.second_moments import Moments, of_clients
+from bidro.algorithms.second_moments import Moments, of_clients, smoothed
 from bidro.client import ambiguity_kind
 from bidro.errors import BidroError
 from bidro.losses import Squared
@@ -110,13 +110,14 @@ class OneShotMWDRO(Usual):
         return Broadcast(np.asarray(state.solver.x), np.asarray(state.solver.width))
 
     def replies_on_host(self, broadcast: Broadcast, rows: HeldRows) -> Reply:
-        return Reply(*of_clients(rows.samples, rows.sizes))
+        return Reply(*of_clients(rows.samples, rows.sizes, rows.loss))
 
     def server(self, state: OneShotState, replies: Reply, replied: Array) -> OneShotState:
         """Needs all clients: until then, the round is repeated."""
         if not np.all(np.asarray(replied)):
             return state._replace(solver=state.solver._replace(t=state.solver.t + 1))
-        moments = Moments(np.asarray(replies.mean), np.asarray(replies.around))
+        told = Moments(np.asarray(replies.mean), np.asarray(replies.around))
+        moments = smoothed(told, state.inner.loss)
         before = state.solver.t
         solver = _with_newton(state, moments)
         exact = ExactMWDRO(Exact(), gap=self.gap, saves_rounds=False)
@@ -174,7 +175,7 @@ def _with_newton(state: OneShotState, moments: Moments) -> State:
     cuts = Cuts.at_point(everyone, attained, risks.gradient, z)
     # The cone is steepest along itself: of what nu earns, all goes to the model.
     earned = float(found.alpha @ cuts.gradient[:, -1])
-    pulls = tuple(earned * cone.at(found.x) / (z[-1] or 1.0) for cone in model.cones)
+    pulls = tuple(earned * cone.slope(cone.at(found.x)) for cone in model.cones)
     answer = Answer(z, upper, found.alpha, found.alpha, np.zeros(0), pulls, ())
     proof = lower_bound(model, cuts, z, answer, upper, enough=-np.inf)
     size = max(abs(upper), abs(references.risk(upper)), solver.floor)
@@ -225,7 +226,8 @@ def risks_from_moments(
     gradient = residual[:, None] * slopes
     gradient[:, :features] += bent[:, :-1]
     spread = around[:, -1, -1] + (0.0 if loss.intercept else mean[:, -1] ** 2)
-    nu = np.linalg.norm(v * inner.transport.inverse_scale) if lifted else None
+    scale: Any = np.asarray(inner.transport.inverse_scale)
+    nu = loss.dual_norm(cast(Array, x), scale) if lifted else None
     at: Any = (x, nu, width * np.sqrt(spread))
     k = d + lifted
     hessian = None

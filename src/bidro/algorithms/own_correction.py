@@ -114,7 +114,7 @@ class OwnCorrections(Usual):
         assert rows.marks is not None
         models = np.asarray(broadcast.x)
         if isinstance(rows.loss, Squared):
-            trained = of_folds(rows.samples, rows.sizes, rows.marks, rows.folds)
+            trained = of_folds(rows.samples, rows.sizes, rows.marks, rows.folds, rows.loss)
             return self.from_moments(rows.loss, trained, models)
         n, count = len(rows.sizes), len(self.shrinkages)
         sums, held, inside = np.zeros((n, rows.folds, count)), np.zeros((n, rows.folds)), np.zeros((n, count))
@@ -172,7 +172,7 @@ def own_models(
     hold one client's after the other's."""
     counts = np.asarray(sizes)
     if isinstance(loss, Squared):
-        moments = of_clients(samples, counts)
+        moments = of_clients(samples, counts, loss)
         return _least_squares(loss, moments, counts.astype(float), x, (shrinkage,))[:, 0]
     found = np.empty((len(counts), len(x)))
     for stack in _stacks(samples, counts):
@@ -195,6 +195,15 @@ def _least_squares(
     loss: Squared, moments: Moments, rows: Numbers, x: Numbers, shrinkages: Sequence[Shrinkage]
 ) -> Numbers:
     """(n, shrinkages, d) the minimisers for squared loss, of clients with so many rows (n,)."""
+    together = max(1, _STACK_NUMBERS // (len(shrinkages) * len(x) ** 2))
+    if len(rows) > together:
+        parts = [slice(begin, begin + together) for begin in range(0, len(rows), together)]
+        some = [Moments(moments.mean[part], moments.around[part]) for part in parts]
+        found = [
+            _least_squares(loss, *own, x, shrinkages)
+            for own in zip(some, (rows[p] for p in parts), strict=True)
+        ]
+        return np.concatenate(found)
     mean, around = moments
     features = mean.shape[1] - 1
     v = np.append(x[:features], -1.0)
@@ -286,7 +295,7 @@ class _Scored:
 
     def __init__(self, loss: Loss, rows: Numbers) -> None:
         self.loss, self.target = loss, rows[..., -1]
-        theta = rows[..., :-1]
+        theta = loss.design(rows)[..., :-1]  # type: ignore[arg-type]
         ones = np.ones((*theta.shape[:2], int(loss.intercept)))  # type: ignore[attr-defined]
         self.design = np.concatenate([theta, ones], axis=-1)  # (G, H, q)
 

@@ -35,9 +35,9 @@ def probe(
     x = z[:d]
     H, bent_itself = M[:d, :d].copy(), np.diag(M)[:d] > 0
     if model.cones and z[d] > 0:
-        norms = [float(np.linalg.norm(cone.at(x))) for cone in model.cones]
+        norms = [cone.norm(cone.at(x)) for cone in model.cones]
         cone = model.cones[int(np.argmax(norms))]
-        rise = cone.matrix.T @ (cone.at(x) / z[d])
+        rise = cone.matrix.T @ cone.slope(cone.at(x))
         H += np.outer(M[:d, d], rise) + np.outer(rise, M[:d, d]) + M[d, d] * np.outer(rise, rise)
         held = sum((other.matrix.T @ other.matrix for other in model.cones), -np.outer(rise, rise))
         H += max(r_nu, 0.0) / z[d] * held

@@ -1,6 +1,7 @@
 """The lower bound that multipliers prove, evaluated afresh, and multipliers made to prove more.
 
-For beta >= 0 whose sums over the clients' cuts are a mixture in A, and y with ||y|| <= r_nu for each cone,
+For beta >= 0 whose sums over the clients' cuts are a mixture in A, and y with ||y|| <= r_nu for each cone (in
+the dual norm of the cone's),
 
     objective(x) >= sum_j beta_j cut_j(x, nu)
                  >= constant + <s, x>,      s = sum_j beta_j gradient_j + B' y,
@@ -23,7 +24,8 @@ from numpy.typing import NDArray
 from scipy.linalg import lstsq
 from scipy.optimize import nnls
 
-from bidro.algorithms.pulls import bends, costs, directions, growths, stacked
+from bidro.algorithms.exact_sums import exact_combination
+from bidro.algorithms.pulls import bends, costs, directions, growths, lengths, stacked
 from bidro.errors import BidroError
 from bidro.sets import Ball, Box, ScaledNormCut
 
@@ -138,7 +140,7 @@ def proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
 def _allowed(model: ConeModel, cuts: Cuts, answer: Answer) -> tuple[Numbers, ...]:
     """The answer's y, shortened to what r_nu allows them in all."""
     r_nu = float(answer.multipliers @ cuts.gradient[:, model.models.dimension]) if model.cones else 0.0
-    length = sum(float(np.linalg.norm(y)) for y in answer.pulls)
+    length = float(lengths(model, answer.pulls).sum())
     if length <= r_nu:
         return answer.pulls
     # A little shorter than that, so that rounding does not shorten them again.
@@ -173,7 +175,7 @@ def _balanced(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost:
     # units of what it costs, and sum <y / ||y||, y> = r_nu.
     pull = np.vstack([np.zeros((0, d)), *(cone.matrix for cone in model.cones)]).T
     toward = np.concatenate(
-        [np.zeros(0), *(part / (float(np.linalg.norm(part)) or 1.0) for part in answer.pulls)]
+        [np.zeros(0), *(cone.toward(y) for cone, y in zip(model.cones, answer.pulls, strict=True))]
     )
     steep = gradient[:, d:].T
     equations = len(polytope.total)
@@ -186,7 +188,13 @@ def _balanced(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost:
         ]
     )
     wanted = np.concatenate([polytope.offset[counted], polytope.total, np.zeros(d + len(steep))])
-    size = np.concatenate([beta, q, np.full(len(y), max(float(steep.sum(axis=0) @ beta), 0.0))])
+    r_nu = max(float(steep.sum(axis=0) @ beta), 0.0)
+    # Of a group only those rows count that hold its largest up.
+    free = [
+        np.full(len(part), r_nu) if cone.groups is None else np.abs(part)
+        for cone, part in zip(model.cones, answer.pulls, strict=True)
+    ]
+    size = np.concatenate([beta, q, *free])
     left = wanted - system @ np.concatenate([beta, q, y])
     scaled = system * size
     length = np.linalg.norm(scaled, axis=1)
@@ -278,8 +286,8 @@ def _cancelled(
     for _ in range(_CANCELLINGS):
         slope = _slope(model, twice, extended.multipliers, extended.pulls)
         width = _width(model, z, slope)
-        toward, turns = directions(extended.pulls)
-        length = sum(float(np.linalg.norm(y)) for y in extended.pulls)
+        toward, turns = directions(model, extended.pulls)
+        length = float(lengths(model, extended.pulls).sum())
         along = np.concatenate([np.zeros(0), *extended.pulls]) / (length or 1.0)
         # Pulls lengthen with the steepness that cuts bring.
         longer = np.outer(along, offered[:, d]) if model.cones else np.zeros((0, 2 * k))
@@ -329,25 +337,3 @@ def _cancelled(
         if best.bound >= enough:
             break
     return best if missing is None else best._replace(slope=missing)
-
-
-def exact_combination(coefficients: Numbers, rows: Numbers) -> Numbers:
-    """sum_j coefficients_j rows_j (columns,), each sum rounded once: products are split into their value and
-    their rounding error (Dekker), and all of them summed exactly."""
-    coefficients, rows = coefficients[coefficients != 0], rows[coefficients != 0]
-    products = coefficients[:, None] * rows
-    high, low = _halves(coefficients)
-    row_high, row_low = _halves(rows)
-    error = (high[:, None] * row_high - products) + high[:, None] * row_low + low[:, None] * row_high
-    error = error + low[:, None] * row_low
-    # Where splitting overflows, the products alone are as good as it gets.
-    error[~np.isfinite(error)] = 0.0
-    return np.array([math.fsum(column) for column in np.vstack([products, error]).T.tolist()])
-
-
-def _halves(v: Numbers) -> tuple[Numbers, Numbers]:
-    """v as a sum of two numbers of half as many digits."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        turned = (2.0**27 + 1) * v
-        high = turned - (turned - v)
-    return high, v - high

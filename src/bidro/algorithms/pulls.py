@@ -17,6 +17,7 @@ from scipy.linalg import block_diag
 
 if TYPE_CHECKING:
     from bidro.algorithms.cone_model import ConeModel
+    from bidro.losses.base import Cone
 
 Numbers = NDArray[np.float64]
 
@@ -31,7 +32,7 @@ def bends(model: ConeModel, pulls: tuple[Numbers, ...], width: Numbers, allowanc
     shortening it to its length costs that much; where this is the allowance, the turn counts as much."""
     weights = []
     for cone, y in zip(model.cones, pulls, strict=True):
-        size = float(np.linalg.norm(y)) or 1.0
+        size = cone.dual_norm(y) or 1.0
         shortened = float(np.linalg.norm(width * (cone.matrix.T @ y))) / size
         weights.append(np.full(len(y), math.sqrt(allowance * shortened / (2 * size))))
     return np.concatenate([np.zeros(0), *weights])
@@ -42,29 +43,44 @@ def stacked(model: ConeModel) -> Numbers:
     return np.vstack([np.zeros((0, model.models.dimension)), *(cone.matrix for cone in model.cones)])
 
 
-def directions(pulls: tuple[Numbers, ...]) -> tuple[Numbers, Numbers]:
+def lengths(model: ConeModel, pulls: tuple[Numbers, ...]) -> Numbers:
+    """(cones,) of every pull, in the dual norm of its cone."""
+    return np.array([cone.dual_norm(y) for cone, y in zip(model.cones, pulls, strict=True)])
+
+
+def directions(model: ConeModel, pulls: tuple[Numbers, ...]) -> tuple[Numbers, Numbers]:
     """(cones, rows) the direction of each pull, and (rows, rows) what is across it; 0 for a pull that is
     small beside all of them, which would not turn but grow."""
     if not pulls:
         return np.zeros((0, 0)), np.zeros((0, 0))
-    sizes = np.array([float(np.linalg.norm(y)) for y in pulls])
+    sizes = lengths(model, pulls)
     large = sizes > _TURNED * sizes.sum()
     units = [
         np.where(able, y / (size or 1.0), 0.0) for y, size, able in zip(pulls, sizes, large, strict=True)
     ]
-    across = [able * np.eye(len(u)) - np.outer(u, u) for u, able in zip(units, large, strict=True)]
+    across = [
+        able * np.eye(len(u)) - np.outer(u, u) if cone.groups is None else able * _across_groups(cone, y)
+        for u, able, cone, y in zip(units, large, model.cones, pulls, strict=True)
+    ]
     return block_diag(*(u[None] for u in units)), block_diag(*across)
+
+
+def _across_groups(cone: Cone, y: Numbers) -> Numbers:
+    """(rows, rows) turns of y that leave its length and the rows that are 0 as they are, to first order."""
+    toward = cone.toward(y)
+    square = float(toward @ toward) or 1.0
+    return np.asarray(np.diag((y != 0).astype(float)) - np.outer(toward, toward) / square)
 
 
 def growths(model: ConeModel, pulls: tuple[Numbers, ...], slope: Numbers) -> Numbers:
     """(rows, growths) unit vectors by which pulls that are small beside all of them may grow: those of cones
     that do not hold the model, but where next to nothing of a pull cancels the slope (d,)."""
-    sizes = np.array([float(np.linalg.norm(y)) for y in pulls])
+    sizes = lengths(model, pulls)
     small = np.repeat(sizes <= _TURNED * sizes.sum(), np.array([len(y) for y in pulls], int))
     matrix = np.abs(stacked(model))
     # The length of pull that each row would take, for the coordinate that asks for most of it.
-    lengths = np.where(matrix > 0, np.abs(slope) / np.where(matrix > 0, matrix, 1.0), 0.0)
-    needed = lengths.max(axis=1, initial=0.0)
+    asked = np.where(matrix > 0, np.abs(slope) / np.where(matrix > 0, matrix, 1.0), 0.0)
+    needed = asked.max(axis=1, initial=0.0)
     rows = np.flatnonzero(small & (needed > 0) & (needed <= _GROWN * sizes.sum()))
     units = np.eye(len(small))[:, rows]
     return np.hstack([units, -units])

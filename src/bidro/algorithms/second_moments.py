@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bidro.losses import Loss
+
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
@@ -39,15 +41,28 @@ class TrainingMoments(NamedTuple):
     rows: Indices  # (n, folds) how many these are
 
 
-def of_clients(samples: ArrayLike, sizes: Sequence[int] | Indices) -> Moments:
+def of_clients(samples: ArrayLike, sizes: Sequence[int] | Indices, loss: Loss | None = None) -> Moments:
     """The moments (n, m) and (n, m, m) of clients whose rows `samples` (N, m) holds one client after the
-    other, `sizes` rows each and at least one."""
-    each = _of_groups(np.asarray(samples), None, np.asarray(sizes, np.int64))
+    other, `sizes` rows each and at least one; with a loss, of what its models are multiplied with."""
+    each = _of_groups(_Table(np.asarray(samples), None, loss), np.asarray(sizes, np.int64))
     return Moments(each.centre + each.left, each.around)
 
 
+def smoothed(moments: Moments, loss: Loss) -> Moments:
+    """The moments of rows with which squared loss has the loss's penalty in its mean square."""
+    if loss.penalty is None:
+        return moments
+    around, k = moments.around.copy(), moments.mean.shape[-1] - 1
+    around[..., :k, :k] += loss.penalty[:k, :k]
+    return Moments(moments.mean, around)
+
+
 def of_folds(
-    samples: ArrayLike, sizes: Sequence[int] | Indices, marks: ArrayLike, folds: int
+    samples: ArrayLike,
+    sizes: Sequence[int] | Indices,
+    marks: ArrayLike,
+    folds: int,
+    loss: Loss | None = None,
 ) -> TrainingMoments:
     """The moments of every fold's training rows; `marks` (N,) is the fold of each row, from 0.
 
@@ -58,9 +73,8 @@ def of_folds(
     group = np.repeat(np.arange(n) * folds, counts) + np.asarray(marks)
     order = None if np.all(group[:-1] <= group[1:]) else np.argsort(group, kind="stable")
     rows = np.bincount(group, minlength=n * folds)
-    each = _Groups(
-        *(part.reshape(n, folds, *part.shape[1:]) for part in _of_groups(np.asarray(samples), order, rows))
-    )
+    table = _Table(np.asarray(samples), order, loss)
+    each = _Groups(*(part.reshape(n, folds, *part.shape[1:]) for part in _of_groups(table, rows)))
     rows = rows.reshape(n, folds)
     trained = rows.sum(axis=1, keepdims=True) - rows
     # A few clients at a time, in place of the folds' own moments: these may be larger than the table.
@@ -100,12 +114,13 @@ def of_all_folds(trained: TrainingMoments) -> Moments:
 
 
 class LeftOutSums(NamedTuple):
-    """Sums over the rows (theta, y) that folds leave out, counted from a centre of each client's own."""
+    """Sums over the rows (theta, y) that folds leave out, counted from a centre of each client's own: what
+    all folds' training rows hold, each row being in all of them but one, less what the fold's own hold."""
 
     centre: Numbers  # (n, m)
     rows: Numbers  # (n, folds)
     first: Numbers  # (n, folds, m)
-    second: Numbers  # (n, folds, m, m)
+    trained: TrainingMoments  # second moments are not copied, which may be larger than the table
 
     def squares(self, fold: int, models: Numbers) -> Numbers:
         """(n, candidates) sums of squared residuals of the models (candidates, d), or of each client's own
@@ -114,25 +129,36 @@ class LeftOutSums(NamedTuple):
         v = np.concatenate([models[..., :features], -np.ones((*models.shape[:-1], 1))], axis=-1)
         v = np.broadcast_to(v, (len(self.centre), *v.shape[-2:]))
         base = (v @ self.centre[..., None])[..., 0] + models[..., features:].sum(axis=-1)
-        square = np.sum((v @ self.second[:, fold]) * v, axis=-1)
+        counts = np.asarray(self.trained.rows, float)
+        total = np.zeros(v.shape[:2])
+        for one in range(counts.shape[1]):
+            away = (v @ (self.trained.mean[:, one] - self.centre)[..., None])[..., 0]
+            inside = np.sum((v @ self.trained.around[:, one]) * v, axis=-1)
+            held = counts[:, one, None] * (inside + away**2)
+            total += held * (1 / (counts.shape[1] - 1) - (one == fold))
         linear = (v @ self.first[:, fold][..., None])[..., 0]
-        return np.asarray(square + 2 * base * linear + self.rows[:, fold, None] * base**2)
+        return np.asarray(total + 2 * base * linear + self.rows[:, fold, None] * base**2)
+
+    def second(self, client: int, fold: int) -> Numbers:
+        """(m, m) the sum of the rows' squares at one client."""
+        counts = np.asarray(self.trained.rows, float)[client]
+        share = counts * (1 / (len(counts) - 1) - (np.arange(len(counts)) == fold))
+        away = self.trained.mean[client] - self.centre[client]
+        inside = np.tensordot(share, self.trained.around[client], axes=1)
+        return np.asarray(inside + (share[:, None] * away).T @ away)
 
 
 def left_out_sums(trained: TrainingMoments) -> LeftOutSums:
     """What each fold leaves out: all rows but its training rows."""
     rows = np.asarray(trained.rows, float)
-    others = rows.shape[1] - 1
     centre = trained.mean.mean(axis=1)
-    away = trained.mean - centre[:, None]
-    first = rows[..., None] * away
-    second = rows[..., None, None] * (trained.around + away[..., :, None] * away[..., None, :])
+    first = rows[..., None] * (trained.mean - centre[:, None])
 
     def rest(part: Numbers) -> Numbers:
         # Each row is left out once, so that the folds' training rows hold it folds - 1 times.
-        return np.asarray(part.sum(axis=1, keepdims=True) / others - part)
+        return np.asarray(part.sum(axis=1, keepdims=True) / (rows.shape[1] - 1) - part)
 
-    return LeftOutSums(centre, rest(rows), rest(first), rest(second))
+    return LeftOutSums(centre, rest(rows), rest(first), trained)
 
 
 def _of_others(each: _Groups, rows: Indices, trained: Indices) -> Moments:
@@ -158,9 +184,27 @@ def _sums_of_others(parts: Numbers) -> Iterator[tuple[int, Numbers]]:
         before += parts[:, place]
 
 
-def _of_groups(samples: Numbers, order: Indices | None, counts: Indices) -> _Groups:
-    """The moments of groups of consecutive rows of samples[order], `counts` of them each; 0 of empty ones."""
-    m = samples.shape[1]
+class _Table(NamedTuple):
+    """Rows in an order, as the loss has them: made a few at a time, for they may be wider than the table."""
+
+    samples: Numbers  # (N, m)
+    order: Indices | None
+    loss: Loss | None
+
+    @property
+    def columns(self) -> int:
+        m = self.samples.shape[1]
+        return m if self.loss is None else self.loss.columns(m)
+
+    def rows(self, at: Indices | slice) -> Numbers:
+        """(..., columns)"""
+        rows = self.samples[at if self.order is None else self.order[at]]
+        return rows if self.loss is None else np.asarray(self.loss.design(rows))  # type: ignore[arg-type]
+
+
+def _of_groups(table: _Table, counts: Indices) -> _Groups:
+    """The moments of groups of consecutive rows of the table, `counts` of them each; 0 of empty ones."""
+    m = table.columns
     found = _Groups(*(np.zeros((len(counts), *shape)) for shape in ((m,), (m,), (m, m))))
     starts = np.cumsum(counts) - counts
     few = (counts > 0) & (counts <= _FEW_ROWS)
@@ -172,23 +216,21 @@ def _of_groups(samples: Numbers, order: Indices | None, counts: Indices) -> _Gro
         together = max(1, _STACK_NUMBERS // (int(counts[small[at]]) * m))
         together = max(1, _STACK_NUMBERS // (int(counts[small[at : at + together][-1]]) * m))
         some = small[at : at + together]
-        for part, of_some in zip(found, _of_stack(samples, order, starts[some], counts[some]), strict=True):
+        for part, of_some in zip(found, _of_stack(table, starts[some], counts[some]), strict=True):
             part[some] = of_some
         at += together
     for i in np.flatnonzero(counts > _FEW_ROWS):
-        for part, own in zip(
-            found, _of_many_rows(samples, order, int(starts[i]), int(counts[i])), strict=True
-        ):
+        for part, own in zip(found, _of_many_rows(table, int(starts[i]), int(counts[i])), strict=True):
             part[i] = own
     return found
 
 
-def _of_stack(samples: Numbers, order: Indices | None, starts: Indices, counts: Indices) -> _Groups:
+def _of_stack(table: _Table, starts: Indices, counts: Indices) -> _Groups:
     """The moments of small groups, all at once."""
     place = np.arange(counts.max())
     used = place < counts[:, None]
     at = np.where(used, starts[:, None] + place, starts[:, None])
-    block = samples[at if order is None else order[at]]  # (groups, height, m)
+    block = table.rows(at)  # (groups, height, m)
     share = (used / counts[:, None])[:, None]
     centre = share @ block
     away = np.where(used[..., None], block - centre, 0.0)
@@ -197,9 +239,9 @@ def _of_stack(samples: Numbers, order: Indices | None, starts: Indices, counts: 
     return _Groups(centre[:, 0], left[:, 0], around)
 
 
-def _of_many_rows(samples: Numbers, order: Indices | None, start: int, count: int) -> _Groups:
+def _of_many_rows(table: _Table, start: int, count: int) -> _Groups:
     """The moments of one group, block by block."""
-    m = samples.shape[1]
+    m = table.columns
     begins = np.arange(start, start + count, _BLOCK_ROWS)
     rows = np.minimum(start + count - begins, _BLOCK_ROWS)
     centres, lefts = np.empty((2, len(begins), m))
@@ -207,7 +249,7 @@ def _of_many_rows(samples: Numbers, order: Indices | None, start: int, count: in
     together = int(np.ceil(np.sqrt(len(begins))))
     inside = np.zeros((-(-len(begins) // together), m, m))
     for k, (begin, size) in enumerate(zip(begins.tolist(), rows.tolist(), strict=True)):
-        block = samples[begin : begin + size] if order is None else samples[order[begin : begin + size]]
+        block = table.rows(slice(begin, begin + size))
         share = np.full(size, 1 / size)
         centres[k] = centre = share @ block
         away = block - centre

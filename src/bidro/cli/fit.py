@@ -81,6 +81,17 @@ def fit(
         str | None,
         typer.Option(help="Each client's own correction of the shared model: auto, offset or none. [auto]"),
     ] = None,
+    curves: Annotated[
+        str | None,
+        typer.Option(
+            help="Curves in place of straight lines: auto (as many segments as cross-validation chooses), "
+            "none, a number of segments, or by feature, such as age=8,bmi=none. [none]"
+        ),
+    ] = None,
+    increasing: Annotated[
+        str | None, typer.Option(help="Features with which the prediction must rise, separated by commas.")
+    ] = None,
+    decreasing: Annotated[str | None, typer.Option(help="Features with which it must fall.")] = None,
     metric: Annotated[
         str | None, typer.Option(help="features (targets do not move) or joint. [features]")
     ] = None,
@@ -135,7 +146,7 @@ def fit(
         "client": client,
         "target": target,
         "task": task,
-        "features": None if features is None else tuple(name.strip() for name in features.split(",")),
+        "features": _names(features),
         "unit": unit,
         "loss": loss,
         "quantile": quantile,
@@ -144,6 +155,9 @@ def fit(
         "price": price if price is None or price.strip() == "inf" else _number_or_word(price),
         "criterion": criterion,
         "own": own,
+        "curves": None if curves is None else curves_asked(curves),
+        "increasing": _names(increasing),
+        "decreasing": _names(decreasing),
         "metric": metric,
         "label_cost": label_cost,
         "support": None if support is None else read_toml(support),
@@ -170,6 +184,22 @@ def fit(
                 f"The schema says all of training; leave --{more[0].replace('_', '-')} out, or change it."
             )
     _run(options, out, json)
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(","))
+
+
+def curves_asked(text: str) -> int | str | dict[str, int | str]:
+    """A word, a number of segments, or one of these by feature."""
+
+    def one(word: str) -> int | str:
+        return int(word) if word.strip().isdigit() else word.strip()
+
+    if "=" not in text:
+        return one(text)
+    # The last "=" is ours: a level of a category is a feature with one of its own.
+    return {name.strip(): one(word) for name, word in (part.rsplit("=", 1) for part in text.split(","))}
 
 
 def _number_or_word(text: str | None) -> float | str | None:

@@ -36,7 +36,8 @@ def note_own_models(model: Model, table: pd.DataFrame) -> None:
 
 
 def note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) -> None:
-    """Say how many cells of a table are filled or count as another level, and which clients are new."""
+    """Say how many cells of a table are filled, outside what was seen or count as another level, and which
+    clients are new."""
     elsewhere = sorted(set((model.settings.get("own") or {}).get("clients", [])) - set(model.own))
     if elsewhere:
         which = f"'{elsewhere[0]}'" + (f" and {len(elsewhere) - 1} more" if len(elsewhere) > 1 else "")
@@ -51,6 +52,13 @@ def note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) -> 
             which = f"{len(new_clients):,} clients ('{new_clients[0]}' and others) were"
         print(
             f"bidro: {which} not in training; no statement about the model covers such a client.",
+            file=sys.stderr,
+        )
+    for name, count in model.outside(table).items():
+        rows = "1 row lies" if count == 1 else f"{count:,} rows lie"
+        print(
+            f"bidro: {rows} outside the values of '{name}' seen in training; its curve is extended by its "
+            "last slope.",
             file=sys.stderr,
         )
     others = {column.name: column.other for column in model.schema.columns}

@@ -23,6 +23,14 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="CSV file for the predictions; else they are printed.")
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Also what every feature contributes: shares that add up to the prediction, for classes to "
+            "the score.",
+        ),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Predict the target for every row of a table: by the row's client's own model, where it has one."""
@@ -41,6 +49,10 @@ def predict(
             )
     loaded, rows = load_model(model), read_one(table)
     found = loaded.predict(rows)
+    if explain:
+        shares = loaded.explain(rows)
+        names = [name if isinstance(name, str) else " for ".join(reversed(name)) for name in shares]
+        found = found.join(shares.set_axis([f"share of {name}" for name in names], axis=1))
     note_what_is_new(loaded, rows)
     note_own_models(loaded, rows)
     if out is not None:

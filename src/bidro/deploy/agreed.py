@@ -88,6 +88,11 @@ class Agreed:
     ) -> Agreed:
         """With options of the part [training]. Raises BidroError for what stands for nothing."""
         given = dict(training or {})
+        if given.keys() & {"curves", "increasing", "decreasing"}:
+            raise BidroError(
+                "[training] asks for curves, or for lines that rise or fall, which are fitted in one process "
+                "only; leave curves, increasing and decreasing out."
+            )
         unknown = sorted(set(given) - set(TRAINING))
         if unknown:
             raise BidroError(

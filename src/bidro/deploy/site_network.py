@@ -27,9 +27,10 @@ from bidro.engines.coordinator import Coordinator, LostClientsError, Nothing
 from bidro.engines.plain import described
 from bidro.engines.remote import Remote, own_ambiguity
 from bidro.engines.rounds import Ask, Deal
+from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.fitting import Progress, fit
-from bidro.fitting.questions import Adopt, Adopted, Assess, Assessment, Fixed, HoldoutBounds, Prepared
+from bidro.fitting.questions import Adopt, Adopted, Assess, Assessment, Fixed, HoldoutBounds, Prepared, Spread
 from bidro.guarantees.statements import Assessed
 from bidro.problem import Problem
 from bidro.sets import Box
@@ -162,6 +163,9 @@ class SiteClients:
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         remote = Remote(self.coordinator, self.settings, self.needs_all, self.consistency)
         return remote.clients_of(problem, deal, seed)
+
+    def spread(self) -> Spread:
+        raise BidroError("Curves are fitted in one process only; an agreement does not know them yet.")
 
     def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
         """Each site makes and keeps its own model, and answers that it has."""

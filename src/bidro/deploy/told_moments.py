@@ -196,7 +196,7 @@ class ToldMoments:
             self.require_part(mean[fold], around[fold], count)
             out = self.rows - count
             first = left.first[0, fold] / out
-            second = left.second[0, fold] / out - first[:, None] * first
+            second = left.second(0, fold) / out - first[:, None] * first
             # Differences of sums over all rows: what they lose is a share of those.
             slack = (self._slack + 1e-7 * self.size) * np.sqrt(self.rows / out)
             _require_semidefinite(second, slack, out)

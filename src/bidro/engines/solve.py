@@ -27,7 +27,7 @@ from bidro.worst_case import Oracle, default_oracle
 Method = Literal["curvature", "gradients", "one-shot"]
 
 # Up to this many parameters, clients send curvature: half its square in numbers a round.
-LARGEST_CURVATURE = 300
+LARGEST_CURVATURE = 600
 
 # A solve ends where so many rounds have not brought the gap below this share of the least before.
 _WITHOUT_GAIN, _GAIN = 60, 0.99
@@ -220,7 +220,7 @@ class _Run:
 def _check_moments(problem: Problem, moments: Any) -> None:
     """Raise BidroError for what cannot be the moments of the problem's clients."""
     mean, around = (np.asarray(part, float) for part in moments)
-    n, m = problem.n, problem.federation.m
+    n, m = problem.n, problem.loss.columns(problem.federation.m)
     if mean.shape != (n, m) or around.shape != (n, m, m):
         raise BidroError(
             f"Moments of {n} clients with {m} columns have shapes ({n}, {m}) and ({n}, {m}, {m}); got "

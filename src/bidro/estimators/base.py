@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -23,7 +23,8 @@ from bidro.guarantees.robust import WorstCase, worst_case_distribution
 from bidro.guarantees.statements import with_holdout, without_holdout
 from bidro.guarantees.trained_rows import TrainedRows
 from bidro.losses.registry import LossChoice
-from bidro.standard import Standard, require_inside
+from bidro.predictor import Predictor
+from bidro.standard import require_inside
 from bidro.training import Choices
 
 # The one client of a table that names none.
@@ -47,6 +48,9 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
     folds: int | None
     confidence: float
     random_state: int
+    curves: Any
+    increasing: Sequence[str]
+    decreasing: Sequence[str]
 
     def _loss_choice(self) -> LossChoice:
         """The loss, known once `_encode` has seen the target."""
@@ -89,6 +93,9 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             folds=self.folds,
             seed=self.random_state,
             confidence=self.confidence,
+            curves=self.curves,
+            increasing=self.increasing,
+            decreasing=self.decreasing,
         )
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=False)
         target = self._encode(y)
@@ -103,6 +110,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         network = LocalNetwork.of(X, target, owners, columns, units=labels)
         self._has_units = labels is not None
         self._places = network.places
+        self._seen = X.min(axis=0), X.max(axis=0)
         self._keep(fit(network, options))
         return self
 
@@ -123,16 +131,62 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         self.certificate_ = fitted.certificates[self.confidence]
         self._assessed = fitted.assessed
         self._fitted = fitted
-        self.coef_, self.intercept_ = self._coefficients(trained.x, fitted.standard)
-        own = {name: self._coefficients(x, fitted.standard) for name, x in fitted.own_models.items()}
-        self.own_coef_ = {name: slopes for name, (slopes, _) in own.items()}
-        self.own_intercept_ = {name: offset for name, (_, offset) in own.items()}
         self._own_models = fitted.own_models
+        features, model = self._columns(), self._predictor(trained.x)
+        own = {name: self._predictor(x) for name, x in fitted.own_models.items()}
+        self.curves_ = model.curves(features, *self._seen)
+        self.own_curves_ = {name: one.curves(features, *self._seen) for name, one in own.items()}
+        self.intercept_ = self._offset(model)
+        self.own_intercept_ = {name: self._offset(one) for name, one in own.items()}
         self._trained_rows = TrainedRows.of(trained.problem.federation.by_client())
 
-    def _coefficients(self, x: Floats, standard: Standard) -> tuple[Floats, Any]:
-        """(coef_, intercept_) on the original scale, of a model in the units of training."""
+    def _predictor(self, x: Floats) -> Predictor:
+        return Predictor(self._assessed.loss, x, self.standard_)
+
+    def _shaped(self, coefficients: Floats, intercepts: Floats) -> tuple[Floats, Any]:
+        """(coef_, intercept_) from those of every score."""
         raise NotImplementedError
+
+    def _offset(self, model: Predictor) -> Any:
+        """intercept_: the score where every feature is 0, with curves where every feature is average."""
+        k = len(self.standard_.mean)
+        parts = model.coefficients if model.straight else (np.zeros((len(model.base), k)), model.base)
+        return self._shaped(*parts)[1]
+
+    @property
+    def coef_(self) -> Floats:
+        """On the original scale, of a model of straight lines."""
+        return self._coefficients(self.model_)
+
+    @property
+    def own_coef_(self) -> dict[str, Floats]:
+        """By client, of those with a model of their own, of straight lines."""
+        return {name: self._coefficients(x) for name, x in self._own_models.items()}
+
+    def _coefficients(self, x: Floats) -> Floats:
+        model = self._predictor(x)
+        if not model.straight:
+            raise AttributeError(
+                "This model has curves, and so no coefficients: `curves_` has the knots, values and slopes "
+                "of every feature."
+            )
+        return self._shaped(*model.coefficients)[0]
+
+    def explain(self, X: Any, clients: ArrayLike | None = None) -> pd.DataFrame:
+        """What every feature contributes to the prediction for rows X (N, k): a column `base`, the prediction
+        for a row that is average in everything, and a column a feature; they add up to the prediction (for
+        classes to the score of `decision_function`, with columns by class where there are more than two).
+        `clients` (N,) as in `predict`."""
+        check_is_fitted(self)
+        index = getattr(X, "index", None)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        names = self._columns()
+        classes = [str(name) for name in getattr(self, "classes_", ())] or None
+        found = self._predictor(self.model_).explained(X, names, classes)
+        for name, own in self._rows_of_own(X, clients):
+            parts = self._predictor(self._own_models[name]).explained(X[own], names, classes)
+            found.loc[own] = parts.to_numpy()
+        return found if index is None else found.set_axis(index)
 
     def certify(
         self,
@@ -229,23 +283,27 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         return [str(name) for name in names]
 
     def _scores(self, X: Any, clients: ArrayLike | None = None) -> Floats:
-        """X @ coef_ + intercept_ for rows seen after `fit`, or with the client's own where it has them."""
+        """(N, outputs) for rows seen after `fit`, with the client's own model where it has one."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        scores = np.asarray(X @ np.asarray(self.coef_).T + self.intercept_)
+        scores = self._predictor(self.model_).scores(X)
+        for name, own in self._rows_of_own(X, clients):
+            scores[own] = self._predictor(self._own_models[name]).scores(X[own])
+        return scores
+
+    def _rows_of_own(self, X: Floats, clients: ArrayLike | None) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+        """The clients with a model of their own, and which rows are theirs."""
         if clients is None:
-            return scores
+            return
         owners = client_labels(clients, len(X))
         if not set(owners.tolist()) & set(self.client_weights_):
             warnings.warn(
                 f"None of these clients was in training (such as '{owners[0]}'): every row gets the shared "
                 "model.",
-                stacklevel=3,
+                stacklevel=4,
             )
-        for name in set(owners.tolist()) & set(self.own_coef_):
-            own = owners == name
-            scores[own] = X[own] @ np.asarray(self.own_coef_[name]).T + self.own_intercept_[name]
-        return scores
+        for name in set(owners.tolist()) & set(self._own_models):
+            yield name, owners == name
 
 
 def _refuse(given: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.estimators.base import RobustEstimator
 from bidro.guarantees.price import PRICE
+from bidro.guarantees.segments import DEFAULT_CURVES
 from bidro.losses.registry import LossChoice
-from bidro.standard import Standard, signs
+from bidro.standard import signs
 
 
 def _has_probabilities(estimator: RobustClassifier) -> bool:
@@ -63,6 +65,9 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         folds: int | None = None,
         confidence: float = 0.95,
         random_state: int = 0,
+        curves: Any = DEFAULT_CURVES,
+        increasing: Sequence[str] = (),
+        decreasing: Sequence[str] = (),
     ) -> None:
         self.loss = loss
         self.radius = radius
@@ -80,6 +85,9 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         self.folds = folds
         self.confidence = confidence
         self.random_state = random_state
+        self.curves = curves
+        self.increasing = increasing
+        self.decreasing = decreasing
 
     def decision_function(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
         """Scores: (N,) for two classes, above 0 for the second; (N, classes) for more. `clients` (N,): whose
@@ -129,6 +137,5 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
             raise BidroError(f"Class {labels[unknown][0]!r} was not in training.")
         return signs(np.searchsorted(self.classes_, labels), len(self.classes_))
 
-    def _coefficients(self, x: Floats, standard: Standard) -> tuple[Floats, Any]:
-        w, b = self._assessed.loss.split(x)  # type: ignore[attr-defined]
-        return standard.coefficients(np.atleast_2d(w), np.atleast_1d(b))
+    def _shaped(self, coefficients: Floats, intercepts: Floats) -> tuple[Floats, Any]:
+        return coefficients, intercepts

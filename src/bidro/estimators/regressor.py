@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from sklearn.utils.validation import column_or_1d
 from bidro.arrays import Floats
 from bidro.estimators.base import RobustEstimator
 from bidro.guarantees.price import PRICE
+from bidro.guarantees.segments import DEFAULT_CURVES
 from bidro.losses.registry import LossChoice
-from bidro.standard import Standard
 
 
 class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
@@ -34,10 +35,16 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
     declared (lower, upper) bounds of every feature and of the target, needed for the Wasserstein
     certificate. gap: the certified relative duality gap. folds, random_state: of cross-validation and
     bootstrap. confidence: of `certificate_` and of bootstrap and explicit radii.
+    curves: None, every feature a straight line; "auto", a piecewise-linear curve for every feature, with as
+    many segments as cross-validation chooses (1 is among them); a number of segments; or one of these by
+    feature ("auto" for those not named). increasing, decreasing: features whose lines or curves must rise or
+    fall. With curves and a radius, risks are upper bounds of worst cases: `worst_case` gives the other end.
 
-    After `fit`: coef_ (k,), intercept_, own_coef_ and own_intercept_ (by client, of those with a model of
-    their own), client_weights_, client_risks_ (robust, in the loss's own unit), radii_, duality_gap_,
-    n_rounds_, calibration_, certificate_; `worst_case(client)` and `certify(...)`.
+    After `fit`: coef_ (k,) of straight lines, intercept_ (with curves the prediction for a row that is
+    average in everything), curves_ (by feature its knots, values and slopes), own_coef_, own_curves_ and
+    own_intercept_ (by client, of those with a model of their own), client_weights_, client_risks_ (robust, in
+    the loss's own unit), radii_, duality_gap_, n_rounds_, calibration_, certificate_; `worst_case(client)`,
+    `certify(...)` and `explain(X)`.
 
     >>> import numpy as np
     >>> from bidro import RobustRegressor
@@ -68,6 +75,9 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         folds: int | None = None,
         confidence: float = 0.95,
         random_state: int = 0,
+        curves: Any = DEFAULT_CURVES,
+        increasing: Sequence[str] = (),
+        decreasing: Sequence[str] = (),
     ) -> None:
         self.loss = loss
         self.radius = radius
@@ -86,11 +96,14 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         self.folds = folds
         self.confidence = confidence
         self.random_state = random_state
+        self.curves = curves
+        self.increasing = increasing
+        self.decreasing = decreasing
 
     def predict(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
         """(N,) predictions for rows X (N, k): by the shared model, or, where `clients` (N,) says whose row
         each is, by the client's own where it has one."""
-        return self._scores(X, clients)
+        return self._scores(X, clients)[:, 0]
 
     def _loss_choice(self) -> LossChoice:
         parameters = {"threshold": self.threshold, "quantile": self.quantile}
@@ -101,7 +114,5 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
 
     _codes = _encode
 
-    def _coefficients(self, x: Floats, standard: Standard) -> tuple[Floats, Any]:
-        w, b = (x[:-1], x[-1]) if self.fit_intercept else (x, 0.0)
-        coefficients, intercept = standard.coefficients(w, b)
-        return coefficients, float(intercept)
+    def _shaped(self, coefficients: Floats, intercepts: Floats) -> tuple[Floats, Any]:
+        return coefficients[0], float(intercepts[0])

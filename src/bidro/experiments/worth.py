@@ -86,7 +86,7 @@ def one_split(table: Grouped, seed: int) -> dict[str, Any]:
         model = _fitted(table, ~test, seed, setting)
         judged[name] = _judged(model, table, test, None)
         own[name] = _judged(model, table, test, table.clients[test])
-        adopts[name] = len(model.own_coef_) / len(model.client_weights_)
+        adopts[name] = len(model.own_intercept_) / len(model.client_weights_)
         assert model.calibration_ is not None
         best = model.calibration_.chosen
         chosen[name] = [None if math.isinf(best.cap) else best.cap, best.blend]

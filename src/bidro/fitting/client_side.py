@@ -16,7 +16,8 @@ from bidro.algorithms import own_correction
 from bidro.algorithms.own_correction import Shrinkage
 from bidro.arrays import Floats
 from bidro.client import WassersteinBall
-from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
+from bidro.curves import spread_over
+from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared, Spread
 from bidro.guarantees.heterogeneity import distance_to_reference
 from bidro.guarantees.robust import mean_displacements, robust_risk
 from bidro.guarantees.statements import Assessed, holdout_bounds
@@ -56,6 +57,13 @@ def prepared(
         mean,
         deviation,
     )
+
+
+def spread(rows: Floats, sizes: Sequence[int]) -> Spread:
+    """Of training rows (N, k + 1) in standard units, `sizes` of each client."""
+    parts = np.split(rows[:, :-1], np.cumsum(sizes)[:-1])
+    told = [spread_over(part) for part in parts]
+    return Spread(*(np.stack(part) for part in zip(*told, strict=True)))
 
 
 def own_models(loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, freedoms: ArrayLike) -> Floats:
@@ -154,7 +162,7 @@ def _predicted(
     squares, centres = [], []
     for x in models:
         w, b = loss.split(x)  # type: ignore[attr-defined]
-        scores = rows[:, :-1] @ np.atleast_2d(w).T + np.atleast_1d(b)
+        scores = loss.design(rows)[:, :-1] @ np.atleast_2d(w).T + np.atleast_1d(b)  # type: ignore[arg-type]
         # A common part of the scores of several classes says nothing.
         scores = scores - scores.mean(axis=1, keepdims=True) if scores.shape[1] > 1 else scores
         centre = np.add.reduceat(scores, first, axis=0) / each

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.arrays import Floats
+from bidro.errors import BidroError
+from bidro.fitting.asked_curves import of_losses_alone, wanted_curves, with_risks
 from bidro.fitting.client_side import STATEMENTS, error_by_unit
 from bidro.fitting.network import Clients, Network
 from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared
@@ -137,6 +139,7 @@ class Fitted:
     own_models: Mapping[str, Floats]  # (d,) that are known here, by client
     changes: Mapping[str, Changes] | None  # on rows kept out; None where there is nothing to compare with
     varies: float | None  # deviation of the predictions, as a share of that under pooled training
+    seen: tuple[Floats, Floats] | None = None  # (k,) least and largest values in training, where curves ask
 
 
 def fit(network: Network, options: Options, progress: Progress | None = None) -> Fitted:
@@ -163,6 +166,7 @@ class _Fit:
             clients.federation, loss, transport, standard.target_spread, options.largest_coefficient
         )
         self.progress.begin("choosing")
+        curves, seen = wanted_curves(clients, choices, self.network.columns[:-1])
         if options.algorithm is None:
             trained = train(
                 whole,
@@ -173,12 +177,20 @@ class _Fit:
                 clients,
                 radius_spread(deviations, transport, choices),
                 Limits(*(_by_all(offered) for offered in (prepared.folds, prepared.curved))),
+                curves,
             )
         else:
+            if choices.curves is not None or choices.increasing or choices.decreasing:
+                raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")
             trained = train_penalised(whole, options.algorithm, choices.seed, clients, self.progress.stepping)
+        trained = of_losses_alone(trained)
         declared = clients.federation if box is None else replace(clients.federation, support=box)
         stated = replace(trained.problem, federation=declared, mixtures=Simplex(declared.n))
-        return self._stated(clients, prepared, standard, trained, stated, box)
+        found = self._stated(clients, prepared, standard, trained, stated, box)
+        if seen is not None:
+            low, high = (standard.mean + standard.spread * side for side in seen)
+            found = replace(found, seen=(low, high))
+        return found
 
     def _units(self, prepared: Prepared) -> tuple[Standard, Floats]:
         """(the units of training, the deviation (m,) of every column in them)."""
@@ -207,6 +219,7 @@ class _Fit:
         pooled = np.zeros(0) if trained.pooled is None else trained.pooled
         message = _assess(clients, stated, standard, x, levels, shown, freedom, pooled)
         found = clients.assess(trained.problem, box, message)
+        trained = with_risks(trained, found)
         distances = clients.distances(stated, found) if len(message.radii[0]) else None
         unit = loss_unit(stated.loss, stated.federation.m, standard.target_spread)
         of = Assessed.of(stated, x, clip_level(float(np.max(found.loss)), unit))

@@ -20,7 +20,7 @@ from bidro.engines.rounds import Ask, Deal, Rounds
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.fitting import client_side
-from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared
+from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared, Spread
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.heterogeneity import cloud_distances
 from bidro.guarantees.statements import Assessed
@@ -40,6 +40,9 @@ class Clients(Rounds, Protocol):
     @property
     def federation(self) -> Federation:
         """Their names, sizes and columns; their rows in standard units where these are here."""
+
+    def spread(self) -> Spread:
+        """How the training rows of each are spread over the features."""
 
     def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
         """Let clients make the models of their own that they are to have. Those (d,) that are known here, by
@@ -164,6 +167,9 @@ class LocalClients:
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         return IN_PROCESS.clients_of(problem, deal, seed)
+
+    def spread(self) -> Spread:
+        return client_side.spread(self.federation.host_rows, self.federation.sizes)
 
     def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
         used, own = self._used(problem.loss, message), np.any(np.asarray(message.freedom) > 0, axis=1)

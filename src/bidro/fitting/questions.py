@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from bidro.curves import PLACES
 from bidro.guarantees.calibration import FOLDS
 
 Numbers = Array | NDArray[np.float64]
@@ -33,6 +34,19 @@ class Prepared(NamedTuple):
     def like(cls, columns: int) -> Prepared:
         number, each, offered = np.zeros(()), np.zeros(columns), np.zeros(FOLDS)
         return cls(number, number, number, number, offered, offered, number, each, each)
+
+
+class Spread(NamedTuple):
+    """ "spread": how the training rows are spread over every feature, in standard units: what the knots of
+    curves are taken from. Counts are of rows up to a place and above the one before it."""
+
+    values: Numbers  # (k, places) ascending; places that are not used repeat the last
+    counts: Numbers  # (k, places) 0 for places that are not used
+
+    @classmethod
+    def like(cls, features: int) -> Spread:
+        each = np.zeros((features, PLACES))
+        return cls(each, each)
 
 
 class Adopt(NamedTuple):

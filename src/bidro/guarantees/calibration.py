@@ -21,6 +21,7 @@ from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.fold_moments import Found as FoldMomentsFound
 from bidro.algorithms.fold_newton import FoldNewton
+from bidro.algorithms.second_moments import TrainingMoments
 from bidro.arrays import Floats
 from bidro.client import WassersteinBall
 from bidro.engines.local import IN_PROCESS
@@ -120,6 +121,7 @@ def calibrate(
     progress: Callable[[int, int], None] | None = None,
     network: Rounds = IN_PROCESS,
     sends_curvature: bool = True,
+    told: TrainingMoments | None = None,
 ) -> Calibration:
     """Choose a radius scale c and a weighing (cap, blend) for `problem`, whose own mixtures do not matter.
 
@@ -127,8 +129,9 @@ def calibrate(
     `pooled_spread`. `price` is by which share the mean loss may rise over that of pooled training (see
     `choice`). There are 5 folds unless told otherwise, and fewer where a client has fewer rows, but at least
     2. `progress` is called after each round with its number and how many of the solves go on. `network`
-    answers the rounds, without curvature or second moments unless `sends_curvature`. Raises BidroError for a
-    client with fewer rows than folds.
+    answers the rounds, without curvature or second moments unless `sends_curvature`; `told` are the moments
+    that clients have sent before, of this problem's rows, folds and seed. Raises BidroError for a client with
+    fewer rows than folds.
     """
     _check(scales, weighings, spread)
     check_price(price)
@@ -141,10 +144,14 @@ def calibrate(
     balls = problem if problem.eps is not None else replace(problem, ambiguity=WassersteinBall(0.0))
     ask = network.clients_of(balls, Deal(folds, seed))
     found = None
-    if isinstance(problem.loss, Squared) and balls.lifted and sends_curvature:
+    if second_moments_tell(balls, sends_curvature):
         moments = FoldMoments(candidates, folds, unit)
-        told = last_state(rounds(ask, moments, moments.init(balls)), None)
-        found, took = told.found, told.t
+        begun = moments.init(balls)
+        if told is None:
+            ended = last_state(rounds(ask, moments, begun), None)
+            found, took = ended.found, ended.t
+        else:
+            found, took = moments.found(begun, told), 1
         models, left_out = found.models, LeftOut(found.losses, found.rows)
         if progress is not None:
             progress(took, 0)
@@ -194,6 +201,21 @@ def calibrate(
 def candidates_of(scales: Sequence[float], weighings: Sequence[tuple[float, float]]) -> tuple[Candidate, ...]:
     """Every scale of the radii with every weighing."""
     return tuple(Candidate(float(c), *map(float, weighing)) for c, weighing in product(scales, weighings))
+
+
+def second_moments_tell(problem: Problem, sends_curvature: bool) -> bool:
+    """Whether cross-validation needs nothing of the clients but second moments."""
+    ball = problem if problem.eps is not None else replace(problem, ambiguity=WassersteinBall(0.0))
+    return isinstance(problem.loss, Squared) and ball.lifted and sends_curvature
+
+
+def told_moments(problem: Problem, folds: int, seed: int, network: Rounds = IN_PROCESS) -> TrainingMoments:
+    """The second moments of every fold's training rows, where these tell all."""
+    balls = problem if problem.eps is not None else replace(problem, ambiguity=WassersteinBall(0.0))
+    asked = FoldMoments((), folds)
+    ask = network.clients_of(balls, Deal(folds, seed))
+    moments: TrainingMoments = last_state(rounds(ask, asked, asked.init(balls)), None).trained
+    return moments
 
 
 def _check(scales: Sequence[float], weighings: Sequence[tuple[float, float]], spread: float | None) -> None:

@@ -62,7 +62,11 @@ def largest_loss(problem: Problem, x: ArrayLike) -> float | None:
 def _score_gaps(loss: Softmax, model: Held, support: Box) -> NDArray[np.float64]:
     """(y, k): the largest s_k - s_y on the box, s being the classes' scores."""
     weights, intercepts = loss.split(model)
-    apart = weights[None] - weights[:, None]  # (y, k, features)
+    apart = weights[None] - weights[:, None]  # (y, k, features), with curves (y, k, columns)
+    if loss.basis is not None:
+        lower, upper = (np.asarray(end)[:-1] for end in (support.lower, support.upper))
+        most = [[loss.basis.ranges(own, lower, upper)[1].sum() for own in row] for row in apart]
+        return np.asarray(most) + intercepts[None] - intercepts[:, None]
     centre = np.asarray(support.lower + support.upper)[:-1] / 2
     half = np.asarray(support.upper - support.lower)[:-1] / 2
     return np.asarray(apart @ centre + np.abs(apart) @ half + intercepts[None] - intercepts[:, None])
@@ -81,6 +85,8 @@ def _with_flips(slope: float, change: float, transport: Transport) -> float:
 
 def _ends(loss: LinearLoss, model: Held, support: Box) -> NDArray[np.float64]:
     """The least and largest residual on the box, or the margins with the label 1 and then with -1."""
+    if loss.basis is not None:
+        return _ends_of_curves(loss, model, support)
     a, offset = loss.direction(model, 1.0)
     centre = np.asarray(support.lower + support.upper) / 2
     half = np.array((support.upper - support.lower) / 2)
@@ -89,3 +95,14 @@ def _ends(loss: LinearLoss, model: Held, support: Box) -> NDArray[np.float64]:
     middle, reach = float(a @ centre + offset), float(np.abs(a) @ half)
     ends = [middle - reach, middle + reach]
     return np.array(ends if loss.labels is None else [*ends, *(-end for end in ends)])
+
+
+def _ends_of_curves(loss: LinearLoss, model: Held, support: Box) -> NDArray[np.float64]:
+    """The same, of curves: each is least and largest at an end of its side of the box, or at a knot."""
+    assert loss.basis is not None
+    w, b = loss.split(model)
+    lower, upper = np.asarray(support.lower), np.asarray(support.upper)
+    least, most = (side.sum() + float(b) for side in loss.basis.ranges(np.asarray(w), lower[:-1], upper[:-1]))
+    if loss.labels is None:
+        return np.array([least - upper[-1], most - lower[-1]])
+    return np.array([least, most, -least, -most])

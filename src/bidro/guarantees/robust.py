@@ -17,7 +17,8 @@ from bidro.arrays import Floats
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.federation import LARGEST_SIZE
-from bidro.losses import LinearLoss, ResidualLoss, Softmax, losses_of
+from bidro.guarantees.curved_worst import curved_atoms
+from bidro.losses import LinearLoss, ResidualLoss, Softmax, has_curves, losses_of
 from bidro.problem import Problem
 from bidro.worst_case import Inner, Oracle, default_oracle
 from bidro.worst_case.ball import has_closed_form, is_lifted, steepness
@@ -31,7 +32,8 @@ _DEFICIT = 1e-7
 
 @dataclass(frozen=True, eq=False)
 class WorstCase:
-    """A distribution in a client's ball whose expected loss is the client's robust risk, or nearly so."""
+    """A distribution in a client's ball whose expected loss is the client's robust risk, or nearly so. With
+    curves the risk is an upper bound, and the expected loss a lower one: the deficit says how loose it is."""
 
     points: NDArray[np.float64]  # (atoms, m)
     masses: NDArray[np.float64]  # (atoms,), sum 1
@@ -65,7 +67,7 @@ def worst_case_distribution(
 
     Every sample keeps its mass 1 / N_i, split in two where the radius binds at a jump. Where the supremum
     is finite but not attained (p = 1 on an unbounded support), mass is moved far enough that the deficit
-    is below 1e-7 of the risk.
+    is below 1e-7 of the risk. With curves it is the worst distribution that was found: see `curved_worst`.
     """
     model, chosen = _checked(problem, x, oracle)
     risks = _all_clients(chosen, False, problem.clients, model)
@@ -87,6 +89,8 @@ def _atoms(
     points, masses, origins = rows, np.full(len(rows), 1 / len(rows)), np.arange(len(rows))
     if eps == 0:
         return points, masses, origins
+    if has_curves(problem.loss):
+        return curved_atoms(problem, np.asarray(x), rows, eps)
     if has_closed_form(problem.inner) and problem.transport.p == 2:
         return _squared_atoms(problem.inner, rows, x, eps), masses, origins
     found: RiskModel = jax.tree.map(itemgetter(i), risks())

@@ -1,6 +1,6 @@
 """Loss functions l(x, xi) of a model and a sample, with what is known of each of them."""
 
-from bidro.losses.base import Growth, Loss
+from bidro.losses.base import Growth, Loss, has_curves
 from bidro.losses.custom import CustomLoss
 from bidro.losses.evaluate import losses_of, mistakes_of
 from bidro.losses.linear import (
@@ -30,6 +30,7 @@ __all__ = [
     "SmoothedHinge",
     "Softmax",
     "Squared",
+    "has_curves",
     "losses_of",
     "mistakes_of",
 ]

@@ -34,15 +34,57 @@ class Growth:
 
 
 class Cone(NamedTuple):
-    """The convex function ||matrix x + offset|| of a model x."""
+    """The convex function N(matrix x + offset) of a model x, N(v) = ||v||; where rows are in groups,
+    N(v) = || max of |v_r| over each group ||, the l2 norm over groups of the largest of each."""
 
     matrix: NDArray[np.float64]  # (rows, d)
     offset: NDArray[np.float64]  # (rows,)
+    groups: NDArray[np.int64] | None = None  # (rows,) ascending from 0; None where each row is its own
 
     def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """matrix x + offset."""
         vector: NDArray[np.float64] = self.matrix @ x + self.offset
         return vector
+
+    def norm(self, v: NDArray[np.float64]) -> float:
+        """N(v) of v (rows,)."""
+        return float(np.linalg.norm(v if self.groups is None else self.largest(v)))
+
+    def largest(self, v: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(..., groups) the largest |v_r| of every group, of v (..., rows)."""
+        return np.asarray(np.maximum.reduceat(np.abs(v), self._starts, axis=-1))
+
+    def dual_norm(self, y: NDArray[np.float64]) -> float:
+        """The largest <y, v> with N(v) = 1: the l2 norm over groups of the sums of |y_r|."""
+        return float(np.linalg.norm(y if self.groups is None else self.sums(y)))
+
+    def sums(self, y: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(groups,) the sum of |y_r| over every group."""
+        return np.asarray(np.add.reduceat(np.abs(y), self._starts))
+
+    def toward(self, y: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(rows,) a slope of the dual norm at y, 0 in rows of groups in which y_r is 0."""
+        size = self.dual_norm(y) or 1.0
+        if self.groups is None:
+            return np.asarray(y / size)
+        return np.asarray(np.sign(y) * self.sums(y)[self.groups] / size)
+
+    def slope(self, v: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(rows,) a slope of N at v, 0 at 0; in a group it is that of the first of the largest."""
+        size = self.norm(v) or 1.0
+        if self.groups is None:
+            return np.asarray(v / size)
+        found = np.zeros(len(v))
+        top = np.abs(v) == self.largest(v)[self.groups]
+        _, first = np.unique(self.groups[top], return_index=True)
+        rows = np.flatnonzero(top)[first]
+        found[rows] = v[rows] / size
+        return found
+
+    @property
+    def _starts(self) -> NDArray[np.int64]:
+        assert self.groups is not None
+        return np.flatnonzero(np.diff(self.groups, prepend=-1))
 
 
 class Loss(ABC):
@@ -86,6 +128,21 @@ class Loss(ABC):
     @abstractmethod
     def dimension(self, m: int) -> int:
         """Length of the flat model x for samples with m coordinates (label included)."""
+
+    def columns(self, m: int) -> int:
+        """How many numbers a row of `design` has, for samples with m coordinates."""
+        return m
+
+    def design(self, rows: Array) -> Array:
+        """(..., columns) what of rows (..., m) the model is multiplied with, the label (or target) last: the
+        rows themselves, unless features stand for several columns each."""
+        return rows
+
+    @property
+    def penalty(self) -> NDArray[np.float64] | None:
+        """(d, d) Q where training adds <x, Q x> to every client's mean loss, to smooth curves; None for
+        nothing. It is no part of `value` and `values`."""
+        return None
 
     def initial(self, m: int) -> Held:
         """The model that training starts from, shape (d,): zero unless the loss says otherwise."""
@@ -136,3 +193,8 @@ class Loss(ABC):
         """Functions of x whose maximum is the steepness that a radius multiplies on an unbounded support:
         ||S^-1 a(x)|| for a linear predictor. Empty where there is no such form."""
         return []
+
+
+def has_curves(loss: Loss) -> bool:
+    """Whether features are curves: then rows are not what the model is multiplied with."""
+    return getattr(loss, "basis", None) is not None

@@ -3,18 +3,22 @@
 The model is x = (w, b): one coefficient a feature, and an intercept b if asked for.
 - Regression: xi = (theta, y), u = <w, theta> + b - y, the residual.
 - Classification: the label y is -1 or 1 and u = y (<w, theta> + b), the margin.
+
+With a `basis` the predictor is a sum of curves, phi(theta) stands for theta, and w are their slopes. Samples
+stay in the space of the features; u is then piecewise affine in them, and `dual_norm` a Lipschitz constant.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from bidro.curves import Basis
 from bidro.errors import BidroError
 from bidro.losses.base import Cone, Growth, Loss
 from bidro.losses.scalar import PiecewiseQuadratic, Scalar, Softplus
@@ -27,6 +31,8 @@ class LinearLoss(Loss):
     """Shared by all losses of a linear predictor; a subclass declares its scalar form L."""
 
     intercept: bool = False
+    basis: Basis | None = field(default=None, kw_only=True)  # of curves; None for straight lines
+    smoothing: float = field(default=0.0, kw_only=True)  # of curves in training: see `penalty`
 
     @property
     @abstractmethod
@@ -45,15 +51,28 @@ class LinearLoss(Loss):
     def growth(self) -> Growth:
         return Growth(self.scalar.growth_order, self.scalar.growth_coefficient)
 
+    def columns(self, m: int) -> int:
+        return m if self.basis is None else self.basis.columns + 1
+
+    def design(self, rows: Array) -> Array:
+        return rows if self.basis is None else self.basis.rows(rows)
+
+    @property
+    def penalty(self) -> NDArray[np.float64] | None:
+        if self.basis is None or self.smoothing == 0:
+            return None
+        return np.pad(self.smoothing * self.basis.roughness, (0, int(self.intercept)))
+
     def dimension(self, m: int) -> int:
-        return m - 1 + int(self.intercept)
+        return self.columns(m) - 1 + int(self.intercept)
 
     def split(self, x: Array) -> tuple[Array, Array]:
         """(coefficients w (m - 1,), intercept b)."""
         return (x[:-1], x[-1]) if self.intercept else (x, namespace(x).zeros(()))
 
     def direction(self, x: Array, label: Array | float) -> tuple[Array, Array]:
-        """(a, offset) with u = <a, xi> + offset for samples that carry this label; a is (m,)."""
+        """(a, offset) with u = <a, xi> + offset for samples that carry this label; a is (m,), and with curves
+        as long as a row of `design`, of which this then holds."""
         w, b = self.split(x)
         xp = namespace(x, label)
         if self.labels is None:
@@ -62,23 +81,27 @@ class LinearLoss(Loss):
 
     def value(self, x: Array, xi: Array) -> Array:
         w, b = self.split(x)
-        score = jnp.sum(w * xi[:-1]) + b
+        score = jnp.sum(w * self.design(xi)[:-1]) + b
         return self.scalar.value(score - xi[-1] if self.labels is None else xi[-1] * score)
 
     def values(self, x: Array, rows: Array) -> Array:
+        return self.scalar.value(self.arguments(x, rows))
+
+    def arguments(self, x: Array, rows: Array) -> Array:
+        """(rows,) u of every row (rows, m)."""
         a, offset = self.direction(x, 1.0)
-        u = rows @ a + offset
-        return self.scalar.value(u if self.labels is None else rows[:, -1] * u)
+        u: Array = self.design(rows) @ a + offset
+        return u if self.labels is None else rows[:, -1] * u
 
     def mistakes(self, x: Array, rows: Array) -> Array:
         if self.labels is None:
             return super().mistakes(x, rows)
-        a, offset = self.direction(x, 1.0)
-        return (rows[:, -1] * (rows @ a + offset) <= 0).astype(float)
+        return (self.arguments(x, rows) <= 0).astype(float)
 
     def of_model(self, xi: Array) -> tuple[Array, Array]:
         """(psi, offset) with u = <psi, x> + offset at the sample xi; psi is (d,)."""
-        psi = jnp.append(xi[:-1], 1.0) if self.intercept else xi[:-1]
+        columns = self.design(xi)[:-1]
+        psi = jnp.append(columns, 1.0) if self.intercept else columns
         return (psi, -xi[-1]) if self.labels is None else (xi[-1] * psi, jnp.zeros(()))
 
     @property
@@ -86,14 +109,18 @@ class LinearLoss(Loss):
         return True
 
     def steepness_cones(self, inverse_scale: Array) -> list[Cone]:
-        features = np.asarray(inverse_scale)[:-1]
+        features, groups = np.asarray(inverse_scale)[:-1], None
+        if self.basis is not None:
+            features, groups = features[self.basis.feature], self.basis.feature
         matrix = np.diag(features)
         if self.intercept:
             matrix = np.column_stack([matrix, np.zeros(len(features))])
         if self.labels is not None:
-            return [Cone(matrix, np.zeros(len(features)))]
+            return [Cone(matrix, np.zeros(len(features)), groups)]
         target = np.append(np.zeros(len(features)), -float(inverse_scale[-1]))
-        return [Cone(np.vstack([matrix, np.zeros(matrix.shape[1])]), target)]
+        if self.basis is not None:
+            groups = np.append(self.basis.feature, self.basis.features)
+        return [Cone(np.vstack([matrix, np.zeros(matrix.shape[1])]), target, groups)]
 
     def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
         if self.scalar.lipschitz == jnp.inf:
@@ -101,12 +128,12 @@ class LinearLoss(Loss):
         return self.scalar.lipschitz * self.dual_norm(x, inverse_scale)
 
     def curvature(self, x: Array, inverse_scale: Array) -> Array:
-        if self.scalar.curvature == jnp.inf:
+        if self.scalar.curvature == jnp.inf or self.basis is not None:
             return jnp.asarray(jnp.inf)
         return self.scalar.curvature * self.dual_norm(x, inverse_scale) ** 2
 
     def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
-        if self.scalar.curvature == jnp.inf:
+        if self.scalar.curvature == jnp.inf or self.basis is not None:
             return jnp.asarray(jnp.inf)
         xp = namespace(inverse_scale)
         features = xp.append(inverse_scale[:-1], 0.0) if self.intercept else inverse_scale[:-1]
@@ -114,8 +141,11 @@ class LinearLoss(Loss):
         return self.scalar.curvature * (models.largest_norm(features) ** 2 + label**2)
 
     def dual_norm(self, x: Array, inverse_scale: Array) -> Array:
-        """||S^-1 a(x)||: how far u moves when a sample moves by 1 in the scaled norm."""
+        """||S^-1 a(x)||: how far u moves when a sample moves by 1 in the scaled norm; with curves, where the
+        steepest slope of each feature counts, how far at the most."""
         a, _ = self.direction(x, 1.0)
+        if self.basis is not None:
+            a = namespace(a).append(self.basis.steepest(a[:-1]), a[-1])
         norm: Array = namespace(a, inverse_scale).linalg.norm(a * inverse_scale)
         return norm
 

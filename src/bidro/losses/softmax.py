@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from bidro.curves import Basis
 from bidro.errors import BidroError
 from bidro.losses.base import Cone, Growth, Loss
 from bidro.sets import VectorSet
@@ -21,11 +22,14 @@ from bidro.trees import namespace
 class Softmax(Loss):
     """log sum_k exp(<w_k, theta> + b_k) - (<w_y, theta> + b_y), in nats.
 
-    The flat model is the row-major matrix (w_1, ..., w_K), followed by b where `intercept` is set.
+    The flat model is the row-major matrix (w_1, ..., w_K), followed by b where `intercept` is set. With a
+    `basis`, phi(theta) stands for theta, and each class has its own curves.
     """
 
     classes: int = 2
     intercept: bool = False
+    basis: Basis | None = field(default=None, kw_only=True)
+    smoothing: float = field(default=0.0, kw_only=True)  # of curves in training: see `penalty`
 
     def __post_init__(self) -> None:
         if self.classes != int(self.classes) or self.classes < 2:
@@ -55,8 +59,24 @@ class Softmax(Loss):
     def growth(self) -> Growth:
         return Growth(1, 1.0)
 
+    def columns(self, m: int) -> int:
+        return m if self.basis is None else self.basis.columns + 1
+
+    def design(self, rows: Array) -> Array:
+        return rows if self.basis is None else self.basis.rows(rows)
+
+    @property
+    def penalty(self) -> NDArray[np.float64] | None:
+        """Of the classes' slopes around their mean: what all classes have in common does not matter."""
+        if self.basis is None or self.smoothing == 0:
+            return None
+        apart = np.eye(self.classes) - 1 / self.classes
+        return np.pad(
+            np.kron(apart, self.smoothing * self.basis.roughness), (0, self.classes * int(self.intercept))
+        )
+
     def dimension(self, m: int) -> int:
-        return self.classes * (m - 1 + int(self.intercept))
+        return self.classes * (self.columns(m) - 1 + int(self.intercept))
 
     def split(self, x: Array) -> tuple[Array, Array]:
         """(weights of shape (K, features), intercepts of shape (K,))."""
@@ -81,12 +101,12 @@ class Softmax(Loss):
     def _scores(self, x: Array, rows: Array) -> Array:
         """(rows, K)"""
         weights, intercepts = self.split(x)
-        return rows[:, :-1] @ weights.T + intercepts
+        return self.design(rows)[:, :-1] @ weights.T + intercepts
 
     def hessian_sum(self, x: Array, rows: Array, weights: Array) -> Array:
         """sum_k weights_k (diag(q_k) - q_k q_k') (x) theta_k theta_k', q_k the classes' probabilities."""
         matrix, intercepts = self.split(x)
-        theta = rows[:, :-1]
+        theta = self.design(rows)[:, :-1]
         q = jax.nn.softmax(theta @ matrix.T + intercepts, axis=1)
         bent = q[:, :, None] * (jnp.eye(self.classes) - q[:, None, :]) * weights[:, None, None]
         if self.intercept:
@@ -103,8 +123,9 @@ class Softmax(Loss):
         return full[flat][:, flat]
 
     def together(self, m: int) -> NDArray[np.int64]:
-        weights = np.arange(self.classes * (m - 1)).reshape(self.classes, m - 1).T
-        intercepts = self.classes * (m - 1) + np.arange(self.classes)[None]
+        columns = self.columns(m) - 1
+        weights = np.arange(self.classes * columns).reshape(self.classes, columns).T
+        intercepts = self.classes * columns + np.arange(self.classes)[None]
         return np.vstack([weights, intercepts]) if self.intercept else weights
 
     def balanced(self, gradient: Array) -> Array:
@@ -129,7 +150,8 @@ class Softmax(Loss):
     def steepness(self, x: Array, inverse_scale: Array, label: Array) -> Array:
         """max_k ||S^-1 (w_k - w_label)||, the Lipschitz constant in theta at a fixed label."""
         weights, _ = self.split(x)
-        gaps = (weights - weights[label.astype(int)]) * inverse_scale[:-1]
+        apart = weights - weights[label.astype(int)]
+        gaps = (apart if self.basis is None else self.basis.steepest(apart)) * inverse_scale[:-1]
         squared = jnp.sum(gaps**2, axis=1)
         # A label's distance to itself is 0, where the norm has no derivative: its own is taken as 0.
         apart = squared > 0
@@ -141,29 +163,38 @@ class Softmax(Loss):
 
     def steepness_cones(self, inverse_scale: Array) -> list[Cone]:
         """||S^-1 (w_j - w_k)|| for every pair of classes."""
-        features = np.diag(np.asarray(inverse_scale)[:-1])
+        scale, groups = np.asarray(inverse_scale)[:-1], None
+        if self.basis is not None:
+            scale, groups = scale[self.basis.feature], self.basis.feature
+        features = np.diag(scale)
         unused = np.zeros((len(features), self.classes if self.intercept else 0))
         cones = []
         for j, k in itertools.combinations(range(self.classes), 2):
             blocks = np.zeros((len(features), self.classes, len(features)))
             blocks[:, j], blocks[:, k] = features, -features
             matrix = np.hstack([blocks.reshape(len(features), -1), unused])
-            cones.append(Cone(matrix, np.zeros(len(features))))
+            cones.append(Cone(matrix, np.zeros(len(features)), groups))
         return cones
 
     def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
-        """max ||S^-1 (w_j - w_k)|| over pairs of classes."""
-        weights, xp = self.split(x)[0] * inverse_scale[:-1], namespace(x, inverse_scale)
+        """max ||S^-1 (w_j - w_k)|| over pairs of classes; of curves, of their steepest slopes."""
+        weights, xp = self.split(x)[0], namespace(x, inverse_scale)
         one, other = np.triu_indices(self.classes, 1)
-        return xp.linalg.norm(weights[one] - weights[other], axis=1).max()
+        apart = weights[one] - weights[other]
+        apart = apart if self.basis is None else self.basis.steepest(apart)
+        return xp.linalg.norm(apart * inverse_scale[:-1], axis=1).max()
 
     def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
+        if self.basis is not None:
+            return jnp.asarray(jnp.inf)
         # The spectral norm is at most the Frobenius norm.
         scale = jnp.tile(inverse_scale[:-1], self.classes)
         scale = jnp.append(scale, jnp.zeros(self.classes)) if self.intercept else scale
         return 0.5 * models.largest_norm(scale) ** 2
 
     def curvature(self, x: Array, inverse_scale: Array) -> Array:
+        if self.basis is not None:
+            return jnp.asarray(jnp.inf)
         # The Hessian of log-sum-exp in the scores is at most 1/2 in the spectral norm.
         weights, _ = self.split(x)
         return 0.5 * jnp.linalg.norm(weights * inverse_scale[:-1], ord=2) ** 2

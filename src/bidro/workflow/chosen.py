@@ -6,14 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from bidro.training import Trained
+
 _REGRET = "The criterion is regret: what clients lose beyond what they could attain by themselves."
 # Clients of the worst mixture that are named.
 MOST_NAMED = 5
 
 
 def chosen_in_words(settings: Mapping[str, Any]) -> dict[str, str]:
-    """A sentence each on `radius`, `weights`, the `criterion` if it is regret, and, for several clients, the
-    `worst_mixture`.
+    """A sentence each on `radius`, `weights`, the `criterion` if it is regret, `curves` where they were asked
+    for, and, for several clients, the `worst_mixture`.
 
     `settings` are those of a model: radii, client_weights and rows by client, radii None where there are no
     balls; cap, None where there is none; gap, None where the solution is not certified; the criterion;
@@ -24,6 +26,8 @@ def chosen_in_words(settings: Mapping[str, Any]) -> dict[str, str]:
         words["criterion"] = _REGRET
     if settings["paid"] is not None and len(settings["rows"]) > 1:
         words["price"] = _price(settings)
+    if settings.get("curves") is not None:
+        words["curves"] = _curves(settings)
     if settings["own"] is not None:
         words["own"] = _own(settings["own"], len(settings["rows"]))
     if len(settings["rows"]) > 1:
@@ -87,6 +91,39 @@ def _price(settings: Mapping[str, Any]) -> str:
     cost = f"pays {mean:.1%} on average" if mean >= 0 else f"gains {-mean:.1%} on average"
     gain = f"gains {worst:.1%}" if worst >= 0 else f"pays {-worst:.1%}"
     return f"Against {before} it {cost}; the worst tenth of the clients {gain} (on rows left out)."
+
+
+def curves_settings(trained: Trained) -> dict[str, Any] | None:
+    """The segments that were taken by feature, and the mean losses by which; None where no curves were
+    wanted."""
+    choice = trained.segments
+    if choice is None or max(len(own) for own in choice.bases[-1].knots) == 0:
+        return None
+    names = trained.problem.federation.columns[:-1]
+    return {
+        "segments": dict(zip(names, choice.basis.segments.tolist(), strict=True)),
+        # Mean losses from the fewest segments to the most; none where segments were given.
+        "left_out": choice.means.tolist(),
+        "place": choice.place,
+    }
+
+
+def _curves(settings: Mapping[str, Any]) -> str:
+    curves, tried = settings["curves"], settings["curves"]["left_out"]
+    most = max(curves["segments"].values())
+    if most == 1:
+        return "Every feature is a straight line: no curves were better on rows left out by a standard error."
+    count = sum(segments > 1 for segments in curves["segments"].values())
+    words = f"{count} of {len(curves['segments'])} features are curves of up to {most} segments"
+    if curves["place"] > 0:
+        lower = 1 - tried[curves["place"]] / tried[0]
+        words += f"; on rows left out the mean loss is {lower:.1%} below that of the fewest segments tried"
+    bound = (
+        ". With curves the certified risks are upper bounds of the worst cases inside clients"
+        if max((radius or 0.0) for radius in settings["radii"].values()) > 0
+        else ""
+    )
+    return f"{words}{bound}."
 
 
 def _own(own: Mapping[str, Any], clients: int) -> str:

@@ -36,7 +36,7 @@ from bidro.tables import (
 )
 from bidro.training import Trained
 from bidro.workflow.asked_for import fit_options
-from bidro.workflow.chosen import chosen_in_words
+from bidro.workflow.chosen import chosen_in_words, curves_settings
 from bidro.workflow.options import FitOptions
 from bidro.workflow.paid import concerns, own_settings, paid
 
@@ -172,6 +172,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         "criterion": "risk" if trained.problem.references is None else "regret",
         "paid": paid(trained.calibration),
         "own": own_settings(trained),
+        "curves": curves_settings(trained),
         "metric": options.metric,
         "label_cost": options.label_cost,
         "p": trained.problem.transport.p,
@@ -208,4 +209,5 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         versions,
         trained.pooled,
         fitted.own_models,
+        *(fitted.seen or (None, None)),
     )

@@ -13,6 +13,7 @@ from typing import Any
 from bidro.errors import BidroError
 from bidro.guarantees.asked import check_shift, is_number
 from bidro.guarantees.price import PRICE
+from bidro.guarantees.segments import DEFAULT_CURVES
 from bidro.losses.registry import TASKS, LossChoice, default_word, require_word
 from bidro.training import Choices, Replies
 from bidro.transport import require_distances
@@ -38,6 +39,9 @@ class FitOptions:
     price: float | str = PRICE
     criterion: str = "risk"
     own: str = "auto"
+    curves: int | str | Mapping[str, int | str] = "none" if DEFAULT_CURVES is None else DEFAULT_CURVES
+    increasing: tuple[str, ...] = ()
+    decreasing: tuple[str, ...] = ()
     metric: str = "features"
     label_cost: float = 1.0
     support: Mapping[str, Any] | None = None
@@ -88,7 +92,16 @@ class FitOptions:
             seed=self.seed,
             confidence=self.confidence,
             replies=replies,
+            curves=self._curves(),
+            increasing=self.increasing,
+            decreasing=self.decreasing,
         )
+
+    def _curves(self) -> Any:
+        """As `Choices` has them: a TOML file has no word for None but "none"."""
+        if isinstance(self.curves, Mapping):
+            return {name: None if one == "none" else one for name, one in self.curves.items()}
+        return None if self.curves == "none" else self.curves
 
     def loss_choice(self, classes: int | None) -> LossChoice:
         """The loss for a number (None) or for so many classes. Raises BidroError where there is none."""
@@ -114,7 +127,7 @@ class FitOptions:
             raise BidroError(
                 f"'{path}' has an unknown option '{unknown[0]}'; there are {', '.join(sorted(known))}."
             )
-        for name in ("tables", "features"):
+        for name in ("tables", "features", "increasing", "decreasing"):
             if name in content:
                 if not isinstance(content[name], list):
                     raise BidroError(f"'{path}': {name} is a list of names; got {content[name]!r}.")

@@ -44,7 +44,9 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "varies": model.settings["varies"],
         "settings": _settings(fit),
         "features": _features(model),
-        "intercept": _one_or_list(model.coefficients[1]),
+        "intercept": _one_or_list(
+            model.coefficients[1] if model.predictor().straight else model.predictor().base
+        ),
         "solver": {
             "rounds": trained.rounds,
             "gap": trained.gap,
@@ -102,6 +104,9 @@ def _one_or_list(values: Floats) -> float | list[float]:
 
 
 def _features(model: Model) -> list[dict[str, Any]]:
+    """Coefficients; of a curve the slope between the ends of what was seen, and the curve itself."""
+    if not model.predictor().straight:
+        return _curved_features(model)
     coefficients, _ = model.coefficients
     standard = coefficients * model.standard.spread
     return [
@@ -112,6 +117,25 @@ def _features(model: Model) -> list[dict[str, Any]]:
         }
         for j, name in enumerate(model.schema.features)
     ]
+
+
+def _curved_features(model: Model) -> list[dict[str, Any]]:
+    assert model.low is not None
+    assert model.high is not None
+    curves = model.predictor().curves(model.schema.features, model.low, model.high)
+    found = []
+    for j, (name, curve) in enumerate(curves.items()):
+        width = curve.knots[-1] - curve.knots[0]
+        slope = np.atleast_1d((curve.values[-1] - curve.values[0]) / (width if width > 0 else 1.0))
+        found.append(
+            {
+                "name": name,
+                "coefficient": _one_or_list(slope),
+                "standardised": _one_or_list(slope * model.standard.spread[j]),
+                "curve": {part: values.tolist() for part, values in curve._asdict().items()},
+            }
+        )
+    return found
 
 
 def _calibration(found: Calibration | None, own: Own | None, given: bool) -> dict[str, Any] | None:

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from bidro.losses import LinearLoss, Softmax
 from bidro.losses.scalar import Tangent
@@ -138,9 +140,7 @@ def _slopes(at: Point, inner: Inner, block: Array) -> Array:
     """L' of every row, unmoved."""
     loss = inner.loss
     assert isinstance(loss, LinearLoss)
-    a, offset = loss.direction(at.x, 1.0)
-    u = block @ a + offset
-    return loss.scalar.tangent(u if loss.labels is None else block[:, -1] * u, at.width).slope
+    return loss.scalar.tangent(loss.arguments(at.x, block), at.width).slope
 
 
 def _means(
@@ -180,9 +180,26 @@ def _means(
 
     block_sum = linear if isinstance(inner.loss, LinearLoss) else general
     means: Pass = jax.tree.map(lambda s: s / rows.size, rows.sum(block_sum, (at, price, inner)))
+    if inner.loss.penalty is not None:
+        means = _with_penalty(means, at, inner.loss.penalty)
     return means._replace(
         value=means.value + of_sum(rows.size, means.value),
         minorant=means.minorant - of_sum(rows.size, means.minorant),
+    )
+
+
+def _with_penalty(means: Pass, at: Point, Q: NDArray[np.float64]) -> Pass:
+    """With <x, Q x> added to the mean loss."""
+    slope = Q @ at.x
+    term = jnp.sum(at.x * slope)
+    hessian = means.hessian
+    if hessian is not None:
+        hessian = hessian + at.padded(at.padded(jnp.asarray(2 * Q)).T)
+    return means._replace(
+        value=means.value + term,
+        minorant=means.minorant + term,
+        gradient=means.gradient + at.padded(2 * jnp.asarray(slope)),
+        hessian=hessian,
     )
 
 

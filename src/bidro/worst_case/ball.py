@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bidro.losses import LinearLoss, Softmax, Squared
+from bidro.losses import LinearLoss, Softmax, Squared, has_curves
 from bidro.rows import ClientRows
 from bidro.sets import WholeSpace
 from bidro.trees import namespace
@@ -38,8 +38,11 @@ _JUMP = 1e-6
 
 
 def is_lifted(inner: Inner) -> bool:
-    """Whether the risk over a ball is a function of (x, nu): see `atoms`."""
-    if not isinstance(inner.support, WholeSpace):
+    """Whether the risk over a ball is a function of (x, nu): see `atoms`.
+
+    With curves it is an upper bound of the risk that is, on any support: u moves by at most nu t.
+    """
+    if not isinstance(inner.support, WholeSpace) and not has_curves(inner.loss):
         return False
     if isinstance(inner.loss, LinearLoss):
         return inner.transport.p in (1, 2)
@@ -47,8 +50,8 @@ def is_lifted(inner: Inner) -> bool:
 
 
 def has_closed_form(inner: Inner) -> bool:
-    """Whether R needs no search: unbounded support, labels that keep their values, and either p = 1 or
-    squared loss with p = 2."""
+    """Whether R needs no search: it is lifted, labels keep their values, and either p = 1 or it is squared
+    loss with p = 2."""
     if not is_lifted(inner) or inner.reachable_labels is not None:
         return False
     return inner.transport.p == 1 or isinstance(inner.loss, Squared)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bidro.errors import BidroError
-from bidro.losses import LinearLoss, Softmax
+from bidro.losses import LinearLoss, Softmax, has_curves
 from bidro.sets import Ball, Box, WholeSpace
 from bidro.worst_case.ascent import BacktrackingAscent
 from bidro.worst_case.inner import Inner, InnerMax, best_over_labels
@@ -33,6 +33,10 @@ class Exact:
             return f"{type(inner.loss).__name__} is not a loss of a linear predictor"
         if inner.transport.p not in (1, 2):
             return f"the order p = {inner.transport.p:g} of the cost is neither 1 nor 2"
+        if has_curves(inner.loss):
+            # Rows do not move along one line: what is known of the supremum is a bound, see `ball`.
+            needs_one = isinstance(inner.loss, Softmax) and inner.transport.p != 1
+            return "curves of several classes need a cost of order p = 1" if needs_one else None
         if isinstance(inner.support, Ball):
             return "the support is a ball"
         return None

@@ -3,7 +3,8 @@
 With a radius of 0, and for p = 1 on an unbounded support with labels that keep their values, a client's risk
 is its mean loss plus its radius times a norm of the model: `ball` has the same forms for compiled programs.
 Here they are sums over rows of what matrix products give, so that nothing is compiled, and a pass for a
-hundred models takes little longer than one for ten.
+hundred models takes little longer than one for ten. A penalty of the loss is part of risks, and not of
+`mean_losses`.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def risks(inner: Inner, rows: Dealt, x: Numbers, fold: Whole, radii: Numbers) ->
 def curvatures(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Numbers:
     """(n, models, k (k + 1) / 2) upper triangles of the second derivatives, which radii do not change."""
     loss = inner.loss
-    place = _places(loss, rows.samples.shape[1])
+    place = _places(loss, rows)
     (classes, columns), (models, d) = place.shape, x.shape
     matrices = x[:, place].transpose(1, 2, 0)
     k = d + is_lifted(inner)
@@ -113,12 +114,15 @@ def curvatures(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Numbers:
             weighed = bent[:, :, own].swapaxes(2, 3)[..., None, :] * design.T
             full = (weighed @ design).transpose(2, 0, 3, 1, 4).reshape(models, d, d)
             packed[client][:, inside] += full[:, flat[above], flat[right]]
-    return np.asarray(packed / rows.left(fold)[..., None])
+    packed /= rows.left(fold)[..., None]
+    if loss.penalty is not None:
+        packed[..., inside] += 2 * loss.penalty[above, right]
+    return packed
 
 
 def mean_losses(loss: Loss, rows: Dealt, x: Numbers) -> Numbers:
     """(n, models) over all rows, at models (models, d); nan for a client without any."""
-    place = _places(loss, rows.samples.shape[1])
+    place = _places(loss, rows)
     (classes, columns), models = place.shape, len(x)
     matrices = x[:, place].transpose(1, 2, 0)
     sums = np.zeros((len(rows.sizes), models))
@@ -160,7 +164,7 @@ def proven_risks(inner: Inner, rows: Dealt, x: Numbers, eps: Numbers, curvature:
 def _still(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Means:
     """The mean losses: no sample moves."""
     loss = inner.loss
-    place = _places(loss, rows.samples.shape[1])
+    place = _places(loss, rows)
     (classes, columns), models = place.shape, len(x)
     matrices = x[:, place].transpose(1, 2, 0)  # (classes, columns, models)
     value = np.zeros((len(rows.sizes), models))
@@ -175,10 +179,15 @@ def _still(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Means:
             for client, own in block.parts:
                 slope_sums[client] += slopes[:, own].swapaxes(1, 2) @ block.design[own]
         value[:, asked], sums[:, :, asked] = of_fold, slope_sums
-    gradient = np.zeros((*value.shape, x.shape[1] + is_lifted(inner)))
+    count, d = rows.left(fold), x.shape[1]
+    gradient = np.zeros((*value.shape, d + is_lifted(inner)))
     gradient[..., place] = sums.swapaxes(1, 2)
-    count = rows.left(fold)
-    return Means(value / count, gradient / count[..., None])
+    value, gradient = value / count, gradient / count[..., None]
+    if loss.penalty is not None:
+        slope = x @ loss.penalty
+        value += np.sum(slope * x, axis=1)
+        gradient[..., :d] += 2 * slope
+    return Means(value, gradient)
 
 
 def _reward(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Means:
@@ -188,7 +197,8 @@ def _reward(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Means:
     cones = loss.steepness_cones(inner.transport.inverse_scale)
     matrix, offset = np.stack([cone.matrix for cone in cones]), np.stack([cone.offset for cone in cones])
     vectors = np.einsum("prd,qd->qpr", matrix, x) + offset
-    norms = np.linalg.norm(vectors, axis=-1)  # (models, cones)
+    sizes = vectors if cones[0].groups is None else cones[0].largest(vectors)  # cones are all in these groups
+    norms = np.linalg.norm(sizes, axis=-1)  # (models, cones)
     n, models = len(rows.sizes), len(x)
     gradient = np.zeros((n, models, x.shape[1] + 1))
     if isinstance(loss, LinearLoss):
@@ -206,30 +216,34 @@ def _reward(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Means:
     # Pairs of classes of which a client has neither are left out; where there is none, the norm is nu.
     reached = has[..., one] | has[..., other]
     top = np.argmax(np.where(reached, norms, -1.0), axis=-1)  # (n, models)
-    every = np.arange(models)
-    norm = norms[every, top]
-    pull = np.einsum("nqr,nqrd->nqd", vectors[every, top], matrix[top])
-    pull /= np.where(norm > 0, norm, 1.0)[..., None]
     lifted = np.asarray(reached.all(axis=-1))
-    gradient[..., :-1] = np.where(lifted[..., None], 0.0, pull)
+    for client, model in np.argwhere(~lifted):
+        cone = cones[top[client, model]]
+        gradient[client, model, :-1] = cone.matrix.T @ cone.slope(vectors[model, top[client, model]])
     gradient[..., -1] = lifted
-    return Means(norm, gradient)
+    return Means(norms[np.arange(models), top], gradient)
 
 
 class _Block(NamedTuple):
     """Some consecutive rows."""
 
+    rows: Numbers  # (rows, m)
     design: Numbers  # (rows, columns) what scores are linear in; margins, of a loss of them
-    target: Numbers  # (rows,)
     marks: Whole  # (rows,)
     clients: Whole  # whose rows these are
     first: Whole  # of each of these clients
     parts: list[tuple[int, slice]]  # the rows of each
 
+    @property
+    def target(self) -> Numbers:
+        """(rows,)"""
+        return self.rows[:, -1]
+
 
 def _blocks(rows: Dealt, loss: Any, numbers: int, multiplications: int) -> Iterator[_Block]:
     """All rows; `numbers` of one kind are made of each, and so many multiplications a matrix product."""
-    height = max(_BLOCK_NUMBERS // max(numbers, 1), _FEWEST_ROWS)
+    numbers = max(numbers, loss.columns(rows.samples.shape[1]))
+    height = max(_BLOCK_NUMBERS // numbers, _FEWEST_ROWS)
     if multiplications * _FEWEST_ROWS <= _ONE_THREAD:
         height = min(height, _ONE_THREAD // max(multiplications, 1))
     ends = np.cumsum(rows.sizes)
@@ -239,17 +253,17 @@ def _blocks(rows: Dealt, loss: Any, numbers: int, multiplications: int) -> Itera
         clients = low + np.flatnonzero(rows.sizes[low : high + 1])
         first = np.maximum((ends - rows.sizes)[clients] - begin, 0)
         last = np.minimum(ends[clients], some.stop) - begin
-        theta = rows.samples[some, :-1]
+        theta = np.asarray(loss.design(rows.samples[some]))[:, :-1]
         design = np.concatenate([theta, np.ones((len(theta), int(loss.intercept)))], axis=1)
         if isinstance(loss, LinearLoss) and loss.labels is not None:
             design *= rows.samples[some, -1:]
         parts = [(int(i), slice(a, b)) for i, a, b in zip(clients, first, last, strict=True)]
-        yield _Block(design, rows.samples[some, -1], rows.marks[some], clients, first, parts)
+        yield _Block(rows.samples[some], design, rows.marks[some], clients, first, parts)
 
 
-def _places(loss: Any, m: int) -> Whole:
+def _places(loss: Any, rows: Dealt) -> Whole:
     """(classes, columns) where a model has the coefficient of each column in each score."""
-    features = m - 1
+    features = loss.columns(rows.samples.shape[1]) - 1
     if isinstance(loss, LinearLoss):
         return np.arange(features + int(loss.intercept))[None]
     place = np.arange(loss.classes * features).reshape(loss.classes, features)
@@ -305,7 +319,6 @@ def _rounding(loss: Any, rows: Dealt, x: Numbers) -> Numbers:
             u = _argument(loss, block.target, (psi @ x)[None, :, None])[:, 0]
             off = of_linear(loss.scalar, u, psi, x, loss.scalar.tangent(u, np.zeros(())).slope)
         else:
-            table = np.concatenate([block.design[:, : rows.samples.shape[1] - 1], block.target[:, None]], 1)
-            off = of_softmax(loss, x, table)
+            off = of_softmax(loss, x, block.rows)
         found[block.clients] += np.add.reduceat(off, block.first)
     return np.asarray(found / rows.sizes)

@@ -65,8 +65,8 @@ def of_softmax(loss: Softmax, x: Held, rows: Held) -> Held:
     delta) of that: the probability of the other classes.
     """
     weights, intercepts = loss.split(x)
-    sizes = (abs(rows[:, :-1]) @ abs(weights).T + abs(intercepts)).max(axis=1)
-    delta = 4 * (rows.shape[1] + 1) * _EPS * sizes
+    sizes = (abs(loss.design(rows)[:, :-1]) @ abs(weights).T + abs(intercepts)).max(axis=1)
+    delta = 4 * (weights.shape[1] + 2) * _EPS * sizes
     value = loss.values(x, rows)
     return delta * namespace(value).minimum(1.0, value + delta) + (_OPERATIONS + loss.classes) * _EPS * value
 

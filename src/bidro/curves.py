@@ -1,0 +1,235 @@
+"""Additive models of piecewise-linear curves: a basis in which they are linear predictors.
+
+    f(v) = b + sum_j f_j(v_j),   f_j continuous, linear between knots and beyond the outermost of them.
+
+The parameters are the slopes, one a segment. The column of segment s of feature j is
+phi_js(v) = clip(v_j, low_s, high_s) - clip(0, low_s, high_s): how far v_j has come through the segment,
+counted from 0. The columns of a feature add up to v_j, so that equal slopes are a straight line, and a
+feature of one segment is its own column.
+
+Rows move in the space of the features. f changes by at most nu t when a row moves by t in the scaled norm,
+nu = || (max over segments |slope_js|) / scale_j ||_2: the largest slope of every feature counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.arrays import Floats
+from bidro.errors import BidroError
+from bidro.trees import namespace
+
+Indices = NDArray[np.int64]
+
+# The most segments that a curve has, and all that cross-validation tries, from the most; each contains the
+# next, so that fewer segments are equalities between neighbouring slopes.
+SEGMENTS = (16, 8, 4, 1)
+# A segment holds at least this many rows of all clients together.
+FEWEST_ROWS = 20
+# Places at which a client says how its rows are spread over a column.
+PLACES = 64
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The inner knots of every feature, ascending; none where it is a straight line. Immutable, hashable."""
+
+    knots: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        for own in self.knots:
+            if not all(np.isfinite(own)) or any(b <= a for a, b in pairwise(own)):
+                raise BidroError(f"Knots must be finite numbers in ascending order; got {own}.")
+
+    @property
+    def features(self) -> int:
+        return len(self.knots)
+
+    @property
+    def straight(self) -> bool:
+        """Whether every feature has one segment."""
+        return not any(self.knots)
+
+    @cached_property
+    def segments(self) -> Indices:
+        """(k,) how many each feature has."""
+        return np.array([len(own) + 1 for own in self.knots], dtype=np.int64)
+
+    @property
+    def columns(self) -> int:
+        return int(self.segments.sum())
+
+    @cached_property
+    def feature(self) -> Indices:
+        """(columns,) whose segment each is."""
+        return np.repeat(np.arange(self.features), self.segments)
+
+    @cached_property
+    def ends(self) -> tuple[Floats, Floats]:
+        """(low, high), both (columns,), of every segment; infinite at the outermost."""
+        low = [np.concatenate([[-np.inf], own]) for own in self.knots]
+        high = [np.concatenate([own, [np.inf]]) for own in self.knots]
+        none = np.zeros(0)
+        return np.concatenate([none, *low]), np.concatenate([none, *high])
+
+    @cached_property
+    def _begin(self) -> Floats:
+        """(columns,) where each segment counts from."""
+        return np.clip(0.0, *self.ends)
+
+    @cached_property
+    def _table(self) -> Indices:
+        """(k, most segments) the columns of every feature, filled up with one past the last."""
+        starts = np.cumsum(self.segments) - self.segments
+        place = np.arange(self.segments.max(initial=1))
+        return np.where(place < self.segments[:, None], starts[:, None] + place, self.columns)
+
+    @cached_property
+    def roughness(self) -> Floats:
+        """(columns, columns) R with <w, R w> the sum of squares of the differences between neighbouring
+        slopes: 0 for straight lines."""
+        found = np.zeros((self.columns, self.columns))
+        for before in np.flatnonzero(np.diff(self.feature) == 0):
+            both = np.ix_([before, before + 1], [before, before + 1])
+            found[both] += np.array([[1.0, -1.0], [-1.0, 1.0]])
+        return found
+
+    def expand(self, features: Any) -> Any:
+        """(..., columns) from rows (..., k), NumPy or traced."""
+        xp = namespace(features)
+        return xp.clip(features[..., self.feature], *self.ends) - self._begin
+
+    def rows(self, rows: Any) -> Any:
+        """(..., columns + 1) rows (..., k + 1) with their features expanded, the target last."""
+        return namespace(rows).concatenate([self.expand(rows[..., :-1]), rows[..., -1:]], axis=-1)
+
+    def steepest(self, slopes: Any) -> Any:
+        """(..., k) the largest size of each feature's slopes (..., columns)."""
+        xp = namespace(slopes)
+        sizes = xp.abs(slopes)
+        padded = xp.concatenate([sizes, xp.zeros((*sizes.shape[:-1], 1))], axis=-1)
+        return padded[..., self._table].max(axis=-1)
+
+    def contributions(self, features: Floats, slopes: Floats) -> Floats:
+        """(..., k) f_j(v_j), 0 at v_j = 0, of rows (..., k) and slopes (columns,)."""
+        starts = np.cumsum(self.segments) - self.segments
+        return np.asarray(np.add.reduceat(self.expand(features) * slopes, starts, axis=-1))
+
+    def slopes_at(self, features: Floats, slopes: Floats, right: bool) -> Floats:
+        """(..., k) the slope of f_j to the right of v_j, or to its left."""
+        found = np.empty(features.shape)
+        starts = np.cumsum(self.segments) - self.segments
+        for j, own in enumerate(self.knots):
+            place = np.searchsorted(np.array(own), features[..., j], side="right" if right else "left")
+            found[..., j] = slopes[starts[j] + place]
+        return found
+
+    def ranges(self, slopes: Floats, lower: Floats, upper: Floats) -> tuple[Floats, Floats]:
+        """(least, most), both (k,), of f_j over [lower_j, upper_j]: at an end, or at a knot between them."""
+        least, most = np.empty((2, self.features))
+        starts = np.cumsum(self.segments) - self.segments
+        for j, own in enumerate(self.knots):
+            places = np.clip(np.array([lower[j], *own, upper[j]]), lower[j], upper[j])
+            some = slice(starts[j], starts[j] + len(own) + 1)
+            low, high = (end[some] for end in self.ends)
+            values = (np.clip(places[:, None], low, high) - self._begin[some]) @ slopes[some]
+            least[j], most[j] = values.min(), values.max()
+        return least, most
+
+    def thinned(self, most: int) -> Basis:
+        """With at most so many segments a feature: every second knot goes until there are few enough."""
+        found = []
+        for own in self.knots:
+            kept = own
+            while len(kept) + 1 > most:
+                kept = kept[1::2]
+            found.append(kept)
+        return Basis(tuple(found))
+
+    def onto(self, coarser: Basis) -> Indices:
+        """(columns,) the column of `coarser`, whose knots are some of these, that holds each segment: slopes
+        of it are coarse[onto], and its columns the sums of those that they hold."""
+        inside = [np.searchsorted(own, low[1:], side="right") for own, low in self._lows(coarser)]
+        starts = np.cumsum(coarser.segments) - coarser.segments
+        parts = [start + np.concatenate([[0], own]) for start, own in zip(starts, inside, strict=True)]
+        return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
+
+    def _lows(self, coarser: Basis) -> list[tuple[tuple[float, ...], Floats]]:
+        if any(not set(few) <= set(many) for few, many in zip(coarser.knots, self.knots, strict=True)):
+            raise BidroError("Curves with fewer segments must have some of the knots of those with more.")
+        return [
+            (few, np.concatenate([[-np.inf], many]))
+            for few, many in zip(coarser.knots, self.knots, strict=True)
+        ]
+
+    def in_units(self, mean: Floats, spread: Floats) -> Basis:
+        """The same knots where a feature v is mean + spread v."""
+        return Basis(
+            tuple(
+                tuple(float(mean[j] + spread[j] * knot) for knot in own) for j, own in enumerate(self.knots)
+            )
+        )
+
+
+def spread_over(rows: Floats, places: int = PLACES) -> tuple[Floats, Floats]:
+    """(values (k, places), counts (k, places)): how rows (N, k) are spread over every column. A column of at
+    most so many values is told exactly; else counts are of rows up to a value and above the one before it, at
+    the least value and at quantiles. Places that are not used repeat the last value with a count of 0."""
+    n, k = rows.shape
+    values, counts = np.zeros((k, places)), np.zeros((k, places))
+    for j in range(k):
+        ordered = np.sort(rows[:, j])
+        different = np.unique(ordered)
+        if len(different) > places:
+            at = -(-np.arange(1, places) * n // (places - 1)) - 1
+            different = np.unique(ordered[np.append(0, at)])
+        below = np.searchsorted(ordered, different, side="right")
+        values[j, : len(different)], values[j, len(different) :] = different, different[-1]
+        counts[j, : len(different)] = np.diff(below, prepend=0)
+    return values, counts
+
+
+def common_knots(
+    values: Floats, counts: Floats, most: Sequence[int], fewest_rows: int = FEWEST_ROWS
+) -> Basis:
+    """Knots for all clients from how the rows of each are spread, values and counts (n, k, places); `most`
+    (k,) segments of every feature.
+
+    Knots are at quantiles of all rows together, so that segments hold about as many each; a knot is left out
+    where a segment would hold fewer than `fewest_rows`, and so are the ends: a column of three values has two
+    segments, one of two is straight.
+    """
+    return Basis(
+        tuple(
+            _knots(values[:, j].ravel(), counts[:, j].ravel(), segments, fewest_rows)
+            for j, segments in enumerate(most)
+        )
+    )
+
+
+def _knots(values: Floats, counts: Floats, most: int, fewest_rows: int) -> tuple[float, ...]:
+    used = counts > 0
+    places, where = np.unique(values[used], return_inverse=True)
+    if len(places) < 3 or most < 2:
+        return ()
+    up_to = np.cumsum(np.bincount(where, counts[used]))
+    total = up_to[-1]
+    at = np.searchsorted(up_to, np.arange(1, most) / most * total)
+    # Of few values every inner one may be a knot.
+    if len(places) - 1 <= most:
+        at = np.arange(1, len(places) - 1)
+    inner = np.unique(at[(at > 0) & (at < len(places) - 1)])
+    kept: list[int] = []
+    before = 0.0
+    for place in inner.tolist():
+        if up_to[place] - before >= fewest_rows and total - up_to[place] >= fewest_rows:
+            kept.append(place)
+            before = up_to[place]
+    return tuple(float(places[place]) for place in kept)

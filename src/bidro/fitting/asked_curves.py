@@ -1,0 +1,46 @@
+"""The curves that a fit asks for, and the problem that is stated of them once they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from bidro.arrays import Floats
+from bidro.curves import Basis, common_knots
+from bidro.fitting.network import Clients
+from bidro.fitting.questions import Assessment
+from bidro.guarantees.segments import Wanted, without_smoothing
+from bidro.losses import has_curves
+from bidro.training import Choices, Trained
+
+
+def wanted_curves(
+    clients: Clients, choices: Choices, names: Sequence[str]
+) -> tuple[tuple[Wanted, Basis] | None, tuple[Floats, Floats] | None]:
+    """(what is wanted of the features, with the finest knots, None where every one is a straight line of any
+    sign; the least and the largest value of every feature, None where they are not asked for)."""
+    wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
+    if not any(wanted.signs) and max(wanted.most, default=1) == 1:
+        return None, None
+    if max(wanted.most) == 1:
+        return (wanted, Basis(((),) * len(names))), None
+    told = clients.spread()
+    values = np.asarray(told.values)
+    basis = common_knots(values, np.asarray(told.counts), wanted.most)
+    return (wanted, basis), (values[:, :, 0].min(axis=0), values[:, :, -1].max(axis=0))
+
+
+def of_losses_alone(trained: Trained) -> Trained:
+    """With the problem that statements are about: what smooths curves in training is no part of it."""
+    return replace(trained, problem=without_smoothing(trained.problem))
+
+
+def with_risks(trained: Trained, found: Assessment) -> Trained:
+    """Where curves were smoothed and there is no radius, the risks are the mean losses; with a radius those
+    of the solution, smoothing included, are upper ends of them."""
+    smoothed = trained.segments is not None and has_curves(trained.problem.loss)
+    if not smoothed or trained.solution is None or np.any(np.asarray(trained.problem.eps) > 0):
+        return trained
+    return replace(trained, solution=replace(trained.solution, risks=np.asarray(found.loss, float)))

@@ -1,0 +1,233 @@
+"""How many segments curves have, by cross-validation inside the clients.
+
+Every number of segments is tried under pooled training, whose mean loss on rows left out has the least noise;
+weights and radii are chosen afterwards, for the curves that were taken. A straight line is always among the
+candidates, and is taken unless curves are better on rows left out by a standard error, over clients and their
+folds, and not worse with the clients' own corrections, where these are wanted: a client's own line can do
+what a common curve does, and better. For squared loss all of it follows from the second moments of the finest
+basis: fewer segments are equalities between neighbouring slopes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from bidro.algorithms.second_moments import TrainingMoments
+from bidro.arrays import Floats
+from bidro.curves import SEGMENTS, Basis
+from bidro.engines.local import IN_PROCESS
+from bidro.engines.rounds import Rounds
+from bidro.errors import BidroError
+from bidro.guarantees.calibration import Calibration, calibrate, second_moments_tell, told_moments
+from bidro.guarantees.own import OwnWord, choose_own
+from bidro.guarantees.price import LeftOut, errors_asked
+from bidro.losses import LinearLoss
+from bidro.problem import Problem
+from bidro.sets import Box
+
+# What `curves` is where nothing is said.
+DEFAULT_CURVES: Any = None
+MOST_SEGMENTS = 64
+# Slopes are held at their neighbours' as strongly as by so many rows more. Without it 16 segments follow the
+# noise, and outliers at the ends of a column; see docs/curves.md for what was tried.
+SMOOTHING_ROWS = 2.0
+# (cap, blend) of pooled training.
+POOLED = (1.0, 1.0)
+# Curves must be better by so many standard errors, and with own corrections worse by at most one, or by this
+# share.
+_ERRORS, _HARDLY = 1.0, 0.01
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The curves that a user asked for, feature by feature."""
+
+    most: tuple[int, ...]  # (k,) segments at the most; 1 for a straight line
+    chosen: tuple[bool, ...]  # (k,) whether cross-validation chooses how many
+    signs: tuple[int, ...]  # (k,) 1 for a curve that rises, -1 for one that falls, 0 for any
+
+    @classmethod
+    def of(
+        cls, curves: Any, increasing: Sequence[str], decreasing: Sequence[str], names: Sequence[str]
+    ) -> Wanted:
+        """Raises BidroError for a feature that there is not, or one that is to rise and to fall."""
+        each = dict.fromkeys(names, curves)
+        if isinstance(curves, Mapping):
+            _require_known("curves", curves, names)
+            each = {name: curves.get(name, "auto") for name in names}
+        _require_known("increasing", increasing, names)
+        _require_known("decreasing", decreasing, names)
+        both = sorted(set(increasing) & set(decreasing))
+        if both:
+            raise BidroError(f"'{both[0]}' cannot be both increasing and decreasing.")
+        most = [1 if one is None else SEGMENTS[0] if one == "auto" else int(one) for one in each.values()]
+        signs = [(name in increasing) - (name in decreasing) for name in names]
+        return cls(tuple(most), tuple(one == "auto" for one in each.values()), tuple(signs))
+
+    def bases(self, finest: Basis) -> tuple[Basis, ...]:
+        """The different candidates, from the fewest segments to the most."""
+        found: list[Basis] = []
+        for segments in sorted(SEGMENTS):
+            fewer = finest.thinned(segments).knots
+            knots = tuple(
+                few if free else own for few, own, free in zip(fewer, finest.knots, self.chosen, strict=True)
+            )
+            if not found or found[-1].knots != knots:
+                found.append(Basis(knots))
+        return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentChoice:
+    """The candidates, and which was taken."""
+
+    bases: tuple[Basis, ...]  # from the fewest segments to the most
+    means: Floats  # (candidates,) mean losses on rows left out, under pooled training; empty for one alone
+    errors: Floats  # (candidates,) standard errors of how far each is below the first
+    used: Floats  # (candidates,) the means of the models that clients would use: their own, where they gain
+    place: int
+
+    @property
+    def basis(self) -> Basis:
+        return self.bases[self.place]
+
+
+def check_curves(curves: Any, increasing: Any = (), decreasing: Any = ()) -> None:
+    """Raise BidroError for curves that stand for nothing."""
+    for one in curves.values() if isinstance(curves, Mapping) else (curves,):
+        number = isinstance(one, Integral) and not isinstance(one, bool) and 1 <= int(one) <= MOST_SEGMENTS
+        if not (one is None or (isinstance(one, str) and one == "auto") or number):
+            raise BidroError(
+                f"curves are 'auto', None, a number of segments from 1 to {MOST_SEGMENTS}, or one of these "
+                f"by feature; got {one!r}."
+            )
+    for what, names in (("increasing", increasing), ("decreasing", decreasing)):
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise BidroError(f"{what} must be a list of names of features; got {names!r}.")
+
+
+def _require_known(what: str, given: Any, names: Sequence[str]) -> None:
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise BidroError(f"{what} names '{unknown[0]}', which is no feature; there are {', '.join(names)}.")
+
+
+def choose_curves(
+    problem: Problem,
+    wanted: Wanted,
+    finest: Basis,
+    folds: int,
+    sends_curvature: bool,
+    seed: int = 0,
+    network: Rounds = IN_PROCESS,
+    own: OwnWord | None = None,
+) -> tuple[Problem, SegmentChoice, TrainingMoments | None]:
+    """(the problem with the curves that are taken, the choice, the second moments that clients have sent of
+    them), from the problem of straight lines and the finest knots; `own` are the corrections that clients may
+    have, which can make curves idle."""
+    bases = wanted.bases(finest)
+    problems = [with_curves(problem, basis, wanted.signs) for basis in bases]
+    told = None
+    if second_moments_tell(problems[-1], sends_curvature):
+        told = told_moments(problems[-1], folds, seed, network)
+    if len(bases) == 1:
+        none = np.zeros(0)
+        return problems[0], SegmentChoice(bases, none, none, none, 0), told
+
+    def of(basis: Basis) -> TrainingMoments | None:
+        return None if told is None else coarser(told, finest, basis)
+
+    how: dict[str, Any] = {"folds": folds, "seed": seed, "network": network}
+    how["sends_curvature"] = sends_curvature
+    losses, used = [], []
+    for one, basis in zip(problems, bases, strict=True):
+        found = calibrate(one, (0.0,), (POOLED,), told=of(basis), **how)
+        losses.append(found.left_out.losses)
+        used.append(_used(one, found, own, network))
+    left_out = LeftOut(np.concatenate(losses, axis=-1), found.left_out.rows)
+    choice = taken(bases, left_out, np.stack(used, axis=1))
+    return problems[choice.place], choice, of(choice.basis)
+
+
+def _used(problem: Problem, found: Calibration, own: OwnWord | None, network: Rounds) -> Floats:
+    """(n,) losses on rows left out of the models that clients would use: their own, where they gain."""
+    if (chosen := choose_own(problem, found, own, network)) is None:
+        return found.losses[:, 0]
+    return np.where(chosen.adopts, chosen.own, chosen.shared)
+
+
+def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem:
+    """The problem of straight lines, with curves in their place and with signs of their slopes."""
+    smoothing = 0.0 if basis.straight else _smoothing(problem)
+    curved = replace(  # type: ignore[type-var]
+        problem.loss, basis=None if basis.straight else basis, smoothing=smoothing
+    )
+    d = curved.dimension(problem.federation.m)
+    assert isinstance(problem.models, Box)
+    half = float(np.max(problem.models.upper))
+    lower, upper = np.full(d, -half), np.full(d, half)
+    columns = np.asarray(signs)[basis.feature]
+    scores = (d - int(getattr(curved, "intercept", False)) * curved.scores) // len(columns)
+    if columns.any() and scores > 1:
+        raise BidroError("Curves of several classes have no direction; leave out increasing and decreasing.")
+    lower[: len(columns)][columns > 0] = 0.0
+    upper[: len(columns)][columns < 0] = 0.0
+    return replace(problem, loss=curved, models=Box(lower, upper))
+
+
+def _smoothing(problem: Problem) -> float:
+    """What training adds to the mean loss a unit of roughness: SMOOTHING_ROWS rows more, of all clients
+    together, that ask for equal slopes, in the units of the loss's curvature in the score."""
+    loss = problem.loss
+    curvature = loss.scalar.curvature if isinstance(loss, LinearLoss) else 0.5
+    if math.isinf(curvature):
+        # Losses with kinks bend over about the size of the residuals.
+        curvature = 1 / problem.constant_risk if 0 < problem.constant_risk < math.inf else 1.0
+    return 0.5 * curvature * SMOOTHING_ROWS / sum(problem.federation.sizes)
+
+
+def without_smoothing(problem: Problem) -> Problem:
+    """The problem whose risks are of the losses alone."""
+    if problem.loss.penalty is None:
+        return problem
+    return replace(problem, loss=replace(problem.loss, smoothing=0.0))  # type: ignore[type-var]
+
+
+def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Floats) -> SegmentChoice:
+    """Of the candidates, whose losses on rows left out stand one beside the other, and as they are used
+    (n, candidates), the first and those count that are better than it by a standard error and, as used,
+    hardly worse; the lowest mean is taken."""
+    losses, rows = left_out
+    share = rows / rows.sum()
+    means = left_out.means
+    apart = losses[..., :1] - losses  # (folds, n, candidates)
+    gain = means[0] - means
+    cells = int(np.count_nonzero(rows))
+    away = np.sum((share[..., None] * (apart - gain)) ** 2, axis=(0, 1)) * cells / max(cells - 1, 1)
+    errors = np.sqrt(away)
+    better = gain > errors_asked(_ERRORS, cells - 1) * errors
+    of_client = share.sum(axis=0)[:, None]
+    worse = of_client * (used - used[:, :1])  # (n, candidates)
+    n, rise = len(worse), worse.sum(axis=0)
+    noise = np.sqrt(n / max(n - 1, 1) * np.sum((worse - rise / n) ** 2, axis=0))
+    as_used = np.sum(of_client * used, axis=0)
+    counts = better & (rise <= np.maximum(noise, _HARDLY * as_used[0]))
+    counts[0] = True
+    return SegmentChoice(bases, means, errors, as_used, int(np.argmin(np.where(counts, means, np.inf))))
+
+
+def coarser(moments: TrainingMoments, finest: Basis, basis: Basis) -> TrainingMoments:
+    """The moments of a basis with some of the knots of the finest, from those of the finest."""
+    if basis == finest:
+        return moments
+    onto = np.append(finest.onto(basis), basis.columns)  # the target stays the last
+    starts = np.flatnonzero(np.diff(onto, prepend=-1))
+    mean = np.add.reduceat(moments.mean, starts, axis=-1)
+    around = np.add.reduceat(np.add.reduceat(moments.around, starts, axis=-1), starts, axis=-2)
+    return TrainingMoments(mean, around, moments.rows)
