@@ -119,9 +119,20 @@ def test_what_is_prepared_by_hand(rows, hold_out, folds, curved, tmp_path):
     enough = [all(smallest[k] >= 10 for k in range(2, count + 1)) for count in range(2, 6)]
     assert np.flatnonzero(sent.folds).max(initial=0) + 1 == folds == 1 + sum(enough)
     assert np.flatnonzero(sent.curved).max(initial=0) + 1 == curved
-    # Units are agreed on: means and deviations stay here.
-    assert sent.mean.size == sent.deviation.size == 0
+    np.testing.assert_allclose(np.ravel(sent.mean), training.mean(axis=0), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(np.ravel(sent.deviation), training.std(axis=0), rtol=1e-12)
     assert float(sent.table) == table_id(site, SiteRows.load(site))
+
+
+def test_what_is_prepared_rests_on_the_rows_of_its_rarest_level(tmp_path):
+    """The mean of a column of 0 and 1 tells how many rows have the level."""
+    table = frame(200)
+    table["v"] = (np.arange(200) % 8 == 0).astype(float)
+    site = site_at(tmp_path, table)
+    refused, reply = asked_of(site, "prepare")
+    training, _ = parts_of(site)
+    assert refused is None
+    assert header_of(reply)["rows"] == training[:, 1].sum() < len(training) / 2
 
 
 def test_a_table_s_id_is_of_the_rows_and_not_of_their_order(tmp_path):

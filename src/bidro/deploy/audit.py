@@ -18,8 +18,8 @@ _LONGEST_LINE = 2000
 # What the numbers of a message tell whoever reads them, by the names of the fields.
 _REVEALS = {
     "prepare": (
-        "How many rows (and units) the site has, and over how many folds it answers, with curvature or "
-        "without."
+        "How many rows (and units) the site has, over how many folds it answers, with curvature or without, "
+        "and mean and deviation of each of its columns: of levels and classes, how many rows have them."
     ),
     "assess": (
         "Mean loss of the model, and of the site's own, on its training rows, how much their predictions "
