@@ -252,7 +252,7 @@ def test_with_kits_that_are_not_sealed_a_job_with_code_brings_the_tables(tmp_pat
     with stopped_network(tmp_path, PAIR) as (folder, _, net, _):
         job = stealing_job(tmp_path / "steal", True, "steal.Asker", "steal.Giver")
         _, text = ended(net, job, tmp_path / "scratch")
-        assert rows_that_left(folder, text) == len(targets_of(folder)) == 270
+        assert rows_that_left(folder, text) == len(targets_of(folder)) == 420
 
 
 def test_a_job_with_code_is_refused_and_no_row_leaves(pair, tmp_path):

@@ -53,6 +53,7 @@ def test_the_state_holds_the_authoritys_key_and_no_participants(kits):
     state = json.loads((kits[0].parent / "state" / "cert.json").read_text())
     assert set(state) == {"root_cert", "root_pri_key"}
     assert mode(kits[0].parent) == 0o700
+    assert mode(kits[0].parent / "state" / "cert.json") == 0o600
     assert mode(kits[0] / "west" / "startup" / "client.key") == 0o600
 
 

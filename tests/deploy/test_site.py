@@ -124,6 +124,17 @@ def test_what_is_prepared_by_hand(rows, hold_out, folds, curved, tmp_path):
     assert float(sent.table) == table_id(site, SiteRows.load(site))
 
 
+def test_what_is_prepared_rests_on_the_rows_of_its_rarest_level(tmp_path):
+    """The mean of a column of 0 and 1 tells how many rows have the level."""
+    table = frame(200)
+    table["v"] = (np.arange(200) % 8 == 0).astype(float)
+    site = site_at(tmp_path, table)
+    refused, reply = asked_of(site, "prepare")
+    training, _ = parts_of(site)
+    assert refused is None
+    assert header_of(reply)["rows"] == training[:, 1].sum() < len(training) / 2
+
+
 def test_a_table_s_id_is_of_the_rows_and_not_of_their_order(tmp_path):
     site = site_at(tmp_path)
     first = table_id(site, SiteRows.load(site))

@@ -14,7 +14,7 @@ from bidro.algorithms.own_correction import Shrinkage
 from bidro.arrays import Floats
 from bidro.client import Penalty, WassersteinBall
 from bidro.deploy.requests import Request
-from bidro.deploy.rules import RefusedError, draws, require_known_shrinkages, rows_behind
+from bidro.deploy.rules import RefusedError, draws, rarest_value, require_known_shrinkages, rows_behind
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_rows import (
     SiteRows,
@@ -47,7 +47,9 @@ def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     kept = holdout(site, rows)
     releases(site, rows)
     if request.question == "prepare":
-        return _prepared(site, rows), draws(~kept, rows.units)
+        # The mean of a column of 0 and 1 counts the rows of a level.
+        rarest = rarest_value(rows.whole(~kept), rows.has_classes, rows.units_of(~kept))
+        return _prepared(site, rows), rarest
     if request.question == "round":
         asked, over = _asked(site, rows, request.described, request.folds, request.ambiguity)
         return asked.reply(request.message, request.seed, request.round), over

@@ -19,7 +19,7 @@ _LONGEST_LINE = 2000
 _REVEALS = {
     "prepare": (
         "How many rows (and units) the site has, over how many folds it answers, with curvature or without, "
-        "and the mean and standard deviation of each of its columns."
+        "and mean and deviation of each of its columns: of levels and classes, how many rows have them."
     ),
     "assess": (
         "Mean loss of the model, and of the site's own, on its training rows, how much their predictions "

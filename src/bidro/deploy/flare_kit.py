@@ -117,6 +117,12 @@ class _RootOnly(_CertState):  # type: ignore[misc]
     def add_subject_pri_key(self, subject: str, pri_key: Any) -> None:
         """Not kept: it is in the participant's kit."""
 
+    def persist(self) -> None:
+        path = Path(self.state_dir) / self.CERT_STATE_FILE
+        path.touch(0o600)
+        path.chmod(0o600)  # where it was there before
+        super().persist()
+
 
 class BidroCertBuilder(CertBuilder):  # type: ignore[misc]
     """FLARE's step for certificates, but every provisioning makes new ones, and keeps no participant's key.
