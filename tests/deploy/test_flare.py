@@ -64,8 +64,8 @@ def test_the_model_is_that_of_one_process(pair):
     _, agreed, net, one = pair
     done = Driven("flare", job(agreed, "whole", PAIR, options=SHORT), net.settings).outcome()
     check_whole(done, one)
-    # The lead sees how it goes.
-    assert any(line.startswith("solving: round 1, gap") for line in done.said)
+    # The lead sees how it goes, as often as it looks: a run as short as this says more than it sees.
+    assert any(line.startswith(("preparing", "solving", "assessing")) for line in done.said), done.said
 
 
 def test_a_run_goes_on_by_itself_after_a_sites_job_died_at_the_start_and_the_servers_job_in_the_midst(pair):

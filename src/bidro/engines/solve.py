@@ -27,7 +27,7 @@ from bidro.worst_case import Oracle, default_oracle
 Method = Literal["curvature", "gradients", "one-shot"]
 
 # Up to this many parameters, clients send curvature: half its square in numbers a round.
-LARGEST_CURVATURE = 600
+LARGEST_CURVATURE = 300
 
 # A solve ends where so many rounds have not brought the gap below this share of the least before.
 _WITHOUT_GAIN, _GAIN = 60, 0.99
