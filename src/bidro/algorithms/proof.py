@@ -28,6 +28,7 @@ from bidro.algorithms.exact_sums import exact_combination
 from bidro.algorithms.pulls import bends, costs, directions, growths, lengths, stacked
 from bidro.errors import BidroError
 from bidro.sets import Ball, Box, ScaledNormCut
+from bidro.sets.base import NormBound
 
 if TYPE_CHECKING:
     from bidro.algorithms.cone_model import Answer, ConeModel
@@ -124,17 +125,24 @@ def proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
         constant += sum(float(y @ cone.at(z[:d])) for cone, y in zip(model.cones, pulls, strict=True))
     slope, at_z = _slope(model, cuts, beta, pulls), constant
     constant -= float(slope @ z[:d])
+    of_steepness = answer.pushes[len(answer.pushes) - len(model.steepest) :]
+    for norm, y in zip(model.steepest, of_steepness, strict=True):
+        slope, constant = _pushed(slope, constant, norm, y)
     # Cuts lie below the risks wherever these are finite, also where models are not trained.
     models = model.finite
     if isinstance(models, ScaledNormCut):
-        # 0 >= <y, B x> - radius ||y|| takes the place of the cut.
-        cut, y = models.constraints().norms[-1], answer.pushes[-1]
-        slope += y @ cut.matrix
-        constant -= cut.radius * float(np.linalg.norm(y))
+        bounds = models.constraints().norms
+        slope, constant = _pushed(slope, constant, bounds[-1], answer.pushes[len(bounds) - 1])
         models = models.base
     assert isinstance(models, Box | Ball)
     bound = constant - float(models.linear_maximum(-slope)[0])
     return Proof(bound if math.isfinite(bound) else -math.inf, at_z - bound, answer.alpha, slope)
+
+
+def _pushed(slope: Numbers, constant: float, norm: NormBound, y: Numbers) -> tuple[Numbers, float]:
+    """(slope, constant) with 0 >= <y, B x + b> - radius ||y|| in the place of a norm's bound."""
+    shift = float(y @ norm.offset) - norm.radius * float(np.linalg.norm(y))
+    return slope + y @ norm.matrix, constant + shift
 
 
 def _allowed(model: ConeModel, cuts: Cuts, answer: Answer) -> tuple[Numbers, ...]:
