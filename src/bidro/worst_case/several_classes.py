@@ -213,34 +213,42 @@ def ceiling(sample: Sample, tops: Tops, value: Array, needed: Array) -> Array:
 class _Hills(NamedTuple):
     """What is known of F around the tops."""
 
+    sample: Sample
     logs: Array  # (tops, K) of the probabilities q there
-    gram: (
-        Array | None
-    )  # (tops, K, K) the most that h is bent, A S^-2 A' / (2 rho); None for p = 1: it has kinks
     slope: Array  # (tops, K) of F at q
     height: Array  # (tops,) F(q)
 
     @classmethod
     def of(cls, sample: Sample, tops: Tops) -> _Hills:
         logs = jax.vmap(lambda q: jax.nn.log_softmax(sample.scores(sample.moved(q))))(tops.q)
-        q, gram = jnp.exp(logs), None
-        if sample.inner.transport.p == 2:
-            steep = sample.weights * sample.inner.transport.inverse_scale[:-1]
-            # In differences of probabilities what all classes have in common does not matter.
-            apart = steep - (q @ steep)[:, None]
-            gram = apart @ apart.swapaxes(1, 2) / (2 * sample.rho)
+        q = jnp.exp(logs)
         slope = jax.vmap(lambda p: sample.scores(sample.moved(p)))(q) - logs
-        return cls(logs, gram, slope, jax.vmap(sample.h)(q) - jnp.sum(q * logs, axis=1))
+        return cls(sample, logs, slope, jax.vmap(sample.h)(q) - jnp.sum(q * logs, axis=1))
 
     def bound(self, corners: Array) -> Array:
-        """Of F over a cell, where F is concave between it and a top: by the tangent there; else inf."""
-        if self.gram is None:
+        """Of F over a cell, where F is concave between it and a top: by the tangent there; else inf, and for
+        p = 1, where h has kinks."""
+        transport, support = self.sample.inner.transport, self.sample.inner.support
+        if transport.p != 2:
             return jnp.asarray(jnp.inf)
-        q = jnp.exp(self.logs)
-        # The second derivative of F is at most G - diag(1 / q), so D^1/2 G D^1/2 is to have no eigenvalue
-        # above 1, D being the largest q. The trace of its 16th power is at least the largest to that power.
+        q, weights = jnp.exp(self.logs), self.sample.weights * transport.inverse_scale[:-1]
+        # In differences of probabilities what all classes have in common does not matter.
+        apart = (weights - (q @ weights)[:, None]) / jnp.sqrt(2 * self.sample.rho)
+        if isinstance(support, Box):
+            # Moves are linear in q before they are clipped: what is clipped at all ends is so in between.
+            ends = jnp.concatenate([jnp.broadcast_to(corners, (len(q), *corners.shape)), q[:, None]], axis=1)
+            move = weights * transport.inverse_scale[:-1] / (2 * self.sample.rho)
+            target = self.sample.theta + ends @ move
+            held = jnp.all(target >= support.upper[:-1], axis=1) | jnp.all(
+                target <= support.lower[:-1], axis=1
+            )
+            apart = jnp.where(held[:, None], 0.0, apart)
+        # The second derivative of h is at most G = A S^-2 A' / (2 rho), that of F at most G - diag(1 / q): so
+        # D^1/2 G D^1/2 is to have no eigenvalue above 1, D being the largest q. The trace of its 16th power
+        # is at least the largest to that power.
         roots = jnp.sqrt(jnp.maximum(jnp.max(corners, axis=0), q))
-        bent = roots[:, :, None] * self.gram * roots[:, None, :]
+        bent = roots[:, :, None] * apart
+        bent = bent @ bent.swapaxes(1, 2)
         for _ in range(4):
             bent = bent @ bent
         rise = jnp.max(self.slope @ corners.T, axis=1) - jnp.sum(self.slope * q, axis=1)
