@@ -73,6 +73,18 @@ def test_models_that_are_too_steep_are_kept_away_from(classes):
     assert squared_steepness(found.x).max() == pytest.approx(rho**2, rel=1e-4)
 
 
+def test_the_steepest_models_of_a_wide_set_are_proven_best():
+    """The slope that the bound on steepness holds costs nothing; what is left of the intercepts' is cancelled
+    though X is wide and rows are far from 0."""
+    data = rows(2) + np.array([1e4, -2e4, 0.0])
+    fed = Federation.from_arrays({"a": data[:9], "b": data[9:]}, "unbounded")
+    parts = (Softmax(2, intercept=True), Box.cube(1e6, 6), Transport.classification(3, 1.0), Penalty(0.8))
+    with pytest.warns(UncheckedDomainWarning):
+        found = solve(Problem(fed, *parts), 1e-6, "curvature", 30)
+    assert found.gap <= 1e-6
+    assert np.linalg.norm(found.x[2:4] - found.x[:2]) == pytest.approx(0.8, rel=1e-9)
+
+
 def test_pairs_of_classes_that_nobody_has_are_not_bounded():
     """Of three classes client `a` has 0 and 1 and client `b` only 1: the pair (0, 2) is bounded by
     a's price alone, and (1, 2) by the lower of the two; (0, 1) too."""
