@@ -25,6 +25,7 @@ from bidro.worst_case.atoms import Point
 from bidro.worst_case.ball import ball_risk, is_lifted
 from bidro.worst_case.risk import RiskModel, penalised_risk, unmoved_risk
 from bidro.worst_case.rounding import of_value
+from bidro.worst_case.two_classes import TwoClasses
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,12 +139,17 @@ class Client:
         )
 
     def _risk(self, oracle: Oracle, x: Array, width: Array, curvature: bool) -> RiskModel:
+        if (two := TwoClasses.of(self.inner)) is not None:
+            return two.in_scores(self._risk_of(two.inner, oracle, two.model(x), width, curvature))
+        return self._risk_of(self.inner, oracle, x, width, curvature)
+
+    def _risk_of(self, inner: Inner, oracle: Oracle, x: Array, width: Array, curvature: bool) -> RiskModel:
         if self.ambiguity == "ball":
-            return ball_risk(self.rows, self.inner, oracle, x, self.eps, width, curvature)
+            return ball_risk(self.rows, inner, oracle, x, self.eps, width, curvature)
         at = Point(x, None, width)
         if self.ambiguity == "penalty":
-            return penalised_risk(self.rows, self.inner, oracle, at, self.rho, curvature)
-        return unmoved_risk(self.rows, self.inner, at, curvature)
+            return penalised_risk(self.rows, inner, oracle, at, self.rho, curvature)
+        return unmoved_risk(self.rows, inner, at, curvature)
 
     @property
     def _unit(self) -> Array:

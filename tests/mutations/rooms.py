@@ -181,7 +181,7 @@ _INNER = (
         "below_the_curvature_the_error_is_unknown",
         "declared_curvature_gives_a_custom_loss_an_error_bound",
     ),
-    *_tests("worst_case/test_exact", "softmax_elsewhere_brackets_the_supremum"),
+    *_tests("worst_case/test_exact", "softmax_on_a_box_is_its_supremum"),
 )
 _RISKS = (
     "tests/worst_case/test_root_form.py",
@@ -223,6 +223,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "sets/vectors.py": ("tests/sets",),
     "sets/weights.py": ("tests/sets",),
     "worst_case/exact_oracle.py": _SUPREMA,
+    "worst_case/several_classes.py": ("tests/worst_case/test_several_classes.py", *_SUPREMA),
+    "worst_case/two_classes.py": ("tests/worst_case/test_two_classes.py",),
     "worst_case/path.py": _ON_PATHS,
     "worst_case/scalar_maxima.py": _ON_PATHS,
     "worst_case/inner.py": _INNER,

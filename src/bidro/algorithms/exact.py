@@ -121,7 +121,7 @@ class ExactMWDRO(Usual):
         nonnegative, references = problem.loss.nonnegative, References.of(problem)
         together = problem.loss.together(problem.federation.m)
         sets = problem.domain, problem.finite, problem.mixture_set
-        model = ConeModel(*sets, tuple(cones), nonnegative, references, together)
+        model = ConeModel(*sets, tuple(cones), nonnegative, references, together, problem.steepest)
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)
         # Where no risk is below 0, this much is proven before anything is known, and with which weights.
@@ -354,6 +354,7 @@ def _with_next(state: State) -> State:
         slope = float(step.alpha @ centre.gradient[:, -1])
         x = probe(model, centre.z, _mixed(state, step.alpha), slope, missing, length * size)
         if x is not None:
+            x = model.reached(centre.z[: model.models.dimension], x)
             return state._replace(x=x, probing=True)
     return state._replace(stalled=still)
 

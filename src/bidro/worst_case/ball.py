@@ -46,7 +46,9 @@ def is_lifted(inner: Inner) -> bool:
         return False
     if isinstance(inner.loss, LinearLoss):
         return inner.transport.p in (1, 2)
-    return isinstance(inner.loss, Softmax) and inner.transport.p == 1
+    if not isinstance(inner.loss, Softmax):
+        return False
+    return inner.transport.p == 1 or (inner.transport.p == 2 and inner.loss.difference is not None)
 
 
 def has_closed_form(inner: Inner) -> bool:
