@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from bidro.algorithms.cone_model import ConeModel, Curvature, held_by_cones
 from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
-from bidro.algorithms.exact_messages import INFINITE, Broadcast, Reply
+from bidro.algorithms.exact_messages import INFINITE, Broadcast, Following, Reply
 from bidro.algorithms.exact_state import Best, Centre, State
 from bidro.algorithms.newton_step import newton_step, one_mixture, proven_at
 from bidro.algorithms.probe import probe
@@ -44,7 +44,8 @@ from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box
 from bidro.trees import pytree, static
-from bidro.worst_case import Oracle
+from bidro.worst_case import Inner, Oracle
+from bidro.worst_case.ball import can_follow
 from bidro.worst_case.on_host import needs_no_search, proven_risks
 
 Numbers = NDArray[np.float64]
@@ -63,6 +64,8 @@ _COARSEST = 1e-5
 # Kinks are first smoothed over this multiple of the residuals, then over this share of that, and so on.
 _FIRST_WIDTH = 2.0
 _NARROW = 0.35
+# Where kinks are followed, through so many models, less than this share is no good either.
+_FOLLOWED, _NARROW_FOLLOWED = 12, 0.1
 # What that costs shows if it is more than this share of the gap; nothing helps where the gap stays above the
 # second share of what it was a round ago.
 _SHOWS = 0.1
@@ -85,6 +88,7 @@ class ExactMWDRO(Usual):
 
     `saves_rounds`: solve a program for the lower bound in every round, not only where steps fail or kinks are
     smoothed. It takes as long as a step and usually saves a few of them, which are dear on a network.
+    `follows`: through how many earlier models the clients' curvature follows kinks; see `followed_models`.
 
     Raises BidroError for a loss that is not convex in the model, and for an unbounded model set, over
     which cuts prove nothing.
@@ -94,8 +98,8 @@ class ExactMWDRO(Usual):
     sends_curvature: bool = static(default=True)
     gap: float = static(default=1e-6)
     saves_rounds: bool = static(default=True)
+    follows: int = static(default=0)
 
-    broadcast_type: ClassVar[type] = Broadcast
     reply_type: ClassVar[type] = Reply
     evidence: ClassVar[Evidence] = "all rows"
     traceable_server: ClassVar[bool] = False
@@ -103,6 +107,10 @@ class ExactMWDRO(Usual):
     @property
     def second_order(self) -> bool:
         return self.sends_curvature
+
+    @property
+    def broadcast_type(self) -> type:
+        return Following if self.follows else Broadcast
 
     def init(self, problem: Problem, seed: int = 0) -> State:
         if not problem.loss.convex_in_x:
@@ -158,13 +166,15 @@ class ExactMWDRO(Usual):
             False,
         )
 
-    def broadcast(self, state: State) -> Broadcast:
-        return Broadcast(np.asarray(state.x), np.asarray(state.width))
+    def broadcast(self, state: State) -> Broadcast | Following:
+        x, width = np.asarray(state.x), np.asarray(state.width)
+        return Following.of(x, width, state.before, self.follows) if self.follows else Broadcast(x, width)
 
-    def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
-        return Reply.of(client.risk(self.oracle, broadcast.x, broadcast.width, self.sends_curvature))
+    def client(self, broadcast: Broadcast | Following, client: Client, draw: object) -> Reply:
+        before = broadcast.before if isinstance(broadcast, Following) else None
+        return Reply.of(client.risk(self.oracle, broadcast.x, broadcast.width, self.sends_curvature, before))
 
-    def replies_on_host(self, broadcast: Broadcast, rows: HeldRows) -> Reply | None:
+    def replies_on_host(self, broadcast: Broadcast | Following, rows: HeldRows) -> Reply | None:
         if rows.inner is None or rows.eps is None or not needs_no_search(rows.inner, rows.eps):
             return None
         x = np.asarray(broadcast.x)
@@ -187,6 +197,10 @@ class ExactMWDRO(Usual):
         state = state._replace(cuts=state.cuts.with_more(cuts), idle=idle, t=state.t + 1, missing=())
         if len(who) < len(state.alpha):
             return state
+        if self.follows:
+            asked = np.append(state.x, state.width)[None]
+            before = np.vstack([state.before, asked]) if len(state.before) else asked
+            state = state._replace(before=before[-self.follows :])
         state = _with_best(state, arrived)
         state = _with_centre(state, arrived, attained, z)
         far = _by_newton(state)
@@ -198,6 +212,11 @@ class ExactMWDRO(Usual):
 
     def snapshot(self, state: State) -> Snapshot:
         return Snapshot(state.best.x, state.x_sum / max(state.t, 1), state.alpha)
+
+
+def followed_models(inner: Inner, sends_curvature: bool) -> int:
+    """What `ExactMWDRO.follows` is to be, over balls: more than 0 where losses have kinks to follow."""
+    return _FOLLOWED if sends_curvature and can_follow(inner) else 0
 
 
 def to_gap(state: State, gap: float) -> State:
@@ -344,7 +363,8 @@ def _with_next(state: State) -> State:
     still = float(np.linalg.norm(move)) <= 1e-15 * float(np.linalg.norm(centre.z))
     if state.predicted < cost and (still or cost > _SHOWS * left or left > _HARDLY * before):
         # The centre was judged by other smoothing: it gives way to the next point whatever that is like.
-        return state._replace(width=_NARROW * state.width, centre=centre._replace(merit=float("inf")))
+        narrow = _NARROW_FOLLOWED if len(state.before) else _NARROW
+        return state._replace(width=narrow * state.width, centre=centre._replace(merit=float("inf")))
     size = state.wanted * state.size
     if state.predicted <= _SETTLED * size and not state.finished and not probed:
         # By turns what either program's proof lacked, and steps of other lengths: one that did not help once

@@ -62,6 +62,7 @@ class State(NamedTuple):
     missing: tuple[Numbers, ...]  # (d,) slopes that the proofs of this round could not cancel
     probing: bool  # whether x is asked for its cuts alone
     stalled: bool  # whether the next model would be the centre itself: nothing more can be gained
+    before: Numbers = np.zeros((0, 0))  # (models, d + 1) asked about, and widths, where kinks are followed
 
     @property
     def finished(self) -> bool:
