@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 import bidro
-from bidro.algorithms.exact_messages import Following, Reply
+from bidro.algorithms.exact_messages import Reply
+from bidro.algorithms.kinks import Following
 from bidro.client import WassersteinBall
 from bidro.deploy.agreed import Agreed, Unit
 from bidro.deploy.schema_file import written

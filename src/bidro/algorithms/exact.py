@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from bidro.algorithms.cone_model import ConeModel, Curvature, held_by_cones
 from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
-from bidro.algorithms.exact_messages import INFINITE, Broadcast, Following, Reply
+from bidro.algorithms.exact_messages import INFINITE, Broadcast, Reply
 from bidro.algorithms.exact_state import Best, Centre, State
+from bidro.algorithms.kinks import Following, with_asked
 from bidro.algorithms.newton_step import newton_step, one_mixture, proven_at
 from bidro.algorithms.probe import probe
 from bidro.algorithms.proof import lower_bound, require_consistent
@@ -44,8 +45,7 @@ from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box
 from bidro.trees import pytree, static
-from bidro.worst_case import Inner, Oracle
-from bidro.worst_case.ball import can_follow
+from bidro.worst_case import Oracle
 from bidro.worst_case.on_host import needs_no_search, proven_risks
 
 Numbers = NDArray[np.float64]
@@ -61,11 +61,9 @@ _SMALL = 1e-6
 # The program for the lower bound has no steps whose size would go down with the gap; its unit stays above
 # this share of the risks.
 _COARSEST = 1e-5
-# Kinks are first smoothed over this multiple of the residuals, then over this share of that, and so on.
+# Kinks are smoothed over this multiple of the residuals, then a share of that, the second where followed.
 _FIRST_WIDTH = 2.0
-_NARROW = 0.35
-# Where kinks are followed, through so many models, less than this share is no good either.
-_FOLLOWED, _NARROW_FOLLOWED = 12, 0.1
+_NARROW, _NARROW_FOLLOWED = 0.35, 0.1
 # What that costs shows if it is more than this share of the gap; nothing helps where the gap stays above the
 # second share of what it was a round ago.
 _SHOWS = 0.1
@@ -88,7 +86,7 @@ class ExactMWDRO(Usual):
 
     `saves_rounds`: solve a program for the lower bound in every round, not only where steps fail or kinks are
     smoothed. It takes as long as a step and usually saves a few of them, which are dear on a network.
-    `follows`: through how many earlier models the clients' curvature follows kinks; see `followed_models`.
+    `follows`: through how many earlier models the clients' curvature follows kinks; see `kinks`.
 
     Raises BidroError for a loss that is not convex in the model, and for an unbounded model set, over
     which cuts prove nothing.
@@ -197,10 +195,7 @@ class ExactMWDRO(Usual):
         state = state._replace(cuts=state.cuts.with_more(cuts), idle=idle, t=state.t + 1, missing=())
         if len(who) < len(state.alpha):
             return state
-        if self.follows:
-            asked = np.append(state.x, state.width)[None]
-            before = np.vstack([state.before, asked]) if len(state.before) else asked
-            state = state._replace(before=before[-self.follows :])
+        state = state._replace(before=with_asked(state.before, state.x, state.width, self.follows))
         state = _with_best(state, arrived)
         state = _with_centre(state, arrived, attained, z)
         far = _by_newton(state)
@@ -212,11 +207,6 @@ class ExactMWDRO(Usual):
 
     def snapshot(self, state: State) -> Snapshot:
         return Snapshot(state.best.x, state.x_sum / max(state.t, 1), state.alpha)
-
-
-def followed_models(inner: Inner, sends_curvature: bool) -> int:
-    """What `ExactMWDRO.follows` is to be, over balls: more than 0 where losses have kinks to follow."""
-    return _FOLLOWED if sends_curvature and can_follow(inner) else 0
 
 
 def to_gap(state: State, gap: float) -> State:
@@ -288,7 +278,7 @@ def _by_newton(state: State) -> State | None:
 
 def _with_lower_bound(state: State) -> State:
     assert state.centre is not None
-    scale = max(_scale(state), _COARSEST * abs(state.model.references.risk(state.best.upper)))
+    scale = max(state.scale, _COARSEST * abs(state.model.references.risk(state.best.upper)))
     bound = solved(state.model, state.cuts, state.centre.z, None, scale, state.singly)
     if bound is None:
         return state
@@ -329,7 +319,7 @@ def _with_next(state: State) -> State:
     if far is not None:
         return far
     # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
-    program = partial(solved, model, state.cuts, centre.z, scale=_scale(state), also=state.singly)
+    program = partial(solved, model, state.cuts, centre.z, scale=state.scale, also=state.singly)
     program = partial(program, origin=centre.origin, raised=centre.smoothing)
     M = _curvature(state, state.mixture)
     step = program(M)
@@ -363,8 +353,8 @@ def _with_next(state: State) -> State:
     still = float(np.linalg.norm(move)) <= 1e-15 * float(np.linalg.norm(centre.z))
     if state.predicted < cost and (still or cost > _SHOWS * left or left > _HARDLY * before):
         # The centre was judged by other smoothing: it gives way to the next point whatever that is like.
-        narrow = _NARROW_FOLLOWED if len(state.before) else _NARROW
-        return state._replace(width=narrow * state.width, centre=centre._replace(merit=float("inf")))
+        width = state.width * (_NARROW_FOLLOWED if len(state.before) else _NARROW)
+        return state._replace(width=width, centre=centre._replace(merit=float("inf")))
     size = state.wanted * state.size
     if state.predicted <= _SETTLED * size and not state.finished and not probed:
         # By turns what either program's proof lacked, and steps of other lengths: one that did not help once
@@ -376,12 +366,6 @@ def _with_next(state: State) -> State:
         if x is not None:
             return state._replace(x=x, probing=True)
     return state._replace(stalled=still)
-
-
-def _scale(state: State) -> float:
-    """By how much the risks may still fall, as far as is known: the unit in which programs are solved."""
-    size = state.size
-    return float(np.clip(state.best.upper - state.lower, 1e-10 * size, size))
 
 
 def _mixed(state: State, mixture: Numbers) -> Numbers:
@@ -411,6 +395,6 @@ def _curvature(state: State, mixture: Numbers) -> Curvature:
     M = _held(state, mixture)
     slope = float(mixture @ centre.gradient[:, -1])
     if state.model.cones and slope > 0:
-        M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], _scale(state) / slope))
+        M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], state.scale / slope))
     steepest = float(np.linalg.norm(centre.gradient, axis=1).max())
     return Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0), state.model.cones)

@@ -19,22 +19,6 @@ class Broadcast(NamedTuple):
     width: Any  # kinks of the loss are smoothed over this, in the client's own units
 
 
-class Following(NamedTuple):
-    """A broadcast where kinks are followed."""
-
-    x: Any
-    width: Any
-    before: Any  # (models, d + 1) those asked about before x, oldest first, each with its width
-
-    @classmethod
-    def of(cls, x: Any, width: Any, before: Any, count: int) -> Following:
-        """With `count` models, of which `before` are the last: what comes before them, or x, is the same as
-        they, which changes nothing."""
-        known = before if len(before) else np.append(x, width)[None]
-        first = np.broadcast_to(known[0], (count - len(known), known.shape[1]))
-        return cls(x, width, np.vstack([first, known]))
-
-
 class Reply(NamedTuple):
     """All that leaves a site, each number computed over all its rows."""
 

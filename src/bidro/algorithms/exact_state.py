@@ -88,3 +88,8 @@ class State(NamedTuple):
         """max(|risk|, floor), the mean risk being `upper` where there are no references, and the floor a
         small share of the first model's."""
         return max(abs(self.model.references.risk(self.best.upper)), self.floor)
+
+    @property
+    def scale(self) -> float:
+        """By how much the risks may still fall, as far as is known: the unit in which programs are solved."""
+        return float(np.clip(self.best.upper - self.lower, 1e-10 * self.size, self.size))

@@ -18,9 +18,9 @@ import numpy as np
 from bidro.algorithms import BiDROFL, ExactMWDRO, OneShotMWDRO
 from bidro.algorithms.contract import Algorithm
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
-from bidro.algorithms.exact import followed_models
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.fold_newton import FoldNewton
+from bidro.algorithms.kinks import followed_models
 from bidro.algorithms.own_correction import OwnCorrections
 from bidro.arrays import Floats
 from bidro.client import Penalty, WassersteinBall

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm
-from bidro.algorithms.exact import ExactMWDRO, followed_models, to_gap
+from bidro.algorithms.exact import ExactMWDRO, to_gap
 from bidro.algorithms.exact_state import State
+from bidro.algorithms.kinks import followed_models
 from bidro.algorithms.one_shot import OneShotMWDRO
 from bidro.engines.local import IN_PROCESS, Answered
 from bidro.engines.rounds import Rounds, rounds
