@@ -259,6 +259,13 @@ class Problem:
             digest.update(np.ascontiguousarray(leaf).data if numbers else repr(leaf).encode())
         return digest.hexdigest()
 
+    def with_mixtures(self, mixtures: Mixtures) -> Problem:
+        """The same problem with other mixtures; what the rows tell of it is not computed anew."""
+        other = replace(self, mixtures=mixtures)
+        # A frozen dataclass keeps its cached properties here.
+        other.__dict__.update(constant_model=self.constant_model, constant_risk=self.constant_risk)
+        return other
+
     def with_samples(self, samples: Array) -> Problem:
         """The same problem with other rows of the same shape and sizes."""
         with warnings.catch_warnings():

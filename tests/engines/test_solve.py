@@ -13,6 +13,7 @@ from scipy.optimize import linprog
 from bidro.algorithms import ExactMWDRO, OneShotMWDRO
 from bidro.client import Penalty, WassersteinBall
 from bidro.engines.in_process import all_replies, run
+from bidro.engines.local import IN_PROCESS
 from bidro.engines.solve import GapNotReachedWarning, chosen_method, solve
 from bidro.errors import BidroError
 from bidro.federation import Federation
@@ -143,6 +144,27 @@ def test_one_client_is_single_source_wasserstein_dro():
     found = solve(problem_of(parts, Squared(), 0.2, 2.0), gap=1e-8)
     assert found.upper == pytest.approx(optimum(parts, Squared(), 0.2, 2.0)[0], rel=1e-7)
     np.testing.assert_allclose(found.alpha, [1.0])
+
+
+@pytest.mark.parametrize("loss", [Hinge(), Absolute()], ids=lambda v: type(v).__name__)
+def test_kinks_that_are_followed_take_fewer_rounds(loss):
+    rng = np.random.default_rng(1)
+    parts = []
+    for k in range(3):
+        theta = rng.normal(size=(150, 15))
+        y = theta @ (1 + 0.3 * rng.normal(size=15)) / 4 + (0.3 + 0.2 * k) * rng.normal(size=150)
+        parts.append(np.column_stack([theta, y if loss.labels is None else np.sign(y)]))
+    problem = problem_of(parts, loss, 0.1, 1.0)
+    found = solve(problem)
+    algorithm = ExactMWDRO(Exact())
+    assert algorithm.follows == 0
+    ask, state = IN_PROCESS.clients_of(problem), algorithm.init(problem)
+    while not state.finished:
+        replies, replied = ask(algorithm, algorithm.broadcast(state), state.t + 1)
+        state = algorithm.server(state, replies, replied)
+    assert max(found.lower, state.lower) <= min(found.upper, state.best.upper)
+    assert found.gap <= 1e-6
+    assert found.rounds < 0.9 * state.t
 
 
 @pytest.mark.parametrize("eps", [0.6, 0.9, 3.0])

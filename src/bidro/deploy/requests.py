@@ -230,6 +230,11 @@ class _Numbers:
             self._among(fields.pop("bend_scale"), (bends,), self.protocol.scales)
             self._in(fields.pop("bends"), (), 0, bends, whole=True)
             models += bends
+        if "before" in fields:
+            # Asked about before, or not: of them the reply has no more than other weights in one curvature.
+            before, count = fields.pop("before"), (getattr(algorithm, "follows", 0),)
+            self.model(before[..., :-1], count[0], count)
+            self._in(before[..., -1], count, 0.0, _LARGEST_WIDTH)
         for name, value in fields.items():
             if name == "fold":
                 self._in(value, leading, 0, folds, whole=True)

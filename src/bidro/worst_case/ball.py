@@ -10,6 +10,7 @@ budget: the worst-case distribution then mixes the moves just below and just abo
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
@@ -66,11 +67,26 @@ def steepness(inner: Inner, x: Array) -> Array:
     return inner.loss.lipschitz(x, inner.transport.inverse_scale)
 
 
+def can_follow(inner: Inner) -> bool:
+    """Whether kinks can be followed from model to model: there are some, and they stay with their samples."""
+    loss = inner.loss
+    kinks = isinstance(loss, LinearLoss) and loss.scalar.curvature == math.inf
+    return kinks and has_closed_form(inner)
+
+
 def ball_risk(
-    rows: ClientRows, inner: Inner, oracle: Oracle, x: Array, eps: Array, width: Array, curvature: bool
+    rows: ClientRows,
+    inner: Inner,
+    oracle: Oracle,
+    x: Array,
+    eps: Array,
+    width: Array,
+    curvature: bool,
+    before: Array | None = None,
 ) -> RiskModel:
-    """R(x) over the client's ball of radius `eps` in the metric of `inner.transport`."""
-    at = Point(x, steepness(inner, x) if is_lifted(inner) else None, width)
+    """R(x) over the client's ball of radius `eps` in the metric of `inner.transport`; `before` (models,
+    d + 1), the models before x and their widths, where kinks are followed (`can_follow`)."""
+    at = Point(x, steepness(inner, x) if is_lifted(inner) else None, width, before)
     if not has_closed_form(inner):
         return _searched(rows, inner, oracle, at, eps, curvature)
     still = still_pass(rows, inner, at, curvature)
