@@ -34,7 +34,7 @@ from bidro.sets import Ball, Box, CappedSimplex, L1SimplexBall, WholeSpace
 from bidro.transport import Transport
 from bidro.worst_case import Exact
 from tests.cone_references import optimum
-from tests.small import admissible
+from tests.small import admissible, mostly_slow
 
 D = 4
 
@@ -247,7 +247,11 @@ def test_on_a_box_algorithm_1_approaches_what_the_exact_solver_proves():
     np.testing.assert_allclose(penalised_risk(problem, found.x).value, found.risks, rtol=1e-10)
 
 
-@pytest.mark.parametrize("loss", [Logistic(intercept=True), Huber(threshold=0.5)], ids=["Logistic", "Huber"])
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(Logistic(intercept=True), marks=pytest.mark.slow), Huber(threshold=0.5)],
+    ids=["Logistic", "Huber"],
+)
 def test_p_2_on_a_box_against_cutting_surfaces(loss):
     """One feature, a grid of spacing 0.005 for the worst cases (by HiGHS), CLARABEL for the models."""
     labelled = loss.labels is not None
@@ -298,7 +302,9 @@ def _expected(loss, points, masses, x):
 
 
 @pytest.mark.parametrize(
-    "loss", [Logistic(), Huber(threshold=0.5), SmoothedHinge()], ids=lambda v: type(v).__name__
+    "loss",
+    mostly_slow([Logistic(), Huber(threshold=0.5), SmoothedHinge()], lambda loss: isinstance(loss, Huber)),
+    ids=lambda v: type(v).__name__,
 )
 def test_p_2_unbounded_converges_fast_and_its_lower_bound_holds(loss):
     labelled = loss.labels is not None

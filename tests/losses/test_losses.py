@@ -211,7 +211,7 @@ def test_slopes_of_kinks_follow_newtons_steps(loss):
     np.testing.assert_allclose(still.curvature, plain.curvature, rtol=1e-10)
 
 
-@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("intercept", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_softmax_hessian_against_autodiff(intercept):
     rng, loss = np.random.default_rng(5), Softmax(classes=3, intercept=intercept)
     rows = jnp.asarray(np.column_stack([rng.normal(size=(6, 2)), rng.integers(0, 3, 6)]))

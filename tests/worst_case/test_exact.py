@@ -54,7 +54,7 @@ def draw(loss, m, rng, width):
     ("loss", "p"),
     mostly_slow(
         product(LINEAR, (1.0, 2.0)),
-        lambda case: isinstance(case[0], Squared | Hinge) or case == (Logistic(), 1.0),
+        lambda case: isinstance(case[0], Hinge) or case == (Squared(), 2.0),
     ),
 )
 def test_box_support_against_brute_force(loss, p):
@@ -82,7 +82,7 @@ def test_box_support_against_brute_force(loss, p):
                 assert float(found.value) <= slow + 1e-6 * scale
 
 
-@pytest.mark.parametrize("loss", mostly_slow(LINEAR, lambda loss: isinstance(loss, Squared | Logistic)))
+@pytest.mark.parametrize("loss", mostly_slow(LINEAR, lambda loss: isinstance(loss, Logistic)))
 def test_unbounded_support_with_squared_cost_against_brute_force(loss):
     rng = np.random.default_rng(3)
     solve = jax.jit(Exact().maximise)
