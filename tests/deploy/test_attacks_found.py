@@ -126,10 +126,17 @@ def test_shares_are_those_of_the_hat_matrix(named):
         hat = whole @ np.linalg.pinv(whole)
         blocks = [hat[np.ix_(owners == one, owners == one)] for one in np.unique(owners)]
         largest = max(np.linalg.eigvalsh(block)[-1] for block in blocks)
-        found = largest_share(rows, units)
+        found = largest_share(rows, units, 10)
         assert (found > LARGEST_SHARE) == (largest > LARGEST_SHARE)
         if units is None or found > LARGEST_SHARE:
             assert found == pytest.approx(largest, rel=1e-9)
+
+
+def test_what_many_rows_have_alike_is_nobody_s():
+    """Twenty copies of each of three rows: some combination of columns is 0 for all but one of the three."""
+    rows = np.repeat([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], 20, axis=0)
+    assert largest_share(rows, None, 10) == pytest.approx(1 / 20)
+    assert largest_share(rows, None, 21) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

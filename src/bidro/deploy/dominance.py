@@ -29,9 +29,9 @@ _LOST = 1e-8
 _TOGETHER = 65_536
 
 
-def require_none_outweighs(rows: Floats, units: Ids) -> None:
+def require_none_outweighs(rows: Floats, units: Ids, min_rows: int) -> None:
     """Raise RefusedError where sums over rows (N, m) are nearly those of one of them, or of one unit (N,)."""
-    if largest_share(rows, units) > LARGEST_SHARE:
+    if largest_share(rows, units, min_rows) > LARGEST_SHARE:
         raise RefusedError(
             "one of its rows outweighs all others in a column, or in a combination of columns, so that sums "
             "over them are nearly that row's; use fewer folds, agree on another scale of that column, such "
@@ -39,16 +39,24 @@ def require_none_outweighs(rows: Floats, units: Ids) -> None:
         )
 
 
-def largest_share(rows: Floats, units: Ids) -> float:
+def largest_share(rows: Floats, units: Ids, min_rows: int) -> float:
     """The largest share of a sum of squares of combined columns that one row of (N, m), or one unit (N,),
-    has, exact where it is above `LARGEST_SHARE`; copies of a row are one. Of so few rows that all have a
-    large share in some combination of the columns, columns are looked at one by one."""
+    has, exact where it is above `LARGEST_SHARE`; fewer than `min_rows` copies of a row are one. Of so few
+    rows that all have a large share in some combination of the columns, columns are looked at one by one."""
+    owners = _owners(rows, min_rows) if units is None else units
     if len(rows) > ROWS_A_PARAMETER * rows.shape[1]:
-        return _largest_share(rows, units)
-    return max(_largest_share(column[:, None], units) for column in rows.T)
+        return _largest_share(rows, owners)
+    return max(_largest_share(column[:, None], owners) for column in rows.T)
 
 
-def _largest_share(rows: Floats, units: Ids) -> float:
+def _owners(rows: Floats, min_rows: int) -> NDArray[Any]:
+    """(N,) whose each row is: its own, or that of all its copies where these are few."""
+    _, same, copies = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+    same = same.ravel()
+    return np.where(copies[same] < min_rows, same, len(rows) + np.arange(len(rows)))
+
+
+def _largest_share(rows: Floats, owners: NDArray[Any]) -> float:
     centre, deviation = rows.mean(axis=0), rows.std(axis=0)
     varies = deviation > 0
     parts = [slice(begin, begin + _TOGETHER) for begin in range(0, len(rows), _TOGETHER)]
@@ -59,11 +67,10 @@ def _largest_share(rows: Floats, units: Ids) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         root = np.zeros((0, 1 + int(varies.sum())))
         for part in parts:
-            root = np.linalg.qr(np.vstack([root, scaled(part)]), mode="r")
+            root = np.asarray(np.linalg.qr(np.vstack([root, scaled(part)]), mode="r"))
         _, sizes, directions = np.linalg.svd(root)
         seen = sizes > _LOST * sizes[0]
         whitened = np.concatenate([scaled(part) @ (directions[seen].T / sizes[seen]) for part in parts])
-    owners = np.unique(rows, axis=0, return_inverse=True)[1].ravel() if units is None else units
     return _of_owners(whitened, owners)
 
 

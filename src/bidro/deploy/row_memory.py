@@ -295,7 +295,7 @@ class RowMemory:
             if rarest_value(known.numbers(own), False, units) < demanded.min_rows:
                 what = " with one of a column's two values"
                 raise RefusedError(_too_few(named, what, "min_rows", demanded.min_rows, earlier))
-            require_none_outweighs(known.whole(own), units)
+            require_none_outweighs(known.whole(own), units, demanded.min_rows)
 
 
 def _too_few(named: str, what: str, rule: str, least: int, earlier: bool) -> str:

@@ -159,7 +159,7 @@ def holdout(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
             )
     require_common_values(rows.whole(~kept), site.min_rows, rows.has_classes, rows.units_of(~kept))
     if kept.any():
-        require_none_outweighs(rows.whole(kept), rows.units_of(kept))
+        require_none_outweighs(rows.whole(kept), rows.units_of(kept), site.min_rows)
     return kept
 
 
