@@ -69,6 +69,10 @@ class KnownRows:
         some = self.features[wanted][:, ~np.array(coded, bool)]
         return some if schema.classes is not None else np.column_stack([some, self.target[wanted]])
 
+    def whole(self, wanted: NDArray[np.bool_]) -> Floats:
+        """(rows, k + 1) all numbers of some of the rows, the target last."""
+        return np.column_stack([self.features[wanted], self.target[wanted]])
+
     def _content(self, part: slice) -> NDArray[np.uint64]:
         """64 bits from the numbers and the unit of some of the rows."""
         numbers = np.column_stack([self.features[part], self.target[part]])

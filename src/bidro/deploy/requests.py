@@ -62,6 +62,7 @@ class Request:
     algorithm: Algorithm | None = None
     described: str = ""  # what the protocol knows the algorithm by
     seed: int = 0
+    means: int = 0  # of losses, each of one model and clipped at one level or not, that tell of single rows
 
     @property
     def kind(self) -> str:
@@ -91,11 +92,12 @@ def checked_request(protocol: Protocol, client: str, header: Mapping[str, Any], 
     if question == "bounds":
         fixed = unpack(data, Fixed)
         check.fixed(fixed)
-        return Request(*parts, table, fixed, 2)
+        models = 1 + bool(np.any(fixed.freedom > 0)) + bool(fixed.pooled.size)
+        return Request(*parts, table, fixed, 2, means=models + (protocol.box is not None))
     assess = unpack(data, Assess)
     check.assess(assess)
     ball = _ambiguity(protocol, header["ambiguity"])
-    return Request(*parts, table, assess, 2, ball)
+    return Request(*parts, table, assess, 2, ball, means=1)
 
 
 def _require_header(protocol: Protocol, client: str, header: Mapping[str, Any], size: int) -> None:

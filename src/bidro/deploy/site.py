@@ -84,13 +84,15 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
         raise
     question = _question(site, rows, request, digest)
     began = time.perf_counter()
+    allowed = False
     try:
         _require_current(site, rows, request)
         log.allow(question)
+        allowed = True
         reply, over = answered(site, rows, request)
         message = reply_message(reply, data, over)
     except Exception as error:
-        log.refused(question, _reason(error))
+        log.refused(question, _reason(error), allowed)
         raise
     finally:
         log.worked(request.run, time.perf_counter() - began)
@@ -101,7 +103,8 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
 def _question(site: Site, rows: SiteRows, request: Request, digest: str) -> Question:
     about = f"{rows.agreed.digest} {table_id(site, rows):.0f}"
     content = hashlib.sha256(pack(request.message, {"ambiguity": repr(request.ambiguity)})).hexdigest()
-    return Question(request.run, request.kind, request.round, digest, request.models, about, content)
+    parts = request.run, request.kind, request.round, digest, request.models
+    return Question(*parts, about, content, request.means)
 
 
 def _reason(error: Exception) -> str:
