@@ -24,7 +24,7 @@ from bidro.errors import BidroError
 from bidro.guarantees.certificate import Certificate
 from bidro.model_file import Model
 from bidro.own_file import own_models_in
-from bidro.training import AlgorithmOne, Choices, Limits, _folds, transport_of, unrestricted
+from bidro.training import AlgorithmOne, Choices, Limits, folds_of, transport_of, unrestricted
 from tests.deploy.sites import NAMES, QUICK, SUPPORT, alone, answering, carrier, job, table, write_sites
 from tests.small import mostly_slow
 
@@ -263,7 +263,7 @@ def test_nothing_leaves_a_site_that_rests_on_too_few_rows(sizes, options, words,
 
 def test_folds_are_fewer_or_without_curvature_where_sites_are_small():
     def folds(answered, curved, **chosen):
-        return _folds(100, Choices(**chosen), Limits(answered, curved))
+        return folds_of(100, Choices(**chosen), Limits(answered, curved))
 
     assert folds((1, 2, 3, 4, 5), (1, 2, 3, 4, 5)) == (5, True)
     assert folds((1, 2, 3, 4), (1, 2)) == (2, True)

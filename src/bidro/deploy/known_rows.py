@@ -69,6 +69,15 @@ class KnownRows:
         some = self.features[wanted][:, ~np.array(coded, bool)]
         return some if schema.classes is not None else np.column_stack([some, self.target[wanted]])
 
+    def column(self, name: str) -> Floats:
+        """(N,) a column that is a number."""
+        place = 0
+        for column in self.schema.columns:
+            if column.name == name:
+                return self.features[:, place]
+            place += len(column.coded)
+        raise KeyError(name)
+
     def _content(self, part: slice) -> NDArray[np.uint64]:
         """64 bits from the numbers and the unit of some of the rows."""
         numbers = np.column_stack([self.features[part], self.target[part]])

@@ -38,6 +38,8 @@ CREATE INDEX IF NOT EXISTS asked_of_run ON asked (run, question, digest);
 CREATE TABLE IF NOT EXISTS memory (coding TEXT PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS new_rows (coding TEXT NOT NULL, digest BLOB NOT NULL, time TEXT NOT NULL,
   PRIMARY KEY (coding, digest));
+CREATE TABLE IF NOT EXISTS looked (coding TEXT NOT NULL, knots TEXT NOT NULL, borne TEXT NOT NULL,
+  PRIMARY KEY (coding, knots));
 """
 
 

@@ -14,11 +14,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from bidro.algorithms.second_moments import TrainingMoments
+from bidro.algorithms.second_moments import Moments, TrainingMoments
 from bidro.arrays import Floats
 from bidro.curves import SEGMENTS, Basis
 from bidro.engines.local import IN_PROCESS
@@ -27,7 +27,7 @@ from bidro.errors import BidroError
 from bidro.guarantees.calibration import Calibration, calibrate, second_moments_tell, told_moments
 from bidro.guarantees.own import OwnWord, choose_own
 from bidro.guarantees.price import LeftOut, errors_asked
-from bidro.losses import LinearLoss
+from bidro.losses import LinearLoss, has_curves
 from bidro.problem import Problem
 from bidro.sets import Box
 
@@ -192,6 +192,13 @@ def _smoothing(problem: Problem) -> float:
     return 0.5 * curvature * SMOOTHING_ROWS / sum(problem.federation.sizes)
 
 
+def with_smoothing(problem: Problem) -> Problem:
+    """The problem as its curves were trained, from one of the losses alone."""
+    if not has_curves(problem.loss):
+        return problem
+    return replace(problem, loss=replace(problem.loss, smoothing=_smoothing(problem)))  # type: ignore[type-var]
+
+
 def without_smoothing(problem: Problem) -> Problem:
     """The problem whose risks are of the losses alone."""
     if problem.loss.penalty is None:
@@ -222,7 +229,15 @@ def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Floats) -> SegmentC
     return SegmentChoice(bases, means, errors, as_used, int(np.argmin(np.where(counts, means, np.inf))))
 
 
-def coarser(moments: TrainingMoments, finest: Basis, basis: Basis) -> TrainingMoments:
+def straight(basis: Basis) -> Basis:
+    """As many features, each of one segment."""
+    return Basis(((),) * basis.features)
+
+
+_Some = TypeVar("_Some", Moments, TrainingMoments)
+
+
+def coarser(moments: _Some, finest: Basis, basis: Basis) -> _Some:
     """The moments of a basis with some of the knots of the finest, from those of the finest."""
     if basis == finest:
         return moments
@@ -230,4 +245,4 @@ def coarser(moments: TrainingMoments, finest: Basis, basis: Basis) -> TrainingMo
     starts = np.flatnonzero(np.diff(onto, prepend=-1))
     mean = np.add.reduceat(moments.mean, starts, axis=-1)
     around = np.add.reduceat(np.add.reduceat(moments.around, starts, axis=-1), starts, axis=-2)
-    return TrainingMoments(mean, around, moments.rows)
+    return moments._replace(mean=mean, around=around)
