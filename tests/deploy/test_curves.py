@@ -169,7 +169,8 @@ def test_small_sites_bear_straight_lines_and_are_answered(tmp_path):
     agreed = write_sites(tmp_path, whole, training={**CURVES, "own": "none"})
     ours = model_of(ran(tmp_path, agreed))
     assert getattr(ours.loss, "basis", None) is None
-    assert ours.settings["curves"] is None
+    assert set(ours.settings["curves"]["segments"].values()) == {1}
+    assert "too few rows" in ours.settings["chosen"]["curves"]
 
 
 def test_an_agreement_has_curves_in_its_file(tmp_path):

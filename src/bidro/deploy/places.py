@@ -88,7 +88,7 @@ def common_places(edges: _Ints, sizes: Floats, most: int) -> tuple[int, ...]:
     """Places for all sites, from those of each, edges (n, parts - 1) with -1 for none, where a curve of at
     most so many segments bends: at about equal shares of all rows, sizes (n,), and between any two, and
     beyond the outermost, there is a whole part of every site. Where so many are not to be had, there are as
-    many as a power of two, so that fewer segments, which every second place makes, are of equal shares too."""
+    many as a power of two, so that fewer segments, at every second place, are of equal shares too."""
     parts = [np.concatenate([[-1], own[own >= 0], [STEPS + 1]]) for own in edges]
     below = sum(
         size * np.interp(np.arange(STEPS + 1), own, np.linspace(0.0, 1.0, len(own)))

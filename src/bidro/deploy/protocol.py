@@ -20,7 +20,7 @@ from bidro.algorithms import BiDROFL, ExactMWDRO, OneShotMWDRO
 from bidro.algorithms.contract import Algorithm
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
-from bidro.algorithms.fold_newton import FoldNewton
+from bidro.algorithms.fold_newton import TOGETHER, FoldNewton
 from bidro.algorithms.own_correction import OwnCorrections
 from bidro.arrays import Floats
 from bidro.client import Penalty, WassersteinBall
@@ -252,8 +252,9 @@ class Protocol:
 
     @cached_property
     def most_solves(self) -> int:
-        """Models that one message asks for at the most: a candidate's on every fold and on all rows."""
-        return max(len(few) for few in self.candidates) * (FOLDS + 1)
+        """Models that one message asks for at the most: a candidate's on every fold and on all rows, filled
+        up to whole passes over the rows."""
+        return -(-max(len(few) for few in self.candidates) * (FOLDS + 1) // TOGETHER) * TOGETHER
 
     @cached_property
     def most_bytes(self) -> int:
