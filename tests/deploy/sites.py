@@ -55,6 +55,7 @@ def write_sites(
     for name, own in whole.groupby("site"):
         own.drop(columns="site").to_csv(folder / f"{name}.csv", index=False)
         lines = [f'client = "{name}"', f'data = "{name}.csv"', 'schema = "schema.toml"', extra]
+        lines += [] if schema.classes is None else ["trusted_server = true"]
         lines += [f'own = "own/{name}"', f'state = "state/{name}"', ""]
         (folder / f"{name}.toml").write_text("\n".join(lines))
         state = folder / "state" / str(name)

@@ -61,13 +61,16 @@ def test_every_class_of_several_is_had_by_enough_rows():
         rows_behind(*asked(table, loss=Softmax(3), folds=few[2]), 10, False)
 
 
-def test_losses_with_kinks_need_consent():
+def test_all_losses_but_the_squared_need_consent():
     for loss in (Absolute(), Hinge(), Pinball(quantile=0.3), Huber(threshold=1.0), SmoothedHinge(width=0.5)):
-        require_allowed_loss(loss, True)
+        require_allowed_loss(loss, True, False)
         with pytest.raises(RefusedError, match="this loss, or its slope, has kinks"):
-            require_allowed_loss(loss, False)
-    for loss in (Squared(), Logistic(), Softmax(classes=3)):
-        require_allowed_loss(loss, False)
+            require_allowed_loss(loss, False, True)
+    for loss in (Logistic(), Softmax(classes=3)):
+        require_allowed_loss(loss, False, True)
+        with pytest.raises(RefusedError, match="trusted_server = true"):
+            require_allowed_loss(loss, True, False)
+    require_allowed_loss(Squared(), False, False)
 
 
 def asked(table, evidence="all rows", second_order=False, loss=None, folds=None):

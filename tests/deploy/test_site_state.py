@@ -110,6 +110,45 @@ def test_rounds_and_models_are_counted_and_refused_ones_are_not(tmp_path):
     assert [(e.run, e.outcome, e.models) for e in log.entries()].count(("r", "refused", 2)) == 1
 
 
+@pytest.mark.parametrize("question", ["assess", "bounds"])
+def test_statements_are_counted_over_all_runs_of_a_table(question, tmp_path):
+    """What is refused is none, what was answered is answered again, and another table has its own."""
+    log = SiteLog(SiteState.open(tmp_path, "east"), limits=RunLimits(statements=2))
+
+    def statement(run, content, about="table"):
+        return asked(question, f"{run} {content}", run)._replace(about=about, content=content)
+
+    log.allow(statement("a", "x"))
+    log.refused(statement("a", "x"), "its level is too low.")
+    for run, content in (("b", "y"), ("c", "z")):
+        log.allow(statement(run, content))
+        log.answered(statement(run, content), 30, 500)
+    with pytest.raises(RefusedError, match=f"'{question}' has been answered of 2 models over this table"):
+        log.allow(statement("d", "x"))
+    log.allow(statement("d", "y"))
+    log.refused(statement("d", "y"), "its table has changed.")
+    with pytest.raises(RefusedError, match="has been answered of 2 models"):
+        log.allow(statement("e", "x"))
+    log.allow(statement("e", "x", "another table"))
+    # One that was asked when this site stopped counts.
+    again = SiteLog(SiteState.open(tmp_path, "east"), limits=RunLimits(statements=1))
+    with pytest.raises(RefusedError, match="has been answered of 1 models"):
+        again.allow(statement("f", "y", "another table"))
+
+
+def test_a_run_has_so_much_of_a_site_s_time(tmp_path):
+    log = SiteLog(SiteState.open(tmp_path, "east"), limits=RunLimits(seconds=10.0))
+    log.allow(asked(digest="a"))
+    for seconds in (4.0, 5.0):
+        log.worked("r", seconds)
+    log.allow(asked(digest="b"))
+    log.worked("r", 2.0)
+    for digest in ("a", "c"):
+        with pytest.raises(RefusedError, match="has used its max_seconds = 10 of this site's time"):
+            log.allow(asked(digest=digest))
+    log.allow(asked(digest="a", run="second"))
+
+
 def test_the_log_says_what_was_asked_and_what_left(tmp_path):
     log = SiteLog(SiteState.open(tmp_path, "east"))
     log.allow(asked("prepare", models=0))

@@ -53,8 +53,9 @@ def split_by_client(
             f'own = "own/site-{k}"',
             f'state = "state/site-{k}"',
         ]
-        # All rows are on this machine, so that losses with kinks give nothing away.
-        lines += ["losses_with_kinks = true", *(["one_sample_replies = true"] if one_sample else [])]
+        # All rows are on this machine, so that nothing gives any away.
+        lines += ["losses_with_kinks = true", "trusted_server = true"]
+        lines += ["one_sample_replies = true"] if one_sample else []
         (folder / f"site-{k}.toml").write_text("\n".join([*lines, ""]))
         state = folder / "state" / f"site-{k}"
         state.mkdir(parents=True, mode=0o700)

@@ -4,8 +4,12 @@ Numbers rest on at least `min_rows` rows, or on as many units where the schema n
 tell of that person alone. A sum against a column of two values, such as a coded level or a
 class, is a sum over the rows with one of them, so that each value at a site must be had by as many rows. Of
 folds, what is left out counts, as a server can take differences. Curvature needs more rows than twice its
-dimension. At a kink of a loss, or of its slope, the answer changes with the few rows next to it, so such
-losses are for the site to allow, as replies from one row are.
+dimension.
+
+All that rounds tell of squared loss follows from second moments, whatever models are asked about. Any other
+loss tells more with every model: along intercepts a logistic gradient has a pole for every row, and at a kink
+of a loss, or of its slope, the answer changes with the few rows next to it. So other losses are for the site
+to allow, as replies from one row are.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from bidro.algorithms.own_correction import OwnCorrections, Shrinkage
 from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.guarantees.own import SHRINKAGES
-from bidro.losses import LinearLoss, Loss
+from bidro.losses import LinearLoss, Loss, Squared
 from bidro.losses.scalar import PiecewiseQuadratic
 
 # Curvature is sent over more rows than so many a parameter only.
@@ -40,8 +44,13 @@ ONE_SAMPLE = (
 )
 KINKS = (
     "this loss, or its slope, has kinks: its messages change with the few rows at a kink, and whoever "
-    "chooses models finds single rows there; use squared or logistic loss, or, if that is acceptable here, "
-    "set losses_with_kinks = true in this site's configuration."
+    "chooses models finds single rows there; use squared loss, or, if that is acceptable here, set "
+    "losses_with_kinks = true in this site's configuration."
+)
+CHOSEN_MODELS = (
+    "classes are trained by exact slopes at models that the server chooses, and one that chooses them for "
+    "that purpose can rebuild rows; if the server is trusted here to run bidro as it is, set "
+    "trusted_server = true in this site's configuration."
 )
 
 
@@ -94,10 +103,14 @@ def words(units: Ids) -> str:
     return "rows" if units is None else "units"
 
 
-def require_allowed_loss(loss: Loss, allowed: bool) -> None:
-    """Raise RefusedError for a loss with kinks, or with kinks in its slope, unless the site allows them."""
-    if isinstance(loss, LinearLoss) and _has_knots(loss) and not allowed:
-        raise RefusedError(KINKS)
+def require_allowed_loss(loss: Loss, with_kinks: bool, trusted_server: bool) -> None:
+    """Raise RefusedError for a loss with kinks, or with kinks in its slope, unless the site allows them, and
+    for any other loss but the squared unless the site trusts the server."""
+    if isinstance(loss, LinearLoss) and _has_knots(loss):
+        if not with_kinks:
+            raise RefusedError(KINKS)
+    elif not isinstance(loss, Squared) and not trusted_server:
+        raise RefusedError(CHOSEN_MODELS)
 
 
 def _has_knots(loss: LinearLoss) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from bidro.deploy.site_log import Question
 from bidro.deploy.site_rows import SiteRows, site_log, table_id
 from bidro.engines.compiled import compilation_cache
 from bidro.engines.coordinator import refusal_message, reply_message
-from bidro.engines.wire import header_of
+from bidro.engines.wire import header_of, pack
 from bidro.errors import BidroError
 
 _log = logging.getLogger(__name__)
@@ -81,7 +82,8 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
     except Exception as error:
         log.refused(unchecked, _reason(error))
         raise
-    question = Question(request.run, request.kind, request.round, digest, request.models)
+    question = _question(site, rows, request, digest)
+    began = time.perf_counter()
     try:
         _require_current(site, rows, request)
         log.allow(question)
@@ -90,8 +92,17 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
     except Exception as error:
         log.refused(question, _reason(error))
         raise
+    finally:
+        log.worked(request.run, time.perf_counter() - began)
     log.answered(question, over, len(message))
     return message
+
+
+def _question(site: Site, rows: SiteRows, request: Request, digest: str) -> Question:
+    about = f"{rows.agreed.digest} {table_id(site, rows):.0f}"
+    about_it = {"ambiguity": repr(request.ambiguity), "curves": repr(request.protocol.places)}
+    content = hashlib.sha256(pack(request.message, about_it)).hexdigest()
+    return Question(request.run, request.kind, request.round, digest, request.models, about, content)
 
 
 def _reason(error: Exception) -> str:
@@ -103,4 +114,4 @@ def _require_current(site: Site, rows: SiteRows, request: Request) -> None:
     loss like this."""
     if request.table is not None and request.table != table_id(site, rows):
         raise RefusedError("its table has changed since the run began; begin a new run.")
-    require_allowed_loss(rows.protocol.loss, site.losses_with_kinks)
+    require_allowed_loss(rows.protocol.loss, site.losses_with_kinks, site.trusted_server)

@@ -21,21 +21,25 @@ class Site:
     min_rows: int = 10
     min_cell: int = 5
     approve: str = "always"  # or "ask": every run waits for `bidro site approve`
+    max_seconds: int = 3600  # of this site's time that one run may use
     one_sample_replies: bool = False
     losses_with_kinks: bool = False
+    trusted_server: bool = False  # to ask about the models that bidro asks about, and no others
 
     @classmethod
     def read(cls, path: Path) -> Site:
         content = read_toml(path)
-        known: dict[str, type] = {"one_sample_replies": bool, "losses_with_kinks": bool}
+        known: dict[str, type] = dict.fromkeys(
+            ("one_sample_replies", "losses_with_kinks", "trusted_server"), bool
+        )
         known |= dict.fromkeys(("client", "data", "schema", "own", "state", "approve"), str)
-        known |= dict.fromkeys(("min_rows", "min_cell"), int)
+        known |= dict.fromkeys(("min_rows", "min_cell", "max_seconds"), int)
         for name, value in content.items():
             if name not in known or type(value) is not known[name]:
                 raise BidroError(
                     f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema, own, "
-                    "state, approve (texts), min_rows, min_cell (numbers), one_sample_replies and "
-                    "losses_with_kinks (true or false)."
+                    "state, approve (texts), min_rows, min_cell, max_seconds (numbers), one_sample_replies, "
+                    "losses_with_kinks and trusted_server (true or false)."
                 )
         missing = [name for name in ("client", "data", "schema") if name not in content]
         if missing:
@@ -44,6 +48,8 @@ class Site:
             raise BidroError(f"'{path}': min_rows must be at least 2.")
         if content.get("min_cell", 5) < 1:
             raise BidroError(f"'{path}': min_cell must be at least 1.")
+        if content.get("max_seconds", 1) < 1:
+            raise BidroError(f"'{path}': max_seconds must be at least 1.")
         if content.get("approve", "always") not in ("always", "ask"):
             raise BidroError(f'\'{path}\': approve must be "always" or "ask".')
         content = {"own": "own", "state": "state", **content}

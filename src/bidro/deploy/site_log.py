@@ -18,18 +18,23 @@ from bidro.deploy.site_state import SiteState
 _KEPT = 10_000
 # Questions of which a run needs one.
 ONCE = ("prepare", "spread", "bends", "adopt", "assess", "bounds")
+# Those of them whose answers are no function of second moments.
+STATEMENTS = ("assess", "bounds")
 _FIELDS = "time, run, question, round, models, outcome, times, rows, bytes, reason"
 
 
 @dataclass(frozen=True)
 class RunLimits:
     """How much is answered: of a kind of which one is enough, that many different requests, because a run
-    that loses a client begins again with the others; rounds and models of a run; models of all runs."""
+    that loses a client begins again with the others; of statements about a table, so many in all runs;
+    rounds, models and seconds of this site's time of a run; models of all runs."""
 
     each: int = 4
+    statements: int = 4
     rounds: int = 1_000
     models: int = 100_000
     models_in_all: int = 10_000_000
+    seconds: float = 3600.0
 
 
 class Question(NamedTuple):
@@ -38,6 +43,8 @@ class Question(NamedTuple):
     round: int
     digest: str  # of the whole request: the same request again is no new question
     models: int = 0  # that it asks to be evaluated
+    about: str = ""  # of a statement: by which agreement, of which table
+    content: str = ""  # of a statement: of the message alone; the same asked by another run is no new one
 
 
 class Entry(NamedTuple):
@@ -67,6 +74,8 @@ class SiteLog:
         if self.ask and not self.approved(asked.run):
             self._wait(asked.run)
         with self.state.transaction() as connection:
+            self._require_time(connection, asked.run)
+            self._reserve(connection, asked)
             of_run = "FROM asked WHERE outcome != 'refused' AND run = ?"
             known = connection.execute(
                 f"SELECT id {of_run} AND question = ? AND digest = ?",
@@ -86,6 +95,44 @@ class SiteLog:
             ).fetchone()[0]
             self._require_within(asked, int(before), int(models), int(in_all))
             _add(connection, asked, "asked", None)
+
+    def _require_time(self, connection: sqlite3.Connection, run: str) -> None:
+        spent = connection.execute("SELECT seconds FROM work WHERE run = ?", (run,)).fetchone()
+        if spent is not None and spent[0] > self.limits.seconds:
+            raise RefusedError(
+                f"this run has used its max_seconds = {self.limits.seconds:g} of this site's time; begin "
+                "another that asks for less, or raise max_seconds at that site."
+            )
+
+    def _reserve(self, connection: sqlite3.Connection, asked: Question) -> None:
+        """Count a statement, which the same asked again is not, before it is worked on."""
+        if asked.question not in STATEMENTS:
+            return
+        of_table = "FROM stated WHERE question = ? AND about = ?"
+        known = connection.execute(
+            f"SELECT 1 {of_table} AND content = ?", (asked.question, asked.about, asked.content)
+        ).fetchone()
+        if known is not None:
+            return
+        counted = connection.execute(f"SELECT COUNT(*) {of_table}", (asked.question, asked.about))
+        others = int(counted.fetchone()[0])
+        if others >= self.limits.statements:
+            raise RefusedError(
+                f"'{asked.question}' has been answered of {others} models over this table, all that may be: "
+                "a row has more numbers than that; begin again with a table that has more rows, or with "
+                "another agreement."
+            )
+        connection.execute(
+            "INSERT INTO stated VALUES (?, ?, ?, 0)", (asked.question, asked.about, asked.content)
+        )
+
+    def worked(self, run: str, seconds: float) -> None:
+        """Note how long a request of a run took."""
+        with self.state.transaction() as connection:
+            connection.execute(
+                "INSERT INTO work VALUES (?1, ?2) ON CONFLICT (run) DO UPDATE SET seconds = seconds + ?2",
+                (run, seconds),
+            )
 
     def _wait(self, run: str) -> NoReturn:
         """Note a run that its owner is to decide on, and refuse."""
@@ -126,6 +173,11 @@ class SiteLog:
                 "WHERE outcome != 'refused' AND run = ? AND question = ? AND digest = ?",
                 (rows, size, asked.run, asked.question, asked.digest),
             )
+            if asked.question in STATEMENTS:
+                connection.execute(
+                    "INSERT OR REPLACE INTO stated VALUES (?, ?, ?, 1)",
+                    (asked.question, asked.about, asked.content),
+                )
 
     def refused(self, asked: Question, reason: str) -> None:
         """Note that it is not answered, and why; a question that was allowed is none any more."""
@@ -133,6 +185,10 @@ class SiteLog:
             connection.execute(
                 "DELETE FROM asked WHERE outcome = 'asked' AND run = ? AND question = ? AND digest = ?",
                 (asked.run, asked.question, asked.digest),
+            )
+            connection.execute(
+                "DELETE FROM stated WHERE answered = 0 AND question = ? AND about = ? AND content = ?",
+                (asked.question, asked.about, asked.content),
             )
             same = connection.execute(
                 "SELECT id FROM asked WHERE outcome = 'refused' AND run = ? AND question = ? AND reason = ?",

@@ -18,7 +18,13 @@ from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.protocol import Protocol
 from bidro.deploy.releases import Releases
 from bidro.deploy.row_memory import Demanded, RowMemory
-from bidro.deploy.rules import RefusedError, draws, require_common_values, words
+from bidro.deploy.rules import (
+    RefusedError,
+    draws,
+    require_allowed_loss,
+    require_common_values,
+    words,
+)
 from bidro.deploy.site_check import Checked, checked
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_log import RunLimits, SiteLog
@@ -102,8 +108,16 @@ def site_log(site: Site, agreed: Agreed | None = None) -> SiteLog:
     """What the site was asked; with the limits of an agreement, where it is to answer by one."""
     if agreed is None:
         return SiteLog(state_of(site), site.approve == "ask")
-    limits = agreed.limits
-    most = RunLimits(rounds=limits.rounds, models=limits.models, models_in_all=limits.models_in_all)
+    limits, each = agreed.limits, RunLimits().each
+    most = RunLimits(
+        each=each,
+        # Each may be made to tell one number of one row, of which a row has one more than features.
+        statements=min(each, len(agreed.schema.features)),
+        rounds=limits.rounds,
+        models=limits.models,
+        models_in_all=limits.models_in_all,
+        seconds=float(site.max_seconds),
+    )
     return SiteLog(state_of(site), site.approve == "ask", most)
 
 
@@ -171,6 +185,7 @@ def check_site(site: Site) -> Checked:
     rows = SiteRows.load(site)
     refused = None
     try:
+        require_allowed_loss(rows.protocol.loss, site.losses_with_kinks, site.trusted_server)
         kept = holdout(site, rows)
     except RefusedError as error:
         refused, kept = str(error), np.zeros(len(rows.target), bool)
