@@ -148,7 +148,7 @@ function reader(svg, x, y, column, values, left, width, bottom) {
     const value = knots[0] + Math.min(1, Math.max(0, share)) * (knots.at(-1) - knots[0]);
     line.classList.remove("hidden");
     build(line, { x1: x(value), x2: x(value) }, []);
-    showTooltip(line, [column.name, `At ${number(value)}: ${added(between(knots, values, value))}`]);
+    showTooltip(line, [column.name, `At ${number(value)}: ${added(valueAt(knots, values, value))}`]);
   });
   area.addEventListener("pointerleave", () => {
     line.classList.add("hidden");
@@ -158,7 +158,7 @@ function reader(svg, x, y, column, values, left, width, bottom) {
 }
 
 /** The curve at a value between its ends. */
-function between(knots, values, at) {
+function valueAt(knots, values, at) {
   const i = Math.max(1, knots.findIndex((k) => k >= at));
   const width = knots[i] - knots[i - 1];
   const share = width > 0 ? (at - knots[i - 1]) / width : 0;
