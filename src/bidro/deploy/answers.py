@@ -130,6 +130,7 @@ def _borne(site: Site, rows: SiteRows, request: Request) -> Bends:
     return Bends(np.array(found, float))
 
 
+@lru_cache(maxsize=16)
 def _require_known_curves(site: Site, rows: SiteRows, protocol: Protocol) -> None:
     """Raise RefusedError for curves of which this site has not said that its rows bear them, without a look
     at these. What mean losses tell of them is known to its memory before they leave."""

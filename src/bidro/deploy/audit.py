@@ -52,7 +52,7 @@ _REVEALS = {
     ),
     "moments": (
         "Means and second moments of the site's rows, in cross-validation fold by fold: the covariances of "
-        "all its columns."
+        "all its columns; where curves are agreed on, of what of a column lies in each segment."
     ),
     "gradient": (
         "Value and gradient of the site's risk at the models asked for: averages over all its rows, and less "
