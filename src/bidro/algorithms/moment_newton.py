@@ -38,8 +38,9 @@ _MOST_HALVINGS = 12
 _ENOUGH = 1e-4
 # Near the solution steps bring nothing but a smaller s; risks are compared up to this.
 _ROUNDING = 1e-14
-# Weights are found to this share of the gap that is wanted.
-_SHARE_FOR_WEIGHTS = 1e-2
+# Weights are found to this share of the gap that is wanted; where that hides what a step brings, to a smaller
+# one, down to the least.
+_SHARE_FOR_WEIGHTS, _LEAST_SHARE = 1e-2, 1e-10
 _MOST_CORNERS = 400
 # Second derivatives are raised by this share of their size, so that they can be divided by.
 _LEAST_CURVATURE = 1e-12
@@ -173,7 +174,7 @@ def minimax_from_moments(
     relative gap is at most `gap`, or with less than that where steps bring nothing any more. `references` are
     taken off the risks."""
     best = Found(x, alpha, np.inf, -np.inf, np.inf)
-    corners = alpha[None]
+    corners, share = alpha[None], _SHARE_FOR_WEIGHTS
     for _ in range(_MOST_STEPS):
         here = risks.at(x, eps)
         R, G = references.off(here.values), here.gradients
@@ -192,7 +193,7 @@ def minimax_from_moments(
             image = solve_triangular(root, G[:, free].T, lower=True, check_finite=False)
         except np.linalg.LinAlgError:
             return best
-        enough = _SHARE_FOR_WEIGHTS * min(gap, 1e-5) * best.size
+        enough = share * min(gap, 1e-5) * best.size
         alpha, corners = _weights(mixtures, R, image, corners, enough)
         step = np.zeros(len(x))
         step[free] = -solve_triangular(root, image @ alpha, lower=True, trans="T", check_finite=False)
@@ -204,7 +205,10 @@ def minimax_from_moments(
                 break
             step, promised = step / 2, promised / 2
         else:
-            return best
+            if share <= _LEAST_SHARE:
+                return best
+            share *= 1e-4
+            continue
         x = trial
     return best
 
