@@ -143,12 +143,14 @@ class Basis:
             least[j], most[j] = values.min(), values.max()
         return least, most
 
-    def thinned(self, most: int) -> Basis:
-        """With at most so many segments a feature: every second knot goes until there are few enough."""
+    def thinned(self, most: int | Sequence[int]) -> Basis:
+        """With at most so many segments a feature, or of each (k,): every second knot goes until there are
+        few enough."""
+        each = [most] * self.features if isinstance(most, int) else most
         found = []
-        for own in self.knots:
+        for own, segments in zip(self.knots, each, strict=True):
             kept = own
-            while len(kept) + 1 > most:
+            while len(kept) + 1 > segments:
                 kept = kept[1::2]
             found.append(kept)
         return Basis(tuple(found))

@@ -209,7 +209,7 @@ def train(
     """
     segments = told = None
     if curves is not None:
-        dealt = _folds(min(problem.federation.sizes), choices, limits)
+        dealt = folds_of(min(problem.federation.sizes), choices, limits)
         problem, segments, told = choose_curves(problem, *curves, *dealt, choices.seed, network, choices.own)
     radii, promise = _radii(problem, choices, support)
     balls = replace(problem, ambiguity=WassersteinBall(radii))
@@ -218,7 +218,7 @@ def train(
     weighings = wanted.weighings
     own_wanted = choices.own is not None and can_have_own(problem)
     if len(wanted.scales) * len(weighings) > 1 or choices.criterion == "regret" or own_wanted:
-        folds, curvature = _folds(min(problem.federation.sizes), choices, limits)
+        folds, curvature = folds_of(min(problem.federation.sizes), choices, limits)
 
         def calibrated(of: Problem, scales: Sequence[float], weighings: Sequence[Weighing]) -> Calibration:
             return calibrate(
@@ -302,9 +302,10 @@ def grid(choices: Choices, clients: int) -> Grid:
 
 
 def grids(choices: Choices, clients: int) -> tuple[Grid, ...]:
-    """All that `train` cross-validates over for so many clients."""
+    """All that `train` cross-validates over for so many clients; segments of curves are chosen under pooled
+    training."""
     whole = grid(choices, clients).compared(clients)
-    return (POOLED, whole) if choices.criterion == "regret" else (whole,)
+    return (POOLED, whole) if choices.criterion == "regret" or choices.curves is not None else (whole,)
 
 
 def _weighings(weights: Any, clients: int) -> tuple[Weighing, ...]:
@@ -354,7 +355,7 @@ def _method(choices: Choices, limits: Limits) -> Method | None:
     return None if choices.replies == "curvature" and limits.curves(1) else "gradients"
 
 
-def _folds(rows: int, choices: Choices, limits: Limits) -> tuple[int, bool]:
+def folds_of(rows: int, choices: Choices, limits: Limits) -> tuple[int, bool]:
     """(how many folds, whether their replies may hold curvature): the most folds that clients allow, with
     curvature if that is possible at all; `rows` are the fewest of a client."""
     answered = range(1, max(2, min(FOLDS, rows)) + 1) if limits.folds is None else limits.folds

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bidro.algorithms import ExactMWDRO, OneShotMWDRO, second_moments
+from bidro.algorithms import ExactMWDRO, OneShotMWDRO, moment_newton, second_moments
 from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.exact_messages import Broadcast
 from bidro.algorithms.fold_moments import FoldMoments
@@ -196,3 +196,29 @@ def test_one_round_is_all_that_is_asked_for():
     whole = problem()
     assert solve(whole, 1e-8, "one-shot").rounds == 1
     assert OneShotMWDRO(1e-8).evidence == "all rows"
+
+
+def test_weights_are_found_more_closely_where_their_error_hides_what_a_step_brings(monkeypatch):
+    """Of forty clients whose weights are far off at first, steps bring nothing; the gap is reached anyway."""
+    n, k, size = 40, 6, 25
+    rng = np.random.default_rng(0)
+    slopes, parts = rng.normal(size=k), []
+    for _ in range(n):
+        theta = rng.normal(size=(size, k))
+        y = theta @ (slopes + 0.3 * rng.normal(size=k)) + 0.5 * rng.normal(size=size)
+        parts.append(np.column_stack([theta, y]))
+    loss = Squared(True)
+    cones = tuple(loss.steepness_cones(Transport.features_only(k + 1).inverse_scale))
+    risks = squared_risks(second_moments.of_clients(np.concatenate(parts), [size] * n), loss, cones)
+    mixtures, begin = CappedSimplex.around_proportions(np.full(n, size), 2.0), np.zeros(k + 1)
+
+    def gap():
+        models, even = Box.cube(100.0, k + 1), np.full(n, 1 / n)
+        found = minimax_from_moments(risks, np.zeros(n), models, mixtures, begin, even, 1e-9)
+        return (found.upper - found.lower) / found.size
+
+    assert gap() <= 1e-9
+    monkeypatch.setattr(moment_newton, "_SHARE_FOR_WEIGHTS", 1e7)
+    assert gap() <= 1e-9
+    monkeypatch.setattr(moment_newton, "_LEAST_SHARE", 1e7)
+    assert gap() > 1e-3

@@ -155,7 +155,7 @@ def test_the_rule_by_which_segments_are_taken():
         losses = 1.0 + noise - np.array(gains) + spread * rng.normal(size=(5, 4, 3)) * [0, 1, 1]
         left_out = LeftOut(losses, rows_of)
         as_used = left_out.pooled if used is None else np.tile(used, (4, 1))
-        return taken(bases, left_out, as_used).place
+        return taken(bases, left_out, lambda place: as_used[:, place]).place
 
     assert place([0, 0.1, 0.2]) == 2
     assert place([0, 0.2, 0.1]) == 1

@@ -24,7 +24,7 @@ from bidro.errors import BidroError
 from bidro.guarantees.certificate import Certificate
 from bidro.model_file import Model
 from bidro.own_file import own_models_in
-from bidro.training import AlgorithmOne, Choices, Limits, _folds, transport_of, unrestricted
+from bidro.training import AlgorithmOne, Choices, Limits, folds_of, transport_of, unrestricted
 from tests.deploy.sites import NAMES, QUICK, SUPPORT, alone, answering, carrier, job, table, write_sites
 from tests.small import mostly_slow
 
@@ -264,7 +264,7 @@ def test_nothing_leaves_a_site_that_rests_on_too_few_rows(sizes, options, words,
 
 def test_folds_are_fewer_or_without_curvature_where_sites_are_small():
     def folds(answered, curved, **chosen):
-        return _folds(100, Choices(**chosen), Limits(answered, curved))
+        return folds_of(100, Choices(**chosen), Limits(answered, curved))
 
     assert folds((1, 2, 3, 4, 5), (1, 2, 3, 4, 5)) == (5, True)
     assert folds((1, 2, 3, 4), (1, 2)) == (2, True)
@@ -424,3 +424,11 @@ def test_a_request_that_makes_no_sense_is_refused_and_runs_nothing(change, words
     last = _requests(tmp_path, agreed)["round OneShotMWDRO"]
     answer = answering(tmp_path, ("east",))["east"]
     assert words in header_of(answer(_rewritten(last, change(header_of(last)))))["refused"]
+
+
+def test_messages_that_are_filled_up_to_whole_passes_are_answered(tmp_path):
+    """Two candidates on five folds and on all rows are twelve models, and twenty in the message."""
+    agreed = write_sites(tmp_path, table(True, sizes=(500,) * 5))
+    options = {"weights": "simplex", "own": "offset", "gap": 1e-3}
+    files = run_job(job(agreed, options=options), carrier(tmp_path), tmp_path / "runs")
+    assert json.loads(files["report.json"])["calibration"]["folds"] == 5

@@ -5,6 +5,7 @@ import pytest
 
 from bidro import Box, Federation, Logistic, Problem, Softmax, Squared, Transport, WassersteinBall, solve
 from bidro.algorithms import one_shot, second_moments
+from bidro.engines import solve as solving
 from bidro.engines.solve import GapNotReachedWarning
 from bidro.errors import BidroError
 
@@ -86,6 +87,17 @@ def test_what_one_shot_proved_is_kept_where_rounds_are_too_few(monkeypatch):
     with pytest.warns(GapNotReachedWarning):
         more = solve(whole, gap=1e-15, max_rounds=3)
     assert more.gap <= found.gap
+
+
+def test_moments_that_have_been_sent_are_used_however_many_parameters_there_are(monkeypatch):
+    monkeypatch.setattr(solving, "LARGEST_CURVATURE", 2)
+    whole = problem()
+    assert solve(whole, 1e-4).method == "gradients"
+    federation = whole.federation
+    told = second_moments.of_clients(federation.host_rows, federation.sizes)
+    found = solve(whole, 1e-9, moments=told)
+    assert found.method == "one-shot"
+    np.testing.assert_allclose(found.x, solve(whole, 1e-9, "one-shot").x, atol=1e-9)
 
 
 def told_apart(classes):

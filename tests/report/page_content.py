@@ -96,6 +96,31 @@ def classes():
     return made | changed | {"loss": {"name": "log loss", "unit": ""}, "intercept": [0.2, -0.1, 0.4]}
 
 
+def curves(scores=1, rows_here=True):
+    """A model with curves, of a number or of so many classes; with more columns than are drawn at first."""
+    made = content(seed=6) if scores == 1 else classes()
+    rng = np.random.default_rng(7)
+    columns = []
+    for j in range(14):
+        values = (2 / (1 + j)) * rng.normal(size=(5, scores))
+        own = values[:, 0].tolist() if scores == 1 else values.tolist()
+        if j == 1:
+            columns.append({"name": "ward", "matters": 1.5, "levels": list("abcde"), "values": own})
+            columns[-1] |= {"shares": [0.1, 0.2, 0.3, 0.2, 0.2]} if rows_here else {}
+            continue
+        one = {
+            "name": f"number {j}",
+            "matters": 2 / (1 + j),
+            "knots": [-3.0, -1.0, 0.0, 1.5, 40.0],
+            "values": own,
+        }
+        if rows_here:
+            one["rows"] = {c["name"]: sorted(rng.normal(5, 5, 5).tolist()) for c in made["clients"]}
+        columns.append(one)
+    drawn = {"columns": columns, "rows_here": rows_here, "quantiles": [0.1, 0.25, 0.5, 0.75, 0.9]}
+    return made | {"curves": drawn}
+
+
 def bare():
     """Nothing kept out, no declared box, no calibration, no own models, no worst case."""
     made = content(seed=4)

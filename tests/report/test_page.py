@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 from bidro.report.page import json_in_script, page_html
@@ -27,6 +28,8 @@ CONTENTS = {
     "pooled training": page_content.pooled(),
     "regret": page_content.regret(),
     "predictions alone": page_content.predictions(),
+    "curves": page_content.curves(),
+    "curves of classes at sites": page_content.curves(3, rows_here=False),
 }
 STATEMENTS = {
     "interval-lower": ("interval", "lower"),
@@ -380,6 +383,62 @@ def test_a_choice_of_client_and_of_class_redraws(visit):
         after = find(browser, figure).text
         assert wanted in after
         assert after != before
+
+
+def test_curves_are_drawn_the_most_important_first_and_read_under_the_pointer(visit):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    content = page_content.curves()
+    browser = visit(content)
+    names = [column["name"] for column in content["curves"]["columns"]]
+    assert texts(browser, "#curves h3") == names[:12]
+    assert browser.find_elements("css selector", "#h-coefficients") == []
+    find(browser, "#curves-more button").click()
+    assert texts(browser, "#curves h3") == names
+    first, column = find(browser, "#curves figure svg"), content["curves"]["columns"][0]
+    line = first.find_element("css selector", "polyline").get_attribute("points")
+    points = [float(v) for v in re.split("[ ,]", line)]
+    heights = np.array(points[1::2])
+    # The upright axis is one and the same, and linear.
+    slope, at = np.polyfit(column["values"], heights, 1)
+    np.testing.assert_allclose(slope * np.array(column["values"]) + at, heights, atol=0.5)
+    # In the middle between two knots the value is that of the line.
+    box = first.rect
+    middle = (points[6] + points[8]) / 2 - box["width"] / 2
+    ActionChains(browser).move_to_element_with_offset(first, round(middle), -60).perform()
+    said = find(browser, "#tooltip").text
+    assert column["name"] in said
+    read = float(said.split(": ")[1].split(" ")[0].replace("−", "-").replace("+", ""))
+    assert read == pytest.approx((column["values"][3] + column["values"][4]) / 2, abs=0.05)
+
+
+def test_curves_say_their_values_with_the_keyboard_and_show_where_rows_lie(visit):
+    from selenium.webdriver.common.keys import Keys
+
+    content = page_content.curves()
+    browser = visit(content)
+    mark = find(browser, "#curves figure .mark[tabindex='0']")
+    browser.execute_script("arguments[0].focus()", mark)
+    keys(browser, Keys.ARROW_RIGHT)
+    said = find(browser, "#tooltip").text
+    assert "At −1:" in said
+    assert "may bend" in said
+    strips = texts(browser, "#curves figure:first-child .lies.middle")
+    assert len(strips) == len(content["clients"])
+    bars = texts(browser, "#curves figure:nth-child(2) rect.bar")
+    assert len(bars) == 5
+    assert "10% of all rows" in bars[0]
+
+
+def test_the_curves_of_a_class_are_chosen(visit):
+    from selenium.webdriver.support.ui import Select
+
+    browser = visit(page_content.curves(3, rows_here=False))
+    before = find(browser, "#curves polyline").get_attribute("points")
+    Select(find(browser, "#curves-class")).select_by_visible_text("ward")
+    assert find(browser, "#curves polyline").get_attribute("points") != before
+    assert "Rows are at the sites" in find(browser, "#curves-words").text
+    assert browser.find_elements("css selector", "#curves .lies") == []
 
 
 def test_it_has_landmarks_headings_and_captions(visit):

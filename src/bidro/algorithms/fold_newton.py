@@ -36,7 +36,7 @@ from bidro.worst_case.risk import RiskModel
 Numbers = NDArray[np.float64]
 
 # Models that are assessed in one pass over a client's rows.
-_TOGETHER = 10
+TOGETHER = 10
 # A model becomes the centre if the worst mixture falls by this share of the prediction; above the second
 # share, stiffening is taken back.
 _ENOUGH, _GOOD = 0.1, 0.5
@@ -134,7 +134,7 @@ class FoldNewton(Usual):
     def broadcast(self, state: NewtonState) -> NewtonBroadcast:
         asked = asked_in(state)
         C, F, _ = state.x.shape
-        solves = -(-C * F // _TOGETHER) * _TOGETHER
+        solves = -(-C * F // TOGETHER) * TOGETHER
 
         def padded(values: NDArray[Any], length: int) -> NDArray[Any]:
             return np.pad(values, [(0, length - len(values)), *[(0, 0)] * (values.ndim - 1)])
@@ -163,9 +163,9 @@ class FoldNewton(Usual):
             return found.attained, found.smoothing, found.gradient
 
         def some(block: Array, so_far: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            first = block * _TOGETHER
+            first = block * TOGETHER
             parts = (broadcast.x, broadcast.fold, broadcast.scale)
-            own = (jax.lax.dynamic_slice_in_dim(v, first, _TOGETHER) for v in parts)
+            own = (jax.lax.dynamic_slice_in_dim(v, first, TOGETHER) for v in parts)
             found = jax.vmap(assessed)(*own)
             return jax.tree.map(
                 lambda all_, v: jax.lax.dynamic_update_slice_in_dim(all_, v, first, 0), so_far, found
@@ -178,7 +178,7 @@ class FoldNewton(Usual):
 
         shapes = jax.eval_shape(assessed, broadcast.x[0], broadcast.fold[0], broadcast.scale[0])
         none = jax.tree.map(lambda v: jnp.zeros((solves, *v.shape), v.dtype), shapes)
-        blocks = -(-broadcast.models // _TOGETHER)
+        blocks = -(-broadcast.models // TOGETHER)
         found = jax.lax.fori_loop(0, blocks, some, none)
         k = shapes[2].shape[0]
         flat = jnp.zeros((candidates, k * (k + 1) // 2))

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
 
 from bidro.algorithms.references import NO_REFERENCES, References
 from bidro.algorithms.second_moments import Moments
@@ -37,8 +38,9 @@ _MOST_HALVINGS = 12
 _ENOUGH = 1e-4
 # Near the solution steps bring nothing but a smaller s; risks are compared up to this.
 _ROUNDING = 1e-14
-# Weights are found to this share of the gap that is wanted.
-_SHARE_FOR_WEIGHTS = 1e-2
+# Weights are found to this share of the gap that is wanted; where that hides what a step brings, to a smaller
+# one, down to the least.
+_SHARE_FOR_WEIGHTS, _LEAST_SHARE = 1e-2, 1e-10
 _MOST_CORNERS = 400
 # Second derivatives are raised by this share of their size, so that they can be divided by.
 _LEAST_CURVATURE = 1e-12
@@ -62,6 +64,7 @@ class SquaredRisks:
         self.moments, self.intercept, self.cone = moments, intercept, cone
         ones = np.ones((len(moments.mean), int(intercept)))
         self._features = np.concatenate([moments.mean[:, :-1], ones], axis=1)  # (n, d)
+        self._last: tuple[Numbers, tuple[Numbers, Numbers, Numbers]] | None = None
 
     @property
     def target_spread(self) -> float:
@@ -74,12 +77,17 @@ class SquaredRisks:
         return np.asarray((self._rmse(x)[0] + eps * self.cone.norm(self.cone.at(x))) ** 2)
 
     def _rmse(self, x: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """(RMSE (n,), mean residual (n,), around v (n, m)) with v = (w, -1)."""
+        """(RMSE (n,), mean residual (n,), around v (n, m)) with v = (w, -1). A model that was tried is the
+        next to be expanded at, and second moments are long to read: the last are kept."""
+        if self._last is not None and np.array_equal(self._last[0], x):
+            return self._last[1]
         features = self.moments.mean.shape[1] - 1
         v = np.append(x[:features], -1.0)
         bent = self.moments.around @ v
         residual = self.moments.mean @ v + x[features:].sum()
-        return np.sqrt(np.maximum(bent @ v, 0.0) + residual**2), residual, bent
+        found = np.sqrt(np.maximum(bent @ v, 0.0) + residual**2), residual, bent
+        self._last = x.copy(), found
+        return found
 
     def at(self, x: Numbers, eps: Numbers) -> Expansion:
         rmse, residual, bent = self._rmse(x)
@@ -115,7 +123,8 @@ class Expansion(NamedTuple):
 
     def curvature(self, alpha: Numbers) -> Numbers:
         """(d, d): sum_i alpha_i times the second derivative of R_i, raised to be positive definite."""
-        some = np.flatnonzero(alpha)
+        # Of all clients no copy is made, which may be larger than the table.
+        some = slice(None) if np.all(alpha) else np.flatnonzero(alpha)
         eps, root, slope = self.eps[some], self.root[some], self.slope[some]
         features, around = self.of._features[some], self.of.moments.around[some]
         bend = alpha[some] * root / self.rmse[some]
@@ -165,7 +174,7 @@ def minimax_from_moments(
     relative gap is at most `gap`, or with less than that where steps bring nothing any more. `references` are
     taken off the risks."""
     best = Found(x, alpha, np.inf, -np.inf, np.inf)
-    corners = alpha[None]
+    corners, share = alpha[None], _SHARE_FOR_WEIGHTS
     for _ in range(_MOST_STEPS):
         here = risks.at(x, eps)
         R, G = references.off(here.values), here.gradients
@@ -179,14 +188,15 @@ def minimax_from_moments(
             return best
         free = ~_held(models, x, s)
         try:
-            inverse_root = np.linalg.inv(np.linalg.cholesky(here.curvature(alpha)[np.ix_(free, free)]))
+            root = np.linalg.cholesky(here.curvature(alpha)[np.ix_(free, free)])
+            # (free, n)
+            image = solve_triangular(root, G[:, free].T, lower=True, check_finite=False)
         except np.linalg.LinAlgError:
             return best
-        image = inverse_root @ G[:, free].T  # (free, n)
-        enough = _SHARE_FOR_WEIGHTS * min(gap, 1e-5) * best.size
+        enough = share * min(gap, 1e-5) * best.size
         alpha, corners = _weights(mixtures, R, image, corners, enough)
         step = np.zeros(len(x))
-        step[free] = -inverse_root.T @ (image @ alpha)
+        step[free] = -solve_triangular(root, image @ alpha, lower=True, trans="T", check_finite=False)
         promised = upper - float(alpha @ R + 0.5 * (alpha @ G) @ step)
         for _ in range(_MOST_HALVINGS):
             trial = np.asarray(models.project(x + step))
@@ -195,7 +205,10 @@ def minimax_from_moments(
                 break
             step, promised = step / 2, promised / 2
         else:
-            return best
+            if share <= _LEAST_SHARE:
+                return best
+            share *= 1e-4
+            continue
         x = trial
     return best
 

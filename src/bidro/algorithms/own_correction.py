@@ -194,8 +194,14 @@ def _scales(loss: Loss, columns: int, shrinkages: Sequence[Shrinkage]) -> Number
 def _least_squares(
     loss: Squared, moments: Moments, rows: Numbers, x: Numbers, shrinkages: Sequence[Shrinkage]
 ) -> Numbers:
-    """(n, shrinkages, d) the minimisers for squared loss, of clients with so many rows (n,)."""
-    together = max(1, _STACK_NUMBERS // (len(shrinkages) * len(x) ** 2))
+    """(n, shrinkages, d) the minimisers for squared loss, of clients with so many rows (n,).
+
+    With mu the mean and C the second moments of the features around it, r the mean residual of x and c its
+    moments with the features, the change of the slopes solves (M + kappa mu mu') dw = -N c - kappa r mu,
+    M = N C + lambda_1 I and kappa = N lambda_0 / (N + lambda_0), once the intercept is eliminated. So one
+    system a lambda_1 serves every lambda_0.
+    """
+    together = max(1, _STACK_NUMBERS // len(x) ** 2)
     if len(rows) > together:
         parts = [slice(begin, begin + together) for begin in range(0, len(rows), together)]
         some = [Moments(moments.mean[part], moments.around[part]) for part in parts]
@@ -207,17 +213,29 @@ def _least_squares(
     mean, around = moments
     features = mean.shape[1] - 1
     v = np.append(x[:features], -1.0)
-    residual = mean @ v + x[features:].sum()
-    psi = np.concatenate([mean[:, :-1], np.ones((len(mean), int(loss.intercept)))], axis=1)
-    squares = psi[:, :, None] * psi[:, None, :]
-    squares[:, :features, :features] += around[:, :-1, :-1]
-    gradient = residual[:, None] * psi
-    gradient[:, :features] += (around @ v)[:, :-1]
-    scale = _scales(loss, len(x), shrinkages)
-    H = rows[:, None, None, None] * scale[:, :, None] * squares[:, None] * scale[:, None, :]
-    H += np.eye(len(x))
-    pull = rows[:, None, None] * scale * gradient[:, None]
-    return np.asarray(x - scale * np.linalg.solve(H, pull[..., None])[..., 0])
+    mu, residual = mean[:, :-1], mean @ v + x[features:].sum()
+    sides = np.stack([rows[:, None] * (around @ v)[:, :-1], mu], axis=-1)  # (n, features, 2)
+    change = np.zeros((len(rows), len(shrinkages), len(x)))
+    for slopes in sorted({one.slopes for one in shrinkages}):
+        solved = np.zeros_like(sides)
+        if math.isfinite(slopes):
+            M = rows[:, None, None] * around[:, :-1, :-1]
+            M[:, np.arange(features), np.arange(features)] += slopes
+            solved = np.linalg.solve(M, sides)
+        p, q = solved[..., 0], solved[..., 1]
+        ahead, share = np.sum(mu * p, axis=1), np.sum(mu * q, axis=1)
+        for place, one in enumerate(shrinkages):
+            if one.slopes != slopes:
+                continue
+            kappa = rows.copy()
+            if loss.intercept and math.isfinite(one.offset):
+                kappa = rows * one.offset / (rows + one.offset)
+            own = p + (kappa * (residual - ahead) / (1 + kappa * share))[:, None] * q
+            change[:, place, :features] = own
+            if loss.intercept and math.isfinite(one.offset):
+                left = residual - np.sum(mu * own, axis=1)
+                change[:, place, -1] = rows * left / (rows + one.offset)
+    return np.asarray(x - change)
 
 
 def _mean_squares(moments: Moments, models: Numbers) -> Numbers:
@@ -225,7 +243,7 @@ def _mean_squares(moments: Moments, models: Numbers) -> Numbers:
     features = moments.mean.shape[1] - 1
     v = np.concatenate([models[..., :features], -np.ones((*models.shape[:2], 1))], axis=-1)
     base = np.einsum("npi,ni->np", v, moments.mean) + models[..., features:].sum(axis=-1)
-    return np.asarray(np.einsum("npi,nij,npj->np", v, moments.around, v) + base**2)
+    return np.asarray(np.sum((v @ moments.around) * v, axis=-1) + base**2)
 
 
 class _Stack(NamedTuple):

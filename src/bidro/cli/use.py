@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -185,9 +186,13 @@ def compare(
 def report(
     model: ModelFolder,
     out: Annotated[Path | None, typer.Option(help="Where to write it; else over the folder's own.")] = None,
+    curves: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Also a picture (PNG) of each curve, into this folder."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Write the report page of a model folder anew."""
+    """Write the report page of a model folder anew, and pictures of its curves."""
     import json as plain_json
 
     from bidro.errors import BidroError
@@ -203,9 +208,39 @@ def report(
         content = plain_json.loads(source.read_text())
     except ValueError as error:
         raise BidroError(f"'{source}' is damaged: {error}.") from error
+    drawn = [] if curves is None else _draw_curves(content, curves, model)
     where = out or model / "report.html"
     write_text(where, page_html(content))
-    _say_of_file(where, {"out": str(where)}, json, f"Written to {where}: open it in a browser.")
+    words = f"Written to {where}: open it in a browser."
+    if drawn:
+        words += f" {len(drawn)} pictures are in {curves}."
+    result = {"out": str(where), **({} if curves is None else {"curves": drawn})}
+    _say_of_file(where, result, json, words)
+
+
+def _draw_curves(content: dict[str, Any], folder: Path, model: Path) -> list[str]:
+    """A picture for each column of a model with curves, what matters most first; the paths."""
+    from bidro.errors import BidroError
+    from bidro.report.files import write_whole
+
+    if not content.get("curves"):
+        raise BidroError(
+            f"The model in '{model}' has no curves; it is of straight lines, or of an older bidro."
+        )
+    from bidro.report.curves_figure import curves_figure
+    from bidro.report.style import save
+
+    target = content["target"] if content["task"] == "regression" else "the score"
+    found = []
+    for place, column in enumerate(content["curves"]["columns"], 1):
+        name = re.sub(r"[^A-Za-z0-9]+", "-", column["name"]).strip("-")[:60] or "column"
+        path, figure = (
+            folder / f"{place:02d}-{name}.png",
+            curves_figure(column, target, content.get("classes")),
+        )
+        write_whole(path, lambda temporary, figure=figure: save(figure, temporary))  # type: ignore[misc]
+        found.append(str(path))
+    return found
 
 
 def example(

@@ -21,6 +21,7 @@ import numpy as np
 
 from bidro.errors import BidroError
 from bidro.fitting import Options
+from bidro.guarantees.segments import Wanted
 from bidro.standard import Standard
 from bidro.tables import Column, Schema, bounds_of
 from bidro.training import AlgorithmOne, Replies
@@ -32,6 +33,7 @@ from bidro.workflow.toml_files import read_toml
 TRAINING = (
     *("loss", "threshold", "quantile", "radius", "weights", "price", "criterion", "own", "metric"),
     *("label_cost", "hold_out", "confidence", "shift", "gap", "folds", "seed"),
+    *("curves", "increasing", "decreasing"),
 )
 # Of a coded level, which is 0 or 1: half the difference.
 LEVEL_SPREAD = 0.5
@@ -88,17 +90,16 @@ class Agreed:
     ) -> Agreed:
         """With options of the part [training]. Raises BidroError for what stands for nothing."""
         given = dict(training or {})
-        if given.keys() & {"curves", "increasing", "decreasing"}:
-            raise BidroError(
-                "[training] asks for curves, or for lines that rise or fall, which are fitted in one process "
-                "only; leave curves, increasing and decreasing out."
-            )
         unknown = sorted(set(given) - set(TRAINING))
         if unknown:
             raise BidroError(
                 f"[training] has an unknown entry '{unknown[0]}'; there are {', '.join(sorted(TRAINING))}, "
                 "and replies."
             )
+        for name in ("increasing", "decreasing"):
+            if not isinstance(given.get(name, ()), list | tuple):
+                raise BidroError(f"{name} in [training] is a list of features; got {given[name]!r}.")
+            given[name] = tuple(given.get(name, ()))
         options = FitOptions(
             client=schema.client,
             target=schema.target,
@@ -131,6 +132,11 @@ class Agreed:
                 "radius = 'bootstrap' is not for machines apart; use 'cross-validate' or numbers."
             )
         self.options.check()
+        choices = self.options.choices()
+        Wanted.of(choices.curves, choices.increasing, choices.decreasing, schema.features)
+        bent = choices.curves is not None or choices.increasing or choices.decreasing
+        if self.algorithm is not None and bent:
+            raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")
         self.fit_options  # noqa: B018 - what training would refuse is said before any site is asked
 
     @cached_property

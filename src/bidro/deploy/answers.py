@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from bidro.algorithms.own_correction import Shrinkage
 from bidro.arrays import Floats
 from bidro.client import Penalty, WassersteinBall
+from bidro.curves import Basis
+from bidro.deploy.looks import Looks
+from bidro.deploy.places import BORNE, PARTS, own_places, padded
+from bidro.deploy.protocol import Protocol
 from bidro.deploy.requests import Request
 from bidro.deploy.rules import RefusedError, draws, rarest_value, require_known_shrinkages, rows_behind
 from bidro.deploy.site_config import Site
@@ -20,6 +26,7 @@ from bidro.deploy.site_rows import (
     SiteRows,
     fold_marks,
     holdout,
+    known_rows,
     releases,
     state_of,
     table_id,
@@ -28,7 +35,7 @@ from bidro.deploy.site_rows import (
 from bidro.engines.asked import Asked
 from bidro.federation import Federation
 from bidro.fitting import client_side
-from bidro.fitting.questions import Adopt, Adopted, Assess, Fixed
+from bidro.fitting.questions import Adopt, Adopted, Assess, Bends, Fixed, Places
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.on_support import largest_loss
 from bidro.guarantees.statements import CLIP, Assessed
@@ -50,8 +57,15 @@ def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
         # The mean of a column of 0 and 1 counts the rows of a level.
         rarest = rarest_value(rows.whole(~kept), rows.has_classes, rows.units_of(~kept))
         return _prepared(site, rows), rarest
+    if request.question == "spread":
+        return _places(site, rows, request)
+    if request.question == "bends":
+        return _borne(site, rows, request), draws(~kept, rows.units)
+    _require_known_curves(site, rows, request.protocol)
     if request.question == "round":
-        asked, over = _asked(site, rows, request.described, request.folds, request.ambiguity)
+        asked, over = _asked(
+            site, rows, request.protocol, request.described, request.folds, request.ambiguity
+        )
         return asked.reply(request.message, request.seed, request.round), over
     if request.question == "adopt":
         return _adopted(site, rows, request), draws(~kept, rows.units)
@@ -75,34 +89,99 @@ def _prepared(site: Site, rows: SiteRows) -> Any:
     return _own(client_side.prepared(whole, *sizes, folds, curved, table_id(site, rows), *units))
 
 
+def _places(site: Site, rows: SiteRows, request: Request) -> tuple[Places, int]:
+    """At which places of the public grid this site's rows are cut into parts of enough rows, and the fewest
+    that one has: of every fold, of every set that earlier runs have told apart, and of those kept out."""
+    protocol = request.protocol
+    sets = releases(site, rows).parts(_marks(site, rows, request.folds))
+    found, fewest = [], [draws(~holdout(site, rows), rows.units)]
+    for j, most in enumerate(protocol.wanted.most):
+        own: list[int] = []
+        if most > 1:
+            own, least = own_places(rows.features[:, j], protocol.grid[j], sets, rows.units, site.min_rows)
+            fewest += [least] if own else []
+        found.append(own)
+    return Places(padded(found, PARTS - 1).astype(float)), min(fewest)
+
+
+def _borne(site: Site, rows: SiteRows, request: Request) -> Bends:
+    """How many of the segments that curves are to have the rows bear. Every second knot of all features goes
+    until they do; where they bear none so, one feature after the other has as many as they bear."""
+    of_lines, k = rows.protocol, len(rows.protocol.wanted.most)
+    if request.protocol.curved is None:
+        return Bends(np.ones(k))
+    looks, wanted = _looks(site, rows), request.protocol.curved.knots
+    looks.allow(wanted)
+    marks, may = _marks(site, rows, request.folds), releases(site, rows)
+    finest: Basis = request.protocol.loss.basis  # type: ignore[attr-defined]
+
+    def borne(segments: Sequence[int]) -> bool:
+        curved = of_lines.at(of_lines.places_of(finest.thinned(segments))).curved
+        return curved is None or may.bears(marks, request.moments, curved)
+
+    most = int(finest.segments.max())
+    levels = [most, *(fewer for fewer in BORNE if fewer < most)]
+    found = [next(level for level in levels if borne([level] * k))] * k
+    if found[0] == 1:
+        for j in np.flatnonzero(finest.segments > 1).tolist():
+            found[j] = next(n for n in levels if n == 1 or borne([*found[:j], n, *found[j + 1 :]]))
+    kept = of_lines.at(of_lines.places_of(finest.thinned(found))).curved
+    looks.keep(wanted, {} if kept is None else kept.knots)
+    return Bends(np.array(found, float))
+
+
+@lru_cache(maxsize=16)
+def _require_known_curves(site: Site, rows: SiteRows, protocol: Protocol) -> None:
+    """Raise RefusedError for curves of which this site has not said that its rows bear them, without a look
+    at these. What mean losses tell of them is known to its memory before they leave."""
+    if protocol.curved is None:
+        return
+    memory, known = known_rows(site, rows)
+    _looks(site, rows).require(protocol.curved.knots, lambda: memory.knots(known))
+    releases(site, rows).folds(None, curved=protocol.curved)
+
+
+def _looks(site: Site, rows: SiteRows) -> Looks:
+    return Looks(state_of(site), known_rows(site, rows)[1].coding)
+
+
+def _marks(site: Site, rows: SiteRows, folds: int) -> NDArray[np.int64]:
+    """(training rows,) the folds."""
+    marks = fold_marks(site, rows)
+    if folds not in marks:
+        raise RefusedError(f"it has too few rows for {folds} folds.")
+    return marks[folds]
+
+
 @lru_cache(maxsize=2)
 def _asked(
     site: Site,
     rows: SiteRows,
+    protocol: Protocol,
     described: str,
     folds: int,
     ambiguity: Penalty | WassersteinBall | None,
 ) -> tuple[Asked, int]:
     """A round on the training rows, and over how many its reply is; kept, as the next round of the same run
     asks for the same. Raises RefusedError where the reply would tell too much."""
-    protocol, here = rows.protocol, training(site, rows)
+    here = training(site, rows)
     algorithm = protocol.algorithms[folds][described]
     support = WholeSpace(here.m)
     deal = (folds, state_of(site).key) if folds else None
     found = Asked.of(algorithm, here, protocol.loss, protocol.transport, support, ambiguity, deal)
     behind = rows_behind(algorithm, found.loss, found.rows, site.min_rows, site.one_sample_replies)
     if algorithm.evidence != "one row":
-        behind = releases(site, rows).folds(found.rows.marks, algorithm.second_order)
+        behind = releases(site, rows).folds(found.rows.marks, algorithm.second_order, protocol.curved)
     return found, behind
 
 
-def _used(rows: SiteRows, here: Federation, message: Adopt | Assess | Fixed) -> Floats:
+def _used(protocol: Protocol, here: Federation, message: Adopt | Assess | Fixed) -> Floats:
     """(1, d) the model that this site uses: its own around the server's, made anew from its training rows, or
     the server's."""
     freedom = np.asarray(message.freedom, float)
     if freedom.size:
         require_known_shrinkages([Shrinkage.of_freedom(freedom)])
-    return client_side.own_models(rows.protocol.loss, here.host_rows, here.sizes, message.x, freedom)
+    return client_side.own_models(protocol.loss, here.host_rows, here.sizes, message.x, freedom)
 
 
 def _adopted(site: Site, rows: SiteRows, request: Request) -> Adopted:
@@ -111,7 +190,7 @@ def _adopted(site: Site, rows: SiteRows, request: Request) -> Adopted:
     if not np.any(np.asarray(message.freedom) > 0):
         where.unlink(missing_ok=True)
         return Adopted(np.zeros(()))
-    x, used = np.asarray(message.x, float), _used(rows, training(site, rows), message)
+    x, used = np.asarray(message.x, float), _used(request.protocol, training(site, rows), message)
     try:
         where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(where, OwnModels({site.client: used[0]}, x).to_bytes())
@@ -131,16 +210,16 @@ def _own(found: T) -> T:
 
 
 def _assessment(site: Site, rows: SiteRows, request: Request) -> Any:
-    protocol, here, message = rows.protocol, training(site, rows), request.message
+    protocol, here, message = request.protocol, training(site, rows), request.message
     problem = replace(protocol.problem(here), ambiguity=request.ambiguity)
     if message.radii.size:
         message = message._replace(reference=protocol.reference)
-    return _own(client_side.assessment(problem, protocol.box, message, _used(rows, here, message)))
+    return _own(client_side.assessment(problem, protocol.box, message, _used(protocol, here, message)))
 
 
 def _bounds(site: Site, rows: SiteRows, request: Request) -> Any:
     """Of the rows kept out, by what was fixed before anybody looked at them."""
-    protocol, fixed, kept = rows.protocol, request.message, holdout(site, rows)
+    protocol, fixed, kept = request.protocol, request.message, holdout(site, rows)
     fresh = rows.in_units(site.client, kept)
     x, largest = np.asarray(fixed.x), None
     if protocol.box is not None:
@@ -155,6 +234,6 @@ def _bounds(site: Site, rows: SiteRows, request: Request) -> Any:
             "are clipped tells of single rows."
         )
     of = Assessed(protocol.loss, x, Simplex(1), float(fixed.seen), largest, None, False)
-    used = _used(rows, here, fixed)
+    used = _used(protocol, here, fixed)
     parts = [site.client], fresh.host_rows, fresh.sizes
     return _own(client_side.bounds(*parts, of, fixed, used, fresh.units))

@@ -21,6 +21,14 @@ _REVEALS = {
         "How many rows (and units) the site has, over how many folds it answers, with curvature or without, "
         "and mean and deviation of each of its columns: of levels and classes, how many rows have them."
     ),
+    "spread": (
+        "At which places of a public grid the site's rows are cut into parts of as many rows each: about "
+        "where the quantiles of each feature that may be a curve are, to a step of the grid, and no count."
+    ),
+    "bends": (
+        "How many segments of the curves that were asked about the site's rows bear, with enough rows in "
+        "every one, in every fold and together with every level and other curve: a number a feature."
+    ),
     "assess": (
         "Mean loss of the model, and of the site's own, on its training rows, how much their predictions "
         "vary, and how far its worst case moves each feature "
@@ -44,7 +52,7 @@ _REVEALS = {
     ),
     "moments": (
         "Means and second moments of the site's rows, in cross-validation fold by fold: the covariances of "
-        "all its columns."
+        "all its columns; where curves are agreed on, of what of a column lies in each segment."
     ),
     "gradient": (
         "Value and gradient of the site's risk at the models asked for: averages over all its rows, and less "

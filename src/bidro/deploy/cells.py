@@ -7,7 +7,8 @@ with L levels that is coded as L - 1 columns the first level counts as well: it 
 two values of a number both count, and of a target with classes every class, because gradients have a part
 for each.
 
-Counts are of rows, or of units where these are named: rows of one person tell of that person alone.
+Counts are of rows, or of units where these are named: rows of one person tell of that person alone. Of a
+number that is a curve stretches count as levels do: see `bends`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.arrays import Floats
+from bidro.deploy.bends import stretch_of
 from bidro.standard import signs
 from bidro.tables import Schema
 
@@ -30,13 +32,14 @@ _TOGETHER = 262_144
 class Levels(NamedTuple):
     """Which row has which level."""
 
-    names: tuple[str, ...]  # (c,) such as "ward=b"
+    names: tuple[str, ...]  # (c,) such as "ward=b", or those of stretches
     has: NDArray[np.bool_]  # (N, c)
 
     @classmethod
     def of(cls, schema: Schema, features: Floats, target: Floats, known: Sequence[str] = ()) -> Levels:
         """Of rows as numbers by the schema, features (N, k) and target (N,). `known` are names of before: a
-        number that had two values then is still looked at where it has three now."""
+        number that had two values then is still looked at where it has three now, and so are stretches."""
+        stretches = [one for one in map(stretch_of, known) if one is not None]
         names: list[str] = []
         parts: list[NDArray[np.bool_]] = []
         place = 0
@@ -46,6 +49,9 @@ class Levels(NamedTuple):
             place += width
             if column.levels is None:
                 _add_values(column.name, own[:, 0], known, names, parts)
+                here = [one for one in stretches if one.column == column.name]
+                names += [one.name for one in here]
+                parts += [one.has(own[:, 0]) for one in here]
             else:
                 names += [f"{column.name}={level}" for level in column.levels]
                 parts += [np.all(own == 0, axis=1), *(own.T == 1)]

@@ -20,8 +20,9 @@ from bidro.algorithms.contract import Algorithm
 from bidro.algorithms.cross_validation import FoldSolves, ScoresReply
 from bidro.algorithms.exact_messages import Reply as Risks
 from bidro.algorithms.fold_newton_state import NewtonReply
-from bidro.algorithms.second_moments import Moments, TrainingMoments, left_out_sums, of_all_folds
+from bidro.algorithms.second_moments import Moments, TrainingMoments, left_out_sums, of_all_folds, smoothed
 from bidro.arrays import Floats
+from bidro.curves import Basis
 from bidro.deploy.told_moments import ToldMoments, Values
 from bidro.deploy.told_risks import Columns, ToldRisks, lower_end, require, require_convex
 from bidro.engines.rounds import Deal
@@ -29,7 +30,8 @@ from bidro.errors import BidroError
 from bidro.federation import LARGEST_SIZE
 from bidro.fitting.questions import Prepared
 from bidro.guarantees.calibration import FOLDS
-from bidro.losses import Squared
+from bidro.guarantees.segments import coarser, straight
+from bidro.losses import Loss, Squared
 from bidro.problem import Problem
 from bidro.standard import Standard
 from bidro.worst_case import Exact
@@ -100,8 +102,9 @@ class Told:
     units: int
     holdout: int  # rows kept out
     holdout_units: int
-    risks: ToldRisks | None = None
+    risks: dict[Basis | None, ToldRisks] = field(default_factory=dict)  # by the curves that they are of
     whole: Moments | None = None  # second moments of all its training rows
+    bends: Basis | None = None  # the curves whose columns these are of; None for the features themselves
     left_out: dict[Deal, Floats] = field(default_factory=dict)  # (folds,) rows that each fold leaves out
     scored: dict[bytes, float] = field(default_factory=dict)  # mean loss over left-out rows, by the models
 
@@ -112,6 +115,18 @@ class Told:
     @property
     def columns(self) -> Columns:
         return Columns(self.moments.size)
+
+    def moments_of(self, loss: Loss) -> Moments | None:
+        """The second moments of all training rows in the columns of a loss; None where they are not known."""
+        wanted: Basis | None = getattr(loss, "basis", None)
+        if self.whole is None or wanted == self.bends:
+            return self.whole
+        if self.bends is None:
+            return None
+        coarse = straight(self.bends) if wanted is None else wanted
+        if not all(set(few) <= set(many) for few, many in zip(coarse.knots, self.bends.knots, strict=True)):
+            return None
+        return coarser(self.whole, self.bends, coarse)
 
     def require_left_out(self, deal: Deal, rows: Floats) -> None:
         """Raise BidroError for numbers (folds,) of rows left out that are not those of a dealing of its rows,
@@ -168,10 +183,10 @@ class Consistency:
                 raise BidroError(f"it tells a '{part}' above {_ABSURD:g}, which no rows have.")
         eps = 0.0 if problem.eps is None else float(problem.eps[place])
         if isinstance(reply, one_shot.Reply):
-            _require_whole(own, Moments(np.asarray(reply.mean), np.asarray(reply.around)))
+            _require_whole(own, problem.loss, Moments(np.asarray(reply.mean), np.asarray(reply.around)))
         elif isinstance(reply, fold_moments.Reply):
             assert deal is not None
-            _require_folds(own, deal, reply)
+            _require_folds(own, problem.loss, deal, reply)
         elif isinstance(reply, ScoresReply):
             assert deal is not None
             _require_scores(own, problem, deal, np.asarray(message.x), reply)
@@ -181,22 +196,35 @@ class Consistency:
             _Risks(own, problem, deal, algorithm, eps).require(message, reply)
 
 
-def _require_whole(own: Told, found: Moments) -> None:
-    own.moments.require_whole(found.mean, found.around)
-    if own.whole is not None:
-        size = own.moments.size
-        if not np.all(np.abs(own.whole.around - found.around) <= _SAME * size[:, None] * size):
+def _require_whole(own: Told, loss: Loss, found: Moments) -> None:
+    """Second moments in the columns of a loss: those of its features are in them."""
+    bends: Basis | None = getattr(loss, "basis", None)
+    lines = found if bends is None else coarser(found, bends, straight(bends))
+    own.moments.require_whole(lines.mean, lines.around)
+    if bends is not None:
+        own.moments.require_curves(bends, found.around, own.rows)
+    known = own.moments_of(loss)
+    if known is not None:
+        size = own.moments.sizes(bends)
+        if not np.all(np.abs(known.around - found.around) <= _SAME * size[:, None] * size):
             raise BidroError("it tells other second moments than before.")
-    own.whole = found
+        return
+    own.whole, own.bends = found, bends
 
 
-def _require_folds(own: Told, deal: Deal, reply: fold_moments.Reply) -> None:
+def _require_folds(own: Told, loss: Loss, deal: Deal, reply: fold_moments.Reply) -> None:
     mean, around, rows = (np.asarray(part) for part in reply)
     own.require_left_out(deal, own.rows - rows.astype(float))
     trained = TrainingMoments(mean[None], around[None], rows[None])
-    own.moments.require_folds(mean, around, rows, left_out_sums(trained))
     whole = of_all_folds(trained)
-    _require_whole(own, Moments(whole.mean[0], whole.around[0]))
+    bends: Basis | None = getattr(loss, "basis", None)
+    if bends is not None:
+        for part, count in zip(around, rows.tolist(), strict=True):
+            own.moments.require_curves(bends, part, count)
+        trained = coarser(trained, bends, straight(bends))
+    lines = trained.mean[0], trained.around[0]
+    own.moments.require_folds(*lines, rows, left_out_sums(trained))
+    _require_whole(own, loss, Moments(whole.mean[0], whole.around[0]))
 
 
 def _require_scores(own: Told, problem: Problem, deal: Deal, x: Floats, reply: ScoresReply) -> None:
@@ -248,8 +276,9 @@ class _Risks:
     def require(self, message: Any, reply: Risks | NewtonReply) -> None:
         """Raise BidroError for what contradicts itself or earlier replies."""
         own, problem = self.own, self.problem
-        if own.risks is None:
-            own.risks = ToldRisks(problem.loss, problem.transport, problem.lifted, own.columns)
+        curves: Basis | None = getattr(problem.loss, "basis", None)
+        if curves not in own.risks:
+            own.risks[curves] = ToldRisks(problem.loss, problem.transport, problem.lifted, own.columns)
         parts = {name: np.asarray(value) for name, value in reply._asdict().items()}
         k = parts["gradient"].shape[-1]
         if isinstance(reply, NewtonReply):
@@ -282,9 +311,11 @@ class _Risks:
             widened = 1.0 if whole else math.sqrt(own.rows)
             rows = None if whole else (self.deal, one)
             gradient = parts["gradient"][some]
-            own.risks.add(rows, x[some], radius, most, attained, smoothing, gradient, upper, widened)
-            if whole and own.whole is not None and isinstance(problem.loss, Squared) and problem.lifted:
-                self._require_of_moments(own.whole, x[some], radius, attained, upper)
+            own.risks[curves].add(rows, x[some], radius, most, attained, smoothing, gradient, upper, widened)
+            moments = own.moments_of(problem.loss) if whole else None
+            if moments is not None and isinstance(problem.loss, Squared) and problem.lifted:
+                moments = smoothed(moments, problem.loss)
+                self._require_of_moments(moments, x[some], radius, attained, upper)
 
     def _require_signs(self, parts: Mapping[str, Floats]) -> None:
         attained, smoothing = parts["attained"], parts["smoothing"]
@@ -313,7 +344,7 @@ class _Risks:
         base = v @ told.mean + x[:, features:].sum(axis=1)
         square = np.sum((v @ told.around) * v, axis=1) + base**2
         cones = self.problem.loss.steepness_cones(self.problem.transport.inverse_scale)
-        nu = np.linalg.norm(x @ cones[0].matrix.T + cones[0].offset, axis=1)
+        nu = np.array([cones[0].norm(cones[0].at(model)) for model in x])
         risk = (np.sqrt(np.maximum(square, 0.0)) + eps * nu) ** 2
         allowed = self.own.columns.allowed(self.problem.loss, x, self.problem.transport, eps)
         assert allowed is not None

@@ -10,7 +10,7 @@ stay as they are; the sites' own models are left aside: this is about the shared
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,10 @@ from bidro.algorithms.moment_newton import Risks, minimax_from_moments
 from bidro.algorithms.one_shot import squared_risks
 from bidro.algorithms.quadratic_risks import QuadraticRisks
 from bidro.algorithms.references import NO_REFERENCES, References
-from bidro.algorithms.second_moments import Moments
+from bidro.algorithms.second_moments import Moments, smoothed
 from bidro.arrays import Floats
 from bidro.deploy.consistency import Told
+from bidro.guarantees.segments import with_smoothing, without_smoothing
 from bidro.losses import LinearLoss, Softmax, Squared
 from bidro.problem import Problem
 from bidro.sets import Ball, Box, capped_sizes
@@ -87,14 +88,15 @@ class _Sites:
     @classmethod
     def of(cls, trained: Trained, told: Mapping[str, Told]) -> _Sites | None:
         """None where too little is known."""
+        trained = replace(trained, problem=with_smoothing(trained.problem))
         problem = trained.problem
         names, loss = problem.federation.names, problem.loss
         eps = np.zeros(problem.n) if problem.eps is None else np.asarray(problem.eps)
-        sizes = np.stack([told[name].columns.size for name in names])
-        known = [part for name in names if (part := told[name].whole) is not None]
+        sizes = np.stack([told[name].moments.sizes(getattr(loss, "basis", None)) for name in names])
+        known = [part for name in names if (part := told[name].moments_of(loss)) is not None]
         if isinstance(loss, Squared) and len(known) == problem.n:
             moments = Moments(np.stack([one.mean for one in known]), np.stack([one.around for one in known]))
-            return cls(trained, _squared(problem, moments), eps, moments, sizes)
+            return cls(trained, _squared(without_smoothing(problem), moments), eps, moments, sizes)
         state = None if trained.solution is None else trained.solution.state
         if not isinstance(state, State) or not isinstance(loss, LinearLoss | Softmax):
             return None
@@ -154,7 +156,7 @@ class _Sites:
 def _squared(problem: Problem, moments: Moments) -> Risks:
     assert isinstance(problem.loss, Squared)
     cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if problem.lifted else []
-    return squared_risks(moments, problem.loss, tuple(cones))
+    return squared_risks(smoothed(moments, problem.loss), problem.loss, tuple(cones))
 
 
 def _around(state: State) -> QuadraticRisks | None:

@@ -73,6 +73,15 @@ class KnownRows:
         """(rows, k + 1) all numbers of some of the rows, the target last."""
         return np.column_stack([self.features[wanted], self.target[wanted]])
 
+    def column(self, name: str) -> Floats:
+        """(N,) a column that is a number."""
+        place = 0
+        for column in self.schema.columns:
+            if column.name == name:
+                return self.features[:, place]
+            place += len(column.coded)
+        raise KeyError(name)
+
     def _content(self, part: slice) -> NDArray[np.uint64]:
         """64 bits from the numbers and the unit of some of the rows."""
         numbers = np.column_stack([self.features[part], self.target[part]])

@@ -8,8 +8,9 @@ choose but models, radii and how many folds of those that a site offers, each wi
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,12 +20,15 @@ from bidro.algorithms import BiDROFL, ExactMWDRO, OneShotMWDRO
 from bidro.algorithms.contract import Algorithm
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
-from bidro.algorithms.fold_newton import FoldNewton
+from bidro.algorithms.fold_newton import TOGETHER, FoldNewton
 from bidro.algorithms.kinks import followed_models
 from bidro.algorithms.own_correction import OwnCorrections
 from bidro.arrays import Floats
 from bidro.client import Penalty, WassersteinBall
+from bidro.curves import Basis
 from bidro.deploy.agreed import Agreed
+from bidro.deploy.bends import Curved
+from bidro.deploy.places import public_grid
 from bidro.engines.plain import described
 from bidro.federation import Federation
 from bidro.fitting.fit import agreed_deviations, radius_spread
@@ -32,6 +36,7 @@ from bidro.guarantees.calibration import FOLDS, candidates_of
 from bidro.guarantees.held_out import client_level
 from bidro.guarantees.heterogeneity import REFERENCE_POINTS
 from bidro.guarantees.own import SHRINKAGES
+from bidro.guarantees.segments import Wanted
 from bidro.guarantees.statements import loss_unit
 from bidro.losses import Loss
 from bidro.problem import Problem
@@ -45,9 +50,15 @@ from bidro.worst_case import default_oracle
 _HEADER_BYTES = 65_536
 
 
+# Where curves bend: places of the public grid, by feature.
+FeaturePlaces = tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Protocol:
     agreed: Agreed
+    places: FeaturePlaces | None = None  # of the curves that a request is about; None for straight lines
+    smoothing: float = 0.0  # of these curves in training
 
     @property
     def standard(self) -> Standard:
@@ -59,7 +70,68 @@ class Protocol:
 
     @cached_property
     def loss(self) -> Loss:
-        return self.agreed.fit_options.loss.in_units(self.standard.target_spread)
+        of_lines = self.agreed.fit_options.loss.in_units(self.standard.target_spread)
+        if self.places is None:
+            return of_lines
+        basis = self.basis_of(self.places)
+        return replace(of_lines, basis=basis, smoothing=self.smoothing)  # type: ignore[type-var]
+
+    @cached_property
+    def wanted(self) -> Wanted:
+        """The curves that are agreed on; coded levels have none."""
+        choices, names = self.agreed.fit_options.choices, self.columns[:-1]
+        found = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
+        bends = ~np.isnan(self.grid[:, 0])
+        most = tuple(own if may else 1 for own, may in zip(found.most, bends.tolist(), strict=True))
+        return replace(found, most=most)
+
+    @property
+    def has_curves(self) -> bool:
+        """Whether requests may be about curves."""
+        return max(self.wanted.most, default=1) > 1
+
+    @cached_property
+    def grid(self) -> Floats:
+        """(k, places) where curves may bend, in the columns' own units; NaN for coded levels."""
+        return public_grid(self.agreed)
+
+    @cached_property
+    def standard_grid(self) -> Floats:
+        """(k, places) the same in the agreed units."""
+        return np.asarray((self.grid - self.standard.mean[:, None]) / self.standard.spread[:, None])
+
+    @cached_property
+    def ends(self) -> tuple[Floats, Floats]:
+        """(low, high), both (k,), between which curves are drawn, in the agreed units: the ends of the grid,
+        of coded levels 0 and 1."""
+        sides = zip(self.grid.T[[0, -1]], (0.0, 1.0), strict=True)
+        low, high = (np.where(np.isnan(side), level, side) for side, level in sides)
+        mean, spread = self.standard.mean, self.standard.spread
+        return np.asarray((low - mean) / spread), np.asarray((high - mean) / spread)
+
+    def basis_of(self, places: FeaturePlaces) -> Basis:
+        """The curves that bend at these places."""
+        each = zip(self.standard_grid, places, strict=True)
+        return Basis(tuple(tuple(float(grid[place]) for place in own) for grid, own in each))
+
+    def places_of(self, basis: Basis) -> FeaturePlaces:
+        """Where curves bend whose knots are places of the grid."""
+        each = zip(self.standard_grid, basis.knots, strict=True)
+        return tuple(tuple(int(np.searchsorted(grid, knot)) for knot in own) for grid, own in each)
+
+    def at(self, places: FeaturePlaces, smoothing: float = 0.0) -> Protocol:
+        """What is asked about curves that bend at these places."""
+        return _curved(self, places, smoothing) if any(places) else self
+
+    @cached_property
+    def curved(self) -> Curved | None:
+        """What the site's memory is to know of the curves; None for straight lines."""
+        if self.places is None:
+            return None
+        each = zip(self.columns[:-1], self.grid, self.places, strict=True)
+        knots = {name: tuple(float(grid[place]) for place in own) for name, grid, own in each if own}
+        m = len(self.columns)
+        return Curved(knots, math.ceil(self.dimension * self.loss.columns(m) / m))
 
     @cached_property
     def dimension(self) -> int:
@@ -164,6 +236,8 @@ class Protocol:
         words = {"auto"} if agreed.options.criterion == "regret" else set()
         words |= {agreed.options.own} - {"none"}
         found: list[Algorithm] = [FoldScores(), *(OwnCorrections(SHRINKAGES[word]) for word in sorted(words))]
+        if self.has_curves and agreed.replies == "curvature":
+            found.append(FoldMoments((), folds))
         for candidates in self.candidates:
             found.append(FoldSolves(oracle, candidates, folds, spread, False))
             if agreed.replies == "curvature":
@@ -184,13 +258,22 @@ class Protocol:
 
     @cached_property
     def most_solves(self) -> int:
-        """Models that one message asks for at the most: a candidate's on every fold and on all rows."""
-        return max(len(few) for few in self.candidates) * (FOLDS + 1)
+        """Models that one message asks for at the most: a candidate's on every fold and on all rows, filled
+        up to whole passes over the rows."""
+        return -(-max(len(few) for few in self.candidates) * (FOLDS + 1) // TOGETHER) * TOGETHER
 
     @cached_property
     def most_bytes(self) -> int:
-        """Of a request: models, at which there may be curvature too, with a few numbers for each."""
-        return _HEADER_BYTES + 8 * 2 * self.most_solves * (self.dimension + 8)
+        """Of a request: models, at which there may be curvature too, with a few numbers for each, and the
+        places where curves bend, as text and as numbers."""
+        places = sum(self.wanted.most) + len(self.columns) * max(self.wanted.most, default=1)
+        return _HEADER_BYTES + 16 * places + 8 * 2 * self.most_solves * (self.dimension + 8)
+
+
+@lru_cache(maxsize=16)
+def _curved(of_lines: Protocol, places: FeaturePlaces, smoothing: float) -> Protocol:
+    """The same object for the same curves, as programs are compiled for it."""
+    return replace(of_lines, places=places, smoothing=smoothing)
 
 
 def as_text(description: Any) -> str:

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bidro.deploy.bends import Curved, fewest_inside, joined
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.row_memory import OUTSIDE, RowMemory
-from bidro.deploy.rules import RefusedError
+from bidro.deploy.rules import RefusedError, words
 
 
 class Answerable(NamedTuple):
@@ -42,10 +43,44 @@ class Releases:
         """What `training` would say, without releasing anything."""
         return self.memory.check(self.known, self._sets(None, moments=False))
 
-    def folds(self, marks: NDArray[np.int64] | None, moments: bool) -> int:
+    def folds(
+        self, marks: NDArray[np.int64] | None, moments: bool = False, curved: Curved | None = None
+    ) -> int:
         """Before a reply over folds, marks (training rows,) from 0, or over all training rows where these
-        are None; `moments` where it holds second moments or curvature. As `training`."""
-        return self.memory.release(self.known, self._sets(marks, moments))
+        are None; `moments` where it holds second moments or curvature, `curved` where it is about curves. As
+        `training`."""
+        self._require_kept_out(curved)
+        return self.memory.release(self.known, self._sets(marks, moments), curved)
+
+    def bears(self, marks: NDArray[np.int64], moments: bool, curved: Curved) -> bool:
+        """Whether `folds` would not refuse."""
+        try:
+            self._require_kept_out(curved)
+            self.memory.check(self.known, self._sets(marks, moments), curved)
+        except RefusedError:
+            return False
+        return True
+
+    def parts(self, marks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(N,) the smallest sets of which sums could be worked out if folds are answered, by a number for
+        each: those of training rows, and those kept out together."""
+        found = self.memory.atoms(self.known, self._sets(marks, moments=False)["sums"])
+        return np.where(self.holdout, found.max(initial=-1) + 1, found)
+
+    def _require_kept_out(self, curved: Curved | None) -> None:
+        """Of rows kept out mean losses are told, at models of which one segment may be all."""
+        if curved is None:
+            return
+        named = words(self.known.units)
+        knots = joined(self.memory.knots(self.known), curved.knots)
+        units = None if self.known.units is None else self.known.units[self.holdout]
+        for column, own in knots.items():
+            values = self.known.column(column)[self.holdout]
+            if 0 < fewest_inside(values, own, units) < self.memory.demanded.min_rows:
+                raise RefusedError(
+                    f"a segment of a curve would hold fewer of the {named} that it keeps out than its "
+                    f"min_rows = {self.memory.demanded.min_rows}; use fewer segments."
+                )
 
     def answerable(self, marks: Mapping[int, NDArray[np.int64]]) -> Answerable:
         """What `folds` would not refuse, of the folds (training rows,) by their number."""

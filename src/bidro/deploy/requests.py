@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,12 +19,13 @@ from bidro.algorithms.cross_validation import FoldScores
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.own_correction import OwnCorrections, Shrinkage
 from bidro.client import Penalty, WassersteinBall
-from bidro.deploy.protocol import Protocol, as_text
+from bidro.deploy.places import STEPS
+from bidro.deploy.protocol import FeaturePlaces, Protocol, as_text
 from bidro.deploy.rules import RefusedError
 from bidro.engines.coordinator import Nothing
 from bidro.engines.plain import described
 from bidro.engines.wire import unpack
-from bidro.fitting.questions import Adopt, Assess, Fixed
+from bidro.fitting.questions import Adopt, Assess, Bend, Fixed
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.own import SHRINKAGES
 from bidro.guarantees.statements import is_clip_level
@@ -36,11 +38,17 @@ _ALWAYS = frozenset({"version", "run", "question", "round", "client", "agreed"})
 # What a request says besides, by question.
 _MORE = {
     "prepare": frozenset[str](),
+    "spread": frozenset({"table", "folds"}),
+    "bends": frozenset({"table", "folds", "moments"}),
     "round": frozenset({"table", "seed", "folds", "algorithm", "ambiguity"}),
     "adopt": frozenset({"table"}),
     "assess": frozenset({"table", "ambiguity"}),
     "bounds": frozenset({"table"}),
 }
+# Questions about a model: where curves are agreed on, they say which.
+_OF_A_MODEL = ("round", "adopt", "assess", "bounds")
+# What smooths curves in training is at most this.
+_LARGEST_SMOOTHING = 1e6
 # Radii, in agreed spreads, and widths over which kinks are smoothed may be so large.
 _LARGEST_RADIUS, _LARGEST_WIDTH = 1e3, 1e12
 # Models may be outside the box by rounding.
@@ -51,6 +59,7 @@ _ROUNDING = 1e-9
 class Request:
     """A request that the protocol knows."""
 
+    protocol: Protocol  # that of the curves which it is about
     run: str
     question: str
     round: int
@@ -63,6 +72,7 @@ class Request:
     described: str = ""  # what the protocol knows the algorithm by
     seed: int = 0
     means: int = 0  # of losses, each of one model and clipped at one level or not, that tell of single rows
+    moments: bool = False  # whether second moments or curvature are to be asked for
 
     @property
     def kind(self) -> str:
@@ -73,9 +83,13 @@ class Request:
 def checked_request(protocol: Protocol, client: str, header: Mapping[str, Any], data: bytes) -> Request:
     """The request in `data`. Raises RefusedError, or BidroError, for anything that the protocol would not
     ask of this client."""
-    _require_header(protocol, client, header, len(data))
+    _require_header(protocol, client, header)
     run, question = str(header["run"]), str(header["question"])
-    parts = run, question, _whole(header["round"], 1, 10**9, "round")
+    if "curves" in header:
+        protocol = _about(protocol, header["curves"])
+    if len(data) > protocol.most_bytes:
+        raise RefusedError(f"a request of {len(data):,} bytes is larger than anything that was agreed on.")
+    parts = protocol, run, question, _whole(header["round"], 1, 10**9, "round")
     if question == "prepare":
         return Request(*parts, None, unpack(data, Nothing), 0)
     table = header["table"]
@@ -83,6 +97,8 @@ def checked_request(protocol: Protocol, client: str, header: Mapping[str, Any], 
         raise RefusedError("it was asked about a table that has no such id.")
     if question == "round":
         return _round(protocol, header, data, parts, table)
+    if question in ("spread", "bends"):
+        return _of_curves(protocol, header, data, parts, table)
     check = _Numbers(protocol)
     if question == "adopt":
         adopt = unpack(data, Adopt)
@@ -100,9 +116,7 @@ def checked_request(protocol: Protocol, client: str, header: Mapping[str, Any], 
     return Request(*parts, table, assess, 2, ball, means=1)
 
 
-def _require_header(protocol: Protocol, client: str, header: Mapping[str, Any], size: int) -> None:
-    if size > protocol.most_bytes:
-        raise RefusedError(f"a request of {size:,} bytes is larger than anything that was agreed on.")
+def _require_header(protocol: Protocol, client: str, header: Mapping[str, Any]) -> None:
     if header.get("version") != bidro.__version__:
         raise RefusedError(f"it has bidro {bidro.__version__}, and the server another version; use the same.")
     if header.get("client") != client:
@@ -112,14 +126,63 @@ def _require_header(protocol: Protocol, client: str, header: Mapping[str, Any], 
     question = header.get("question")
     if not isinstance(question, str) or question not in _MORE:
         raise RefusedError("there is no such question.")
-    if set(header) != _ALWAYS | _MORE[question]:
+    if question in ("spread", "bends") and not protocol.has_curves:
+        raise RefusedError("there is no such question.")
+    curves = {"curves"} if protocol.has_curves and question in _OF_A_MODEL else set()
+    if set(header) != _ALWAYS | _MORE[question] | curves:
         raise RefusedError("it was asked for something that was not agreed on.")
     if not isinstance(header["run"], str) or not _RUN.fullmatch(header["run"]):
         raise RefusedError("the run's name is not one that a folder can have.")
 
 
+_Parts = tuple[Protocol, str, str, int]
+
+
+def _about(protocol: Protocol, said: Any) -> Protocol:
+    """The protocol of the curves that a request is about."""
+    if said is None:
+        return protocol
+    if not isinstance(said, dict) or set(said) != {"places", "smoothing"}:
+        raise RefusedError("curves have places where they bend, and how they are smoothed.")
+    places, smoothing = said["places"], said["smoothing"]
+    if type(smoothing) is not float or not 0 <= smoothing <= _LARGEST_SMOOTHING:
+        raise RefusedError("how curves are smoothed is not a number as agreed on.")
+    if not isinstance(places, list) or not all(isinstance(own, list) for own in places):
+        raise RefusedError("it was asked about curves that were not agreed on.")
+    return protocol.at(_places(protocol, places), smoothing)
+
+
+def _places(protocol: Protocol, places: Sequence[Sequence[Any]]) -> FeaturePlaces:
+    """Places of the public grid, ascending, no more a feature than agreed on."""
+    most = protocol.wanted.most
+    fits = len(places) == len(most)
+    fits = fits and all(len(own) < segments for own, segments in zip(places, most, strict=True))
+    fits = fits and all(type(one) is int and 0 <= one <= STEPS for own in places for one in own)
+    if not fits or any(b <= a for own in places for a, b in pairwise(own)):
+        raise RefusedError("it was asked about curves that were not agreed on.")
+    return tuple(tuple(own) for own in places)
+
+
+def _of_curves(
+    protocol: Protocol, header: Mapping[str, Any], data: bytes, parts: _Parts, table: float
+) -> Request:
+    """A question about where curves may bend."""
+    folds = _whole(header["folds"], 2, FOLDS, "number of folds")
+    if parts[2] == "spread":
+        return Request(*parts, table, unpack(data, Nothing), 0, folds=folds)
+    message, moments = unpack(data, Bend), header["moments"]
+    array, most = np.asarray(message.places), protocol.wanted.most
+    fits = array.dtype == np.int64 and array.shape == (len(most), max(most) - 1)
+    if not fits or type(moments) is not bool:
+        raise RefusedError("it was asked about curves that were not agreed on.")
+    places = _places(protocol, [[one for one in own if one >= 0] for own in array.tolist()])
+    if moments and protocol.agreed.replies != "curvature":
+        raise RefusedError("it was asked for second moments, and gradients were agreed on.")
+    return Request(protocol.at(places), *parts[1:], table, message, 0, folds=folds, moments=moments)
+
+
 def _round(
-    protocol: Protocol, header: Mapping[str, Any], data: bytes, parts: tuple[str, str, int], table: float
+    protocol: Protocol, header: Mapping[str, Any], data: bytes, parts: _Parts, table: float
 ) -> Request:
     folds = _whole(header["folds"], 0, FOLDS, "number of folds")
     seed = _whole(header["seed"], 0, 2**62, "seed")
@@ -217,6 +280,9 @@ class _Numbers:
         fields: dict[str, Any] = message._asdict()
         most, models = self.protocol.most_solves, 0
         shape: tuple[int, ...] | None = None
+        if isinstance(algorithm, FoldMoments) and not algorithm.candidates:
+            self._in(fields.pop("x"), (0,), 0, 0)
+            shape = ()
         if "x" in fields:
             if isinstance(algorithm, OwnCorrections):
                 shape = (folds,)

@@ -25,9 +25,11 @@ The same holds of three families of sets, each with a partition and a rule of it
   hold a sum over the rows of every level, and any two levels are had at once by no row or by at least
   `min_cell`. That does not wait for second moments to be sent: the gradients of squared loss at one model
   more than there are parameters determine them, and those at two models that a server chooses a row of them.
-  For the same reason no row of an atom outweighs the others (`dominance`);
+  Of curves the stretches count among the levels: see `bends`. For the same reason no row of an atom outweighs
+  the others (`dominance`);
 - "moments", those sets of training rows whose second moments or curvature were sent: an atom has more than
-  twice as many rows as a model has parameters.
+  twice as many rows as a model has parameters. Of d parameters that stand for m columns of the table, as with
+  curves, d^2 / m count: then second moments, too, are a quarter as many numbers as the rows have.
 
 Of a set that is left behind, rows that were in a sum once and are gone now, counts are known by subtraction:
 those of the atom as they were, less those of its rows that are still here. Of units that is a lower bound.
@@ -51,6 +53,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.arrays import Floats
+from bidro.deploy.bends import Curved, Knots, joined, known_knots, names_of, one_level, stretch_of
 from bidro.deploy.cells import Levels, cell_counts, distinct_by_atom, smallest
 from bidro.deploy.dominance import require_none_outweighs
 from bidro.deploy.known_rows import KnownRows
@@ -180,25 +183,43 @@ class RowMemory:
         """The rows of a table as this memory knows them."""
         return KnownRows(schema, features, target, units, self.state.derived("rows"))
 
-    def check(self, known: KnownRows, sets: Mapping[str, _Ints]) -> int:
+    def check(self, known: KnownRows, sets: Mapping[str, _Ints], curved: Curved | None = None) -> int:
         """What `release` would say, without releasing anything."""
         with self.state.reading() as connection:
-            return self._after(connection, known, sets)[1]
+            return self._after(connection, known, sets, curved)[1]
 
-    def release(self, known: KnownRows, sets: Mapping[str, _Ints]) -> int:
+    def release(self, known: KnownRows, sets: Mapping[str, _Ints], curved: Curved | None = None) -> int:
         """Remember, before a reply leaves, that sums over sets of rows do: by family, the set (N,) that each
-        row of the table is in, from 0, or OUTSIDE. What was released before changes nothing.
+        row of the table is in, from 0, or OUTSIDE, and the curves that they are about, if any. What was
+        released before changes nothing.
 
         Returns the fewest rows, or units, that something rests on that can be worked out from all that was
         released: the smallest atom, or in it the rarest cell of two levels. Raises RefusedError
         where the rule would be broken; then nothing is remembered.
         """
         with self.state.transaction() as connection:
-            memory, fewest = self._after(connection, known, sets)
+            memory, fewest = self._after(connection, known, sets, curved)
             if memory is not None:
                 content = sqlite3.Binary(memory.to_bytes())
                 connection.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (known.coding, content))
         return fewest
+
+    def knots(self, known: KnownRows) -> Knots:
+        """All knots of curves that sums were ever released for."""
+        with self.state.reading() as connection:
+            return known_knots(_read(connection, known.coding).names)
+
+    def atoms(self, known: KnownRows, labels: _Ints) -> _Ints:
+        """(N,) in which atom of the "sums" each row of the table would be if sets of training rows were
+        released, labels (N,) as in `release`; -1 for rows in none of them."""
+        with self.state.reading() as connection:
+            memory = _read(connection, known.coding)
+        here, hashes, new = _places(memory.hashes, known.hashes)
+        before = memory.partitions["sums"].atoms
+        whole = np.full(len(hashes), OUTSIDE, np.int64)
+        whole[here] = labels
+        now = refined(np.concatenate([before, np.full(len(new), -1, np.int64)]), whole)
+        return np.where(labels == OUTSIDE, -1, now.atoms[here])
 
     def take_as_new(self, known: KnownRows) -> None:
         """The site's owner says that the rows of the table, which are all unknown, are others than before."""
@@ -215,7 +236,11 @@ class RowMemory:
         return int(new.sum()), int(gone.sum())
 
     def _after(
-        self, connection: sqlite3.Connection, known: KnownRows, sets: Mapping[str, _Ints]
+        self,
+        connection: sqlite3.Connection,
+        known: KnownRows,
+        sets: Mapping[str, _Ints],
+        curved: Curved | None,
     ) -> tuple[Memory | None, int]:
         """(the memory after a release, None where it is as before, the fewest rows that something rests
         on)."""
@@ -223,7 +248,11 @@ class RowMemory:
         here, hashes, new = _places(memory.hashes, known.hashes)
         if len(new) == len(here):
             _require_taken_as_new(connection, known)
-        levels = Levels.of(known.schema, known.features, known.target, memory.names)
+        bent = {} if curved is None else curved.knots
+        stretches = names_of(joined(known_knots(memory.names), bent))
+        bends = "sums" in sets and not set(stretches) <= set(memory.names)
+        more = [*memory.names, *(stretches if bends else ())]
+        levels = Levels.of(known.schema, known.features, known.target, more)
         memory = _widened(memory, levels.names)
         has = levels.in_order(memory.names)
         units = memory.units
@@ -242,12 +271,17 @@ class RowMemory:
             of_table = np.where(sets[kind] == OUTSIDE, -1, now.atoms[here])
             n = len(now.before)
             sizes = distinct_by_atom(now.atoms, n, None if known.units is None else units)
+            present = now.label != OUTSIDE
+            if kind == "moments" and curved is not None:
+                _require_many(distinct_by_atom(now.atoms, n, None)[present], curved.parameters)
+            if kind == "sums" and bends:
+                # Where curves bend anew, all that is here is counted anew.
+                now = now._replace(changed=now.changed | present)
             if now.changed.any():
                 same, after = False, _counted(kind, before, now, known, of_table, has)
-                self._require(kind, known, now, after, sizes, of_table)
+                self._require(kind, known, now, after, memory.names, sizes, of_table)
             else:
                 after = Partition(now.atoms, before.levels[now.before], before.unit_levels[now.before])
-            present = now.label != OUTSIDE
             fewest += [smallest(sizes[present]), smallest(after.unit_levels[present])]
             partitions[kind] = after
         least = min((count for count in fewest if count), default=0)
@@ -259,11 +293,12 @@ class RowMemory:
         known: KnownRows,
         now: Refined,
         after: Partition,
+        names: tuple[str, ...],
         sizes: _Ints,
         of_table: _Ints,
     ) -> None:
-        """Raise RefusedError where an atom that was none before breaks the rule of its family; sizes (atoms,)
-        are in units where these are named."""
+        """Raise RefusedError where an atom that was none before breaks the rule of its family; names (c,) are
+        those of levels, sizes (atoms,) are in units where these are named."""
         changed, demanded, named = now.changed, self.demanded, words(known.units)
         earlier = bool(np.any(now.before >= 0))
         if kind == "rows":
@@ -271,22 +306,17 @@ class RowMemory:
                 raise RefusedError(_too_few(named, "", "min_rows", demanded.min_rows, earlier))
             return
         if kind == "moments":
-            rows = distinct_by_atom(now.atoms, len(changed), None)
-            if np.any(rows[changed] <= 2 * demanded.parameters):
-                raise RefusedError(
-                    "second moments or curvature over a set of its rows could be worked out that has too few "
-                    f"for a model of {demanded.parameters} parameters: it needs more than twice as many; use "
-                    "fewer folds, or agree on gradients as replies."
-                )
+            _require_many(distinct_by_atom(now.atoms, len(changed), None)[changed], demanded.parameters)
             return
         # Counts of units are lower bounds: what some row has is not nothing.
         some, counts = after.levels[changed] > 0, after.unit_levels[changed]
-        level = np.eye(counts.shape[-1], dtype=bool)
+        curves = any(stretch_of(name) is not None for name in names)
+        level = one_level(names)
         if np.any(some & level & (counts < demanded.min_rows)):
-            what = " with a level or class"
+            what = " with a level or class" + (", or in a segment of a curve" if curves else "")
             raise RefusedError(_too_few(named, what, "min_rows", demanded.min_rows, earlier))
         if np.any(some & ~level & (counts < demanded.min_cell)):
-            what = " with two levels or classes at once"
+            what = " with two levels or classes at once" + (", or in parts of two curves" if curves else "")
             raise RefusedError(_too_few(named, what, "min_cell", demanded.min_cell, earlier))
         # A number that has two values among these rows alone is a level there.
         for atom in np.flatnonzero(changed & (now.label != OUTSIDE)):
@@ -296,6 +326,16 @@ class RowMemory:
                 what = " with one of a column's two values"
                 raise RefusedError(_too_few(named, what, "min_rows", demanded.min_rows, earlier))
             require_none_outweighs(known.whole(own), units, demanded.min_rows)
+
+
+def _require_many(rows: _Ints, parameters: int) -> None:
+    """Raise RefusedError where a set has too few rows for second moments of so many parameters."""
+    if np.any(rows <= 2 * parameters):
+        raise RefusedError(
+            "second moments or curvature over a set of its rows could be worked out that has too few for a "
+            f"model of {parameters} parameters: it needs more than twice as many; use fewer folds, or agree "
+            "on gradients as replies."
+        )
 
 
 def _too_few(named: str, what: str, rule: str, least: int, earlier: bool) -> str:

@@ -108,14 +108,14 @@ def _columns(agreed: Agreed, support: Mapping[str, tuple[float, float]], mark: s
 def _training(agreed: Agreed, mark: str) -> list[str]:
     """The parts [training], [algorithm] and [limits]; in a draft as comments that show what there is."""
     options = dataclasses.asdict(agreed.options)
-    lines, radii = ["", "[training]"], []
+    lines, parts = ["", "[training]"], list[str]()
     for name in TRAINING:
         value = options[name]
         if isinstance(value, Mapping):
-            radii = ["", f"[training.{name}]", *(f"{_text(str(k))} = {_text(v)}" for k, v in value.items())]
+            parts += ["", f"[training.{name}]", *(f"{_text(str(k))} = {_text(v)}" for k, v in value.items())]
         elif value is not None:
             lines.append(f"{mark}{name} = {_text('inf' if value == math.inf else value)}")
-    lines += [f"{mark}replies = {_text(agreed.replies)}", *radii]
+    lines += [f"{mark}replies = {_text(agreed.replies)}", *parts]
     if agreed.algorithm is not None:
         lines += ["", "[algorithm]", *_entries(agreed.algorithm, "")]
     return [*lines, "", "[limits]", *_entries(agreed.limits, mark), ""]

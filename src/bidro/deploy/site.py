@@ -102,7 +102,8 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
 
 def _question(site: Site, rows: SiteRows, request: Request, digest: str) -> Question:
     about = f"{rows.agreed.digest} {table_id(site, rows):.0f}"
-    content = hashlib.sha256(pack(request.message, {"ambiguity": repr(request.ambiguity)})).hexdigest()
+    about_it = {"ambiguity": repr(request.ambiguity), "curves": repr(request.protocol.places)}
+    content = hashlib.sha256(pack(request.message, about_it)).hexdigest()
     parts = request.run, request.kind, request.round, digest, request.models
     return Question(*parts, about, content, request.means)
 

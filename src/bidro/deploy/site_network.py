@@ -7,7 +7,7 @@ again where the question is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,10 +16,12 @@ import numpy as np
 
 import bidro
 from bidro.arrays import Floats
+from bidro.curves import Basis
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.consistency import Consistency, others_lost, require_prepared
 from bidro.deploy.influence import influence
 from bidro.deploy.job import Job
+from bidro.deploy.places import PARTS, STEPS, common_places, padded
 from bidro.deploy.protocol import Protocol
 from bidro.deploy.told_losses import require_adopted, require_assessment, require_bounds
 from bidro.deploy.told_moments import Values
@@ -30,8 +32,21 @@ from bidro.engines.rounds import Ask, Deal
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.fitting import Progress, fit
-from bidro.fitting.questions import Adopt, Adopted, Assess, Assessment, Fixed, HoldoutBounds, Prepared, Spread
+from bidro.fitting.questions import (
+    Adopt,
+    Adopted,
+    Assess,
+    Assessment,
+    Bend,
+    Bends,
+    Fixed,
+    HoldoutBounds,
+    Places,
+    Prepared,
+)
+from bidro.guarantees.segments import MOST_SEGMENTS
 from bidro.guarantees.statements import Assessed
+from bidro.losses import Loss, has_curves
 from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.standard import Standard
@@ -161,11 +176,52 @@ class SiteClients:
     needs_all: bool  # of rounds: whether one is over only when every site has replied
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
-        remote = Remote(self.coordinator, self.settings, self.needs_all, self.consistency)
+        remote = Remote(self.coordinator, self.settings, self.needs_all, self.consistency, self._about)
         return remote.clients_of(problem, deal, seed)
 
-    def spread(self) -> Spread:
-        raise BidroError("Curves are fitted in one process only; an agreement does not know them yet.")
+    def _about(self, loss: Loss) -> dict[str, Any]:
+        """What a request says of the curves that it is about, where curves are agreed on."""
+        if not self.protocol.has_curves:
+            return {}
+        if not has_curves(loss):
+            return {"curves": None}
+        places = self.protocol.places_of(loss.basis)  # type: ignore[attr-defined]
+        smoothing = float(loss.smoothing)  # type: ignore[attr-defined]
+        return {"curves": {"places": [list(own) for own in places], "smoothing": smoothing}}
+
+    def finest(
+        self, most: Sequence[int], folds: int, curvature: bool
+    ) -> tuple[Basis, tuple[Floats, Floats] | None]:
+        """Places of the public grid that suit all sites, as fine as all of them bear; curves are drawn over
+        the grid, as nobody tells its least and largest values."""
+        del most  # as agreed on, without coded levels
+        wanted, names = self.protocol.wanted.most, self.federation.names
+        settings = {name: {**self.settings[name], "folds": folds} for name in names}
+        like = Places.like(len(wanted), PARTS - 1)
+        nothing = dict.fromkeys(names, Nothing())
+        told = self.coordinator.ask("spread", 1, settings, nothing, like, check=self._check_places)
+        edges = np.asarray(_stacked(told).edges, np.int64)  # (n, k, parts - 1)
+        counted = self.federation.counted
+        places = tuple(common_places(edges[:, j], counted, own) for j, own in enumerate(wanted))
+        message = Bend(padded(places, max(wanted) - 1))
+        settings = {name: {**own, "moments": curvature} for name, own in settings.items()}
+        messages = dict.fromkeys(names, message)
+        finest, like_bends = self.protocol.basis_of(places), Bends.like(len(wanted))
+        borne = self.coordinator.ask("bends", 1, settings, messages, like_bends, check=_check_bends)
+        fewest = np.min([np.asarray(one.segments) for one in borne.values()], axis=0).astype(int)
+        return finest.thinned(fewest.tolist()), self.protocol.ends
+
+    def _check_places(self, name: str, reply: Places, rows: int) -> None:
+        """Raise BidroError for what are no places of the grid."""
+        if rows > self.consistency.told[name].rows:
+            raise BidroError(f"it tells of {rows} rows behind a reply, and of fewer in all.")
+        for own, most in zip(np.asarray(reply.edges), self.protocol.wanted.most, strict=True):
+            used = own[own != -1]
+            whole = np.all((used >= 0) & (used <= STEPS) & (used == np.rint(used)))
+            if not whole or np.any(np.diff(used) <= 0) or np.any(own[len(used) :] != -1):
+                raise BidroError("it tells places that are not those of the public grid, in their order.")
+            if most == 1 and len(used):
+                raise BidroError("it tells places of a feature that is a straight line.")
 
     def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
         """Each site makes and keeps its own model, and answers that it has."""
@@ -175,7 +231,8 @@ class SiteClients:
             del rows
             require_adopted(messages[name], reply)
 
-        self.coordinator.ask("adopt", 1, self.settings, messages, Adopted.like(), check=check)
+        settings = {name: {**own, **self._about(problem.loss)} for name, own in self.settings.items()}
+        self.coordinator.ask("adopt", 1, settings, messages, Adopted.like(), check=check)
         return {}
 
     def _each(self, message: T) -> dict[str, T]:
@@ -190,7 +247,11 @@ class SiteClients:
         del declared  # a site takes the support that it has agreed to, not one that the server names
         radii = np.asarray(message.radii)
         settings = {
-            name: {**self.settings[name], "ambiguity": described(own_ambiguity(problem, i))}
+            name: {
+                **self.settings[name],
+                **self._about(problem.loss),
+                "ambiguity": described(own_ambiguity(problem, i)),
+            }
             for i, name in enumerate(self.federation.names)
         }
         messages = {
@@ -223,7 +284,8 @@ class SiteClients:
         def check(name: str, reply: HoldoutBounds, rows: int) -> None:
             require_bounds(self.consistency.told[name], of, messages[name], reply, rows)
 
-        return _stacked(self.coordinator.ask("bounds", 1, self.settings, messages, like, check=check))
+        settings = {name: {**own, **self._about(of.loss)} for name, own in self.settings.items()}
+        return _stacked(self.coordinator.ask("bounds", 1, settings, messages, like, check=check))
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
         return self.protocol.reference
@@ -233,6 +295,15 @@ class SiteClients:
         apart = far[:, None] + far[None, :]
         np.fill_diagonal(apart, 0.0)
         return apart
+
+
+def _check_bends(name: str, reply: Bends, rows: int) -> None:
+    """Raise BidroError for a number of segments that curves cannot have."""
+    del name, rows
+    told = np.asarray(reply.segments)
+    wrong = told[(told < 1) | (told > MOST_SEGMENTS) | (told != np.rint(told))]
+    if wrong.size:
+        raise BidroError(f"it tells that its rows bear {wrong[0]:g} segments.")
 
 
 def _stacked(replies: Mapping[str, T]) -> T:

@@ -41,6 +41,8 @@ CREATE TABLE IF NOT EXISTS work (run TEXT PRIMARY KEY, seconds REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS memory (coding TEXT PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS new_rows (coding TEXT NOT NULL, digest BLOB NOT NULL, time TEXT NOT NULL,
   PRIMARY KEY (coding, digest));
+CREATE TABLE IF NOT EXISTS looked (coding TEXT NOT NULL, knots TEXT NOT NULL, borne TEXT NOT NULL,
+  PRIMARY KEY (coding, knots));
 """
 
 

@@ -209,13 +209,14 @@ def _require_shared(loss: float, own: float) -> None:
 
 def _require_trained(own: Told, problem: Problem, x: Floats, loss: float) -> None:
     """The mean loss at the trained model against the rounds that trained it."""
-    if own.risks is not None:
-        own.risks.require_mean(None, x, loss)
-    if own.whole is not None and isinstance(problem.loss, Squared):
-        features = len(own.whole.mean) - 1
+    if (risks := own.risks.get(getattr(problem.loss, "basis", None))) is not None:
+        risks.require_mean(None, x, loss)
+    whole = own.moments_of(problem.loss)
+    if whole is not None and isinstance(problem.loss, Squared):
+        features = len(whole.mean) - 1
         v = np.append(x[:features], -1.0)
-        base = float(own.whole.mean @ v + x[features:].sum())
-        known = float(v @ own.whole.around @ v) + base**2
+        base = float(whole.mean @ v + x[features:].sum())
+        known = float(v @ whole.around @ v) + base**2
         allowed = own.columns.allowed(problem.loss, x[None])
         assert allowed is not None
         if abs(known - loss) > _SAME * abs(known) + 1e-9 * float(allowed.risk[0]):
@@ -230,7 +231,8 @@ def _require_scores(own: Told, loss: Loss, message: Assess, reply: Assessment) -
         return
     for model, spread, centre in zip((message.x, message.pooled), reply.predicted, reply.centre, strict=True):
         w, b = loss.split(np.asarray(model))  # type: ignore[attr-defined]
-        most = 1.01 * float(np.sum(np.abs(np.atleast_2d(w)) @ own.columns.size[:-1])) + 1e-12
+        size = own.moments.sizes(getattr(loss, "basis", None))[:-1]
+        most = 1.01 * float(np.sum(np.abs(np.atleast_2d(w)) @ size)) + 1e-12
         if float(spread) > (2 * most) ** 2 or np.any(np.abs(centre) > 2 * (most + float(np.sum(np.abs(b))))):
             raise BidroError("it tells predictions that lie further apart than its columns allow.")
 

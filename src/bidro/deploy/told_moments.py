@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.second_moments import LeftOutSums
 from bidro.arrays import Floats
+from bidro.curves import Basis
 from bidro.deploy.agreed import Agreed
 from bidro.errors import BidroError
 from bidro.federation import LARGEST_SIZE
@@ -145,6 +146,22 @@ class ToldMoments:
         """(m,) root mean squares of the columns in the units of training."""
         centre, spread = self.units
         return np.asarray(np.hypot(self.mean - centre, self.deviation) / spread + self._slack)
+
+    def sizes(self, bends: Basis | None) -> Floats:
+        """(columns,) no column of curves is larger: none is larger than its feature."""
+        return self.size if bends is None else np.append(self.size[:-1][bends.feature], self.size[-1])
+
+    def require_curves(self, bends: Basis, around: Floats, rows: int) -> None:
+        """Raise BidroError for second moments (columns, columns) in the columns of curves that no rows have.
+        Columns of one feature grow together, one after the other."""
+        more = np.sqrt(self.rows / max(rows, 1))
+        _require_semidefinite(
+            around, more * np.append(self._slack[:-1][bends.feature], self._slack[-1]), rows
+        )
+        size = more * self.sizes(bends)[:-1]
+        same = bends.feature[:, None] == bends.feature
+        if np.any(same & (around[:-1, :-1] < -_ROUNDING * size[:, None] * size)):
+            raise BidroError("it tells columns of a curve of which one falls as another grows, as none do.")
 
     def require_whole(self, mean: Floats, around: Floats) -> None:
         """Raise BidroError for moments (m,) and (m, m) of all rows, in the units of training, that are not

@@ -60,8 +60,12 @@ class Columns(NamedTuple):
         else:
             inverse, nu = np.asarray(transport.inverse_scale), _steepness(loss, transport, x)
         ones = np.ones(loss.scores * int(loss.intercept))
-        of_x = np.append(np.tile(self.size[:-1], loss.scores), ones)
-        moved = np.append(np.tile(inverse[:-1], loss.scores), 0 * ones)
+        sizes, moves = self.size[:-1], inverse[:-1]
+        if loss.basis is not None:
+            # What of a curve lies in one segment is no larger than its feature, and moves no further.
+            sizes, moves = sizes[loss.basis.feature], moves[loss.basis.feature]
+        of_x = np.append(np.tile(sizes, loss.scores), ones)
+        moved = np.append(np.tile(moves, loss.scores), 0 * ones)
         if isinstance(loss, Softmax):
             size, at_zero, slope = 2 * np.abs(x) @ of_x + eps * nu, math.log(loss.classes), np.ones(len(x))
         else:
@@ -82,9 +86,7 @@ class Columns(NamedTuple):
 def _steepness(loss: Loss, transport: Transport, x: Floats) -> Floats:
     """(r,) nu of models (r, d): what a radius multiplies."""
     cones = loss.steepness_cones(transport.inverse_scale)
-    return np.asarray(
-        np.max([np.linalg.norm(x @ one.matrix.T + one.offset, axis=1) for one in cones], axis=0)
-    )
+    return np.max([[one.norm(one.at(model)) for model in x] for one in cones], axis=0)
 
 
 class Cuts(NamedTuple):
@@ -146,6 +148,10 @@ class ToldRisks:
         nothing."""
         columns = Columns(widened * self.columns.size)
         allowed = columns.allowed(self.loss, x, self.transport, most_eps)
+        if allowed is not None and self.loss.penalty is not None:
+            more = _SLACK * np.abs(x) @ np.abs(self.loss.penalty)
+            risk, slopes = allowed.risk + np.sum(more * np.abs(x), axis=1), allowed.slope + 2 * more
+            allowed = allowed._replace(risk=risk, slope=slopes)
         z, slope = x, np.abs(gradient)
         if self.lifted:
             z = np.column_stack([x, self._nu(x)])
@@ -174,10 +180,12 @@ class ToldRisks:
 
     def require_mean(self, rows: object, x: Floats, mean: float) -> None:
         """Raise BidroError where the mean loss over `rows` at x (d,) lies below a cut without a radius, or
-        above a risk at the same model."""
+        above a risk at the same model; risks have in them what smooths curves."""
         told = self.told.get(rows)
         if told is None:
             return
+        if self.loss.penalty is not None:
+            mean += float(x @ self.loss.penalty @ x)
         lift = np.zeros((1, told.z.shape[1]))
         lift[0, : len(x)] = x
         if self.lifted:

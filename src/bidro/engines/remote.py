@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from bidro.engines.coordinator import Coordinator
 from bidro.engines.plain import described
 from bidro.engines.rounds import Ask, Deal, Who
 from bidro.federation import Federation
+from bidro.losses import Loss
 from bidro.problem import Problem
 
 
@@ -37,17 +38,18 @@ class RoundCheck(Protocol):
 @dataclass(frozen=True)
 class Remote:
     """`settings` are what every request to a client says. Loss, transport and support are not among it:
-    clients have agreed on them. With `needs_all` a round is over when every client has replied. `check` holds
-    replies against what clients have told before."""
+    clients have agreed on them, but for the curves of a loss, which `about` names. With `needs_all` a round
+    is over when every client has replied. `check` holds replies against what clients have told before."""
 
     coordinator: Coordinator
     settings: Mapping[str, Mapping[str, Any]]  # by client
     needs_all: bool = True
     check: RoundCheck | None = None
+    about: Callable[[Loss], Mapping[str, Any]] = lambda _: {}  # what requests say of the loss
 
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         names = problem.federation.names
-        shared = {"folds": 0 if deal is None else deal.folds, "seed": seed}
+        shared = {"folds": 0 if deal is None else deal.folds, "seed": seed, **self.about(problem.loss)}
         own = {name: described(own_ambiguity(problem, i)) for i, name in enumerate(names)}
 
         def ask(algorithm: Algorithm, broadcast: Any, t: int, who: Who | None = None) -> tuple[Any, Who]:

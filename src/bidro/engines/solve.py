@@ -114,6 +114,9 @@ def solve(
     if not isinstance(max_rounds, int) or max_rounds < 1:
         raise BidroError(f"max_rounds must be a whole number of at least 1; got {max_rounds!r}.")
     rule, why = chosen_method(problem)
+    if moments is not None and OneShotMWDRO.suits(problem):
+        # Nothing more is sent, however many parameters there are.
+        rule, why = "one-shot", "the second moments, which tell all, have been sent"
     chosen: str = method or (rule if resume is None else resume.method)
     if method is not None or resume is not None:
         why = "it was asked for"

@@ -8,28 +8,28 @@ from dataclasses import replace
 import numpy as np
 
 from bidro.arrays import Floats
-from bidro.curves import Basis, common_knots
+from bidro.curves import Basis
 from bidro.fitting.network import Clients
 from bidro.fitting.questions import Assessment
 from bidro.guarantees.segments import Wanted, without_smoothing
 from bidro.losses import has_curves
-from bidro.training import Choices, Trained
+from bidro.training import Choices, Limits, Trained, folds_of
 
 
 def wanted_curves(
-    clients: Clients, choices: Choices, names: Sequence[str]
+    clients: Clients, choices: Choices, names: Sequence[str], limits: Limits
 ) -> tuple[tuple[Wanted, Basis] | None, tuple[Floats, Floats] | None]:
     """(what is wanted of the features, with the finest knots, None where every one is a straight line of any
-    sign; the least and the largest value of every feature, None where they are not asked for)."""
+    sign; between what values curves are drawn, None where there are none). `limits` are those of the
+    clients' answers."""
     wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
     if not any(wanted.signs) and max(wanted.most, default=1) == 1:
         return None, None
     if max(wanted.most) == 1:
         return (wanted, Basis(((),) * len(names))), None
-    told = clients.spread()
-    values = np.asarray(told.values)
-    basis = common_knots(values, np.asarray(told.counts), wanted.most)
-    return (wanted, basis), (values[:, :, 0].min(axis=0), values[:, :, -1].max(axis=0))
+    folds, curvature = folds_of(min(clients.federation.sizes), choices, limits)
+    basis, seen = clients.finest(wanted.most, folds, curvature)
+    return (wanted, basis), seen
 
 
 def of_losses_alone(trained: Trained) -> Trained:

@@ -17,7 +17,7 @@ from bidro.algorithms.own_correction import Shrinkage
 from bidro.arrays import Floats
 from bidro.client import WassersteinBall
 from bidro.curves import spread_over
-from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared, Spread
+from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.heterogeneity import distance_to_reference
 from bidro.guarantees.robust import mean_displacements, robust_risk
 from bidro.guarantees.statements import CLIP, Assessed, holdout_bounds
@@ -59,11 +59,12 @@ def prepared(
     )
 
 
-def spread(rows: Floats, sizes: Sequence[int]) -> Spread:
-    """Of training rows (N, k + 1) in standard units, `sizes` of each client."""
+def spread(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
+    """(values, counts), both (n, k, places): how training rows (N, k + 1) in standard units, `sizes` of each
+    client, are spread over the features: see `spread_over`."""
     parts = np.split(rows[:, :-1], np.cumsum(sizes)[:-1])
-    told = [spread_over(part) for part in parts]
-    return Spread(*(np.stack(part) for part in zip(*told, strict=True)))
+    values, counts = zip(*(spread_over(part) for part in parts), strict=True)
+    return np.stack(values), np.stack(counts)
 
 
 def own_models(loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, freedoms: ArrayLike) -> Floats:

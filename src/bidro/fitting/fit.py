@@ -155,6 +155,9 @@ class _Fit:
 
     def run(self) -> Fitted:
         options, choices = self.options, self.options.choices
+        curved = choices.curves is not None or choices.increasing or choices.decreasing
+        if options.algorithm is not None and curved:
+            raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")
         self.progress.begin("preparing")
         prepared = self.network.prepare()
         standard, deviations = self._units(prepared)
@@ -166,7 +169,8 @@ class _Fit:
             clients.federation, loss, transport, standard.target_spread, options.largest_coefficient
         )
         self.progress.begin("choosing")
-        curves, seen = wanted_curves(clients, choices, self.network.columns[:-1])
+        limits = Limits(*(_by_all(offered) for offered in (prepared.folds, prepared.curved)))
+        curves, seen = wanted_curves(clients, choices, self.network.columns[:-1], limits)
         if options.algorithm is None:
             trained = train(
                 whole,
@@ -176,12 +180,10 @@ class _Fit:
                 self.progress.solving,
                 clients,
                 radius_spread(deviations, transport, choices),
-                Limits(*(_by_all(offered) for offered in (prepared.folds, prepared.curved))),
+                limits,
                 curves,
             )
         else:
-            if choices.curves is not None or choices.increasing or choices.decreasing:
-                raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")
             trained = train_penalised(whole, options.algorithm, choices.seed, clients, self.progress.stepping)
         trained = of_losses_alone(trained)
         declared = clients.federation if box is None else replace(clients.federation, support=box)

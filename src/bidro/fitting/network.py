@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.arrays import Floats
+from bidro.curves import Basis, common_knots
 from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Ask, Deal, Rounds
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.fitting import client_side
 from bidro.fitting.gathered import gathered
-from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared, Spread
+from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.heterogeneity import cloud_distances
 from bidro.guarantees.statements import Assessed
@@ -39,8 +40,12 @@ class Clients(Rounds, Protocol):
     def federation(self) -> Federation:
         """Their names, sizes and columns; their rows in standard units where these are here."""
 
-    def spread(self) -> Spread:
-        """How the training rows of each are spread over the features."""
+    def finest(
+        self, most: Sequence[int], folds: int, curvature: bool
+    ) -> tuple[Basis, tuple[Floats, Floats] | None]:
+        """(the finest knots of curves that are asked about, with at most so many segments a feature (k,); the
+        least and the largest value of every feature (k,) between which curves are drawn), in standard units.
+        What follows is asked over so many folds, with curvature or without."""
 
     def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
         """Let clients make the models of their own that they are to have. Those (d,) that are known here, by
@@ -169,8 +174,13 @@ class LocalClients:
     def clients_of(self, problem: Problem, deal: Deal | None = None, seed: int = 0) -> Ask:
         return IN_PROCESS.clients_of(problem, deal, seed)
 
-    def spread(self) -> Spread:
-        return client_side.spread(self.federation.host_rows, self.federation.sizes)
+    def finest(
+        self, most: Sequence[int], folds: int, curvature: bool
+    ) -> tuple[Basis, tuple[Floats, Floats] | None]:
+        del folds, curvature  # rows that are here bear any knots
+        values, counts = client_side.spread(self.federation.host_rows, self.federation.sizes)
+        seen = values[:, :, 0].min(axis=0), values[:, :, -1].max(axis=0)
+        return common_knots(values, counts, most), seen
 
     def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
         used, own = self._used(problem.loss, message), np.any(np.asarray(message.freedom) > 0, axis=1)

@@ -11,7 +11,6 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.curves import PLACES
 from bidro.guarantees.calibration import FOLDS
 
 Numbers = Array | NDArray[np.float64]
@@ -36,17 +35,32 @@ class Prepared(NamedTuple):
         return cls(number, number, number, number, offered, offered, number, each, each)
 
 
-class Spread(NamedTuple):
-    """ "spread": how the training rows are spread over every feature, in standard units: what the knots of
-    curves are taken from. Counts are of rows up to a place and above the one before it."""
+class Places(NamedTuple):
+    """ "spread": at which places of a public grid a client's rows are cut into parts, as many rows in each
+    as nearly as can be, and enough in every one: what the knots of curves are taken from. A place is a number
+    from 0."""
 
-    values: Numbers  # (k, places) ascending; places that are not used repeat the last
-    counts: Numbers  # (k, places) 0 for places that are not used
+    edges: Numbers  # (k, most) ascending; -1 for places that are not used
 
     @classmethod
-    def like(cls, features: int) -> Spread:
-        each = np.zeros((features, PLACES))
-        return cls(each, each)
+    def like(cls, features: int, most: int) -> Places:
+        return cls(np.zeros((features, most)))
+
+
+class Bend(NamedTuple):
+    """The message of "bends"."""
+
+    places: NDArray[np.int64]  # (k, most) of the public grid, ascending, where curves bend; -1 for none
+
+
+class Bends(NamedTuple):
+    """ "bends": how many segments the rows bear."""
+
+    segments: Numbers  # (k,) at the most; 1 where a straight line alone is answered
+
+    @classmethod
+    def like(cls, features: int) -> Bends:
+        return cls(np.zeros(features))
 
 
 class Adopt(NamedTuple):

@@ -26,6 +26,7 @@ from bidro.algorithms.own_correction import (
     Shrinkage,
     has_own_models,
 )
+from bidro.algorithms.second_moments import TrainingMoments
 from bidro.arrays import Floats
 from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Rounds, last_state, rounds
@@ -72,29 +73,42 @@ def can_have_own(problem: Problem) -> bool:
 
 
 def own_losses(
-    problem: Problem, calibration: Calibration, place: int, word: OwnWord, network: Rounds = IN_PROCESS
+    problem: Problem,
+    calibration: Calibration,
+    place: int,
+    word: OwnWord,
+    network: Rounds = IN_PROCESS,
+    told: TrainingMoments | None = None,
 ) -> Losses:
     """The clients' losses by shrinkage of SHRINKAGES[word], around the models of one candidate.
 
-    For squared loss they follow from what clients have sent for the calibration; else one round asks.
+    For squared loss they follow from what clients have sent for the calibration, or from what they have
+    `told` before; else one round asks.
     """
     algorithm, models = OwnCorrections(SHRINKAGES[word]), calibration.models[:-1, place]
-    if calibration.moments is not None:
+    if told is None and calibration.moments is not None:
+        told = calibration.moments.trained
+    if told is not None:
         assert isinstance(problem.loss, Squared)
-        told = algorithm.from_moments(problem.loss, calibration.moments.trained, models)
-        return Losses(*(np.asarray(part) for part in told))
+        return Losses(*map(np.asarray, algorithm.from_moments(problem.loss, told, models)))
     ask = network.clients_of(problem, calibration.deal)
     done: Losses = last_state(rounds(ask, algorithm, models, 1), None)
     return done
 
 
 def choose_own(
-    problem: Problem, calibration: Calibration, word: OwnWord | None, network: Rounds = IN_PROCESS
+    problem: Problem,
+    calibration: Calibration,
+    word: OwnWord | None,
+    network: Rounds = IN_PROCESS,
+    told: TrainingMoments | None = None,
 ) -> Own | None:
-    """The corrections around the calibration's choice; None where none are wanted or possible."""
+    """The corrections around the calibration's choice; None where none are wanted or possible. `told` as in
+    `own_losses`."""
     if word is None or not can_have_own(problem):
         return None
-    return own_choice(own_losses(problem, calibration, calibration.place, word, network), word, problem)
+    losses = own_losses(problem, calibration, calibration.place, word, network, told)
+    return own_choice(losses, word, problem)
 
 
 def own_choice(losses: Losses, word: OwnWord, problem: Problem) -> Own:

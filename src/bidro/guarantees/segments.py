@@ -11,14 +11,14 @@ basis: fewer segments are equalities between neighbouring slopes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from bidro.algorithms.second_moments import TrainingMoments
+from bidro.algorithms.second_moments import Moments, TrainingMoments
 from bidro.arrays import Floats
 from bidro.curves import SEGMENTS, Basis
 from bidro.engines.local import IN_PROCESS
@@ -27,7 +27,7 @@ from bidro.errors import BidroError
 from bidro.guarantees.calibration import Calibration, calibrate, second_moments_tell, told_moments
 from bidro.guarantees.own import OwnWord, choose_own
 from bidro.guarantees.price import LeftOut, errors_asked
-from bidro.losses import LinearLoss
+from bidro.losses import LinearLoss, has_curves
 from bidro.problem import Problem
 from bidro.sets import Box
 
@@ -90,7 +90,6 @@ class SegmentChoice:
     bases: tuple[Basis, ...]  # from the fewest segments to the most
     means: Floats  # (candidates,) mean losses on rows left out, under pooled training; empty for one alone
     errors: Floats  # (candidates,) standard errors of how far each is below the first
-    used: Floats  # (candidates,) the means of the models that clients would use: their own, where they gain
     place: int
 
     @property
@@ -138,26 +137,33 @@ def choose_curves(
         told = told_moments(problems[-1], folds, seed, network)
     if len(bases) == 1:
         none = np.zeros(0)
-        return problems[0], SegmentChoice(bases, none, none, none, 0), told
+        return problems[0], SegmentChoice(bases, none, none, 0), told
 
     def of(basis: Basis) -> TrainingMoments | None:
         return None if told is None else coarser(told, finest, basis)
 
     how: dict[str, Any] = {"folds": folds, "seed": seed, "network": network}
     how["sends_curvature"] = sends_curvature
-    losses, used = [], []
+    each: list[Calibration] = []
     for one, basis in zip(problems, bases, strict=True):
         found = calibrate(one, (0.0,), (POOLED,), told=of(basis), **how)
-        losses.append(found.left_out.losses)
-        used.append(_used(one, found, own, network))
-    left_out = LeftOut(np.concatenate(losses, axis=-1), found.left_out.rows)
-    choice = taken(bases, left_out, np.stack(used, axis=1))
+        # Moments of every candidate at once would be larger than the table by far: they are made again.
+        each.append(replace(found, moments=None))
+    losses = np.concatenate([found.left_out.losses for found in each], axis=-1)
+
+    def used(place: int) -> Floats:
+        return _used(problems[place], each[place], own, network, of(bases[place]))
+
+    choice = taken(bases, LeftOut(losses, each[0].left_out.rows), used)
     return problems[choice.place], choice, of(choice.basis)
 
 
-def _used(problem: Problem, found: Calibration, own: OwnWord | None, network: Rounds) -> Floats:
-    """(n,) losses on rows left out of the models that clients would use: their own, where they gain."""
-    if (chosen := choose_own(problem, found, own, network)) is None:
+def _used(
+    problem: Problem, found: Calibration, own: OwnWord | None, network: Rounds, told: TrainingMoments | None
+) -> Floats:
+    """(n,) losses on rows left out of the models that clients would use: their own, where they gain; `told`
+    are the clients' second moments, where these tell all."""
+    if (chosen := choose_own(problem, found, own, network, told)) is None:
         return found.losses[:, 0]
     return np.where(chosen.adopts, chosen.own, chosen.shared)
 
@@ -192,6 +198,13 @@ def _smoothing(problem: Problem) -> float:
     return 0.5 * curvature * SMOOTHING_ROWS / sum(problem.federation.sizes)
 
 
+def with_smoothing(problem: Problem) -> Problem:
+    """The problem as its curves were trained, from one of the losses alone."""
+    if not has_curves(problem.loss):
+        return problem
+    return replace(problem, loss=replace(problem.loss, smoothing=_smoothing(problem)))  # type: ignore[type-var]
+
+
 def without_smoothing(problem: Problem) -> Problem:
     """The problem whose risks are of the losses alone."""
     if problem.loss.penalty is None:
@@ -199,10 +212,11 @@ def without_smoothing(problem: Problem) -> Problem:
     return replace(problem, loss=replace(problem.loss, smoothing=0.0))  # type: ignore[type-var]
 
 
-def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Floats) -> SegmentChoice:
-    """Of the candidates, whose losses on rows left out stand one beside the other, and as they are used
-    (n, candidates), the first and those count that are better than it by a standard error and, as used,
-    hardly worse; the lowest mean is taken."""
+def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Callable[[int], Floats]) -> SegmentChoice:
+    """Of the candidates, whose losses on rows left out stand one beside the other, the first and those count
+    that are better than it by a standard error and, as clients would use them, hardly worse; the lowest mean
+    is taken. `used` gives the clients' losses (n,) of one candidate as they would use it, and is asked for no
+    more than is needed."""
     losses, rows = left_out
     share = rows / rows.sum()
     means = left_out.means
@@ -212,17 +226,32 @@ def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Floats) -> SegmentC
     away = np.sum((share[..., None] * (apart - gain)) ** 2, axis=(0, 1)) * cells / max(cells - 1, 1)
     errors = np.sqrt(away)
     better = gain > errors_asked(_ERRORS, cells - 1) * errors
-    of_client = share.sum(axis=0)[:, None]
-    worse = of_client * (used - used[:, :1])  # (n, candidates)
-    n, rise = len(worse), worse.sum(axis=0)
-    noise = np.sqrt(n / max(n - 1, 1) * np.sum((worse - rise / n) ** 2, axis=0))
-    as_used = np.sum(of_client * used, axis=0)
-    counts = better & (rise <= np.maximum(noise, _HARDLY * as_used[0]))
-    counts[0] = True
-    return SegmentChoice(bases, means, errors, as_used, int(np.argmin(np.where(counts, means, np.inf))))
+    place, first = 0, used(0) if better.any() else np.zeros(0)
+    for candidate in np.argsort(means, kind="stable").tolist():
+        if candidate == 0 or (better[candidate] and _hardly_worse(share.sum(axis=0), used(candidate), first)):
+            place = candidate
+            break
+    return SegmentChoice(bases, means, errors, place)
 
 
-def coarser(moments: TrainingMoments, finest: Basis, basis: Basis) -> TrainingMoments:
+def _hardly_worse(share: Floats, used: Floats, before: Floats) -> bool:
+    """Whether losses (n,) of clients with these shares (n,) of the rows rise by no more than a standard error
+    or a small part."""
+    worse = share * (used - before)
+    n, rise = len(worse), float(worse.sum())
+    noise = np.sqrt(n / max(n - 1, 1) * np.sum((worse - rise / n) ** 2))
+    return bool(rise <= max(noise, _HARDLY * float(share @ before)))
+
+
+def straight(basis: Basis) -> Basis:
+    """As many features, each of one segment."""
+    return Basis(((),) * basis.features)
+
+
+_Some = TypeVar("_Some", Moments, TrainingMoments)
+
+
+def coarser(moments: _Some, finest: Basis, basis: Basis) -> _Some:
     """The moments of a basis with some of the knots of the finest, from those of the finest."""
     if basis == finest:
         return moments
@@ -230,4 +259,4 @@ def coarser(moments: TrainingMoments, finest: Basis, basis: Basis) -> TrainingMo
     starts = np.flatnonzero(np.diff(onto, prepend=-1))
     mean = np.add.reduceat(moments.mean, starts, axis=-1)
     around = np.add.reduceat(np.add.reduceat(moments.around, starts, axis=-1), starts, axis=-2)
-    return TrainingMoments(mean, around, moments.rows)
+    return moments._replace(mean=mean, around=around)

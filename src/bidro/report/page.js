@@ -435,9 +435,11 @@ function leaveOut() {
     element("h-about").textContent = "What was judged, and on whom";
   }
   if (!inSomeLevel("against")) element("against").remove();
+  // Of curves there are no coefficients.
+  if (trained) element(report.curves ? "looks" : "drawn").remove();
 }
 
-const OF_TRAINING = [frontier, gains, binds, worstCase, solver, calibration, coefficients];
+const OF_TRAINING = [frontier, gains, binds, worstCase, solver, calibration, curves, coefficients];
 
 leaveOut();
 for (const section of [
@@ -455,7 +457,7 @@ for (const section of [
   worstCase,
   solver,
   calibration,
-  coefficients,
+  ...(report.curves ? [curves] : [coefficients]),
   advice,
   settings,
 ].filter((section) => trained || !OF_TRAINING.includes(section))) {

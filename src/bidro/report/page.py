@@ -17,7 +17,8 @@ import re
 from importlib import resources
 from typing import Any
 
-_SCRIPTS = ("page_parts.js", "page_price.js", "page_promises.js", "page.js")  # one script, in this order
+# One script, in this order.
+_SCRIPTS = ("page_parts.js", "page_price.js", "page_promises.js", "page_curves.js", "page.js")
 # In a script element the parser looks for these, whatever the JSON around them.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 

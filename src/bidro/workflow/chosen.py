@@ -94,10 +94,10 @@ def _price(settings: Mapping[str, Any]) -> str:
 
 
 def curves_settings(trained: Trained) -> dict[str, Any] | None:
-    """The segments that were taken by feature, and the mean losses by which; None where no curves were
-    wanted."""
+    """The segments that were taken by feature, and the mean losses by which; None where there was nothing to
+    choose."""
     choice = trained.segments
-    if choice is None or max(len(own) for own in choice.bases[-1].knots) == 0:
+    if choice is None:
         return None
     names = trained.problem.federation.columns[:-1]
     return {
@@ -111,6 +111,8 @@ def curves_settings(trained: Trained) -> dict[str, Any] | None:
 def _curves(settings: Mapping[str, Any]) -> str:
     curves, tried = settings["curves"], settings["curves"]["left_out"]
     most = max(curves["segments"].values())
+    if most == 1 and not tried:
+        return "Every feature is a straight line: for curves there are too few rows, or too few values."
     if most == 1:
         return "Every feature is a straight line: no curves were better on rows left out by a standard error."
     count = sum(segments > 1 for segments in curves["segments"].values())

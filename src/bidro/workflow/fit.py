@@ -37,6 +37,7 @@ from bidro.tables import (
 from bidro.training import Trained
 from bidro.workflow.asked_for import fit_options
 from bidro.workflow.chosen import chosen_in_words, curves_settings
+from bidro.workflow.drawn_curves import Lie, rows_lie
 from bidro.workflow.options import FitOptions
 from bidro.workflow.paid import concerns, own_settings, paid
 
@@ -56,6 +57,7 @@ class Fit:
     changes: Mapping[str, Changes] | None  # of losses on rows kept out, against pooled training
     trained_rows: TrainedRows | None = None  # None where the rows are elsewhere
     influence: Mapping[str, Any] | None = None  # of each site; None where the rows are here
+    lie: Lie | None = None  # where the rows lie that curves are drawn over; None where these are elsewhere
 
 
 def fit_tables(options: FitOptions, progress: Progress, agreed: tuple[Schema, Options] | None = None) -> Fit:
@@ -87,7 +89,10 @@ def fit_tables(options: FitOptions, progress: Progress, agreed: tuple[Schema, Op
     require_every_class(schema, labels[network.places])
     fitted = fit(network, what, progress)
     found = described_fit(options, schema, fitted, datetime.now(UTC).date().isoformat())
-    return replace(found, trained_rows=TrainedRows.of(fitted.clients.federation.by_client()))
+    federation = fitted.clients.federation
+    curved = not found.model.predictor().straight
+    lie = rows_lie(federation, fitted.standard) if curved else None
+    return replace(found, trained_rows=TrainedRows.of(federation.by_client()), lie=lie)
 
 
 def _by_schema(paths: list[Path], schema: Schema) -> pd.DataFrame:
@@ -170,7 +175,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         "criterion": "risk" if trained.problem.references is None else "regret",
         "paid": paid(trained.calibration),
         "own": own_settings(trained),
-        "curves": curves_settings(trained),
+        "curves": curves_settings(trained) if fitted.seen is not None else None,
         "metric": options.metric,
         "label_cost": options.label_cost,
         "p": trained.problem.transport.p,

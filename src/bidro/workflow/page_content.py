@@ -17,6 +17,7 @@ from bidro.losses import registry
 from bidro.model_file import Model
 from bidro.training import has_pooled
 from bidro.workflow.chosen import shrinkage_in_words
+from bidro.workflow.drawn_curves import drawn_curves
 from bidro.workflow.fit import Fit, radii_of
 from bidro.workflow.judged import evaluation
 
@@ -44,6 +45,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "varies": model.settings["varies"],
         "settings": _settings(fit),
         "features": _features(model),
+        "curves": drawn_curves(model, fit.lie),
         "intercept": _one_or_list(
             model.coefficients[1] if model.predictor().straight else model.predictor().base
         ),

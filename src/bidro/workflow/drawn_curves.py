@@ -1,0 +1,107 @@
+"""What the page draws of a model with curves: each column's share of the prediction, as a function of it.
+
+A number is a curve (or a line) over its own units, a category one bar a level. Where the rows are here, it is
+known where they lie, and how much a column matters is how much its share varies over them; else it is how
+much it varies over values that are normal around the agreed centre, and over levels that are all as frequent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import norm
+
+from bidro.arrays import Floats
+from bidro.federation import Federation
+from bidro.model_file import Model
+from bidro.standard import Standard
+
+# Where a client's rows lie, as shares of them that are below.
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+# Places of a normal distribution over which a share varies where rows are not here.
+_PLACES = 101
+
+
+class Lie(NamedTuple):
+    """Where the training rows lie, in the columns' own units."""
+
+    clients: tuple[str, ...]
+    quantiles: Floats  # (n, k, quantiles) of every client's rows
+    mean: Floats  # (k,) over all rows: of a coded level, how many have it
+    places: Floats  # (places, k) quantiles of all rows
+
+
+def rows_lie(federation: Federation, standard: Standard) -> Lie:
+    """From rows in standard units that are here."""
+    rows, sizes = federation.host_rows[:, :-1], federation.sizes
+    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    each = np.stack([np.quantile(own, QUANTILES, axis=0).T for own in parts])
+    shares = (np.arange(_PLACES) + 0.5) / _PLACES
+    own = standard.spread[None, :, None] * each + standard.mean[None, :, None]
+    every = standard.spread * np.quantile(rows, shares, axis=0) + standard.mean
+    return Lie(federation.names, own, standard.spread * rows.mean(axis=0) + standard.mean, every)
+
+
+def drawn_curves(model: Model, lie: Lie | None) -> dict[str, Any] | None:
+    """As JSON, the columns that matter most first; None for a model of straight lines."""
+    predictor = model.predictor()
+    if predictor.straight or model.low is None or model.high is None:
+        return None
+    curves = predictor.curves(model.schema.features, model.low, model.high)
+    found, place = [], 0
+    for column in model.schema.columns:
+        some = slice(place, place + len(column.coded))
+        if column.levels is None:
+            curve = curves[column.name]
+            content: dict[str, Any] = {"knots": curve.knots.tolist(), "values": curve.values.tolist()}
+            values = _of_number(model, place, lie)
+            weights = np.full(len(values), 1 / len(values))
+            if lie is not None:
+                content["rows"] = {
+                    name: own[place].tolist() for name, own in zip(lie.clients, lie.quantiles, strict=True)
+                }
+        else:
+            values, weights = _of_levels(model, some, lie)
+            content = {"levels": list(column.levels), "values": _one_or_each(values).tolist()}
+            if lie is not None:
+                content["shares"] = weights.tolist()
+        away = values - weights @ values
+        matters = float(np.sqrt(np.mean(weights @ away**2)))
+        found.append({"name": column.name, "matters": matters, **content})
+        place += len(column.coded)
+    return {
+        "columns": sorted(found, key=lambda one: -one["matters"]),
+        "rows_here": lie is not None,
+        "quantiles": list(QUANTILES),
+    }
+
+
+def _one_or_each(values: Floats) -> Floats:
+    """(levels,), or (levels, classes) for more than two classes."""
+    return values[:, 0] if values.shape[1] == 1 else values
+
+
+def _of_number(model: Model, place: int, lie: Lie | None) -> Floats:
+    """(places, outputs) the share of a number over the rows, or over a normal distribution."""
+    standard = model.standard
+    rows = np.tile(standard.mean, (_PLACES, 1))
+    normal = norm.ppf((np.arange(_PLACES) + 0.5) / _PLACES)
+    rows[:, place] += standard.spread[place] * normal
+    if lie is not None:
+        rows[:, place] = lie.places[:, place]
+    return np.asarray(model.predictor().shares(rows)[:, :, 1 + place])
+
+
+def _of_levels(model: Model, some: slice, lie: Lie | None) -> tuple[Floats, Floats]:
+    """((levels, outputs) the share of every level, (levels,) how many rows have it), the first, which has no
+    column of its own, first."""
+    count = some.stop - some.start + 1
+    rows = np.tile(model.standard.mean, (count, 1))
+    rows[:, some] = np.eye(count)[:, 1:]
+    values = model.predictor().shares(rows)[:, :, 1:][:, :, some].sum(axis=2)
+    weights = np.full(count, 1 / count)
+    if lie is not None:
+        coded = lie.mean[some]
+        weights = np.append(1 - coded.sum(), coded)
+    return np.asarray(values), weights

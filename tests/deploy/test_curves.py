@@ -1,0 +1,305 @@
+"""Curves across machines: the model of one process with the same knots, and what is told of it."""
+
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bidro.curves import Basis
+from bidro.deploy.agreed import Agreed
+from bidro.deploy.audit import in_words
+from bidro.deploy.places import PARTS, STEPS, common_places, own_places, public_grid
+from bidro.deploy.protocol import Protocol
+from bidro.deploy.schema_file import written
+from bidro.deploy.server import run_job
+from bidro.engines.carrier import InMemory
+from bidro.engines.coordinator import Policy
+from bidro.engines.wire import header_of
+from bidro.errors import BidroError
+from bidro.fitting import Progress
+from bidro.fitting.network import LocalClients, LocalNetwork
+from bidro.model_file import Model
+from bidro.training import AlgorithmOne
+from bidro.workflow.fit import fit_tables
+from tests.deploy.liars import lying, only
+from tests.deploy.sites import NAMES, answering, job, retrained, write_sites
+from tests.small import mostly_slow
+
+TRIO = NAMES[:3]
+SAME = 1e-7
+CURVES = {"curves": "auto"}
+
+
+def table(classes=False, rows=1500, seed=5):
+    """u bends at 0, v does not; sites differ in how steep u is."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for i, name in enumerate(TRIO):
+        u, v = rng.normal(0.2 * i, 1.0, rows), rng.normal(10.0, 5.0, rows)
+        ward = rng.choice(["a", "b"], rows)
+        y = 2 * np.abs(u) + 0.4 * i * u - 0.2 * v + (ward == "b") + 0.5 * rng.normal(size=rows)
+        target = np.where(y > np.median(y), "yes", "no") if classes else y
+        parts.append(pd.DataFrame({"site": name, "u": u, "v": v, "ward": ward, "y": target}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def ran(folder, agreed, answers=None, run="test", **parts):
+    clients = answers or answering(folder, TRIO)
+    return run_job(job(agreed, run, TRIO, **parts), InMemory(clients), folder / "runs")
+
+
+def model_of(files):
+    return Model.from_bytes(files["model.safetensors"], "model")
+
+
+@dataclass(frozen=True, eq=False)
+class Told(LocalClients):
+    """Clients in one process with knots that are given."""
+
+    knots: Basis | None = None
+
+    def finest(self, most, folds, curvature):
+        return self.knots, None
+
+
+def in_one_process(monkeypatch, folder, whole, agreed, finest, folds):
+    """What `fit` makes of all rows in one place with the finest knots of a federated run."""
+    before = LocalNetwork.in_units
+
+    def in_units(self, standard, prepared):
+        found = before(self, standard, prepared)
+        return Told(
+            found.federation, found.fresh, found.holdout_sizes, found.made, found.fresh_units, knots=finest
+        )
+
+    monkeypatch.setattr(LocalNetwork, "in_units", in_units)
+    path = folder / "whole.csv"
+    whole.to_csv(path, index=False)
+    here = retrained(agreed, {"folds": folds})
+    options = replace(here.options, tables=(str(path),))
+    return fit_tables(options, Progress(), (here.schema, here.fit_options))
+
+
+def finest_of(agreed, requests):
+    """The finest knots that a round of a run was about."""
+    protocol = Protocol(agreed)
+    named = [header["curves"] for header in requests if header.get("curves")]
+    most = max(named, key=lambda one: sum(map(len, one["places"])))
+    return protocol.basis_of(tuple(tuple(own) for own in most["places"]))
+
+
+def listening(answers, heard):
+    def one(name):
+        def reply(request):
+            heard.append(header_of(request))
+            return answers[name](request)
+
+        return reply
+
+    return {name: one(name) for name in answers}
+
+
+@pytest.mark.parametrize(
+    ("classes", "training"),
+    mostly_slow(
+        [
+            (False, {}),
+            (False, {"own": "none", "radius": 0.05, "weights": "simplex"}),
+            (False, {"increasing": ["v"], "own": "none"}),
+            (True, {"own": "none", "weights": "fixed"}),
+            (False, {"loss": "huber", "own": "none", "weights": "fixed"}),
+        ],
+        lambda case: case[1] == {},
+    ),
+)
+def test_the_model_is_that_of_one_process_with_the_same_knots_and_folds(
+    classes, training, tmp_path, monkeypatch
+):
+    whole = table(classes)
+    agreed = write_sites(tmp_path, whole, extra="losses_with_kinks = true", training={**CURVES, **training})
+    heard = []
+    files = ran(tmp_path, agreed, listening(answering(tmp_path, TRIO), heard))
+    ours = model_of(files)
+    report = json.loads(files["report.json"])
+    assert max(ours.settings["curves"]["segments"].values()) > 1
+    folds = max(header.get("folds", 0) for header in heard)
+    finest = finest_of(agreed, heard)
+    theirs = in_one_process(monkeypatch, tmp_path, whole, agreed, finest, folds)
+    assert ours.loss.basis == theirs.model.loss.basis
+    np.testing.assert_allclose(ours.x, theirs.model.x, rtol=0, atol=SAME if not classes else 1e-5)
+    for name, value in theirs.model.settings["client_weights"].items():
+        assert ours.settings["client_weights"][name] == pytest.approx(value, abs=1e-4)
+    for one in report["clients"]:
+        assert one["loss"] == pytest.approx(theirs.judged[one["name"]].loss, rel=1e-6)
+
+
+def test_the_run_names_its_knots_and_the_audit_lists_the_messages(tmp_path):
+    whole = table()
+    agreed = write_sites(tmp_path, whole, training={**CURVES, "own": "none"})
+    files = ran(tmp_path, agreed)
+    model, audit = model_of(files), json.loads(files["audit.json"])
+    knots = model.loss.basis.in_units(model.standard.mean, model.standard.spread).knots
+    grid = public_grid(agreed)
+    assert len(knots[0]) >= 1
+    assert knots[2] == ()  # a level
+    for j in (0, 1):
+        assert all(np.isclose(grid[j], knot).any() for knot in knots[j])
+    # Curves are drawn over the grid: nobody has told its least and largest values.
+    np.testing.assert_allclose(model.low[:2], grid[:2, 0])
+    np.testing.assert_allclose(model.high[:2], grid[:2, -1])
+    assert (model.low[2], model.high[2]) == (0.0, 1.0)
+    kinds = {kind["question"]: kind for kind in audit["kinds"]}
+    assert kinds["spread"]["fields"] == {"edges": [3, PARTS - 1]}
+    assert kinds["bends"]["fields"] == {"segments": [3]}
+    assert kinds["spread"]["fewest_rows"] >= 10
+    assert "quantiles of each feature" in in_words(audit)
+    # The steepest slopes are those that the rows were made with, about.
+    curve = model.predictor().curves(model.schema.features, model.low, model.high)["u"]
+    assert curve.slopes[0] < -1
+    assert curve.slopes[-1] > 1
+    # A second run, with the same knots, is answered and ends with the same model.
+    again = ran(tmp_path, agreed, run="again")
+    np.testing.assert_array_equal(model_of(again).x, model.x)
+
+
+def test_small_sites_bear_straight_lines_and_are_answered(tmp_path):
+    whole = table(rows=150)
+    agreed = write_sites(tmp_path, whole, training={**CURVES, "own": "none"})
+    ours = model_of(ran(tmp_path, agreed))
+    assert getattr(ours.loss, "basis", None) is None
+    assert set(ours.settings["curves"]["segments"].values()) == {1}
+    assert "too few rows" in ours.settings["chosen"]["curves"]
+
+
+def test_an_agreement_has_curves_in_its_file(tmp_path):
+    whole = table(rows=150)
+    for training in (
+        {"curves": 4, "increasing": ["v"], "decreasing": []},
+        {
+            "curves": {"u": 8, "v": "none", "ward=b": "none"},
+            "radius": {"east": 0.1, "mid": 0.0, "north": 0.2},
+        },
+        {"curves": "auto"},
+    ):
+        agreed = write_sites(tmp_path, whole, training=training)
+        read = Agreed.read(tmp_path / "schema.toml")
+        assert read.digest == agreed.digest
+        assert read.options.curves == training["curves"]
+        assert Agreed.from_dict(json.loads(json.dumps(agreed.to_dict()))).digest == agreed.digest
+        assert written(read) == written(agreed)
+    most = Protocol(write_sites(tmp_path, whole, training={"curves": 4})).wanted.most
+    assert most == (4, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("training", "parts", "words"),
+    [
+        ({"curves": "many"}, {}, "curves are 'auto'"),
+        ({"curves": {"w": 4}}, {}, "curves names 'w'"),
+        ({"increasing": ["w"]}, {}, "increasing names 'w'"),
+        ({"increasing": "u"}, {}, "increasing in .training. is a list"),
+        ({"increasing": ["u"], "decreasing": ["u"]}, {}, "both increasing and decreasing"),
+        ({"curves": "auto"}, {"algorithm": AlgorithmOne(3)}, "Algorithm 1 trains straight lines"),
+    ],
+)
+def test_curves_that_stand_for_nothing_are_not_agreed_on(training, parts, words, tmp_path):
+    with pytest.raises(BidroError, match=words):
+        write_sites(tmp_path, table(rows=150), training=training, **parts)
+
+
+def smaller(array):
+    return np.where(array == 0, array, array * 0.9)
+
+
+def shifted(array):
+    """One column of u has another mean."""
+    changed = array.copy()
+    changed[..., 0] += 0.5
+    return changed
+
+
+def apart(array):
+    """Of two columns of one curve one falls as the other grows."""
+    changed = array.copy()
+    changed[..., 0, 1] = changed[..., 1, 0] = -np.abs(changed[..., 0, 1])
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        (only("spread", edges=lambda a: a + 0.5), "not those of the public grid"),
+        (only("spread", edges=lambda a: np.full_like(a, 3.0)), "not those of the public grid"),
+        (only("spread", edges=lambda a: a[:, ::-1].copy()), "not those of the public grid"),
+        (only("bends", segments=lambda a: a + 0.5), "bear [12468.]+5 segments"),
+        (only("bends", segments=lambda a: a * 0), "bear 0 segments"),
+        (only("round", "FoldMoments", mean=lambda a: a + 0.5), "'mid' contradicts itself"),
+        (only("round", "FoldMoments", mean=shifted), "a mean or deviation of 'u' other than"),
+        (only("round", "FoldMoments", around=smaller), "'mid' contradicts itself"),
+        (only("round", "FoldMoments", around=apart), "contradicts itself"),
+        (only("assess", loss=lambda a: a * 0.5), "its second moments make it"),
+    ],
+)
+def test_lies_about_curves_are_caught(lie, words, tmp_path):
+    agreed = write_sites(tmp_path, table(rows=900), training={**CURVES, "own": "none"})
+    clients = answering(tmp_path, TRIO)
+    clients["mid"] = lying(clients["mid"], lie)
+    with pytest.raises(BidroError, match=words):
+        ran(tmp_path, agreed, clients)
+
+
+def test_what_would_be_without_a_site_is_known_for_curves(tmp_path):
+    agreed = write_sites(tmp_path, table(), training={**CURVES, "own": "none"})
+    found = json.loads(ran(tmp_path, agreed)["audit.json"])["influence"]
+    assert "exactly, from second moments" in found["words"]
+    assert {one["site"] for one in found["sites"]} == set(TRIO)
+    assert all(0 < one["moved"] < 5 for one in found["sites"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_places_by_hand(seed):
+    """Of any rows: every part of a site has enough rows of every set; between common places there is a whole
+    part of every site; and columns of few values have rows at places, which count for none."""
+    rng = np.random.default_rng(seed)
+    grid, edges, sizes = np.linspace(-4, 4, STEPS + 1), [], []
+    for _ in range(3):
+        n = int(rng.integers(200, 3000))
+        values = rng.normal(rng.normal(), rng.uniform(0.5, 2), n)
+        values = np.round(values) if rng.random() < 0.3 else values
+        sets = rng.integers(-1, 3, n)
+        units = rng.integers(0, n, n).astype(np.uint64) if rng.random() < 0.5 else None
+        found, fewest = own_places(values, grid, sets, units, 10)
+        counts = []
+        for low, high in zip([-np.inf, *grid[found]], [*grid[found], np.inf], strict=True):
+            inside = (values > low) & (values < high)
+            for one in range(3):
+                some = inside & (sets == one)
+                counts.append(some.sum() if units is None else len(np.unique(units[some])))
+        assert min(counts) >= max(fewest, 10)
+        assert len(found) < PARTS
+        edges.append(found)
+        sizes.append(float(n))
+    told = np.full((3, PARTS - 1), -1)
+    for i, own in enumerate(edges):
+        told[i, : len(own)] = own
+    for most in (2, 4, 16):
+        common = common_places(told, np.array(sizes), most)
+        assert len(common) < most
+        assert list(common) == sorted(set(common))
+        for low, high in zip([-1, *common], [*common, STEPS + 1], strict=True):
+            for own in edges:
+                ends = np.array([-1, *own, STEPS + 1])
+                assert np.any((ends[:-1] >= low) & (ends[1:] <= high))
+
+
+def test_a_run_goes_on_without_a_site_that_is_lost(tmp_path):
+    """All of it begins again, and the others are asked about knots anew."""
+    agreed = write_sites(tmp_path, table(), training={**CURVES, "own": "none"})
+    clients = answering(tmp_path, TRIO)
+    clients["mid"] = lying(clients["mid"], only("round", "FoldMoments", mean=lambda a: a + 0.5))
+    files = ran(tmp_path, agreed, clients, policy=Policy(lost="continue", min_clients=2))
+    model = model_of(files)
+    assert model.clients == ("east", "north")
+    assert max(model.settings["curves"]["segments"].values()) > 1
