@@ -278,7 +278,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "deploy/runs.py": ("tests/deploy/test_runs.py", "tests/deploy/test_federated.py"),
     "deploy/site.py": _SITE,
     "deploy/answers.py": _SITE,
-    "deploy/requests.py": (*_SITE, "tests/deploy/test_attacks.py"),
+    "deploy/requests.py": ("tests/deploy/test_requests.py", *_SITE, "tests/deploy/test_attacks.py"),
     "deploy/site_rows.py": _SITE,
     "deploy/cells.py": ("tests/deploy/test_cells.py",),
     "deploy/known_rows.py": ("tests/deploy/test_row_memory.py",),
