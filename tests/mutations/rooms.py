@@ -255,7 +255,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "guarantees/heterogeneity.py": ("tests/guarantees/test_heterogeneity.py",),
     "guarantees/on_support.py": _ON_SUPPORT,
     "guarantees/out_of_sample.py": _INTERVAL,
-    "guarantees/own.py": ("tests/estimators/test_own.py", "tests/algorithms/test_own_correction.py"),
+    "guarantees/own.py": ("tests/guarantees/test_own_choice.py", "tests/estimators/test_own.py"),
     "guarantees/paired.py": ("tests/guarantees/test_paired.py",),
     "guarantees/penalty.py": ("tests/guarantees/test_penalised.py",),
     "guarantees/plan.py": _PLAN,
