@@ -60,10 +60,11 @@ def test_turns_keep_lengths_and_the_rows_that_are_0():
 def test_what_is_small_beside_all_pulls_does_not_turn_but_grows(share, turns):
     """From a thousandth of them on; the turns of one group as those of rows by themselves."""
     slope = np.array([1e-7, 1e-7])
-    for cone, small in ((PLAIN, np.array([0.0, share])), (GROUPED, np.array([share, 0.0, 0.0]))):
+    for cone, small in ((PLAIN, np.array([0.0, 4 * share])), (GROUPED, np.array([4 * share, 0.0, 0.0]))):
         model = model_of(Cone(np.eye(2), np.zeros(2)), cone)
-        pulls = (np.array([1 - share, 0.0]), small)
-        toward, across = directions(model, pulls)
+        pulls = (np.array([4 - 4 * share, 0.0]), small)
+        with np.errstate(all="raise"):
+            toward, across = directions(model, pulls)
         assert bool(toward[1].any()) == turns
         assert bool(across[2:, 2:].any()) == (turns and cone is PLAIN)  # of one row alone there is no turn
         assert bool(growths(model, pulls, slope).size) != turns

@@ -438,6 +438,23 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "weight = np.where(length > 0, 1 / np.where(length > 0, length, 2.0), 0.0)",
         "divided by where it is not taken",
     ),
+    *(
+        Equivalent("algorithms/pulls.py", line, after, "of a pull of 0: divided by where it is not taken")
+        for line, after in (
+            ("size = cone.dual_norm(y) or 1.0", "size = cone.dual_norm(y) or 2.0"),
+            ("square = float(toward @ toward) or 1.0", "square = float(toward @ toward) or 2.0"),
+            (
+                "np.where(able, y / (size or 1.0), 0.0) for y, size, able in "
+                "zip(pulls, sizes, large, strict=True)",
+                "np.where(able, y / (size or 2.0), 0.0) for y, size, able in "
+                "zip(pulls, sizes, large, strict=True)",
+            ),
+            (
+                "asked = np.where(matrix > 0, np.abs(slope) / np.where(matrix > 0, matrix, 1.0), 0.0)",
+                "asked = np.where(matrix > 0, np.abs(slope) / np.where(matrix > 0, matrix, 2.0), 0.0)",
+            ),
+        )
+    ),
     Equivalent(
         "worst_case/ball.py", "_NEAR = 1e-10", "2e-10", "both forms hold on either side, to this precision"
     ),
@@ -464,12 +481,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "useful = (side < 0) & (spent > 0)",
         "(spent >= 0)",
         "one more point at which the objective is evaluated, where a corner is the highest",
-    ),
-    Equivalent(
-        "guarantees/robust.py",
-        "np.concatenate([start + part.origins for start, part in zip(starts, parts, strict=True)]),",
-        "False",
-        "one start a client, and one part",
     ),
     Equivalent(
         "guarantees/robust.py",
