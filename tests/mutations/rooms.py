@@ -123,7 +123,12 @@ _SITE = (
         "with_a_declared_support_the_interval_is_that_of_fit",
     ),
 )
-_LIARS = ("tests/deploy/test_told.py", "tests/deploy/test_reply_fuzz.py", "tests/deploy/test_liars.py")
+_LIARS = (
+    "tests/deploy/test_consistency.py",
+    "tests/deploy/test_told.py",
+    "tests/deploy/test_reply_fuzz.py",
+    "tests/deploy/test_liars.py",
+)
 _MESSAGES = ("tests/algorithms/test_exact_server.py",)
 _PROOFS = (
     "tests/algorithms/test_cone_parts.py",
