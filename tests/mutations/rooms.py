@@ -125,6 +125,7 @@ _SITE = (
 )
 _LIARS = (
     "tests/deploy/test_consistency.py",
+    "tests/deploy/test_told_losses.py",
     "tests/deploy/test_told.py",
     "tests/deploy/test_reply_fuzz.py",
     "tests/deploy/test_liars.py",
@@ -358,6 +359,28 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "how many at a time",
         )
         for after in ("_FLIPPED_TOGETHER = 2 << 20", "_FLIPPED_TOGETHER = 1 << 21")
+    ),
+    *(
+        Equivalent(
+            "curves.py",
+            "if len(places) < 3 or most < 2:",
+            after,
+            "without it there is no knot either, as none lies between the ends; it says so at once",
+        )
+        for after in (
+            "False",
+            "(len(places) < 3 and most < 2)",
+            "if len(places) < 0 or most < 2:",
+            "if len(places) < 3 or most < 0:",
+        )
+    ),
+    *(
+        Equivalent("deploy/requests.py", line, "2", "of no leading shape there is one model")
+        for line in (
+            "check.model(adopt.x, 1, ())",
+            "self.model(message.x, 1, ())",
+            "self.model(pooled, 1, ())",
+        )
     ),
     Equivalent(
         "guarantees/radius.py",
