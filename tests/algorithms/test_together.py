@@ -71,3 +71,12 @@ def test_an_edge_is_near_within_a_tenth_of_the_width():
     # In shares of what each has by itself.
     raised = held(M, groups, box, np.zeros(2), 2.0) - M
     np.testing.assert_allclose(raised, np.outer([3.0, 1.0], [3.0, 1.0]) / 4)
+    # Also where there is little of it.
+    np.testing.assert_allclose(held(M / 10, groups, box, np.zeros(2), 2.0), (M + raised) / 10)
+
+
+def test_a_middle_outside_of_x_is_not_moved_to():
+    """In the ball of radius 10, 2.1 below (8.2, -4, -4) is of length 10.57; the box around it has room."""
+    at_edge, group = np.array([8.2, -4.0, -4.0]), np.array([[0, 1, 2]])
+    np.testing.assert_array_equal(centred(Ball(np.zeros(3), 10.0), at_edge, group), at_edge)
+    np.testing.assert_allclose(centred(Box.cube(10.0, 3), at_edge, group), at_edge - 2.1)

@@ -248,3 +248,13 @@ def test_own_models_are_had_by_those_who_were_told_to():
         require_adopted(message, Adopted(np.asarray(own_told)))
         with pytest.raises(BidroError, match="of its own"):
             require_adopted(message, Adopted(np.asarray(1 - own_told)))
+
+
+def test_of_a_loss_of_which_nothing_is_known_no_size_is_too_large():
+    unknown = SimpleNamespace(nonnegative=True, endless=False)
+    told_bounds(of=SimpleNamespace(loss=unknown, x=X, seen=8.0, largest=None), loss=1e300, own_loss=1e300)
+    problem = SimpleNamespace(loss=unknown, transport=TRANSPORT)
+    huge = STILL._replace(loss=1e300, own_loss=1e300, robust=np.full(1, 1e301))
+    for freedom in (NONE, np.array([0.1, 0.0])):
+        message = Assess(X, np.array([0.1]), np.zeros((0, 0)), np.zeros(()), freedom, NONE)
+        require_assessment(own(), problem, 0.0, message, huge, 40)

@@ -376,6 +376,40 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         )
     ),
     *(
+        Equivalent("worst_case/on_host.py", line, after, "how many rows at a time: the same sums")
+        for line, others in (
+            (
+                "for block in _blocks(rows, loss, models * classes**2, columns**2):",
+                (
+                    "(models / classes ** 2)",
+                    "(classes * 2)",
+                    "(columns * 2)",
+                    *(
+                        f"for block in _blocks(rows, loss, models * classes**{one}, columns**{two}):"
+                        for one, two in ((4, 2), (0, 2), (3, 2), (2, 4), (2, 0), (2, 3))
+                    ),
+                ),
+            ),
+            (
+                "for block in _blocks(rows, loss, models * classes, models * columns):",
+                ("(models / classes)", "(models / columns)"),
+            ),
+            (
+                "for block in _blocks(rows.only(one), loss, len(asked) * classes, len(asked) * columns):",
+                ("(len(asked) / classes)", "(len(asked) / columns)"),
+            ),
+            ("for block in _blocks(rows, loss, 1, len(x)):", ("2", "0")),
+            ("height = min(height, _ONE_THREAD // max(multiplications, 1))", ("2",)),
+        )
+        for after in others
+    ),
+    Equivalent(
+        "algorithms/together.py",
+        "return np.asarray(np.minimum(self.down, self.up) < (1 - _NEAR) / 2 * self.width)",
+        "(np.minimum(self.down, self.up) <= (1 - _NEAR) / 2 * self.width)",
+        "at just that share, to the last bit, either will do",
+    ),
+    *(
         Equivalent("deploy/requests.py", line, "2", "of no leading shape there is one model")
         for line in (
             "check.model(adopt.x, 1, ())",
