@@ -297,7 +297,16 @@ TESTS: dict[str, tuple[str, ...]] = {
     "deploy/told_moments.py": _LIARS,
     "deploy/told_risks.py": _LIARS,
     "curves.py": ("tests/curves/test_basis.py", "tests/curves/test_files.py", "tests/curves/test_fit.py"),
-    "model_file.py": ("tests/test_model_file.py",),
+    "model_file.py": (
+        "tests/test_model_file.py",
+        *_tests(
+            "curves/test_files",
+            "knots_and_ranges_come_back",
+            "predictions_shares_and_rows_outside_what_was_seen",
+            "hostile_knots_are_refused",
+            "ranges_that_are_not_of_the_features_are_refused",
+        ),
+    ),
 }
 
 
