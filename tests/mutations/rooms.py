@@ -12,7 +12,11 @@ def _tests(file: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tests/{file}.py::test_{name}" for name in names)
 
 
-_SUPREMA = ("tests/worst_case/test_ascent.py", "tests/worst_case/test_exact.py")
+_SUPREMA = (
+    "tests/worst_case/test_ascent.py",
+    "tests/worst_case/test_exact.py",
+    "tests/curves/test_solver.py::test_what_curves_cannot_have",
+)
 _CERTIFICATE = ("tests/guarantees/test_certificate_shown.py", "tests/guarantees/test_certificate.py")
 _PLAN = (
     "tests/guarantees/test_plan.py",
@@ -69,6 +73,7 @@ _ON_SUPPORT = (
         "the_largest_loss_and_slope_on_the_support",
         "a_loss_of_unknown_slope_has_no_interval",
     ),
+    *_tests("curves/test_bound", "the_largest_loss_and_slope_on_a_box"),
 )
 
 # All but the schedules of faults, which take a minute: they are for what these let pass.
@@ -209,6 +214,10 @@ _RISKS = (
     ),
     *_tests("engines/test_solve", "labels_that_flip_at_a_cost_p_1"),
     *_tests("engines/test_solve_labels", "at_zero_the_risk_is_that_of_no_move"),
+    *_tests(
+        "worst_case/test_on_host",
+        "the_exact_solvers_clients_say_the_same_as_compiled_ones[curves-0.1]",
+    ),
 )
 _WORST_CASES = (
     "tests/guarantees/test_far_moves.py",
@@ -222,6 +231,7 @@ _WORST_CASES = (
         "bad_requests_say_what_is_wrong",
         "gradients_against_finite_differences[Logistic]",
     ),
+    *_tests("curves/test_bound", "with_one_segment_the_bound_is_attained"),
 )
 
 # By file under src/bidro.
