@@ -256,7 +256,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms/proof.py": _PROOFS,
     "algorithms/pulls.py": ("tests/algorithms/test_pulls.py", *_PROOFS),
     "algorithms/together.py": ("tests/algorithms/test_together.py",),
-    "guarantees/asked.py": ("tests/cli/test_options.py",),
+    "guarantees/asked.py": ("tests/guarantees/test_asked.py", "tests/cli/test_options.py"),
     "algorithms/cone_program.py": _PROOFS,
     "algorithms/cuts.py": _PROOFS,
     "algorithms/exact_messages.py": _MESSAGES,
