@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bidro.algorithms import own_correction
+from bidro.algorithms import fold_moments, own_correction
 from bidro.algorithms.cross_validation import ScoresReply
 from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.one_shot import Reply as Whole
-from bidro.algorithms.second_moments import Moments, of_clients
+from bidro.algorithms.second_moments import Moments, of_clients, of_folds
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.consistency import (
     Consistency,
@@ -21,7 +21,7 @@ from bidro.deploy.consistency import (
     require_prepared,
 )
 from bidro.deploy.told_moments import Values
-from bidro.deploy.told_risks import Columns, lower_end, require_convex
+from bidro.deploy.told_risks import Columns, ToldRisks, lower_end, require_convex
 from bidro.engines.rounds import Deal
 from bidro.errors import BidroError
 from bidro.fitting.client_side import prepared
@@ -271,3 +271,45 @@ def test_upper_ends_and_eigenvalues_at_their_edges():
                 require_convex(packed, 2)
         else:
             require_convex(packed, 2)
+
+
+def test_every_kind_of_reply_is_looked_at():
+    """Through the one door that replies come in by: each with something that no rows have."""
+    own, samples = own_of()
+    problem = SimpleNamespace(
+        federation=SimpleNamespace(names=("west", "east")), eps=None, loss=Squared(True), rho=None
+    )
+    check, deal, two = Consistency({"east": own}), Deal(2, 0), np.zeros((2, 1, 5))
+    marks = np.arange(40) % 2
+    folds = of_folds(samples, [40], marks, 2)
+    honest = fold_moments.Reply(folds.mean[0], folds.around[0], folds.rows[0])
+    check("east", problem, deal, None, None, honest, 40)
+    whole = of_clients(samples, [40])
+    np.testing.assert_allclose(own.whole.mean, whole.mean[0], atol=1e-9)
+    np.testing.assert_allclose(own.whole.around, whole.around[0], atol=1e-9)
+    for reply, x, words in (
+        (honest._replace(around=-honest.around), None, "tells second moments"),
+        (ScoresReply(-np.ones((2, 1)), np.array([20.0, 20.0])), two, "below 0"),
+        (reply_of(left_out=-1.0), two[:, 0], "below 0"),
+    ):
+        with pytest.raises(BidroError, match=words):
+            check("east", problem, deal, None, SimpleNamespace(x=x), reply, 40)
+
+
+def test_a_mean_loss_lies_above_every_cut_and_below_the_risk_at_its_model():
+    """Of R(x) = (x - 1)^2, told at x = 2 without a radius: its value is 1 there, and its slope 2."""
+    risks = ToldRisks(Squared(False), Transport.features_only(2, 2.0), True, Columns(np.array([3.0, 3.0])))
+    none = np.zeros(1)
+    risks.require_mean(None, np.array([2.0]), 1e9)  # nothing was told
+    risks.add(
+        None, np.array([[2.0]]), none, none, np.array([1.0]), none, np.array([[2.0, 0.0]]), np.array([1.0])
+    )
+    for mean in (1.0, 1.0 + 0.9e-6):
+        risks.require_mean(None, np.array([2.0]), mean)
+    with pytest.raises(BidroError, match="a mean loss of"):
+        risks.require_mean(None, np.array([2.0]), 1.0 + 1.1e-6)
+    # The cut at 2 is 1 + 2 (x - 2): at 3 it is 3.
+    risks.require_mean(None, np.array([3.0]), 3.0)
+    risks.require_mean(None, np.array([3.0]), 1e3)  # no risk was told there
+    with pytest.raises(BidroError, match=r"at most 2\.99 by one reply, and at least 3 by another"):
+        risks.require_mean(None, np.array([3.0]), 2.99)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bidro.algorithms.second_moments import of_clients
+from bidro.algorithms.second_moments import left_out_sums, of_clients, of_folds
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.told_moments import ToldMoments, Values, _require_semidefinite
 from bidro.errors import BidroError
@@ -207,3 +207,37 @@ def test_what_is_told_again_is_what_was_told_when_the_run_began():
                     moments.require_whole(mean, changed)
             else:
                 moments.require_whole(mean, changed)
+
+
+def test_bounds_that_are_narrow_beside_their_place_leave_room_for_rounding():
+    """Between 10^9 and one more, where a billionth of a value is all of it."""
+    narrow = Values(Agreed.of(SCHEMA, UNITS, {**SUPPORT, "u": (1e9, 1e9 + 1)}))
+    for deviation in (0.0, 0.5, 0.9):
+        told(0, 1e9 + 0.5, deviation, values=narrow)
+    with pytest.raises(BidroError, match="agreed bounds allow"):
+        told(0, 1e9 + 0.5, 1.2, values=narrow)
+
+
+def test_eigenvalues_may_be_below_0_by_what_rounding_makes_of_all_columns():
+    """Of three columns, each off by a share of 1e-4: four times three times that, and a millionth."""
+    room = 1e-6 + 12e-4
+    for factor, refused in ((0.95, False), (1.05, True)):
+        c = -(1 + factor * room) / 2
+        matrix = np.full((3, 3), c) + (1 - c) * np.eye(3)
+        if refused:
+            with pytest.raises(BidroError, match="not positive semidefinite"):
+                _require_semidefinite(matrix, np.full(3, 1e-4), 40)
+        else:
+            _require_semidefinite(matrix, np.full(3, 1e-4), 40)
+
+
+def test_moments_of_each_fold_are_looked_at_and_so_is_what_it_leaves_out():
+    moments, samples = told_of(rows_of(np.random.default_rng(3), 60))
+    found = of_folds(samples, [60], np.arange(60) % 3, 3)
+    left = left_out_sums(found)
+    moments.require_folds(found.mean[0], found.around[0], found.rows[0], left)
+    for fold in range(3):
+        around = found.around[0].copy()
+        around[fold, 0, 3] += 0.1
+        with pytest.raises(BidroError, match="not symmetric"):
+            moments.require_folds(found.mean[0], around, found.rows[0], left)

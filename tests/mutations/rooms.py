@@ -429,6 +429,13 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "(np.minimum(self.down, self.up) <= (1 - _NEAR) / 2 * self.width)",
         "at just that share, to the last bit, either will do",
     ),
+    Equivalent("deploy/told_losses.py", "if robust.size:", "True", "of no risks none is looked at"),
+    Equivalent(
+        "deploy/told_moments.py",
+        "safe = np.where(scale > 0, scale, 1.0)",
+        "safe = np.where(scale > 0, scale, 2.0)",
+        "0 divided by it",
+    ),
     *(
         Equivalent("deploy/requests.py", line, "2", "of no leading shape there is one model")
         for line in (
