@@ -429,6 +429,20 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "(np.minimum(self.down, self.up) <= (1 - _NEAR) / 2 * self.width)",
         "at just that share, to the last bit, either will do",
     ),
+    *(
+        Equivalent("curves.py", "at = np.arange(1, len(places) - 1)", after, "the ends are taken out below")
+        for after in (
+            "at = np.arange(0, len(places) - 1)",
+            "at = np.arange(1, len(places) - 0)",
+            "at = np.arange(1, (len(places) + 1))",
+        )
+    ),
+    Equivalent(
+        "curves.py",
+        "inner = np.unique(at[(at > 0) & (at < len(places) - 1)])",
+        "(at <= len(places) - 1)",
+        "above the last place there are no rows, which are fewer than any number that is asked",
+    ),
     Equivalent("deploy/told_losses.py", "if robust.size:", "True", "of no risks none is looked at"),
     Equivalent(
         "deploy/told_moments.py",
