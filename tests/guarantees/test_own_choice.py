@@ -7,7 +7,9 @@ import pytest
 from scipy import stats
 
 from bidro.algorithms.own_correction import NONE, Losses, Shrinkage
-from bidro.guarantees.own import SHRINKAGES, attainable, own_choice
+from bidro.errors import BidroError
+from bidro.guarantees.own import SHRINKAGES, attainable, can_have_own, check_own, own_choice
+from bidro.losses import Softmax, Squared
 
 ROWS = np.array([10.0, 20.0, 30.0, 40.0])
 PROBLEM = SimpleNamespace(federation=SimpleNamespace(counted=ROWS))
@@ -76,3 +78,18 @@ def test_the_loss_that_each_client_could_attain():
         np.array([[3.0, 2.0, 4.0], [1.0, 2.0, 3.0]]), np.zeros((2, 3)), np.array([[9, 1, 0], [0.5, 0, 0]])
     )
     np.testing.assert_allclose(attainable(told), [1.5, 0.75])
+
+
+def test_two_clients_can_have_own_models_and_one_alone_cannot():
+    for n, loss, can in (
+        (1, Squared(), False),
+        (2, Squared(), True),
+        (2, Softmax(3), True),
+        (5, None, False),
+    ):
+        assert can_have_own(SimpleNamespace(n=n, loss=loss)) == can
+    for word in ("auto", "offset", None):
+        check_own(word)
+    for word in ("none", True, 1):
+        with pytest.raises(BidroError, match="'auto', 'offset' or None"):
+            check_own(word)

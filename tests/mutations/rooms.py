@@ -197,6 +197,7 @@ _INNER = (
 )
 _RISKS = (
     "tests/worst_case/test_root_form.py",
+    "tests/worst_case/test_rounding.py",
     *_tests(
         "guarantees/test_robust",
         "squared_loss_in_closed_form_and_by_the_dual_search",
@@ -511,6 +512,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "if fall < _ENOUGH * state.predicted - rounding:",
         "(fall <= _ENOUGH * state.predicted - rounding)",
         "a fall of just the share that is enough, to the last bit",
+    ),
+    Equivalent(
+        "algorithms/exact.py",
+        "if fall > _GOOD * state.predicted:",
+        "(fall >= _GOOD * state.predicted)",
+        "a fall of just the share that is good, to the last bit",
     ),
     Equivalent(
         "algorithms/proof.py",

@@ -3,10 +3,16 @@
 import math
 from fractions import Fraction
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bidro.losses import Hinge, Huber, Logistic, Softmax, Squared
+from bidro.rows import ClientRows
+from bidro.sets import WholeSpace
+from bidro.transport import Transport
+from bidro.worst_case import Inner
+from bidro.worst_case.atoms import Point, still_pass
 from bidro.worst_case.rounding import of_cost, of_linear, of_softmax, of_sum, of_value
 
 EPS = float(np.finfo(float).eps)
@@ -92,3 +98,13 @@ def test_products_sums_and_values_by_hand():
     np.testing.assert_allclose(of_value(np.array([3.0, -0.5]), 2), [30 * EPS, 5 * EPS])
     for of in (lambda value: of_sum(5, value), lambda value: of_value(value, 5)):
         np.testing.assert_array_equal(of(np.array([np.inf, -np.inf, np.nan])), 0.0)
+
+
+def test_means_of_many_rows_leave_room_on_both_sides():
+    """A thousand rows with u = 3: each loss of 2.5 may be off by 15 + 8 * 3.5 last bits, and their sum by
+    1,008 of the mean."""
+    rows = ClientRows.single(jnp.asarray(np.tile([1.0, -2.0], (1_000, 1))))
+    inner = Inner(Transport.features_only(2), WholeSpace(2), Huber(threshold=1.0))
+    found = still_pass(rows, inner, Point(jnp.ones(1), None, jnp.zeros(())), False)
+    for room in (float(found.value) - 2.5, 2.5 - float(found.minorant)):
+        assert room / EPS == pytest.approx(43 + 1_008 * 2.5, rel=0.01)
