@@ -246,3 +246,15 @@ def test_curves_are_hardly_worse_as_they_are_used(rise, place):
     found = taken(one_feature(1, 4), left_out, used)
     assert found.place == place
     np.testing.assert_allclose(found.used, [4.0, 4.0 + rise[0] / 2 + (rise[1] + rise[2]) / 4])
+
+
+def test_of_one_client_alone_the_folds_tell():
+    """Its rise as used has no spread, so that a hundredth is all it may be."""
+    left_out = LeftOut(np.array([[[2.0, 1.0]], [[2.0, 1.1]]]), np.full((2, 1), 20.0))
+    for rise, place in ((0.039, 1), (0.041, 0)):
+        with np.errstate(all="raise"):
+            assert taken(one_feature(1, 4), left_out, np.array([[4.0, 4.0 + rise]])).place == place
+    # Nor has what a single fold tells of it.
+    with np.errstate(all="raise"):
+        alone = taken(one_feature(1, 4), LeftOut(left_out.losses[:1], left_out.rows[:1]), np.ones((1, 2)))
+    assert (alone.place, alone.errors.tolist()) == (1, [0.0, 0.0])
