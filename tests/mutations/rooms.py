@@ -304,6 +304,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "deploy/requests.py": ("tests/deploy/test_requests.py", *_SITE, "tests/deploy/test_attacks.py"),
     "deploy/site_rows.py": _SITE,
     "deploy/cells.py": ("tests/deploy/test_cells.py",),
+    "deploy/dominance.py": ("tests/deploy/test_attacks_found.py",),
     "deploy/known_rows.py": ("tests/deploy/test_row_memory.py",),
     "deploy/releases.py": ("tests/deploy/test_releases.py",),
     "deploy/row_memory.py": ("tests/deploy/test_row_memory.py", "tests/deploy/test_releases.py"),
