@@ -16,7 +16,7 @@ from bidro.deploy.agreed import Agreed, Unit
 from bidro.deploy.schema_file import written
 from bidro.deploy.site import reply_of, reply_to
 from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, table_id
+from bidro.deploy.site_rows import SiteRows, site_log, table_id
 from bidro.deploy.site_state import KEY_FILE, write_key
 from bidro.engines.coordinator import Nothing
 from bidro.engines.plain import described
@@ -306,3 +306,23 @@ def test_a_site_reads_its_files_again_where_they_have_changed(tmp_path, monkeypa
     os.utime(tmp_path / "east.csv", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1_000_000))
     second = digest()
     assert second[0] == second[1] != first[0]
+
+
+def test_the_log_says_why_a_request_was_refused_and_what_was_answered(tmp_path, monkeypatch):
+    """In the words that left the site; of what went wrong otherwise, whose words may hold data, only that."""
+    site = site_at(tmp_path)
+    log = site_log(site, SiteRows.load(site).agreed)
+    unchecked, _ = asked_of(site, "bounds", fixed(), run="one", round=0)
+    checked, _ = asked_of(site, "bounds", fixed(), run="two", table=1.0)
+    monkeypatch.setattr("bidro.deploy.site.answered", lambda *_: 1 / 0)
+    broken, _ = asked_of(site, "bounds", fixed(), run="three")
+    monkeypatch.undo()
+    assert asked_of(site, "bounds", fixed(), run="four")[0] is None
+    reasons = [(entry.run, entry.outcome, entry.reason) for entry in log.entries()]
+    assert sorted(reasons) == [
+        ("four", "answered", None),
+        ("one", "refused", unchecked),
+        ("three", "refused", "it could not be followed."),
+        ("two", "refused", checked),
+    ]
+    assert "division" not in broken

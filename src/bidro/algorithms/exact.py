@@ -66,8 +66,7 @@ _FIRST_WIDTH = 2.0
 _NARROW, _NARROW_FOLLOWED = 0.35, 0.1
 # What that costs shows if it is more than this share of the gap; nothing helps where the gap stays above the
 # second share of what it was a round ago.
-_SHOWS = 0.1
-_HARDLY = 0.9999
+_SHOWS, _HARDLY = 0.1, 0.9999
 # Cuts that neither program has used for this many rounds are dropped.
 _IDLE_ROUNDS = 25
 # Newton's method has done its part where it promises less than this share of the risk.
@@ -112,9 +111,9 @@ class ExactMWDRO(Usual):
 
     def init(self, problem: Problem, seed: int = 0) -> State:
         if not problem.loss.convex_in_x:
-            name = type(problem.loss).__name__
             raise BidroError(
-                f"The exact solver needs a loss that is convex in the model; {name} is not known to be."
+                "The exact solver needs a loss that is convex in the model; "
+                f"{type(problem.loss).__name__} is not known to be."
             )
         if not isinstance(problem.models, Box | Ball):
             raise BidroError(

@@ -9,7 +9,9 @@ two features they hold sums of products of such functions, so that two stretches
 what a cell of two levels is: of one row alone there, both its values. So
 
 - in every segment there are no rows, or at least `min_rows`;
-- with a level, or in a stretch of another feature, rows of a stretch are none, or at least `min_cell`.
+- with a level, or in a stretch of another feature, rows of a stretch are none, or at least `min_cell`;
+- no row outweighs the others in a column of a curve, or in a combination of them (`dominance`): in an
+  outermost segment, the one that lies far beyond the others there would.
 
 A stretch counts as a level, with a name that has its ends in the column's own units. Of knots that were ever
 used all count together: columns of two runs whose knots differ by a little tell of the rows in between.
@@ -105,6 +107,12 @@ def one_level(names: Sequence[str]) -> NDArray[np.bool_]:
     places = {column: place for place, column in enumerate(dict.fromkeys(columns)) if column is not None}
     of = np.array([places.get(column, -1) for column in columns], np.int64)  # type: ignore[arg-type]
     return np.eye(len(names), dtype=bool) | ((of[:, None] == of) & (of >= 0))
+
+
+def segments(values: Floats, knots: Sequence[float]) -> Floats:
+    """(N, segments) the columns of a curve of values (N,): each grows over one segment."""
+    ends = [-math.inf, *knots, math.inf]
+    return np.column_stack([np.clip(values, low, high) for low, high in pairwise(ends)])
 
 
 def fewest_inside(values: Floats, knots: Sequence[float], units: NDArray[np.uint64] | None) -> int:

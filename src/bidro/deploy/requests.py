@@ -102,7 +102,7 @@ def checked_request(protocol: Protocol, client: str, header: Mapping[str, Any], 
     check = _Numbers(protocol)
     if question == "adopt":
         adopt = unpack(data, Adopt)
-        check.model(adopt.x, 1)
+        check.model(adopt.x, 1, ())
         check.freedom(adopt.freedom)
         return Request(*parts, table, adopt, 1)
     if question == "bounds":

@@ -53,11 +53,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.arrays import Floats
-from bidro.deploy.bends import Curved, Knots, joined, known_knots, names_of, one_level, stretch_of
+from bidro.deploy.bends import (
+    Curved,
+    Knots,
+    joined,
+    known_knots,
+    names_of,
+    one_level,
+    segments,
+    stretch_of,
+)
 from bidro.deploy.cells import Levels, cell_counts, distinct_by_atom, smallest
 from bidro.deploy.dominance import require_none_outweighs
 from bidro.deploy.known_rows import KnownRows
-from bidro.deploy.rules import Ids, RefusedError, rarest_value, words
+from bidro.deploy.rules import Ids, RefusedError, rarest_value, require_many, too_few, words
 from bidro.deploy.site_state import SiteState
 from bidro.tables import Schema
 
@@ -273,7 +282,7 @@ class RowMemory:
             sizes = distinct_by_atom(now.atoms, n, None if known.units is None else units)
             present = now.label != OUTSIDE
             if kind == "moments" and curved is not None:
-                _require_many(distinct_by_atom(now.atoms, n, None)[present], curved.parameters)
+                require_many(distinct_by_atom(now.atoms, n, None)[present], curved.parameters)
             if kind == "sums" and bends:
                 # Where curves bend anew, all that is here is counted anew.
                 now = now._replace(changed=now.changed | present)
@@ -303,10 +312,10 @@ class RowMemory:
         earlier = bool(np.any(now.before >= 0))
         if kind == "rows":
             if np.any(sizes[changed] < demanded.min_rows):
-                raise RefusedError(_too_few(named, "", "min_rows", demanded.min_rows, earlier))
+                raise RefusedError(too_few(named, "", "min_rows", demanded.min_rows, earlier))
             return
         if kind == "moments":
-            _require_many(distinct_by_atom(now.atoms, len(changed), None)[changed], demanded.parameters)
+            require_many(distinct_by_atom(now.atoms, len(changed), None)[changed], demanded.parameters)
             return
         # Counts of units are lower bounds: what some row has is not nothing.
         some, counts = after.levels[changed] > 0, after.unit_levels[changed]
@@ -314,43 +323,19 @@ class RowMemory:
         level = one_level(names)
         if np.any(some & level & (counts < demanded.min_rows)):
             what = " with a level or class" + (", or in a segment of a curve" if curves else "")
-            raise RefusedError(_too_few(named, what, "min_rows", demanded.min_rows, earlier))
+            raise RefusedError(too_few(named, what, "min_rows", demanded.min_rows, earlier))
         if np.any(some & ~level & (counts < demanded.min_cell)):
             what = " with two levels or classes at once" + (", or in parts of two curves" if curves else "")
-            raise RefusedError(_too_few(named, what, "min_cell", demanded.min_cell, earlier))
+            raise RefusedError(too_few(named, what, "min_cell", demanded.min_cell, earlier))
         # A number that has two values among these rows alone is a level there.
         for atom in np.flatnonzero(changed & (now.label != OUTSIDE)):
             own = of_table == atom
             units = None if known.units is None else known.units[own]
             if rarest_value(known.numbers(own), False, units) < demanded.min_rows:
                 what = " with one of a column's two values"
-                raise RefusedError(_too_few(named, what, "min_rows", demanded.min_rows, earlier))
-            require_none_outweighs(known.whole(own), units, demanded.min_rows)
-
-
-def _require_many(rows: _Ints, parameters: int) -> None:
-    """Raise RefusedError where a set has too few rows for second moments of so many parameters."""
-    if np.any(rows <= 2 * parameters):
-        raise RefusedError(
-            "second moments or curvature over a set of its rows could be worked out that has too few for a "
-            f"model of {parameters} parameters: it needs more than twice as many; use fewer folds, or agree "
-            "on gradients as replies."
-        )
-
-
-def _too_few(named: str, what: str, rule: str, least: int, earlier: bool) -> str:
-    """The sentence of a refusal, and what to do: it says nothing of the rows but that they are too few."""
-    few = f"fewer than {least} of its {named}{what}, its {rule}"
-    if earlier:
-        return (
-            f"a sum over {few}, could be worked out from this run and earlier ones, because its table has "
-            "changed by too little since, or its folds or hold-out are others; use its table as it was, wait "
-            f"for more new {named}, or use fewer folds."
-        )
-    return (
-        f"a sum over {few}, could be worked out; use fewer folds, merge rare levels in the schema, give it "
-        f"more {named}, or lower {rule} at that site."
-    )
+                raise RefusedError(too_few(named, what, "min_rows", demanded.min_rows, earlier))
+            bent = (segments(known.column(name)[own], at) for name, at in known_knots(names).items())
+            require_none_outweighs(np.column_stack([known.whole(own), *bent]), units, demanded.min_rows)
 
 
 def _require_taken_as_new(connection: sqlite3.Connection, known: KnownRows) -> None:

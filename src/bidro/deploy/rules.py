@@ -154,3 +154,28 @@ def rows_behind(
             "folds."
         )
     return behind
+
+
+def require_many(rows: NDArray[np.int64], parameters: int) -> None:
+    """Raise RefusedError where a set has too few rows for second moments of so many parameters."""
+    if np.any(rows <= ROWS_A_PARAMETER * parameters):
+        raise RefusedError(
+            "second moments or curvature over a set of its rows could be worked out that has too few for a "
+            f"model of {parameters} parameters: it needs more than twice as many; use fewer folds, or agree "
+            "on gradients as replies."
+        )
+
+
+def too_few(named: str, what: str, rule: str, least: int, earlier: bool) -> str:
+    """The sentence of a refusal, and what to do: it says nothing of the rows but that they are too few."""
+    few = f"fewer than {least} of its {named}{what}, its {rule}"
+    if earlier:
+        return (
+            f"a sum over {few}, could be worked out from this run and earlier ones, because its table has "
+            "changed by too little since, or its folds or hold-out are others; use its table as it was, wait "
+            f"for more new {named}, or use fewer folds."
+        )
+    return (
+        f"a sum over {few}, could be worked out; use fewer folds, merge rare levels in the schema, give it "
+        f"more {named}, or lower {rule} at that site."
+    )
