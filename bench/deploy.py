@@ -3,11 +3,11 @@
     python bench/deploy.py [flare] [flower]
 
 Five processes share two cores here, so a round takes longer than on machines of their own. `wall_s` is from
-the start of the run, on a network that is up, to the files in hand, `again_wall_s` that of a second run,
-which finds its programs compiled; `s_per_round` the median of the solver's rounds. There are two peers on the
-same network: the engine's own hello-world with as many rounds (`hello_s`, and `times_hello`, the ratio of the
-second run to it), and Algorithm 1 of the paper: `algorithm1_hours` extrapolates the median round of a short
-run to 10,000 rounds.
+the start of the run, on a network that is up, to the files in hand, `client_cpu_s` what the sites' processes
+use meanwhile; `again` is a second run, which finds its programs compiled. There are two peers: the engine's
+own hello-world with as many rounds on the same network (`hello_s`, and `times_hello`, the ratio of the second
+run to it), and Algorithm 1 of the paper: `algorithm1_hours` extrapolates the median round of a short run to
+10,000 rounds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,9 @@ import pandas as pd
 import psutil
 
 import hello
+from bidro.deploy.agreed import Agreed
 from bidro.deploy.drive import driven, engine
-from bidro.deploy.job import Config
+from bidro.deploy.job import Config, Sites
 from bidro.deploy.rehearsal import split_by_client
 from bidro.training import AlgorithmOne
 
@@ -59,45 +63,59 @@ def client_seconds(net: Any) -> float:
     return total
 
 
+@contextmanager
+def network(name: str, folder: Path, agreed: Agreed | None = None) -> Iterator[tuple[Any, Sites]]:
+    """A network that is up, of sites with the table's rows, and who they are."""
+    folder.mkdir()
+    sites = split_by_client(folder.parent / "all.csv", "site", "y", folder / "sites", True, None, agreed)
+    (folder / "runs").mkdir()
+    tomls = {client: folder / "sites" / f"site-{k}.toml" for k, client in enumerate(sites.clients)}
+    with engine(name, local=True).network(folder / "network", tomls, folder / "runs") as net:
+        yield net, sites
+
+
+def run(name: str, net: Any, sites: Sites, word: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(figures of a run, its audit)"""
+    job = Config.read(None, word, sites).job
+    before, began = client_seconds(net), time.perf_counter()
+    audit = json.loads(driven(job, name, net.settings, lambda _: None)["audit.json"])
+    wall, used = time.perf_counter() - began, client_seconds(net) - before
+    messages = sum(kind["messages"] for kind in audit["kinds"])
+    figures = {
+        "wall_s": round(wall, 1),
+        "messages": messages,
+        "client_cpu_s": round(used, 2),
+        "client_cpu_s_per_message": round(used / messages, 3),
+    }
+    return figures, audit
+
+
 def measured(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         table(folder / "all.csv")
-        sites = split_by_client(folder / "all.csv", "site", "y", folder / "sites", one_sample=True)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
-        (folder / "runs").mkdir()
-        tomls = {client: folder / "sites" / f"site-{k}.toml" for k, client in enumerate(sites.clients)}
-        job = Config.read(None, "exact", sites).job
-        again = Config.read(None, "again", sites).job
-        one = Config.read(None, "one", sites, algorithm=AlgorithmOne(ALGORITHM_1_ROUNDS[name])).job
         if name == "flare":
             hello.allow_flares_classes()
         began = time.perf_counter()
-        with engine(name, local=True).network(folder / "network", tomls, folder / "runs") as net:
+        with network(name, folder / "exact") as (net, sites):
             up = time.perf_counter() - began
-            before, began = client_seconds(net), time.perf_counter()
-            audit = json.loads(driven(job, name, net.settings, lambda _: None)["audit.json"])
-            wall, used = time.perf_counter() - began, client_seconds(net) - before
-            messages = sum(kind["messages"] for kind in audit["kinds"])
-            began = time.perf_counter()
-            driven(again, name, net.settings, lambda _: None)
-            second = time.perf_counter() - began
+            first, audit = run(name, net, sites, "exact")
+            second, _ = run(name, net, sites, "again")
             hello_world = getattr(hello, name)(net, CLIENTS, audit["rounds"])
-            paper = json.loads(driven(one, name, net.settings, lambda _: None)["audit.json"])
-        rounds = [kind for kind in audit["kinds"] if kind["question"] == "round"]
-        solving = next(kind for kind in rounds if "curvature" in kind["fields"])
+        one = replace(sites.agreed, algorithm=AlgorithmOne(ALGORITHM_1_ROUNDS[name]))
+        with network(name, folder / "one", one) as (net, sites):
+            _, paper = run(name, net, sites, "one")
         sampled = next(k for k in paper["kinds"] if k["fewest_rows"] == 1)
         return {
             "network_up_s": round(up, 1),
-            "wall_s": round(wall, 1),
-            "again_wall_s": round(second, 1),
+            "first": first,
+            "again": second,
             "hello_s": round(hello_world, 1),
-            "times_hello": round(second / hello_world, 2),
+            "times_hello": round(second["wall_s"] / hello_world, 2),
             "rounds": audit["rounds"],
-            "s_per_round": solving["seconds"],
             "bytes_up": sum(kind["bytes_up"] for kind in audit["kinds"]),
             "bytes_down": sum(kind["bytes_down"] for kind in audit["kinds"]),
-            "client_cpu_s_per_message": round(used / messages, 3),
             "algorithm1_s_per_round": sampled["seconds"],
             "algorithm1_hours": round(sampled["seconds"] * 10_000 / 3600, 2),
         }

@@ -19,9 +19,11 @@ import pandas as pd
 
 from bidro.deploy.job import Config
 from bidro.deploy.rehearsal import split_by_client
+from bidro.deploy.schema_file import drafted
 from bidro.deploy.server import run_job
 from bidro.deploy.site import Site, SiteRows, reply_of
 from bidro.engines.carrier import InMemory
+from bidro.tables import learn_schema
 
 # (features, rows of the smallest client, loss, replies)
 QUICK = [(30, 600, "squared", "curvature"), (30, 600, "logistic", "curvature")]
@@ -49,9 +51,10 @@ def table(features: int, rows: int, classes: bool) -> pd.DataFrame:
 def measured(features: int, rows: int, loss: str, replies: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        table(features, rows, loss == "logistic").to_csv(folder / "all.csv", index=False)
-        sites = split_by_client(folder / "all.csv", "site", "y", folder / "sites")
-        (folder / "options.toml").write_text(f'loss = "{loss}"\n')
+        whole = table(features, rows, loss == "logistic")
+        whole.to_csv(folder / "all.csv", index=False)
+        agreed = drafted(learn_schema(whole, "site", "y"), whole, training={"loss": loss}, replies=replies)
+        sites = split_by_client(folder / "all.csv", None, None, folder / "sites", agreed=agreed)
 
         def client(k: int) -> Any:
             site = Site.read(folder / "sites" / f"site-{k}.toml")
@@ -59,8 +62,7 @@ def measured(features: int, rows: int, loss: str, replies: str) -> dict[str, Any
             return lambda request: reply_of(site, own, request)
 
         carrier = InMemory({name: client(k) for k, name in enumerate(sites.clients)})
-        job = Config.read(folder / "options.toml", "run", sites, replies=replies).job
-        files = run_job(job, carrier, folder / "runs")
+        files = run_job(Config.read(None, "run", sites).job, carrier, folder / "runs")
     audit, report = json.loads(files["audit.json"]), json.loads(files["report.json"])
     return {
         "features": features,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import bidro
+from tests.small import mostly_slow
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "bidro"
@@ -38,6 +39,7 @@ def test_the_stub_names_what_is_loaded_on_first_use():
     assert [n for n in bidro.__all__ if n not in typed] == ["__version__"]
 
 
+@pytest.mark.slow
 def test_a_type_checker_knows_every_public_name(tmp_path):
     """As a user's program is checked; with the cache that `mypy` on the source leaves it takes a second."""
     program = tmp_path / "program.py"
@@ -102,7 +104,13 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 
 
 # What the code of "How to extend" leaves is looked at in `test_extending.py`.
-@pytest.mark.parametrize("page", [str(p.relative_to(ROOT)) for p in PAGES if p.name != "extending.md"])
+@pytest.mark.parametrize(
+    "page",
+    mostly_slow(
+        [str(p.relative_to(ROOT)) for p in PAGES if p.name != "extending.md"],
+        lambda page: page in ("README.md", "docs/choosing.md", "docs/deploy.md"),
+    ),
+)
 def test_code_in_the_pages_runs_when_pasted(page, tmp_path):
     """The blocks of a page, one after the other, as a reader would paste them."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)

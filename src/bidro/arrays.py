@@ -1,7 +1,8 @@
-"""Arrays on the host: their types, tables of numbers, and memory that JAX takes over."""
+"""Arrays on the host: their types, tables of numbers, and memory: what JAX takes over, what is given back."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,13 @@ def aligned(shape: tuple[int, int]) -> Floats:
     memory = np.empty(shape[0] * shape[1] * 8 + alignment, np.uint8)
     skip = -memory.ctypes.data % alignment
     return memory[skip : skip + shape[0] * shape[1] * 8].view(np.float64).reshape(shape)
+
+
+def release() -> None:
+    """Give back the memory of tables that are gone, which Arrow's allocator, if used, would keep."""
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is not None:
+        pyarrow.default_memory_pool().release_unused()
 
 
 def as_table(rows: ArrayLike, what: str) -> Floats:

@@ -25,6 +25,7 @@ from bidro.worst_case.atoms import Point
 from bidro.worst_case.ball import ball_risk, is_lifted
 from bidro.worst_case.risk import RiskModel, penalised_risk, unmoved_risk
 from bidro.worst_case.rounding import of_value
+from bidro.worst_case.two_classes import TwoClasses
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,13 +124,19 @@ class Client:
         """Whether the client's risk is a function of (x, nu): see `worst_case.atoms`."""
         return self.ambiguity == "ball" and is_lifted(self.inner)
 
-    def risk(self, oracle: Oracle, x: Array, width: Array, curvature: bool) -> RiskModel:
+    def risk(
+        self, oracle: Oracle, x: Array, width: Array, curvature: bool, before: Array | None = None
+    ) -> RiskModel:
         """This client's R_i at x, as a function of (x, nu) where it is lifted.
 
         In the cut and curvature that are returned, never in the value, kinks of the loss are smoothed over
-        `width`, in units of the residuals (or the loss) of a model that predicts the same for every row.
+        `width`, in units of the residuals (or the loss) of a model that predicts the same for every row. The
+        curvature follows them through the models `before` (models, d + 1), each with its width, if any.
         """
-        found = self._risk(oracle, x, width * self._unit, curvature)
+        unit = self._unit
+        if before is not None:
+            before = before.at[:, -1].multiply(unit)
+        found = self._risk(oracle, x, width * unit, curvature, before)
         k = found.gradient.shape[-1]
         return found._replace(
             value=found.value + of_value(found.value, k),
@@ -137,13 +144,23 @@ class Client:
             gradient=self.inner.loss.balanced(found.gradient),
         )
 
-    def _risk(self, oracle: Oracle, x: Array, width: Array, curvature: bool) -> RiskModel:
+    def _risk(
+        self, oracle: Oracle, x: Array, width: Array, curvature: bool, before: Array | None
+    ) -> RiskModel:
+        if (two := TwoClasses.of(self.inner)) is not None:
+            # Softmax has no kinks to follow through the models before.
+            return two.in_scores(self._risk_of(two.inner, oracle, two.model(x), width, curvature, None))
+        return self._risk_of(self.inner, oracle, x, width, curvature, before)
+
+    def _risk_of(
+        self, inner: Inner, oracle: Oracle, x: Array, width: Array, curvature: bool, before: Array | None
+    ) -> RiskModel:
         if self.ambiguity == "ball":
-            return ball_risk(self.rows, self.inner, oracle, x, self.eps, width, curvature)
+            return ball_risk(self.rows, inner, oracle, x, self.eps, width, curvature, before)
         at = Point(x, None, width)
         if self.ambiguity == "penalty":
-            return penalised_risk(self.rows, self.inner, oracle, at, self.rho, curvature)
-        return unmoved_risk(self.rows, self.inner, at, curvature)
+            return penalised_risk(self.rows, inner, oracle, at, self.rho, curvature)
+        return unmoved_risk(self.rows, inner, at, curvature)
 
     @property
     def _unit(self) -> Array:

@@ -324,14 +324,15 @@ class Federation:
                 f"The support has {self.support.dimension} coordinates but samples have {m} "
                 f"(the label or target counts as one): {', '.join(self.columns)}."
             )
-        self._check_rows(
-            lambda rows: ~np.isfinite(rows), lambda j: "is not a finite number; fix or drop the row"
-        )
-        self._check_rows(
-            lambda rows: np.abs(rows) > LARGEST_SIZE,
-            lambda j: f"is too large to be squared and summed; rescale the column to below {LARGEST_SIZE:g}",
-        )
-        size = np.abs(np.asarray(self.samples)).max(axis=0, initial=0.0)
+        rows = np.asarray(self.samples)
+        size = np.maximum(rows.max(axis=0, initial=0.0), -rows.min(axis=0, initial=0.0))
+        # Rows are looked at one by one only where there is something to be found (NaN is never below).
+        if not np.all(size <= LARGEST_SIZE):
+            self._check_rows(
+                lambda rows: ~np.isfinite(rows), lambda j: "is not a finite number; fix or drop the row"
+            )
+            large = f"is too large to be squared and summed; rescale the column to below {LARGEST_SIZE:g}"
+            self._check_rows(lambda rows: np.abs(rows) > LARGEST_SIZE, lambda j: large)
         lost = (size > 0) & (size < 1 / LARGEST_SIZE)
         if lost.any():
             j = int(np.argmax(lost))

@@ -15,6 +15,7 @@ b_i is what could be attained for it alone (Agarwal and Zhang 2022, Minimax regr
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import warnings
 from dataclasses import dataclass, field, replace
@@ -47,7 +48,7 @@ from bidro.sets import (
     VectorSet,
     WholeSpace,
 )
-from bidro.sets.base import Held
+from bidro.sets.base import Held, NormBound
 from bidro.transport import Transport
 from bidro.worst_case import Inner
 from bidro.worst_case.ball import is_lifted
@@ -220,6 +221,33 @@ class Problem:
         return ambiguity_kind(self.ambiguity) == "ball" and is_lifted(self.inner)
 
     @cached_property
+    def steepest(self) -> tuple[NormBound, ...]:
+        """Bounds beyond which no model has a finite risk, where `finite` does not hold them: of penalised
+        softmax with p = 1 on an unbounded support, how far apart the weights of two classes may be.
+
+        A pair of classes is bounded by the least penalty of those clients that have one of the two, or whose
+        labels can change, and that count in some mixture of A.
+        """
+        loss = self.loss
+        penalised = self.rho is not None and isinstance(self.federation.support, WholeSpace)
+        if not penalised or not isinstance(loss, Softmax) or loss.growth.order != self.transport.p:
+            return ()
+        assert self.rho is not None
+        counts = [float(self.mixture_set.linear_maximum(one)[0]) > 0 for one in np.eye(self.n)]
+        rows, ends = np.asarray(self.federation.samples), np.cumsum(self.federation.sizes)
+        bounds = []
+        pairs = itertools.combinations(range(loss.classes), 2)
+        for pair, cone in zip(pairs, loss.steepness_cones(self.transport.inverse_scale), strict=True):
+            has = np.full(self.n, loss.classes == 2 or self.inner.reachable_labels is not None)
+            if len(rows):
+                own = np.isin(rows[:, -1], pair)
+                has |= np.array([part.any() for part in np.split(own, ends[:-1])])
+            if np.any(has & counts):
+                least = float(np.min(self.rho[has & counts]))
+                bounds.append(NormBound(cone.matrix, cone.offset, least))
+        return tuple(bounds)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Tells problems apart: a digest of their sets, settings and rows, to the last bit."""
         settings = (self.loss, self.transport, self.federation.support, self.models, self.mixtures)
@@ -230,6 +258,13 @@ class Problem:
             numbers = isinstance(leaf, Array | np.ndarray)
             digest.update(np.ascontiguousarray(leaf).data if numbers else repr(leaf).encode())
         return digest.hexdigest()
+
+    def with_mixtures(self, mixtures: Mixtures) -> Problem:
+        """The same problem with other mixtures; what the rows tell of it is not computed anew."""
+        other = replace(self, mixtures=mixtures)
+        # A frozen dataclass keeps its cached properties here.
+        other.__dict__.update(constant_model=self.constant_model, constant_risk=self.constant_risk)
+        return other
 
     def with_samples(self, samples: Array) -> Problem:
         """The same problem with other rows of the same shape and sizes."""
@@ -281,8 +316,8 @@ class Problem:
             self._check_softmax_domain(rho)
             warnings.warn(
                 f"On an unbounded support the penalised {name} loss is infinite for models that are too "
-                f"steep for rho = {rho:g}; training does not keep away from them, and only the Exact oracle "
-                "notices (the run then stops).",
+                f"steep for rho = {rho:g}; `solve` keeps away from them, other training does not, and only "
+                "the Exact oracle notices (the run then stops).",
                 UncheckedDomainWarning,
                 stacklevel=4,
             )

@@ -29,6 +29,8 @@ KEY_BYTES = 32
 _OF_HOLDOUT, _OF_FOLDS, _OF_LABELS = np.uint64(0), np.uint64(1), np.uint64(2)
 # Rows that are hashed together, so that no copy of all of them is made.
 _TOGETHER = 65_536
+# And so few that what is computed of them stays in the processor's cache.
+_HASHED = 8_192
 
 
 class Arranged(NamedTuple):
@@ -38,11 +40,11 @@ class Arranged(NamedTuple):
 
 def arranged(
     codes: NDArray[np.int64],
-    features: NDArray[np.float64],
+    features: NDArray[np.float64] | Sequence[NDArray[np.float64]],
     target: NDArray[np.float64],
     units: NDArray[np.uint64] | None = None,
 ) -> Arranged:
-    """Rows of clients (N,), by codes from 0, with features (N, k) and target (N,).
+    """Rows of clients (N,), by codes from 0, with features, a matrix (N, k) or its columns, and target (N,).
 
     Equal rows of a client stand beside each other, by their units (N,) where these are named; which of those
     that are left is first makes no difference. Without units equal rows are told apart by counting them.
@@ -272,12 +274,14 @@ def _fractions(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
     return np.asarray((bits >> np.uint64(11)).astype(float) * 2.0**-53)
 
 
-def _content_bits(features: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.uint64]:
+def _content_bits(
+    features: NDArray[np.float64] | Sequence[NDArray[np.float64]], target: NDArray[np.float64]
+) -> NDArray[np.uint64]:
     """64 bits a row from its numbers; those of 0.0 and -0.0 are the same."""
+    columns = [*(features.T if isinstance(features, np.ndarray) else features), target]
     bits = np.zeros(len(target), np.uint64)
-    for begin in range(0, len(target), _TOGETHER):
-        part = slice(begin, begin + _TOGETHER)
-        numbers = np.column_stack([features[part], target[part]]).T + 0.0
-        for column in np.ascontiguousarray(numbers).view(np.uint64):
-            bits[part] = scrambled(bits[part], column)
+    for begin in range(0, len(target), _HASHED):
+        part = slice(begin, begin + _HASHED)
+        for column in columns:
+            bits[part] = scrambled(bits[part], (column[part] + 0.0).view(np.uint64))
     return bits

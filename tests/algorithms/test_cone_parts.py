@@ -242,3 +242,43 @@ def test_the_worst_mixture_is_that_of_a_linear_program():
         risks, polytope = np.array([0.3, 2.0, 1.0]), mixtures.polytope()
         found = linprog(-polytope.lift.T @ risks, A_eq=polytope.matrix, b_eq=polytope.total)
         assert model.worst_mixture(risks) == pytest.approx(polytope.offset @ risks - found.fun)
+
+
+@pytest.mark.parametrize("curved", [False, True])
+def test_programs_with_groups_of_rows_against_cvxpy(curved):
+    """Cones of the largest of each group, beside one without groups: the step and the value."""
+    rng = np.random.default_rng(5)
+    cones = (
+        Cone(rng.normal(size=(4, 3)), rng.normal(size=4), np.array([0, 0, 1, 1])),
+        Cone(rng.normal(size=(2, 3)), rng.normal(size=2)),
+        Cone(rng.normal(size=(3, 3)), rng.normal(size=3), np.array([0, 0, 1])),
+    )
+    box, simplex = Box.cube(0.7, 3), Simplex(2)
+    model = ConeModel(box, box, simplex, cones, nonnegative=False)
+    cuts = Cuts.none(4)
+    for x in rng.uniform(-0.5, 0.5, size=(3, 3)):
+        gradient = rng.normal(size=(2, 4))
+        gradient[:, 3] = 2 + np.abs(gradient[:, 3])  # enough for a cone to hold nu
+        cuts = cuts.with_more(Cuts.at_point(np.arange(2), rng.uniform(1, 2, 2), gradient, model.lift(x)))
+    z, M = model.lift(np.array([0.1, -0.2, 0.3])), np.diag([1.0, 2.0, 0.5, 0.5]) + 0.1
+    found = model.solve(cuts, z, Curvature.of(M) if curved else None, 0.5)
+    v, s = cp.Variable(4), cp.Variable(2)
+    limits = [s[i] >= cuts.value[j] + cuts.gradient[j] @ (v - cuts.points[cuts.origin[j]])
+              for j, i in enumerate(cuts.owner)]  # fmt: skip
+    limits += [v[:3] >= -0.7, v[:3] <= 0.7]
+    for cone in cones:
+        at = cone.matrix @ v[:3] + cone.offset
+        groups = np.arange(len(cone.offset)) if cone.groups is None else cone.groups
+        tops = [cp.norm_inf(at[np.flatnonzero(groups == one)]) for one in np.unique(groups)]
+        limits.append(cp.norm(cp.hstack(tops)) <= v[3])
+    bend = 0.5 * cp.quad_form(v - z, M) if curved else 0.0
+    best = cp.Problem(cp.Minimize(cp.max(s) + bend), limits).solve(cp.CLARABEL)
+    reached = found.value + (0.5 * (found.z - z) @ M @ (found.z - z) if curved else 0.0)
+    assert reached == pytest.approx(best, abs=2e-6)
+    assert [len(pull) for pull in found.pulls] == [4, 2, 3]
+    slope = found.multipliers @ cuts.gradient + (M @ (found.z - z) if curved else 0.0)
+    held = sum(cone.dual_norm(pull) for cone, pull in zip(cones, found.pulls, strict=True))
+    assert slope[3] == pytest.approx(held, abs=1e-4)
+    slope[:3] += sum(cone.matrix.T @ pull for cone, pull in zip(cones, found.pulls, strict=True))
+    inner = np.abs(found.z[:3]) < 0.7 - 1e-4
+    np.testing.assert_allclose(slope[:3][inner], 0.0, atol=1e-4)

@@ -72,7 +72,7 @@ def solved(problem, algorithm, deal):
 
 
 # Risks that need a search take long to compile.
-SEARCHED = ("labels move", "order 2")
+SEARCHED = ("labels move", "order 2", "softmax")
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,7 @@ def test_the_averaged_model_comes_near_the_exact_solver_s(name):
     assert max(risk(p, e, fixed) for p, e in zip(data.values(), RADII, strict=True)) > 1.02 * exact.upper
 
 
+@pytest.mark.slow
 def test_fixed_weights_with_the_hinge_and_labels_that_change_reach_the_optimum_of_fdr_svm():
     """Against its linear-conic program in cvxpy."""
     import cvxpy as cp

@@ -33,7 +33,7 @@ from bidro.guarantees import robust_risk
 from bidro.sets import CappedSimplex
 from bidro.worst_case import Exact
 from tests.algorithms.cases import NAMES, balls, labelled_balls, penalised, shared_ball, shared_penalty
-from tests.small import SIZES
+from tests.small import SIZES, mostly_slow
 
 SHARES = np.array(SIZES) / sum(SIZES)
 FIXED = CappedSimplex(jnp.asarray(SHARES), jnp.asarray(SHARES))
@@ -206,7 +206,9 @@ def _hinge_risk(x):
     return np.asarray(robust_risk(alone(labelled_balls()), x).value)
 
 
-@pytest.mark.parametrize(("method", "case"), REDUCTIONS, ids=lambda v: v)
+@pytest.mark.parametrize(
+    ("method", "case"), mostly_slow(REDUCTIONS, lambda case: case[0] != "FDR-SVM"), ids=lambda v: v
+)
 def test_special_cases(method, case):
     one, other, tolerance = REDUCTIONS[method, case]()
     np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)

@@ -51,3 +51,32 @@ def test_a_model_at_an_edge_is_moved_between_both():
     assert round_set.contains(centred(round_set, out / 2, np.array([[0, 1]])))
     near = np.array([9.0, 1.0, 4.0])
     np.testing.assert_allclose(centred(round_set, near, np.array([[0, 1, 2]])), near - 5.0)
+
+
+def test_an_edge_is_near_within_a_tenth_of_the_width():
+    """The narrowest member counts: of widths 20 and 40, an edge is near below 2."""
+    box, groups = Box(np.array([-10.0, -15.0]), np.array([10.0, 25.0])), np.array([[0, 1]])
+    # Moved to where the next edge is as far below as above: 8.45 from both, and 10.
+    for x, moved in (([8.1, 0.0], [1.55, -6.55]), ([7.9, 0.0], [7.9, 0.0]), ([-8.1, 0.0], [0.0, 8.1])):
+        np.testing.assert_allclose(centred(box, np.array(x), groups), moved, atol=1e-12)
+    M, rise = np.array([[3.0, -1.0], [-1.0, 1.0]]), np.ones(2)
+
+    def cost(x, risk):
+        return float(rise @ (held(M, groups, box, np.array(x), risk) - M) @ rise)
+
+    # Both members by themselves have 4; near the edge as much as a thousandth of the risk from edge to edge.
+    assert cost([7.9, 0.0], 2.0) == pytest.approx(4.0)
+    assert cost([8.1, 0.0], 2.0) == pytest.approx(2e-3 / 20**2)
+    assert cost([8.1, 0.0], 1e9) == pytest.approx(4.0)
+    # In shares of what each has by itself.
+    raised = held(M, groups, box, np.zeros(2), 2.0) - M
+    np.testing.assert_allclose(raised, np.outer([3.0, 1.0], [3.0, 1.0]) / 4)
+    # Also where there is little of it.
+    np.testing.assert_allclose(held(M / 10, groups, box, np.zeros(2), 2.0), (M + raised) / 10)
+
+
+def test_a_middle_outside_of_x_is_not_moved_to():
+    """In the ball of radius 10, 2.1 below (8.2, -4, -4) is of length 10.57; the box around it has room."""
+    at_edge, group = np.array([8.2, -4.0, -4.0]), np.array([[0, 1, 2]])
+    np.testing.assert_array_equal(centred(Ball(np.zeros(3), 10.0), at_edge, group), at_edge)
+    np.testing.assert_allclose(centred(Box.cube(10.0, 3), at_edge, group), at_edge - 2.1)

@@ -114,7 +114,11 @@ def many(n, loss, of, seed=0, alike=False):
 
 
 @pytest.mark.parametrize("kind", mixtures_of(9, 0))
-@pytest.mark.parametrize("loss", [Squared(), Logistic(), Absolute()], ids=["squared", "logistic", "absolute"])
+@pytest.mark.parametrize(
+    "loss",
+    [Squared(), Logistic(), pytest.param(Absolute(), marks=pytest.mark.slow)],
+    ids=["squared", "logistic", "absolute"],
+)
 def test_few_clients_prove_what_all_of_them_do(monkeypatch, loss, kind):
     """At n = 60, also with every client there twice."""
     of = mixtures_of(60, 5)[kind]

@@ -110,3 +110,84 @@ def test_knots_that_are_none():
         Basis(((np.nan,),))
     with pytest.raises(BidroError, match="some of the knots"):
         Basis(((1.0, 2.0),)).onto(Basis(((1.5,),)))
+
+
+def test_spreads_by_hand():
+    """At the least value and at thirds of ten rows; four values at four places are told as they are."""
+    column = np.arange(10.0)[::-1, None]
+    values, counts = spread_over(column, 4)
+    assert values.tolist() == [[0.0, 3.0, 6.0, 9.0]]
+    assert counts.tolist() == [[1.0, 3.0, 3.0, 3.0]]
+    few = np.array([5.0, 1.0, 1.0, 7.0, 2.0])[:, None]
+    assert spread_over(few, 4)[0].tolist() == [[1.0, 2.0, 5.0, 7.0]]
+    assert spread_over(few, 4)[1].tolist() == [[2.0, 1.0, 1.0, 1.0]]
+    assert spread_over(few, 6)[0].tolist() == [[1.0, 2.0, 5.0, 7.0, 7.0, 7.0]]
+    assert spread_over(few, 6)[1].tolist() == [[2.0, 1.0, 1.0, 1.0, 0.0, 0.0]]
+    assert spread_over(np.arange(65.0)[:, None])[0].shape == (1, 64)
+
+
+@pytest.mark.parametrize(
+    ("rows_at", "most", "fewest", "knots"),
+    [
+        # A hundred values of one row each: quarters, if every segment may hold 25 rows, and no more.
+        (dict.fromkeys(range(100), 1), 4, 20, (24, 49, 74)),
+        (dict.fromkeys(range(100), 1), 4, 25, (24, 49, 74)),
+        (dict.fromkeys(range(100), 1), 4, 26, (49,)),
+        (dict.fromkeys(range(100), 1), 1, 20, ()),
+        (dict.fromkeys(range(100), 1), 2, 20, (49,)),
+        # Where there are few values each inner one is a knot; else those at the quantiles.
+        ({0: 30, 1: 30, 2: 30, 3: 30}, 4, 20, (1, 2)),
+        ({0: 30, 1: 30, 2: 30, 3: 30}, 3, 20, (1, 2)),
+        ({0: 30, 1: 30, 2: 30, 3: 30}, 2, 20, (1,)),
+        ({0: 30, 1: 30, 2: 30}, 2, 20, (1,)),
+        ({0: 30, 1: 30}, 2, 20, ()),
+        # Half of the rows at one end: that is no knot, nor is the other.
+        ({0: 60, 1: 10, 2: 10, 3: 20, 4: 20}, 3, 20, (2,)),
+        ({0: 20, 1: 20, 2: 10, 3: 10, 4: 60}, 3, 20, (1,)),
+        ({0: 20, 1: 20, 2: 20, 3: 20}, 3, 20, (1, 2)),
+        ({0: 20, 1: 19, 2: 20, 3: 20}, 3, 20, (1, 2)),
+        ({0: 20, 1: 20, 2: 19, 3: 19, 4: 20}, 4, 20, (1, 3)),
+    ],
+)
+def test_knots_by_hand(rows_at, most, fewest, knots):
+    """A segment holds what lies above the knot before it and up to its own; places without rows are none."""
+    values, counts = np.array([[*rows_at, 50.5]], float), np.array([[*rows_at.values(), 0]], float)
+    found = common_knots(values[:, None], counts[:, None], [most], fewest).knots[0]
+    assert found == knots
+    # Of two clients, half of the rows each.
+    both = np.repeat(values[:, None], 2, axis=0), np.repeat(counts[:, None] / 2, 2, axis=0)
+    assert common_knots(*both, [most], fewest).knots[0] == knots
+
+
+def test_twenty_rows_a_segment_are_enough_where_nothing_is_said():
+    values = np.arange(3.0)[None, None]
+    assert common_knots(values, np.array([[[10.0, 10.0, 20.0]]]), [2]).knots == ((1.0,),)
+    assert common_knots(values, np.array([[[10.0, 10.0, 19.0]]]), [2]).straight
+    assert common_knots(values, np.array([[[10.0, 9.0, 20.0]]]), [2]).straight
+
+
+def test_differences_of_neighbouring_slopes():
+    slopes = np.array([1.0, -4.0, 2.0, 0.5, -3.0, 0.1, 0.2, -0.3])
+    basis = Basis(KNOTS)
+    assert slopes @ basis.roughness @ slopes == pytest.approx(25 + 36 + 2.25 + 0.01 + 0.25)
+    assert not Basis(((), ())).roughness.any()
+    assert Basis(()).columns == 0
+    assert Basis(((), ())).straight
+    assert not basis.straight
+
+
+def test_knots_in_other_units_and_every_second_of_them():
+    basis = Basis(((1.0, 2.0), ()))
+    assert basis.in_units(np.array([10.0, 5.0]), np.array([3.0, 2.0])).knots == ((13.0, 16.0), ())
+    eight = Basis((tuple(map(float, range(1, 8))),))
+    assert eight.thinned(8) == eight
+    assert eight.thinned(7).knots == ((2.0, 4.0, 6.0),)
+    assert eight.thinned(3).knots == ((4.0,),)
+    assert eight.thinned(1).straight
+    assert eight.onto(eight.thinned(4)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_rows_with_their_features_expanded_keep_the_target_last():
+    table = np.array([[0.5, 2.0, 7.0], [-1.0, 3.0, 8.0]])
+    found = Basis(((0.0,), ())).rows(table)
+    assert found.tolist() == [[0.0, 0.5, 2.0, 7.0], [-1.0, 0.0, 3.0, 8.0]]

@@ -10,9 +10,10 @@ from scipy.optimize import linprog
 from bidro.client import WassersteinBall
 from bidro.curves import Basis
 from bidro.federation import Federation
+from bidro.guarantees.curved_worst import _each_feature, _far, _near, _outward, intercepts
 from bidro.guarantees.on_support import largest_loss, support_lipschitz
 from bidro.guarantees.robust import robust_risk, worst_case_distribution
-from bidro.losses import Huber, Logistic, Softmax, Squared
+from bidro.losses import Huber, Logistic, Pinball, Softmax, Squared, losses_of
 from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.transport import Transport
@@ -148,3 +149,108 @@ def test_the_largest_loss_and_slope_on_a_box(loss):
     moved[:, :2] += step
     change = np.abs(np.asarray(loss.values(x, moved)) - values) / np.linalg.norm(SCALE * step, axis=1)
     assert change.max() <= slope * (1 + 1e-3)
+
+
+def test_pieces_of_a_curve_are_lines_with_these_intercepts():
+    basis = Basis(((-0.5, 0.4, 1.0), (), (0.2, 0.3), (-2.0, -1.0)))
+    slopes = np.random.default_rng(7).normal(size=basis.columns)
+    found = intercepts(basis, slopes)
+    for low, high, feature, slope, at_0 in zip(*basis.ends, basis.feature, slopes, found, strict=True):
+        for v in (max(low, -5.0), min(high, 5.0)):
+            rows = np.zeros((1, basis.features))
+            rows[0, feature] = v
+            value = basis.contributions(rows, slopes)[0, feature]
+            assert value == pytest.approx(at_0 + slope * v, abs=1e-12)
+
+
+@pytest.mark.parametrize("support", ["unbounded", "box"])
+def test_every_feature_moves_to_its_best_place(support):
+    """Against a fine grid of places: slope f_j(v) less the price of the move; the target against its own."""
+    box = Box(np.array([-2.6, -2.5, -3.0]), np.array([2.6, 2.5, 3.0]))
+    loss = Squared(True, basis=BASIS)
+    problem, x = posed(loss, 2.0, 0.3, support=box if support == "box" else "unbounded", movable=0.8)
+    rows = np.asarray(problem.federation.samples)
+    slope, prices = np.linspace(-3.0, 3.0, len(rows)), np.linspace(0.4, 2.0, len(rows))
+    found = _each_feature(problem, loss, x, rows, slope, prices)
+    reach = box.upper if support == "box" else np.full(3, 9.0)
+    scale, w = np.append(SCALE, 0.8), x[:4]
+    for row, point, s, price in zip(rows, found, slope, prices, strict=True):
+        for j in range(3):
+            places = np.linspace(-reach[j], reach[j], 40_001)
+            moved = np.tile(row, (len(places), 1))
+            moved[:, j] = places
+            score = -places if j == 2 else BASIS.contributions(moved[:, :2], w)[:, j]
+            gained = s * score - price * (scale[j] * (places - row[j])) ** 2
+            own = -point[2] if j == 2 else BASIS.contributions(point[None, :2], w)[0, j]
+            best = s * own - price * (scale[j] * (point[j] - row[j])) ** 2
+            assert best == pytest.approx(gained.max(), abs=1e-4)
+            assert abs(point[j]) <= reach[j]
+
+
+def test_what_cannot_move_stays():
+    loss = Squared(True, basis=BASIS)
+    problem, x = posed(loss, 2.0, 0.3)
+    rows = np.asarray(problem.federation.samples)
+    held = replace(problem, transport=Transport(np.array([np.inf, 2.0, np.inf]), 2.0))
+    found = _each_feature(held, loss, x, rows, np.ones(len(rows)), np.ones(len(rows)))
+    np.testing.assert_array_equal(found[:, [0, 2]], rows[:, [0, 2]])
+    assert np.all(found[:, 1] != rows[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("loss", "movable"),
+    [
+        (Huber(True, 0.5, basis=BASIS), np.inf),
+        (Huber(True, 0.5, basis=BASIS), 0.7),
+        (Pinball(True, quantile=0.2, basis=BASIS), np.inf),
+        (Pinball(True, quantile=0.9, basis=BASIS), 0.7),
+        (Logistic(True, basis=BASIS), np.inf),
+        (Softmax(3, True, basis=BASIS), np.inf),
+    ],
+)
+def test_far_out_no_direction_is_steeper(loss, movable):
+    """The slope by what is lost a million away, and against random directions of the same length."""
+    problem, x = posed(loss, 1.0, 0.2, movable=movable)
+    rows = np.asarray(problem.federation.samples)
+    scale = np.append(SCALE, movable)
+    along, slope = _outward(problem, x, rows)
+    moves = np.isfinite(scale) & (np.arange(3) < (3 if loss.labels is None else 2))
+    lengths = np.linalg.norm(along[:, moves] * scale[moves], axis=1)
+    np.testing.assert_allclose(lengths, 1.0)
+    assert not along[:, ~moves].any()
+
+    def lost(way):
+        return (losses_of(loss, x, rows + 1e6 * way) - losses_of(loss, x, rows)) / 1e6
+
+    np.testing.assert_allclose(lost(along), slope, rtol=1e-4)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        way = np.where(moves, rng.normal(size=rows.shape) / np.where(moves, scale, 1.0), 0.0)
+        way /= np.linalg.norm(way[:, moves] * scale[moves], axis=1)[:, None]
+        assert np.all(lost(way) <= slope + 1e-4)
+
+
+def test_a_little_mass_moved_far_out_spends_the_radius():
+    problem, x = posed(Huber(True, 0.5, basis=BASIS), 1.0, 0.2)
+    rows = np.asarray(problem.federation.samples)
+    points, masses, origins = _far(problem, x, rows, 0.2)
+    _, slope = _outward(problem, x, rows)
+    np.testing.assert_allclose(np.bincount(origins, masses), 1 / len(rows))
+    assert masses.min() == pytest.approx(1e-6 / len(rows))
+    costs = problem.transport.row_costs(rows[origins], points)
+    assert masses @ costs == pytest.approx(0.2)
+    mean = losses_of(problem.loss, x, rows).mean()
+    assert masses @ losses_of(problem.loss, x, points) == pytest.approx(mean + 0.2 * slope.max(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "p"), [(Squared(True, basis=BASIS), 2.0), (Logistic(True, basis=BASIS), 1.0)]
+)
+def test_moves_nearby_spend_the_radius(loss, p):
+    for eps in (0.05, 0.4):
+        problem, x = posed(loss, p, eps)
+        rows = np.asarray(problem.federation.samples)
+        points, masses, origins = _near(problem, loss, x, rows, eps)
+        np.testing.assert_allclose(np.bincount(origins, masses), 1 / len(rows))
+        costs = problem.transport.row_costs(rows[origins], points)
+        assert masses @ costs == pytest.approx(eps**p, rel=1e-6)

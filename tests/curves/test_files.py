@@ -105,3 +105,9 @@ def test_the_command_refuses_curves_that_stand_for_nothing(tmp_path, capsys, cur
     code, _, err = run(capsys, "fit", tmp_path / "t.csv", *asked)
     assert code == 1
     assert words in err
+
+
+def test_ranges_that_are_not_of_the_features_are_refused():
+    for sides in ({"low": np.zeros(3)}, {"high": np.ones(1)}, {"low": np.zeros((2, 1))}):
+        with pytest.raises(BidroError, match="do not fit its 2 features"):
+            Model.from_bytes(replace(CURVED, **sides).to_bytes(), "here")

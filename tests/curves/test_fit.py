@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from sklearn.base import clone
 
 from bidro import RobustClassifier, RobustRegressor
@@ -203,3 +204,57 @@ def test_three_classes():
     )
     with pytest.raises(BidroError, match="no direction"):
         RobustClassifier(increasing=["x0"]).fit(X, label, clients=site)
+
+
+def one_feature(*segments):
+    return tuple(Basis((tuple(np.arange(s - 1.0)),)) for s in segments)
+
+
+@pytest.mark.parametrize(("ratio", "place"), [(1.01, 1), (0.99, 0)])
+def test_curves_are_better_by_a_standard_error_over_clients_and_folds(ratio, place):
+    """Each client's fold is one draw, with its rows as weight; one that has none is none."""
+    rows_of = np.array([[10.0, 20.0], [30.0, 15.0], [25.0, 0.0]])
+    share = rows_of / rows_of.sum()
+    gain = np.array([[0.2, -0.1], [0.05, 0.3], [-0.2, 7.0]])
+    gain -= np.sum(share * gain)
+    error = np.sqrt(5 / 4 * np.sum((share * gain) ** 2))
+    gain += ratio * stats.t.ppf(stats.norm.cdf(1.0), 4) * error
+    left_out = LeftOut(np.stack([np.full((3, 2), 2.0), 2.0 - gain], axis=-1), rows_of)
+    found = taken(one_feature(1, 4), left_out, np.ones((2, 2)))
+    assert found.place == place
+    np.testing.assert_allclose(found.errors, [0.0, error])
+    np.testing.assert_allclose(found.means, [2.0, 2.0 - np.sum(share * gain)])
+    assert found.basis == one_feature(1, 4)[place]
+
+
+@pytest.mark.parametrize(
+    ("rise", "place"),
+    [
+        # By a hundredth of the loss as used (4), or by a standard error of the clients' rises.
+        ((0.039, 0.039, 0.039), 1),
+        ((0.041, 0.041, 0.041), 0),
+        ((1.0, 0.0, -0.05), 1),
+        ((1.0, 0.9, 0.5), 0),
+    ],
+)
+def test_curves_are_hardly_worse_as_they_are_used(rise, place):
+    """Clients count by their rows: 1/2, 1/4 and 1/4; the rises (0.5, 0, -0.0125) have an error of 0.5 and a
+    sum of 0.49, (0.5, 0.225, 0.125) one of 0.34 and a sum of 0.85."""
+    rows_of = np.tile([20.0, 10.0, 10.0], (2, 1))
+    left_out = LeftOut(np.stack([np.full((2, 3), 2.0), np.full((2, 3), 1.0)], axis=-1), rows_of)
+    used = np.stack([np.array([3.0, 4.0, 6.0]), np.array([3.0, 4.0, 6.0]) + rise], axis=1)
+    found = taken(one_feature(1, 4), left_out, used)
+    assert found.place == place
+    np.testing.assert_allclose(found.used, [4.0, 4.0 + rise[0] / 2 + (rise[1] + rise[2]) / 4])
+
+
+def test_of_one_client_alone_the_folds_tell():
+    """Its rise as used has no spread, so that a hundredth is all it may be."""
+    left_out = LeftOut(np.array([[[2.0, 1.0]], [[2.0, 1.1]]]), np.full((2, 1), 20.0))
+    for rise, place in ((0.039, 1), (0.041, 0)):
+        with np.errstate(all="raise"):
+            assert taken(one_feature(1, 4), left_out, np.array([[4.0, 4.0 + rise]])).place == place
+    # Nor has what a single fold tells of it.
+    with np.errstate(all="raise"):
+        alone = taken(one_feature(1, 4), LeftOut(left_out.losses[:1], left_out.rows[:1]), np.ones((1, 2)))
+    assert (alone.place, alone.errors.tolist()) == (1, [0.0, 0.0])

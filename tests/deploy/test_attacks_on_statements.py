@@ -1,49 +1,67 @@
 """A server that asks for statements about models that it chooses, to read the rows that a site keeps out."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 
 from bidro.deploy.site_log import SiteLog
-from bidro.deploy.site_rows import SiteRows, holdout
+from bidro.deploy.site_rows import SiteRows, holdout, training
 from bidro.engines.wire import unpack
 from bidro.fitting.questions import Fixed, HoldoutBounds
+from bidro.guarantees.statements import CLIP
+from bidro.losses import losses_of
 from tests.deploy.test_attacks import FEATURES, SEEDS, people, site_with
 from tests.deploy.test_site import LEVELS, asked_of
 
-# Of a row that lies far out: features, then the target.
-FAR = np.array([8.0, -7.0, 9.0, 6.0, -30.0])
+# Of a row that lies far out, not so far that it outweighs all others: features, then the target.
+FAR = np.array([4.8, -4.2, 5.4, 3.6, -18.0])
+# Two to this power, as a level, clips nothing.
+HIGH = 30
 
 
-def with_a_row_far_out(folder, seed):
-    """A site that keeps out a row far from all others; (the site, that row in agreed units)."""
+def with_a_row_far_out(folder, seed, **options):
+    """A site that keeps out a row far from all others; (the site, that row in agreed units, how many rows it
+    keeps out)."""
     for k in itertools.count():
         table = people(seed, False)
         table.loc[0] = FAR + 0.01 * k
-        site = site_with(folder / str(k), table, {"hold_out": 0.3})
+        site = site_with(folder / str(k), table, {"hold_out": 0.45, **options})
         rows = SiteRows.load(site)
         kept = rows.in_units("east", holdout(site, rows)).host_rows
-        far = kept[np.abs(kept[:, :2]).max(axis=1) > 5]
+        far = kept[kept[:, -1] < -10]
         if len(far):
             return site, far[0], len(kept)
 
 
-def clipped_part(site, model, run, rows, first=-4):
-    """What one answer tells of the one row whose loss is above the least level that the site accepts: (the
-    size of that row's residual, the level's power of two); or why there is no answer."""
-    none, refused = np.zeros(0), ""
-    unit = SiteRows.load(site).protocol.loss_unit
-    for power in range(first, 40):
-        level = unit * 2.0**power
-        fixed = Fixed(np.asarray(model, float), LEVELS, np.asarray(level), none, none, none)
-        refused, reply = asked_of(site, "bounds", fixed, run=run)
-        if refused is None:
-            told = unpack(reply, HoldoutBounds)
-            return float(np.sqrt(level + rows * (told.loss - told.means[0]))), power
-        if "eight times" not in refused:
-            break
-    return refused
+def told_at(site, model, run, power, freedom=(), pooled=()):
+    """(the answer, None), of losses clipped at two to this power, or (None, why there is none)."""
+    level = SiteRows.load(site).protocol.loss_unit * 2.0**power
+    x, freedom, pooled = (np.asarray(part, float) for part in (model, freedom, pooled))
+    fixed = Fixed(x, LEVELS, np.asarray(level), np.zeros(0), freedom, pooled)
+    refused, reply = asked_of(site, "bounds", fixed, run=run)
+    return (None, refused) if refused else (unpack(reply, HoldoutBounds), None)
+
+
+def clipping(site, model):
+    """Of a level that clips rows far out alone: twice the least power of two that the site accepts."""
+    rows = SiteRows.load(site)
+    mean = float(
+        losses_of(rows.protocol.loss, np.asarray(model, float), training(site, rows).host_rows).mean()
+    )
+    return math.ceil(math.log2(CLIP * mean / rows.protocol.loss_unit)) + 1
+
+
+def clipped_part(site, model, run, rows):
+    """What two answers tell of the one row whose loss is above a level: the size of that row's residual; or
+    why there is no answer."""
+    power = clipping(site, model)
+    low, high = (told_at(site, model, run, at) for at in (power, HIGH))
+    if low[0] is None or high[0] is None:
+        return low[1] or high[1]
+    level = SiteRows.load(site).protocol.loss_unit * 2.0**power
+    return float(np.sqrt(level + rows * (high[0].loss - low[0].loss)))
 
 
 def rebuilt_row(residuals, models):
@@ -62,26 +80,25 @@ def rebuilt_row(residuals, models):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_row_far_out_is_not_worked_out_of_what_is_clipped(seed, tmp_path, monkeypatch):
     """The mean of the losses less that of the clipped ones is the part of one row that is clipped: an
-    equation a statement. Seven of them gave the row; no more are answered than features."""
+    equation for two statements. Seven of them gave the row; no more statements are answered than features."""
     site, far, rows = with_a_row_far_out(tmp_path, seed)
     # One more than the numbers of a row, and another for the signs.
     models = np.vstack([np.zeros(5), *np.eye(5)[:4], np.array([0.5, -0.5, 0.5, 0.5, 1.0]), [0, 0, 0, 0, 2.0]])
     with monkeypatch.context() as opened:
         opened.setattr(SiteLog, "_reserve", lambda *_: None)
         told = [clipped_part(site, model, f"open-{k}", rows) for k, model in enumerate(models)]
-        sizes = np.array([size for size, _ in told])
-        np.testing.assert_allclose(rebuilt_row(sizes, models), far, atol=0.1)
+        np.testing.assert_allclose(rebuilt_row(np.array(told), models), far, atol=0.1)
     # Under the limit, which those answers count for, no model is answered of that was not before.
     fresh = [clipped_part(site, model + 0.1, f"run-{k}", rows) for k, model in enumerate(models)]
     assert all("all that may be" in one for one in fresh)
-    assert clipped_part(site, models[0], "once-more", rows, told[0][1]) == told[0]
+    assert clipped_part(site, models[0], "once-more", rows) == told[0]
 
 
 def test_a_site_answers_fewer_statements_than_a_row_has_numbers(tmp_path):
     """In any number of runs, and by any number of requests; the same asked again is no other."""
-    site, _, rows = with_a_row_far_out(tmp_path, 0)
+    site, _, _ = with_a_row_far_out(tmp_path, 0)
     models = np.random.default_rng(0).normal(size=(1000, 5))
-    told = [clipped_part(site, model, f"run-{k}", rows) for k, model in enumerate(models[:20])]
-    answered = [k for k, one in enumerate(told) if not isinstance(one, str)]
+    told = [told_at(site, model, f"run-{k}", HIGH)[0] for k, model in enumerate(models[:20])]
+    answered = [k for k, one in enumerate(told) if one is not None]
     assert answered == list(range(4))
-    assert clipped_part(site, models[2], "another", rows, told[2][1]) == told[2]
+    assert told_at(site, models[2], "another", HIGH)[0].loss == told[2].loss

@@ -83,6 +83,7 @@ def _clients_of(fit):
     return [fit.judged[name] for name in NAMES]
 
 
+@pytest.mark.slow
 def test_with_a_declared_support_the_interval_is_that_of_fit(tmp_path):
     whole = table()
     agreed = write_sites(tmp_path, whole, SUPPORT)
@@ -329,6 +330,7 @@ def test_a_table_that_changes_in_the_midst_of_a_run_ends_it(tmp_path):
         run_job(job(agreed, options=QUICK, resume=True), carrier(tmp_path), tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_a_loss_with_kinks_needs_the_sites_consent(tmp_path):
     whole = table()
     agreed = write_sites(tmp_path, whole)

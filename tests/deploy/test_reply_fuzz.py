@@ -14,6 +14,7 @@ from bidro.engines import coordinator
 from bidro.engines.carrier import InMemory
 from bidro.engines.wire import header_of
 from bidro.errors import BidroError
+from bidro.standard import Standard
 from tests.deploy.sites import QUICK, SUPPORT, answering, job, table, write_sites
 
 EXTREMES = (0.0, -1.0, 1e-300, 1e12, 1e60, 1e150, 1e300, -1e300, np.inf, -np.inf, np.nan)
@@ -146,7 +147,8 @@ def require_possible(moment, honest, found):
     if moment.question == "prepare":
         assert parts["rows"] >= 1
         both = checks.Prepared(*(np.stack([one, two, two]) for one, two in zip(found, honest, strict=True)))
-        lost = checks.others_lost(("a", "b", "c"), ("u", "v", "ward=b", "y"), both)
+        agreed = Standard(np.zeros(3), np.ones(3), 0.0, 1.0)
+        lost = checks.others_lost(("a", "b", "c"), ("u", "v", "ward=b", "y"), both, agreed)
         assert "a" in lost or np.max(np.abs([parts["mean"], parts["deviation"]])) < 1e12
         ward = -2  # the only level that is coded: a column of 0 and 1
         p, s = parts["mean"][ward], parts["deviation"][ward]

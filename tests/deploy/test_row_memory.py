@@ -317,3 +317,31 @@ def test_a_table_of_which_nothing_is_known_is_for_the_owner_to_decide(tmp_path):
     # What was known before is known still.
     with pytest.raises(RefusedError, match="changed by too little"):
         site.release(site.known(NUMBERS, features[1:], target[1:], None), everything(59))
+
+
+@pytest.mark.parametrize(("first", "allowed"), [(21, True), (20, False), (5, False)])
+def test_second_moments_of_every_set_rest_on_enough_rows(first, allowed, tmp_path):
+    """One of two sets that is too small is enough to refuse both, and so is a set that differences leave."""
+    features, target = rows(80)
+    site = memory(tmp_path, parameters=10)
+    two = {"moments": np.where(np.arange(80) < first, 0, 1)}
+    whole = site.known(NUMBERS, features, target, None)
+    later = memory(tmp_path / "later", parameters=10)
+    later.release(later.known(NUMBERS, features, target, None), {"moments": np.zeros(80, int)})
+    fewer = later.known(NUMBERS, features[first:], target[first:], None)
+    without = {"moments": np.zeros(80 - first, int)}
+    if allowed:
+        assert site.release(whole, two) == first
+        later.release(fewer, without)
+        return
+    with pytest.raises(RefusedError, match="for a model of 10 parameters"):
+        site.release(whole, two)
+    with pytest.raises(RefusedError, match="for a model of 10 parameters"):
+        later.release(fewer, without)
+
+
+def test_the_refusal_of_a_first_run_speaks_of_no_earlier_one(tmp_path):
+    features, target = rows(8)
+    site = memory(tmp_path, min_rows=10)
+    with pytest.raises(RefusedError, match=r"could be worked out; use fewer folds"):
+        site.release(site.known(NUMBERS, features, target, None), everything(8))

@@ -125,3 +125,8 @@ def test_curvature_needs_more_than_twice_as_many_rows_as_parameters():
     halves = np.arange(12) % 2
     with pytest.raises(RefusedError, match="what a fold leaves out rests on 6 rows, too few to send curv"):
         rows_behind(*asked(rows(12), second_order=True, loss=with_intercept, folds=halves), 2, False)
+
+
+def test_one_row_alone_is_one():
+    """It has one value in every column, and none that is rarer."""
+    assert rarest_value(rows(1), False) == rarest_value(rows(1), True) == 1

@@ -9,13 +9,17 @@ import pandas as pd
 import pytest
 
 import bidro
+from bidro.algorithms.exact_messages import Reply
+from bidro.algorithms.kinks import Following
+from bidro.client import WassersteinBall
 from bidro.deploy.agreed import Agreed, Unit
 from bidro.deploy.schema_file import written
 from bidro.deploy.site import reply_of, reply_to
 from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, table_id
+from bidro.deploy.site_rows import SiteRows, site_log, table_id
 from bidro.deploy.site_state import KEY_FILE, write_key
 from bidro.engines.coordinator import Nothing
+from bidro.engines.plain import described
 from bidro.engines.wire import header_of, pack, unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
@@ -239,6 +243,30 @@ def test_a_loss_with_kinks_is_answered_where_the_site_allows_it(tmp_path):
     assert unpack(reply, HoldoutBounds).clipped.shape == (5,)
 
 
+def test_models_through_which_kinks_are_followed_are_of_the_agreed_number_and_size(tmp_path):
+    site = site_at(tmp_path, training={"loss": "absolute"}, losses_with_kinks=True)
+    protocol = SiteRows.load(site).protocol
+    (algorithm,) = (one for one in protocol.algorithms[0].values() if getattr(one, "follows", 0))
+    earlier = np.tile(np.append(MODEL, 0.5), (algorithm.follows, 1))
+
+    def asked(before):
+        parts = {"folds": 0, "seed": 0, "algorithm": described(algorithm)}
+        message = Following(MODEL, np.asarray(0.5), np.asarray(before))
+        return asked_of(site, "round", message, ambiguity=described(WassersteinBall(0.1)), **parts)
+
+    refused, reply = asked(earlier)
+    assert refused is None
+    plain = unpack(reply, Reply)
+    assert "other sizes" in asked(earlier[1:])[0]
+    assert "other sizes" in asked(earlier[:, 1:])[0]
+    assert "largest_coefficient" in asked(1e6 * earlier)[0]
+    assert "another shape or size" in asked(earlier * np.append(np.ones(3), -1.0))[0]
+    other = unpack(asked(earlier + 0.1)[1], Reply)
+    assert np.abs(other.curvature - plain.curvature).max() > 1e-3
+    for name in ("upper", "attained", "gradient", "smoothing"):
+        np.testing.assert_array_equal(getattr(other, name), getattr(plain, name))
+
+
 def test_rows_in_training_and_kept_out_are_enough_or_none(tmp_path):
     site = site_at(tmp_path)
     training, kept = parts_of(site)
@@ -278,3 +306,23 @@ def test_a_site_reads_its_files_again_where_they_have_changed(tmp_path, monkeypa
     os.utime(tmp_path / "east.csv", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1_000_000))
     second = digest()
     assert second[0] == second[1] != first[0]
+
+
+def test_the_log_says_why_a_request_was_refused_and_what_was_answered(tmp_path, monkeypatch):
+    """In the words that left the site; of what went wrong otherwise, whose words may hold data, only that."""
+    site = site_at(tmp_path)
+    log = site_log(site, SiteRows.load(site).agreed)
+    unchecked, _ = asked_of(site, "bounds", fixed(), run="one", round=0)
+    checked, _ = asked_of(site, "bounds", fixed(), run="two", table=1.0)
+    monkeypatch.setattr("bidro.deploy.site.answered", lambda *_: 1 / 0)
+    broken, _ = asked_of(site, "bounds", fixed(), run="three")
+    monkeypatch.undo()
+    assert asked_of(site, "bounds", fixed(), run="four")[0] is None
+    reasons = [(entry.run, entry.outcome, entry.reason) for entry in log.entries()]
+    assert sorted(reasons) == [
+        ("four", "answered", None),
+        ("one", "refused", unchecked),
+        ("three", "refused", "it could not be followed."),
+        ("two", "refused", checked),
+    ]
+    assert "division" not in broken

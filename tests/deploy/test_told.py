@@ -155,15 +155,22 @@ def test_counts_that_are_none_are_named():
 def test_who_hides_the_others_is_named_and_nobody_else():
     rng = np.random.default_rng(4)
     first = prepared(rows_of(rng, 90), [30, 30, 30], [0] * 3, *[np.tile(OFFERED, (3, 1))] * 2)
-    assert others_lost(("a", "b", "c"), tuple("uwxvy"), first) == {}
+    agreed = Agreed.of(SCHEMA, UNITS).standard
+    assert others_lost(("a", "b", "c"), tuple("uwxvy"), first, agreed) == {}
     mean = np.asarray(first.mean).copy()
     mean[1, 3] = 1e150
-    assert list(others_lost(("a", "b", "c"), tuple("uwxvy"), first._replace(mean=mean))) == ["b"]
+    assert list(others_lost(("a", "b", "c"), tuple("uwxvy"), first._replace(mean=mean), agreed)) == ["b"]
     # A level that only one site has is no sign of anything.
     mean = np.asarray(first.mean) * (np.arange(5) != 3)
     still = first._replace(mean=mean, deviation=np.asarray(first.deviation) * (np.arange(5) != 3))
     still.mean[2, 3] = 1.0
-    assert others_lost(("a", "b", "c"), tuple("uwxvy"), still) == {}
+    assert others_lost(("a", "b", "c"), tuple("uwxvy"), still, agreed) == {}
+    # Nor does one of two sites that tells of next to nothing make the other's column a large one.
+    nothing = type(first)(*(np.asarray(part)[:2] for part in first))
+    nothing.mean[0, 4], nothing.deviation[0, 4] = 1e-12, 0.0
+    assert others_lost(("a", "b"), tuple("uwxvy"), nothing, agreed) == {}
+    nothing.mean[1, 4] = 1e150
+    assert list(others_lost(("a", "b"), tuple("uwxvy"), nothing, agreed)) == ["b"]
 
 
 LOSSES = [

@@ -13,6 +13,7 @@ from scipy.optimize import linprog
 from bidro.algorithms import ExactMWDRO, OneShotMWDRO
 from bidro.client import Penalty, WassersteinBall
 from bidro.engines.in_process import all_replies, run
+from bidro.engines.local import IN_PROCESS
 from bidro.engines.solve import GapNotReachedWarning, chosen_method, solve
 from bidro.errors import BidroError
 from bidro.federation import Federation
@@ -33,7 +34,7 @@ from bidro.sets import Ball, Box, CappedSimplex, L1SimplexBall, WholeSpace
 from bidro.transport import Transport
 from bidro.worst_case import Exact
 from tests.cone_references import optimum
-from tests.small import admissible
+from tests.small import admissible, mostly_slow
 
 D = 4
 
@@ -145,6 +146,27 @@ def test_one_client_is_single_source_wasserstein_dro():
     np.testing.assert_allclose(found.alpha, [1.0])
 
 
+@pytest.mark.parametrize("loss", [Hinge(), Absolute()], ids=lambda v: type(v).__name__)
+def test_kinks_that_are_followed_take_fewer_rounds(loss):
+    rng = np.random.default_rng(1)
+    parts = []
+    for k in range(3):
+        theta = rng.normal(size=(150, 15))
+        y = theta @ (1 + 0.3 * rng.normal(size=15)) / 4 + (0.3 + 0.2 * k) * rng.normal(size=150)
+        parts.append(np.column_stack([theta, y if loss.labels is None else np.sign(y)]))
+    problem = problem_of(parts, loss, 0.1, 1.0)
+    found = solve(problem)
+    algorithm = ExactMWDRO(Exact())
+    assert algorithm.follows == 0
+    ask, state = IN_PROCESS.clients_of(problem), algorithm.init(problem)
+    while not state.finished:
+        replies, replied = ask(algorithm, algorithm.broadcast(state), state.t + 1)
+        state = algorithm.server(state, replies, replied)
+    assert max(found.lower, state.lower) <= min(found.upper, state.best.upper)
+    assert found.gap <= 1e-6
+    assert found.rounds < 0.9 * state.t
+
+
 @pytest.mark.parametrize("eps", [0.6, 0.9, 3.0])
 def test_optima_at_and_near_zero_where_the_risk_has_a_kink(eps):
     """Labels that cannot move: R_i has a kink at x = 0, the start, and the optimum for large radii."""
@@ -225,7 +247,11 @@ def test_on_a_box_algorithm_1_approaches_what_the_exact_solver_proves():
     np.testing.assert_allclose(penalised_risk(problem, found.x).value, found.risks, rtol=1e-10)
 
 
-@pytest.mark.parametrize("loss", [Logistic(intercept=True), Huber(threshold=0.5)], ids=["Logistic", "Huber"])
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(Logistic(intercept=True), marks=pytest.mark.slow), Huber(threshold=0.5)],
+    ids=["Logistic", "Huber"],
+)
 def test_p_2_on_a_box_against_cutting_surfaces(loss):
     """One feature, a grid of spacing 0.005 for the worst cases (by HiGHS), CLARABEL for the models."""
     labelled = loss.labels is not None
@@ -276,7 +302,9 @@ def _expected(loss, points, masses, x):
 
 
 @pytest.mark.parametrize(
-    "loss", [Logistic(), Huber(threshold=0.5), SmoothedHinge()], ids=lambda v: type(v).__name__
+    "loss",
+    mostly_slow([Logistic(), Huber(threshold=0.5), SmoothedHinge()], lambda loss: isinstance(loss, Huber)),
+    ids=lambda v: type(v).__name__,
 )
 def test_p_2_unbounded_converges_fast_and_its_lower_bound_holds(loss):
     labelled = loss.labels is not None

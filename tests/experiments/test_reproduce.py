@@ -154,6 +154,7 @@ def test_errors_are_one_sentence_with_the_right_exit_code(tmp_path):
     assert "Traceback" in shown.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_nothing_half_written(tmp_path):
     out = tmp_path / "out"
     process = subprocess.Popen(

@@ -104,7 +104,7 @@ def test_a_move_and_a_flip_together_can_be_steeper_than_either():
     assert steepness <= found
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0])
+@pytest.mark.parametrize("p", [pytest.param(1.0, marks=pytest.mark.slow), 2.0])
 def test_two_classes_have_the_radii_of_two(p):
     rng = np.random.default_rng(5)
     rows = np.column_stack([rng.uniform(-1, 1, (500, 1)), rng.choice([-1.0, 1.0], 500)])

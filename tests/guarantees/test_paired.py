@@ -110,3 +110,10 @@ def test_clipped_losses_units_and_too_few_rows():
     assert few.vacuous
     assert "too few rows" in few.promise
     assert "too few rows" in few.verdict
+
+
+def test_where_nothing_is_said_the_confidence_is_0_95():
+    one, two = np.linspace(0.0, 0.5, 30), np.linspace(0.1, 0.9, 30)
+    found = paired({"a": one}, {"a": two}, 1.0)
+    assert (found.confidence, found.clipped, found.mistakes, found.units) == (0.95, False, False, False)
+    assert found.bound == paired({"a": one}, {"a": two}, 1.0, 0.95).bound

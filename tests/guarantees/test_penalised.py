@@ -36,7 +36,7 @@ def tiny(loss, p):
 
 @pytest.mark.parametrize(
     ("loss", "p"),
-    mostly_slow(product([Squared(), Huber(), Logistic()], (1.0, 2.0)), lambda case: case[0] != Huber()),
+    mostly_slow(product([Squared(), Huber(), Logistic()], (1.0, 2.0)), lambda case: case == (Squared(), 2.0)),
 )
 def test_proposition_2_by_a_linear_program(loss, p):
     """sup over distributions of E_Q[l] - rho W_p^p, as a program over couplings with a fine grid.

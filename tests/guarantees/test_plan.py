@@ -126,3 +126,8 @@ def test_the_fewest_rows_by_hand():
 def test_targets_that_make_no_sense_are_refused(target, word):
     with pytest.raises(BidroError, match=word):
         plan(problem(), X, **target)
+
+
+def test_where_nothing_is_said_the_confidence_of_a_plan_is_0_95():
+    assert plan(problem(), radius=0.5) == plan(problem(), radius=0.5, confidence=0.95)
+    assert plan(problem(), radius=0.5).needed != plan(problem(), radius=0.5, confidence=0.9).needed

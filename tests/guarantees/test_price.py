@@ -9,7 +9,7 @@ import pytest
 
 from bidro.errors import BidroError
 from bidro.guarantees.calibration import calibrate
-from bidro.guarantees.price import WEIGHINGS, LeftOut, check_price, choice, worst_decile, worst_fifth
+from bidro.guarantees.price import PRICE, WEIGHINGS, LeftOut, check_price, choice, worst_decile, worst_fifth
 from tests.guarantees.test_calibration import problem
 
 
@@ -129,3 +129,10 @@ def test_radii_of_the_problem_are_kept_by_every_candidate():
     assert found.radii.tolist() == [0.1, 0.2, 0.3]
     free = calibrate(problem(), (0.0,), WEIGHINGS, folds=2)
     assert np.linalg.norm(found.pooled_model[:2]) < 0.98 * np.linalg.norm(free.pooled_model[:2])
+
+
+def test_the_candidates_of_weights():
+    """Pooled training first, then caps of 5 and none, with ever more of the weight; the last is AFL."""
+    blends = [0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0]
+    assert list(WEIGHINGS) == [(1.0, 1.0), *((5.0, mu) for mu in blends), *((math.inf, mu) for mu in blends)]
+    assert PRICE == 0.02

@@ -77,7 +77,9 @@ def test_p_1_unbounded_is_the_mean_loss_plus_radius_times_slope(loss):
 
 @pytest.mark.parametrize(
     ("loss", "p"),
-    mostly_slow(product(LOSSES, (1.0, 2.0)), lambda case: isinstance(case[0], Squared | Logistic)),
+    mostly_slow(
+        product(LOSSES, (1.0, 2.0)), lambda case: case[1] == 2.0 and isinstance(case[0], Squared | Logistic)
+    ),
 )
 def test_on_a_box_against_a_linear_program(loss, p):
     """One feature that moves, four samples: the program over couplings with a grid of spacing 0.002."""
@@ -112,7 +114,9 @@ def test_on_a_box_against_a_linear_program(loss, p):
         assert float(found.attained[0]) == pytest.approx(float(found.value[0]), rel=1e-9)
 
 
-@pytest.mark.parametrize("support", ["unbounded", Box.cube(3.0, 4)], ids=["unbounded", "box"])
+@pytest.mark.parametrize(
+    "support", ["unbounded", pytest.param(Box.cube(3.0, 4), marks=pytest.mark.slow)], ids=["unbounded", "box"]
+)
 @pytest.mark.parametrize("loss", SOME, ids=lambda v: type(v).__name__)
 def test_gradients_support_the_convex_risk_from_below(loss, support):
     """R(y) >= attained(x) + <gradient(x), y - x> for every y: what a certified lower bound rests on."""
@@ -199,7 +203,7 @@ def test_at_a_jump_the_worst_case_splits_mass():
         *((loss, "unbounded", p) for loss in SOME for p in (1.0, 2.0)),
         *mostly_slow(
             [(loss, Box.cube(3.0, 4), 1.0 + k % 2) for k, loss in enumerate(SOME)],
-            lambda case: isinstance(case[0], Squared | Logistic),
+            lambda case: isinstance(case[0], Squared),
         ),
     ],
 )
@@ -231,7 +235,7 @@ def test_worst_cases_lie_in_their_ball_and_attain_the_risk(loss, support, p):
     ("loss", "cost"),
     mostly_slow(
         [(Softmax(classes=3), np.inf), (Softmax(classes=3), 0.7), (Logistic(), 0.7), (Hinge(), np.inf)],
-        lambda case: not np.isfinite(case[1]) or isinstance(case[0], Logistic),
+        lambda case: not np.isfinite(case[1]),
     ),
 )
 def test_p_1_unbounded_near_worst_cases_of_classes(loss, cost):

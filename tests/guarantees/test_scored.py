@@ -257,3 +257,9 @@ def test_an_infinite_log_loss_gives_no_clip_level():
     fair = Scored.probabilities(true, np.full((20, 2), 0.5), ["a", "b"])
     with pytest.raises(BidroError, match="is infinite"):
         Range.of(PredictedLoss("log loss"), fair, None, other)
+
+
+def test_where_nothing_is_said_the_confidence_of_statements_is_0_95():
+    scored, clients, _ = table(np.random.default_rng(3), stumps, 40)
+    found = certify_scored(scored, clients, SQUARED, Range(90.0, None))
+    assert found.confidence == found.held_out.confidence == 0.95

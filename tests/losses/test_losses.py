@@ -17,6 +17,7 @@ from bidro.losses import (
     Softmax,
     Squared,
 )
+from bidro.losses.scalar import Followed
 
 BY_HAND = {
     Squared(): lambda u: u**2,
@@ -177,7 +178,40 @@ def test_tangents_lie_below_and_the_smoothed_loss_above(loss, width):
     np.testing.assert_allclose(line.curvature, bend, atol=1e-4)
 
 
-@pytest.mark.parametrize("intercept", [False, True])
+KINKED = [loss for loss in LINEAR if np.isinf(loss.scalar.curvature)]
+
+
+@pytest.mark.parametrize("loss", KINKED, ids=lambda v: type(v).__name__)
+def test_slopes_of_kinks_follow_newtons_steps(loss):
+    """From model to model s solves s r(t) = t to first order, whose derivatives are automatic here."""
+    rng, scalar = np.random.default_rng(0), loss.scalar
+    path, widths, u = 0.3 * rng.normal(size=(4, 9)), np.array([1.0, 0.4, 0.2, 0.2]), 0.3 * rng.normal(size=9)
+    line = scalar.tangent(u, np.asarray(0.1), Followed(path, widths))
+    expected = np.asarray(jax.vmap(jax.grad(jax.grad(scalar.value)))(jnp.asarray(u)))
+    for knot, before, after in scalar._kinks:
+
+        def wrong(s, t, width):
+            return s * jnp.sqrt(t**2 + width**2) - t
+
+        t = np.vstack([path, u]) - knot
+        s = t[0] / np.hypot(t[0], widths[0])
+        for j, width in enumerate(widths):
+            value = wrong(s, t[j], width)
+            along = [jax.vmap(jax.grad(wrong, k), (0, 0, None))(s, t[j], width) for k in (0, 1)]
+            s = np.clip(s - (value + along[1] * (t[j + 1] - t[j])) / along[0], -1, 1)
+        r = np.hypot(t[-1], 0.1)
+        expected = expected + (after - before) / 2 * (1 - s * t[-1] / r) / r
+    np.testing.assert_allclose(line.curvature, expected, rtol=1e-12)
+    assert line.curvature.min() >= 0
+    plain = scalar.tangent(u, np.asarray(0.1))
+    for part in ("value", "slope", "smoothed"):
+        np.testing.assert_array_equal(getattr(line, part), getattr(plain, part))
+    # Where no model comes before but the same one, there is nothing to follow.
+    still = scalar.tangent(u, np.asarray(0.1), Followed(np.tile(u, (3, 1)), np.full(3, 0.1)))
+    np.testing.assert_allclose(still.curvature, plain.curvature, rtol=1e-10)
+
+
+@pytest.mark.parametrize("intercept", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_softmax_hessian_against_autodiff(intercept):
     rng, loss = np.random.default_rng(5), Softmax(classes=3, intercept=intercept)
     rows = jnp.asarray(np.column_stack([rng.normal(size=(6, 2)), rng.integers(0, 3, 6)]))

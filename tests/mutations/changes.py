@@ -1,7 +1,8 @@
 """The changes that are tried, found in a file's syntax tree.
 
 Not changed: documentation, annotations, protocols and assertions (they are for the type checker), texts and
-what is raised with them, and loops' conditions, which would mostly run for ever.
+what is raised with them, loops' conditions, which would mostly run for ever, and `strict` of `zip`, which
+asserts what cannot be otherwise.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ def _passed_over(node: ast.AST) -> bool:
     if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         return True
     if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases):
+        return True
+    if isinstance(node, ast.keyword) and node.arg == "strict":
         return True
     return isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom)
 

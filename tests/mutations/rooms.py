@@ -12,7 +12,11 @@ def _tests(file: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tests/{file}.py::test_{name}" for name in names)
 
 
-_SUPREMA = ("tests/worst_case/test_ascent.py", "tests/worst_case/test_exact.py")
+_SUPREMA = (
+    "tests/worst_case/test_ascent.py",
+    "tests/worst_case/test_exact.py",
+    "tests/curves/test_solver.py::test_what_curves_cannot_have",
+)
 _CERTIFICATE = ("tests/guarantees/test_certificate_shown.py", "tests/guarantees/test_certificate.py")
 _PLAN = (
     "tests/guarantees/test_plan.py",
@@ -69,6 +73,7 @@ _ON_SUPPORT = (
         "the_largest_loss_and_slope_on_the_support",
         "a_loss_of_unknown_slope_has_no_interval",
     ),
+    *_tests("curves/test_bound", "the_largest_loss_and_slope_on_a_box"),
 )
 
 # All but the schedules of faults, which take a minute: they are for what these let pass.
@@ -123,7 +128,14 @@ _SITE = (
         "with_a_declared_support_the_interval_is_that_of_fit",
     ),
 )
-_LIARS = ("tests/deploy/test_told.py", "tests/deploy/test_reply_fuzz.py", "tests/deploy/test_liars.py")
+_LIARS = (
+    "tests/deploy/test_consistency.py",
+    "tests/deploy/test_told_losses.py",
+    "tests/deploy/test_told_moments.py",
+    "tests/deploy/test_told.py",
+    "tests/deploy/test_reply_fuzz.py",
+    "tests/deploy/test_liars.py",
+)
 _MESSAGES = ("tests/algorithms/test_exact_server.py",)
 _PROOFS = (
     "tests/algorithms/test_cone_parts.py",
@@ -181,10 +193,11 @@ _INNER = (
         "below_the_curvature_the_error_is_unknown",
         "declared_curvature_gives_a_custom_loss_an_error_bound",
     ),
-    *_tests("worst_case/test_exact", "softmax_elsewhere_brackets_the_supremum"),
+    *_tests("worst_case/test_exact", "softmax_on_a_box_is_its_supremum"),
 )
 _RISKS = (
     "tests/worst_case/test_root_form.py",
+    "tests/worst_case/test_rounding.py",
     *_tests(
         "guarantees/test_robust",
         "squared_loss_in_closed_form_and_by_the_dual_search",
@@ -202,6 +215,11 @@ _RISKS = (
     ),
     *_tests("engines/test_solve", "labels_that_flip_at_a_cost_p_1"),
     *_tests("engines/test_solve_labels", "at_zero_the_risk_is_that_of_no_move"),
+    *_tests(
+        "worst_case/test_on_host",
+        "the_exact_solvers_clients_say_the_same_as_compiled_ones[softmax curves-0.1]",
+        "the_exact_solvers_clients_say_the_same_as_compiled_ones[curves-0.1]",
+    ),
 )
 _WORST_CASES = (
     "tests/guarantees/test_far_moves.py",
@@ -215,6 +233,7 @@ _WORST_CASES = (
         "bad_requests_say_what_is_wrong",
         "gradients_against_finite_differences[Logistic]",
     ),
+    *_tests("curves/test_bound", "with_one_segment_the_bound_is_attained"),
 )
 
 # By file under src/bidro.
@@ -223,6 +242,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "sets/vectors.py": ("tests/sets",),
     "sets/weights.py": ("tests/sets",),
     "worst_case/exact_oracle.py": _SUPREMA,
+    "worst_case/several_classes.py": ("tests/worst_case/test_several_classes.py", *_SUPREMA),
+    "worst_case/two_classes.py": ("tests/worst_case/test_two_classes.py",),
     "worst_case/path.py": _ON_PATHS,
     "worst_case/scalar_maxima.py": _ON_PATHS,
     "worst_case/inner.py": _INNER,
@@ -231,38 +252,45 @@ TESTS: dict[str, tuple[str, ...]] = {
     "worst_case/risk.py": _RISKS,
     "worst_case/ball.py": _RISKS,
     "worst_case/on_host.py": ("tests/worst_case/test_on_host.py",),
+    "worst_case/rounding.py": ("tests/worst_case/test_rounding.py",),
     "algorithms/exact.py": _PROOFS,
     "algorithms/exact_state.py": _PROOFS,
     "algorithms/newton_step.py": ("tests/algorithms/test_newton_step.py",),
     "algorithms/cone_model.py": _PROOFS,
     "algorithms/proof.py": _PROOFS,
-    "algorithms/pulls.py": _PROOFS,
+    "algorithms/pulls.py": ("tests/algorithms/test_pulls.py", *_PROOFS),
     "algorithms/together.py": ("tests/algorithms/test_together.py",),
-    "guarantees/asked.py": ("tests/cli/test_options.py",),
+    "guarantees/asked.py": ("tests/guarantees/test_asked.py", "tests/cli/test_options.py"),
     "algorithms/cone_program.py": _PROOFS,
     "algorithms/cuts.py": _PROOFS,
     "algorithms/exact_messages.py": _MESSAGES,
+    "algorithms/kinks.py": ("tests/algorithms/test_kinks.py",),
     "algorithms/working_set.py": ("tests/algorithms/test_working_set.py",),
     "losses/predicted.py": ("tests/losses/test_predicted.py",),
     "guarantees/calibration.py": ("tests/guarantees/test_calibration.py",),
     "guarantees/certificate.py": _CERTIFICATE,
     "guarantees/convergence.py": _CONSTANTS,
     "guarantees/coverage.py": _COVERAGE,
+    "guarantees/curved_worst.py": ("tests/curves/test_bound.py",),
     "guarantees/empirical_radius.py": ("tests/guarantees/test_empirical_radius.py",),
     "guarantees/held_out.py": ("tests/guarantees/test_held_out.py",),
     "guarantees/heterogeneity.py": ("tests/guarantees/test_heterogeneity.py",),
     "guarantees/on_support.py": _ON_SUPPORT,
     "guarantees/out_of_sample.py": _INTERVAL,
+    "guarantees/own.py": ("tests/guarantees/test_own_choice.py", "tests/estimators/test_own.py"),
     "guarantees/paired.py": ("tests/guarantees/test_paired.py",),
     "guarantees/penalty.py": ("tests/guarantees/test_penalised.py",),
     "guarantees/plan.py": _PLAN,
+    "guarantees/price.py": ("tests/guarantees/test_price.py", "tests/guarantees/test_calibration.py"),
     "guarantees/radius.py": _RADIUS,
     "guarantees/robust.py": _WORST_CASES,
     "guarantees/scored.py": ("tests/guarantees/test_scored.py",),
+    "guarantees/segments.py": ("tests/curves/test_fit.py",),
     "guarantees/statements.py": _STATEMENTS,
     "guarantees/trained_rows.py": ("tests/guarantees/test_trained_rows.py",),
     "engines/coordinator.py": _COORDINATOR,
     "fitting/client_side.py": ("tests/fitting/test_client_side.py",),
+    "fitting/gathered.py": ("tests/fitting/test_gathered.py",),
     "deploy/consistency.py": _LIARS,
     "deploy/influence.py": ("tests/deploy/test_liars.py",),
     "deploy/progress.py": ("tests/deploy/test_progress.py",),
@@ -273,9 +301,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "deploy/runs.py": ("tests/deploy/test_runs.py", "tests/deploy/test_federated.py"),
     "deploy/site.py": _SITE,
     "deploy/answers.py": _SITE,
-    "deploy/requests.py": (*_SITE, "tests/deploy/test_attacks.py"),
+    "deploy/requests.py": ("tests/deploy/test_requests.py", *_SITE, "tests/deploy/test_attacks.py"),
     "deploy/site_rows.py": _SITE,
     "deploy/cells.py": ("tests/deploy/test_cells.py",),
+    "deploy/dominance.py": ("tests/deploy/test_attacks_found.py",),
     "deploy/known_rows.py": ("tests/deploy/test_row_memory.py",),
     "deploy/releases.py": ("tests/deploy/test_releases.py",),
     "deploy/row_memory.py": ("tests/deploy/test_row_memory.py", "tests/deploy/test_releases.py"),
@@ -284,7 +313,17 @@ TESTS: dict[str, tuple[str, ...]] = {
     "deploy/told_losses.py": _LIARS,
     "deploy/told_moments.py": _LIARS,
     "deploy/told_risks.py": _LIARS,
-    "model_file.py": ("tests/test_model_file.py",),
+    "curves.py": ("tests/curves/test_basis.py", "tests/curves/test_files.py", "tests/curves/test_fit.py"),
+    "model_file.py": (
+        "tests/test_model_file.py",
+        *_tests(
+            "curves/test_files",
+            "knots_and_ranges_come_back",
+            "predictions_shares_and_rows_outside_what_was_seen",
+            "hostile_knots_are_refused",
+            "ranges_that_are_not_of_the_features_are_refused",
+        ),
+    ),
 }
 
 
@@ -307,7 +346,7 @@ _SPEED = "where a slower way begins; both are right"
 _TUNED: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("algorithms/exact.py", "_ROUNDING = 1e-11", ("2e-11",), "how much of a fall is rounding: steps only"),
     ("algorithms/exact.py", "_COARSEST = 1e-5", ("2e-05",), "the unit of a program, which proves afresh"),
-    ("algorithms/exact.py", "_SHOWS = 0.1", ("0.2",), "how soon kinks are smoothed less"),
+    ("algorithms/exact.py", "_SHOWS, _HARDLY = 0.1, 0.9999", ("0.2",), "how soon kinks are smoothed less"),
     ("algorithms/exact.py", "_SAME_MIXTURE = 1e-3", ("0.002",), "when curvatures are mixed anew: steps only"),
     ("algorithms/cone_model.py", "_HARDLY_BENT = 1e-6", ("2e-06",), "a size, with nothing at its edge"),
     ("algorithms/cone_model.py", "_REACH = 1e3", ("2000.0", "1001.0"), "how far a program looks: steps only"),
@@ -347,6 +386,83 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "how many at a time",
         )
         for after in ("_FLIPPED_TOGETHER = 2 << 20", "_FLIPPED_TOGETHER = 1 << 21")
+    ),
+    *(
+        Equivalent(
+            "curves.py",
+            "if len(places) < 3 or most < 2:",
+            after,
+            "without it there is no knot either, as none lies between the ends; it says so at once",
+        )
+        for after in (
+            "False",
+            "(len(places) < 3 and most < 2)",
+            "if len(places) < 0 or most < 2:",
+            "if len(places) < 3 or most < 0:",
+        )
+    ),
+    *(
+        Equivalent("worst_case/on_host.py", line, after, "how many rows at a time: the same sums")
+        for line, others in (
+            (
+                "for block in _blocks(rows, loss, models * classes**2, columns**2):",
+                (
+                    "(models / classes ** 2)",
+                    "(classes * 2)",
+                    "(columns * 2)",
+                    *(
+                        f"for block in _blocks(rows, loss, models * classes**{one}, columns**{two}):"
+                        for one, two in ((4, 2), (0, 2), (3, 2), (2, 4), (2, 0), (2, 3))
+                    ),
+                ),
+            ),
+            (
+                "for block in _blocks(rows, loss, models * classes, models * columns):",
+                ("(models / classes)", "(models / columns)"),
+            ),
+            (
+                "for block in _blocks(rows.only(one), loss, len(asked) * classes, len(asked) * columns):",
+                ("(len(asked) / classes)", "(len(asked) / columns)"),
+            ),
+            ("for block in _blocks(rows, loss, 1, len(x)):", ("2", "0")),
+            ("height = min(height, _ONE_THREAD // max(multiplications, 1))", ("2",)),
+        )
+        for after in others
+    ),
+    Equivalent(
+        "algorithms/together.py",
+        "return np.asarray(np.minimum(self.down, self.up) < (1 - _NEAR) / 2 * self.width)",
+        "(np.minimum(self.down, self.up) <= (1 - _NEAR) / 2 * self.width)",
+        "at just that share, to the last bit, either will do",
+    ),
+    *(
+        Equivalent("curves.py", "at = np.arange(1, len(places) - 1)", after, "the ends are taken out below")
+        for after in (
+            "at = np.arange(0, len(places) - 1)",
+            "at = np.arange(1, len(places) - 0)",
+            "at = np.arange(1, (len(places) + 1))",
+        )
+    ),
+    Equivalent(
+        "curves.py",
+        "inner = np.unique(at[(at > 0) & (at < len(places) - 1)])",
+        "(at <= len(places) - 1)",
+        "above the last place there are no rows, which are fewer than any number that is asked",
+    ),
+    Equivalent("deploy/told_losses.py", "if robust.size:", "True", "of no risks none is looked at"),
+    Equivalent(
+        "deploy/told_moments.py",
+        "safe = np.where(scale > 0, scale, 1.0)",
+        "safe = np.where(scale > 0, scale, 2.0)",
+        "0 divided by it",
+    ),
+    *(
+        Equivalent("deploy/requests.py", line, "2", "of no leading shape there is one model")
+        for line in (
+            "check.model(adopt.x, 1, ())",
+            "self.model(message.x, 1, ())",
+            "self.model(pooled, 1, ())",
+        )
     ),
     Equivalent(
         "guarantees/radius.py",
@@ -403,6 +519,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "a fall of just the share that is enough, to the last bit",
     ),
     Equivalent(
+        "algorithms/exact.py",
+        "if fall > _GOOD * state.predicted:",
+        "(fall >= _GOOD * state.predicted)",
+        "a fall of just the share that is good, to the last bit",
+    ),
+    Equivalent(
         "algorithms/proof.py",
         "left = np.where(slope > 0, here - lower, upper - here)",
         "(slope >= 0)",
@@ -432,6 +554,23 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "weight = np.where(length > 0, 1 / np.where(length > 0, length, 2.0), 0.0)",
         "divided by where it is not taken",
     ),
+    *(
+        Equivalent("algorithms/pulls.py", line, after, "of a pull of 0: divided by where it is not taken")
+        for line, after in (
+            ("size = cone.dual_norm(y) or 1.0", "size = cone.dual_norm(y) or 2.0"),
+            ("square = float(toward @ toward) or 1.0", "square = float(toward @ toward) or 2.0"),
+            (
+                "np.where(able, y / (size or 1.0), 0.0) for y, size, able in "
+                "zip(pulls, sizes, large, strict=True)",
+                "np.where(able, y / (size or 2.0), 0.0) for y, size, able in "
+                "zip(pulls, sizes, large, strict=True)",
+            ),
+            (
+                "asked = np.where(matrix > 0, np.abs(slope) / np.where(matrix > 0, matrix, 1.0), 0.0)",
+                "asked = np.where(matrix > 0, np.abs(slope) / np.where(matrix > 0, matrix, 2.0), 0.0)",
+            ),
+        )
+    ),
     Equivalent(
         "worst_case/ball.py", "_NEAR = 1e-10", "2e-10", "both forms hold on either side, to this precision"
     ),
@@ -458,12 +597,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "useful = (side < 0) & (spent > 0)",
         "(spent >= 0)",
         "one more point at which the objective is evaluated, where a corner is the highest",
-    ),
-    Equivalent(
-        "guarantees/robust.py",
-        "np.concatenate([start + part.origins for start, part in zip(starts, parts, strict=True)]),",
-        "False",
-        "one start a client, and one part",
     ),
     Equivalent(
         "guarantees/robust.py",

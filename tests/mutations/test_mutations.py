@@ -53,6 +53,11 @@ def test_changes_leave_texts_annotations_and_raises_alone():
         "-c -> (c)",
     ]
     assert {"d -= 1 -> d += 1", "f(x) -> pass"} <= {change.what for change in places}
+    assert [change.what for change in changes("y = zip(a, b + 1, strict=True)\n")] == [
+        "b + 1 -> (b - 1)",
+        "1 -> 2",
+        "1 -> 0",
+    ]
 
 
 def test_a_change_is_killed_survives_or_never_ends(tmp_path):

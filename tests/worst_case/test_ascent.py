@@ -58,7 +58,11 @@ def test_noise_never_moves_what_cannot_move():
         assert bool(ball.support.contains(found.point))
 
 
-@pytest.mark.parametrize("support", [WholeSpace(M), Box.cube(0.95, M)], ids=["unbounded", "box"])
+@pytest.mark.parametrize(
+    "support",
+    [WholeSpace(M), pytest.param(Box.cube(0.95, M), marks=pytest.mark.slow)],
+    ids=["unbounded", "box"],
+)
 @pytest.mark.parametrize("scale", [np.ones(M), np.array([0.7, 1.5, 1.0, np.inf])], ids=["plain", "scaled"])
 def test_error_bounds_hold_where_the_problem_is_strongly_concave(support, scale):
     """A short ascent is off by no more than it says; a long one is exact and says so."""

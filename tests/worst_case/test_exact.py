@@ -23,7 +23,6 @@ from bidro.losses.scalar import PiecewiseQuadratic
 from bidro.sets import Ball, Box, WholeSpace
 from bidro.transport import Transport
 from bidro.worst_case import BacktrackingAscent, Exact, Inner, default_oracle
-from bidro.worst_case.exact_oracle import _softmax_gain
 from bidro.worst_case.path import Pieces, maximise_on_path, ray
 from tests.small import mostly_slow
 from tests.worst_case.brute_force import supremum
@@ -55,7 +54,7 @@ def draw(loss, m, rng, width):
     ("loss", "p"),
     mostly_slow(
         product(LINEAR, (1.0, 2.0)),
-        lambda case: isinstance(case[0], Squared | Hinge) or case == (Logistic(), 1.0),
+        lambda case: isinstance(case[0], Hinge) or case == (Squared(), 2.0),
     ),
 )
 def test_box_support_against_brute_force(loss, p):
@@ -83,7 +82,7 @@ def test_box_support_against_brute_force(loss, p):
                 assert float(found.value) <= slow + 1e-6 * scale
 
 
-@pytest.mark.parametrize("loss", mostly_slow(LINEAR, lambda loss: isinstance(loss, Squared | Logistic)))
+@pytest.mark.parametrize("loss", mostly_slow(LINEAR, lambda loss: isinstance(loss, Logistic)))
 def test_unbounded_support_with_squared_cost_against_brute_force(loss):
     rng = np.random.default_rng(3)
     solve = jax.jit(Exact().maximise)
@@ -281,44 +280,71 @@ def test_softmax_p_1_unbounded_is_exact():
     assert np.isinf(Exact().maximise(inner, x, zeta, jnp.asarray(steepest * 0.99)).value)
 
 
+SOFTMAX = [(classes, p, cost) for classes, p, cost in product((2, 3), (1.0, 2.0), (0.8, np.inf))]
+
+
 @pytest.mark.parametrize(
-    ("p", "label_cost"), mostly_slow([(1.0, 0.8), (2.0, np.inf)], lambda case: case[0] == 2)
+    ("classes", "p", "label_cost"),
+    mostly_slow(SOFTMAX, lambda case: case in [(2, 1.0, 0.8), (3, 1.0, np.inf), (3, 2.0, 0.8)]),
 )
-def test_softmax_elsewhere_brackets_the_supremum(p, label_cost):
-    m, loss = 3, Softmax(classes=3, intercept=True)
-    box = Box(np.array([-1.0, -1.5, 0.0]), np.array([1.2, 0.7, 2.0]))
+def test_softmax_on_a_box_is_its_supremum(classes, p, label_cost):
+    """Two classes are exact; of three, the bound is hardly above what brute force finds."""
+    m, loss = 3, Softmax(classes=classes, intercept=True)
+    box = Box(np.array([-1.0, -1.5, 0.0]), np.array([1.2, 0.7, classes - 1.0]))
     inner = Inner(Transport.classification(m, p, label_cost), box, loss)
-    rng = np.random.default_rng(1)
-    for k in range(5):
-        x = jnp.asarray(rng.normal(size=loss.dimension(m)))
-        zeta = jnp.array([rng.uniform(-1, 1), rng.uniform(-1, 0.5), float(rng.integers(3))])
+    solve, rng = jax.jit(Exact().maximise), np.random.default_rng(1)
+    for k in range(8):
+        # Steep ones have several maxima.
+        x = jnp.asarray(rng.choice([1.0, 4.0]) * rng.normal(size=loss.dimension(m)))
+        zeta = jnp.array([rng.uniform(-1, 1), rng.uniform(-1, 0.5), float(rng.integers(classes))])
         rho = float(rng.choice([0.3, 1.0, 3.0]))
-        found = Exact().maximise(inner, x, zeta, jnp.asarray(rho))
+        found = solve(inner, x, zeta, jnp.asarray(rho))
         slow = supremum(inner, x, zeta, rho, box.lower, box.upper, seed=k, grid=41)
-        assert float(found.value) <= slow + 1e-9
+        assert float(found.value) == pytest.approx(slow, rel=1e-9, abs=1e-9)
+        assert float(found.value) == pytest.approx(float(inner.phi(x, zeta, found.point, rho)), rel=1e-12)
         assert float(found.value + found.error_bound) >= slow - 1e-9
-        assert np.isfinite(found.error_bound)
+        assert float(found.error_bound) <= (0.0 if classes == 2 else 1e-8 * max(slow, 1.0))
 
 
-def test_the_softmax_ceiling_where_it_is_nearly_reached():
-    """Scores -3/2 t and 3/2 t: the loss of class 0 is log(1 + exp(3 t)), at 0 of slope 3/2 and of curvature
-    9/4, the largest that it has. With a large rho the supremum is close to (9/4) / (4 rho - 9/2) above the
-    loss; with a small one it is the slope of 3 far out that bounds it."""
-    loss = Softmax(classes=2)
+def far_and_near(classes, rho):
+    """(found, the highest phi on fine grids): the scores of classes 0 and 1 are -3 t and 3 t; those of others
+    are between them, and lower."""
+    loss = Softmax(classes=classes, intercept=True)
     inner = Inner(Transport.classification(2, 2.0), WholeSpace(2), loss)
-    x, zeta, t = jnp.array([-1.5, 1.5]), jnp.zeros(2), np.linspace(-20, 20, 400_001)
-    steepest = loss.steepness(x, inner.transport.inverse_scale, zeta[-1])
-    assert float(steepest) == pytest.approx(3.0)
-    for rho, expected in ((10.0, 2.25 / 35.5), (1.6, 2.25 / 1.9), (1.2, 9 / 4.8), (0.5, 9 / 2)):
-        truth = float(np.max(np.logaddexp(0, 3 * t) - rho * t**2)) - np.log(2)
-        gain = float(_softmax_gain(inner, loss, x, zeta, steepest, jnp.asarray(rho)))
-        assert gain == pytest.approx(expected, rel=1e-9)
-        assert gain >= truth - 1e-12
-        found = Exact().maximise(inner, x, zeta, jnp.asarray(rho))
-        # Where phi is strongly concave (4 rho > 9/2), ascent knows its own error, and it is hardly any.
-        top = float(found.value + found.error_bound) - np.log(2)
-        assert top == (pytest.approx(truth, rel=1e-6) if rho > 9 / 8 else pytest.approx(gain, rel=1e-9))
-        assert top >= truth
+    x = np.concatenate([[-3.0, 3.0], np.zeros(classes - 2), np.zeros(2), np.full(classes - 2, -1.0)])
+    zeta = np.array([-1.5, 0.0])
+
+    def phi(t):
+        scores = np.column_stack([0 * t, 6 * t, *[3 * t - 1.0] * (classes - 2)])
+        return np.logaddexp.reduce(scores, axis=1) - rho * (t + 1.5) ** 2
+
+    t = np.linspace(-20, 20, 400_001)
+    truth = phi(t[phi(t).argmax()] + np.linspace(-2e-4, 2e-4, 100_001)).max()
+    return Exact().maximise(inner, jnp.asarray(x), jnp.asarray(zeta), jnp.asarray(rho)), truth
+
+
+@pytest.mark.parametrize("classes", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_best_of_two_softmax_maxima_is_found_and_proven(classes):
+    """From a sample that is fitted well, ascent goes nowhere: its loss is flat there, and the worst case of a
+    small price far away. At 1.9 both are nearly as high as each other."""
+    for rho in (0.3, 1.0, 1.9, 2.1, 10.0):
+        found, truth = far_and_near(classes, rho)
+        assert float(found.value) == pytest.approx(truth, rel=1e-9)
+        assert truth - 1e-12 <= float(found.value + found.error_bound) <= truth * (1 + 1e-8)
+
+
+def test_the_bound_for_many_classes_is_above_the_supremum():
+    """Six classes: no cells, and each class's own supremum bounds it. Against brute force."""
+    loss = Softmax(classes=6)
+    box = Box(np.array([-1.0, -1.5, 0.0]), np.array([1.2, 0.7, 5.0]))
+    inner = Inner(Transport.classification(3, 1.0), box, loss)
+    rng = np.random.default_rng(2)
+    for k in range(3):
+        x, zeta = jnp.asarray(3 * rng.normal(size=12)), jnp.array([0.3, -0.2, float(k)])
+        found = Exact().maximise(inner, x, zeta, jnp.asarray(1.0))
+        slow = supremum(inner, x, zeta, 1.0, box.lower, box.upper, seed=k, grid=41)
+        assert float(found.value) == pytest.approx(slow, rel=1e-9)
+        assert slow <= float(found.value + found.error_bound) < slow + np.log(6)
 
 
 def test_exact_says_why_it_cannot():

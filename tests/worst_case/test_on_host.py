@@ -209,3 +209,23 @@ def test_what_needs_a_search_is_not_answered_here():
     exact = ExactMWDRO(Exact())
     broadcast = exact.broadcast(exact.init(penalised))
     assert exact.replies_on_host(broadcast, HeldRows.of(penalised.clients)) is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "multiplications", "height"),
+    [
+        # 2^16 numbers a block, and at least three a row, its columns; but 16 rows or more.
+        (1, 1, 2**16 // 3),
+        (64, 1, 2**10),
+        (64, 0, 2**10),
+        (10_000, 1, 16),
+        # 2^18 multiplications a product, where 16 rows do not have more.
+        (64, 2**10, 2**8),
+        (64, 2**14, 16),
+        (64, 2**14 + 1, 2**10),
+    ],
+)
+def test_rows_are_taken_in_blocks_of_so_many_numbers(numbers, multiplications, height):
+    rows = Dealt(np.zeros((30_000, 3)), np.array([30_000]), np.zeros(30_000, np.int64))
+    first = next(iter(on_host._blocks(rows, Logistic(True), numbers, multiplications)))
+    assert len(first.rows) == height

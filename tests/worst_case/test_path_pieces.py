@@ -109,3 +109,22 @@ def test_the_highest_of_a_loss_less_a_length(loss):
         assert np.all(best >= highest - 1e-9 * (1 + np.abs(highest)))
         between += np.count_nonzero(best > value(np.stack([begin, end])).max(axis=0) + 1e-6)
     assert between >= 5
+
+
+def test_every_local_maximum_of_logistic_loss_less_a_length_is_found():
+    """Over prices and rates of many sizes, some with two of them: each lies next to one that is found."""
+    rng, count = np.random.default_rng(2), 800
+    rate, spent = np.exp(rng.uniform(-1, 5, count)), np.exp(rng.uniform(-3, 4, count))
+    rho = np.sqrt(rate) * np.exp(rng.uniform(-2, 0.7, count))
+    travel, u0 = np.zeros(count), rng.uniform(-3, 14, count)
+    side, none, far = -np.ones(count), np.zeros(count), np.full(count, np.inf)
+    pieces = Pieces(*map(jnp.asarray, (side, none, far, rate, travel, spent)))
+    found = np.asarray(norm_cost_maxima(Logistic().scalar, pieces, jnp.asarray(u0), jnp.asarray(rho)))
+    nu = np.sqrt(spent / rate) * np.tan(np.linspace(0, 1.56, 2_001))[:, None]
+    value = np.logaddexp(0, -(u0 - rate * nu)) - rho * np.sqrt(spent + rate * nu**2)
+    peak = (value[1:-1] > value[:-2] + 1e-9) & (value[1:-1] > value[2:] + 1e-9)
+    places, case = np.nonzero(peak)
+    low, high = nu[places, case], nu[places + 2, case]
+    assert np.all(np.any((found[:, case] >= low) & (found[:, case] <= high), axis=0))
+    twice = np.bincount(case, minlength=count) == 2
+    assert np.count_nonzero(twice) >= 5

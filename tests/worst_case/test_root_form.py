@@ -1,10 +1,17 @@
 """The closed form of squared loss over a ball, (RMSE + eps nu)^2, in NumPy: differences, cuts and edges."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bidro.worst_case.atoms import Pass, Point
-from bidro.worst_case.ball import root_form
+from bidro.losses import Huber
+from bidro.rows import ClientRows
+from bidro.sets import WholeSpace
+from bidro.transport import Transport
+from bidro.worst_case import Inner
+from bidro.worst_case.atoms import Pass, Point, still_pass
+from bidro.worst_case.ball import _near_zero, root_form
 
 RNG = np.random.default_rng(0)
 FEATURES, TARGET = RNG.normal(size=(3, 12, 2)), RNG.normal(size=(3, 12))  # of three clients
@@ -96,3 +103,21 @@ def test_at_an_exact_fit_the_risk_is_that_of_the_moves_alone():
     np.testing.assert_allclose(found.multiplier[:2], NU**2)
     without = root_form(Point(X, np.asarray(NU), np.asarray(0.0)), fits._replace(hessian=None), EPS)
     assert without.curvature is None
+
+
+def test_next_to_zero_the_upper_end_has_room_for_the_steepest_moves():
+    """Residuals of 3 with a slope of 2: a mean of 4, and nu times a radius of 0.5 times 2 more; as long as
+    that is less than 1e-10 of it."""
+    rows = ClientRows.single(jnp.asarray(np.tile([0.0, -3.0], (4, 1))))
+    inner = Inner(Transport.features_only(2, 2.0), WholeSpace(2), Huber(threshold=2.0))
+
+    @jax.jit
+    def near_zero(nu):
+        at = Point(jnp.array([1e-10]), nu, jnp.zeros(()))
+        return *_near_zero(rows, inner, at, jnp.asarray(0.5), False), still_pass(rows, inner, at, False).value
+
+    for nu, near in ((3.9e-10, True), (4.1e-10, False)):
+        found, is_near, still = near_zero(jnp.asarray(nu))
+        assert float(still) == pytest.approx(4.0, rel=1e-12)
+        assert float(found.value) - float(still) == pytest.approx(nu, rel=1e-3)
+        assert bool(is_near) == near

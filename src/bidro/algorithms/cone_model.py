@@ -27,7 +27,7 @@ from bidro.algorithms.together import Groups
 from bidro.losses.base import Cone
 from bidro.problem import Mixtures
 from bidro.sets import CappedSimplex, VectorSet
-from bidro.sets.base import Polytope
+from bidro.sets.base import NormBound, Polytope
 
 Numbers = NDArray[np.float64]
 
@@ -38,6 +38,8 @@ _LEAST_CURVATURE = 1e-13
 # of it where risks have hardly any of their own, less than the second share.
 _OF_CONES = 1e-2
 _HARDLY_BENT = 1e-6
+# Models stay this share of a bound on their steepness inside of it.
+_SPARE = 1e-12
 
 
 class Curvature(NamedTuple):
@@ -101,7 +103,7 @@ class Answer(NamedTuple):
     alpha: Numbers  # (n,)
     shares: Numbers  # (variables,) of A's polytope, nonnegative: offset + lift shares is alpha, as solved
     pulls: tuple[Numbers, ...]  # multipliers of the cones, one vector a cone
-    pushes: tuple[Numbers, ...]  # multipliers of X's own norm bounds
+    pushes: tuple[Numbers, ...]  # multipliers of X's own norm bounds, and of those on steepness
 
 
 class ConeModel(NamedTuple):
@@ -114,12 +116,27 @@ class ConeModel(NamedTuple):
     nonnegative: bool  # whether risks are known to be at least 0, before references are taken off
     references: References = NO_REFERENCES
     together: Groups = np.zeros((0, 0), np.int64)  # coordinates that rise unseen, see `together`
+    steepest: tuple[NormBound, ...] = ()  # models beyond these have infinite risks
 
     def lift(self, x: Numbers) -> Numbers:
         """z = (x, nu(x)), or x itself."""
         if not self.cones:
             return x
         return np.append(x, max(cone.norm(cone.at(x)) for cone in self.cones))
+
+    def reached(self, start: Numbers, x: Numbers) -> Numbers:
+        """x (d,) where its risks are finite; else x made smaller until they are, or if that leads out of X,
+        how far one gets from `start` towards it."""
+        share, size = 1.0, 1.0
+        for matrix, offset, radius in self.steepest:
+            here, there = (float(np.linalg.norm(matrix @ v + offset)) for v in (start, x))
+            # Norms are convex: on the way they are at most what lies between the two ends.
+            if there > (inside := (1 - _SPARE) * radius):
+                size = min(size, inside / there)
+                share = min(share, max(inside - here, 0.0) / (there - here) if there > here else 0.0)
+        if size == 1:
+            return x
+        return size * x if self.models.contains(size * x, 0.0) else start + share * (x - start)
 
     def worst_mixture(self, risks: Numbers) -> float:
         """max over alpha in A of sum_i alpha_i risks_i."""
@@ -170,6 +187,8 @@ class ConeModel(NamedTuple):
         ]
         for matrix, offset, radius in limits.norms:
             program.norm_at_most(matrix @ T[:d], matrix @ z[:d] + offset, np.zeros(k), radius)
+        for matrix, offset, radius in self.steepest:
+            program.norm_at_most(matrix @ T[:d], matrix @ z[:d] + offset, np.zeros(k), radius)
         for cone, top in zip(self.cones, tops, strict=True):
             if top is None:
                 program.under_nu(cone.matrix @ T[:d], cone.at(z[:d]), T[-1], z[-1])
@@ -182,7 +201,7 @@ class ConeModel(NamedTuple):
         if solved is None:
             return None
         step, dual = T @ solved[0][:k], solved[1]
-        x = np.asarray(self.models.project(z[:d] + step[:d]))
+        x = self.reached(z[:d], np.asarray(self.models.project(z[:d] + step[:d])))
         value = self.worst_mixture(cuts.highest(z + step, n))
         raw = np.zeros(len(heights))
         count = np.count_nonzero(near)
@@ -190,7 +209,7 @@ class ConeModel(NamedTuple):
         shares = np.maximum(dual[count : count + len(room)], 0.0)
         multipliers, alpha = self.feasible(cuts, raw, heights)
         vectors = program.norm_multipliers(scale * dual)
-        split = len(limits.norms)
+        split = len(limits.norms) + len(self.steepest)
         pulls = tuple(
             vector if top is None else top.multipliers(scale * dual, len(cone.offset))
             for cone, top, vector in zip(self.cones, tops, vectors[split:], strict=True)

@@ -130,7 +130,7 @@ class FoldSolves(Usual):
     def init(self, problem: Problem, seed: int = 0) -> SolvesState:
         different = {one.weighing: one for one in self.candidates}
         starts = {
-            weighing: self._exact.init(replace(problem, mixtures=one.mixtures_of(problem.federation)))
+            weighing: self._exact.init(problem.with_mixtures(one.mixtures_of(problem.federation)))
             for weighing, one in different.items()
         }
         solvers = tuple(starts[one.weighing] for one in self.candidates)

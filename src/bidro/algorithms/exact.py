@@ -30,6 +30,7 @@ from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.exact_messages import INFINITE, Broadcast, Reply
 from bidro.algorithms.exact_state import Best, Centre, State
+from bidro.algorithms.kinks import Following, with_asked
 from bidro.algorithms.newton_step import newton_step, one_mixture, proven_at
 from bidro.algorithms.probe import probe
 from bidro.algorithms.proof import lower_bound, require_consistent
@@ -60,13 +61,12 @@ _SMALL = 1e-6
 # The program for the lower bound has no steps whose size would go down with the gap; its unit stays above
 # this share of the risks.
 _COARSEST = 1e-5
-# Kinks are first smoothed over this multiple of the residuals, then over this share of that, and so on.
+# Kinks are smoothed over this multiple of the residuals, then a share of that, the second where followed.
 _FIRST_WIDTH = 2.0
-_NARROW = 0.35
+_NARROW, _NARROW_FOLLOWED = 0.35, 0.1
 # What that costs shows if it is more than this share of the gap; nothing helps where the gap stays above the
 # second share of what it was a round ago.
-_SHOWS = 0.1
-_HARDLY = 0.9999
+_SHOWS, _HARDLY = 0.1, 0.9999
 # Cuts that neither program has used for this many rounds are dropped.
 _IDLE_ROUNDS = 25
 # Newton's method has done its part where it promises less than this share of the risk.
@@ -85,6 +85,7 @@ class ExactMWDRO(Usual):
 
     `saves_rounds`: solve a program for the lower bound in every round, not only where steps fail or kinks are
     smoothed. It takes as long as a step and usually saves a few of them, which are dear on a network.
+    `follows`: through how many earlier models the clients' curvature follows kinks; see `kinks`.
 
     Raises BidroError for a loss that is not convex in the model, and for an unbounded model set, over
     which cuts prove nothing.
@@ -94,8 +95,8 @@ class ExactMWDRO(Usual):
     sends_curvature: bool = static(default=True)
     gap: float = static(default=1e-6)
     saves_rounds: bool = static(default=True)
+    follows: int = static(default=0)
 
-    broadcast_type: ClassVar[type] = Broadcast
     reply_type: ClassVar[type] = Reply
     evidence: ClassVar[Evidence] = "all rows"
     traceable_server: ClassVar[bool] = False
@@ -104,11 +105,15 @@ class ExactMWDRO(Usual):
     def second_order(self) -> bool:
         return self.sends_curvature
 
+    @property
+    def broadcast_type(self) -> type:
+        return Following if self.follows else Broadcast
+
     def init(self, problem: Problem, seed: int = 0) -> State:
         if not problem.loss.convex_in_x:
-            name = type(problem.loss).__name__
             raise BidroError(
-                f"The exact solver needs a loss that is convex in the model; {name} is not known to be."
+                "The exact solver needs a loss that is convex in the model; "
+                f"{type(problem.loss).__name__} is not known to be."
             )
         if not isinstance(problem.models, Box | Ball):
             raise BidroError(
@@ -121,7 +126,7 @@ class ExactMWDRO(Usual):
         nonnegative, references = problem.loss.nonnegative, References.of(problem)
         together = problem.loss.together(problem.federation.m)
         sets = problem.domain, problem.finite, problem.mixture_set
-        model = ConeModel(*sets, tuple(cones), nonnegative, references, together)
+        model = ConeModel(*sets, tuple(cones), nonnegative, references, together, problem.steepest)
         unknown = np.full(n, np.nan)
         weights = np.asarray(problem.initial_weights)
         # Where no risk is below 0, this much is proven before anything is known, and with which weights.
@@ -158,13 +163,15 @@ class ExactMWDRO(Usual):
             False,
         )
 
-    def broadcast(self, state: State) -> Broadcast:
-        return Broadcast(np.asarray(state.x), np.asarray(state.width))
+    def broadcast(self, state: State) -> Broadcast | Following:
+        x, width = np.asarray(state.x), np.asarray(state.width)
+        return Following.of(x, width, state.before, self.follows) if self.follows else Broadcast(x, width)
 
-    def client(self, broadcast: Broadcast, client: Client, draw: object) -> Reply:
-        return Reply.of(client.risk(self.oracle, broadcast.x, broadcast.width, self.sends_curvature))
+    def client(self, broadcast: Broadcast | Following, client: Client, draw: object) -> Reply:
+        before = broadcast.before if isinstance(broadcast, Following) else None
+        return Reply.of(client.risk(self.oracle, broadcast.x, broadcast.width, self.sends_curvature, before))
 
-    def replies_on_host(self, broadcast: Broadcast, rows: HeldRows) -> Reply | None:
+    def replies_on_host(self, broadcast: Broadcast | Following, rows: HeldRows) -> Reply | None:
         if rows.inner is None or rows.eps is None or not needs_no_search(rows.inner, rows.eps):
             return None
         x = np.asarray(broadcast.x)
@@ -187,6 +194,7 @@ class ExactMWDRO(Usual):
         state = state._replace(cuts=state.cuts.with_more(cuts), idle=idle, t=state.t + 1, missing=())
         if len(who) < len(state.alpha):
             return state
+        state = state._replace(before=with_asked(state.before, state.x, state.width, self.follows))
         state = _with_best(state, arrived)
         state = _with_centre(state, arrived, attained, z)
         far = _by_newton(state)
@@ -269,7 +277,7 @@ def _by_newton(state: State) -> State | None:
 
 def _with_lower_bound(state: State) -> State:
     assert state.centre is not None
-    scale = max(_scale(state), _COARSEST * abs(state.model.references.risk(state.best.upper)))
+    scale = max(state.scale, _COARSEST * abs(state.model.references.risk(state.best.upper)))
     bound = solved(state.model, state.cuts, state.centre.z, None, scale, state.singly)
     if bound is None:
         return state
@@ -310,7 +318,7 @@ def _with_next(state: State) -> State:
     if far is not None:
         return far
     # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
-    program = partial(solved, model, state.cuts, centre.z, scale=_scale(state), also=state.singly)
+    program = partial(solved, model, state.cuts, centre.z, scale=state.scale, also=state.singly)
     program = partial(program, origin=centre.origin, raised=centre.smoothing)
     M = _curvature(state, state.mixture)
     step = program(M)
@@ -344,7 +352,8 @@ def _with_next(state: State) -> State:
     still = float(np.linalg.norm(move)) <= 1e-15 * float(np.linalg.norm(centre.z))
     if state.predicted < cost and (still or cost > _SHOWS * left or left > _HARDLY * before):
         # The centre was judged by other smoothing: it gives way to the next point whatever that is like.
-        return state._replace(width=_NARROW * state.width, centre=centre._replace(merit=float("inf")))
+        width = state.width * (_NARROW_FOLLOWED if len(state.before) else _NARROW)
+        return state._replace(width=width, centre=centre._replace(merit=float("inf")))
     size = state.wanted * state.size
     if state.predicted <= _SETTLED * size and not state.finished and not probed:
         # By turns what either program's proof lacked, and steps of other lengths: one that did not help once
@@ -354,14 +363,9 @@ def _with_next(state: State) -> State:
         slope = float(step.alpha @ centre.gradient[:, -1])
         x = probe(model, centre.z, _mixed(state, step.alpha), slope, missing, length * size)
         if x is not None:
+            x = model.reached(centre.z[: model.models.dimension], x)
             return state._replace(x=x, probing=True)
     return state._replace(stalled=still)
-
-
-def _scale(state: State) -> float:
-    """By how much the risks may still fall, as far as is known: the unit in which programs are solved."""
-    size = state.size
-    return float(np.clip(state.best.upper - state.lower, 1e-10 * size, size))
 
 
 def _mixed(state: State, mixture: Numbers) -> Numbers:
@@ -391,6 +395,6 @@ def _curvature(state: State, mixture: Numbers) -> Curvature:
     M = _held(state, mixture)
     slope = float(mixture @ centre.gradient[:, -1])
     if state.model.cones and slope > 0:
-        M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], _scale(state) / slope))
+        M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], state.scale / slope))
     steepest = float(np.linalg.norm(centre.gradient, axis=1).max())
     return Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0), state.model.cones)

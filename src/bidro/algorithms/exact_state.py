@@ -62,6 +62,7 @@ class State(NamedTuple):
     missing: tuple[Numbers, ...]  # (d,) slopes that the proofs of this round could not cancel
     probing: bool  # whether x is asked for its cuts alone
     stalled: bool  # whether the next model would be the centre itself: nothing more can be gained
+    before: Numbers = np.zeros((0, 0))  # (models, d + 1) asked about, and widths, where kinks are followed
 
     @property
     def finished(self) -> bool:
@@ -87,3 +88,8 @@ class State(NamedTuple):
         """max(|risk|, floor), the mean risk being `upper` where there are no references, and the floor a
         small share of the first model's."""
         return max(abs(self.model.references.risk(self.best.upper)), self.floor)
+
+    @property
+    def scale(self) -> float:
+        """By how much the risks may still fall, as far as is known: the unit in which programs are solved."""
+        return float(np.clip(self.best.upper - self.lower, 1e-10 * self.size, self.size))

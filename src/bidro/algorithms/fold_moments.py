@@ -8,7 +8,6 @@ rows. Nothing is compiled.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -103,7 +102,7 @@ class FoldMoments(Usual):
     def init(self, problem: Problem, seed: int = 0) -> MomentsState:
         different = {one.weighing: one for one in self.candidates}
         starts = {
-            weighing: self._exact.init(replace(problem, mixtures=one.mixtures_of(problem.federation)))
+            weighing: self._exact.init(problem.with_mixtures(one.mixtures_of(problem.federation)))
             for weighing, one in different.items()
         }
         assert problem.eps is not None

@@ -64,7 +64,8 @@ def newton_step(model: ConeModel, z: Numbers, gradient: Numbers, curvature: Numb
         step, fall = _from_kink(gradient, curvature, model.cones[0].matrix)
     if step is None or not fall > 0 or not model.models.contains(z[:d] + step, 0.0):
         return None
-    return NewtonStep(z[:d] + step, fall)
+    there = z[:d] + step
+    return NewtonStep(there, fall) if model.reached(z[:d], there) is there else None
 
 
 def _around(z: Numbers, gradient: Numbers, curvature: Numbers, cone: Cone) -> tuple[Numbers | None, float]:
@@ -116,5 +117,6 @@ def proven_at(model: ConeModel, cuts: Cuts, z: Numbers, origin: int, alpha: Numb
     """The lower bound that the clients' cuts of one origin, known at z, prove when mixed by alpha (n,)."""
     d, own = model.models.dimension, np.where(cuts.origin == origin, alpha[cuts.owner], 0.0)
     pulls = tuple(float(own @ cuts.gradient[:, d]) * cone.slope(cone.at(z[:d])) for cone in model.cones)
-    pushes = tuple(np.zeros(len(norm.offset)) for norm in model.models.constraints().norms)
+    bounds = (*model.models.constraints().norms, *model.steepest)
+    pushes = tuple(np.zeros(len(norm.offset)) for norm in bounds)
     return proven(model, cuts, z, Answer(z, float(own @ cuts.value), own, alpha, np.zeros(0), pulls, pushes))

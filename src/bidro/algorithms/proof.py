@@ -16,6 +16,7 @@ apart from the large ones beside which they would be lost. Sums are evaluated wi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +29,7 @@ from bidro.algorithms.exact_sums import exact_combination
 from bidro.algorithms.pulls import bends, costs, directions, growths, lengths, stacked
 from bidro.errors import BidroError
 from bidro.sets import Ball, Box, ScaledNormCut
+from bidro.sets.base import NormBound
 
 if TYPE_CHECKING:
     from bidro.algorithms.cone_model import Answer, ConeModel
@@ -127,14 +129,38 @@ def proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
     # Cuts lie below the risks wherever these are finite, also where models are not trained.
     models = model.finite
     if isinstance(models, ScaledNormCut):
-        # 0 >= <y, B x> - radius ||y|| takes the place of the cut.
-        cut, y = models.constraints().norms[-1], answer.pushes[-1]
-        slope += y @ cut.matrix
-        constant -= cut.radius * float(np.linalg.norm(y))
+        bounds = models.constraints().norms
+        slope, constant = _pushed(slope, constant, bounds[-1], answer.pushes[len(bounds) - 1])
         models = models.base
     assert isinstance(models, Box | Ball)
-    bound = constant - float(models.linear_maximum(-slope)[0])
-    return Proof(bound if math.isfinite(bound) else -math.inf, at_z - bound, answer.alpha, slope)
+    bound, left = constant - float(models.linear_maximum(-slope)[0]), slope
+    for matrix, y, price in _on_steepness(model, answer, slope):
+        pushed = exact_combination(np.append(1.0, y), np.vstack([slope, matrix]))
+        better = constant - price - float(models.linear_maximum(-pushed)[0])
+        if better > bound:
+            bound, left = better, pushed
+    return Proof(bound if math.isfinite(bound) else -math.inf, at_z - bound, answer.alpha, left)
+
+
+def _on_steepness(
+    model: ConeModel, answer: Answer, slope: Numbers
+) -> Iterator[tuple[Numbers, Numbers, float]]:
+    """(B, y, price) with 0 >= <y, B x> - price for all models whose risks are finite: by the answer's
+    multipliers, and by those next to them that cancel most of the slope (d,)."""
+    if not model.steepest:
+        return
+    matrix = np.vstack([norm.matrix for norm in model.steepest])
+    given = np.concatenate(answer.pushes[len(answer.pushes) - len(model.steepest) :])
+    ends = np.cumsum([len(norm.offset) for norm in model.steepest])[:-1]
+    for y in (given, given - _least_squares(matrix.T, slope + given @ matrix)):
+        parts = zip(model.steepest, np.split(y, ends), strict=True)
+        yield matrix, y, sum(norm.radius * float(np.linalg.norm(part)) for norm, part in parts)
+
+
+def _pushed(slope: Numbers, constant: float, norm: NormBound, y: Numbers) -> tuple[Numbers, float]:
+    """(slope, constant) with 0 >= <y, B x + b> - radius ||y|| in the place of a norm's bound."""
+    shift = float(y @ norm.offset) - norm.radius * float(np.linalg.norm(y))
+    return slope + y @ norm.matrix, constant + shift
 
 
 def _allowed(model: ConeModel, cuts: Cuts, answer: Answer) -> tuple[Numbers, ...]:
@@ -158,7 +184,12 @@ def _width(model: ConeModel, z: Numbers, slope: Numbers) -> Numbers:
     here = z[: model.models.dimension]
     lower, upper = (np.asarray(side) for side in model.models.bounding_box())
     left = np.where(slope > 0, here - lower, upper - here)
-    return np.where(left > _AT_EDGE * (upper - lower), upper - lower, 0.0)
+    width = np.where(left > _AT_EDGE * (upper - lower), upper - lower, 0.0)
+    for matrix, offset, radius in model.steepest:
+        # At its bound a norm's multipliers meet the slope.
+        if np.linalg.norm(matrix @ here + offset) > (1 - _AT_EDGE) * radius:
+            width[np.any(matrix != 0, axis=0)] = 0.0
+    return width
 
 
 def _balanced(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer, by_cost: bool) -> Answer:

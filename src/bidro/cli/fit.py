@@ -247,6 +247,12 @@ def _judged_on(done: Fit) -> str:
     return "rows kept out" if done.held_out_rows else "training rows"
 
 
+def _cut(done: Fit) -> str:
+    """What a row kept out counts as at the most."""
+    clipped = done.certificate.clipped
+    return "" if clipped is None else f", none counted as more than {clipped.largest:.4g}"
+
+
 def _print(done: Fit, out: Path) -> None:
     from rich.console import Console
 
@@ -256,7 +262,7 @@ def _print(done: Fit, out: Path) -> None:
     trained, judged = done.trained, evaluation(done.judged)
     console.print(
         f"Solved in {trained.rounds} round{'s' * (trained.rounds != 1)} to a certified relative gap of "
-        f"{trained.gap:.1e}. On {_judged_on(done)}: mean loss {judged['mean']:.4g}, worst client "
+        f"{trained.gap:.1e}. On {_judged_on(done)}{_cut(done)}: mean loss {judged['mean']:.4g}, worst client "
         f"{judged['worst_client']:.4g}, worst decile {judged['worst_decile']:.4g}.",
         highlight=False,
     )

@@ -71,14 +71,19 @@ def require_prepared(values: Values, told: Prepared, behind: int) -> None:
     values.require(np.asarray(told.mean), np.asarray(told.deviation), counts["rows"])
 
 
-def others_lost(names: tuple[str, ...], columns: tuple[str, ...], told: Prepared) -> dict[str, str]:
-    """By client, why its columns cannot be pooled with those of the others; `told` is of all clients."""
+def others_lost(
+    names: tuple[str, ...], columns: tuple[str, ...], told: Prepared, agreed: Standard
+) -> dict[str, str]:
+    """By client, why its columns cannot be pooled with those of the others; `told` is of all clients. Of two
+    clients one alone could make the other look large: there the agreed units count as well."""
     size = np.abs(np.asarray(told.mean)) + np.asarray(told.deviation)  # (n, m)
+    expected = np.append(np.abs(agreed.mean) + agreed.spread, abs(agreed.middle) + agreed.target_spread)
     found = {}
     for i, name in enumerate(names):
         others = np.delete(size, i, axis=0)
         usual = np.median(others, axis=0) if len(others) else np.zeros(size.shape[1])
-        wrong = (usual > 0) & (size[i] > LOST_IN_ROUNDING * usual)
+        least = np.maximum(usual, expected) if len(others) == 1 else usual
+        wrong = (usual > 0) & (size[i] > LOST_IN_ROUNDING * least)
         if wrong.any():
             j = int(np.argmax(wrong))
             found[name] = (

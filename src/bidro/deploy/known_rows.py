@@ -78,6 +78,10 @@ class KnownRows:
             place += len(column.coded)
         raise KeyError(name)
 
+    def whole(self, wanted: NDArray[np.bool_]) -> Floats:
+        """(rows, k + 1) all numbers of some of the rows, the target last."""
+        return np.column_stack([self.features[wanted], self.target[wanted]])
+
     def _content(self, part: slice) -> NDArray[np.uint64]:
         """64 bits from the numbers and the unit of some of the rows."""
         numbers = np.column_stack([self.features[part], self.target[part]])

@@ -21,6 +21,7 @@ from bidro.algorithms.contract import Algorithm
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.fold_newton import TOGETHER, FoldNewton
+from bidro.algorithms.kinks import followed_models
 from bidro.algorithms.own_correction import OwnCorrections
 from bidro.arrays import Floats
 from bidro.client import Penalty, WassersteinBall
@@ -224,7 +225,8 @@ class Protocol:
         oracle, gap = self._oracle, agreed.options.gap
         found: list[Algorithm] = [ExactMWDRO(oracle, False, gap)]
         if agreed.replies == "curvature":
-            found += [ExactMWDRO(oracle, True, gap), OneShotMWDRO(gap)]
+            follows = followed_models(self._balls.inner, True)
+            found += [ExactMWDRO(oracle, True, gap, follows=follows), OneShotMWDRO(gap)]
         return found
 
     def _over_folds(self, folds: int) -> list[Algorithm]:
@@ -248,7 +250,11 @@ class Protocol:
 
     @cached_property
     def _oracle(self) -> Any:
-        return default_oracle(replace(self._alone, ambiguity=WassersteinBall(0.0)).inner)
+        return default_oracle(self._balls.inner)
+
+    @cached_property
+    def _balls(self) -> Problem:
+        return replace(self._alone, ambiguity=WassersteinBall(0.0))
 
     @cached_property
     def most_solves(self) -> int:

@@ -72,6 +72,7 @@ class Request:
     described: str = ""  # what the protocol knows the algorithm by
     seed: int = 0
     moments: bool = False  # whether second moments or curvature are to be asked for
+    means: int = 0  # of losses, each of one model and clipped at one level or not, that tell of single rows
 
     @property
     def kind(self) -> str:
@@ -101,17 +102,18 @@ def checked_request(protocol: Protocol, client: str, header: Mapping[str, Any], 
     check = _Numbers(protocol)
     if question == "adopt":
         adopt = unpack(data, Adopt)
-        check.model(adopt.x, 1)
+        check.model(adopt.x, 1, ())
         check.freedom(adopt.freedom)
         return Request(*parts, table, adopt, 1)
     if question == "bounds":
         fixed = unpack(data, Fixed)
         check.fixed(fixed)
-        return Request(*parts, table, fixed, 2)
+        models = 1 + bool(np.any(fixed.freedom > 0)) + bool(fixed.pooled.size)
+        return Request(*parts, table, fixed, 2, means=models + (protocol.box is not None))
     assess = unpack(data, Assess)
     check.assess(assess)
     ball = _ambiguity(protocol, header["ambiguity"])
-    return Request(*parts, table, assess, 2, ball)
+    return Request(*parts, table, assess, 2, ball, means=1)
 
 
 def _require_header(protocol: Protocol, client: str, header: Mapping[str, Any]) -> None:
@@ -296,6 +298,11 @@ class _Numbers:
             self._among(fields.pop("bend_scale"), (bends,), self.protocol.scales)
             self._in(fields.pop("bends"), (), 0, bends, whole=True)
             models += bends
+        if "before" in fields:
+            # Asked about before, or not: of them the reply has no more than other weights in one curvature.
+            before, count = fields.pop("before"), (getattr(algorithm, "follows", 0),)
+            self.model(before[..., :-1], count[0], count)
+            self._in(before[..., -1], count, 0.0, _LARGEST_WIDTH)
         for name, value in fields.items():
             if name == "fold":
                 self._in(value, leading, 0, folds, whole=True)

@@ -25,13 +25,15 @@ The same holds of three families of sets, each with a partition and a rule of it
   hold a sum over the rows of every level, and any two levels are had at once by no row or by at least
   `min_cell`. That does not wait for second moments to be sent: the gradients of squared loss at one model
   more than there are parameters determine them, and those at two models that a server chooses a row of them.
-  Of curves the stretches count among the levels: see `bends`;
+  For the same reason no row of an atom outweighs the others (`dominance`). Of curves the stretches count
+  among the levels: see `bends`;
 - "moments", those sets of training rows whose second moments or curvature were sent: an atom has more than
   twice as many rows as a model has parameters. Of d parameters that stand for m columns of the table, as with
   curves, d^2 / m count: then second moments, too, are a quarter as many numbers as the rows have.
 
 Of a set that is left behind, rows that were in a sum once and are gone now, counts are known by subtraction:
 those of the atom as they were, less those of its rows that are still here. Of units that is a lower bound.
+Whether a row outweighs others that are gone is not known.
 
 A row is known by a keyed hash (`known_rows`); nothing readable is kept but counts of levels by atom, which
 the sums have told. A row whose numbers change is a row that goes and another that comes.
@@ -53,6 +55,7 @@ from numpy.typing import NDArray
 from bidro.arrays import Floats
 from bidro.deploy.bends import Curved, Knots, joined, known_knots, names_of, one_level, stretch_of
 from bidro.deploy.cells import Levels, cell_counts, distinct_by_atom, smallest
+from bidro.deploy.dominance import require_none_outweighs
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.rules import Ids, RefusedError, rarest_value, words
 from bidro.deploy.site_state import SiteState
@@ -322,6 +325,7 @@ class RowMemory:
             if rarest_value(known.numbers(own), False, units) < demanded.min_rows:
                 what = " with one of a column's two values"
                 raise RefusedError(_too_few(named, what, "min_rows", demanded.min_rows, earlier))
+            require_none_outweighs(known.whole(own), units, demanded.min_rows)
 
 
 def _require_many(rows: _Ints, parameters: int) -> None:

@@ -84,13 +84,15 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
         raise
     question = _question(site, rows, request, digest)
     began = time.perf_counter()
+    allowed = False
     try:
         _require_current(site, rows, request)
         log.allow(question)
+        allowed = True
         reply, over = answered(site, rows, request)
         message = reply_message(reply, data, over)
     except Exception as error:
-        log.refused(question, _reason(error))
+        log.refused(question, _reason(error), allowed)
         raise
     finally:
         log.worked(request.run, time.perf_counter() - began)
@@ -102,7 +104,8 @@ def _question(site: Site, rows: SiteRows, request: Request, digest: str) -> Ques
     about = f"{rows.agreed.digest} {table_id(site, rows):.0f}"
     about_it = {"ambiguity": repr(request.ambiguity), "curves": repr(request.protocol.places)}
     content = hashlib.sha256(pack(request.message, about_it)).hexdigest()
-    return Question(request.run, request.kind, request.round, digest, request.models, about, content)
+    parts = request.run, request.kind, request.round, digest, request.models
+    return Question(*parts, about, content, request.means)
 
 
 def _reason(error: Exception) -> str:

@@ -26,11 +26,13 @@ _FIELDS = "time, run, question, round, models, outcome, times, rows, bytes, reas
 @dataclass(frozen=True)
 class RunLimits:
     """How much is answered: of a kind of which one is enough, that many different requests, because a run
-    that loses a client begins again with the others; of statements about a table, so many in all runs;
-    rounds, models and seconds of this site's time of a run; models of all runs."""
+    that loses a client begins again with the others; of statements about a table, so many in all runs, and,
+    where there are several, so many mean losses in them; rounds, models and seconds of this site's time of a
+    run; models of all runs."""
 
     each: int = 4
     statements: int = 4
+    means: int = 12
     rounds: int = 1_000
     models: int = 100_000
     models_in_all: int = 10_000_000
@@ -45,6 +47,7 @@ class Question(NamedTuple):
     models: int = 0  # that it asks to be evaluated
     about: str = ""  # of a statement: by which agreement, of which table
     content: str = ""  # of a statement: of the message alone; the same asked by another run is no new one
+    means: int = 0  # of a statement: mean losses in it, each of one model and clipped at one level
 
 
 class Entry(NamedTuple):
@@ -114,16 +117,19 @@ class SiteLog:
         ).fetchone()
         if known is not None:
             return
-        counted = connection.execute(f"SELECT COUNT(*) {of_table}", (asked.question, asked.about))
-        others = int(counted.fetchone()[0])
-        if others >= self.limits.statements:
+        counted = connection.execute(
+            f"SELECT COUNT(*), TOTAL(means) {of_table}", (asked.question, asked.about)
+        )
+        others, means = map(int, counted.fetchone())
+        if others >= self.limits.statements or (others and means + asked.means > self.limits.means):
             raise RefusedError(
                 f"'{asked.question}' has been answered of {others} models over this table, all that may be: "
                 "a row has more numbers than that; begin again with a table that has more rows, or with "
                 "another agreement."
             )
         connection.execute(
-            "INSERT INTO stated VALUES (?, ?, ?, 0)", (asked.question, asked.about, asked.content)
+            "INSERT INTO stated VALUES (?, ?, ?, 0, ?)",
+            (asked.question, asked.about, asked.content, asked.means),
         )
 
     def worked(self, run: str, seconds: float) -> None:
@@ -175,21 +181,23 @@ class SiteLog:
             )
             if asked.question in STATEMENTS:
                 connection.execute(
-                    "INSERT OR REPLACE INTO stated VALUES (?, ?, ?, 1)",
-                    (asked.question, asked.about, asked.content),
+                    "INSERT OR REPLACE INTO stated VALUES (?, ?, ?, 1, ?)",
+                    (asked.question, asked.about, asked.content, asked.means),
                 )
 
-    def refused(self, asked: Question, reason: str) -> None:
-        """Note that it is not answered, and why; a question that was allowed is none any more."""
+    def refused(self, asked: Question, reason: str, allowed: bool = False) -> None:
+        """Note that it is not answered, and why; a question that was `allowed` is none any more. One that was
+        not may be worked on by another process, to which it was, and counts there."""
         with self.state.transaction() as connection:
-            connection.execute(
-                "DELETE FROM asked WHERE outcome = 'asked' AND run = ? AND question = ? AND digest = ?",
-                (asked.run, asked.question, asked.digest),
-            )
-            connection.execute(
-                "DELETE FROM stated WHERE answered = 0 AND question = ? AND about = ? AND content = ?",
-                (asked.question, asked.about, asked.content),
-            )
+            if allowed:
+                connection.execute(
+                    "DELETE FROM asked WHERE outcome = 'asked' AND run = ? AND question = ? AND digest = ?",
+                    (asked.run, asked.question, asked.digest),
+                )
+                connection.execute(
+                    "DELETE FROM stated WHERE answered = 0 AND question = ? AND about = ? AND content = ?",
+                    (asked.question, asked.about, asked.content),
+                )
             same = connection.execute(
                 "SELECT id FROM asked WHERE outcome = 'refused' AND run = ? AND question = ? AND reason = ?",
                 (asked.run, asked.question, reason),

@@ -146,7 +146,7 @@ class SiteNetwork:
             require_prepared(values, reply, rows)
 
         told = _stacked(self.coordinator.ask("prepare", 1, settings, nothing, like, check=check))
-        if lost := others_lost(self.names, self.columns, told):
+        if lost := others_lost(self.names, self.columns, told, self.agreed.standard):
             said = {name: f"Client '{name}': {why}" for name, why in lost.items()}
             self.coordinator.leave_out("prepare", 1, said, self.names)
         return told

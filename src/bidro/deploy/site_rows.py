@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed
+from bidro.deploy.dominance import require_none_outweighs
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.protocol import Protocol
 from bidro.deploy.releases import Releases
@@ -108,11 +109,13 @@ def site_log(site: Site, agreed: Agreed | None = None) -> SiteLog:
     """What the site was asked; with the limits of an agreement, where it is to answer by one."""
     if agreed is None:
         return SiteLog(state_of(site), site.approve == "ask")
-    limits, each = agreed.limits, RunLimits().each
+    limits, each, features = agreed.limits, RunLimits().each, len(agreed.schema.features)
     most = RunLimits(
         each=each,
-        # Each may be made to tell one number of one row, of which a row has one more than features.
-        statements=min(each, len(agreed.schema.features)),
+        # A row has one number more than features. The difference between a model's mean losses, clipped at
+        # two levels, may be one row's: so no more of these than one short of two for each of its numbers.
+        statements=min(each, features),
+        means=2 * features + 1,
         rounds=limits.rounds,
         models=limits.models,
         models_in_all=limits.models_in_all,
@@ -155,6 +158,8 @@ def holdout(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
                 f"it more {named}, agree on another hold_out, or lower min_rows at that site."
             )
     require_common_values(rows.whole(~kept), site.min_rows, rows.has_classes, rows.units_of(~kept))
+    if kept.any():
+        require_none_outweighs(rows.whole(kept), rows.units_of(kept), site.min_rows)
     return kept
 
 

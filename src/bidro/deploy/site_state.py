@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS asked (
   rows INTEGER, bytes INTEGER, reason TEXT);
 CREATE INDEX IF NOT EXISTS asked_of_run ON asked (run, question, digest);
 CREATE TABLE IF NOT EXISTS stated (question TEXT NOT NULL, about TEXT NOT NULL, content TEXT NOT NULL,
-  answered INTEGER NOT NULL, PRIMARY KEY (question, about, content));
+  answered INTEGER NOT NULL, means INTEGER NOT NULL, PRIMARY KEY (question, about, content));
 CREATE TABLE IF NOT EXISTS work (run TEXT PRIMARY KEY, seconds REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS memory (coding TEXT PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS new_rows (coding TEXT NOT NULL, digest BLOB NOT NULL, time TEXT NOT NULL,

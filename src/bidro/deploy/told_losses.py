@@ -150,9 +150,14 @@ def _require_statements(
             raise BidroError(
                 f"it tells a mean of {mean:.6g}, where nothing counts as more than {largest:.6g}."
             )
-        if part in ("clipped", "held_out") and not by_units and mean > loss * (1 + _SAME) + 1e-300:
+        if part == "clipped" and not by_units and abs(mean - loss) > _SAME * loss + 1e-300:
             raise BidroError(
-                f"it tells a mean loss of {loss:.6g} on rows kept out, and of {mean:.6g} with large ones cut."
+                f"it tells a mean loss of {loss:.6g} on rows kept out, and of {mean:.6g} with large ones "
+                "cut, which they are in both."
+            )
+        if part == "held_out" and not by_units and mean < loss * (1 - _SAME):
+            raise BidroError(
+                f"it tells a mean loss of {mean:.6g} on rows kept out, and of {loss:.6g} with large ones cut."
             )
         count = mean * units
         if wrong and not by_units and abs(count - round(count)) > 1e-3:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bidro.algorithms.contract import Algorithm
 from bidro.algorithms.exact import ExactMWDRO, to_gap
 from bidro.algorithms.exact_state import State
+from bidro.algorithms.kinks import followed_models
 from bidro.algorithms.one_shot import OneShotMWDRO
 from bidro.engines.local import IN_PROCESS, Answered
 from bidro.engines.rounds import Rounds, rounds
@@ -122,7 +123,7 @@ def solve(
     oracle = default_oracle(problem.inner) if oracle is None else oracle
     if resume is not None and (resume.problem, resume.method) != (problem.fingerprint, chosen):
         raise BidroError("A solution resumes only with the problem and the method that it began with.")
-    algorithm = _algorithm(chosen, oracle, gap)
+    algorithm = _algorithm(problem, chosen, oracle, gap)
     state = algorithm.init(problem)
     if moments is not None:
         _check_moments(problem, moments)
@@ -133,7 +134,7 @@ def solve(
     run.rounds(told, algorithm, problem, max_rounds, progress)
     by_rule = chosen == "one-shot" and method is None and resume is None
     if by_rule and not run.solver.gap <= gap and run.done < max_rounds:
-        algorithm, one_shot = _algorithm("curvature", oracle, gap), (run.method, run.why, run.state)
+        algorithm, one_shot = _algorithm(problem, "curvature", oracle, gap), (run.method, run.why, run.state)
         run.method, run.why = "curvature", "the rounding of second moments hides what is left"
         # What counts as 0 is told by the first model, not by the one that is begun at.
         floor = run.solver.floor
@@ -244,11 +245,13 @@ def _begun_at(state: Any, problem: Problem, x: NDArray[np.float64]) -> Any:
     return begun if isinstance(state, State) else state._replace(solver=begun)
 
 
-def _algorithm(method: str, oracle: Oracle, gap: float) -> Algorithm:
+def _algorithm(problem: Problem, method: str, oracle: Oracle, gap: float) -> Algorithm:
     if method == "one-shot":
         return OneShotMWDRO(gap)
     if method in ("curvature", "gradients"):
-        return ExactMWDRO(oracle, method == "curvature", gap)
+        bends = method == "curvature"
+        follows = 0 if problem.eps is None else followed_models(problem.inner, bends)
+        return ExactMWDRO(oracle, bends, gap, follows=follows)
     raise BidroError(f"The method must be 'curvature', 'gradients' or 'one-shot'; got {method!r}.")
 
 

@@ -20,7 +20,7 @@ from bidro.curves import spread_over
 from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.heterogeneity import distance_to_reference
 from bidro.guarantees.robust import mean_displacements, robust_risk
-from bidro.guarantees.statements import Assessed, holdout_bounds
+from bidro.guarantees.statements import CLIP, Assessed, holdout_bounds
 from bidro.losses import Loss, losses_of
 from bidro.problem import Problem
 from bidro.sets import Box
@@ -90,8 +90,8 @@ def assessment(problem: Problem, declared: Box | None, message: Assess, used: Fl
     n, k, sizes = problem.n, federation.m - 1, np.asarray(federation.sizes)
     samples = np.asarray(federation.samples)
     losses = losses_of(problem.loss, x, samples)
-    mean, se = _means(losses, sizes, federation.units)
-    own_mean, _ = _means(_own_losses(problem.loss, used, samples, sizes), sizes, None)
+    mean, se = _means(losses, sizes), _errors(_curbed(problem.loss, losses, sizes), sizes, federation.units)
+    own_mean = _means(_own_losses(problem.loss, used, samples, sizes), sizes)
     radii = np.asarray(message.radii).reshape(n, -1)
     robust = np.zeros((n, radii.shape[1]))
     for level in range(radii.shape[1]):
@@ -127,7 +127,10 @@ def bounds(
     units: NDArray[np.uint64] | None = None,
 ) -> HoldoutBounds:
     """Of rows kept out (M, k + 1) in the standard units of training, `sizes` of each client; `used` (n, d)
-    are the models that the clients use. With `units` (M,), one that several rows are of is one draw."""
+    are the models that the clients use. With `units` (M,), one that several rows are of is one draw.
+
+    All mean losses count a row as at most what losses are clipped at, so that none of them less another is
+    what is clipped of a few rows; those over the declared support count it whole."""
     levels, counts = np.asarray(message.levels).tolist(), np.asarray(sizes)
     ends = np.cumsum(counts)[:-1]
     labels = [None] * len(counts) if units is None else np.split(units, ends)
@@ -136,13 +139,18 @@ def bounds(
         holdout_bounds(name, of, part, levels, units=whose, own=x if with_own else None)
         for name, part, whose, x in zip(names, np.split(rows, ends), labels, used, strict=True)
     ]
-    losses, own_losses = losses_of(of.loss, of.x, rows), _own_losses(of.loss, used, rows, counts)
-    mean, se = _means(losses, counts, units)
+    losses, own_losses = (
+        np.minimum(all_of_it, of.seen)
+        for all_of_it in (losses_of(of.loss, of.x, rows), _own_losses(of.loss, used, rows, counts))
+    )
+    curbed, own_curbed = (_curbed(of.loss, part, counts) for part in (losses, own_losses))
     own_change = shared_change = np.zeros((len(names), 0))
     if np.asarray(message.pooled).size:
-        before = losses_of(of.loss, np.asarray(message.pooled), rows)
+        before = np.minimum(losses_of(of.loss, np.asarray(message.pooled), rows), of.seen)
+        curbed_before = _curbed(of.loss, before, counts)
         own_change, shared_change = (
-            np.stack(_means(after - before, counts, units), axis=1) for after in (own_losses, losses)
+            np.stack([_means(after - before, counts), _errors(less - curbed_before, counts, units)], axis=1)
+            for after, less in ((own_losses, own_curbed), (losses, curbed))
         )
     each = {
         part: np.array([[bound.bound for bound in one[part]] for one in found])
@@ -151,7 +159,7 @@ def bounds(
         for part in STATEMENTS
     }
     means = [[one[part][0].mean if part in one else 0.0 for part in STATEMENTS] for one in found]
-    own_mean, _ = _means(own_losses, counts, None)
+    mean, se, own_mean = _means(losses, counts), _errors(curbed, counts, units), _means(own_losses, counts)
     return HoldoutBounds(mean, se, own_mean, own_change, shared_change, **each, means=np.array(means))
 
 
@@ -203,14 +211,24 @@ def unit_counts(sizes: Sequence[int], units: NDArray[np.uint64] | None) -> Float
     return Units.of(owner, units).counts(len(sizes)).astype(float)
 
 
-def _means(
-    losses: Floats, sizes: NDArray[np.int64], units: NDArray[np.uint64] | None
-) -> tuple[Floats, Floats]:
-    """(the clients' mean losses (n,), their standard errors, 0 for a single row or unit)."""
+def _means(values: Floats, sizes: NDArray[np.int64]) -> Floats:
+    """(n,) the clients' means of values (N,)."""
+    return np.asarray(np.add.reduceat(values, np.cumsum(sizes) - sizes) / sizes)
+
+
+def _curbed(loss: Loss, losses: Floats, sizes: NDArray[np.int64]) -> Floats:
+    """Losses (N,) counted as at most `CLIP` times their client's mean: standard errors are made of these, as
+    squares of losses would be all but one row's where it lies far out."""
+    if not loss.nonnegative:
+        return losses
+    return np.minimum(losses, np.repeat(CLIP * _means(losses, sizes), sizes))
+
+
+def _errors(values: Floats, sizes: NDArray[np.int64], units: NDArray[np.uint64] | None) -> Floats:
+    """(n,) the standard errors of the clients' means of values (N,), 0 for a single row or unit."""
     first = np.cumsum(sizes) - sizes
-    mean = np.add.reduceat(losses, first) / sizes
     if units is not None:
-        parts = [np.split(part, first[1:]) for part in (losses, units)]
-        return mean, np.array([error_by_unit(*own) for own in zip(*parts, strict=True)])
-    squares = np.add.reduceat((losses - np.repeat(mean, sizes)) ** 2, first)
-    return mean, np.sqrt(squares / np.maximum(sizes - 1, 1) / sizes)
+        parts = [np.split(part, first[1:]) for part in (values, units)]
+        return np.array([error_by_unit(*own) for own in zip(*parts, strict=True)])
+    squares = np.add.reduceat((values - np.repeat(_means(values, sizes), sizes)) ** 2, first)
+    return np.asarray(np.sqrt(squares / np.maximum(sizes - 1, 1) / sizes))

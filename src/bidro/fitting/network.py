@@ -14,13 +14,14 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.arrays import Floats, aligned
+from bidro.arrays import Floats
 from bidro.curves import Basis, common_knots
 from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Ask, Deal, Rounds
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.fitting import client_side
+from bidro.fitting.gathered import gathered
 from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.heterogeneity import cloud_distances
@@ -30,9 +31,6 @@ from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.splits import arranged, holdout_of, unit_ids
 from bidro.standard import Standard
-
-# Rows that are moved together, so that no second copy of all of them is made.
-_TOGETHER = 65_536
 
 
 class Clients(Rounds, Protocol):
@@ -110,7 +108,7 @@ class LocalNetwork:
     @classmethod
     def of(
         cls,
-        features: Floats,
+        features: Floats | list[Floats],
         target: Floats,
         clients: NDArray[np.str_],
         columns: Sequence[str],
@@ -119,6 +117,8 @@ class LocalNetwork:
         units: NDArray[np.str_] | None = None,
     ) -> LocalNetwork:
         """From rows (N, k), targets (N,) and the client of each (N,); columns have names, the target's last.
+        Rows may be given as a list of their columns (N,), which is emptied on the way, so that what has been
+        moved need not be kept.
 
         A share `hold_out` of every client's rows is kept out of training; with `units` (N,), the person or
         thing that each row is of, a share of these. Nothing depends on the order in which rows are given.
@@ -128,12 +128,13 @@ class LocalNetwork:
         order, dealt_by = arranged(codes, features, target, ids)
         holdout = holdout_of(names, codes, dealt_by, hold_out, seed, ids is None)
         training, fresh = order[~holdout[order]], order[holdout[order]]
+        rows, kept_out = gathered(features, target, (training, fresh))
         return cls(
             tuple(str(name) for name in names),
             tuple(columns),
-            _gathered(features, target, training),
+            rows,
             tuple(np.bincount(codes[training], minlength=len(names)).tolist()),
-            _gathered(features, target, fresh),
+            kept_out,
             tuple(np.bincount(codes[fresh], minlength=len(names)).tolist()),
             training,
             None if ids is None else ids[training],
@@ -207,13 +208,3 @@ class LocalClients:
 
     def distances(self, stated: Problem, found: Assessment) -> Floats:
         return cloud_distances(stated)
-
-
-def _gathered(features: Floats, target: Floats, order: NDArray[np.int64]) -> Floats:
-    """(len(order), k + 1) these rows, where JAX can take them over without a copy."""
-    rows = aligned((len(order), features.shape[1] + 1))
-    for begin in range(0, len(order), _TOGETHER):
-        part = order[begin : begin + _TOGETHER]
-        rows[begin : begin + len(part), :-1] = features[part]
-        rows[begin : begin + len(part), -1] = target[part]
-    return rows

@@ -96,7 +96,7 @@ class Assessment(NamedTuple):
     """ "assess": how the trained model does on the training rows."""
 
     loss: Numbers  # () mean
-    se: Numbers  # () its standard error; 0 for a single row or unit
+    se: Numbers  # () its standard error, large losses counted as less; 0 for a single row or unit
     own_loss: Numbers  # () mean under the client's own model; the same where it has none
     predicted: Numbers  # (2,) mean square of the model's scores around their mean, and the same of pooled
     centre: Numbers  # (2, scores) these means; both empty where there is no pooled training
@@ -127,7 +127,8 @@ class Fixed(NamedTuple):
 
 
 class HoldoutBounds(NamedTuple):
-    """ "bounds": what rows kept out say of the model, by statement; empty where a statement is not made."""
+    """ "bounds": what rows kept out say of the model, by statement; empty where a statement is not made.
+    Losses count as at most what they are clipped at, but for `held_out`; in standard errors as less."""
 
     loss: Numbers  # () mean over the rows kept out
     se: Numbers  # () 0 for a single row or unit

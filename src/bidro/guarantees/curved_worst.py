@@ -182,6 +182,6 @@ def _outward(problem: Problem, x: Floats, rows: Floats) -> tuple[Floats, Floats]
     for label in (1.0,) if loss.labels is None else loss.labels:
         own = np.ones(len(rows), bool) if loss.labels is None else rows[:, -1] == label
         up, down = steepest(label * w, moves), steepest(-label * w, -moves)
-        ways = [(up[0], loss.scalar.right_slope * up[1]), (down[0], -loss.scalar.left_slope * down[1])]
+        ways = [(up[0], loss.scalar.right_slope * up[1]), (down[0], loss.scalar.left_slope * down[1])]
         along[own], slope[own] = max(ways, key=lambda way: way[1])
     return along, slope

@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 from scipy.special import betaincinv, log_softmax
 
 from bidro.arrays import Floats
@@ -307,20 +306,35 @@ def betting(values: Floats, beta: float, counts: Floats | None = None) -> float:
     r = math.sqrt(2 * wanted / n)
     stakes = r / np.hypot(r, _SPREADS)
 
-    def excess(candidate: float) -> float:
-        """log capital - log(1 / beta)"""
+    def excess(candidate: float) -> tuple[float, float]:
+        """(log capital - log(1 / beta), its slope)"""
         odds = (candidate - values) / (1 - candidate)
-        ends = _LOG_SHARES.copy()
+        ends, slopes = _LOG_SHARES.copy(), np.zeros_like(stakes)
         for begin in range(0, len(odds), _TOGETHER):
             part = slice(begin, begin + _TOGETHER)
-            ends += np.log1p(np.multiply.outer(stakes, odds[part])) @ counts[part]
+            won = np.multiply.outer(stakes, odds[part])
+            ends += np.log1p(won) @ counts[part]
+            won += 1
+            slopes += np.reciprocal(won, out=won) @ (counts[part] * (1 - values[part]))
         most = float(ends.max())
-        return most + math.log(np.exp(ends - most).sum()) - wanted
+        shares = np.exp(ends - most)
+        slope = float(shares @ (stakes * slopes) / shares.sum()) / (1 - candidate) ** 2
+        return most + math.log(shares.sum()) - wanted, slope
 
     high = 1 - _PRECISION
-    if mean >= high or excess(high) < 0:
+    if mean >= high:
         return 1.0
-    return min(1.0, float(brentq(excess, mean, high, xtol=_PRECISION)) + 2 * _PRECISION)
+    # The excess is convex in the candidate: Newton's steps reach the root from above, after at most one that
+    # leaps over it.
+    deviation = math.sqrt(float(counts @ (values - mean) ** 2) / n)
+    candidate, step = min(mean + r * deviation, high), -1.0
+    while abs(step) > _PRECISION:
+        value, slope = excess(candidate)
+        if candidate == high and value < 0:
+            return 1.0
+        step = value / slope
+        candidate = min(candidate - step, high)
+    return min(1.0, candidate + 2 * _PRECISION)
 
 
 def clopper_pearson(values: Floats, beta: float, counts: Floats | None = None) -> float:

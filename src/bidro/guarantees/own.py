@@ -129,7 +129,7 @@ def own_choice(losses: Losses, word: OwnWord, problem: Problem) -> Own:
         best = 0
     close = [place for place in range(best) if totals[place] - totals[best] <= error(place)]
     own = losses.left_out[:, best]
-    adopts = (shared - own > _ERRORS_OF_CLIENT * losses.error[:, best]) & (own < shared)
+    adopts = shared - own > _ERRORS_OF_CLIENT * losses.error[:, best]
     known = SHRINKAGES[word]
     return Own(known[best], known[close[0] if close else best], adopts, shared, own)
 

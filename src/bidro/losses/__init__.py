@@ -14,7 +14,7 @@ from bidro.losses.linear import (
     SmoothedHinge,
     Squared,
 )
-from bidro.losses.softmax import Softmax
+from bidro.losses.softmax import ScoreDifference, Softmax
 
 __all__ = [
     "Absolute",
@@ -27,6 +27,7 @@ __all__ = [
     "Loss",
     "Pinball",
     "ResidualLoss",
+    "ScoreDifference",
     "SmoothedHinge",
     "Softmax",
     "Squared",

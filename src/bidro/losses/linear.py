@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -77,12 +78,16 @@ class LinearLoss(Loss):
         xp = namespace(x, label)
         if self.labels is None:
             return xp.append(w, -1.0), b
-        return label * xp.append(w, 0.0), label * b
+        return self.sign(label) * xp.append(w, 0.0), self.sign(label) * b
+
+    def sign(self, label: Any) -> Any:
+        """1 for the label whose margin is the score, -1 for the other."""
+        return label
 
     def value(self, x: Array, xi: Array) -> Array:
         w, b = self.split(x)
         score = jnp.sum(w * self.design(xi)[:-1]) + b
-        return self.scalar.value(score - xi[-1] if self.labels is None else xi[-1] * score)
+        return self.scalar.value(score - xi[-1] if self.labels is None else self.sign(xi[-1]) * score)
 
     def values(self, x: Array, rows: Array) -> Array:
         return self.scalar.value(self.arguments(x, rows))
@@ -91,7 +96,7 @@ class LinearLoss(Loss):
         """(rows,) u of every row (rows, m)."""
         a, offset = self.direction(x, 1.0)
         u: Array = self.design(rows) @ a + offset
-        return u if self.labels is None else rows[:, -1] * u
+        return u if self.labels is None else self.sign(rows[:, -1]) * u
 
     def mistakes(self, x: Array, rows: Array) -> Array:
         if self.labels is None:
@@ -102,7 +107,7 @@ class LinearLoss(Loss):
         """(psi, offset) with u = <psi, x> + offset at the sample xi; psi is (d,)."""
         columns = self.design(xi)[:-1]
         psi = jnp.append(columns, 1.0) if self.intercept else columns
-        return (psi, -xi[-1]) if self.labels is None else (xi[-1] * psi, jnp.zeros(()))
+        return (psi, -xi[-1]) if self.labels is None else (self.sign(xi[-1]) * psi, jnp.zeros(()))
 
     @property
     def nonnegative(self) -> bool:

@@ -26,6 +26,26 @@ class Tangent(NamedTuple):
     curvature: Any  # its second derivative
 
 
+class Followed(NamedTuple):
+    """Where L was asked for before, oldest first."""
+
+    u: Any  # (models, ...)
+    width: Any  # (models,) kinks were smoothed over
+
+    def slope(self, knot: float, t: Any) -> Any:
+        """s of the kink at `knot`, from -1 to 1, after a step from the last of these models to t = u - knot;
+        see `tangent`."""
+        xp = namespace(t)
+        before = self.u - knot
+        root = xp.sqrt(before**2 + self.width.reshape(-1, *[1] * (before.ndim - 1)) ** 2)
+        turned, after = before / root, xp.concatenate([before[1:], t[None]])
+        slope = turned[0]
+        for j in range(len(before)):
+            step = (after[j] - before[j]) * (1 - slope * turned[j]) / root[j]
+            slope = xp.clip(turned[j] + step, -1.0, 1.0)
+        return slope
+
+
 @dataclass(frozen=True)
 class PiecewiseQuadratic:
     """L(u) = q2 u^2 + q1 u + q0 on each piece, convex and continuous.
@@ -44,11 +64,16 @@ class PiecewiseQuadratic:
             result = where(u >= knot, _quadratic(piece, u), result)
         return result
 
-    def tangent(self, u: Numbers, width: Numbers) -> Tangent:
+    def tangent(self, u: Numbers, width: Numbers, followed: Followed | None = None) -> Tangent:
         """The tangent of L at u, with kinks smoothed over about `width`.
 
-        A kink is a term jump/2 |t|, t = u - knot. It is smoothed to jump/2 sqrt(t^2 + width^2); a line with
-        the slope of that at u, but through the kink itself, stays below L.
+        A kink is a term jump/2 |t|, t = u - knot. It is smoothed to jump/2 r, r = sqrt(t^2 + width^2); a line
+        with the slope of that at u, but through the kink itself, stays below L.
+
+        The second derivative of r is (1 - s t / r) / r at s = t / r. With `followed` (widths above 0) s is
+        not t / r but what Newton's steps for s r = t make of it from one model to the next, as in the
+        primal-dual method of Chan, Golub and Mulet (1999). Of a narrow kink the second derivative at u says
+        nothing about where the next step ends; this one does, since s changes by no more than steps ask for.
         """
         xp = namespace(u, width)
         q2, q1, _ = self.pieces[0]
@@ -66,7 +91,10 @@ class PiecewiseQuadratic:
             value += half * (turned * t - xp.abs(t))
             slope += half * (turned - sign)
             smoothed += half * (root - xp.abs(t))
-            curvature += xp.where(width > 0, half * (width / safe) ** 2 / safe, 0.0)
+            if followed is None:
+                curvature += xp.where(width > 0, half * (width / safe) ** 2 / safe, 0.0)
+            else:
+                curvature += half * (1 - followed.slope(knot, t) * turned) / safe
         return Tangent(value, slope, smoothed, curvature)
 
     @property
@@ -132,7 +160,7 @@ class Softplus:
         # The same; NumPy has no fast `logaddexp`, and JAX needs it for second derivatives at 0.
         return xp.maximum(-u, 0.0) + xp.log1p(xp.exp(-abs(u))) if xp is np else xp.logaddexp(0.0, -u)
 
-    def tangent(self, u: Numbers, width: Numbers) -> Tangent:
+    def tangent(self, u: Numbers, width: Numbers, followed: Followed | None = None) -> Tangent:
         """The tangent of L at u; there are no kinks that `width` would smooth."""
         xp = namespace(u)
         # exp of a number that is not positive, also where the other side of the comparison is taken.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from bidro.curves import Basis
 from bidro.errors import BidroError
 from bidro.losses.base import Cone, Growth, Loss
+from bidro.losses.linear import Logistic
 from bidro.sets import VectorSet
 from bidro.trees import namespace
 
@@ -128,6 +130,18 @@ class Softmax(Loss):
         intercepts = self.classes * columns + np.arange(self.classes)[None]
         return np.vstack([weights, intercepts]) if self.intercept else weights
 
+    @property
+    def difference(self) -> ScoreDifference | None:
+        """The same loss of the difference of two scores, D x in `apart`; None of more classes, or curves."""
+        return ScoreDifference(self.intercept) if self.classes == 2 and self.basis is None else None
+
+    def apart(self, m: int) -> NDArray[np.float64]:
+        """(d / 2, d) D, for two classes: D x is the second's weights and intercept less the first's."""
+        pairs, k = self.together(m), np.arange(self.dimension(m) // 2)
+        matrix = np.zeros((len(k), 2 * len(k)))
+        matrix[k, pairs[:, 0]], matrix[k, pairs[:, 1]] = -1.0, 1.0
+        return matrix
+
     def balanced(self, gradient: Array) -> Array:
         """With sums over the classes of exactly 0: what is added to all scores leaves the loss as it is, and
         over a wide set of models the rounding of such sums would cost a lower bound its digits.
@@ -187,7 +201,7 @@ class Softmax(Loss):
     def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
         if self.basis is not None:
             return jnp.asarray(jnp.inf)
-        # The spectral norm is at most the Frobenius norm.
+        # ||w_j - w_k||^2 <= 2 (||w_j||^2 + ||w_k||^2).
         scale = jnp.tile(inverse_scale[:-1], self.classes)
         scale = jnp.append(scale, jnp.zeros(self.classes)) if self.intercept else scale
         return 0.5 * models.largest_norm(scale) ** 2
@@ -195,6 +209,18 @@ class Softmax(Loss):
     def curvature(self, x: Array, inverse_scale: Array) -> Array:
         if self.basis is not None:
             return jnp.asarray(jnp.inf)
-        # The Hessian of log-sum-exp in the scores is at most 1/2 in the spectral norm.
-        weights, _ = self.split(x)
-        return 0.5 * jnp.linalg.norm(weights * inverse_scale[:-1], ord=2) ** 2
+        # Along a unit direction it is the variance of the scores' slopes under the classes' probabilities,
+        # which is at most a quarter of their range squared.
+        return 0.25 * self.lipschitz(x, inverse_scale) ** 2
+
+
+@dataclass(frozen=True)
+class ScoreDifference(Logistic):
+    """Logistic loss of v = (w_1 - w_0, b_1 - b_0), which softmax of two classes is; labels are 0 and 1."""
+
+    @property
+    def labels(self) -> tuple[float, ...]:
+        return (0.0, 1.0)
+
+    def sign(self, label: Any) -> Any:
+        return 2 * label - 1

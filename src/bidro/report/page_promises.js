@@ -367,10 +367,12 @@ function clientsWords() {
     ? "The loss on rows kept out is what to expect of new rows like those. " +
       (trained ? "The loss in training is for comparison: it is usually a little lower." : "")
     : "Only losses on the rows of training are known, and these flatter a model.";
+  const clipped = judged ? here().clipped : null;
+  const most = clipped ? ` No row kept out is counted as more than ${loss(clipped.largest)}.` : "";
   const used = report.overall?.own
     ? " Both are of the shared model; “model in use” is the client's own, where it has one."
     : "";
-  element("clients-words").textContent = words + used;
+  element("clients-words").textContent = words + most + used;
   const missing = [];
   if (!judged) missing.push(`The loss on rows kept out is absent: ${why("held_out")}`);
   if (trained && !inSomeLevel("interval"))

@@ -2,7 +2,7 @@
 
 from bidro.tables.cells import as_words, require_numbers
 from bidro.tables.declared import bounds_of, require_declared
-from bidro.tables.files import read, read_one, release
+from bidro.tables.files import read, read_one
 from bidro.tables.holdout import require_every_class
 from bidro.tables.learned import learn_schema
 from bidro.tables.places import row_name
@@ -16,7 +16,6 @@ __all__ = [
     "learn_schema",
     "read",
     "read_one",
-    "release",
     "require_declared",
     "require_every_class",
     "require_numbers",

@@ -8,7 +8,6 @@ import gzip
 import logging
 import lzma
 import re
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import IO, Any, cast
 
 import pandas as pd
 
+from bidro.arrays import release
 from bidro.errors import BidroError, require_package
 from bidro.tables.places import remember_files
 from bidro.tables.schema import listed, require_single_columns
@@ -208,7 +208,10 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     from pyarrow import parquet
 
     require_single_columns(parquet.read_schema(path).names, f"'{path}'")
-    table = parquet.read_table(path).to_pandas(split_blocks=True, self_destruct=True)
+    # Read ahead, the packed file would be in memory beside its content.
+    packed = parquet.read_table(path, pre_buffer=False)
+    table = packed.to_pandas(split_blocks=True, self_destruct=True)
+    del packed
     release()
     # A column that was an index when the file was written is a column all the same.
     named = any(name is not None for name in table.index.names)
@@ -217,13 +220,6 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 def _require_arrow(path: Path) -> None:
     require_package("pyarrow", "parquet", f"Reading '{path}'")
-
-
-def release() -> None:
-    """Give back the memory of tables that are gone, which the reader's allocator, if used, would keep."""
-    pyarrow = sys.modules.get("pyarrow")
-    if pyarrow is not None:
-        pyarrow.default_memory_pool().release_unused()
 
 
 def _first_line(error: Exception) -> str:

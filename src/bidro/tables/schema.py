@@ -85,29 +85,30 @@ class Schema:
         """The names of the columns of numbers that a model sees."""
         return tuple(name for column in self.columns for name in column.coded)
 
-    def matrix(self, table: pd.DataFrame, order: NDArray[np.intp] | None = None) -> Floats:
-        """(N, k) the features as numbers; `order` chooses rows.
+    def matrix(self, table: pd.DataFrame) -> Floats:
+        """(N, k) the features as numbers, column by column as `numbers` has them."""
+        return np.stack(self.numbers(table), axis=1)
+
+    def numbers(self, table: pd.DataFrame) -> list[Floats]:
+        """The features as numbers, (N,) each; those that the table has as such are not copied.
 
         A level that is not listed counts as the column's `other`. Raises BidroError for a column that is
         missing, a cell that is no number, or a level that is not in the schema where there is no `other`.
         """
         self._require_columns(table)
-        matrix = np.empty((len(table) if order is None else len(order), len(self.features)))
-        place = 0
+        found = list[Floats]()
         for column in self.columns:
-            width = len(column.coded)
-            into, values = matrix[:, place : place + width], table[column.name]
+            values = table[column.name]
             _require_filled(values, column)
             if column.levels is None:
                 numbers = require_numbers(values)
                 if column.filler is not None:
                     numbers = np.where(np.isnan(numbers), float(column.filler), numbers)
-                into[:, 0] = numbers if order is None else numbers[order]
+                found.append(numbers)
             else:
                 codes = _level_codes(values, column)
-                into[:] = (codes if order is None else codes[order])[:, None] == np.arange(1, width + 1)
-            place += width
-        return matrix
+                found += [(codes == level).astype(float) for level in range(1, len(column.levels))]
+        return found
 
     def counted_as_other(self, table: pd.DataFrame) -> dict[str, int]:
         """By column, how many rows have a level that is not listed and counts as `other`."""

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 import bidro
+from bidro.arrays import release
 from bidro.errors import BidroError
 from bidro.fitting import Fitted, LocalNetwork, Options, Progress, fit
 from bidro.fitting.fit import Changes, ClientLoss, Displacement
@@ -30,7 +31,6 @@ from bidro.tables import (
     learn_schema,
     read,
     read_one,
-    release,
     require_declared,
     require_every_class,
 )
@@ -78,15 +78,13 @@ def fit_tables(options: FitOptions, progress: Progress, agreed: tuple[Schema, Op
         schema, what = agreed
         table = _by_schema(paths, schema)
     clients, labels, units = schema.clients(table), schema.labels(table), schema.units(table)
-    target, features = target_numbers(schema, table), schema.matrix(table)
+    target, features = target_numbers(schema, table), schema.numbers(table)
     if options.support is not None:
         require_declared(options.support, schema, table)
     del table
     release()
     columns = [*schema.features, schema.target]
     network = LocalNetwork.of(features, target, clients, columns, options.hold_out, options.seed, units)
-    # From here on the network's own rows are all that is needed.
-    del features
     release()
     require_every_class(schema, labels[network.places])
     fitted = fit(network, what, progress)

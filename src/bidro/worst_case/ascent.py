@@ -58,7 +58,7 @@ class FixedStepAscent:
                 length = jnp.linalg.norm(direction)
                 unit = direction / jnp.where(length > 0, length, 1.0)
                 z = inner.support.project(z + self.perturbation * unit, weights)
-            return _measured(inner, x, zeta, z, rho)
+            return measured(inner, x, zeta, z, rho)
 
         return best_over_labels(inner, zeta, solve)
 
@@ -140,7 +140,7 @@ class BacktrackingAscent:
             jnp.asarray(True),
         )
         _, z, _, _, _ = jax.lax.while_loop(lambda s: s[4] & (s[0] < self.steps), improve, initial)
-        return _measured(inner, x, zeta, z, rho)
+        return measured(inner, x, zeta, z, rho)
 
 
 def _setting(
@@ -165,7 +165,7 @@ def _metric(inner: Inner) -> tuple[Array, Array]:
     return squared, jnp.where(movable, squared, jnp.inf)
 
 
-def _measured(inner: Inner, x: Array, zeta: Array, z: Array, rho: Array) -> InnerMax:
+def measured(inner: Inner, x: Array, zeta: Array, z: Array, rho: Array) -> InnerMax:
     """phi at z and a bound of its distance to the supremum.
 
     Where phi is mu-strongly concave, sup phi <= phi(z) + max over Xi of <g, v - z> - mu/2 ||S (v - z)||^2,

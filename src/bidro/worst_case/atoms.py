@@ -20,7 +20,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from bidro.losses import LinearLoss, Softmax
-from bidro.losses.scalar import Tangent
+from bidro.losses.scalar import Followed, Tangent
 from bidro.rows import ClientRows
 from bidro.sets import Box
 from bidro.worst_case.inner import Inner, Oracle
@@ -37,6 +37,7 @@ class Point(NamedTuple):
     x: Array  # (d,)
     nu: Array | None  # steepness; None where the risk is not lifted
     width: Array  # kinks of the loss are smoothed over this distance in u
+    before: Array | None = None  # (models, d + 1) at which the risk was modelled before, and these widths
 
     @property
     def size(self) -> int:
@@ -143,6 +144,12 @@ def _slopes(at: Point, inner: Inner, block: Array) -> Array:
     return loss.scalar.tangent(loss.arguments(at.x, block), at.width).slope
 
 
+def _followed(at: Point, loss: LinearLoss, block: Array) -> Followed | None:
+    if at.before is None:
+        return None
+    return Followed(jax.vmap(lambda x: loss.arguments(x, block))(at.before[:, :-1]), at.before[:, -1])
+
+
 def _means(
     rows: ClientRows, inner: Inner, at: Point, price: Array, curvature: bool, of_row: Any, of_point: Any
 ) -> Pass:
@@ -151,7 +158,7 @@ def _means(
         loss = inner.loss
         assert isinstance(loss, LinearLoss)
         atom = jax.vmap(lambda zeta: of_row(at, price, inner, zeta))(block)
-        line = loss.scalar.tangent(atom.u, at.width)
+        line = loss.scalar.tangent(atom.u, at.width, _followed(at, loss, block))
         z = at.x if at.nu is None else jnp.append(at.x, at.nu)
         off = of_linear(loss.scalar, atom.u, atom.psi, z, line.slope) + of_cost(price, atom.cost)
         sums = Pass(

@@ -10,6 +10,7 @@ budget: the worst-case distribution then mixes the moves just below and just abo
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
@@ -46,7 +47,9 @@ def is_lifted(inner: Inner) -> bool:
         return False
     if isinstance(inner.loss, LinearLoss):
         return inner.transport.p in (1, 2)
-    return isinstance(inner.loss, Softmax) and inner.transport.p == 1
+    if not isinstance(inner.loss, Softmax):
+        return False
+    return inner.transport.p == 1 or (inner.transport.p == 2 and inner.loss.difference is not None)
 
 
 def has_closed_form(inner: Inner) -> bool:
@@ -64,11 +67,26 @@ def steepness(inner: Inner, x: Array) -> Array:
     return inner.loss.lipschitz(x, inner.transport.inverse_scale)
 
 
+def can_follow(inner: Inner) -> bool:
+    """Whether kinks can be followed from model to model: there are some, and they stay with their samples."""
+    loss = inner.loss
+    kinks = isinstance(loss, LinearLoss) and loss.scalar.curvature == math.inf
+    return kinks and has_closed_form(inner)
+
+
 def ball_risk(
-    rows: ClientRows, inner: Inner, oracle: Oracle, x: Array, eps: Array, width: Array, curvature: bool
+    rows: ClientRows,
+    inner: Inner,
+    oracle: Oracle,
+    x: Array,
+    eps: Array,
+    width: Array,
+    curvature: bool,
+    before: Array | None = None,
 ) -> RiskModel:
-    """R(x) over the client's ball of radius `eps` in the metric of `inner.transport`."""
-    at = Point(x, steepness(inner, x) if is_lifted(inner) else None, width)
+    """R(x) over the client's ball of radius `eps` in the metric of `inner.transport`; `before` (models,
+    d + 1), the models before x and their widths, where kinks are followed (`can_follow`)."""
+    at = Point(x, steepness(inner, x) if is_lifted(inner) else None, width, before)
     if not has_closed_form(inner):
         return _searched(rows, inner, oracle, at, eps, curvature)
     still = still_pass(rows, inner, at, curvature)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from bidro.errors import BidroError
 from bidro.losses import LinearLoss, Softmax, has_curves
 from bidro.sets import Ball, Box, WholeSpace
-from bidro.worst_case.ascent import BacktrackingAscent
+from bidro.worst_case.ascent import measured
 from bidro.worst_case.inner import Inner, InnerMax, best_over_labels
 from bidro.worst_case.path import maximise_on_path, pieces_of_path
+from bidro.worst_case.several_classes import CLOSE, Sample, ceiling, highest
+from bidro.worst_case.two_classes import TwoClasses
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,9 @@ class Exact:
     """The global maximum of phi over Xi.
 
     Linear predictors, p = 1 and 2, unbounded and box support: exact, with error bound 0. The value is
-    inf, and the point that of the sample, where phi is unbounded. Softmax: exact for p = 1 on
-    unbounded support; elsewhere a point found by ascent, and `value + error_bound` is an upper
-    bound of the supremum.
+    inf, and the point that of the sample, where phi is unbounded. Softmax of two classes is such a loss,
+    and that of more is exact for p = 1 on unbounded support; elsewhere it is a local maximum, and `value +
+    error_bound` an upper bound of the supremum.
     """
 
     @staticmethod
@@ -52,6 +53,9 @@ class Exact:
     def maximise(
         self, inner: Inner, x: Array, zeta: Array, rho: Array, noise: Array | None = None
     ) -> InnerMax:
+        two = TwoClasses.of(inner)
+        if two is not None:
+            inner, x = two.inner, two.model(x)
         loss = inner.loss
         if isinstance(loss, LinearLoss):
             return best_over_labels(inner, zeta, lambda label: _linear(inner, loss, x, zeta, label, rho))
@@ -78,36 +82,21 @@ def _linear(inner: Inner, loss: LinearLoss, x: Array, zeta: Array, label: Array,
 def _softmax(inner: Inner, loss: Softmax, x: Array, zeta: Array, label: Array, rho: Array) -> InnerMax:
     """sup over the features with the label held at `label`.
 
-    The loss is convex in theta with slope at most K_y = max_k ||S^-1 (w_k - w_y)||, reached far out.
-    p = 1, unbounded: the supremum is the value at the sample if K_y <= rho, else inf.
-    p = 2: l(theta) <= l + K_y t and l(theta) <= l + g t + M t^2 / 2 for a move of length t, with g the
-    slope at the sample and M the curvature, so sup phi <= l + min(K_y^2 / (4 rho), g^2 / (4 rho - 2 M)).
-    Where phi is strongly concave (4 rho > 2 M), ascent bounds its own error too, and hardly has any.
-    p = 1 on a box: the gain is at most (K_y - rho)_+ times the distance to the farthest corner.
+    The loss is convex in theta with slope at most K_y = max_k ||S^-1 (w_k - w_y)||, reached far out. On an
+    unbounded support with p = 1, the supremum is the value at the sample if K_y <= rho, else inf. Elsewhere
+    it is the best local maximum found, with a bound by cells, and where phi is strongly concave by its slope.
     """
     support, transport = inner.support, inner.transport
     start = zeta.at[-1].set(label)
-    steepest = loss.steepness(x, transport.inverse_scale, label)
-    here = inner.phi(x, zeta, start, rho)
     if transport.p == 1 and isinstance(support, WholeSpace):
-        value = jnp.where(steepest <= rho, here, jnp.inf)
-        return InnerMax(start, value, jnp.zeros(()))
-    found = BacktrackingAscent().from_label(inner, x, zeta, label, rho)
-    if transport.p == 2:
-        ceiling = here + _softmax_gain(inner, loss, x, start, steepest, rho)
-    else:
-        assert isinstance(support, Box)
-        farthest = jnp.maximum(support.upper - zeta, zeta - support.lower)
-        movable = transport.inverse_scale > 0
-        reach = jnp.linalg.norm(jnp.where(movable, transport.scale, 0.0) * farthest)
-        ceiling = here + jnp.maximum(steepest - rho, 0.0) * reach
-    above = jnp.maximum(ceiling - found.value, 0.0)
-    return InnerMax(found.point, found.value, jnp.minimum(above, found.error_bound))
-
-
-def _softmax_gain(inner: Inner, loss: Softmax, x: Array, start: Array, steepest: Array, rho: Array) -> Array:
-    inverse = inner.transport.inverse_scale
-    slope = jnp.linalg.norm(jax.grad(loss.value, argnums=1)(x, start) * inverse)
-    spare = 4 * rho - 2 * loss.curvature(x, inverse)
-    local = jnp.where(spare > 0, slope**2 / jnp.where(spare > 0, spare, 1.0), jnp.inf)
-    return jnp.minimum(steepest**2 / (4 * rho), local)
+        steepest = loss.steepness(x, transport.inverse_scale, label)
+        here = inner.phi(x, zeta, start, rho)
+        return InnerMax(start, jnp.where(steepest <= rho, here, jnp.inf), jnp.zeros(()))
+    sample = Sample.of(inner, x, start, rho)
+    tops = highest(sample)
+    found = measured(inner, x, zeta, jnp.append(tops.theta, label), rho)
+    # What a change of the label costs is no part of the sample's own.
+    paid = rho * transport.cost(zeta, start)
+    open_still = found.error_bound > CLOSE * jnp.abs(found.value)
+    above = jnp.maximum(ceiling(sample, tops, found.value + paid, open_still) - paid - found.value, 0.0)
+    return found._replace(error_bound=jnp.fmin(above, found.error_bound))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -77,8 +78,7 @@ def best_over_labels(inner: Inner, zeta: Array, solve: Callable[[Array], InnerMa
     labels = inner.reachable_labels
     if labels is None:
         return solve(zeta[-1])
-    options = [solve(jnp.asarray(label)) for label in labels]
-    stacked = InnerMax(*(jnp.stack(parts) for parts in zip(*options, strict=True)))
+    stacked = jax.vmap(solve)(jnp.asarray(labels))
     best = jnp.argmax(stacked.value)
     value = stacked.value[best]
     # The true supremum is at most the largest upper end over the labels.

@@ -1,0 +1,87 @@
+"""Sums of many rows that are nearly one row's: what second moments tell where one row outweighs the others.
+
+Let rows z_i, with a 1 before their numbers, have second moments S = sum_i z_i z_i', and let u combine
+columns. S u = sum_i (u'z_i) z_i is a sum of rows with weights u'z_i. If a row r has the share
+
+    h = (u'z_r)^2 / sum_i (u'z_i)^2
+
+of these weights' squares, S u / (u'S u)^1/2 is z_r up to sqrt((1 - h) / h) deviations of the others: a
+column of thousandths in which one row has a 1, or a number far from all others, tells all numbers of its row,
+however many rows there are. The largest share over all u is the row's leverage, z_r' S^-1 z_r, the same in
+any units. Statistical offices withhold sums that one contributor dominates for the same reason.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.arrays import Floats
+from bidro.deploy.rules import ROWS_A_PARAMETER, Ids, RefusedError
+
+# The share of a sum of squares that a row, or a unit, may have: then it is known to 0.23 deviations at best.
+LARGEST_SHARE = 0.95
+# Combinations of columns that vary less than this, beside others, are lost in the rounding of second moments.
+_LOST = 1e-8
+# Rows that are handled together, so that no copy of all of them is made.
+_TOGETHER = 65_536
+
+
+def require_none_outweighs(rows: Floats, units: Ids, min_rows: int) -> None:
+    """Raise RefusedError where sums over rows (N, m) are nearly those of one of them, or of one unit (N,)."""
+    if largest_share(rows, units, min_rows) > LARGEST_SHARE:
+        raise RefusedError(
+            "one of its rows outweighs all others in a column, or in a combination of columns, so that sums "
+            "over them are nearly that row's; use fewer folds, agree on another scale of that column, such "
+            "as logarithms, or leave it out."
+        )
+
+
+def largest_share(rows: Floats, units: Ids, min_rows: int) -> float:
+    """The largest share of a sum of squares of combined columns that one row of (N, m), or one unit (N,),
+    has, exact where it is above `LARGEST_SHARE`; fewer than `min_rows` copies of a row are one. Of so few
+    rows that all have a large share in some combination of the columns, columns are looked at one by one."""
+    owners = _owners(rows, min_rows) if units is None else units
+    if len(rows) > ROWS_A_PARAMETER * rows.shape[1]:
+        return _largest_share(rows, owners)
+    return max(_largest_share(column[:, None], owners) for column in rows.T)
+
+
+def _owners(rows: Floats, min_rows: int) -> NDArray[Any]:
+    """(N,) whose each row is: its own, or that of all its copies where these are few."""
+    _, same, copies = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+    same = same.ravel()
+    return np.where(copies[same] < min_rows, same, len(rows) + np.arange(len(rows)))
+
+
+def _largest_share(rows: Floats, owners: NDArray[Any]) -> float:
+    centre, deviation = rows.mean(axis=0), rows.std(axis=0)
+    varies = deviation > 0
+    parts = [slice(begin, begin + _TOGETHER) for begin in range(0, len(rows), _TOGETHER)]
+
+    def scaled(part: slice) -> Floats:
+        return np.column_stack([np.ones(len(rows[part])), ((rows[part] - centre) / deviation)[:, varies]])
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        root = np.zeros((0, 1 + int(varies.sum())))
+        for part in parts:
+            root = np.asarray(np.linalg.qr(np.vstack([root, scaled(part)]), mode="r"))
+        _, sizes, directions = np.linalg.svd(root)
+        seen = sizes > _LOST * sizes[0]
+        whitened = np.concatenate([scaled(part) @ (directions[seen].T / sizes[seen]) for part in parts])
+    return _of_owners(whitened, owners)
+
+
+def _of_owners(whitened: Floats, owners: NDArray[Any]) -> float:
+    """The largest share of an owner (N,), from rows (N, d) whose second moments are the identity."""
+    order = np.argsort(owners, kind="stable")
+    first = np.flatnonzero(np.r_[True, np.diff(owners[order]) != 0])
+    at_most = np.add.reduceat(np.sum(whitened[order] ** 2, axis=1), first)
+    own = np.split(order, first[1:])
+    # The shares of several rows of one owner in one direction are no more than their sum.
+    several = (
+        float(np.linalg.norm(whitened[own[k]], 2) ** 2) for k in np.flatnonzero(at_most > LARGEST_SHARE)
+    )
+    return max(several, default=float(at_most.max()))
