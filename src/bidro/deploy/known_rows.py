@@ -69,10 +69,6 @@ class KnownRows:
         some = self.features[wanted][:, ~np.array(coded, bool)]
         return some if schema.classes is not None else np.column_stack([some, self.target[wanted]])
 
-    def whole(self, wanted: NDArray[np.bool_]) -> Floats:
-        """(rows, k + 1) all numbers of some of the rows, the target last."""
-        return np.column_stack([self.features[wanted], self.target[wanted]])
-
     def column(self, name: str) -> Floats:
         """(N,) a column that is a number."""
         place = 0
@@ -81,6 +77,10 @@ class KnownRows:
                 return self.features[:, place]
             place += len(column.coded)
         raise KeyError(name)
+
+    def whole(self, wanted: NDArray[np.bool_]) -> Floats:
+        """(rows, k + 1) all numbers of some of the rows, the target last."""
+        return np.column_stack([self.features[wanted], self.target[wanted]])
 
     def _content(self, part: slice) -> NDArray[np.uint64]:
         """64 bits from the numbers and the unit of some of the rows."""

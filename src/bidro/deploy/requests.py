@@ -71,8 +71,8 @@ class Request:
     algorithm: Algorithm | None = None
     described: str = ""  # what the protocol knows the algorithm by
     seed: int = 0
-    means: int = 0  # of losses, each of one model and clipped at one level or not, that tell of single rows
     moments: bool = False  # whether second moments or curvature are to be asked for
+    means: int = 0  # of losses, each of one model and clipped at one level or not, that tell of single rows
 
     @property
     def kind(self) -> str:

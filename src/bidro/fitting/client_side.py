@@ -27,6 +27,9 @@ from bidro.sets import Box
 from bidro.splits import Units
 from bidro.standard import client_moments
 
+# Rows that a model is multiplied with together.
+_TOGETHER = 8192
+
 STATEMENTS = ("clipped", "held_out", "mistakes", "own", "own_mistakes")
 
 
@@ -171,7 +174,11 @@ def _predicted(
     squares, centres = [], []
     for x in models:
         w, b = loss.split(x)  # type: ignore[attr-defined]
-        scores = loss.design(rows)[:, :-1] @ np.atleast_2d(w).T + np.atleast_1d(b)  # type: ignore[arg-type]
+        # A few rows at a time: with curves they are wider than the table.
+        parts = [rows[begin : begin + _TOGETHER] for begin in range(0, len(rows), _TOGETHER)]
+        scores = np.concatenate(
+            [loss.design(part)[:, :-1] @ np.atleast_2d(w).T for part in parts]  # type: ignore[arg-type]
+        ) + np.atleast_1d(b)
         # A common part of the scores of several classes says nothing.
         scores = scores - scores.mean(axis=1, keepdims=True) if scores.shape[1] > 1 else scores
         centre = np.add.reduceat(scores, first, axis=0) / each

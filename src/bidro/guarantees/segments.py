@@ -257,6 +257,10 @@ def coarser(moments: _Some, finest: Basis, basis: Basis) -> _Some:
         return moments
     onto = np.append(finest.onto(basis), basis.columns)  # the target stays the last
     starts = np.flatnonzero(np.diff(onto, prepend=-1))
-    mean = np.add.reduceat(moments.mean, starts, axis=-1)
-    around = np.add.reduceat(np.add.reduceat(moments.around, starts, axis=-1), starts, axis=-2)
+    mean: Floats = np.add.reduceat(moments.mean, starts, axis=-1)
+    around = np.empty((*mean.shape, mean.shape[-1]))
+    # One after the other, as half-way they are larger than in the end.
+    for place in np.ndindex(mean.shape[:-1]):
+        rows = np.add.reduceat(moments.around[place], starts, axis=0)
+        around[place] = np.add.reduceat(rows, starts, axis=1)
     return moments._replace(mean=mean, around=around)
