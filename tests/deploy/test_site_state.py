@@ -100,7 +100,7 @@ def test_rounds_and_models_are_counted_and_refused_ones_are_not(tmp_path):
     with pytest.raises(RefusedError, match="more than 10 models"):
         log.allow(asked(digest="c", models=3))
     log.allow(asked(digest="c", models=2))
-    log.refused(asked(digest="c", models=2), "no")
+    log.refused(asked(digest="c", models=2), "no", True)
     log.allow(asked(digest="d", models=2))
     with pytest.raises(RefusedError, match="has asked for 3 rounds"):
         log.allow(asked(digest="e", models=0))
@@ -119,14 +119,14 @@ def test_statements_are_counted_over_all_runs_of_a_table(question, tmp_path):
         return asked(question, f"{run} {content}", run)._replace(about=about, content=content)
 
     log.allow(statement("a", "x"))
-    log.refused(statement("a", "x"), "its level is too low.")
+    log.refused(statement("a", "x"), "its level is too low.", True)
     for run, content in (("b", "y"), ("c", "z")):
         log.allow(statement(run, content))
         log.answered(statement(run, content), 30, 500)
     with pytest.raises(RefusedError, match=f"'{question}' has been answered of 2 models over this table"):
         log.allow(statement("d", "x"))
     log.allow(statement("d", "y"))
-    log.refused(statement("d", "y"), "its table has changed.")
+    log.refused(statement("d", "y"), "its table has changed.", True)
     with pytest.raises(RefusedError, match="has been answered of 2 models"):
         log.allow(statement("e", "x"))
     log.allow(statement("e", "x", "another table"))
