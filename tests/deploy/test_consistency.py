@@ -26,6 +26,7 @@ from bidro.engines.rounds import Deal
 from bidro.errors import BidroError
 from bidro.fitting.client_side import prepared
 from bidro.losses import Logistic, Softmax, Squared, losses_of
+from bidro.standard import Standard
 from bidro.transport import Transport
 from bidro.worst_case import Exact
 from tests.deploy.test_told import OFFERED, SCHEMA, UNITS, rows_of, told_of
@@ -74,10 +75,11 @@ def test_counts_at_their_edges():
 def test_columns_beside_which_others_are_lost():
     """From 2^26 times the median of the others on; of a client alone nothing is lost."""
     size = np.array([[1.0, 3.0], [2.0, 5.0], [3.0, 7.0]])
+    agreed = Standard(np.zeros(1), np.ones(1), 0.0, 4.0)
 
     def lost(mean, deviation=0.0, count=3):
         told = SimpleNamespace(mean=mean[:count], deviation=np.full((count, 2), deviation))
-        return others_lost(("a", "b", "c")[:count], ("u", "v"), told)
+        return others_lost(("a", "b", "c")[:count], ("u", "v"), told, agreed)
 
     for factor, names in ((0.999, []), (1.001, ["b"])):
         changed = size.copy()
@@ -85,12 +87,15 @@ def test_columns_beside_which_others_are_lost():
         assert list(lost(changed)) == names
     # As large by how it varies.
     told = SimpleNamespace(mean=size, deviation=np.array([[0, 0], [0, 2.01**26], [0, 0.0]]))
-    found = others_lost(("a", "b", "c"), ("u", "v"), told)
+    found = others_lost(("a", "b", "c"), ("u", "v"), told, agreed)
     assert list(found) == []
     told.deviation[1, 1] = 1.01 * 2**26 * 5.0
-    assert "'v'" in others_lost(("a", "b", "c"), ("u", "v"), told)["b"]
+    assert "'v'" in others_lost(("a", "b", "c"), ("u", "v"), told, agreed)["b"]
     assert lost(np.array([[1e300, 1.0]]), count=1) == {}
     assert lost(np.array([[1.0, 0.0], [1.0, 1e300]]), count=2) == {}  # the other has none
+    # Of two, the agreed unit of the column, 4, counts as well.
+    assert lost(np.array([[1.0, 1e-12], [1.0, 0.999 * 2**28]]), count=2) == {}
+    assert list(lost(np.array([[1.0, 1e-12], [1.0, 1.001 * 2**28]]), count=2)) == ["b"]
 
 
 def own_of(rows=ROWS):

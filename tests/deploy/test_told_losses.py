@@ -146,8 +146,8 @@ OF = SimpleNamespace(loss=Squared(True), x=X, seen=8.0, largest=None)
 
 
 def told_bounds(of=OF, own_told=None, behind=20, pooled=NONE, freedom=NONE, **told):
-    means = np.array([1.0, 0, 0, 0, 0])
-    clipped = bounds_of(np.full(20, 1.0), 8.0)
+    means = np.array([1.5, 0, 0, 0, 0])
+    clipped = bounds_of(np.full(20, 1.5), 8.0)
     reply = HoldoutBounds(1.5, 0.1, 1.5, NONE, NONE, clipped, NONE, NONE, NONE, NONE, means)
     message = Fixed(X, LEVELS, np.asarray(8.0), NONE, freedom, pooled)
     require_bounds(own_told or own(), of, message, reply._replace(**told), behind)
@@ -160,9 +160,9 @@ def bounds_of(draws, largest, kind="betting"):
 def test_bounds_that_fit():
     told_bounds()
     told_bounds(clipped=np.full(2, 8.0 * (1 + 0.9e-6)))
-    told_bounds(means=np.array([1.5, 0, 0, 0, 0]), clipped=bounds_of(np.full(20, 1.5), 8.0))
+    told_bounds(means=np.array([1.5 * (1 + 0.9e-6), 0, 0, 0, 0]))
     told_bounds(own_told=own(holdout=1, holdout_units=1), behind=1, se=0.0, clipped=np.full(2, 8.0))
-    wrong = {"means": np.array([1.0, 0, 0.25, 0, 0])}
+    wrong = {"means": np.array([1.5, 0, 0.25, 0, 0])}
     five = bounds_of((np.arange(20) < 5).astype(float), 1.0, "clopper-pearson")
     told_bounds(mistakes=five, **wrong)
 
@@ -176,17 +176,18 @@ def test_bounds_that_fit():
         ("which none has", {"own_told": own(holdout=1, holdout_units=1), "behind": 1, "se": 0.1}),
         ("'means', which is below 0", {"means": np.array([-1e-9, 0, 0, 0, 0])}),
         ("which is the shared one", {"own_loss": 1.5 * (1 + 1.1e-6)}),
-        ("not asked for", {"means": np.array([1.0, 0, 0.5, 0, 0])}),
+        ("not asked for", {"means": np.array([1.5, 0, 0.5, 0, 0])}),
         ("with large ones cut", {"means": np.array([1.5 * (1 + 1.1e-6), 0, 0, 0, 0])}),
+        ("with large ones cut", {"means": np.array([1.5 * (1 - 1.1e-6), 0, 0, 0, 0])}),
         (
             "nothing counts as more than 8",
             {"means": np.array([8.1, 0, 0, 0, 0]), "loss": 9.0, "own_loss": 9.0},
         ),
         ("nothing counts as more than 8", {"clipped": np.full(2, 8.0 * (1 + 1.1e-6))}),
-        ("can say no less", {"clipped": bounds_of(np.full(20, 1.0), 8.0) - 1.1e-5}),
-        ("which 20 rows cannot", {"means": np.array([1.0, 0, 0.27, 0, 0]), "mistakes": np.full(2, 0.9)}),
-        ("by their number is", {"means": np.array([1.0, 0, 0.25, 0, 0]), "mistakes": np.full(2, 0.9)}),
-        ("can say no less", {"means": np.array([1.0, 0, 0.25, 0, 0]), "mistakes": np.full(2, 0.26)}),
+        ("can say no less", {"clipped": bounds_of(np.full(20, 1.5), 8.0) - 1.1e-5}),
+        ("which 20 rows cannot", {"means": np.array([1.5, 0, 0.27, 0, 0]), "mistakes": np.full(2, 0.9)}),
+        ("by their number is", {"means": np.array([1.5, 0, 0.25, 0, 0]), "mistakes": np.full(2, 0.9)}),
+        ("can say no less", {"means": np.array([1.5, 0, 0.25, 0, 0]), "mistakes": np.full(2, 0.26)}),
     ],
 )
 def test_bounds_that_do_not_fit(words, told):
@@ -196,10 +197,10 @@ def test_bounds_that_do_not_fit(words, told):
 
 def test_no_mean_loss_is_above_the_declared_largest():
     largest = SimpleNamespace(loss=Squared(True), x=X, seen=8.0, largest=2.0)
-    empty = {"means": np.zeros(5), "clipped": bounds_of(np.zeros(20), 8.0)}
-    told_bounds(of=largest, loss=2.0 * (1 + 0.9e-6), own_loss=2.0, **empty)
+    two = {"means": np.array([2.0, 0, 0, 0, 0]), "clipped": bounds_of(np.full(20, 2.0), 8.0)}
+    told_bounds(of=largest, loss=2.0 * (1 + 0.9e-6), own_loss=2.0, **two)
     with pytest.raises(BidroError, match="where no loss is above"):
-        told_bounds(of=largest, loss=2.0 * (1 + 1.1e-6), own_loss=2.0, **empty)
+        told_bounds(of=largest, loss=2.0 * (1 + 1.1e-6), own_loss=2.0, **two)
 
 
 def test_changes_are_those_of_the_losses():
@@ -252,7 +253,9 @@ def test_own_models_are_had_by_those_who_were_told_to():
 
 def test_of_a_loss_of_which_nothing_is_known_no_size_is_too_large():
     unknown = SimpleNamespace(nonnegative=True, endless=False)
-    told_bounds(of=SimpleNamespace(loss=unknown, x=X, seen=8.0, largest=None), loss=1e300, own_loss=1e300)
+    all_of_it = SimpleNamespace(loss=unknown, x=X, seen=2e300, largest=None)
+    told = {"loss": 1e300, "own_loss": 1e300, "means": np.array([1e300, 0, 0, 0, 0])}
+    told_bounds(of=all_of_it, **told, clipped=np.full(2, 2e300))
     problem = SimpleNamespace(loss=unknown, transport=TRANSPORT)
     huge = STILL._replace(loss=1e300, own_loss=1e300, robust=np.full(1, 1e301))
     for freedom in (NONE, np.array([0.1, 0.0])):
