@@ -144,6 +144,25 @@ def test_knots_around_one_row_are_not_borne_and_moments_of_them_are_refused(tmp_
     assert reply.around.shape == (2, 5, 5)
 
 
+def test_a_row_far_beyond_the_others_of_its_segment_is_not_its_column(tmp_path):
+    """The last segment has sixty rows, but its column is nearly that of the one that lies far beyond them:
+    its second moment is that row's square, and that with the target tells its target."""
+    table = people()
+    table = table[table["u"] < 2.9]
+    near = people(60, 1).assign(u=np.random.default_rng(2).uniform(2.951, 2.956, 60))
+    row = {"u": 6.3, "v": -1.4, "y": 13.2}
+    table = pd.concat([table, near, pd.DataFrame([row])], ignore_index=True)
+    n, _, second = moments(table, Basis(((2.95,), ())))
+    above = 1
+    u = 2.95 + np.sqrt(n * second[above, above])
+    y = n * second[above, -1] / (u - 2.95)
+    assert (u, y) == (pytest.approx(row["u"], abs=0.1), pytest.approx(row["y"], abs=0.5))
+    site = site_at(tmp_path, table, AUTO)
+    assert borne(site, (place_of(site, 0, 2.95),), ()) == 1
+    without = site_at(tmp_path, table[:-1], AUTO, state=tmp_path / "without")
+    assert borne(without, (place_of(without, 0, 2.95),), ()) == 2
+
+
 def test_a_round_about_other_knots_is_refused_without_a_look(tmp_path):
     """The sentence is the same whether the site would bear them or not."""
     site = site_at(tmp_path, people(), AUTO)
