@@ -197,9 +197,11 @@ LOSSES = [
 )
 def test_honest_sites_never_contradict_themselves(classes, loss, radius, tmp_path):
     options = {**QUICK, "loss": loss, "radius": radius, "gap": 1e-3}
+    sizes = SMALL
     if radius == "cross-validate":
-        options = {"loss": loss, "radius": radius, "gap": 1e-3}
-    files = ran(tmp_path, table(classes, sizes=SMALL), options)
+        # Classes are to be had by enough rows of every fold.
+        options, sizes = {"loss": loss, "radius": radius, "gap": 1e-3}, (200,) * 5
+    files = ran(tmp_path, table(classes, sizes=sizes), options)
     assert json.loads(files["audit.json"])["faults"] == []
 
 
@@ -313,7 +315,7 @@ def test_honest_sites_with_units_never_contradict_themselves(rows_a_unit, tmp_pa
     """Also where every unit has one row, and bounds on mistakes are still those of units."""
     whole = table(True, sizes=SMALL)
     whole["who"] = [f"p{k // rows_a_unit}" for k in range(len(whole))]
-    agreed = write_sites(tmp_path, whole, None, "min_rows = 2", unit="who")
+    agreed = write_sites(tmp_path, whole, None, "min_rows = 2\nmin_cell = 2", unit="who")
     made = job(agreed, options={**QUICK, "radius": 0.0, "gap": 1e-2})
     files = run_job(made, InMemory(answering(tmp_path)), tmp_path / "runs")
     assert json.loads(files["audit.json"])["faults"] == []

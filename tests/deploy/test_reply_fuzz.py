@@ -166,7 +166,8 @@ CASES = {
 
 def fuzzed(folder, monkeypatch, case, count):
     classes, support, options = CASES[case]
-    whole = table(classes, sizes=(100, 110, 100, 120, 100))
+    # Of classes every fold is to have enough rows.
+    whole = table(classes, sizes=(200, 220, 200, 240, 200) if classes else (100, 110, 100, 120, 100))
     moments, rng = moments_of(folder, monkeypatch, whole, support, options), np.random.default_rng(3)
     honest = [moment.accepted(moment.data) for moment in moments]
     assert {moment.question for moment in moments} >= {"prepare", "round", "assess", "bounds"}
