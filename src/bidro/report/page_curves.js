@@ -3,6 +3,7 @@
 const MOST_CURVES = 12; // drawn at first
 const MOST_STRIPS = 8; // clients whose rows are shown below a curve
 const STRIP = 15;
+const MOST_NAME = 80; // pixels for a client's name beside its strip
 
 function curves() {
   const { columns, rows_here: rowsHere } = report.curves;
@@ -120,7 +121,10 @@ function curveChart(width, column, values) {
   const { knots } = column;
   const [low, high] = [knots[0], knots.at(-1)];
   const apart = 22 + Math.max(widthOf(number(low)), widthOf(number(high)));
-  const x = linearScale(low, high > low ? high : low + 1, left + 8, width - 12, apart);
+  // The clients' names stand in a column of their own, behind the strips.
+  const names = strips.length ? 8 + Math.min(MOST_NAME, Math.max(...strips.map((s) => widthOf(s.name)))) : 0;
+  const right = width - 12 - names;
+  const x = linearScale(low, high > low ? high : low + 1, left + 8, right, apart);
   svg.append(
     ...x.ticks.map((t) => draw("text", { x: x(t), y: bottom + 18, "text-anchor": "middle", class: "tick" }, number(t))),
   );
@@ -132,7 +136,7 @@ function curveChart(width, column, values) {
     const words = [column.name, `At ${number(knot)}: ${added(values[i])}`, end ? "An end of what is drawn" : "It may bend here"];
     svg.append(mark(symbol("circle", x(knot), y(values[i]), end ? "grey" : "blue"), words));
   });
-  strips.forEach((strip, i) => svg.append(...stripMarks(strip, x, below + 10 + i * STRIP, left, column)));
+  strips.forEach((strip, i) => svg.append(...stripMarks(strip, x, below + 10 + i * STRIP, right + 8, column)));
   return svg;
 }
 
@@ -172,7 +176,7 @@ function rowStrips(column) {
   return byWeight.slice(0, MOST_STRIPS).map((c) => ({ name: c.name, at: column.rows[c.name] }));
 }
 
-function stripMarks({ name, at }, x, y, left, column) {
+function stripMarks({ name, at }, x, y, besides, column) {
   const [least, low, middle, high, most] = at;
   const line = (a, b, kind) => draw("line", { x1: x(a), x2: Math.max(x(b), x(a) + 1), y1: y, y2: y, class: `lies ${kind}` });
   const tick = draw("line", { x1: x(middle), x2: x(middle), y1: y - 4, y2: y + 4, class: "lies middle" });
@@ -183,16 +187,7 @@ function stripMarks({ name, at }, x, y, left, column) {
   ];
   const area = draw("rect", { x: x(least), y: y - 5, width: Math.max(x(most) - x(least), 2), height: 10, class: "catch" });
   const strip = mark(draw("g", {}, area, line(least, most, ""), line(low, high, "most"), tick), words);
-  return [...besides(name, x(least), x(most), y, left, x(Infinity)), strip];
-}
-
-/** The name where there is more room for it: behind the strip, or before it. */
-function besides(name, from, to, y, left, right) {
-  const [behind, before] = [right - to - 8, from - left - 8];
-  const room = Math.max(behind, before);
-  if (room < 30) return [];
-  const at = behind === room || widthOf(name) <= behind ? { x: to + 8 } : { x: from - 8, "text-anchor": "end" };
-  return [draw("text", { ...at, y: y + 4.5, class: "aside" }, fitted(name, room))];
+  return [draw("text", { x: besides, y: y + 4.5, class: "aside" }, fitted(name, MOST_NAME)), strip];
 }
 
 function levelsChart(width, column, values) {
