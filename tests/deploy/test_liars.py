@@ -313,7 +313,7 @@ def test_a_changed_max_weight_is_another_run(tmp_path):
 @pytest.mark.parametrize("rows_a_unit", mostly_slow([1, 3], lambda rows: rows == 1))
 def test_honest_sites_with_units_never_contradict_themselves(rows_a_unit, tmp_path):
     """Also where every unit has one row, and bounds on mistakes are still those of units."""
-    whole = table(True, sizes=SMALL)
+    whole = table(True, sizes=tuple(rows_a_unit * size for size in SMALL))
     whole["who"] = [f"p{k // rows_a_unit}" for k in range(len(whole))]
     agreed = write_sites(tmp_path, whole, None, "min_rows = 2\nmin_cell = 2", unit="who")
     made = job(agreed, options={**QUICK, "radius": 0.0, "gap": 1e-2})
