@@ -256,6 +256,24 @@ def test_p_1_unbounded_near_worst_cases_of_classes(loss, cost):
         assert wasserstein_distance(worst.points, rows_, transport, a_masses=worst.masses) <= eps * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("eps", [0.1, 0.6])
+def test_far_out_with_another_label_where_the_loss_is_steeper(eps):
+    """One row of class 1, which is 2 from the farthest class in its weights; a row of class 0 or 2 is 4. The
+    risk is that of a little mass that changes its label and goes far; short of it by 1e-7 at most."""
+    loss = Softmax(classes=3)
+    x = np.array([-2.0, 0.0, 0.0, 0.0, 2.0, 0.0])  # classes 0, 1, 2 along the first feature
+    row = np.array([[0.3, -1.0, 1.0]])
+    transport = Transport.classification(3, 1.0, 5.0)
+    fed = Federation.from_arrays([row], "unbounded")
+    problem = Problem(fed, loss, Box.cube(5.0, 6), transport, WassersteinBall(eps))
+    scores = row[0, 0] * np.array([-2.0, 0.0, 2.0])
+    risk = np.log(np.exp(scores).sum()) - scores[1] + 4.0 * eps
+    worst = worst_case_distribution(problem, x, "client-1")
+    assert worst.risk == pytest.approx(risk, rel=1e-6)
+    assert -1e-9 <= worst.deficit <= 1.1e-7 * worst.risk + 1e-9
+    assert wasserstein_distance(worst.points, row, transport, a_masses=worst.masses) <= eps * (1 + 1e-6)
+
+
 def test_the_worst_mixture():
     problem = ball_problem(Squared(), 2.0, "unbounded")
     alpha = np.array([0.5, 0.2, 0.3])

@@ -243,25 +243,43 @@ def _spend_far_out(
     Returns the atoms, their masses, and which of the given atoms each comes from.
     The less mass, the farther it goes and the smaller the deficit, which is kept below 1e-7 of the risk.
     """
-    along, slope, steepest = _steepest_directions(inner, x, points)
+    origins, starts, fees = _as_labels_may_be(inner, points)
+    along, slope, steepest = _steepest_directions(inner, x, starts)
     if steepest == 0 or budget <= 0:
         return points, masses, np.arange(len(points))
-    candidates = np.flatnonzero((slope >= steepest * (1 - 1e-9)) & (masses > 0))
-    start = losses_of(inner.loss, x, points[candidates])
-    far = 1e8 * (_turn(inner, risk) + np.abs(start).max()) / steepest
-    ends = points[candidates] + far * along[candidates]
+    candidates = np.flatnonzero((slope >= steepest * (1 - 1e-9)) & (masses[origins] > 0))
+    before = losses_of(inner.loss, x, points[origins[candidates]])
+    far = 1e8 * (_turn(inner, risk) + np.abs(before).max()) / steepest
+    ends = starts[candidates] + far * along[candidates]
     reached = losses_of(inner.loss, x, ends)
     # What a move of any such length stays short of the full slope.
-    short = np.maximum(steepest * far - (reached - start), 0.0)
+    short = np.maximum(steepest * (far + fees[candidates]) - (reached - before), 0.0)
     best = int(np.argmin(short))
-    k = int(candidates[best])
+    chosen = int(candidates[best])
+    k, fee = int(origins[chosen]), float(fees[chosen])
     allowed = _DEFICIT * max(risk, 1e-300)
     part = float(masses[k]) if short[best] <= 0 else min(float(masses[k]), allowed / short[best])
+    if fee > 0:
+        part = min(part, budget / (2 * fee))
     left = masses.copy()
     left[k] -= part
-    moved = points[k] + budget / part * along[k]
+    moved = starts[chosen] + (budget / part - fee) * along[chosen]
     points, left = np.vstack([points, moved]), np.append(left, part)
     return points[left > 0], left[left > 0], np.append(np.arange(len(masses)), k)[left > 0]
+
+
+def _as_labels_may_be(inner: Inner, points: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """(which point each comes from, the points (n, m) with every label that they may have, what that label
+    costs): of several classes the loss may be steeper far out with another label."""
+    every = np.arange(len(points))
+    cost = inner.transport.label_cost
+    if not isinstance(inner.loss, Softmax) or not np.isfinite(cost):
+        return every, points, np.zeros(len(points))
+    assert inner.loss.labels is not None
+    labels = np.asarray(inner.loss.labels, float)
+    origins, starts = np.repeat(every, len(labels)), np.repeat(points, len(labels), axis=0)
+    starts[:, -1] = np.tile(labels, len(points))
+    return origins, starts, np.where(starts[:, -1] == points[origins, -1], 0.0, cost)
 
 
 def _turn(inner: Inner, risk: float) -> float:
