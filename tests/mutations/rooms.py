@@ -622,7 +622,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     *(
         Equivalent(
             "guarantees/robust.py",
-            "far = 1e8 * (_turn(inner, risk) + np.abs(start).max()) / steepest",
+            "far = 1e8 * (_turn(inner, risk) + np.abs(before).max()) / steepest",
             after,
             "as far as that",
         )
