@@ -56,6 +56,10 @@ browser:
 	  echo "== installing Debian's chromium and chromium-driver for the tests of the report page"; \
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
 	    chromium chromium-driver) >/dev/null 2>&1 || echo "   could not: the browser tests will skip"; }
+	@test -f out/axe/node_modules/axe-core/axe.min.js || { \
+	  echo "== installing axe-core by npm, which tests whether the page is accessible"; \
+	  npm install --silent --no-save --no-package-lock --no-audit --no-fund --prefix out/axe axe-core@4 \
+	    >/dev/null 2>&1 || echo "   could not: those tests will skip"; }
 
 study: $(STAMP)
 	@echo "== the studies that the docs quote (those on real tables take hours)"

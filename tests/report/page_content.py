@@ -62,6 +62,7 @@ def content(names=HOSPITALS, seed=0):
             "own": _over_clients(np.array([c["own"] for c in clients]), rows),
             "pooled": _over_clients(np.array([c["pooled"] for c in clients]), rows),
         },
+        "plainly": _plainly(clients, math.sqrt, "mean", 6.4),
         "mixtures": "any mixture of the clients",
         "levels": [_level(confidence, clients) for confidence in CONFIDENCES],
         "default_level": 3,
@@ -90,9 +91,12 @@ def classes():
         level["promises"]["mistakes"] = "At most 21% of predictions on new rows are wrong."
         level["own_mistakes"] = {"bound": 0.19, "clients": [0.11] * len(made["clients"])}
         level["promises"]["own_mistakes"] = "At most 19% are wrong, each client with its own model."
+        level["plainly"] = {"of": "own_mistakes", "bound": 0.81, "largest": None, "shortage": None}
     changed = {"task": "classification", "classes": ["home", "ward", "intensive care"]}
     for client in made["clients"]:
         client["typical_error"] = None
+    changed["plainly"] = _plainly(made["clients"], lambda loss: 1 - loss / 4, "class", "ward")
+    changed["plainly"] |= {"measure": "right", "words": "the share of right predictions"}
     return made | changed | {"loss": {"name": "log loss", "unit": ""}, "intercept": [0.2, -0.1, 0.4]}
 
 
@@ -145,7 +149,7 @@ def bare():
     absent = {"held_out_rows": 0, "levels": levels, "calibration": None, "worst_case": None}
     overall = made["overall"] | {"own": None, "pooled": None}
     chosen = {name: made["chosen"][name] for name in ("radius", "weights")}
-    unknown = {"overall": overall, "chosen": chosen, "paid": None, "varies": None}
+    unknown = {"overall": overall, "chosen": chosen, "paid": None, "varies": None, "plainly": None}
     return made | absent | unknown | {"absent": reasons}
 
 
@@ -205,6 +209,24 @@ def _clients(names, rng):
     return clients
 
 
+def _plainly(clients, typical, kind, value):
+    """Typical errors, or shares of right predictions; the guess costs half more than pooled training."""
+    rows = [client["held_out_rows"] for client in clients]
+    losses = {name: [client[name] for client in clients] for name in ("own", "pooled")}
+    losses |= {"shared": [client["loss"] for client in clients], "guess": [1.5 * p for p in losses["pooled"]]}
+    return {
+        "measure": "error",
+        "words": "the root of the mean squared error",
+        "models": {name: typical(float(np.average(own, weights=rows))) for name, own in losses.items()},
+        "clients": {
+            client["name"]: {name: typical(own[i]) for name, own in losses.items()}
+            for i, client in enumerate(clients)
+        },
+        "guess": {"kind": kind, "value": value},
+        "guess_kept_out": True,
+    }
+
+
 def _level(confidence, clients):
     spread = math.sqrt(math.log(1 / (1 - confidence)) + 1)
     radii = [1.2 * spread / c["rows"] ** 0.25 for c in clients]
@@ -230,6 +252,12 @@ def _level(confidence, clients):
         "own": {"bound": 0.9 * max(clipped), "largest": top, "clients": [0.9 * one for one in clipped]},
         "own_mistakes": None,
         "shift": {"radius": 0.05, "bound": with_shift},
+        "plainly": {
+            "of": "own",
+            "bound": math.sqrt(0.9 * max(clipped)),
+            "largest": math.sqrt(top),
+            "shortage": None,
+        },
         "promises": _promises(confidence, upper, max(held), max(clipped), with_shift),
     }
 
@@ -362,4 +390,25 @@ def federated():
             {"site": second, "weight": 0.2, "moved": 0.01, "changes": {}, "gain": [], "lose": []},
         ],
     }
+    made["federated"] = {
+        "run": "stay",
+        "rounds": 9,
+        "left": [
+            _left("Rows, means and spreads", [first, second, *others], 1, 27, 904),
+            _left("Second moments", [first, second, *others], 2, 129, 1352),
+            _left("Losses on rows kept out", [second, *others], 1, 22, 992),
+        ],
+        "refused": [{"site": first, "why": "it tells of 12 rows behind a reply, and of 9 in all."}],
+        "lost": {"Far Field": "it did not answer for 300 s"},
+    }
+    made["plainly"]["guess_kept_out"] = False
     return made
+
+
+def _left(what, sites, messages, numbers, sent):
+    """What each of these sites sent: so many messages of so many numbers and bytes."""
+    each = {"messages": messages, "numbers": messages * numbers, "bytes": messages * sent}
+    whole = {name: len(sites) * number for name, number in each.items()}
+    reveals = f"{what} of each site, and no row."
+    by_site = {site: dict(each) for site in sites}
+    return {"what": what, "reveals": reveals, "fewest_rows": 24, **whole, "sites": by_site}

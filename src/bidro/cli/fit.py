@@ -225,7 +225,7 @@ def _run(options: FitOptions, out: Path, as_json: bool) -> None:
         whole = Agreed.read(Path(options.schema))
         options = replace(whole.options, tables=options.tables, schema=options.schema)
         agreed = whole.schema, whole.fit_options
-    with shown_progress(quiet=as_json) as progress:
+    with shown_progress(as_json, options.gap) as progress:
         done = fit_tables(options, progress, agreed)
         progress.begin("writing")
         write_folder(out, folder_files(done))

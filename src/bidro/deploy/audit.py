@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,24 @@ from bidro.workflow.toml_files import read_json
 
 FORMAT, VERSION = "bidro audit", 1
 _LONGEST_LINE = 2000
+_NOTHING = {"messages": 0, "numbers": 0, "bytes": 0}
+
+# What a message holds, in a few words.
+_WHAT = {
+    "prepare": "Rows, means and spreads",
+    "spread": "Where values lie",
+    "bends": "Segments that rows bear",
+    "assess": "Losses in training",
+    "adopt": "Own model made",
+    "bounds": "Losses on rows kept out",
+    "curvature": "Risks with curvature",
+    "moments": "Second moments",
+    "gradient": "Risks with gradients",
+    "scores": "Losses of candidates",
+    "own": "Losses of own models",
+    "average": "Steps of the model",
+    "one row": "Gradients of single rows",
+}
 
 # What the numbers of a message tell whoever reads them, by the names of the fields.
 _REVEALS = {
@@ -70,8 +89,10 @@ _REVEALS = {
 }
 
 
-def audit_of(run: str, heads: Sequence[Mapping[str, Any]], influence: Mapping[str, Any] | None = None) -> str:
-    """`audit.json` from a run's record, with how much the model rests on each site."""
+def audit_of(
+    run: str, heads: Sequence[Mapping[str, Any]], influence: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The content of `audit.json` from a run's record, with how much the model rests on each site."""
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     for head in heads:
         if "request" not in head:
@@ -81,9 +102,12 @@ def audit_of(run: str, heads: Sequence[Mapping[str, Any]], influence: Mapping[st
             key,
             {
                 "question": head["question"],
+                "what": _WHAT[_kind(head)],
                 "fields": head["fields"],
                 "reveals": _reveals(head),
                 "clients": [],
+                "numbers": sum(math.prod(shape) for shape in head["fields"].values()),
+                "by_client": {},
                 "messages": 0,
                 "bytes_up": 0,
                 "bytes_down": 0,
@@ -93,6 +117,9 @@ def audit_of(run: str, heads: Sequence[Mapping[str, Any]], influence: Mapping[st
         )
         if head["client"] not in one["clients"]:
             one["clients"] = sorted([*one["clients"], head["client"]])
+        own = one["by_client"].setdefault(head["client"], {"messages": 0, "bytes_up": 0})
+        own["messages"] += 1
+        own["bytes_up"] += head["bytes_up"]
         one["messages"] += 1
         one["seconds"].append(head["seconds"])
         one["bytes_up"] += head["bytes_up"]
@@ -101,7 +128,7 @@ def audit_of(run: str, heads: Sequence[Mapping[str, Any]], influence: Mapping[st
     for one in kinds.values():
         one["seconds"] = statistics.median(one["seconds"])
     answered = Counter(head["client"] for head in heads if "request" in head)
-    content = {
+    return {
         "format": FORMAT,
         "version": VERSION,
         "run": run,
@@ -111,23 +138,70 @@ def audit_of(run: str, heads: Sequence[Mapping[str, Any]], influence: Mapping[st
         "lost": {name: why for head in heads for name, why in head.get("lost", {}).items()},
         "influence": influence,
     }
-    return json.dumps(content, indent=1) + "\n"
+
+
+def _kind(head: Mapping[str, Any]) -> str:
+    """What a message is, by its question and fields."""
+    question, fields = str(head["question"]), head["fields"]
+    if question != "round":
+        return question
+    if head["rows"] == 1:
+        return "one row"
+    if "around" in fields:
+        return "moments"
+    if "curvature" in fields:
+        return "curvature" if fields["curvature"][-1] else "gradient"
+    if "left_out" in fields:
+        return "own"
+    return "scores" if list(fields) == ["loss", "rows"] else "average"
 
 
 def _reveals(head: Mapping[str, Any]) -> str:
-    fields = head["fields"]
-    if head["question"] != "round":
-        return _REVEALS[head["question"]]
-    if head["rows"] == 1:
-        return _REVEALS["one row"]
-    if "around" in fields:
-        return _REVEALS["moments"]
-    if "curvature" in fields:
-        what = _REVEALS["curvature" if fields["curvature"][-1] else "gradient"]
-        return f"{what} {_REVEALS['folds']}" if len(fields["gradient"]) > 1 else what
-    if "left_out" in fields:
-        return _REVEALS["own"]
-    return _REVEALS["scores" if list(fields) == ["loss", "rows"] else "average"]
+    found = _REVEALS[_kind(head)]
+    of_folds = "curvature" in head["fields"] and len(head["fields"]["gradient"]) > 1
+    return f"{found} {_REVEALS['folds']}" if of_folds and head["rows"] != 1 else found
+
+
+def audit_content(audit: Mapping[str, Any]) -> dict[str, Any]:
+    """What the report page shows of an audit: kinds of messages that hold the same together, with how many
+    numbers and bytes of each every site sent.
+
+    `left` has for each `what` it holds and `reveals`, over how many rows each number is at least, messages,
+    numbers and bytes in all, and the same by site.
+    """
+    left: dict[str, dict[str, Any]] = {}
+    for kind in audit["kinds"]:
+        one = left.setdefault(
+            kind["what"],
+            {
+                "what": kind["what"],
+                "reveals": kind["reveals"],
+                "fewest_rows": kind["fewest_rows"],
+                **_NOTHING,
+                "sites": {},
+            },
+        )
+        one["fewest_rows"] = min(one["fewest_rows"], kind["fewest_rows"])
+        for client, sent in kind["by_client"].items():
+            own = one["sites"].setdefault(client, dict(_NOTHING))
+            counted = {
+                "messages": sent["messages"],
+                "numbers": sent["messages"] * kind["numbers"],
+                "bytes": sent["bytes_up"],
+            }
+            for name, number in counted.items():
+                own[name] += number
+                one[name] += number
+    return {
+        "run": audit["run"],
+        "rounds": audit["rounds"],
+        "left": list(left.values()),
+        "refused": [
+            {"site": fault["client"], "why": one_line(str(fault["fault"]), _LONGEST_LINE)}
+            for fault in audit["faults"]
+        ],
+        "lost": {name: one_line(str(why), _LONGEST_LINE) for name, why in audit["lost"].items()},
+    }
 
 
 def read_audit(folder: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from bidro.deploy.progress import ROUNDS_FILE, WORDS_FILE
 from bidro.deploy.runs import VARIABLE
+from bidro.fitting.pace import left_in_words
 
 _SHOWN = 50  # lines that are told at once, at most
 
@@ -44,7 +45,7 @@ def in_words(line: str) -> str:
         words += f", gap {float(told['gap']):.1e}"
     if told.get("waiting_for"):
         words += f", waiting for {', '.join(told['waiting_for'])}"
-    return words
+    return words + left_in_words(told.get("seconds_left"))
 
 
 class Followed:

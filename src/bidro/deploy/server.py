@@ -6,10 +6,12 @@ sent is deleted, and the result and its audit are kept.
 
 from __future__ import annotations
 
+import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
-from bidro.deploy.audit import audit_of
+from bidro.deploy.audit import audit_content, audit_of
 from bidro.deploy.job import Job
 from bidro.deploy.progress import RunProgress
 from bidro.deploy.runs import RECORD, Begun, begin, done, expire, failed, locked, result_folder, runs_folder
@@ -49,7 +51,7 @@ def run_job(job: Job, carrier: Carrier, runs: Path) -> dict[str, bytes]:
         begun = begin(folder, job)
         if begun.result is not None:
             return begun.result
-        progress = RunProgress(folder)
+        progress = RunProgress(folder, job.agreed.options.gap)
         try:
             files = _result(job, begun, carrier, folder, progress)
         except BaseException as error:
@@ -70,4 +72,6 @@ def _result(
             warnings.simplefilter("ignore", kind)
         coordinator = Coordinator(begun.name, carrier, record, job.policy, progress.say, progress.round)
         found = federated_fit(job, coordinator, begun.day, progress.solved_to)
-        return {**folder_files(found), "audit.json": audit_of(job.run, record.heads, found.influence)}
+        audit = audit_of(job.run, record.heads, found.influence)
+        files = folder_files(replace(found, federated=audit_content(audit)))
+        return {**files, "audit.json": json.dumps(audit, indent=1) + "\n"}

@@ -276,6 +276,9 @@ class SiteClients:
         settings = {name: {**own, **self._about(of.loss)} for name, own in self.settings.items()}
         return _stacked(self.coordinator.ask("bounds", 1, settings, messages, like, check=check))
 
+    def beside(self, of: Assessed, message: Fixed) -> None:
+        """Sites are not asked: see `fitting.beside`."""
+
     def reference(self, stated: Problem, standard: Standard) -> Floats:
         return self.protocol.reference
 

@@ -102,7 +102,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         owners = client_labels(clients, len(target))
         labels = None if units is None else row_labels(units, len(target), "unit")
         columns = [*self._columns(), "target"]
-        options = Options(self._loss_choice(), choices, self.support, shows_worst_cases=False)
+        options = Options(self._loss_choice(), choices, self.support, shown=False)
         self._support = self.support
         if self.support is not None:
             # A row outside the declared support voids every statement: better said before training.

@@ -90,8 +90,11 @@ def assessment(problem: Problem, declared: Box | None, message: Assess, used: Fl
     n, k, sizes = problem.n, federation.m - 1, np.asarray(federation.sizes)
     samples = np.asarray(federation.samples)
     losses = losses_of(problem.loss, x, samples)
-    mean, se = _means(losses, sizes), _errors(_curbed(problem.loss, losses, sizes), sizes, federation.units)
-    own_mean = _means(_own_losses(problem.loss, used, samples, sizes), sizes)
+    mean, se = (
+        means_of(losses, sizes),
+        _errors(_curbed(problem.loss, losses, sizes), sizes, federation.units),
+    )
+    own_mean = means_of(_own_losses(problem.loss, used, samples, sizes), sizes)
     radii = np.asarray(message.radii).reshape(n, -1)
     robust = np.zeros((n, radii.shape[1]))
     for level in range(radii.shape[1]):
@@ -149,7 +152,7 @@ def bounds(
         before = np.minimum(losses_of(of.loss, np.asarray(message.pooled), rows), of.seen)
         curbed_before = _curbed(of.loss, before, counts)
         own_change, shared_change = (
-            np.stack([_means(after - before, counts), _errors(less - curbed_before, counts, units)], axis=1)
+            np.stack([means_of(after - before, counts), _errors(less - curbed_before, counts, units)], axis=1)
             for after, less in ((own_losses, own_curbed), (losses, curbed))
         )
     each = {
@@ -159,7 +162,11 @@ def bounds(
         for part in STATEMENTS
     }
     means = [[one[part][0].mean if part in one else 0.0 for part in STATEMENTS] for one in found]
-    mean, se, own_mean = _means(losses, counts), _errors(curbed, counts, units), _means(own_losses, counts)
+    mean, se, own_mean = (
+        means_of(losses, counts),
+        _errors(curbed, counts, units),
+        means_of(own_losses, counts),
+    )
     return HoldoutBounds(mean, se, own_mean, own_change, shared_change, **each, means=np.array(means))
 
 
@@ -211,7 +218,7 @@ def unit_counts(sizes: Sequence[int], units: NDArray[np.uint64] | None) -> Float
     return Units.of(owner, units).counts(len(sizes)).astype(float)
 
 
-def _means(values: Floats, sizes: NDArray[np.int64]) -> Floats:
+def means_of(values: Floats, sizes: NDArray[np.int64]) -> Floats:
     """(n,) the clients' means of values (N,)."""
     return np.asarray(np.add.reduceat(values, np.cumsum(sizes) - sizes) / sizes)
 
@@ -221,7 +228,7 @@ def _curbed(loss: Loss, losses: Floats, sizes: NDArray[np.int64]) -> Floats:
     squares of losses would be all but one row's where it lies far out."""
     if not loss.nonnegative:
         return losses
-    return np.minimum(losses, np.repeat(CLIP * _means(losses, sizes), sizes))
+    return np.minimum(losses, np.repeat(CLIP * means_of(losses, sizes), sizes))
 
 
 def _errors(values: Floats, sizes: NDArray[np.int64], units: NDArray[np.uint64] | None) -> Floats:
@@ -230,5 +237,5 @@ def _errors(values: Floats, sizes: NDArray[np.int64], units: NDArray[np.uint64] 
     if units is not None:
         parts = [np.split(part, first[1:]) for part in (values, units)]
         return np.array([error_by_unit(*own) for own in zip(*parts, strict=True)])
-    squares = np.add.reduceat((values - np.repeat(_means(values, sizes), sizes)) ** 2, first)
+    squares = np.add.reduceat((values - np.repeat(means_of(values, sizes), sizes)) ** 2, first)
     return np.asarray(np.sqrt(squares / np.maximum(sizes - 1, 1) / sizes))

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.fitting.asked_curves import of_losses_alone, wanted_curves, with_risks
+from bidro.fitting.beside import Beside, beside_answers
 from bidro.fitting.client_side import STATEMENTS, error_by_unit
 from bidro.fitting.network import Clients, Network
 from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
@@ -62,7 +63,7 @@ class Options:
     levels: tuple[float, ...] = ()  # more confidences to state, besides that of `choices`
     shift: float | None = None  # in pooled standard deviations
     algorithm: AlgorithmOne | None = None  # in place of the exact solver
-    shows_worst_cases: bool = True
+    shown: bool = True  # whether what is only shown is found: worst cases, what to hold the model against
     units: Standard | None = None  # agreed beforehand; None for those of all clients' training rows
     largest_coefficient: float = LARGEST_COEFFICIENT  # of models, in standard units
 
@@ -139,6 +140,7 @@ class Fitted:
     own_models: Mapping[str, Floats]  # (d,) that are known here, by client
     changes: Mapping[str, Changes] | None  # on rows kept out; None where there is nothing to compare with
     varies: float | None  # deviation of the predictions, as a share of that under pooled training
+    beside: Beside  # what to hold the model against
     seen: tuple[Floats, Floats] | None = None  # (k,) least and largest values in training, where curves ask
 
 
@@ -227,15 +229,19 @@ class _Fit:
         of = Assessed.of(stated, x, clip_level(float(np.max(found.loss)), unit))
         holdout = np.asarray(prepared.holdout)
         bounds, changes, judged = None, None, _judged(names, found, prepared.rows, prepared.units)
+        fixed = _fixed(of, levels, freedom, pooled)
         if holdout.any():
             self.progress.begin("certifying")
-            bounds = clients.bounds(of, _fixed(of, levels, freedom, pooled))
+            bounds = clients.bounds(of, fixed)
             judged = _judged(names, bounds, holdout, prepared.holdout_units)
             changes = _changes(names, bounds, prepared.holdout_units) if pooled.size else None
         certificates = {
             level: self._certificate(trained, stated, of, found, distances, bounds, prepared.holdout_units, k)
             for k, level in enumerate(levels)
         }
+        beside = clients.beside(of, fixed) if self.options.shown else Beside(None, {})
+        if beside is None:
+            beside = beside_answers(of.loss, prepared, standard, bounds, freedom.size > 0)
         before = None
         if np.size(prepared.mean):
             before = (np.asarray(prepared.mean)[:, :-1] - standard.mean) / standard.spread
@@ -261,11 +267,12 @@ class _Fit:
             own_models,
             changes,
             _varies(found, prepared.rows) if pooled.size else None,
+            beside,
         )
 
     def _count_most(self, trained: Trained) -> list[int]:
         """The clients whose worst case is shown: those that count most in the worst mixture."""
-        if not self.options.shows_worst_cases or trained.problem.eps is None:
+        if not self.options.shown or trained.problem.eps is None:
             return []
         return [int(i) for i in np.argsort(-trained.alpha, kind="stable")[:MOST_WORST_CASES]]
 

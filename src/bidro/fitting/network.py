@@ -21,6 +21,7 @@ from bidro.engines.rounds import Ask, Deal, Rounds
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.fitting import client_side
+from bidro.fitting.beside import Beside, beside_rows
 from bidro.fitting.gathered import gathered
 from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.calibration import FOLDS
@@ -56,6 +57,10 @@ class Clients(Rounds, Protocol):
 
     def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
         """What the rows kept out say, by client."""
+
+    def beside(self, of: Assessed, message: Fixed) -> Beside | None:
+        """What to hold the model against, over rows that are here; None where they are elsewhere, and clients
+        are not asked for it."""
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
         """(points, m) a cloud to which distances are asked for with `assess`; empty for none."""
@@ -192,6 +197,20 @@ class LocalClients:
     def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
         names, sizes, used = self.federation.names, self.holdout_sizes, self._used(of.loss, message)
         return client_side.bounds(names, self.fresh, sizes, of, message, used, self.fresh_units)
+
+    def beside(self, of: Assessed, message: Fixed) -> Beside:
+        kept, trained_on = bool(sum(self.holdout_sizes)), self.federation.host_rows
+        models = {"shared": np.asarray(message.x)[None], "own": self._used(of.loss, message)}
+        if np.asarray(message.pooled).size:
+            models["pooled"] = np.asarray(message.pooled)[None]
+        return beside_rows(
+            of.loss,
+            trained_on[:, -1],
+            self.fresh if kept else trained_on,
+            self.holdout_sizes if kept else self.federation.sizes,
+            {name: np.broadcast_to(x, (self.federation.n, x.shape[1])) for name, x in models.items()},
+            of.seen if kept else None,
+        )
 
     def _used(self, loss: Loss, message: Assess | Fixed) -> Floats:
         """(n, d) the models that clients use, by what a message says of them."""

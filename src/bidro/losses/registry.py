@@ -7,7 +7,7 @@ saved and sent to sites, and the page has words for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal
@@ -39,6 +39,8 @@ class Entry:
     many_classes: str | None = None  # the word of the loss that takes its place for more than two classes
     probabilities: bool = False  # whether its scores are logarithms of odds
     root_unit: bool = False  # whether its root is in the target's own unit
+    typical: Callable[[float], float] | None = None  # a mean loss as an error in the target's own unit
+    typical_words: str = ""  # what that error is
 
     def made(self, intercept: bool, given: Mapping[str, float], target_spread: float = 1.0) -> Loss:
         """The loss of a numeric target or of two classes, in the units of training."""
@@ -61,10 +63,46 @@ def register(entry: Entry) -> None:
 
 
 for _entry in (
-    Entry("squared", Squared, "regression", "squared error", "{target}²", root_unit=True),
-    Entry("absolute", Absolute, "regression", "absolute error", "{target}"),
-    Entry("huber", Huber, "regression", "Huber loss", "{target}²", ("threshold",), ("threshold",)),
-    Entry("pinball", Pinball, "regression", "pinball loss", "{target}", ("quantile",)),
+    Entry(
+        "squared",
+        Squared,
+        "regression",
+        "squared error",
+        "{target}²",
+        root_unit=True,
+        typical=math.sqrt,
+        typical_words="the root of the mean squared error",
+    ),
+    Entry(
+        "absolute",
+        Absolute,
+        "regression",
+        "absolute error",
+        "{target}",
+        typical=float,
+        typical_words="the mean absolute error",
+    ),
+    Entry(
+        "huber",
+        Huber,
+        "regression",
+        "Huber loss",
+        "{target}²",
+        ("threshold",),
+        ("threshold",),
+        typical=lambda mean: math.sqrt(2 * mean),  # below its threshold it is half the square
+        typical_words="the root of twice the mean Huber loss, in which large errors count less",
+    ),
+    Entry(
+        "pinball",
+        Pinball,
+        "regression",
+        "pinball loss",
+        "{target}",
+        ("quantile",),
+        typical=float,
+        typical_words="the mean pinball loss, in which errors above and below count differently",
+    ),
     Entry(
         "logistic",
         Logistic,
@@ -92,6 +130,16 @@ def entry_of(loss: Loss) -> Entry:
         if type(loss) is entry.kind:
             return entry
     raise BidroError(f"A {type(loss).__name__} loss is not registered: see `bidro.losses.registry`.")
+
+
+def typical_of(word: str) -> Callable[[float], float] | None:
+    """How a mean loss is brought to the target's own unit; None for a loss without that, or unknown."""
+    return _ENTRIES[word].typical if word in _ENTRIES else None
+
+
+def typical_words(word: str) -> str:
+    """What that is."""
+    return _ENTRIES[word].typical_words
 
 
 def kinds() -> dict[str, type[Loss]]:

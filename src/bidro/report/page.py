@@ -18,7 +18,10 @@ from importlib import resources
 from typing import Any
 
 # One script, in this order.
-_SCRIPTS = ("page_parts.js", "page_price.js", "page_promises.js", "page_curves.js", "page.js")
+_SCRIPTS = tuple(
+    f"page_{part}.js"
+    for part in ("parts", "promises", "message", "price", "clients", "curves", "sites", "training")
+)
 # In a script element the parser looks for these, whatever the JSON around them.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 

@@ -171,7 +171,7 @@ function valueAt(knots, values, at) {
 
 /** The clients that count most, as far as there is room. */
 function rowStrips(column) {
-  if (!column.rows) return [];
+  if (!column.rows || onPaper) return [];
   const byWeight = [...clients].sort((a, b) => b.weight - a.weight || b.share - a.share);
   return byWeight.slice(0, MOST_STRIPS).map((c) => ({ name: c.name, at: column.rows[c.name] }));
 }

@@ -176,15 +176,17 @@ document.addEventListener("scroll", placeTooltip, { passive: true, capture: true
 const redraws = new Map(); // by plot: the figure it shows now
 let onPaper = false;
 
-/** Draws at the width there is, and again when that changes; returns what draws again. */
+/** Draws at the width there is, and again when that changes; returns what draws again. A caption that depends on
+ * where it is drawn is a function. */
 function figure(id, caption, render, legend = []) {
   const host = element(id);
   const plot = host.querySelector(".plot");
   host.querySelector(".legend")?.replaceChildren(...legend.map(legendEntry));
-  host.querySelector("figcaption").textContent = caption;
   const redraw = () => {
+    const words = typeof caption === "function" ? caption() : caption;
+    host.querySelector("figcaption").textContent = words;
     const svg = render(onPaper ? paperWidth(plot) : Math.max(plot.clientWidth, 240));
-    build(svg, { role: "group", "aria-label": `Picture. ${caption}` }, []);
+    build(svg, { role: "group", "aria-label": `Picture. ${words}` }, []);
     walkWithArrows(svg);
     plot.replaceChildren(svg);
   };
@@ -195,7 +197,14 @@ function figure(id, caption, render, legend = []) {
 }
 
 /** About the width of a page, so that words in a picture are printed at their size. */
-const paperWidth = (plot) => (plot.closest(".pair:not(.stacked)") ? 390 : 800);
+const PAPER_WIDTHS = [
+  ["#well-figure", 320],
+  ["#price", 470],
+  [".half, .pair", 500],
+];
+const paperWidth = (plot) => PAPER_WIDTHS.find(([where]) => plot.closest(where))?.[1] ?? 820;
+/** So many rows have room in a picture. */
+const mostRows = () => (onPaper ? 8 : MOST_ROWS);
 
 function drawForPaper(paper) {
   onPaper = paper;
@@ -292,19 +301,19 @@ const lossLabel = (x) => {
   return `Mean ${report.loss.name}${inUnits}${x.logarithmic ? " (log scale)" : ""}`;
 };
 
-function valueAxis(x, rows) {
+function valueAxis(x, rows, tickWords = number) {
   return draw(
     "g",
     {},
     ...x.ticks.flatMap((tick) => [
       draw("line", { x1: x(tick), x2: x(tick), y1: 4, y2: rows, class: "grid" }),
-      draw("text", { x: x(tick), y: rows + 17, "text-anchor": "middle", class: "tick" }, number(tick)),
+      draw("text", { x: x(tick), y: rows + 17, "text-anchor": "middle", class: "tick" }, tickWords(tick)),
     ]),
   );
 }
 
 /** Rows with a name, what `marks(x, y)` draws on the common axis, and a note. Names stand above where narrow. */
-function rowsChart(width, rows, { scale, label, height, above = width < NARROW, lines = [] }) {
+function rowsChart(width, rows, { scale, label, height, above = width < NARROW, lines = [], tick = number }) {
   const widest = (widths, most) => (above ? 0 : Math.min(most, Math.max(0, ...widths) + 4));
   const names = widest(
     rows.map((r) => widthOf(r.name) + tagWidth(r.tag)),
@@ -319,7 +328,7 @@ function rowsChart(width, rows, { scale, label, height, above = width < NARROW, 
   const bottom = rows.length * each + 12;
   const svg = draw("svg", { viewBox: `0 0 ${width} ${bottom + 46}`, class: "chart" });
   svg.append(
-    valueAxis(x, bottom),
+    valueAxis(x, bottom, tick),
     axisLabel(typeof label === "function" ? label(x) : label, x, bottom, width),
   );
   const middle = (i) => 8 + i * each + (above ? 20 : 0) + height / 2;
@@ -373,7 +382,9 @@ function bar(x, from, to, y, height, tone, lines) {
 /** Columns {label, group, value, text, classes, level}; a click on a head sorts by it. */
 function sortableTable(table, captionId, caption, columns, rows, start) {
   const state = { ...start };
-  const body = make("tbody");
+  const body = make("tbody", { role: "rowgroup" });
+  // Said again, because on narrow screens tables are not laid out as such.
+  table.setAttribute("role", "table");
   const heads = columns.map((column, i) => {
     const button = make(
       "button",
@@ -382,7 +393,8 @@ function sortableTable(table, captionId, caption, columns, rows, start) {
       make("span", { class: "arrow", "aria-hidden": "true" }),
     );
     button.addEventListener("click", () => sortBy(i));
-    return make("th", { scope: "col", class: column.words ? "words" : "" }, button);
+    const kind = column.words || column.classes === "words" ? "words" : "";
+    return make("th", { role: "columnheader", scope: "col", class: kind }, button);
   });
   function sortBy(i) {
     state.up = state.column === i ? !state.up : true;
@@ -401,7 +413,7 @@ function sortableTable(table, captionId, caption, columns, rows, start) {
   }
   table.replaceChildren(
     make("caption", { id: captionId }, make("span", {}, caption)),
-    make("thead", {}, ...groupRow(columns), make("tr", {}, ...heads)),
+    make("thead", { role: "rowgroup" }, ...groupRow(columns), make("tr", { role: "row" }, ...heads)),
     body,
   );
   table.parentElement.classList.toggle("tall", rows.length > TALL);
@@ -413,18 +425,19 @@ function groupRow(columns) {
   if (!columns.some((c) => c.group)) return [];
   const groups = [...new Set(columns.map((c) => c.group))];
   const span = (group) => columns.filter((c) => c.group === group).length;
-  const cell = (group) => make("th", { scope: "colgroup", colspan: span(group), class: "group" }, group);
-  return [make("tr", {}, ...groups.map(cell))];
+  const cell = (group) => make("th", { role: "columnheader", scope: "colgroup", colspan: span(group), class: "group" }, group);
+  return [make("tr", { role: "row", class: "groups" }, ...groups.map(cell))];
 }
 
 function tableRow(row, columns, texts) {
   const cells = columns.map((column, i) => {
     const value = column.value(row);
-    if (column.words) return make("th", { scope: "row" }, value, ...(column.after?.(row) ?? []));
+    if (column.words) return make("th", { role: "rowheader", scope: "row" }, value, ...(column.after?.(row) ?? []));
     const text = texts[i](value) + (column.tail?.(row, texts[i]) ?? "");
-    return make("td", { class: column.classes, "data-value": isKnown(value) ? value : null }, text);
+    const named = [column.group?.trim(), column.label].filter(Boolean).join(": ");
+    return make("td", { role: "cell", class: column.classes, "data-label": named, "data-value": isKnown(value) ? value : null }, text);
   });
-  return make("tr", columns[0].data?.(row) ?? {}, ...cells);
+  return make("tr", { role: "row", ...columns[0].data?.(row) }, ...cells);
 }
 
 /** What is unknown comes last, whichever way. */

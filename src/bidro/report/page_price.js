@@ -1,25 +1,17 @@
-// The first things to look at: concerns, what robustness costs and brings, and who gains and loses by it.
+// What robustness costs and brings: the frontier.
 
 const calibrated = report.calibration;
 const hasPooled = isKnown(calibrated?.pooled);
 // Whether losses on rows kept out are known under pooled training too.
 const comparable = report.held_out_rows > 0 && clients.every((c) => isKnown(c.pooled));
 
-function concerns() {
-  const given = report.concerns ?? [];
-  element("concerns").hidden = given.length === 0;
-  element("concerns")
-    .querySelector("ul")
-    .replaceChildren(...given.map((words) => make("li", {}, words)));
-}
-
 // ---- the frontier
 
 const MARKED = {
   pooled: { label: "Pooled training", shape: "square", tone: "orange" },
-  afl: { label: "Any mixture (AFL)", shape: "up", tone: "vermilion" },
+  afl: { label: "Any mixture (AFL)", short: "AFL", shape: "up", tone: "vermilion" },
   chosen: { label: "Chosen", shape: "diamond", tone: "blue" },
-  own: { label: "With own models", shape: "down", tone: "sky" },
+  own: { label: "With own models", short: "Own models", shape: "down", tone: "sky" },
 };
 
 function candidateName(k) {
@@ -35,6 +27,7 @@ function frontier() {
   const said = [report.chosen?.price, report.chosen?.own].filter(Boolean);
   element("price-words").textContent = said.join(" ");
   element("price-words").hidden = said.length === 0;
+  element("chosen-words").textContent = [report.chosen?.weights, report.chosen?.radius].filter(Boolean).join(" ");
   if (!hasPooled || calibrated.candidates.length < 2) {
     const reason = calibrated ? why(hasPooled ? "frontier" : "pooled") : why("calibration");
     return absentFigure("frontier-figure", `There is no picture: ${reason}`);
@@ -50,9 +43,9 @@ function frontier() {
     });
   const far = [...points, ...marked].some((p) => Math.abs(p.x) > farthest(points));
   const caption =
-    "Every candidate by what it costs on average (to the left is better) and what it does for the worst " +
-    "tenth of the clients (lower is better), on rows left out, against pooled training. " +
-    (isKnown(calibrated.price) ? `The shaded part is within the price of ${percent(calibrated.price)}. ` : "") +
+    "What each choice would cost on average (left is better) and do for the worst tenth of the clients (lower is " +
+    "better), against pooled training, on rows left out. " +
+    (isKnown(calibrated.price) ? `Shaded: within the price of ${percent(calibrated.price)}. ` : "") +
     (far ? "What is far off stands at the edge, with its numbers. " : "") +
     "All numbers are in the table “What was tried”.";
   const others = points.some((p) => !marked.some((m) => m.k === p.k));
@@ -72,7 +65,7 @@ function frontierChart(width, points, marked) {
   const near = all.filter((p) => Math.abs(p.x) <= reach);
   const price = isKnown(calibrated.price) ? calibrated.price : 0;
   const [xs, ys] = [near.map((p) => p.x), near.map((p) => p.y)];
-  const height = width < NARROW ? 300 : 360;
+  const height = onPaper ? 250 : width < NARROW ? 300 : 330;
   const [top, bottom] = [30, height - 48];
   const y = linearScale(...padded(Math.min(0, ...ys), Math.max(0, ...ys)), bottom, top, 45);
   const left = 14 + Math.max(...y.ticks.map((t) => widthOf(signed(t))));
@@ -94,7 +87,10 @@ function frontierChart(width, points, marked) {
   const room = { left: left + 2, right: width - 2, top, bottom: bottom - 2 };
   for (const [words, p] of labelled(marked)) {
     const numbers = Math.abs(p.x) > reach ? `: ${signed(p.x)}, ${signed(p.y)}` : "";
-    svg.append(placedLabel(words + numbers, x(p.x), y(p.y), taken, better, room));
+    const place = (said) => placedLabel(said + numbers, x(p.x), y(p.y), taken, better, room);
+    // The legend has what finds no place.
+    const label = place(words) ?? (p.short ? place(p.short) : null);
+    if (label) svg.append(label);
   }
   return svg;
 }
@@ -164,10 +160,12 @@ function placedLabel(words, x, y, taken, better, room) {
   const places = [
     [x + 14, y + 4],
     [x - 14 - wide, y + 4],
-    ...[-18, 26, -34, 42, -50, 58].flatMap((dy) => [
+    ...[-18, 26, -34, 42, -50, 58, -66, 74].flatMap((dy) => [
       [x - wide / 2, y + dy],
       [x + 6, y + dy],
       [x - 6 - wide, y + dy],
+      [room.left + 1, y + dy],
+      [room.right - 1 - wide, y + dy],
     ]),
   ];
   const box = ([left, base]) => ({ left, right: left + wide, top: base - 13, bottom: base + 4 });
@@ -178,79 +176,7 @@ function placedLabel(words, x, y, taken, better, room) {
     return inside && others.every(apart);
   };
   const at = places.find(free([...taken, ...better])) ?? places.find(free(taken));
-  if (!at) return draw("g"); // the legend has it
+  if (!at) return null;
   taken.push(box(at));
   return draw("text", { x: at[0], y: at[1], class: "tagged" }, words);
-}
-
-// ---- who gains and who loses
-
-function gains() {
-  if (!comparable) {
-    element("gains-words").hidden = true;
-    const reason = report.held_out_rows > 0 ? why("pooled") : why("held_out");
-    return absentFigure("gains-figure", `Not shown: ${reason}`);
-  }
-  element("gains-words").textContent = gainsWords();
-  const series = gainsSeries(report.paid?.pooled);
-  const byChange = [...clients].sort((a, b) => a.own_change.mean / a.pooled - b.own_change.mean / b.pooled);
-  const half = MOST_ROWS / 2;
-  const shown =
-    byChange.length > MOST_ROWS ? [...byChange.slice(0, half), ...byChange.slice(-half)] : byChange;
-  const which =
-    shown.length < clients.length
-      ? `The ${half} clients that gain most and the ${half} that gain least or lose, of ${count(clients.length)}.`
-      : "All clients, those that gain most first.";
-  const scale = lossScale(series.flatMap((s) => clients.map(s.value)));
-  const caption =
-    `${which} Mean losses on the same rows, kept out of training. On the right the change against pooled ` +
-    "training, ± one standard error of that difference; “gains” and “loses” where it is more than two.";
-  const marks = (c, x, y) =>
-    series.filter((s) => isKnown(s.value(c))).flatMap((s) => dot(c, s, x, y));
-  const row = (c) => ({
-    name: c.name,
-    tag: c.verdict ? `(${c.verdict})` : "",
-    note: changeWords(c),
-    marks: (x, y) => [guide(x, y), ...marks(c, x, y)],
-  });
-  const chart = (width) =>
-    rowsChart(width, shown.map(row), { scale, label: lossLabel, height: 28 });
-  figure("gains-figure", caption, chart, series);
-}
-
-/** What is drawn of each client; where the shared model is that of pooled training, that once. */
-function gainsSeries(same) {
-  const shared = { label: "Shared model", shape: "diamond", tone: "blue", value: (c) => c.loss };
-  const own = {
-    label: "Own model",
-    shape: "down",
-    tone: "sky",
-    value: (c) => (c.has_own ? c.own : null),
-  };
-  const pooled = { ...MARKED.pooled, short: "Pooled training", value: (c) => c.pooled };
-  if (same) pooled.label = "Pooled training, which is the shared model";
-  return [pooled, ...(same ? [] : [shared]), ...(someOwn ? [own] : [])];
-}
-
-const changeWords = ({ own_change: { mean, se }, pooled }) =>
-  signed(mean / pooled) + (isKnown(se) ? ` ± ${(100 * (se / pooled)).toFixed(1)}%` : "");
-
-function gainsWords() {
-  const { pooled, own } = report.overall;
-  const after = own ?? report.overall;
-  const change = (field) =>
-    `${number(pooled[field])} to ${loss(after[field])} (${signed(after[field] / pooled[field] - 1)})`;
-  const counted = (verdict) => count(clients.filter((c) => c.verdict === verdict).length);
-  const used = someOwn ? "its own model where it has one" : "the shared model";
-  const words = [
-    `On rows kept out, with every client using ${used}, the mean loss goes from ${change("mean")} against`,
-    `pooled training, that of the worst tenth of the clients from ${change("worst_decile")}.`,
-    `Of ${plural(clients.length, "client")}, ${counted("gains")} clearly gain and ${counted("loses")} clearly`,
-    "lose (by more than two standard errors).",
-  ];
-  if (isKnown(report.varies)) {
-    const share = `${Math.round(100 * report.varies)}%`;
-    words.push(`The shared model's predictions vary ${share} as much as those of pooled training.`);
-  }
-  return words.join(" ");
 }

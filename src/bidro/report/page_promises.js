@@ -1,4 +1,4 @@
-// The first sections: what was trained, what is promised of it, and how each client fares.
+// What was trained, what is promised of it exactly, and how each client fares.
 
 // Without rows kept out, a client's loss is that of training over again.
 const judged = report.held_out_rows > 0 && clients.some((c) => isKnown(c.loss));
@@ -111,8 +111,8 @@ function certificate() {
     element("level").textContent = levelWords();
     element("confidence").setAttribute("aria-valuetext", `${levelWords()} confidence`);
     element("statement").textContent = statement();
-    const statedFirst = [...names.filter((n) => here()[n]), ...names.filter((n) => !here()[n])];
-    element("statements").replaceChildren(...statedFirst.map(card));
+    element("statements").replaceChildren(...names.filter((n) => here()[n]).map(card));
+    notStated(names.filter((n) => !here()[n]));
   });
   certificateFigure();
 }
@@ -164,10 +164,6 @@ function card(name) {
   const { title, tone, id } = STATEMENTS[name];
   const found = here()[name];
   const head = make("h3", { class: tone }, title);
-  if (!found) {
-    const reason = here().too_few?.[name] ?? `Not stated: ${why(name)}`;
-    return make("article", {}, head, make("p", { class: "absent" }, reason));
-  }
   const promise = here().promises?.[name];
   const figures = name === "interval" ? intervalFigures(found) : boundFigures(name, id, found);
   return make(
@@ -178,6 +174,22 @@ function card(name) {
     ...(promise ? [make("p", {}, promise)] : []),
     ...extra(name, found),
   );
+}
+
+/** In one line, with the reasons behind it. */
+function notStated(names) {
+  const fold = element("not-stated");
+  fold.hidden = names.length === 0;
+  const titles = names.map((name) => STATEMENTS[name].title.replace(/^./, (c) => c.toLowerCase()));
+  fold.querySelector("summary").textContent = `Not stated: ${listed(titles)}. Why?`;
+  fold
+    .querySelector("dl")
+    .replaceChildren(
+      ...names.flatMap((name) => [
+        make("dt", {}, STATEMENTS[name].title),
+        make("dd", {}, here().too_few?.[name] ?? sentence(why(name))),
+      ]),
+    );
 }
 
 function intervalFigures({ lower, upper }) {
@@ -322,14 +334,10 @@ function heldOutColumns(group) {
 /** Losses on the same rows under pooled training and the model that the client uses, and what changed. */
 function againstPooled(group) {
   const plusMinus = (c, text) => (isKnown(c.own_change.se) ? ` ± ${text(c.own_change.se)}` : "");
-  const typical = clients.some((c) => isKnown(c.typical_error))
-    ? [{ label: `Typical error, in ${report.target}`, group, value: (c) => c.typical_error, classes: "typical" }]
-    : [];
   return [
     { label: "Pooled", group, value: (c) => c.pooled, classes: "pooled" },
     { label: "Model in use", group, value: (c) => c.own, classes: "own" },
     { label: "Change ± error", group, value: (c) => c.own_change.mean, tail: plusMinus, classes: "change" },
-    ...typical,
   ];
 }
 
@@ -466,13 +474,13 @@ function dotRow(client, series) {
   };
 }
 
-function dot(client, { label, short, shape, tone, value, spread }, x, y) {
+function dot(client, { label, short, shape, tone, value, spread }, x, y, read = loss) {
   const at = value(client);
   const se = spread?.(client);
   const group = draw("g");
   if (isKnown(se))
     group.append(draw("line", { x1: x(at - se), x2: x(at + se), y1: y, y2: y, class: `whisker ${tone}` }));
   group.append(symbol(shape, x(at), y, tone));
-  const read = isKnown(se) ? `${number(at)} ± ${number(se)}${unit}` : loss(at);
-  return [mark(group, [client.name, `${short ?? label}: ${read}`])];
+  const words = isKnown(se) ? `${number(at)} ± ${number(se)}${unit}` : read(at);
+  return [mark(group, [client.name, `${short ?? label}: ${words}`])];
 }

@@ -21,6 +21,7 @@ import bidro
 from bidro.arrays import release
 from bidro.errors import BidroError
 from bidro.fitting import Fitted, LocalNetwork, Options, Progress, fit
+from bidro.fitting.beside import Beside
 from bidro.fitting.fit import Changes, ClientLoss, Displacement
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.trained_rows import TrainedRows
@@ -55,8 +56,10 @@ class Fit:
     held_out_rows: int
     worst_cases: Mapping[str, Displacement]  # of the clients that count most
     changes: Mapping[str, Changes] | None  # of losses on rows kept out, against pooled training
+    beside: Beside  # what to hold the model against
     trained_rows: TrainedRows | None = None  # None where the rows are elsewhere
     influence: Mapping[str, Any] | None = None  # of each site; None where the rows are here
+    federated: Mapping[str, Any] | None = None  # what left the sites; None where the rows are here
     lie: Lie | None = None  # where the rows lie that curves are drawn over; None where these are elsewhere
 
 
@@ -114,6 +117,7 @@ def described_fit(options: FitOptions, schema: Schema, fitted: Fitted, created: 
         fitted.held_out_rows,
         fitted.displaced,
         fitted.changes,
+        fitted.beside,
     )
 
 

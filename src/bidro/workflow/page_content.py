@@ -20,6 +20,7 @@ from bidro.workflow.chosen import shrinkage_in_words
 from bidro.workflow.drawn_curves import drawn_curves
 from bidro.workflow.fit import Fit, radii_of
 from bidro.workflow.judged import evaluation
+from bidro.workflow.plainly import CUT_ERRORS, plain_promise, plainly
 
 
 def page_content(fit: Fit) -> dict[str, Any]:
@@ -59,11 +60,16 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "clients": _clients(fit, judged),
         "overall": {name: part for name, part in judged.items() if name != "clients"},
         "mixtures": fit.certificate.mixtures,
-        "levels": [level_content(level) for level in fit.levels],
+        "plainly": plainly(fit, judged),
+        "levels": [
+            {**level_content(level), "plainly": plain_promise(level, entry.typical, entry.word in CUT_ERRORS)}
+            for level in fit.levels
+        ],
         "default_level": confidences.index(fit.certificate.confidence),
         "absent": dict(fit.certificate.absent),
         "worst_case": _worst_cases(fit),
         "influence": None if fit.influence is None else dict(fit.influence),
+        "federated": None if fit.federated is None else dict(fit.federated),
         "advice": _advice(fit),
     }
     if not content["worst_case"]:

@@ -7,6 +7,7 @@ of the page are left out.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from bidro.fitting.fit import ClientLoss
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.paired import Paired
 from bidro.guarantees.scored import by_client
+from bidro.losses import registry
 from bidro.workflow.asked_for import LEVELS
 from bidro.workflow.judged import evaluation
 from bidro.workflow.page_content import level_content
+from bidro.workflow.plainly import CUT_ERRORS, Typical, plain_promise
 from bidro.workflow.scored import ScoredTable
 
 
@@ -29,6 +32,7 @@ def scored_content(table: ScoredTable, confidence: float) -> dict[str, Any]:
     stated = levels[confidences.index(confidence)]
     judged = evaluation(_judged(table))
     columns, loss, classes = table.columns, table.loss, table.scored.classes
+    typical = registry.typical_of(loss.word)
     content: dict[str, Any] = {
         "title": f"{columns.target} by {columns.client}",
         "created": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -48,8 +52,13 @@ def scored_content(table: ScoredTable, confidence: float) -> dict[str, Any]:
         ],
         "overall": {name: judged[name] for name in ("mean", "worst_client", "worst_decile")},
         "mixtures": stated.mixtures,
+        "plainly": _plainly(judged, loss.word, typical),
         "levels": [
-            {**level_content(level), "against": level.against and _against(level.against, level.names)}
+            {
+                **level_content(level),
+                "against": level.against and _against(level.against, level.names),
+                "plainly": plain_promise(level, typical, loss.word in CUT_ERRORS),
+            }
             for level in levels
         ],
         "default_level": confidences.index(confidence),
@@ -59,6 +68,25 @@ def scored_content(table: ScoredTable, confidence: float) -> dict[str, Any]:
     if classes is not None:
         content["classes"] = list(classes)
     return content
+
+
+def _plainly(judged: Mapping[str, Any], word: str, typical: Typical | None) -> dict[str, Any] | None:
+    """How well the predictions do in a measure for people, as `workflow.plainly` has it; None for losses
+    without one."""
+    if word != "mistakes" and typical is None:
+        return None
+
+    def plain(cost: float) -> float:
+        return 1 - cost if typical is None else typical(cost)
+
+    return {
+        "measure": "right" if typical is None else "error",
+        "words": "the share of right predictions" if typical is None else registry.typical_words(word),
+        "models": {"shared": plain(judged["mean"])},
+        "clients": {name: {"shared": plain(one["loss"])} for name, one in judged["clients"].items()},
+        "guess": None,
+        "guess_kept_out": None,
+    }
 
 
 def _judged(table: ScoredTable) -> dict[str, ClientLoss]:

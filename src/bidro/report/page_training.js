@@ -12,19 +12,23 @@ function binds() {
     ? ` Here ${listed(named)} ${binding.length === 1 ? "binds" : "bind"}.`
     : " No client was found to bind.";
   element("binds-words").textContent = meaning + who;
-  const shown = [...clients].sort((a, b) => b.weight - a.weight || b.share - a.share).slice(0, MOST_ROWS);
-  const rest = clients.filter((c) => !shown.includes(c)).reduce((sum, c) => sum + c.weight, 0);
-  const which =
-    shown.length < clients.length
-      ? ` The ${shown.length} clients with the largest weights, of ${count(clients.length)};` +
-        ` the others weigh ${percent(rest)} together.`
-      : "";
-  const most = Math.max(...shown.flatMap((c) => [c.weight, c.share]));
+  const byWeight = [...clients].sort((a, b) => b.weight - a.weight || b.share - a.share);
+  const caption = () => {
+    const shown = byWeight.slice(0, mostRows());
+    const rest = byWeight.slice(shown.length).reduce((sum, c) => sum + c.weight, 0);
+    const which =
+      shown.length < clients.length
+        ? ` The ${shown.length} clients with the largest weights, of ${count(clients.length)};` +
+          ` the others weigh ${percent(rest)} together.`
+        : "";
+    return `The weight of each client in the worst mixture, beside its share of the rows.${which}`;
+  };
+  const most = Math.max(...clients.flatMap((c) => [c.weight, c.share]));
   figure(
     "binds-figure",
-    `The weight of each client in the worst mixture, beside its share of the rows.${which}`,
+    caption,
     (width) =>
-      rowsChart(width, shown.map(weightRow), {
+      rowsChart(width, byWeight.slice(0, mostRows()).map(weightRow), {
         scale: (from, to) => linearScale(0, 100.1 * most, from, to),
         label: "Per cent",
         height: 28,
@@ -50,53 +54,29 @@ function weightRow(client) {
   };
 }
 
-// ---- what would be without each site; only where rows are elsewhere
-
-function influence() {
-  const found = report.influence;
-  if (!found) return element("rests").remove();
-  element("influence-words").textContent = found.words;
-  if (found.sites.length === 0) return element("influence").parentElement.remove();
-  const cell = (words, kind = "words") => make("td", { class: kind }, words);
-  const lines = found.sites.map((one) =>
-    make(
-      "tr",
-      {},
-      make("th", { scope: "row" }, one.site),
-      cell(tenths(one.weight), "number"),
-      cell(number(one.moved), "number"),
-      cell(one.gain.length ? listed(one.gain) : "nobody"),
-      cell(one.lose.length ? listed(one.lose) : "nobody"),
-    ),
-  );
-  const heads = ["Without", "Its weight", "Predictions move by", "Better off", "Worse off"];
-  const head = make("tr", {}, ...heads.map((words) => make("th", { scope: "col", class: "words" }, words)));
-  element("influence").replaceChildren(
-    make("caption", { id: "influence-caption" }, make("span", {}, "What would change without a site.")),
-    make("thead", {}, head),
-    make("tbody", {}, ...lines),
-  );
-}
-
 // ---- bars to both sides of zero, for shifts and coefficients
 
 function signedBars(id, caption, label, all, toneOf, extent) {
-  const shown = [...all].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, MOST_ROWS);
+  const largest = [...all].sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  const shown = () => largest.slice(0, mostRows());
   const values = extent ?? all.map((row) => row.value);
   let [low, high] = [Math.min(0, ...values), Math.max(0, ...values)];
   if (low === high) [low, high] = [-1, 1];
-  const cut = shown.length < all.length ? ` The ${shown.length} largest of ${count(all.length)}.` : "";
-  return figure(id, caption + cut, (width) =>
-    rowsChart(
-      width,
-      shown.map((row) => signedRow(row, toneOf(row.value))),
-      {
-        scale: (from, to) => linearScale(low, high, from, to),
-        label,
-        height: 24,
-        lines: [{ value: 0, tone: "ink thin" }],
-      },
-    ),
+  const cut = () => (shown().length < all.length ? ` The ${shown().length} largest of ${count(all.length)}.` : "");
+  return figure(
+    id,
+    () => caption + cut(),
+    (width) =>
+      rowsChart(
+        width,
+        shown().map((row) => signedRow(row, toneOf(row.value))),
+        {
+          scale: (from, to) => linearScale(low, high, from, to),
+          label,
+          height: 24,
+          lines: [{ value: 0, tone: "ink thin" }],
+        },
+      ),
   );
 }
 
@@ -320,7 +300,6 @@ function coefficients() {
   const labels = several
     ? (report.classes ?? report.features[0].coefficient.map((_, k) => `class ${k + 1}`))
     : [null];
-  if (labels.length > 1) element("coefficients").closest(".pair").classList.add("stacked");
   coefficientsTable(labels);
   coefficientsFigure(labels);
 }
@@ -422,7 +401,7 @@ function settings() {
 }
 
 function contents() {
-  const heads = [...document.querySelectorAll("main h2")];
+  const heads = [...document.querySelectorAll("main h2:not(.unseen)")];
   element("contents").replaceChildren(
     ...heads.map((h) => make("li", {}, make("a", { href: `#${h.id}` }, h.textContent))),
   );
@@ -433,21 +412,26 @@ function leaveOut() {
   if (!trained) {
     document.querySelectorAll("[data-of-training]").forEach((part) => part.remove());
     element("h-about").textContent = "What was judged, and on whom";
+    element("message").classList.add("one");
   }
   if (!inSomeLevel("against")) element("against").remove();
   // Of curves there are no coefficients.
   if (trained) element(report.curves ? "looks" : "drawn").remove();
 }
 
-const OF_TRAINING = [frontier, gains, binds, worstCase, solver, calibration, curves, coefficients];
+const OF_TRAINING = [frontier, binds, worstCase, solver, calibration, curves, coefficients];
 
 leaveOut();
 for (const section of [
-  influence,
-  contents,
+  lead,
   concerns,
+  well,
+  promised,
   frontier,
   gains,
+  federated,
+  influence,
+  contents,
   about,
   certificate,
   ...(inSomeLevel("against") ? [against] : []),
@@ -466,7 +450,7 @@ for (const section of [
   } catch (error) {
     // One part that fails must not take the others with it, and must not fail in silence.
     console.error(section.name, error);
-    element("dated").after(
+    element("lead").after(
       make("p", { class: "absent" }, `A part of this page could not be drawn (${section.name}).`),
     );
   }

@@ -1,0 +1,107 @@
+"""What to hold a model against: one guess for everybody, and shares of wrong predictions.
+
+Where the rows are here, the guess is judged on the rows that the model is judged on. Sites are not asked for
+it: every mean loss over their rows kept out counts among the few that they tell of a table
+(`deploy.site_log`), and what they tell first, the means and deviations of their columns, gives the same over
+training rows for squared loss and two classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from bidro.arrays import Floats
+from bidro.fitting.client_side import STATEMENTS, means_of
+from bidro.fitting.questions import HoldoutBounds, Prepared
+from bidro.losses import Loss, Squared, has_curves, losses_of, mistakes_of
+from bidro.losses.linear import ResidualLoss
+from bidro.standard import Standard
+
+
+class Guess(NamedTuple):
+    """One number, or one class, for everybody: the middle, or the commonest, of all training rows."""
+
+    value: float  # in the units of training; of a class its label
+    costs: Floats  # (n,) mean losses, or for classes shares of mistakes
+    kept_out: bool  # whether that is on rows kept out, else on training rows
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """`mistakes` are shares (n,) of wrong predictions, on the rows that models are judged on, by model:
+    "shared", "own" (those that clients use) and "pooled"; empty for a numeric target, and as far as known."""
+
+    guess: Guess | None
+    mistakes: Mapping[str, Floats]
+
+
+def beside_rows(
+    loss: Loss,
+    targets: Floats,
+    rows: Floats,
+    sizes: Sequence[int],
+    models: Mapping[str, Floats],
+    most: float | None,
+) -> Beside:
+    """Of rows (N, k + 1) in the units of training, `sizes` of each client, under models (n, d) by client.
+
+    targets: (T,) those of all training rows, which the guess is made from.
+    most: what losses count as at most where the rows are kept out; None where they are training rows.
+    """
+    counts, labels = np.asarray(sizes), loss.labels
+    if labels is None and not isinstance(loss, ResidualLoss):
+        return Beside(None, {})  # nobody knows what it takes for the middle
+    if isinstance(loss, ResidualLoss):
+        value = loss.middle(targets)
+        losses = _of_constant(loss, value, rows[:, -1])
+        costs = losses if most is None else np.minimum(losses, most)
+        return Beside(Guess(value, means_of(costs, counts), most is not None), {})
+    assert labels is not None
+    value = labels[int(np.argmax([(targets == label).sum() for label in labels]))]
+    guess = Guess(value, means_of((rows[:, -1] != value).astype(float), counts), most is not None)
+    parts = np.split(rows, np.cumsum(counts)[:-1])
+    mistakes = {
+        name: np.array([mistakes_of(loss, x, own).mean() for x, own in zip(each, parts, strict=True)])
+        for name, each in models.items()
+    }
+    return Beside(guess, mistakes)
+
+
+def beside_answers(
+    loss: Loss, prepared: Prepared, standard: Standard, bounds: HoldoutBounds | None, own: bool
+) -> Beside:
+    """The same as far as clients have told it: by their columns' moments in training, and by what they said
+    of rows kept out, of a unit its mean over rows."""
+    mistakes: dict[str, Floats] = {}
+    if bounds is not None and loss.labels is not None:
+        means = dict(zip(STATEMENTS, np.asarray(bounds.means).T, strict=True))
+        mistakes = {"shared": means["mistakes"], "own": means["own_mistakes" if own else "mistakes"]}
+    return Beside(_guess_of_moments(loss, prepared, standard), mistakes)
+
+
+def _guess_of_moments(loss: Loss, prepared: Prepared, standard: Standard) -> Guess | None:
+    if not np.size(prepared.mean):
+        return None
+    rows = np.asarray(prepared.rows, float)
+    mean, deviation = (np.asarray(part)[:, -1] for part in (prepared.mean, prepared.deviation))
+    centre = float(rows @ mean / rows.sum())
+    if isinstance(loss, Squared):
+        return Guess(centre - standard.middle, deviation**2 + (mean - centre) ** 2, False)
+    if loss.labels is None or len(loss.labels) != 2:
+        return None
+    low, high = loss.labels
+    shares = np.clip((mean - low) / (high - low), 0.0, 1.0)
+    if centre > (low + high) / 2:
+        return Guess(high, 1 - shares, False)
+    return Guess(low, shares, False)
+
+
+def _of_constant(loss: ResidualLoss, value: float, targets: Floats) -> Floats:
+    """(N,) the losses of predicting `value` whatever the features, which then need not be there."""
+    alone = replace(loss, basis=None) if has_curves(loss) else loss
+    model = np.zeros(alone.dimension(1))
+    return losses_of(alone, model, (targets - value)[:, None])

@@ -1,0 +1,153 @@
+// The first screen: what the model predicts and for whom, how well, and what is promised, in words and units
+// that people have. What is exact stands further down, and is linked.
+
+const plainly = report.plainly ?? null;
+const areRight = plainly?.measure === "right";
+/** A typical error, or a share of right predictions. */
+const plain = (value) => (!isKnown(value) ? "–" : areRight ? tenths(value) : threeDigits(value));
+const threeDigits = (value) => minus(new Intl.NumberFormat("en-GB", { maximumSignificantDigits: 3 }).format(value));
+
+function concerns() {
+  const given = report.concerns ?? [];
+  element("concerns").hidden = given.length === 0;
+  element("concerns")
+    .querySelector("ul")
+    .replaceChildren(...given.map((words) => make("li", {}, words)));
+}
+
+const MOST_NAMED = 8;
+
+function lead() {
+  const few = report.classes ? ` (${listed(report.classes, "or")})` : "";
+  const names = clients.map((c) => c.name);
+  const whose = names.length <= MOST_NAMED ? `: ${listed(names)}` : "";
+  const how = trained ? ` from ${plural(report.features.length, "feature")}` : ", trained elsewhere,";
+  const seen = trained
+    ? judged
+      ? ` Trained on ${plural(report.rows, "row")}, and judged on ${plural(report.held_out_rows, "other row")} that training never saw.`
+      : ` Trained on ${plural(report.rows, "row")}; no rows were kept out to judge it by.`
+    : ` Judged on ${plural(report.held_out_rows, "row")}.`;
+  element("lead").replaceChildren(
+    "A model that predicts ",
+    make("strong", {}, report.target),
+    `${few}${how} for `,
+    make("strong", {}, plural(clients.length, "client")),
+    ` (column ${report.client_column})${whose}.${seen} ${longDate(report.created)}.`,
+  );
+}
+
+// ---- how well
+
+const GUESSES = { mean: "the mean", median: "the median", quantile: "the same quantile" };
+
+function guessWords() {
+  const { kind, value } = plainly.guess;
+  return kind === "class" ? `always guessing “${value}”` : `always guessing ${GUESSES[kind]}, ${threeDigits(value)},`;
+}
+
+/** [what it is called, its value, tone, shape], the models in use first. */
+function plainModels() {
+  const { models } = plainly;
+  const same = report.paid?.pooled;
+  const all = [
+    ["own", "With own corrections", "sky"],
+    ["shared", same ? "Shared model (= pooled training)" : trained ? "Shared model" : "This model", "blue"],
+    ...(same ? [] : [["pooled", "Pooled training", "orange"]]),
+    ["guess", plainly.guess?.kind === "class" ? `Always “${plainly.guess.value}”` : `Always ${GUESSES[plainly.guess?.kind]}`, "grey"],
+  ];
+  return all.filter(([name]) => isKnown(models[name])).map(([name, label, tone]) => ({ name, label, tone, value: models[name] }));
+}
+
+function well() {
+  if (!plainly) return wellByLoss();
+  const shown = plainModels();
+  const inUse = shown[0].value;
+  const big = make("strong", { class: "big", id: "well-value", "data-value": inUse }, plain(inUse));
+  const where = judged ? "" : " on the rows of training, which flatters it";
+  element("well-words").replaceChildren(
+    ...(areRight
+      ? [big, ` of predictions are right${where}`]
+      : ["Predictions are typically off by ", big, ` in ${report.target}${where}`]),
+    againstGuess(inUse),
+  );
+  element("well-words").append(ends(shown[0].name));
+  const caption =
+    (areRight ? "Right predictions, longer is better." : `Typical error in ${report.target}, shorter is better: ${plainly.words}.`) +
+    (plainly.guess_kept_out === false && judged ? " The guess is judged on training rows: sites are not asked for more." : "");
+  const most = Math.max(...shown.map((m) => m.value));
+  figure("well-figure", caption, (width) => wellChart(width, shown, areRight ? 1 : most));
+}
+
+/** The clients that it does best and worst for. */
+function ends(which) {
+  const each = clients.map((c) => [c.name, plainly.clients[c.name][which]]).sort((a, b) => a[1] - b[1]);
+  if (each.length < 2) return "";
+  const [[least, low], [most, high]] = areRight ? [each.at(-1), each[0]] : [each[0], each.at(-1)];
+  return ` It does best for ${least} (${plain(low)}) and worst for ${most} (${plain(high)}).`;
+}
+
+/** What the model is worth beside one guess for everybody. */
+function againstGuess(inUse) {
+  const guess = plainly.models.guess;
+  if (!isKnown(guess)) return ".";
+  const better = areRight ? inUse - guess : 1 - inUse / guess;
+  if (better < 0.005) return `: no better than ${guessWords().replace(/,$/, "")}.`;
+  if (areRight) return `, against ${tenths(guess)} by ${guessWords()}.`;
+  return `, ${Math.round(100 * better)}% less than ${guessWords().replace(/,$/, "")}.`;
+}
+
+function wellByLoss() {
+  element("well-words").textContent = report.overall
+    ? `The mean ${report.loss.name} is ${number(report.overall.mean)} (lower is better).`
+    : "Nothing is known of it.";
+  element("well-figure").remove();
+}
+
+function wellChart(width, shown, most) {
+  const each = 40;
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${shown.length * each + 2}`, class: "chart" });
+  const room = width - 10 - Math.max(...shown.map((m) => widthOf(plain(m.value)))) * 1.2;
+  const x = (v) => 1 + (most > 0 ? v / most : 0) * (room - 1);
+  shown.forEach((model, i) => {
+    const y = i * each;
+    const lines = [model.label, areRight ? `${plain(model.value)} right` : `Typically off by ${plain(model.value)} in ${report.target}`];
+    svg.append(
+      draw("text", { x: 0, y: y + 13, class: i ? "aside" : "tagged" }, fitted(model.label, width - 4)),
+      bar(x, 0, model.value, y + 27, 13, model.tone, lines),
+      draw("text", { x: x(model.value) + 7, y: y + 32, class: i ? "" : "tagged" }, plain(model.value)),
+    );
+  });
+  return svg;
+}
+
+// ---- what is promised
+
+function promised() {
+  followers.push(() => {
+    const found = here().plainly;
+    const [words, note] = found ? plainPromise(found) : otherPromise();
+    element("promised-words").replaceChildren(...words);
+    element("promised-note").textContent = note;
+  });
+}
+
+function plainPromise({ of, bound, largest, shortage }) {
+  const level = `With ${levelWords()} confidence`;
+  if (shortage) return [[make("strong", {}, "Too few rows to promise anything"), ` with ${levelWords()} confidence: ${shortage}.`], ""];
+  const big = make("strong", { class: "big", id: "promised-value", "data-value": bound }, plain(bound));
+  const whom = ` for ${report.mixtures}${of.startsWith("own") ? ", each using its own model" : ""}.`;
+  const words = areRight
+    ? [`${level}, at least `, big, ` of predictions are right,${whom}`]
+    : [`${level}, predictions are typically off by at most `, big, `,${whom}`];
+  const cut = isKnown(largest) ? ` An error counts as at most ${plain(largest)}.` : "";
+  return [words, `For new rows like those kept out, whichever client they come from.${cut}`];
+}
+
+/** Of losses that people have no unit for. */
+function otherPromise() {
+  if (Object.keys(here().too_few ?? {}).length)
+    return [[make("strong", {}, "Too few rows to promise anything"), ` with ${levelWords()} confidence.`], "How many would do is below."];
+  const stated = Object.keys(STATEMENTS).some((name) => here()[name]);
+  if (stated) return [[`With ${levelWords()} confidence the mean loss is bounded for ${report.mixtures}.`], ""];
+  return [[`Nothing is promised of new rows: ${why(trained ? "clipped" : "held_out")}`], ""];
+}
