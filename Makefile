@@ -2,12 +2,14 @@
 # make test   set up, lint, types, tests
 # make fuzz   random problems against plain NumPy for an hour, or MINUTES=5; JSON at the end
 # make study  set up, run the long statistical studies that the docs quote
+# make docs   the documentation as a site, in out/site
+# make wheel  build the wheel, install it into an empty environment, run the README there
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test fuzz mutants test-slow test-deploy browser study bench clean
+.PHONY: demo test fuzz mutants test-slow test-deploy browser study bench docs notebooks wheel clean
 
 $(STAMP): pyproject.toml
 	@echo "== creating $(VENV) and installing bidro (once; later runs skip this)"
@@ -67,6 +69,31 @@ study: $(STAMP)
 	$(BIN)/python -m bidro.experiments.promises --out docs/studies
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments]'
 	$(BIN)/python -m bidro.experiments.real --out docs/studies
+
+# The site is built strictly: a warning is a failure. The variable silences an announcement of its theme, which is none.
+DOCS := $(VENV)/.installed-docs
+$(DOCS): $(STAMP)
+	@echo "== installing what the documentation needs (once)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $(DOCS)
+
+docs: $(DOCS)
+	@echo "== the documentation, strictly"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/pytest -n 0 tests/docs -m site
+	@echo "== open out/site/index.html"
+
+notebooks: $(DOCS)
+	@echo "== running the notebooks anew, with their outputs"
+	$(BIN)/python -m tests.docs.notebooks
+
+wheel: $(STAMP)
+	@echo "== a wheel, an empty environment, and what the README says in it"
+	rm -rf out/wheel && mkdir -p out/wheel
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir out/wheel .
+	$(PYTHON) -m venv out/wheel/empty
+	out/wheel/empty/bin/python -m pip install --quiet --disable-pip-version-check out/wheel/*.whl
+	$(BIN)/python -m tests.docs.readme out/wheel/empty/bin/python
 
 bench: $(STAMP)
 	@echo "== benchmarks (JSON)"

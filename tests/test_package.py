@@ -1,8 +1,6 @@
 """The public names, the one-way imports, and the README's code."""
 
 import ast
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import bidro
+from tests.docs.blocks import run_blocks
 from tests.small import mostly_slow
 
 ROOT = Path(__file__).parents[1]
@@ -113,12 +112,4 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 )
 def test_code_in_the_pages_runs_when_pasted(page, tmp_path):
     """The blocks of a page, one after the other, as a reader would paste them."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-    code = "\n".join(blocks)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    shell = "\n".join(re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL))
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    here = {**os.environ, "PATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = subprocess.run(["bash", "-e", "-c", shell], capture_output=True, text=True, cwd=tmp_path, env=here)
-    assert done.returncode == 0, done.stderr
+    run_blocks(ROOT / page, Path(sys.executable), tmp_path)

@@ -26,9 +26,9 @@ from bidro.client import Penalty as Penalty
 from bidro.client import WassersteinBall as WassersteinBall
 from bidro.engines.carrier import Carrier as Carrier
 from bidro.engines.carrier import Delivered as Delivered
-from bidro.engines.in_process import Result as Result
 from bidro.engines.in_process import run as run
 from bidro.engines.in_process import run_many as run_many
+from bidro.engines.result import Result as Result
 from bidro.engines.solve import GapNotReachedWarning as GapNotReachedWarning
 from bidro.engines.solve import Solution as Solution
 from bidro.engines.solve import solve as solve

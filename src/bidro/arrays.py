@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from bidro.errors import BidroError
 
 Floats = NDArray[np.float64]
+# Rows looked at together, so that nothing copies the data.
+BLOCK_ROWS = 65_536
 
 
 def aligned(shape: tuple[int, int]) -> Floats:
@@ -46,3 +48,11 @@ def as_table(rows: ArrayLike, what: str) -> Floats:
 def stacked(tables: Sequence[Floats]) -> Floats:
     """The tables below each other, with a single copy, which JAX takes over without another."""
     return np.concatenate(tables, out=aligned((sum(len(t) for t in tables), tables[0].shape[1])))
+
+
+def column_deviations(rows: Floats) -> Floats:
+    """The standard deviation of every column (N, k), block by block, so that no copy of the rows is made."""
+    mean, total = rows.mean(axis=0), np.zeros(rows.shape[1])
+    for begin in range(0, len(rows), BLOCK_ROWS):
+        total += ((rows[begin : begin + BLOCK_ROWS] - mean) ** 2).sum(axis=0)
+    return np.asarray(np.sqrt(total / len(rows)))

@@ -30,7 +30,19 @@ from bidro.worst_case.two_classes import TwoClasses
 
 @dataclass(frozen=True, eq=False)
 class Penalty:
-    """rho_i > 0 for each client (a single number is shared): the price of moving a sample."""
+    """rho_i > 0 for each client (a single number is shared): the price of moving a sample.
+
+    Args:
+        rho: one number, or one a client (n,); in units of loss by cost.
+
+    Raises:
+        BidroError: from `Problem`, for a penalty that is not above 0, or not one a client.
+
+    Examples:
+        >>> from bidro import Penalty
+        >>> Penalty(2.0).per_client(3).tolist()
+        [2.0, 2.0, 2.0]
+    """
 
     rho: ArrayLike
 
@@ -44,7 +56,19 @@ class Penalty:
 @dataclass(frozen=True, eq=False)
 class WassersteinBall:
     """eps_i >= 0 for each client (a single number is shared): how far its distribution may lie from
-    its samples, in W_p of the problem's transport cost."""
+    its samples, in W_p of the problem's transport cost.
+
+    Args:
+        radius: one number, or one a client (n,); in units of the transport cost's metric.
+
+    Raises:
+        BidroError: from `Problem`, for a negative radius, or not one a client.
+
+    Examples:
+        >>> from bidro import WassersteinBall
+        >>> WassersteinBall([0.1, 0.2]).per_client(2).tolist()
+        [0.1, 0.2]
+    """
 
     radius: ArrayLike
 
@@ -88,14 +112,21 @@ class Client:
     """All that one client may use: its own rows, its penalty or radius, and what everybody knows.
 
     Before being mapped over, `rows`, `rho`, `eps` and `id` carry all clients along a leading axis.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Client, Squared, Transport, WassersteinBall, WholeSpace
+        >>> rows, cost = np.random.default_rng(0).normal(size=(40, 3)), Transport.euclidean(3)
+        >>> Client.single("north", rows, Squared(), cost, WholeSpace(3), WassersteinBall(0.1)).ambiguity
+        'ball'
     """
 
-    rows: ClientRows
+    rows: ClientRows  # its own
     rho: Held  # (), nan unless the ambiguity is a penalty
     eps: Held  # (), nan unless it is a ball
     id: Held  # (2,), derived from the name
-    inner: Inner
-    ambiguity: Literal["none", "penalty", "ball"] = static()
+    inner: Inner  # loss, cost and support
+    ambiguity: Literal["none", "penalty", "ball"] = static()  # of which kind
 
     def __repr__(self) -> str:
         """What it owns by shape, never rows."""
@@ -223,3 +254,16 @@ def check_samples(federation: Federation, loss: Loss, transport: Transport) -> N
                 f"Labels can change at a finite cost, but the support keeps them in [{low:g}, {high:g}]; "
                 f"let it hold all of {', '.join(f'{v:g}' for v in loss.labels)}."
             )
+
+
+def checked_references(given: ArrayLike, n: int) -> NDArray[np.float64]:
+    """(n,) what the clients' risks are compared with, as finite numbers."""
+    try:
+        references = np.array(given, float)
+    except (TypeError, ValueError) as error:
+        raise BidroError(f"The references must be numbers; got {given!r}.") from error
+    if references.shape != (n,):
+        raise BidroError(f"There are {n} clients but references of shape {references.shape}.")
+    if not np.all(np.isfinite(references)):
+        raise BidroError(f"The references must be finite numbers; got {references}.")
+    return references

@@ -8,7 +8,16 @@ _MOST_SHOWN = 600
 
 
 class BidroError(ValueError):
-    """Bad input or an impossible request; the message is one clear sentence for the user."""
+    """Bad input or an impossible request; the message is one clear sentence for the user.
+
+    Examples:
+        >>> from bidro import BidroError, Box
+        >>> try:
+        ...     Box([1.0], [0.0])
+        ... except BidroError as error:
+        ...     print(error)
+        A box needs lower <= upper; coordinate 0 has 1.0 > 0.0.
+    """
 
 
 def require_package(module: str, extra: str, what: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
-from bidro.arrays import as_table, stacked
+from bidro.arrays import BLOCK_ROWS, as_table, stacked
 from bidro.errors import BidroError
 from bidro.rows import ClientRows
 from bidro.sets import Ball, Box, WholeSpace, capped_sizes
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Support = Box | Ball | WholeSpace
 # Numbers beyond this, and columns all below one over it, have no squares of squares to compute with.
 LARGEST_SIZE = 1e60
-# Rows looked at together when a fault has to be located, so that no check copies the data.
-_CHECK_ROWS = 65_536
 # Clients and columns that are named when a federation is printed.
 _SHOWN = 8
 
@@ -34,15 +32,29 @@ _SHOWN = 8
 class Federation:
     """n clients' samples in one array, client after client, never padded.
 
-    samples: (N, m), features first and the label or target last. sizes: (N_1, ..., N_n).
-    support: Xi, declared by the user; `support_from_data` marks one that was read off the samples,
-    which voids statements that need Xi fixed beforehand. `rows_elsewhere`: what a server knows of clients
-    that keep their rows; then there are no samples here. `units`: (N,) of which unit (a person, a thing)
-    every row is, from `splits.unit_ids`, where rows of one are to stay together; None where each row is a
-    draw by itself, empty where rows and units are elsewhere. `ids`: (N,) what single rows are dealt to folds
-    by, from `splits.arranged`; None for what is in `samples`. `max_share`: no client counts for more
-    than this share of all rows. Raises BidroError for an empty client, a value that is not finite, or a row
-    outside the support.
+    Most easily made by `from_table`, `from_arrays` or `from_samples`.
+
+    Args:
+        samples: rows (N, m), features first and the label or target last.
+        support: Xi, where samples can lie, declared by the user.
+        sizes: (N_1, ..., N_n).
+        names: the clients'.
+        columns: names of the m columns.
+        support_from_data: marks a support read off the samples, which voids statements that need Xi fixed
+            beforehand.
+        rows_elsewhere: what a server knows of clients that keep their rows; then there are no samples here.
+        units: (N,) of which unit (a person, a thing) every row is, from `splits.unit_ids`, where rows of one
+            are to stay together; None where each row is a draw by itself, empty where they are elsewhere.
+        ids: (N,) what rows are dealt to folds by, from `splits.arranged`; None for what is in `samples`.
+        max_share: no client counts for more than this share of all rows.
+
+    Raises:
+        BidroError: for an empty client, a value that is not finite, or a row outside the support.
+
+    Examples:
+        >>> from bidro import Federation, example_visits
+        >>> Federation.from_table(example_visits(), "hospital", "stay", "unbounded", ["age", "bmi"]).n
+        6
     """
 
     samples: Array
@@ -353,8 +365,8 @@ class Federation:
             center, radius = np.asarray(self.support.center), float(self.support.radius)
             limit = radius * (1 + 1e-12)
             samples = np.asarray(self.samples)
-            for begin in range(0, len(samples), _CHECK_ROWS):
-                distance = np.linalg.norm(samples[begin : begin + _CHECK_ROWS] - center, axis=1)
+            for begin in range(0, len(samples), BLOCK_ROWS):
+                distance = np.linalg.norm(samples[begin : begin + BLOCK_ROWS] - center, axis=1)
                 if (distance > limit).any():
                     k = int(np.argmax(distance > limit))
                     client, row = self.locate(begin + k)
@@ -370,8 +382,8 @@ class Federation:
         complaint: Callable[[int], str],
     ) -> None:
         samples = np.asarray(self.samples)
-        for begin in range(0, len(samples), _CHECK_ROWS):
-            block = samples[begin : begin + _CHECK_ROWS]
+        for begin in range(0, len(samples), BLOCK_ROWS):
+            block = samples[begin : begin + BLOCK_ROWS]
             fault = bad(block)
             if fault.any():
                 k, j = map(int, np.argwhere(fault)[0])
@@ -386,11 +398,3 @@ def _few(words: Sequence[str]) -> str:
     """The words, or the first of them and how many there are."""
     shown = ", ".join(words[:_SHOWN])
     return shown if len(words) <= _SHOWN else f"{shown}, ... ({len(words)} in all)"
-
-
-def column_deviations(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The standard deviation of every column (N, k), block by block, so that no copy of the rows is made."""
-    mean, total = rows.mean(axis=0), np.zeros(rows.shape[1])
-    for begin in range(0, len(rows), _CHECK_ROWS):
-        total += ((rows[begin : begin + _CHECK_ROWS] - mean) ** 2).sum(axis=0)
-    return np.asarray(np.sqrt(total / len(rows)))

@@ -37,19 +37,34 @@ FILE = "model.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A linear model with all that is needed to use it on a table and to certify it on fresh rows."""
+    """A linear model with all that is needed to use it on a table and to certify it on fresh rows.
 
-    schema: Schema
+    It comes from `load_model`; `predict` takes a table with the columns of training.
+
+    Examples:
+        >>> import contextlib, io, tempfile
+        >>> from bidro import example_visits, load_model
+        >>> from bidro.cli import app
+        >>> with tempfile.TemporaryDirectory() as at, contextlib.redirect_stdout(io.StringIO()):
+        ...     example_visits().to_csv(f"{at}/visits.csv", index=False)
+        ...     command = f"fit {at}/visits.csv --client hospital --target stay --out {at}/model"
+        ...     app(command.split(), standalone_mode=False)
+        ...     model = load_model(f"{at}/model")
+        >>> model.predict(example_visits()[:2]).shape, model.clients[0]
+        ((2, 1), 'east')
+    """
+
+    schema: Schema  # columns, levels and classes
     loss: Loss  # in the units of training
     x: Floats  # (d,) the model in those units
-    standard: Standard
-    clients: tuple[str, ...]
+    standard: Standard  # the units of training
+    clients: tuple[str, ...]  # of training
     seen: float  # what losses are clipped at: see `statements.clip_level`
     largest: float | None  # on the declared support
-    slope: float | None
-    of_root: bool
+    slope: float | None  # the loss's, for room for shift; None where it is not known
+    of_root: bool  # whether that slope is of the root of the loss
     settings: Mapping[str, Any]  # how it was trained, in words and numbers
-    versions: Mapping[str, str]
+    versions: Mapping[str, str]  # of bidro and what it computed with
     pooled: Floats | None = None  # (d,) the model of pooled training, for comparison
     own: Mapping[str, Floats] = field(default_factory=dict)  # (d,) clients' own models, in a file beside it
     low: Floats | None = None  # (k,) the least value seen in training, where curves could be chosen
@@ -220,8 +235,27 @@ def target_numbers(schema: Schema, table: pd.DataFrame) -> Floats:
 
 
 def load_model(folder: Path | str) -> Model:
-    """The model in a folder that `bidro fit` wrote, or in a file of it, with the clients' own models that are
-    beside it."""
+    """The model in a folder that `bidro fit` wrote, with the clients' own models that are beside it.
+
+    Loading executes nothing: the file holds numbers and JSON.
+
+    Args:
+        folder: the folder, or the model's file in it.
+
+    Returns:
+        The model, to predict with and to certify.
+
+    Raises:
+        BidroError: where there is no model, and for a file that is not one, whatever was changed in it.
+
+    Examples:
+        >>> from bidro import BidroError, load_model
+        >>> try:
+        ...     load_model("no-such-folder")
+        ... except BidroError as error:
+        ...     print(str(error)[:38])
+        There is no model in 'no-such-folder':
+    """
     folder = Path(folder)
     path = folder / FILE if folder.is_dir() else folder
     if not path.exists():

@@ -34,20 +34,12 @@ from bidro.client import (
     ambiguity_kind,
     ambiguity_levels,
     check_samples,
+    checked_references,
 )
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.losses import LinearLoss, Loss, ResidualLoss, Softmax, has_curves, losses_of
-from bidro.sets import (
-    Ball,
-    Box,
-    CappedSimplex,
-    L1SimplexBall,
-    ScaledNormCut,
-    Simplex,
-    VectorSet,
-    WholeSpace,
-)
+from bidro.sets import Ball, Box, CappedSimplex, L1SimplexBall, ScaledNormCut, Simplex, VectorSet, WholeSpace
 from bidro.sets.base import Held, NormBound
 from bidro.transport import Transport
 from bidro.worst_case import Inner
@@ -61,21 +53,49 @@ _DOMAIN_MARGIN = 1e-6
 
 
 class NonconcaveInnerWarning(UserWarning):
-    """A penalty lies below the loss's curvature: the inner problem is not concave everywhere."""
+    """A penalty lies below the loss's curvature: the inner problem is not concave everywhere.
+
+    Examples:
+        >>> import warnings
+        >>> from bidro import NonconcaveInnerWarning
+        >>> warnings.simplefilter("ignore", NonconcaveInnerWarning)  # as for the paper's own penalties
+    """
 
 
 class UncheckedDomainWarning(UserWarning):
-    """The models for which the penalised loss is finite are not known in a form to project on."""
+    """The models for which the penalised loss is finite are not known in a form to project on.
+
+    Examples:
+        >>> import warnings
+        >>> from bidro import UncheckedDomainWarning
+        >>> warnings.simplefilter("error", UncheckedDomainWarning)  # stop where that is so
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """See the module's docstring. `models` is X, `mixtures` is A (the full simplex by default), `references`
-    are b_i (n,), in units of the risks (none by default: the risks themselves).
+    """MW-DRO, the penalised problem, or AFL's: see the module for the mathematics.
 
-    Raises BidroError for parts that do not fit together and for a problem with no finite value: a
-    loss that grows faster than the cost on an unbounded support, or a penalty that no model in X
-    satisfies. Warns (NonconcaveInnerWarning) where a penalty is below the loss's curvature.
+    Args:
+        federation: the clients' rows.
+        loss: l(x, xi).
+        models: X, the models to choose from.
+        transport: c, what it costs to move a sample.
+        ambiguity: inside every client: `WassersteinBall`, `Penalty` (warned of below the curvature) or none.
+        mixtures: A, the mixtures to guard against; the full simplex by default.
+        references: b_i (n,), in units of the risks (none by default: the risks themselves).
+
+    Raises:
+        BidroError: for parts that do not fit together and for a problem with no finite value: a loss that
+            grows faster than the cost on an unbounded support, or a penalty that no model in X satisfies.
+
+    Examples:
+        >>> from bidro import Box, Federation, Problem, Squared, Transport, WassersteinBall, example_visits
+        >>> rows = example_visits()[["hospital", "age", "bmi", "stay"]]
+        >>> federation = Federation.from_table(rows, "hospital", "stay", "unbounded")
+        >>> cost, ball = Transport.euclidean(3), WassersteinBall(0.1)
+        >>> Problem(federation, Squared(), Box.cube(2, 2), cost, ball).dimension
+        2
     """
 
     federation: Federation
@@ -114,7 +134,7 @@ class Problem:
         check_samples(self.federation, self.loss, self.transport)
         self._check_dimensions(n)
         if self.references is not None:
-            object.__setattr__(self, "references", _checked_references(self.references, n))
+            object.__setattr__(self, "references", checked_references(self.references, n))
         object.__setattr__(self, "domain", self.models)
         object.__setattr__(self, "finite", self.models)
         if self.ambiguity is None:
@@ -378,16 +398,3 @@ class Problem:
         warnings.warn(
             f"{why}, and ascent may stop short of its maximum.", NonconcaveInnerWarning, stacklevel=4
         )
-
-
-def _checked_references(given: ArrayLike, n: int) -> NDArray[np.float64]:
-    """(n,) finite numbers."""
-    try:
-        references = np.array(given, float)
-    except (TypeError, ValueError) as error:
-        raise BidroError(f"The references must be numbers; got {given!r}.") from error
-    if references.shape != (n,):
-        raise BidroError(f"There are {n} clients but references of shape {references.shape}.")
-    if not np.all(np.isfinite(references)):
-        raise BidroError(f"The references must be finite numbers; got {references}.")
-    return references

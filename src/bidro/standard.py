@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bidro.arrays import Floats
+from bidro.arrays import Floats, column_deviations
 from bidro.errors import BidroError
-from bidro.federation import column_deviations
 from bidro.sets import Box
 
 # Rows that are handled together, so that no copy of all of them is made.

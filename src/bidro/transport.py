@@ -22,6 +22,21 @@ class Transport:
     A large scale makes a coordinate costly to move, an infinite one immovable. With
     `discrete_label`, the last coordinate is a class instead:
     c = ||S (theta - theta')||^p + label_cost^p 1[y != y'], the scale of the label being unused.
+
+    Args:
+        scale: (m,) diagonal of S, above 0.
+        p: the order, at least 1.
+        discrete_label: whether the last coordinate is a class.
+        label_cost: of a discrete label; inf where it cannot change.
+
+    Raises:
+        BidroError: for a scale or cost that is not above 0, an order below 1, or a label cost of no label.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Transport
+        >>> float(Transport.features_only(3).cost(np.array([0.0, 0.0, 1.0]), np.array([3.0, 4.0, 1.0])))
+        25.0
     """
 
     scale: Held
@@ -118,10 +133,29 @@ def wasserstein_distance(
     a_masses: ArrayLike | None = None,
     b_masses: ArrayLike | None = None,
 ) -> float:
-    """W_p between two clouds of samples (rows x m), uniform masses by default.
+    """W_p between two clouds of samples, exactly, by POT's network simplex.
 
-    Solved exactly by POT's network simplex; memory is len(a) x len(b). An infinite cost (labels
-    that cannot move and do not match) gives inf.
+    Memory is len(a) x len(b). Needs the extra `distances`.
+
+    Args:
+        a: rows (N, m).
+        b: rows (M, m).
+        transport: the cost c; its order is the p of W_p.
+        a_masses: (N,) that sum to 1; the same for all rows by default.
+        b_masses: (M,), likewise.
+
+    Returns:
+        The distance; inf where labels that cannot move do not match.
+
+    Raises:
+        BidroError: for clouds or masses that do not fit together, and where the extra is missing.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Transport, wasserstein_distance
+        >>> rows = np.random.default_rng(0).normal(size=(50, 2))
+        >>> round(wasserstein_distance(rows, rows + [3.0, 4.0], Transport.euclidean(2)), 6)
+        5.0
     """
     left, right = np.atleast_2d(np.asarray(a, float)), np.atleast_2d(np.asarray(b, float))
     if left.shape[1] != transport.dimension or right.shape[1] != transport.dimension:

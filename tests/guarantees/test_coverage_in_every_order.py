@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from bidro.guarantees.held_out import betting, client_bound
+from bidro.guarantees.held_out import client_bound
+from bidro.guarantees.mean_bounds import betting
 
 REPETITIONS, CONFIDENCE = 2000, 0.9
 BETA = 1 - CONFIDENCE

@@ -9,17 +9,14 @@ from scipy.stats import binom
 from bidro.errors import BidroError
 from bidro.guarantees.held_out import (
     ClientBound,
-    betting,
     client_bound,
     client_bounds,
-    clopper_pearson,
-    empirical_bernstein,
     held_out,
-    rows_for_half_way,
     shifted,
     shifted_squared,
     worst_mixture,
 )
+from bidro.guarantees.mean_bounds import betting, clopper_pearson, empirical_bernstein, rows_for_half_way
 from bidro.sets import CappedSimplex, Simplex
 
 LAWS = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bidro.errors import BidroError
-from bidro.guarantees.held_out import empirical_bernstein
+from bidro.guarantees.mean_bounds import empirical_bernstein
 from bidro.guarantees.paired import paired
 
 CONFIDENCE, REPETITIONS = 0.9, 500

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bidro.guarantees.certificate import Certificate
-from bidro.guarantees.held_out import ClientBound, clopper_pearson
+from bidro.guarantees.held_out import ClientBound
+from bidro.guarantees.mean_bounds import clopper_pearson
 from bidro.guarantees.statements import (
     Assessed,
     clip_level,

@@ -3,6 +3,8 @@
 Solves min over x in X of max over alpha in A of sum_i alpha_i mean_k l(x, xi_i^k): the mixture is
 uncertain, the clients' distributions are not. Each round, every client evaluates its full local loss, and
 the server takes a projected descent step in x and an ascent step in alpha at the same time.
+
+Reference: Mehryar Mohri, Gary Sivek and Ananda Theertha Suresh. Agnostic Federated Learning. ICML, 2019.
 """
 
 from __future__ import annotations
@@ -26,7 +28,21 @@ class Reply(NamedTuple):
 @pytree
 class AFL(ModelAndWeights):
     """Step sizes for both variables. A client that does not reply counts as one with gradient and
-    value 0: the model and its weight do not move on its account."""
+    value 0: the model and its weight do not move on its account.
+
+    Args:
+        eta_x: step size of the model.
+        eta_alpha: step size of the mixture weights.
+
+    Raises:
+        BidroError: for a step size that is negative or not finite.
+
+    Examples:
+        >>> from bidro import AFL, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> run(AFL(0.1, 0.1), paper_problem(simulate(0), None), 200).x_average.round(1).tolist()
+        [-0.1, 1.4, -0.4]
+    """
 
     reply_type: ClassVar[type] = Reply
     eta_x: float = 0.001

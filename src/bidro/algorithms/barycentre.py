@@ -10,6 +10,9 @@ is that of MW-DRO with B as the only client: `solve` on the federation that `bar
 A barycentre is no mixture. It averages positions of rows, so that of clients which are copies of each other,
 shifted apart, it is one copy half way, where nobody has rows, and what differs between clients is lost. It
 also takes the clients' rows to one place: this is no federated method.
+
+Reference: Yves Rychener, Adrian Esteban-Perez, Juan M. Morales and Daniel Kuhn. Wasserstein Distributionally
+Robust Optimization with Heterogeneous Data Sources. 2024.
 """
 
 from __future__ import annotations
@@ -37,11 +40,32 @@ def barycentre(
     classes: bool = False,
     seed: int = 0,
 ) -> Federation:
-    """A federation of one client, "barycentre", with weights w_i = N_i / N.
+    """The Wasserstein barycentre of the clients' rows, as a federation of one client.
 
-    Of a client with more than `rows_per_client` rows a random choice is used. With `classes`, the last column
-    is a label, which cannot be averaged: every class gets a barycentre of its rows' features, and points in
-    proportion to its rows. Raises BidroError for fewer than one point a class.
+    The weights of the clients are w_i = N_i / N. Needs the extra `distances`.
+
+    Args:
+        federation: the clients.
+        points: how many points the barycentre has, all of equal mass.
+        rows_per_client: of a client with more rows than this, a random choice of so many is used.
+        classes: whether the last column is a label. It cannot be averaged: every class gets a barycentre
+            of its rows' features, and points in proportion to its rows.
+        seed: of the choice of rows and of where the search begins.
+
+    Returns:
+        A federation whose one client is called "barycentre", on the same support.
+
+    Raises:
+        BidroError: for fewer than one point a class, and where the extra is missing.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Federation, barycentre
+        >>> rows = np.random.default_rng(0).normal(size=(40, 2))
+        >>> shifted = Federation.from_arrays({"left": rows - 1, "right": rows + 1}, "unbounded")
+        >>> centre = barycentre(shifted, points=40).samples
+        >>> bool(np.allclose(centre.mean(axis=0), rows.mean(axis=0)))  # half way, where nobody has rows
+        True
     """
     require_distances()
     rng = np.random.default_rng(seed)

@@ -16,6 +16,9 @@ Gradients are over all of a client's rows, for two reasons: the gradient of one 
 h_i closes in on a gradient only if that is not sampled anew every round. The client's memory is sent to it
 rather than kept at the site. That costs d numbers down a round, and leaves sites without a state, so that a
 run can be resumed by replaying what the server has received.
+
+Reference: Peter Richtarik, Igor Sokolov and Ilyas Fatkhullin. EF21: A New, Simpler, Theoretically Better, and
+Practically Faster Error Feedback. NeurIPS, 2021.
 """
 
 from __future__ import annotations
@@ -58,7 +61,21 @@ class EightBitReply(NamedTuple):
 
 @dataclass(frozen=True)
 class TopK:
-    """The k entries of largest size; the others wait in the difference until they are among them."""
+    """The k entries of largest size; the others wait in the difference until they are among them.
+
+    Args:
+        k: how many entries a client sends.
+
+    Raises:
+        BidroError: for k below 1, and from `check` for more than the model has.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import TopK
+        >>> reply = TopK(1).reply(0.0, np.array([1.0, -3.0, 2.0]), None)
+        >>> TopK(1).difference(reply, 3).tolist()
+        [0.0, -3.0, 0.0]
+    """
 
     k: int
     reply_type: ClassVar[type] = TopKReply
@@ -90,6 +107,18 @@ class EightBit:
     In the mean the squared error is at most d / (4 * 127^2) of the squared difference. EF21 needs a share
     below 1, which d < 64,516 proves; for more parameters it is smaller than this bound unless almost all of
     the difference is in a few of them.
+
+    Raises:
+        BidroError: from `check`, for a model with too many parameters.
+
+    Examples:
+        >>> import jax
+        >>> import numpy as np
+        >>> from bidro import EightBit
+        >>> compressor, difference = EightBit(), np.array([1.0, -0.5, 0.25])
+        >>> reply = compressor.reply(0.0, difference, compressor.draw(jax.random.key(0), 3))
+        >>> bool(np.abs(compressor.difference(reply, 3) - difference).max() <= 1 / 127)
+        True
     """
 
     reply_type: ClassVar[type] = EightBitReply
@@ -130,6 +159,22 @@ class BiDROCompressed(Usual):
 
     Of a client that does not reply, h_i stays as it was and still enters the model's step; its weight does
     not move on its account. If nobody replies, nothing moves.
+
+    Args:
+        eta_x: step size of the model.
+        eta_alpha: step size of the mixture weights.
+        compressor: `EightBit()` or `TopK(k)`.
+        oracle: solves the inner problems.
+
+    Raises:
+        BidroError: for a negative step size, and from `run` for a model that the compressor does not suit.
+
+    Examples:
+        >>> from bidro import BiDROCompressed, EightBit, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> problem = paper_problem(simulate(0), [60.0, 60.0, 60.0, 60.0, 60.0])
+        >>> run(BiDROCompressed(0.05, 0.05, EightBit()), problem, 100).x.shape
+        (3,)
     """
 
     broadcast_type: ClassVar[type] = Broadcast

@@ -7,6 +7,9 @@ Solves the penalised problem (eq. reformed_DRO)
 
 by one projected stochastic descent step in x and one ascent step in alpha a round. DRO-FL, the baseline
 of Section VI, is this algorithm on a problem with one shared penalty.
+
+Reference: Yingzhu Liu, Zhongkui Li, Pengcheng You and Ashish Cherukuri. Distributionally Robust Federated
+Learning with Multi-Source Data.
 """
 
 from __future__ import annotations
@@ -50,6 +53,22 @@ class BiDROFL(ModelAndWeights):
 
     A client that does not reply counts as one that stood still: its x_{i,t+1} is x_t and its
     g^alpha is 0.
+
+    Args:
+        eta_x: step size of the model.
+        eta_alpha: step size of the mixture weights.
+        oracle: how line 5 finds the worst place of a sample; as the paper runs it by default.
+
+    Raises:
+        BidroError: for a step size that is negative or not finite.
+
+    Examples:
+        >>> from bidro import BiDROFL, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> problem = paper_problem(simulate(0), [60.0, 60.0, 60.0, 60.0, 60.0])
+        >>> found = run(BiDROFL(0.01, 0.01), problem, rounds=100, seed=1)
+        >>> found.rounds, found.alpha.shape, round(found.alpha.sum(), 6)
+        (100, (5,), np.float64(1.0))
     """
 
     reply_type: ClassVar[type] = Reply

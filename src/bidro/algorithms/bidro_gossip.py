@@ -22,6 +22,12 @@ copies stay equal, and the algorithm is Algorithm 1.
 In the contract, a node's part of the broadcast is what it kept, its reply is what it sends to its neighbours,
 and `server` stands for the wires between nodes and for what each node does with what it got. It runs in
 one process only: the deployed networks have a hub.
+
+References: Jianshu Chen and Ali H. Sayed. Diffusion Adaptation Strategies for Distributed Optimization and
+Learning over Networks. IEEE Transactions on Signal Processing 60, 2012. Matteo Zecchin, Marios Kountouris and
+David Gesbert. Communication-Efficient Distributionally Robust Decentralized Learning. TMLR, 2022. Lin Xiao,
+Stephen Boyd and Sanjay Lall. A Scheme for Robust Distributed Sensor Fusion Based on Average Consensus. IPSN,
+2005.
 """
 
 from __future__ import annotations
@@ -107,6 +113,23 @@ class BiDROGossip(Usual):
     """Step sizes, the graph as pairs of client names (see `ring` and `complete`), and the oracle.
 
     A node that does not reply stands still, and its neighbours go on with its last copies.
+
+    Args:
+        eta_x: step size of the model.
+        eta_alpha: step size of the mixture weights.
+        graph: pairs of clients' names that talk to each other; together they must reach everybody.
+        oracle: solves the inner problems.
+
+    Raises:
+        BidroError: for a negative step size, and from `run` for a graph that leaves somebody out.
+
+    Examples:
+        >>> from bidro import BiDROGossip, run
+        >>> from bidro.algorithms.bidro_gossip import ring
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> problem = paper_problem(simulate(0), [60.0, 60.0, 60.0, 60.0, 60.0])
+        >>> run(BiDROGossip(0.01, 0.01, ring(problem.federation.names)), problem, 50).x.shape
+        (3,)
     """
 
     broadcast_type: ClassVar[type] = Broadcast

@@ -16,6 +16,8 @@ moved models are not. As a client is asked with probability m / n, the server's
     alpha_{t+1} = P_A(alpha_t + eta_alpha (n / m) sum over the replies of g^alpha_i e_i)
 
 take, before projection, in the mean the steps that all clients together would take.
+
+References: as for `bidro_fl`, `fedavg` and `drfa`.
 """
 
 from __future__ import annotations
@@ -60,6 +62,23 @@ class BiDROLocal(Usual):
 
     A client that is asked and does not reply counts as one that stood still: its model is x_t and its
     g^alpha is 0. Models are projected on X once a round, after they are put together: clients do not know X.
+
+    Args:
+        eta_x: step size of the model.
+        eta_alpha: step size of the mixture weights.
+        local_steps: steps that a client takes in a round.
+        participation: the share of clients that a round asks, in (0, 1].
+        oracle: solves the inner problems.
+
+    Raises:
+        BidroError: for a negative step size, no local step, or a share outside (0, 1].
+
+    Examples:
+        >>> from bidro import BiDROLocal, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> problem = paper_problem(simulate(0), [60.0, 60.0, 60.0, 60.0, 60.0])
+        >>> run(BiDROLocal(0.01, 0.01, local_steps=3, participation=0.6), problem, 50).x.shape
+        (3,)
     """
 
     broadcast_type: ClassVar[type] = Broadcast

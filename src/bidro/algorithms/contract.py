@@ -42,7 +42,14 @@ Evidence = Literal["all rows", "folds", "one row"]
 
 
 class Snapshot(NamedTuple):
-    """What an algorithm shows of its state after a round (or, in a history, after many)."""
+    """What an algorithm shows of its state after a round (or, in a history, after many).
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Snapshot
+        >>> Snapshot(x=np.zeros(2), x_average=np.zeros(2), alpha=np.array([0.5, 0.5])).alpha.tolist()
+        [0.5, 0.5]
+    """
 
     x: Numbers  # (d,) the current model x_{t+1}
     x_average: Numbers  # (d,) the mean of x_1, ..., x_t
@@ -81,7 +88,16 @@ class HeldRows(NamedTuple):
 
 
 class Algorithm(Protocol):
-    """See the module's docstring. Algorithms are JAX pytrees: step sizes are traced."""
+    """What an engine knows of an algorithm: a frozen dataclass of settings with the pure methods below.
+
+    The module's docstring has the loop that calls them. Algorithms are JAX pytrees: step sizes are traced.
+    How one is written is on the page "How to extend".
+
+    Examples:
+        >>> from bidro import FedAvg
+        >>> FedAvg(eta_x=0.1).reply_type._fields
+        ('x',)
+    """
 
     @property
     def broadcast_type(self) -> type[Any]:
@@ -139,6 +155,11 @@ class Usual:
     `x_sum`, the sum of the models of the rounds before.
 
     What a reply is computed from (`evidence`, `second_order`) has no default: sites decide by it.
+
+    Examples:
+        >>> from bidro import FedAvg, Usual
+        >>> issubclass(FedAvg, Usual)
+        True
     """
 
     @property

@@ -9,6 +9,9 @@ several local steps between two exchanges. One stage of the published algorithm 
 (b) The average after step s goes to clients chosen uniformly, each at most once, who reply with their mean
     loss there. With v_i = (n / sampled) f_i for them and 0 for others, an unbiased estimate of all losses,
     alpha moves to the projection on A of alpha + tau eta_alpha v.
+
+Reference: Yuyang Deng, Mohammad Mahdi Kamani and Mehrdad Mahdavi. Distributionally Robust Federated
+Averaging. NeurIPS, 2020.
 """
 
 from __future__ import annotations
@@ -68,6 +71,21 @@ class DRFA(Usual):
     (b) a client that does not reply counts as one that was not chosen. Model and weights change once a stage,
     after its second round; x_average is the mean of the models broadcast in (a), each counted once, that of
     an unfinished stage too. Local models are projected on X only after averaging, as in FedAvg.
+
+    Args:
+        eta_x: step size of the model.
+        eta_alpha: step size of the mixture weights.
+        local_steps: gradient steps tau between two exchanges.
+        sampled: clients that are asked in either part of a stage.
+
+    Raises:
+        BidroError: for a negative step size, no local step, or no client to ask.
+
+    Examples:
+        >>> from bidro import DRFA, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> run(DRFA(0.05, 0.05), paper_problem(simulate(0), None), 200).x_average.round(1).tolist()
+        [1.0, 0.5, -0.5]
     """
 
     broadcast_type: ClassVar[type] = Broadcast

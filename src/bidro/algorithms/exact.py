@@ -13,6 +13,10 @@ risks, which have curvature, while cuts lie below the true ones. Upper bounds ar
 risks, and lower bounds are proven from the cuts: see `cone_model`. The penalised problem, and the one without
 ambiguity inside the clients (AFL's), are solved in the same way. Where the problem has references, they are
 taken off the risks as these arrive, and all of this is of regrets (`references`).
+
+References: Claude Lemarechal, Arkadii Nemirovskii and Yurii Nesterov. New variants of bundle methods.
+Mathematical Programming 69, 1995. Krzysztof C. Kiwiel. Proximity control in bundle methods for convex
+nondifferentiable minimization. Mathematical Programming 46, 1990.
 """
 
 from __future__ import annotations
@@ -25,19 +29,20 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from bidro.algorithms.cone_model import ConeModel, Curvature, held_by_cones
+from bidro.algorithms.cone_model import ConeModel
 from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cuts import Cuts
 from bidro.algorithms.exact_messages import INFINITE, Broadcast, Reply
 from bidro.algorithms.exact_state import Best, Centre, State
 from bidro.algorithms.kinks import Following, with_asked
+from bidro.algorithms.mixed_curvature import held_curvature, mixed, stiffened
 from bidro.algorithms.newton_step import newton_step, one_mixture, proven_at
 from bidro.algorithms.probe import probe
 from bidro.algorithms.proof import lower_bound, require_consistent
 from bidro.algorithms.quasi_newton import quasi_newton
 from bidro.algorithms.ray import outward
 from bidro.algorithms.references import References
-from bidro.algorithms.together import centred, held
+from bidro.algorithms.together import centred
 from bidro.algorithms.working_set import Solved, solved
 from bidro.client import Client
 from bidro.errors import BidroError
@@ -81,14 +86,25 @@ _LENGTHS = (1.0, 100.0, 0.01)
 
 @pytree
 class ExactMWDRO(Usual):
-    """Stops at a relative `gap`; `oracle` solves the inner problems that have no closed form.
+    """The exact solver as an algorithm of the contract; `solve` runs it until the gap is reached.
 
-    `saves_rounds`: solve a program for the lower bound in every round, not only where steps fail or kinks are
-    smoothed. It takes as long as a step and usually saves a few of them, which are dear on a network.
-    `follows`: through how many earlier models the clients' curvature follows kinks; see `kinks`.
+    Args:
+        oracle: solves the inner problems that have no closed form.
+        sends_curvature: whether clients send it; else more rounds.
+        gap: the relative gap at which it stops.
+        saves_rounds: solve a program for the lower bound in every round, not only where steps fail or
+            kinks are smoothed. It takes as long as a step and usually saves a few of them.
+        follows: through how many earlier models the clients' curvature follows kinks; see `kinks`.
 
-    Raises BidroError for a loss that is not convex in the model, and for an unbounded model set, over
-    which cuts prove nothing.
+    Raises:
+        BidroError: from `init`, for a loss that is not convex in the model, and for an unbounded model set,
+            over which cuts prove nothing.
+
+    Examples:
+        >>> from bidro import Exact, ExactMWDRO, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> run(ExactMWDRO(Exact()), paper_problem(simulate(0), None), rounds=10).x.round(2).tolist()
+        [0.99, 0.48, -0.51]
     """
 
     oracle: Oracle = static()
@@ -263,7 +279,7 @@ def _by_newton(state: State) -> State | None:
         return None
     if not one_mixture(model.mixtures):
         return None
-    step = newton_step(model, centre.z, state.mixture @ centre.gradient, _held(state, state.mixture))
+    step = newton_step(model, centre.z, state.mixture @ centre.gradient, held_curvature(state, state.mixture))
     if step is None:
         return None
     if step.fall <= state.wanted * size:
@@ -320,12 +336,12 @@ def _with_next(state: State) -> State:
     # Cuts at the centre count as tangents of the smoothed risks, which lie above them.
     program = partial(solved, model, state.cuts, centre.z, scale=state.scale, also=state.singly)
     program = partial(program, origin=centre.origin, raised=centre.smoothing)
-    M = _curvature(state, state.mixture)
+    M = stiffened(state, state.mixture)
     step = program(M)
     turned = 0.0 if step is None else float(np.abs(step.alpha - state.mixture).sum())
     if step is not None and centre.curvature.shape[1] and turned > _SAME_MIXTURE:
         # The weights that mix the curvatures come from the program itself: once more with what it gave.
-        M = _curvature(state, step.alpha)
+        M = stiffened(state, step.alpha)
         step = program(M, before=step) or step
     if step is None:
         return state._replace(stiffness=_STIFFEN * state.stiffness)
@@ -361,40 +377,8 @@ def _with_next(state: State) -> State:
         turn = state.t // 2
         missing, length = state.missing[turn % len(state.missing)], _LENGTHS[turn // 2 % len(_LENGTHS)]
         slope = float(step.alpha @ centre.gradient[:, -1])
-        x = probe(model, centre.z, _mixed(state, step.alpha), slope, missing, length * size)
+        x = probe(model, centre.z, mixed(state, step.alpha), slope, missing, length * size)
         if x is not None:
             x = model.reached(centre.z[: model.models.dimension], x)
             return state._replace(x=x, probing=True)
     return state._replace(stalled=still)
-
-
-def _mixed(state: State, mixture: Numbers) -> Numbers:
-    """(k, k) the curvature of the mixture at the centre, as far as is known."""
-    centre = state.centre
-    assert centre is not None
-    k = len(centre.z)
-    M = np.zeros((k, k)) if state.estimate is None else state.estimate.copy()
-    if centre.curvature.shape[1]:
-        rows, columns = np.triu_indices(k)
-        M[rows, columns] = M[columns, rows] = mixture @ centre.curvature
-    return M
-
-
-def _held(state: State, mixture: Numbers) -> Numbers:
-    """The same, with curvature also where coordinates rise together unseen."""
-    centre, model = state.centre, state.model
-    assert centre is not None
-    x = centre.z[: model.models.dimension]
-    return held(_mixed(state, mixture), model.together, model.models, x, state.size)
-
-
-def _curvature(state: State, mixture: Numbers) -> Curvature:
-    """M, stiffened; where nothing is known of it, the multiple of the identity for steps of about 1."""
-    centre = state.centre
-    assert centre is not None
-    M = _held(state, mixture)
-    slope = float(mixture @ centre.gradient[:, -1])
-    if state.model.cones and slope > 0:
-        M = held_by_cones(M, state.model.cones, slope, max(centre.z[-1], state.scale / slope))
-    steepest = float(np.linalg.norm(centre.gradient, axis=1).max())
-    return Curvature.of(state.stiffness * M, state.stiffness * (steepest or 1.0), state.model.cones)

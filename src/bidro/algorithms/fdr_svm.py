@@ -16,6 +16,9 @@ The client's problem is strongly convex and solved by `inner_steps` projected su
 2 / (c (k + 1)), averaged with weights k (Lacoste-Julien, Schmidt and Bach). The server keeps v_i, lambda_i
 and u_i and sends them along, so that sites need no memory. The subgradient form of FDR-SVM is `GroupDROBalls`
 with a point as the set of mixtures.
+
+Reference: Michael Ibrahim, Heraldo Rozas, Nagi Gebraeel and Weijun Xie. FDR-SVM: A Federated Distributionally
+Robust Support Vector Machine via a Mixture of Wasserstein Balls Ambiguity Set. UAI, 2025.
 """
 
 from __future__ import annotations
@@ -68,6 +71,24 @@ class FDRSVM(Usual):
 
     A client that does not reply keeps its last model, multiplier and dual, which still enter the average. If
     nobody replies, nothing moves.
+
+    Args:
+        c: the penalty of ADMM, above 0.
+        inner_steps: subgradient steps by which a client solves its own problem.
+
+    Raises:
+        BidroError: for a penalty or a number of steps that is not above 0.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import FDRSVM, Box, Federation, Hinge, Problem, Transport, WassersteinBall, run
+        >>> theta = np.random.default_rng(0).normal(size=(2, 40, 1)) + 0.2
+        >>> rows = np.concatenate([theta, np.sign(theta)], axis=2)
+        >>> federation = Federation.from_arrays({"north": rows[0], "south": rows[1]}, "unbounded")
+        >>> cost = Transport.classification(2, p=1, label_cost=1.0)
+        >>> problem = Problem(federation, Hinge(), Box.cube(5, 1), cost, WassersteinBall(0.05))
+        >>> bool(run(FDRSVM(), problem, 50).x[0] > 0)
+        True
     """
 
     broadcast_type: ClassVar[type] = Broadcast

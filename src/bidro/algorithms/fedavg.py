@@ -2,6 +2,9 @@
 
 Each round, every client takes `local_steps` full-batch gradient steps from the common model, and the
 server averages the results by sample size.
+
+Reference: H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson and Blaise Aguera y Arcas.
+Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS, 2017.
 """
 
 from __future__ import annotations
@@ -27,7 +30,21 @@ class Reply(NamedTuple):
 @pytree
 class FedAvg(ModelAndWeights):
     """Step size and local steps. The average is over the clients that replied; if none did, the
-    model stays. Local models are projected on X once, after averaging."""
+    model stays. Local models are projected on X once, after averaging.
+
+    Args:
+        eta_x: step size of the local steps.
+        local_steps: gradient steps between two averages.
+
+    Raises:
+        BidroError: for a negative step size or no local step.
+
+    Examples:
+        >>> from bidro import FedAvg, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> run(FedAvg(0.1), paper_problem(simulate(0), None), 200).x.round(1).tolist()
+        [1.0, 0.5, -0.5]
+    """
 
     reply_type: ClassVar[type] = Reply
     eta_x: float = 0.01

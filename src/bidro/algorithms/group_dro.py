@@ -17,6 +17,12 @@ g is asked for the loss and its gradient at one of its rows, drawn uniformly:
   and then no other is drawn any more.
 
 x is projected on X after every step.
+
+References: Shiori Sagawa, Pang Wei Koh, Tatsunori B. Hashimoto and Percy Liang. Distributionally Robust
+Neural Networks for Group Shifts. ICLR, 2020. Tasuku Soma, Khashayar Gatmiry, Sharut Gupta and Stefanie
+Jegelka. Near-Optimal Algorithms for Group Distributionally Robust Optimization and Beyond. 2022. Dingzhi Yu,
+Yunuo Cai, Wei Jiang and Lijun Zhang. Efficient Algorithms for Empirical Group Distributionally Robust
+Optimization and Beyond. ICML, 2024.
 """
 
 from __future__ import annotations
@@ -65,6 +71,21 @@ class GroupDRO(Usual):
 
     alpha starts at the proportions N_g / N, as for every algorithm here. If the group asked does not reply,
     nothing moves. Weights need the full simplex.
+
+    Args:
+        eta_x: step size of the model.
+        eta_alpha: step size of the weights, in their exponent.
+        adjustment: C, at least 0.
+        sampling: how the group of a round is drawn: "uniform" or "weights".
+
+    Raises:
+        BidroError: for a negative step size or adjustment, or another word for `sampling`.
+
+    Examples:
+        >>> from bidro import GroupDRO, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> run(GroupDRO(0.01, 0.01), paper_problem(simulate(0), None), 200).alpha.shape
+        (5,)
     """
 
     broadcast_type: ClassVar[type] = Broadcast

@@ -12,6 +12,10 @@ near the optimum as the step sizes are small.
 
 Where the set A of mixtures is a single point, alpha stays there. With the hinge loss and labels that can
 change, this is the subgradient form of FDR-SVM (Ibrahim et al., 2025), whose mixture weights are fixed.
+
+Reference: Xenia Konti, Yi Shen, Zifan Wang, Karl Henrik Johansson, Michael J. Pencina, Nicoleta J.
+Economou-Zavlanos and Michael M. Zavlanos. Group Distributionally Robust Machine Learning under Group Level
+Distributional Uncertainty. 2025.
 """
 
 from __future__ import annotations
@@ -44,6 +48,20 @@ class GroupDROBalls(ModelAndWeights):
 
     A client that does not reply counts as one with gradient and value 0: the model does not move on its
     account, and its weight only as others gain. An infinite R_i stops the run.
+
+    Args:
+        eta_x: step size of the model.
+        eta_alpha: step size of the weights, in their exponent.
+        oracle: solves the inner problems that have no closed form.
+
+    Raises:
+        BidroError: for a negative step size, and from `run` for mixtures other than all or one.
+
+    Examples:
+        >>> from bidro import GroupDROBalls, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> run(GroupDROBalls(), paper_problem(simulate(0), None), 100).x_average.round(1).tolist()
+        [0.9, 0.5, -0.5]
     """
 
     reply_type: ClassVar[type] = Reply

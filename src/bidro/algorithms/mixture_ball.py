@@ -20,6 +20,9 @@ steps in x bounded. With phi_i and C_i the means of the suprema and of the costs
 so each client can follow the part of the objective in brackets on its own. A round: everyone gets (x, s),
 takes `local_steps` gradient steps in x at that s, and replies with its model and, at the x it was sent, C_i
 and its derivative in log s. The server averages models by size, and moves s towards the root.
+
+Reference: Tung-Anh Nguyen, Tuan Dung Nguyen, Long Tan Le, Canh T. Dinh and Nguyen H. Tran. On the
+Generalization of Wasserstein Robust Federated Learning. 2022.
 """
 
 from __future__ import annotations
@@ -101,6 +104,22 @@ class MixtureBall(Usual):
 
     Models and costs are averaged over the clients that replied, by size; if none did, nothing moves. Local
     models are projected on X once, after averaging. With a radius of 0 this is FedAvg.
+
+    Args:
+        eta_x: step size of the model.
+        local_steps: gradient steps between two averages.
+        oracle: solves the inner problems that have no closed form.
+
+    Raises:
+        BidroError: for a negative step size or no local step, and from `run` for clients of different radii.
+
+    Examples:
+        >>> from dataclasses import replace
+        >>> from bidro import MixtureBall, WassersteinBall, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> problem = replace(paper_problem(simulate(0), None), ambiguity=WassersteinBall(0.1))
+        >>> run(MixtureBall(0.02), problem, 100).x.shape
+        (3,)
     """
 
     broadcast_type: ClassVar[type] = Broadcast

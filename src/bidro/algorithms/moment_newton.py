@@ -14,6 +14,10 @@ What it stops by is a bound: risks are convex, so that for any alpha in A and s 
 which is worth little before s is nearly 0 and nearly all afterwards; coordinates at an edge of X to which
 they fall are held there. Where steps find no such point (x is at a kink) the bound says so, and `ExactMWDRO`
 is to go on from there.
+
+References: Philip Wolfe. Finding the nearest point in a polytope. Mathematical Programming 11, 1976. Dimitri
+P. Bertsekas. Projected Newton Methods for Optimization Problems with Simple Constraints. SIAM Journal on
+Control and Optimization 20, 1982.
 """
 
 from __future__ import annotations

@@ -76,7 +76,24 @@ class OneShotState(NamedTuple):
 
 @pytree
 class OneShotMWDRO(Usual):
-    """Squared loss on an unbounded support with p = 2, over balls or without ambiguity inside clients."""
+    """Squared loss on an unbounded support with p = 2, over balls or without ambiguity inside clients.
+
+    Args:
+        gap: the relative gap at which the server has done.
+
+    Raises:
+        BidroError: from `init`, for any other problem, or models that are not a box or a ball.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Box, Federation, OneShotMWDRO, Problem, Squared, Transport, WassersteinBall, run
+        >>> rows = np.random.default_rng(0).normal(size=(2, 40, 3))
+        >>> federation = Federation.from_arrays({"north": rows[0], "south": rows[1]}, "unbounded")
+        >>> cost = Transport.euclidean(3)
+        >>> problem = Problem(federation, Squared(), Box.cube(2, 2), cost, WassersteinBall(0.1))
+        >>> run(OneShotMWDRO(), problem, rounds=1).x.shape
+        (2,)
+    """
 
     gap: float = static(default=1e-6)
 

@@ -8,6 +8,9 @@ gradient steps of size eta_x = 1 / L. D_i = L (x - x_i) stands for its gradient,
 from a bound of the objective's curvature, so that a step size that suits q = 0 suits every q:
 
     x <- x - sum_i p_i F_i^q D_i / sum_i p_i (q F_i^(q-1) ||D_i||^2 + L F_i^q), projected on X.
+
+Reference: Tian Li, Maziar Sanjabi, Ahmad Beirami and Virginia Smith. Fair Resource Allocation in Federated
+Learning. ICLR, 2020.
 """
 
 from __future__ import annotations
@@ -56,6 +59,20 @@ class QFFL(Usual):
     The step is over the clients that replied; if none did, the model stays. The weights shown as alpha are
     p_i F_i^q, scaled to sum to 1; a client that does not reply keeps its weight, and those who do share
     theirs out anew. Before the first reply they are p_i.
+
+    Args:
+        q: the power, at least 0; 0 is FedAvg's problem.
+        eta_x: step size 1 / L of the local steps.
+        local_steps: gradient steps between two exchanges.
+
+    Raises:
+        BidroError: for a negative power or step size, or no local step.
+
+    Examples:
+        >>> from bidro import QFFL, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> run(QFFL(q=2.0), paper_problem(simulate(0), None), 200).x.round(1).tolist()
+        [1.0, 0.5, -0.5]
     """
 
     broadcast_type: ClassVar[type] = Broadcast

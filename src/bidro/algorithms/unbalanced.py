@@ -16,6 +16,9 @@ large tau both are BiDRO-FL's problem.
 A client replies with R_i = +-rho tau log mean_k exp(+-phi_ik / (rho tau)) and its gradient. The server
 weights clients by p_i in proportion to alpha_i exp(+-R_i / (rho tau)), descends along sum_i p_i grad R_i, and
 ascends in alpha along the gradient +-rho tau exp(+-(R_i - R) / (rho tau)), R being the value of the whole.
+
+Reference: Zifan Wang, Xinlei Yi, Xenia Konti, Michael M. Zavlanos and Karl H. Johansson. Distributionally
+Robust Federated Learning with Outlier Resilience. 2025.
 """
 
 from __future__ import annotations
@@ -66,6 +69,23 @@ class UnbalancedDRO(Usual):
 
     A client that does not reply is left out of the sums, and its weight changes only as others' do.
     For a small tau a reply is next to that of one row, so it counts as one.
+
+    Args:
+        tau: how dear it is to weight rows anew, above 0.
+        eta_x: step size of the model.
+        eta_alpha: step size of the mixture weights.
+        sign: "up" or "down"; see the module.
+        oracle: solves the inner problems.
+
+    Raises:
+        BidroError: for a tau that is not above 0, a negative step size, or another sign.
+
+    Examples:
+        >>> from bidro import UnbalancedDRO, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> problem = paper_problem(simulate(0), [60.0, 60.0, 60.0, 60.0, 60.0])
+        >>> run(UnbalancedDRO(tau=2.0), problem, 100).x.shape
+        (3,)
     """
 
     broadcast_type: ClassVar[type] = Broadcast

@@ -11,15 +11,28 @@ from typing import NamedTuple, Protocol
 
 
 class Delivered(NamedTuple):
+    """What came back of one exchange with clients.
+
+    Examples:
+        >>> from bidro import Delivered
+        >>> Delivered({"north": b"reply"}, {"south": "timed out"}).gone
+        frozenset()
+    """
+
     replies: dict[str, bytes]  # by client
     failures: dict[str, str]  # by client: why there is no reply, in a few words
-    gone: frozenset[str] = (
-        frozenset()
-    )  # those among them that cannot come back in this session of the network
+    gone: frozenset[str] = frozenset()  # of the failures, who cannot come back in this session
 
 
 class Carrier(Protocol):
-    """Clients are known by name only, whatever the network calls them."""
+    """Clients are known by name only, whatever the network calls them.
+
+    Examples:
+        >>> from bidro.engines.carrier import InMemory
+        >>> network = InMemory({"north": lambda message: message.upper()})
+        >>> network.exchange({"north": b"hello"}, timeout=1.0).replies
+        {'north': b'HELLO'}
+    """
 
     def absent(self, names: Iterable[str]) -> frozenset[str]:
         """Those among these clients that cannot be reached now but may still come to this session of the

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm, HeldRows, Snapshot, client_key
 from bidro.client import Client
+from bidro.engines.result import Result, result_of
 from bidro.engines.rounds import Who, first_state, last_state, rounds
 from bidro.errors import BidroError
 from bidro.problem import Problem
@@ -42,24 +43,6 @@ _SNAPSHOTS = 256
 Progress = Callable[[int], None]
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
-    """What a run leaves: models, weights, the recorded history, and the state to go on from."""
-
-    x: NDArray[np.float64]  # (d,) final model
-    x_average: NDArray[np.float64]  # (d,) mean of x_1, ..., x_T
-    alpha: NDArray[np.float64]  # (n,) final mixture weights, in the order of `names`
-    names: tuple[str, ...]
-    algorithm: Algorithm
-    problem: str  # the problem's fingerprint
-    rounds: int
-    seed: int
-    history_rounds: NDArray[np.int64]  # (records,)
-    history: Snapshot  # arrays with a leading axis of records
-    seconds: float
-    state: Any
-
-
 def run(
     algorithm: Algorithm,
     problem: Problem,
@@ -69,11 +52,30 @@ def run(
     progress: Progress | None = None,
     resume: Result | None = None,
 ) -> Result:
-    """Run `rounds` rounds, or go on from `resume` to that many in all.
+    """Run so many rounds of an algorithm, or go on from a result to that many in all.
 
-    `record_every` rounds (a hundredth of the run by default) a snapshot is kept; `progress` is called
-    with the number of rounds done. Raises BidroError for a problem that the algorithm cannot treat and
-    when a value stops being finite.
+    Args:
+        algorithm: such as `BiDROFL()`.
+        problem: what it is to solve.
+        rounds: how many, in all.
+        seed: of everything random.
+        record_every: after so many rounds a snapshot is kept; a hundredth of the run by default.
+        progress: called with the number of rounds done.
+        resume: a result of the same algorithm, problem and seed.
+
+    Returns:
+        Models, weights and their history.
+
+    Raises:
+        BidroError: for a problem that the algorithm cannot treat, and when a value stops being finite.
+
+    Examples:
+        >>> from bidro import FedAvg, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> problem = paper_problem(simulate(0), None)
+        >>> half = run(FedAvg(0.1), problem, rounds=50)
+        >>> bool((run(FedAvg(0.1), problem, 100, resume=half).x == run(FedAvg(0.1), problem, 100).x).all())
+        True
     """
     key = _seed_key(seed)
     done = 0 if resume is None else resume.rounds
@@ -100,7 +102,7 @@ def run(
             *(np.concatenate([a[due], b]) for a, b in zip(resume.history, history, strict=True))
         )
     seconds = time.perf_counter() - started
-    return _result(algorithm, state, problem, rounds, seed, at, history, seconds)
+    return result_of(algorithm, state, problem, rounds, seed, at, history, seconds)
 
 
 def run_many(
@@ -113,10 +115,32 @@ def run_many(
     progress: Progress | None = None,
     workers: int = 2,
 ) -> list[Result]:
-    """Repeated runs of one problem on other rows: run r uses samples[r] (N, m) and seeds[r].
+    """Repeated runs of one problem on other rows, as one batched program.
 
-    The runs are one batched program, shared out over `workers` threads. `progress` is called with the
-    number of rounds done, summed over runs.
+    Args:
+        algorithm: one whose server step can be compiled.
+        problem: of which every run has other rows.
+        samples: (runs, N, m); run r uses samples[r] and seeds[r].
+        rounds: how many in each run.
+        seeds: one a run.
+        record_every: as in `run`.
+        progress: called with the number of rounds done, summed over runs.
+        workers: threads that share the runs out.
+
+    Returns:
+        A result for every run.
+
+    Raises:
+        BidroError: as `run`, and for rows that do not fit the problem.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import FedAvg, run_many
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> runs = [simulate(seed) for seed in (0, 1)]
+        >>> tables = np.stack([one.samples for one in runs])
+        >>> len(run_many(FedAvg(0.1), paper_problem(runs[0], None), tables, 50, seeds=[0, 1]))
+        2
     """
     data = jnp.asarray(samples, float)
     if data.ndim != 3 or data.shape[0] != len(seeds) or data.shape[0] == 0:
@@ -158,7 +182,7 @@ def run_many(
         for k, r in enumerate(chosen):
             own = Snapshot(*(v[:, k] for v in history))
             own_state = jax.tree.map(itemgetter(k), state)
-            results.append(_result(algorithm, own_state, problem, rounds, seeds[r], at, own, seconds))
+            results.append(result_of(algorithm, own_state, problem, rounds, seeds[r], at, own, seconds))
         return results
 
     groups = np.array_split(np.arange(len(seeds)), min(workers, len(seeds)))
@@ -352,30 +376,3 @@ def _plain_rounds(
         state = last_state(rounds(ask, algorithm, state, stop, before), state)
         snapshots.append(algorithm.snapshot(state))
     return state, Snapshot(*(jnp.stack(v) for v in zip(*snapshots, strict=True)))
-
-
-def _result(
-    algorithm: Algorithm,
-    state: Any,
-    problem: Problem,
-    rounds: int,
-    seed: int,
-    at: NDArray[np.int64],
-    history: Snapshot,
-    seconds: float,
-) -> Result:
-    final = algorithm.snapshot(state)
-    return Result(
-        np.asarray(final.x),
-        np.asarray(final.x_average),
-        np.asarray(final.alpha),
-        problem.federation.names,
-        algorithm,
-        problem.fingerprint,
-        rounds,
-        seed,
-        at,
-        history,
-        seconds,
-        state,
-    )

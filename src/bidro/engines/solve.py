@@ -35,7 +35,18 @@ _WITHOUT_GAIN, _GAIN = 60, 0.99
 
 
 class GapNotReachedWarning(UserWarning):
-    """The solver stopped at a wider gap than was asked for."""
+    """The solver stopped at a wider gap than was asked for.
+
+    Examples:
+        >>> import warnings
+        >>> from bidro import solve
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> with warnings.catch_warnings(record=True) as found:
+        ...     warnings.simplefilter("always")
+        ...     solution = solve(paper_problem(simulate(0), None), method="gradients", max_rounds=1)
+        >>> found[0].category.__name__
+        'GapNotReachedWarning'
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,25 +54,33 @@ class Solution:
     """A model, and what is proven of it: the optimum of MW-DRO lies in [lower, upper], upper being the
     risk of `x` under the worst mixture.
 
-    Where the problem has references, lower and upper are of the regret, sum_i alpha_i (R_i(x) - b_i)."""
+    Where the problem has references, lower and upper are of the regret, sum_i alpha_i (R_i(x) - b_i).
+
+    Examples:
+        >>> from bidro import solve
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> solution = solve(paper_problem(simulate(0), None))
+        >>> solution.lower <= solution.upper, solution.alpha.round(2).tolist()
+        (True, [0.28, 0.72, 0.0, 0.0, 0.0])
+    """
 
     x: NDArray[np.float64]  # (d,)
     alpha: NDArray[np.float64]  # (n,) worst-case weights, in the order of `names`
     risks: NDArray[np.float64]  # (n,) upper ends of R_i(x), references not taken off
     multipliers: NDArray[np.float64]  # (n,) lambda_i; inf where no sample moves
-    names: tuple[str, ...]
-    upper: float
-    lower: float
+    names: tuple[str, ...]  # the clients'
+    upper: float  # bound of the optimum: the risk of x
+    lower: float  # bound of the optimum, proven
     certified: bool  # False where the inner suprema are not known: then upper is inf, and nothing is proven
-    method: str
+    method: str  # that was used
     why: str  # why this method
-    rounds: int
+    rounds: int  # with the clients
     bytes_to_client: int  # sent to each client in all rounds
     bytes_from_client: int  # sent by each client in all rounds
     history: NDArray[np.float64]  # (rounds, 2) upper and lower bound after each round
-    seconds: float
+    seconds: float  # of this part of the solve
     problem: str  # the problem's fingerprint
-    state: Any
+    state: Any  # to go on from
 
     @property
     def absolute_gap(self) -> float:
@@ -98,16 +117,37 @@ def solve(
     start: NDArray[np.float64] | None = None,
     moments: Any = None,
 ) -> Solution:
-    """Solve `problem` to a relative gap, over balls, with penalties, or without ambiguity inside clients.
+    """Solve a problem to a certified relative gap: over balls, with penalties, or AFL's.
 
-    `method`: "curvature" (about ten rounds), "gradients" (clients reveal less; more rounds), "one-shot"
-    (squared loss: second moments, once), or None for the rule of `chosen_method`; where that is "one-shot"
-    and the rounding of second moments leaves a wider gap, rounds with curvature follow. `progress` is called
-    after each round with its number and the gap. `resume` goes on from a solution of the same problem by the
-    same method, up to `max_rounds` in all. `network` answers the rounds. `start` (d,) is a model to begin
-    with; `moments` the replies of "one-shot", where clients have sent them before (they are taken to be of
-    this problem's rows). Warns (GapNotReachedWarning) where it stops short of the gap, and raises BidroError
-    for a problem that it cannot treat.
+    Args:
+        problem: what to solve.
+        gap: the relative gap to stop at.
+        method: "curvature" (about ten rounds), "gradients" (clients reveal less; more rounds), "one-shot"
+            (squared loss: second moments, once), or None for the rule of `chosen_method`; where that is
+            "one-shot" and the rounding of second moments leaves a wider gap, rounds with curvature follow.
+        max_rounds: stop after so many in all, whatever the gap.
+        oracle: solves inner problems without a closed form; exact where there is one, by default.
+        progress: called after each round with its number and the gap.
+        resume: a solution of the same problem by the same method to go on from.
+        network: answers the rounds; clients in this process by default.
+        start: (d,) a model to begin with.
+        moments: the replies of "one-shot", where clients have sent them before (they are taken to be of this
+            problem's rows).
+
+    Returns:
+        The model, the worst-case weights, and bounds that hold the optimum between them.
+
+    Raises:
+        BidroError: for a problem that it cannot treat.
+
+    Warns (GapNotReachedWarning) where it stops short of the gap.
+
+    Examples:
+        >>> from bidro import solve
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> solution = solve(paper_problem(simulate(0), None), gap=1e-6)
+        >>> solution.x.round(2).tolist(), solution.gap <= 1e-6
+        ([0.99, 0.48, -0.51], True)
     """
     if not isinstance(gap, int | float) or not 0 < gap < np.inf:
         raise BidroError(f"The gap must be a positive number such as 1e-6; got {gap!r}.")

@@ -29,21 +29,31 @@ def _has_probabilities(estimator: RobustClassifier) -> bool:
 
 
 class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
-    """The classifier of `RobustRegressor`'s problem.
+    """A linear classifier, or one of curves: the best under the worst admissible mixture of the clients.
 
-    loss: "logistic" (softmax for more than two classes) or "smoothed hinge" (two classes; width: of its
-    rounded corner). metric: "features" (labels do not change) or "joint", where a change of label costs
-    label_cost. support: declared (lower, upper) bounds of every feature. The other parameters, and what is
-    there after `fit`, are those of `RobustRegressor`; coef_ is (1, k) for two classes and (classes, k) for
-    more.
+    Parameters that are not listed, and what is there after `fit`, are those of `RobustRegressor`.
 
-    >>> import numpy as np
-    >>> from bidro import RobustClassifier
-    >>> rng = np.random.default_rng(0)
-    >>> X, site = rng.normal(size=(80, 2)), np.repeat(["north", "south"], 40)
-    >>> y = np.where(X[:, 0] > 0, "ill", "well")
-    >>> RobustClassifier(radius=0.05).fit(X, y, clients=site).predict([[3.0, 0.0]]).tolist()
-    ['ill']
+    Args:
+        loss: "logistic" (softmax for more than two classes) or "smoothed hinge" (two classes).
+        metric: "features" (labels do not change) or "joint", where a change of label costs label_cost.
+        support: declared (lower, upper) bounds of every feature.
+        width: of the smoothed hinge's rounded corner.
+
+    Attributes:
+        classes_: the classes, sorted.
+        coef_: (1, k) for two classes, (classes, k) for more, on the original scale.
+
+    Raises:
+        BidroError: from `fit`, for settings or rows that cannot be used, and for a single class.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import RobustClassifier
+        >>> rng = np.random.default_rng(0)
+        >>> X, site = rng.normal(size=(80, 2)), np.repeat(["north", "south"], 40)
+        >>> y = np.where(X[:, 0] > 0, "ill", "well")
+        >>> RobustClassifier(radius=0.05).fit(X, y, clients=site).predict([[3.0, 0.0]]).tolist()
+        ['ill']
     """
 
     def __init__(
@@ -96,14 +106,30 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict(self, X: ArrayLike, clients: ArrayLike | None = None) -> NDArray[Any]:
-        """(N,) the likeliest class of every row; `clients` as in `decision_function`."""
+        """The likeliest class of every row.
+
+        Args:
+            X: rows (N, k).
+            clients: as in `decision_function`.
+
+        Returns:
+            Classes (N,).
+        """
         scores = self.decision_function(X, clients)
         best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[best])
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
-        """(N, classes) probabilities, in the order of classes_; `clients` as in `decision_function`."""
+        """The probability of every class; with loss="logistic" only.
+
+        Args:
+            X: rows (N, k).
+            clients: as in `decision_function`.
+
+        Returns:
+            Probabilities (N, classes), in the order of `classes_`.
+        """
         scores = self.decision_function(X, clients)
         if scores.ndim == 1:
             return np.column_stack([expit(-scores), expit(scores)])

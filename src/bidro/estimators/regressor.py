@@ -18,41 +18,70 @@ from bidro.losses.registry import LossChoice
 
 
 class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
-    """min over (w, b) of the worst admissible mixture of the clients' worst losses over Wasserstein balls.
+    """A linear model, or curves, of a number: the best under the worst admissible mixture of the clients.
 
-    loss: "squared", "absolute", "huber" or "pinball". threshold: Huber's, in standard deviations of the
-    target; quantile: the pinball loss's. radius: how far each client's distribution may shift: a number (0:
-    no shift), one a client (names in alphabetical order), a mapping by client, "cross-validate", "bootstrap"
-    or "explicit" (needs `support` and metric="joint"); in pooled standard deviations of the features.
-    weights: the mixtures to guard against: "auto" (by cross-validation, within the price), "simplex" (any),
-    "fixed" (by rows: pooled training), or a number kappa of at least 1 (no client counts for more than kappa
-    times its share). price: of weights="auto", by which share the mean loss may rise over pooled training
-    for a better worst case; inf for whatever it costs. criterion: "risk", or "regret": what the worst mixture
-    loses beyond what each client could attain by itself. own: "auto", each client that gains by it has its
-    own correction of the shared model, "offset", of its intercept alone, or None.
-    metric: "features" (targets do not move) or "joint", where moving the target by one of its standard
-    deviations costs label_cost. p: order of the cost, 2 for squared loss and 1 otherwise. support:
-    declared (lower, upper) bounds of every feature and of the target, needed for the Wasserstein
-    certificate. gap: the certified relative duality gap. folds, random_state: of cross-validation and
-    bootstrap. confidence: of `certificate_` and of bootstrap and explicit radii.
-    curves: None, every feature a straight line; "auto", a piecewise-linear curve for every feature, with as
-    many segments as cross-validation chooses (1 is among them); a number of segments; or one of these by
-    feature ("auto" for those not named). increasing, decreasing: features whose lines or curves must rise or
-    fall. With curves and a radius, risks are upper bounds of worst cases: `worst_case` gives the other end.
+    Solves min over (w, b) of the worst mixture of the clients' worst mean losses over Wasserstein balls, to a
+    certified duality gap, and chooses how much of that is worth its price by cross-validation.
 
-    After `fit`: coef_ (k,) of straight lines, intercept_ (with curves the prediction for a row that is
-    average in everything), curves_ (by feature its knots, values and slopes), own_coef_, own_curves_ and
-    own_intercept_ (by client, of those with a model of their own), client_weights_, client_risks_ (robust, in
-    the loss's own unit), radii_, duality_gap_, n_rounds_, calibration_, certificate_; `worst_case(client)`,
-    `certify(...)` and `explain(X)`.
+    Args:
+        loss: "squared", "absolute", "huber" or "pinball".
+        radius: how far each client's distribution may shift: a number (0: no shift), one a client (names in
+            alphabetical order), a mapping by client, "cross-validate", "bootstrap" or "explicit" (needs
+            `support` and metric="joint"); in pooled standard deviations of the features.
+        weights: the mixtures to guard against: "auto" (by cross-validation, within the price), "simplex"
+            (any), "fixed" (by rows: pooled training), or a number kappa of at least 1 (no client counts for
+            more than kappa times its share).
+        price: of weights="auto", by which share the mean loss may rise over pooled training for a better
+            worst case; inf for whatever it costs.
+        criterion: "risk", or "regret": what the worst mixture loses beyond what each client could attain by
+            itself.
+        own: "auto", each client that gains by it has its own correction of the shared model, "offset", of its
+            intercept alone, or None.
+        metric: "features" (targets do not move) or "joint", where moving the target by one of its standard
+            deviations costs label_cost.
+        label_cost: of metric="joint".
+        p: order of the cost; None for 2 with squared loss and 1 otherwise.
+        support: declared (lower, upper) bounds of every feature and of the target, needed for the Wasserstein
+            certificate.
+        threshold: Huber's, in standard deviations of the target.
+        quantile: the pinball loss's.
+        fit_intercept: whether there is an intercept.
+        gap: the relative duality gap to certify.
+        folds: of cross-validation; None for 5, or fewer where a client has fewer rows.
+        confidence: of `certificate_`, and of bootstrap and explicit radii.
+        random_state: seed of folds and resamples.
+        curves: None, every feature a straight line; "auto", a piecewise-linear curve for every feature, with
+            as many segments as cross-validation chooses (1 is among them); a number of segments; or one of
+            these by feature ("auto" for those not named). With a radius, risks of curves are upper bounds of
+            worst cases, and `worst_case` gives the other end.
+        increasing: features whose lines or curves must rise.
+        decreasing: features whose lines or curves must fall.
 
-    >>> import numpy as np
-    >>> from bidro import RobustRegressor
-    >>> rng = np.random.default_rng(0)
-    >>> X, site = rng.normal(size=(60, 2)), np.repeat(["north", "south"], 30)
-    >>> y = X @ [1.0, -2.0] + 0.1 * rng.normal(size=60)
-    >>> RobustRegressor(radius=0.1).fit(X, y, clients=site).coef_.round(1).tolist()
-    [1.0, -2.0]
+    Attributes:
+        coef_: (k,) of straight lines, on the original scale.
+        intercept_: the prediction where every feature is 0; with curves, for a row that is average.
+        curves_: by feature its knots, values and slopes.
+        own_coef_: by client, of those with a model of their own; so are `own_curves_` and `own_intercept_`.
+        client_weights_: the worst-case mixture, by client.
+        client_risks_: robust, in the loss's own unit, by client.
+        radii_: by client.
+        duality_gap_: the relative gap that was certified.
+        n_rounds_: rounds with the clients that it took.
+        calibration_: a `Calibration`: candidates, their losses on rows left out, the choice; None where
+            nothing was chosen.
+        certificate_: a `Certificate`: what the training rows allow to state.
+
+    Raises:
+        BidroError: from `fit`, for settings or rows that cannot be used.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import RobustRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X, site = rng.normal(size=(60, 2)), np.repeat(["north", "south"], 30)
+        >>> y = X @ [1.0, -2.0] + 0.1 * rng.normal(size=60)
+        >>> RobustRegressor(radius=0.1).fit(X, y, clients=site).coef_.round(1).tolist()
+        [1.0, -2.0]
     """
 
     def __init__(
@@ -101,8 +130,15 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         self.decreasing = decreasing
 
     def predict(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
-        """(N,) predictions for rows X (N, k): by the shared model, or, where `clients` (N,) says whose row
-        each is, by the client's own where it has one."""
+        """Predictions for rows, by the shared model, or by the client's own where it has one.
+
+        Args:
+            X: rows (N, k).
+            clients: whose row each is (N,); None for the shared model everywhere.
+
+        Returns:
+            Predictions (N,), in the target's unit.
+        """
         return self._scores(X, clients)[:, 0]
 
     def _loss_choice(self) -> LossChoice:

@@ -18,7 +18,8 @@ from bidro import __version__
 from bidro.algorithms import AFL, Algorithm, BiDROFL, FedAvg
 from bidro.arrays import Floats
 from bidro.client import Penalty
-from bidro.engines.in_process import Result, run_many
+from bidro.engines.in_process import run_many
+from bidro.engines.result import Result
 from bidro.errors import BidroError
 from bidro.experiments import simulation
 from bidro.experiments.ambiguity import ambiguity_picture

@@ -70,7 +70,15 @@ class Clients(Rounds, Protocol):
 
 
 class Network(Protocol):
-    """Everything that a fit asks of clients, beginning with what is in their tables."""
+    """Everything that a fit asks of clients, beginning with what is in their tables.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro.fitting.network import LocalNetwork
+        >>> X, y, site = np.ones((4, 1)), np.arange(4.0), np.array(["north", "south"] * 2)
+        >>> LocalNetwork.of(X, y, site, ["age", "stay"]).names
+        ('north', 'south')
+    """
 
     @property
     def names(self) -> tuple[str, ...]:

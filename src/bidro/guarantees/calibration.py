@@ -22,12 +22,11 @@ from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.fold_moments import Found as FoldMomentsFound
 from bidro.algorithms.fold_newton import FoldNewton
 from bidro.algorithms.second_moments import TrainingMoments
-from bidro.arrays import Floats
+from bidro.arrays import Floats, column_deviations
 from bidro.client import WassersteinBall
 from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Deal, Rounds, last_state, rounds
 from bidro.errors import BidroError
-from bidro.federation import column_deviations
 from bidro.guarantees.price import PRICE, WEIGHINGS, LeftOut, check_price, choice, worst_decile, worst_fifth
 from bidro.losses import LinearLoss, Squared
 from bidro.problem import Problem
@@ -40,20 +39,29 @@ FOLDS = 5
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The candidates, their losses on rows left out, and the choice."""
+    """The candidates, their losses on rows left out, and the choice.
 
-    candidates: tuple[Candidate, ...]
+    Examples:
+        >>> from bidro import RobustRegressor, example_visits
+        >>> rows = example_visits()
+        >>> model = RobustRegressor().fit(rows[["age", "bmi"]], rows["stay"], clients=rows["hospital"])
+        >>> found = model.calibration_
+        >>> bool(found.means[found.place] <= (1 + found.price) * found.means[found.pooled])
+        True
+    """
+
+    candidates: tuple[Candidate, ...]  # what was tried
     left_out: LeftOut  # losses by fold and client
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    price: float
+    names: tuple[str, ...]  # the clients'
+    sizes: tuple[int, ...]  # their rows
+    price: float  # that the choice was held to
     pooled: int  # which candidate is pooled training, or what comes closest to it
     place: int  # which is chosen
     radii: Floats  # (n,) of the choice
     models: Floats  # (folds + 1, candidates, d): last those of all rows
     spread: float  # that radii are in units of
     deal: Deal  # of the folds
-    rounds: int
+    rounds: int  # with the clients
     moments: FoldMomentsFound | None  # of squared loss, where clients have sent them
 
     @property
@@ -123,15 +131,39 @@ def calibrate(
     sends_curvature: bool = True,
     told: TrainingMoments | None = None,
 ) -> Calibration:
-    """Choose a radius scale c and a weighing (cap, blend) for `problem`, whose own mixtures do not matter.
+    """Choose, by cross-validation, a radius scale c and a weighing (cap, blend) for a problem.
 
-    Radii are eps_i = c `spread` N_i^-1/2 beyond those of the problem, if it has any; the spread is by default
-    `pooled_spread`. `price` is by which share the mean loss may rise over that of pooled training (see
-    `choice`). There are 5 folds unless told otherwise, and fewer where a client has fewer rows, but at least
-    2. `progress` is called after each round with its number and how many of the solves go on. `network`
-    answers the rounds, without curvature or second moments unless `sends_curvature`; `told` are the moments
-    that clients have sent before, of this problem's rows, folds and seed. Raises BidroError for a client with
-    fewer rows than folds.
+    Radii are eps_i = c `spread` N_i^-1/2 beyond those of the problem, if it has any. Its own mixtures do not
+    matter. How the choice is made is in `choice`.
+
+    Args:
+        problem: whose rows, loss and models are used.
+        scales: the c to try.
+        weighings: pairs (cap, blend) to try: see `CappedSimplex.blended`.
+        price: by which share the mean loss may rise over that of pooled training.
+        folds: 5 unless told otherwise, and fewer where a client has fewer rows, but at least 2.
+        seed: of the folds.
+        spread: by default `pooled_spread`.
+        oracle: as in `solve`.
+        progress: called after each round with its number and how many of the solves go on.
+        network: answers the rounds.
+        sends_curvature: whether clients send curvature and second moments.
+        told: moments that clients have sent before, of this problem's rows, folds and seed.
+
+    Returns:
+        The candidates, their losses on rows left out, and the choice.
+
+    Raises:
+        BidroError: for a client with fewer rows than folds.
+
+    Examples:
+        >>> from bidro import Box, Federation, Problem, Squared, Transport, calibrate, example_visits
+        >>> rows = example_visits()[["hospital", "age", "bmi", "stay"]]
+        >>> federation = Federation.from_table(rows, "hospital", "stay", "unbounded")
+        >>> problem = Problem(federation, Squared(), Box.cube(10, 2), Transport.features_only(3))
+        >>> found = calibrate(problem, scales=(0.0,), price=0.05)
+        >>> len(found.candidates) > 1, found.price
+        (True, 0.05)
     """
     _check(scales, weighings, spread)
     check_price(price)

@@ -46,23 +46,30 @@ class Shift:
 
 @dataclass(frozen=True)
 class Certificate:
-    """See the module's docstring. Clients are in the order of `names`."""
+    """See the module's docstring. Clients are in the order of `names`.
 
-    confidence: float
-    names: tuple[str, ...]
+    Examples:
+        >>> from bidro import Certificate, certify_predictions
+        >>> stated = certify_predictions([0, 1] * 50, [0, 1] * 49 + [1, 1], loss="mistakes")
+        >>> Certificate.from_json(stated.to_json()).mistakes.bound == stated.mistakes.bound
+        True
+    """
+
+    confidence: float  # of each statement by itself
+    names: tuple[str, ...]  # the clients'
     rows: tuple[int, ...]  # of training, that the interval rests on; () for a model not trained here
     empirical: tuple[float, ...]  # mean losses on these rows; () for a model not trained here
     mixtures: str  # the admissible ones, in words
-    interval: Interval | None
-    held_out: HeldOut | None
+    interval: Interval | None  # of the out-of-sample theorem
+    held_out: HeldOut | None  # on losses as they are, where a declared support bounds them
     clipped: HeldOut | None  # losses counted as at most a level known from training
     mistakes: HeldOut | None  # the share of wrong predictions, for losses with labels
-    shift: Shift | None
+    shift: Shift | None  # with room for shift inside the clients
     absent: Mapping[str, str]  # why a statement is not made, by its name
     balls: str  # what the radii of training stand for; of a model not trained here, what bounds its loss
     weights: tuple[float, ...] | None = None  # in the worst mixture of training; None where it is not known
     own: HeldOut | None = None  # as `clipped`, each client with its own model; None where there are none
-    own_mistakes: HeldOut | None = None
+    own_mistakes: HeldOut | None = None  # as `mistakes`, each client with its own model
     against: Paired | None = None  # the difference from another model, where one was given
 
     @property

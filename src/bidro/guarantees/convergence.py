@@ -24,9 +24,17 @@ from bidro.sets import WholeSpace
 
 @dataclass(frozen=True)
 class ConvergenceBound:
-    """The constants of Assumption 2 and of the theorem; upper bounds where no exact value is had."""
+    """The constants of Assumption 2 and of the theorem; upper bounds where no exact value is had.
 
-    n: int
+    Examples:
+        >>> from bidro import convergence_bound
+        >>> from bidro.experiments.simulation import PENALTIES, paper_problem, simulate
+        >>> bound = convergence_bound(paper_problem(simulate(0), PENALTIES))
+        >>> bound.gap(10_000) < bound.gap(100)
+        True
+    """
+
+    n: int  # clients
     D_x: float  # diameter of X
     D_alpha: float  # diameter of A
     D_c: float  # largest transport cost between two points of Xi that differ in movable coordinates
@@ -48,10 +56,23 @@ class ConvergenceBound:
 
 
 def convergence_bound(problem: Problem) -> ConvergenceBound:
-    """The constants for a linear predictor on compact X and Xi.
+    """The constants of the convergence theorem for a linear predictor on compact X and Xi.
 
-    Raises BidroError where the theorem's assumptions fail: an unbounded set, a loss that is not
-    known to be convex in x, or one that is not differentiable.
+    Args:
+        problem: with penalties.
+
+    Returns:
+        The constants, and with `gap` the bound after so many rounds.
+
+    Raises:
+        BidroError: where the theorem's assumptions fail: an unbounded set, a loss that is not known to be
+            convex in x, or one that is not differentiable.
+
+    Examples:
+        >>> from bidro import convergence_bound
+        >>> from bidro.experiments.simulation import PENALTIES, paper_problem, simulate
+        >>> convergence_bound(paper_problem(simulate(0), PENALTIES)).n
+        5
     """
     loss = problem.loss
     if problem.rho is None:

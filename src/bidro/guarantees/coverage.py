@@ -25,10 +25,16 @@ from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
 
 @dataclass(frozen=True, eq=False)
 class Coverage:
-    """Radii (n,), the risks beta_i (n,) that they stand for, and both bounds of Proposition 1."""
+    """Radii (n,), the risks beta_i (n,) that they stand for, and both bounds of Proposition 1.
 
-    radii: Floats
-    risks: Floats
+    Examples:
+        >>> from bidro import ExplicitRadius, coverage
+        >>> coverage(ExplicitRadius(diameter=1.0, coordinates=1, p=1.0), [500, 200], 0.05).probability
+        0.9025
+    """
+
+    radii: Floats  # (n,) eps_i
+    risks: Floats  # (n,) beta_i, the failure probabilities
     together: float  # prod (1 - beta_i)
     by_one: float  # 1 - prod beta-bar_i; 0 where delta is not known or a vertex is not admissible
 
@@ -45,10 +51,27 @@ def coverage(
     mixtures: Simplex | CappedSimplex | L1SimplexBall | None = None,
     delta: float | None = None,
 ) -> Coverage:
-    """Proposition 1 for given beta_i (one number is shared).
+    """Proposition 1: with which probability the balls hold the truth, for given failure probabilities beta_i.
 
-    `delta` must be known beforehand, not estimated from these samples: an estimate has to be widened by the
-    radii, and then says nothing. `mixtures` is A, the full simplex by default.
+    Args:
+        rule: from rows and beta to a radius, such as `explicit_rule`'s.
+        sizes: rows of each client.
+        risks: beta_i (n,); one number is shared.
+        mixtures: A, the full simplex by default.
+        delta: the largest distance between two clients' true distributions. It must be known beforehand, not
+            estimated from these samples: an estimate has to be widened by the radii, and then says nothing.
+
+    Returns:
+        Radii, failure probabilities, and both bounds of the proposition.
+
+    Raises:
+        BidroError: for failure probabilities outside (0, 1), or not one a client.
+
+    Examples:
+        >>> from bidro import ExplicitRadius, coverage
+        >>> found = coverage(ExplicitRadius(diameter=1.0, coordinates=1, p=1.0), [500, 200], [0.05, 0.05])
+        >>> round(found.together, 4), found.radii.round(2).tolist()
+        (0.9025, [0.06, 0.1])
     """
     beta = np.broadcast_to(np.asarray(risks, float), (len(sizes),)).copy()
     if np.any(~(beta > 0)) or np.any(~(beta < 1)):
@@ -74,10 +97,26 @@ def failure_probabilities(
     rule: RadiusRule,
     split: Literal["equal", "smallest largest"] = "equal",
 ) -> Floats:
-    """beta_i (n,) with prod (1 - beta_i) = confidence.
+    """Failure probabilities beta_i of the clients' balls that leave a confidence to the whole.
 
-    "equal": the same for all. "smallest largest": so that the largest radius is as small as it can be; small
-    clients then get larger risks.
+    Args:
+        confidence: prod (1 - beta_i).
+        sizes: rows of each client.
+        rule: from rows and beta to a radius.
+        split: "equal", the same for all; "smallest largest", so that the largest radius is as small as it can
+            be (small clients then get larger beta_i).
+
+    Returns:
+        beta_i (n,).
+
+    Raises:
+        BidroError: for a confidence outside (0, 1), or another word for `split`.
+
+    Examples:
+        >>> from bidro import ExplicitRadius, failure_probabilities
+        >>> rule = ExplicitRadius(diameter=1.0, coordinates=1, p=1.0)
+        >>> failure_probabilities(0.9, [500, 200], rule, "smallest largest").round(3).tolist()
+        [0.001, 0.099]
     """
     if not 0 < confidence < 1:
         raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")

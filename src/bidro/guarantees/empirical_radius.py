@@ -24,14 +24,44 @@ OneClient = Callable[[Floats, Transport, np.random.Generator], float]
 
 @dataclass(frozen=True, eq=False)
 class EmpiricalRadii:
+    """Radii read off the samples, and what they do and do not promise.
+
+    Examples:
+        >>> from bidro import split_radii
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> split_radii(paper_problem(simulate(0), None), repetitions=2).radii.shape
+        (5,)
+    """
+
     radii: Floats  # (n,)
-    promise: str
+    promise: str  # in words
 
 
 def bootstrap_radii(
     problem: Problem, confidence: float = 0.95, repetitions: int = 100, seed: int = 0
 ) -> EmpiricalRadii:
-    """For each client the `confidence` quantile of W_p(P_hat*, P_hat) over resamples P_hat* of its rows."""
+    """For each client the `confidence` quantile of W_p(P_hat*, P_hat) over resamples P_hat* of its rows.
+
+    Needs the extra `distances`.
+
+    Args:
+        problem: whose rows and transport cost are used.
+        confidence: of the quantile.
+        repetitions: resamples of each client.
+        seed: of the resamples.
+
+    Returns:
+        The radii, and what they promise.
+
+    Raises:
+        BidroError: for a confidence outside (0, 1) or fewer than 2 repetitions.
+
+    Examples:
+        >>> from bidro import bootstrap_radii
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> bool((bootstrap_radii(paper_problem(simulate(0), None), repetitions=3).radii > 0).all())
+        True
+    """
     if not 0 < confidence < 1:
         raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
     if repetitions < 2:
@@ -56,7 +86,27 @@ def bootstrap_radii(
 
 
 def split_radii(problem: Problem, repetitions: int = 20, seed: int = 0) -> EmpiricalRadii:
-    """For each client the root of the mean of W_p^p between two random halves of its rows."""
+    """For each client the root of the mean of W_p^p between two random halves of its rows.
+
+    Needs the extra `distances`.
+
+    Args:
+        problem: whose rows and transport cost are used.
+        repetitions: random halvings of each client.
+        seed: of the halvings.
+
+    Returns:
+        The radii, and what they promise.
+
+    Raises:
+        BidroError: for no repetition, or a client with a single row.
+
+    Examples:
+        >>> from bidro import split_radii
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> bool((split_radii(paper_problem(simulate(0), None), repetitions=3).radii > 0).all())
+        True
+    """
     if repetitions < 1:
         raise BidroError(f"A split estimate needs at least one repetition; got {repetitions}.")
     p = problem.transport.p

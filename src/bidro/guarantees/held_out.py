@@ -10,45 +10,41 @@ order of a table cannot matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betaincinv, log_softmax
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
+from bidro.guarantees.mean_bounds import BOUNDS, VACUOUS_SHARE, rows_for_half_way
 from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
 from bidro.trees import Frozen
 
 Bound = Literal["betting", "bernstein", "clopper-pearson"]
 
 
-# A bound above this share of the largest loss that counts says no more than that one does without any rows.
-VACUOUS_SHARE = 0.99
-# Of a bound, as a share of the largest value; added to it, so that it errs on the safe side.
-_PRECISION = 1e-12
-# Values that are handled together: what is computed of them for every stake stays in the cache.
-_TOGETHER = 4096
-# The standard deviations that stakes are made for, and how the capital is split over them: see `betting`.
-_SPREADS = np.geomspace(0.7, 0.01, 16)
-_LOG_SHARES = log_softmax(-0.5 * (np.log(_SPREADS / 0.2) / 1.2) ** 2)
-
-
 @dataclass(frozen=True, eq=False)
 class HeldOut:
     """With probability at least `confidence` the true risk under every mixture in A is at most `bound`, if
-    the draws are independent; `vacuous` where that says nothing."""
+    the draws are independent; `vacuous` where that says nothing.
 
-    bound: float
-    confidence: float
+    Examples:
+        >>> from bidro import held_out
+        >>> found = held_out({"north": [0.1, 0.2] * 100, "south": [0.2, 0.3] * 100}, largest=1.0)
+        >>> found.binding, found.bound == max(found.clients.values()), found.vacuous
+        ('south', True, False)
+    """
+
+    bound: float  # of the true risk under the worst mixture
+    confidence: float  # of that bound
     clients: Mapping[str, float]  # one-sided bounds of the clients' true risks
     means: Mapping[str, float]  # mean losses of the draws kept out
     rows: Mapping[str, int]  # draws kept out: rows, or units
     level: float  # beta of each client's bound
-    kind: Bound
+    kind: Bound  # which bound of a mean
     largest: float  # that a loss counts as
     clipped: bool  # whether losses can be larger than that
     mistakes: bool  # whether losses are shares of wrong predictions
@@ -137,14 +133,32 @@ def held_out(
     clipped: bool = False,
     units: Mapping[str, ArrayLike] | None = None,
 ) -> HeldOut:
-    """The certificate from each client's losses on rows kept out of training, in [0, largest].
+    """A bound of the true risk under any mixture, from each client's losses on rows kept out of training.
 
-    `largest` must be known beforehand, from the declared support: a range read off the losses proves nothing.
-    With `clipped`, larger losses count as `largest`, and the statement is about losses counted so.
-    Rows must be independent draws, in any order. Where several belong to one person or thing, `units` has a
-    label (N_i,) a row for every client: a unit is then one draw, with the mean loss of its rows.
     For the full simplex each bound needs level 1 - confidence only, since the whole fails only if that of the
     truly worst client does; a smaller set of mixtures needs all of them to hold together.
+
+    Args:
+        losses: (N_i,) by client, in [0, largest], of independent draws in any order.
+        confidence: of the bound.
+        largest: known beforehand, from the declared support: a range read off the losses proves nothing.
+        mixtures: A, the full simplex by default.
+        kind: "betting", "bernstein" or "clopper-pearson" (of mistakes).
+        clipped: whether larger losses count as `largest`; the statement is about losses counted so.
+        units: a label (N_i,) a row for every client, where several rows belong to one person or thing: a unit
+            is then one draw, with the mean loss of its rows.
+
+    Returns:
+        The bound, with that of every client.
+
+    Raises:
+        BidroError: for losses outside [0, largest], and where `largest` is missing.
+
+    Examples:
+        >>> from bidro import held_out
+        >>> losses = {"north": [0.1, 0.2] * 100, "south": [0.2, 0.3] * 100}
+        >>> round(held_out(losses, confidence=0.95, largest=1.0).bound, 2)
+        0.27
     """
     if not losses:
         raise BidroError("A held-out certificate needs the losses of at least one client.")
@@ -222,7 +236,7 @@ def client_bounds(
     values, repeated = np.unique(draws / largest, return_counts=True)
     mean, counts = float(draws.mean()), repeated.astype(float)
     return [
-        ClientBound(_BOUNDS[kind](values, float(level), counts) * largest, mean, len(draws))
+        ClientBound(BOUNDS[kind](values, float(level), counts) * largest, mean, len(draws))
         for level in levels
     ]
 
@@ -257,119 +271,53 @@ def worst_mixture(
 
 
 def shifted(certificate: HeldOut, slope: float, shift: float) -> float:
-    """The held-out bound plus room for shift: every client's distribution may move by `shift` in W_1 (or W_p,
-    p >= 1), the loss having slope at most `slope` in the sample: bound + slope shift."""
+    """A held-out bound with room for shift: every client may move by so much in W_1 (or W_p, p >= 1).
+
+    Args:
+        certificate: of `held_out`.
+        slope: the loss's, at most, in the sample.
+        shift: how far, in the metric that the slope is in.
+
+    Returns:
+        bound + slope shift.
+
+    Raises:
+        BidroError: for a slope or shift that is negative or not finite.
+
+    Examples:
+        >>> from bidro import held_out, shifted
+        >>> found = held_out({"north": [0.1, 0.2] * 100}, largest=1.0)
+        >>> round(shifted(found, slope=2.0, shift=0.1) - found.bound, 6)
+        0.2
+    """
     if not (0 <= slope < math.inf and 0 <= shift < math.inf):
         raise BidroError(f"Slope and shift must be finite and not negative; got {slope} and {shift}.")
     return certificate.bound + slope * shift
 
 
 def shifted_squared(certificate: HeldOut, steepness: float, shift: float) -> float:
-    """The same for squared loss and a shift in W_2: (sqrt(bound) + shift nu)^2, nu = ||S^-1 a(x)||."""
+    """`shifted` for squared loss and a shift in W_2: (sqrt(bound) + shift nu)^2.
+
+    Args:
+        certificate: of `held_out`.
+        steepness: nu = ||S^-1 a(x)||.
+        shift: how far.
+
+    Returns:
+        The bound with room for that shift.
+
+    Raises:
+        BidroError: for a steepness or shift that is negative or not finite.
+
+    Examples:
+        >>> from bidro import held_out, shifted_squared
+        >>> found = held_out({"north": [0.1, 0.2] * 100}, largest=1.0)
+        >>> shifted_squared(found, steepness=1.0, shift=0.1) > found.bound
+        True
+    """
     if not (0 <= steepness < math.inf and 0 <= shift < math.inf):
         raise BidroError(f"Steepness and shift must be finite and not negative; got {steepness} and {shift}.")
     return (math.sqrt(certificate.bound) + shift * steepness) ** 2
-
-
-def empirical_bernstein(values: Floats, beta: float, counts: Floats | None = None) -> float:
-    """Maurer and Pontil's bound of the mean of values in [0, 1]: it fails with probability at most beta.
-
-    `counts` says how often each value was drawn; once, unless it is given.
-    """
-    often = np.ones(len(values)) if counts is None else counts
-    n = float(often.sum())
-    if n < 2:
-        return 1.0
-    log, mean = math.log(2 / beta), float(often @ values) / n
-    variance = float(often @ (values - mean) ** 2) / (n - 1)
-    return min(1.0, mean + math.sqrt(2 * variance * log / n) + 7 * log / (3 * (n - 1)))
-
-
-def betting(values: Floats, beta: float, counts: Floats | None = None) -> float:
-    """A bound of the mean of n values in [0, 1] by betting against each candidate; no order counts.
-
-    If mu is the mean of independent draws, a gambler who stakes the share c / (1 - mu) of the capital on
-    every value being below mu ends with prod_t (1 + c (mu - v_t) / (1 - mu)), of mean 1 and never negative
-    for c <= 1; and so does one who splits the capital over several c beforehand. By Markov's inequality the
-    end is 1 / beta or more with probability at most beta. Candidates for which it is are ruled out; what is
-    won rises with the candidate, so the bound is the root. `counts` as in `empirical_bernstein`.
-
-    The stakes are fixed by n and beta alone: r / sqrt(r^2 + s^2) with r^2 = 2 ln(1 / beta) / n, which for
-    small r is the best stake where the values' standard deviation is s, over s from 0.7 to 0.01, the capital
-    split in the shape of a bell around 0.2 on a logarithmic axis.
-    """
-    if counts is None:
-        values, repeated = np.unique(values, return_counts=True)
-        counts = repeated.astype(float)
-    n = float(counts.sum())
-    wanted, mean = math.log(1 / beta), float(counts @ values) / n
-    r = math.sqrt(2 * wanted / n)
-    stakes = r / np.hypot(r, _SPREADS)
-
-    def excess(candidate: float) -> tuple[float, float]:
-        """(log capital - log(1 / beta), its slope)"""
-        odds = (candidate - values) / (1 - candidate)
-        ends, slopes = _LOG_SHARES.copy(), np.zeros_like(stakes)
-        for begin in range(0, len(odds), _TOGETHER):
-            part = slice(begin, begin + _TOGETHER)
-            won = np.multiply.outer(stakes, odds[part])
-            ends += np.log1p(won) @ counts[part]
-            won += 1
-            slopes += np.reciprocal(won, out=won) @ (counts[part] * (1 - values[part]))
-        most = float(ends.max())
-        shares = np.exp(ends - most)
-        slope = float(shares @ (stakes * slopes) / shares.sum()) / (1 - candidate) ** 2
-        return most + math.log(shares.sum()) - wanted, slope
-
-    high = 1 - _PRECISION
-    if mean >= high:
-        return 1.0
-    # The excess is convex in the candidate: Newton's steps reach the root from above, after at most one that
-    # leaps over it.
-    deviation = math.sqrt(float(counts @ (values - mean) ** 2) / n)
-    candidate, step = min(mean + r * deviation, high), -1.0
-    while abs(step) > _PRECISION:
-        value, slope = excess(candidate)
-        if candidate == high and value < 0:
-            return 1.0
-        step = value / slope
-        candidate = min(candidate - step, high)
-    return min(1.0, candidate + 2 * _PRECISION)
-
-
-def clopper_pearson(values: Floats, beta: float, counts: Floats | None = None) -> float:
-    """The exact bound of a probability from zeros and ones; `counts` as in `empirical_bernstein`."""
-    often = np.ones(len(values)) if counts is None else counts
-    n, wrong = float(often.sum()), float(often @ values)
-    return 1.0 if wrong == n else float(betaincinv(wrong + 1, n - wrong, 1 - beta))
-
-
-_BOUNDS: dict[str, Callable[..., float]] = {
-    "betting": betting,
-    "bernstein": empirical_bernstein,
-    "clopper-pearson": clopper_pearson,
-}
-
-
-def rows_for_half_way(mean: float, beta: float, kind: Bound) -> int | None:
-    """The fewest draws from [0, 1] of this mean whose bound is at most (mean + 1) / 2, if they are zeros and
-    ones: none of the same mean spread more. None where the mean is too high for any bound to say something.
-    """
-    half_way = (mean + 1) / 2
-    if half_way >= VACUOUS_SHARE:
-        return None
-
-    def too_few(n: int) -> bool:
-        counts = np.array([(1 - mean) * n, mean * n])
-        return _BOUNDS[kind](np.array([0.0, 1.0]), beta, counts) > half_way
-
-    low, high = 0, 1
-    while too_few(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if too_few(middle) else (low, middle)
-    return high
 
 
 def checked_losses(name: str, given: ArrayLike, largest: float, clipped: bool) -> Floats:

@@ -34,11 +34,20 @@ from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
 
 @dataclass(frozen=True, eq=False)
 class Interval:
-    """`lower` <= true cost <= `upper` with probability at least `probability`, if the mixture is in A."""
+    """`lower` <= true cost <= `upper` with probability at least `probability`, if the mixture is in A.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import out_of_sample_interval
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> found = out_of_sample_interval(paper_problem(simulate(0), None), np.zeros(3), 0.9)
+        >>> found.lower <= found.upper, round(found.probability, 6)
+        (True, 0.9)
+    """
 
     upper: float  # J_hat(x)
-    lower: float
-    probability: float
+    lower: float  # of the true cost, at least 0 for losses that are
+    probability: float  # of both ends together
     upper_probability: float  # of the upper end alone (Proposition 1)
     sampling: float  # 2 L sum_i alpha_i eps_i
     heterogeneity: float  # L delta diam_1(A) / 2
@@ -46,10 +55,10 @@ class Interval:
     radii: Floats  # (n,)
     risks: Floats  # (n,) robust risks, upper ends
     alpha: Floats  # (n,) the worst mixture
-    lipschitz: float
-    delta: float
-    names: tuple[str, ...]
-    promise: str
+    lipschitz: float  # L, the loss's slope on the support
+    delta: float  # the distance between clients that was used
+    names: tuple[str, ...]  # the clients'
+    promise: str  # in words
 
     def __post_init__(self) -> None:
         for array in (self.radii, self.risks, self.alpha):
@@ -73,14 +82,34 @@ def out_of_sample_interval(
     distances: Floats | None = None,
     risks: Floats | None = None,
 ) -> Interval:
-    """The interval for the model `x`, at explicit radii that hold together with this confidence.
+    """The out-of-sample interval for a model, at explicit radii that hold together with this confidence.
 
     The problem's own ambiguity does not matter: a model trained with a calibrated radius, by FedAvg or
-    elsewhere is certified in the same way. `delta` may be known beforehand; else it is estimated from the
-    samples and widened by the radii, which costs no confidence; `distances` are those between the clouds,
-    where `cloud_distances` has been called before, and `risks` (n,) the robust risks at `explicit_radii`,
-    where the clients have computed them. Raises BidroError where no radius can promise coverage, and for a
-    loss whose slope on the support is not known.
+    elsewhere is certified in the same way. Needs the extra `distances`.
+
+    Args:
+        problem: with rows and a declared support.
+        x: the model (d,).
+        confidence: of the interval.
+        delta: known beforehand; else it is estimated from the samples and widened by the radii, which
+            costs no confidence.
+        split: see `failure_probabilities`.
+        distances: between the clouds, where `cloud_distances` has been called before.
+        risks: (n,) the robust risks at `explicit_radii`, where the clients have computed them.
+
+    Returns:
+        Both ends, and what each part of the width comes from.
+
+    Raises:
+        BidroError: where no radius can promise coverage, and for a loss whose slope on the support is not
+            known.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import out_of_sample_interval
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> out_of_sample_interval(paper_problem(simulate(0), None), np.zeros(3)).names[:2]
+        ('client-1', 'client-2')
     """
     rule = _rule(problem)
     sizes = problem.federation.sizes

@@ -17,17 +17,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bidro.guarantees.held_out import VACUOUS_SHARE, checked_losses, held_out
+from bidro.guarantees.held_out import checked_losses, held_out
+from bidro.guarantees.mean_bounds import VACUOUS_SHARE
 from bidro.trees import Frozen
 
 
 @dataclass(frozen=True, eq=False)
 class Paired:
     """With probability at least `confidence` the true mean loss of this model less that of the other is at
-    most `bound` under every mixture, if the draws are independent."""
+    most `bound` under every mixture, if the draws are independent.
 
-    bound: float
-    confidence: float
+    Examples:
+        >>> from bidro import certify_predictions
+        >>> y, new, old = [0, 1] * 100, [0, 1] * 100, [0, 0] * 100
+        >>> certify_predictions(y, new, loss="mistakes", against=old).against.better
+        True
+    """
+
+    bound: float  # of the true mean difference under the worst mixture
+    confidence: float  # of that bound
     clients: Mapping[str, float]  # one-sided bounds of the true mean differences, each of this confidence
     means: Mapping[str, float]  # mean differences on the rows
     rows: Mapping[str, int]  # draws: rows, or units

@@ -29,18 +29,21 @@ MOST_ROWS = 10**10
 class Plan:
     """What it takes to reach a target.
 
-    rows: what each client has; needed: what it would need in all, None where even 10^10 rows are too few.
-    best: the client whose rows, doubled alone, lower the target quantity most, from `now` to `then`.
+    Examples:
+        >>> from bidro import plan
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> plan(paper_problem(simulate(0), None), radius=3.0).best
+        'client-1'
     """
 
-    target: str
-    wanted: float
-    now: float
+    target: str  # "radius" or "width"
+    wanted: float  # of it
+    now: float  # what it is
     radius: float  # the radius that every client then has at most; nan where the target cannot be reached
-    rows: dict[str, int]
-    needed: dict[str, int | None]
-    best: str
-    then: float
+    rows: dict[str, int]  # that each client has
+    needed: dict[str, int | None]  # in all; None where even 10^10 are too few
+    best: str  # the client whose rows, doubled alone, help most
+    then: float  # what the target is with these
 
     @property
     def advice(self) -> str:
@@ -71,11 +74,32 @@ def plan(
     confidence: float = 0.95,
     delta: float | None = None,
 ) -> Plan:
-    """Rows for a target: the largest explicit `radius`, or the `width` of the interval of the model `x`.
+    """How many rows it takes to reach a target: a largest explicit `radius`, or a `width` of the interval.
 
     The width is the sampling term plus the heterogeneity term, before the lower end is cut at 0. Rows are for
     the same risk beta_i at every client and the same slope; new rows that change the worst mixture or the
     distances between the clients change the answer.
+
+    Args:
+        problem: with rows and a declared support.
+        x: the model (d,), for a width.
+        radius: the largest that is wanted; or
+        width: of the interval of `x`.
+        confidence: of the interval.
+        delta: as in `out_of_sample_interval`.
+
+    Returns:
+        Rows that each client would need, and whose rows help most.
+
+    Raises:
+        BidroError: unless exactly one target is given, above 0.
+
+    Examples:
+        >>> from bidro import plan
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> found = plan(paper_problem(simulate(0), None), radius=3.0)
+        >>> found.now > found.wanted, found.target
+        (True, 'radius')
     """
     check_plan(radius, width, confidence, delta)
     rule = explicit_rule(problem.federation, problem.transport, problem.loss.labels)

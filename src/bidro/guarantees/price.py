@@ -108,7 +108,23 @@ def check_price(price: Any) -> None:
 
 
 def worst_decile(losses: Floats) -> Floats:
-    """The mean of the ceil(n / 10) largest of n clients' losses, along the first axis."""
+    """The mean of the largest tenth of the clients' losses: CVaR over clients.
+
+    Args:
+        losses: (n, ...) with a leading axis of clients.
+
+    Returns:
+        (...) the mean of the ceil(n / 10) largest, along the first axis.
+
+    Raises:
+        IndexError: where there are no clients.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import worst_decile
+        >>> float(worst_decile(np.arange(20.0)))
+        18.5
+    """
     return _worst_share(losses, 10)
 
 

@@ -54,12 +54,33 @@ def certificate(
     bound: Bound = "betting",
     units: Mapping[str, ArrayLike] | None = None,
 ) -> Certificate:
-    """Everything that can be stated about the model `x` with this confidence (each statement by itself).
+    """Everything that can be stated about a model with this confidence, each statement by itself.
 
-    `problem` holds the clients' rows, the metric and the mixtures; `holdout` rows (N_i, m) of the same
-    clients that training never saw, on the declared support; `units` as in `held_out`. What cannot be stated
-    is absent with a reason. Set the problem's mixtures to those that statements are to cover, not to a
-    calibrated cap.
+    Args:
+        problem: holds the clients' rows, the metric and the mixtures. Set these to the ones that statements
+            are to cover, not to a calibrated cap.
+        x: the model (d,), from wherever it is.
+        confidence: of every statement.
+        holdout: rows (N_i, m) by client that training never saw, on the declared support.
+        shift: room for so much shift inside every client, in units of the cost.
+        delta: the largest distance between two clients' true distributions, where it is known beforehand.
+        split: of the failure probability among clients; see `failure_probabilities`.
+        bound: of means of held-out losses: "betting", "bernstein" or "clopper-pearson".
+        units: as in `held_out`.
+
+    Returns:
+        The certificate; what cannot be stated is absent with a reason.
+
+    Raises:
+        BidroError: for rows that do not fit the problem, and settings that make no sense.
+
+    Examples:
+        >>> from bidro import certificate, solve
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> problem = paper_problem(simulate(0), None)
+        >>> stated = certificate(problem, solve(problem).x, confidence=0.9)
+        >>> stated.confidence, stated.interval.lower <= stated.interval.upper, stated.held_out
+        (0.9, True, None)
     """
     fresh = None if holdout is None else _holdout_rows(problem.federation, holdout)
     bare = without_holdout(problem, x, confidence, delta, split)

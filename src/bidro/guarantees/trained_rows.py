@@ -56,7 +56,13 @@ _FLIPPED_TOGETHER = 1 << 20
 
 
 class TrainedRowsWarning(UserWarning):
-    """Rows to certify with may have been trained on, or it cannot be told."""
+    """Rows to certify with may have been trained on, or it cannot be told.
+
+    Examples:
+        >>> import warnings
+        >>> from bidro import TrainedRowsWarning
+        >>> warnings.simplefilter("error", TrainedRowsWarning)  # certify nothing then
+    """
 
 
 class Comparison(NamedTuple):

@@ -88,7 +88,16 @@ class Cone(NamedTuple):
 
 
 class Loss(ABC):
-    """A loss l(x, xi) with its declared properties. Losses are immutable and hashable."""
+    """A loss l(x, xi) with its declared properties. Losses are immutable and hashable.
+
+    Subclasses give `value`, `dimension` and `convex_in_x`; what they do not declare is not assumed. Models
+    are flat vectors x (d,), samples xi (m,) with the label or target last; `inverse_scale` is `Transport`'s.
+
+    Examples:
+        >>> from bidro import Loss, Squared
+        >>> isinstance(Squared(), Loss), Squared().convex_in_x, Squared().labels
+        (True, True, None)
+    """
 
     @property
     @abstractmethod

@@ -25,6 +25,25 @@ class CustomLoss(Loss):
     algorithms run but the paper's convergence theorem and every certificate that needs convexity do
     not apply. `curvature_bound` is a bound of the second derivative in xi along unit directions of
     the scaled norm, `lipschitz_bound` one of the slope; each is a number valid for all models in X.
+
+    Args:
+        function: l(model, xi), of a model like `template` and one sample (m,); traced by JAX.
+        template: any JAX pytree of arrays.
+        convex: whether l is convex in the model.
+        curvature_bound: see above; inf for unknown.
+        lipschitz_bound: see above; inf for unknown.
+        growth_order: the power with which l grows in xi on an unbounded support; None for unknown.
+        label_values: the values of a discrete label; None for a number.
+
+    Raises:
+        BidroError: from `Problem`, for a template without parameters.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from bidro import CustomLoss
+        >>> loss = CustomLoss(lambda w, xi: (w @ jnp.sin(xi[:-1]) - xi[-1]) ** 2, jnp.zeros(2), convex=True)
+        >>> loss.dimension(m=3)
+        2
     """
 
     function: Callable[[Any, Array], Array]

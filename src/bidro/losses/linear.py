@@ -173,7 +173,19 @@ class _Margin(LinearLoss):
 
 @dataclass(frozen=True)
 class Squared(ResidualLoss):
-    """(y - <w, theta> - b)^2."""
+    """(y - <w, theta> - b)^2.
+
+    Args:
+        intercept: whether the model has b, its last entry, beside w.
+        basis: of curves; None for straight lines.
+        smoothing: of curves in training.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Squared
+        >>> float(Squared().value(np.array([2.0]), np.array([3.0, 7.0])))  # prediction 6, target 7
+        1.0
+    """
 
     def middle(self, targets: NDArray[np.float64]) -> float:
         return float(targets.mean())
@@ -185,7 +197,16 @@ class Squared(ResidualLoss):
 
 @dataclass(frozen=True)
 class Absolute(ResidualLoss):
-    """|y - <w, theta> - b|."""
+    """|y - <w, theta> - b|.
+
+    Parameters are those of `Squared`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Absolute
+        >>> float(Absolute().value(np.array([2.0]), np.array([3.0, 9.0])))  # prediction 6, target 9
+        3.0
+    """
 
     @property
     def scalar(self) -> Scalar:
@@ -194,7 +215,22 @@ class Absolute(ResidualLoss):
 
 @dataclass(frozen=True)
 class Huber(ResidualLoss):
-    """u^2 / 2 for residuals |u| <= threshold, threshold (|u| - threshold / 2) beyond."""
+    """u^2 / 2 for residuals |u| <= threshold, threshold (|u| - threshold / 2) beyond.
+
+    Parameters that are not listed are those of `Squared`.
+
+    Args:
+        threshold: where the loss goes on in a straight line, above 0, in the target's unit.
+
+    Raises:
+        BidroError: for a threshold that is not above 0.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Huber
+        >>> float(Huber(threshold=1.0).value(np.array([2.0]), np.array([3.0, 9.0])))  # 1 * (3 - 1/2)
+        2.5
+    """
 
     threshold: float = 1.0
 
@@ -210,7 +246,22 @@ class Huber(ResidualLoss):
 
 @dataclass(frozen=True)
 class Pinball(ResidualLoss):
-    """quantile (y - f)_+ + (1 - quantile) (f - y)_+ for the prediction f."""
+    """quantile (y - f)_+ + (1 - quantile) (f - y)_+ for the prediction f.
+
+    Its minimum over predictions is a quantile. Parameters that are not listed are those of `Squared`.
+
+    Args:
+        quantile: which, in (0, 1).
+
+    Raises:
+        BidroError: for a quantile outside (0, 1).
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Pinball
+        >>> float(Pinball(quantile=0.9).value(np.array([2.0]), np.array([3.0, 9.0])))
+        2.7
+    """
 
     quantile: float = 0.5
 
@@ -229,7 +280,16 @@ class Pinball(ResidualLoss):
 
 @dataclass(frozen=True)
 class Logistic(_Margin):
-    """log(1 + exp(-margin)), in nats."""
+    """log(1 + exp(-margin)), in nats.
+
+    The margin is y (<w, theta> + b) with y in {-1, 1}. Parameters are those of `Squared`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Logistic
+        >>> round(float(Logistic().value(np.array([2.0]), np.array([0.5, -1.0]))), 3)
+        1.313
+    """
 
     @property
     def endless(self) -> bool:
@@ -242,7 +302,16 @@ class Logistic(_Margin):
 
 @dataclass(frozen=True)
 class Hinge(_Margin):
-    """max(0, 1 - margin)."""
+    """max(0, 1 - margin).
+
+    The margin is y (<w, theta> + b) with y in {-1, 1}. Parameters are those of `Squared`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Hinge
+        >>> float(Hinge().value(np.array([2.0]), np.array([0.25, 1.0])))
+        0.5
+    """
 
     @property
     def scalar(self) -> Scalar:
@@ -251,7 +320,22 @@ class Hinge(_Margin):
 
 @dataclass(frozen=True)
 class SmoothedHinge(_Margin):
-    """The hinge with its corner replaced by (1 - margin)^2 / (2 width) over [1 - width, 1]."""
+    """The hinge with its corner replaced by (1 - margin)^2 / (2 width) over [1 - width, 1].
+
+    Parameters that are not listed are those of `Squared`.
+
+    Args:
+        width: of the margins over which the corner is rounded, above 0.
+
+    Raises:
+        BidroError: for a width that is not above 0.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import SmoothedHinge
+        >>> float(SmoothedHinge(width=1.0).value(np.array([2.0]), np.array([0.25, 1.0])))
+        0.125
+    """
 
     width: float = 1.0
 

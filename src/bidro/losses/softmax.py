@@ -26,6 +26,22 @@ class Softmax(Loss):
 
     The flat model is the row-major matrix (w_1, ..., w_K), followed by b where `intercept` is set. With a
     `basis`, phi(theta) stands for theta, and each class has its own curves.
+
+    Args:
+        classes: how many, labels being 0, 1, ...
+        intercept: whether the model has b.
+        basis: of curves; None for straight lines.
+        smoothing: of curves in training.
+
+    Raises:
+        BidroError: for fewer than two classes.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Softmax
+        >>> loss = Softmax(classes=3)
+        >>> loss.dimension(m=3), round(float(loss.value(np.zeros(6), np.array([1.0, 2.0, 0.0]))), 3)
+        (6, 1.099)
     """
 
     classes: int = 2

@@ -32,7 +32,14 @@ def repeat_while(goes_on: Callable[[T], Any], step: Callable[[T], T], start: T) 
 
 
 class ConvexSet(Protocol):
-    """What every set in this room offers."""
+    """What every set in this room offers.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Simplex
+        >>> float(Simplex(3).linear_maximum(np.array([1.0, 5.0, 2.0]))[0])
+        5.0
+    """
 
     @property
     def dimension(self) -> int: ...
@@ -51,7 +58,15 @@ class ConvexSet(Protocol):
 
 
 class VectorSet(Protocol):
-    """A set of models or samples: it can be projected on in any diagonal metric."""
+    """A set of models or samples: it can be projected on in any diagonal metric.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Box
+        >>> box = Box.cube(1.0, 2)
+        >>> box.dimension, [bound.tolist() for bound in box.bounding_box()]
+        (2, [[-1.0, -1.0], [1.0, 1.0]])
+    """
 
     @property
     def dimension(self) -> int: ...

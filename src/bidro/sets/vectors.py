@@ -28,7 +28,17 @@ _HALVINGS = 100
 
 @pytree
 class WholeSpace:
-    """All of R^dimension: an unbounded support, or a model without constraints."""
+    """All of R^dimension: an unbounded support, or a model without constraints.
+
+    Args:
+        size: the dimension.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import WholeSpace
+        >>> bool(WholeSpace(2).contains(np.array([1e9, -1e9])))
+        True
+    """
 
     size: int = static()
 
@@ -66,7 +76,21 @@ class WholeSpace:
 
 @pytree
 class Box:
-    """{v : lower <= v <= upper}, bounds finite, of shape (dimension,)."""
+    """{v : lower <= v <= upper}, bounds finite, of shape (dimension,).
+
+    Args:
+        lower: the least value of every coordinate; one number for all.
+        upper: the largest.
+
+    Raises:
+        BidroError: for bounds that are not finite, or a lower one above an upper one.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Box
+        >>> Box([0, 0], [1, 2]).project(np.array([3.0, -1.0])).tolist()
+        [1.0, 0.0]
+    """
 
     lower: Held
     upper: Held
@@ -118,7 +142,21 @@ class Box:
 
 @pytree
 class Ball:
-    """{v : ||v - center|| <= radius} in the Euclidean norm."""
+    """{v : ||v - center|| <= radius} in the Euclidean norm.
+
+    Args:
+        center: (dimension,).
+        radius: at least 0.
+
+    Raises:
+        BidroError: for numbers that are not finite, or a negative radius.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Ball
+        >>> Ball([0, 0], 1.0).project(np.array([3.0, 4.0])).round(2).tolist()
+        [0.6, 0.8]
+    """
 
     center: Held
     radius: Held

@@ -18,7 +18,17 @@ _ROOT_OF_2 = float(np.sqrt(2.0))
 
 @pytree
 class Simplex:
-    """The probability simplex {alpha >= 0, sum alpha = 1} in R^size."""
+    """The probability simplex {alpha >= 0, sum alpha = 1} in R^size.
+
+    Args:
+        size: how many weights.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import Simplex
+        >>> Simplex(3).project(np.array([0.9, 0.5, 0.0])).round(2).tolist()
+        [0.7, 0.3, 0.0]
+    """
 
     size: int = static()
 
@@ -48,7 +58,22 @@ class Simplex:
 
 @pytree
 class CappedSimplex:
-    """{alpha in the simplex : lower <= alpha <= upper}; a single point where lower = upper."""
+    """{alpha in the simplex : lower <= alpha <= upper}; a single point where lower = upper.
+
+    Args:
+        lower: the least weight of every client, at least 0; one number for all.
+        upper: the largest.
+
+    Raises:
+        BidroError: for bounds that no weights satisfy.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import CappedSimplex
+        >>> capped = CappedSimplex.around_proportions([300, 100, 100], kappa=1.5)
+        >>> capped.linear_maximum(np.array([1.0, 2.0, 3.0]))[1].round(2).tolist()
+        [0.4, 0.3, 0.3]
+    """
 
     lower: Held
     upper: Held
@@ -119,7 +144,21 @@ class CappedSimplex:
 
 @pytree
 class L1SimplexBall:
-    """{alpha in the simplex : ||alpha - center||_1 <= radius}, center in the simplex."""
+    """{alpha in the simplex : ||alpha - center||_1 <= radius}, center in the simplex.
+
+    Args:
+        center: weights (n,) that sum to 1.
+        radius: at least 0; 2 is the whole simplex.
+
+    Raises:
+        BidroError: for a centre outside the simplex, or a negative radius.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import L1SimplexBall
+        >>> L1SimplexBall([0.5, 0.5], 0.4).linear_maximum(np.array([1.0, 0.0]))[1].round(2).tolist()
+        [0.7, 0.3]
+    """
 
     center: Held
     radius: Held

@@ -42,7 +42,9 @@ def certify_predictions(
         clients: whose row each is (N,); without it all are one client's.
         loss: "squared" (the default for numbers), "absolute" or "pinball" (with `quantile`); "mistakes" (the
             default for classes), "log loss" or "brier", the last two of probabilities.
+        quantile: of pinball loss.
         classes: the class of each column of probabilities.
+        confidence: of the bound.
         largest: the largest loss that is possible, known beforehand. Squared, absolute, pinball and log loss
             need it or `clip_from`.
         clip_from: (y, predicted) of other rows; losses then count as at most the largest of theirs.
@@ -52,8 +54,20 @@ def certify_predictions(
             the difference of the two losses, too.
 
     Rows must be independent draws, in any order, that had no part in training or choosing the model: that
-    cannot be told from predictions. Raises BidroError for what cannot be used, and where `clip_from` are the
-    rows to certify; warns where some of them may be.
+    cannot be told from predictions. Warns where some of `clip_from` may be among the rows to certify.
+
+    Returns:
+        The certificate, with held-out statements only.
+
+    Raises:
+        BidroError: for what cannot be used, and where `clip_from` are the rows to certify.
+
+    Examples:
+        >>> from bidro import certify_predictions
+        >>> y, predicted, site = [0, 1] * 100, [0, 1] * 95 + [1, 0] * 5, ["north", "south"] * 100
+        >>> stated = certify_predictions(y, predicted, site, loss="mistakes", confidence=0.9)
+        >>> round(stated.mistakes.bound, 2), stated.mistakes.binding
+        (0.09, 'north')
     """
     as_scored = _kind(y, predicted, loss, classes)
     scored = as_scored(y, predicted)
@@ -87,11 +101,36 @@ def certify_model(
     units: ArrayLike | None = None,
     against: Any = None,
 ) -> Certificate:
-    """`certify_predictions` of a model with `predict`, or for log loss and Brier score `predict_proba` and
-    `classes_`, on rows X with targets y (N,) that it never saw.
+    """`certify_predictions` of a model with `predict`, on rows that it never saw.
 
-    `clip_from` is (X, y) of other rows, and `against` another such model. Without `loss` it is "mistakes" for
-    a model with `predict_proba`, else "squared".
+    Args:
+        model: anything with `predict`, or for log loss and Brier score `predict_proba` and `classes_`.
+        X: rows, as the model takes them.
+        y: their targets (N,).
+        clients: whose row each is (N,); without it all are one client's.
+        loss: as in `certify_predictions`; by default "mistakes" for a model with `predict_proba`, else
+            "squared".
+        quantile: as in `certify_predictions`.
+        confidence: of the bound.
+        largest: as in `certify_predictions`.
+        clip_from: (X, y) of other rows.
+        units: as in `certify_predictions`.
+        against: another such model.
+
+    Returns:
+        The certificate, with held-out statements only.
+
+    Raises:
+        BidroError: as `certify_predictions`, and for a model without the method that the loss needs.
+
+    Examples:
+        >>> from sklearn.linear_model import LinearRegression
+        >>> from bidro import certify_model, example_visits
+        >>> train, fresh, columns = example_visits(), example_visits(seed=1), ["age", "bmi"]
+        >>> model = LinearRegression().fit(train[columns], train["stay"])
+        >>> stated = certify_model(model, fresh[columns], fresh["stay"], fresh["hospital"], largest=60**2)
+        >>> stated.held_out.binding
+        'harbour'
     """
     word = loss or ("mistakes" if hasattr(model, "predict_proba") else "squared")
     by_probability = PredictedLoss(word, quantile).of_probabilities

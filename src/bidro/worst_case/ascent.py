@@ -20,7 +20,21 @@ _Ascending = tuple[Array, Array, Array, Array, Array]
 @dataclass(frozen=True)
 class FixedStepAscent:
     """As the paper runs it: `steps` projected steps of size `step_size` from the sample, then a
-    random perturbation of norm `perturbation`, then projection."""
+    random perturbation of norm `perturbation`, then projection.
+
+    Args:
+        steps: how many.
+        step_size: of each.
+        perturbation: the norm of the random last step.
+
+    Raises:
+        BidroError: for no step, or a size that is negative or not finite.
+
+    Examples:
+        >>> from bidro import BiDROFL, FixedStepAscent
+        >>> BiDROFL(oracle=FixedStepAscent(steps=10)).oracle.needs_noise
+        True
+    """
 
     steps: int = 30
     step_size: float = 0.003
@@ -70,6 +84,21 @@ class BacktrackingAscent:
     `steps` limits the steps that are tried, halved ones too, so that the work has an end whatever the model:
     where it ends early the point found is one of Xi as any, and its error bound says how far it may be from
     the supremum. The iteration ends before once the scaled length of a step falls below `tolerance`.
+
+    Args:
+        steps: at most so many.
+        tolerance: of a step's scaled length.
+
+    Raises:
+        BidroError: for no step or a negative tolerance.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from bidro import BacktrackingAscent, Inner, Squared, Transport, WholeSpace
+        >>> inner, zeta = Inner(Transport.euclidean(2), WholeSpace(2), Squared()), jnp.array([1.0, 0.0])
+        >>> found = BacktrackingAscent().maximise(inner, jnp.array([0.5]), zeta, jnp.asarray(2.0))
+        >>> round(float(found.value), 4), bool(found.error_bound < 1e-6)
+        (0.6667, True)
     """
 
     steps: int = 500

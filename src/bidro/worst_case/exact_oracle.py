@@ -25,6 +25,17 @@ class Exact:
     inf, and the point that of the sample, where phi is unbounded. Softmax of two classes is such a loss,
     and that of more is exact for p = 1 on unbounded support; elsewhere it is a local maximum, and `value +
     error_bound` an upper bound of the supremum.
+
+    Raises:
+        BidroError: from `check`, for a loss, order or support without a closed form.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from bidro import Exact, Inner, Squared, Transport, WholeSpace
+        >>> inner, zeta = Inner(Transport.euclidean(2), WholeSpace(2), Squared()), jnp.array([1.0, 0.0])
+        >>> found = Exact().maximise(inner, jnp.array([0.5]), zeta, jnp.asarray(2.0))
+        >>> round(float(found.value), 4), float(found.error_bound)  # 0.25 / (1 - 1.25 / 2)
+        (0.6667, 0.0)
     """
 
     @staticmethod

@@ -21,6 +21,11 @@ class InnerMax(NamedTuple):
 
     The supremum lies in [value, value + error_bound]. An error bound of 0 means exact up to
     rounding; inf means unknown, and nothing computed from it may be called certified.
+
+    Examples:
+        >>> from bidro import InnerMax
+        >>> InnerMax(point=0.5, value=2.0, error_bound=0.0).value
+        2.0
     """
 
     point: Array  # (m,)
@@ -30,7 +35,20 @@ class InnerMax(NamedTuple):
 
 @pytree
 class Inner:
-    """What an inner problem is made of; x, zeta and rho are given call by call."""
+    """What an inner problem is made of; x, zeta and rho are given call by call.
+
+    Args:
+        transport: c.
+        support: Xi.
+        loss: l.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from bidro import Inner, Squared, Transport, WholeSpace
+        >>> inner, zeta = Inner(Transport.euclidean(2), WholeSpace(2), Squared()), jnp.array([1.0, 0.0])
+        >>> float(inner.phi(jnp.array([0.5]), zeta, zeta, jnp.asarray(2.0)))
+        0.25
+    """
 
     transport: Transport
     support: Support
@@ -58,7 +76,13 @@ class Inner:
 
 
 class Oracle(Protocol):
-    """A way to solve the inner problem. Immutable and hashable."""
+    """A way to solve the inner problem. Immutable and hashable.
+
+    Examples:
+        >>> from bidro import Exact, FixedStepAscent
+        >>> Exact().needs_noise, FixedStepAscent().needs_noise
+        (False, True)
+    """
 
     def check(self, inner: Inner) -> None:
         """Raise BidroError where this oracle cannot treat this problem."""

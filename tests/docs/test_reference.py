@@ -1,0 +1,98 @@
+"""Every public name is documented: what it takes, what it returns and raises, and an example that runs."""
+
+import dataclasses
+import doctest
+import inspect
+import re
+import warnings
+
+import pytest
+
+import bidro
+from tests.small import mostly_slow
+
+NAMES = [name for name in bidro.__all__ if name != "__version__"]
+# Their examples compile a program each; one of the kind is run every time.
+LONG = {
+    "AFL", "BiDROCompressed", "BiDROFL", "BiDROGossip", "BiDROLocal", "DRFA", "FDRSVM", "GroupDRO",
+    "GroupDROBalls", "Interval", "MixtureBall", "QFFL", "Result", "UnbalancedDRO", "run", "run_many",
+    "worst_case_mixture",
+}  # fmt: skip
+
+
+def sections(name):
+    """The text below each heading of a public name's own docstring."""
+    text = inspect.cleandoc(getattr(bidro, name).__doc__ or "")
+    parts = re.split(r"^(Args|Attributes|Returns|Raises|Examples):\n", text, flags=re.MULTILINE)
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def listed(text):
+    """The names that a section describes, one below the other, each with something said of it."""
+    return set(re.findall(r"^    (\w+): \S", text, flags=re.MULTILINE))
+
+
+def described(name):
+    """The parameters or fields that are described, by itself or by the name that it refers to."""
+    found = sections(name)
+    own = listed(found.get("Args", "")) | listed(found.get("Attributes", ""))
+    other = re.search(r"those of `(\w+)`", found[""])
+    return own if other is None else own | described(other[1])
+
+
+def commented(thing):
+    """Fields that have a comment behind them in the source, which the reference shows."""
+    return set(re.findall(r"^    (\w+):.*  # (?!type:)\S", inspect.getsource(thing), flags=re.MULTILINE))
+
+
+def parameters(thing):
+    return set(inspect.signature(thing).parameters) - {"args", "kwargs", "self"}
+
+
+def is_protocol(thing):
+    return getattr(thing, "_is_protocol", False) or inspect.isabstract(thing)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_says_what_it_takes_returns_and_raises(name):
+    thing, found = getattr(bidro, name), sections(name)
+    assert re.match(r"\S.*[.:)]", found[""], flags=re.DOTALL), "there is no first sentence"
+    assert ">>> " in found.get("Examples", ""), "there is no example"
+    if inspect.isfunction(thing):
+        assert listed(found["Args"]) == parameters(thing)
+        assert found["Returns"].strip()
+        assert re.search(r"^    \w+: \S", found["Raises"], flags=re.MULTILINE)
+        return
+    if issubclass(thing, Exception) or is_protocol(thing) or name == "Usual":
+        return
+    known = described(name) | commented(thing)
+    assert parameters(thing) <= known, f"not described: {sorted(parameters(thing) - known)}"
+    if "__post_init__" in vars(thing) and "raise " in inspect.getsource(thing.__post_init__):
+        assert "Raises" in found
+
+
+def test_whatever_is_described_is_there():
+    """A parameter that was renamed or removed is not described any more."""
+    for name in NAMES:
+        thing, found = getattr(bidro, name), sections(name)
+        if "Args" in found:
+            assert listed(found["Args"]) <= parameters(thing), name
+        if dataclasses.is_dataclass(thing):
+            fields = {field.name for field in dataclasses.fields(thing)}
+            assert listed(found.get("Attributes", "")) <= fields | set(dir(thing)), name
+
+
+@pytest.mark.parametrize("name", mostly_slow(NAMES, lambda name: name not in LONG))
+def test_the_example_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    thing = getattr(bidro, name)
+    finder = doctest.DocTestFinder(recurse=False)
+    runner = doctest.DocTestRunner(verbose=False)
+    said = []
+    with warnings.catch_warnings():
+        # The paper's penalties lie below the curvature of its loss.
+        warnings.simplefilter("ignore", bidro.NonconcaveInnerWarning)
+        for test in finder.find(thing, name, module=False, globs={}):
+            assert test.examples
+            runner.run(test, out=said.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(said)
