@@ -1,0 +1,191 @@
+"""What a site has released under its budget: nothing is sent that was not first charged and kept.
+
+Every release is one transaction of an SQLite database (write-ahead log, every commit on the disk before it
+returns): look for the key; where it is known, the bytes that were sent before are sent again, for nothing;
+else check that the budget lasts, in exact fractions, draw, keep the bytes, commit, and only then return
+them. Whatever ends a process or a machine, a question is answered once with one draw of noise: averaging
+over repeated questions, runs or crashes yields nothing.
+
+The key stands for all that determines a release; who asked and when is kept beside it and changes nothing.
+What it cannot see: a database restored from a copy has forgotten what was released since, and two copies of
+a site each have the whole budget.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+from bidro.errors import BidroError
+
+_WAIT = 120.0  # seconds for another process of this site to end its transaction
+
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS releases (key BLOB PRIMARY KEY, part TEXT NOT NULL, rho TEXT NOT NULL,
+       rows_per_person INTEGER NOT NULL, time TEXT NOT NULL, payload BLOB NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS sent (key BLOB NOT NULL, about TEXT NOT NULL, first TEXT NOT NULL,
+       last TEXT NOT NULL, times INTEGER NOT NULL, PRIMARY KEY (key, about))""",
+)
+
+
+class OverspentError(BidroError):
+    """A new question for which too little of a budget is left."""
+
+
+class Sent(NamedTuple):
+    """To whom and when a release was sent."""
+
+    about: Mapping[str, str]
+    first: str
+    last: str
+    times: int
+
+
+class Release(NamedTuple):
+    """One entry of a ledger."""
+
+    key: bytes
+    part: str  # of the rows: parts have no person in common and a budget each
+    rho: Fraction  # what it cost
+    rows_per_person: int  # for which it cost that
+    time: str
+    size: int  # bytes that were sent
+    sent: tuple[Sent, ...]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """In a file of its own, for its owner's eyes only."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: Path) -> Ledger:
+        """The ledger in a file, which is made where there is none. Raises BidroError where it cannot be."""
+        ledger = cls(path)
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            path.chmod(0o600)
+            with closing(ledger._connection()) as connection:
+                connection.execute("PRAGMA journal_mode = WAL")
+            with ledger._transaction() as connection:
+                for statement in _TABLES:
+                    connection.execute(statement)
+        except (OSError, sqlite3.Error) as error:
+            raise BidroError(
+                f"The ledger of what this site has released cannot be kept in '{path}' ({error}); without it "
+                "nothing can be released under a budget. Give it a disk that it may write to, or restore it."
+            ) from error
+        return ledger
+
+    def release(
+        self,
+        key: bytes,
+        part: str,
+        rho: Fraction,
+        budget: Fraction,
+        about: Mapping[str, str],
+        draw: Callable[[], bytes],
+        rows_per_person: int = 1,
+    ) -> bytes:
+        """The bytes of the release that `key` stands for: those sent before, or else what `draw` gives,
+        charged with rho to the budget of the `part` of the rows.
+
+        `draw` is called inside the transaction, at most once. Raises OverspentError where the question is new
+        and too little is left.
+        """
+        if rho <= 0:
+            raise BidroError(f"A release must cost a positive rho; got {float(rho):g}.")
+        try:
+            with self._transaction() as connection:
+                known = connection.execute("SELECT payload FROM releases WHERE key = ?", (key,)).fetchone()
+                if known is None:
+                    self._require(connection, part, rho, budget, rows_per_person)
+                    payload = draw()
+                    connection.execute(
+                        "INSERT INTO releases VALUES (?, ?, ?, ?, ?, ?)",
+                        (key, part, str(rho), rows_per_person, _now(), payload),
+                    )
+                else:
+                    payload = bytes(known[0])
+                connection.execute(
+                    "INSERT INTO sent VALUES (?, ?, ?, ?, 1) ON CONFLICT (key, about) "
+                    "DO UPDATE SET last = excluded.last, times = times + 1",
+                    (key, json.dumps(dict(about), sort_keys=True), _now(), _now()),
+                )
+        except sqlite3.Error as error:
+            raise BidroError(
+                f"The ledger '{self.path}' cannot be written ({error}); nothing was released."
+            ) from error
+        return payload
+
+    def spent(self, part: str, rows_per_person: int = 1) -> Fraction:
+        """What the releases of a part have cost so far a person with so many rows."""
+        with closing(self._connection()) as connection:
+            return _spent(connection, part, rows_per_person)
+
+    def releases(self) -> list[Release]:
+        """All entries, oldest first."""
+        with closing(self._connection()) as connection:
+            sent: dict[bytes, list[Sent]] = {}
+            for key, about, first, last, times in connection.execute(
+                "SELECT key, about, first, last, times FROM sent ORDER BY rowid"
+            ):
+                sent.setdefault(bytes(key), []).append(Sent(json.loads(about), first, last, times))
+            rows = connection.execute(
+                "SELECT key, part, rho, rows_per_person, time, length(payload) FROM releases ORDER BY rowid"
+            )
+            return [
+                Release(bytes(key), part, Fraction(rho), k, time, size, tuple(sent[bytes(key)]))
+                for key, part, rho, k, time, size in rows
+            ]
+
+    def _require(
+        self, connection: sqlite3.Connection, part: str, rho: Fraction, budget: Fraction, k: int
+    ) -> None:
+        left = budget - _spent(connection, part, k)
+        if rho > left:
+            share = max(float(left / budget), 0.0) if budget > 0 else 0.0
+            raise OverspentError(
+                f"This question is new to this site and would cost {float(rho / budget):.3g} of its privacy "
+                f"budget for {part} rows, of which {share:.3g} is left; what was answered before is answered "
+                "again for nothing."
+                if budget > 0
+                else "This site has no privacy budget, so that nothing can be released."
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it or nothing, and no other process of this site between its first and its last step."""
+        with closing(self._connection()) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def _connection(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None)
+        connection.execute("PRAGMA synchronous = FULL")
+        return connection
+
+
+def _spent(connection: sqlite3.Connection, part: str, rows_per_person: int) -> Fraction:
+    """Exactly. Noise that was drawn for people with k rows costs one with more rows as many times more as
+    the square of their numbers says."""
+    charged = connection.execute("SELECT rho, rows_per_person FROM releases WHERE part = ?", (part,))
+    return sum((Fraction(rho) * Fraction(rows_per_person, k) ** 2 for rho, k in charged), Fraction(0))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
