@@ -132,13 +132,21 @@ def test_bounds_of_rows_kept_out_are_each_client_s_own():
         np.testing.assert_allclose(losses_of(Logistic(), MODEL, own), losses)
         counted = np.minimum(losses, 0.6)
         # A quarter of what the largest loss, as the next power of two, adds to a mean.
-        step, whole_step = (2.0 ** math.ceil(math.log2(part.max())) / (4 * n) for part in (counted, losses))
+        step, whole_step, beyond = (
+            2.0 ** math.ceil(math.log2(part.max())) / (4 * n) for part in (counted, losses, losses - counted)
+        )
         assert found.loss[k] == pytest.approx(step * round(counted.mean() / step))
         assert_few_digits(found.se[k], counted.std(ddof=1) / np.sqrt(n) if n > 1 else 0.0)
         np.testing.assert_allclose(
             # Nobody has an own model, of which the last two would be.
             found.means[k],
-            [found.loss[k], whole_step * round(losses.mean() / whole_step), wrong / n, 0, 0],
+            [
+                found.loss[k],
+                found.loss[k] + beyond * round((losses - counted).mean() / beyond),
+                wrong / n,
+                0,
+                0,
+            ],
             atol=1e-12,
         )
         for bound, part, to, most in (

@@ -16,7 +16,6 @@ from bidro.deploy.told_risks import Columns, require
 from bidro.errors import BidroError
 from bidro.federation import LARGEST_SIZE
 from bidro.fitting.client_side import STATEMENTS
-from bidro.fitting.coarse import SHARE
 from bidro.fitting.questions import Adopt, Adopted, Assess, Assessment, Fixed, HoldoutBounds
 from bidro.guarantees.held_out import client_bounds
 from bidro.guarantees.statements import Assessed
@@ -121,15 +120,13 @@ def require_bounds(own: Told, of: Assessed, message: Fixed, reply: HoldoutBounds
     if np.asarray(reply.shared_change).size:
         shared, by_own = (np.asarray(part) for part in (reply.shared_change, reply.own_change))
         size = abs(loss) + abs(float(reply.own_loss)) + abs(float(shared[0])) + abs(float(by_own[0]))
-        # Four means, each told to a step of what the largest loss that counts adds to one (`coarse`).
-        steps = 4 * SHARE * float(of.seen) / units
-        if abs((by_own[0] - shared[0]) - (float(reply.own_loss) - loss)) > _SAME * size + steps:
+        if abs((by_own[0] - shared[0]) - (float(reply.own_loss) - loss)) > _SAME * size:
             raise BidroError("it tells changes of its losses that are not those of its losses.")
-        if (of.loss.nonnegative or of.loss.endless) and loss - shared[0] < -_SAME * size - steps:
+        if (of.loss.nonnegative or of.loss.endless) and loss - shared[0] < -_SAME * size:
             raise BidroError("it tells that pooled training has losses below 0.")
         # That of a difference is at most the sum of those of its two parts.
         widest = (2.0 if by_units else 1.0) * (1 + _SAME) * np.array([loss, float(reply.own_loss)])
-        widest = widest + (2.0 if by_units else 1.0) * (1 + _SAME) * abs(loss - shared[0]) + steps
+        widest = widest + (2.0 if by_units else 1.0) * (1 + _SAME) * abs(loss - shared[0])
         errors = np.array([shared[1], by_own[1]])
         if np.any(errors < 0) or np.any(errors > widest):
             raise BidroError("it tells standard errors of changes that losses of this size cannot have.")
@@ -158,8 +155,7 @@ def _require_statements(
                 f"it tells a mean loss of {loss:.6g} on rows kept out, and of {mean:.6g} with large ones "
                 "cut, which they are in both."
             )
-        steps = SHARE * float(largest) / units
-        if part == "held_out" and not by_units and mean < loss * (1 - _SAME) - steps:
+        if part == "held_out" and not by_units and mean < loss * (1 - _SAME):
             raise BidroError(
                 f"it tells a mean loss of {mean:.6g} on rows kept out, and of {loss:.6g} with large ones cut."
             )

@@ -144,26 +144,22 @@ def bounds(
         for name, part, whose, x in zip(names, np.split(rows, ends), labels, used, strict=True)
     ]
     whole = losses_of(of.loss, of.x, rows)
-    losses, own_losses = (
-        np.minimum(part, of.seen) for part in (whole, _own_losses(of.loss, used, rows, counts))
-    )
-    curbed, own_curbed = (_curbed(of.loss, part, counts) for part in (losses, own_losses))
-    own_change = shared_change = np.zeros((len(names), 0))
+    parts = [np.minimum(part, of.seen) for part in (whole, _own_losses(of.loss, used, rows, counts))]
     if np.asarray(message.pooled).size:
-        before = np.minimum(losses_of(of.loss, np.asarray(message.pooled), rows), of.seen)
-        curbed_before = _curbed(of.loss, before, counts)
+        parts.append(np.minimum(losses_of(of.loss, np.asarray(message.pooled), rows), of.seen))
+    curbed = [_curbed(of.loss, part, counts) for part in parts]
+    told = np.minimum(coarse.together(parts, counts, draws), of.seen)
+    own_change = shared_change = np.zeros((len(names), 0))
+    if len(parts) > 2:
         own_change, shared_change = (
             np.stack(
-                [
-                    coarse.nearest(_means(change, counts), coarse.steps(change, counts, draws)),
-                    coarse.few_digits(_errors(less - curbed_before, counts, units)),
-                ],
-                axis=1,
+                [told[k] - told[2], coarse.few_digits(_errors(curbed[k] - curbed[2], counts, units))], axis=1
             )
-            for change, less in ((own_losses - before, own_curbed), (losses - before, curbed))
+            for k in (1, 0)
         )
-    step, own_step = (coarse.steps(part, counts, draws) for part in (losses, own_losses))
-    told = {"clipped": step, "held_out": coarse.steps(whole, counts, draws), "own": own_step}
+    beyond = coarse.nearest(_means(whole - parts[0], counts), coarse.steps(whole - parts[0], counts, draws))
+    same = {"clipped": told[0], "held_out": told[0] + beyond, "own": told[1]}
+    largest = {"clipped": parts[0], "held_out": whole, "own": parts[1]}
     each, means = {}, np.zeros((len(found), len(STATEMENTS)))
     for place, part in enumerate(STATEMENTS):
         each[part] = np.zeros((len(found), 0))
@@ -171,18 +167,16 @@ def bounds(
             continue
         each[part] = np.array([[bound.bound for bound in one[part]] for one in found])
         means[:, place] = mean = np.array([one[part][0].mean for one in found])
-        if part in told:
+        if part in same:
+            step = coarse.steps(largest[part], counts, draws)
             most = np.asarray(of.largest if part == "held_out" else of.seen)
-            means[:, place] = np.minimum(coarse.nearest(mean, told[part]), most)
+            # Units have other means than rows.
+            means[:, place] = np.minimum(same[part] if units is None else coarse.nearest(mean, step), most)
             # Where the mean is told as more than it is, so is the bound.
             room = np.maximum(means[:, place] - mean, 0.0)[:, None]
-            each[part] = np.minimum(coarse.upwards(each[part] + room, told[part][:, None]), most)
-    mean, own_mean = (
-        np.minimum(coarse.nearest(_means(part, counts), to), of.seen)
-        for part, to in ((losses, step), (own_losses, own_step))
-    )
-    se = np.minimum(coarse.few_digits(_errors(curbed, counts, units)), mean)
-    return HoldoutBounds(mean, se, own_mean, own_change, shared_change, **each, means=means)
+            each[part] = np.minimum(coarse.upwards(each[part] + room, step[:, None]), most)
+    se = np.minimum(coarse.few_digits(_errors(curbed[0], counts, units)), told[0])
+    return HoldoutBounds(told[0], se, told[1], own_change, shared_change, **each, means=means)
 
 
 def _predicted(
