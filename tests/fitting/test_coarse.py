@@ -37,7 +37,7 @@ def test_no_mean_is_told_as_nothing():
 
 
 def test_means_of_the_same_rows_are_told_by_how_they_differ():
-    """Means 1.03 and 1.12: the first, of losses up to 2, to 1/8 of 4 draws; above it by up to 0.4, to 1/32."""
+    """Means 1.03 and 1.12: the first, of losses up to 2, to 1/8 with 4 draws; what is above it to 1/32."""
     first = np.array([2.0, 1.0, 0.62, 0.5])
     second = first + np.array([0.4, -0.2, 0.1, 0.06])
     found = coarse.together([second, first], np.array([4]), np.array([4.0]))
