@@ -13,7 +13,7 @@ from bidro.deploy.schema_file import drafted, written
 from bidro.deploy.site import reply_of
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_log import Question, RunLimits, SiteLog
-from bidro.deploy.site_rows import SiteRows, table_id
+from bidro.deploy.site_rows import SiteRows, _dealt, check_site, table_id
 from bidro.deploy.site_state import SiteState, write_key
 from bidro.engines.plain import described
 from bidro.engines.wire import header_of, pack, unpack
@@ -175,3 +175,29 @@ def test_a_refusal_elsewhere_makes_no_room_for_another_statement(tmp_path):
     log.refused(same, str(refused.value))
     with pytest.raises(RefusedError, match="all that may be"):
         log.allow(Question("three", "bounds", 1, "third", 2, "table", "another model", 1))
+
+
+@pytest.mark.parametrize("hold_out", [0.0, 0.3])
+def test_the_check_names_the_column_in_which_a_row_outweighs_the_others(hold_out, tmp_path):
+    table, usual = with_one_apart("a column of thousandths", 0)
+    site = site_of(tmp_path / "site", table, usual)
+    text = site.schema.read_text()
+    site.schema.write_text(text.replace("hold_out = 0.0", f"hold_out = {hold_out}"))
+    found = check_site(site)
+    squares = (table["d"] - table["d"].mean()) ** 2
+    where = "d, in the rows to train on"
+    if hold_out:
+        kept = _dealt(site, SiteRows.load(site))
+        apart = SiteRows.load(site).features[:, 3] > 1
+        where = "d, in the rows kept out" if kept[apart].all() else where
+        assert found.outweighed[where] > LARGEST_SHARE
+    else:
+        # Around the mean, and of a row's distance from that.
+        assert found.outweighed[where] == pytest.approx(1 / len(table) + squares[PLACE] / squares.sum())
+    assert all(name.startswith("d, in ") for name in found.outweighed)
+    assert "One row outweighs the others" in found.in_words()
+    assert f"  {where}: 99." in found.in_words() or f"  {where}: 100." in found.in_words()
+    assert "outweighs all others" in found.refused
+    quiet = check_site(site_of(tmp_path / "quiet", people(1, False), people(1, False)))
+    assert quiet.outweighed == {}
+    assert "outweighs" not in quiet.in_words()

@@ -12,6 +12,7 @@ import bidro
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.second_moments import of_clients
 from bidro.curves import Basis
+from bidro.deploy import releases
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.looks import LOOKS
 from bidro.deploy.places import PARTS, STEPS, padded
@@ -186,6 +187,37 @@ def test_every_fold_has_no_rows_or_enough_in_a_segment(tmp_path):
     assert places is not None
     assert borne(site, places, (), folds=5) == 1
     assert borne(site, places, (), folds=2) > 1
+
+
+def outermost(site, column, first):
+    """Where the outermost value of a column lies, by looks at single knots from `first` on; each halves what
+    is left, if knots are borne beyond which no row lies."""
+    low, high = first, STEPS
+    while high - low > 1:
+        middle = (low + high) // 2
+        places = [(), ()]
+        places[column] = (middle,)
+        low, high = (low, middle) if borne(site, *places) > 1 else (middle, high)
+    return Protocol(SiteRows.load(site).agreed).grid[column][high]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_looks_do_not_find_the_outermost_row(seed, tmp_path, monkeypatch):
+    """A knot was borne where no row lies beyond it and not where one does: six looks a feature told where the
+    outermost row is, and of one that is outermost in every feature all of them."""
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame({"u": rng.normal(1.0, 2.0, 600), "v": rng.normal(-2.0, 0.5, 600)})
+    table.loc[7] = [8.7, -0.11]
+    table["y"] = table["u"] + rng.normal(size=600)
+    for opened in (True, False):
+        site = site_at(tmp_path, table, AUTO, state=tmp_path / str(opened))
+        with monkeypatch.context() as before:
+            if opened:
+                before.setattr(releases, "rows_inside", lambda *_: [10])
+            first = place_of(site, 0, 7.5), place_of(site, 1, -0.5)
+            found = [outermost(site, column, first[column]) for column in (0, 1)]
+        away = np.abs(np.array(found) - table.loc[7, ["u", "v"]].to_numpy()) / [2.0, 0.5]
+        assert (away.max() < 0.1) == opened
 
 
 def test_two_curves_at_once_have_no_rows_or_enough(tmp_path):

@@ -1,5 +1,7 @@
 """What clients answer in a fit, against plain NumPy and closed forms, one client at a time."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
@@ -10,6 +12,7 @@ from bidro.federation import Federation
 from bidro.fitting.client_side import assessment, bounds, prepared
 from bidro.fitting.questions import Assess, Fixed
 from bidro.guarantees.calibration import FOLDS
+from bidro.guarantees.held_out import client_bounds
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Logistic, Squared, losses_of
 from bidro.problem import Problem
@@ -38,6 +41,16 @@ def asked(radii=(0.2, 0.0, 0.4), levels=(), reference=(), shown=1.0, declared=No
     return assessment(problem, declared, message, np.tile(MODEL, (3, 1)))
 
 
+def assert_few_digits(found, exact):
+    """Four binary digits, towards 0."""
+    found, exact = np.asarray(found, float), np.asarray(exact, float)
+    exact = np.where(np.abs(exact) < 1e-12, 0.0, exact)
+    digits = np.frexp(found)[0] * 16
+    np.testing.assert_array_equal(np.where(np.abs(found) < 1e-12, 0.0, digits % 1), 0.0)
+    assert np.all(np.abs(found) <= np.abs(exact) * (1 + 1e-9) + 1e-12)
+    assert np.all(np.abs(found - exact) <= np.abs(exact) / 8 + 1e-12)
+
+
 def test_what_is_prepared_is_by_client():
     offered = np.eye(3, FOLDS)
     found = prepared(WHOLE, SIZES, [2, 0, 3], offered, offered[::-1], 7.0)
@@ -53,12 +66,12 @@ def test_what_is_prepared_is_by_client():
 
 
 def test_losses_with_standard_errors():
-    """Of one row there is no standard error."""
+    """Of one row there is no standard error; others are told to three binary digits after the first."""
     found = asked()
     losses = [own**2 for own in RESIDUALS]
     np.testing.assert_allclose(found.loss, [own.mean() for own in losses])
     errors = [own.std(ddof=1) / np.sqrt(len(own)) if len(own) > 1 else 0.0 for own in losses]
-    np.testing.assert_allclose(found.se, errors)
+    assert_few_digits(found.se, errors)
 
 
 def test_risks_over_explicit_radii_on_the_declared_support():
@@ -93,8 +106,8 @@ def test_worst_cases_are_shown_of_those_that_are_asked_for():
     along = np.append(MODEL, -1.0) / STEEPNESS
     for k, (own, radius) in enumerate(zip(RESIDUALS, (0.2, 0.0, 0.4), strict=True)):
         lengths = radius * own / np.sqrt(np.mean(own**2)) if k < 2 else np.zeros(len(own))
-        np.testing.assert_allclose(found.moved[k], lengths.mean() * along[:2], atol=1e-12)
-        np.testing.assert_allclose(found.typical[k], np.abs(lengths).mean() * np.abs(along[:2]), atol=1e-12)
+        assert_few_digits(found.moved[k], lengths.mean() * along[:2])
+        assert_few_digits(found.typical[k], np.sqrt(np.mean(lengths**2)) * np.abs(along[:2]))
     assert np.all(asked(shown=[0.0, 0.0, 1.0]).typical[2] > 0)
     # Without balls there is no worst case.
     unmoved = asked(radii=None)
@@ -118,23 +131,39 @@ def test_bounds_of_rows_kept_out_are_each_client_s_own():
         n = len(own)
         np.testing.assert_allclose(losses_of(Logistic(), MODEL, own), losses)
         counted = np.minimum(losses, 0.6)
-        assert found.loss[k] == pytest.approx(counted.mean())
-        error = counted.std(ddof=1) / np.sqrt(n) if n > 1 else 0.0
-        assert found.se[k] == pytest.approx(error)
+        # A quarter of what the largest loss, as the next power of two, adds to a mean.
+        step, whole_step, beyond = (
+            2.0 ** math.ceil(math.log2(part.max())) / (4 * n) for part in (counted, losses, losses - counted)
+        )
+        assert found.loss[k] == pytest.approx(step * round(counted.mean() / step))
+        assert_few_digits(found.se[k], counted.std(ddof=1) / np.sqrt(n) if n > 1 else 0.0)
         np.testing.assert_allclose(
             # Nobody has an own model, of which the last two would be.
             found.means[k],
-            [counted.mean(), losses.mean(), wrong / n, 0, 0],
+            [
+                found.loss[k],
+                found.loss[k] + beyond * round((losses - counted).mean() / beyond),
+                wrong / n,
+                0,
+                0,
+            ],
             atol=1e-12,
         )
+        for bound, part, to, most in (
+            (found.clipped, counted, step, 0.6),
+            (found.held_out, losses, whole_step, 5.0),
+        ):
+            true = np.array([one.bound for one in client_bounds("it", part, levels, most, "betting")])
+            assert np.all(bound[k] >= true)
+            assert np.all(bound[k] <= np.minimum(true + 1.5 * to, most) * (1 + 1e-12))
         exact = [1.0 if wrong == n else beta.ppf(1 - level, wrong + 1, n - wrong) for level in levels]
         np.testing.assert_allclose(found.mistakes[k], exact, rtol=1e-6)
         for bound, mean, most in (
             (found.clipped, found.means[k, 0], 0.6),
-            (found.held_out, losses.mean(), 5),
+            (found.held_out, found.means[k, 1], 5),
         ):
             assert mean <= bound[k, 1] <= bound[k, 0] <= most * (1 + 1e-12)
-            assert n == 1 or mean < bound[k, 1] < bound[k, 0] < most
+            assert n == 1 or mean < bound[k, 1] < bound[k, 0] < most or bound[k, 0] == most
     number = Assessed(Squared(), MODEL, Simplex(3), 0.6, None, None, False)
     plain = bounds(["a", "b", "c"], rows, sizes, number, message, np.tile(MODEL, (3, 1)))
     assert plain.clipped.shape == (3, 2)

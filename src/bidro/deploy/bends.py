@@ -115,10 +115,10 @@ def segments(values: Floats, knots: Sequence[float]) -> Floats:
     return np.column_stack([np.clip(values, low, high) for low, high in pairwise(ends)])
 
 
-def fewest_inside(values: Floats, knots: Sequence[float], units: NDArray[np.uint64] | None) -> int:
-    """The fewest rows, or units (N,), with values (N,) in a segment that has some; 0 where there are none."""
+def rows_inside(values: Floats, knots: Sequence[float], units: NDArray[np.uint64] | None) -> list[int]:
+    """(segments,) how many rows, or units (N,), have values (N,) in each segment."""
     counts = []
     for low, high in pairwise([-math.inf, *knots, math.inf]):
         some = (values > low) & (values < high)
         counts.append(int(some.sum()) if units is None else len(np.unique(units[some])))
-    return min((count for count in counts if count), default=0)
+    return counts

@@ -46,7 +46,15 @@ def largest_share(rows: Floats, units: Ids, min_rows: int) -> float:
     owners = _owners(rows, min_rows) if units is None else units
     if len(rows) > ROWS_A_PARAMETER * rows.shape[1]:
         return _largest_share(rows, owners)
-    return max(_largest_share(column[:, None], owners) for column in rows.T)
+    return max(shares_of_columns(rows, units, min_rows))
+
+
+def shares_of_columns(rows: Floats, units: Ids, min_rows: int) -> list[float]:
+    """(m,) the largest share in every column of (N, m) by itself, as in `largest_share`; none of no rows."""
+    if not len(rows):
+        return [0.0] * rows.shape[1]
+    owners = _owners(rows, min_rows) if units is None else units
+    return [_largest_share(column[:, None], owners) for column in rows.T]
 
 
 def _owners(rows: Floats, min_rows: int) -> NDArray[Any]:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.deploy.bends import Curved, fewest_inside, joined
+from bidro.deploy.bends import Curved, joined, rows_inside
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.row_memory import OUTSIDE, RowMemory
-from bidro.deploy.rules import RefusedError, words
+from bidro.deploy.rules import Ids, RefusedError, words
 
 
 class Answerable(NamedTuple):
@@ -53,7 +53,13 @@ class Releases:
         return self.memory.release(self.known, self._sets(marks, moments), curved)
 
     def bears(self, marks: NDArray[np.int64], moments: bool, curved: Curved) -> bool:
-        """Whether `folds` would not refuse."""
+        """Whether `folds` would not refuse, and every segment holds enough rows of every set: whether one
+        holds none would tell where the outermost row lies. Knots of an honest server always do (`places`)."""
+        parts, least = self.parts(marks), self.memory.demanded.min_rows
+        for column, own in curved.knots.items():
+            for some in (parts == part for part in np.unique(parts)):
+                if min(rows_inside(self._of(column, some), own, self._units(some))) < least:
+                    return False
         try:
             self._require_kept_out(curved)
             self.memory.check(self.known, self._sets(marks, moments), curved)
@@ -73,14 +79,19 @@ class Releases:
             return
         named = words(self.known.units)
         knots = joined(self.memory.knots(self.known), curved.knots)
-        units = None if self.known.units is None else self.known.units[self.holdout]
         for column, own in knots.items():
-            values = self.known.column(column)[self.holdout]
-            if 0 < fewest_inside(values, own, units) < self.memory.demanded.min_rows:
+            inside = rows_inside(self._of(column, self.holdout), own, self._units(self.holdout))
+            if any(0 < rows < self.memory.demanded.min_rows for rows in inside):
                 raise RefusedError(
                     f"a segment of a curve would hold fewer of the {named} that it keeps out than its "
                     f"min_rows = {self.memory.demanded.min_rows}; use fewer segments."
                 )
+
+    def _of(self, column: str, some: NDArray[np.bool_]) -> NDArray[np.float64]:
+        return self.known.column(column)[some]
+
+    def _units(self, some: NDArray[np.bool_]) -> Ids:
+        return None if self.known.units is None else self.known.units[some]
 
     def answerable(self, marks: Mapping[int, NDArray[np.int64]]) -> Answerable:
         """What `folds` would not refuse, of the folds (training rows,) by their number."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.deploy.cells import Levels, cell_counts
+from bidro.deploy.dominance import LARGEST_SHARE, largest_share, shares_of_columns
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.releases import Releases
 from bidro.deploy.row_memory import RowMemory
@@ -34,6 +35,7 @@ class Checked:
     min_cell: int
     rare_levels: Mapping[str, int]  # among training rows, by name, the rarest first
     rare_cells: Mapping[str, int]  # two levels at once
+    outweighed: Mapping[str, float]  # by column and set of rows, the share of one row, or unit, if too large
     folds: tuple[int, ...]  # that may be asked for
     folds_with_moments: tuple[int, ...]  # and with second moments or curvature; 1: over all training rows
     refused: str | None  # why a run would not be answered; None where it would be
@@ -57,6 +59,12 @@ class Checked:
                     lines.append(f"  and {len(found) - _LISTED} more (--json lists all)")
             else:
                 lines.append(f"No {what} are had by fewer {self.counted} than {rule} = {least}.")
+        if self.outweighed:
+            one = "row" if self.counted == "rows" else "unit"
+            lines.append(
+                f"One {one} outweighs the others, with more than {LARGEST_SHARE:.0%} of a sum of squares:"
+            )
+            lines += [f"  {where}: {share:.4%}" for where, share in list(self.outweighed.items())[:_LISTED]]
         if self.refused is not None:
             lines.append(f"A run would be refused: {self.refused}")
             return "\n".join(lines)
@@ -114,6 +122,7 @@ def checked(
         min_cell=demanded.min_cell,
         rare_levels=_below(rare, demanded.min_rows),
         rare_cells=_below(pairs, demanded.min_cell),
+        outweighed=_outweighed(known, holdout, marks, demanded.min_rows),
         folds=folds,
         folds_with_moments=moments,
         refused=refused,
@@ -125,3 +134,30 @@ def _below(counts: Mapping[str, int], least: int) -> dict[str, int]:
     return dict(
         sorted(((k, n) for k, n in counts.items() if 0 < n < least), key=lambda pair: (pair[1], pair[0]))
     )
+
+
+def _outweighed(
+    known: KnownRows, holdout: NDArray[np.bool_], marks: Mapping[int, NDArray[np.int64]], min_rows: int
+) -> dict[str, float]:
+    """The columns in which one row, or unit, outweighs the others, by where that is, the largest share first;
+    of combinations of columns, where no column by itself does, that there is one."""
+    sets = {"the rows to train on": ~holdout, "the rows kept out": holdout}
+    for folds, own in marks.items():
+        for fold in range(folds):
+            some = ~holdout
+            some[some] = own == fold
+            sets[f"fold {fold + 1} of {folds}"] = some
+    names, found = [*known.schema.features, known.schema.target], {}
+    for where, some in sets.items():
+        if not some.any():
+            continue
+        rows, units = known.whole(some), None if known.units is None else known.units[some]
+        each = {
+            f"{name}, in {where}": share
+            for name, share in zip(names, shares_of_columns(rows, units, min_rows), strict=True)
+        }
+        largest = largest_share(rows, units, min_rows)
+        if max(each.values()) <= LARGEST_SHARE:
+            each = {f"a combination of columns, in {where}": largest}
+        found |= {what: share for what, share in each.items() if share > LARGEST_SHARE}
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))

@@ -27,8 +27,9 @@ _FIELDS = "time, run, question, round, models, outcome, times, rows, bytes, reas
 class RunLimits:
     """How much is answered: of a kind of which one is enough, that many different requests, because a run
     that loses a client begins again with the others; of statements about a table, so many in all runs, and,
-    where there are several, so many mean losses in them; rounds, models and seconds of this site's time of a
-    run; models of all runs."""
+    where there are several, so many mean losses in them, and of later versions of it one, until all versions
+    together have had as many beyond their first; rounds, models and seconds of this site's time of a run;
+    models of all runs."""
 
     each: int = 4
     statements: int = 4
@@ -126,6 +127,16 @@ class SiteLog:
                 f"'{asked.question}' has been answered of {others} models over this table, all that may be: "
                 "a row has more numbers than that; begin again with a table that has more rows, or with "
                 "another agreement."
+            )
+        in_all, versions = connection.execute(
+            "SELECT COUNT(*), COUNT(DISTINCT about) FROM stated WHERE question = ? AND about LIKE ? || ' %'",
+            (asked.question, asked.about.split(" ")[0]),
+        ).fetchone()
+        if others and in_all - versions >= self.limits.statements - 1:
+            raise RefusedError(
+                f"'{asked.question}' has been answered of {in_all} models over {versions} versions of this "
+                "table, all that may be: one of each, and a few more; begin again with a table that has more "
+                "rows, or with another agreement."
             )
         connection.execute(
             "INSERT INTO stated VALUES (?, ?, ?, 0, ?)",

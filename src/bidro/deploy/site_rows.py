@@ -138,6 +138,13 @@ def known_rows(site: Site, rows: SiteRows) -> tuple[RowMemory, KnownRows]:
     return memory, memory.known(rows.agreed.schema, rows.features, rows.target, rows.units)
 
 
+def _dealt(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
+    """(N,) which rows are kept out of training, whether there are enough or not."""
+    here = np.array([site.client]), np.zeros(len(rows.target), np.int64)
+    share = rows.agreed.options.hold_out
+    return holdout_of(*here, rows.ids, share, state_of(site).key, rows.units is None)
+
+
 @lru_cache(maxsize=2)
 def holdout(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
     """(N,) which rows are kept out of training. Raises RefusedError where too few are there or here."""
@@ -148,8 +155,7 @@ def holdout(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
             f"it has {every} {named}, too few to keep some out and train on the rest; give it more, or agree "
             "on another hold_out."
         )
-    here = np.array([site.client]), np.zeros(len(rows.target), np.int64)
-    kept = holdout_of(*here, rows.ids, share, state_of(site).key, rows.units is None)
+    kept = _dealt(site, rows)
     for what, part in (("trains on", ~kept), ("keeps out", kept)):
         count = draws(part, rows.units)
         if 0 < count < site.min_rows or (count == 0 and what == "trains on"):
@@ -194,5 +200,7 @@ def check_site(site: Site) -> Checked:
         kept = holdout(site, rows)
     except RefusedError as error:
         refused, kept = str(error), np.zeros(len(rows.target), bool)
+        if draws(~kept, rows.units) >= 3:
+            kept = _dealt(site, rows)
     marks = {} if refused is not None else fold_marks(site, rows)
     return checked(*known_rows(site, rows), kept, marks, refused)

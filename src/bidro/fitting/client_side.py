@@ -17,6 +17,7 @@ from bidro.algorithms.own_correction import Shrinkage
 from bidro.arrays import Floats
 from bidro.client import WassersteinBall
 from bidro.curves import spread_over
+from bidro.fitting import coarse
 from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.heterogeneity import distance_to_reference
 from bidro.guarantees.robust import mean_displacements, robust_risk
@@ -90,10 +91,8 @@ def assessment(problem: Problem, declared: Box | None, message: Assess, used: Fl
     n, k, sizes = problem.n, federation.m - 1, np.asarray(federation.sizes)
     samples = np.asarray(federation.samples)
     losses = losses_of(problem.loss, x, samples)
-    mean, se = (
-        means_of(losses, sizes),
-        _errors(_curbed(problem.loss, losses, sizes), sizes, federation.units),
-    )
+    errors = _errors(_curbed(problem.loss, losses, sizes), sizes, federation.units)
+    mean, se = means_of(losses, sizes), coarse.error(errors)
     own_mean = means_of(_own_losses(problem.loss, used, samples, sizes), sizes)
     radii = np.asarray(message.radii).reshape(n, -1)
     robust = np.zeros((n, radii.shape[1]))
@@ -115,7 +114,8 @@ def assessment(problem: Problem, declared: Box | None, message: Assess, used: Fl
     moved, typical = np.zeros((n, k)), np.zeros((n, k))
     if problem.eps is not None:
         shown = np.flatnonzero(np.broadcast_to(message.shown, n))
-        moved[shown], typical[shown] = mean_displacements(problem, x, [federation.names[i] for i in shown])
+        found = mean_displacements(problem, x, [federation.names[i] for i in shown])
+        moved[shown], typical[shown] = map(coarse.few_digits, found)
     predicted, centre = _predicted(problem.loss, [x, np.asarray(message.pooled)], samples, sizes)
     return Assessment(mean, se, own_mean, predicted, centre, robust, distance, moved, typical)
 
@@ -133,41 +133,48 @@ def bounds(
     are the models that the clients use. With `units` (M,), one that several rows are of is one draw.
 
     All mean losses count a row as at most what losses are clipped at, so that none of them less another is
-    what is clipped of a few rows; those over the declared support count it whole."""
+    what is clipped of a few rows; those over the declared support count it whole. What is told of them is
+    coarse: see `coarse`."""
     levels, counts = np.asarray(message.levels).tolist(), np.asarray(sizes)
-    ends = np.cumsum(counts)[:-1]
+    ends, draws = np.cumsum(counts)[:-1], unit_counts(sizes, units)
     labels = [None] * len(counts) if units is None else np.split(units, ends)
     with_own = np.asarray(message.freedom).size > 0
     found = [
         holdout_bounds(name, of, part, levels, units=whose, own=x if with_own else None)
         for name, part, whose, x in zip(names, np.split(rows, ends), labels, used, strict=True)
     ]
-    losses, own_losses = (
-        np.minimum(all_of_it, of.seen)
-        for all_of_it in (losses_of(of.loss, of.x, rows), _own_losses(of.loss, used, rows, counts))
-    )
-    curbed, own_curbed = (_curbed(of.loss, part, counts) for part in (losses, own_losses))
-    own_change = shared_change = np.zeros((len(names), 0))
+    whole = losses_of(of.loss, of.x, rows)
+    parts = [np.minimum(part, of.seen) for part in (whole, _own_losses(of.loss, used, rows, counts))]
     if np.asarray(message.pooled).size:
-        before = np.minimum(losses_of(of.loss, np.asarray(message.pooled), rows), of.seen)
-        curbed_before = _curbed(of.loss, before, counts)
+        parts.append(np.minimum(losses_of(of.loss, np.asarray(message.pooled), rows), of.seen))
+    curbed = [_curbed(of.loss, part, counts) for part in parts]
+    told = np.minimum(coarse.together(parts, counts, draws), of.seen)
+    own_change = shared_change = np.zeros((len(names), 0))
+    if len(parts) > 2:
         own_change, shared_change = (
-            np.stack([means_of(after - before, counts), _errors(less - curbed_before, counts, units)], axis=1)
-            for after, less in ((own_losses, own_curbed), (losses, curbed))
+            np.stack([told[k] - told[2], coarse.error(_errors(curbed[k] - curbed[2], counts, units))], axis=1)
+            for k in (1, 0)
         )
-    each = {
-        part: np.array([[bound.bound for bound in one[part]] for one in found])
-        if part in found[0]
-        else np.zeros((len(found), 0))
-        for part in STATEMENTS
-    }
-    means = [[one[part][0].mean if part in one else 0.0 for part in STATEMENTS] for one in found]
-    mean, se, own_mean = (
-        means_of(losses, counts),
-        _errors(curbed, counts, units),
-        means_of(own_losses, counts),
-    )
-    return HoldoutBounds(mean, se, own_mean, own_change, shared_change, **each, means=np.array(means))
+    beyond = coarse.nearest(means_of(whole - parts[0], counts), coarse.steps(whole - parts[0], counts, draws))
+    same = {"clipped": told[0], "held_out": told[0] + beyond, "own": told[1]}
+    largest = {"clipped": parts[0], "held_out": whole, "own": parts[1]}
+    each, means = {}, np.zeros((len(found), len(STATEMENTS)))
+    for place, part in enumerate(STATEMENTS):
+        each[part] = np.zeros((len(found), 0))
+        if part not in found[0]:
+            continue
+        each[part] = np.array([[bound.bound for bound in one[part]] for one in found])
+        means[:, place] = mean = np.array([one[part][0].mean for one in found])
+        if part in same:
+            step = coarse.steps(largest[part], counts, draws)
+            most = np.asarray(of.largest if part == "held_out" else of.seen)
+            # Units have other means than rows.
+            means[:, place] = np.minimum(same[part] if units is None else coarse.nearest(mean, step), most)
+            # Where the mean is told as more than it is, so is the bound.
+            room = np.maximum(means[:, place] - mean, 0.0)[:, None]
+            each[part] = np.minimum(coarse.upwards(each[part] + room, step[:, None]), most)
+    se = np.minimum(coarse.error(_errors(curbed[0], counts, units)), told[0])
+    return HoldoutBounds(told[0], se, told[1], own_change, shared_change, **each, means=means)
 
 
 def _predicted(

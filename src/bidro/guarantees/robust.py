@@ -159,9 +159,10 @@ def _atoms(
 
 
 def mean_displacements(problem: Problem, x: ArrayLike, clients: Sequence[str]) -> tuple[Floats, Floats]:
-    """(how far the worst case moves the mean of every feature, and how far its rows on average), both
-    (clients, m - 1): what can be shown of worst cases where their atoms, which are moved rows, stay at their
-    sites."""
+    """(how far the worst case moves the mean of every feature, and how far its rows, as a mean of order p),
+    both (clients, m - 1): what can be shown of worst cases where their atoms, which are moved rows, stay at
+    their sites. Of squared loss with p = 2 both follow from second moments; mean lengths of moves would not,
+    and tell residuals of single rows."""
     model, oracle = _checked(problem, x, None)
 
     @cache
@@ -173,7 +174,8 @@ def mean_displacements(problem: Problem, x: ArrayLike, clients: Sequence[str]) -
         points, masses, origins = _atoms(problem, oracle, model, client, risks)
         rows = np.asarray(problem.federation.client_samples(client))[:, :-1]
         steps = points[:, :-1] - rows[origins]
-        moved[k], typical[k] = masses @ steps, masses @ np.abs(steps)
+        p = problem.transport.p
+        moved[k], typical[k] = masses @ steps, (masses @ np.abs(steps) ** p) ** (1 / p)
     return moved, typical
 
 

@@ -1,0 +1,195 @@
+"""A server that reads single rows out of the digits of what is told of many: each attack where answers are
+exact, and then against a site as it is."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.optimize import least_squares
+from scipy.special import expit
+from scipy.stats import gamma
+
+from bidro.deploy.site_log import SiteLog
+from bidro.deploy.site_rows import SiteRows, holdout, training
+from bidro.engines.wire import unpack
+from bidro.fitting import client_side, coarse
+from bidro.fitting.questions import Assess, Assessment
+from bidro.guarantees import robust
+from bidro.guarantees.held_out import betting
+from bidro.guarantees.own import SHRINKAGES
+from tests.deploy.test_attacks import SEEDS, people, site_with
+from tests.deploy.test_attacks_on_statements import FAR, told_at, with_a_row_far_out
+from tests.deploy.test_site import LEVELS, asked_of
+from tests.small import mostly_slow
+
+# Slopes of models under which the residual of the row that lies far out has a known sign; their intercept.
+SLOPES = np.array([[2, -1, 0, 0], [0, 1.5, 2, 0], [0, 0, -2, 1.5], [-1, 0, 0, 2.0]])
+# Two to this power, as a level, clips nothing of that row.
+POWER = 10
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """Sites that tell every digit."""
+    monkeypatch.setattr(coarse, "nearest", lambda values, steps: values)
+    monkeypatch.setattr(coarse, "upwards", lambda values, steps: values)
+    monkeypatch.setattr(coarse, "few_digits", lambda values: values)
+
+
+def from_exact_bounds(mean, bounds, level, rows):
+    """The residual of the row that lies farthest, from a mean loss and its bounds: those of rows whose losses
+    are spread as a gamma distribution, and of that row, by least squares."""
+    places = (np.arange(rows - 1) + 0.5) / (rows - 1)
+
+    def losses(unknown):
+        far = expit(unknown[0]) * min(level, mean * rows)
+        others = gamma.ppf(places, np.exp(np.clip(unknown[1], -3, 3)))
+        return np.append(others / others.sum() * max(mean * rows - far, 1e-9), far)
+
+    def off(unknown):
+        found = losses(unknown)
+        return (np.array([level * betting(found / level, beta) for beta in LEVELS]) - bounds) / mean
+
+    starts = ([share, -0.7] for share in (-1.0, 1.0, 3.0))
+    best = min((least_squares(off, start, diff_step=1e-6) for start in starts), key=lambda one: one.cost)
+    return np.sqrt(losses(best.x)[-1])
+
+
+def from_coarse_bounds(mean, bounds, level, rows):
+    """The same by who knows how they are rounded: of many tables, the mean over those that would be told most
+    nearly as this one is."""
+    rng, most = np.random.default_rng(0), np.sqrt(min(level, 1.2 * mean * rows))
+    counts, found, off = np.array([rows]), [], []
+    for residual in np.repeat(np.linspace(0.2 * most, most, 60), 2):
+        rest = mean * rows - residual**2
+        if rest <= 0.2 * rows:
+            continue
+        others = rng.normal(size=rows - 1) ** 2
+        losses = np.append(others / others.sum() * rest, residual**2)
+        step = coarse.steps(losses, counts, counts)[0]
+        # The mean lies anywhere within its step.
+        losses[:-1] *= 1 + rng.uniform(-0.5, 0.5) * step * rows / rest
+        told = coarse.nearest(losses.mean(), step)
+        room = max(told - losses.mean(), 0.0)
+        above = [level * betting(losses / level, beta) + room for beta in LEVELS]
+        if abs(told - mean) < 1e-9 * mean:
+            found.append(residual)
+            off.append(np.abs(coarse.upwards(np.array(above), step) - bounds).sum() / step)
+    weights = np.exp(-2 * (np.array(off) - min(off)))
+    return weights @ found / weights.sum()
+
+
+def row_from_bounds(site, rows, residual_from):
+    """The row far out, from what four answers say of two models each, at one level of clipping."""
+    loaded = SiteRows.load(site)
+    freedom, here = np.array(SHRINKAGES["auto"][-1].freedom), training(site, loaded)
+    level = loaded.protocol.loss_unit * 2.0**POWER
+    design, residuals = [], []
+    for k, slopes in enumerate(SLOPES):
+        x = np.append(slopes, 0.0)
+        told, refused = told_at(site, x, f"run-{k}", POWER, freedom)
+        assert refused is None
+        # The site's own model follows from second moments, which a server has.
+        own = client_side.own_models(loaded.protocol.loss, here.host_rows, here.sizes, x, freedom)[0]
+        for model, mean, bounds in ((x, told.means[0], told.clipped), (own, told.means[3], told.own)):
+            residuals.append(residual_from(float(mean), bounds, level, rows) - model[-1])
+            design.append([*model[:-1], -1.0])
+    return np.linalg.lstsq(np.array(design), np.array(residuals), rcond=None)[0]
+
+
+@pytest.mark.parametrize("seed", mostly_slow(SEEDS, lambda seed: seed == 0))
+def test_confidence_bounds_to_the_last_digit_told_the_row_that_lies_farthest(seed, exact, tmp_path):
+    """How far a bound is above its mean depends on the largest loss, hardly on the others: an equation for
+    every model, within every limit on answers."""
+    site, far, rows = with_a_row_far_out(tmp_path, seed, own="auto")
+    np.testing.assert_allclose(row_from_bounds(site, rows, from_exact_bounds), far, atol=0.1)
+
+
+@pytest.mark.parametrize("seed", mostly_slow(SEEDS, lambda seed: seed == 0))
+def test_coarse_bounds_do_not_tell_the_row_that_lies_farthest(seed, tmp_path):
+    """Nor to a server that knows how they are rounded."""
+    site, far, rows = with_a_row_far_out(tmp_path, seed, own="auto")
+    for residual_from in (from_exact_bounds, from_coarse_bounds):
+        assert np.abs(row_from_bounds(site, rows, residual_from) - far).max() > 0.3
+
+
+def mean_lengths(problem, x, clients):
+    """What sites told of worst cases: how far these move rows on average."""
+    moved, _ = robust.mean_displacements(problem, x, clients)
+    model, oracle = robust._checked(problem, x, None)
+    typical = np.zeros_like(moved)
+    for k, client in enumerate(clients):
+        points, masses, origins = robust._atoms(problem, oracle, model, client, lambda: None)
+        rows = np.asarray(problem.federation.client_samples(client))[:, :-1]
+        typical[k] = masses @ np.abs(points[:, :-1] - rows[origins])
+    return moved, typical
+
+
+def residual_from_moves(site, slopes, run):
+    """The residual of the one row on the other side of a plane, from how far the worst case moves rows: the
+    sum of sizes of residuals and their sum differ by twice that row's. Or why there is none."""
+    rows = SiteRows.load(site)
+    n, x, none = training(site, rows).sizes[0], np.append(slopes, -9.0), np.zeros(0)
+    ball = {"kind": "WassersteinBall", "radius": 0.5}
+    said, reply = asked_of(
+        site, "assess", Assess(x, none, none, np.ones(()), none, none), ambiguity=ball, run=run
+    )
+    if said:
+        return said
+    told, inverse = unpack(reply, Assessment), np.asarray(rows.protocol.transport.inverse_scale)
+    along, j = np.append(slopes, -1.0), np.argmax(np.abs(slopes))
+    length = 0.5 / np.sqrt(float(told.loss)) * along[j] * inverse[j] ** 2 / np.linalg.norm(along * inverse)
+    return n * (told.typical[j] / abs(length) + told.moved[j] / length) / 2
+
+
+def row_from_moves(folder, table, seed):
+    """(the row far out, from two versions of a table; that row)."""
+    table.loc[0] = FAR
+    site = site_with(folder, table, {})
+    found = [residual_from_moves(site, 0.5 * slopes, f"first-{k}") for k, slopes in enumerate(np.eye(4))]
+    far = training(site, SiteRows.load(site)).host_rows
+    more = pd.concat([table, people(50 + seed, False, 60)], ignore_index=True)
+    more.to_csv(site.data, index=False)
+    found.append(residual_from_moves(site, 0.25 * np.ones(4), "second"))
+    assert not any(isinstance(one, str) for one in found), found
+    design = np.column_stack([np.vstack([0.5 * np.eye(4), 0.25 * np.ones(4)]), -np.ones(5)])
+    return np.linalg.solve(design, np.array(found) + 9.0), far[np.argmin(far[:, -1])]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_mean_lengths_of_moves_told_the_row_beyond_a_plane(seed, exact, tmp_path, monkeypatch):
+    with monkeypatch.context() as before:
+        before.setattr(client_side, "mean_displacements", mean_lengths)
+        found, far = row_from_moves(tmp_path / "before", people(seed, False), seed)
+        np.testing.assert_allclose(found, far, atol=1e-6)
+    found, far = row_from_moves(tmp_path / "site", people(seed, False), seed)
+    assert np.abs(found - far).max() > 0.3
+
+
+def test_versions_of_a_table_are_one_statement_each_and_a_few_more(tmp_path):
+    """The rows that were kept out before are kept out again, so that what is told of every version is told of
+    them; an honest run asks once a version."""
+    table = people(0, False)
+    site = site_with(tmp_path / "site", table, {"hold_out": 0.45})
+    answered = []
+    for version in range(6):
+        models = np.random.default_rng(version).normal(size=(4, 5))
+        told = [told_at(site, x, f"run-{version}-{k}", 30) for k, x in enumerate(models)]
+        answered.append(sum(one is not None for one, _ in told))
+        rows = SiteRows.load(site)
+        assert holdout(site, rows).sum() > 60
+        table = pd.concat([table, people(50 + version, False, 60)], ignore_index=True)
+        table.to_csv(site.data, index=False)
+    assert answered == [4, 1, 1, 1, 1, 1]
+    assert "6 versions" in told[-1][1] or "over 6" in told[-1][1]
+
+
+def test_statements_that_were_spared_are_for_later_versions(tmp_path, monkeypatch):
+    """Of the three beyond the first of each version, whichever version has them."""
+    site = site_with(tmp_path / "site", people(0, False), {"hold_out": 0.45})
+    first = told_at(site, np.zeros(5), "one", 30)
+    assert first[0] is not None
+    pd.concat([people(0, False), people(50, False, 60)]).to_csv(site.data, index=False)
+    told = [told_at(site, np.eye(5)[k], f"run-{k}", 30)[0] for k in range(5)]
+    assert [one is not None for one in told] == [True, True, True, True, False]
+    monkeypatch.setattr(SiteLog, "_reserve", lambda *_: None)
+    assert told_at(site, np.ones(5), "opened", 30)[0] is not None
