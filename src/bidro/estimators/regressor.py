@@ -35,10 +35,11 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
     declared (lower, upper) bounds of every feature and of the target, needed for the Wasserstein
     certificate. gap: the certified relative duality gap. folds, random_state: of cross-validation and
     bootstrap. confidence: of `certificate_` and of bootstrap and explicit radii.
-    curves: None, every feature a straight line; "auto", a piecewise-linear curve for every feature, with as
-    many segments as cross-validation chooses (1 is among them); a number of segments; or one of these by
-    feature ("auto" for those not named). increasing, decreasing: features whose lines or curves must rise or
-    fall. With curves and a radius, risks are upper bounds of worst cases: `worst_case` gives the other end.
+    curves: "auto", a piecewise-linear curve for every feature, with as many segments as cross-validation
+    chooses (1, a straight line, is among them); None, straight lines; a number of segments; or one of these
+    by feature ("auto" for those not named). increasing, decreasing: features whose lines or curves must rise
+    or fall. With curves and a radius, risks are upper bounds of worst cases: `worst_case` gives the other
+    end.
 
     After `fit`: coef_ (k,) of straight lines, intercept_ (with curves the prediction for a row that is
     average in everything), curves_ (by feature its knots, values and slopes), own_coef_, own_curves_ and
