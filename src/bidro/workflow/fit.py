@@ -24,6 +24,7 @@ from bidro.fitting import Fitted, LocalNetwork, Options, Progress, fit
 from bidro.fitting.fit import Changes, ClientLoss, Displacement
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.trained_rows import TrainedRows
+from bidro.losses import has_curves
 from bidro.model_file import FILE, Model, target_numbers
 from bidro.report.files import require_writable
 from bidro.tables import (
@@ -212,5 +213,6 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         versions,
         trained.pooled,
         fitted.own_models,
-        *(fitted.seen or (None, None)),
+        # Between what values curves are drawn; a model of straight lines is as without them.
+        *((fitted.seen if has_curves(of.loss) else None) or (None, None)),
     )
