@@ -110,6 +110,15 @@ def test_curves_are_the_default_and_lines_where_there_can_be_none():
         )
     )
     np.testing.assert_array_equal(of_order_3.coef_, line.coef_)
+    # Radii to be cross-validated, each of which would be a cone program.
+    radii, line = (
+        one.fit(X[:90], y[:90], clients=site[:90])
+        for one in (
+            RobustRegressor(radius="cross-validate", own=None),
+            regressor(radius="cross-validate", own=None),
+        )
+    )
+    np.testing.assert_array_equal(radii.coef_, line.coef_)
     # A client of one row, so that there is nothing to cross-validate.
     site = site.copy()
     site[0] = "d"

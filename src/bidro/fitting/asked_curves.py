@@ -24,10 +24,11 @@ def wanted_curves(
     """(what is wanted of the features, with the finest knots, None where every one is a straight line of any
     sign; between what values curves are drawn, None where there are none). `problem` is of straight lines;
     `limits` are those of the clients' answers. What is left to the rows is a straight line where there can
-    be no curves, or no cross-validation to choose them by."""
+    be no curves, no cross-validation to choose them by, or one of radii, each a cone program with curves."""
     wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
-    counts = limits.folds is None or max(limits.folds, default=0) > 1
-    if not (can_have_curves(problem) and counts and min(clients.federation.unit_counts) > 1):
+    dealt = limits.folds is None or max(limits.folds, default=0) > 1
+    chosen = dealt and min(clients.federation.unit_counts) > 1 and not choices.cross_validates_radius
+    if not (can_have_curves(problem) and chosen):
         wanted = wanted.of_lines
     if not any(wanted.signs) and max(wanted.most, default=1) == 1:
         return None, None

@@ -300,7 +300,7 @@ def agreed_deviations(units: Standard) -> Floats:
 
 def radius_spread(deviations: Floats, transport: Transport, choices: Choices) -> float | None:
     """What cross-validated radii are in units of; None where there are none."""
-    if not isinstance(choices.radius, str) or choices.radius != "cross-validate":
+    if not choices.cross_validates_radius:
         return None
     return spread_of(deviations, transport)
 

@@ -176,7 +176,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         "criterion": "risk" if trained.problem.references is None else "regret",
         "paid": paid(trained.calibration),
         "own": own_settings(trained),
-        "curves": curves_settings(trained) if fitted.seen is not None else None,
+        "curves": curves_settings(fitted, options.choices()),
         "metric": options.metric,
         "label_cost": options.label_cost,
         "p": trained.problem.transport.p,
