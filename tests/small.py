@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bidro import RobustClassifier, RobustRegressor
 from bidro.client import Penalty
 from bidro.engines.local import Answered
 from bidro.engines.rounds import last_state, rounds
@@ -60,6 +61,16 @@ def paper_like(rho=(15.0, 5.0, 2.5), seed=0):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NonconcaveInnerWarning)
         return Problem(federation(seed), Squared(), Box.cube(100.0, 3), Transport.euclidean(4), Penalty(rho))
+
+
+def regressor(*loss, **how):
+    """Of straight lines, for tests that are not about curves."""
+    return RobustRegressor(*loss, **{"curves": None, **how})
+
+
+def classifier(*loss, **how):
+    """Of straight lines, for tests that are not about curves."""
+    return RobustClassifier(*loss, **{"curves": None, **how})
 
 
 def mostly_slow(cases, quick):

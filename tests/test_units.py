@@ -11,7 +11,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from bidro import Federation, RobustClassifier, RobustRegressor
+from bidro import Federation
 from bidro.errors import BidroError
 from bidro.experiments.compare import grouped_from
 from bidro.experiments.splits import Split
@@ -23,6 +23,7 @@ from bidro.losses.registry import LossChoice
 from bidro.splits import choose_holdout, unit_ids
 from bidro.tables import learn_schema
 from bidro.training import Choices
+from tests.small import classifier, regressor
 
 SHARE = 0.25
 
@@ -174,7 +175,7 @@ def test_radii_that_need_independent_rows_are_refused():
         fitted(table(), radius="bootstrap")
     X, y, site, person = (table()[c] for c in (["u", "v"], "y", "site", "person"))
     declared = {"support": ([-9.0, -9.0, -30.0], [9.0, 90.0, 30.0]), "metric": "joint", "radius": 0.1}
-    model = RobustRegressor("absolute", gap=1e-3, **declared).fit(X, y, clients=site, units=person)
+    model = regressor("absolute", gap=1e-3, **declared).fit(X, y, clients=site, units=person)
     assert "rows of one unit are not independent" in model.certificate_.absent["interval"]
     with pytest.raises(BidroError, match="rows of one unit are not independent"):
         model.set_params(radius="explicit").fit(X, y, clients=site, units=person)
@@ -183,10 +184,10 @@ def test_radii_that_need_independent_rows_are_refused():
 def test_estimators_take_units():
     whole, fresh = table(4), table(14)
     X, y, site, person = (whole[c].to_numpy() for c in (["u", "v"], "y", "site", "person"))
-    model = RobustRegressor().fit(X, y, clients=site, units=person)
+    model = regressor().fit(X, y, clients=site, units=person)
     federation = model._fitted.clients.federation
     assert federation.unit_counts == (12, 20, 30)
-    plain = RobustRegressor().fit(X, y, clients=site)
+    plain = regressor().fit(X, y, clients=site)
     assert np.any(model.calibration_.losses != plain.calibration_.losses)
     # Persons differ more than their visits do, so that rows of one in training and test flatter a model.
     assert model.calibration_.losses.mean() > plain.calibration_.losses.mean()
@@ -196,9 +197,9 @@ def test_estimators_take_units():
     found = model.certify(*new, clients=fresh["site"], units=fresh["person"])
     assert dict(found.clipped.rows) == {"c0": 12, "c1": 20, "c2": 30}
     with pytest.raises(BidroError, match="unit labels"):
-        RobustRegressor().fit(X, y, clients=site, units=person[1:])
+        regressor().fit(X, y, clients=site, units=person[1:])
     with config_context(enable_metadata_routing=True):
-        routed = RobustClassifier(radius=0.1, gap=1e-3).set_fit_request(clients=True, units=True)
+        routed = classifier(radius=0.1, gap=1e-3).set_fit_request(clients=True, units=True)
         search = GridSearchCV(
             make_pipeline(StandardScaler(), routed), {"robustclassifier__weights": ["simplex", "fixed"]}, cv=2
         )

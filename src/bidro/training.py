@@ -121,6 +121,10 @@ class Choices:
     increasing: Sequence[str] = ()  # features whose curves must rise
     decreasing: Sequence[str] = ()
 
+    @property
+    def cross_validates_radius(self) -> bool:
+        return _is_word(self.radius, "cross-validate")
+
     def __post_init__(self) -> None:
         check_radius(self.radius)
         check_weights(self.weights)
@@ -297,7 +301,7 @@ POOLED = Grid((0.0,), (Weighing(1.0),))
 
 def grid(choices: Choices, clients: int) -> Grid:
     """What there is to choose from for so many clients."""
-    scales = SCALES if _is_word(choices.radius, "cross-validate") else (0.0,)
+    scales = SCALES if choices.cross_validates_radius else (0.0,)
     return Grid(scales, _weighings(choices.weights, clients))
 
 

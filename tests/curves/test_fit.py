@@ -15,6 +15,7 @@ from bidro.errors import BidroError
 from bidro.guarantees.price import LeftOut
 from bidro.guarantees.segments import Wanted, coarser, taken
 from bidro.losses import Squared
+from tests.small import classifier, regressor
 
 
 def rows(n=600, bent=True, seed=0):
@@ -29,7 +30,7 @@ def test_curves_are_taken_where_they_are_better_on_rows_left_out():
     X, y, site = rows()
     model = RobustRegressor(curves="auto", own=None).fit(X, y, clients=site)
     assert [len(curve.slopes) > 1 for curve in model.curves_.values()] == [True, True, False]
-    line = RobustRegressor(own=None).fit(X, y, clients=site)
+    line = regressor(own=None).fit(X, y, clients=site)
     fresh, truth, _ = rows(seed=1)
     errors = [np.mean((one.predict(fresh) - truth) ** 2) for one in (model, line)]
     assert errors[0] < 0.2 * errors[1]
@@ -41,7 +42,7 @@ def test_curves_are_taken_where_they_are_better_on_rows_left_out():
 def test_a_straight_line_is_taken_where_nothing_bends():
     X, y, site = rows(bent=False)
     model = RobustRegressor(curves="auto", own=None).fit(X, y, clients=site)
-    line = RobustRegressor(own=None).fit(X, y, clients=site)
+    line = regressor(own=None).fit(X, y, clients=site)
     np.testing.assert_allclose(model.coef_, line.coef_, rtol=1e-9)
     assert model.curves_["x0"].slopes == pytest.approx([line.coef_[0]])
 
@@ -91,8 +92,44 @@ def test_curves_that_must_rise_or_fall():
     assert np.all(model.curves_["x0"].slopes >= 0)
     assert np.all(model.curves_["x1"].slopes <= 0)
     assert model.duality_gap_ <= 1e-6
-    line = RobustRegressor(increasing=["x0"], decreasing=["x1"], own=None).fit(X, y, clients=site)
+    line = regressor(increasing=["x0"], decreasing=["x1"], own=None).fit(X, y, clients=site)
     assert line.coef_[1] == pytest.approx(0, abs=1e-6)
+
+
+def test_curves_are_the_default_and_lines_where_there_can_be_none():
+    X, y, site = rows()
+    assert RobustRegressor().curves == RobustClassifier().curves == "auto"
+    model = RobustRegressor(own=None, weights="fixed").fit(X, y, clients=site)
+    assert len(model.curves_["x0"].slopes) > 1
+    # An order of the cost for which worst cases of curves are not bounded.
+    of_order_3, line = (
+        one.fit(X[:90], y[:90], clients=site[:90])
+        for one in (
+            RobustRegressor(p=3.0, own=None, weights="fixed"),
+            regressor(p=3.0, own=None, weights="fixed"),
+        )
+    )
+    np.testing.assert_array_equal(of_order_3.coef_, line.coef_)
+    # Radii to be cross-validated, each of which would be a cone program.
+    radii, line = (
+        one.fit(X[:90], y[:90], clients=site[:90])
+        for one in (
+            RobustRegressor(radius="cross-validate", own=None),
+            regressor(radius="cross-validate", own=None),
+        )
+    )
+    np.testing.assert_array_equal(radii.coef_, line.coef_)
+    # A client of one row, so that there is nothing to cross-validate.
+    site = site.copy()
+    site[0] = "d"
+    alone, line = (
+        one.fit(X, y, clients=site)
+        for one in (
+            RobustRegressor(own=None, weights="simplex", radius=0.1),
+            regressor(own=None, weights="simplex", radius=0.1),
+        )
+    )
+    np.testing.assert_array_equal(alone.coef_, line.coef_)
 
 
 def test_there_are_no_coefficients_of_curves():
@@ -183,7 +220,7 @@ def test_two_classes():
     X, y, site = rows(300)
     label = np.where(y > np.median(y), "ill", "well")
     model = RobustClassifier(curves=4, own=None, weights="fixed").fit(X, label, clients=site)
-    line = RobustClassifier(own=None, weights="fixed").fit(X, label, clients=site)
+    line = classifier(own=None, weights="fixed").fit(X, label, clients=site)
     assert model.score(X, label) > line.score(X, label) + 0.05
     np.testing.assert_allclose(model.explain(X).sum(axis=1), model.decision_function(X), rtol=1e-9)
     assert model.curves_["x0"].values.shape == (5,)
@@ -194,7 +231,7 @@ def test_three_classes():
     X, y, site = rows(400)
     label = np.digitize(y, np.quantile(y, [0.33, 0.66]))
     model = RobustClassifier(curves=4).fit(X, label, clients=site)
-    assert model.score(X, label) > RobustClassifier().fit(X, label, clients=site).score(X, label) + 0.05
+    assert model.score(X, label) > classifier().fit(X, label, clients=site).score(X, label) + 0.05
     shares = model.explain(X[:5])
     assert shares.columns.nlevels == 2
     np.testing.assert_allclose(

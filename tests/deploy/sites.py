@@ -49,9 +49,10 @@ _FOLDERS: dict[str, Path] = {}
 def write_sites(
     folder: Path, whole: pd.DataFrame, support=None, extra: str = "", unit=None, training=None, **parts
 ) -> Agreed:
-    """`schema.toml`, and NAME.csv and NAME.toml of every client in the table, with keys of seed 0."""
+    """`schema.toml`, and NAME.csv and NAME.toml of every client in the table, with keys of seed 0; straight
+    lines, for tests that are not about curves."""
     schema = learn_schema(whole, "site", "y", None, None, "refuse", unit)
-    agreed = agree(folder, drafted(schema, whole, support, training, **parts))
+    agreed = agree(folder, drafted(schema, whole, support, {"curves": "none", **(training or {})}, **parts))
     for name, own in whole.groupby("site"):
         own.drop(columns="site").to_csv(folder / f"{name}.csv", index=False)
         lines = [f'client = "{name}"', f'data = "{name}.csv"', 'schema = "schema.toml"', extra]

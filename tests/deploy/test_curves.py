@@ -12,7 +12,7 @@ from bidro.deploy.agreed import Agreed
 from bidro.deploy.audit import in_words
 from bidro.deploy.places import PARTS, STEPS, common_places, own_places, public_grid
 from bidro.deploy.protocol import Protocol
-from bidro.deploy.schema_file import written
+from bidro.deploy.schema_file import draft, drafted, written
 from bidro.deploy.server import run_job
 from bidro.engines.carrier import InMemory
 from bidro.engines.coordinator import Policy
@@ -21,6 +21,7 @@ from bidro.errors import BidroError
 from bidro.fitting import Progress
 from bidro.fitting.network import LocalClients, LocalNetwork
 from bidro.model_file import Model
+from bidro.tables import learn_schema
 from bidro.training import AlgorithmOne
 from bidro.workflow.fit import fit_tables
 from tests.deploy.liars import lying, only
@@ -201,12 +202,26 @@ def test_an_agreement_has_curves_in_its_file(tmp_path):
         ({"increasing": ["w"]}, {}, "increasing names 'w'"),
         ({"increasing": "u"}, {}, "increasing in .training. is a list"),
         ({"increasing": ["u"], "decreasing": ["u"]}, {}, "both increasing and decreasing"),
-        ({"curves": "auto"}, {"algorithm": AlgorithmOne(3)}, "Algorithm 1 trains straight lines"),
+        ({"curves": 4}, {"algorithm": AlgorithmOne(3)}, "Algorithm 1 trains straight lines"),
+        ({"increasing": ["u"]}, {"algorithm": AlgorithmOne(3)}, "Algorithm 1 trains straight lines"),
     ],
 )
 def test_curves_that_stand_for_nothing_are_not_agreed_on(training, parts, words, tmp_path):
     with pytest.raises(BidroError, match=words):
         write_sites(tmp_path, table(rows=150), training=training, **parts)
+
+
+def test_curves_are_agreed_on_unless_something_else_is_said(tmp_path):
+    whole = table(rows=150)
+    schema = learn_schema(whole, "site", "y", None, None, "refuse")
+    assert '# curves = "auto"' in draft(schema, whole)
+    nothing_said = drafted(schema, whole)
+    assert nothing_said.options.curves == "auto"
+    assert Protocol(nothing_said).has_curves
+    # Algorithm 1 has none, without a word of the user's.
+    of_lines = drafted(schema, whole, algorithm=AlgorithmOne(3))
+    assert of_lines.options.curves == "auto"
+    assert not Protocol(of_lines).has_curves
 
 
 def smaller(array):

@@ -23,6 +23,7 @@ from bidro.losses import Squared
 from bidro.problem import Problem
 from bidro.sets import Box, CappedSimplex
 from bidro.transport import Transport
+from tests.small import classifier, regressor
 
 SIZES = (20, 30, 60)
 
@@ -42,8 +43,8 @@ def data(seed=0, classes=None):
 @pytest.mark.parametrize(
     "estimator",
     [
-        RobustRegressor(radius=0.05),
-        pytest.param(RobustRegressor(curves="auto"), marks=pytest.mark.slow),
+        RobustRegressor(radius=0.05, curves=None),
+        pytest.param(RobustRegressor(radius=0.05), marks=pytest.mark.slow),
         pytest.param(RobustClassifier(curves=4), marks=pytest.mark.slow),
         # Classes, and cross-validation, compile more for every shape of the checks' data: `make test-slow`.
         pytest.param(RobustRegressor(), marks=pytest.mark.slow),
@@ -64,7 +65,7 @@ def test_a_fit_is_the_exact_solution_in_pooled_units():
     """The same problem built by hand: standardised features, a capped set of mixtures, radii by client."""
     X, y, clients = data()
     radii = {"north": 0.2, "south": 0.1, "west": 0.05}
-    model = RobustRegressor(radius=radii, weights=2.0).fit(X, y, clients=clients)
+    model = regressor(radius=radii, weights=2.0).fit(X, y, clients=clients)
     standard = (X - X.mean(axis=0)) / X.std(axis=0)
     rows = np.column_stack([standard, y - y.mean()])
     federation = Federation.from_arrays(
@@ -93,22 +94,22 @@ def test_a_fit_is_the_exact_solution_in_pooled_units():
 @pytest.mark.parametrize("unit", [1e-9, 1e6])
 def test_units_of_the_target_do_not_matter(unit):
     X, y, clients = data()
-    one = RobustRegressor(radius=0.1).fit(X, y, clients=clients)
-    other = RobustRegressor(radius=0.1).fit(X, unit * y + 5 * unit, clients=clients)
+    one = regressor(radius=0.1).fit(X, y, clients=clients)
+    other = regressor(radius=0.1).fit(X, unit * y + 5 * unit, clients=clients)
     np.testing.assert_allclose(other.coef_, unit * one.coef_, rtol=1e-4)
     assert other.client_risks_["north"] == pytest.approx(unit**2 * one.client_risks_["north"], rel=1e-4)
 
 
 def test_the_default_chooses_a_weighing_and_radii_on_request():
     X, y, clients = data()
-    model = RobustRegressor().fit(X, y, clients=clients)
+    model = regressor().fit(X, y, clients=clients)
     assert set(model.radii_.values()) == {0.0}
     assert len(model.calibration_.candidates) == 15
-    both = RobustRegressor(radius="cross-validate").fit(X, y, clients=clients)
+    both = regressor(radius="cross-validate").fit(X, y, clients=clients)
     chosen = both.calibration_.chosen
     np.testing.assert_allclose(list(both.radii_.values()), chosen.scale / np.sqrt(SIZES))
     assert len(both.calibration_.candidates) == 60
-    fixed = RobustRegressor(weights="fixed").fit(X, y, clients=clients)
+    fixed = regressor(weights="fixed").fit(X, y, clients=clients)
     assert {c.cap for c in fixed.calibration_.candidates} == {1.0}
     np.testing.assert_allclose(list(fixed.client_weights_.values()), np.array(SIZES) / sum(SIZES), atol=1e-6)
 
@@ -116,9 +117,7 @@ def test_the_default_chooses_a_weighing_and_radii_on_request():
 def test_losses_of_the_regressor():
     X, y, clients = data()
     low, high = (
-        RobustRegressor("pinball", quantile=q, radius=0.01, weights="fixed", gap=1e-3).fit(
-            X, y, clients=clients
-        )
+        regressor("pinball", quantile=q, radius=0.01, weights="fixed", gap=1e-3).fit(X, y, clients=clients)
         for q in (0.1, 0.9)
     )
     # Nearly a tenth and nine tenths of the rows lie below.
@@ -127,7 +126,7 @@ def test_losses_of_the_regressor():
     wild = y.copy()
     wild[::20] += 200.0
     squared, huber = (
-        RobustRegressor(loss, radius=0.01, weights="fixed", gap=1e-3).fit(X, wild, clients=clients)
+        regressor(loss, radius=0.01, weights="fixed", gap=1e-3).fit(X, wild, clients=clients)
         for loss in ("squared", "huber")
     )
     assert np.abs(huber.predict(X) - y).mean() < np.abs(squared.predict(X) - y).mean()
@@ -136,7 +135,7 @@ def test_losses_of_the_regressor():
 @pytest.mark.parametrize(("classes", "loss"), [(2, "logistic"), (2, "smoothed hinge"), (3, "logistic")])
 def test_classes(classes, loss):
     X, y, clients = data(classes=classes)
-    model = RobustClassifier(loss, radius=0.02, gap=1e-4).fit(X, y, clients=clients)
+    model = classifier(loss, radius=0.02, gap=1e-4).fit(X, y, clients=clients)
     assert model.coef_.shape == ((1, 2) if classes == 2 else (3, 2))
     assert model.score(X, y) > 0.75
     if loss == "logistic":
@@ -163,13 +162,13 @@ def test_classes(classes, loss):
 def test_the_certificate_says_what_is_missing_and_certify_adds_it():
     X, y, clients = data()
     fresh = data(1)
-    model = RobustRegressor(radius=0.1, metric="features").fit(X, y, clients=clients)
+    model = regressor(radius=0.1, metric="features").fit(X, y, clients=clients)
     assert model.certificate_.interval is None
     assert "declare bounds" in model.certificate_.absent["interval"]
     found = model.certify(*fresh, confidence=0.9, shift=0.1)
     assert found.clipped.bound > max(found.clipped.means.values())
     assert found.confidence == 0.9
-    declared = RobustRegressor(
+    declared = regressor(
         radius=0.1, metric="joint", support=([-10, -200, -100], [20, 150, 100]), confidence=0.9
     ).fit(X, y, clients=clients)
     assert declared.certificate_.interval.upper >= max(declared.client_risks_.values())
@@ -180,7 +179,7 @@ def test_the_certificate_says_what_is_missing_and_certify_adds_it():
     assert "0.9" in again.certify(*fresh, confidence=0.5).absent["interval"]
 
 
-@pytest.mark.parametrize("estimator", [RobustRegressor(radius=0.1), RobustClassifier(radius=0.1)])
+@pytest.mark.parametrize("estimator", [regressor(radius=0.1), classifier(radius=0.1)])
 def test_certify_refuses_the_rows_of_fit(estimator):
     kind = 2 if isinstance(estimator, RobustClassifier) else None
     X, y, clients = (np.concatenate([data(seed, kind)[k] for seed in (0, 1, 2)]) for k in range(3))
@@ -195,7 +194,7 @@ def test_certify_refuses_the_rows_of_fit(estimator):
 
 def test_worst_cases_are_on_the_original_scale_and_rows_stay_out_of_pickles():
     X, y, clients = data()
-    model = RobustRegressor(radius=0.3).fit(X, y, clients=clients)
+    model = regressor(radius=0.3).fit(X, y, clients=clients)
     found = model.worst_case("west")
     own = np.column_stack([X, y])[clients == "west"]
     np.testing.assert_allclose(found.points[:, -1], own[:, -1])
@@ -212,14 +211,12 @@ def test_worst_cases_are_on_the_original_scale_and_rows_stay_out_of_pickles():
 def test_pipelines_grids_and_frames():
     X, y, clients = data()
     frame = pd.DataFrame(X, columns=["age", "dose"])
-    model = RobustRegressor(radius=0.1).fit(frame, y, clients=clients)
+    model = regressor(radius=0.1).fit(frame, y, clients=clients)
     assert list(model.feature_names_in_) == ["age", "dose"]
-    same = RobustRegressor(radius=0.1).fit(
-        pl.DataFrame({"age": X[:, 0], "dose": X[:, 1]}), y, clients=clients
-    )
+    same = regressor(radius=0.1).fit(pl.DataFrame({"age": X[:, 0], "dose": X[:, 1]}), y, clients=clients)
     np.testing.assert_allclose(same.coef_, model.coef_)
     with config_context(enable_metadata_routing=True):
-        routed = RobustRegressor(gap=1e-3).set_fit_request(clients=True)
+        routed = regressor(gap=1e-3).set_fit_request(clients=True)
         search = GridSearchCV(
             make_pipeline(StandardScaler(), routed), {"robustregressor__radius": [0.0, 0.5]}, cv=2
         )
@@ -232,31 +229,31 @@ def test_pipelines_grids_and_frames():
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda X, y, c: RobustRegressor("odd").fit(X, y, clients=c), "loss must be"),
-        (lambda X, y, c: RobustRegressor(radius="odd").fit(X, y, clients=c), "radius must be"),
-        (lambda X, y, c: RobustRegressor(radius=-1.0).fit(X, y, clients=c), "radius"),
-        (lambda X, y, c: RobustRegressor(radius={"north": 1.0}).fit(X, y, clients=c), "no radius for client"),
-        (lambda X, y, c: RobustRegressor(radius="explicit").fit(X, y, clients=c), "declared support"),
-        (lambda X, y, c: RobustRegressor(weights=0.5).fit(X, y, clients=c), "cap"),
-        (lambda X, y, c: RobustRegressor(weights="odd").fit(X, y, clients=c), "weights must be"),
-        (lambda X, y, c: RobustRegressor(metric="odd").fit(X, y, clients=c), "metric must be"),
-        (lambda X, y, c: RobustRegressor(label_cost=0).fit(X, y, clients=c), "label_cost"),
-        (lambda X, y, c: RobustRegressor(p=0.5).fit(X, y, clients=c), "p must be"),
-        (lambda X, y, c: RobustRegressor(support=([0], [1])).fit(X, y, clients=c), "3 numbers"),
-        (lambda X, y, c: RobustRegressor(support=([5] * 3, [1] * 3)).fit(X, y, clients=c), "below its upper"),
+        (lambda X, y, c: regressor("odd").fit(X, y, clients=c), "loss must be"),
+        (lambda X, y, c: regressor(radius="odd").fit(X, y, clients=c), "radius must be"),
+        (lambda X, y, c: regressor(radius=-1.0).fit(X, y, clients=c), "radius"),
+        (lambda X, y, c: regressor(radius={"north": 1.0}).fit(X, y, clients=c), "no radius for client"),
+        (lambda X, y, c: regressor(radius="explicit").fit(X, y, clients=c), "declared support"),
+        (lambda X, y, c: regressor(weights=0.5).fit(X, y, clients=c), "cap"),
+        (lambda X, y, c: regressor(weights="odd").fit(X, y, clients=c), "weights must be"),
+        (lambda X, y, c: regressor(metric="odd").fit(X, y, clients=c), "metric must be"),
+        (lambda X, y, c: regressor(label_cost=0).fit(X, y, clients=c), "label_cost"),
+        (lambda X, y, c: regressor(p=0.5).fit(X, y, clients=c), "p must be"),
+        (lambda X, y, c: regressor(support=([0], [1])).fit(X, y, clients=c), "3 numbers"),
+        (lambda X, y, c: regressor(support=([5] * 3, [1] * 3)).fit(X, y, clients=c), "below its upper"),
         (
-            lambda X, y, c: RobustRegressor(support=([0] * 3, [1] * 3)).fit(X, y, clients=c),
+            lambda X, y, c: regressor(support=([0] * 3, [1] * 3)).fit(X, y, clients=c),
             "'x0' is .*, outside the declared support",
         ),
-        (lambda X, y, c: RobustRegressor().fit(X, y, clients=c[:5]), "110 rows but 5"),
-        (lambda X, y, c: RobustRegressor().fit(X, y, clients=[None, *c[1:]]), "Row 0 has no client"),
-        (lambda X, y, c: RobustClassifier("smoothed hinge").fit(X, c, clients=c), "two classes"),
-        (lambda X, y, c: RobustClassifier("odd").fit(X, y > 0, clients=c), "loss must be"),
+        (lambda X, y, c: regressor().fit(X, y, clients=c[:5]), "110 rows but 5"),
+        (lambda X, y, c: regressor().fit(X, y, clients=[None, *c[1:]]), "Row 0 has no client"),
+        (lambda X, y, c: classifier("smoothed hinge").fit(X, c, clients=c), "two classes"),
+        (lambda X, y, c: classifier("odd").fit(X, y > 0, clients=c), "loss must be"),
         (
-            lambda X, y, c: RobustRegressor(radius=0.1).fit(X, y, clients=c).certify(X[:20], y[:20], c[:20]),
+            lambda X, y, c: regressor(radius=0.1).fit(X, y, clients=c).certify(X[:20], y[:20], c[:20]),
             "no rows",
         ),
-        (lambda X, y, c: RobustRegressor(radius=0.1).fit(X, y).certify(X, y, c), "was not in training"),
+        (lambda X, y, c: regressor(radius=0.1).fit(X, y).certify(X, y, c), "was not in training"),
     ],
 )
 def test_bad_requests_say_what_is_wrong(make, word):
@@ -293,13 +290,13 @@ def test_weights_of_rows_are_refused_in_a_sentence():
         with pytest.raises(TypeError, match="unexpected keyword argument 'odd'"):
             kind().fit(X, y, odd=1)
     # scikit-learn does not take it for a parameter, and "none" is no weights.
-    assert not has_fit_parameter(RobustRegressor(), "sample_weight")
-    RobustRegressor(radius=0.1, gap=1e-2).fit(X, y, clients, sample_weight=None)
+    assert not has_fit_parameter(regressor(), "sample_weight")
+    regressor(radius=0.1, gap=1e-2).fit(X, y, clients, sample_weight=None)
 
 
 def test_certify_is_refused_before_rows_are_looked_at():
     X, y, clients = data()
-    model = RobustRegressor(radius=0.1, gap=1e-2).fit(X, y, clients=clients)
+    model = regressor(radius=0.1, gap=1e-2).fit(X, y, clients=clients)
     for asked, word in (({"confidence": 1.0}, "strictly between"), ({"shift": -1}, "a distance")):
         with pytest.raises(BidroError, match=word):
             model.certify("no rows", "no targets", **asked)

@@ -11,6 +11,7 @@ from bidro.errors import BidroError
 from bidro.fitting import Progress
 from bidro.workflow.fit import fit_tables
 from bidro.workflow.options import FitOptions
+from tests.small import classifier, regressor
 
 CONFIDENCE = 0.9
 
@@ -41,8 +42,7 @@ def test_fit_and_certify_do_not_depend_on_the_order():
             estimator.fit(features[places], target[places], clients=site[places])
             again = np.arange(100) if order is None else sorted_by(order, *fresh)
             stated = estimator.certify(fresh[0][again], fresh[of_fresh][again], fresh[3][again], CONFIDENCE)
-            coefficients = np.append(np.ravel(estimator.coef_), estimator.intercept_)
-            found.append([*coefficients, stated.clipped.bound, *np.ravel(estimator.calibration_.losses)])
+            found.append([*estimator.model_, stated.clipped.bound, *np.ravel(estimator.calibration_.losses)])
         # To the bit: rows come to the solver, to the folds and to the bounds in one order.
         assert all(one == found[0] for one in found)
 
@@ -51,7 +51,7 @@ def test_certify_on_sorted_rows_covers_as_promised():
     """One classifier, fresh rows sorted by class, 300 times: losses and mistakes."""
     rng = np.random.default_rng(1)
     features, _, kind, site = visits(rng, 200)
-    model = RobustClassifier(radius=0.05, weights="fixed").fit(features, kind, clients=site)
+    model = classifier(radius=0.05, weights="fixed").fit(features, kind, clients=site)
     many = visits(rng, 400_000)
     seen = model.certify(*(many[j] for j in (0, 2, 3)), CONFIDENCE)
     held, repetitions = {"clipped": 0, "mistakes": 0}, 300
@@ -93,7 +93,7 @@ def test_the_whole_command_on_sorted_tables_covers_as_promised(task, tmp_path):
 def test_rows_outside_the_declared_support_are_refused():
     rng = np.random.default_rng(5)
     X, site = rng.uniform(size=(60, 1)), np.repeat(["a", "b"], 30)
-    model = RobustRegressor(radius=0.05, support=([0.0, -1.0], [1.0, 2.0])).fit(X, X[:, 0], clients=site)
+    model = regressor(radius=0.05, support=([0.0, -1.0], [1.0, 2.0])).fit(X, X[:, 0], clients=site)
     X = rng.uniform(size=(60, 1))
     model.certify(X, X[:, 0], site)
     X[40] = 1.5
@@ -106,7 +106,7 @@ def test_rows_outside_the_declared_support_are_refused():
 def test_units_are_given_by_row():
     rng = np.random.default_rng(6)
     X, site = rng.uniform(size=(60, 1)), np.tile(["a", "b"], 30)
-    model = RobustRegressor(radius=0.05).fit(X, X[:, 0] + rng.normal(size=60), clients=site)
+    model = regressor(radius=0.05).fit(X, X[:, 0] + rng.normal(size=60), clients=site)
     found = model.certify(X, X[:, 0] + rng.normal(size=60), site, units=np.arange(60) // 4)
     assert found.clipped.rows == {"a": 15, "b": 15}
     assert "of a unit" in found.clipped.promise or found.clipped.vacuous

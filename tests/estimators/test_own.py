@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from bidro import RobustClassifier, RobustRegressor
 from bidro.errors import BidroError
+from tests.small import classifier, regressor
 
 
 def table(n=8, rows=60, k=3, apart=1.0, seed=0):
@@ -23,7 +23,7 @@ def table(n=8, rows=60, k=3, apart=1.0, seed=0):
 
 def test_own_models_lower_the_loss_of_clients_that_differ():
     X, y, site = table()
-    model = RobustRegressor().fit(X, y, clients=site)
+    model = regressor().fit(X, y, clients=site)
     assert set(model.own_coef_) == set(model.own_intercept_) <= set(site)
     assert len(model.own_coef_) >= 6
     shared, own = model.predict(X), model.predict(X, clients=site)
@@ -34,7 +34,7 @@ def test_own_models_lower_the_loss_of_clients_that_differ():
 
 def test_clients_alike_have_no_use_for_corrections():
     X, y, site = table(apart=0.0, rows=200)
-    model = RobustRegressor().fit(X, y, clients=site)
+    model = regressor().fit(X, y, clients=site)
     shared, own = model.predict(X), model.predict(X, clients=site)
     assert np.max(np.abs(shared - own)) < 0.35
 
@@ -42,7 +42,7 @@ def test_clients_alike_have_no_use_for_corrections():
 @pytest.mark.parametrize("own", ["offset", None])
 def test_offsets_alone_or_nothing(own):
     X, y, site = table()
-    model = RobustRegressor(own=own).fit(X, y, clients=site)
+    model = regressor(own=own).fit(X, y, clients=site)
     assert bool(model.own_coef_) == (own == "offset")
     for slopes in model.own_coef_.values():
         assert slopes == pytest.approx(model.coef_)
@@ -50,7 +50,7 @@ def test_offsets_alone_or_nothing(own):
 
 def test_classes_have_own_models_too():
     X, y, site = table(apart=2.0)
-    model = RobustClassifier().fit(X, y > 0, clients=site)
+    model = classifier().fit(X, y > 0, clients=site)
     assert model.own_coef_["s0"].shape == (1, 3) if "s0" in model.own_coef_ else model.own_coef_
     right = np.mean(model.predict(X, clients=site) == (y > 0))
     assert right > model.score(X, y > 0) + 0.01
@@ -61,7 +61,7 @@ def test_classes_have_own_models_too():
 
 def test_the_certificate_states_both():
     X, y, site = table(rows=80)
-    model = RobustRegressor().fit(X, y, clients=site)
+    model = regressor().fit(X, y, clients=site)
     fresh, target, owners = table(rows=80, seed=0)
     rng = np.random.default_rng(9)
     target = target + 0.01 * rng.normal(size=len(target))
@@ -82,7 +82,7 @@ def test_robustness_within_the_price():
     odd = site == "s9"
     y[odd] += 2.0 * X[odd, 0]
     cheap, dear, pooled = (
-        RobustRegressor(own=None, **how).fit(X, y, clients=site)
+        regressor(own=None, **how).fit(X, y, clients=site)
         for how in ({"price": 0.02}, {"price": 0.5}, {"weights": "fixed"})
     )
     mean, worst = (
@@ -103,7 +103,7 @@ def test_regret_looks_past_noise():
     y[noisy] = 6 * rng.normal(size=noisy.sum())
     y[other] += X[other, 0]
     risk, regret = (
-        RobustRegressor(own=None, weights="simplex", criterion=word).fit(X, y, clients=site)
+        regressor(own=None, weights="simplex", criterion=word).fit(X, y, clients=site)
         for word in ("risk", "regret")
     )
     assert risk.client_weights_["s0"] > 0.9
@@ -123,12 +123,12 @@ def test_regret_looks_past_noise():
 def test_choices_that_are_none(how, sentence):
     X, y, site = table(n=2, rows=20)
     with pytest.raises(BidroError, match=sentence):
-        RobustRegressor(**how).fit(X, y, clients=site)
+        regressor(**how).fit(X, y, clients=site)
 
 
 def test_one_client_alone_has_no_price_and_no_correction():
     X, y, _ = table(n=1)
-    model = RobustRegressor().fit(X, y)
+    model = regressor().fit(X, y)
     assert model.own_coef_ == {}
     assert model.calibration_ is None
     again = clone(model).fit(X, y)
@@ -137,7 +137,7 @@ def test_one_client_alone_has_no_price_and_no_correction():
 
 def test_own_models_travel_in_a_pickle_and_rows_do_not():
     X, y, site = table()
-    model = RobustRegressor().fit(X, y, clients=site)
+    model = regressor().fit(X, y, clients=site)
     data = pickle.dumps(model)
     assert X[7].tobytes() not in data
     again = pickle.loads(data)

@@ -85,7 +85,7 @@ def test_without_rows_a_column_matters_by_its_unit(visits):
 def test_lines_are_not_drawn_as_curves(visits, tmp_path, capsys):
     path, _ = visits
     base = ("fit", path, "--client", "hospital", "--target", "stay", "--own", "none", "--hold-out", "0")
-    assert run(capsys, *base, "--out", tmp_path / "line")[0] == 0
+    assert run(capsys, *base, "--curves", "none", "--out", tmp_path / "line")[0] == 0
     assert json.loads((tmp_path / "line" / "report.json").read_text())["curves"] is None
     code, _, err = run(capsys, "report", tmp_path / "line", "--curves", tmp_path / "pictures")
     assert code != 0

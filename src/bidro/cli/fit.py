@@ -85,7 +85,7 @@ def fit(
         str | None,
         typer.Option(
             help="Curves in place of straight lines: auto (as many segments as cross-validation chooses), "
-            "none, a number of segments, or by feature, such as age=8,bmi=none. [none]"
+            "none, a number of segments, or by feature, such as age=8,bmi=none. [auto]"
         ),
     ] = None,
     increasing: Annotated[

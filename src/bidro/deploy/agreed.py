@@ -21,6 +21,7 @@ import numpy as np
 
 from bidro.errors import BidroError
 from bidro.fitting import Options
+from bidro.fitting.asked_curves import require_lines
 from bidro.guarantees.segments import Wanted
 from bidro.standard import Standard
 from bidro.tables import Column, Schema, bounds_of
@@ -134,9 +135,8 @@ class Agreed:
         self.options.check()
         choices = self.options.choices()
         Wanted.of(choices.curves, choices.increasing, choices.decreasing, schema.features)
-        bent = choices.curves is not None or choices.increasing or choices.decreasing
-        if self.algorithm is not None and bent:
-            raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")
+        if self.algorithm is not None:
+            require_lines(choices, schema.features)
         self.fit_options  # noqa: B018 - what training would refuse is said before any site is asked
 
     @cached_property

@@ -78,10 +78,10 @@ class Protocol:
 
     @cached_property
     def wanted(self) -> Wanted:
-        """The curves that are agreed on; coded levels have none."""
+        """The curves that are agreed on; coded levels have none, and nothing has with Algorithm 1."""
         choices, names = self.agreed.fit_options.choices, self.columns[:-1]
         found = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
-        bends = ~np.isnan(self.grid[:, 0])
+        bends = ~np.isnan(self.grid[:, 0]) & (self.agreed.algorithm is None)
         most = tuple(own if may else 1 for own, may in zip(found.most, bends.tolist(), strict=True))
         return replace(found, most=most)
 

@@ -50,8 +50,8 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         folds: of cross-validation; None for 5, or fewer where a client has fewer rows.
         confidence: of `certificate_`, and of bootstrap and explicit radii.
         random_state: seed of folds and resamples.
-        curves: None, every feature a straight line; "auto", a piecewise-linear curve for every feature, with
-            as many segments as cross-validation chooses (1 is among them); a number of segments; or one of
+        curves: "auto", a piecewise-linear curve for every feature, with as many segments as cross-validation
+            chooses (1, a straight line, is among them); None, straight lines; a number of segments; or one of
             these by feature ("auto" for those not named). With a radius, risks of curves are upper bounds of
             worst cases, and `worst_case` gives the other end.
         increasing: features whose lines or curves must rise.

@@ -9,20 +9,27 @@ import numpy as np
 
 from bidro.arrays import Floats
 from bidro.curves import Basis
+from bidro.errors import BidroError
 from bidro.fitting.network import Clients
 from bidro.fitting.questions import Assessment
-from bidro.guarantees.segments import Wanted, without_smoothing
+from bidro.guarantees.segments import Wanted, can_have_curves, without_smoothing
 from bidro.losses import has_curves
+from bidro.problem import Problem
 from bidro.training import Choices, Limits, Trained, folds_of
 
 
 def wanted_curves(
-    clients: Clients, choices: Choices, names: Sequence[str], limits: Limits
+    clients: Clients, problem: Problem, choices: Choices, names: Sequence[str], limits: Limits
 ) -> tuple[tuple[Wanted, Basis] | None, tuple[Floats, Floats] | None]:
     """(what is wanted of the features, with the finest knots, None where every one is a straight line of any
-    sign; between what values curves are drawn, None where there are none). `limits` are those of the
-    clients' answers."""
+    sign; between what values curves are drawn, None where there are none). `problem` is of straight lines;
+    `limits` are those of the clients' answers. What is left to the rows is a straight line where there can
+    be no curves, no cross-validation to choose them by, or one of radii, each a cone program with curves."""
     wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
+    dealt = limits.folds is None or max(limits.folds, default=0) > 1
+    chosen = dealt and min(clients.federation.unit_counts) > 1 and not choices.cross_validates_radius
+    if not (can_have_curves(problem) and chosen):
+        wanted = wanted.of_lines
     if not any(wanted.signs) and max(wanted.most, default=1) == 1:
         return None, None
     if max(wanted.most) == 1:
@@ -30,6 +37,12 @@ def wanted_curves(
     folds, curvature = folds_of(min(clients.federation.sizes), choices, limits)
     basis, seen = clients.finest(wanted.most, folds, curvature)
     return (wanted, basis), seen
+
+
+def require_lines(choices: Choices, names: Sequence[str]) -> None:
+    """Raise BidroError where more than straight lines of any sign is asked for: Algorithm 1 trains these."""
+    if Wanted.of(choices.curves, choices.increasing, choices.decreasing, names).demands:
+        raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")
 
 
 def of_losses_alone(trained: Trained) -> Trained:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.arrays import Floats
-from bidro.errors import BidroError
-from bidro.fitting.asked_curves import of_losses_alone, wanted_curves, with_risks
+from bidro.fitting.asked_curves import of_losses_alone, require_lines, wanted_curves, with_risks
 from bidro.fitting.beside import Beside, beside_answers
 from bidro.fitting.client_side import STATEMENTS, error_by_unit
 from bidro.fitting.network import Clients, Network
@@ -157,9 +156,9 @@ class _Fit:
 
     def run(self) -> Fitted:
         options, choices = self.options, self.options.choices
-        curved = choices.curves is not None or choices.increasing or choices.decreasing
-        if options.algorithm is not None and curved:
-            raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")
+        names = self.network.columns[:-1]
+        if options.algorithm is not None:
+            require_lines(choices, names)
         self.progress.begin("preparing")
         prepared = self.network.prepare()
         standard, deviations = self._units(prepared)
@@ -172,8 +171,9 @@ class _Fit:
         )
         self.progress.begin("choosing")
         limits = Limits(*(_by_all(offered) for offered in (prepared.folds, prepared.curved)))
-        curves, seen = wanted_curves(clients, choices, self.network.columns[:-1], limits)
+        seen = None
         if options.algorithm is None:
+            curves, seen = wanted_curves(clients, whole, choices, names, limits)
             trained = train(
                 whole,
                 choices,
@@ -307,7 +307,7 @@ def agreed_deviations(units: Standard) -> Floats:
 
 def radius_spread(deviations: Floats, transport: Transport, choices: Choices) -> float | None:
     """What cross-validated radii are in units of; None where there are none."""
-    if not isinstance(choices.radius, str) or choices.radius != "cross-validate":
+    if not choices.cross_validates_radius:
         return None
     return spread_of(deviations, transport)
 

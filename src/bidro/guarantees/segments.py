@@ -27,12 +27,12 @@ from bidro.errors import BidroError
 from bidro.guarantees.calibration import Calibration, calibrate, second_moments_tell, told_moments
 from bidro.guarantees.own import OwnWord, choose_own
 from bidro.guarantees.price import LeftOut, errors_asked
-from bidro.losses import LinearLoss, has_curves
+from bidro.losses import LinearLoss, Softmax, has_curves
 from bidro.problem import Problem
 from bidro.sets import Box
 
 # What `curves` is where nothing is said.
-DEFAULT_CURVES: Any = None
+DEFAULT_CURVES: Any = "auto"
 MOST_SEGMENTS = 64
 # Slopes are held at their neighbours' as strongly as by so many rows more. Without it 16 segments follow the
 # noise, and outliers at the ends of a column; see docs/curves.md for what was tried.
@@ -69,6 +69,18 @@ class Wanted:
         most = [1 if one is None else SEGMENTS[0] if one == "auto" else int(one) for one in each.values()]
         signs = [(name in increasing) - (name in decreasing) for name in names]
         return cls(tuple(most), tuple(one == "auto" for one in each.values()), tuple(signs))
+
+    @property
+    def demands(self) -> bool:
+        """Whether more is asked for than straight lines of any sign, and not left to the rows."""
+        fixed = (most > 1 and not free for most, free in zip(self.most, self.chosen, strict=True))
+        return any(self.signs) or any(fixed)
+
+    @property
+    def of_lines(self) -> Wanted:
+        """The same with straight lines where the rows were to say."""
+        most = (1 if free else own for own, free in zip(self.most, self.chosen, strict=True))
+        return replace(self, most=tuple(most), chosen=(False,) * len(self.most))
 
     def bases(self, finest: Basis) -> tuple[Basis, ...]:
         """The different candidates, from the fewest segments to the most."""
@@ -166,6 +178,13 @@ def _used(
     if (chosen := choose_own(problem, found, own, network, told)) is None:
         return found.losses[:, 0]
     return np.where(chosen.adopts, chosen.own, chosen.shared)
+
+
+def can_have_curves(problem: Problem) -> bool:
+    """Whether worst cases of curves are bounded for this loss and transport cost."""
+    loss = problem.loss
+    several = isinstance(loss, Softmax)
+    return isinstance(loss, LinearLoss | Softmax) and problem.transport.p in ((1,) if several else (1, 2))
 
 
 def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem:

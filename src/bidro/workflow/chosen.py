@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bidro.training import Trained
+from bidro.fitting import Fitted
+from bidro.training import Choices
 
 _REGRET = "The criterion is regret: what clients lose beyond what they could attain by themselves."
 # Clients of the worst mixture that are named.
@@ -93,13 +94,14 @@ def _price(settings: Mapping[str, Any]) -> str:
     return f"Against {before} it {cost}; the worst tenth of the clients {gain} (on rows left out)."
 
 
-def curves_settings(trained: Trained) -> dict[str, Any] | None:
+def curves_settings(fitted: Fitted, choices: Choices) -> dict[str, Any] | None:
     """The segments that were taken by feature, and the mean losses by which; None where there was nothing to
     choose."""
-    choice = trained.segments
-    if choice is None:
+    choice, names = fitted.trained.segments, fitted.trained.problem.federation.columns[:-1]
+    if fitted.seen is None and choices.curves is not None and choices.cross_validates_radius:
+        return {"segments": dict.fromkeys(names, 1), "left_out": [], "place": 0, "for_the_radius": True}
+    if fitted.seen is None or choice is None:
         return None
-    names = trained.problem.federation.columns[:-1]
     return {
         "segments": dict(zip(names, choice.basis.segments.tolist(), strict=True)),
         # Mean losses from the fewest segments to the most; none where segments were given.
@@ -111,6 +113,11 @@ def curves_settings(trained: Trained) -> dict[str, Any] | None:
 def _curves(settings: Mapping[str, Any]) -> str:
     curves, tried = settings["curves"], settings["curves"]["left_out"]
     most = max(curves["segments"].values())
+    if curves.get("for_the_radius"):
+        return (
+            "Every feature is a straight line, as the radius is cross-validated; give the radius, or numbers "
+            "of segments, to have curves."
+        )
     if most == 1 and not tried:
         return "Every feature is a straight line: for curves there are too few rows, or too few values."
     if most == 1:

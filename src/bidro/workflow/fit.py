@@ -25,6 +25,7 @@ from bidro.fitting.beside import Beside
 from bidro.fitting.fit import Changes, ClientLoss, Displacement
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.trained_rows import TrainedRows
+from bidro.losses import has_curves
 from bidro.model_file import FILE, Model, target_numbers
 from bidro.report.files import require_writable
 from bidro.tables import (
@@ -179,7 +180,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         "criterion": "risk" if trained.problem.references is None else "regret",
         "paid": paid(trained.calibration),
         "own": own_settings(trained),
-        "curves": curves_settings(trained) if fitted.seen is not None else None,
+        "curves": curves_settings(fitted, options.choices()),
         "metric": options.metric,
         "label_cost": options.label_cost,
         "p": trained.problem.transport.p,
@@ -216,5 +217,6 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         versions,
         trained.pooled,
         fitted.own_models,
-        *(fitted.seen or (None, None)),
+        # Between what values curves are drawn; a model of straight lines is as without them.
+        *((fitted.seen if has_curves(of.loss) else None) or (None, None)),
     )

@@ -39,7 +39,7 @@ class FitOptions:
     price: float | str = PRICE
     criterion: str = "risk"
     own: str = "auto"
-    curves: int | str | Mapping[str, int | str] = "none" if DEFAULT_CURVES is None else DEFAULT_CURVES
+    curves: int | str | Mapping[str, int | str] = DEFAULT_CURVES
     increasing: tuple[str, ...] = ()
     decreasing: tuple[str, ...] = ()
     metric: str = "features"
