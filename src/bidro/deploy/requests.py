@@ -25,7 +25,7 @@ from bidro.deploy.rules import RefusedError
 from bidro.engines.coordinator import Nothing
 from bidro.engines.plain import described
 from bidro.engines.wire import unpack
-from bidro.fitting.questions import Adopt, Assess, Bend, Fixed
+from bidro.fitting.questions import Assess, Bend, Fixed
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.own import SHRINKAGES
 from bidro.guarantees.statements import is_clip_level
@@ -41,12 +41,11 @@ _MORE = {
     "spread": frozenset({"table", "folds"}),
     "bends": frozenset({"table", "folds", "moments"}),
     "round": frozenset({"table", "seed", "folds", "algorithm", "ambiguity"}),
-    "adopt": frozenset({"table"}),
     "assess": frozenset({"table", "ambiguity"}),
     "bounds": frozenset({"table"}),
 }
 # Questions about a model: where curves are agreed on, they say which.
-_OF_A_MODEL = ("round", "adopt", "assess", "bounds")
+_OF_A_MODEL = ("round", "assess", "bounds")
 # What smooths curves in training is at most this.
 _LARGEST_SMOOTHING = 1e6
 # Radii, in agreed spreads, and widths over which kinks are smoothed may be so large.
@@ -100,11 +99,6 @@ def checked_request(protocol: Protocol, client: str, header: Mapping[str, Any], 
     if question in ("spread", "bends"):
         return _of_curves(protocol, header, data, parts, table)
     check = _Numbers(protocol)
-    if question == "adopt":
-        adopt = unpack(data, Adopt)
-        check.model(adopt.x, 1, ())
-        check.freedom(adopt.freedom)
-        return Request(*parts, table, adopt, 1)
     if question == "bounds":
         fixed = unpack(data, Fixed)
         check.fixed(fixed)
