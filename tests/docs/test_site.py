@@ -2,7 +2,9 @@
 
 import ast
 import json
+import os
 import re
+import shutil
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -124,7 +126,7 @@ def read(path):
 
 @pytest.mark.site
 def test_nothing_is_loaded_from_elsewhere():
-    pages = sorted(SITE.rglob("*.html"))
+    pages = [path for path in sorted(SITE.rglob("*.html")) if path.name != "404.html"]
     assert len(pages) > len(PAGES)
     for path in pages:
         for asset in read(path).loaded:
@@ -160,3 +162,47 @@ def test_the_search_knows_every_page():
     found = {entry["location"].split("#")[0] for entry in index["docs"]}
     wanted = {re.sub(r"\.(md|ipynb)$", ".html", page) for page in [*PAGES, *ELSEWHERE]}
     assert wanted <= found
+
+
+@pytest.fixture(scope="module")
+def browser():
+    parts = {"chromium": shutil.which("chromium"), "chromedriver": shutil.which("chromedriver")}
+    if missing := [name for name, found in parts.items() if not found]:
+        words = f"the search is tested in a browser, and there is no {' and no '.join(missing)} here"
+        (pytest.fail if os.environ.get("BIDRO_REQUIRE_BROWSER") == "1" else pytest.skip)(words)
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = parts["chromium"]
+    for flag in (
+        "headless=new",
+        "no-sandbox",
+        "disable-dev-shm-usage",
+        "disable-gpu",
+        "window-size=1280,900",
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(parts["chromedriver"]))
+    yield started
+    started.quit()
+
+
+@pytest.mark.site
+def test_the_search_finds_a_page_in_a_folder_without_a_network(browser):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get((SITE / "index.html").as_uri())
+    wait = WebDriverWait(browser, 60)
+    box = wait.until(lambda b: b.find_element(By.CSS_SELECTOR, "input.md-search__input"))
+    wait.until(lambda b: box.is_displayed())
+    box.click()
+    box.send_keys("barycentre")
+    found = wait.until(lambda b: b.find_elements(By.CSS_SELECTOR, ".md-search-result__link"))
+    assert any("reference/algorithms.html" in link.get_attribute("href") for link in found)
+    sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [one["params"]["request"]["url"] for one in sent if one["method"] == "Network.requestWillBeSent"]
+    assert asked
+    assert not [url for url in asked if urlsplit(url).scheme not in ("file", "data", "about")]
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]

@@ -72,12 +72,22 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         units: ArrayLike | None = None,
         **refused: Any,
     ) -> Self:
-        """Train on rows X (N, k) with targets y (N,); `clients` (N,) says whose row each is, and `units` (N,)
-        which person or thing it is of, where rows of one are to stay in one fold.
+        """Train on the rows of all clients.
 
-        Without `clients` all rows are one client's. There is no `sample_weight`: every statement counts a row
-        as one draw from its client. Raises ValueError for rows that cannot be used, each time with a sentence
-        that says which.
+        There is no `sample_weight`: every statement counts a row as one draw from its client.
+
+        Args:
+            X: rows (N, k) of numbers.
+            y: their targets (N,).
+            clients: whose row each is (N,); without it all rows are one client's.
+            units: which person or thing each row is of (N,), where rows of one are to stay in one fold.
+            refused: nothing else is taken.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: for rows that cannot be used, each time with a sentence that says which.
         """
         _refuse(refused)
         choices = Choices(
@@ -173,10 +183,17 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         return self._shaped(*model.coefficients)[0]
 
     def explain(self, X: Any, clients: ArrayLike | None = None) -> pd.DataFrame:
-        """What every feature contributes to the prediction for rows X (N, k): a column `base`, the prediction
-        for a row that is average in everything, and a column a feature; they add up to the prediction (for
-        classes to the score of `decision_function`, with columns by class where there are more than two).
-        `clients` (N,) as in `predict`."""
+        """What every feature contributes to a prediction.
+
+        Args:
+            X: rows (N, k).
+            clients: as in `predict`.
+
+        Returns:
+            A column `base`, the prediction for a row that is average in everything, and a column a feature;
+            they add up to the prediction (for classes to the score of `decision_function`, with columns by
+            class where there are more than two).
+        """
         check_is_fitted(self)
         index = getattr(X, "index", None)
         X = validate_data(self, X, dtype=np.float64, reset=False)
@@ -200,13 +217,24 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> Certificate:
         """What rows that were not used in `fit` say of this model, under any mixture of the clients.
 
-        `shift` (in pooled standard deviations) adds room for that much shift inside every client. The
-        interval is part of it where the training rows are still at hand. Rows must be independent draws, in
-        any order; where several are of one person or thing, `units` (N,) says of which, and a unit is then
-        one draw with the mean loss of its rows; a model that was fitted with units needs them here, too, and
-        of none of these may rows have been used in `fit`. Raises BidroError for a row outside the declared
-        support and for rows that were used in `fit`, and warns of rows that may have been: see
-        `guarantees.trained_rows`.
+        Rows must be independent draws, in any order. The interval is part of it where the training rows are
+        still at hand. Warns of rows that may have been used in `fit`: see `guarantees.trained_rows`.
+
+        Args:
+            X: rows (N, k).
+            y: their targets (N,).
+            clients: whose row each is (N,); every client of training needs one.
+            confidence: of each statement by itself.
+            shift: room for so much shift inside every client, in pooled standard deviations.
+            bound: of means: "betting" or "bernstein".
+            units: of which person or thing each row is (N,): a unit is then one draw with the mean loss of
+                its rows. A model fitted with units needs them, and of none may rows have been used in `fit`.
+
+        Returns:
+            The certificate.
+
+        Raises:
+            BidroError: for a row outside the declared support, and for rows that were used in `fit`.
         """
         check_is_fitted(self)
         check_confidence(confidence)
@@ -250,8 +278,17 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         return {name: rows[owners == name] for name in names}
 
     def worst_case(self, client: str) -> WorstCase:
-        """The worst distribution in a client's ball, on the original scale; needs the training rows, which a
-        saved or copied estimator does not carry."""
+        """The worst distribution in a client's ball, on the original scale.
+
+        Args:
+            client: its name.
+
+        Returns:
+            Atoms in the order of the rows given to `fit`, which `origins` name.
+
+        Raises:
+            BidroError: for an unpickled estimator: training rows do not travel with it.
+        """
         check_is_fitted(self)
         if self._fitted is None:
             raise BidroError(
