@@ -1,11 +1,13 @@
 """What is shown while people wait."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
 
 from bidro.cli import output
+from bidro.fitting.pace import Pace
 
 
 def said(monkeypatch, terminal, quiet=False):
@@ -28,6 +30,7 @@ def slowly(monkeypatch):
     """Four seconds pass from one look at the clock to the next."""
     times = iter(range(0, 4000, 4))
     monkeypatch.setattr("time.monotonic", lambda: float(next(times)))
+    monkeypatch.setattr("bidro.fitting.pace.Pace", lambda gap: Pace(gap, time.monotonic))
 
 
 def test_lines_where_it_is_no_terminal(monkeypatch):
