@@ -10,6 +10,8 @@ import pytest
 from safetensors.numpy import save
 
 from bidro.deploy.audit import in_words
+from bidro.deploy.followed import in_words as in_words_of
+from bidro.deploy.progress import RunProgress
 from bidro.deploy.server import run_job
 from bidro.engines.carrier import Delivered, InMemory
 from bidro.engines.coordinator import Policy, refusal_message
@@ -32,7 +34,8 @@ def test_a_line_a_round_says_how_far_the_run_is(tmp_path):
     stages = [line["stage"] for line in lines]
     assert stages == ["preparing", *["solving"] * (len(lines) - 4), "assessing", "certifying", "done"]
     for line in lines:
-        assert set(line) == {"time", "stage", "round", "gap", "waiting_for", "bytes"}
+        assert set(line) == {"time", "stage", "round", "gap", "waiting_for", "bytes", "seconds_left"}
+        assert line["seconds_left"] is None or line["stage"] == "solving"
         assert line["waiting_for"] == ([] if line["stage"] == "done" else list(NAMES))
         assert datetime.fromisoformat(line["time"]).tzinfo is not None
     assert [line["round"] for line in lines if line["stage"] == "solving"] == list(range(1, len(lines) - 3))
@@ -119,3 +122,20 @@ def test_texts_from_sites_are_one_line_that_does_nothing(how, tmp_path, capsys):
 )
 def test_one_line_keeps_words_and_nothing_else(text, line):
     assert one_line(text, 20) == line
+
+
+def test_a_line_of_a_round_says_how_long_solving_will_take(tmp_path, monkeypatch):
+    progress = RunProgress(tmp_path, 1e-6)
+    monkeypatch.setattr(progress.pace, "clock", lambda: 100.0)
+    progress.solved_to(1e-2)
+    progress.round("ExactMWDRO", 2, ["north"], 10)
+    monkeypatch.setattr(progress.pace, "clock", lambda: 103.0)
+    progress.solved_to(1e-3)
+    progress.round("ExactMWDRO", 3, ["north"], 20)
+    progress.round("assess", 1, ["north"], 30)
+    words = [in_words_of(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    assert words == [
+        "solving: round 2, gap 1.0e-02, waiting for north",
+        "solving: round 3, gap 1.0e-03, waiting for north, about 9 s left",
+        "assessing: round 1, gap 1.0e-03, waiting for north",
+    ]

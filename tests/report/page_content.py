@@ -12,6 +12,7 @@ from bidro.workflow.scored_page import scored_content
 HOSPITALS = ["Northfield General", "St Anne's", "Harbour Road", "West Moor", "Queen's Cross", "Alder Vale"]
 CONFIDENCES = [0.5, 0.8, 0.9, 0.95, 0.99]
 FEATURES = ["age", "systolic pressure", "prior admissions", "creatinine", "weekend", "distance to ward"]
+BINDING = {"binding": "West Moor", "rows": 44, "enough": 120, "units": False}
 WEIGHINGS = [(1.0, 1.0), (5.0, 0.02), (5.0, 0.05), (5.0, 0.1), (5.0, 0.4), (5.0, 1.0), (None, 1.0)]
 
 
@@ -91,7 +92,7 @@ def classes():
         level["promises"]["mistakes"] = "At most 21% of predictions on new rows are wrong."
         level["own_mistakes"] = {"bound": 0.19, "clients": [0.11] * len(made["clients"])}
         level["promises"]["own_mistakes"] = "At most 19% are wrong, each client with its own model."
-        level["plainly"] = {"of": "own_mistakes", "bound": 0.81, "largest": None, "shortage": None}
+        level["plainly"] = {"of": "own_mistakes", "bound": 0.81, "largest": None, "shortage": None, **BINDING}
     changed = {"task": "classification", "classes": ["home", "ward", "intensive care"]}
     for client in made["clients"]:
         client["typical_error"] = None
@@ -257,6 +258,7 @@ def _level(confidence, clients):
             "bound": math.sqrt(0.9 * max(clipped)),
             "largest": math.sqrt(top),
             "shortage": None,
+            **BINDING,
         },
         "promises": _promises(confidence, upper, max(held), max(clipped), with_shift),
     }

@@ -573,6 +573,7 @@ def test_a_bound_that_says_nothing_is_called_too_few_rows(visit):
         level["too_few"] = {"clipped": sentence}
         short = "'a' has 4, and 60 rows with the same mean would do"
         level["plainly"] = {"of": "clipped", "bound": None, "largest": None, "shortage": short}
+        level["plainly"] |= page_content.BINDING
     browser = visit(content)
     assert sentence in texts(browser, "#not-stated dd")
     assert "too few rows to promise anything" in find(browser, "#statement").text
@@ -626,7 +627,7 @@ FIRST_SCREEN = {
     "six clients": [
         "Predictions are typically off by 0.68",
         " in stay, ",
-        "% less than always guessing the mean, 6.4.",
+        "% less than always guessing the mean (6.4).",
     ],
     "three classes": ["% of predictions are right, against ", "by always guessing “ward”."],
     "predictions alone": ["Predictions are typically off by 0.38", " in stay."],
@@ -671,7 +672,19 @@ def test_the_promise_follows_the_confidence(visit):
 def test_a_model_that_is_no_better_than_one_guess_is_called_that(visit):
     content = page_content.content()
     content["plainly"]["models"]["guess"] = content["plainly"]["models"]["own"]
-    assert "no better than always guessing the mean, 6.4." in texts(visit(content), "#well-words")[0]
+    assert "no better than always guessing the mean (6.4)." in texts(visit(content), "#well-words")[0]
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_bound_that_a_guess_keeps_as_well_is_called_too_few_rows(visit, better):
+    content = page_content.content()
+    bound = content["levels"][3]["plainly"]["bound"]
+    content["plainly"]["models"]["guess"] = bound * (1.01 if better else 0.99)
+    browser = visit(content)
+    assert ("Too few rows to promise anything of use." in texts(browser, "#promised-words")[0]) is not better
+    note = texts(browser, "#promised-note")[0]
+    assert "It is set by West Moor, with 44 rows kept out" in note
+    assert ("120 with the same mean would bring it half way to that mean." in note) is not better
 
 
 def test_reports_of_older_versions_are_read(visit):

@@ -8,11 +8,12 @@ training rows for squared loss and two classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bidro.arrays import Floats
 from bidro.fitting.client_side import STATEMENTS, means_of
@@ -32,11 +33,13 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """`mistakes` are shares (n,) of wrong predictions, on the rows that models are judged on, by model:
-    "shared", "own" (those that clients use) and "pooled"; empty for a numeric target, and as far as known."""
+    """`costs` are mean losses (n,), for classes shares of wrong predictions, on the rows that models are
+    judged on, by model: "shared", "own" (those that clients use) and "pooled", as far as known. No loss in
+    them is clipped, unlike in what clients tell of rows kept out: that is at a level of the model's own
+    losses, and far more of the guess's are above it."""
 
     guess: Guess | None
-    mistakes: Mapping[str, Floats]
+    costs: Mapping[str, Floats]
 
 
 def beside_rows(
@@ -45,30 +48,39 @@ def beside_rows(
     rows: Floats,
     sizes: Sequence[int],
     models: Mapping[str, Floats],
-    most: float | None,
+    kept_out: bool,
 ) -> Beside:
     """Of rows (N, k + 1) in the units of training, `sizes` of each client, under models (n, d) by client.
 
     targets: (T,) those of all training rows, which the guess is made from.
-    most: what losses count as at most where the rows are kept out; None where they are training rows.
+    kept_out: whether the rows are kept out, or training rows.
     """
     counts, labels = np.asarray(sizes), loss.labels
     if labels is None and not isinstance(loss, ResidualLoss):
         return Beside(None, {})  # nobody knows what it takes for the middle
     if isinstance(loss, ResidualLoss):
         value = loss.middle(targets)
-        losses = _of_constant(loss, value, rows[:, -1])
-        costs = losses if most is None else np.minimum(losses, most)
-        return Beside(Guess(value, means_of(costs, counts), most is not None), {})
+        guess = Guess(value, means_of(_of_constant(loss, value, rows[:, -1]), counts), kept_out)
+        return Beside(guess, _by_client(losses_of, loss, rows, counts, models))
     assert labels is not None
     value = labels[int(np.argmax([(targets == label).sum() for label in labels]))]
-    guess = Guess(value, means_of((rows[:, -1] != value).astype(float), counts), most is not None)
+    guess = Guess(value, means_of((rows[:, -1] != value).astype(float), counts), kept_out)
+    return Beside(guess, _by_client(mistakes_of, loss, rows, counts, models))
+
+
+def _by_client(
+    cost: Callable[[Loss, Floats, Floats], Floats],
+    loss: Loss,
+    rows: Floats,
+    counts: NDArray[np.int64],
+    models: Mapping[str, Floats],
+) -> dict[str, Floats]:
+    """The clients' means (n,) of what their rows cost, by model."""
     parts = np.split(rows, np.cumsum(counts)[:-1])
-    mistakes = {
-        name: np.array([mistakes_of(loss, x, own).mean() for x, own in zip(each, parts, strict=True)])
+    return {
+        name: np.array([cost(loss, x, own).mean() for x, own in zip(each, parts, strict=True)])
         for name, each in models.items()
     }
-    return Beside(guess, mistakes)
 
 
 def beside_answers(
@@ -76,11 +88,11 @@ def beside_answers(
 ) -> Beside:
     """The same as far as clients have told it: by their columns' moments in training, and by what they said
     of rows kept out, of a unit its mean over rows."""
-    mistakes: dict[str, Floats] = {}
+    costs: dict[str, Floats] = {}
     if bounds is not None and loss.labels is not None:
         means = dict(zip(STATEMENTS, np.asarray(bounds.means).T, strict=True))
-        mistakes = {"shared": means["mistakes"], "own": means["own_mistakes" if own else "mistakes"]}
-    return Beside(_guess_of_moments(loss, prepared, standard), mistakes)
+        costs = {"shared": means["mistakes"], "own": means["own_mistakes" if own else "mistakes"]}
+    return Beside(_guess_of_moments(loss, prepared, standard), costs)
 
 
 def _guess_of_moments(loss: Loss, prepared: Prepared, standard: Standard) -> Guess | None:

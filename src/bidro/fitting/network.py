@@ -217,7 +217,7 @@ class LocalClients:
             self.fresh if kept else trained_on,
             self.holdout_sizes if kept else self.federation.sizes,
             {name: np.broadcast_to(x, (self.federation.n, x.shape[1])) for name, x in models.items()},
-            of.seen if kept else None,
+            kept,
         )
 
     def _used(self, loss: Loss, message: Assess | Fixed) -> Floats:

@@ -2,7 +2,7 @@
 
 const plainOf = (client, which) => plainly?.clients?.[client.name]?.[which] ?? null;
 
-/** What is drawn and listed of each client: typical errors or shares of right predictions, else losses. */
+/** What is inOrder and listed of each client: typical errors or shares of right predictions, else losses. */
 function sideBySide() {
   const same = report.paid?.pooled;
   const of = (which, field) => (plainly ? (c) => plainOf(c, which) : field);
@@ -56,11 +56,12 @@ function gains() {
     const half = mostRows() / 2;
     return comparable ? [...ordered.slice(0, half), ...ordered.slice(-half)] : ordered.slice(0, mostRows());
   };
+  const inOrder = [series.at(-1), ...series.slice(0, -1)]; // the guess is behind the others
   const row = (c) => ({
     name: c.name,
     tag: c.verdict ? `(${c.verdict})` : "",
     note: comparable ? changeWords(c) : undefined,
-    marks: (x, y) => [guide(x, y), ...series.filter((s) => isKnown(s.value(c))).flatMap((s) => dot(c, s, x, y, plainly ? plain : loss))],
+    marks: (x, y) => [guide(x, y), ...inOrder.filter((s) => isKnown(s.value(c))).flatMap((s) => dot(c, s, x, y, plainly ? plain : loss))],
   });
   const values = series.flatMap((s) => clients.map(s.value));
   const scale = areRight ? shareScale(values) : lossScale(values);

@@ -42,7 +42,7 @@ const GUESSES = { mean: "the mean", median: "the median", quantile: "the same qu
 
 function guessWords() {
   const { kind, value } = plainly.guess;
-  return kind === "class" ? `always guessing “${value}”` : `always guessing ${GUESSES[kind]}, ${threeDigits(value)},`;
+  return kind === "class" ? `always guessing “${value}”` : `always guessing ${GUESSES[kind]} (${threeDigits(value)})`;
 }
 
 /** [what it is called, its value, tone, shape], the models in use first. */
@@ -91,9 +91,9 @@ function againstGuess(inUse) {
   const guess = plainly.models.guess;
   if (!isKnown(guess)) return ".";
   const better = areRight ? inUse - guess : 1 - inUse / guess;
-  if (better < 0.005) return `: no better than ${guessWords().replace(/,$/, "")}.`;
+  if (better < 0.005) return `: no better than ${guessWords()}.`;
   if (areRight) return `, against ${tenths(guess)} by ${guessWords()}.`;
-  return `, ${Math.round(100 * better)}% less than ${guessWords().replace(/,$/, "")}.`;
+  return `, ${Math.round(100 * better)}% less than ${guessWords()}.`;
 }
 
 function wellByLoss() {
@@ -131,16 +131,28 @@ function promised() {
   });
 }
 
-function plainPromise({ of, bound, largest, shortage }) {
+/** Words, and what to know of them. A bound that one guess for everybody keeps as well promises nothing of use. */
+function plainPromise({ of, bound, largest, shortage, binding, rows, enough, units }) {
   const level = `With ${levelWords()} confidence`;
   if (shortage) return [[make("strong", {}, "Too few rows to promise anything"), ` with ${levelWords()} confidence: ${shortage}.`], ""];
-  const big = make("strong", { class: "big", id: "promised-value", "data-value": bound }, plain(bound));
+  const guess = plainly?.models.guess;
+  const useless = isKnown(guess) && (areRight ? bound < guess : bound > guess);
+  const size = useless ? "" : "big";
+  const big = make("strong", { class: size, id: "promised-value", "data-value": bound }, plain(bound));
   const whom = ` for ${report.mixtures}${of.startsWith("own") ? ", each using its own model" : ""}.`;
   const words = areRight
     ? [`${level}, at least `, big, ` of predictions are right,${whom}`]
     : [`${level}, predictions are typically off by at most `, big, `,${whom}`];
   const cut = isKnown(largest) ? ` An error counts as at most ${plain(largest)}.` : "";
-  return [words, `For new rows like those kept out, whichever client they come from.${cut}`];
+  const what = units ? "unit" : "row";
+  const set = ` It is set by ${binding}, with ${plural(rows, what)} kept out`;
+  if (useless) {
+    const few = make("strong", {}, `Too few ${what}s to promise anything of use.`);
+    const more = isKnown(enough) ? `; ${count(enough)} with the same mean would bring it half way to that mean.` : ".";
+    const reached = ` ${sentence(guessWords())} came to ${plain(guess)}.`;
+    return [[few, " ", ...words], `${reached}${set}${more}`];
+  }
+  return [words, `For new rows like those kept out, whichever client they come from.${cut}${set}.`];
 }
 
 /** Of losses that people have no unit for. */

@@ -171,6 +171,7 @@ function placedLabel(words, x, y, taken, better, room) {
   const box = ([left, base]) => ({ left, right: left + wide, top: base - 13, bottom: base + 4 });
   const free = (others) => (place) => {
     const b = box(place);
+    if (b.left > x + 40 || b.right < x - 40) return false; // it would seem another mark's
     const inside = b.left >= room.left && b.right <= room.right && b.top >= room.top && b.bottom <= room.bottom;
     const apart = (t) => b.right < t.left || t.right < b.left || b.bottom < t.top || t.bottom < b.top;
     return inside && others.every(apart);

@@ -37,13 +37,10 @@ def plainly(fit: Fit, judged: Mapping[str, Any]) -> dict[str, Any] | None:
     entry, classes = registry.entry_of(fit.model.loss), fit.model.schema.classes
     rows = np.array([one.rows for one in fit.judged.values()], float)
     guess = fit.beside.guess
-    if classes is not None:
-        losses = {name: np.asarray(own) for name, own in fit.beside.mistakes.items()}
-        if not losses:
-            return None
-    elif entry.typical is None:
+    losses = {name: np.asarray(own) for name, own in fit.beside.costs.items()}
+    if (classes is not None and not losses) or (classes is None and entry.typical is None):
         return None
-    else:
+    if not losses:  # sites tell them clipped
         clients = judged["clients"].values()
         losses = {
             "own": np.array([one["own"] for one in clients]),
@@ -51,7 +48,8 @@ def plainly(fit: Fit, judged: Mapping[str, Any]) -> dict[str, Any] | None:
         }
         if judged["pooled"] is not None:
             losses["pooled"] = np.array([one["pooled"] for one in clients])
-    if judged["own"] is None:
+    own = fit.model.settings["own"]
+    if own is None or not own["clients"]:
         losses.pop("own", None)
     counted = dict.fromkeys(losses, rows)
     if guess is not None:
@@ -62,10 +60,10 @@ def plainly(fit: Fit, judged: Mapping[str, Any]) -> dict[str, Any] | None:
         "measure": "error" if classes is None else "right",
         "words": entry.typical_words if classes is None else "the share of right predictions",
         "models": {
-            name: _plain(fit, float(np.average(own, weights=counted[name]))) for name, own in losses.items()
+            name: _plain(fit, float(np.average(cost, weights=counted[name]))) for name, cost in losses.items()
         },
         "clients": {
-            client: {name: _plain(fit, float(own[i])) for name, own in losses.items()}
+            client: {name: _plain(fit, float(cost[i])) for name, cost in losses.items()}
             for i, client in enumerate(names)
         },
         "guess": None if guess is None else _guessed(fit, guess),
@@ -100,7 +98,9 @@ def plain_promise(found: Certificate, typical: Typical | None, cuts_errors: bool
 
     `of` names the statement; `bound` is the largest error or the smallest share of right predictions, None
     where there are too few rows, which `shortage` then says, and how many would do; `largest` the error that
-    any counts as at the most, None where nothing is cut. None where nothing of this kind is stated.
+    any counts as at the most, None where nothing is cut. `binding` is the client that sets it, with so many
+    `rows` (or units) kept out; `enough` with the same mean would bring its bound half way to that mean, None
+    where no number does. None where nothing of this kind is stated.
     """
     names = _STATED if typical is not None else _OF_CLASSES
     stated: list[tuple[str, HeldOut]] = [
@@ -109,7 +109,16 @@ def plain_promise(found: Certificate, typical: Typical | None, cuts_errors: bool
     if not stated:
         return None
     of, part = stated[0]
-    content: dict[str, Any] = {"of": of, "bound": None, "largest": None, "shortage": None}
+    content: dict[str, Any] = {
+        "of": of,
+        "bound": None,
+        "largest": None,
+        "shortage": None,
+        "binding": part.binding,
+        "rows": part.rows[part.binding],
+        "enough": part.enough,
+        "units": part.units,
+    }
     if part.vacuous:
         return content | {"shortage": part.shortage}
     if part.mistakes or typical is None:
