@@ -52,6 +52,8 @@ def mean_bound(noisy: Noisy, beta: float, rows: float) -> float:
     """
     if not 0 < beta < 1:
         raise BidroError(f"The failure probability must lie strictly between 0 and 1; got {beta}.")
+    if len(set(noisy.scale.variance)) != 1:
+        raise ValueError("the noise of every sum must have the same variance")
     wanted, bound = math.log(1 / beta), 1.0
     for candidates in _CANDIDATES:
         ended = log_capital(noisy, candidates, wanted, rows)
@@ -64,8 +66,6 @@ def mean_bound(noisy: Noisy, beta: float, rows: float) -> float:
 
 def log_capital(noisy: Noisy, candidates: Floats, wanted: float, rows: float) -> Floats:
     """(c,) the logarithm of what the gambler has in the end against each candidate (c,)."""
-    if len(set(noisy.scale.variance)) != 1:
-        raise ValueError("the noise of every sum must have the same variance")
     sums, variance = noisy.sums, float(noisy.scale.sigma[0]) ** 2
     places = np.arange(len(sums)) / (len(sums) - 1)
     away = candidates[:, None] - places  # (c, K + 1)
