@@ -8,7 +8,7 @@ sums of (v - k_i)(v - k_{i+1}) over the rows strictly inside it, and of one row 
 two features they hold sums of products of such functions, so that two stretches at once are to second moments
 what a cell of two levels is: of one row alone there, both its values. So
 
-- in every segment there are no rows, or at least `min_rows`;
+- in every segment there are no rows, or at least `min_rows`; when knots are first asked about, these;
 - with a level, or in a stretch of another feature, rows of a stretch are none, or at least `min_cell`;
 - no row outweighs the others in a column of a curve, or in a combination of them (`dominance`): in an
   outermost segment, the one that lies far beyond the others there would.

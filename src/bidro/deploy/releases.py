@@ -13,10 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.deploy.bends import Curved, joined, rows_inside
+from bidro.deploy.bends import Curved, joined, names_of, rows_inside, stretch_of
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.row_memory import OUTSIDE, RowMemory
 from bidro.deploy.rules import Ids, RefusedError, words
+
+# Parts of as many rows each: where a cell of two curves is empty is told to these.
+_NEAR = 8
 
 
 class Answerable(NamedTuple):
@@ -56,10 +59,13 @@ class Releases:
         """Whether `folds` would not refuse, and every segment holds enough rows of every set: whether one
         holds none would tell where the outermost row lies. Knots of an honest server always do (`places`)."""
         parts, least = self.parts(marks), self.memory.demanded.min_rows
+        sets = [parts == part for part in np.unique(parts)]
         for column, own in curved.knots.items():
-            for some in (parts == part for part in np.unique(parts)):
+            for some in sets:
                 if min(rows_inside(self._of(column, some), own, self._units(some))) < least:
                     return False
+        if not all(self._empty_in_the_wide(some, curved) for some in sets if not self.holdout[some].any()):
+            return False
         try:
             self._require_kept_out(curved)
             self.memory.check(self.known, self._sets(marks, moments), curved)
@@ -72,6 +78,23 @@ class Releases:
         each: those of training rows, and those kept out together."""
         found = self.memory.atoms(self.known, self._sets(marks, moments=False)["sums"])
         return np.where(self.holdout, found.max(initial=-1) + 1, found)
+
+    def _empty_in_the_wide(self, some: NDArray[np.bool_], curved: Curved) -> bool:
+        """Whether of some rows none are near two stretches of two curves that none are in at once: where such
+        a cell begins to be empty is where the outermost row in it lies, in both features. Near is up to the
+        next of `_NEAR` parts that hold as many of the rows."""
+        stretches = [one for one in map(stretch_of, names_of(curved.knots)) if one is not None]
+        inside, near = [], []
+        for one in stretches:
+            values = self._of(one.column, some)
+            edges = np.quantile(values, np.arange(1, _NEAR) / _NEAR)
+            low = edges[edges <= one.low].max(initial=-np.inf)
+            high = edges[edges >= one.high].min(initial=np.inf)
+            inside.append(one.has(values))
+            near.append(one._replace(low=float(low), high=float(high)).has(values))
+        within, around = (np.array(part, float) @ np.array(part, float).T for part in (inside, near))
+        others = np.array([[one.column != other.column for other in stretches] for one in stretches])
+        return not np.any(others & (within == 0) & (around > 0))
 
     def _require_kept_out(self, curved: Curved | None) -> None:
         """Of rows kept out mean losses are told, at models of which one segment may be all."""
