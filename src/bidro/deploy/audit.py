@@ -71,6 +71,23 @@ _REVEALS = {
 }
 
 
+# The same of a private run, where every number has noise that the site's privacy budget pays for.
+_PRIVATE = {
+    "moments": (
+        "Sums of products of all columns over the training rows, with noise; rows far out count less. At a "
+        "site without a budget the same without noise: the covariances of all its columns."
+    ),
+    "gradients": (
+        "Sums over the training rows of the loss and its slopes at a model, none counted as more than a "
+        "level, with noise; without noise at a site without a budget."
+    ),
+    "losses": (
+        "Sums over the rows kept out of how many have a loss about so large, with noise; without noise at a "
+        "site without a budget."
+    ),
+}
+
+
 def audit_of(run: str, heads: Sequence[Mapping[str, Any]], influence: Mapping[str, Any] | None = None) -> str:
     """`audit.json` from a run's record, with how much the model rests on each site."""
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -117,6 +134,8 @@ def audit_of(run: str, heads: Sequence[Mapping[str, Any]], influence: Mapping[st
 
 def _reveals(head: Mapping[str, Any]) -> str:
     fields = head["fields"]
+    if head["question"] in _PRIVATE:
+        return _PRIVATE[head["question"]]
     if head["question"] != "round":
         return _REVEALS[head["question"]]
     if head["rows"] == 1:
@@ -156,8 +175,7 @@ def in_words(audit: Mapping[str, Any]) -> str:
         lines += [
             "",
             f"{kind['question']}: {kind['messages']} messages from {len(kind['clients'])} clients, "
-            f"{kind['bytes_up']:,} bytes, each number over at least {kind['fewest_rows']:,} rows, "
-            f"{kind['seconds']:.2g} s a round",
+            f"{kind['bytes_up']:,} bytes, {_over(kind['fewest_rows'])}, {kind['seconds']:.2g} s a round",
             f"  sent: {names}",
             f"  reveals: {kind['reveals']}",
         ]
@@ -169,6 +187,10 @@ def in_words(audit: Mapping[str, Any]) -> str:
         lines += ["", found["words"], *(_influence_line(one) for one in found["sites"])]
     # The file may come from elsewhere, and holds texts that sites have written.
     return "\n".join(line[: len(line) - len(line.lstrip())] + one_line(line, _LONGEST_LINE) for line in lines)
+
+
+def _over(rows: int) -> str:
+    return f"each number over at least {rows:,} rows" if rows else "with noise, over how many rows untold"
 
 
 def _influence_line(one: Mapping[str, Any]) -> str:
