@@ -32,6 +32,11 @@ class NoisySums(NamedTuple):
         """(n,) about how many rows there are, those that were scaled down counting less; with noise."""
         return np.asarray(self.values[:, -2, -2])
 
+    @property
+    def trusted(self) -> Floats:
+        """(n,) the same where it is divided by: at least as many as noise alone would tell of."""
+        return np.maximum(self.counts, np.maximum(self.noise, 1.0))
+
     def pooled(self, by: Floats) -> Pooled:
         """Added up, a row of client i counting `by` (n,)[i]."""
         whole = np.einsum("n,nij->ij", by, self.values)
@@ -42,13 +47,12 @@ class NoisySums(NamedTuple):
         m = self.values.shape[1]
         total = max(float(self.counts.sum()), 1.0)
         common = positive(self.values.sum(axis=0)) / total
-        counts = np.maximum(self.counts, np.maximum(self.noise, 1.0))
-        away = self.values - counts[:, None, None] * common
+        away = self.values - self.counts[:, None, None] * common
         size = np.einsum("nij,nij->n", away, away)
         # Expected of the noise: s^2 for each of m entries, s^2 / 2 for each of the m (m - 1) others.
         of_noise = self.noise**2 * m * (m + 1) / 2
         kept = np.clip(1 - of_noise / np.where(size > 0, size, 1.0), 0.0, 1.0)
-        means = common + (kept / counts)[:, None, None] * away
+        means = common + (kept / self.trusted)[:, None, None] * away
         return np.stack([positive(one) for one in means])
 
 

@@ -28,8 +28,9 @@ from bidro.privacy.row_losses import PrivateLoss
 _BEND: dict[PrivateLoss, float] = {"squared": 2.0, "logistic": 0.25}
 # Typical slopes of the loss in a prediction, in root mean squares of the residual, or as they are.
 _SLOPE: dict[PrivateLoss, float] = {"squared": 2.0, "logistic": 0.4}
-# Clips are so many times the norm of a typical gradient; beyond the last only where noise hardly matters.
-_LEAST_CLIP, _USUAL_CLIP, _WITHOUT_NOISE = 0.7, 3.0, 0.1
+# Clips are so many times the norm of a typical gradient; beyond the usual only where noise hardly matters,
+# and never so large that rounding to parts of them does.
+_LEAST_CLIP, _USUAL_CLIP, _WITHOUT_NOISE, _MOST_CLIP = 0.7, 3.0, 0.1, 50.0
 # The share of the loss that noise in gradients may add before clips are lowered.
 _NOISE_SHARE = 0.003
 # A step is never longer than Newton's, and no shorter than by this factor for what clipping leaves.
@@ -89,7 +90,7 @@ class NoisySteps:
         rounds."""
         d = len(self.x)
         room = math.sqrt(_NOISE_SHARE * rounds) / (noise * d) if noise > 0 else math.inf
-        wanted = max(min(max(room, _LEAST_CLIP), _USUAL_CLIP), min(_WITHOUT_NOISE * room, 1e6))
+        wanted = max(min(max(room, _LEAST_CLIP), _USUAL_CLIP), min(_WITHOUT_NOISE * room, _MOST_CLIP))
         typical = math.sqrt(self.mean_loss) if self.loss == "squared" else 1.0
         return wanted * _SLOPE[self.loss] * typical * math.sqrt(d)
 
@@ -110,6 +111,9 @@ class NoisySteps:
         else:
             least, most = _LOGISTIC_LOSSES
             mean_loss = min(max(told.loss / max(told.left, 0.1), least), most)
+            # The curvature is less than H, so that what is left may be half as long as the step was.
+            step = gain**2 * max(float(told.gradient @ told.gradient) / len(x) - r, 0.0)
+            q += step / 4
         return NoisySteps(self.loss, self.pooled, x, q, mean_loss)
 
 

@@ -136,11 +136,10 @@ class _PrivateFit:
     def _counted(self, sums: NoisySums) -> _Counted:
         """Weights, and the moments of all rows as they count."""
         n, most = len(sums.counts), self.network.max_share
-        trusted = np.maximum(sums.counts, np.maximum(sums.noise, 1.0))
-        weighing = _weighing(self.options.choices.weights)
+        trusted, weighing = sums.trusted, _weighing(self.options.choices.weights)
         if weighing.fixed or n == 1:
             by = np.full(n, 1 / max(float(sums.counts.sum()), 1.0))
-            alpha = np.maximum(sums.counts, 0.0) * by
+            alpha = np.maximum(sums.counts, 0.0) if np.any(sums.counts > 0) else np.ones(n)
             if most < 1:
                 alpha = np.asarray(capped_sizes(trusted, most)) / trusted.sum()
                 by = alpha / trusted
