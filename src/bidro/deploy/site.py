@@ -116,10 +116,14 @@ def _answer(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
 
 
 def _question(site: Site, rows: SiteRows, request: Request, digest: str) -> Question:
+    if site.privacy is not None:
+        # The ledger counts what is released; nothing that depends on the table may limit it beside.
+        return Question(request.run, request.question, request.round, digest, request.models)
     about = f"{rows.agreed.digest} {table_id(site, rows):.0f}"
     about_it = {"ambiguity": repr(request.ambiguity), "curves": repr(request.protocol.places)}
     content = hashlib.sha256(pack(request.message, about_it)).hexdigest()
-    parts = request.run, request.kind, request.round, digest, request.models
+    kind = "exact losses" if request.question == "losses" else request.kind
+    parts = request.run, kind, request.round, digest, request.models
     return Question(*parts, about, content, request.means)
 
 
