@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from bidro.deploy import private_answers
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.audit import in_words
 from bidro.deploy.private_answers import LEDGER, ledger_of
@@ -15,41 +14,28 @@ from bidro.deploy.requests import PRIVATE
 from bidro.deploy.server import run_job
 from bidro.deploy.site import reply_of
 from bidro.deploy.site_config import Site
-from bidro.deploy.site_network import SiteNetwork
-from bidro.deploy.site_rows import SiteRows, site_log, state_of
+from bidro.deploy.site_rows import SiteRows, site_log
 from bidro.deploy.spent import in_words as spent_words
 from bidro.deploy.spent import spent_content
-from bidro.deploy.told_private import ToldPrivately
 from bidro.engines.carrier import Delivered, InMemory
-from bidro.engines.coordinator import Coordinator
-from bidro.engines.record import Record
 from bidro.engines.wire import header_of, pack, unpack
 from bidro.errors import BidroError
-from bidro.fitting import fit
-from bidro.fitting.private_side import Answering, in_agreed_units
-from bidro.fitting.questions import AtModel, NoisyGradients, NoisyLosses, NoisyMoments
+from bidro.fitting.questions import AtModel, NoisyMoments
 from bidro.guarantees.certificate import Certificate
-from bidro.privacy.discrete_gaussian import seeded_bits
-from bidro.privacy.terms import Budget, Plan, Terms
-from bidro.splits import holdout_of
-from tests.deploy.canaries import area, most, score
+from bidro.privacy.terms import Budget, Terms
 from tests.deploy.fuzz_requests import changed
-from tests.deploy.sites import NAMES, agree, answering, carrier, job, table, write_sites
-from tests.small import mostly_slow
-
-PRIVACY = "[privacy]\nepsilon = 3.0\ndelta = 1e-6\n"
-SIZES = (300, 350, 300, 350, 350)
-
-
-def private_sites(folder, classes=False, without=(), terms=None, privacy=PRIVACY, whole=None, **how):
-    """Sites with a budget each, but for some; what they agree on."""
-    whole = table(classes, SIZES) if whole is None else whole
-    agreed = write_sites(folder, whole, privacy=terms or Terms(), **how)
-    for name in sorted(set(whole["site"])):
-        if name not in without:
-            path = folder / f"{name}.toml"
-            path.write_text(f"{path.read_text()}\n{privacy}")
-    return agreed
+from tests.deploy.sites import (
+    NAMES,
+    PRIVACY,
+    SIZES,
+    agree,
+    answering,
+    carrier,
+    job,
+    private_sites,
+    table,
+    write_sites,
+)
 
 
 def private_job(agreed, run="test", clients=NAMES, **parts):
@@ -363,67 +349,6 @@ def test_the_agreement_comes_back_from_its_file_and_from_a_job(ran, tmp_path):
             Agreed.of(agreed.schema, agreed.units, None, training, privacy=terms)
 
 
-class TestWhatIsTold:
-    """Replies that no rows and no noise give are refused."""
-
-    plan = Plan.of(Terms(), "logistic", 2)
-    budget = np.array([1.0, 1e-6, 1.0])
-
-    def told(self):
-        return ToldPrivately(self.plan)
-
-    def test_budgets(self):
-        zero = NoisyMoments.like(4)
-        for wrong in ([1.0, 0.0, 1.0], [-1.0, 1e-6, 1.0], [1.0, 1e-6, 0.5], [np.nan, 1e-6, 1.0]):
-            with pytest.raises(BidroError, match="a privacy budget that is none"):
-                self.told().moments(zero._replace(budget=np.array(wrong)), 0)
-        told = self.told()
-        told.moments(zero._replace(budget=self.budget), 0)
-        with pytest.raises(BidroError, match="another privacy budget"):
-            told.moments(zero._replace(budget=np.array([2.0, 1e-6, 1.0])), 0)
-        with pytest.raises(BidroError, match="over how many rows"):
-            self.told().moments(zero._replace(budget=self.budget), 5)
-        with pytest.raises(BidroError, match="over how many rows"):
-            self.told().moments(zero, 0)
-
-    def test_moments(self):
-        noise = np.sqrt(float(self.plan.moments_scale(Budget(1.0)).variance[0]))
-        values = np.zeros(10, np.int64)
-        values[0] = -int(20 * noise)
-        self.told().moments(NoisyMoments(values, self.budget), 0)
-        values[0] = -int(60 * noise)
-        with pytest.raises(BidroError, match="eigenvalue"):
-            self.told().moments(NoisyMoments(values, self.budget), 0)
-        values[:] = 0
-        values[0] = 2**62
-        with pytest.raises(BidroError, match="more rows than any table has"):
-            self.told().moments(NoisyMoments(values, self.budget), 0)
-
-    def test_gradients(self):
-        asked = AtModel(np.zeros(3), np.array(1e-3), np.array(2.0**-10))
-        noise = np.sqrt(float(self.plan.gradients_scale(Budget(1.0), 1.0, 1.0).variance[0]))
-        for place in (3, 4):
-            values = np.zeros(5, np.int64)
-            values[place] = -int(15 * noise)
-            self.told().gradients(asked, NoisyGradients(values, self.budget), 0)
-            values[place] = -int(25 * noise)
-            with pytest.raises(BidroError, match="below 0"):
-                self.told().gradients(asked, NoisyGradients(values, self.budget), 0)
-
-    def test_losses(self):
-        noise = np.sqrt(float(self.plan.losses_scale(Budget(1.0)).variance[0]))
-        good = NoisyLosses.like(4, True)._replace(budget=self.budget)
-        self.told().losses(good, 0)
-        low = good.values.copy()
-        low[2] = -int(25 * noise)
-        with pytest.raises(BidroError, match="sum of shares"):
-            self.told().losses(good._replace(values=low), 0)
-        many = good.values.copy()
-        many[0] = int(200 * noise)
-        with pytest.raises(BidroError, match="by their losses, and of about"):
-            self.told().losses(good._replace(values=many), 0)
-
-
 def test_a_liar_is_left_out_with_its_name(tmp_path):
     agreed = private_sites(tmp_path)
     answers = answering(tmp_path)
@@ -436,92 +361,3 @@ def test_a_liar_is_left_out_with_its_name(tmp_path):
 
     with pytest.raises(BidroError, match="Client 'mid' contradicts itself: it tells second moments"):
         run_job(private_job(agreed), InMemory({**answers, "mid": lying}), tmp_path / "runs")
-
-
-# The site whose one row is looked for, its budget, and how often it is looked for.
-_ROWS, _BUDGET, _RUNS = 12, Budget(5.0), 80
-
-
-@pytest.mark.parametrize("kept_out", mostly_slow([False, True], lambda kept_out: not kept_out))
-def test_who_knows_all_other_rows_and_every_message_learns_no_more_than_the_budget(
-    kept_out, tmp_path, monkeypatch
-):
-    """And the test would notice noise for five times the budget."""
-    allowed = most(_BUDGET.rho)
-    found, error = _area(tmp_path / "honest", monkeypatch, 1, kept_out)
-    assert 0.5 < found <= allowed + 3 * error
-    exceeded, error = _area(tmp_path / "exceeded", monkeypatch, 5, kept_out)
-    assert exceeded > allowed + 3 * error
-
-
-def _area(folder, monkeypatch, times, kept_out):
-    """Under the curve of the best attack on whole runs of a site whose noise is secretly drawn for so many
-    times its budget."""
-    honest = Plan._paid
-
-    def paid(self, question, budget):
-        rho, rows = honest(self, question, budget)
-        return None if rho is None else rho * times, rows
-
-    bits = seeded_bits(times)
-    drawn = lambda rows, plan, budget: Answering(rows, plan, budget, bits)  # noqa: E731
-    monkeypatch.setattr(Plan, "_paid", paid)
-    monkeypatch.setattr(private_answers, "Answering", drawn)
-    monkeypatch.setattr(Answering, "_paid", lambda self, question: paid(self.plan, question, self.budget))
-    whole = table(sizes=(_ROWS,) * 5)
-    here = whole[whole["site"] == "east"].drop(columns="site").reset_index(drop=True)
-    # A row so far out that it changes sums by all that a row can, on the side that is looked at.
-    for v in range(60, 100):
-        here.loc[0, ["u", "v", "y"]] = [9.0, float(v), -40.0]
-        if _site_kept_out(folder, here, f"east-{v}")[0] == kept_out:
-            break
-    agreed, scores = _single(folder / "run", here), {}
-    others, canary = _parts(agreed, folder / "run", here, kept_out)
-    for present in (True, False):
-        (here if present else here.iloc[1:]).to_csv(folder / "run" / "east.csv", index=False)
-        site = Site.read(folder / "run" / "east.toml")
-        rows, scores[present] = SiteRows.load(site), []
-        for run in range(_RUNS):
-            for file in site.state.glob(f"{LEDGER}*"):
-                file.unlink()  # a site that begins anew, to see what noise does
-            transcript = []
-
-            def reply(request, site=site, rows=rows, transcript=transcript):
-                transcript.append((request, reply_of(site, rows, request)))
-                return transcript[-1][1]
-
-            with Record(folder / f"record-{present}-{run}") as record:
-                coordinator = Coordinator(f"run-{present}-{run}", InMemory({"east": reply}), record)
-                options = replace(agreed.fit_options, levels=())
-                fit(SiteNetwork(agreed, coordinator, ("east",)), options)
-            scores[present].append(score(transcript, agreed.plan, _BUDGET, others, canary, kept_out))
-    return area(scores[False], scores[True])
-
-
-def _single(folder, here):
-    """One site with these rows and the budget; what it agrees on."""
-    folder.mkdir(parents=True)
-    privacy = f"[privacy]\nepsilon = {_BUDGET.epsilon}\n"
-    return private_sites(folder, whole=here.assign(site="east"), privacy=privacy)
-
-
-def _sides(agreed, folder):
-    """(the site's rows, which of them are kept out)."""
-    site = Site.read(folder / "east.toml")
-    rows = SiteRows.load(site)
-    who = np.array(["east"]), np.zeros(len(rows.target), int)
-    return rows, holdout_of(*who, rows.ids, 0.2, state_of(site).key, True, alone=True)
-
-
-def _site_kept_out(folder, here, name):
-    """Whether the first row of a table is kept out."""
-    rows, kept = _sides(_single(folder / name, here), folder / name)
-    return kept[rows.target == here.loc[0, "y"]]
-
-
-def _parts(agreed, folder, here, kept_out):
-    """(the rows z of all others on its side, that of the row that is looked for)."""
-    rows, kept = _sides(agreed, folder)
-    z = in_agreed_units(agreed.standard.rows(rows.features, rows.target), agreed.standard.target_spread)
-    first = rows.target == here.loc[0, "y"]
-    return z[(kept == kept_out) & ~first], z[first][0]
