@@ -17,7 +17,7 @@ from bidro.experiments.compare import grouped_from
 from bidro.experiments.splits import Split
 from bidro.fitting import LocalNetwork, Options, fit
 from bidro.fitting.client_side import error_by_unit
-from bidro.fitting.fit import ClientLoss
+from bidro.fitting.fitted import ClientLoss
 from bidro.guarantees.held_out import client_bound
 from bidro.losses.registry import LossChoice
 from bidro.splits import choose_holdout, unit_ids

@@ -88,14 +88,19 @@ def holdout_of(
     share: float,
     key: Key,
     rows: bool = True,
+    alone: bool = False,
 ) -> NDArray[np.bool_]:
     """`choose_holdout` where the rows' clients (codes, into the sorted names) are known, and what each is
-    dealt by: `rows`, or else units."""
+    dealt by: `rows`, or else units. With `alone` every row or unit is dealt by itself, however few there are:
+    then on which side it is says nothing of the others."""
     if not 0 <= share < 1:
         raise BidroError(f"--hold-out must be a share from 0 to below 1; got {share}.")
     if share == 0:
         return np.zeros(len(codes), bool)
     dealt_out = Units.single_rows(codes, ids) if rows else Units.of(codes, ids)
+    if alone:
+        bits = random_bits([str(name) for name in names], dealt_out.owner, dealt_out.ids, key, _OF_HOLDOUT)
+        return np.asarray((_fractions(bits) < share)[dealt_out.of_row])
     sizes, what = dealt_out.counts(len(names)), "row" if rows else "unit"
     if sizes.min() < 3:
         small = int(sizes.argmin())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bidro.algorithms.cross_validation import Candidate
-from bidro.fitting.fit import Change, Changes, ClientLoss
+from bidro.fitting.fitted import Change, Changes, ClientLoss
 from bidro.model_file import load_model
 from bidro.workflow import fit as workflow
 from bidro.workflow.paid import concerns, paid, verdict

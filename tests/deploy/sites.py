@@ -16,6 +16,7 @@ from bidro.deploy.site_state import KEY_FILE, write_key
 from bidro.engines.carrier import InMemory
 from bidro.engines.coordinator import Policy
 from bidro.fitting import Progress
+from bidro.privacy.terms import Terms
 from bidro.splits import key_of_seed
 from bidro.tables import learn_schema
 from bidro.workflow.fit import fit_tables
@@ -129,3 +130,18 @@ def job(
     if agreed.digest in _FOLDERS:
         agree(_FOLDERS[agreed.digest], whole)
     return Job(run, tuple(clients), whole, policy or Policy(), resume, max_weight)
+
+
+PRIVACY = "[privacy]\nepsilon = 3.0\ndelta = 1e-6\n"
+SIZES = (300, 350, 300, 350, 350)
+
+
+def private_sites(folder, classes=False, without=(), terms=None, privacy=PRIVACY, whole=None, **how):
+    """Sites with a budget each, but for some; what they agree on."""
+    whole = table(classes, SIZES) if whole is None else whole
+    agreed = write_sites(folder, whole, privacy=terms or Terms(), **how)
+    for name in sorted(set(whole["site"])):
+        if name not in without:
+            path = folder / f"{name}.toml"
+            path.write_text(f"{path.read_text()}\n{privacy}")
+    return agreed

@@ -60,6 +60,7 @@ app.command(
 )(federate.federate)
 app.command(epilog="Example: `bidro audit stay-model`")(federate.audit)
 app.add_typer(site.app, name="site")
+app.command(epilog="Example: `bidro ledger site.toml`")(site.ledger)
 app.add_typer(runs.app)
 app.command(epilog="Example: `bidro report stay-model --out stay.html`")(use.report)
 app.command(epilog="Example: `bidro example visits.csv`")(use.example)

@@ -82,6 +82,10 @@ def federate(
     unit: Annotated[
         str | None, typer.Option(help="With --local: column of the person or thing that a row is of.")
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="With --local: every client's privacy budget, with delta = 1e-6, to rehearse it."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out already.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -100,6 +104,7 @@ def federate(
     from bidro.deploy.job import Config, agreement_in
     from bidro.deploy.rehearsal import rehearsed, split_by_client
     from bidro.errors import BidroError
+    from bidro.privacy.terms import Budget
     from bidro.workflow.fit import require_place, write_folder
 
     if out is None:
@@ -119,6 +124,9 @@ def federate(
         )
     if local is None and unit is not None:
         raise click.UsageError("--unit is for a rehearsal; between sites the agreed schema names the unit.")
+    if local is None and epsilon is not None:
+        raise click.UsageError("--epsilon is for a rehearsal; between sites each has a budget of its own.")
+    budget = None if epsilon is None else Budget(epsilon)
     require_engine(engine)
     require_place(out, force)
     name = out.resolve().name if run is None else run
@@ -127,7 +135,9 @@ def federate(
         if local is not None:
             if resume:
                 raise click.UsageError("A rehearsal leaves nothing to resume; begin it again.")
-            sites = split_by_client(local, client, target, Path(scratch), one_sample_replies, unit, agreed)
+            sites = split_by_client(
+                local, client, target, Path(scratch), one_sample_replies, unit, agreed, budget
+            )
         whole = Config.read(config, name, sites, resume)
         if whole.job.agreed.algorithm is not None and not one_sample_replies:
             raise BidroError(

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from bidro.workflow.options import FitOptions
 
 
+# Options that a schema does not say.
+_BESIDE_A_SCHEMA = ("tables", "schema", "epsilon", "delta", "rows_per_person")
+
+
 def fit(
     tables: Annotated[
         list[Path] | None,
@@ -120,6 +124,14 @@ def fit(
     folds: Annotated[int | None, typer.Option(help="Of cross-validation. [5]")] = None,
     gap: Annotated[float | None, typer.Option(help="Certified relative duality gap. [1e-6]")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the rows kept out and the folds. [0]")] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Privacy budget of every client, to try a private fit: needs --schema."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Of the privacy budget. [1e-6]")] = None,
+    rows_per_person: Annotated[
+        int | None, typer.Option(help="Rows that a person may have: needs a unit in the schema. [1]")
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="TOML file with any of these options, as `run.toml` of a model folder."),
@@ -168,6 +180,9 @@ def fit(
         "folds": folds,
         "gap": gap,
         "seed": seed,
+        "epsilon": epsilon,
+        "delta": delta,
+        "rows_per_person": rows_per_person,
     }
     options = base.changed(given)
     if out is None:
@@ -176,9 +191,7 @@ def fit(
         raise click.UsageError("Give at least one table, CSV or Parquet.")
     require_place(out, force)
     if schema is not None:
-        more = [
-            name for name, value in given.items() if value is not None and name not in ("tables", "schema")
-        ]
+        more = [name for name, value in given.items() if value is not None and name not in _BESIDE_A_SCHEMA]
         if more:
             raise click.UsageError(
                 f"The schema says all of training; leave --{more[0].replace('_', '-')} out, or change it."
@@ -215,18 +228,20 @@ def _run(options: FitOptions, out: Path, as_json: bool) -> None:
     from bidro.cli.output import SETTINGS_SHOWN, shown_progress
     from bidro.deploy.agreed import Agreed
     from bidro.engines.compiled import compilation_cache
+    from bidro.workflow.asked_for import private_terms
     from bidro.workflow.fit import fit_tables, write_folder
     from bidro.workflow.folder import folder_files
     from bidro.workflow.judged import evaluation
 
     compilation_cache()
-    agreed = None
+    agreed, budget = None, options.budget()
     if options.schema is not None:
         whole = Agreed.read(Path(options.schema))
-        options = replace(whole.options, tables=options.tables, schema=options.schema)
+        whole = replace(whole, privacy=private_terms(whole.privacy, budget))
+        options = replace(whole.options, **{name: getattr(options, name) for name in _BESIDE_A_SCHEMA})
         agreed = whole.schema, whole.fit_options
     with shown_progress(as_json, options.gap) as progress:
-        done = fit_tables(options, progress, agreed)
+        done = fit_tables(options, progress, agreed, budget)
         progress.begin("writing")
         write_folder(out, folder_files(done))
     if as_json:
@@ -260,9 +275,11 @@ def _print(done: Fit, out: Path) -> None:
 
     console = Console()
     trained, judged = done.trained, evaluation(done.judged)
+    how = f"Solved in {trained.rounds} round{'s' * (trained.rounds != 1)}"
+    # Of sums with noise there is no gap to certify.
+    gap = "" if trained.gap is None else f" to a certified relative gap of {trained.gap:.1e}"
     console.print(
-        f"Solved in {trained.rounds} round{'s' * (trained.rounds != 1)} to a certified relative gap of "
-        f"{trained.gap:.1e}. On {_judged_on(done)}{_cut(done)}: mean loss {judged['mean']:.4g}, worst client "
+        f"{how}{gap}. On {_judged_on(done)}{_cut(done)}: mean loss {judged['mean']:.4g}, worst client "
         f"{judged['worst_client']:.4g}, worst decile {judged['worst_decile']:.4g}.",
         highlight=False,
     )

@@ -96,6 +96,27 @@ def approve(
         print("The rows of the table are taken for others than those that runs have used before.")
 
 
+def ledger(
+    site: Annotated[
+        Path | None, typer.Argument(help="The site's site.toml; else the one that BIDRO_SITE names.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Show what a site with a privacy budget has released: to which run, when, for how much, and what is
+    left."""
+    import json as plain_json
+
+    from bidro.deploy.private_answers import ledger_of
+    from bidro.deploy.spent import in_words, spent_content
+    from bidro.errors import BidroError
+
+    chosen = _site(site)
+    if chosen.privacy is None:
+        raise BidroError("This site has no privacy budget: set one by a part [privacy] in its site.toml.")
+    found = spent_content(ledger_of(chosen), chosen.privacy)
+    print(plain_json.dumps(found, indent=2) if json else in_words(found))
+
+
 def _site(path: Path | None) -> Site:
     from bidro.deploy.site import VARIABLE
     from bidro.deploy.site_config import Site

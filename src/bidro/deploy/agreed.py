@@ -22,7 +22,9 @@ import numpy as np
 from bidro.errors import BidroError
 from bidro.fitting import Options
 from bidro.fitting.asked_curves import require_lines
+from bidro.fitting.private import private_plan
 from bidro.guarantees.segments import Wanted
+from bidro.privacy.terms import Plan, Terms
 from bidro.standard import Standard
 from bidro.tables import Column, Schema, bounds_of
 from bidro.training import AlgorithmOne, Replies
@@ -79,6 +81,7 @@ class Agreed:
     replies: Replies = "curvature"
     algorithm: AlgorithmOne | None = None  # in place of the exact solver
     limits: AskLimits = field(default_factory=AskLimits)
+    privacy: Terms | None = None  # of a private run, in which sites tell sums with noise and nothing else
 
     @classmethod
     def of(
@@ -138,6 +141,7 @@ class Agreed:
         if self.algorithm is not None:
             require_lines(choices, schema.features)
         self.fit_options  # noqa: B018 - what training would refuse is said before any site is asked
+        self.plan  # noqa: B018 - and so is what cannot be had under a privacy budget
 
     @cached_property
     def standard(self) -> Standard:
@@ -157,8 +161,21 @@ class Agreed:
         """What `fit` is to do."""
         limits = self.limits.largest_coefficient
         return fit_options(
-            self.options, self.schema, self.replies, self.algorithm, self.standard, largest_coefficient=limits
+            self.options,
+            self.schema,
+            self.replies,
+            self.algorithm,
+            self.standard,
+            largest_coefficient=limits,
+            privacy=self.privacy,
         )
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """What is released in a private run; None where it is none."""
+        if self.privacy is None:
+            return None
+        return private_plan(self.fit_options, len(self.schema.features), self.schema.unit is not None)
 
     @cached_property
     def digest(self) -> str:
@@ -175,11 +192,12 @@ class Agreed:
             "replies": self.replies,
             "algorithm": None if self.algorithm is None else dataclasses.asdict(self.algorithm),
             "limits": dataclasses.asdict(self.limits),
+            "privacy": None if self.privacy is None else dataclasses.asdict(self.privacy),
         }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Agreed:
-        support, algorithm = content["support"], content["algorithm"]
+        support, algorithm, privacy = content["support"], content["algorithm"], content["privacy"]
         if support is not None:
             support = {str(name): (float(v[0]), float(v[1])) for name, v in support.items()}
         return cls.of(
@@ -190,19 +208,30 @@ class Agreed:
             replies=content["replies"],
             algorithm=None if algorithm is None else AlgorithmOne(**algorithm),
             limits=AskLimits(**content["limits"]),
+            privacy=None if privacy is None else Terms(**privacy),
         )
 
     @classmethod
     def read(cls, path: Path) -> Agreed:
         """Raises BidroError for a file that is no schema, saying what is wrong with it."""
         content = read_toml(path)
-        known = {"client", "target", "unit", "classes", "columns", "training", "limits", "algorithm"}
+        known = {
+            "client",
+            "target",
+            "unit",
+            "classes",
+            "columns",
+            "training",
+            "limits",
+            "algorithm",
+            "privacy",
+        }
         known |= {"target_support", "target_centre", "target_spread"}
         _require_keys(content, known, f"'{path}'")
         for name in ("client", "target"):
             if not isinstance(content.get(name), str):
                 raise BidroError(f"'{path}' must name its {name} column: {name} = \"...\".")
-        for name in ("training", "limits", "algorithm"):
+        for name in ("training", "limits", "algorithm", "privacy"):
             if not isinstance(content.get(name, {}), dict):
                 raise BidroError(f"'{path}': '{name}' is a part of its own, [{name}].")
         if not isinstance(content.get("columns", []), list):
@@ -242,6 +271,7 @@ class Agreed:
             "replies": training.pop("replies", "curvature"),
             "algorithm": _made(AlgorithmOne, content.get("algorithm"), path, rounds=0),
             "limits": _made(AskLimits, content.get("limits", {}), path),
+            "privacy": _made(Terms, content.get("privacy"), path),
         }
         return cls.of(schema, units, declared, training, **parts)
 

@@ -23,7 +23,6 @@ _WHAT = {
     "spread": "Where values lie",
     "bends": "Segments that rows bear",
     "assess": "Losses in training",
-    "adopt": "Own model made",
     "bounds": "Losses on rows kept out",
     "curvature": "Risks with curvature",
     "moments": "Second moments",
@@ -32,6 +31,9 @@ _WHAT = {
     "own": "Losses of own models",
     "average": "Steps of the model",
     "one row": "Gradients of single rows",
+    "private moments": "Second moments with noise",
+    "private gradients": "Gradients with noise",
+    "private losses": "Losses on rows kept out, with noise",
 }
 
 # What the numbers of a message tell whoever reads them, by the names of the fields.
@@ -85,6 +87,19 @@ _REVEALS = {
     "one row": (
         "Gradient and value of ONE row's loss. With the settings, which the server knows, four fifths of the "
         "sampled records can be rebuilt from them."
+    ),
+    # Of a private run, where every number has noise that the site's privacy budget pays for.
+    "private moments": (
+        "Sums of products of all columns over the training rows, with noise; rows far out count less. At a "
+        "site without a budget the same without noise: the covariances of all its columns."
+    ),
+    "private gradients": (
+        "Sums over the training rows of the loss and its slopes at a model, none counted as more than a "
+        "level, with noise; without noise at a site without a budget."
+    ),
+    "private losses": (
+        "Sums over the rows kept out of how many have a loss about so large, with noise; without noise at a "
+        "site without a budget."
     ),
 }
 
@@ -143,6 +158,8 @@ def audit_of(
 def _kind(head: Mapping[str, Any]) -> str:
     """What a message is, by its question and fields."""
     question, fields = str(head["question"]), head["fields"]
+    if (private := f"private {question}") in _REVEALS:
+        return private
     if question != "round":
         return question
     if head["rows"] == 1:
@@ -229,8 +246,7 @@ def in_words(audit: Mapping[str, Any]) -> str:
         lines += [
             "",
             f"{kind['question']}: {kind['messages']} messages from {len(kind['clients'])} clients, "
-            f"{kind['bytes_up']:,} bytes, each number over at least {kind['fewest_rows']:,} rows, "
-            f"{kind['seconds']:.2g} s a round",
+            f"{kind['bytes_up']:,} bytes, {_over(kind['fewest_rows'])}, {kind['seconds']:.2g} s a round",
             f"  sent: {names}",
             f"  reveals: {kind['reveals']}",
         ]
@@ -242,6 +258,10 @@ def in_words(audit: Mapping[str, Any]) -> str:
         lines += ["", found["words"], *(_influence_line(one) for one in found["sites"])]
     # The file may come from elsewhere, and holds texts that sites have written.
     return "\n".join(line[: len(line) - len(line.lstrip())] + one_line(line, _LONGEST_LINE) for line in lines)
+
+
+def _over(rows: int) -> str:
+    return f"each number over at least {rows:,} rows" if rows else "with noise, over how many rows untold"
 
 
 def _influence_line(one: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +19,7 @@ from bidro.model_file import FILE as MODEL_FILE
 from bidro.model_file import Model
 from bidro.own_file import FILE as OWN_FILE
 from bidro.own_file import OwnModels, own_models_in
+from bidro.privacy.terms import Budget, Terms
 from bidro.splits import key_of_seed
 from bidro.tables import learn_schema, read
 
@@ -30,14 +32,18 @@ def split_by_client(
     one_sample: bool = False,
     unit: str | None = None,
     agreed: Agreed | None = None,
+    budget: Budget | None = None,
 ) -> Sites:
     """Write each client's rows and configuration into `folder`, as sites would have them; without an
-    agreement, by the one that the table drafts. The sites' keys follow from the agreed seed, so that they
+    agreement, by the one that the table drafts. With a privacy budget, which every site has, the run is
+    private. The sites' keys follow from the agreed seed, so that they
     split their rows as `bidro fit` does."""
     whole, column = read([table], agreed.schema.client if agreed is not None else client)
     if agreed is None:
         assert target is not None
         agreed = drafted(learn_schema(whole, column, target, None, None, "refuse", unit), whole)
+    if budget is not None and agreed.privacy is None:
+        agreed = replace(agreed, privacy=Terms())
     schema = agreed.schema
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / "schema.toml").write_text(written(agreed))
@@ -56,6 +62,9 @@ def split_by_client(
         # All rows are on this machine, so that nothing gives any away.
         lines += ["losses_with_kinks = true", "trusted_server = true"]
         lines += ["one_sample_replies = true"] if one_sample else []
+        if budget is not None:
+            lines += ["[privacy]", f"epsilon = {float(budget.epsilon)!r}", f"delta = {float(budget.delta)!r}"]
+            lines.append(f"rows_per_person = {budget.rows_per_person}")
         (folder / f"site-{k}.toml").write_text("\n".join([*lines, ""]))
         state = folder / "state" / f"site-{k}"
         state.mkdir(parents=True, mode=0o700)

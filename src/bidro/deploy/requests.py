@@ -25,7 +25,7 @@ from bidro.deploy.rules import RefusedError
 from bidro.engines.coordinator import Nothing
 from bidro.engines.plain import described
 from bidro.engines.wire import unpack
-from bidro.fitting.questions import Assess, Bend, Fixed
+from bidro.fitting.questions import Assess, AtModel, Bend, Fixed, Judge
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.own import SHRINKAGES
 from bidro.guarantees.statements import is_clip_level
@@ -44,12 +44,16 @@ _MORE = {
     "assess": frozenset({"table", "ambiguity"}),
     "bounds": frozenset({"table"}),
 }
+# All that is asked in a private run: no id of a table, which would tell that it has changed.
+PRIVATE = ("moments", "gradients", "losses")
 # Questions about a model: where curves are agreed on, they say which.
 _OF_A_MODEL = ("round", "assess", "bounds")
 # What smooths curves in training is at most this.
 _LARGEST_SMOOTHING = 1e6
 # Radii, in agreed spreads, and widths over which kinks are smoothed may be so large.
 _LARGEST_RADIUS, _LARGEST_WIDTH = 1e3, 1e12
+# Gradients are clipped at norms between such powers of two.
+_CLIP_BITS = 40
 # Models may be outside the box by rounding.
 _ROUNDING = 1e-9
 
@@ -89,6 +93,8 @@ def checked_request(protocol: Protocol, client: str, header: Mapping[str, Any], 
     if len(data) > protocol.most_bytes:
         raise RefusedError(f"a request of {len(data):,} bytes is larger than anything that was agreed on.")
     parts = protocol, run, question, _whole(header["round"], 1, 10**9, "round")
+    if question in PRIVATE:
+        return _private(protocol, data, parts)
     if question == "prepare":
         return Request(*parts, None, unpack(data, Nothing), 0)
     table = header["table"]
@@ -118,12 +124,13 @@ def _require_header(protocol: Protocol, client: str, header: Mapping[str, Any]) 
     if header.get("agreed") != protocol.agreed.digest:
         raise RefusedError("its schema.toml says something else than the server's; agree on one.")
     question = header.get("question")
-    if not isinstance(question, str) or question not in _MORE:
+    known = _MORE if protocol.agreed.privacy is None else dict.fromkeys(PRIVATE, frozenset[str]())
+    if not isinstance(question, str) or question not in known:
         raise RefusedError("there is no such question.")
     if question in ("spread", "bends") and not protocol.has_curves:
         raise RefusedError("there is no such question.")
     curves = {"curves"} if protocol.has_curves and question in _OF_A_MODEL else set()
-    if set(header) != _ALWAYS | _MORE[question] | curves:
+    if set(header) != _ALWAYS | known[question] | curves:
         raise RefusedError("it was asked for something that was not agreed on.")
     if not isinstance(header["run"], str) or not _RUN.fullmatch(header["run"]):
         raise RefusedError("the run's name is not one that a folder can have.")
@@ -155,6 +162,27 @@ def _places(protocol: Protocol, places: Sequence[Sequence[Any]]) -> FeaturePlace
     if not fits or any(b <= a for own in places for a, b in pairwise(own)):
         raise RefusedError("it was asked about curves that were not agreed on.")
     return tuple(tuple(own) for own in places)
+
+
+def _private(protocol: Protocol, data: bytes, parts: _Parts) -> Request:
+    """A question of a private run."""
+    plan, question = protocol.agreed.plan, parts[2]
+    assert plan is not None
+    most = plan.rounds if question == "gradients" else 1
+    _whole(parts[3], 1, most, "round")
+    if question == "moments":
+        return Request(*parts, None, unpack(data, Nothing), 0)
+    check = _Numbers(protocol)
+    if question == "gradients":
+        asked = unpack(data, AtModel)
+        check.private(asked.x, asked.level)
+        check._in(asked.clip, (), 2.0**-_CLIP_BITS, 2.0**_CLIP_BITS)
+        return Request(*parts, None, asked, 1)
+    if protocol.agreed.options.hold_out == 0:
+        raise RefusedError("no rows are kept out, by what was agreed on.")
+    judge = unpack(data, Judge)
+    check.private(judge.x, judge.level)
+    return Request(*parts, None, judge, 1, means=plan.degree)
 
 
 def _of_curves(
@@ -230,6 +258,15 @@ class _Numbers:
                 f"{self.protocol.agreed.limits.largest_coefficient:g} allows."
             )
         return math.prod(leading)
+
+    def private(self, x: Any, level: Any) -> None:
+        """A model in spreads of the target, and what losses in squares of these are clipped at."""
+        shape = (len(self.protocol.columns),)
+        largest = self.protocol.agreed.limits.largest_coefficient * (1 + _ROUNDING)
+        if x.shape != shape or x.dtype != np.float64 or np.abs(x).max() > largest:
+            raise RefusedError("it was asked about a model of another size than agreed on.")
+        if level.dtype != np.float64 or level.shape != () or not is_clip_level(float(level), 1.0):
+            raise RefusedError("losses are clipped at a power of two, and at nothing else.")
 
     def freedom(self, freedom: Any) -> None:
         """Of an own model: one of the agreed shrinkages, or none."""

@@ -28,6 +28,7 @@ _HEAD = """\
 # `unit` names the column of the person or thing that a row is of, where rows of one are to stay together.
 # A level that is not listed counts as the one that `other` names; without `other`, it is refused.
 # [training] has the options of `bidro fit` that change what sites are asked, [limits] how much.
+# A part [privacy], even an empty one, makes a run private: then sites tell a few sums with noise alone.
 """
 
 
@@ -118,6 +119,9 @@ def _training(agreed: Agreed, mark: str) -> list[str]:
     lines += [f"{mark}replies = {_text(agreed.replies)}", *parts]
     if agreed.algorithm is not None:
         lines += ["", "[algorithm]", *_entries(agreed.algorithm, "")]
+    if agreed.privacy is not None:
+        given = {name: v for name, v in dataclasses.asdict(agreed.privacy).items() if v is not None}
+        lines += ["", "[privacy]", *(f"{name} = {_text(value)}" for name, value in given.items())]
     return [*lines, "", "[limits]", *_entries(agreed.limits, mark), ""]
 
 

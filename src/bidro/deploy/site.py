@@ -12,9 +12,11 @@ import os
 import time
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from bidro.deploy.answers import answered
-from bidro.deploy.requests import Request, checked_request
+from bidro.deploy.private_answers import answered_privately
+from bidro.deploy.requests import PRIVATE, Request, checked_request
 from bidro.deploy.rules import RefusedError, require_allowed_loss
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_log import Question
@@ -89,7 +91,7 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
         _require_current(site, rows, request)
         log.allow(question)
         allowed = True
-        reply, over = answered(site, rows, request)
+        reply, over = _answer(site, rows, request)
         message = reply_message(reply, data, over)
     except Exception as error:
         log.refused(question, _reason(error), allowed)
@@ -100,11 +102,28 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
     return message
 
 
+def _answer(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
+    """(the reply, the fewest rows that a number in it rests on, 0 where that is not told). Under a budget
+    nothing is answered but the questions of a private run."""
+    if request.question in PRIVATE:
+        return answered_privately(site, rows, request)
+    if site.privacy is not None:
+        raise RefusedError(
+            "it has a privacy budget and answers private runs alone: agree on one by a part [privacy] in "
+            "schema.toml."
+        )
+    return answered(site, rows, request)
+
+
 def _question(site: Site, rows: SiteRows, request: Request, digest: str) -> Question:
+    if site.privacy is not None:
+        # The ledger counts what is released; nothing that depends on the table may limit it beside.
+        return Question(request.run, request.question, request.round, digest, request.models)
     about = f"{rows.agreed.digest} {table_id(site, rows):.0f}"
     about_it = {"ambiguity": repr(request.ambiguity), "curves": repr(request.protocol.places)}
     content = hashlib.sha256(pack(request.message, about_it)).hexdigest()
-    parts = request.run, request.kind, request.round, digest, request.models
+    kind = "exact losses" if request.question == "losses" else request.kind
+    parts = request.run, kind, request.round, digest, request.models
     return Question(*parts, about, content, request.means)
 
 
@@ -117,4 +136,5 @@ def _require_current(site: Site, rows: SiteRows, request: Request) -> None:
     loss like this."""
     if request.table is not None and request.table != table_id(site, rows):
         raise RefusedError("its table has changed since the run began; begin a new run.")
-    require_allowed_loss(rows.protocol.loss, site.losses_with_kinks, site.trusted_server)
+    if site.privacy is None:
+        require_allowed_loss(rows.protocol.loss, site.losses_with_kinks, site.trusted_server)

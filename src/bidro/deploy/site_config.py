@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bidro.errors import BidroError
+from bidro.privacy.terms import Budget
 from bidro.workflow.toml_files import read_toml
 
 
@@ -25,10 +27,12 @@ class Site:
     one_sample_replies: bool = False
     losses_with_kinks: bool = False
     trusted_server: bool = False  # to ask about the models that bidro asks about, and no others
+    privacy: Budget | None = None  # what all that leaves may cost the people in its rows; None for no budget
 
     @classmethod
     def read(cls, path: Path) -> Site:
         content = read_toml(path)
+        privacy = _budget(content.pop("privacy", None), path)
         known: dict[str, type] = dict.fromkeys(
             ("one_sample_replies", "losses_with_kinks", "trusted_server"), bool
         )
@@ -39,7 +43,7 @@ class Site:
                 raise BidroError(
                     f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema, own, "
                     "state, approve (texts), min_rows, min_cell, max_seconds (numbers), one_sample_replies, "
-                    "losses_with_kinks and trusted_server (true or false)."
+                    "losses_with_kinks and trusted_server (true or false), and a part [privacy]."
                 )
         missing = [name for name in ("client", "data", "schema") if name not in content]
         if missing:
@@ -54,4 +58,19 @@ class Site:
             raise BidroError(f'\'{path}\': approve must be "always" or "ask".')
         content = {"own": "own", "state": "state", **content}
         paths = {name: path.parent / content[name] for name in ("data", "schema", "own", "state")}
-        return cls(**{**content, **paths})
+        return cls(**{**content, **paths}, privacy=privacy)
+
+
+def _budget(content: Any, path: Path) -> Budget | None:
+    """The part [privacy]; None where there is none."""
+    if content is None:
+        return None
+    known = {"epsilon", "delta", "rows_per_person"}
+    if not isinstance(content, dict) or "epsilon" not in content or not set(content) <= known:
+        raise BidroError(
+            f"'{path}': [privacy] says epsilon, and may say delta and rows_per_person: [privacy] epsilon = 1."
+        )
+    try:
+        return Budget(**content)
+    except BidroError as error:
+        raise BidroError(f"'{path}': {error}") from error

@@ -22,6 +22,7 @@ from bidro.deploy.consistency import Consistency, others_lost, require_prepared
 from bidro.deploy.influence import influence
 from bidro.deploy.job import Job
 from bidro.deploy.places import PARTS, STEPS, common_places, padded
+from bidro.deploy.private_network import NO_INFLUENCE, PrivateSites
 from bidro.deploy.protocol import Protocol
 from bidro.deploy.told_losses import require_assessment, require_bounds
 from bidro.deploy.told_moments import Values
@@ -45,6 +46,7 @@ from bidro.fitting.questions import (
 from bidro.guarantees.segments import MOST_SEGMENTS
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss, has_curves
+from bidro.privacy.terms import Plan
 from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.standard import Standard
@@ -72,8 +74,10 @@ def federated_fit(
             lost |= error.reasons
             coordinator.say(f"going on without {', '.join(error.reasons)}")
             continue
-        assert isinstance(fitted.clients, SiteClients)
-        found = influence(fitted.trained, fitted.clients.consistency.told)
+        found = NO_INFLUENCE
+        if fitted.clients is not None:
+            assert isinstance(fitted.clients, SiteClients)
+            found = influence(fitted.trained, fitted.clients.consistency.told)
         done = described_fit(agreed.options, agreed.schema, fitted, created)
         return _reported(lost, replace(done, influence=found))
 
@@ -96,6 +100,8 @@ def _said(agreed: Agreed, coordinator: Coordinator, solved_to: Callable[[float],
         say(f"solving: round {t}, gap {gap:.1e}")
 
     def stepping(t: int) -> None:
+        if agreed.plan is not None:
+            return say(f"gradients with noise: round {t} of {agreed.plan.rounds}")
         assert agreed.algorithm is not None
         say(f"Algorithm 1: round {t} of {agreed.algorithm.rounds}")
 
@@ -134,6 +140,22 @@ class SiteNetwork:
         """What every request says: by which agreement it asks."""
         return {"version": bidro.__version__, "agreed": self.agreed.digest}
 
+    @property
+    def hold_out(self) -> float:
+        return self.agreed.options.hold_out
+
+    @property
+    def has_units(self) -> bool:
+        return self.agreed.schema.unit is not None
+
+    @property
+    def keeps_account(self) -> bool:
+        return True
+
+    def privately(self, standard: Standard, plan: Plan) -> PrivateSites:
+        del standard  # sites have agreed on it
+        return PrivateSites(self.names, self.coordinator, self.about, plan)
+
     def prepare(self) -> Prepared:
         settings = dict.fromkeys(self.names, self.about)
         nothing = dict.fromkeys(self.names, Nothing())
@@ -155,8 +177,9 @@ class SiteNetwork:
             for name, table in zip(self.names, prepared.table, strict=True)
         }
         sizes = dict(zip(self.names, (int(rows) for rows in prepared.rows), strict=True))
-        has_units = self.agreed.schema.unit is not None
-        federation = Federation.elsewhere(sizes, self.columns, has_units=has_units, max_share=self.max_share)
+        federation = Federation.elsewhere(
+            sizes, self.columns, has_units=self.has_units, max_share=self.max_share
+        )
         consistency = Consistency.of(Values(self.agreed), self.names, prepared, standard)
         protocol, needs_all = Protocol(self.agreed), self.agreed.algorithm is None
         return SiteClients(federation, self.coordinator, settings, protocol, consistency, needs_all)

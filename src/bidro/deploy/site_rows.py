@@ -90,7 +90,8 @@ class SiteRows:
             if others:
                 raise BidroError(f"'{site.data}' has rows of client '{others[0]}'; this site is another.")
         features, target, labels = schema.matrix(table), target_numbers(schema, table), schema.units(table)
-        if agreed.support is not None:
+        # Under a budget rows far out count less, and nothing depends on where one lies.
+        if agreed.support is not None and site.privacy is None:
             require_declared(agreed.support, schema, table)
         for name, count in schema.counted_as_other(table).items():
             _log.warning("%d row(s) have a level of '%s' that is not in the schema: 'other'.", count, name)

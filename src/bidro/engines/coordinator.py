@@ -102,8 +102,10 @@ class Coordinator:
         like: T,
         needs_all: bool = True,
         check: Check[T] | None = None,
+        counts_rows: bool = True,
     ) -> dict[str, T]:
         """The replies to one question, of the shapes in `like`; settings, messages and replies are by client.
+        Without `counts_rows` they need not say over how many rows they are.
 
         `check` is called with every reply, also with those on the record, and raises BidroError for one that
         contradicts what its client has told; that client is then treated as one that refuses to answer.
@@ -126,7 +128,7 @@ class Coordinator:
         for name, request in requests.items():
             kept = self.record.reply(name, _digest(request))
             if kept is not None:
-                answered[name], rows = _checked(kept, request, like)
+                answered[name], rows = _checked(kept, request, like, counts_rows)
                 try:
                     _require(check, name, answered[name], rows)
                 except ContradictionError as error:
@@ -139,7 +141,7 @@ class Coordinator:
                 self.watch(_asked_for(question, settings), round_number, waiting, self._bytes())
                 said = waiting
             faults, refusals, gone = self._exchange(
-                question, round_number, requests, waiting, like, answered, check
+                question, round_number, requests, waiting, like, answered, check, counts_rows
             )
             if not faults and not refusals:
                 break
@@ -202,6 +204,7 @@ class Coordinator:
         like: T,
         answered: dict[str, T],
         check: Check[T] | None,
+        counts_rows: bool,
     ) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
         """Ask these clients once; (why some did not answer, why some will not, who cannot any more)."""
         faults: dict[str, str] = {}
@@ -215,7 +218,7 @@ class Coordinator:
                 faults[name] = one_line(delivered.failures.get(name, "no reply"))
                 continue
             try:
-                found, rows = _checked(data, requests[name], like)
+                found, rows = _checked(data, requests[name], like, counts_rows)
                 _require(check, name, found, rows)
             except RefusalError as refusal:
                 refusals[name] = f"Client '{name}': {refusal}"
@@ -294,8 +297,8 @@ def _contradicts(name: str, error: ContradictionError) -> str:
     return f"Client '{name}' contradicts itself: {error}"
 
 
-def _checked(data: bytes, request: bytes, like: T) -> tuple[T, int]:
-    """(the reply in `data`, over how many rows it was computed). Raises BidroError for anything else."""
+def _checked(data: bytes, request: bytes, like: T, counts_rows: bool = True) -> tuple[T, int]:
+    """(the reply in `data`, over how many rows it is). Raises BidroError for anything else."""
     expected = sum(int(np.prod(v.shape)) * v.dtype.itemsize for v in like._asdict().values())  # type: ignore[attr-defined]
     if len(data) > expected + _HEADER_BYTES:
         raise BidroError(f"It has {len(data):,} bytes where {expected:,} are expected.")
@@ -305,6 +308,6 @@ def _checked(data: bytes, request: bytes, like: T) -> tuple[T, int]:
     if "refused" in header:
         raise RefusalError(one_line(header["refused"]))
     rows = header.get("rows")
-    if not isinstance(rows, int) or rows < 1:
+    if not isinstance(rows, int) or rows < int(counts_rows):
         raise BidroError("It does not say over how many rows it was computed.")
     return unpack_like(data, like), rows

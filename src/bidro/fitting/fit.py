@@ -6,18 +6,18 @@ their own. `RobustRegressor.fit`, `bidro fit` and `bidro federate` are callers o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from bidro.arrays import Floats
 from bidro.fitting.asked_curves import of_losses_alone, require_lines, wanted_curves, with_risks
 from bidro.fitting.beside import Beside, beside_answers
-from bidro.fitting.client_side import STATEMENTS, error_by_unit
+from bidro.fitting.client_side import STATEMENTS
+from bidro.fitting.fitted import Change, Changes, ClientLoss, Displacement, Fitted, Options, Progress
 from bidro.fitting.network import Clients, Network
+from bidro.fitting.private import private_fit
 from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.calibration import spread_of
 from bidro.guarantees.certificate import Certificate
@@ -31,13 +31,10 @@ from bidro.guarantees.statements import (
     loss_unit,
     without_holdout,
 )
-from bidro.losses.registry import LossChoice
 from bidro.problem import Problem
 from bidro.sets import Box, Simplex, capped_sizes
 from bidro.standard import Moments, Standard
 from bidro.training import (
-    LARGEST_COEFFICIENT,
-    AlgorithmOne,
     Choices,
     Limits,
     Trained,
@@ -52,99 +49,10 @@ from bidro.transport import Transport
 MOST_WORST_CASES = 12
 
 
-@dataclass(frozen=True, eq=False)
-class Options:
-    """What a fit is to do, whoever's rows it uses."""
-
-    loss: LossChoice
-    choices: Choices
-    support: tuple[ArrayLike, ArrayLike] | None = None  # declared bounds of the columns, in their own units
-    levels: tuple[float, ...] = ()  # more confidences to state, besides that of `choices`
-    shift: float | None = None  # in pooled standard deviations
-    algorithm: AlgorithmOne | None = None  # in place of the exact solver
-    shown: bool = True  # whether what is only shown is found: worst cases, what to hold the model against
-    units: Standard | None = None  # agreed beforehand; None for those of all clients' training rows
-    largest_coefficient: float = LARGEST_COEFFICIENT  # of models, in standard units
-
-    @property
-    def confidences(self) -> list[float]:
-        return sorted({*self.levels, self.choices.confidence})
-
-
-@dataclass(frozen=True, eq=False)
-class Progress:
-    """What to call while work goes on; each may be None."""
-
-    stage: Callable[[str], None] | None = None
-    calibration: Callable[[int, int], None] | None = None  # (round, solves that go on)
-    solving: Callable[[int, float], None] | None = None  # (round, gap)
-    stepping: Callable[[int], None] | None = None  # (round) of Algorithm 1
-
-    def begin(self, stage: str) -> None:
-        if self.stage is not None:
-            self.stage(stage)
-
-
-class ClientLoss(NamedTuple):
-    loss: float  # mean over its rows
-    se: float | None  # standard error of the mean; None for a single row or unit
-    rows: int
-    own: float  # mean under the model that the client uses: its own, or the shared one
-
-    @classmethod
-    def of(cls, losses: Floats, units: NDArray[Any] | None = None, own: Floats | None = None) -> ClientLoss:
-        """From the losses (N,) of its rows under the shared model, and under its own if it has one. `units`
-        (N,) are those that rows are of, where these and not rows are independent."""
-        draws = len(losses) if units is None else len(np.unique(units))
-        error = error_by_unit(losses, np.arange(len(losses)) if units is None else units)
-        mean = float(losses.mean())
-        used = mean if own is None else float(own.mean())
-        return cls(mean, error if draws > 1 else None, len(losses), used)
-
-
-class Change(NamedTuple):
-    """How a client's mean loss on rows kept out differs from that under pooled training."""
-
-    mean: float
-    se: float | None  # standard error of the mean; None for a single row
-
-
-class Changes(NamedTuple):
-    shared: Change
-    own: Change  # under the model that the client uses
-
-
-class Displacement(NamedTuple):
-    """How a client's worst case moves its features, in pooled standard deviations."""
-
-    before: Floats | None  # (k,) the means; None where clients do not tell them
-    moved: Floats  # (k,) how far these move
-    typical: Floats  # (k,) how far rows move on average
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """A model, how it came about, and what is stated of it."""
-
-    clients: Clients
-    standard: Standard
-    trained: Trained
-    stated: Problem  # as trained, but for any mixture, on the declared support
-    assessed: Assessed
-    distances: Floats | None  # (n, n) between the clients' training rows; None where there is no interval
-    certificates: Mapping[float, Certificate]  # by confidence
-    judged: Mapping[str, ClientLoss]  # on rows kept out (on training rows where there are none)
-    held_out_rows: int
-    displaced: Mapping[str, Displacement]  # of the clients that count most in the worst mixture
-    own_models: Mapping[str, Floats]  # (d,) that are known here, by client
-    changes: Mapping[str, Changes] | None  # on rows kept out; None where there is nothing to compare with
-    varies: float | None  # deviation of the predictions, as a share of that under pooled training
-    beside: Beside  # what to hold the model against
-    seen: tuple[Floats, Floats] | None = None  # (k,) least and largest values in training, where curves ask
-
-
 def fit(network: Network, options: Options, progress: Progress | None = None) -> Fitted:
     """Raises BidroError for anything in tables or options that does not fit."""
+    if options.privacy is not None:
+        return private_fit(network, options, progress or Progress())
     return _Fit(network, options, progress or Progress()).run()
 
 

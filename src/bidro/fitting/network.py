@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -20,18 +20,34 @@ from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Ask, Deal, Rounds
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.fitting import client_side
+from bidro.fitting import client_side, private_side
 from bidro.fitting.beside import Beside, beside_rows
 from bidro.fitting.gathered import gathered
-from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
+from bidro.fitting.private_side import Answering, PrivateRows
+from bidro.fitting.questions import (
+    Assess,
+    Assessment,
+    AtModel,
+    Fixed,
+    HoldoutBounds,
+    Judge,
+    NoisyGradients,
+    NoisyLosses,
+    NoisyMoments,
+    Prepared,
+)
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.heterogeneity import cloud_distances
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss
+from bidro.privacy.discrete_gaussian import SECRET_BITS, Bits
+from bidro.privacy.terms import Budget, Plan
 from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.splits import arranged, holdout_of, unit_ids
 from bidro.standard import Standard
+
+T = TypeVar("T")
 
 
 class Clients(Rounds, Protocol):
@@ -69,6 +85,19 @@ class Clients(Rounds, Protocol):
         """(n, n): at most this far apart are the clients' training rows, in W_p."""
 
 
+class PrivateClients(Protocol):
+    """The clients of a private fit; replies have a leading axis of clients."""
+
+    def moments(self) -> NoisyMoments:
+        """Second moments of the training rows."""
+
+    def gradients(self, t: int, message: AtModel) -> NoisyGradients:
+        """Gradients and losses over the training rows, in round t from 1."""
+
+    def losses(self, message: Judge) -> NoisyLosses:
+        """Losses of the rows kept out."""
+
+
 class Network(Protocol):
     """Everything that a fit asks of clients, beginning with what is in their tables.
 
@@ -92,11 +121,26 @@ class Network(Protocol):
     def max_share(self) -> float:
         """No client counts for more than this share of all rows; 1 where there is no such rule."""
 
+    @property
+    def hold_out(self) -> float:
+        """The share of rows, or units, that is kept out."""
+
+    @property
+    def has_units(self) -> bool:
+        """Whether rows are of units that are named."""
+
+    @property
+    def keeps_account(self) -> bool:
+        """Whether clients with privacy budgets remember what they have released in other runs."""
+
     def prepare(self) -> Prepared:
         """What units are chosen by, and how many rows there are."""
 
     def in_units(self, standard: Standard, prepared: Prepared) -> Clients:
         """The clients with their rows in these units."""
+
+    def privately(self, standard: Standard, plan: Plan) -> PrivateClients:
+        """The clients with their rows in these units, for a private fit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +158,12 @@ class LocalNetwork:
     units: NDArray[np.uint64] | None = None  # (N,) of which unit each is; None where all are by themselves
     fresh_units: NDArray[np.uint64] | None = None  # (M,)
     ids: NDArray[np.uint64] | None = None  # (N,) what training rows are dealt to folds by
+    hold_out: float = 0.0
+    budget: Budget | None = None  # of every client, for a private fit
+    bits: Bits = SECRET_BITS  # what its noise is drawn from
 
     max_share = 1.0
+    keeps_account = False
 
     @classmethod
     def of(
@@ -127,6 +175,7 @@ class LocalNetwork:
         hold_out: float = 0.0,
         seed: int = 0,
         units: NDArray[np.str_] | None = None,
+        budget: Budget | None = None,
     ) -> LocalNetwork:
         """From rows (N, k), targets (N,) and the client of each (N,); columns have names, the target's last.
         Rows may be given as a list of their columns (N,), which is emptied on the way, so that what has been
@@ -134,11 +183,12 @@ class LocalNetwork:
 
         A share `hold_out` of every client's rows is kept out of training; with `units` (N,), the person or
         thing that each row is of, a share of these. Nothing depends on the order in which rows are given.
+        With a privacy budget every row, or unit, is kept out or not whatever the others are.
         """
         names, codes = np.unique(clients, return_inverse=True)
         ids = None if units is None else unit_ids(units)
         order, dealt_by = arranged(codes, features, target, ids)
-        holdout = holdout_of(names, codes, dealt_by, hold_out, seed, ids is None)
+        holdout = holdout_of(names, codes, dealt_by, hold_out, seed, ids is None, budget is not None)
         training, fresh = order[~holdout[order]], order[holdout[order]]
         rows, kept_out = gathered(features, target, (training, fresh))
         return cls(
@@ -152,7 +202,13 @@ class LocalNetwork:
             None if ids is None else ids[training],
             None if ids is None else ids[fresh],
             dealt_by[training],
+            hold_out,
+            budget,
         )
+
+    @property
+    def has_units(self) -> bool:
+        return self.units is not None
 
     def prepare(self) -> Prepared:
         draws = client_side.unit_counts(self.sizes, self.units)
@@ -162,15 +218,37 @@ class LocalNetwork:
         return client_side.prepared(self.rows, *sizes, offered, np.ones_like(offered), 0.0, *units)
 
     def in_units(self, standard: Standard, prepared: Prepared) -> LocalClients:
+        self._convert(standard)
+        federation = Federation.from_samples(
+            jax.device_put(self.rows), self.sizes, "unbounded", self.names, self.columns, self.units, self.ids
+        )
+        return LocalClients(federation, self.fresh, self.holdout_sizes, {}, self.fresh_units)
+
+    def privately(self, standard: Standard, plan: Plan) -> LocalPrivate:
+        self._convert(standard)
+        parts = []
+        for rows, sizes, units in (
+            (self.rows, self.sizes, self.units),
+            (self.fresh, self.holdout_sizes, self.fresh_units),
+        ):
+            ends = np.cumsum(sizes)[:-1]
+            z = np.split(private_side.in_agreed_units(rows, standard.target_spread), ends)
+            parts.append((z, [None] * len(sizes) if units is None else np.split(units, ends)))
+        (training, of_training), (fresh, of_fresh) = parts
+        return LocalPrivate(
+            tuple(
+                Answering(PrivateRows.of(*own, self.budget), plan, self.budget, self.bits)
+                for own in zip(training, fresh, of_training, of_fresh, strict=True)
+            )
+        )
+
+    def _convert(self, standard: Standard) -> None:
+        """Put all rows into these units, where they are."""
         if not self.rows.flags.writeable:
             raise BidroError("A network of rows in this process is for one fit; make another for the next.")
         for rows in (self.rows, self.fresh):
             standard.convert(rows)
             rows.setflags(write=False)
-        federation = Federation.from_samples(
-            jax.device_put(self.rows), self.sizes, "unbounded", self.names, self.columns, self.units, self.ids
-        )
-        return LocalClients(federation, self.fresh, self.holdout_sizes, {}, self.fresh_units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,3 +312,24 @@ class LocalClients:
 
     def distances(self, stated: Problem, found: Assessment) -> Floats:
         return cloud_distances(stated)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalPrivate:
+    """All clients in this process, each with its own noise."""
+
+    clients: tuple[Answering, ...]
+
+    def moments(self) -> NoisyMoments:
+        return _stacked([one.moments() for one in self.clients])
+
+    def gradients(self, t: int, message: AtModel) -> NoisyGradients:
+        return _stacked([one.gradients(message) for one in self.clients])
+
+    def losses(self, message: Judge) -> NoisyLosses:
+        return _stacked([one.losses(message) for one in self.clients])
+
+
+def _stacked(replies: Sequence[T]) -> T:
+    """One reply with a leading axis of clients."""
+    return jax.tree.map(lambda *parts: np.stack(parts), *replies)

@@ -135,3 +135,56 @@ class HoldoutBounds(NamedTuple):
         )
         of_rows = (number, number, number, change, change)
         return cls(*of_rows, clipped, held_out, mistakes, as_used, own_mistakes, np.zeros(5))
+
+
+class NoisyMoments(NamedTuple):
+    """ "moments", of a private run: sums over the training rows z = (features, 1, target) of z z', rows
+    beyond the agreed norm scaled down to it, with noise. What a whole number stands for, and how large the
+    noise is, follows from the agreement and the budget: see `privacy.terms`."""
+
+    values: NDArray[np.int64]  # (m (m + 1) / 2,) the upper triangle, row after row
+    budget: Numbers  # (3,) epsilon, delta, rows a person; zeros where there is none, and no noise
+
+    @classmethod
+    def like(cls, columns: int) -> NoisyMoments:
+        """`columns` of z."""
+        return cls(np.zeros(columns * (columns + 1) // 2, np.int64), np.zeros(3))
+
+
+class AtModel(NamedTuple):
+    """The message of "gradients"; targets are in their spreads, and so is the model."""
+
+    x: Numbers  # (d,) coefficients and intercept
+    clip: Numbers  # () the norm beyond which a row's gradient is scaled down
+    level: Numbers  # () what its loss counts as at the most
+
+
+class NoisyGradients(NamedTuple):
+    """ "gradients", of a private run: sums over the training rows, with noise."""
+
+    values: NDArray[np.int64]  # (d + 2,) of gradients, of the factors they were scaled by, and of losses
+    budget: Numbers  # (3,) as in `NoisyMoments`
+
+    @classmethod
+    def like(cls, columns: int) -> NoisyGradients:
+        return cls(np.zeros(columns + 1, np.int64), np.zeros(3))
+
+
+class Judge(NamedTuple):
+    """The message of "losses"."""
+
+    x: Numbers  # (d,) as in `AtModel`
+    level: Numbers  # () what losses are clipped at: a power of two
+
+
+class NoisyLosses(NamedTuple):
+    """ "losses", of a private run: sums over the rows kept out, with noise."""
+
+    values: NDArray[np.int64]  # (degree + 1,) of Bernstein polynomials of the losses, in parts of the level
+    mistakes: NDArray[np.int64]  # (2,) right and wrong predictions; empty for a number
+    budget: Numbers  # (3,) as in `NoisyMoments`
+
+    @classmethod
+    def like(cls, degree: int, classes: bool) -> NoisyLosses:
+        mistakes = np.zeros(2 if classes else 0, np.int64)
+        return cls(np.zeros(degree + 1, np.int64), mistakes, np.zeros(3))

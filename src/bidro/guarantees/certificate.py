@@ -10,6 +10,7 @@ All of them are about the shared model. Where clients have models of their own, 
 stated with each client using its own.
 Of a model that was not trained here there are only the held-out statements and, where another model
 predicted the same rows, a bound of the difference of the two.
+Where clients have privacy budgets, `privacy` says by which the model and all of this are private.
 A held-out bound that says nothing is marked `vacuous`, and shown as too few rows, never as a result.
 """
 
@@ -28,6 +29,7 @@ from bidro.errors import BidroError
 from bidro.guarantees.held_out import HeldOut
 from bidro.guarantees.out_of_sample import Interval
 from bidro.guarantees.paired import Paired
+from bidro.guarantees.privacy_promise import Privacy
 from bidro.trees import Frozen
 
 FORMAT, VERSION = "bidro certificate", 3
@@ -71,6 +73,7 @@ class Certificate:
     own: HeldOut | None = None  # as `clipped`, each client with its own model; None where there are none
     own_mistakes: HeldOut | None = None  # as `mistakes`, each client with its own model
     against: Paired | None = None  # the difference from another model, where one was given
+    privacy: Privacy | None = None  # what is promised to the people in the rows, where clients have budgets
 
     @property
     def trained(self) -> bool:
@@ -99,6 +102,8 @@ class Certificate:
         if self.against is None:
             # Certificates of models that were compared with none are as they were before any could be.
             del content["against"]
+        if self.privacy is None:
+            del content["privacy"]
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
     @classmethod
@@ -145,6 +150,8 @@ def _table(found: Certificate) -> str:
         lines.append(f"  {found.interval.advice}")
     if not found.trained:
         lines.append(f"  {found.balls}")
+    if found.privacy is not None:
+        lines += [f"  {found.privacy.promise}", f"  {found.privacy.cost}"]
     return "\n".join(lines)
 
 
@@ -207,6 +214,8 @@ def _plain(value: Any) -> Any:
     """Dataclasses, mappings, arrays and numbers as JSON holds them; None for an infinite end."""
     if dataclasses.is_dataclass(value):
         plain = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        if isinstance(value, Privacy):
+            return {**plain, "promise": value.promise}
         return {**plain, "vacuous": value.vacuous} if isinstance(value, HeldOut | Paired) else plain
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
@@ -256,6 +265,7 @@ def _restored(content: dict[str, Any]) -> Certificate:
             own,
             own_mistakes,
             _restored_bound(Paired, content["against"]) if "against" in content else None,
+            Privacy.restored(content["privacy"]) if "privacy" in content else None,
         )
         # Whatever is missing or of another kind shows when it is written out again.
         found.to_json()

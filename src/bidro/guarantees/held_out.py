@@ -23,7 +23,8 @@ from bidro.guarantees.mean_bounds import BOUNDS, VACUOUS_SHARE, rows_for_half_wa
 from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
 from bidro.trees import Frozen
 
-Bound = Literal["betting", "bernstein", "clopper-pearson"]
+# "private" bounds come from sums with noise: see `private_bounds`.
+Bound = Literal["betting", "bernstein", "clopper-pearson", "private"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +81,10 @@ class HeldOut:
     def shortage(self) -> str:
         """What a vacuous bound comes from, and what would help, in a few words."""
         what, binding = "units" if self.units else "rows", self.binding
+        if self.kind == "private":
+            return (
+                f"'{binding}' tells of about {self.rows[binding]:,}; more {what} or a larger budget would do"
+            )
         if self.enough is None:
             return f"more {what} would not help: the losses of '{binding}' are as large as any that counts"
         return (
@@ -109,6 +114,8 @@ class HeldOut:
             assumed = (
                 "A unit is one draw, with the mean over its rows; it assumes that units are independent. "
             )
+        if self.kind == "private":
+            assumed += "It was worked out from sums with noise, whose chance is part of the confidence. "
         return (
             f"With confidence {self.confidence:g} the {what} of {model} on new {draws}, drawn as "
             f"those kept out were and mixed in any admissible way, is at most {self.bound:.6g}. {assumed}It "

@@ -238,7 +238,9 @@ def holdout_bounds(
 
 
 def _of_mistakes(bound: Bound, units: ArrayLike | bool | None) -> Bound:
-    """A unit's share of mistakes is not 0 or 1, so that the exact bound is not for it."""
+    """A unit's share of mistakes is not 0 or 1, so that the exact bound is not for it, nor for noisy sums."""
+    if bound == "private":
+        return bound
     return "clopper-pearson" if units is None or units is False else bound
 
 

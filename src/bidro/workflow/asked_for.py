@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bidro.errors import BidroError
 from bidro.fitting import Options
+from bidro.privacy.terms import Budget, Terms
 from bidro.standard import Standard
 from bidro.tables import Schema, bounds_of
 from bidro.training import LARGEST_COEFFICIENT, AlgorithmOne, Replies
@@ -19,6 +21,7 @@ def fit_options(
     algorithm: AlgorithmOne | None = None,
     units: Standard | None = None,
     largest_coefficient: float = LARGEST_COEFFICIENT,
+    privacy: Terms | None = None,
 ) -> Options:
     """What `fit` is to do. Raises BidroError where the schema and the options have no loss."""
     support = None if options.support is None else bounds_of(options.support, schema)
@@ -33,4 +36,17 @@ def fit_options(
         algorithm,
         units=units,
         largest_coefficient=largest_coefficient,
+        privacy=privacy,
     )
+
+
+def private_terms(agreed: Terms | None, budget: Budget | None) -> Terms | None:
+    """What a fit in one process releases under a budget: as agreed, or by default. Raises BidroError where
+    a private run was agreed on and there is no budget."""
+    if budget is not None:
+        return agreed or Terms()
+    if agreed is not None:
+        raise BidroError(
+            "The schema is of a private run: say how private it is to be with --epsilon, such as --epsilon 1."
+        )
+    return None

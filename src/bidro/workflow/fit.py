@@ -22,11 +22,12 @@ from bidro.arrays import release
 from bidro.errors import BidroError
 from bidro.fitting import Fitted, LocalNetwork, Options, Progress, fit
 from bidro.fitting.beside import Beside
-from bidro.fitting.fit import Changes, ClientLoss, Displacement
+from bidro.fitting.fitted import Changes, ClientLoss, Displacement
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.trained_rows import TrainedRows
 from bidro.losses import has_curves
 from bidro.model_file import FILE, Model, target_numbers
+from bidro.privacy.terms import Budget
 from bidro.report.files import require_writable
 from bidro.tables import (
     Schema,
@@ -64,9 +65,15 @@ class Fit:
     lie: Lie | None = None  # where the rows lie that curves are drawn over; None where these are elsewhere
 
 
-def fit_tables(options: FitOptions, progress: Progress, agreed: tuple[Schema, Options] | None = None) -> Fit:
+def fit_tables(
+    options: FitOptions,
+    progress: Progress,
+    agreed: tuple[Schema, Options] | None = None,
+    budget: Budget | None = None,
+) -> Fit:
     """Everything but writing; by a schema that sites have agreed on, and what follows from it, where these
-    are given. Raises BidroError for anything in tables or options that does not fit."""
+    are given, and where that is a private fit with the privacy budget of every client. Raises BidroError for
+    anything in tables or options that does not fit."""
     if options.target is None:
         raise BidroError("Name the column to be predicted: --target COLUMN.")
     options.check()
@@ -83,16 +90,22 @@ def fit_tables(options: FitOptions, progress: Progress, agreed: tuple[Schema, Op
         table = _by_schema(paths, schema)
     clients, labels, units = schema.clients(table), schema.labels(table), schema.units(table)
     target, features = target_numbers(schema, table), schema.numbers(table)
-    if options.support is not None:
+    if options.support is not None and budget is None:
         require_declared(options.support, schema, table)
     del table
     release()
     columns = [*schema.features, schema.target]
-    network = LocalNetwork.of(features, target, clients, columns, options.hold_out, options.seed, units)
+    network = LocalNetwork.of(
+        features, target, clients, columns, options.hold_out, options.seed, units, budget
+    )
     release()
-    require_every_class(schema, labels[network.places])
+    if what.privacy is None:
+        require_every_class(schema, labels[network.places])
     fitted = fit(network, what, progress)
     found = described_fit(options, schema, fitted, datetime.now(UTC).date().isoformat())
+    if fitted.clients is None:
+        # Which rows were trained on is not to be known under a privacy budget.
+        return found
     federation = fitted.clients.federation
     curved = not found.model.predictor().straight
     lie = rows_lie(federation, fitted.standard) if curved else None
@@ -194,7 +207,10 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         "rows": dict(zip(names, trained.problem.federation.sizes, strict=True)),
         "created": created,
     }
+    privacy = fitted.certificates[options.confidence].privacy
     settings["chosen"] = chosen_in_words(settings)
+    if privacy is not None:
+        settings["chosen"] |= {"privacy": privacy.promise, "noise": privacy.cost}
     settings["concerns"] = concerns(fitted)
     settings["varies"] = fitted.varies
     versions = {

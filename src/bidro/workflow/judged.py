@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bidro.arrays import Floats
-from bidro.fitting.fit import Change, Changes, ClientLoss
+from bidro.fitting.fitted import Change, Changes, ClientLoss
 from bidro.guarantees.price import worst_decile
 from bidro.losses import registry
 from bidro.model_file import Model

@@ -15,6 +15,7 @@ from bidro.guarantees.asked import check_shift, is_number
 from bidro.guarantees.price import PRICE
 from bidro.guarantees.segments import DEFAULT_CURVES
 from bidro.losses.registry import TASKS, LossChoice, default_word, require_word
+from bidro.privacy.terms import Budget
 from bidro.training import Choices, Replies
 from bidro.transport import require_distances
 from bidro.workflow.toml_files import read_toml
@@ -52,6 +53,9 @@ class FitOptions:
     folds: int | None = None
     gap: float = 1e-6
     seed: int = 0
+    epsilon: float | None = None  # of a private fit in one process; between sites it is each site's own
+    delta: float = 1e-6
+    rows_per_person: int = 1
 
     def changed(self, given: Mapping[str, Any]) -> FitOptions:
         """With the options that were given; None stands for "not given"."""
@@ -73,8 +77,22 @@ class FitOptions:
         if not is_number(self.threshold) or not 0 < self.threshold < math.inf:
             raise BidroError(f"threshold must be a positive number; got {self.threshold!r}.")
         check_task(self.task, self.missing)
+        self.budget()
         if self.loss is not None:
             require_word(self.loss, self.task)
+
+    def budget(self) -> Budget | None:
+        """The privacy budget of every client; None where the fit is not private. Raises BidroError for what
+        is none, and where units would be read off the rows."""
+        if self.epsilon is None:
+            return None
+        if self.schema is None:
+            raise BidroError(
+                "A private fit needs units that are public: draft them with `bidro schema TABLE --target "
+                "COLUMN --out schema.toml`, see to it that they tell nothing of the rows, and give --schema "
+                "schema.toml."
+            )
+        return Budget(self.epsilon, self.delta, self.rows_per_person)
 
     def choices(self, replies: Replies = "curvature") -> Choices:
         """What training is to choose by. Raises BidroError for what stands for nothing."""

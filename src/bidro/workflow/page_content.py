@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bidro.arrays import Floats
-from bidro.fitting.fit import Displacement
+from bidro.fitting.fitted import Displacement
 from bidro.guarantees.calibration import Calibration
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import HeldOut

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bidro.fitting import Fitted
-from bidro.fitting.fit import Change
+from bidro.fitting.fitted import Change
 from bidro.guarantees.calibration import Calibration
 from bidro.training import Trained, has_pooled
 

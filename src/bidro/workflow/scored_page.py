@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import bidro
-from bidro.fitting.fit import ClientLoss
+from bidro.fitting.fitted import ClientLoss
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.paired import Paired
 from bidro.guarantees.scored import by_client
