@@ -5,7 +5,17 @@ import numpy as np
 import pytest
 import torch
 
-from bidro.algorithms import DRFA, Adam, BiDROGossip, ExactMWDRO, FedAvg, Momentum, ServerOptimised
+from bidro.algorithms import (
+    DRFA,
+    Adam,
+    BiDROCompressed,
+    BiDROGossip,
+    ExactMWDRO,
+    FedAvg,
+    Momentum,
+    ServerOptimised,
+    TopK,
+)
 from bidro.algorithms.bidro_gossip import ring
 from bidro.algorithms.server_optimiser import Memory
 from bidro.engines.in_process import run
@@ -63,6 +73,7 @@ def test_rate_one_and_no_momentum_change_nothing():
         (lambda: ServerOptimised(FedAvg(), "adam"), "must be Momentum"),
         (lambda: ServerOptimised(ExactMWDRO(Exact())), "takes no steps"),
         (lambda: ServerOptimised(BiDROGossip(graph=ring(NAMES))).init(admissible()), "no one model"),
+        (lambda: ServerOptimised(BiDROCompressed(compressor=TopK(1))).init(admissible()), "no one model"),
     ],
 )
 def test_bad_settings_say_what_is_wrong(make, word):

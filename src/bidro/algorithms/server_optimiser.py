@@ -128,9 +128,11 @@ class ServerOptimised:
     def init(self, problem: Problem, seed: int = 0) -> State:
         state = self._own.init(problem, seed)
         try:
-            self.algorithm.moved_to(state, state.x)
-        except (AttributeError, ValueError) as error:
-            raise BidroError(f"A {type(self.algorithm).__name__} has no one model to be moved.") from error
+            shape = jnp.shape(self.algorithm.moved_to(state, state.x).x)
+        except (AttributeError, ValueError):
+            shape = ()
+        if shape != (problem.dimension,):
+            raise BidroError(f"A {type(self.algorithm).__name__} has no one model that could be moved.")
         zero = jnp.zeros_like(jnp.asarray(state.x))
         return State(state, Memory(zero, zero, jnp.zeros((), int)))
 
