@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bidro import Federation, Transport, barycentre, wasserstein_distance
+from bidro import Federation, TorchLoss, Transport, barycentre, wasserstein_distance
 from bidro.deploy.drive import ENGINES, require_engine
 from bidro.errors import BidroError
 from bidro.tables import read_one
@@ -22,6 +22,7 @@ EXTRAS = {
     "pyarrow": "parquet",
     "nvflare": "flare",
     "flwr": "flower",
+    "torch": "torch",
 }
 
 
@@ -35,7 +36,15 @@ def test_a_plain_install_fits_certifies_and_explains(tmp_path):
     """In a process in which no package of an extra can be imported."""
     script = """
 import sys
-sys.modules.update(dict.fromkeys(sys.argv[1:]))
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+# Not `None` in `sys.modules`: other packages look there for one that its user has imported.
+missing = sys.argv[1:]
+sys.meta_path.insert(0, Missing())
 from bidro.cli import main
 for command in (
     "example visits.csv",
@@ -75,6 +84,8 @@ def test_what_needs_an_extra_says_which(without, tmp_path):
         (tmp_path / name).write_bytes(b"PAR1")
         with pytest.raises(BidroError, match=rf"{name}' needs .* pip install 'bidro\[parquet\]'"):
             read_one(tmp_path / name)
+    with pytest.raises(BidroError, match=r"PyTorch modules need .* pip install 'bidro\[torch\]'"):
+        TorchLoss(None)
     for engine in ENGINES:
         with pytest.raises(BidroError, match=rf"The engine '{engine}' needs .*'bidro\[{engine}\]'"):
             require_engine(engine)
@@ -96,6 +107,5 @@ def test_the_extras_are_those_of_the_messages_and_development_has_all():
     everything = next(one for one in extras["dev"] if one.startswith("bidro["))
     assert set(everything.removeprefix("bidro[").removesuffix("]").split(",")) == set(EXTRAS.values())
     plain = " ".join(project["dependencies"]).lower()
-    assert not [
-        name for name in ("pot>", "matplotlib", "pyarrow", "nvflare", "flwr", "optax") if name in plain
-    ]
+    extra = ("pot>", "matplotlib", "pyarrow", "nvflare", "flwr", "torch", "optax")
+    assert not [name for name in extra if name in plain]

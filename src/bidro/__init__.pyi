@@ -4,6 +4,7 @@ from bidro.algorithms import AFL as AFL
 from bidro.algorithms import DRFA as DRFA
 from bidro.algorithms import FDRSVM as FDRSVM
 from bidro.algorithms import QFFL as QFFL
+from bidro.algorithms import Adam as Adam
 from bidro.algorithms import Algorithm as Algorithm
 from bidro.algorithms import BiDROCompressed as BiDROCompressed
 from bidro.algorithms import BiDROFL as BiDROFL
@@ -15,7 +16,9 @@ from bidro.algorithms import FedAvg as FedAvg
 from bidro.algorithms import GroupDRO as GroupDRO
 from bidro.algorithms import GroupDROBalls as GroupDROBalls
 from bidro.algorithms import MixtureBall as MixtureBall
+from bidro.algorithms import Momentum as Momentum
 from bidro.algorithms import OneShotMWDRO as OneShotMWDRO
+from bidro.algorithms import ServerOptimised as ServerOptimised
 from bidro.algorithms import Snapshot as Snapshot
 from bidro.algorithms import TopK as TopK
 from bidro.algorithms import UnbalancedDRO as UnbalancedDRO
@@ -82,8 +85,17 @@ from bidro.losses import Pinball as Pinball
 from bidro.losses import SmoothedHinge as SmoothedHinge
 from bidro.losses import Softmax as Softmax
 from bidro.losses import Squared as Squared
+from bidro.losses import TorchLoss as TorchLoss
 from bidro.model_file import Model as Model
 from bidro.model_file import load_model as load_model
+from bidro.networks.estimators import RobustNetClassifier as RobustNetClassifier
+from bidro.networks.estimators import RobustNetRegressor as RobustNetRegressor
+from bidro.networks.folder import LoadedNetwork as LoadedNetwork
+from bidro.networks.folder import load_network as load_network
+from bidro.networks.models import JaxNetwork as JaxNetwork
+from bidro.networks.shift import ShiftEstimate as ShiftEstimate
+from bidro.networks.training import Trained as Trained
+from bidro.networks.training import train as train
 from bidro.problem import NonconcaveInnerWarning as NonconcaveInnerWarning
 from bidro.problem import Problem as Problem
 from bidro.problem import UncheckedDomainWarning as UncheckedDomainWarning

@@ -10,6 +10,7 @@ from bidro.algorithms import (
     DRFA,
     FDRSVM,
     QFFL,
+    Adam,
     BiDROCompressed,
     BiDROFL,
     BiDROGossip,
@@ -20,7 +21,9 @@ from bidro.algorithms import (
     GroupDRO,
     GroupDROBalls,
     MixtureBall,
+    Momentum,
     OneShotMWDRO,
+    ServerOptimised,
     TopK,
     UnbalancedDRO,
 )
@@ -102,6 +105,21 @@ CASES = {
     "BiDRO-FL, exact": Case(BiDROFL(eta_x=0.05, eta_alpha=0.02, oracle=Exact())),
     "BiDRO-FL, local steps, part of the clients": Case(
         BiDROLocal(eta_x=0.02, eta_alpha=0.02, local_steps=3, participation=0.6)
+    ),
+    "FedAvg, batches": Case(FedAvg(eta_x=0.05, local_steps=3, batch=8), alpha_moves=False),
+    "AFL, batches": Case(AFL(eta_x=0.05, eta_alpha=0.02, batch=8)),
+    "DRFA, batches": Case(DRFA(eta_x=0.05, eta_alpha=0.02, local_steps=3, sampled=2, batch=8)),
+    "q-FFL, batches": Case(QFFL(q=2.0, eta_x=0.1, local_steps=2, batch=8)),
+    "Group DRO, batches": Case(GroupDRO(eta_x=0.1, eta_alpha=0.02, batch=8)),
+    "BiDRO-FL, batches": Case(
+        BiDROLocal(eta_x=0.02, eta_alpha=0.02, local_steps=3, participation=0.6, batch=8)
+    ),
+    "FedAvg, Adam": Case(ServerOptimised(FedAvg(eta_x=0.05), Adam(0.02)), alpha_moves=False),
+    "DRFA, momentum": Case(
+        ServerOptimised(DRFA(eta_x=0.05, eta_alpha=0.02, local_steps=3), Momentum(0.5, 0.8))
+    ),
+    "BiDRO-FL, batches, Adam": Case(
+        ServerOptimised(BiDROLocal(eta_x=0.02, eta_alpha=0.02, participation=0.6, batch=8), Adam(0.02))
     ),
     "BiDRO-FL, top-k": Case(BiDROCompressed(eta_x=0.05, eta_alpha=0.02, compressor=TopK(1))),
     "BiDRO-FL, 8 bits": Case(BiDROCompressed(eta_x=0.05, eta_alpha=0.02, compressor=EightBit())),

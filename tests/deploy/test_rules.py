@@ -2,10 +2,15 @@
 
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bidro.algorithms.contract import HeldRows
+from bidro.algorithms import FedAvg
+from bidro.algorithms.contract import HeldRows, client_key
+from bidro.algorithms.model_and_weights import Broadcast
+from bidro.client import Client
 from bidro.deploy.rules import (
     RefusedError,
     rarest_value,
@@ -14,6 +19,9 @@ from bidro.deploy.rules import (
     rows_behind,
 )
 from bidro.losses import Absolute, Hinge, Huber, Logistic, Pinball, SmoothedHinge, Softmax, Squared
+from bidro.sets import WholeSpace
+from bidro.splits import client_id
+from bidro.transport import Transport
 
 
 def rows(count, rare=None, at=0):
@@ -130,3 +138,42 @@ def test_curvature_needs_more_than_twice_as_many_rows_as_parameters():
 def test_one_row_alone_is_one():
     """It has one value in every column, and none that is rarer."""
     assert rarest_value(rows(1), False) == rarest_value(rows(1), True) == 1
+
+
+def test_batches_rest_on_no_more_rows_than_they_have():
+    """A rarer value may be had by one row of a batch, and a unit may fill it with its rows."""
+    consent = 10, False, True
+    assert rows_behind(*asked(rows(40), 16), *consent) == 16
+    assert rows_behind(*asked(rows(12), 16), *consent) == 12
+    with pytest.raises(RefusedError, match=r"a batch of 9 rows.* fewer rows than its min_rows = 10"):
+        rows_behind(*asked(rows(40), 9), *consent)
+    # 20 rows have a value: a batch that leaves 10 rows out has at least 10 of them.
+    assert rows_behind(*asked(rows(40, 30), 40), *consent) == 10
+    assert rows_behind(*asked(rows(40, 20), 30), *consent) == 10
+    with pytest.raises(RefusedError, match="a batch of 29 rows"):
+        rows_behind(*asked(rows(40, 20), 29), *consent)
+    assert rows_behind(*asked(rows(40, 20), 5), 10, True, True) == 1
+    algorithm, loss, held = asked(rows(40), 16)
+    in_pairs = held._replace(units=np.repeat(np.arange(20, dtype=np.uint64), 2))
+    with pytest.raises(RefusedError, match="fewer units than its min_rows = 10"):
+        rows_behind(algorithm, loss, in_pairs, *consent)
+    assert rows_behind(algorithm, loss, in_pairs, 8, False, True) == 8
+
+
+def test_batches_at_one_model_give_every_row_away_and_need_a_trusted_server():
+    """The server knows the seed, and so which rows are behind each of enough sums at the same model."""
+    table = rows(20)
+    algorithm, client = FedAvg(eta_x=1.0, batch=10), "site"
+    here = Client.single(client, table, Squared(), Transport.euclidean(3), WholeSpace(3))
+    x, members, sums = np.zeros(2), [], []
+    for t in range(1, 41):
+        drawn = algorithm.draw(here, client_key(jax.random.key(0), t, jnp.asarray(client_id(client))))
+        reply = algorithm.client(Broadcast(jnp.asarray(x), jnp.ones(1)), here, drawn)
+        members.append(np.isin(np.arange(20), np.asarray(drawn)) / 10)
+        sums.append(x - np.asarray(reply.x))
+    # The gradient of a row at 0 is -2 y theta.
+    found = np.linalg.lstsq(np.array(members), np.array(sums))[0]
+    np.testing.assert_allclose(found, -2 * table[:, 2:] * table[:, :2], atol=1e-9)
+    with pytest.raises(RefusedError, match="trusted_server = true"):
+        rows_behind(*asked(table, algorithm.evidence), 10, True)
+    assert rows_behind(*asked(table, algorithm.evidence), 10, False, True) == 10

@@ -15,6 +15,7 @@ from bidro.algorithms.group_dro_balls import GroupDROBalls
 from bidro.algorithms.mixture_ball import MixtureBall
 from bidro.algorithms.one_shot import OneShotMWDRO
 from bidro.algorithms.q_ffl import QFFL
+from bidro.algorithms.server_optimiser import Adam, Momentum, ServerOptimised
 from bidro.algorithms.unbalanced import UnbalancedDRO
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "DRFA",
     "FDRSVM",
     "QFFL",
+    "Adam",
     "Algorithm",
     "BiDROCompressed",
     "BiDROFL",
@@ -33,7 +35,9 @@ __all__ = [
     "GroupDRO",
     "GroupDROBalls",
     "MixtureBall",
+    "Momentum",
     "OneShotMWDRO",
+    "ServerOptimised",
     "Snapshot",
     "TopK",
     "UnbalancedDRO",

@@ -41,7 +41,7 @@ class Reply(NamedTuple):
     g_alpha: Array  # g^alpha_{i,t}
 
 
-def _normal(u: Array) -> Array:
+def normal_from_uniform(u: Array) -> Array:
     """Standard Gaussian numbers from uniform ones, by the inverse of the distribution function."""
     edge = np.nextafter(1.0, 0.0)
     return jnp.sqrt(2.0) * jax.scipy.special.erfinv(jnp.clip(2 * u - 1, -edge, edge))
@@ -72,7 +72,6 @@ class BiDROFL(ModelAndWeights):
     """
 
     reply_type: ClassVar[type] = Reply
-    evidence: ClassVar[Evidence] = "one row"
     eta_x: float = 0.01
     eta_alpha: float = 0.01
     oracle: Oracle = static(default=FixedStepAscent())
@@ -80,6 +79,10 @@ class BiDROFL(ModelAndWeights):
     def __post_init__(self) -> None:
         require_step("eta_x", self.eta_x)
         require_step("eta_alpha", self.eta_alpha)
+
+    @property
+    def evidence(self) -> Evidence:
+        return "one row"
 
     def init(self, problem: Problem, seed: int = 0) -> State:
         if problem.rho is None:
@@ -92,7 +95,7 @@ class BiDROFL(ModelAndWeights):
             return Draw(jax.random.uniform(key), None)
         # One call for all: a second key would cost as much again as the numbers themselves.
         u = jax.random.uniform(key, (1 + client.rows.samples.shape[-1],))
-        return Draw(u[0], _normal(u[1:]))
+        return Draw(u[0], normal_from_uniform(u[1:]))
 
     def client(self, broadcast: Broadcast, client: Client, draw: Draw) -> Reply:
         g_x, g_alpha = self.gradients(broadcast.x, client, draw)

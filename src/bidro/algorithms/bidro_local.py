@@ -8,8 +8,9 @@ Solves what Algorithm 1 solves (eq. reformed_DRO),
 and follows the paper's closing remark on communication. Local steps are those of FedAvg (McMahan et al.), and
 together with sampled clients they were brought to uncertain mixtures by DRFA (Deng et al.), which samples by
 the weights. Here a round asks m of the n clients, uniformly and without replacement. Each of them takes
-`local_steps` stochastic steps from x_t, with a row for every step, and sends its last model x_i and
-g^alpha_i, the value of its first row at x_t: an unbiased estimate of F_i(x_t), which the values at later,
+`local_steps` stochastic steps from x_t, with a row for every step or the mean over a `batch` of them, each
+moved to its own worst case, and sends its last model x_i and g^alpha_i, the value of its first row (or the
+mean over its first batch) at x_t: an unbiased estimate of F_i(x_t), which the values at later,
 moved models are not. As a client is asked with probability m / n, the server's
 
     x_{t+1} = P_X(x_t + (n / m) sum over the replies of alpha_i (x_i - x_t)),
@@ -22,14 +23,15 @@ References: as for `bidro_fl`, `fedavg` and `drfa`.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bidro.algorithms.bidro_fl import BiDROFL, Draw, Reply
+from bidro.algorithms.bidro_fl import BiDROFL, Draw, Reply, normal_from_uniform
 from bidro.algorithms.contract import Evidence, Snapshot, Usual, client_key, masked, require_step
+from bidro.algorithms.minibatch import batch_rows, draw_batches, evidence_of, require_batch
 from bidro.algorithms.model_and_weights import Broadcast
 from bidro.algorithms.model_and_weights import State as ModelState
 from bidro.client import Client
@@ -56,9 +58,15 @@ class State(NamedTuple):
         return self.at.alpha
 
 
+class BatchDraw(NamedTuple):
+    positions: Array  # (batch,) of the rows
+    noise: Array | None  # the oracle's random directions, (batch, m)
+
+
 @pytree
 class BiDROLocal(Usual):
-    """Step sizes, steps a client takes in a round, the share of clients that a round asks, and the oracle.
+    """Step sizes, steps a client takes in a round, the share of clients that a round asks, the oracle, and
+    rows a step (one by default).
 
     A client that is asked and does not reply counts as one that stood still: its model is x_t and its
     g^alpha is 0. Models are projected on X once a round, after they are put together: clients do not know X.
@@ -83,13 +91,13 @@ class BiDROLocal(Usual):
 
     broadcast_type: ClassVar[type] = Broadcast
     reply_type: ClassVar[type] = Reply
-    evidence: ClassVar[Evidence] = "one row"
     second_order: ClassVar[bool] = False
     eta_x: float = 0.01
     eta_alpha: float = 0.01
     local_steps: int = static(default=5)
     participation: float = static(default=1.0)
     oracle: Oracle = static(default=FixedStepAscent())
+    batch: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         require_step("eta_x", self.eta_x)
@@ -101,6 +109,11 @@ class BiDROLocal(Usual):
                 f"The participation must be a share of the clients above 0 and up to 1; got "
                 f"{self.participation!r}."
             )
+        require_batch(self.batch)
+
+    @property
+    def evidence(self) -> Evidence:
+        return evidence_of(self.batch, "one row")
 
     def init(self, problem: Problem, seed: int = 0) -> State:
         key = jax.random.fold_in(jax.random.key(seed), _TAG)
@@ -118,18 +131,40 @@ class BiDROLocal(Usual):
         u = jax.vmap(lambda id: jax.random.uniform(client_key(state.key, state.at.t, id)))(state.ids)
         return jnp.zeros(n, bool).at[jnp.argsort(u)[: self._asked(n)]].set(True)
 
-    def draw(self, client: Client, key: Array) -> Draw:
-        """One draw of Algorithm 1 a local step, stacked; with one step, that of Algorithm 1 itself."""
+    def draw(self, client: Client, key: Array) -> Draw | BatchDraw:
+        """One draw of Algorithm 1 a local step, stacked; with one step, that of Algorithm 1 itself. With
+        batches, their rows and directions."""
+        if self.batch is not None:
+            of_rows, of_noise = jax.random.split(key)
+            positions, noise = draw_batches(client, of_rows, self.local_steps, self.batch), None
+            if self.oracle.needs_noise:
+                shape = (*positions.shape, client.rows.samples.shape[-1])
+                noise = normal_from_uniform(jax.random.uniform(of_noise, shape))
+            return BatchDraw(positions, noise)
         keys = key[None] if self.local_steps == 1 else jax.random.split(key, self.local_steps)
         return jax.vmap(lambda k: self._one_step.draw(client, k))(keys)
 
-    def client(self, broadcast: Broadcast, client: Client, draw: Draw) -> Reply:
-        def step(x: Array, drawn: Draw) -> tuple[Array, Array]:
-            g_x, g_alpha = self._one_step.gradients(x, client, drawn)
+    def client(self, broadcast: Broadcast, client: Client, draw: Draw | BatchDraw) -> Reply:
+        def step(x: Array, drawn: Any) -> tuple[Array, Array]:
+            gradients = self._one_step.gradients if self.batch is None else self._batch_gradients
+            g_x, g_alpha = gradients(x, client, drawn)
             return x - self.eta_x * g_x, g_alpha
 
         x, values = jax.lax.scan(step, broadcast.x, draw)
         return Reply(x, values[0])
+
+    def _batch_gradients(self, x: Array, client: Client, drawn: BatchDraw) -> tuple[Array, Array]:
+        """Means of Algorithm 1's (g^x, g^alpha) over a batch."""
+        rows, weights = batch_rows(client, drawn.positions)
+
+        def worst(zeta: Array, noise: Array | None) -> Any:
+            return self.oracle.maximise(client.inner, x, zeta, client.rho, noise)
+
+        axes = (0, None if drawn.noise is None else 0)
+        found = jax.vmap(worst, in_axes=axes)(rows, drawn.noise)
+        # One gradient of the mean, not the mean of gradients, of which each would be as large as the model.
+        g_x = jax.grad(lambda v: jnp.sum(weights * client.inner.loss.values(v, found.point)))(x)
+        return g_x, jnp.sum(jnp.where(weights > 0, weights * found.value, 0.0))
 
     def server(self, state: State, replies: Reply, replied: Array) -> State:
         x, alpha, n = state.x, state.alpha, state.alpha.shape[0]
@@ -139,6 +174,9 @@ class BiDROLocal(Usual):
         x = state.at.models.project(x + scale * (alpha @ moves))
         alpha = state.at.mixtures.project(alpha + self.eta_alpha * scale * g_alpha)
         return state._replace(at=state.at.step(x, alpha))
+
+    def moved_to(self, state: State, x: Array) -> State:
+        return state._replace(at=self._one_step.moved_to(state.at, x))
 
     def snapshot(self, state: State) -> Snapshot:
         return self._one_step.snapshot(state.at)

@@ -37,8 +37,8 @@ from bidro.worst_case import Inner
 from bidro.worst_case.on_host import Dealt
 
 Numbers = Array | NDArray[np.float64]
-# "folds": all rows but those of one fold, for every fold.
-Evidence = Literal["all rows", "folds", "one row"]
+# "folds": all rows but those of one fold, for every fold. A number: so many rows, drawn anew for every step.
+Evidence = Literal["all rows", "folds", "one row"] | int
 
 
 class Snapshot(NamedTuple):
@@ -181,6 +181,10 @@ class Usual:
 
     def replies_on_host(self, broadcast: Any, rows: HeldRows) -> Any | None:
         return None
+
+    def moved_to(self, state: Any, x: Array) -> Any:
+        """The state with another model, projected on X: see `server_optimiser`."""
+        return state._replace(x=state.models.project(x))
 
     def snapshot(self, state: Any) -> Snapshot:
         return Snapshot(state.x, state.x_sum / jnp.maximum(state.t - 1, 1), state.alpha)

@@ -4,11 +4,12 @@ Solves min over x in X of max over alpha in A of sum_i alpha_i f_i(x), f_i(x) = 
 several local steps between two exchanges. One stage of the published algorithm takes two rounds:
 
 (a) Clients are drawn independently by alpha, with replacement, and a step s uniformly from 1, ..., tau. Each
-    takes tau full-batch gradient steps from x and replies with its model after all of them and after step s.
-    The server averages both, a client that was drawn twice counting twice, and projects them on X.
+    takes tau gradient steps from x, each over all its rows or over a `batch` of them, and replies with its
+    model after all of them and after step s. The server averages both, a client that was drawn twice counting
+    twice, and projects them on X.
 (b) The average after step s goes to clients chosen uniformly, each at most once, who reply with their mean
-    loss there. With v_i = (n / sampled) f_i for them and 0 for others, an unbiased estimate of all losses,
-    alpha moves to the projection on A of alpha + tau eta_alpha v.
+    loss there, over all rows or a batch. With v_i = (n / sampled) f_i for them and 0 for others, an unbiased
+    estimate of all losses, alpha moves to the projection on A of alpha + tau eta_alpha v.
 
 Reference: Yuyang Deng, Mohammad Mahdi Kamani and Mehrdad Mahdavi. Distributionally Robust Federated
 Averaging. NeurIPS, 2020.
@@ -23,6 +24,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from bidro.algorithms.contract import Evidence, Snapshot, Usual, client_key, masked, require_step
+from bidro.algorithms.minibatch import (
+    batch_mean_and_gradient,
+    batch_rows,
+    draw_batches,
+    evidence_of,
+    require_batch,
+)
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.problem import Mixtures, Problem
@@ -60,12 +68,13 @@ class Reply(NamedTuple):
 
     x: Array  # (a) the client's model after all local steps, (d,)
     x_between: Array  # (a) and after the step asked for, (d,)
-    value: Array  # (b) mean loss over the client's rows
+    value: Array  # (b) mean loss over the client's rows, or over its batch
 
 
 @pytree
 class DRFA(Usual):
-    """Step sizes, local steps tau, and how many clients are `sampled` in either part of a stage.
+    """Step sizes, local steps tau, how many clients are `sampled` in either part of a stage, and rows a step
+    (all by default).
 
     In (a) the averages are over those of the drawn clients that replied, and the model stays if none did. In
     (b) a client that does not reply counts as one that was not chosen. Model and weights change once a stage,
@@ -90,12 +99,12 @@ class DRFA(Usual):
 
     broadcast_type: ClassVar[type] = Broadcast
     reply_type: ClassVar[type] = Reply
-    evidence: ClassVar[Evidence] = "all rows"
     second_order: ClassVar[bool] = False
     eta_x: float = 0.01
     eta_alpha: float = 0.01
     local_steps: int = static(default=5)
     sampled: int = static(default=2)
+    batch: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         require_step("eta_x", self.eta_x)
@@ -105,6 +114,11 @@ class DRFA(Usual):
                 f"DRFA needs at least one local step and one sampled client; got {self.local_steps} and "
                 f"{self.sampled}."
             )
+        require_batch(self.batch)
+
+    @property
+    def evidence(self) -> Evidence:
+        return evidence_of(self.batch, "all rows")
 
     def init(self, problem: Problem, seed: int = 0) -> State:
         if self.sampled > problem.n:
@@ -131,13 +145,22 @@ class DRFA(Usual):
         _, first = jax.lax.top_k(noise[:, 0], self.sampled)
         return jnp.where(state.in_b, jnp.zeros_like(by_alpha).at[first].set(1), by_alpha)
 
-    def client(self, broadcast: Broadcast, client: Client, draw: None) -> Reply:
+    def draw(self, client: Client, key: Array) -> Array | None:
+        """The rows of every local step's batch; in (b) the first of them counts."""
+        return None if self.batch is None else draw_batches(client, key, self.local_steps, self.batch)
+
+    def client(self, broadcast: Broadcast, client: Client, draw: Array | None) -> Reply:
         loss, start = client.inner.loss, broadcast.x
+
+        def slope(k: Array, x: Array) -> Array:
+            if draw is None:
+                return client.rows.mean_and_gradient(loss.values, x)[1]
+            return batch_mean_and_gradient(client, draw[k], x)[1]
 
         def train() -> Reply:
             def step(k: Array, models: tuple[Array, Array]) -> tuple[Array, Array]:
                 x, kept = models
-                x = x - self.eta_x * client.rows.mean_and_gradient(loss.values, x)[1]
+                x = x - self.eta_x * slope(k, x)
                 return x, jnp.where(k + 1 == broadcast.step, x, kept)
 
             x, kept = jax.lax.fori_loop(0, self.local_steps, step, (start, start))
@@ -145,7 +168,10 @@ class DRFA(Usual):
 
         def assess() -> Reply:
             none = jnp.zeros_like(start)
-            return Reply(none, none, client.rows.mean(loss.values, start))
+            if draw is None:
+                return Reply(none, none, client.rows.mean(loss.values, start))
+            rows, weights = batch_rows(client, draw[0])
+            return Reply(none, none, jnp.sum(weights * loss.values(start, rows)))
 
         return jax.lax.cond(broadcast.in_b == 1, assess, train)
 

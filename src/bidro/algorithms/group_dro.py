@@ -1,11 +1,11 @@
-"""Online Group DRO: one row of one group a round.
+"""Online Group DRO: one row, or a few, of one group a round.
 
 Solves min over x in X of max over alpha in the simplex of
 
     sum_g alpha_g (mean_k l(x, xi_g^k) + C / sqrt(N_g)),
 
 the groups being the clients and C the `adjustment`, by which small ones count for more. Each round one group
-g is asked for the loss and its gradient at one of its rows, drawn uniformly:
+g is asked for the loss and its gradient at one of its rows, drawn uniformly, or their means over a `batch`:
 
 - sampling = "uniform" (Sagawa, Koh, Hashimoto and Liang, 2020, Algorithm 1): g is uniform,
   alpha_g <- alpha_g exp(eta_alpha (l + C / sqrt(N_g))), rescaled to sum to 1, and then
@@ -36,6 +36,12 @@ import numpy as np
 from jax import Array
 
 from bidro.algorithms.contract import Evidence, Usual, client_key, masked, require_step
+from bidro.algorithms.minibatch import (
+    batch_mean_and_gradient,
+    draw_batches,
+    evidence_of,
+    require_batch,
+)
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.problem import Problem
@@ -61,13 +67,13 @@ class Broadcast(NamedTuple):
 
 
 class Reply(NamedTuple):
-    value: Array  # l at the row drawn
+    value: Array  # l at the row drawn, or its mean over the batch
     gradient: Array  # of l in x, (d,)
 
 
 @pytree
 class GroupDRO(Usual):
-    """Step sizes, the adjustment C for small groups, and how groups are drawn.
+    """Step sizes, the adjustment C for small groups, how groups are drawn, and rows a round (one by default).
 
     alpha starts at the proportions N_g / N, as for every algorithm here. If the group asked does not reply,
     nothing moves. Weights need the full simplex.
@@ -90,12 +96,12 @@ class GroupDRO(Usual):
 
     broadcast_type: ClassVar[type] = Broadcast
     reply_type: ClassVar[type] = Reply
-    evidence: ClassVar[Evidence] = "one row"
     second_order: ClassVar[bool] = False
     eta_x: float = 0.01
     eta_alpha: float = 0.01
     adjustment: float = 0.0
     sampling: Literal["uniform", "weights"] = static(default="uniform")
+    batch: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         require_step("eta_x", self.eta_x)
@@ -107,6 +113,11 @@ class GroupDRO(Usual):
             )
         if self.sampling not in ("uniform", "weights"):
             raise BidroError(f"Groups are sampled 'uniform' or by 'weights'; got {self.sampling!r}.")
+        require_batch(self.batch)
+
+    @property
+    def evidence(self) -> Evidence:
+        return evidence_of(self.batch, "one row")
 
     def init(self, problem: Problem, seed: int = 0) -> State:
         if not isinstance(problem.mixture_set, Simplex):
@@ -130,10 +141,14 @@ class GroupDRO(Usual):
         return jnp.arange(score.shape[0]) == jnp.argmax(score)
 
     def draw(self, client: Client, key: Array) -> Array:
-        """In [0, 1): which of its rows the group takes."""
+        """In [0, 1): which of its rows the group takes; with a batch, their positions."""
+        if self.batch is not None:
+            return draw_batches(client, key, 1, self.batch)[0]
         return jax.random.uniform(key)
 
     def client(self, broadcast: Broadcast, client: Client, draw: Array) -> Reply:
+        if self.batch is not None:
+            return Reply(*batch_mean_and_gradient(client, draw, broadcast.x))
         row = client.rows.row((draw * client.rows.size).astype(int))
         return Reply(*jax.value_and_grad(client.inner.loss.value)(broadcast.x, row))
 

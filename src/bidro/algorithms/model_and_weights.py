@@ -34,8 +34,11 @@ class ModelAndWeights(Usual):
     """The parts of the contract that are the same for every algorithm with this state."""
 
     broadcast_type: ClassVar[type] = Broadcast
-    evidence: ClassVar[Evidence] = "all rows"
     second_order: ClassVar[bool] = False
+
+    @property
+    def evidence(self) -> Evidence:
+        return "all rows"
 
     def init(self, problem: Problem, seed: int = 0) -> State:
         x, alpha = problem.initial_model, problem.initial_weights

@@ -3,9 +3,10 @@
 Solves min over x in X of sum_i p_i F_i(x)^(q+1) / (q + 1) with F_i(x) = mean_k l(x, xi_i^k) >= 0 and
 p_i = N_i / N. With q = 0 this is FedAvg's problem; the larger q is, the more the largest F_i counts.
 
-Every client replies with F_i at the common model x and with its model x_i after `local_steps` full-batch
-gradient steps of size eta_x = 1 / L. D_i = L (x - x_i) stands for its gradient, and the server's step follows
-from a bound of the objective's curvature, so that a step size that suits q = 0 suits every q:
+Every client replies with F_i at the common model x and with its model x_i after `local_steps` gradient steps
+of size eta_x = 1 / L, each over all its rows or over a `batch` of them (F_i is over all of them either way).
+D_i = L (x - x_i) stands for its gradient, and the server's step follows from a bound of the objective's
+curvature, so that a step size that suits q = 0 suits every q:
 
     x <- x - sum_i p_i F_i^q D_i / sum_i p_i (q F_i^(q-1) ||D_i||^2 + L F_i^q), projected on X.
 
@@ -24,6 +25,12 @@ import numpy as np
 from jax import Array
 
 from bidro.algorithms.contract import Evidence, Usual, masked, require_step
+from bidro.algorithms.minibatch import (
+    batch_mean_and_gradient,
+    draw_batches,
+    evidence_of,
+    require_batch,
+)
 from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.problem import Problem
@@ -54,7 +61,8 @@ class Reply(NamedTuple):
 
 @pytree
 class QFFL(Usual):
-    """The power q >= 0, the step size 1 / L, and local steps. The set A of mixtures plays no part.
+    """The power q >= 0, the step size 1 / L, local steps, and rows a step (all by default). The
+    set A of mixtures plays no part.
 
     The step is over the clients that replied; if none did, the model stays. The weights shown as alpha are
     p_i F_i^q, scaled to sum to 1; a client that does not reply keeps its weight, and those who do share
@@ -77,11 +85,11 @@ class QFFL(Usual):
 
     broadcast_type: ClassVar[type] = Broadcast
     reply_type: ClassVar[type] = Reply
-    evidence: ClassVar[Evidence] = "all rows"
     second_order: ClassVar[bool] = False
     q: float = 1.0
     eta_x: float = 0.1
     local_steps: int = static(default=1)
+    batch: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         require_step("eta_x", self.eta_x)
@@ -89,6 +97,11 @@ class QFFL(Usual):
             raise BidroError(f"The power q must be a finite number and not negative; got {self.q!r}.")
         if self.local_steps < 1:
             raise BidroError(f"q-FFL needs at least one local step; got {self.local_steps}.")
+        require_batch(self.batch)
+
+    @property
+    def evidence(self) -> Evidence:
+        return evidence_of(self.batch, "all rows")
 
     def init(self, problem: Problem, seed: int = 0) -> State:
         if not problem.loss.nonnegative:
@@ -102,7 +115,19 @@ class QFFL(Usual):
     def broadcast(self, state: State) -> Broadcast:
         return Broadcast(state.x)
 
-    def client(self, broadcast: Broadcast, client: Client, draw: None) -> Reply:
+    def draw(self, client: Client, key: Array) -> Array | None:
+        """The rows of every local step's batch."""
+        return None if self.batch is None else draw_batches(client, key, self.local_steps, self.batch)
+
+    def client(self, broadcast: Broadcast, client: Client, draw: Array | None) -> Reply:
+        if draw is not None:
+
+            def batch_step(x: Array, rows: Array) -> tuple[Array, None]:
+                return x - self.eta_x * batch_mean_and_gradient(client, rows, x)[1], None
+
+            value = client.rows.mean(client.inner.loss.values, broadcast.x)
+            return Reply(value, jax.lax.scan(batch_step, broadcast.x, draw)[0])
+
         def step(x: Array) -> tuple[Array, Array]:
             value, gradient = client.rows.mean_and_gradient(client.inner.loss.values, x)
             return value, x - self.eta_x * gradient

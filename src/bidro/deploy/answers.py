@@ -167,8 +167,9 @@ def _asked(
     support = WholeSpace(here.m)
     deal = (folds, state_of(site).key) if folds else None
     found = Asked.of(algorithm, here, protocol.loss, protocol.transport, support, ambiguity, deal)
-    behind = rows_behind(algorithm, found.loss, found.rows, site.min_rows, site.one_sample_replies)
-    if algorithm.evidence != "one row":
+    allowed = site.min_rows, site.one_sample_replies, site.trusted_server
+    behind = rows_behind(algorithm, found.loss, found.rows, *allowed)
+    if algorithm.evidence in ("all rows", "folds"):
         behind = releases(site, rows).folds(found.rows.marks, algorithm.second_order, protocol.curved)
     return found, behind
 

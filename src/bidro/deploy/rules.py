@@ -54,6 +54,13 @@ CHOSEN_MODELS = (
 )
 
 
+BATCHES = (
+    "batches of its rows are drawn by a seed that the server knows: sums over batches at one model differ by "
+    "few rows, and enough of them give every single one; if the server is trusted here to run bidro as it "
+    "is, set trusted_server = true in this site's configuration."
+)
+
+
 def draws(some: NDArray[np.bool_], units: Ids) -> int:
     """How many rows are among some (N,) of them, or how many units, from the unit (N,) of each."""
     return int(some.sum()) if units is None else len(np.unique(units[some]))
@@ -125,13 +132,23 @@ def require_known_shrinkages(asked: Iterable[Shrinkage]) -> None:
 
 
 def rows_behind(
-    algorithm: Algorithm, loss: Loss, rows_here: HeldRows, min_rows: int, one_sample: bool
+    algorithm: Algorithm,
+    loss: Loss,
+    rows_here: HeldRows,
+    min_rows: int,
+    one_sample: bool,
+    trusted_server: bool = False,
 ) -> int:
-    """The fewest rows that a number in the reply rests on. Raises RefusedError where these are too few."""
+    """The fewest rows that a number in the reply rests on. Raises RefusedError where these are too few, and
+    for batches unless the site trusts the server."""
     if algorithm.evidence == "one row":
         if not one_sample:
             raise RefusedError(ONE_SAMPLE)
         return 1
+    if isinstance(algorithm.evidence, int):
+        if not trusted_server:
+            raise RefusedError(BATCHES)
+        return _rows_behind_batch(algorithm.evidence, loss, rows_here, min_rows, one_sample)
     if isinstance(algorithm, OwnCorrections):
         require_known_shrinkages(algorithm.shrinkages)
     samples, units, what = rows_here.samples, rows_here.units, "a reply"
@@ -154,6 +171,27 @@ def rows_behind(
             "folds."
         )
     return behind
+
+
+def _rows_behind_batch(batch: int, loss: Loss, rows_here: HeldRows, min_rows: int, one_sample: bool) -> int:
+    """The fewest rows, or units, that can be behind a sum over a batch, or over a value in it: the batch may
+    have been filled by the units with most rows, and have missed all but one with that value."""
+    samples, units = rows_here.samples, rows_here.units
+    everything = draws(np.ones(len(samples), bool), units)
+    least = min(batch, everything)
+    if units is not None:
+        _, sizes = np.unique(units, return_counts=True)
+        least = int(np.searchsorted(np.cumsum(np.sort(sizes)[::-1]), min(batch, len(samples)))) + 1
+    rare = rarest_value(samples, loss.labels is not None, units)
+    if rare < everything:
+        least = max(1, rare - (everything - least))
+    if least < min_rows and not one_sample:
+        raise RefusedError(
+            f"a batch of {batch} rows, or what in it has one level or class, can be of fewer {words(units)} "
+            f"than its min_rows = {min_rows}; agree on larger batches or on all rows, or, if replies from "
+            "few rows are acceptable here, set one_sample_replies = true in this site's configuration."
+        )
+    return least
 
 
 def require_many(rows: NDArray[np.int64], parameters: int) -> None:

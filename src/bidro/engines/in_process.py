@@ -41,6 +41,9 @@ _READ_NUMBERS = 1 << 27
 _SNAPSHOTS = 256
 
 Progress = Callable[[int], None]
+# Called between blocks with the rounds done, the state, and the rounds and snapshots that were recorded
+# since; whether to stop.
+Watch = Callable[[int, Any, list[int], Snapshot], bool]
 
 
 def run(
@@ -51,6 +54,7 @@ def run(
     record_every: int | None = None,
     progress: Progress | None = None,
     resume: Result | None = None,
+    watch: Watch | None = None,
 ) -> Result:
     """Run so many rounds of an algorithm, or go on from a result to that many in all.
 
@@ -62,6 +66,7 @@ def run(
         record_every: after so many rounds a snapshot is kept; a hundredth of the run by default.
         progress: called with the number of rounds done.
         resume: a result of the same algorithm, problem and seed.
+        watch: called between blocks of rounds; where it returns True, the run ends there.
 
     Returns:
         Models, weights and their history.
@@ -90,10 +95,11 @@ def run(
     state = first_state(algorithm, problem, seed) if resume is None else resume.state
     clients = problem.clients
     advance = _compiled_rounds if algorithm.traceable_server else _plain_rounds
-    block = block_rounds(problem, runs=1)
+    block = block_rounds(algorithm, problem, runs=1)
     state, at, history = _loop(
-        partial(advance, algorithm, clients, key), state, done, rounds, every, block, progress
+        partial(advance, algorithm, clients, key), state, done, rounds, every, block, progress, watch
     )
+    rounds = int(at[-1])
     if resume is not None:
         # The last record of the first part stands where an uncut run may have none.
         due = resume.history_rounds % every == 0
@@ -175,7 +181,7 @@ def run_many(
                 progress(sum(finished))
 
         advance = partial(_batched_rounds, algorithm, clients, keys)
-        block = block_rounds(problem, len(chosen))
+        block = block_rounds(algorithm, problem, len(chosen))
         state, at, history = _loop(advance, state, 0, rounds, every, block, report)
         seconds = (time.perf_counter() - started) / len(chosen)
         results = []
@@ -210,10 +216,13 @@ def _interval(rounds: int, record_every: int | None) -> int:
     return min(every, rounds)
 
 
-def block_rounds(problem: Problem, runs: int) -> int:
-    """Rounds in a block: a property of the problem alone, so that blocks stay where they are."""
-    drawn = _DRAWN_NUMBERS // (runs * problem.n * (problem.federation.m + 1))
-    read = _READ_NUMBERS // (runs * problem.federation.samples.size)
+def block_rounds(algorithm: Algorithm, problem: Problem, runs: int) -> int:
+    """Rounds in a block: a property of algorithm and problem alone, so that blocks stay where they are."""
+    clients, m = problem.clients, problem.federation.m
+    numbers = jax.eval_shape(partial(_draws, algorithm), clients, jax.random.key(0), jnp.ones((), int))
+    a_round = max(problem.n * (m + 1), sum(part.size for part in jax.tree.leaves(numbers)))
+    drawn = _DRAWN_NUMBERS // (runs * a_round)
+    read = _READ_NUMBERS // (runs * len(problem.federation.samples) * problem.loss.work(m))
     return max(1, min(_BLOCK_ROUNDS, drawn, read))
 
 
@@ -225,8 +234,10 @@ def _loop(
     every: int,
     block: int,
     progress: Progress | None,
+    watch: Watch | None = None,
 ) -> tuple[Any, NDArray[np.int64], Snapshot]:
-    """Advance from round `done` to `rounds`, at most a block at a time."""
+    """Advance from round `done` to `rounds`, at most a block at a time, or until it is told to stop; the last
+    round has a record."""
     at: list[int] = []
     parts: list[Snapshot] = []
     while done < rounds:
@@ -242,11 +253,17 @@ def _loop(
                 "are too large, or the worst case is infinite at the model reached (raise rho or declare "
                 "a bounded support)."
             )
-        at += [stops[k] for k in kept]
-        parts.append(Snapshot(*(v[kept] for v in snapshots)))
+        new, records = [stops[k] for k in kept], Snapshot(*(v[kept] for v in snapshots))
         done = stops[-1]
         if progress is not None:
             progress(done)
+        enough = watch is not None and watch(done, state, new, records)
+        if enough and done not in new:
+            new, records = [*new, done], Snapshot(*(v[[*kept, -1]] for v in snapshots))
+        at += new
+        parts.append(records)
+        if enough:
+            break
     history = Snapshot(*(np.concatenate(p) for p in zip(*parts, strict=True)))
     return state, np.asarray(at), history
 

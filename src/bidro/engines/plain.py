@@ -13,6 +13,7 @@ from bidro.algorithms import (
     DRFA,
     FDRSVM,
     QFFL,
+    Adam,
     BiDROCompressed,
     BiDROFL,
     BiDROLocal,
@@ -22,7 +23,9 @@ from bidro.algorithms import (
     GroupDRO,
     GroupDROBalls,
     MixtureBall,
+    Momentum,
     OneShotMWDRO,
+    ServerOptimised,
     TopK,
     UnbalancedDRO,
 )
@@ -36,7 +39,7 @@ from bidro.worst_case import BacktrackingAscent, Exact, FixedStepAscent
 
 _KINDS = (
     *(AFL, BiDROCompressed, BiDROLocal, DRFA, FDRSVM, FedAvg, GroupDRO, GroupDROBalls, MixtureBall, QFFL),
-    *(UnbalancedDRO, EightBit, TopK),
+    *(UnbalancedDRO, EightBit, TopK, ServerOptimised, Momentum, Adam),
     *(BiDROFL, ExactMWDRO, OneShotMWDRO, FoldScores, FoldSolves, FoldNewton, FoldMoments, OwnCorrections),
     *(Candidate, Shrinkage, BacktrackingAscent, Exact, FixedStepAscent, Penalty, WassersteinBall),
 )

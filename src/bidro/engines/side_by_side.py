@@ -93,7 +93,7 @@ def _train_group(
         )
     )
     every = jax.tree.map(lambda v: jnp.stack([v] * (folds + 1), axis=1), states)
-    block = block_rounds(first, len(settings) * (folds + 1))
+    block = block_rounds(settings[0].algorithm, first, len(settings) * (folds + 1))
     key, half = jax.random.key(seed), max(1, rounds // 2)
     done, at_half = 0, None
     while done < rounds:

@@ -29,6 +29,7 @@ from bidro.losses.predicted import PredictedLoss, Scored
 from bidro.sets import Simplex
 from bidro.trees import Frozen
 
+NOT_TRAINED_HERE = "This model was not trained here."
 _NEEDS_MODEL = "predictions alone do not show how the loss changes as rows move."
 
 
@@ -140,7 +141,7 @@ def certify_scored(
         mistakes,
         None,
         Frozen({name: why for name, why in absent.items() if made.get(name) is None}),
-        f"This model was not trained here. {known.origin}",
+        f"{NOT_TRAINED_HERE} {known.origin}",
         against=pair,
     )
 

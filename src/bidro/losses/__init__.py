@@ -15,6 +15,7 @@ from bidro.losses.linear import (
     Squared,
 )
 from bidro.losses.softmax import ScoreDifference, Softmax
+from bidro.losses.torch_loss import TorchLoss
 
 __all__ = [
     "Absolute",
@@ -31,6 +32,7 @@ __all__ = [
     "SmoothedHinge",
     "Softmax",
     "Squared",
+    "TorchLoss",
     "has_curves",
     "losses_of",
     "mistakes_of",

@@ -138,6 +138,10 @@ class Loss(ABC):
     def dimension(self, m: int) -> int:
         """Length of the flat model x for samples with m coordinates (label included)."""
 
+    def work(self, m: int) -> int:
+        """How many multiplications a value takes, roughly; m as in `dimension`."""
+        return m
+
     def columns(self, m: int) -> int:
         """How many numbers a row of `design` has, for samples with m coordinates."""
         return m

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +14,11 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from bidro.errors import BidroError
-from bidro.losses.base import Growth, Loss
-from bidro.sets import VectorSet
+from bidro.losses.declared import DeclaredLoss, name_of
 
 
 @dataclass(frozen=True, eq=False)
-class CustomLoss(Loss):
+class CustomLoss(DeclaredLoss):
     """`function(model, xi)`, differentiable in both; `template` is the model training starts from.
 
     Nothing is assumed that is not declared. With `convex` left False (a neural network), the
@@ -48,11 +48,13 @@ class CustomLoss(Loss):
 
     function: Callable[[Any, Array], Array]
     template: Any
-    convex: bool = False
-    curvature_bound: float = np.inf
-    lipschitz_bound: float = np.inf
-    growth_order: float | None = None
     label_values: tuple[float, ...] | None = None
+
+    def __repr__(self) -> str:
+        """The same in every process: a digest of the template's numbers stands for them."""
+        numbers = hashlib.blake2b(np.asarray(self._flat[0]).tobytes(), digest_size=16).hexdigest()
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("function", "template")}
+        return f"CustomLoss({name_of(self.function)}, {own}, {numbers})"
 
     @cached_property
     def _flat(self) -> tuple[Array, Callable[[Array], Any]]:
@@ -62,16 +64,8 @@ class CustomLoss(Loss):
         return jnp.asarray(flat, float), unravel
 
     @property
-    def convex_in_x(self) -> bool:
-        return self.convex
-
-    @property
     def labels(self) -> tuple[float, ...] | None:
         return self.label_values
-
-    @property
-    def growth(self) -> Growth | None:
-        return None if self.growth_order is None else Growth(self.growth_order, np.inf)
 
     def dimension(self, m: int) -> int:
         return int(self._flat[0].size)
@@ -85,12 +79,3 @@ class CustomLoss(Loss):
 
     def value(self, x: Array, xi: Array) -> Array:
         return self.function(self.model(x), xi)
-
-    def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
-        return jnp.asarray(self.lipschitz_bound)
-
-    def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
-        return jnp.asarray(self.curvature_bound)
-
-    def curvature(self, x: Array, inverse_scale: Array) -> Array:
-        return jnp.asarray(self.curvature_bound)

@@ -1,0 +1,166 @@
+"""Optimisers at the server (Reddi et al., 2021, Adaptive federated optimization), around any algorithm here.
+
+What an algorithm's server makes of a model, x_t -> x', is one step. Its move d = x' - x_t stands for a
+negative gradient, and the model goes to x_t + s(d), projected on X, where s is momentum's (Polyak) or Adam's
+(Kingma and Ba, 2015). Weights, averages and all that clients do stay the algorithm's. A round in which the
+model stays (nobody replied; the first half of a stage of DRFA) is none for the optimiser.
+
+These are a few lines, so that no package of optimisers is needed for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from bidro.algorithms.contract import Algorithm, Evidence, HeldRows, Snapshot, Usual, require_step
+from bidro.client import Client
+from bidro.errors import BidroError
+from bidro.problem import Problem
+from bidro.trees import pytree
+
+
+class Memory(NamedTuple):
+    """What an optimiser keeps of the moves so far."""
+
+    mean: Array  # (d,) of the moves
+    square: Array  # (d,) of their squares
+    steps: Array  # how many
+
+
+def _require_share(name: str, value: float) -> None:
+    if not isinstance(value, int | float) or not 0 <= value < 1:
+        raise BidroError(f"{name} must be a number from 0 to below 1; got {value!r}.")
+
+
+@pytree
+class Momentum:
+    """s_t = rate v_t, v_t = momentum v_{t-1} + d_t. With rate 1 and momentum 0 nothing changes."""
+
+    rate: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        require_step("rate", self.rate)
+        _require_share("momentum", self.momentum)
+
+    def step(self, memory: Memory, move: Array) -> tuple[Array, Memory]:
+        mean = self.momentum * memory.mean + move
+        return self.rate * mean, memory._replace(mean=mean, steps=memory.steps + 1)
+
+
+@pytree
+class Adam:
+    """s_t = rate m_t / (sqrt(v_t) + epsilon), where m_t and v_t are running means of d_t and its square, with
+    weights `first` and `second` for what was before, corrected for having begun at 0."""
+
+    rate: float = 0.01
+    first: float = 0.9
+    second: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        require_step("rate", self.rate)
+        require_step("epsilon", self.epsilon)
+        _require_share("first", self.first)
+        _require_share("second", self.second)
+
+    def step(self, memory: Memory, move: Array) -> tuple[Array, Memory]:
+        steps = memory.steps + 1
+        mean = self.first * memory.mean + (1 - self.first) * move
+        square = self.second * memory.square + (1 - self.second) * move**2
+        size = jnp.sqrt(square / (1 - self.second**steps)) + self.epsilon
+        return self.rate * mean / (1 - self.first**steps) / size, Memory(mean, square, steps)
+
+
+class State(NamedTuple):
+    at: Any  # the algorithm's own
+    memory: Memory
+
+
+@pytree
+class ServerOptimised:
+    """An algorithm whose models move by an optimiser's steps. Raises BidroError for one whose server cannot
+    be compiled; `init` does so for one that keeps no one model to be moved."""
+
+    algorithm: Any
+    optimiser: Momentum | Adam = Adam()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.algorithm, Usual) or not self.algorithm.traceable_server:
+            raise BidroError(
+                f"A {type(self.algorithm).__name__} takes no steps that an optimiser could change."
+            )
+        if not isinstance(self.optimiser, Momentum | Adam):
+            raise BidroError(f"The optimiser must be Momentum(...) or Adam(...); got {self.optimiser!r}.")
+
+    @property
+    def _own(self) -> Algorithm:
+        own: Algorithm = self.algorithm
+        return own
+
+    @property
+    def broadcast_type(self) -> type[Any]:
+        return self._own.broadcast_type
+
+    @property
+    def reply_type(self) -> type[Any]:
+        return self._own.reply_type
+
+    @property
+    def traceable_server(self) -> bool:
+        return True
+
+    @property
+    def evidence(self) -> Evidence:
+        return self._own.evidence
+
+    @property
+    def second_order(self) -> bool:
+        return self._own.second_order
+
+    @property
+    def addressed(self) -> bool:
+        return self._own.addressed
+
+    def init(self, problem: Problem, seed: int = 0) -> State:
+        state = self._own.init(problem, seed)
+        try:
+            shape = jnp.shape(self.algorithm.moved_to(state, state.x).x)
+        except (AttributeError, ValueError):
+            shape = ()
+        if shape != (problem.dimension,):
+            raise BidroError(f"A {type(self.algorithm).__name__} has no one model that could be moved.")
+        zero = jnp.zeros_like(jnp.asarray(state.x))
+        return State(state, Memory(zero, zero, jnp.zeros((), int)))
+
+    def broadcast(self, state: State) -> Any:
+        return self._own.broadcast(state.at)
+
+    def participants(self, state: State) -> Array | None:
+        return self._own.participants(state.at)
+
+    def draw(self, client: Client, key: Array) -> Any:
+        return self._own.draw(client, key)
+
+    def client(self, broadcast: Any, client: Client, draw: Any) -> Any:
+        return self._own.client(broadcast, client, draw)
+
+    def replies_on_host(self, broadcast: Any, rows: HeldRows) -> Any | None:
+        return self._own.replies_on_host(broadcast, rows)
+
+    def server(self, state: State, replies: Any, replied: Array) -> State:
+        then = self._own.server(state.at, replies, replied)
+        move = then.x - state.at.x
+        step, memory = self.optimiser.step(state.memory, move)
+        stays = jnp.all(move == 0)
+        moved = self.algorithm.moved_to(then, state.at.x + step)
+        return State(
+            self.algorithm.moved_to(then, jnp.where(stays, then.x, moved.x)),
+            Memory(*(jnp.where(stays, old, new) for old, new in zip(state.memory, memory, strict=True))),
+        )
+
+    def snapshot(self, state: State) -> Snapshot:
+        return self._own.snapshot(state.at)

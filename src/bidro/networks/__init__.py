@@ -1,0 +1,1 @@
+"""Networks: training with kept-out rows, scikit-learn's face, weights in a folder."""

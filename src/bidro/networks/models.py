@@ -1,0 +1,105 @@
+"""What a network is here: a PyTorch module, a JAX function with its parameters, or the name of a factory."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bidro.arrays import Floats
+from bidro.errors import BidroError
+from bidro.losses import CustomLoss, Loss, TorchLoss
+
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, eq=False)
+class JaxNetwork:
+    """`function(parameters, features)` of one row's features, reshaped if a shape is given, that returns the
+    outputs (outputs,) or a number; `parameters` is any JAX pytree, from which training starts."""
+
+    function: Callable[[Any, Array], Array]
+    parameters: Any
+
+
+def from_factory(name: str) -> Any:
+    """The network that the function named "package.module:function" returns: this imports and runs it.
+
+    Raises BidroError where there is none of that name, or what it returns is no network.
+    """
+    if not _FACTORY.fullmatch(name):
+        raise BidroError(f"A factory is named 'package.module:function'; got {name!r}.")
+    where, _, function = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(where), function)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise BidroError(f"The factory '{name}' cannot be called: {error}.") from error
+    return made
+
+
+def loss_of(
+    network: Any,
+    loss: Any,
+    input_shape: tuple[int, ...] | None,
+    classes: int | None,
+    dtype: str,
+) -> Loss:
+    """The network with a loss by its word: "squared", "absolute" or "cross entropy"; for a PyTorch module
+    also a function of its tensors."""
+    if isinstance(network, str):
+        network = from_factory(network)
+    if not isinstance(network, JaxNetwork):
+        return TorchLoss(network, loss, input_shape=input_shape, classes=classes, dtype=dtype)  # type: ignore[arg-type]
+    if dtype != "float64":
+        raise BidroError("JAX functions compute in float64 here; give dtype='float64'.")
+    if loss not in ("squared", "absolute", "cross entropy"):
+        raise BidroError(
+            f"The loss of a JAX function is 'squared', 'absolute' or 'cross entropy'; got {loss!r}."
+        )
+
+    def value(parameters: Any, xi: Array) -> Array:
+        output = jnp.ravel(_at(network, parameters, xi[:-1], input_shape))
+        if loss == "cross entropy":
+            return jax.nn.logsumexp(output) - output[xi[-1].astype(int)]
+        residual = output[0] - xi[-1]
+        return jnp.abs(residual) if loss == "absolute" else residual**2
+
+    labels = None if classes is None else tuple(float(k) for k in range(classes))
+    return CustomLoss(value, network.parameters, labels, never_negative=True)
+
+
+def _at(network: JaxNetwork, parameters: Any, features: Array, shape: tuple[int, ...] | None) -> Array:
+    return network.function(parameters, features if shape is None else features.reshape(shape))
+
+
+def outputs_of(
+    network: Any, loss: Loss, x: Floats, features: Floats, input_shape: tuple[int, ...] | None
+) -> Floats:
+    """(N, outputs) of the network with flat parameters x (d,) for rows of features (N, m - 1)."""
+    if isinstance(loss, TorchLoss):
+        return loss.outputs(x, features)
+    assert isinstance(loss, CustomLoss)
+    if isinstance(network, str):
+        network = from_factory(network)
+
+    @jax.jit
+    def all_rows(x: Array, rows: Array) -> Array:
+        model = loss.model(x)
+        return jax.vmap(lambda row: jnp.ravel(_at(network, model, row, input_shape)))(rows)
+
+    return np.asarray(all_rows(jnp.asarray(x), jnp.asarray(features)), float)
+
+
+def trained_network(loss: Loss, x: Floats) -> Any:
+    """The PyTorch module, or the parameters of the JAX function, with flat parameters x (d,)."""
+    if isinstance(loss, TorchLoss):
+        return loss.trained(x)
+    assert isinstance(loss, CustomLoss)
+    return loss.model(jnp.asarray(x))
