@@ -679,11 +679,13 @@ def test_a_model_that_is_no_better_than_one_guess_is_called_that(visit):
 def test_a_bound_that_a_guess_keeps_as_well_is_called_too_few_rows(visit, better):
     content = page_content.content()
     bound = content["levels"][3]["plainly"]["bound"]
-    content["plainly"]["models"]["guess"] = bound * (1.01 if better else 0.99)
+    for own in content["plainly"]["clients"].values():
+        own["guess"] = 0.5 * bound
+    own["guess"] = bound * (1.01 if better else 0.99)
     browser = visit(content)
     assert ("Too few rows to promise anything of use." in texts(browser, "#promised-words")[0]) is not better
     note = texts(browser, "#promised-note")[0]
-    assert "It is set by West Moor, with 44 rows kept out" in note
+    assert "The bound is set by West Moor, with 44 rows kept out" in note
     assert ("120 with the same mean would bring it half way to that mean." in note) is not better
 
 

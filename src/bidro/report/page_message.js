@@ -135,8 +135,10 @@ function promised() {
 function plainPromise({ of, bound, largest, shortage, binding, rows, enough, units }) {
   const level = `With ${levelWords()} confidence`;
   if (shortage) return [[make("strong", {}, "Too few rows to promise anything"), ` with ${levelWords()} confidence: ${shortage}.`], ""];
-  const guess = plainly?.models.guess;
-  const useless = isKnown(guess) && (areRight ? bound < guess : bound > guess);
+  // The bound is for any mixture, and so is what it is held against: the client for which the guess is worst.
+  const guesses = known(clients.map((c) => plainOf(c, "guess")));
+  const guess = areRight ? Math.min(...guesses) : Math.max(...guesses);
+  const useless = guesses.length > 0 && (areRight ? bound < guess : bound > guess);
   const size = useless ? "" : "big";
   const big = make("strong", { class: size, id: "promised-value", "data-value": bound }, plain(bound));
   const whom = ` for ${report.mixtures}${of.startsWith("own") ? ", each using its own model" : ""}.`;
@@ -145,11 +147,11 @@ function plainPromise({ of, bound, largest, shortage, binding, rows, enough, uni
     : [`${level}, predictions are typically off by at most `, big, `,${whom}`];
   const cut = isKnown(largest) ? ` An error counts as at most ${plain(largest)}.` : "";
   const what = units ? "unit" : "row";
-  const set = ` It is set by ${binding}, with ${plural(rows, what)} kept out`;
+  const set = ` The bound is set by ${binding}, with ${plural(rows, what)} kept out`;
   if (useless) {
     const few = make("strong", {}, `Too few ${what}s to promise anything of use.`);
-    const more = isKnown(enough) ? `; ${count(enough)} with the same mean would bring it half way to that mean.` : ".";
-    const reached = ` ${sentence(guessWords())} came to ${plain(guess)}.`;
+    const more = enough > rows ? `; ${count(enough)} with the same mean would bring it half way to that mean.` : "; more lower it.";
+    const reached = `${sentence(guessWords())} came to ${plain(guess)} where it is worst.`;
     return [[few, " ", ...words], `${reached}${set}${more}`];
   }
   return [words, `For new rows like those kept out, whichever client they come from.${cut}${set}.`];
