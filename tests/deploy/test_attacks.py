@@ -19,12 +19,13 @@ from bidro.deploy.server import run_job
 from bidro.deploy.site import reply_of
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_rows import SiteRows, holdout, table_id
+from bidro.deploy.site_state import write_key
 from bidro.engines.plain import described
 from bidro.engines.wire import header_of, pack, unpack
 from bidro.errors import BidroError
 from bidro.fitting.questions import Assess
 from bidro.model_file import Model
-from bidro.splits import choose_holdout
+from bidro.splits import choose_holdout, key_of_seed
 from bidro.tables import learn_schema
 from bidro.worst_case import Exact
 from tests.deploy.sites import answering, carrier, job, write_sites
@@ -53,6 +54,9 @@ def site_with(folder, table, training, limits=None, **parts):
     (folder / "schema.toml").write_text(written(agreed))
     table.to_csv(folder / "east.csv", index=False)
     (folder / "site.toml").write_text('client = "east"\ndata = "east.csv"\nschema = "schema.toml"\n')
+    if not (folder / "state").exists():
+        (folder / "state").mkdir()
+        write_key(folder / "state", key_of_seed(0))
     return replace(Site.read(folder / "site.toml"), **parts)
 
 

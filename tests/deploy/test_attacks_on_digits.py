@@ -68,12 +68,10 @@ def from_coarse_bounds(mean, bounds, level, rows):
         step = coarse.steps(losses, counts, counts)[0]
         # The mean lies anywhere within its step.
         losses[:-1] *= 1 + rng.uniform(-0.5, 0.5) * step * rows / rest
-        told = coarse.nearest(losses.mean(), step)
-        room = max(told - losses.mean(), 0.0)
-        above = [level * betting(losses / level, beta) + room for beta in LEVELS]
-        if abs(told - mean) < 1e-9 * mean:
-            found.append(residual)
-            off.append(np.abs(coarse.upwards(np.array(above), step) - bounds).sum() / step)
+        room = max(mean - losses.mean(), 0.0)
+        above = np.array([level * betting(losses / level, beta) + room for beta in LEVELS])
+        found.append(residual)
+        off.append(np.abs(coarse.upwards(above, step) - bounds).sum() / step)
     weights = np.exp(-2 * (np.array(off) - min(off)))
     return weights @ found / weights.sum()
 
@@ -175,12 +173,11 @@ def test_versions_of_a_table_are_one_statement_each_and_a_few_more(tmp_path):
         models = np.random.default_rng(version).normal(size=(4, 5))
         told = [told_at(site, x, f"run-{version}-{k}", 30) for k, x in enumerate(models)]
         answered.append(sum(one is not None for one, _ in told))
-        rows = SiteRows.load(site)
-        assert holdout(site, rows).sum() > 60
+        assert holdout(site, SiteRows.load(site)).sum() > 40
         table = pd.concat([table, people(50 + version, False, 60)], ignore_index=True)
         table.to_csv(site.data, index=False)
     assert answered == [4, 1, 1, 1, 1, 1]
-    assert "6 versions" in told[-1][1] or "over 6" in told[-1][1]
+    assert "answered of 9 models over 6 versions" in told[-1][1]
 
 
 def test_statements_that_were_spared_are_for_later_versions(tmp_path, monkeypatch):

@@ -70,7 +70,7 @@ def test_federated_by_units_is_one_process_by_units(classes, options, tmp_path):
         largest = np.minimum(losses_of(again.loss, again.x, fresh), again.seen).max()
         step = 2.0 ** np.ceil(np.log2(largest)) / (4 * by_hand.rows)
         assert -1e-5 <= theirs.clipped.clients[name] - by_hand.bound <= 1.5 * step
-        assert by_hand.mean == pytest.approx(theirs.clipped.means[name], rel=1e-5)
+        assert abs(by_hand.mean - theirs.clipped.means[name]) <= 0.5 * step + 1e-5
 
 
 @pytest.mark.parametrize("seed", range(8))
