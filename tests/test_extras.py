@@ -22,6 +22,8 @@ EXTRAS = {
     "pyarrow": "parquet",
     "nvflare": "flare",
     "flwr": "flower",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
 }
 
 
@@ -97,5 +99,7 @@ def test_the_extras_are_those_of_the_messages_and_development_has_all():
     assert set(everything.removeprefix("bidro[").removesuffix("]").split(",")) == set(EXTRAS.values())
     plain = " ".join(project["dependencies"]).lower()
     assert not [
-        name for name in ("pot>", "matplotlib", "pyarrow", "nvflare", "flwr", "optax") if name in plain
+        name
+        for name in ("pot>", "matplotlib", "pyarrow", "nvflare", "flwr", "optax", "onnx")
+        if name in plain
     ]

@@ -20,7 +20,7 @@ ORDER = [
     "errors", "arrays", "trees", "splits", "sets", "rows", "curves", "losses", "transport", "federation",
     "worst_case", "client", "problem", "algorithms", "engines", "guarantees", "standard", "predictor",
     "training", "fitting",
-    "estimators", "tables", "packed", "own_file", "model_file", "report", "workflow", "deploy",
+    "estimators", "tables", "packed", "own_file", "model_file", "scoring", "report", "workflow", "deploy",
     "experiments", "cli",
 ]  # fmt: skip
 

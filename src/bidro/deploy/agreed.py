@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bidro.deploy.agreed_scores import AgreedScores
 from bidro.errors import BidroError
 from bidro.fitting import Options
 from bidro.guarantees.segments import Wanted
@@ -78,6 +79,7 @@ class Agreed:
     replies: Replies = "curvature"
     algorithm: AlgorithmOne | None = None  # in place of the exact solver
     limits: AskLimits = field(default_factory=AskLimits)
+    scores: AgreedScores | None = None  # how models from elsewhere are scored; None where they are not
 
     @classmethod
     def of(
@@ -131,6 +133,8 @@ class Agreed:
             raise BidroError(
                 "radius = 'bootstrap' is not for machines apart; use 'cross-validate' or numbers."
             )
+        if self.scores is not None:
+            self.scores.require_fits(schema.classes)
         self.options.check()
         choices = self.options.choices()
         Wanted.of(choices.curves, choices.increasing, choices.decreasing, schema.features)
@@ -167,7 +171,7 @@ class Agreed:
 
     def to_dict(self) -> dict[str, Any]:
         options = dataclasses.asdict(self.options)
-        return {
+        content = {
             "schema": self.schema.to_dict(),
             "units": {name: list(map(float, unit)) for name, unit in self.units.items()},
             "support": None if self.support is None else {k: list(v) for k, v in self.support.items()},
@@ -176,6 +180,7 @@ class Agreed:
             "algorithm": None if self.algorithm is None else dataclasses.asdict(self.algorithm),
             "limits": dataclasses.asdict(self.limits),
         }
+        return content if self.scores is None else {**content, "scores": dataclasses.asdict(self.scores)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Agreed:
@@ -190,19 +195,30 @@ class Agreed:
             replies=content["replies"],
             algorithm=None if algorithm is None else AlgorithmOne(**algorithm),
             limits=AskLimits(**content["limits"]),
+            scores=AgreedScores(**content["scores"]) if "scores" in content else None,
         )
 
     @classmethod
     def read(cls, path: Path) -> Agreed:
         """Raises BidroError for a file that is no schema, saying what is wrong with it."""
         content = read_toml(path)
-        known = {"client", "target", "unit", "classes", "columns", "training", "limits", "algorithm"}
+        known = {
+            "client",
+            "target",
+            "unit",
+            "classes",
+            "columns",
+            "training",
+            "limits",
+            "algorithm",
+            "scores",
+        }
         known |= {"target_support", "target_centre", "target_spread"}
         _require_keys(content, known, f"'{path}'")
         for name in ("client", "target"):
             if not isinstance(content.get(name), str):
                 raise BidroError(f"'{path}' must name its {name} column: {name} = \"...\".")
-        for name in ("training", "limits", "algorithm"):
+        for name in ("training", "limits", "algorithm", "scores"):
             if not isinstance(content.get(name, {}), dict):
                 raise BidroError(f"'{path}': '{name}' is a part of its own, [{name}].")
         if not isinstance(content.get("columns", []), list):
@@ -242,6 +258,7 @@ class Agreed:
             "replies": training.pop("replies", "curvature"),
             "algorithm": _made(AlgorithmOne, content.get("algorithm"), path, rounds=0),
             "limits": _made(AskLimits, content.get("limits", {}), path),
+            "scores": _made(AgreedScores, content.get("scores"), path),
         }
         return cls.of(schema, units, declared, training, **parts)
 

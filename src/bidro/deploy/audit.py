@@ -40,6 +40,10 @@ _REVEALS = {
         "Mean losses of the shared model, of the site's own and of pooled training on the rows kept out, how "
         "much they differ, and confidence bounds. No row."
     ),
+    "score": (
+        "Confidence bounds of the mean loss of a model from elsewhere on the rows kept out, and of its share "
+        "of mistakes, rounded up to steps of what twice min_rows rows can change. No mean and no row."
+    ),
     "curvature": (
         "Value, gradient and curvature of the site's risk at the models asked for. For squared loss these "
         "determine the site's second moments: the covariances of all its columns. For other smooth losses "

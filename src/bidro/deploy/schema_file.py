@@ -28,6 +28,8 @@ _HEAD = """\
 # `unit` names the column of the person or thing that a row is of, where rows of one are to stay together.
 # A level that is not listed counts as the one that `other` names; without `other`, it is refused.
 # [training] has the options of `bidro fit` that change what sites are asked, [limits] how much.
+# [scores] with `loss` (and `largest`, as which larger losses count) lets sites that allow it score models
+# from elsewhere (`bidro federate --certify`).
 """
 
 
@@ -118,11 +120,13 @@ def _training(agreed: Agreed, mark: str) -> list[str]:
     lines += [f"{mark}replies = {_text(agreed.replies)}", *parts]
     if agreed.algorithm is not None:
         lines += ["", "[algorithm]", *_entries(agreed.algorithm, "")]
-    return [*lines, "", "[limits]", *_entries(agreed.limits, mark), ""]
+    lines += ["", "[limits]", *_entries(agreed.limits, mark), ""]
+    return lines if agreed.scores is None else [*lines, "[scores]", *_entries(agreed.scores, ""), ""]
 
 
 def _entries(part: Any, mark: str) -> list[str]:
-    return [f"{mark}{name} = {_text(value)}" for name, value in dataclasses.asdict(part).items()]
+    given = {name: value for name, value in dataclasses.asdict(part).items() if value is not None}
+    return [f"{mark}{name} = {_text(value)}" for name, value in given.items()]
 
 
 def _text(value: Any) -> str:

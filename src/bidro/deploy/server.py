@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 from bidro.deploy.audit import audit_of
+from bidro.deploy.certified import federated_scores
 from bidro.deploy.job import Job
 from bidro.deploy.progress import RunProgress
 from bidro.deploy.runs import RECORD, Begun, begin, done, expire, failed, locked, result_folder, runs_folder
@@ -69,5 +70,8 @@ def _result(
         for kind in (GapNotReachedWarning, NonconcaveInnerWarning, UncheckedDomainWarning):
             warnings.simplefilter("ignore", kind)
         coordinator = Coordinator(begun.name, carrier, record, job.policy, progress.say, progress.round)
+        if job.certify is not None:
+            files = federated_scores(job, coordinator, begun.day)
+            return {**files, "audit.json": audit_of(job.run, record.heads)}
         found = federated_fit(job, coordinator, begun.day, progress.solved_to)
         return {**folder_files(found), "audit.json": audit_of(job.run, record.heads, found.influence)}

@@ -25,12 +25,13 @@ class Site:
     one_sample_replies: bool = False
     losses_with_kinks: bool = False
     trusted_server: bool = False  # to ask about the models that bidro asks about, and no others
+    score_models: bool = False  # whether to run models that the server sends on rows kept out
 
     @classmethod
     def read(cls, path: Path) -> Site:
         content = read_toml(path)
         known: dict[str, type] = dict.fromkeys(
-            ("one_sample_replies", "losses_with_kinks", "trusted_server"), bool
+            ("one_sample_replies", "losses_with_kinks", "trusted_server", "score_models"), bool
         )
         known |= dict.fromkeys(("client", "data", "schema", "own", "state", "approve"), str)
         known |= dict.fromkeys(("min_rows", "min_cell", "max_seconds"), int)
@@ -39,7 +40,7 @@ class Site:
                 raise BidroError(
                     f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema, own, "
                     "state, approve (texts), min_rows, min_cell, max_seconds (numbers), one_sample_replies, "
-                    "losses_with_kinks and trusted_server (true or false)."
+                    "losses_with_kinks, trusted_server and score_models (true or false)."
                 )
         missing = [name for name in ("client", "data", "schema") if name not in content]
         if missing:

@@ -45,7 +45,7 @@ class HeldOut:
     bound: float
     confidence: float
     clients: Mapping[str, float]  # one-sided bounds of the clients' true risks
-    means: Mapping[str, float]  # mean losses of the draws kept out
+    means: Mapping[str, float]  # mean losses of the draws kept out; {} where clients tell bounds alone
     rows: Mapping[str, int]  # draws kept out: rows, or units
     level: float  # beta of each client's bound
     kind: Bound
@@ -77,13 +77,18 @@ class HeldOut:
     @property
     def enough(self) -> int | None:
         """So many rows (or units) of the binding client with the same mean loss bring its bound half way down
-        from `largest` to that mean, however the losses spread; None where no number does."""
+        from `largest` to that mean, however the losses spread; None where no number does, or the mean is not
+        known."""
+        if not self.means:
+            return None
         return rows_for_half_way(self.means[self.binding] / self.largest, self.level, self.kind)
 
     @property
     def shortage(self) -> str:
         """What a vacuous bound comes from, and what would help, in a few words."""
         what, binding = "units" if self.units else "rows", self.binding
+        if not self.means:
+            return f"'{binding}' has {self.rows[binding]:,}, or its losses are as large as any that counts"
         if self.enough is None:
             return f"more {what} would not help: the losses of '{binding}' are as large as any that counts"
         return (
