@@ -42,7 +42,7 @@ _REVEALS = {
     ),
     "score": (
         "Confidence bounds of the mean loss of a model from elsewhere on the rows kept out, and of its share "
-        "of mistakes, rounded up to steps of what twice min_rows rows can change. No mean and no row."
+        "of mistakes, rounded up to steps of what min_rows rows can change. No mean and no row."
     ),
     "curvature": (
         "Value, gradient and curvature of the site's risk at the models asked for. For squared loss these "
