@@ -23,6 +23,8 @@ EXTRAS = {
     "nvflare": "flare",
     "flwr": "flower",
     "torch": "torch",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
 }
 
 
@@ -107,5 +109,5 @@ def test_the_extras_are_those_of_the_messages_and_development_has_all():
     everything = next(one for one in extras["dev"] if one.startswith("bidro["))
     assert set(everything.removeprefix("bidro[").removesuffix("]").split(",")) == set(EXTRAS.values())
     plain = " ".join(project["dependencies"]).lower()
-    extra = ("pot>", "matplotlib", "pyarrow", "nvflare", "flwr", "torch", "optax")
+    extra = ("pot>", "matplotlib", "pyarrow", "nvflare", "flwr", "torch", "optax", "onnx")
     assert not [name for name in extra if name in plain]

@@ -19,7 +19,8 @@ ORDER = [
     "errors", "arrays", "trees", "splits", "privacy", "sets", "rows", "curves", "losses", "transport",
     "federation", "worst_case", "client", "problem", "algorithms", "engines", "guarantees", "standard",
     "predictor", "training", "fitting",
-    "estimators", "tables", "packed", "own_file", "model_file", "report", "workflow", "networks", "deploy",
+    "estimators", "tables", "packed", "own_file", "model_file", "scoring", "report", "workflow", "networks",
+    "deploy",
     "experiments", "cli",
 ]  # fmt: skip
 

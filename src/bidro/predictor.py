@@ -68,17 +68,22 @@ class Predictor:
         """(outputs,) the score of a row that is average in everything."""
         return np.asarray(self._parts[1] + self.standard.middle)
 
+    @property
+    def linear(self) -> tuple[Floats, Floats]:
+        """(slopes (outputs, columns), offsets (outputs,)) of the scores: of straight lines over rows in their
+        own units, of curves over the basis of rows in the units of training."""
+        return self.coefficients if self.straight else (self._parts[0], self.base)
+
     def scores(self, features: Floats) -> Floats:
         """(N, outputs) for rows (N, k) in their own units."""
+        slopes, offsets = self.linear
         if self.straight:
-            coefficients, intercepts = self.coefficients
-            return np.asarray(features @ coefficients.T + intercepts)
-        slopes, _ = self._parts
+            return np.asarray(features @ slopes.T + offsets)
         found = np.empty((len(features), len(slopes)))
         for begin in range(0, len(features), _TOGETHER):
             rows = self._in_units(features[begin : begin + _TOGETHER])
             found[begin : begin + _TOGETHER] = self.basis.expand(rows) @ slopes.T
-        return found + self.base
+        return found + offsets
 
     def shares(self, features: Floats) -> Floats:
         """(N, outputs, 1 + k) the base and what every feature contributes; they add up to the scores."""

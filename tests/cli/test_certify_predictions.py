@@ -169,8 +169,8 @@ def test_one_sentence_for_every_kind_of_trouble(folder, capsys):
         assert err.count("\n") == 1
     for options, words in (
         (("--predictions", table, "--target", "stay"), "needs --client COLUMN"),
-        (("--predictions", table, *COLUMNS, "--shift", "0.1"), "--shift needs the model itself"),
-        ((folder, table, "--predictions", table), "not both"),
+        (("--predictions", table, *COLUMNS, "--shift", "0.1"), "--shift needs a model that was trained here"),
+        ((folder, table, "--predictions", table), "not two of them"),
         ((folder, table, "--against", other), "--against goes with --predictions"),
         ((folder,), "Give a model folder and tables"),
         ((), "Give a model folder and tables"),

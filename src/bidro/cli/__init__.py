@@ -42,12 +42,14 @@ app.command(epilog="Example: `bidro fit visits.csv --client hospital --target st
     fit.fit
 )
 app.command(epilog="Example: `bidro predict stay-model new.csv --out predictions.csv`")(use.predict)
+app.command(epilog="Example: `bidro export stay-model --onnx stay.onnx`")(use.export)
 app.command(epilog="Example: `bidro adapt stay-model south.csv --client south`")(adapt.adapt)
 app.command(epilog="Example: `bidro evaluate stay-model test.csv --json`")(use.evaluate)
 app.command(
     epilog="Examples: `bidro certify stay-model fresh.csv --confidence 0.9 --shift 0.1`, "
     "`bidro certify --predictions scored.csv --client hospital --target stay --prediction predicted "
-    "--clip-from other.csv`"
+    "--clip-from other.csv`, `bidro certify --onnx model.onnx fresh.csv --client hospital --target stay "
+    "--largest 30`"
 )(certify.certify)
 app.command(epilog="Example: `bidro plan stay-model visits.csv --width 2.0`")(use.plan)
 app.command(

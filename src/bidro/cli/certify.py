@@ -1,4 +1,4 @@
-"""`bidro certify`: of a model folder, or of any model's predictions."""
+"""`bidro certify`: of a model folder, of any model's predictions, or of any model in an ONNX file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from bidro.cli.use import AsJson
 if TYPE_CHECKING:
     from bidro.guarantees.certificate import Certificate
     from bidro.model_file import Model
-    from bidro.workflow.scored import Columns
+    from bidro.workflow.scored import ScoredTable
 
 _PREDICTED = "A model that was not trained here"
+_NOT_LOCKED = (
+    "this machine cannot shut the model's process off from network and files; its file was checked, and the "
+    "process has limits of memory and time alone."
+)
 
 
 def certify(
@@ -41,6 +45,20 @@ def certify(
         Path | None,
         typer.Option(
             help="CSV or Parquet with the predictions of any model beside the truth.",
+            rich_help_panel=_PREDICTED,
+        ),
+    ] = None,
+    onnx: Annotated[
+        Path | None,
+        typer.Option(
+            help="ONNX file of any model, which is run on the tables in a process of its own.",
+            rich_help_panel=_PREDICTED,
+        ),
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="With --onnx, for a model that takes all columns as one input: these, separated by commas.",
             rich_help_panel=_PREDICTED,
         ),
     ] = None,
@@ -83,7 +101,8 @@ def certify(
     against: Annotated[
         Path | None,
         typer.Option(
-            help="Table of another model's predictions of the same rows, to bound the difference.",
+            help="Table of another model's predictions of the same rows, to bound the difference; with "
+            "--onnx the file of another model.",
             rich_help_panel=_PREDICTED,
         ),
     ] = None,
@@ -102,60 +121,82 @@ def certify(
 
     Rows must be independent draws, in any order. With --unit, a unit is one draw, with the mean loss of its
     rows; no row of it may have been trained on. With --predictions the model may be of any kind: only what it
-    predicted is needed.
+    predicted is needed. With --onnx FILE TABLES it is run here: its inputs are columns by their names, or all
+    --features as one.
     """
     from bidro.guarantees.asked import check_confidence, check_shift
 
     check_confidence(confidence)
     check_shift(shift)
-    if predictions is None:
-        named = {
-            "--client": client, "--target": target, "--prediction": prediction, "--probability": probability,
-            "--loss": loss, "--largest": largest, "--clip-from": clip_from, "--against": against,
-            "--key": key, "--report": report,
-        }  # fmt: skip
-        if odd := [name for name, given in named.items() if given is not None]:
-            raise click.UsageError(f"{odd[0]} goes with --predictions TABLE.")
-        if model is None or not tables:
-            raise click.UsageError("Give a model folder and tables of fresh rows, or --predictions TABLE.")
-        found = _of_folder(model, tables, confidence, shift, unit)
+    given = {
+        "--client": client, "--target": target, "--prediction": prediction, "--probability": probability,
+        "--loss": loss, "--largest": largest, "--clip-from": clip_from, "--against": against,
+        "--key": key, "--report": report, "--features": features,
+    }  # fmt: skip
+    fresh = [*([] if model is None else [model]), *(tables or [])]
+    _require_usage(given, fresh, predictions, onnx, shift)
+    if predictions is None and onnx is None:
+        found = _of_folder(fresh[0], fresh[1:], confidence, shift, unit)
     else:
-        if model is not None:
-            raise click.UsageError("Give a model folder or --predictions, not both.")
-        if shift is not None:
-            raise click.UsageError("--shift needs the model itself, and --predictions do not show it.")
-        if client is None or target is None:
-            raise click.UsageError("--predictions needs --client COLUMN and --target COLUMN.")
-        from bidro.workflow.scored import Columns
+        from bidro.report.files import require_file_place
 
-        columns = Columns(client, target, prediction, _by_class(probability or []), unit, key)
-        found = _of_predictions(
-            predictions, columns, loss, quantile, largest, clip_from, against, confidence, report
-        )
+        if report is not None:
+            require_file_place(report)
+        assert client is not None
+        assert target is not None
+        if predictions is not None:
+            from bidro.workflow.scored import Columns, read_scored
+
+            columns = Columns(client, target, prediction, _by_class(probability or []), unit, key)
+            scored = read_scored(predictions, columns, loss, quantile, largest, clip_from, against)
+        else:
+            from bidro.workflow.scored_onnx import OnnxScores
+
+            assert onnx is not None
+            chosen = tuple(name.strip() for name in features.split(",")) if features else ()
+            by = OnnxScores(client, target, unit, chosen, loss, quantile)
+            scored, locked = by.scored(onnx, fresh, largest, clip_from, against)
+            if not locked:
+                print(f"bidro: {_NOT_LOCKED}", file=sys.stderr)
+        found = _stated(scored, confidence, report)
     print(found.to_json() if json else found, end="" if json else "\n")
 
 
-def _of_predictions(
-    path: Path,
-    columns: Columns,
-    loss: str | None,
-    quantile: float,
-    largest: float | None,
-    clip_from: Path | None,
-    against: Path | None,
-    confidence: float,
-    report: Path | None,
-) -> Certificate:
-    from bidro.report.files import require_file_place, write_text
-    from bidro.workflow.scored import read_scored
+def _require_usage(
+    given: dict[str, Any], fresh: list[Path], predictions: Path | None, onnx: Path | None, shift: float | None
+) -> None:
+    """Raise UsageError for options that do not go together."""
+    which = "--onnx" if onnx is not None else "--predictions"
+    if predictions is None and onnx is None:
+        if odd := [name for name, value in given.items() if value is not None]:
+            raise click.UsageError(f"{odd[0]} goes with --predictions TABLE or --onnx FILE.")
+        if len(fresh) < 2:
+            raise click.UsageError(
+                "Give a model folder and tables of fresh rows, or --predictions TABLE, or --onnx FILE TABLES."
+            )
+        return
+    if predictions is not None and (fresh or onnx is not None):
+        raise click.UsageError("Give a model folder, --predictions or --onnx, not two of them.")
+    if shift is not None:
+        raise click.UsageError(f"--shift needs a model that was trained here, and {which} is of any.")
+    if given["--client"] is None or given["--target"] is None:
+        raise click.UsageError(f"{which} needs --client COLUMN and --target COLUMN.")
+    if onnx is None:
+        if given["--features"] is not None:
+            raise click.UsageError("--features goes with --onnx FILE.")
+        return
+    if not fresh:
+        raise click.UsageError("--onnx FILE needs tables of fresh rows.")
+    if odd := [name for name in ("--prediction", "--probability", "--key") if given[name] is not None]:
+        raise click.UsageError(f"{odd[0]} goes with --predictions TABLE: an ONNX model predicts here.")
 
-    if report is not None:
-        require_file_place(report)
-    table = read_scored(path, columns, loss, quantile, largest, clip_from, against)
+
+def _stated(table: ScoredTable, confidence: float, report: Path | None) -> Certificate:
     if table.known.note is not None:
         print(f"bidro: {table.known.note}", file=sys.stderr)
     found = table.certificate(confidence)
     if report is not None:
+        from bidro.report.files import write_text
         from bidro.report.page import page_html
         from bidro.workflow.scored_page import scored_content
 

@@ -86,6 +86,13 @@ def federate(
         float | None,
         typer.Option(help="With --local: every client's privacy budget, with delta = 1e-6, to rehearse it."),
     ] = None,
+    certify: Annotated[
+        Path | None,
+        typer.Option(
+            help="Train nothing, and certify the model in this ONNX file: sites that allow it run it on rows "
+            "that they keep out, and tell bounds alone."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out already.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -93,13 +100,16 @@ def federate(
 
     The folder is that of `bidro fit`, with audit.json: all that left the sites. When sites, the server or the
     network fail, it goes on by itself for a while; when this command itself was cut off, --resume goes on to
-    the same model.
+    the same model. With --certify, a model from elsewhere is certified instead, and the folder has its
+    certificate, a report page and the audit.
     """
+    import dataclasses
     import tempfile
 
     import click
 
     from bidro.cli.output import said_lines
+    from bidro.deploy.certified import job_to_certify
     from bidro.deploy.drive import driven, require_engine
     from bidro.deploy.job import Config, agreement_in
     from bidro.deploy.rehearsal import rehearsed, split_by_client
@@ -139,7 +149,9 @@ def federate(
                 local, client, target, Path(scratch), one_sample_replies, unit, agreed, budget
             )
         whole = Config.read(config, name, sites, resume)
-        if whole.job.agreed.algorithm is not None and not one_sample_replies:
+        if certify is not None:
+            whole = dataclasses.replace(whole, job=job_to_certify(whole.job, certify))
+        if whole.job.agreed.algorithm is not None and certify is None and not one_sample_replies:
             raise BidroError(
                 "Algorithm 1 sends replies computed from one row each, from which a curious server can "
                 "rebuild about four fifths of the sampled records; say --one-sample-replies if that is "
@@ -152,7 +164,10 @@ def federate(
         else:
             raise BidroError(f"'{config}' has no [{engine}] part that says how to reach the network.")
         write_folder(out, dict(files))
-    _print(out, json)
+    if certify is None:
+        _print(out, json)
+    else:
+        _print_certified(out, json)
 
 
 def audit(
@@ -166,6 +181,18 @@ def audit(
 
     found = read_audit(model)
     print(plain_json.dumps(found, indent=2) if json else in_words(found))
+
+
+def _print_certified(out: Path, as_json: bool) -> None:
+    from bidro.guarantees.certificate import Certificate
+
+    text = (out / "certificate.json").read_text()
+    if as_json:
+        print(text, end="")
+        return
+    print(Certificate.from_json(text))
+    print(f"\nWritten to {out}: open {out / 'report.html'} in a browser.")
+    print(f"What left the sites: bidro audit {out}")
 
 
 def _print(out: Path, as_json: bool) -> None:

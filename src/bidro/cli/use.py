@@ -67,6 +67,31 @@ def predict(
         sys.stdout.write(found.to_csv(index=False))
 
 
+def export(
+    model: ModelFolder,
+    onnx: Annotated[Path, typer.Option(help="ONNX file to write.")],
+    json: AsJson = False,
+) -> None:
+    """Write a model as an ONNX file: its inputs are the table's columns by their names.
+
+    Numbers are doubles, categories texts, each one column wide. Coding, filling and curves are in the file; a
+    cell that the model refuses gives NaN, and for classes an empty label. Where clients have models of their
+    own, the client column is an input, too.
+    """
+    from bidro.model_file import load_model
+    from bidro.report.files import require_file_place, write_bytes
+    from bidro.scoring.exported import onnx_of
+
+    require_file_place(onnx)
+    loaded = load_model(model)
+    data = onnx_of(loaded)
+    write_bytes(onnx, data)
+    inputs = [column.name for column in loaded.schema.columns]
+    inputs += [loaded.schema.client] if loaded.own else []
+    words = f"The model was written to {onnx}; its inputs are the columns {', '.join(inputs)}."
+    _say_of_file(onnx, {"out": str(onnx), "bytes": len(data), "inputs": inputs}, json, words)
+
+
 def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
     """How good a model is on a table with known targets: under the shared model, the clients' own models and
     pooled training, with who gains and who loses.

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bidro.deploy.agreed_scores import AgreedScores
 from bidro.errors import BidroError
 from bidro.fitting import Options
 from bidro.fitting.asked_curves import require_lines
@@ -82,6 +83,7 @@ class Agreed:
     algorithm: AlgorithmOne | None = None  # in place of the exact solver
     limits: AskLimits = field(default_factory=AskLimits)
     privacy: Terms | None = None  # of a private run, in which sites tell sums with noise and nothing else
+    scores: AgreedScores | None = None  # how models from elsewhere are scored; None where they are not
 
     @classmethod
     def of(
@@ -135,6 +137,8 @@ class Agreed:
             raise BidroError(
                 "radius = 'bootstrap' is not for machines apart; use 'cross-validate' or numbers."
             )
+        if self.scores is not None:
+            self.scores.require_fits(schema.classes)
         self.options.check()
         choices = self.options.choices()
         Wanted.of(choices.curves, choices.increasing, choices.decreasing, schema.features)
@@ -184,7 +188,7 @@ class Agreed:
 
     def to_dict(self) -> dict[str, Any]:
         options = dataclasses.asdict(self.options)
-        return {
+        content = {
             "schema": self.schema.to_dict(),
             "units": {name: list(map(float, unit)) for name, unit in self.units.items()},
             "support": None if self.support is None else {k: list(v) for k, v in self.support.items()},
@@ -194,6 +198,7 @@ class Agreed:
             "limits": dataclasses.asdict(self.limits),
             "privacy": None if self.privacy is None else dataclasses.asdict(self.privacy),
         }
+        return content if self.scores is None else {**content, "scores": dataclasses.asdict(self.scores)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Agreed:
@@ -209,6 +214,7 @@ class Agreed:
             algorithm=None if algorithm is None else AlgorithmOne(**algorithm),
             limits=AskLimits(**content["limits"]),
             privacy=None if privacy is None else Terms(**privacy),
+            scores=AgreedScores(**content["scores"]) if "scores" in content else None,
         )
 
     @classmethod
@@ -225,13 +231,14 @@ class Agreed:
             "limits",
             "algorithm",
             "privacy",
+            "scores",
         }
         known |= {"target_support", "target_centre", "target_spread"}
         _require_keys(content, known, f"'{path}'")
         for name in ("client", "target"):
             if not isinstance(content.get(name), str):
                 raise BidroError(f"'{path}' must name its {name} column: {name} = \"...\".")
-        for name in ("training", "limits", "algorithm", "privacy"):
+        for name in ("training", "limits", "algorithm", "privacy", "scores"):
             if not isinstance(content.get(name, {}), dict):
                 raise BidroError(f"'{path}': '{name}' is a part of its own, [{name}].")
         if not isinstance(content.get("columns", []), list):
@@ -272,6 +279,7 @@ class Agreed:
             "algorithm": _made(AlgorithmOne, content.get("algorithm"), path, rounds=0),
             "limits": _made(AskLimits, content.get("limits", {}), path),
             "privacy": _made(Terms, content.get("privacy"), path),
+            "scores": _made(AgreedScores, content.get("scores"), path),
         }
         return cls.of(schema, units, declared, training, **parts)
 

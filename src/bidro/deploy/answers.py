@@ -21,6 +21,7 @@ from bidro.deploy.places import BORNE, PARTS, own_places, padded
 from bidro.deploy.protocol import Protocol
 from bidro.deploy.requests import Request
 from bidro.deploy.rules import RefusedError, draws, rarest_value, require_known_shrinkages, rows_behind
+from bidro.deploy.scored_rows import score_bounds
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_rows import (
     SiteRows,
@@ -53,6 +54,9 @@ def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     """(the reply, the fewest rows that a number in it rests on)."""
     kept = holdout(site, rows)
     releases(site, rows)
+    if request.question == "score":
+        _require_kept(kept)
+        return score_bounds(site, rows, request.message), draws(kept, rows.units)
     if request.question == "prepare":
         # The mean of a column of 0 and 1 counts the rows of a level.
         rarest = rarest_value(rows.whole(~kept), rows.has_classes, rows.units_of(~kept))
@@ -69,9 +73,13 @@ def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
         return asked.reply(request.message, request.seed, request.round), over
     if request.question == "assess":
         return _assessment(site, rows, request), draws(~kept, rows.units)
+    _require_kept(kept)
+    return _bounds(site, rows, request), draws(kept, rows.units)
+
+
+def _require_kept(kept: NDArray[np.bool_]) -> None:
     if not kept.any():
         raise RefusedError("no rows are kept out, by what was agreed on.")
-    return _bounds(site, rows, request), draws(kept, rows.units)
 
 
 def _prepared(site: Site, rows: SiteRows) -> Any:

@@ -24,6 +24,7 @@ _WHAT = {
     "bends": "Segments that rows bear",
     "assess": "Losses in training",
     "bounds": "Losses on rows kept out",
+    "score": "Bounds of another model's losses",
     "curvature": "Risks with curvature",
     "moments": "Second moments",
     "gradient": "Risks with gradients",
@@ -59,6 +60,10 @@ _REVEALS = {
     "bounds": (
         "Mean losses of the shared model, of the site's own and of pooled training on the rows kept out, how "
         "much they differ, and confidence bounds. No row."
+    ),
+    "score": (
+        "Confidence bounds of the mean loss of a model from elsewhere on the rows kept out, and of its share "
+        "of mistakes, rounded up to steps of what min_rows rows can change. No mean and no row."
     ),
     "curvature": (
         "Value, gradient and curvature of the site's risk at the models asked for. For squared loss these "

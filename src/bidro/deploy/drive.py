@@ -28,6 +28,8 @@ _FILES = {
     "run.toml",
     "audit.json",
 }
+# And of a run that certifies a model from elsewhere.
+_CERTIFIED = {"certificate.json", "report.html", "report.json", "audit.json"}
 
 
 def require_engine(name: str) -> None:
@@ -80,9 +82,10 @@ def driven(job: Job, name: str, settings: Mapping[str, Any], say: Callable[[str]
         job = replace(job, resume=True)
     if ERROR_FILE in files:
         raise BidroError(one_line(files[ERROR_FILE].decode(errors="replace")))
-    if set(files) != _FILES:
-        odd = sorted(set(files) ^ _FILES)[0]
+    expected = _FILES if job.certify is None else _CERTIFIED
+    if set(files) != expected:
+        odd = sorted(set(files) ^ expected)[0]
         raise BidroError(
-            f"The server returned other files than a model folder has: '{one_line(odd)}'; run it again."
+            f"The server returned other files than such a run leaves: '{one_line(odd)}'; run it again."
         )
     return dict(files)

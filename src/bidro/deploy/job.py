@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import re
@@ -25,6 +26,7 @@ class Job:
     policy: Policy = field(default_factory=Policy)
     resume: bool = False
     max_weight: float = 1.0  # no site counts for more than this in training, however many rows it reports
+    certify: bytes | None = None  # an ONNX file to be certified; None where a model is to be trained
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
@@ -49,6 +51,8 @@ class Job:
             "resume": self.resume,
             "max_weight": self.max_weight,
         }
+        if self.certify is not None:
+            content["certify"] = base64.b64encode(self.certify).decode()
         return json.dumps(content, sort_keys=True)
 
     @classmethod
@@ -61,6 +65,8 @@ class Job:
                 "agreed": Agreed.from_dict(content["agreed"]),
                 "policy": Policy(**content["policy"]),
             }
+            if "certify" in content:
+                parts["certify"] = base64.b64decode(content["certify"], validate=True)
             return cls(**{**content, **parts})
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
             if isinstance(error, BidroError):

@@ -47,7 +47,7 @@ from bidro.transport import Transport
 from bidro.worst_case import default_oracle
 
 # A message may have so many bytes beyond its numbers.
-_HEADER_BYTES = 65_536
+HEADER_BYTES = 65_536
 
 
 # Where curves bend: places of the public grid, by feature.
@@ -267,7 +267,7 @@ class Protocol:
         """Of a request: models, at which there may be curvature too, with a few numbers for each, and the
         places where curves bend, as text and as numbers."""
         places = sum(self.wanted.most) + len(self.columns) * max(self.wanted.most, default=1)
-        return _HEADER_BYTES + 16 * places + 8 * 2 * self.most_solves * (self.dimension + 8)
+        return HEADER_BYTES + 16 * places + 8 * 2 * self.most_solves * (self.dimension + 8)
 
 
 @lru_cache(maxsize=16)

@@ -60,7 +60,7 @@ def split_by_client(
             f'state = "state/site-{k}"',
         ]
         # All rows are on this machine, so that nothing gives any away.
-        lines += ["losses_with_kinks = true", "trusted_server = true"]
+        lines += ["losses_with_kinks = true", "trusted_server = true", "score_models = true"]
         lines += ["one_sample_replies = true"] if one_sample else []
         if budget is not None:
             lines += ["[privacy]", f"epsilon = {float(budget.epsilon)!r}", f"delta = {float(budget.delta)!r}"]
@@ -80,7 +80,7 @@ def rehearsed(job: Job, name: str, folder: Path, say: Callable[[str], None]) -> 
     say(f"starting a server and {len(sites)} clients on this machine")
     with engine(name, local=True).network(folder / "network", sites, runs) as net:
         files = driven(job, name, net.settings, say)
-    return {**files, **_own_models(job, folder, files)}
+    return {**files, **({} if job.certify is not None else _own_models(job, folder, files))}
 
 
 def _own_models(job: Job, folder: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -20,8 +20,9 @@ from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.own_correction import OwnCorrections, Shrinkage
 from bidro.client import Penalty, WassersteinBall
 from bidro.deploy.places import STEPS
-from bidro.deploy.protocol import FeaturePlaces, Protocol, as_text
+from bidro.deploy.protocol import HEADER_BYTES, FeaturePlaces, Protocol, as_text
 from bidro.deploy.rules import RefusedError
+from bidro.deploy.score_messages import Score
 from bidro.engines.coordinator import Nothing
 from bidro.engines.plain import described
 from bidro.engines.wire import unpack
@@ -29,6 +30,7 @@ from bidro.fitting.questions import Assess, AtModel, Bend, Fixed, Judge
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.own import SHRINKAGES
 from bidro.guarantees.statements import is_clip_level
+from bidro.scoring.ports import MOST_BYTES
 
 T = TypeVar("T")
 
@@ -43,6 +45,7 @@ _MORE = {
     "round": frozenset({"table", "seed", "folds", "algorithm", "ambiguity"}),
     "assess": frozenset({"table", "ambiguity"}),
     "bounds": frozenset({"table"}),
+    "score": frozenset[str](),
 }
 # All that is asked in a private run: no id of a table, which would tell that it has changed.
 PRIVATE = ("moments", "gradients", "losses")
@@ -90,13 +93,19 @@ def checked_request(protocol: Protocol, client: str, header: Mapping[str, Any], 
     run, question = str(header["run"]), str(header["question"])
     if "curves" in header:
         protocol = _about(protocol, header["curves"])
-    if len(data) > protocol.most_bytes:
+    most = protocol.most_bytes if question != "score" else MOST_BYTES + HEADER_BYTES
+    if len(data) > most:
         raise RefusedError(f"a request of {len(data):,} bytes is larger than anything that was agreed on.")
     parts = protocol, run, question, _whole(header["round"], 1, 10**9, "round")
     if question in PRIVATE:
         return _private(protocol, data, parts)
     if question == "prepare":
         return Request(*parts, None, unpack(data, Nothing), 0)
+    if question == "score":
+        model = unpack(data, Score)
+        if model.model.dtype != np.uint8 or model.model.ndim != 1:
+            raise RefusedError("a model to be scored is the bytes of a file.")
+        return Request(*parts, None, model, 1, means=1)
     table = header["table"]
     if type(table) is not float or not math.isfinite(table):
         raise RefusedError("it was asked about a table that has no such id.")
@@ -129,6 +138,8 @@ def _require_header(protocol: Protocol, client: str, header: Mapping[str, Any]) 
         raise RefusedError("there is no such question.")
     if question in ("spread", "bends") and not protocol.has_curves:
         raise RefusedError("there is no such question.")
+    if question == "score" and protocol.agreed.scores is None:
+        raise RefusedError("how models are scored was not agreed on; agree on [scores] in schema.toml.")
     curves = {"curves"} if protocol.has_curves and question in _OF_A_MODEL else set()
     if set(header) != _ALWAYS | known[question] | curves:
         raise RefusedError("it was asked for something that was not agreed on.")

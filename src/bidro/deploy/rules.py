@@ -52,6 +52,10 @@ CHOSEN_MODELS = (
     "that purpose can rebuild rows; if the server is trusted here to run bidro as it is, set "
     "trusted_server = true in this site's configuration."
 )
+SCORED = (
+    "a model that the server sends is one that it chooses, and what is said of it tells of the rows that it "
+    "was made for; if that is acceptable here, set score_models = true in this site's configuration."
+)
 
 
 BATCHES = (

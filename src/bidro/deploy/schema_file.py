@@ -29,6 +29,8 @@ _HEAD = """\
 # A level that is not listed counts as the one that `other` names; without `other`, it is refused.
 # [training] has the options of `bidro fit` that change what sites are asked, [limits] how much.
 # A part [privacy], even an empty one, makes a run private: then sites tell a few sums with noise alone.
+# [scores] with `loss` (and `largest`, as which larger losses count) lets sites that allow it score models
+# from elsewhere (`bidro federate --certify`).
 """
 
 
@@ -122,11 +124,13 @@ def _training(agreed: Agreed, mark: str) -> list[str]:
     if agreed.privacy is not None:
         given = {name: v for name, v in dataclasses.asdict(agreed.privacy).items() if v is not None}
         lines += ["", "[privacy]", *(f"{name} = {_text(value)}" for name, value in given.items())]
-    return [*lines, "", "[limits]", *_entries(agreed.limits, mark), ""]
+    lines += ["", "[limits]", *_entries(agreed.limits, mark), ""]
+    return lines if agreed.scores is None else [*lines, "[scores]", *_entries(agreed.scores, ""), ""]
 
 
 def _entries(part: Any, mark: str) -> list[str]:
-    return [f"{mark}{name} = {_text(value)}" for name, value in dataclasses.asdict(part).items()]
+    given = {name: value for name, value in dataclasses.asdict(part).items() if value is not None}
+    return [f"{mark}{name} = {_text(value)}" for name, value in given.items()]
 
 
 def _text(value: Any) -> str:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bidro.deploy.audit import audit_content, audit_of
+from bidro.deploy.certified import federated_scores
 from bidro.deploy.job import Job
 from bidro.deploy.progress import RunProgress
 from bidro.deploy.runs import RECORD, Begun, begin, done, expire, failed, locked, result_folder, runs_folder
@@ -71,7 +74,14 @@ def _result(
         for kind in (GapNotReachedWarning, NonconcaveInnerWarning, UncheckedDomainWarning):
             warnings.simplefilter("ignore", kind)
         coordinator = Coordinator(begun.name, carrier, record, job.policy, progress.say, progress.round)
+        if job.certify is not None:
+            files = federated_scores(job, coordinator, begun.day)
+            return {**files, "audit.json": _as_json(audit_of(job.run, record.heads))}
         found = federated_fit(job, coordinator, begun.day, progress.solved_to)
         audit = audit_of(job.run, record.heads, found.influence)
         files = folder_files(replace(found, federated=audit_content(audit)))
-        return {**files, "audit.json": json.dumps(audit, indent=1) + "\n"}
+        return {**files, "audit.json": _as_json(audit)}
+
+
+def _as_json(audit: Mapping[str, Any]) -> str:
+    return json.dumps(audit, indent=1) + "\n"

@@ -17,7 +17,7 @@ from typing import Any
 from bidro.deploy.answers import answered
 from bidro.deploy.private_answers import answered_privately
 from bidro.deploy.requests import PRIVATE, Request, checked_request
-from bidro.deploy.rules import RefusedError, require_allowed_loss
+from bidro.deploy.rules import SCORED, RefusedError, require_allowed_loss
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_log import Question
 from bidro.deploy.site_rows import SiteRows, site_log, table_id
@@ -133,8 +133,12 @@ def _reason(error: Exception) -> str:
 
 def _require_current(site: Site, rows: SiteRows, request: Request) -> None:
     """Raise RefusedError where the table is another than the run began with, or the owner does not want a
-    loss like this."""
+    loss like this, or models from elsewhere."""
     if request.table is not None and request.table != table_id(site, rows):
         raise RefusedError("its table has changed since the run began; begin a new run.")
+    if request.question == "score":
+        if not site.score_models:
+            raise RefusedError(SCORED)
+        return
     if site.privacy is None:
         require_allowed_loss(rows.protocol.loss, site.losses_with_kinks, site.trusted_server)

@@ -28,13 +28,14 @@ class Site:
     losses_with_kinks: bool = False
     trusted_server: bool = False  # to ask about the models that bidro asks about, and no others
     privacy: Budget | None = None  # what all that leaves may cost the people in its rows; None for no budget
+    score_models: bool = False  # whether to run models that the server sends on rows kept out
 
     @classmethod
     def read(cls, path: Path) -> Site:
         content = read_toml(path)
         privacy = _budget(content.pop("privacy", None), path)
         known: dict[str, type] = dict.fromkeys(
-            ("one_sample_replies", "losses_with_kinks", "trusted_server"), bool
+            ("one_sample_replies", "losses_with_kinks", "trusted_server", "score_models"), bool
         )
         known |= dict.fromkeys(("client", "data", "schema", "own", "state", "approve"), str)
         known |= dict.fromkeys(("min_rows", "min_cell", "max_seconds"), int)
@@ -43,7 +44,8 @@ class Site:
                 raise BidroError(
                     f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema, own, "
                     "state, approve (texts), min_rows, min_cell, max_seconds (numbers), one_sample_replies, "
-                    "losses_with_kinks and trusted_server (true or false), and a part [privacy]."
+                    "losses_with_kinks, trusted_server and score_models (true or false), and a part "
+                    "[privacy]."
                 )
         missing = [name for name in ("client", "data", "schema") if name not in content]
         if missing:

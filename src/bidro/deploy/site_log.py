@@ -17,9 +17,9 @@ from bidro.deploy.site_state import SiteState
 # Refusals and runs that wait are kept up to so many, the newest: nobody can fill a site's disk by asking.
 _KEPT = 10_000
 # Questions of which a run needs one.
-ONCE = ("prepare", "spread", "bends", "assess", "bounds", "moments", "losses", "exact losses")
+ONCE = ("prepare", "spread", "bends", "assess", "bounds", "score", "moments", "losses", "exact losses")
 # Those of them whose answers are no function of second moments.
-STATEMENTS = ("assess", "bounds", "exact losses")
+STATEMENTS = ("assess", "bounds", "score", "exact losses")
 _FIELDS = "time, run, question, round, models, outcome, times, rows, bytes, reason"
 
 
@@ -28,12 +28,13 @@ class RunLimits:
     """How much is answered: of a kind of which one is enough, that many different requests, because a run
     that loses a client begins again with the others; of statements about a table, so many in all runs, and,
     where there are several, so many mean losses in them, and of later versions of it one, until all versions
-    together have had as many beyond their first; rounds, models and seconds of this site's time of a run;
-    models of all runs."""
+    together have had as many beyond their first; of models from elsewhere so many over a table; rounds,
+    models and seconds of this site's time of a run; models of all runs."""
 
     each: int = 4
     statements: int = 4
     means: int = 12
+    scored: int = 0
     rounds: int = 1_000
     models: int = 100_000
     models_in_all: int = 10_000_000
@@ -122,7 +123,12 @@ class SiteLog:
             f"SELECT COUNT(*), TOTAL(means) {of_table}", (asked.question, asked.about)
         )
         others, means = map(int, counted.fetchone())
-        if others >= self.limits.statements or (others and means + asked.means > self.limits.means):
+        if asked.question == "score":
+            spent = others >= self.limits.scored
+        else:
+            too_many = others > 0 and means + asked.means > self.limits.means
+            spent = others >= self.limits.statements or too_many
+        if spent:
             raise RefusedError(
                 f"'{asked.question}' has been answered of {others} models over this table, all that may be: "
                 "a row has more numbers than that; begin again with a table that has more rows, or with "

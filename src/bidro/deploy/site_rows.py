@@ -117,6 +117,7 @@ def site_log(site: Site, agreed: Agreed | None = None) -> SiteLog:
         # two levels, may be one row's: so no more of these than one short of two for each of its numbers.
         statements=min(each, features),
         means=2 * features + 1,
+        scored=0 if agreed.scores is None else agreed.scores.models,
         rounds=limits.rounds,
         models=limits.models,
         models_in_all=limits.models_in_all,

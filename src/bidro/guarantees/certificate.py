@@ -165,15 +165,14 @@ def _columns(found: Certificate) -> dict[str, list[str]]:
         }
     else:
         columns = {
-            f"fresh {'units' if held.units else 'rows'}": [f"{held.rows[name]:,}" for name in found.names],
-            "mistakes" if held.mistakes else "counted loss" if held.clipped else "mean loss": [
-                f"{held.means[name]:.4g}" for name in found.names
-            ],
-            "at most": [
-                "too few" if name in held.vacuous_clients else f"{held.clients[name]:.4g}"
-                for name in found.names
-            ],
+            f"fresh {'units' if held.units else 'rows'}": [f"{held.rows[name]:,}" for name in found.names]
         }
+        if held.means:
+            title = "mistakes" if held.mistakes else "counted loss" if held.clipped else "mean loss"
+            columns[title] = [f"{held.means[name]:.4g}" for name in found.names]
+        columns["at most"] = [
+            "too few" if name in held.vacuous_clients else f"{held.clients[name]:.4g}" for name in found.names
+        ]
     if (pair := found.against) is not None:
         columns["difference"] = [f"{pair.means[name]:+.4g}" for name in found.names]
         columns["its bound"] = [f"{pair.clients[name]:+.4g}" for name in found.names]

@@ -42,7 +42,7 @@ class HeldOut:
     bound: float  # of the true risk under the worst mixture
     confidence: float  # of that bound
     clients: Mapping[str, float]  # one-sided bounds of the clients' true risks
-    means: Mapping[str, float]  # mean losses of the draws kept out
+    means: Mapping[str, float]  # mean losses of the draws kept out; {} where clients tell bounds alone
     rows: Mapping[str, int]  # draws kept out: rows, or units
     level: float  # beta of each client's bound
     kind: Bound  # which bound of a mean
@@ -74,7 +74,10 @@ class HeldOut:
     @property
     def enough(self) -> int | None:
         """So many rows (or units) of the binding client with the same mean loss bring its bound half way down
-        from `largest` to that mean, however the losses spread; None where no number does."""
+        from `largest` to that mean, however the losses spread; None where no number does, or the mean is not
+        known."""
+        if not self.means:
+            return None
         return rows_for_half_way(self.means[self.binding] / self.largest, self.level, self.kind)
 
     @property
@@ -85,6 +88,8 @@ class HeldOut:
             return (
                 f"'{binding}' tells of about {self.rows[binding]:,}; more {what} or a larger budget would do"
             )
+        if not self.means:
+            return f"'{binding}' has {self.rows[binding]:,}, or its losses are as large as any that counts"
         if self.enough is None:
             return f"more {what} would not help: the losses of '{binding}' are as large as any that counts"
         return (

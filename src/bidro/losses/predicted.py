@@ -23,7 +23,7 @@ _OF_PROBABILITIES = ("log loss", "brier")
 _IN_WORDS = {"mistakes": "share of mistakes", "log loss": "log loss", "brier": "Brier score"}
 
 # Probabilities in tables are rounded; sums further from 1 than this are those of something else.
-_SUM_TOLERANCE = 1e-3
+SUM_TOLERANCE = 1e-3
 
 
 def _plain_row(place: int) -> str:
@@ -94,10 +94,10 @@ class Scored:
                 f"There is no column of probabilities for the class '{target[int(np.argmin(known))]}'; give "
                 "one for every class of the target."
             )
-        inside = np.isfinite(probabilities) & (probabilities >= 0) & (probabilities <= 1 + _SUM_TOLERANCE)
+        inside = np.isfinite(probabilities) & (probabilities >= 0) & (probabilities <= 1 + SUM_TOLERANCE)
         _require(np.all(inside, axis=1), "has a probability that is no number from 0 to 1", row)
         sums = probabilities.sum(axis=1)
-        if np.any(off := np.abs(sums - 1) > _SUM_TOLERANCE):
+        if np.any(off := np.abs(sums - 1) > SUM_TOLERANCE):
             place = int(np.argmax(off))
             raise BidroError(
                 f"{row(place)}: the probabilities of the classes sum to {sums[place]:.6g}, not 1; give one "

@@ -20,7 +20,8 @@ def certificate_figure(found: Certificate) -> Figure:
         marks["mean loss on training rows"] = (np.asarray(found.empirical), "o", GREY)
     elif fresh is not None:
         rows = dict(fresh.rows)
-        marks["mean loss on fresh rows"] = (np.array([fresh.means[n] for n in found.names]), "o", GREY)
+        if fresh.means:
+            marks["mean loss on fresh rows"] = (np.array([fresh.means[n] for n in found.names]), "o", GREY)
     if fresh is not None:
         bounds = np.array([np.nan if n in fresh.vacuous_clients else fresh.clients[n] for n in found.names])
         marks["held-out bound" + (" (clipped)" if fresh.clipped else "")] = (bounds, "D", ORANGE)

@@ -81,6 +81,13 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, write)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(data)
+
+    write_whole(path, write)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as readable JSON; numbers must be finite."""
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")

@@ -18,6 +18,7 @@ from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.paired import Paired
 from bidro.guarantees.scored import by_client
 from bidro.losses import registry
+from bidro.tables import Schema
 from bidro.workflow.asked_for import LEVELS
 from bidro.workflow.judged import evaluation
 from bidro.workflow.page_content import level_content
@@ -87,6 +88,38 @@ def _plainly(judged: Mapping[str, Any], word: str, typical: Typical | None) -> d
         "guess": None,
         "guess_kept_out": None,
     }
+
+
+def bounds_content(found: Certificate, schema: Schema, loss: tuple[str, str], created: str) -> dict[str, Any]:
+    """The content of the page where clients have told bounds alone: no loss of anybody is known. `loss` is
+    its name and its unit."""
+    held = found.fresh
+    assert held is not None
+    name, unit = loss
+    content: dict[str, Any] = {
+        "title": f"{schema.target} by {schema.client}",
+        "created": created,
+        "version": bidro.__version__,
+        "trained": False,
+        "task": "regression" if schema.classes is None else "classification",
+        "loss": {"name": name, "unit": unit},
+        "target": schema.target,
+        "client_column": schema.client,
+        "rows": 0,
+        "held_out_rows": sum(held.rows.values()),
+        "origin": found.balls,
+        "settings": [["Loss", name], ["What is known of it", found.balls]],
+        "clients": [{"name": client, "held_out_rows": held.rows[client]} for client in found.names],
+        "overall": None,
+        "mixtures": found.mixtures,
+        "levels": [level_content(found)],
+        "default_level": 0,
+        "absent": dict(found.absent),
+        "advice": _advice(found),
+    }
+    if schema.classes is not None:
+        content["classes"] = list(schema.classes)
+    return content
 
 
 def _judged(table: ScoredTable) -> dict[str, ClientLoss]:

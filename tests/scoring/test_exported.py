@@ -1,0 +1,130 @@
+"""`bidro export`: what an ONNX file predicts is what the model does, over losses, classes, curves and own
+models."""
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+
+from bidro.errors import BidroError
+from bidro.fitting import Progress
+from bidro.model_file import load_model
+from bidro.scoring.exported import onnx_of
+from bidro.workflow.fit import fit_tables
+from bidro.workflow.options import FitOptions
+from tests.cli.test_command import run
+from tests.small import mostly_slow
+
+CASES = {
+    "squared": ("number", {}),
+    "absolute": ("number", {"loss": "absolute"}),
+    "huber": ("number", {"loss": "huber"}),
+    "pinball": ("number", {"loss": "pinball", "quantile": 0.8}),
+    "own models": ("number", {"own": "auto"}),
+    "curves": ("number", {"curves": "auto"}),
+    "two classes": ("two", {}),
+    "smoothed hinge": ("two", {"loss": "smoothed hinge"}),
+    "curves of two classes": ("two", {"curves": "auto"}),
+    "three classes": ("three", {}),
+    "curves of three classes": ("three", {"curves": "auto"}),
+}
+
+
+def table(kind, rows=400):
+    rng = np.random.default_rng(1)
+    site, ward = rng.choice(["a", "b", "c"], rows), rng.choice(["x", "y", "z"], rows)
+    u, v = rng.normal(size=rows), rng.normal(10, 5, rows)
+    y = 2 * np.sin(2 * u) + 0.1 * v + (ward == "y") + 2.0 * (site == "b") + 0.3 * rng.normal(size=rows)
+    if kind == "two":
+        y = np.where(y > 1.5, "yes", "no")
+    elif kind == "three":
+        y = np.where(y > 2.5, "high", np.where(y > 1, "middle", "low"))
+    return pd.DataFrame({"site": site, "u": u, "my v": v, "ward": ward, "y": y})
+
+
+def fitted(folder, whole, **options):
+    whole.to_csv(folder / "table.csv", index=False)
+    parts = {"radius": 0.05, "weights": "simplex", "own": "none", "hold_out": 0.0, **options}
+    parts |= {"client": "site", "target": "y", "tables": (str(folder / "table.csv"),)}
+    return fit_tables(FitOptions(**parts), Progress()).model
+
+
+def outputs(data, rows):
+    """What ONNX Runtime makes of a table, by the names of the outputs."""
+    session = onnxruntime.InferenceSession(data)
+    fed = {
+        port.name: rows[[port.name]].to_numpy(object if port.type == "tensor(string)" else float)
+        for port in session.get_inputs()
+    }
+    names = [port.name for port in session.get_outputs()]
+    return dict(zip(names, session.run(None, fed), strict=True)), set(fed)
+
+
+@pytest.mark.parametrize("case", mostly_slow([*CASES], lambda case: case != "curves of three classes"))
+def test_the_file_predicts_what_the_model_does(case, tmp_path):
+    kind, options = CASES[case]
+    whole = table(kind)
+    model = fitted(tmp_path, whole, **options)
+    if "own" in options:
+        assert model.own
+    if "curves" in options:
+        assert not model.predictor().straight
+    fresh = table(kind, 300).assign(site="new")
+    fresh["u"] *= 3  # beyond what training saw, too
+    rows = pd.concat([whole, fresh], ignore_index=True)
+    found, inputs = outputs(onnx_of(model), rows)
+    expected = model.predict(rows)
+    assert inputs == {"u", "my v", "ward"} | ({"site"} if model.own else set())
+    if kind == "number":
+        np.testing.assert_allclose(found["prediction"][:, 0], expected["prediction"], atol=1e-6, rtol=0)
+        return
+    assert found["label"].tolist() == expected["prediction"].tolist()
+    if case == "smoothed hinge":
+        assert set(found) == {"label", "scores"}
+    else:
+        shares = expected.drop(columns="prediction").to_numpy(float)
+        np.testing.assert_allclose(found["probabilities"], shares, atol=1e-6, rtol=0)
+
+
+def test_what_the_model_refuses_has_no_prediction(tmp_path):
+    whole = table("number")
+    odd = whole.iloc[:3].assign(ward=["x", "elsewhere", ""])
+    odd.loc[odd.index[0], "u"] = np.nan
+    found, _ = outputs(onnx_of(fitted(tmp_path, whole)), odd)
+    assert np.isnan(found["prediction"]).all()
+    classes, _ = outputs(onnx_of(fitted(tmp_path, table("two"))), odd)
+    assert classes["label"].tolist() == ["", "", ""]
+    # With a rule for missing values it has one, that of the model.
+    gaps = table("number")
+    gaps.loc[::7, "u"] = np.nan
+    gaps.loc[::5, "ward"] = None
+    model = fitted(tmp_path, gaps, missing="median")
+    found, _ = outputs(onnx_of(model), gaps.assign(ward=gaps["ward"].fillna("")))
+    np.testing.assert_allclose(found["prediction"][:, 0], model.predict(gaps)["prediction"], atol=1e-6)
+
+
+def test_the_command_writes_the_file(tmp_path, capsys, monkeypatch):
+    table("two").to_csv(tmp_path / "visits.csv", index=False)
+    options = ("--client", "site", "--target", "y", "--radius", "0.1", "--own", "none")
+    assert run(capsys, "fit", tmp_path / "visits.csv", *options, "--out", tmp_path / "model")[0] == 0
+    code, out, err = run(capsys, "export", tmp_path / "model", "--onnx", tmp_path / "model.onnx")
+    assert (code, err) == (0, "")
+    assert "its inputs are the columns u, my v, ward." in out
+    model = load_model(tmp_path / "model")
+    assert (tmp_path / "model.onnx").read_bytes() == onnx_of(model)
+    code, _, err = run(capsys, "export", tmp_path / "model", "--onnx", tmp_path)
+    assert code == 1
+    assert "is a folder" in err
+    import sys
+
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    code, _, err = run(capsys, "export", tmp_path / "model", "--onnx", tmp_path / "other.onnx")
+    assert code == 1
+    assert "pip install 'bidro[onnx]'" in err
+    assert not (tmp_path / "other.onnx").exists()
+
+
+def test_columns_named_as_outputs_are_refused(tmp_path):
+    whole = table("number").rename(columns={"u": "prediction"})
+    with pytest.raises(BidroError, match="named as an output of the file"):
+        onnx_of(fitted(tmp_path, whole))
