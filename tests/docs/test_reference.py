@@ -12,11 +12,11 @@ import bidro
 from tests.small import mostly_slow
 
 NAMES = [name for name in bidro.__all__ if name != "__version__"]
-# Their examples compile a program each; one of the kind is run every time.
+# Their examples take seconds, mostly to compile; one of the kind is run every time.
 LONG = {
-    "AFL", "BiDROCompressed", "BiDROFL", "BiDROGossip", "BiDROLocal", "DRFA", "FDRSVM", "GroupDRO",
-    "GroupDROBalls", "Interval", "MixtureBall", "QFFL", "Result", "UnbalancedDRO", "run", "run_many",
-    "worst_case_mixture",
+    "AFL", "BacktrackingAscent", "BiDROCompressed", "BiDROFL", "BiDROGossip", "BiDROLocal", "Calibration",
+    "DRFA", "FDRSVM", "GroupDRO", "GroupDROBalls", "Interval", "MixtureBall", "Model", "QFFL", "Result",
+    "UnbalancedDRO", "WorstCase", "run", "run_many", "worst_case_mixture",
 }  # fmt: skip
 
 
