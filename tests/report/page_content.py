@@ -1,13 +1,15 @@
 """Contents for the report page, made up but of the shape and size of real ones."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from bidro.guarantees.scored import Range
 from bidro.losses.predicted import PredictedLoss, Scored
+from bidro.tables import Schema
 from bidro.workflow.scored import Columns, ScoredTable
-from bidro.workflow.scored_page import scored_content
+from bidro.workflow.scored_page import bounds_content, scored_content
 
 HOSPITALS = ["Northfield General", "St Anne's", "Harbour Road", "West Moor", "Queen's Cross", "Alder Vale"]
 CONFIDENCES = [0.5, 0.8, 0.9, 0.95, 0.99]
@@ -156,6 +158,10 @@ def bare():
 
 def predictions(classes=False):
     """Of a model that was not trained here: numbers against another model's, or predicted classes alone."""
+    return scored_content(predictions_table(classes), 0.95)
+
+
+def predictions_table(classes=False):
     rng = np.random.default_rng(7)
     clients = np.repeat(HOSPITALS[:4], 80)
     target = rng.normal(size=320)
@@ -168,7 +174,16 @@ def predictions(classes=False):
     else:
         scored, against = Scored.numbers(target, said), Scored.numbers(target, other)
         loss, known = PredictedLoss("squared"), Range(None, 4.0, "Losses are clipped at 4, as was said.")
-    return scored_content(ScoredTable(columns, scored, clients, None, loss, known, against), 0.95)
+    return ScoredTable(columns, scored, clients, None, loss, known, against)
+
+
+def bounds():
+    """Of a model that was not trained here, where the sites have told bounds alone."""
+    table = predictions_table()
+    found = table.certificate(0.95)
+    alone = replace(found, clipped=replace(found.clipped, means={}), against=None)
+    schema = Schema("hospital", "stay", None, ())
+    return bounds_content(alone, schema, ("squared error", "stay²"), "2026-01-01")
 
 
 def _clients(names, rng):

@@ -29,6 +29,7 @@ CONTENTS = {
     "pooled training": page_content.pooled(),
     "regret": page_content.regret(),
     "predictions alone": page_content.predictions(),
+    "bounds alone": page_content.bounds(),
     "curves": page_content.curves(),
     "curves of classes at sites": page_content.curves(3, rows_here=False),
     "across machines": page_content.federated(),

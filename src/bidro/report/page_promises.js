@@ -232,7 +232,7 @@ function certificateFigure() {
   const scale = lossScale([...ends, ...lines.map((l) => l.value)]);
   const caption =
     "Where the true mean loss lies at the chosen confidence. A bar that starts at the left edge is an upper bound " +
-    `only, or reaches below the axis. Lines: the loss ${source}.`;
+    `only, or reaches below the axis.${lines.length ? ` Lines: the loss ${source}.` : ""}`;
   const redraw = figure(
     "certificate-figure",
     caption,
@@ -298,10 +298,14 @@ function clientsTable() {
     },
     ...(trained ? [{ label: "Rows", group: "Client", value: (c) => c.rows, format: () => count }] : []),
     ...(judged ? heldOutColumns("On rows kept out") : []),
+    ...(judged || trained ? [] : [{ label: "Rows", group: "Client", value: (c) => c.held_out_rows, format: () => count }]),
     ...(trained ? trainingColumns("In training") : []),
     ...certificateColumns("At the chosen confidence"),
   ];
-  const byRisk = columns.findIndex((c) => c.classes === "loss" || (!judged && c.label === "Loss"));
+  const byRisk = Math.max(
+    0,
+    columns.findIndex((c) => c.classes === "loss" || (!judged && c.label === "Loss")),
+  );
   const table = element("clients");
   const fill = sortableTable(table, "clients-caption", "", columns, clients, { column: byRisk, up: false });
   followers.push(() => {
@@ -374,7 +378,9 @@ function clientsWords() {
   const words = judged
     ? "The loss on rows kept out is what to expect of new rows like those. " +
       (trained ? "The loss in training is for comparison: it is usually a little lower." : "")
-    : "Only losses on the rows of training are known, and these flatter a model.";
+    : trained
+      ? "Only losses on the rows of training are known, and these flatter a model."
+      : "The clients have told bounds alone: their losses are not known.";
   const clipped = judged ? here().clipped : null;
   const most = clipped ? ` No row kept out is counted as more than ${loss(clipped.largest)}.` : "";
   const used = report.overall?.own
@@ -382,7 +388,7 @@ function clientsWords() {
     : "";
   element("clients-words").textContent = words + most + used;
   const missing = [];
-  if (!judged) missing.push(`The loss on rows kept out is absent: ${why("held_out")}`);
+  if (!judged && trained) missing.push(`The loss on rows kept out is absent: ${why("held_out")}`);
   if (trained && !inSomeLevel("interval"))
     missing.push(`Radius and robust risk at a chosen confidence are absent: ${why("interval")}`);
   element("clients-absent").textContent = missing.join(" ");
@@ -443,7 +449,7 @@ function dots() {
   const which =
     shown.length < clients.length
       ? `The ${shown.length} clients with the highest ${by}, of ${count(clients.length)}; the table above has all.`
-      : `All clients, the highest ${by} first.`;
+      : `All clients${judged || trained ? `, the highest ${by} first` : ""}.`;
   const bounds = trained ? "Bounds and robust risks" : "Bounds";
   const level = series.some((s) => s.every) ? ` ${bounds} are at the chosen confidence.` : "";
   const words = `${which}${level} Point at a mark to read it, or use Tab and the arrow keys.`;
