@@ -37,8 +37,6 @@ def test_curves_are_interpolated_between_knots_and_extended_beyond_them():
     values = np.array([0.7 - 2 * 2.3, 0.7, 0.0, 0.3, 0.3 + 3 * 2.4])
     found = basis.contributions(v[:, None], slopes)[:, 0]
     np.testing.assert_allclose(found, np.interp(v, places, values), atol=1e-12)
-    assert basis.slopes_at(np.array([[-0.7], [0.1]]), slopes, right=True)[:, 0].tolist() == [-1.0, 0.5]
-    assert basis.slopes_at(np.array([[-0.7], [0.1]]), slopes, right=False)[:, 0].tolist() == [2.0, 0.5]
 
 
 def test_the_largest_slope_of_every_feature():
