@@ -162,18 +162,11 @@ class Basis:
     @cached_property
     def roughness(self) -> Floats:
         """(columns, columns) R with <w, R w> the sum of squares of the differences between neighbouring
-        slopes, each times how wide its two segments are (their geometric mean; an outermost one is as wide as
-        its neighbour, and one of two is 1 wide): 0 for straight lines. Where segments are narrow, as at the
-        crowded end of a skewed column, slopes are steep for little, and are held less."""
-        low, high = self.ends
-        inner = np.isfinite(low) & np.isfinite(high)
-        width = np.where(inner, np.where(inner, high, 0.0) - np.where(inner, low, 0.0), 0.0)
+        slopes: 0 for straight lines."""
         found = np.zeros((self.columns, self.columns))
         for before in np.flatnonzero(np.diff(self.curve) == 0):
-            one, other = width[before], width[before + 1]
-            reach = np.sqrt((one or other or 1.0) * (other or one or 1.0))
             both = np.ix_([before, before + 1], [before, before + 1])
-            found[both] += reach * np.array([[1.0, -1.0], [-1.0, 1.0]])
+            found[both] += np.array([[1.0, -1.0], [-1.0, 1.0]])
         return found
 
     def curves_of(self, features: Any) -> Any:

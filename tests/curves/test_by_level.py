@@ -84,16 +84,11 @@ def test_the_fit_is_least_squares_with_the_columns_of_both_levels():
         ends = [-np.inf, *inner, np.inf]
         for low, high in pairwise(ends):
             columns.append(np.where(own, np.clip(age, low, high) - np.clip(0.0, low, high), 0.0))
-        wide = [
-            inner[1] - inner[0],
-            np.sqrt((inner[1] - inner[0]) * (inner[2] - inner[1])),
-            inner[2] - inner[1],
-        ]
-        for s, reach in enumerate(wide):
+        for s in range(3):
             row = np.zeros(8)
             row[4 * level + s], row[4 * level + s + 1] = 1.0, -1.0
-            # c / 2 times 4 / N, c = 2, of N times the mean.
-            smooth.append(np.sqrt(4.0 * reach) * row)
+            # c / 2 times 2 / N, c = 2, of N times the mean.
+            smooth.append(np.sqrt(2.0) * row)
     rest = [X["sex"] - X["sex"].mean(), X["bmi"] - X["bmi"].mean(), np.ones(len(X))]
     design = np.column_stack([*columns, *rest])
     padded = np.pad(np.array(smooth), [(0, 0), (0, 3)])

@@ -36,7 +36,7 @@ DEFAULT_CURVES: Any = "auto"
 MOST_SEGMENTS = 64
 # Slopes are held at their neighbours' as strongly as by so many rows more. Without it 16 segments follow the
 # noise, and outliers at the ends of a column; see docs/curves.md for what was tried.
-SMOOTHING_ROWS = 4.0
+SMOOTHING_ROWS = 2.0
 # (cap, blend) of pooled training.
 POOLED = (1.0, 1.0)
 # Curves must be better by so many standard errors, and with own corrections worse by at most one, or by this
