@@ -37,7 +37,8 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
     bootstrap. confidence: of `certificate_` and of bootstrap and explicit radii.
     curves: "auto", a piecewise-linear curve for every feature, with as many segments as cross-validation
     chooses (1, a straight line, is among them); None, straight lines; a number of segments; or one of these
-    by feature ("auto" for those not named). increasing, decreasing: features whose lines or curves must rise
+    by feature ("auto" for those not named); with a category, such as {"age": (8, "sex")}, a curve at each of
+    its levels. increasing, decreasing: features whose lines or curves must rise
     or fall. With curves and a radius, risks are upper bounds of worst cases: `worst_case` gives the other
     end.
 
