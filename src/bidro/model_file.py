@@ -7,6 +7,7 @@ again gives the same bytes, so that a change of any byte shows.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from bidro.arrays import Floats
-from bidro.curves import Basis
+from bidro.curves import Basis, Levels
 from bidro.errors import BidroError
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss, has_curves, losses_of, registry
@@ -279,11 +280,16 @@ def _loss_to_dict(loss: Loss) -> dict[str, Any]:
     content = {"name": registry.entry_of(loss).word, **vars(loss)}
     basis = content.pop("basis", None)
     content.pop("smoothing", None)  # of training alone
-    return content if basis is None else {**content, "knots": [list(own) for own in basis.knots]}
+    if basis is None:
+        return content
+    content["knots"] = [list(own) for own in basis.knots]
+    if any(basis.by):
+        content["by"] = [None if one is None else dataclasses.asdict(one) for one in basis.by]
+    return content
 
 
 def _loss_from_dict(content: Mapping[str, Any]) -> Loss:
-    parameters = {key: value for key, value in content.items() if key not in ("name", "knots")}
+    parameters = {key: value for key, value in content.items() if key not in ("name", "knots", "by")}
     if not all(isinstance(v, bool | int | float) and math.isfinite(v) for v in parameters.values()):
         raise TypeError("a loss has parameters that are not numbers")
     kind: Any = registry.kinds()[content["name"]]
@@ -294,4 +300,17 @@ def _loss_from_dict(content: Mapping[str, Any]) -> Loss:
         isinstance(own, list) and all(isinstance(knot, float) for knot in own) for own in knots
     ):
         raise TypeError("its knots are not lists of numbers")
-    return cast(Loss, kind(**parameters, basis=Basis(tuple(tuple(own) for own in knots))))
+    by = tuple(None if one is None else _levels(one) for one in content.get("by", ()))
+    return cast(Loss, kind(**parameters, basis=Basis(tuple(tuple(own) for own in knots), by)))
+
+
+def _levels(content: Mapping[str, Any]) -> Levels:
+    """Of a category that a feature has curves by. Raises TypeError for what are none."""
+    columns, values, names = (content[part] for part in ("columns", "values", "names"))
+    if not all(type(column) is int and column >= 0 for column in columns):
+        raise TypeError("the columns of a category are not whole numbers")
+    if not all(isinstance(value, float) for own in values for value in own):
+        raise TypeError("the values of a level are not numbers")
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError("the names of levels are not texts")
+    return Levels(tuple(columns), tuple(map(tuple, values)), tuple(names))

@@ -103,17 +103,21 @@ class Predictor:
         return pd.concat(parts, axis=1)
 
     def curves(self, names: Sequence[str], low: Floats, high: Floats) -> dict[str, Curve]:
-        """By feature; low and high (k,) are the least and largest values seen, in the rows' own units."""
+        """By feature, or by feature and level such as "age, sex=f"; low and high (k,) are the least and
+        largest values seen, in the rows' own units."""
         slopes, basis = self._parts[0], self.basis
         own, spread = basis.in_units(self.standard.mean, self.standard.spread), self.standard.spread
-        ends = np.cumsum(basis.segments)
         found = {}
-        for j, name in enumerate(names):
-            knots = np.array([low[j], *own.knots[j], high[j]])
+        for curve, (j, level) in enumerate(basis.each_curve()):
+            knots = np.array([low[j], *own.knots[curve], high[j]])
             rows = np.tile(self.standard.mean, (len(knots), 1))
             rows[:, j] = knots
+            name, levels = names[j], own.by[j] if own.by else None
+            if levels is not None:
+                rows[:, list(levels.columns)] = levels.values[level]
+                name = f"{name}, {levels.names[level]}"
             values = self.shares(rows)[:, :, 1 + j]
-            of_segments = slopes[:, ends[j] - basis.segments[j] : ends[j]].T / spread[j]
+            of_segments = slopes[:, basis.curve == curve].T / spread[j]
             alone = len(slopes) == 1
             found[name] = Curve(
                 knots, values[:, 0] if alone else values, of_segments[:, 0] if alone else of_segments

@@ -206,7 +206,7 @@ def test_the_rule_by_which_segments_are_taken():
 
 def test_what_is_wanted_feature_by_feature():
     wanted = Wanted.of({"a": 8, "b": None}, ["c"], [], ["a", "b", "c"])
-    assert wanted == Wanted((8, 1, 16), (False, False, True), (0, 0, 1))
+    assert wanted == Wanted((8, 1, 16), (False, False, True), (0, 0, 1), (None, None, None))
     finest = Basis((tuple(range(7)), (), tuple(range(15))))
     assert [basis.segments.tolist() for basis in wanted.bases(finest)] == [
         [8, 1, 1],

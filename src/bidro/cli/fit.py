@@ -89,7 +89,8 @@ def fit(
         str | None,
         typer.Option(
             help="Curves in place of straight lines: auto (as many segments as cross-validation chooses), "
-            "none, a number of segments, or by feature, such as age=8,bmi=none. [auto]"
+            "none, a number of segments, or by feature, such as age=8,bmi=none; age=8@sex for a curve at "
+            "each level of a category. [auto]"
         ),
     ] = None,
     increasing: Annotated[

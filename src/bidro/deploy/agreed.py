@@ -140,12 +140,16 @@ class Agreed:
         if self.scores is not None:
             self.scores.require_fits(schema.classes)
         self.options.check()
-        choices = self.options.choices()
-        Wanted.of(choices.curves, choices.increasing, choices.decreasing, schema.features)
+        choices = self.fit_options.choices
+        wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, schema.features)
         if self.algorithm is not None:
-            require_lines(choices, schema.features)
-        self.fit_options  # noqa: B018 - what training would refuse is said before any site is asked
-        self.plan  # noqa: B018 - and so is what cannot be had under a privacy budget
+            require_lines(wanted)
+        if any(wanted.by):
+            raise BidroError(
+                "Curves for each level of a category are not for machines apart: too few of a site's rows "
+                "would stand behind each of them; leave the category out."
+            )
+        self.plan  # noqa: B018 - what cannot be had under a privacy budget is said before any site is asked
 
     @cached_property
     def standard(self) -> Standard:

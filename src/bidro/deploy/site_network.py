@@ -16,7 +16,7 @@ import numpy as np
 
 import bidro
 from bidro.arrays import Floats
-from bidro.curves import Basis
+from bidro.curves import Basis, Levels
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.consistency import Consistency, others_lost, require_prepared
 from bidro.deploy.influence import influence
@@ -211,11 +211,11 @@ class SiteClients:
         return {"curves": {"places": [list(own) for own in places], "smoothing": smoothing}}
 
     def finest(
-        self, most: Sequence[int], folds: int, curvature: bool
+        self, most: Sequence[int], folds: int, curvature: bool, by: tuple[Levels | None, ...] = ()
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
         """Places of the public grid that suit all sites, as fine as all of them bear; curves are drawn over
         the grid, as nobody tells its least and largest values."""
-        del most  # as agreed on, without coded levels
+        del most, by  # as agreed on, without coded levels; by level there is none
         wanted, names = self.protocol.wanted.most, self.federation.names
         settings = {name: {**self.settings[name], "folds": folds} for name in names}
         like = Places.like(len(wanted), PARTS - 1)

@@ -52,8 +52,9 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         random_state: seed of folds and resamples.
         curves: "auto", a piecewise-linear curve for every feature, with as many segments as cross-validation
             chooses (1, a straight line, is among them); None, straight lines; a number of segments; or one of
-            these by feature ("auto" for those not named). With a radius, risks of curves are upper bounds of
-            worst cases, and `worst_case` gives the other end.
+            these by feature ("auto" for those not named); with a category, such as {"age": (8, "sex")}, a
+            curve at each of its levels. With a radius, risks of curves are upper bounds of worst cases, and
+            `worst_case` gives the other end.
         increasing: features whose lines or curves must rise.
         decreasing: features whose lines or curves must fall.
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bidro.arrays import Floats
-from bidro.fitting.asked_curves import of_losses_alone, require_lines, wanted_curves, with_risks
+from bidro.fitting.asked_curves import held_still, of_losses_alone, require_lines, wanted_curves, with_risks
 from bidro.fitting.beside import Beside, beside_answers
 from bidro.fitting.client_side import STATEMENTS
 from bidro.fitting.fitted import Change, Changes, ClientLoss, Displacement, Fitted, Options, Progress
@@ -23,6 +23,7 @@ from bidro.guarantees.calibration import spread_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import ClientBound, client_level
 from bidro.guarantees.out_of_sample import explicit_radii
+from bidro.guarantees.segments import Wanted
 from bidro.guarantees.statements import (
     Assessed,
     clip_level,
@@ -65,8 +66,9 @@ class _Fit:
     def run(self) -> Fitted:
         options, choices = self.options, self.options.choices
         names = self.network.columns[:-1]
+        wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
         if options.algorithm is not None:
-            require_lines(choices, names)
+            require_lines(wanted)
         self.progress.begin("preparing")
         prepared = self.network.prepare()
         standard, deviations = self._units(prepared)
@@ -74,6 +76,7 @@ class _Fit:
         box = None if options.support is None else standard.box(options.support, loss.labels)
         clients = self.network.in_units(standard, prepared)
         transport = transport_of(loss, clients.federation.m, choices, standard.target_spread)
+        transport = held_still(transport, wanted, names)
         whole = unrestricted(
             clients.federation, loss, transport, standard.target_spread, options.largest_coefficient
         )
@@ -81,7 +84,7 @@ class _Fit:
         limits = Limits(*(_by_all(offered) for offered in (prepared.folds, prepared.curved)))
         seen = None
         if options.algorithm is None:
-            curves, seen = wanted_curves(clients, whole, choices, names, limits)
+            curves, seen = wanted_curves(clients, whole, wanted, choices, limits, standard)
             trained = train(
                 whole,
                 choices,

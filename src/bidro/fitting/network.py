@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.arrays import Floats
-from bidro.curves import Basis, common_knots
+from bidro.curves import Basis, Levels, by_level, common_knots
 from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Ask, Deal, Rounds
 from bidro.errors import BidroError
@@ -58,11 +58,12 @@ class Clients(Rounds, Protocol):
         """Their names, sizes and columns; their rows in standard units where these are here."""
 
     def finest(
-        self, most: Sequence[int], folds: int, curvature: bool
+        self, most: Sequence[int], folds: int, curvature: bool, by: tuple[Levels | None, ...] = ()
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
         """(the finest knots of curves that are asked about, with at most so many segments a feature (k,); the
         least and the largest value of every feature (k,) between which curves are drawn), in standard units.
-        What follows is asked over so many folds, with curvature or without."""
+        What follows is asked over so many folds, with curvature or without. `by` (k,) are the levels for each
+        of which a feature has a curve."""
 
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
         """How a model does on the training rows, by client; `problem` is as trained, `declared` the support
@@ -265,12 +266,13 @@ class LocalClients:
         return IN_PROCESS.clients_of(problem, deal, seed)
 
     def finest(
-        self, most: Sequence[int], folds: int, curvature: bool
+        self, most: Sequence[int], folds: int, curvature: bool, by: tuple[Levels | None, ...] = ()
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
         del folds, curvature  # rows that are here bear any knots
         values, counts = client_side.spread(self.federation.host_rows, self.federation.sizes)
         seen = values[:, :, 0].min(axis=0), values[:, :, -1].max(axis=0)
-        return common_knots(values, counts, most), seen
+        found = common_knots(values, counts, most)
+        return by_level(found, by, self.federation.host_rows[:, :-1], most) if by else found, seen
 
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
         used = self._used(problem.loss, message)

@@ -14,6 +14,7 @@ instead, along the outermost segments. What is found is in the ball, so its expe
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +119,8 @@ def _each_feature(
     place = np.where(moves > 0, place, here)
     still = np.where(moves > 0, moves, 1.0)
     value = slope[:, None] * (intercepts(basis, w) + w * place) - price * ((place - here) / still) ** 2
+    # A row stays on the curve of its own level.
+    value = np.where(basis.on(rows[:, :-1]), value, -np.inf)
     points = rows.copy()
     for j in range(basis.features):
         own = np.flatnonzero(basis.feature == j)
@@ -163,25 +166,35 @@ def _outward(problem: Problem, x: Floats, rows: Floats) -> tuple[Floats, Floats]
     w = np.asarray(loss.split(x)[0])  # type: ignore[arg-type]
     last = np.cumsum(basis.segments) - 1
     first = last - basis.segments + 1
+    at = basis.curves_of(rows[:, :-1])  # (N, k)
 
-    def steepest(slopes: Floats, target: float) -> tuple[Floats, float]:
-        """Of what rises with a score of these slopes, and with the target by `target`."""
-        right, left = np.maximum(slopes[last], 0.0), np.maximum(-slopes[first], 0.0)
-        direction = np.append(np.where(right >= left, right, -left), target) * inverse
-        size = float(np.linalg.norm(direction))
-        return direction * inverse / (size or 1.0), size
+    def steepest(own: Any, slopes: Floats, target: float) -> tuple[Floats, Floats]:
+        """Of what rises with a score of these slopes, and with the target by `target`, for some of the rows:
+        (directions, slopes)."""
+        right, left = np.maximum(slopes[last[at[own]]], 0.0), np.maximum(-slopes[first[at[own]]], 0.0)
+        outward = np.where(right >= left, right, -left)
+        direction = np.column_stack([outward, np.full(len(outward), target)]) * inverse
+        size = np.linalg.norm(direction, axis=1)
+        return direction * inverse / np.where(size > 0, size, 1.0)[:, None], size
 
     along, slope = np.zeros(rows.shape), np.zeros(len(rows))
+
+    def take(own: Any, direction: Floats, size: Floats) -> None:
+        better = size > slope[own]
+        slope[own] = np.where(better, size, slope[own])
+        along[own] = np.where(better[:, None], direction, along[own])
+
     if isinstance(loss, Softmax):
         for y in range(loss.classes):
-            own = rows[:, -1] == y
-            ways = [steepest(w[k] - w[y], 0.0) for k in range(loss.classes) if k != y]
-            along[own], slope[own] = max(ways, key=lambda way: way[1])
+            own = np.flatnonzero(rows[:, -1] == y)
+            for k in range(loss.classes):
+                if k != y:
+                    take(own, *steepest(own, w[k] - w[y], 0.0))
         return along, slope
     moves = -1.0 if loss.labels is None else 0.0
     for label in (1.0,) if loss.labels is None else loss.labels:
-        own = np.ones(len(rows), bool) if loss.labels is None else rows[:, -1] == label
-        up, down = steepest(label * w, moves), steepest(-label * w, -moves)
-        ways = [(up[0], loss.scalar.right_slope * up[1]), (down[0], loss.scalar.left_slope * down[1])]
-        along[own], slope[own] = max(ways, key=lambda way: way[1])
+        own = np.arange(len(rows)) if loss.labels is None else np.flatnonzero(rows[:, -1] == label)
+        for sign, rise in ((1.0, loss.scalar.right_slope), (-1.0, loss.scalar.left_slope)):
+            direction, size = steepest(own, sign * label * w, sign * moves)
+            take(own, direction, rise * size)
     return along, slope

@@ -20,7 +20,7 @@ import numpy as np
 
 from bidro.algorithms.second_moments import Moments, TrainingMoments
 from bidro.arrays import Floats
-from bidro.curves import SEGMENTS, Basis
+from bidro.curves import SEGMENTS, Basis, Category
 from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Rounds
 from bidro.errors import BidroError
@@ -36,7 +36,7 @@ DEFAULT_CURVES: Any = "auto"
 MOST_SEGMENTS = 64
 # Slopes are held at their neighbours' as strongly as by so many rows more. Without it 16 segments follow the
 # noise, and outliers at the ends of a column; see docs/curves.md for what was tried.
-SMOOTHING_ROWS = 4.0
+SMOOTHING_ROWS = 2.0
 # (cap, blend) of pooled training.
 POOLED = (1.0, 1.0)
 # Curves must be better by so many standard errors, and with own corrections worse by at most one, or by this
@@ -51,6 +51,7 @@ class Wanted:
     most: tuple[int, ...]  # (k,) segments at the most; 1 for a straight line
     chosen: tuple[bool, ...]  # (k,) whether cross-validation chooses how many
     signs: tuple[int, ...]  # (k,) 1 for a curve that rises, -1 for one that falls, 0 for any
+    by: tuple[Category | None, ...]  # (k,) of which category every level has a curve of its own, if any
 
     @classmethod
     def of(
@@ -66,15 +67,17 @@ class Wanted:
         both = sorted(set(increasing) & set(decreasing))
         if both:
             raise BidroError(f"'{both[0]}' cannot be both increasing and decreasing.")
-        most = [1 if one is None else SEGMENTS[0] if one == "auto" else int(one) for one in each.values()]
+        words = [one[0] if isinstance(one, tuple) else one for one in each.values()]
+        by = [_category(name, one, names) for name, one in each.items()]
+        most = [1 if one is None else SEGMENTS[0] if one == "auto" else int(one) for one in words]
         signs = [(name in increasing) - (name in decreasing) for name in names]
-        return cls(tuple(most), tuple(one == "auto" for one in each.values()), tuple(signs))
+        return cls(tuple(most), tuple(one == "auto" for one in words), tuple(signs), tuple(by))
 
     @property
     def demands(self) -> bool:
         """Whether more is asked for than straight lines of any sign, and not left to the rows."""
         fixed = (most > 1 and not free for most, free in zip(self.most, self.chosen, strict=True))
-        return any(self.signs) or any(fixed)
+        return any(self.signs) or any(self.by) or any(fixed)
 
     @property
     def of_lines(self) -> Wanted:
@@ -87,11 +90,12 @@ class Wanted:
         found: list[Basis] = []
         for segments in sorted(SEGMENTS):
             fewer = finest.thinned(segments).knots
+            chosen = [self.chosen[j] for j in finest.feature_of_curve.tolist()]
             knots = tuple(
-                few if free else own for few, own, free in zip(fewer, finest.knots, self.chosen, strict=True)
+                few if free else own for few, own, free in zip(fewer, finest.knots, chosen, strict=True)
             )
             if not found or found[-1].knots != knots:
-                found.append(Basis(knots))
+                found.append(Basis(knots, finest.by))
         return tuple(found)
 
 
@@ -111,7 +115,15 @@ class SegmentChoice:
 
 def check_curves(curves: Any, increasing: Any = (), decreasing: Any = ()) -> None:
     """Raise BidroError for curves that stand for nothing."""
-    for one in curves.values() if isinstance(curves, Mapping) else (curves,):
+    for given in curves.values() if isinstance(curves, Mapping) else (curves,):
+        one = given
+        if isinstance(curves, Mapping) and isinstance(given, tuple):
+            if len(given) != 2 or not isinstance(given[1], str | Category):
+                raise BidroError(
+                    "A curve for each level of a category is named by its segments and the category, such as "
+                    f"(8, 'sex') or ('auto', 'sex'); got {given!r}."
+                )
+            one = given[0]
         number = isinstance(one, Integral) and not isinstance(one, bool) and 1 <= int(one) <= MOST_SEGMENTS
         if not (one is None or (isinstance(one, str) and one == "auto") or number):
             raise BidroError(
@@ -127,6 +139,17 @@ def _require_known(what: str, given: Any, names: Sequence[str]) -> None:
     unknown = [name for name in given if name not in names]
     if unknown:
         raise BidroError(f"{what} names '{unknown[0]}', which is no feature; there are {', '.join(names)}.")
+
+
+def _category(name: str, one: Any, names: Sequence[str]) -> Category | None:
+    """Of which category each level has a curve of this feature."""
+    if not isinstance(one, tuple):
+        return None
+    category = Category(one[1], (one[1],)) if isinstance(one[1], str) else one[1]
+    _require_known(f"curves of '{name}'", category.columns, names)
+    if name in category.columns:
+        raise BidroError(f"'{name}' cannot have curves by itself; name a category.")
+    return category
 
 
 def choose_curves(
@@ -263,8 +286,8 @@ def _hardly_worse(share: Floats, used: Floats, before: Floats) -> bool:
 
 
 def straight(basis: Basis) -> Basis:
-    """As many features, each of one segment."""
-    return Basis(((),) * basis.features)
+    """As many features and curves, each of one segment."""
+    return basis.thinned(1)
 
 
 _Some = TypeVar("_Some", Moments, TrainingMoments)

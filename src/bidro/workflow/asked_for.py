@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from bidro.curves import Category
 from bidro.errors import BidroError
 from bidro.fitting import Options
 from bidro.privacy.terms import Budget, Terms
@@ -27,9 +31,10 @@ def fit_options(
     support = None if options.support is None else bounds_of(options.support, schema)
     classes = None if schema.classes is None else len(schema.classes)
     loss = options.loss_choice(classes)
+    choices = options.choices(replies)
     return Options(
         loss,
-        options.choices(replies),
+        replace(choices, curves=_with_categories(choices.curves, schema)),
         support,
         LEVELS,
         options.shift,
@@ -50,3 +55,18 @@ def private_terms(agreed: Terms | None, budget: Budget | None) -> Terms | None:
             "The schema is of a private run: say how private it is to be with --epsilon, such as --epsilon 1."
         )
     return None
+
+
+def _with_categories(curves: Any, schema: Schema) -> Any:
+    """Curves by level name a category, of which numbers have a column for each level but the first."""
+    if not isinstance(curves, dict):
+        return curves
+    known = {
+        column.name: Category(column.name, column.coded, column.levels)
+        for column in schema.columns
+        if column.levels is not None
+    }
+    return {
+        name: (one[0], known.get(one[1], one[1])) if isinstance(one, tuple) else one
+        for name, one in curves.items()
+    }

@@ -103,7 +103,7 @@ def curves_settings(fitted: Fitted, choices: Choices) -> dict[str, Any] | None:
     if fitted.seen is None or choice is None:
         return None
     return {
-        "segments": dict(zip(names, choice.basis.segments.tolist(), strict=True)),
+        "segments": dict(zip(names, choice.basis.most_segments.tolist(), strict=True)),
         # Mean losses from the fewest segments to the most; none where segments were given.
         "left_out": choice.means.tolist(),
         "place": choice.place,

@@ -1,6 +1,7 @@
 """What the page draws of a model with curves: each column's share of the prediction, as a function of it.
 
-A number is a curve (or a line) over its own units, a category one bar a level. Where the rows are here, it is
+A number is a curve (or a line) over its own units, or one in a picture of its own for each level of a
+category that it has curves by; a category is one bar a level. Where the rows are here, it is
 known where they lie, and how much a column matters is how much its share varies over them; else it is how
 much it varies over values that are normal around the agreed centre, and over levels that are all as frequent.
 """
@@ -49,26 +50,28 @@ def drawn_curves(model: Model, lie: Lie | None) -> dict[str, Any] | None:
     if predictor.straight or model.low is None or model.high is None:
         return None
     curves = predictor.curves(model.schema.features, model.low, model.high)
-    found, place = [], 0
+    of_feature = [j for j, _ in predictor.basis.each_curve()]
+    found, place = list[dict[str, Any]](), 0
     for column in model.schema.columns:
         some = slice(place, place + len(column.coded))
         if column.levels is None:
-            curve = curves[column.name]
-            content: dict[str, Any] = {"knots": curve.knots.tolist(), "values": curve.values.tolist()}
-            values = _of_number(model, place, lie)
-            weights = np.full(len(values), 1 / len(values))
-            if lie is not None:
-                content["rows"] = {
-                    name: own[place].tolist() for name, own in zip(lie.clients, lie.quantiles, strict=True)
-                }
+            own = [one for one, j in zip(curves.items(), of_feature, strict=True) if j == place]
+            values = np.stack([_of_number(model, place, lie, level) for level in range(len(own))])
+            # One picture after the other, whatever else there is: all matter as much as they do together.
+            weights = np.full(values.shape[1], 1 / values.shape[1])
+            matters = float(np.mean([_varies(each, weights) for each in values]))
+            rows = {} if lie is None else {"rows": _rows(lie, place)}
+            found += [
+                {"name": name, "matters": matters, "knots": curve.knots.tolist()}
+                | {"values": curve.values.tolist(), **rows}
+                for name, curve in own
+            ]
         else:
             values, weights = _of_levels(model, some, lie)
             content = {"levels": list(column.levels), "values": _one_or_each(values).tolist()}
             if lie is not None:
                 content["shares"] = weights.tolist()
-        away = values - weights @ values
-        matters = float(np.sqrt(np.mean(weights @ away**2)))
-        found.append({"name": column.name, "matters": matters, **content})
+            found.append({"name": column.name, "matters": _varies(values, weights), **content})
         place += len(column.coded)
     return {
         "columns": sorted(found, key=lambda one: -one["matters"]),
@@ -77,19 +80,35 @@ def drawn_curves(model: Model, lie: Lie | None) -> dict[str, Any] | None:
     }
 
 
+def _varies(values: Floats, weights: Floats) -> float:
+    """The deviation of values (places, outputs) that have weights (places,)."""
+    away = values - weights @ values
+    return float(np.sqrt(np.mean(weights @ away**2)))
+
+
+def _rows(lie: Lie, place: int) -> dict[str, list[float]]:
+    """Where every client's rows lie."""
+    return {name: own[place].tolist() for name, own in zip(lie.clients, lie.quantiles, strict=True)}
+
+
 def _one_or_each(values: Floats) -> Floats:
     """(levels,), or (levels, classes) for more than two classes."""
     return values[:, 0] if values.shape[1] == 1 else values
 
 
-def _of_number(model: Model, place: int, lie: Lie | None) -> Floats:
-    """(places, outputs) the share of a number over the rows, or over a normal distribution."""
+def _of_number(model: Model, place: int, lie: Lie | None, level: int) -> Floats:
+    """(places, outputs) the share of a number over the rows, or over a normal distribution; of one level,
+    where it has curves by level."""
     standard = model.standard
     rows = np.tile(standard.mean, (_PLACES, 1))
     normal = norm.ppf((np.arange(_PLACES) + 0.5) / _PLACES)
     rows[:, place] += standard.spread[place] * normal
     if lie is not None:
         rows[:, place] = lie.places[:, place]
+    by = model.predictor().basis.in_units(standard.mean, standard.spread).by
+    levels = by[place] if by else None
+    if levels is not None:
+        rows[:, list(levels.columns)] = levels.values[level]
     return np.asarray(model.predictor().shares(rows)[:, :, 1 + place])
 
 

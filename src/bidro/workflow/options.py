@@ -118,7 +118,7 @@ class FitOptions:
     def _curves(self) -> Any:
         """As `Choices` has them: a TOML file has no word for None but "none"."""
         if isinstance(self.curves, Mapping):
-            return {name: None if one == "none" else one for name, one in self.curves.items()}
+            return {name: _curve(one) for name, one in self.curves.items()}
         return None if self.curves == "none" else self.curves
 
     def loss_choice(self, classes: int | None) -> LossChoice:
@@ -151,6 +151,14 @@ class FitOptions:
                     raise BidroError(f"'{path}': {name} is a list of names; got {content[name]!r}.")
                 content[name] = tuple(map(str, content[name]))
         return cls(**content)
+
+
+def _curve(asked: int | str) -> Any:
+    """Segments, or segments and the category that there is a curve for each level of: "8@sex"."""
+    if not isinstance(asked, str) or "@" not in asked:
+        return None if asked == "none" else asked
+    segments, category = asked.split("@", 1)
+    return (int(segments) if segments.isdigit() else segments), category
 
 
 def check_task(task: str | None, missing: str) -> None:

@@ -130,9 +130,9 @@ def _features(model: Model) -> list[dict[str, Any]]:
 def _curved_features(model: Model) -> list[dict[str, Any]]:
     assert model.low is not None
     assert model.high is not None
-    curves = model.predictor().curves(model.schema.features, model.low, model.high)
-    found = []
-    for j, (name, curve) in enumerate(curves.items()):
+    predictor, found = model.predictor(), []
+    curves = predictor.curves(model.schema.features, model.low, model.high)
+    for (name, curve), (j, _) in zip(curves.items(), predictor.basis.each_curve(), strict=True):
         width = curve.knots[-1] - curve.knots[0]
         slope = np.atleast_1d((curve.values[-1] - curve.values[0]) / (width if width > 0 else 1.0))
         found.append(
