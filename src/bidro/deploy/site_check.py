@@ -147,7 +147,8 @@ def _outweighed(
             some = ~holdout
             some[some] = own == fold
             sets[f"fold {fold + 1} of {folds}"] = some
-    names, found = [*known.schema.features, known.schema.target], {}
+    names = [*known.schema.features, known.schema.target]
+    found: dict[str, float] = {}
     for where, some in sets.items():
         if not some.any():
             continue
