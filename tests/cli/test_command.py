@@ -247,6 +247,31 @@ def test_plan_and_report(model, folder, capsys):
     assert (folder / "again.html").read_text() == (where / "report.html").read_text()
 
 
+def test_rows_for_a_privacy_budget(model, folder, capsys):
+    """A tenth of epsilon needs more than five times as many rows, and half the excess 1.4 times."""
+    where, _ = model
+    call = ("plan", where, folder / "visits.csv", "--json", "--epsilon")
+    found = {
+        words: json.loads(run(capsys, *call, *words.split())[1])
+        for words in ("10", "1", "1 --excess 0.025", "1 --delta 1e-9")
+    }
+    assert found["1"]["rows"] == {"h0": 30, "h1": 40, "h2": 60}
+    # What it costs falls with the square of the rows, of which there are 130 / 3 a site.
+    assert found["1"]["now"] == pytest.approx(0.05 * (found["1"]["needed"] * 3 / 130) ** 2, rel=0.05)
+    assert found["1 --excess 0.025"]["needed"] == pytest.approx(2**0.5 * found["1"]["needed"], abs=2)
+    assert found["10"]["needed"] < found["1"]["needed"] / 5 < found["1 --delta 1e-9"]["needed"] / 5
+    code, out, _ = run(capsys, "plan", where, folder / "visits.csv", "--epsilon", "1")
+    assert code == 0
+    assert f"about {found['1']['needed']:,} rows a site" in out
+    for wrong, words in (
+        (("--epsilon", "1", "--width", "5"), "one target"),
+        (("--epsilon", "0"), "positive"),
+    ):
+        code, _, err = run(capsys, "plan", where, folder / "visits.csv", *wrong)
+        assert code != 0
+        assert words in err
+
+
 def test_a_run_is_repeated_by_its_own_options(model, folder, capsys):
     where, _ = model
     code, _, err = run(capsys, "fit", "--config", where / "run.toml", "--out", folder / "again", "--json")

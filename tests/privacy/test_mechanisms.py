@@ -245,6 +245,20 @@ def test_no_rows_are_zeros_before_the_noise(release):
     assert not values.any()
 
 
+def test_a_person_has_one_row_unless_another_number_is_given():
+    z = np.zeros((2, 4))
+    for noisy, scale, one in (
+        (moments(z, CLIP, RHO), moments_scale(4, CLIP, RHO), moments_scale(4, CLIP, RHO, 1)),
+        (
+            gradients(z, CLIP, LOSS_CLIP, RHO),
+            gradients_scale(3, CLIP, LOSS_CLIP, RHO),
+            gradients_scale(3, CLIP, LOSS_CLIP, RHO, 1),
+        ),
+        (bernstein(z[:, 0], 2, RHO), bernstein_scale(2, RHO), bernstein_scale(2, RHO, 1)),
+    ):
+        assert noisy.scale.variance == scale.variance == one.variance
+
+
 def test_sums_beyond_sixty_four_bits_are_cut_after_the_noise():
     tiny = Fraction(1, 2**80)
     drawn = moments(np.zeros((1, 2)), 1.0, tiny, 1, seeded_bits(0)).values

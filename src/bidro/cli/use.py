@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
 from bidro.cli.notes import note, note_own_models, note_what_is_new
@@ -96,12 +97,22 @@ def plan(
     radius: Annotated[float | None, typer.Option(help="Wanted largest explicit radius.")] = None,
     width: Annotated[float | None, typer.Option(help="Wanted width of the Wasserstein interval.")] = None,
     confidence: Annotated[float, typer.Option(help="Of the interval.")] = 0.95,
-    delta: Annotated[float | None, typer.Option(help="Heterogeneity, if known beforehand.")] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Heterogeneity, if known beforehand; with --epsilon that of the budget. [1e-6]"),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Of a privacy budget: rows for which its noise costs little.")
+    ] = None,
+    excess: Annotated[
+        float, typer.Option(help="With --epsilon: by which share noise may raise the mean squared error.")
+    ] = 0.05,
     json: AsJson = False,
 ) -> None:
     """How many rows each client needs for a wanted radius or width, and which single client helps most.
 
     Needs a model fitted with --support and --metric joint: only then can a ball hold the true distribution.
+    With --epsilon instead: how many rows a site needs so that a privacy budget costs little.
     """
     import dataclasses
     import math
@@ -112,6 +123,19 @@ def plan(
     from bidro.model_file import load_model
     from bidro.workflow.declared import declared_problem
 
+    if epsilon is not None:
+        if radius is not None or width is not None:
+            raise click.UsageError("Give one target: --radius, --width or --epsilon.")
+        from bidro.workflow.private_rows import private_rows
+
+        loaded = load_model(model)
+        budget = (epsilon, 1e-6 if delta is None else delta)
+        private = private_rows(loaded, _rows_by_client(loaded, tables), *budget, excess)
+        if json:
+            _print_json({**dataclasses.asdict(private), "advice": private.advice})
+        else:
+            print(private.advice)
+        return
     check_plan(radius, width, confidence, delta)
     compilation_cache()
     loaded = load_model(model)

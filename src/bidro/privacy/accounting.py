@@ -5,7 +5,7 @@ person is at most rho alpha, for every alpha > 1; the rho of several releases ad
 sigma^2 on a value that one person changes by at most Delta, in the L2 norm, is Delta^2 / (2 sigma^2)-zCDP,
 and that holds for the discrete Gaussian as for the continuous one (Canonne, Kamath and Steinke, 2020).
 
-rho-zCDP is (epsilon, delta)-differential privacy with, for any alpha > 1 (the same authors, Proposition 12),
+rho-zCDP is (epsilon, delta)-differential privacy with, for any alpha > 1 (the same authors),
 
     epsilon = alpha rho + (ln(1 / delta) + (alpha - 1) ln(1 - 1 / alpha) - ln(alpha)) / (alpha - 1),
 

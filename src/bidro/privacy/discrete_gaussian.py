@@ -2,7 +2,7 @@
 
 The integer x has probability proportional to exp(-x^2 / (2 sigma^2)). Drawn in floating point, noise has
 holes that give away what it was added to; here every decision is a comparison of whole numbers with random
-bits, so that the law is exact (Canonne, Kamath and Steinke, 2020, Algorithms 1 to 3). How long a draw takes
+bits, so that the law is exact (by the algorithms of Canonne, Kamath and Steinke, 2020). How long a draw takes
 depends on the noise alone, never on rows.
 """
 

@@ -31,7 +31,6 @@ _WAIT = 120.0  # seconds for another process of this site to end its transaction
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS releases (key BLOB PRIMARY KEY, part TEXT NOT NULL, rho TEXT NOT NULL,
        rows_per_person INTEGER NOT NULL, time TEXT NOT NULL, payload BLOB NOT NULL)""",
-    "CREATE INDEX IF NOT EXISTS releases_of_part ON releases (part)",
     """CREATE TABLE IF NOT EXISTS sent (key BLOB NOT NULL, about TEXT NOT NULL, first TEXT NOT NULL,
        last TEXT NOT NULL, times INTEGER NOT NULL, PRIMARY KEY (key, about))""",
 )
