@@ -139,14 +139,17 @@ ONE_OF_A_KIND = ("FedAvg", "DRFA", "Group DRO", "FDR-SVM", "BiDRO-FL", "BiDRO-FL
     "name", mostly_slow([n for n in CASES if "gossip" not in n], lambda name: name in ONE_OF_A_KIND)
 )
 def test_the_same_model_in_process_and_over_the_transport(name, tmp_path):
-    """Every message as bytes, every client rebuilt from the request; gossip has no hub to run over."""
+    """Every message as bytes, every client rebuilt from the request; gossip has no hub to run over. Replies
+    differ in the last bits, as sums are of one client here and of all together there. A server that solves a
+    cone program, to 1e-10 in its value, has its model by these to fewer digits than one that takes a step."""
     algorithm, problem = CASES[name].algorithm, CASES[name].problem()
+    same = 1e-9 if algorithm.traceable_server else 1e-8
     here = run(algorithm, problem, 6, seed=2)
     there = algorithm.snapshot(
         run_over(over_transport(problem, algorithm, tmp_path), algorithm, problem, 6, seed=2)
     )
-    np.testing.assert_allclose(there.x, here.x, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(there.alpha, here.alpha, atol=1e-10)
+    np.testing.assert_allclose(there.x, here.x, rtol=same, atol=1e-12)
+    np.testing.assert_allclose(there.alpha, here.alpha, atol=same / 10)
 
 
 # What each docstring says of a client that never replies: its weight stays where it was ("kept"), falls as

@@ -46,7 +46,6 @@ def parts(classes, seed=0):
 
 CASES = {
     "logistic": (Logistic(intercept=True), 2, Box.cube(50.0, 3), Transport.classification(3, 1.0)),
-    "labels move": (Logistic(intercept=True), 2, Box.cube(50.0, 3), Transport.classification(3, 1.0, 1.0)),
     "order 2": (Logistic(intercept=True), 2, Box.cube(50.0, 3), Transport.classification(3, 2.0)),
     "softmax": (Softmax(3, True), 3, Box.cube(50.0, 9), Transport.classification(3, 1.0)),
     "smoothed hinge": (SmoothedHinge(True), 2, Box.cube(50.0, 3), Transport.classification(3, 1.0)),
@@ -72,7 +71,7 @@ def solved(problem, algorithm, deal):
 
 
 # Risks that need a search take long to compile.
-SEARCHED = ("labels move", "order 2", "softmax")
+SEARCHED = ("order 2", "softmax")
 
 
 @pytest.mark.parametrize(

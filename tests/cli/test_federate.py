@@ -81,7 +81,7 @@ def test_a_rehearsal_leaves_a_model_folder_and_its_audit(capsys, visits):
     assert "second moments" in out
     code, out, _ = run(capsys, "audit", visits / "model", "--json")
     asked = {kind["question"] for kind in json.loads(out)["kinds"]}
-    assert asked == {"prepare", "round", "adopt", "assess", "bounds"}
+    assert asked == {"prepare", "round", "assess", "bounds"}
     code, out, _ = run(capsys, "evaluate", visits / "model", visits / "visits.csv", "--json")
     assert code == 0
     assert np.isfinite(json.loads(out)["mean"])

@@ -20,7 +20,7 @@ from bidro.engines.coordinator import Nothing
 from bidro.engines.plain import described
 from bidro.engines.wire import pack
 from bidro.errors import BidroError
-from bidro.fitting.questions import Adopt, Assess, Fixed
+from bidro.fitting.questions import Assess, Fixed
 from bidro.guarantees.own import SHRINKAGES
 from tests.deploy.test_site import CLIP, LEVELS, MODEL, SUPPORT, site_at
 
@@ -93,7 +93,6 @@ def test_what_is_asked_and_of_how_many_models(protocols):
     assert (prepare.models, prepare.table, prepare.kind, prepare.run, prepare.round) == (
         *(0, None, "prepare", "one", 1),
     )
-    assert asked(usual, "adopt", Adopt(MODEL, FREE)).models == 1
     bounds = asked(usual, "bounds", fixed(), round=7)
     assert (bounds.models, bounds.table, bounds.kind, bounds.round) == (2, 0.5, "bounds", 7)
     assessed = asked(usual, "assess", assess(), ambiguity=BALL)
@@ -208,17 +207,6 @@ def edge(value):
                 fixed(seen=np.asarray([CLIP])),
                 fixed(seen=np.asarray(2.0**41 * 1.5**2)),
                 fixed(seen=np.asarray(2.0**-41 * 1.5**2)),
-            ],
-        ),
-        (
-            "adopt",
-            [Adopt(edge(LARGEST), FREE), Adopt(MODEL, np.zeros(2))],
-            [
-                Adopt(edge(1.01 * LARGEST), FREE),
-                Adopt(MODEL, 3 * FREE),
-                Adopt(np.stack([MODEL, MODEL]), FREE),
-                Adopt(MODEL[None], FREE),
-                Adopt(MODEL[None, None], FREE),
             ],
         ),
         (

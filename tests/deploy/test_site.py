@@ -16,14 +16,17 @@ from bidro.deploy.agreed import Agreed, Unit
 from bidro.deploy.schema_file import written
 from bidro.deploy.site import reply_of, reply_to
 from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, site_log, table_id
+from bidro.deploy.site_rows import SiteRows, site_log, table_id, training
 from bidro.deploy.site_state import KEY_FILE, write_key
 from bidro.engines.coordinator import Nothing
 from bidro.engines.plain import described
 from bidro.engines.wire import header_of, pack, unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.fitting.questions import Fixed, HoldoutBounds, Prepared
+from bidro.fitting.questions import Assess, Fixed, HoldoutBounds, Prepared
+from bidro.guarantees.own import SHRINKAGES
+from bidro.own_file import FILE as OWN_FILE
+from bidro.own_file import own_models_in
 from bidro.splits import choose_holdout, key_of_seed
 from bidro.tables import learn_schema
 
@@ -326,3 +329,22 @@ def test_the_log_says_why_a_request_was_refused_and_what_was_answered(tmp_path, 
         ("two", "refused", checked),
     ]
     assert "division" not in broken
+
+
+def test_a_site_keeps_its_own_model_of_the_last_assessment_of_a_run(tmp_path):
+    """Written with "assess"; a run that began again and gives this site none leaves none behind."""
+    site = site_at(tmp_path, frame(400))
+    where, free = site.own / "one" / OWN_FILE, SHRINKAGES["auto"][3].freedom
+    none, ball = np.zeros(0), {"ambiguity": described(WassersteinBall(0.0)), "run": "one"}
+    message = Assess(MODEL, none, none, np.zeros(()), np.asarray(free), none)
+    asked_of(site, "assess", message, **ball)
+    kept = own_models_in(where.parent, MODEL)
+    rows = training(site, SiteRows.load(site)).host_rows
+    # An offset alone, held at the shared one as by so many rows that it fits.
+    assert free[1] == 0
+    left = rows[:, 2] - rows[:, :2] @ MODEL[:2] - MODEL[2]
+    offset = MODEL[2] + left.sum() / (len(left) + 1 / free[0])
+    np.testing.assert_allclose(kept["east"], [*MODEL[:2], offset], rtol=1e-12)
+    assert where.stat().st_mode & 0o077 == 0
+    asked_of(site, "assess", message._replace(freedom=np.zeros(2)), **ball)
+    assert not where.exists()

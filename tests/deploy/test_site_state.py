@@ -80,7 +80,7 @@ def asked(question="round", digest="d", run="r", models=1, at=1):
     return Question(run, question, at, digest, models)
 
 
-@pytest.mark.parametrize("question", ["prepare", "adopt", "assess", "bounds"])
+@pytest.mark.parametrize("question", ["prepare", "spread", "assess", "bounds"])
 def test_one_question_of_a_kind_and_the_same_again_is_no_other(question, tmp_path):
     log = SiteLog(SiteState.open(tmp_path, "east"), limits=RunLimits(each=1))
     for _ in range(3):

@@ -7,9 +7,9 @@ import pytest
 
 from bidro.algorithms.second_moments import Moments, of_clients
 from bidro.deploy.consistency import Told
-from bidro.deploy.told_losses import require_adopted, require_assessment, require_bounds
+from bidro.deploy.told_losses import require_assessment, require_bounds
 from bidro.errors import BidroError
-from bidro.fitting.questions import Adopt, Adopted, Assess, Assessment, Fixed, HoldoutBounds
+from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds
 from bidro.guarantees.held_out import client_bounds
 from bidro.losses import Squared, losses_of
 from bidro.transport import Transport
@@ -241,14 +241,6 @@ def test_the_mean_loss_is_what_second_moments_make_it():
                 require_assessment(known, PROBLEM, 0.0, message, reply, 40)
         else:
             require_assessment(known, PROBLEM, 0.0, message, reply, 40)
-
-
-def test_own_models_are_had_by_those_who_were_told_to():
-    for freedom, own_told in (([0.1, 0.0], 1.0), ([0.0, 0.1], 1.0), ([0.0, 0.0], 0.0)):
-        message = Adopt(X, np.array(freedom))
-        require_adopted(message, Adopted(np.asarray(own_told)))
-        with pytest.raises(BidroError, match="of its own"):
-            require_adopted(message, Adopted(np.asarray(1 - own_told)))
 
 
 def test_of_a_loss_of_which_nothing_is_known_no_size_is_too_large():

@@ -131,10 +131,11 @@ FEW = ("FedAvg", "Group DRO", "FDR-SVM", "exact MW-DRO")
     [(0, FEW), pytest.param(0, None, marks=pytest.mark.slow), pytest.param(2, None, marks=pytest.mark.slow)],
 )
 def test_every_method_trains_and_none_is_far_off(classes, names):
-    """Few passes on easy data: what each comes to is better than the best constant."""
+    """Few passes on easy data: what each comes to is better than the best constant. Those whose rounds cost
+    two passes take half as many."""
     table = made_up(classes)
     split = Split.of(table, 0)
-    found = compare.compare_methods(table, 1, 20, names)
+    found = compare.compare_methods(table, 1, 30, names)
     constant = split.judged(np.zeros(3))["mean"]
     only_for_classes = {"FDR-SVM": "it is for two classes"}
     assert found["failed"] == ({} if classes else only_for_classes)

@@ -19,9 +19,10 @@ from bidro.engines.solve import solve
 from bidro.engines.wire import pack, unpack
 from bidro.errors import BidroError
 from bidro.federation import Federation
-from bidro.guarantees.calibration import calibrate, pooled_spread
+from bidro.guarantees.calibration import _has_kinks, calibrate, pooled_spread
 from bidro.guarantees.price import LeftOut, worst_decile
-from bidro.losses import Logistic, Squared, losses_of
+from bidro.guarantees.robust import robust_risk
+from bidro.losses import Hinge, Logistic, Squared, losses_of
 from bidro.problem import Problem
 from bidro.sets import Box, CappedSimplex, Simplex
 from bidro.transport import Transport
@@ -92,7 +93,7 @@ def test_every_solve_and_score_a_second_time(kind):
                 replace(whole, federation=part, ambiguity=WassersteinBall(radii), mixtures=mixtures), 1e-6
             )
             ours = worst_mixture(part, whole, radii, mixtures, models[fold, j])
-            assert again.lower - 1e-9 <= ours <= again.upper * (1 + 1e-4)
+            assert again.lower - 1e-9 <= ours <= again.upper * (1 + 1e-3)
             for i, rows in enumerate(left_out.values()):
                 for total, x in ((losses, models[fold, j]), (exact_losses, again.x)):
                     values = losses_of(whole.loss, x, rows)
@@ -239,3 +240,33 @@ def test_the_spread_is_one_in_standardised_units():
 def test_bad_requests_say_what_is_wrong(make, word):
     with pytest.raises(BidroError, match=word):
         make()
+
+
+def test_risks_have_kinks_where_the_loss_has_or_labels_have_a_price_that_a_ball_can_pay():
+    smooth = replace(problem("logistic"), ambiguity=WassersteinBall(0.0))
+    priced = replace(smooth, transport=Transport.classification(3, 1.0, 1.0))
+    assert not _has_kinks(smooth, True)
+    assert not _has_kinks(priced, False)
+    assert _has_kinks(priced, True)
+    assert _has_kinks(replace(priced, ambiguity=WassersteinBall(0.1)), False)
+    assert not _has_kinks(replace(smooth, ambiguity=WassersteinBall(0.1)), False)
+    assert _has_kinks(replace(smooth, loss=Hinge(intercept=True)), False)
+
+
+@pytest.mark.slow
+def test_labels_at_a_price_take_few_rounds_and_models_are_those_of_a_solve():
+    """To the gap of `FoldSolves`. With a radius the risk has a kink at 0, where the best models of robust
+    candidates are: Newton's method went on there for all its 20 rounds."""
+    whole = replace(problem("logistic"), transport=Transport.classification(3, 1.0, 1.0))
+    found = calibrate(whole, (0.5, 2.0), ((1.5, 1.0), (math.inf, 1.0)), math.inf, folds=2, seed=3, spread=0.7)
+    assert found.rounds <= 10
+    marks = whole.federation.folds(2, 3)
+    for fold in range(2):
+        part = Federation.from_arrays(parts_of(whole, marks, lambda of, f=fold: of != f), "unbounded")
+        for j, one in enumerate(found.candidates):
+            ball = WassersteinBall(0.7 * one.scale / np.sqrt(part.sizes))
+            mixtures = one.mixtures(whole.federation.sizes)
+            own = replace(whole, federation=part, ambiguity=ball, mixtures=mixtures)
+            again, risk = solve(own, 1e-6), robust_risk(own, found.models[fold, j], curvature=False).value
+            ours = float(mixtures.linear_maximum(jnp.asarray(risk))[0])
+            assert again.lower - 1e-9 <= ours <= again.upper * (1 + 1e-3)

@@ -467,7 +467,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     *(
         Equivalent("deploy/requests.py", line, "2", "of no leading shape there is one model")
         for line in (
-            "check.model(adopt.x, 1, ())",
             "self.model(message.x, 1, ())",
             "self.model(pooled, 1, ())",
         )

@@ -66,7 +66,7 @@ _EARLY, _MORE = 4, 1.2
 
 @pytree
 class FoldNewton(Usual):
-    """For losses without kinks. The clients' rows must be in folds; `spread` is what radii are in units of.
+    """For risks without kinks. The clients' rows must be in folds; `spread` is what radii are in units of.
 
     A solve is finished where no more than a relative `gap` is to be gained, as far as risks, gradients and
     curvatures tell, or after `most_rounds`.

@@ -35,7 +35,7 @@ from bidro.deploy.site_rows import (
 from bidro.engines.asked import Asked
 from bidro.federation import Federation
 from bidro.fitting import client_side
-from bidro.fitting.questions import Adopt, Adopted, Assess, Bends, Fixed, Places
+from bidro.fitting.questions import Assess, Bends, Fixed, Places
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.on_support import largest_loss
 from bidro.guarantees.statements import CLIP, Assessed
@@ -67,8 +67,6 @@ def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
             site, rows, request.protocol, request.described, request.folds, request.ambiguity
         )
         return asked.reply(request.message, request.seed, request.round), over
-    if request.question == "adopt":
-        return _adopted(site, rows, request), draws(~kept, rows.units)
     if request.question == "assess":
         return _assessment(site, rows, request), draws(~kept, rows.units)
     if not kept.any():
@@ -175,7 +173,7 @@ def _asked(
     return found, behind
 
 
-def _used(protocol: Protocol, here: Federation, message: Adopt | Assess | Fixed) -> Floats:
+def _used(protocol: Protocol, here: Federation, message: Assess | Fixed) -> Floats:
     """(1, d) the model that this site uses: its own around the server's, made anew from its training rows, or
     the server's."""
     freedom = np.asarray(message.freedom, float)
@@ -184,16 +182,16 @@ def _used(protocol: Protocol, here: Federation, message: Adopt | Assess | Fixed)
     return client_side.own_models(protocol.loss, here.host_rows, here.sizes, message.x, freedom)
 
 
-def _adopted(site: Site, rows: SiteRows, request: Request) -> Adopted:
-    """Write the site's own model, and tell that there is one."""
+def _keep_own(site: Site, request: Request, used: Floats) -> None:
+    """Write the model `used` (1, d) where it is this site's own; one of the same run that began again with
+    fewer clients is in its place."""
     message, where = request.message, site.own / request.run / OWN_FILE
-    if not np.any(np.asarray(message.freedom) > 0):
-        where.unlink(missing_ok=True)
-        return Adopted(np.zeros(()))
-    x, used = np.asarray(message.x, float), _used(request.protocol, training(site, rows), message)
     try:
+        if not np.any(np.asarray(message.freedom) > 0):
+            where.unlink(missing_ok=True)
+            return
         where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(where, OwnModels({site.client: used[0]}, x).to_bytes())
+        write_private(where, OwnModels({site.client: used[0]}, np.asarray(message.x, float)).to_bytes())
     except OSError as error:
         _log.error("this site's own model cannot be written to %s: %s", where, error)
         raise RefusedError(
@@ -201,7 +199,6 @@ def _adopted(site: Site, rows: SiteRows, request: Request) -> Adopted:
             "agree on own = none."
         ) from error
     _log.info("run %s: this site's own model was written to %s; it has not left.", request.run, where)
-    return Adopted(np.ones(()))
 
 
 def _own(found: T) -> T:
@@ -210,11 +207,15 @@ def _own(found: T) -> T:
 
 
 def _assessment(site: Site, rows: SiteRows, request: Request) -> Any:
+    """How the model does on the training rows; the site makes its own model, if it is to have one."""
     protocol, here, message = request.protocol, training(site, rows), request.message
     problem = replace(protocol.problem(here), ambiguity=request.ambiguity)
     if message.radii.size:
         message = message._replace(reference=protocol.reference)
-    return _own(client_side.assessment(problem, protocol.box, message, _used(protocol, here, message)))
+    used = _used(protocol, here, message)
+    found = _own(client_side.assessment(problem, protocol.box, message, used))
+    _keep_own(site, request, used)
+    return found
 
 
 def _bounds(site: Site, rows: SiteRows, request: Request) -> Any:

@@ -35,7 +35,6 @@ _REVEALS = {
         "on average; with a declared support also its robust risks and its distance to a cloud that "
         "everybody has. No row."
     ),
-    "adopt": "That the site has made a model of its own, as it was told to. The model itself stays there.",
     "bounds": (
         "Mean losses of the shared model, of the site's own and of pooled training on the rows kept out, how "
         "much they differ, and confidence bounds. No row."

@@ -31,7 +31,6 @@ _STAGES = {
     "OneShotMWDRO": "solving",
     "ExactMWDRO": "solving",
     "BiDROFL": "solving",
-    "adopt": "assessing",
     "assess": "assessing",
     "bounds": "certifying",
 }

@@ -25,7 +25,7 @@ from bidro.deploy.rules import RefusedError
 from bidro.engines.coordinator import Nothing
 from bidro.engines.plain import described
 from bidro.engines.wire import unpack
-from bidro.fitting.questions import Adopt, Assess, AtModel, Bend, Fixed, Judge
+from bidro.fitting.questions import Assess, AtModel, Bend, Fixed, Judge
 from bidro.guarantees.calibration import FOLDS
 from bidro.guarantees.own import SHRINKAGES
 from bidro.guarantees.statements import is_clip_level
@@ -41,14 +41,13 @@ _MORE = {
     "spread": frozenset({"table", "folds"}),
     "bends": frozenset({"table", "folds", "moments"}),
     "round": frozenset({"table", "seed", "folds", "algorithm", "ambiguity"}),
-    "adopt": frozenset({"table"}),
     "assess": frozenset({"table", "ambiguity"}),
     "bounds": frozenset({"table"}),
 }
 # All that is asked in a private run: no id of a table, which would tell that it has changed.
 PRIVATE = ("moments", "gradients", "losses")
 # Questions about a model: where curves are agreed on, they say which.
-_OF_A_MODEL = ("round", "adopt", "assess", "bounds")
+_OF_A_MODEL = ("round", "assess", "bounds")
 # What smooths curves in training is at most this.
 _LARGEST_SMOOTHING = 1e6
 # Radii, in agreed spreads, and widths over which kinks are smoothed may be so large.
@@ -106,11 +105,6 @@ def checked_request(protocol: Protocol, client: str, header: Mapping[str, Any], 
     if question in ("spread", "bends"):
         return _of_curves(protocol, header, data, parts, table)
     check = _Numbers(protocol)
-    if question == "adopt":
-        adopt = unpack(data, Adopt)
-        check.model(adopt.x, 1, ())
-        check.freedom(adopt.freedom)
-        return Request(*parts, table, adopt, 1)
     if question == "bounds":
         fixed = unpack(data, Fixed)
         check.fixed(fixed)

@@ -17,7 +17,7 @@ from bidro.deploy.site_state import SiteState
 # Refusals and runs that wait are kept up to so many, the newest: nobody can fill a site's disk by asking.
 _KEPT = 10_000
 # Questions of which a run needs one.
-ONCE = ("prepare", "spread", "bends", "adopt", "assess", "bounds", "moments", "losses", "exact losses")
+ONCE = ("prepare", "spread", "bends", "assess", "bounds", "moments", "losses", "exact losses")
 # Those of them whose answers are no function of second moments.
 STATEMENTS = ("assess", "bounds", "exact losses")
 _FIELDS = "time, run, question, round, models, outcome, times, rows, bytes, reason"

@@ -24,7 +24,7 @@ from bidro.deploy.job import Job
 from bidro.deploy.places import PARTS, STEPS, common_places, padded
 from bidro.deploy.private_network import NO_INFLUENCE, PrivateSites
 from bidro.deploy.protocol import Protocol
-from bidro.deploy.told_losses import require_adopted, require_assessment, require_bounds
+from bidro.deploy.told_losses import require_assessment, require_bounds
 from bidro.deploy.told_moments import Values
 from bidro.engines.coordinator import Coordinator, LostClientsError, Nothing
 from bidro.engines.plain import described
@@ -34,8 +34,6 @@ from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.fitting import Progress, fit
 from bidro.fitting.questions import (
-    Adopt,
-    Adopted,
     Assess,
     Assessment,
     Bend,
@@ -246,18 +244,6 @@ class SiteClients:
             if most == 1 and len(used):
                 raise BidroError("it tells places of a feature that is a straight line.")
 
-    def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
-        """Each site makes and keeps its own model, and answers that it has."""
-        messages = self._each(message)
-
-        def check(name: str, reply: Adopted, rows: int) -> None:
-            del rows
-            require_adopted(messages[name], reply)
-
-        settings = {name: {**own, **self._about(problem.loss)} for name, own in self.settings.items()}
-        self.coordinator.ask("adopt", 1, settings, messages, Adopted.like(), check=check)
-        return {}
-
     def _each(self, message: T) -> dict[str, T]:
         """A message to every site, with its own freedom alone."""
         every = np.asarray(message.freedom)  # type: ignore[attr-defined]
@@ -293,6 +279,9 @@ class SiteClients:
             require_assessment(self.consistency.told[name], problem, eps, asked, reply, rows)
 
         return _stacked(self.coordinator.ask("assess", 1, settings, messages, like, check=check))
+
+    def own_models(self, loss: Loss, message: Assess) -> Mapping[str, Floats]:
+        return {}
 
     def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
         like = HoldoutBounds.like(

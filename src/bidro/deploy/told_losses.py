@@ -16,7 +16,7 @@ from bidro.deploy.told_risks import Columns, require
 from bidro.errors import BidroError
 from bidro.federation import LARGEST_SIZE
 from bidro.fitting.client_side import STATEMENTS
-from bidro.fitting.questions import Adopt, Adopted, Assess, Assessment, Fixed, HoldoutBounds
+from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds
 from bidro.guarantees.held_out import client_bounds
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss, Squared
@@ -27,15 +27,6 @@ _SAME = 1e-6
 # On the rows that it was trained on, an own model's loss, of which kinks are smoothed, is not above that of
 # the shared model by more than this factor.
 _NO_BETTER = 2.0
-
-
-def require_adopted(message: Adopt, reply: Adopted) -> None:
-    """Raise BidroError where a client has not the model of its own that it was told to have."""
-    wanted = float(np.any(np.asarray(message.freedom) > 0))
-    if float(reply.own) != wanted:
-        raise BidroError(
-            "it tells of a model of its own that it was not told to have, or of none that it was."
-        )
 
 
 def require_assessment(

@@ -18,7 +18,7 @@ from bidro.fitting.client_side import STATEMENTS
 from bidro.fitting.fitted import Change, Changes, ClientLoss, Displacement, Fitted, Options, Progress
 from bidro.fitting.network import Clients, Network
 from bidro.fitting.private import private_fit
-from bidro.fitting.questions import Adopt, Assess, Assessment, Fixed, HoldoutBounds, Prepared
+from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.calibration import spread_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import ClientBound, client_level
@@ -126,10 +126,10 @@ class _Fit:
         self.progress.begin("assessing")
         names, x, levels = stated.federation.names, trained.x, self.options.confidences
         shown, freedom = self._count_most(trained), _freedoms(trained)
-        own_models = clients.adopt(trained.problem, Adopt(x, freedom)) if freedom.size else {}
         pooled = np.zeros(0) if trained.pooled is None else trained.pooled
         message = _assess(clients, stated, standard, x, levels, shown, freedom, pooled)
         found = clients.assess(trained.problem, box, message)
+        own_models = clients.own_models(stated.loss, message)
         trained = with_risks(trained, found)
         distances = clients.distances(stated, found) if len(message.radii[0]) else None
         unit = loss_unit(stated.loss, stated.federation.m, standard.target_spread)

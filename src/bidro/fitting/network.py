@@ -24,7 +24,6 @@ from bidro.fitting import client_side, private_side
 from bidro.fitting.gathered import gathered
 from bidro.fitting.private_side import Answering, PrivateRows
 from bidro.fitting.questions import (
-    Adopt,
     Assess,
     Assessment,
     AtModel,
@@ -64,13 +63,12 @@ class Clients(Rounds, Protocol):
         least and the largest value of every feature (k,) between which curves are drawn), in standard units.
         What follows is asked over so many folds, with curvature or without."""
 
-    def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
-        """Let clients make the models of their own that they are to have. Those (d,) that are known here, by
-        name: all in one process, none where they stay at sites."""
-
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
         """How a model does on the training rows, by client; `problem` is as trained, `declared` the support
-        that explicit radii are on."""
+        that explicit radii are on. Clients make the models of their own that they are to have."""
+
+    def own_models(self, loss: Loss, message: Assess) -> Mapping[str, Floats]:
+        """Those (d,) that are known here, by name: all in one process, none where they stay at sites."""
 
     def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
         """What the rows kept out say, by client."""
@@ -261,19 +259,19 @@ class LocalClients:
         seen = values[:, :, 0].min(axis=0), values[:, :, -1].max(axis=0)
         return common_knots(values, counts, most), seen
 
-    def adopt(self, problem: Problem, message: Adopt) -> Mapping[str, Floats]:
-        used, own = self._used(problem.loss, message), np.any(np.asarray(message.freedom) > 0, axis=1)
-        return {name: used[i] for i, name in enumerate(self.federation.names) if own[i]}
-
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
         used = self._used(problem.loss, message)
         return client_side.assessment(problem, declared, message, used)
+
+    def own_models(self, loss: Loss, message: Assess) -> Mapping[str, Floats]:
+        used, own = self._used(loss, message), np.any(np.asarray(message.freedom) > 0, axis=1)
+        return {name: used[i] for i, name in enumerate(self.federation.names) if own[i]}
 
     def bounds(self, of: Assessed, message: Fixed) -> HoldoutBounds:
         names, sizes, used = self.federation.names, self.holdout_sizes, self._used(of.loss, message)
         return client_side.bounds(names, self.fresh, sizes, of, message, used, self.fresh_units)
 
-    def _used(self, loss: Loss, message: Adopt | Assess | Fixed) -> Floats:
+    def _used(self, loss: Loss, message: Assess | Fixed) -> Floats:
         """(n, d) the models that clients use, by what a message says of them."""
         x, freedom = np.asarray(message.x), np.asarray(message.freedom)
         key = x.tobytes() + freedom.tobytes()

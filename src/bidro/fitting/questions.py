@@ -63,32 +63,16 @@ class Bends(NamedTuple):
         return cls(np.zeros(features))
 
 
-class Adopt(NamedTuple):
-    """The message of "adopt", to one client or, with a leading axis in `freedom`, to several."""
-
-    x: Numbers  # (d,) the shared model
-    freedom: Numbers  # (2,) of its offset and slopes: 1 / lambda, see `Shrinkage`; 0 keeps them as shared
-
-
-class Adopted(NamedTuple):
-    """ "adopt": that it is done. The model itself stays with the client."""
-
-    own: Numbers  # () 1 where the client has a model of its own now, 0 where it uses the shared one
-
-    @classmethod
-    def like(cls) -> Adopted:
-        return cls(np.zeros(()))
-
-
 class Assess(NamedTuple):
     """The message of "assess"; radii, `shown` and `freedom` are each client's own, with a leading axis for
-    several."""
+    several. A client whose freedom is not 0 makes a model of its own around x and keeps it."""
 
     x: Numbers  # (d,)
     radii: Numbers  # (levels,) explicit radii; empty where there is no interval
     reference: Numbers  # (points, m) a cloud that everybody has; empty where its distance is not wanted
     shown: Numbers  # () 1 where the worst case is to be shown, else 0
-    freedom: Numbers  # (2,) of the client's own model, as in `Adopt`; empty where no client has one
+    freedom: Numbers  # (2,) of the own model's offset and slopes: 1 / lambda, see `Shrinkage`; 0 keeps them
+    # as shared; empty where no client has a model of its own
     pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
 
 

@@ -156,10 +156,10 @@ def calibrate(
         if progress is not None:
             progress(took, 0)
     else:
-        kinks = isinstance(problem.loss, LinearLoss) and math.isinf(problem.loss.scalar.curvature)
+        smooth = not _has_kinks(balls, moving)
         solves: Any = (
             FoldNewton(chosen, candidates, folds, unit)
-            if sends_curvature and not kinks and problem.federation.max_share == 1
+            if sends_curvature and smooth and problem.federation.max_share == 1
             else FoldSolves(chosen, candidates, folds, unit, sends_curvature)
         )
         going = solves.init(balls)
@@ -201,6 +201,16 @@ def calibrate(
 def candidates_of(scales: Sequence[float], weighings: Sequence[tuple[float, float]]) -> tuple[Candidate, ...]:
     """Every scale of the radii with every weighing."""
     return tuple(Candidate(float(c), *map(float, weighing)) for c, weighing in product(scales, weighings))
+
+
+def _has_kinks(problem: Problem, moving: bool) -> bool:
+    """Whether the clients' risks have kinks: those of the loss, or where labels have a price, which the worst
+    case of a ball pays from some model on (at 0, where all labels are alike, for all rows at once)."""
+    loss, transport = problem.loss, problem.transport
+    if isinstance(loss, LinearLoss) and math.isinf(loss.scalar.curvature):
+        return True
+    priced = transport.discrete_label and math.isfinite(transport.label_cost)
+    return priced and (moving or bool(np.any(problem.eps)))
 
 
 def second_moments_tell(problem: Problem, sends_curvature: bool) -> bool:
