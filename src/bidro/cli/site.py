@@ -35,7 +35,14 @@ def check(
 
     from bidro.deploy.site_rows import check_site
 
-    found = check_site(_site(site))
+    chosen = _site(site)
+    if chosen.privacy is not None and not json:
+        print(
+            f"This site has a privacy budget (epsilon = {chosen.privacy.epsilon:g}, delta = "
+            f"{chosen.privacy.delta:g}): private runs are answered whatever rows it has, until that is spent "
+            "(`bidro ledger`), and no others. What follows would hold without it."
+        )
+    found = check_site(chosen)
     print(plain_json.dumps(found.as_json(), indent=2) if json else found.in_words())
 
 
@@ -137,7 +144,8 @@ def _line(entry: dict[str, object]) -> str:
         f"{entry['time']} run '{_plain(entry['run'])}' {_plain(entry['question'])} {entry['round']}{times}: "
     )
     if entry["outcome"] == "answered":
-        return f"{head}answered over at least {entry['rows']} rows, {entry['bytes']:,} bytes"
+        over = f"over at least {entry['rows']} rows" if entry["rows"] else "with noise"
+        return f"{head}answered {over}, {entry['bytes']:,} bytes"
     if entry["outcome"] == "refused":
         return f"{head}refused: {_plain(entry['reason'])}"
     return f"{head}asked; the site stopped before it answered"

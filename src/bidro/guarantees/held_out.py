@@ -84,9 +84,7 @@ class HeldOut:
         """What a vacuous bound comes from, and what would help, in a few words."""
         what, binding = "units" if self.units else "rows", self.binding
         if self.kind == "private":
-            return (
-                f"'{binding}' tells of about {self.rows[binding]:,}; more {what} or a larger budget would do"
-            )
+            return f"'{binding}' has about {self.rows[binding]:,}; more {what} or a larger budget would do"
         if not self.means:
             return f"'{binding}' has {self.rows[binding]:,}, or its losses are as large as any that counts"
         if self.enough is None:
@@ -110,10 +108,8 @@ class HeldOut:
                 f"of the {what} is {self.bound:.6g}, and none counts as more than {self.largest:.6g}; "
                 f"{self.shortage}."
             )
-        assumed = (
-            "It assumes that the rows of a client are independent draws, which several rows of one person "
-        )
-        assumed += "or unit are not. "
+        assumed = "It assumes that the rows of a client are independent draws, which several rows of one "
+        assumed += "person or unit are not. "
         if self.units:
             assumed = (
                 "A unit is one draw, with the mean over its rows; it assumes that units are independent. "

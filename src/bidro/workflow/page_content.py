@@ -98,6 +98,9 @@ def _settings(fit: Fit) -> list[list[str]]:
         rows.insert(1, ["Criterion", settings["chosen"]["criterion"]])
     if settings["own"] is not None:
         rows.insert(-2, ["Own models", shrinkage_in_words(settings["own"])])
+    for title, name in (("Privacy", "privacy"), ("What the noise costs", "noise")):
+        if name in settings["chosen"]:
+            rows.insert(0, [title, settings["chosen"][name]])
     rows += [[f"Version of {name}", version] for name, version in fit.model.versions.items()]
     return rows
 
@@ -294,6 +297,8 @@ def _worst_case(fit: Fit, name: str, found: Displacement) -> dict[str, Any]:
 def _advice(fit: Fit) -> list[str]:
     certificate, alpha = fit.certificate, fit.trained.alpha
     advice = []
+    if certificate.privacy is not None:
+        advice += [certificate.privacy.promise, certificate.privacy.cost]
     if certificate.interval is not None:
         advice.append(certificate.interval.advice)
     else:
