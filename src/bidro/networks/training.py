@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Algorithm, Snapshot
 from bidro.arrays import Floats
-from bidro.engines.in_process import Result, run
+from bidro.engines.in_process import run
+from bidro.engines.result import Result
 from bidro.errors import BidroError
 from bidro.guarantees.price import worst_fifth
 from bidro.losses import losses_of
