@@ -94,8 +94,8 @@ from bidro.networks.folder import LoadedNetwork as LoadedNetwork
 from bidro.networks.folder import load_network as load_network
 from bidro.networks.models import JaxNetwork as JaxNetwork
 from bidro.networks.shift import ShiftEstimate as ShiftEstimate
-from bidro.networks.training import Trained as Trained
-from bidro.networks.training import train as train
+from bidro.networks.training import TrainedNetwork as TrainedNetwork
+from bidro.networks.training import train_network as train_network
 from bidro.problem import NonconcaveInnerWarning as NonconcaveInnerWarning
 from bidro.problem import Problem as Problem
 from bidro.problem import UncheckedDomainWarning as UncheckedDomainWarning

@@ -16,7 +16,8 @@ NAMES = [name for name in bidro.__all__ if name != "__version__"]
 LONG = {
     "AFL", "BacktrackingAscent", "BiDROCompressed", "BiDROFL", "BiDROGossip", "BiDROLocal", "Calibration",
     "DRFA", "FDRSVM", "GroupDRO", "GroupDROBalls", "Interval", "MixtureBall", "Model", "QFFL", "Result",
-    "UnbalancedDRO", "WorstCase", "run", "run_many", "worst_case_mixture",
+    "RobustNetClassifier", "RobustNetRegressor", "ServerOptimised", "TrainedNetwork", "UnbalancedDRO",
+    "WorstCase", "run", "run_many", "worst_case_mixture",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from bidro.engines import in_process
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.losses import CustomLoss, TorchLoss
-from bidro.networks.training import train
+from bidro.networks.training import train_network
 from bidro.problem import Problem
 from bidro.sets import WholeSpace
 from bidro.transport import Transport
@@ -40,7 +40,7 @@ def short_blocks(monkeypatch):
 
 
 def test_evaluations_and_the_best_model_against_plain_numpy(problem, short_blocks):
-    found = train(ALGORITHM, problem, 20, kept_out=FRESH, evaluate_every=4)
+    found = train_network(ALGORITHM, problem, 20, kept_out=FRESH, evaluate_every=4)
     assert [one.round for one in found.evaluations] == [4, 8, 12, 16, 20]
     assert not found.stopped
     best = min(found.evaluations, key=lambda one: one.worst_fifth)
@@ -60,7 +60,9 @@ def test_it_stops_where_kept_out_losses_do_not_fall(problem, short_blocks):
     """Kept-out targets far away: every step towards the training rows is away from them."""
     far = {name: np.column_stack([rows[:, :3], rows[:, 3] * 0 + 1e3]) for name, rows in FRESH.items()}
     near = {name: np.column_stack([rows[:, :3], rows[:, 3] * 0 - 1e3]) for name, rows in FRESH.items()}
-    stops = [train(ALGORITHM, problem, 40, kept_out=v, evaluate_every=4, patience=2) for v in (far, near)]
+    stops = [
+        train_network(ALGORITHM, problem, 40, kept_out=v, evaluate_every=4, patience=2) for v in (far, near)
+    ]
     for found in stops:
         best = min(range(len(found.evaluations)), key=lambda k: found.evaluations[k].worst_fifth)
         assert found.round == found.evaluations[best].round
@@ -71,7 +73,7 @@ def test_it_stops_where_kept_out_losses_do_not_fall(problem, short_blocks):
 
 
 def test_a_run_that_was_cut_goes_on_to_the_same_bits(problem, short_blocks, tmp_path, monkeypatch):
-    whole = train(ALGORITHM, problem, 20, seed=3, kept_out=FRESH, evaluate_every=3)
+    whole = train_network(ALGORITHM, problem, 20, seed=3, kept_out=FRESH, evaluate_every=3)
     path = tmp_path / "checkpoint"
     real, calls = in_process._compiled_rounds, []
 
@@ -83,33 +85,35 @@ def test_a_run_that_was_cut_goes_on_to_the_same_bits(problem, short_blocks, tmp_
 
     monkeypatch.setattr(in_process, "_compiled_rounds", killed)
     with pytest.raises(KeyboardInterrupt):
-        train(ALGORITHM, problem, 20, seed=3, kept_out=FRESH, evaluate_every=3, checkpoint=path)
+        train_network(ALGORITHM, problem, 20, seed=3, kept_out=FRESH, evaluate_every=3, checkpoint=path)
     monkeypatch.setattr(in_process, "_compiled_rounds", real)
-    again = train(ALGORITHM, problem, 20, seed=3, kept_out=FRESH, evaluate_every=3, checkpoint=path)
+    again = train_network(ALGORITHM, problem, 20, seed=3, kept_out=FRESH, evaluate_every=3, checkpoint=path)
     assert again.evaluations == whole.evaluations
     assert again.round == whole.round
     np.testing.assert_array_equal(again.x, whole.x)
     np.testing.assert_array_equal(again.result.x, whole.result.x)
     np.testing.assert_array_equal(again.result.alpha, whole.result.alpha)
-    finished = train(ALGORITHM, problem, 20, seed=3, kept_out=FRESH, evaluate_every=3, checkpoint=path)
+    finished = train_network(
+        ALGORITHM, problem, 20, seed=3, kept_out=FRESH, evaluate_every=3, checkpoint=path
+    )
     np.testing.assert_array_equal(finished.x, whole.x)
     for other in (
-        lambda: train(ALGORITHM, problem, 20, seed=4, kept_out=FRESH, checkpoint=path),
-        lambda: train(AFL(), problem, 20, seed=3, kept_out=FRESH, checkpoint=path),
-        lambda: train(ALGORITHM, problem, 20, seed=3, checkpoint=path),
+        lambda: train_network(ALGORITHM, problem, 20, seed=4, kept_out=FRESH, checkpoint=path),
+        lambda: train_network(AFL(), problem, 20, seed=3, kept_out=FRESH, checkpoint=path),
+        lambda: train_network(ALGORITHM, problem, 20, seed=3, checkpoint=path),
     ):
         with pytest.raises(BidroError, match="checkpoint of a run with another"):
             other()
     Path(path).write_bytes(path.read_bytes()[:-3])
     with pytest.raises(BidroError, match="damaged"):
-        train(ALGORITHM, problem, 20, seed=3, kept_out=FRESH, checkpoint=path)
+        train_network(ALGORITHM, problem, 20, seed=3, kept_out=FRESH, checkpoint=path)
 
 
 def test_bad_requests_say_what_is_wrong(problem, tmp_path):
     with pytest.raises(BidroError, match="patience needs kept-out rows"):
-        train(ALGORITHM, problem, 5, patience=3)
+        train_network(ALGORITHM, problem, 5, patience=3)
     with pytest.raises(BidroError, match="Client 'z' has kept-out rows"):
-        train(ALGORITHM, problem, 5, kept_out={"z": FRESH["a"]})
+        train_network(ALGORITHM, problem, 5, kept_out={"z": FRESH["a"]})
 
 
 def test_a_function_is_known_by_its_code():

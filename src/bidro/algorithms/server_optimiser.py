@@ -37,7 +37,20 @@ def _require_share(name: str, value: float) -> None:
 
 @pytree
 class Momentum:
-    """s_t = rate v_t, v_t = momentum v_{t-1} + d_t. With rate 1 and momentum 0 nothing changes."""
+    """s_t = rate v_t, v_t = momentum v_{t-1} + d_t. With rate 1 and momentum 0 nothing changes.
+
+    Args:
+        rate: step size.
+        momentum: the share of the last step that goes on.
+
+    Raises:
+        BidroError: for a rate that is negative or not finite, or a share that is none.
+
+    Examples:
+        >>> from bidro import FedAvg, Momentum, ServerOptimised
+        >>> ServerOptimised(FedAvg(0.1), Momentum(rate=0.5)).optimiser.momentum
+        0.9
+    """
 
     rate: float = 1.0
     momentum: float = 0.9
@@ -54,7 +67,22 @@ class Momentum:
 @pytree
 class Adam:
     """s_t = rate m_t / (sqrt(v_t) + epsilon), where m_t and v_t are running means of d_t and its square, with
-    weights `first` and `second` for what was before, corrected for having begun at 0."""
+    weights `first` and `second` for what was before, corrected for having begun at 0.
+
+    Args:
+        rate: step size.
+        first: weight of the moves before, in their running mean.
+        second: the same of their squares.
+        epsilon: what is added to the root of these.
+
+    Raises:
+        BidroError: for a rate that is negative or not finite, or a weight that is none.
+
+    Examples:
+        >>> from bidro import AFL, Adam, ServerOptimised
+        >>> ServerOptimised(AFL(eta_x=1.0), Adam(rate=0.005)).optimiser.first
+        0.9
+    """
 
     rate: float = 0.01
     first: float = 0.9
@@ -82,8 +110,23 @@ class State(NamedTuple):
 
 @pytree
 class ServerOptimised:
-    """An algorithm whose models move by an optimiser's steps. Raises BidroError for one whose server cannot
-    be compiled; `init` does so for one that keeps no one model to be moved."""
+    """An algorithm whose models move by an optimiser's steps.
+
+    Args:
+        algorithm: such as `FedAvg(0.1)`.
+        optimiser: `Momentum(...)` or `Adam(...)`.
+
+    Raises:
+        BidroError: for an algorithm whose server cannot be compiled; `init` does so for one that keeps no one
+            model to be moved.
+
+    Examples:
+        >>> from bidro import Adam, FedAvg, ServerOptimised, run
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> algorithm = ServerOptimised(FedAvg(0.1), Adam(0.05))
+        >>> run(algorithm, paper_problem(simulate(0), None), 200).x.round(1).tolist()
+        [1.0, 0.5, -0.5]
+    """
 
     algorithm: Any
     optimiser: Momentum | Adam = Adam()

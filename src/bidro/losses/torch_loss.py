@@ -47,15 +47,33 @@ def require_torch() -> Any:
 class TorchLoss(DeclaredLoss):
     """`loss(module(features), target)` of a sample xi = (features, target).
 
-    loss: "squared" or "absolute", of one output; "cross entropy", of one output a class, the targets being
-    0, ..., classes - 1; or a function of PyTorch's tensors (outputs (B, ...), targets (B,)) that returns the
-    losses (B,). input_shape: what a row's features are reshaped to, such as (1, 28, 28); without it they stay
-    a vector. classes: how many values the target has; None for a number. dtype: what PyTorch computes in;
-    x itself stays float64. What else is known is declared, as `DeclaredLoss` says.
+    The module is copied, and only parameters that require a gradient are trained. Nothing is assumed of the
+    loss that is not declared, as of a `CustomLoss`.
 
-    The module is copied, and only parameters that require a gradient are trained. Raises BidroError without
-    PyTorch, and for a module that has nothing to train, or whose output is no function of (x, xi): random
-    (dropout), or of other rows, too (batch normalisation), unless that part is in `eval()`.
+    Args:
+        module: a `torch.nn.Module`; needs the extra `torch`.
+        loss: "squared" or "absolute", of one output; "cross entropy", of one output a class, the targets
+            being 0, ..., classes - 1; or a function of PyTorch's tensors (outputs (B, ...), targets (B,))
+            that returns the losses (B,).
+        input_shape: what a row's features are reshaped to, such as (1, 28, 28); None for a vector.
+        classes: how many values the target has; None for a number.
+        dtype: what PyTorch computes in; x itself stays float64.
+        convex: whether the loss is convex in the parameters.
+        curvature_bound: of the second derivative in xi; inf for unknown.
+        lipschitz_bound: of the slope in xi; inf for unknown.
+        growth_order: the power with which the loss grows in xi on an unbounded support; None for unknown.
+        never_negative: whether the loss is never below 0.
+
+    Raises:
+        BidroError: without PyTorch, and for a module that has nothing to train, or whose output is no
+            function of (x, xi): random (dropout), or of other rows, too (batch normalisation), unless that
+            part is in `eval()`.
+
+    Examples:
+        >>> import torch
+        >>> from bidro import TorchLoss
+        >>> TorchLoss(torch.nn.Linear(3, 1), "squared").dimension(m=4)
+        4
     """
 
     module: Any

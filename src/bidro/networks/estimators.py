@@ -25,7 +25,7 @@ from bidro.guarantees.scored import NOT_TRAINED_HERE
 from bidro.networks.folder import save_network
 from bidro.networks.models import from_factory, loss_of, outputs_of, trained_network
 from bidro.networks.shift import shift_estimate
-from bidro.networks.training import train
+from bidro.networks.training import train_network
 from bidro.problem import Problem
 from bidro.sets import WholeSpace
 from bidro.splits import choose_holdout
@@ -106,7 +106,7 @@ class RobustNet(BaseEstimator):  # type: ignore[misc]
             Transport.features_only(m) if self._classes is None else Transport.classification(m),
             None if self.penalty is None else Penalty(self.penalty),
         )
-        found = train(
+        found = train_network(
             default_algorithm(self.penalty) if self.algorithm is None else self.algorithm,
             problem,
             self.rounds,
@@ -168,19 +168,50 @@ class RobustNet(BaseEstimator):  # type: ignore[misc]
 class RobustNetRegressor(RegressorMixin, RobustNet):  # type: ignore[misc]
     """A network of one output, trained against the worst mixture of the clients' losses.
 
-    module: a torch.nn.Module, a `JaxNetwork`, or "package.module:function", a function that returns one.
-    loss: "squared", "absolute", or for a module a function of tensors (outputs, targets) -> losses.
-    algorithm: any of this package; by default AFL's steps over batches of 32 rows with Adam at the server,
-    or, with a `penalty`, BiDRO-FL's. penalty: rho, the price of moving a row's features by 1 (squared) in
-    training: the smaller, the more shift the model is trained against; None for none. rounds: at most.
-    holdout, validation: the shares of every client's rows for the certificate and for early stopping, which
-    is by the mean loss of the worst fifth of the clients, every `evaluate_every` rounds, with a `patience` in
-    evaluations (None: never). input_shape: of a row's features. dtype: "float64" or "float32". checkpoint: a
-    file from which a cut `fit` goes on. Features and targets are used as they are: scale them before.
+    Features and targets are used as they are: scale them before.
 
-    After `fit`: model_ (flat), module_, n_rounds_ (after which model_ was the model), n_iter_, evaluations_,
-    client_weights_, certificate_ (from the held-out rows; losses are clipped at the largest on the validation
-    rows), shift_estimate_ (with a penalty; an estimate by ascent, not a bound).
+    Args:
+        module: a torch.nn.Module, a `JaxNetwork`, or "package.module:function", a function that returns one.
+        loss: "squared", "absolute", or for a module a function of tensors (outputs, targets) -> losses.
+        algorithm: any of this package; by default AFL's steps over batches of 32 rows with Adam at the
+            server, or, with a `penalty`, BiDRO-FL's.
+        penalty: rho, the price of moving a row's features by 1 (squared) in training: the smaller, the more
+            shift the model is trained against; None for none.
+        rounds: at the most.
+        holdout: the share of every client's rows for the certificate.
+        validation: the share for early stopping, by the mean loss of the worst fifth of the clients.
+        evaluate_every: rounds between two looks at these.
+        patience: looks without a better one after which training stops; None for never.
+        input_shape: of a row's features; None for a vector.
+        dtype: "float64" or "float32", for a PyTorch module.
+        confidence: of `certificate_`.
+        checkpoint: a file from which a cut `fit` goes on.
+        verbose: whether progress is shown.
+        random_state: seed of the splits and of training.
+
+    Attributes:
+        model_: (d,) the parameters, flat.
+        module_: the trained network.
+        n_rounds_: after which model_ was the model.
+        n_iter_: rounds in all.
+        evaluations_: on the validation rows.
+        client_weights_: those that training ended with, by client.
+        certificate_: from the held-out rows; losses are clipped at the largest on the validation rows.
+        shift_estimate_: with a penalty; an estimate by ascent, not a bound.
+
+    Raises:
+        BidroError: from `fit`, for rows and settings that cannot be used.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from bidro import JaxNetwork, RobustNetRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X, site = rng.normal(size=(200, 2)), np.repeat(["north", "south"], 100)
+        >>> network = JaxNetwork(lambda w, row: w @ row, jnp.zeros(2))
+        >>> model = RobustNetRegressor(network, rounds=300).fit(X, X @ [1.0, -2.0], clients=site)
+        >>> bool(model.score(X, X @ [1.0, -2.0]) > 0.9)
+        True
     """
 
     def __init__(
@@ -220,8 +251,26 @@ class RobustNetRegressor(RegressorMixin, RobustNet):  # type: ignore[misc]
 class RobustNetClassifier(ClassifierMixin, RobustNet):  # type: ignore[misc]
     """The classifier: a network with one output a class, in the order of `classes_` (sorted).
 
-    loss: "cross entropy". The other parameters, and what is there after `fit`, are those of
-    `RobustNetRegressor`; the certificate is of mistakes.
+    The other parameters, and what is there after `fit`, are those of `RobustNetRegressor`; the certificate is
+    of mistakes.
+
+    Args:
+        module: with one output a class.
+        loss: "cross entropy", or for a module a function of tensors.
+
+    Raises:
+        BidroError: from `fit`, for rows and settings that cannot be used.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from bidro import JaxNetwork, RobustNetClassifier
+        >>> rng = np.random.default_rng(0)
+        >>> X, site = rng.normal(size=(200, 2)), np.repeat(["north", "south"], 100)
+        >>> network = JaxNetwork(lambda w, row: w @ row, jnp.zeros((2, 2)))
+        >>> model = RobustNetClassifier(network, rounds=100).fit(X, X[:, 0] > 0, clients=site)
+        >>> bool(model.score(X, X[:, 0] > 0) > 0.9)
+        True
     """
 
     def __init__(

@@ -29,11 +29,18 @@ _KIND = "bidro network 1"
 
 @dataclass(frozen=True, eq=False)
 class LoadedNetwork:
-    """What the file holds."""
+    """What the file of a network holds.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import LoadedNetwork
+        >>> LoadedNetwork({"weight": np.zeros((1, 3))}, "mine.nets:small", None, None).factory
+        'mine.nets:small'
+    """
 
     weights: dict[str, Floats]  # by the names of the module's parameters, or of the places in a pytree
     factory: str  # "package.module:function"
-    input_shape: tuple[int, ...] | None
+    input_shape: tuple[int, ...] | None  # that a row's features are reshaped to
     classes: tuple[str, ...] | None  # in the order of the outputs
 
     def build(self) -> Any:
@@ -100,7 +107,25 @@ def save_network(
 
 
 def load_network(folder: Path | str) -> LoadedNetwork:
-    """The network in a folder that `save_network` wrote. Runs no code of it."""
+    """The network in a folder that `save` of its estimator wrote. Runs no code of it.
+
+    Args:
+        folder: with the file of weights.
+
+    Returns:
+        Its weights and the name of its factory, which `build` calls.
+
+    Raises:
+        BidroError: where there is no such file, or it is damaged or another version's.
+
+    Examples:
+        >>> from bidro import BidroError, load_network
+        >>> try:
+        ...     load_network("nowhere")
+        ... except BidroError as error:
+        ...     print(str(error)[:32])
+        There is no network in 'nowhere'
+    """
     path = Path(folder) / FILE
     if not path.exists():
         raise BidroError(f"There is no network in '{folder}': '{path}' does not exist.")

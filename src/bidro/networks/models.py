@@ -22,8 +22,20 @@ _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True, eq=False)
 class JaxNetwork:
-    """`function(parameters, features)` of one row's features, reshaped if a shape is given, that returns the
-    outputs (outputs,) or a number; `parameters` is any JAX pytree, from which training starts."""
+    """A JAX function with its parameters, in place of a PyTorch module.
+
+    Args:
+        function: of (parameters, features), one row's features, reshaped if a shape is given, that returns the
+            outputs (outputs,) or a number.
+        parameters: any JAX pytree, from which training starts.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from bidro import JaxNetwork
+        >>> network = JaxNetwork(lambda w, row: w @ jnp.tanh(row), jnp.ones(3))
+        >>> float(network.function(network.parameters, jnp.zeros(3)))
+        0.0
+    """
 
     function: Callable[[Any, Array], Array]
     parameters: Any

@@ -24,7 +24,14 @@ from bidro.worst_case import BacktrackingAscent, InnerMax, Oracle
 
 @dataclass(frozen=True)
 class ShiftEstimate:
-    """By client, means over its rows. None of it bounds anything."""
+    """By client, means over its rows. None of it bounds anything.
+
+    Examples:
+        >>> from bidro import ShiftEstimate
+        >>> found = ShiftEstimate({"north": 1.0}, {"north": 1.5}, {"north": 1.2}, {"north": 0.3})
+        >>> print(str(found).splitlines()[0])
+        north: loss 1, with rows moved by 0.3 on average 1.5
+    """
 
     losses: dict[str, float]  # as the rows are
     moved_losses: dict[str, float]  # where the ascent has moved them to

@@ -43,17 +43,24 @@ class Evaluation(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """The model with the lowest worst fifth (without kept-out rows, the last one), and how it came about."""
+class TrainedNetwork:
+    """The model with the lowest worst fifth (without kept-out rows, the last one), and how it came about.
 
-    x: Floats  # (d,)
+    Examples:
+        >>> from bidro import FedAvg, train_network
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> train_network(FedAvg(0.1), paper_problem(simulate(0), None), 50).stopped
+        False
+    """
+
+    x: Floats  # (d,) the model
     round: int  # after which x was the model
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[Evaluation, ...]  # on kept-out rows, in the order of rounds
     stopped: bool  # whether the run ended before its last round
     result: Result  # of the last round
 
 
-def train(
+def train_network(
     algorithm: Algorithm,
     problem: Problem,
     rounds: int,
@@ -63,10 +70,14 @@ def train(
     patience: int | None = None,
     checkpoint: Path | str | None = None,
     show: bool = False,
-) -> Trained:
-    """At most `rounds` rounds.
+) -> TrainedNetwork:
+    """Train by at most so many rounds of an algorithm, judging the model on kept-out rows as it goes.
 
     Args:
+        algorithm: such as `FedAvg(0.1, batch=32)`.
+        problem: with the loss of a network, or any other.
+        rounds: at the most.
+        seed: of everything random.
         kept_out: rows (N_i, m) by client that are not trained on, of some or all clients.
         evaluate_every: rounds between two evaluations on them.
         patience: evaluations without a lower worst fifth after which the run stops; None for never.
@@ -74,8 +85,18 @@ def train(
             bits as a run that was not cut.
         show: a line of progress with rounds and losses on standard error.
 
-    Raises BidroError for what does not fit together, for a checkpoint of another run, and when a value stops
-    being finite.
+    Returns:
+        The model with the lowest worst fifth, and how it came about.
+
+    Raises:
+        BidroError: for what does not fit together, for a checkpoint of another run, and when a value stops
+            being finite.
+
+    Examples:
+        >>> from bidro import FedAvg, train_network
+        >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> train_network(FedAvg(0.1), paper_problem(simulate(0), None), 50).round
+        50
     """
     if patience is not None and (not kept_out or patience < 1):
         raise BidroError(f"A patience needs kept-out rows and a number of at least 1; got {patience!r}.")
@@ -140,9 +161,9 @@ class _Watcher:
         late = min(one.worst_fifth for one in self.evaluations[-self.patience :])
         return late >= min(one.worst_fifth for one in self.evaluations[: -self.patience])
 
-    def trained(self, result: Result, rounds: int) -> Trained:
+    def trained(self, result: Result, rounds: int) -> TrainedNetwork:
         x, t = (result.x, result.rounds) if self.best is None else (self.best, self.best_round)
-        return Trained(x, t, tuple(self.evaluations), result.rounds < rounds, result)
+        return TrainedNetwork(x, t, tuple(self.evaluations), result.rounds < rounds, result)
 
     @property
     def _identity(self) -> str:
