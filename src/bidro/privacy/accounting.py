@@ -62,7 +62,8 @@ def epsilon_of(rho: Fraction, delta: float) -> float:
         raise BidroError(f"rho must not be negative; got {float(rho):g}.")
     if rho == 0:
         return 0.0
-    order = _best(lambda order: (1 + math.exp(order)) * float(rho) + _beyond(order, delta))
+    # Of alpha rho the part that depends on the order.
+    order = _best(lambda order: math.exp(order) * float(rho) + _beyond(order, delta))
     with localcontext(_DIGITS):
         alpha = 1 + Decimal(order).exp()
         exact = alpha * rho.numerator / rho.denominator + _beyond_exactly(alpha, delta)
