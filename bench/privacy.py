@@ -11,7 +11,7 @@ Beside it, at the same budget for every row:
 - `diffprivlib`: LinearRegression or LogisticRegression on all rows in one place, with pure epsilon, bounds of
   four spreads about the centres in the agreed units, where it is installed;
 - `dp_fedavg`: full gradients clipped by row and summed with noise by site, zCDP accounting (a small one of
-  our own: DP-FedAvg with every site in every round), the best of six settings in hindsight, which is not private;
+  our own: DP-FedAvg with every site in every round), the best of six settings in hindsight;
 - `local_updates`: what Flower's local mod does (each site trains by itself, clips its update and adds
   noise), with the composition over ten rounds that the mod forgets; the update of a whole site is clipped, so
   that it protects a site's row no better than a site.
