@@ -25,7 +25,7 @@ class JaxNetwork:
     """A JAX function with its parameters, in place of a PyTorch module.
 
     Args:
-        function: of (parameters, features), one row's features, reshaped if a shape is given, that returns the
+        function: of (parameters, features of one row, reshaped if a shape is given), that returns the
             outputs (outputs,) or a number.
         parameters: any JAX pytree, from which training starts.
 
