@@ -116,7 +116,7 @@ function shiftBars({ client, moved }, extent) {
     };
   });
   const caption =
-    `${client}: how far the worst case moves a row on average, feature by feature, largest first. ` +
+    `${client}: how far the worst case typically moves a row, feature by feature, largest first. ` +
     "Rows move in both directions, so that the mean may stay: on the right, the mean in the data and in " +
     "the worst case, or by how much it moves where clients do not tell it. The axis is the same for all clients.";
   signedBars("worst-figure", caption, "Average move, in standard deviations", rows, signTone, extent);
