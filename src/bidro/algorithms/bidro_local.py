@@ -77,6 +77,7 @@ class BiDROLocal(Usual):
         local_steps: steps that a client takes in a round.
         participation: the share of clients that a round asks, in (0, 1].
         oracle: solves the inner problems.
+        batch: rows a step, drawn anew; None for one.
 
     Raises:
         BidroError: for a negative step size, no local step, or a share outside (0, 1].

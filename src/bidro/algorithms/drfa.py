@@ -86,6 +86,7 @@ class DRFA(Usual):
         eta_alpha: step size of the mixture weights.
         local_steps: gradient steps tau between two exchanges.
         sampled: clients that are asked in either part of a stage.
+        batch: rows a step, drawn anew; None for all.
 
     Raises:
         BidroError: for a negative step size, no local step, or no client to ask.

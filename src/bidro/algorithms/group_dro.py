@@ -83,6 +83,7 @@ class GroupDRO(Usual):
         eta_alpha: step size of the weights, in their exponent.
         adjustment: C, at least 0.
         sampling: how the group of a round is drawn: "uniform" or "weights".
+        batch: rows of that group, drawn anew; None for one.
 
     Raises:
         BidroError: for a negative step size or adjustment, or another word for `sampling`.

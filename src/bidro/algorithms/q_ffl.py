@@ -72,6 +72,7 @@ class QFFL(Usual):
         q: the power, at least 0; 0 is FedAvg's problem.
         eta_x: step size 1 / L of the local steps.
         local_steps: gradient steps between two exchanges.
+        batch: rows a step, drawn anew; None for all.
 
     Raises:
         BidroError: for a negative power or step size, or no local step.

@@ -34,6 +34,7 @@ class CustomLoss(DeclaredLoss):
         lipschitz_bound: see above; inf for unknown.
         growth_order: the power with which l grows in xi on an unbounded support; None for unknown.
         label_values: the values of a discrete label; None for a number.
+        never_negative: whether l is never below 0.
 
     Raises:
         BidroError: from `Problem`, for a template without parameters.
