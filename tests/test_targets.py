@@ -16,11 +16,12 @@ def command_of(target):
 
 
 def test_what_make_test_leaves_out_another_target_runs():
-    """Left out are the marks slow and deploy: one target runs all that is slow, the other every file with a
-    test marked deploy, of which it leaves out no more than what is slow."""
+    """Left out are the marks slow, deploy and site: one target runs all that is slow, one every file with a
+    test marked deploy, of which it leaves out no more than what is slow, and one what is of the site."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    assert "-m 'not slow and not deploy'" in settings["addopts"]
-    assert {mark.split(":")[0] for mark in settings["markers"]} == {"slow", "deploy"}
+    assert "-m 'not slow and not deploy and not site'" in settings["addopts"]
+    assert {mark.split(":")[0] for mark in settings["markers"]} == {"slow", "deploy", "site"}
+    assert "-m site" in command_of("docs")
     assert command_of("test").endswith("/pytest\n")
     assert command_of("test-slow").endswith("/pytest -m slow\n")
     marked = {str(p.relative_to(ROOT)) for p in TESTS.rglob("test_*.py") if "mark.deploy" in p.read_text()}

@@ -48,7 +48,7 @@ def people(seed, classes, rows=148):
 def site_with(folder, table, training, limits=None, **parts):
     """A site with these rows, none of them kept out."""
     schema = learn_schema(table.assign(site="east"), "site", "y", None, None, "refuse")
-    options = {"hold_out": 0.0, "own": "none", "gap": 1e-3, **training}
+    options = {"hold_out": 0.0, "own": "none", "gap": 1e-3, "curves": "none", **training}
     agreed = drafted(schema, table, None, options, replies="gradient", limits=limits or AskLimits())
     folder.mkdir(exist_ok=True)
     (folder / "schema.toml").write_text(written(agreed))

@@ -41,11 +41,15 @@ def with_one_apart(kind, seed):
     return table, usual
 
 
+LINES = {"hold_out": 0.0, "curves": "none"}
+
+
 def site_of(folder, table, usual):
-    """A site with default options but that it keeps no rows out; units are drafted from another table."""
+    """A site with straight lines and else default options but that it keeps no rows out; units are drafted
+    from another table."""
     schema = learn_schema(table.assign(site="east"), "site", "y", None, None, "refuse")
     folder.mkdir()
-    (folder / "schema.toml").write_text(written(drafted(schema, usual, None, {"hold_out": 0.0})))
+    (folder / "schema.toml").write_text(written(drafted(schema, usual, None, LINES)))
     table.to_csv(folder / "east.csv", index=False)
     (folder / "site.toml").write_text('client = "east"\ndata = "east.csv"\nschema = "schema.toml"\n')
     (folder / "state").mkdir()

@@ -14,7 +14,7 @@ from bidro.engines.wire import unpack
 from bidro.fitting import client_side, coarse
 from bidro.fitting.questions import Assess, Assessment
 from bidro.guarantees import robust
-from bidro.guarantees.held_out import betting
+from bidro.guarantees.mean_bounds import betting
 from bidro.guarantees.own import SHRINKAGES
 from tests.deploy.test_attacks import SEEDS, people, site_with
 from tests.deploy.test_attacks_on_statements import FAR, told_at, with_a_row_far_out

@@ -369,7 +369,7 @@ def test_curves_that_were_not_agreed_on_are_refused(curves, tmp_path):
 
 
 def test_without_curves_in_the_agreement_nothing_of_them_is_answered(tmp_path):
-    site = site_at(tmp_path, people(60), {"hold_out": 0.0})
+    site = site_at(tmp_path, people(60), {"hold_out": 0.0, "curves": "none"})
     assert asked(site, "spread", folds=2)[0] == "there is no such question."
     bend = Bend(padded([(), ()], 15))
     assert asked(site, "bends", bend, folds=2, moments=True)[0] == "there is no such question."

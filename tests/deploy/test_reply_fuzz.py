@@ -59,13 +59,13 @@ def moments_of(folder, monkeypatch, whole, support, options):
         made.told = told
         return made
 
-    def watched(self, question, t, requests, names, like, answered, check):
+    def watched(self, question, t, requests, names, like, answered, check, counts_rows):
         def noted(name, reply, rows):
             if name == "mid":
                 found.append(Moment(name, requests[name], self.carrier.last[name], like, check, told))
             check(name, reply, rows)
 
-        return exchange(self, question, t, requests, names, like, answered, noted)
+        return exchange(self, question, t, requests, names, like, answered, noted, counts_rows)
 
     class Kept(InMemory):
         def __init__(self, clients):

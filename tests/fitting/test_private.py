@@ -315,7 +315,7 @@ def test_private_bounds_of_a_fit_hold(rows_here):
         (replace(OPTIONS, choices=Choices(radius="cross-validate")), "the radius must be 0"),
         (replace(OPTIONS, choices=Choices(criterion="regret")), "regret"),
         (replace(OPTIONS, choices=Choices(own="offset")), "own correction"),
-        (replace(OPTIONS, choices=Choices(curves="auto")), "curves"),
+        (replace(OPTIONS, choices=Choices(curves=8)), "curves"),
         (replace(OPTIONS, choices=Choices(increasing=("u",))), "rising"),
         (replace(OPTIONS, algorithm=AlgorithmOne(10)), "Algorithm 1"),
         (replace(CLASSES, choices=Choices(weights=3.0)), "weights of logistic loss are fixed"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bidro.errors import BidroError
-from bidro.guarantees.held_out import betting, clopper_pearson
+from bidro.guarantees.mean_bounds import betting, clopper_pearson
 from bidro.guarantees.private_bounds import _CANDIDATES, DEGREE, log_capital, mean_bound
 from bidro.privacy.accounting import rho_of
 from bidro.privacy.discrete_gaussian import seeded_bits

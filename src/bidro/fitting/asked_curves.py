@@ -31,14 +31,15 @@ def wanted_curves(
     choices: Choices,
     limits: Limits,
     standard: Standard,
+    draws: int,
 ) -> tuple[tuple[Wanted, Basis] | None, tuple[Floats, Floats] | None]:
     """(what is wanted of the features, with the finest knots, None where every one is a straight line of any
     sign; between what values curves are drawn, None where there are none). `problem` is of straight lines,
-    `wanted` what the user asks for; `limits` are those of the clients' answers. What is left to the rows is a
-    straight line where there can be no curves, no cross-validation to choose them by, or one of radii, each a
-    cone program with curves."""
+    `wanted` what the user asks for; `limits` are those of the clients' answers, `draws` the fewest rows, or
+    units, that a client has. What is left to the rows is a straight line where there can be no curves, no
+    cross-validation to choose them by, or one of radii, each a cone program with curves."""
     dealt = limits.folds is None or max(limits.folds, default=0) > 1
-    chosen = dealt and min(clients.federation.unit_counts) > 1 and not choices.cross_validates_radius
+    chosen = dealt and draws > 1 and not choices.cross_validates_radius
     if not (can_have_curves(problem) and chosen):
         wanted = wanted.of_lines
     lines = max(wanted.most, default=1) == 1 and not any(wanted.by)

@@ -84,7 +84,8 @@ class _Fit:
         limits = Limits(*(_by_all(offered) for offered in (prepared.folds, prepared.curved)))
         seen = None
         if options.algorithm is None:
-            curves, seen = wanted_curves(clients, whole, wanted, choices, limits, standard)
+            draws = int(np.min(prepared.units))
+            curves, seen = wanted_curves(clients, whole, wanted, choices, limits, standard, draws)
             trained = train(
                 whole,
                 choices,

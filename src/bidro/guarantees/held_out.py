@@ -75,7 +75,7 @@ class HeldOut:
     def enough(self) -> int | None:
         """So many rows (or units) of the binding client with the same mean loss bring its bound half way down
         from `largest` to that mean, however the losses spread; None where none does, or it is unknown."""
-        if not self.means:
+        if not self.means or self.kind == "private":
             return None
         return rows_for_half_way(self.means[self.binding] / self.largest, self.level, self.kind)
 
