@@ -296,3 +296,10 @@ def test_of_one_client_alone_the_folds_tell():
         one_fold = LeftOut(left_out.losses[:1], left_out.rows[:1])
         alone = taken(one_feature(1, 4), one_fold, lambda candidate: np.ones(1))
     assert (alone.place, alone.errors.tolist()) == (1, [0.0, 0.0])
+
+
+def test_a_loss_with_kinks_has_lines_unless_segments_are_given():
+    X, y, site = rows(120)
+    left_to_rows = RobustRegressor(loss="absolute", own=None, weights="fixed").fit(X, y, clients=site)
+    lines = regressor(loss="absolute", own=None, weights="fixed").fit(X, y, clients=site)
+    np.testing.assert_array_equal(left_to_rows.coef_, lines.coef_)

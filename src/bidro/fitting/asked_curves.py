@@ -13,6 +13,7 @@ from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.fitting.network import Clients
 from bidro.fitting.questions import Assessment
+from bidro.guarantees.calibration import loss_has_kinks
 from bidro.guarantees.segments import Wanted, can_have_curves, without_smoothing
 from bidro.losses import has_curves
 from bidro.problem import Problem
@@ -37,10 +38,11 @@ def wanted_curves(
     sign; between what values curves are drawn, None where there are none). `problem` is of straight lines,
     `wanted` what the user asks for; `limits` are those of the clients' answers, `draws` the fewest rows, or
     units, that a client has. What is left to the rows is a straight line where there can be no curves, no
-    cross-validation to choose them by, or one of radii, each a cone program with curves."""
+    cross-validation to choose them by, one of radii, each a cone program with curves, or a loss with kinks,
+    of which every number of segments takes as long as a whole fit of lines."""
     dealt = limits.folds is None or max(limits.folds, default=0) > 1
     chosen = dealt and draws > 1 and not choices.cross_validates_radius
-    if not (can_have_curves(problem) and chosen):
+    if not (can_have_curves(problem) and chosen) or loss_has_kinks(problem.loss):
         wanted = wanted.of_lines
     lines = max(wanted.most, default=1) == 1 and not any(wanted.by)
     if lines and not any(wanted.signs):

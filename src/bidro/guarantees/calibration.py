@@ -28,7 +28,7 @@ from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Deal, Rounds, last_state, rounds
 from bidro.errors import BidroError
 from bidro.guarantees.price import PRICE, WEIGHINGS, LeftOut, check_price, choice, worst_decile, worst_fifth
-from bidro.losses import LinearLoss, Squared
+from bidro.losses import LinearLoss, Loss, Squared
 from bidro.problem import Problem
 from bidro.transport import Transport
 from bidro.worst_case import Oracle, default_oracle
@@ -235,11 +235,16 @@ def candidates_of(scales: Sequence[float], weighings: Sequence[tuple[float, floa
     return tuple(Candidate(float(c), *map(float, weighing)) for c, weighing in product(scales, weighings))
 
 
+def loss_has_kinks(loss: Loss) -> bool:
+    """Whether it is steeper on one side of a prediction than on the other: absolute, pinball, hinge."""
+    return isinstance(loss, LinearLoss) and math.isinf(loss.scalar.curvature)
+
+
 def _has_kinks(problem: Problem, moving: bool) -> bool:
     """Whether the clients' risks have kinks: those of the loss, or where labels have a price, which the worst
     case of a ball pays from some model on (at 0, where all labels are alike, for all rows at once)."""
     loss, transport = problem.loss, problem.transport
-    if isinstance(loss, LinearLoss) and math.isinf(loss.scalar.curvature):
+    if loss_has_kinks(loss):
         return True
     priced = transport.discrete_label and math.isfinite(transport.label_cost)
     return priced and (moving or bool(np.any(problem.eps)))

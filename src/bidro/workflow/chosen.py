@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bidro.fitting import Fitted
+from bidro.guarantees.calibration import loss_has_kinks
 from bidro.training import Choices
 
 _REGRET = "The criterion is regret: what clients lose beyond what they could attain by themselves."
@@ -98,8 +99,11 @@ def curves_settings(fitted: Fitted, choices: Choices) -> dict[str, Any] | None:
     """The segments that were taken by feature, and the mean losses by which; None where there was nothing to
     choose."""
     choice, names = fitted.trained.segments, fitted.trained.problem.federation.columns[:-1]
+    lines = {"segments": dict.fromkeys(names, 1), "left_out": [], "place": 0}
     if fitted.seen is None and choices.curves is not None and choices.cross_validates_radius:
-        return {"segments": dict.fromkeys(names, 1), "left_out": [], "place": 0, "for_the_radius": True}
+        return {**lines, "for_the_radius": True}
+    if fitted.seen is None and choices.curves is not None and loss_has_kinks(fitted.trained.problem.loss):
+        return {**lines, "for_the_loss": True}
     if fitted.seen is None or choice is None:
         return None
     return {
@@ -117,6 +121,11 @@ def _curves(settings: Mapping[str, Any]) -> str:
         return (
             "Every feature is a straight line, as the radius is cross-validated; give the radius, or numbers "
             "of segments, to have curves."
+        )
+    if curves.get("for_the_loss"):
+        return (
+            "Every feature is a straight line, as choosing curves takes long for a loss with kinks; give "
+            "numbers of segments to have them."
         )
     if most == 1 and not tried:
         return "Every feature is a straight line: for curves there are too few rows, or too few values."
