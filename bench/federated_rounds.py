@@ -25,14 +25,16 @@ from bidro.deploy.site import Site, SiteRows, reply_of
 from bidro.engines.carrier import InMemory
 from bidro.tables import learn_schema
 
-# (features, rows of the smallest client, loss, replies)
-QUICK = [(30, 600, "squared", "curvature"), (30, 600, "logistic", "curvature")]
+# (features, rows of the smallest client, loss, replies, curves)
+QUICK = [
+    (30, 600, loss, "curvature", curves) for curves in ("none", "auto") for loss in ("squared", "logistic")
+]
 LONG = [
-    (100, 1400, "squared", "curvature"),
-    (100, 1400, "logistic", "curvature"),
-    (30, 600, "squared", "gradient"),
-    (30, 600, "logistic", "gradient"),
-    (10, 300, "absolute", "curvature"),
+    (100, 1400, "squared", "curvature", "none"),
+    (100, 1400, "logistic", "curvature", "none"),
+    (30, 600, "squared", "gradient", "none"),
+    (30, 600, "logistic", "gradient", "none"),
+    (10, 300, "absolute", "curvature", "none"),
 ]
 
 
@@ -48,12 +50,13 @@ def table(features: int, rows: int, classes: bool) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def measured(features: int, rows: int, loss: str, replies: str) -> dict[str, Any]:
+def measured(features: int, rows: int, loss: str, replies: str, curves: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         whole = table(features, rows, loss == "logistic")
         whole.to_csv(folder / "all.csv", index=False)
-        agreed = drafted(learn_schema(whole, "site", "y"), whole, training={"loss": loss}, replies=replies)
+        training = {"loss": loss, "curves": curves}
+        agreed = drafted(learn_schema(whole, "site", "y"), whole, training=training, replies=replies)
         sites = split_by_client(folder / "all.csv", None, None, folder / "sites", agreed=agreed)
 
         def client(k: int) -> Any:
@@ -68,6 +71,7 @@ def measured(features: int, rows: int, loss: str, replies: str) -> dict[str, Any
         "features": features,
         "loss": loss,
         "replies": replies,
+        "curves": curves,
         "rounds": audit["rounds"],
         "of_the_solve": report["solver"]["rounds"],
         "gap": report["solver"]["gap"],
