@@ -792,3 +792,13 @@ def test_what_would_be_without_a_site_is_shown_where_rows_are_elsewhere(visit):
     assert texts(browser, "#influence") == []
     browser = visit(page_content.content())
     assert "How much it rests on each site" not in texts(browser, "main h2")
+
+
+def test_what_is_private_is_on_the_first_screen_where_something_is(visit):
+    content = page_content.content()
+    assert not find(visit(content), "#private").is_displayed()
+    content["chosen"] = {**content["chosen"], "privacy": "Private with epsilon = 1.", "noise": "It costs 2%."}
+    browser = visit(content)
+    assert texts(browser, "#private-words") == ["Private with epsilon = 1."]
+    assert texts(browser, "#private-note") == ["It costs 2%."]
+    assert "Trained on about" in find(browser, "#lead").text

@@ -22,10 +22,11 @@ function lead() {
   const names = clients.map((c) => c.name);
   const whose = names.length <= MOST_NAMED ? `: ${listed(names)}` : "";
   const how = trained ? ` from ${plural(report.features.length, "feature")}` : ", trained elsewhere,";
+  const noisy = report.chosen?.privacy ? "about " : "";
   const seen = trained
     ? judged
-      ? ` Trained on ${plural(report.rows, "row")}, and judged on ${plural(report.held_out_rows, "other row")} that training never saw.`
-      : ` Trained on ${plural(report.rows, "row")}; no rows were kept out to judge it by.`
+      ? ` Trained on ${noisy}${plural(report.rows, "row")}, and judged on ${plural(report.held_out_rows, "other row")} that training never saw.`
+      : ` Trained on ${noisy}${plural(report.rows, "row")}; no rows were kept out to judge it by.`
     : ` Judged on ${plural(report.held_out_rows, "row")}.`;
   element("lead").replaceChildren(
     "A model that predicts ",
@@ -118,6 +119,16 @@ function wellChart(width, shown, most) {
     );
   });
   return svg;
+}
+
+// ---- what is private
+
+/** Of a fit with privacy budgets: to whom what is promised, and what the noise costs. */
+function privately() {
+  const { privacy, noise } = report.chosen ?? {};
+  element("private").hidden = !privacy;
+  element("private-words").textContent = privacy ?? "";
+  element("private-note").textContent = noise ?? "";
 }
 
 // ---- what is promised

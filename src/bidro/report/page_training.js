@@ -427,6 +427,7 @@ for (const section of [
   concerns,
   well,
   promised,
+  privately,
   frontier,
   gains,
   federated,
