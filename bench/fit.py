@@ -3,7 +3,7 @@ new processes with and without its compilation cache, beside a process that read
 scikit-learn's own cross-validated model: 5,000 rows x 10 columns x 20 clients, a number and two classes, and
 the 178 wines of three classes. Prints JSON.
 
-python bench/fit.py [--rows 1000000] [--columns 30] [--clients 50] [--task regression]
+python bench/fit.py [--rows 1000000] [--columns 30] [--clients 50] [--task regression] [--curves none]
 
 Memory is the peak of the process, of which the libraries alone take `libraries_mb`; `ratio` compares what the
 run adds to the table in float64. `processor_s` is that of the run alone, once the libraries are imported.
@@ -47,7 +47,7 @@ def peak_mb() -> float:
     return int(line.split()[1]) / 1024
 
 
-def measure(path: Path, rows: int, columns: int) -> dict[str, object]:
+def measure(path: Path, rows: int, columns: int, curves: str) -> dict[str, object]:
     from bidro.fitting import Progress
     from bidro.workflow.fit import fit_tables
     from bidro.workflow.options import FitOptions
@@ -68,7 +68,7 @@ def measure(path: Path, rows: int, columns: int) -> dict[str, object]:
     def calibration_round(_: int, left: int) -> None:
         last_calibration[0] = time.perf_counter()
 
-    options = FitOptions(tables=(str(path),), client="client", target="target")
+    options = FitOptions(tables=(str(path),), client="client", target="target", curves=curves)
     done = fit_tables(options, Progress(stage, calibration_round, solve_round))
     ended = time.perf_counter()
     ends = [*(at for _, at in marks[1:]), ended]
@@ -163,10 +163,11 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=30)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--task", choices=("regression", "classification"), default="regression")
+    parser.add_argument("--curves", choices=("auto", "none"), default="auto", help="of the large table")
     parser.add_argument("--table", type=Path, help="(used by the script itself)")
     chosen = parser.parse_args()
     if chosen.table is not None:
-        print(json.dumps(measure(chosen.table, chosen.rows, chosen.columns)))
+        print(json.dumps(measure(chosen.table, chosen.rows, chosen.columns, chosen.curves)))
         return
     import subprocess
     import sys
@@ -175,7 +176,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.parquet"
         table(chosen.rows, chosen.columns, chosen.clients, chosen.task).to_parquet(path)
-        sizes = ["--rows", str(chosen.rows), "--columns", str(chosen.columns)]
+        sizes = ["--rows", str(chosen.rows), "--columns", str(chosen.columns), "--curves", chosen.curves]
         done = subprocess.run(
             [sys.executable, __file__, "--table", str(path), *sizes],
             capture_output=True,
@@ -184,7 +185,7 @@ def main() -> None:
         )
     if done.returncode != 0:
         raise SystemExit(done.stderr)
-    large = {"task": chosen.task, **json.loads(done.stdout)}
+    large = {"task": chosen.task, "curves": chosen.curves, **json.loads(done.stdout)}
     print(json.dumps({"large": large, "command": command_seconds()}, indent=2))
 
 
