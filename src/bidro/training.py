@@ -257,6 +257,7 @@ def train(
         progress=on_round,
         network=network,
         start=None if calibration is None else calibration.start,
+        mixture=None if calibration is None else calibration.start_mixture,
         # What was told for cross-validation of squared loss is all that it depends on.
         moments=None if calibration is None or calibration.moments is None else calibration.moments.whole,
     )

@@ -213,6 +213,10 @@ class ExactMWDRO(Usual):
         state = state._replace(before=with_asked(state.before, state.x, state.width, self.follows))
         state = _with_best(state, arrived)
         state = _with_centre(state, arrived, attained, z)
+        if state.t == 1:
+            state = _proven_as_begun(state)
+            if state.finished:
+                return state
         far = _by_newton(state)
         if far is not None:
             return far
@@ -268,6 +272,14 @@ def _with_centre(state: State, replies: Reply, attained: Numbers, z: Numbers) ->
             stiffness = max(1.0, stiffness / _STIFFEN)
     new = Centre(z, merit, len(state.cuts.points) - 1, attained, smoothing, gradient, packed)
     return state._replace(centre=new, stiffness=stiffness, estimate=estimate)
+
+
+def _proven_as_begun(state: State) -> State:
+    """With what the first cuts prove with the weights that were begun with: all, where these and the model
+    are optimal already."""
+    assert state.centre is not None
+    proof = proven_at(state.model, state.cuts, state.centre.z, state.centre.origin, state.mixture)
+    return _with_bound(state, proof.bound, state.mixture) if proof.bound > state.lower else state
 
 
 def _by_newton(state: State) -> State | None:

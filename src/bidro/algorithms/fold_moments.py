@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.contract import Evidence, HeldRows, Snapshot, Usual
 from bidro.algorithms.cross_validation import Candidate
+from bidro.algorithms.curve_rows import RowRisks
 from bidro.algorithms.exact import ExactMWDRO
 from bidro.algorithms.exact_messages import Broadcast
 from bidro.algorithms.exact_state import State
@@ -51,11 +52,18 @@ class Reply(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What follows from the clients' moments."""
+    """What follows from the clients' moments, or from their rows."""
 
     models: Numbers  # (folds + 1, candidates, d): last those of all rows
     losses: Numbers  # (folds, n, candidates) mean squares over the rows of each fold
     rows: Numbers  # (folds, n) how many these are
+    weights: Numbers  # (candidates, n) of the worst mixtures at the models of all rows
+    told: Told | None  # None where all of it came from rows
+
+
+class Told(NamedTuple):
+    """The moments that clients have sent."""
+
     trained: TrainingMoments
     whole: Moments  # of all rows
 
@@ -132,20 +140,25 @@ class FoldMoments(Usual):
         rows, left_out, whole = np.asarray(trained.rows, float), left_out_sums(trained), of_all_folds(trained)
         models, losses = [], []
         for fold in range(self.folds):
-            moments = smoothed(Moments(trained.mean[:, fold], trained.around[:, fold]), state.inner.loss)
-            models.append(self._models(state, moments, rows[:, fold]))
+            moments = Moments(trained.mean[:, fold], trained.around[:, fold])
+            models.append(self.models(state, _risks(state, moments), rows[:, fold])[0])
             squares = np.maximum(left_out.squares(fold, models[-1]), 0.0)
             losses.append(squares / left_out.rows[:, fold, None])
-        models.append(self._models(state, smoothed(whole, state.inner.loss), left_out.rows.sum(axis=1)))
-        return Found(np.stack(models), np.stack(losses), left_out.rows.T, trained, whole)
+        of_all, weights = self.models(state, _risks(state, whole), left_out.rows.sum(axis=1))
+        told = Told(trained, whole)
+        return Found(np.stack([*models, of_all]), np.stack(losses), left_out.rows.T, weights, told)
 
-    def _models(self, state: MomentsState, moments: Moments, rows: Numbers) -> Numbers:
-        """(candidates, d) the solutions on one fold's training rows, each begun at one with the same
-        mixtures, or at the one before it."""
+    def models(
+        self,
+        state: MomentsState,
+        risks: SquaredRisks | RowRisks,
+        rows: Numbers,
+        gap: float | None = None,
+    ) -> tuple[Numbers, Numbers]:
+        """(the solutions (candidates, d) where clients have these risks over so many rows (n,), the weights
+        (candidates, n) of their worst mixtures), each begun at one with the same mixtures, or at the one
+        before it; to the gap, or to another."""
         first = next(iter(state.starts.values()))
-        loss = state.inner.loss
-        assert isinstance(loss, Squared)
-        risks = squared_risks(moments, loss, first.model.cones)
         x, alpha, found = first.x, first.mixture, []
         ended = dict[tuple[float, float], tuple[Numbers, Numbers]]()
         for one in self.candidates:
@@ -154,19 +167,32 @@ class FoldMoments(Usual):
             if not start.model.mixtures.contains(alpha):
                 alpha = start.mixture
             eps = state.eps + self.spread * one.scale / np.sqrt(rows)
-            x, alpha = ended[one.weighing] = self._solved(start, risks, eps, state.inner, x, alpha)
-            found.append(x)
-        return np.stack(found)
+            x, alpha = ended[one.weighing] = self._solved(
+                start, risks, eps, state.inner, x, alpha, gap or self.gap
+            )
+            found.append((x, alpha))
+        models, weights = map(np.stack, zip(*found, strict=True))
+        return models, weights
 
     def _solved(
-        self, start: State, risks: SquaredRisks, eps: Numbers, inner: Inner, x: Numbers, alpha: Numbers
+        self,
+        start: State,
+        risks: SquaredRisks | RowRisks,
+        eps: Numbers,
+        inner: Inner,
+        x: Numbers,
+        alpha: Numbers,
+        gap: float,
     ) -> tuple[Numbers, Numbers]:
         """(model, weights) to the gap, by Newton's method, or by the exact solver from where that ends."""
         models, mixtures = start.model.models, start.model.mixtures
         assert isinstance(models, Box | Ball)
         references = start.model.references
-        newton = minimax_from_moments(risks, eps, models, mixtures, x, alpha, self.gap, references)
-        if newton.reaches(self.gap) or newton.size <= _EXACT_FIT * risks.target_spread:
+        newton = minimax_from_moments(risks, eps, models, mixtures, x, alpha, gap, references)
+        # Rows have no kinks without radii: what is short of the gap is rounding.
+        if isinstance(risks, RowRisks) or newton.reaches(gap):
+            return newton.x, newton.alpha
+        if newton.size <= _EXACT_FIT * risks.target_spread:
             return newton.x, newton.alpha
         solver, everyone = (
             start._replace(x=newton.x, mixture=newton.alpha),
@@ -181,3 +207,10 @@ class FoldMoments(Usual):
         """Nothing is trained that is kept: the model that solves begin with."""
         first = next(iter(state.starts.values()))
         return Snapshot(first.x, first.x, first.alpha)
+
+
+def _risks(state: MomentsState, moments: Moments) -> SquaredRisks:
+    """The clients' risks as functions of the model, the loss's penalty included."""
+    loss, first = state.inner.loss, next(iter(state.starts.values()))
+    assert isinstance(loss, Squared)
+    return squared_risks(smoothed(moments, loss), loss, first.model.cones)

@@ -36,6 +36,8 @@ Numbers = NDArray[np.float64]
 
 # Numbers that are handled together, so that no second copy of the table is made.
 _STACK_NUMBERS = 1 << 20
+# And of second moments.
+_MOMENTS_TOGETHER = 1 << 21
 # Kinks are smoothed over this share of the deviation of the client's own residuals (of 1 for margins).
 _SMOOTHING = 0.1
 # Steps in cross-validation, and for a model that is kept; they end earlier where they have become small.
@@ -114,8 +116,7 @@ class OwnCorrections(Usual):
         assert rows.marks is not None
         models = np.asarray(broadcast.x)
         if isinstance(rows.loss, Squared):
-            trained = of_folds(rows.samples, rows.sizes, rows.marks, rows.folds, rows.loss)
-            return self.from_moments(rows.loss, trained, models)
+            return self._of_squares(rows.loss, rows, models)
         n, count = len(rows.sizes), len(self.shrinkages)
         sums, held, inside = np.zeros((n, rows.folds, count)), np.zeros((n, rows.folds)), np.zeros((n, count))
         for stack in _stacks(rows.samples, rows.sizes):
@@ -131,6 +132,15 @@ class OwnCorrections(Usual):
                 mean = np.einsum("gh,ghp->gp", kept, losses) / kept.sum(axis=1)[:, None]
                 inside[stack.clients] += mean / len(models)
         return Reply(*_over_folds(sums, held), inside)
+
+    def _of_squares(self, loss: Squared, rows: HeldRows, models: Numbers) -> Reply:
+        """A few clients at a time: second moments of all may be larger than the table."""
+        assert rows.marks is not None
+        found = []
+        for clients, some in _few_clients(rows.sizes, rows.folds * loss.columns(rows.samples.shape[1]) ** 2):
+            own = rows.samples[some], rows.sizes[clients], rows.marks[some]
+            found.append(self.from_moments(loss, of_folds(*own, rows.folds, loss), models))
+        return Reply(*(np.concatenate(part) for part in zip(*found, strict=True)))
 
     def from_moments(self, loss: Squared, trained: TrainingMoments, models: Numbers) -> Reply:
         """What clients with these moments would reply, of squared loss."""
@@ -171,14 +181,25 @@ def own_models(
     """(n, d) every client's own model around the shared model x (d,), from all its rows; `samples` (N, m)
     hold one client's after the other's."""
     counts = np.asarray(sizes)
-    if isinstance(loss, Squared):
-        moments = of_clients(samples, counts, loss)
-        return _least_squares(loss, moments, counts.astype(float), x, (shrinkage,))[:, 0]
     found = np.empty((len(counts), len(x)))
+    if isinstance(loss, Squared):
+        for clients, some in _few_clients(counts, loss.columns(samples.shape[1]) ** 2):
+            own = counts[clients].astype(float)
+            moments = of_clients(samples[some], counts[clients], loss)
+            found[clients] = _least_squares(loss, moments, own, x, (shrinkage,))[:, 0]
+        return found
     for stack in _stacks(samples, counts):
         own = _minimised(loss, stack.rows, stack.used, x, (shrinkage,), _MOST_STEPS, _LEAST_CHANGE)
         found[stack.clients] = _flat(loss, own[:, 0])
     return found
+
+
+def _few_clients(sizes: NDArray[np.int64], numbers: int) -> Iterator[tuple[slice, slice]]:
+    """(clients, their rows) that are handled together, where each needs so many numbers."""
+    together, ends = max(1, _MOMENTS_TOGETHER // numbers), np.append(0, np.cumsum(sizes))
+    for begin in range(0, len(sizes), together):
+        clients = slice(begin, min(begin + together, len(sizes)))
+        yield clients, slice(int(ends[clients.start]), int(ends[clients.stop]))
 
 
 def _scales(loss: Loss, columns: int, shrinkages: Sequence[Shrinkage]) -> Numbers:

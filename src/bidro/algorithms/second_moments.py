@@ -24,6 +24,8 @@ _BLOCK_ROWS = 1024
 # Groups of up to this many rows are handled many at once, as stacks of this many numbers.
 _FEW_ROWS = 128
 _STACK_NUMBERS = 1 << 18
+# Moments of so many bytes do no harm; larger ones are made where they are not much larger than the rows.
+_SMALL, _TABLES = 1 << 26, 2
 
 
 class Moments(NamedTuple):
@@ -46,6 +48,12 @@ def of_clients(samples: ArrayLike, sizes: Sequence[int] | Indices, loss: Loss | 
     other, `sizes` rows each and at least one; with a loss, of what its models are multiplied with."""
     each = _of_groups(_Table(np.asarray(samples), None, loss), np.asarray(sizes, np.int64))
     return Moments(each.centre + each.left, each.around)
+
+
+def worth_their_memory(groups: int, columns: int, table: int) -> bool:
+    """Whether second moments of so many groups of rows are small, or hardly larger than the table of these
+    many bytes: with curves they can be larger by far."""
+    return 8 * groups * columns**2 <= max(_SMALL, _TABLES * table)
 
 
 def smoothed(moments: Moments, loss: Loss) -> Moments:

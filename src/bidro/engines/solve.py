@@ -18,6 +18,7 @@ from bidro.algorithms.exact import ExactMWDRO, to_gap
 from bidro.algorithms.exact_state import State
 from bidro.algorithms.kinks import followed_models
 from bidro.algorithms.one_shot import OneShotMWDRO
+from bidro.algorithms.second_moments import worth_their_memory
 from bidro.engines.local import IN_PROCESS, Answered
 from bidro.engines.rounds import Rounds, rounds
 from bidro.engines.wire import pack
@@ -97,6 +98,11 @@ class Solution:
 def chosen_method(problem: Problem) -> tuple[Method, str]:
     """(method, why): the one rule by which `solve` chooses."""
     d = problem.dimension
+    federation = problem.federation
+    if OneShotMWDRO.suits(problem) and not federation.rows_elsewhere:
+        columns = problem.loss.columns(federation.m)
+        if not worth_their_memory(federation.n, columns, federation.host_rows.nbytes):
+            return "gradients", f"second moments of {federation.n} clients in {columns} columns are too large"
     if d > LARGEST_CURVATURE:
         why = f"the model has {d} parameters, more than {LARGEST_CURVATURE}: curvature is too large"
         return "gradients", why
@@ -116,6 +122,7 @@ def solve(
     network: Rounds = IN_PROCESS,
     start: NDArray[np.float64] | None = None,
     moments: Any = None,
+    mixture: NDArray[np.float64] | None = None,
 ) -> Solution:
     """Solve a problem to a certified relative gap: over balls, with penalties, or AFL's.
 
@@ -133,6 +140,7 @@ def solve(
         start: (d,) a model to begin with.
         moments: the replies of "one-shot", where clients have sent them before (they are taken to be of this
             problem's rows).
+        mixture: (n,) the worst at `start`, if that is thought to be optimal: then one round may prove it.
 
     Returns:
         The model, the worst-case weights, and bounds that hold the optimum between them.
@@ -167,7 +175,8 @@ def solve(
     state = algorithm.init(problem)
     if moments is not None:
         _check_moments(problem, moments)
-    run = _Run(chosen, why, time.perf_counter(), state if start is None else _begun_at(state, problem, start))
+    state = state if start is None else _begun_at(state, problem, start, mixture)
+    run = _Run(chosen, why, time.perf_counter(), state)
     if resume is not None:
         run.go_on_from(resume, gap)
     told = network if moments is None or chosen != "one-shot" else Answered(moments)
@@ -274,14 +283,19 @@ def _check_moments(problem: Problem, moments: Any) -> None:
         raise BidroError("Moments must be finite numbers.")
 
 
-def _begun_at(state: Any, problem: Problem, x: NDArray[np.float64]) -> Any:
-    """The first state of a solver, with another model to begin with: the nearest that is admissible."""
+def _begun_at(
+    state: Any, problem: Problem, x: NDArray[np.float64], mixture: NDArray[np.float64] | None = None
+) -> Any:
+    """The first state of a solver, with another model to begin with: the nearest that is admissible; and with
+    other weights (n,)."""
     given = np.asarray(x, float)
     if given.shape != (problem.dimension,) or not np.all(np.isfinite(given)):
         raise BidroError(f"A model to start from has {problem.dimension} finite numbers; got {given}.")
     begun = _solver(state)._replace(x=np.asarray(problem.domain.project(given)))
     if np.isfinite(begun.floor):
         begun = begun._replace(small=None)
+    if mixture is not None and problem.mixture_set.contains(mixture):
+        begun = begun._replace(mixture=np.asarray(mixture, float))
     return begun if isinstance(state, State) else state._replace(solver=begun)
 
 

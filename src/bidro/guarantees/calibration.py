@@ -17,18 +17,19 @@ from typing import Any
 
 import numpy as np
 
+from bidro.algorithms.contract import HeldRows
 from bidro.algorithms.cross_validation import Candidate, FoldScores, FoldSolves
-from bidro.algorithms.fold_moments import FoldMoments
-from bidro.algorithms.fold_moments import Found as FoldMomentsFound
+from bidro.algorithms.fold_moments import FoldMoments, Told
 from bidro.algorithms.fold_newton import FoldNewton
-from bidro.algorithms.second_moments import TrainingMoments
+from bidro.algorithms.fold_rows import found_from_rows
+from bidro.algorithms.second_moments import TrainingMoments, worth_their_memory
 from bidro.arrays import Floats, column_deviations
 from bidro.client import WassersteinBall
 from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Deal, Rounds, last_state, rounds
 from bidro.errors import BidroError
 from bidro.guarantees.price import PRICE, WEIGHINGS, LeftOut, check_price, choice, worst_decile, worst_fifth
-from bidro.losses import LinearLoss, Loss, Squared
+from bidro.losses import LinearLoss, Loss, Squared, has_curves
 from bidro.problem import Problem
 from bidro.transport import Transport
 from bidro.worst_case import Oracle, default_oracle
@@ -62,7 +63,10 @@ class Calibration:
     spread: float  # that radii are in units of
     deal: Deal  # of the folds
     rounds: int  # with the clients
-    moments: FoldMomentsFound | None  # of squared loss, where clients have sent them
+    moments: Told | None  # of squared loss, where clients have sent them
+    mixtures: Floats | None = (
+        None  # (candidates, n) the worst at the models of all rows, where these are known
+    )
 
     @property
     def promise(self) -> str:
@@ -96,6 +100,11 @@ class Calibration:
     def start(self) -> Floats | None:
         """(d,) to begin a solve with; None where second moments tell all that a solve asks for."""
         return None if self.moments is not None else self.models[-1, self.place]
+
+    @property
+    def start_mixture(self) -> Floats | None:
+        """(n,) the worst at `start`, where it is known."""
+        return None if self.start is None or self.mixtures is None else self.mixtures[self.place]
 
     @property
     def fold_models(self) -> Floats:
@@ -179,11 +188,15 @@ def calibrate(
     if second_moments_tell(balls, sends_curvature):
         moments = FoldMoments(candidates, folds, unit)
         begun = moments.init(balls)
-        if told is None:
+        if told is not None:
+            found, took = moments.found(begun, told), 1
+        elif not moving and moments_too_large(balls, folds):
+            held = HeldRows(balls.loss, balls.federation.host_rows, np.asarray(balls.federation.sizes))
+            marks = balls.federation.folds(folds, seed)
+            found, took = found_from_rows(moments, begun, held._replace(marks=marks, folds=folds)), 1
+        else:
             ended = last_state(rounds(ask, moments, begun), None)
             found, took = ended.found, ended.t
-        else:
-            found, took = moments.found(begun, told), 1
         models, left_out = found.models, LeftOut(found.losses, found.rows)
         if progress is not None:
             progress(took, 0)
@@ -226,7 +239,8 @@ def calibrate(
         unit,
         Deal(folds, seed),
         took,
-        found,
+        None if found is None else found.told,
+        None if found is None else found.weights,
     )
 
 
@@ -254,6 +268,16 @@ def second_moments_tell(problem: Problem, sends_curvature: bool) -> bool:
     """Whether cross-validation needs nothing of the clients but second moments."""
     ball = problem if problem.eps is not None else replace(problem, ambiguity=WassersteinBall(0.0))
     return isinstance(problem.loss, Squared) and ball.lifted and sends_curvature
+
+
+def moments_too_large(problem: Problem, folds: int) -> bool:
+    """Whether the second moments of every client and fold would be larger by far than the rows, which are
+    here and tell the same: of curves, and without radii."""
+    federation = problem.federation
+    if federation.rows_elsewhere or not has_curves(problem.loss) or np.any(problem.eps):
+        return False
+    columns = problem.loss.columns(federation.m)
+    return not worth_their_memory(federation.n * folds, columns, federation.host_rows.nbytes)
 
 
 def told_moments(problem: Problem, folds: int, seed: int, network: Rounds = IN_PROCESS) -> TrainingMoments:

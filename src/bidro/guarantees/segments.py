@@ -24,7 +24,13 @@ from bidro.curves import SEGMENTS, Basis, Category
 from bidro.engines.local import IN_PROCESS
 from bidro.engines.rounds import Rounds
 from bidro.errors import BidroError
-from bidro.guarantees.calibration import Calibration, calibrate, second_moments_tell, told_moments
+from bidro.guarantees.calibration import (
+    Calibration,
+    calibrate,
+    moments_too_large,
+    second_moments_tell,
+    told_moments,
+)
 from bidro.guarantees.own import OwnWord, choose_own
 from bidro.guarantees.price import LeftOut, errors_asked
 from bidro.losses import LinearLoss, Softmax, has_curves
@@ -168,7 +174,7 @@ def choose_curves(
     bases = wanted.bases(finest)
     problems = [with_curves(problem, basis, wanted.signs) for basis in bases]
     told = None
-    if second_moments_tell(problems[-1], sends_curvature):
+    if second_moments_tell(problems[-1], sends_curvature) and not moments_too_large(problems[-1], folds):
         told = told_moments(problems[-1], folds, seed, network)
     if len(bases) == 1:
         none = np.zeros(0)

@@ -39,10 +39,12 @@ def has_mean_losses(loss: Loss) -> bool:
 
 
 def needs_no_search(inner: Inner, radii: Numbers) -> bool:
-    """Whether risks over balls of these radii are known here: of losses without kinks, but for squared loss,
-    of which second moments tell all."""
+    """Whether risks over balls of these radii are known here: of losses without kinks; of squared loss with
+    radii second moments tell all."""
     loss = inner.loss
-    if isinstance(loss, Squared) or (isinstance(loss, LinearLoss) and np.isinf(loss.scalar.curvature)):
+    if isinstance(loss, LinearLoss) and np.isinf(loss.scalar.curvature):
+        return False
+    if isinstance(loss, Squared) and np.any(radii):
         return False
     return has_mean_losses(loss) and (not np.any(radii) or has_closed_form(inner))
 
@@ -142,7 +144,7 @@ def proven_risks(inner: Inner, rows: Dealt, x: Numbers, eps: Numbers, curvature:
         Means(np.zeros((len(eps), 1)), np.zeros((len(eps), 1, 1))),
     )
     multiplier = np.full(len(eps), np.inf)
-    if has_closed_form(inner):
+    if has_closed_form(inner) and not isinstance(inner.loss, Squared):
         reward = _reward(inner, rows, model, nowhere)
         multiplier = reward.value[:, 0]
     mean, off = still.value[:, 0], _rounding(inner.loss, rows, x)

@@ -1,0 +1,194 @@
+"""Squared loss of curves straight from the rows, where second moments of every client would be too large.
+
+A row's columns in the basis of curves follow from the segment that each of its values lies in: with c the
+column of that segment, column c' of the same curve is L[c, c'] plus, for c' = c, the value itself. So a score
+is a sum over features of (L x)[c] + x[c] v, and a sum of rows that are weighed needs two counts a segment.
+Neither makes a column: both take as long as reading the table, however many segments there are.
+
+`RowRisks` gives the clients' risks to `minimax_from_moments`. Second derivatives do need the columns, and are
+made a few rows at a time. What they are divided by need not be exact: as long as the weights of the clients
+have turned little, those of earlier weights serve.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.curves import Basis
+from bidro.losses import Squared
+
+Numbers = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
+# Numbers that are handled together: few enough to stay in the cache.
+_TOGETHER = 1 << 18
+# Weights of clients that differ by more than this in all need second derivatives of their own.
+_TURNED = 0.3
+# Second derivatives are raised by this share of their size, so that they can be divided by.
+_LEAST_CURVATURE = 1e-12
+
+
+class CurveRows:
+    """Rows (N, k + 1) of clients, `sizes` (n,) one after the other, and where their values lie."""
+
+    def __init__(
+        self, loss: Squared, samples: Numbers, sizes: Whole, columns: NDArray[np.uint16] | None = None
+    ) -> None:
+        """`columns` (N, k) are those of the segments that values lie in, where they are known."""
+        assert loss.basis is not None
+        self.loss, self.basis = loss, loss.basis
+        self.samples, self.sizes = samples, np.asarray(sizes, np.int64)
+        self._ends = np.cumsum(self.sizes)
+        self._columns = _columns_of(self.basis, samples[:, :-1]) if columns is None else columns
+        self._before = _before(self.basis)
+
+    def only(self, used: NDArray[np.bool_]) -> CurveRows:
+        """Some of the rows (N,)."""
+        sizes = self.by_client(used.astype(float)).astype(np.int64)
+        return CurveRows(self.loss, self.samples[used], sizes, self._columns[used])
+
+    @property
+    def n(self) -> int:
+        return len(self.sizes)
+
+    def residuals(self, x: Numbers) -> Numbers:
+        """(N,) of a model (d,)."""
+        slopes, offset = x[: self.basis.columns], x[self.basis.columns :].sum()
+        base, found = self._before @ slopes, np.empty(len(self.samples))
+        for some in self._parts():
+            columns = self._columns[some]
+            scores = slopes[columns]
+            scores *= self.samples[some, :-1]
+            scores += base[columns]
+            found[some] = scores.sum(axis=1)
+        return found + offset - self.samples[:, -1]
+
+    def weighed(self, weights: Numbers) -> Numbers:
+        """(n, d) each client's sum of its rows, weighed (N,), in the basis of curves and the intercept."""
+        C, n = self.basis.columns, self.n
+        counts, sums = np.zeros((n, C)), np.zeros((n, C))
+        for some in self._parts():
+            first, last = np.searchsorted(self._ends, [some.start, some.stop - 1], side="right")
+            owner = np.searchsorted(self._ends, np.arange(some.start, some.stop), side="right") - first
+            place = (owner[:, None] * C + self._columns[some]).ravel()
+            weight = np.broadcast_to(weights[some, None], self._columns[some].shape)
+            size = (last - first + 1) * C
+            own = slice(first, last + 1)
+            counts[own] += np.bincount(place, weight.ravel(), size).reshape(-1, C)
+            moved = weight * self.samples[some, :-1]
+            sums[own] += np.bincount(place, moved.ravel(), size).reshape(-1, C)
+        found = counts @ self._before + sums
+        if not self.loss.intercept:
+            return found
+        return np.column_stack([found, self.by_client(weights)])
+
+    def by_client(self, values: Numbers) -> Numbers:
+        """(n,) sums of values (N,)."""
+        return np.add.reduceat(np.append(values, 0.0), self._ends - self.sizes)[: self.n] * (self.sizes > 0)
+
+    def squared(self, weights: Numbers) -> Numbers:
+        """(d, d) the sum over all rows of what models are multiplied with, squared, with weights (N,) of at
+        least 0."""
+        d = self.loss.dimension(self.samples.shape[1])
+        found = np.zeros((d, d))
+        for some in self._parts(d):
+            used = np.flatnonzero(weights[some]) + some.start
+            design = np.ones((len(used), d))
+            design[:, : self.basis.columns] = self.basis.expand(self.samples[used, :-1])
+            design *= np.sqrt(weights[used])[:, None]
+            found += design.T @ design
+        return found
+
+    def _parts(self, width: int = 0) -> list[slice]:
+        height = max(16, _TOGETHER // max(self._columns.shape[1], width, 1))
+        return [slice(b, min(b + height, len(self.samples))) for b in range(0, len(self.samples), height)]
+
+
+class RowRisks:
+    """Mean squares of clients at models, over some of their rows, with the penalty of the loss: `Risks` of
+    `minimax_from_moments` where no client has a radius."""
+
+    def __init__(self, rows: CurveRows, used: NDArray[np.bool_], pooled: Numbers | None = None) -> None:
+        """`used` (N,) are the rows that count, some of every client; `pooled` is what `rows.squared` gives
+        with 1 over their number, where it is known."""
+        self.rows, self.used = rows, used
+        self.counts = rows.by_client(used.astype(float))
+        self.penalty = rows.loss.penalty
+        total = float(self.counts.sum())
+        matrix = rows.squared(used / total) if pooled is None else pooled
+        self._mixed = (self.counts / total, matrix)
+        self._last: tuple[Numbers, tuple[Numbers, Numbers]] | None = None
+
+    def values(self, x: Numbers, eps: Numbers) -> Numbers:
+        return self._at(x)[0]
+
+    def at(self, x: Numbers, eps: Numbers) -> RowExpansion:
+        values, residuals = self._at(x)
+        gradients = 2 * self.rows.weighed(residuals) / self.counts[:, None]
+        if self.penalty is not None:
+            gradients += 2 * (self.penalty @ x)
+        return RowExpansion(values, gradients, self)
+
+    def second_derivative(self, alpha: Numbers) -> Numbers:
+        """(d, d), of clients' weights (n,) or such as are nearly as large."""
+        weights, matrix = self._mixed
+        if np.abs(weights - alpha).sum() > _TURNED:
+            matrix = self.rows.squared(self.used * np.repeat(alpha / self.counts, self.rows.sizes))
+            self._mixed = (alpha, matrix)
+        bent = 2 * matrix if self.penalty is None else 2 * (matrix + self.penalty)
+        bent[np.diag_indices(len(bent))] += _LEAST_CURVATURE * max(
+            float(np.trace(bent)), np.finfo(float).tiny
+        )
+        return bent
+
+    def _at(self, x: Numbers) -> tuple[Numbers, Numbers]:
+        """(risks (n,), residuals (N,), 0 of rows that do not count); those of the last model are kept."""
+        if self._last is None or not np.array_equal(self._last[0], x):
+            residuals = self.rows.residuals(x) * self.used
+            values = self.rows.by_client(residuals**2) / self.counts
+            if self.penalty is not None:
+                values += x @ self.penalty @ x
+            self._last = x.copy(), (values, residuals)
+        return self._last[1]
+
+
+class RowExpansion(NamedTuple):
+    """Risks around a model."""
+
+    values: Numbers  # (n,)
+    gradients: Numbers  # (n, d)
+    of: RowRisks
+
+    def curvature(self, alpha: Numbers) -> Numbers:
+        return self.of.second_derivative(alpha)
+
+
+def _columns_of(basis: Basis, features: Numbers) -> NDArray[np.uint16]:
+    """(N, k) the column of the segment that each value of rows (N, k) lies in."""
+    found = np.empty(features.shape, np.uint16)
+    starts = np.cumsum(basis.segments) - basis.segments
+    height = max(16, _TOGETHER // max(features.shape[1], 1))
+    for begin in range(0, len(features), height):
+        some = features[begin : begin + height]
+        curves = basis.curves_of(some)
+        for curve, (j, _) in enumerate(basis.each_curve()):
+            own = curves[:, j] == curve
+            inside = np.searchsorted(np.asarray(basis.knots[curve], float), some[own, j])
+            found[begin : begin + len(some)][own, j] = starts[curve] + inside
+    return found
+
+
+def _before(basis: Basis) -> Numbers:
+    """(columns, columns) L: what the columns of a curve are for a value in one of its segments, less the
+    value itself in the segment's own."""
+    low, high = basis.ends
+    begin = np.clip(0.0, low, high)
+    C = basis.columns
+    own, other = np.arange(C)[:, None], np.arange(C)[None]
+    with np.errstate(invalid="ignore"):
+        reached = np.where(other < own, high, low) - begin
+    found = np.where(own == other, -begin, reached)
+    return np.where(basis.curve[:, None] == basis.curve, found, 0.0)

@@ -1,0 +1,44 @@
+"""Cross-validation of squared loss with curves straight from the rows, where these are here and the second
+moments of every client and fold would be larger than the table by far."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.algorithms.contract import HeldRows
+from bidro.algorithms.curve_rows import CurveRows, RowRisks
+from bidro.algorithms.fold_moments import FoldMoments, Found, MomentsState
+from bidro.losses import Squared
+
+Numbers = NDArray[np.float64]
+
+# The gap of the models of all rows, one of which is to be proven optimal.
+_OF_ALL_ROWS = 1e-8
+
+
+def found_from_rows(moments: FoldMoments, state: MomentsState, held: HeldRows) -> Found:
+    """What `moments` would find, from its first state and all clients' rows, in folds; no client has a
+    radius."""
+    assert isinstance(held.loss, Squared)
+    assert held.marks is not None
+    rows, marks = CurveRows(held.loss, held.samples, held.sizes), held.marks
+    folds, N = moments.folds, len(marks)
+    counts = np.stack([rows.by_client((marks == fold).astype(float)) for fold in range(folds)])
+    # Rows of a fold are squared once: what is divided by is made of all other folds'.
+    squares = [rows.squared((marks == fold).astype(float)) for fold in range(folds)]
+    models, losses = [], []
+    for fold in range(folds):
+        of_others = sum(own for other, own in enumerate(squares) if other != fold) / (N - counts[fold].sum())
+        risks = RowRisks(rows, marks != fold, of_others)
+        models.append(moments.models(state, risks, risks.counts)[0])
+        losses.append(_sums_of_squares(rows, marks == fold, models[-1]) / counts[fold][:, None])
+    risks = RowRisks(rows, np.ones(N, bool), sum(squares) / N)
+    of_all, weights = moments.models(state, risks, risks.counts, _OF_ALL_ROWS)
+    return Found(np.stack([*models, of_all]), np.stack(losses), counts, weights, None)
+
+
+def _sums_of_squares(rows: CurveRows, used: NDArray[np.bool_], models: Numbers) -> Numbers:
+    """(n, models) over the rows that are used."""
+    some = rows.only(used)
+    return np.stack([some.by_client(some.residuals(x) ** 2) for x in models], axis=1)
