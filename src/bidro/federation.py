@@ -16,7 +16,7 @@ from bidro.arrays import BLOCK_ROWS, as_table, stacked
 from bidro.errors import BidroError
 from bidro.rows import ClientRows
 from bidro.sets import Ball, Box, WholeSpace, capped_sizes
-from bidro.splits import Key, Units, arranged, client_id, dealt, distinct_ids
+from bidro.splits import Key, Units, arranged, client_id, dealt, distinct_ids, drawn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,6 +151,22 @@ class Federation:
             # The same label at two clients is two units.
             units = distinct_ids(self.names, self._owner, units)
         return replace(self, sizes=(sum(self.sizes),), names=("all",), units=units)
+
+    def thinned(self, rows: int, fewest: int) -> Federation:
+        """With about so many rows in all, drawn by what is in them, or units with all their rows: the same
+        share of every client's, but about `fewest` of them at least, or all that it has."""
+        owner, units = self._owner, self._units
+        counts = units.counts(self.n).astype(float)
+        share = np.maximum(min(1.0, rows / sum(self.sizes)), np.minimum(1.0, fewest / counts))
+        kept = drawn(units.ids, share[units.owner])[units.of_row]
+        some = np.flatnonzero(kept)
+        return replace(
+            self,
+            samples=jax.device_put(self.host_rows[some]),
+            sizes=tuple(np.bincount(owner[some], minlength=self.n).tolist()),
+            units=None if self.units is None else self.units[some],
+            ids=None if self.ids is None else self.ids[some],
+        )
 
     @classmethod
     def from_table(

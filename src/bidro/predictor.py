@@ -24,7 +24,7 @@ from bidro.standard import Standard
 # A value is outside a range where it is by more than this share of it: ranges come through standard units.
 _ROUNDING = 1e-9
 # Rows that are put into the basis together, so that no wide copy of a table is made.
-_TOGETHER = 8192
+_TOGETHER = 1024
 
 
 class Curve(NamedTuple):

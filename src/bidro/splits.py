@@ -26,7 +26,7 @@ Key = int | bytes
 KEY_BYTES = 32
 
 # Rows are kept out by other random bits than those that deal folds with the same key.
-_OF_HOLDOUT, _OF_FOLDS, _OF_LABELS = np.uint64(0), np.uint64(1), np.uint64(2)
+_OF_HOLDOUT, _OF_FOLDS, _OF_LABELS, _OF_SAMPLES = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
 # Rows that are hashed together, so that no copy of all of them is made.
 _TOGETHER = 65_536
 # And so few that what is computed of them stays in the processor's cache.
@@ -272,6 +272,12 @@ def scrambled(key: NDArray[np.uint64], counter: NDArray[np.uint64] | np.uint64) 
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(z ^ (z >> np.uint64(31)))
+
+
+def drawn(ids: NDArray[np.uint64], share: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """(units,) whether each is in a sample that it is drawn for with probability `share` (units,), by its id
+    alone."""
+    return np.asarray(_fractions(scrambled(ids, _OF_SAMPLES)) < share)
 
 
 def _fractions(bits: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ from bidro.errors import BidroError
 from bidro.sets import Box
 
 # Rows that are handled together, so that no copy of all of them is made.
-_TOGETHER = 65_536
+_TOGETHER = 8_192
 
 
 class Moments(NamedTuple):

@@ -136,7 +136,9 @@ class RowRisks:
         """(d, d), of clients' weights (n,) or such as are nearly as large."""
         weights, matrix = self._mixed
         if np.abs(weights - alpha).sum() > _TURNED:
-            matrix = self.rows.squared(self.used * np.repeat(alpha / self.counts, self.rows.sizes))
+            matrix = self.rows.squared(
+                np.where(self.used, np.repeat(alpha / self.counts, self.rows.sizes), 0.0)
+            )
             self._mixed = (alpha, matrix)
         bent = 2 * matrix if self.penalty is None else 2 * (matrix + self.penalty)
         bent[np.diag_indices(len(bent))] += _LEAST_CURVATURE * max(

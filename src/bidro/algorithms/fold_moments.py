@@ -113,6 +113,12 @@ class FoldMoments(Usual):
             weighing: self._exact.init(problem.with_mixtures(one.mixtures_of(problem.federation)))
             for weighing, one in different.items()
         }
+        # Cones of curves are as large as second moments, and the same for all mixtures.
+        cones = next((start.model.cones for start in starts.values()), ())
+        starts = {
+            weighing: start._replace(model=start.model._replace(cones=cones))
+            for weighing, start in starts.items()
+        }
         assert problem.eps is not None
         return MomentsState(starts, problem.inner, np.asarray(problem.eps), None, None, 0)
 

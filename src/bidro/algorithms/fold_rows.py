@@ -26,14 +26,17 @@ def found_from_rows(moments: FoldMoments, state: MomentsState, held: HeldRows) -
     folds, N = moments.folds, len(marks)
     counts = np.stack([rows.by_client((marks == fold).astype(float)) for fold in range(folds)])
     # Rows of a fold are squared once: what is divided by is made of all other folds'.
-    squares = [rows.squared((marks == fold).astype(float)) for fold in range(folds)]
+    squares = np.stack([rows.squared((marks == fold).astype(float)) for fold in range(folds)])
     models, losses = [], []
     for fold in range(folds):
-        of_others = sum(own for other, own in enumerate(squares) if other != fold) / (N - counts[fold].sum())
+        of_others = np.zeros_like(squares[fold])
+        for other in range(folds):
+            of_others += (other != fold) * squares[other]
+        of_others /= N - counts[fold].sum()
         risks = RowRisks(rows, marks != fold, of_others)
         models.append(moments.models(state, risks, risks.counts)[0])
         losses.append(_sums_of_squares(rows, marks == fold, models[-1]) / counts[fold][:, None])
-    risks = RowRisks(rows, np.ones(N, bool), sum(squares) / N)
+    risks = RowRisks(rows, np.ones(N, bool), squares.sum(axis=0) / N)
     of_all, weights = moments.models(state, risks, risks.counts, _OF_ALL_ROWS)
     return Found(np.stack([*models, of_all]), np.stack(losses), counts, weights, None)
 

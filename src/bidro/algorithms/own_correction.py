@@ -37,7 +37,7 @@ Numbers = NDArray[np.float64]
 # Numbers that are handled together, so that no second copy of the table is made.
 _STACK_NUMBERS = 1 << 20
 # And of second moments.
-_MOMENTS_TOGETHER = 1 << 21
+_MOMENTS_TOGETHER = 1 << 20
 # Kinks are smoothed over this share of the deviation of the client's own residuals (of 1 for margins).
 _SMOOTHING = 0.1
 # Steps in cross-validation, and for a model that is kept; they end earlier where they have become small.

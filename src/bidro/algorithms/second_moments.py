@@ -8,7 +8,7 @@ rounding took from them until then: a column whose mean is huge beside its sprea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ _BLOCK_ROWS = 1024
 _FEW_ROWS = 128
 _STACK_NUMBERS = 1 << 18
 # Moments of so many bytes do no harm; larger ones are made where they are not much larger than the rows.
-_SMALL, _TABLES = 1 << 26, 2
+_SMALL, _TABLES = 3 << 23, 1
 
 
 class Moments(NamedTuple):
@@ -170,26 +170,28 @@ def left_out_sums(trained: TrainingMoments) -> LeftOutSums:
 
 
 def _of_others(each: _Groups, rows: Indices, trained: Indices) -> Moments:
-    """From the folds' own moments (n, folds, ...), for each the moments of all other folds together."""
-    found = Moments(np.empty_like(each.centre), np.empty_like(each.around))
-    for fold, inside in _sums_of_others(rows[..., None, None] * each.around):
-        share = np.where(np.arange(rows.shape[1]) == fold, 0.0, rows / trained[:, [fold]])
+    """From the folds' own moments (n, folds, ...), for each the moments of all other folds together, without
+    subtracting anything."""
+    folds = rows.shape[1]
+    found = Moments(np.empty_like(each.centre), np.zeros_like(each.around))
+
+    def sums(fold: int) -> Numbers:
+        return np.asarray(rows[:, fold, None, None] * each.around[:, fold])
+
+    # First sums over all later folds, then those over all earlier ones; they may be larger than the table,
+    # and are kept once.
+    for fold in range(folds - 1, 0, -1):
+        found.around[:, fold - 1] = found.around[:, fold] + sums(fold)
+    before = np.zeros_like(each.around[:, 0])
+    for fold in range(folds):
+        share = np.where(np.arange(folds) == fold, 0.0, rows / trained[:, [fold]])
         centre, left, between = _joined(share, each.centre, each.left)
         found.mean[:, fold] = centre + left
-        found.around[:, fold] = inside / trained[:, fold, None, None] + between
+        found.around[:, fold] += before
+        found.around[:, fold] /= trained[:, fold, None, None]
+        found.around[:, fold] += between
+        before += sums(fold)
     return found
-
-
-def _sums_of_others(parts: Numbers) -> Iterator[tuple[int, Numbers]]:
-    """For each place along the second axis, the sum of the parts (n, places, ...) in all others, without
-    subtracting anything."""
-    after = np.zeros_like(parts)
-    for place in range(parts.shape[1] - 1, 0, -1):
-        after[:, place - 1] = after[:, place] + parts[:, place]
-    before = np.zeros_like(parts[:, 0])
-    for place in range(parts.shape[1]):
-        yield place, before + after[:, place]
-        before += parts[:, place]
 
 
 class _Table(NamedTuple):

@@ -22,14 +22,11 @@ from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Pr
 from bidro.guarantees.heterogeneity import distance_to_reference
 from bidro.guarantees.robust import mean_displacements, robust_risk
 from bidro.guarantees.statements import CLIP, Assessed, holdout_bounds
-from bidro.losses import Loss, losses_of
+from bidro.losses import Loss, losses_of, parts_of
 from bidro.problem import Problem
 from bidro.sets import Box
 from bidro.splits import Units
 from bidro.standard import client_moments
-
-# Rows that a model is multiplied with together.
-_TOGETHER = 8192
 
 STATEMENTS = ("clipped", "held_out", "mistakes", "own", "own_mistakes")
 
@@ -188,10 +185,8 @@ def _predicted(
     squares, centres = [], []
     for x in models:
         w, b = loss.split(x)  # type: ignore[attr-defined]
-        # A few rows at a time: with curves they are wider than the table.
-        parts = [rows[begin : begin + _TOGETHER] for begin in range(0, len(rows), _TOGETHER)]
         scores = np.concatenate(
-            [loss.design(part)[:, :-1] @ np.atleast_2d(w).T for part in parts]  # type: ignore[arg-type]
+            [loss.design(rows[some])[:, :-1] @ np.atleast_2d(w).T for some in parts_of(loss, rows)]  # type: ignore[arg-type]
         ) + np.atleast_1d(b)
         # A common part of the scores of several classes says nothing.
         scores = scores - scores.mean(axis=1, keepdims=True) if scores.shape[1] > 1 else scores

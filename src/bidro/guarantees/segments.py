@@ -43,6 +43,9 @@ MOST_SEGMENTS = 64
 # Slopes are held at their neighbours' as strongly as by so many rows more. Without it 16 segments follow the
 # noise, and outliers at the ends of a column; see docs/curves.md for what was tried.
 SMOOTHING_ROWS = 2.0
+# Segments are chosen on about so many rows where there are more, and at least so many of a client: what is
+# better by less than these can tell is not worth the wait. The curves themselves are trained on all rows.
+ENOUGH_ROWS, ENOUGH_OF_CLIENT = 50_000, 200
 # (cap, blend) of pooled training.
 POOLED = (1.0, 1.0)
 # Curves must be better by so many standard errors, and with own corrections worse by at most one, or by this
@@ -172,6 +175,12 @@ def choose_curves(
     them), from the problem of straight lines and the finest knots; `own` are the corrections that clients may
     have, which can make curves idle."""
     bases = wanted.bases(finest)
+    rows = sum(problem.federation.sizes)
+    if len(bases) > 1 and rows > ENOUGH_ROWS and not problem.federation.rows_elsewhere:
+        some = replace(problem, federation=problem.federation.thinned(ENOUGH_ROWS, ENOUGH_OF_CLIENT))
+        if sum(some.federation.sizes) < rows:
+            _, choice, _ = choose_curves(some, wanted, finest, folds, sends_curvature, seed, network, own)
+            return with_curves(problem, choice.basis, wanted.signs), choice, None
     problems = [with_curves(problem, basis, wanted.signs) for basis in bases]
     told = None
     if second_moments_tell(problems[-1], sends_curvature) and not moments_too_large(problems[-1], folds):
@@ -187,9 +196,8 @@ def choose_curves(
     how["sends_curvature"] = sends_curvature
     each: list[Calibration] = []
     for one, basis in zip(problems, bases, strict=True):
-        found = calibrate(one, (0.0,), (POOLED,), told=of(basis), **how)
         # Moments of every candidate at once would be larger than the table by far: they are made again.
-        each.append(replace(found, moments=None))
+        each.append(replace(calibrate(one, (0.0,), (POOLED,), told=of(basis), **how), moments=None))
     losses = np.concatenate([found.left_out.losses for found in each], axis=-1)
 
     def used(place: int) -> Floats:

@@ -2,7 +2,7 @@
 
 from bidro.losses.base import Growth, Loss, has_curves
 from bidro.losses.custom import CustomLoss
-from bidro.losses.evaluate import losses_of, mistakes_of
+from bidro.losses.evaluate import losses_of, mistakes_of, parts_of
 from bidro.losses.linear import (
     Absolute,
     Hinge,
@@ -36,4 +36,5 @@ __all__ = [
     "has_curves",
     "losses_of",
     "mistakes_of",
+    "parts_of",
 ]

@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from bidro.losses.base import Loss
 
 _LARGEST_BLOCK = 1 << 13
+# Numbers that are made of rows together on the host: with curves rows are wider than the table.
+_NUMBERS = 1 << 18
 _SMALLEST_BLOCK = 1 << 6
 
 
@@ -26,6 +28,12 @@ def losses_of(loss: Loss, x: ArrayLike, rows: ArrayLike) -> NDArray[np.float64]:
 def mistakes_of(loss: Loss, x: ArrayLike, rows: ArrayLike) -> NDArray[np.float64]:
     """1 for every row (N, m) whose label the model does not predict, else 0; shape (N,)."""
     return _in_blocks(loss.mistakes, _mistakes, loss, x, rows)
+
+
+def parts_of(loss: Loss, table: NDArray[np.float64]) -> list[slice]:
+    """Rows (N, m) that are handled together, so few that what is made of them stays small."""
+    height = max(_SMALLEST_BLOCK, min(_LARGEST_BLOCK, _NUMBERS // loss.columns(table.shape[1])))
+    return [slice(begin, begin + height) for begin in range(0, len(table), height)]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -47,11 +55,12 @@ def _in_blocks(
 ) -> NDArray[np.float64]:
     table, model = np.asarray(rows, float), np.asarray(x, float)
     found = np.empty(len(table))
+    if loss.host_values:
+        for some in parts_of(loss, table):
+            found[some] = on_host(model, table[some])
+        return found
     for begin in range(0, len(table), _LARGEST_BLOCK):
         block = table[begin : begin + _LARGEST_BLOCK]
-        if loss.host_values:
-            found[begin : begin + len(block)] = on_host(model, block)
-            continue
         # Sizes are powers of two; what is added is cut off again.
         size = max(_SMALLEST_BLOCK, 1 << (len(block) - 1).bit_length())
         padded = np.concatenate([block, np.repeat(block[-1:], size - len(block), axis=0)])

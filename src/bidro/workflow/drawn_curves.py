@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from bidro.arrays import Floats
 from bidro.federation import Federation
@@ -101,7 +101,7 @@ def _of_number(model: Model, place: int, lie: Lie | None, level: int) -> Floats:
     where it has curves by level."""
     standard = model.standard
     rows = np.tile(standard.mean, (_PLACES, 1))
-    normal = norm.ppf((np.arange(_PLACES) + 0.5) / _PLACES)
+    normal = ndtri((np.arange(_PLACES) + 0.5) / _PLACES)
     rows[:, place] += standard.spread[place] * normal
     if lie is not None:
         rows[:, place] = lie.places[:, place]

@@ -1,0 +1,88 @@
+"""Squared loss of curves from the rows, against the columns themselves and against second moments."""
+
+import numpy as np
+import pytest
+
+from bidro import RobustRegressor
+from bidro.algorithms import second_moments
+from bidro.algorithms.curve_rows import CurveRows, RowRisks
+from bidro.curves import Basis, Levels
+from bidro.losses import Squared
+
+SIZES = np.array([300, 1, 499])
+BY_LEVEL = (None, Levels((0,), ((0.0,), (1.0,)), ("no", "yes")), None)
+
+
+def _rows(basis: Basis, intercept: bool = True) -> tuple[CurveRows, np.ndarray]:
+    """(the rows, what models are multiplied with (N, d))."""
+    rng = np.random.default_rng(0)
+    samples = rng.normal(size=(SIZES.sum(), 4))
+    samples[:, 0] = rng.integers(0, 2, len(samples))
+    samples[5, 1] = -0.5  # on a knot
+    samples[6, 1] = 1e6
+    design = np.column_stack([basis.expand(samples[:, :3]), np.ones((len(samples), int(intercept)))])
+    return CurveRows(Squared(intercept=intercept, basis=basis, smoothing=0.01), samples, SIZES), design
+
+
+BASES = (
+    Basis(((), (-0.5, 0.2, 0.9), (0.3, 1.0))),
+    Basis(((), (-0.5, 0.2, 0.9), (0.1,), (-2.0, -1.0)), BY_LEVEL),
+)
+
+
+@pytest.mark.parametrize("basis", BASES, ids=["common", "by level"])
+@pytest.mark.parametrize("intercept", [True, False])
+def test_residuals_and_sums_are_those_of_the_columns(basis, intercept):
+    rows, design = _rows(basis, intercept)
+    rng = np.random.default_rng(1)
+    x, weights = rng.normal(size=design.shape[1]), rng.random(len(design))
+    owner = np.repeat(np.arange(len(SIZES)), SIZES)
+    np.testing.assert_allclose(rows.residuals(x), design @ x - rows.samples[:, -1], rtol=1e-9, atol=1e-9)
+    by_client = np.stack([(design * weights[:, None])[owner == i].sum(axis=0) for i in range(3)])
+    np.testing.assert_allclose(rows.weighed(weights), by_client, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(rows.squared(weights), (design.T * weights) @ design, rtol=1e-9, atol=1e-9)
+    some = weights > 0.4
+    np.testing.assert_allclose(rows.only(some).residuals(x), rows.residuals(x)[some])
+
+
+def test_gradients_of_the_risks_are_their_differences():
+    rows, design = _rows(BASES[0])
+    used = np.random.default_rng(2).random(len(design)) < 0.7
+    used[SIZES[0]] = True  # the only row of a client
+    used[6] = False  # the row of 1e6 would hide the differences of all others
+    risks, none = RowRisks(rows, used), np.zeros(3)
+    x = np.random.default_rng(3).normal(size=design.shape[1])
+    here = risks.at(x, none)
+    for j in range(len(x)):
+        step = np.zeros(len(x))
+        step[j] = 1e-4
+        change = (risks.values(x + step, none) - risks.values(x - step, none)) / 2e-4
+        np.testing.assert_allclose(here.gradients[:, j], change, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("weights", ["auto", "simplex"])
+def test_a_fit_from_rows_is_that_from_second_moments(weights, monkeypatch):
+    rng = np.random.default_rng(4)
+    X, clients = rng.normal(size=(1200, 3)), rng.integers(0, 4, 1200)
+    # Clients differ in what they look like and in noise, so that weights and own corrections matter.
+    X[:, 1] += 0.5 * clients
+    y = np.sin(2 * X[:, 0]) + (clients == 1) * np.abs(X[:, 1]) + rng.normal(size=1200) * (0.3 + 0.3 * clients)
+    found = []
+    for small in (second_moments._SMALL, 0):
+        monkeypatch.setattr(second_moments, "_SMALL", small)
+        monkeypatch.setattr(second_moments, "_TABLES", 1 if small else 0)
+        found.append(RobustRegressor(weights=weights).fit(X, y, clients=clients))
+    told, rows = found
+    assert told.calibration_.moments is not None
+    assert rows.calibration_.moments is None
+    assert [len(own.slopes) for own in told.curves_.values()] == [
+        len(own.slopes) for own in rows.curves_.values()
+    ]
+    # A cap that binds nowhere is as good as none: which of the two is taken is rounding's.
+    scores = [found.calibration_.scores[found.calibration_.place] for found in (rows, told)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+    np.testing.assert_allclose(rows.calibration_.losses, told.calibration_.losses, rtol=1e-5)
+    np.testing.assert_allclose(rows.predict(X), told.predict(X), atol=1e-4 * np.std(y))
+    assert rows.duality_gap_ <= 1e-6
+    assert rows.n_rounds_ == 1
+    assert rows.client_risks_ == pytest.approx(told.client_risks_, rel=1e-5)
