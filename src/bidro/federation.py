@@ -16,7 +16,7 @@ from bidro.arrays import BLOCK_ROWS, as_table, stacked
 from bidro.errors import BidroError
 from bidro.rows import ClientRows
 from bidro.sets import Ball, Box, WholeSpace, capped_sizes
-from bidro.splits import Key, Units, arranged, client_id, dealt, distinct_ids, drawn
+from bidro.splits import Key, Units, arranged, client_id, dealt, distinct_ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,22 +152,6 @@ class Federation:
             units = distinct_ids(self.names, self._owner, units)
         return replace(self, sizes=(sum(self.sizes),), names=("all",), units=units)
 
-    def thinned(self, rows: int, fewest: int) -> Federation:
-        """With about so many rows in all, drawn by what is in them, or units with all their rows: the same
-        share of every client's, but about `fewest` of them at least, or all that it has."""
-        owner, units = self._owner, self._units
-        counts = units.counts(self.n).astype(float)
-        share = np.maximum(min(1.0, rows / sum(self.sizes)), np.minimum(1.0, fewest / counts))
-        kept = drawn(units.ids, share[units.owner])[units.of_row]
-        some = np.flatnonzero(kept)
-        return replace(
-            self,
-            samples=jax.device_put(self.host_rows[some]),
-            sizes=tuple(np.bincount(owner[some], minlength=self.n).tolist()),
-            units=None if self.units is None else self.units[some],
-            ids=None if self.ids is None else self.ids[some],
-        )
-
     @classmethod
     def from_table(
         cls,
@@ -260,7 +244,7 @@ class Federation:
     @property
     def unit_counts(self) -> tuple[int, ...]:
         """How many units each client has; rows, where no units are named."""
-        return self.sizes if self.units is None else tuple(self._units.counts(self.n).tolist())
+        return self.sizes if self.units is None else tuple(self.whole_units.counts(self.n).tolist())
 
     @property
     def _owner(self) -> NDArray[np.int64]:
@@ -268,7 +252,7 @@ class Federation:
         return np.repeat(np.arange(self.n), self.sizes)
 
     @property
-    def _units(self) -> Units:
+    def whole_units(self) -> Units:
         """What is dealt out whole: units, or single rows, by what is in them."""
         rows, owner = self.host_rows, self._owner
         if self.units is not None:
@@ -283,7 +267,7 @@ class Federation:
         client deals as a process with all of them does. Raises BidroError for a client with fewer rows, or
         units, than folds.
         """
-        return dealt(self.names, self._units, "row" if self.units is None else "unit", count, key)
+        return dealt(self.names, self.whole_units, "row" if self.units is None else "unit", count, key)
 
     def rows(self) -> ClientRows:
         """All clients' rows, ready to be mapped over."""

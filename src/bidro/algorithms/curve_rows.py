@@ -24,7 +24,7 @@ Numbers = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 # Numbers that are handled together: few enough to stay in the cache.
-_TOGETHER = 1 << 18
+_TOGETHER = 1 << 16
 # Weights of clients that differ by more than this in all need second derivatives of their own.
 _TURNED = 0.3
 # Second derivatives are raised by this share of their size, so that they can be divided by.
@@ -103,7 +103,7 @@ class CurveRows:
         return found
 
     def _parts(self, width: int = 0) -> list[slice]:
-        height = max(16, _TOGETHER // max(self._columns.shape[1], width, 1))
+        height = max(256, _TOGETHER // max(self._columns.shape[1], width, 1))
         return [slice(b, min(b + height, len(self.samples))) for b in range(0, len(self.samples), height)]
 
 
@@ -140,7 +140,8 @@ class RowRisks:
                 np.where(self.used, np.repeat(alpha / self.counts, self.rows.sizes), 0.0)
             )
             self._mixed = (alpha, matrix)
-        bent = 2 * matrix if self.penalty is None else 2 * (matrix + self.penalty)
+        bent = matrix.copy() if self.penalty is None else matrix + self.penalty
+        bent *= 2
         bent[np.diag_indices(len(bent))] += _LEAST_CURVATURE * max(
             float(np.trace(bent)), np.finfo(float).tiny
         )

@@ -26,7 +26,10 @@ def found_from_rows(moments: FoldMoments, state: MomentsState, held: HeldRows) -
     folds, N = moments.folds, len(marks)
     counts = np.stack([rows.by_client((marks == fold).astype(float)) for fold in range(folds)])
     # Rows of a fold are squared once: what is divided by is made of all other folds'.
-    squares = np.stack([rows.squared((marks == fold).astype(float)) for fold in range(folds)])
+    d = held.loss.dimension(held.samples.shape[1])
+    squares = np.empty((folds, d, d))
+    for fold in range(folds):
+        squares[fold] = rows.squared((marks == fold).astype(float))
     models, losses = [], []
     for fold in range(folds):
         of_others = np.zeros_like(squares[fold])

@@ -192,7 +192,9 @@ def minimax_from_moments(
             return best
         free = ~_held(models, x, s)
         try:
-            root = np.linalg.cholesky(here.curvature(alpha)[np.ix_(free, free)])
+            bent = here.curvature(alpha)
+            root = np.linalg.cholesky(bent if free.all() else bent[np.ix_(free, free)])
+            del bent  # with curves it may be as large as the table
             # (free, n)
             image = solve_triangular(root, G[:, free].T, lower=True, check_finite=False)
         except np.linalg.LinAlgError:

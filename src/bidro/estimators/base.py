@@ -119,6 +119,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             require_inside(self.support, X, target, owners, columns, options.loss.classes is None)
         network = LocalNetwork.of(X, target, owners, columns, units=labels)
         self._has_units = labels is not None
+        del owners, labels  # as long as the table, and of no more use
         self._places = network.places
         self._seen = X.min(axis=0), X.max(axis=0)
         self._keep(fit(network, options))
@@ -370,4 +371,6 @@ def row_labels(given: Any, rows: int, what: str) -> NDArray[np.str_]:
     nameless = np.asarray(pd.isna(labels))
     if nameless.any():
         raise BidroError(f"Row {int(np.argmax(nameless))} has no {what}; name one for every row.")
-    return labels.astype(str)
+    # As text numbers would take many bytes a row: every label is written once.
+    codes, different = pd.factorize(labels)
+    return np.array(np.asarray(different).astype(str).tolist(), str)[codes]

@@ -33,6 +33,7 @@ from bidro.guarantees.calibration import (
 )
 from bidro.guarantees.own import OwnWord, choose_own
 from bidro.guarantees.price import LeftOut, errors_asked
+from bidro.guarantees.thinned import thinned
 from bidro.losses import LinearLoss, Softmax, has_curves
 from bidro.problem import Problem
 from bidro.sets import Box
@@ -174,13 +175,27 @@ def choose_curves(
     """(the problem with the curves that are taken, the choice, the second moments that clients have sent of
     them), from the problem of straight lines and the finest knots; `own` are the corrections that clients may
     have, which can make curves idle."""
+    federation = problem.federation
+    many = not federation.rows_elsewhere and sum(federation.sizes) > ENOUGH_ROWS
+    if many and len(wanted.bases(finest)) > 1:
+        some = replace(problem, federation=thinned(federation, ENOUGH_ROWS, ENOUGH_OF_CLIENT))
+        _, choice, _ = _chosen(some, wanted, finest, folds, sends_curvature, seed, network, own)
+        return with_curves(problem, choice.basis, wanted.signs), choice, None
+    return _chosen(problem, wanted, finest, folds, sends_curvature, seed, network, own)
+
+
+def _chosen(
+    problem: Problem,
+    wanted: Wanted,
+    finest: Basis,
+    folds: int,
+    sends_curvature: bool,
+    seed: int,
+    network: Rounds,
+    own: OwnWord | None,
+) -> tuple[Problem, SegmentChoice, TrainingMoments | None]:
+    """As `choose_curves`, on all rows of the problem."""
     bases = wanted.bases(finest)
-    rows = sum(problem.federation.sizes)
-    if len(bases) > 1 and rows > ENOUGH_ROWS and not problem.federation.rows_elsewhere:
-        some = replace(problem, federation=problem.federation.thinned(ENOUGH_ROWS, ENOUGH_OF_CLIENT))
-        if sum(some.federation.sizes) < rows:
-            _, choice, _ = choose_curves(some, wanted, finest, folds, sends_curvature, seed, network, own)
-            return with_curves(problem, choice.basis, wanted.signs), choice, None
     problems = [with_curves(problem, basis, wanted.signs) for basis in bases]
     told = None
     if second_moments_tell(problems[-1], sends_curvature) and not moments_too_large(problems[-1], folds):

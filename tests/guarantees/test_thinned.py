@@ -4,6 +4,7 @@ import jax
 import numpy as np
 
 from bidro import Federation
+from bidro.guarantees.thinned import thinned
 
 
 def _federation(sizes, units=None):
@@ -12,7 +13,7 @@ def _federation(sizes, units=None):
 
 
 def test_large_clients_lose_the_same_share_and_small_ones_nothing():
-    few = _federation([40_000, 10_000, 150]).thinned(5_000, 200)
+    few = thinned(_federation([40_000, 10_000, 150]), 5_000, 200)
     share = 5_000 / 50_150
     for size, before in zip(few.sizes, (40_000, 10_000), strict=False):
         assert abs(size - share * before) < 5 * np.sqrt(share * before)
@@ -24,7 +25,7 @@ def test_rows_are_drawn_by_what_is_in_them():
     turned = np.asarray(whole.samples).copy()
     turned[:2_000] = turned[:2_000][::-1]
     again = Federation.from_samples(jax.device_put(turned), whole.sizes, "unbounded")
-    kept = [one.thinned(600, 50).by_client() for one in (whole, again)]
+    kept = [thinned(one, 600, 50).by_client() for one in (whole, again)]
     for name, rows in kept[0].items():
         np.testing.assert_array_equal(
             np.sort(rows.view("f8,f8,f8"), axis=0), np.sort(kept[1][name].view("f8,f8,f8"), axis=0)
@@ -34,7 +35,7 @@ def test_rows_are_drawn_by_what_is_in_them():
 def test_units_stay_whole():
     units = np.repeat(np.arange(500, dtype=np.uint64), 4)
     whole = _federation([2_000], units)
-    few = whole.thinned(400, 10)
+    few = thinned(whole, 400, 10)
     assert few.units is not None
     assert 0 < len(few.units) < 2_000
     assert set(np.unique(few.units, return_counts=True)[1]) == {4}
