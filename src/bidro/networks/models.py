@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +41,22 @@ class JaxNetwork:
     parameters: Any
 
 
-def from_factory(name: str) -> Any:
-    """The network that the function named "package.module:function" returns: this imports and runs it.
+def require_factory_name(name: Any) -> None:
+    """Raise BidroError for what is no name of a function; nothing is imported."""
+    if not isinstance(name, str) or not _FACTORY.fullmatch(name):
+        raise BidroError(f"A factory is named 'package.module:function'; got {name!r}.")
+
+
+def from_factory(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    """The network that the function named "package.module:function" returns, called with these keyword
+    arguments: this imports and runs it.
 
     Raises BidroError where there is none of that name, or what it returns is no network.
     """
-    if not _FACTORY.fullmatch(name):
-        raise BidroError(f"A factory is named 'package.module:function'; got {name!r}.")
+    require_factory_name(name)
     where, _, function = name.partition(":")
     try:
-        made = getattr(importlib.import_module(where), function)()
+        made = getattr(importlib.import_module(where), function)(**(arguments or {}))
     except (ImportError, AttributeError, TypeError) as error:
         raise BidroError(f"The factory '{name}' cannot be called: {error}.") from error
     return made
