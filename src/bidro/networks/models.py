@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from jax import Array
 from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.losses import CustomLoss, Loss, TorchLoss
+from bidro.losses.torch_loss import require_torch
 
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -58,6 +60,8 @@ def from_factory(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
     try:
         made = getattr(importlib.import_module(where), function)(**(arguments or {}))
     except (ImportError, AttributeError, TypeError) as error:
+        if isinstance(error, ImportError) and error.name == "torch":
+            require_torch()
         raise BidroError(f"The factory '{name}' cannot be called: {error}.") from error
     return made
 
@@ -121,3 +125,19 @@ def trained_network(loss: Loss, x: Floats) -> Any:
         return loss.trained(x)
     assert isinstance(loss, CustomLoss)
     return loss.model(jnp.asarray(x))
+
+
+def network_digest(loss: Loss) -> str:
+    """The same wherever the same network is made: of what is trained the names, shapes and order, of what is
+    not (frozen parameters, buffers) the numbers too."""
+    if isinstance(loss, TorchLoss):
+        trained = {name for name, _ in loss.shapes}
+        digest = hashlib.sha256(f"{loss.module!r} {loss.shapes!r}".encode())
+        for name, value in sorted(loss.module.state_dict().items()):
+            if name not in trained:
+                digest.update(name.encode() + value.numpy().tobytes())
+        return digest.hexdigest()
+    assert isinstance(loss, CustomLoss)
+    leaves = jax.tree.leaves_with_path(loss.template)
+    shapes = [(jax.tree_util.keystr(place), np.shape(leaf)) for place, leaf in leaves]
+    return hashlib.sha256(repr(shapes).encode()).hexdigest()
