@@ -62,6 +62,4 @@ def in_one_process(agreed, whole, names=PAIR):
         samples[name], begin = protocol.rows(own[:, :-1], own[:, -1]), begin + size
     federation = Federation.from_arrays(samples, "unbounded")
     problem = protocol.problem(federation)
-    return train_network(
-        protocol.algorithm, problem, protocol.network.rounds, agreed.options.seed
-    ).x
+    return train_network(protocol.algorithm, problem, protocol.network.rounds, agreed.options.seed).x

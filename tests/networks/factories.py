@@ -53,3 +53,8 @@ class Spectral(nn.Module):
 def spectral():
     torch.manual_seed(5)
     return Spectral()
+
+
+def of_two():
+    torch.manual_seed(6)
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))

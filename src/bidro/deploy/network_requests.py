@@ -4,7 +4,7 @@ and rounds, and weights of its shape with sane numbers."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from bidro.deploy.rules import RefusedError
 from bidro.deploy.score_messages import Weights
 from bidro.engines.plain import described
 from bidro.engines.wire import unpack
+from bidro.errors import BidroError
+
+T = TypeVar("T")
 
 # What a request says besides what all do, by question: a round of training, and the bounds of what came out.
 NETWORK_QUESTIONS = {
@@ -40,7 +43,7 @@ def checked_training(protocol: NetworkProtocol, header: Mapping[str, Any], data:
             "install the same version of it at both."
         )
     if header["question"] == "evaluate":
-        weights = unpack(data, Weights)
+        weights = _unpacked(data, Weights)
         _require_weights(protocol, weights.x)
         return CheckedTraining(weights)
     most, seed = protocol.network.rounds, protocol.agreed.options.seed
@@ -54,7 +57,7 @@ def checked_training(protocol: NetworkProtocol, header: Mapping[str, Any], data:
     algorithm = protocol.algorithms[0].get(text)
     if algorithm is None:
         raise RefusedError("it was asked for a round of something that was not agreed on.")
-    message = unpack(data, algorithm.broadcast_type)
+    message = _unpacked(data, algorithm.broadcast_type)
     for name, value in message._asdict().items():
         if name == "x":
             _require_weights(protocol, value)
@@ -63,8 +66,16 @@ def checked_training(protocol: NetworkProtocol, header: Mapping[str, Any], data:
     return CheckedTraining(message, algorithm, text)
 
 
+def _unpacked(data: bytes, kind: type[T]) -> T:
+    """What is wrong with a message is of the message alone, and may be said."""
+    try:
+        return unpack(data, kind)
+    except BidroError as error:
+        raise RefusedError(f"it does not follow the request: {error}") from error
+
+
 def _require_weights(protocol: NetworkProtocol, x: Any) -> None:
-    """Of the network; `unpack` has seen that all are finite."""
+    """Of the network; that all are finite has been seen."""
     if x.dtype != np.float64 or x.shape != (protocol.dimension,):
         raise RefusedError(
             f"it was asked about weights of shape {x.shape}, and the agreed network has "
