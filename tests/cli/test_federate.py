@@ -217,7 +217,7 @@ def test_a_rehearsal_trains_the_network_that_a_schema_names(capsys, tmp_path):
     code, out, _ = run(capsys, "audit", tmp_path / "model")
     assert "train: 10 messages from 5 clients" in out
     code, out, err = rehearse(capsys, tmp_path, "--one-sample-replies", "--force", "--json")
-    found = json.loads(out)
     assert code == 0, err
+    found = json.loads(out)
     assert (found["messages_in_training"], found["no_onnx"]) == (10, None)
     assert set(found["certificate"]["clipped"]["clients"]) == set(NAMES)

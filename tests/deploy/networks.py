@@ -9,8 +9,7 @@ from bidro.deploy.network_protocol import NetworkProtocol
 from bidro.deploy.server import run_job
 from bidro.federation import Federation
 from bidro.fitting.network import LocalNetwork
-from bidro.model_file import target_numbers
-from bidro.networks.folder import FILE
+from bidro.model_file import NETWORK_FILE, target_numbers
 from bidro.packed import decoded
 from tests.deploy.sites import PAIR, carrier, job, table, write_sites
 
@@ -43,7 +42,7 @@ def run(folder, agreed, name="net", names=PAIR, through=None, **how):
 
 def weights(files):
     """(d,) of the network in the files of its folder, in the order of its parameters."""
-    found, _ = decoded(files[FILE], FILE)
+    found, _ = decoded(files[NETWORK_FILE], NETWORK_FILE)
     order = ["0.weight", "0.bias", "2.weight", "2.bias"]
     return np.concatenate([found[name].ravel() for name in order])
 

@@ -1,8 +1,8 @@
 """What a hostile server reads from one gradient of a network over all of a site's rows.
 
-It chooses the first layer: units that are on for rows beyond a threshold of one feature. Two neighbours differ
-by the rows between their thresholds, and where there is one of them, the gradient of its weights divided by
-that of its bias is that row.
+It chooses the first layer: units that are on for rows beyond a threshold of one feature. Two neighbours
+differ by the rows between their thresholds, and where there is one of them, the gradient of its weights
+divided by that of its bias is that row.
 """
 
 import numpy as np

@@ -13,6 +13,7 @@ from bidro.deploy.job import Job
 from bidro.deploy.persistent import LostJobError, Persistent
 from bidro.deploy.server import AGAIN_FILE, ERROR_FILE
 from bidro.errors import BidroError, one_line, require_package
+from bidro.model_file import NETWORK_FILE
 
 # The module of each engine's package.
 _MODULES = {"flare": "nvflare", "flower": "flwr"}
@@ -31,7 +32,7 @@ _FILES = {
 # And of a run that certifies a model from elsewhere.
 _CERTIFIED = {"certificate.json", "report.html", "report.json", "audit.json"}
 # And of one that trains a network: these, what is stated of it, and ONNX where the network allows it.
-_NETWORK = {"network.safetensors", "audit.json"}
+_NETWORK = {NETWORK_FILE, "audit.json"}
 
 
 def require_engine(name: str) -> None:

@@ -20,13 +20,14 @@ from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.guarantees.certificate import Certificate
 from bidro.losses import CustomLoss, Loss, TorchLoss
+from bidro.model_file import NETWORK_FILE
 from bidro.networks.exported import network_onnx
 from bidro.networks.models import JaxNetwork, from_factory
 from bidro.packed import decoded, encoded
 from bidro.report.files import require_writable, write_bytes, write_text
 from bidro.standard import Standard
 
-FILE, ONNX_FILE, CERTIFICATE_FILE = "network.safetensors", "model.onnx", "certificate.json"
+ONNX_FILE, CERTIFICATE_FILE = "model.onnx", "certificate.json"
 _KIND = "bidro network 2"
 
 
@@ -118,7 +119,7 @@ def network_files(loss: Loss, x: Floats, network: LoadedNetwork, target: str = "
         "units": [units.mean.tolist(), units.spread.tolist(), units.middle, units.target_spread],
         "no_onnx": why,
     }
-    return {FILE: encoded(weights, header), **files}
+    return {NETWORK_FILE: encoded(weights, header), **files}
 
 
 def weights_of(loss: Loss, x: Floats) -> dict[str, Floats]:
@@ -156,7 +157,7 @@ def load_network(folder: Path | str) -> LoadedNetwork:
         ...     print(str(error)[:32])
         There is no network in 'nowhere'
     """
-    path = Path(folder) / FILE
+    path = Path(folder) / NETWORK_FILE
     if not path.exists():
         raise BidroError(f"There is no network in '{folder}': '{path}' does not exist.")
     weights, header = decoded(path.read_bytes(), str(path))
