@@ -216,6 +216,10 @@ def test_a_rehearsal_trains_the_network_that_a_schema_names(capsys, tmp_path):
     assert load_network(tmp_path / "model").arguments == {"hidden": 5}
     code, out, _ = run(capsys, "audit", tmp_path / "model")
     assert "train: 10 messages from 5 clients" in out
+    tables = ("fit", tmp_path / "visits.csv", "--out", tmp_path / "fitted")
+    code, _, err = run(capsys, *tables, "--schema", tmp_path / "agreed.toml")
+    assert code == 1
+    assert "names a neural network, which `bidro fit` does not train" in err
     code, out, err = rehearse(capsys, tmp_path, "--one-sample-replies", "--force", "--json")
     assert code == 0, err
     found = json.loads(out)

@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from safetensors.numpy import load, save
 
 from bidro import BidroError, load_network
 from bidro.algorithms import fedavg
@@ -22,6 +23,7 @@ from bidro.deploy.site_config import Site
 from bidro.deploy.site_rows import SiteRows, check_site, holdout, site_log
 from bidro.engines.carrier import InMemory
 from bidro.engines.coordinator import Policy
+from bidro.engines.wire import header_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import client_bound
 from tests.deploy.networks import (
@@ -130,7 +132,7 @@ def test_the_work_of_a_site_is_the_code_of_one_process(done, tmp_path, monkeypat
 
     def wrong(client, rows, x):
         value, gradient = right(client, rows, x)
-        return value, -3 * gradient
+        return value, 0.2 * gradient
 
     monkeypatch.setattr(fedavg, "batch_mean_and_gradient", wrong)
     agreed = network_sites(tmp_path, network(rounds=4))
@@ -241,6 +243,25 @@ def test_without_a_lost_site_it_is_the_others_network(tmp_path):
     assert stated.names == PAIR
     assert "not of 'mid': lost" in stated.mixtures
     np.testing.assert_allclose(weights(files), in_one_process(agreed, table()), rtol=0, atol=1e-6)
+
+
+def test_a_site_that_tells_absurd_weights_is_named(tmp_path):
+    agreed = network_sites(tmp_path, network(rounds=2))
+    replies = answering(tmp_path, PAIR)
+
+    def liar(factor):
+        def reply(request):
+            answer = replies["west"](request)
+            if header_of(request)["question"] != "train":
+                return answer
+            content = {name: factor * value for name, value in load(answer).items()}
+            return save(content, metadata={"bidro": json.dumps(header_of(answer), sort_keys=True)})
+
+        return InMemory({**replies, "west": reply})
+
+    assert run(tmp_path, agreed, "near", through=liar(1.5))
+    with pytest.raises(BidroError, match=r"Client 'west' contradicts itself: it tells weights of up to"):
+        run(tmp_path, agreed, "far", through=liar(1e6))
 
 
 def test_the_agreement_as_text(tmp_path):

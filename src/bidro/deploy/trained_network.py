@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bidro.algorithms.contract import Algorithm
 from bidro.arrays import Floats
 from bidro.deploy.certified import asked_scores, certificate_of, stated_files
 from bidro.deploy.job import Job
@@ -20,8 +21,13 @@ from bidro.deploy.site_network import SiteClients, SiteNetwork
 from bidro.engines.coordinator import Coordinator, LostClientsError
 from bidro.engines.local import run_over
 from bidro.engines.remote import Remote
+from bidro.engines.rounds import Deal
 from bidro.errors import BidroError
 from bidro.networks.folder import LoadedNetwork, network_files
+from bidro.problem import Problem
+
+# Weights after local steps may be so many times as large as those that any round begins with.
+_FAR = 2.0
 
 
 def federated_network(job: Job, coordinator: Coordinator, created: str) -> dict[str, str | bytes]:
@@ -77,7 +83,26 @@ def _weights(protocol: NetworkProtocol, coordinator: Coordinator, clients: SiteC
     def said(t: int) -> None:
         coordinator.say(f"{network.algorithm}: round {t} of {network.rounds}")
 
-    remote = Remote(coordinator, clients.settings, True, clients.consistency, about, "train")
+    def check(
+        name: str,
+        problem: Problem,
+        deal: Deal | None,
+        algorithm: Algorithm,
+        message: Any,
+        reply: Any,
+        rows: int,
+    ) -> None:
+        """As of any reply, and that a network has not gone further from 0 in its steps than is sane."""
+        clients.consistency(name, problem, deal, algorithm, message, reply, rows)
+        told, most = reply._asdict(), agreed.limits.largest_coefficient
+        for part in ("x", "x_between"):
+            if part in told and (found := float(np.max(np.abs(told[part])))) > _FAR * most:
+                raise BidroError(
+                    f"it tells weights of up to {found:.3g}, and largest_coefficient = {most:g} was agreed "
+                    "on; are the step sizes too large?"
+                )
+
+    remote = Remote(coordinator, clients.settings, True, check, about, "train")
     problem = protocol.problem(clients.federation)
     state = run_over(remote, algorithm, problem, network.rounds, agreed.options.seed, said)
     x = np.asarray(algorithm.snapshot(state).x, float)
