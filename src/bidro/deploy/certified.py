@@ -125,8 +125,10 @@ def certificate_of(
     rows: Mapping[str, int],
     lost: tuple[str, ...] = (),
     origin: str = "This model was not trained here.",
+    no_interval: str = "it needs the model itself and the rows that it was trained on.",
 ) -> Certificate:
-    """From every site's bounds, and the numbers of rows, or units, behind them; `origin` is a sentence."""
+    """From every site's bounds, and the numbers of rows, or units, behind them; `origin` says where the model
+    is from, and `no_interval` why it has no Wasserstein interval."""
     scores = agreed.scores
     assert scores is not None
     by_units, confidence = agreed.schema.unit is not None, agreed.options.confidence
@@ -145,7 +147,7 @@ def certificate_of(
     of_loss = stated("loss", most, scores.largest is not None)
     held, clipped = (None, of_loss) if scores.largest is not None else (of_loss, None)
     absent = {
-        "interval": "it needs the model itself and the rows that it was trained on.",
+        "interval": no_interval,
         "shift": "bounds alone do not show how the loss changes as rows move.",
         "held_out": "the agreed range of the loss is a level at which losses are clipped.",
         "clipped": "the range of the loss is known, and no level was agreed on to clip it lower.",

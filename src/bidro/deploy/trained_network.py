@@ -70,7 +70,8 @@ def _trained(
         f"This is the network of '{network.factory}', trained across the sites by {network.rounds} rounds of "
         f"{network.algorithm}."
     )
-    return {**files, **stated_files(agreed, certificate_of(agreed, told, rows, lost, words), created)}
+    why = "it needs a largest slope of the loss, and of a network none is known."
+    return {**files, **stated_files(agreed, certificate_of(agreed, told, rows, lost, words, why), created)}
 
 
 def _weights(protocol: NetworkProtocol, coordinator: Coordinator, clients: SiteClients) -> Floats:
