@@ -58,3 +58,7 @@ def spectral():
 def of_two():
     torch.manual_seed(6)
     return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def broken():
+    raise RuntimeError("no such\nactivation")

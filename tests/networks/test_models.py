@@ -15,6 +15,8 @@ def test_a_factory_is_called_with_its_arguments():
     assert from_factory(f"{PLACE}:with_arguments", {"hidden": 7, "activation": "relu"})[0].out_features == 7
     with pytest.raises(BidroError, match=r"cannot be called: .*unexpected keyword argument 'depth'"):
         from_factory(f"{PLACE}:with_arguments", {"hidden": 7, "depth": 2})
+    with pytest.raises(BidroError, match="cannot be called: no such activation"):
+        from_factory(f"{PLACE}:broken")
     with pytest.raises(BidroError, match=r"is named 'package\.module:function'"):
         from_factory("os.system('true')")
 

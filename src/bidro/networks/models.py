@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from bidro.arrays import Floats
-from bidro.errors import BidroError
+from bidro.errors import BidroError, one_line
 from bidro.losses import CustomLoss, Loss, TorchLoss
 from bidro.losses.torch_loss import require_torch
 
@@ -59,10 +59,10 @@ def from_factory(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
     where, _, function = name.partition(":")
     try:
         made = getattr(importlib.import_module(where), function)(**(arguments or {}))
-    except (ImportError, AttributeError, TypeError) as error:
+    except Exception as error:  # whatever another package raises
         if isinstance(error, ImportError) and error.name == "torch":
             require_torch()
-        raise BidroError(f"The factory '{name}' cannot be called: {error}.") from error
+        raise BidroError(f"The factory '{name}' cannot be called: {one_line(error, 200)}.") from error
     return made
 
 
