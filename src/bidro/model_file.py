@@ -34,6 +34,8 @@ from bidro.tables import Schema
 # Models of straight lines are written as before there were curves, so that older programs read them.
 FORMAT, VERSION, WITH_CURVES = "bidro model", 2, 3
 FILE = "model.safetensors"
+# In place of that, in the folder of a neural network: see `networks.folder`.
+NETWORK_FILE = "network.safetensors"
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,6 +90,11 @@ class Standard:
             return cls(moments.mean[:-1], spread[:-1], 0.0, 1.0)
         return cls(moments.mean[:-1], spread[:-1], float(moments.mean[-1]), float(spread[-1]))
 
+    @classmethod
+    def as_they_are(cls, k: int) -> Standard:
+        """Of k features that are used, with the target, as they are."""
+        return cls(np.zeros(k), np.ones(k), 0.0, 1.0)
+
     def rows(self, features: Floats, target: Floats) -> Floats:
         """(N, k + 1) rows in these units."""
         rows = np.column_stack([features, target])

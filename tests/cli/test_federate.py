@@ -16,7 +16,10 @@ from bidro.deploy.site_config import Site
 from bidro.deploy.site_rows import SiteRows
 from bidro.engines.carrier import InMemory
 from bidro.model_file import load_model
+from bidro.networks.folder import load_network
 from tests.cli.test_command import run
+from tests.deploy.networks import network as neural_network
+from tests.deploy.networks import network_sites
 from tests.deploy.sites import NAMES, table, write_sites
 
 
@@ -194,3 +197,31 @@ def test_a_missing_engine_says_what_to_install(monkeypatch):
         drive.engine("flare")
     with pytest.raises(Exception, match="flare or flower"):
         drive.engine("odd")
+
+
+def test_a_rehearsal_trains_the_network_that_a_schema_names(capsys, tmp_path):
+    table().to_csv(tmp_path / "visits.csv", index=False)
+    network_sites(tmp_path, neural_network(2))
+    (tmp_path / "schema.toml").rename(tmp_path / "agreed.toml")
+    (tmp_path / "options.toml").write_text('schema = "agreed.toml"\n')
+    code, _, err = rehearse(capsys, tmp_path)
+    assert code == 1
+    assert "a batch of 40 rows, or what in it has one level or class" in err
+    assert not (tmp_path / "model").exists()
+    code, out, err = rehearse(capsys, tmp_path, "--one-sample-replies")
+    assert code == 0, err
+    assert "Trained the network of 'tests.networks.factories:with_arguments', 26 weights" in out
+    assert "any mixture of east, mid, north, south, west" in out
+    assert "model.onnx" in out
+    assert load_network(tmp_path / "model").arguments == {"hidden": 5}
+    code, out, _ = run(capsys, "audit", tmp_path / "model")
+    assert "train: 10 messages from 5 clients" in out
+    tables = ("fit", tmp_path / "visits.csv", "--out", tmp_path / "fitted")
+    code, _, err = run(capsys, *tables, "--schema", tmp_path / "agreed.toml")
+    assert code == 1
+    assert "names a neural network, which `bidro fit` does not train" in err
+    code, out, err = rehearse(capsys, tmp_path, "--one-sample-replies", "--force", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["messages_in_training"], found["no_onnx"]) == (10, None)
+    assert set(found["certificate"]["clipped"]["clients"]) == set(NAMES)

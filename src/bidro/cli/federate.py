@@ -101,7 +101,8 @@ def federate(
     The folder is that of `bidro fit`, with audit.json: all that left the sites. When sites, the server or the
     network fail, it goes on by itself for a while; when this command itself was cut off, --resume goes on to
     the same model. With --certify, a model from elsewhere is certified instead, and the folder has its
-    certificate, a report page and the audit.
+    certificate, a report page and the audit. Where sites have agreed on a neural network, that is trained,
+    and the folder has its weights too, and ONNX where the network allows it.
     """
     import dataclasses
     import tempfile
@@ -164,10 +165,12 @@ def federate(
         else:
             raise BidroError(f"'{config}' has no [{engine}] part that says how to reach the network.")
         write_folder(out, dict(files))
-    if certify is None:
-        _print(out, json)
-    else:
+    if certify is not None:
         _print_certified(out, json)
+    elif whole.job.agreed.neural_network is not None:
+        _print_network(out, json)
+    else:
+        _print(out, json)
 
 
 def audit(
@@ -192,6 +195,38 @@ def _print_certified(out: Path, as_json: bool) -> None:
         return
     print(Certificate.from_json(text))
     print(f"\nWritten to {out}: open {out / 'report.html'} in a browser.")
+    print(f"What left the sites: bidro audit {out}")
+
+
+def _print_network(out: Path, as_json: bool) -> None:
+    import json as plain_json
+
+    from bidro.deploy.audit import read_audit
+    from bidro.guarantees.certificate import Certificate
+    from bidro.networks.folder import CERTIFICATE_FILE, ONNX_FILE, load_network
+
+    found, audit = load_network(out), read_audit(out)
+    stated = out / CERTIFICATE_FILE
+    certificate = Certificate.from_json(stated.read_text()) if stated.exists() else None
+    rounds = sum(kind["messages"] for kind in audit["kinds"] if kind["question"] == "train")
+    if as_json:
+        summary = {
+            "out": str(out),
+            "factory": found.factory,
+            "messages_in_training": rounds,
+            "bytes_up": sum(kind["bytes_up"] for kind in audit["kinds"]),
+            "bytes_down": sum(kind["bytes_down"] for kind in audit["kinds"]),
+            "lost": audit["lost"],
+            "no_onnx": found.no_onnx,
+            "certificate": None if certificate is None else plain_json.loads(certificate.to_json()),
+        }
+        print(plain_json.dumps(summary, indent=2, allow_nan=False))
+        return
+    count = sum(one.size for one in found.weights.values())
+    print(f"Trained the network of '{found.factory}', {count:,} weights, by {rounds} messages from sites.")
+    print("No rows were kept out, so that nothing is stated of it." if certificate is None else certificate)
+    print(f"\nWritten to {out}: bidro.load_network reads it, and runs nothing.")
+    print(found.no_onnx or f"For other programs: {out / ONNX_FILE}")
     print(f"What left the sites: bidro audit {out}")
 
 

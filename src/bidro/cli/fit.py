@@ -229,6 +229,7 @@ def _run(options: FitOptions, out: Path, as_json: bool) -> None:
     from bidro.cli.output import SETTINGS_SHOWN, shown_progress
     from bidro.deploy.agreed import Agreed
     from bidro.engines.compiled import compilation_cache
+    from bidro.errors import BidroError
     from bidro.workflow.asked_for import private_terms
     from bidro.workflow.fit import fit_tables, write_folder
     from bidro.workflow.folder import folder_files
@@ -238,6 +239,11 @@ def _run(options: FitOptions, out: Path, as_json: bool) -> None:
     agreed, budget = None, options.budget()
     if options.schema is not None:
         whole = Agreed.read(Path(options.schema))
+        if whole.neural_network is not None:
+            raise BidroError(
+                f"'{options.schema}' names a neural network, which `bidro fit` does not train; rehearse it "
+                "by `bidro federate federate.toml --local TABLE`, or leave [neural_network] out."
+            )
         whole = replace(whole, privacy=private_terms(whole.privacy, budget))
         options = replace(whole.options, **{name: getattr(options, name) for name in _BESIDE_A_SCHEMA})
         agreed = whole.schema, whole.fit_options

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bidro.deploy.agreed_network import AgreedNetwork
 from bidro.deploy.agreed_scores import AgreedScores
 from bidro.errors import BidroError
 from bidro.fitting import Options
@@ -84,6 +85,7 @@ class Agreed:
     limits: AskLimits = field(default_factory=AskLimits)
     privacy: Terms | None = None  # of a private run, in which sites tell sums with noise and nothing else
     scores: AgreedScores | None = None  # how models from elsewhere are scored; None where they are not
+    neural_network: AgreedNetwork | None = None  # that is trained in place of a linear model
 
     @classmethod
     def of(
@@ -139,6 +141,8 @@ class Agreed:
             )
         if self.scores is not None:
             self.scores.require_fits(schema.classes)
+        if self.neural_network is not None:
+            self._require_network(self.neural_network)
         self.options.check()
         choices = self.fit_options.choices
         wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, schema.features)
@@ -150,6 +154,24 @@ class Agreed:
                 "would stand behind each of them; leave the category out."
             )
         self.plan  # noqa: B018 - what cannot be had under a privacy budget is said before any site is asked
+
+    def _require_network(self, network: AgreedNetwork) -> None:
+        """Raise BidroError where other parts do not go with a network."""
+        network.loss_of(self.schema.classes)
+        for name in ("algorithm", "privacy"):
+            if getattr(self, name) is not None:
+                raise BidroError(f"[neural_network] and [{name}] do not go together; leave one out.")
+        if network.rounds > self.limits.rounds:
+            raise BidroError(
+                f"[neural_network] has {network.rounds} rounds, and [limits] rounds = {self.limits.rounds}; "
+                "agree on fewer, or on a higher limit."
+            )
+        if self.options.hold_out > 0 and self.scores is None:
+            raise BidroError(
+                "What is stated of a network from rows kept out is by the loss of [scores]: agree on it "
+                '(loss = "absolute" and largest = NUMBER, or loss = "mistakes"), or on hold_out = 0 in '
+                "[training]."
+            )
 
     @cached_property
     def standard(self) -> Standard:
@@ -202,7 +224,8 @@ class Agreed:
             "limits": dataclasses.asdict(self.limits),
             "privacy": None if self.privacy is None else dataclasses.asdict(self.privacy),
         }
-        return content if self.scores is None else {**content, "scores": dataclasses.asdict(self.scores)}
+        parts = {name: getattr(self, name) for name in ("scores", "neural_network")}
+        return content | {name: dataclasses.asdict(v) for name, v in parts.items() if v is not None}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Agreed:
@@ -219,6 +242,9 @@ class Agreed:
             limits=AskLimits(**content["limits"]),
             privacy=None if privacy is None else Terms(**privacy),
             scores=AgreedScores(**content["scores"]) if "scores" in content else None,
+            neural_network=AgreedNetwork(**content["neural_network"])
+            if "neural_network" in content
+            else None,
         )
 
     @classmethod
@@ -236,13 +262,14 @@ class Agreed:
             "algorithm",
             "privacy",
             "scores",
+            "neural_network",
         }
         known |= {"target_support", "target_centre", "target_spread"}
         _require_keys(content, known, f"'{path}'")
         for name in ("client", "target"):
             if not isinstance(content.get(name), str):
                 raise BidroError(f"'{path}' must name its {name} column: {name} = \"...\".")
-        for name in ("training", "limits", "algorithm", "privacy", "scores"):
+        for name in ("training", "limits", "algorithm", "privacy", "scores", "neural_network"):
             if not isinstance(content.get(name, {}), dict):
                 raise BidroError(f"'{path}': '{name}' is a part of its own, [{name}].")
         if not isinstance(content.get("columns", []), list):
@@ -284,6 +311,7 @@ class Agreed:
             "limits": _made(AskLimits, content.get("limits", {}), path),
             "privacy": _made(Terms, content.get("privacy"), path),
             "scores": _made(AgreedScores, content.get("scores"), path),
+            "neural_network": _made(AgreedNetwork, content.get("neural_network"), path),
         }
         return cls.of(schema, units, declared, training, **parts)
 

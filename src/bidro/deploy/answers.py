@@ -21,7 +21,7 @@ from bidro.deploy.places import BORNE, PARTS, own_places, padded
 from bidro.deploy.protocol import Protocol
 from bidro.deploy.requests import Request
 from bidro.deploy.rules import RefusedError, draws, rarest_value, require_known_shrinkages, rows_behind
-from bidro.deploy.scored_rows import score_bounds
+from bidro.deploy.scored_rows import network_bounds, score_bounds
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_rows import (
     SiteRows,
@@ -54,9 +54,10 @@ def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     """(the reply, the fewest rows that a number in it rests on)."""
     kept = holdout(site, rows)
     releases(site, rows)
-    if request.question == "score":
+    if request.question in ("score", "evaluate"):
         _require_kept(kept)
-        return score_bounds(site, rows, request.message), draws(kept, rows.units)
+        bounds = score_bounds if request.question == "score" else network_bounds
+        return bounds(site, rows, request.message), draws(kept, rows.units)
     if request.question == "prepare":
         # The mean of a column of 0 and 1 counts the rows of a level.
         rarest = rarest_value(rows.whole(~kept), rows.has_classes, rows.units_of(~kept))
@@ -66,7 +67,7 @@ def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     if request.question == "bends":
         return _borne(site, rows, request), draws(~kept, rows.units)
     _require_known_curves(site, rows, request.protocol)
-    if request.question == "round":
+    if request.question in ("round", "train"):
         asked, over = _asked(
             site, rows, request.protocol, request.described, request.folds, request.ambiguity
         )

@@ -25,6 +25,8 @@ _WHAT = {
     "assess": "Losses in training",
     "bounds": "Losses on rows kept out",
     "score": "Bounds of another model's losses",
+    "train": "Steps of a network",
+    "evaluate": "Bounds of a network's losses",
     "curvature": "Risks with curvature",
     "moments": "Second moments",
     "gradient": "Risks with gradients",
@@ -64,6 +66,15 @@ _REVEALS = {
     "score": (
         "Confidence bounds of the mean loss of a model from elsewhere on the rows kept out, and of its share "
         "of mistakes, rounded up to steps of what min_rows rows can change. No mean and no row."
+    ),
+    "train": (
+        "The network after its steps over the site's rows, or gradients of it, from batches whose rows the "
+        "seed tells. With more weights than rows they can hold these rows nearly as they are: whoever reads "
+        "them must be trusted not to look."
+    ),
+    "evaluate": (
+        "Confidence bounds of the trained network's mean loss on the rows kept out, and of its share of "
+        "mistakes, rounded up to steps of what min_rows rows can change. No mean and no row."
     ),
     "curvature": (
         "Value, gradient and curvature of the site's risk at the models asked for. For squared loss these "

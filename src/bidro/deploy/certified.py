@@ -10,12 +10,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import bidro
+from bidro.deploy.agreed import Agreed
 from bidro.deploy.job import Job
-from bidro.deploy.score_messages import Score, Scores
+from bidro.deploy.score_messages import Score, Scores, Weights
 from bidro.deploy.scored_rows import checked_model
 from bidro.engines.coordinator import Coordinator, LostClientsError
 from bidro.errors import BidroError
@@ -52,31 +54,45 @@ def federated_scores(job: Job, coordinator: Coordinator, created: str) -> dict[s
     for head in coordinator.record.heads:
         lost |= head.get("lost", {})
     coordinator.wait_for([name for name in job.clients if name not in lost])
+    assert job.certify is not None
+    message = Score(np.frombuffer(job.certify, np.uint8))
+    about = {"version": bidro.__version__, "agreed": job.agreed.digest}
     while True:
         names = tuple(sorted(name for name in job.clients if name not in lost))
         try:
-            told, rows = _asked(job, coordinator, names)
+            told, rows = asked_scores(job.agreed, coordinator, "score", dict.fromkeys(names, about), message)
         except LostClientsError as error:
             lost |= error.reasons
             coordinator.say(f"going on without {', '.join(error.reasons)}")
             continue
-        found = certificate_of(job, told, rows, tuple(lost))
-        content = bounds_content(found, job.agreed.schema, _loss(job), created)
-        return {
-            "certificate.json": found.to_json(),
-            "report.html": page_html(content),
-            "report.json": json.dumps(content, indent=1, allow_nan=False) + "\n",
-        }
+        return stated_files(job.agreed, certificate_of(job.agreed, told, rows, tuple(lost)), created)
 
 
-def _asked(
-    job: Job, coordinator: Coordinator, names: tuple[str, ...]
+def stated_files(agreed: Agreed, found: Certificate, created: str) -> dict[str, str | bytes]:
+    """The certificate and its page, as files."""
+    assert agreed.scores is not None
+    loss = agreed.scores.predicted
+    named = loss.in_words, loss.unit(agreed.schema.target)
+    content = bounds_content(found, agreed.schema, named, created)
+    return {
+        "certificate.json": found.to_json(),
+        "report.html": page_html(content),
+        "report.json": json.dumps(content, indent=1, allow_nan=False) + "\n",
+    }
+
+
+def asked_scores(
+    agreed: Agreed,
+    coordinator: Coordinator,
+    question: str,
+    settings: Mapping[str, Mapping[str, Any]],
+    message: Score | Weights,
 ) -> tuple[dict[str, Scores], dict[str, int]]:
-    """(what every site tells, over how many rows or units)."""
-    agreed, scores = job.agreed, job.agreed.scores
+    """(what every site tells of a model, over how many rows or units); `settings` are what its request says,
+    by site."""
+    scores = agreed.scores
     if scores is None:
         raise BidroError(NOT_AGREED)
-    assert job.certify is not None
     classes, alone = agreed.schema.classes, scores.loss == "mistakes"
     most, level = scores.most(classes), 1 - agreed.options.confidence
     counts: dict[str, int] = {}
@@ -98,19 +114,22 @@ def _asked(
                     )
 
     coordinator.say("scoring the model on rows kept out")
-    about = {"version": bidro.__version__, "agreed": agreed.digest}
-    message = Score(np.frombuffer(job.certify, np.uint8))
     like = Scores.like(alone, classes is not None)
-    settings, messages = dict.fromkeys(names, about), dict.fromkeys(names, message)
-    told = coordinator.ask("score", 1, settings, messages, like, check=check)
+    told = coordinator.ask(question, 1, settings, dict.fromkeys(settings, message), like, check=check)
     return told, counts
 
 
 def certificate_of(
-    job: Job, told: Mapping[str, Scores], rows: Mapping[str, int], lost: tuple[str, ...] = ()
+    agreed: Agreed,
+    told: Mapping[str, Scores],
+    rows: Mapping[str, int],
+    lost: tuple[str, ...] = (),
+    origin: str = "This model was not trained here.",
+    no_interval: str = "it needs the model itself and the rows that it was trained on.",
 ) -> Certificate:
-    """From every site's bounds, and the numbers of rows, or units, behind them."""
-    agreed, scores = job.agreed, job.agreed.scores
+    """From every site's bounds, and the numbers of rows, or units, behind them; `origin` says where the model
+    is from, and `no_interval` why it has no Wasserstein interval."""
+    scores = agreed.scores
     assert scores is not None
     by_units, confidence = agreed.schema.unit is not None, agreed.options.confidence
 
@@ -128,7 +147,7 @@ def certificate_of(
     of_loss = stated("loss", most, scores.largest is not None)
     held, clipped = (None, of_loss) if scores.largest is not None else (of_loss, None)
     absent = {
-        "interval": "it needs the model itself and the rows that it was trained on.",
+        "interval": no_interval,
         "shift": "bounds alone do not show how the loss changes as rows move.",
         "held_out": "the agreed range of the loss is a level at which losses are clipped.",
         "clipped": "the range of the loss is known, and no level was agreed on to clip it lower.",
@@ -152,12 +171,6 @@ def certificate_of(
         stated("mistakes", 1.0, False),
         None,
         Frozen({name: why for name, why in absent.items() if made.get(name) is None}),
-        f"This model was not trained here. {counted}Every site ran it on rows that it keeps out, and told "
+        f"{origin} {counted}Every site ran it on rows that it keeps out, and told "
         "bounds alone, each rounded up.",
     )
-
-
-def _loss(job: Job) -> tuple[str, str]:
-    assert job.agreed.scores is not None
-    loss = job.agreed.scores.predicted
-    return loss.in_words, loss.unit(job.agreed.schema.target)

@@ -13,6 +13,7 @@ from bidro.deploy.job import Job
 from bidro.deploy.persistent import LostJobError, Persistent
 from bidro.deploy.server import AGAIN_FILE, ERROR_FILE
 from bidro.errors import BidroError, one_line, require_package
+from bidro.model_file import NETWORK_FILE
 
 # The module of each engine's package.
 _MODULES = {"flare": "nvflare", "flower": "flwr"}
@@ -30,6 +31,8 @@ _FILES = {
 }
 # And of a run that certifies a model from elsewhere.
 _CERTIFIED = {"certificate.json", "report.html", "report.json", "audit.json"}
+# And of one that trains a network: these, what is stated of it, and ONNX where the network allows it.
+_NETWORK = {NETWORK_FILE, "audit.json"}
 
 
 def require_engine(name: str) -> None:
@@ -82,10 +85,19 @@ def driven(job: Job, name: str, settings: Mapping[str, Any], say: Callable[[str]
         job = replace(job, resume=True)
     if ERROR_FILE in files:
         raise BidroError(one_line(files[ERROR_FILE].decode(errors="replace")))
-    expected = _FILES if job.certify is None else _CERTIFIED
-    if set(files) != expected:
-        odd = sorted(set(files) ^ expected)[0]
+    expected, more = _expected(job)
+    if odd := sorted((expected - set(files)) | (set(files) - expected - more)):
         raise BidroError(
-            f"The server returned other files than such a run leaves: '{one_line(odd)}'; run it again."
+            f"The server returned other files than such a run leaves: '{one_line(odd[0])}'; run it again."
         )
     return dict(files)
+
+
+def _expected(job: Job) -> tuple[set[str], set[str]]:
+    """(the files that a run leaves, those that it may leave besides)."""
+    if job.certify is not None:
+        return _CERTIFIED, set()
+    if job.agreed.neural_network is None:
+        return _FILES, set()
+    kept_out = _CERTIFIED if job.agreed.options.hold_out > 0 else set()
+    return _NETWORK | kept_out, {"model.onnx"}

@@ -33,8 +33,11 @@ _STAGES = {
     "OneShotMWDRO": "solving",
     "ExactMWDRO": "solving",
     "BiDROFL": "solving",
+    **dict.fromkeys(("FedAvg", "AFL", "DRFA", "QFFL", "GroupDRO", "BiDROLocal"), "training"),
+    "ServerOptimised": "training",
     "assess": "assessing",
     "bounds": "certifying",
+    "evaluate": "certifying",
 }
 
 

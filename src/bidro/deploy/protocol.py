@@ -137,6 +137,15 @@ class Protocol:
     def dimension(self) -> int:
         return self.loss.dimension(len(self.columns))
 
+    @property
+    def moments_dimension(self) -> int:
+        """Parameters of a model, of which second moments need more than twice as many rows."""
+        return self.dimension
+
+    def rows(self, features: Floats, target: Floats) -> Floats:
+        """(N, k + 1) rows as they are trained on."""
+        return self.standard.rows(features, target)
+
     @cached_property
     def transport(self) -> Transport:
         choices = self.agreed.fit_options.choices

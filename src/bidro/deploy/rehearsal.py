@@ -62,6 +62,8 @@ def split_by_client(
         # All rows are on this machine, so that nothing gives any away.
         lines += ["losses_with_kinks = true", "trusted_server = true", "score_models = true"]
         lines += ["one_sample_replies = true"] if one_sample else []
+        if agreed.neural_network is not None:
+            lines.append(f"networks = [{json.dumps(agreed.neural_network.factory)}]")
         if budget is not None:
             lines += ["[privacy]", f"epsilon = {float(budget.epsilon)!r}", f"delta = {float(budget.delta)!r}"]
             lines.append(f"rows_per_person = {budget.rows_per_person}")
@@ -80,7 +82,7 @@ def rehearsed(job: Job, name: str, folder: Path, say: Callable[[str], None]) -> 
     say(f"starting a server and {len(sites)} clients on this machine")
     with engine(name, local=True).network(folder / "network", sites, runs) as net:
         files = driven(job, name, net.settings, say)
-    return {**files, **({} if job.certify is not None else _own_models(job, folder, files))}
+    return {**files, **(_own_models(job, folder, files) if MODEL_FILE in files else {})}
 
 
 def _own_models(job: Job, folder: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -19,6 +19,8 @@ from bidro.algorithms.cross_validation import FoldScores
 from bidro.algorithms.fold_moments import FoldMoments
 from bidro.algorithms.own_correction import OwnCorrections, Shrinkage
 from bidro.client import Penalty, WassersteinBall
+from bidro.deploy.network_protocol import NetworkProtocol
+from bidro.deploy.network_requests import NETWORK_QUESTIONS, checked_training
 from bidro.deploy.places import STEPS
 from bidro.deploy.protocol import HEADER_BYTES, FeaturePlaces, Protocol, as_text
 from bidro.deploy.rules import RefusedError
@@ -46,6 +48,7 @@ _MORE = {
     "assess": frozenset({"table", "ambiguity"}),
     "bounds": frozenset({"table"}),
     "score": frozenset[str](),
+    **NETWORK_QUESTIONS,
 }
 # All that is asked in a private run: no id of a table, which would tell that it has changed.
 PRIVATE = ("moments", "gradients", "losses")
@@ -82,7 +85,10 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """The question, or the algorithm whose round it is."""
+        """The question, or the algorithm whose round it is; how a network came about makes no difference to
+        what is said of it."""
+        if self.question in NETWORK_QUESTIONS:
+            return "score" if self.question == "evaluate" else self.question
         return self.question if self.algorithm is None else type(self.algorithm).__name__
 
 
@@ -111,6 +117,11 @@ def checked_request(protocol: Protocol, client: str, header: Mapping[str, Any], 
         raise RefusedError("it was asked about a table that has no such id.")
     if question == "round":
         return _round(protocol, header, data, parts, table)
+    if isinstance(protocol, NetworkProtocol):
+        asked = checked_training(protocol, header, data)
+        of = Request(*parts, table, asked.message, 1, protocol.ambiguity, means=1)
+        seed = protocol.agreed.options.seed
+        return replace(of, algorithm=asked.algorithm, described=asked.described, seed=seed)
     if question in ("spread", "bends"):
         return _of_curves(protocol, header, data, parts, table)
     check = _Numbers(protocol)
@@ -137,6 +148,9 @@ def _require_header(protocol: Protocol, client: str, header: Mapping[str, Any]) 
     if not isinstance(question, str) or question not in known:
         raise RefusedError("there is no such question.")
     if question in ("spread", "bends") and not protocol.has_curves:
+        raise RefusedError("there is no such question.")
+    of_network = isinstance(protocol, NetworkProtocol)
+    if question not in ("prepare", "score") and (question in NETWORK_QUESTIONS) != of_network:
         raise RefusedError("there is no such question.")
     if question == "score" and protocol.agreed.scores is None:
         raise RefusedError("how models are scored was not agreed on; agree on [scores] in schema.toml.")

@@ -14,7 +14,7 @@ to allow, as replies from one row are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,10 @@ BATCHES = (
     "batches of its rows are drawn by a seed that the server knows: sums over batches at one model differ by "
     "few rows, and enough of them give every single one; if the server is trusted here to run bidro as it "
     "is, set trusted_server = true in this site's configuration."
+)
+NETWORKS = (
+    "gradients of a network, and networks after a few steps, can hold rows nearly as they are; if the server "
+    "is trusted here to run bidro as it is, set trusted_server = true in this site's configuration."
 )
 
 
@@ -122,6 +126,18 @@ def require_allowed_loss(loss: Loss, with_kinks: bool, trusted_server: bool) -> 
             raise RefusedError(KINKS)
     elif not isinstance(loss, Squared) and not trusted_server:
         raise RefusedError(CHOSEN_MODELS)
+
+
+def require_allowed_network(factory: str, allowed: Sequence[str], trusted_server: bool) -> None:
+    """Raise RefusedError for a network that the site does not allow by the name of its factory, and unless
+    the site trusts the server."""
+    if factory not in allowed:
+        raise RefusedError(
+            f"its owner has not allowed the network of '{factory}', whose code would run there; if it may, "
+            f'set networks = ["{factory}"] in this site\'s configuration.'
+        )
+    if not trusted_server:
+        raise RefusedError(NETWORKS)
 
 
 def _has_knots(loss: LinearLoss) -> bool:

@@ -31,6 +31,8 @@ _HEAD = """\
 # A part [privacy], even an empty one, makes a run private: then sites tell a few sums with noise alone.
 # [scores] with `loss` (and `largest`, as which larger losses count) lets sites that allow it score models
 # from elsewhere (`bidro federate --certify`).
+# [neural_network] with `factory` (package.module:function, installed at every site) and `rounds` trains that
+# in place of a linear model, at sites that allow it.
 """
 
 
@@ -125,7 +127,10 @@ def _training(agreed: Agreed, mark: str) -> list[str]:
         given = {name: v for name, v in dataclasses.asdict(agreed.privacy).items() if v is not None}
         lines += ["", "[privacy]", *(f"{name} = {_text(value)}" for name, value in given.items())]
     lines += ["", "[limits]", *_entries(agreed.limits, mark), ""]
-    return lines if agreed.scores is None else [*lines, "[scores]", *_entries(agreed.scores, ""), ""]
+    for name in ("scores", "neural_network"):
+        if (part := getattr(agreed, name)) is not None:
+            lines += [f"[{name}]", *_entries(part, ""), ""]
+    return lines
 
 
 def _entries(part: Any, mark: str) -> list[str]:
@@ -135,4 +140,8 @@ def _entries(part: Any, mark: str) -> list[str]:
 
 def _text(value: Any) -> str:
     """Text, numbers and lists of them are the same in TOML as in JSON."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_text(str(name))} = {_text(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_text, value)) + "]"
     return json.dumps(value, ensure_ascii=False)

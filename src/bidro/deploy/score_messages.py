@@ -1,4 +1,5 @@
-"""What is sent to a site that is to score a model from elsewhere, and all that it sends back."""
+"""What is sent to a site that is to score a model from elsewhere, or a network that was trained with its
+help, and all that it sends back."""
 
 from __future__ import annotations
 
@@ -14,9 +15,15 @@ class Score(NamedTuple):
     model: NDArray[np.uint8]  # (bytes,) an ONNX file
 
 
+class Weights(NamedTuple):
+    """The message of "evaluate"."""
+
+    x: NDArray[np.float64]  # (d,) of the agreed network
+
+
 class Scores(NamedTuple):
-    """ "score": bounds of the model's mean loss on rows kept out, and nothing else of them. Both are rounded
-    up to a grid that only the site knows: see `scored_rows`."""
+    """ "score" and "evaluate": bounds of the model's mean loss on rows kept out, and nothing else of them.
+    Both are rounded up to a grid that only the site knows: see `scored_rows`."""
 
     loss: NDArray[np.float64]  # (1,) empty where the loss is the mistakes themselves
     mistakes: NDArray[np.float64]  # (1,) empty for a number

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.arrays import Floats
+from bidro.deploy.network_protocol import NetworkProtocol
 from bidro.deploy.rules import RefusedError, draws
-from bidro.deploy.score_messages import Score, Scores
+from bidro.deploy.score_messages import Score, Scores, Weights
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_rows import SiteRows, holdout, state_of, table_id
 from bidro.errors import BidroError
@@ -38,18 +39,16 @@ ROW_CHANGES = 3
 def score_bounds(site: Site, rows: SiteRows, message: Score) -> Scores:
     """Raises RefusedError for a model that does not fit, in words that hold nothing of the rows: it is read
     and tried before any of them is looked at."""
-    kept, agreed, schema = holdout(site, rows), rows.agreed, rows.agreed.schema
-    agreed_scores = agreed.scores
+    kept, schema = holdout(site, rows), rows.agreed.schema
+    agreed_scores = rows.agreed.scores
     assert agreed_scores is not None
-    loss, most = agreed_scores.predicted, agreed_scores.most(schema.classes)
+    probabilities = agreed_scores.predicted.of_probabilities
     try:
-        model, roles = checked_model(
-            message.model.tobytes(), schema, site.client, loss.of_probabilities, True
-        )
+        model, roles = checked_model(message.model.tobytes(), schema, site.client, probabilities, True)
         model.require_time(int(kept.sum()))
     except BidroError as error:
         raise RefusedError(f"it does not score this model: {error}") from error
-    losses, wrong = np.full(int(kept.sum()), most), np.ones(int(kept.sum()))
+    said = None
     try:
         found = model.run(_inputs(model, schema, rows.features[kept], site.client))
     except BidroError as error:
@@ -57,10 +56,30 @@ def score_bounds(site: Site, rows: SiteRows, message: Score) -> Scores:
         _log.error("a model could not be run, and all its losses count as the largest: %s", error)
     else:
         said = Said.of(model, roles, found, schema.classes or ())
-        if schema.classes is None:
-            losses = _of_numbers(said, rows.target[kept], loss, most)
-        else:
-            losses, wrong = _of_classes(said, schema.classes, rows.target[kept], loss, most)
+    return _bounds(site, rows, said)
+
+
+def network_bounds(site: Site, rows: SiteRows, message: Weights) -> Scores:
+    """The same of the agreed network with these weights, which is not run row by row: nobody but the agreed
+    factory says what it does, and no row of it has a part in another's."""
+    protocol, kept = rows.protocol, holdout(site, rows)
+    assert isinstance(protocol, NetworkProtocol)
+    found = protocol.predicted(message.x, rows.features[kept])
+    if protocol.classes is None:
+        return _bounds(site, rows, Said(found))
+    return _bounds(site, rows, Said(shares=found, classes=protocol.classes))
+
+
+def _bounds(site: Site, rows: SiteRows, said: Said | None) -> Scores:
+    """From what a model says of the rows kept out; None where it says nothing."""
+    kept, agreed, schema = holdout(site, rows), rows.agreed, rows.agreed.schema
+    assert agreed.scores is not None
+    loss, most = agreed.scores.predicted, agreed.scores.most(schema.classes)
+    losses, wrong = np.full(int(kept.sum()), most), np.ones(int(kept.sum()))
+    if said is not None and schema.classes is None:
+        losses = _of_numbers(said, rows.target[kept], loss, most)
+    elif said is not None and schema.classes is not None:
+        losses, wrong = _of_classes(said, schema.classes, rows.target[kept], loss, most)
     units, level = rows.units_of(kept), 1 - agreed.options.confidence
     count, none = draws(kept, rows.units), np.zeros(0)
     of_loss = of_mistakes = none

@@ -19,6 +19,7 @@ from bidro.deploy.job import Job
 from bidro.deploy.progress import RunProgress
 from bidro.deploy.runs import RECORD, Begun, begin, done, expire, failed, locked, result_folder, runs_folder
 from bidro.deploy.site_network import federated_fit
+from bidro.deploy.trained_network import federated_network
 from bidro.engines.carrier import Carrier
 from bidro.engines.compiled import compilation_cache
 from bidro.engines.coordinator import ClientsGoneError, Coordinator
@@ -76,6 +77,9 @@ def _result(
         coordinator = Coordinator(begun.name, carrier, record, job.policy, progress.say, progress.round)
         if job.certify is not None:
             files = federated_scores(job, coordinator, begun.day)
+            return {**files, "audit.json": _as_json(audit_of(job.run, record.heads))}
+        if job.agreed.neural_network is not None:
+            files = federated_network(job, coordinator, begun.day)
             return {**files, "audit.json": _as_json(audit_of(job.run, record.heads))}
         found = federated_fit(job, coordinator, begun.day, progress.solved_to)
         audit = audit_of(job.run, record.heads, found.influence)

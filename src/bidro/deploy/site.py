@@ -17,10 +17,10 @@ from typing import Any
 from bidro.deploy.answers import answered
 from bidro.deploy.private_answers import answered_privately
 from bidro.deploy.requests import PRIVATE, Request, checked_request
-from bidro.deploy.rules import SCORED, RefusedError, require_allowed_loss
+from bidro.deploy.rules import SCORED, RefusedError
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_log import Question
-from bidro.deploy.site_rows import SiteRows, site_log, table_id
+from bidro.deploy.site_rows import SiteRows, require_allowed, site_log, table_id
 from bidro.engines.compiled import compilation_cache
 from bidro.engines.coordinator import refusal_message, reply_message
 from bidro.engines.wire import header_of, pack
@@ -80,6 +80,9 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
     digest = hashlib.sha256(data).hexdigest()
     unchecked = Question(str(header.get("run"))[:100], str(header.get("question"))[:100], 0, digest)
     try:
+        if rows.agreed.neural_network is not None and header.get("question") != "score":
+            # Before anything is imported by the name that was agreed on.
+            require_allowed(site, rows)
         request = checked_request(rows.protocol, site.client, header, data)
     except Exception as error:
         log.refused(unchecked, _reason(error))
@@ -141,4 +144,4 @@ def _require_current(site: Site, rows: SiteRows, request: Request) -> None:
             raise RefusedError(SCORED)
         return
     if site.privacy is None:
-        require_allowed_loss(rows.protocol.loss, site.losses_with_kinks, site.trusted_server)
+        require_allowed(site, rows)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bidro.errors import BidroError
+from bidro.networks.models import require_factory_name
 from bidro.privacy.terms import Budget
 from bidro.workflow.toml_files import read_toml
 
@@ -29,11 +30,13 @@ class Site:
     trusted_server: bool = False  # to ask about the models that bidro asks about, and no others
     privacy: Budget | None = None  # what all that leaves may cost the people in its rows; None for no budget
     score_models: bool = False  # whether to run models that the server sends on rows kept out
+    networks: tuple[str, ...] = ()  # factories of neural networks that may be called here
 
     @classmethod
     def read(cls, path: Path) -> Site:
         content = read_toml(path)
         privacy = _budget(content.pop("privacy", None), path)
+        networks = _factories(content.pop("networks", []), path)
         known: dict[str, type] = dict.fromkeys(
             ("one_sample_replies", "losses_with_kinks", "trusted_server", "score_models"), bool
         )
@@ -44,8 +47,8 @@ class Site:
                 raise BidroError(
                     f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema, own, "
                     "state, approve (texts), min_rows, min_cell, max_seconds (numbers), one_sample_replies, "
-                    "losses_with_kinks, trusted_server and score_models (true or false), and a part "
-                    "[privacy]."
+                    "losses_with_kinks, trusted_server and score_models (true or false), networks (a list of "
+                    "texts), and a part [privacy]."
                 )
         missing = [name for name in ("client", "data", "schema") if name not in content]
         if missing:
@@ -60,7 +63,19 @@ class Site:
             raise BidroError(f'\'{path}\': approve must be "always" or "ask".')
         content = {"own": "own", "state": "state", **content}
         paths = {name: path.parent / content[name] for name in ("data", "schema", "own", "state")}
-        return cls(**{**content, **paths}, privacy=privacy)
+        return cls(**{**content, **paths}, privacy=privacy, networks=networks)
+
+
+def _factories(content: Any, path: Path) -> tuple[str, ...]:
+    """The names of factories that are allowed."""
+    if not isinstance(content, list):
+        raise BidroError(f"'{path}': networks is a list of factories, [\"package.module:function\"].")
+    for name in content:
+        try:
+            require_factory_name(name)
+        except BidroError as error:
+            raise BidroError(f"'{path}': networks: {error}") from error
+    return tuple(content)
 
 
 def _budget(content: Any, path: Path) -> Budget | None:

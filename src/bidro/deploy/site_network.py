@@ -21,6 +21,7 @@ from bidro.deploy.agreed import Agreed
 from bidro.deploy.consistency import Consistency, others_lost, require_prepared
 from bidro.deploy.influence import influence
 from bidro.deploy.job import Job
+from bidro.deploy.network_protocol import protocol_of
 from bidro.deploy.places import PARTS, STEPS, common_places, padded
 from bidro.deploy.private_network import NO_INFLUENCE, PrivateSites
 from bidro.deploy.protocol import Protocol
@@ -181,7 +182,7 @@ class SiteNetwork:
             sizes, self.columns, has_units=self.has_units, max_share=self.max_share
         )
         consistency = Consistency.of(Values(self.agreed), self.names, prepared, standard)
-        protocol, needs_all = Protocol(self.agreed), self.agreed.algorithm is None
+        protocol, needs_all = protocol_of(self.agreed), self.agreed.algorithm is None
         return SiteClients(federation, self.coordinator, settings, protocol, consistency, needs_all)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.dominance import require_none_outweighs
 from bidro.deploy.known_rows import KnownRows
+from bidro.deploy.network_protocol import protocol_of
 from bidro.deploy.protocol import Protocol
 from bidro.deploy.releases import Releases
 from bidro.deploy.row_memory import Demanded, RowMemory
@@ -23,6 +25,7 @@ from bidro.deploy.rules import (
     RefusedError,
     draws,
     require_allowed_loss,
+    require_allowed_network,
     require_common_values,
     words,
 )
@@ -52,7 +55,7 @@ class SiteRows:
 
     @cached_property
     def protocol(self) -> Protocol:
-        return Protocol(self.agreed)
+        return protocol_of(self.agreed)
 
     def whole(self, wanted: NDArray[np.bool_]) -> Floats:
         """(rows, k + 1) some of the rows, the target last."""
@@ -64,7 +67,7 @@ class SiteRows:
 
     def in_units(self, client: str, wanted: NDArray[np.bool_]) -> Federation:
         """Some of the rows in the agreed units, as those of one client."""
-        samples = self.agreed.standard.rows(self.features[wanted], self.target[wanted])
+        samples = self.protocol.rows(self.features[wanted], self.target[wanted])
         parts = self.units_of(wanted), self.ids[wanted]
         return Federation.from_arrays({client: samples}, "unbounded", None, *parts)
 
@@ -135,7 +138,7 @@ def table_id(site: Site, rows: SiteRows) -> float:
 @lru_cache(maxsize=8)
 def known_rows(site: Site, rows: SiteRows) -> tuple[RowMemory, KnownRows]:
     """The site's memory, and its table as that knows it."""
-    demanded = Demanded(site.min_rows, site.min_cell, rows.protocol.dimension)
+    demanded = Demanded(site.min_rows, site.min_cell, rows.protocol.moments_dimension)
     memory = RowMemory(state_of(site), demanded)
     return memory, memory.known(rows.agreed.schema, rows.features, rows.target, rows.units)
 
@@ -193,12 +196,32 @@ def fold_marks(site: Site, rows: SiteRows) -> dict[int, NDArray[np.int64]]:
     return {count: own.folds(count, state_of(site).key) for count in counts if own.unit_counts[0] >= count}
 
 
+def require_allowed(site: Site, rows: SiteRows) -> None:
+    """Raise RefusedError where the owner does not want what is agreed on to be trained here, or the agreed
+    network cannot be made."""
+    network = rows.agreed.neural_network
+    if network is None:
+        require_allowed_loss(rows.protocol.loss, site.losses_with_kinks, site.trusted_server)
+        return
+    require_allowed_network(network.factory, site.networks, site.trusted_server)
+    try:
+        rows.protocol.dimension  # noqa: B018 - makes the network, once
+    except Exception as error:
+        # What another package raises may hold anything.
+        _log.error("the agreed network cannot be made: %s: %s", type(error).__name__, error)
+        with_torch = "" if find_spec("torch") else " and PyTorch (bidro[torch]), which is not there"
+        raise RefusedError(
+            f"it cannot make the agreed network by '{network.factory}': install the package that it is in"
+            f"{with_torch}; its log says why."
+        ) from error
+
+
 def check_site(site: Site) -> Checked:
     """What the site would answer by its agreement, for its owner."""
     rows = SiteRows.load(site)
     refused = None
     try:
-        require_allowed_loss(rows.protocol.loss, site.losses_with_kinks, site.trusted_server)
+        require_allowed(site, rows)
         kept = holdout(site, rows)
     except RefusedError as error:
         refused, kept = str(error), np.zeros(len(rows.target), bool)

@@ -22,13 +22,14 @@ from bidro.errors import BidroError
 from bidro.estimators.base import client_labels
 from bidro.federation import Federation
 from bidro.guarantees.scored import NOT_TRAINED_HERE
-from bidro.networks.folder import save_network
+from bidro.networks.folder import LoadedNetwork, save_network
 from bidro.networks.models import from_factory, loss_of, outputs_of, trained_network
 from bidro.networks.shift import shift_estimate
 from bidro.networks.training import train_network
 from bidro.problem import Problem
 from bidro.sets import WholeSpace
 from bidro.splits import choose_holdout
+from bidro.standard import Standard
 from bidro.transport import Transport
 from bidro.workflow.certify import certify_model
 from bidro.worst_case import FixedStepAscent
@@ -147,22 +148,22 @@ class RobustNet(BaseEstimator):  # type: ignore[misc]
         return outputs_of(self._network, self._loss, self.model_, X, self.input_shape)
 
     def save(self, folder: Path | str) -> None:
-        """Write the weights and what they belong to into a folder; `module` must be the name of a factory."""
+        """Write the weights and what they belong to into a folder, and an ONNX file where there can be one;
+        `module` must be the name of a factory."""
         check_is_fitted(self)
         if not isinstance(self.module, str):
             raise BidroError(
                 "A network is saved as weights and the name of the factory that makes it; give the estimator "
                 "`module='package.module:function'`."
             )
-        save_network(
-            Path(folder),
-            self._loss,
-            self.model_,
+        about = LoadedNetwork(
+            {},
             self.module,
             self.input_shape,
-            [str(one) for one in getattr(self, "classes_", ())] or None,
-            self.certificate_,
+            tuple(str(one) for one in getattr(self, "classes_", ())) or None,
+            Standard.as_they_are(self.n_features_in_),
         )
+        save_network(Path(folder), self._loss, self.model_, about, self.certificate_)
 
 
 class RobustNetRegressor(RegressorMixin, RobustNet):  # type: ignore[misc]

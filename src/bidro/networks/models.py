@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 from jax import Array
 
 from bidro.arrays import Floats
-from bidro.errors import BidroError
+from bidro.errors import BidroError, one_line
 from bidro.losses import CustomLoss, Loss, TorchLoss
+from bidro.losses.torch_loss import require_torch
 
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -41,18 +43,26 @@ class JaxNetwork:
     parameters: Any
 
 
-def from_factory(name: str) -> Any:
-    """The network that the function named "package.module:function" returns: this imports and runs it.
+def require_factory_name(name: Any) -> None:
+    """Raise BidroError for what is no name of a function; nothing is imported."""
+    if not isinstance(name, str) or not _FACTORY.fullmatch(name):
+        raise BidroError(f"A factory is named 'package.module:function'; got {name!r}.")
+
+
+def from_factory(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    """The network that the function named "package.module:function" returns, called with these keyword
+    arguments: this imports and runs it.
 
     Raises BidroError where there is none of that name, or what it returns is no network.
     """
-    if not _FACTORY.fullmatch(name):
-        raise BidroError(f"A factory is named 'package.module:function'; got {name!r}.")
+    require_factory_name(name)
     where, _, function = name.partition(":")
     try:
-        made = getattr(importlib.import_module(where), function)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise BidroError(f"The factory '{name}' cannot be called: {error}.") from error
+        made = getattr(importlib.import_module(where), function)(**(arguments or {}))
+    except Exception as error:  # whatever another package raises
+        if isinstance(error, ImportError) and error.name == "torch":
+            require_torch()
+        raise BidroError(f"The factory '{name}' cannot be called: {one_line(error, 200)}.") from error
     return made
 
 
@@ -115,3 +125,19 @@ def trained_network(loss: Loss, x: Floats) -> Any:
         return loss.trained(x)
     assert isinstance(loss, CustomLoss)
     return loss.model(jnp.asarray(x))
+
+
+def network_digest(loss: Loss) -> str:
+    """The same wherever the same network is made: of what is trained the names, shapes and order, of what is
+    not (frozen parameters, buffers) the numbers too."""
+    if isinstance(loss, TorchLoss):
+        trained = {name for name, _ in loss.shapes}
+        digest = hashlib.sha256(f"{loss.module!r} {loss.shapes!r}".encode())
+        for name, value in sorted(loss.module.state_dict().items()):
+            if name not in trained:
+                digest.update(name.encode() + value.numpy().tobytes())
+        return digest.hexdigest()
+    assert isinstance(loss, CustomLoss)
+    leaves = jax.tree.leaves_with_path(loss.template)
+    shapes = [(jax.tree_util.keystr(place), np.shape(leaf)) for place, leaf in leaves]
+    return hashlib.sha256(repr(shapes).encode()).hexdigest()

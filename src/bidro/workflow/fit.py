@@ -26,7 +26,7 @@ from bidro.fitting.fitted import Changes, ClientLoss, Displacement
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.trained_rows import TrainedRows
 from bidro.losses import has_curves
-from bidro.model_file import FILE, Model, target_numbers
+from bidro.model_file import FILE, NETWORK_FILE, Model, target_numbers
 from bidro.privacy.terms import Budget
 from bidro.report.files import require_writable
 from bidro.tables import (
@@ -139,7 +139,7 @@ def require_place(folder: Path, force: bool) -> None:
     """Raise BidroError where a model folder cannot be written, or would replace something: another model only
     with `force`, anything else never."""
     if folder.exists():
-        model = folder.is_dir() and (folder / FILE).exists()
+        model = folder.is_dir() and any((folder / name).exists() for name in (FILE, NETWORK_FILE))
         if not model and not (folder.is_dir() and not any(folder.iterdir())):
             raise BidroError(f"'{folder}' exists and is not a model folder; choose another --out.")
         if model and not force:
