@@ -30,9 +30,13 @@ def test_a_private_fit_in_one_process(capsys, tmp_path):
     options = (tmp_path / "model" / "run.toml").read_text()
     assert "epsilon = 3" in options
     assert load_model(tmp_path / "model").settings["chosen"]["privacy"] == found["chosen"]["privacy"]
+    # What noise hides of a client is not shown as if it were known.
+    report = json.loads((tmp_path / "model" / "report.json").read_text())
+    hidden = {one["name"] for one in report["clients"] if one["loss"] < 2 * one["se"]}
+    assert set(report["plainly"]["untold"]) == hidden
     code, out, _ = run(capsys, *asked, *schema, "--force")
     assert code == 0
-    assert "Solved in 5 rounds. On rows kept out" in out
+    assert "Solved in 9 rounds. On rows kept out" in out
     # A schema of private runs says that a budget is needed.
     text = (tmp_path / "schema.toml").read_text()
     (tmp_path / "schema.toml").write_text(text + "\n[privacy]\n")
@@ -56,11 +60,11 @@ def test_what_a_site_has_released(capsys, tmp_path):
     run_job(asking, carrier(tmp_path, clients), tmp_path / "runs")
     code, out, _ = run(capsys, "ledger", tmp_path / "east.toml")
     assert code == 0
-    assert "training rows, 30.0% of the budget" in out
+    assert "training rows, 20.0% of the budget" in out
     assert "losses 1 to run 'stay-2026'" in out
     assert "kept-out rows: 100.0% spent (epsilon = 3), 0.0% left" in out
     found = json.loads(run(capsys, "ledger", tmp_path / "east.toml", "--json")[1])
-    assert len(found["releases"]) == 6
+    assert len(found["releases"]) == 10
     assert found["budget"] == {"epsilon": 3.0, "delta": 1e-6, "rows_per_person": 1}
     log = run(capsys, "site", "log", "--site", tmp_path / "east.toml")[1]
     assert "moments 1: answered with noise" in log

@@ -42,7 +42,7 @@ class TestWhatIsTold:
             self.told().moments(NoisyMoments(values, self.budget), 0)
 
     def test_gradients(self):
-        asked = AtModel(np.zeros(3), np.array(1e-3), np.array(2.0**-10))
+        asked = AtModel(np.zeros(3), np.eye(3), np.array(1e-3), np.array(2.0**-10))
         noise = np.sqrt(float(self.plan.gradients_scale(Budget(1.0), 1.0, 1.0).variance[0]))
         for place in (3, 4):
             values = np.zeros(5, np.int64)

@@ -29,7 +29,7 @@ from bidro.privacy.mechanisms import (
     symmetric,
     upper,
 )
-from bidro.privacy.row_losses import logistic, losses_and_gradients, softplus
+from bidro.privacy.row_losses import along, logistic, losses_and_gradients, softplus
 
 RHO = Fraction(1, 40)
 CLIP, LOSS_CLIP, DEGREE = math.sqrt(2.5), 3.0, 4
@@ -138,6 +138,20 @@ def test_losses_and_gradients_are_finite_and_the_same_wherever_a_row_stands(loss
         assert part.tobytes() == whole[begin:end].tobytes()
     turned = losses_and_gradients(np.asfortranarray(table[::-1]), x, loss)
     assert np.ascontiguousarray(turned[::-1]).tobytes() == np.ascontiguousarray(whole).tobytes()
+
+
+def test_along_directions_a_row_is_the_same_wherever_it_stands():
+    rng = np.random.default_rng(0)
+    rows, directions = rng.normal(size=(1000, 7)), rng.normal(size=(7, 7))
+    found = along(rows, directions)
+    np.testing.assert_allclose(found, rows @ directions, rtol=1e-12, atol=1e-12)
+    for place in (0, 1, 2, 3, 501, 999):
+        assert along(rows[place : place + 1], directions).tobytes() == found[place].tobytes()
+    turned = along(np.asfortranarray(rows[::-1]), np.asfortranarray(directions))
+    assert np.ascontiguousarray(turned[::-1]).tobytes() == found.tobytes()
+    for wrong in (np.nan, np.inf, 1e7):
+        with pytest.raises(BidroError, match="Directions must be of finite numbers"):
+            along(rows[:0], np.full((7, 7), wrong))
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])

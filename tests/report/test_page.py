@@ -794,6 +794,29 @@ def test_what_would_be_without_a_site_is_shown_where_rows_are_elsewhere(visit):
     assert "How much it rests on each site" not in texts(browser, "main h2")
 
 
+def test_an_error_that_noise_hides_is_less_than_what_it_may_be(visit):
+    """Neither nought nor the best: in the table, in words, and with the reason."""
+    content = page_content.content()
+    name = content["clients"][1]["name"]
+    content["overall"]["pooled"] = None
+    for one in content["plainly"]["clients"].values():
+        del one["own"], one["pooled"]
+    for model in ("own", "pooled"):
+        del content["plainly"]["models"][model]
+    for one in content["clients"]:
+        one |= {"has_own": False, "own": one["loss"], "pooled": None, "own_change": None, "verdict": None}
+    content["plainly"]["clients"][name]["shared"] = 0.0
+    content["plainly"]["untold"] = {name: 2.75}
+    browser = visit(content)
+    cells = {row.split("\n")[0]: row for row in texts(browser, "#plain tbody tr")}
+    assert "less than 2.75" in next(words for row, words in cells.items() if row.startswith(name))
+    assert sum("less than" in words for words in cells.values()) == 1
+    well = find(browser, "#well-words").text
+    assert f"best for {name}" not in well
+    assert "For 1 client the noise does not let it be told." in well
+    assert "does not let more be told: there are too few of them" in find(browser, "#gains-figure").text
+
+
 def test_what_is_private_is_on_the_first_screen_where_something_is(visit):
     content = page_content.content()
     assert not find(visit(content), "#private").is_displayed()

@@ -7,13 +7,14 @@ import pandas as pd
 import pytest
 
 from bidro.fitting import LocalNetwork, Progress
+from bidro.fitting.fitted import ClientLoss
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import ClientBound, worst_mixture
 from bidro.sets import Simplex
 from bidro.workflow.fit import fit_tables
 from bidro.workflow.options import FitOptions
 from bidro.workflow.page_content import page_content
-from bidro.workflow.plainly import plain_promise
+from bidro.workflow.plainly import plain_promise, untold
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +91,14 @@ def test_a_bound_that_says_nothing_has_no_number_but_how_many_rows_would_do():
     assert nothing["shortage"] == f"'a' has 9, and {nothing['enough']} rows with the same mean would do"
     # Of a loss that people have no unit for, nothing is said in one.
     assert plain_promise(stated(1.44), None, False) is None
+
+
+def test_a_loss_that_is_no_larger_than_its_noise_is_less_than_both_together():
+    judged = {
+        "known": ClientLoss(4.0, 1.5, 80, 4.0),
+        "hidden": ClientLoss(1.0, 0.75, 9, 1.0),
+        "nought": ClientLoss(0.0, 3.0, 2, 0.0),
+        "far": ClientLoss(5.0, 9.0, 1, 5.0),
+        "single": ClientLoss(2.0, None, 1, 2.0),
+    }
+    assert untold(judged, 8.0) == {"hidden": 2.5, "nought": 6.0, "far": 8.0}

@@ -1,56 +1,108 @@
-"""Newton's steps with noisy gradients, from a model that noisy second moments gave.
+"""A linear model from noisy second moments and noisy gradients, each believed by how much noise it has.
 
-The mean loss has curvature about H = h (M + ridge), with h = 2 for squared loss and 1/4, which is at least
-it, for logistic loss (Boehning and Lindsay, 1988). A model x from moments is off the best one, x*, by H^-1 e
-with e of variance about q in every direction; a step with a gradient whose noise has variance r ends at
-x* + H^-1 (its noise). Both errors are known up to their sizes, so that they are weighed by these:
+Features are turned and scaled by the moments that were told, drawn clear of noise, so that along every new
+direction they have mean square 1 and are not correlated, as far as is known: x = A u. Rows' gradients in u
+are what is clipped, summed and told with noise. No other directions have less noise for it: with a clip in
+proportion to the norm of a typical gradient, noise along A raises the loss in proportion to
 
-    x <- x - q / (q + r) H^-1 g,      1 / q <- 1 / q + 1 / r,
+    tr(M A A') tr((A' M A)^-1) >= d^2,
 
-which is Kalman's filter. A full step each time would end with the noise of the last gradient alone.
+where M are the moments of features, with equality where A' M A is the identity, by Cauchy and Schwarz.
+
+The mean loss has curvature about h in u, with h = 2 for squared loss and 1/4, which is at least it, for
+logistic loss (Boehning and Lindsay, 1988). A gradient g at u with noise of variance r says of the best u*
+
+    h (u - u*)_k = g_k,   with an error of variance   r + h^2 sum_j e_kj P_j + (c h)^2 P_k,
+
+where P is the variance of what is not known yet of u*, e that of errors in the moments, and c the share by
+which curvature may be another than is thought, as gradients are clipped. Moments tell the gradient at 0.
+What has been told is added up in information (Kalman's filter), with u* about 0 beforehand, which is every
+direction explaining as much; how much is itself inferred from what is told. So a direction that noise hides
+is left at 0, one that is known well is as without noise, and gradients are averaged instead of the last one
+being trusted.
 
 Rows' gradients are clipped at a norm that is large where there is little noise, and small where there is
-much: what clipping leaves of them is told by the sum of the factors that rows were scaled by.
+much. Rows that are clipped do not answer to a change of x, but for their direction: what is left of the
+curvature is told by how many are not clipped.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import log_softmax
 
-from bidro.algorithms.noisy_moments import Pooled, positive
+from bidro.algorithms.noisy_moments import Pooled, Spectrum, weighed
 from bidro.arrays import Floats
 from bidro.privacy.row_losses import PrivateLoss
 
 _BEND: dict[PrivateLoss, float] = {"squared": 2.0, "logistic": 0.25}
 # Typical slopes of the loss in a prediction, in root mean squares of the residual, or as they are.
-_SLOPE: dict[PrivateLoss, float] = {"squared": 2.0, "logistic": 0.4}
-# Clips are so many times the norm of a typical gradient; beyond the usual only where noise hardly matters,
-# and never so large that rounding to parts of them does.
-_LEAST_CLIP, _USUAL_CLIP, _WITHOUT_NOISE, _MOST_CLIP = 0.7, 3.0, 0.1, 50.0
-# The share of the loss that noise in gradients may add before clips are lowered.
-_NOISE_SHARE = 0.003
-# A step is never longer than Newton's, and no shorter than by this factor for what clipping leaves.
-_MOST_LEFT = 4.0
+_SLOPE: dict[PrivateLoss, float] = {"squared": 2.0, "logistic": 0.5}
+# Clips are so many times the norm of a typical gradient, at the least and at the most: logistic slopes are at
+# most twice the typical one, and beyond the most rounding to parts of the clip would matter.
+_LEAST_CLIP: dict[PrivateLoss, float] = {"squared": 0.6, "logistic": 1.2}
+_MOST_CLIP = 50.0
+# Clipping at t times the typical norm is taken to cost this share of the loss, divided by t^2.
+_CLIP_COST = 0.02
+# The share by which curvature may be wrong.
+_DOUBT: dict[PrivateLoss, float] = {"squared": 0.3, "logistic": 0.6}
+# What clipping is thought to leave of it, how far that may be off, and between which numbers it is.
+_LEFT_ERROR, _LEFT = 0.3, (0.3, 4.0)
+_LOGISTIC_LEFT = 0.9
+# At the most so many rows are one as moments count them.
+_MOST_ROWS = 2.5
+# The mean square of what a model predicts, beforehand; as how many of its numbers that counts; and the
+# factors of it that are considered.
+_SIZE: dict[PrivateLoss, float] = {"squared": 0.3, "logistic": 1.2}
+_AS_KNOWN = 2.0
+_FACTORS = np.geomspace(0.01, 100.0, 25)
 # Losses are told as at most so many times the mean.
 _LEVEL = 8.0
-# Fits that are simulated to know what noise costs.
-_SIMULATED = 20
-# A mean of logistic losses lies between these for any model worth having: a constant one reaches ln 2.
+# A mean of logistic losses lies between these for any model worth having (a constant one reaches ln 2), and
+# is this with that error before it is told.
 _LOGISTIC_LOSSES = (0.05, math.log(2))
+_LOGISTIC_LOSS, _LOGISTIC_ERROR = 0.55, 0.15
+# A mean of squares that is less, in public units, cannot be told from none.
+_LEAST_LOSS = 1e-4
+# The share by which a loss may be another after a step.
+_BEFORE = 0.1
+# And no step is thought to leave less of it: noise in it would make the next clip too small.
+_LEAST_OF_BEFORE = 0.25
 
 
 class Direction(NamedTuple):
-    """What clients' sums say of the mean loss at a model, with noise."""
+    """What clients' sums say of a model, with noise; means over rows as moments count them."""
 
-    gradient: Floats  # (d,)
-    left: float  # mean factor by which gradients were scaled down, over rows as moments count them
-    left_error: float  # standard deviation of the noise in it
-    loss: float  # mean
+    gradient: Floats  # (d,) in u
+    unclipped: float  # rows whose gradients are not clipped
+    unclipped_error: float  # standard deviation of the noise in it
+    loss: float
+    loss_error: float
     variance: float  # of the noise in every direction of the gradient
+
+
+class Known(NamedTuple):
+    """What is known of the best u."""
+
+    information: Floats  # (d,) without what was known beforehand
+    pulled: Floats  # (d,) the estimate, times information
+
+    def posterior(self, size: float) -> tuple[Floats, Floats]:
+        """(mean, variance), each (d,), where numbers are about 0 beforehand, of a mean square that is itself
+        about `size`, which counts as `_AS_KNOWN` numbers would; averaged over all such mean squares by their
+        likelihood."""
+        scales = size * _FACTORS
+        seen = scales[:, None] * self.information
+        # The likelihood of a mean square t: numbers of variance t + 1 / information.
+        fits = (scales[:, None] * self.pulled**2 / (1 + seen) - np.log1p(seen)).sum(axis=1) / 2
+        beforehand = -_AS_KNOWN / 2 * (np.log(_FACTORS) + 1 / _FACTORS)
+        shares = np.exp(log_softmax(fits + beforehand))
+        shrunk = scales[:, None] / (1 + seen)
+        return shares @ (shrunk * self.pulled), shares @ shrunk
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,85 +110,117 @@ class NoisySteps:
     """A model on the way; every number is a mean over rows as moments count them."""
 
     loss: PrivateLoss
-    pooled: Pooled
-    x: Floats  # (d,)
-    q: float  # variance of the error H (x - x*), in every direction
-    mean_loss: float  # about what it is at x
+    pooled: Pooled  # of one row
+    row_clip: float  # the norm of a row beyond which it counts less in the moments
+    noise: float  # of a mean gradient in one round, in parts of the clip
+    rounds: int
+    spectrum: Spectrum
+    known: Known
+    u: Floats  # (d,)
+    variance: Floats  # (d,) of what is not known of the best u
+    mean_loss: float  # about what it is at u
 
     @classmethod
-    def begin(cls, loss: PrivateLoss, pooled: Pooled, largest: float, x: Floats | None = None) -> NoisySteps:
-        """At the solution of least squares, or at another x that the same moments gave. Of logistic loss the
-        first step from 0, which moments tell, is twice that solution."""
-        begun = (pooled.least_squares() if x is None else x) * (1.0 if loss == "squared" else 2.0)
-        x = np.clip(begun, -largest, largest)
-        h, d = _BEND[loss], len(x)
-        # Of the equation (M + ridge) x = b: its noise and its ridge, in the scale of gradients.
-        scale = h if loss == "squared" else 2 * h
-        size = float(x @ x) if loss == "squared" else float(x @ x) / 4
-        q = scale**2 * (pooled.noise**2 / 2 * (1 + size) + pooled.ridge**2 * size / d)
-        if loss == "logistic":
-            # And it may be as wrong as it is long: least squares are another loss.
-            q += float(np.sum((h * pooled.curvature @ x) ** 2)) / d
-        at = pooled.mean_square(x) if loss == "squared" else _LOGISTIC_LOSSES[1]
-        return cls(loss, pooled, x, q, at)
+    def begin(
+        cls, loss: PrivateLoss, pooled: Pooled, row_clip: float, noise: float, rounds: int, largest: float
+    ) -> NoisySteps:
+        """With what moments tell: the gradient at 0."""
+        d, slope = len(pooled.moments) - 1, 2.0 if loss == "squared" else 0.5
+        nothing = Known(np.zeros(d), np.zeros(d))
+        u, variance = nothing.posterior(_SIZE[loss] / d)
+        begun = cls(loss, pooled, row_clip, noise, rounds, pooled.spectrum(), nothing, u, variance, 1.0)
+        gradient = -slope * begun.directions.T @ pooled.moments[:d, d]
+        of_noise = slope**2 * pooled.noise**2 / 2 / begun.spectrum.values
+        return begun._with(gradient, of_noise, largest)._judged(None)
 
     @property
-    def bend(self) -> Floats:
-        """(d, d) H."""
-        return np.asarray(_BEND[self.loss] * self.pooled.curvature)
+    def directions(self) -> Floats:
+        """(d, d) A."""
+        return self.spectrum.directions
 
-    def clip(self, noise: float, rounds: int) -> float:
-        """Of rows' gradients, where the mean gradient's noise is `noise` times the clip, in each of so many
-        rounds."""
-        d = len(self.x)
-        room = math.sqrt(_NOISE_SHARE * rounds) / (noise * d) if noise > 0 else math.inf
-        wanted = max(min(max(room, _LEAST_CLIP), _USUAL_CLIP), min(_WITHOUT_NOISE * room, _MOST_CLIP))
+    @property
+    def x(self) -> Floats:
+        """(d,) the model."""
+        return np.asarray(self.directions @ self.u)
+
+    @property
+    def clip(self) -> float:
+        """Of rows' gradients in the next round."""
         typical = math.sqrt(self.mean_loss) if self.loss == "squared" else 1.0
-        return wanted * _SLOPE[self.loss] * typical * math.sqrt(d)
+        return self._clips * _SLOPE[self.loss] * typical * math.sqrt(len(self.u))
+
+    @property
+    def _clips(self) -> float:
+        """In typical norms: t where the cost of clipping, c / t^2, and that of noise, (noise d t)^2 / rounds,
+        both in shares of the loss, are least together."""
+        of_noise = self.noise * len(self.u) / math.sqrt(self.rounds)
+        wanted = (_CLIP_COST / of_noise**2) ** 0.25 if of_noise > 0 else _MOST_CLIP
+        return min(max(wanted, _LEAST_CLIP[self.loss]), _MOST_CLIP)
 
     @property
     def level(self) -> float:
         """What losses count as at the most: a power of two of at least eight times their mean."""
         return float(2.0 ** math.ceil(math.log2(_LEVEL * self.mean_loss)))
 
+    @property
+    def expected_excess(self) -> float:
+        """The share by which what is not known of the best model is expected to raise the mean loss, and by
+        which clipping is taken to."""
+        off = _BEND[self.loss] / 2 * float(self.variance.sum())
+        return off / self.mean_loss + _CLIP_COST / self._clips**2
+
     def step(self, told: Direction, largest: float) -> NoisySteps:
-        """With a gradient at x; no number of the model becomes larger than `largest`."""
-        left = min(max(told.left - told.left_error, 1.0), _MOST_LEFT) if self.loss == "squared" else 1.0
-        r = told.variance / left**2
-        gain = self.q / (self.q + r) if r > 0 else 1.0
-        x = np.clip(self.x - gain * np.linalg.solve(left * self.bend, told.gradient), -largest, largest)
-        q = self.q * r / (self.q + r) if r > 0 else 0.0
+        """With a gradient at u; no number of the model becomes larger than `largest`."""
+        usual = math.erf(self._clips / math.sqrt(2)) if self.loss == "squared" else _LOGISTIC_LEFT
+        unclipped = weighed(told.unclipped, told.unclipped_error, usual * self._rows, _LEFT_ERROR)
+        left = min(max(unclipped, _LEFT[0]), _LEFT[1]) * self._curved
+        after = self._with(told.gradient / left, told.variance / left**2, largest)
+        return after._forgetting(self)._judged(told)
+
+    @property
+    def _curved(self) -> float:
+        """The mean curvature at u, as a share of the largest: of a logistic loss with predictions that are
+        normal, of mean square ||u||^2, with its second derivative taken for a normal density too."""
+        size = float(self.u @ self.u) if self.loss == "logistic" else 0.0
+        return 1 / math.sqrt(1 + math.pi / 8 * size)
+
+    @property
+    def _rows(self) -> float:
+        """How many rows are one as moments count them: a row adds at most the square of the clip."""
+        return min(max(float(np.trace(self.pooled.moments)) / self.row_clip**2, 1.0), _MOST_ROWS)
+
+    def _with(self, gradient: Floats, noise: Floats | float, largest: float) -> NoisySteps:
+        """With a mean gradient at u, of noise of these variances (d,), whose curvature is as moments tell."""
+        bend, (values, _, doubt) = _BEND[self.loss], self.spectrum
+        of_moments = bend**2 * doubt / values * float(np.sum(self.variance / values))
+        of_clipping = (_DOUBT[self.loss] * bend) ** 2 * self.variance
+        by = bend / (noise + of_moments + of_clipping)
+        known = Known(self.known.information + by * bend, self.known.pulled + by * (bend * self.u - gradient))
+        u, variance = known.posterior(_SIZE[self.loss] / len(self.u))
+        after = replace(self, known=known, u=u, variance=variance)
+        beyond = float(np.abs(after.x).max()) / largest
+        return after if beyond <= 1 else replace(after, u=u / beyond)
+
+    def _forgetting(self, before: NoisySteps) -> NoisySteps:
+        """With less belief in all that was told, where the step was longer than what was not known: as far
+        as curvature is another than was thought, what is left may be half as long."""
+        step, gone = self.u - before.u, before.variance.sum() - self.variance.sum()
+        left = max(float(step @ step) - float(gone), 0.0) / 4
+        if left == 0:
+            return self
+        kept = float(self.variance.sum()) / (float(self.variance.sum()) + left)
+        known = Known(kept * self.known.information, kept * self.known.pulled)
+        return replace(self, known=known, variance=known.posterior(_SIZE[self.loss] / len(self.u))[1])
+
+    def _judged(self, told: Direction | None) -> NoisySteps:
+        """With the mean loss that moments and clients tell of."""
         if self.loss == "squared":
-            mean_loss = self.pooled.mean_square(x)
+            (at, error), (least, most) = self.pooled.mean_square(self.x), (_LEAST_LOSS, math.inf)
         else:
-            least, most = _LOGISTIC_LOSSES
-            mean_loss = min(max(told.loss / max(told.left, 0.1), least), most)
-            # The curvature is less than H, so that what is left may be half as long as the step was.
-            step = gain**2 * max(float(told.gradient @ told.gradient) / len(x) - r, 0.0)
-            q += step / 4
-        return NoisySteps(self.loss, self.pooled, x, q, mean_loss)
-
-
-def expected_excess(found: NoisySteps, variance: float, rounds: int, largest: float) -> float:
-    """The share by which noise is expected to raise the mean loss, found by adding as much noise again: with
-    the moments and the model that were found taken for the truth, the mean over simulated fits whose
-    gradients have noise of this variance."""
-    loss, pooled, x = found.loss, found.pooled, found.x
-    d, rng = len(x), np.random.default_rng(0)
-    bend, second = _BEND[loss], pooled.moments[:d, :d]
-    truth = pooled.moments.copy()
-    # Moments of which x is the solution, with the residual that was found.
-    truth[:d, d] = truth[d, :d] = second @ x / (1.0 if loss == "squared" else 2.0)
-    rest = found.mean_loss if loss == "squared" else 1.0
-    truth[d, d] = max(float(x @ second @ x), 0.0) + rest * float(second[-1, -1])
-    total = 0.0
-    for _ in range(_SIMULATED):
-        drawn = rng.normal(size=(d + 1, d + 1)) * pooled.noise / 2
-        noisy = Pooled(positive(truth + drawn + drawn.T), pooled.noise)
-        steps = NoisySteps.begin(loss, noisy, largest)
-        for _ in range(rounds):
-            gradient = bend * second @ (steps.x - x) + rng.normal(size=d) * math.sqrt(variance)
-            steps = steps.step(Direction(gradient, 1.0, 0.0, found.mean_loss, variance), largest)
-        away = steps.x - x
-        total += 0.5 * bend * float(away @ second @ away)
-    return total / _SIMULATED / found.mean_loss
+            at, error, (least, most) = _LOGISTIC_LOSS, _LOGISTIC_ERROR, _LOGISTIC_LOSSES
+        if told is not None:
+            # Clients tell of the model before, and count large losses less.
+            before = max(error, _BEFORE * at)
+            at = weighed(told.loss / self._rows, told.loss_error / self._rows, at, before)
+            least = max(least, _LEAST_OF_BEFORE * self.mean_loss)
+        return replace(self, mean_loss=min(max(at, least), most))

@@ -111,7 +111,7 @@ _REVEALS = {
     ),
     "private gradients": (
         "Sums over the training rows of the loss and its slopes at a model, none counted as more than a "
-        "level, with noise; without noise at a site without a budget."
+        "level, and how many slopes are below it, with noise; without noise at a site without a budget."
     ),
     "private losses": (
         "Sums over the rows kept out of how many have a loss about so large, with noise; without noise at a "

@@ -56,6 +56,7 @@ PRIVATE = ("moments", "gradients", "losses")
 _OF_A_MODEL = ("round", "assess", "bounds")
 # What smooths curves in training is at most this.
 _LARGEST_SMOOTHING = 1e6
+_LARGEST_DIRECTION = 1e6
 # Radii, in agreed spreads, and widths over which kinks are smoothed may be so large.
 _LARGEST_RADIUS, _LARGEST_WIDTH = 1e3, 1e12
 # Gradients are clipped at norms between such powers of two.
@@ -202,6 +203,8 @@ def _private(protocol: Protocol, data: bytes, parts: _Parts) -> Request:
         asked = unpack(data, AtModel)
         check.private(asked.x, asked.level)
         check._in(asked.clip, (), 2.0**-_CLIP_BITS, 2.0**_CLIP_BITS)
+        d = plan.columns - 1
+        check._in(asked.directions, (d, d), -_LARGEST_DIRECTION, _LARGEST_DIRECTION)
         return Request(*parts, None, asked, 1)
     if protocol.agreed.options.hold_out == 0:
         raise RefusedError("no rows are kept out, by what was agreed on.")

@@ -17,7 +17,7 @@ import numpy as np
 from bidro.algorithms.cross_validation import Candidate
 from bidro.algorithms.moment_newton import minimax_from_moments
 from bidro.algorithms.noisy_moments import NoisySums, Pooled, around_means
-from bidro.algorithms.noisy_steps import Direction, NoisySteps, expected_excess
+from bidro.algorithms.noisy_steps import Direction, NoisySteps
 from bidro.algorithms.one_shot import squared_risks
 from bidro.arrays import Floats
 from bidro.client import WassersteinBall
@@ -94,8 +94,12 @@ class _Counted(NamedTuple):
 
     alpha: Floats  # (n,)
     by: Floats  # (n,)
-    pooled: Pooled
-    x: Floats | None = None  # (d,) of the minimax problem; None for least squares
+    pooled: Pooled  # of one row
+
+    @classmethod
+    def of(cls, alpha: Floats, by: Floats, pooled: Pooled) -> _Counted:
+        rows = pooled.rows
+        return cls(alpha, by / rows, pooled.divided(rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,16 +118,16 @@ class _PrivateFit:
         budgets = told_budgets(moments.budget)
         sums = noisy_sums(plan, moments, budgets)
         counted = self._counted(sums)
-        steps = NoisySteps.begin(plan.loss, counted.pooled, largest, counted.x)
-        self.progress.begin("choosing")
         one = [plan.gradients_scale(budget, 1.0, 1.0).sigma[0] for budget in budgets]
-        noise, variance = float(np.linalg.norm(counted.by * np.array(one))), 0.0
+        noise = float(np.linalg.norm(counted.by * np.array(one)))
+        steps = NoisySteps.begin(plan.loss, counted.pooled, plan.clip, noise, plan.rounds, largest)
+        self.progress.begin("choosing")
         for t in range(1, plan.rounds + 1):
             if self.progress.stepping is not None:
                 self.progress.stepping(t)
-            asked = AtModel(steps.x, np.array(steps.clip(noise, plan.rounds)), np.array(steps.level))
+            asked = AtModel(steps.x, steps.directions, np.array(steps.clip), np.array(steps.level))
             direction = _direction(plan, asked, clients.gradients(t, asked), budgets, counted.by)
-            steps, variance = steps.step(direction, largest), direction.variance
+            steps = steps.step(direction, largest)
         judged = None
         if self.network.hold_out > 0:
             self.progress.begin("certifying")
@@ -131,20 +135,19 @@ class _PrivateFit:
             told, share = clients.losses(judge), self.network.hold_out
             expected = np.maximum(sums.counts, 1.0) * share / (1 - share)
             judged = Judged.of(plan, told, budgets, expected)
-        excess = expected_excess(steps, variance, plan.rounds, largest)
-        return self._fitted(budgets, sums, counted, steps, judged, excess)
+        return self._fitted(budgets, sums, counted, steps, judged)
 
     def _counted(self, sums: NoisySums) -> _Counted:
         """Weights, and the moments of all rows as they count."""
         n, most = len(sums.counts), self.network.max_share
         trusted, weighing = sums.trusted, _weighing(self.options.choices.weights)
         if weighing.fixed or n == 1:
-            by = np.full(n, 1 / max(float(sums.counts.sum()), 1.0))
+            by = np.ones(n)
             alpha = np.maximum(sums.counts, 0.0) if np.any(sums.counts > 0) else np.ones(n)
             if most < 1:
                 alpha = np.asarray(capped_sizes(trusted, most)) / trusted.sum()
                 by = alpha / trusted
-            return _Counted(alpha / alpha.sum(), by, sums.pooled(by))
+            return _Counted.of(alpha / alpha.sum(), by, sums.pooled(by))
         sizes = np.asarray(capped_sizes(trusted, most))
         means, mixtures = sums.shrunk(), Candidate(0.0, *weighing).mixtures(sizes, most)
 
@@ -158,7 +161,7 @@ class _PrivateFit:
         models = Box.cube(self.options.largest_coefficient, self.plan.columns - 1)
         start = np.asarray(models.project(begun.least_squares()))
         found = minimax_from_moments(risks, np.zeros(n), models, mixtures, start, alpha, _GAP)
-        return _Counted(found.alpha, found.alpha / trusted, pooled(found.alpha), found.x)
+        return _Counted.of(found.alpha, found.alpha / trusted, pooled(found.alpha))
 
     def _fitted(
         self,
@@ -167,7 +170,6 @@ class _PrivateFit:
         counted: _Counted,
         steps: NoisySteps,
         judged: Judged | None,
-        excess: float,
     ) -> Fitted:
         network, standard, choices = self.network, self.standard, self.options.choices
         names, spread, share = network.names, standard.target_spread, network.hold_out
@@ -197,7 +199,7 @@ class _PrivateFit:
         unit = spread**2 if self.plan.loss == "squared" else 1.0
         of = replace(Assessed.of(stated, trained.x, steps.level * unit), largest=None)
         told = {name: _numbers(budget) for name, budget in zip(names, budgets, strict=True)}
-        privacy = Privacy(told, excess, network.keeps_account, network.has_units)
+        privacy = Privacy(told, steps.expected_excess, network.keeps_account, network.has_units)
         bare = without_rows(stated, trained, steps.mean_loss * unit, privacy)
         shift = self.options.shift
         certificates = {
@@ -249,6 +251,7 @@ def _direction(
     scales = [plan.gradients_scale(budget, clip, level) for budget in budgets]
     each = zip(np.asarray(told.values), scales, strict=True)
     sums = by @ np.stack([Noisy(one, scale).sums for one, scale in each])
-    error = float(np.linalg.norm(by * np.array([scale.sigma[0] for scale in scales])))
-    left = float(sums[-2]) / (FACTOR * clip)
-    return Direction(sums[:-2], left, error / (FACTOR * clip), float(sums[-1]), error**2)
+    error = np.linalg.norm(by[:, None] * np.stack([scale.sigma for scale in scales]), axis=0)
+    unclipped, of_unclipped = (float(v[-2]) / (FACTOR * clip) for v in (sums, error))
+    of_gradient, of_loss = float(error[0]), float(error[-1])
+    return Direction(sums[:-2], unclipped, of_unclipped, float(sums[-1]), of_loss, of_gradient**2)

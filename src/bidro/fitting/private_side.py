@@ -19,11 +19,11 @@ from bidro.fitting.questions import AtModel, Judge, NoisyGradients, NoisyLosses,
 from bidro.privacy import mechanisms
 from bidro.privacy.discrete_gaussian import SECRET_BITS, Bits
 from bidro.privacy.fixed_point import sum_of_columns
-from bidro.privacy.row_losses import losses_and_gradients
+from bidro.privacy.row_losses import along, losses_and_gradients
 from bidro.privacy.terms import Budget, Plan
 
-# In a row of gradients the number beside them, as a share of the clip: it tells by how much rows are scaled
-# down, and lengthens a row by 3% at the most.
+# In a row of gradients the number beside them, as a share of the clip, where the gradient is so short that
+# both together need not be clipped, and 0 elsewhere: it tells how many rows answer to a change of the model.
 FACTOR = 0.25
 
 
@@ -84,8 +84,10 @@ class Answering(NamedTuple):
     def gradients(self, asked: AtModel) -> NoisyGradients:
         clip, level = float(asked.clip), float(asked.level)
         rows = losses_and_gradients(self.rows.training, np.asarray(asked.x, float), self.plan.loss)
-        factor = np.full((len(rows), 1), FACTOR * clip)
-        beside = np.hstack([rows[:, :-1], factor, rows[:, -1:]])
+        slopes = along(rows[:, :-1], np.asarray(asked.directions, float))
+        with np.errstate(over="ignore"):
+            short = sum_of_columns(slopes**2) <= (1 - FACTOR**2) * clip**2
+        beside = np.column_stack([slopes, FACTOR * clip * short, rows[:, -1]])
         found = mechanisms.gradients(beside, clip, level, *self._paid("gradients"), bits=self.bits)
         return NoisyGradients(found.values, self.told)
 

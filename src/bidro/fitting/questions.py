@@ -155,14 +155,15 @@ class AtModel(NamedTuple):
     """The message of "gradients"; targets are in their spreads, and so is the model."""
 
     x: Numbers  # (d,) coefficients and intercept
-    clip: Numbers  # () the norm beyond which a row's gradient is scaled down
+    directions: Numbers  # (d, d) whose columns are what gradients are told along
+    clip: Numbers  # () the norm beyond which a row's gradient, along these, is scaled down
     level: Numbers  # () what its loss counts as at the most
 
 
 class NoisyGradients(NamedTuple):
     """ "gradients", of a private run: sums over the training rows, with noise."""
 
-    values: NDArray[np.int64]  # (d + 2,) of gradients, of the factors they were scaled by, and of losses
+    values: NDArray[np.int64]  # (d + 2,) of gradients, of rows that were not scaled down, and of losses
     budget: Numbers  # (3,) as in `NoisyMoments`
 
     @classmethod

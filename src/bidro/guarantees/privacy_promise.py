@@ -16,7 +16,7 @@ class Privacy:
     """Of all that left clients in a run: by which budgets it is differentially private."""
 
     budgets: Mapping[str, tuple[float, float, int] | None]  # by client: epsilon, delta, rows a person
-    excess: float  # the share by which the noise is expected to raise the mean loss in training
+    excess: float  # the share by which noise and clipping are expected to raise the mean loss in training
     kept: bool  # whether every client keeps account of all runs, and not of this one alone
     units: bool = False  # whether rows are of people or things that have several, and not each of its own
 
@@ -75,8 +75,8 @@ class Privacy:
     def cost(self) -> str:
         """What the noise costs, as far as it can be known without the rows."""
         return (
-            f"The noise is expected to raise the mean loss in training by about {self.excess:.1%}; numbers "
-            "of rows and losses of clients are shown with the noise that they were told with."
+            f"Noise and clipping are expected to raise the mean loss in training by about {self.excess:.1%}; "
+            "numbers of rows and losses of clients are shown with the noise that they were told with."
         )
 
 

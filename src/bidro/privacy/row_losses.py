@@ -22,6 +22,7 @@ PrivateLoss = Literal["squared", "logistic"]
 
 # Rows count as no larger and models must not be larger: what is computed of them stays finite.
 _LARGEST_IN_ROWS, _LARGEST_IN_MODEL = 2.0**200, 2.0**100
+_LARGEST_IN_DIRECTIONS = 2.0**20
 # ln 2 in two parts, the first of which has few digits, so that its multiples are exact.
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 _EXPONENTIAL = [1 / math.factorial(k) for k in range(14, -1, -1)]
@@ -49,6 +50,18 @@ def losses_and_gradients(z: Floats, x: Floats, loss: PrivateLoss) -> Floats:
     else:
         raise BidroError(f"Under a privacy budget the loss must be squared or logistic; got '{loss}'.")
     return np.column_stack([theta * slope[:, None], value])
+
+
+def along(rows: Floats, directions: Floats) -> Floats:
+    """(N, d) products of rows (N, d) with each column of `directions` (d, d).
+
+    Raises BidroError for directions that are not of finite numbers, before any row is looked at.
+    """
+    if not np.all(np.abs(directions) <= _LARGEST_IN_DIRECTIONS):
+        raise BidroError(
+            "Directions must be of finite numbers, none above a million, to be asked about rows."
+        )
+    return np.column_stack([sum_of_columns(rows * column) for column in directions.T])
 
 
 def softplus(t: Floats) -> Floats:

@@ -21,7 +21,7 @@ from bidro.privacy.row_losses import PrivateLoss
 # The two parts of a site's rows, which have no person in common, so that each may cost the whole budget.
 TRAINING, KEPT_OUT = "training", "kept-out"
 # Rounds of gradients where the agreement says no number.
-_ROUNDS: dict[PrivateLoss, int] = {"squared": 4, "logistic": 2}
+_ROUNDS: dict[PrivateLoss, int] = {"squared": 8, "logistic": 6}
 _MOST_ROUNDS = 100
 _MOST_ROWS_PER_PERSON = 10**6
 _MOST_CLIP = 1e6
@@ -32,7 +32,7 @@ class Terms:
     """The part [privacy] of an agreement; None stands for what suits the loss and the columns."""
 
     gradients: int | None = None  # rounds of gradients
-    moments: float = 0.3  # the share of the training rows' budget that second moments cost
+    moments: float = 0.2  # the share of the training rows' budget that second moments cost
     clip: float | None = None  # the norm of (features, 1, target) beyond which rows count less
     degree: int = 4  # of the polynomials that losses of rows kept out are told by
 
@@ -142,7 +142,7 @@ class Plan:
         return moments_scale(self.columns, self.clip, *self._paid("moments", budget))
 
     def gradients_scale(self, budget: Budget | None, clip: float, loss_clip: float) -> Scale:
-        """Of the gradient, of the sum of the factors by which rows are scaled down, and of the loss."""
+        """Of the gradient, of the number of rows that are not clipped, and of the loss."""
         return gradients_scale(self.columns, clip, loss_clip, *self._paid("gradients", budget))
 
     def losses_scale(self, budget: Budget | None) -> Scale:

@@ -1,6 +1,6 @@
 // The clients side by side: under pooled training, the shared model and their own.
 
-const plainOf = (client, which) => plainly?.clients?.[client.name]?.[which] ?? null;
+const plainOf = (client, which) => (which === "shared" ? untold[client.name] : null) ?? plainly?.clients?.[client.name]?.[which] ?? null;
 
 /** What is inOrder and listed of each client: typical errors or shares of right predictions, else losses. */
 function sideBySide() {
@@ -15,7 +15,13 @@ function sideBySide() {
     },
     ...(same
       ? []
-      : [{ label: trained ? "Shared model" : "This model", shape: "diamond", tone: "blue", value: of("shared", (c) => c.loss) }]),
+      : [{
+          label: trained ? "Shared model" : "This model",
+          shape: "diamond",
+          tone: "blue",
+          value: of("shared", (c) => c.loss),
+          before: (c) => (c.name in untold ? "less than " : ""),
+        }]),
     { label: "Own model", shape: "down", tone: "sky", value: (c) => (c.has_own ? of("own", (o) => o.own)(c) : null) },
     { label: guessLabel(), shape: "circle", tone: "grey", value: of("guess", () => null) },
   ];
@@ -49,7 +55,7 @@ function gains() {
     const right = comparable
       ? " On the right the change of the mean loss against pooled training, ± one standard error; “gains” and “loses” where it is more than two."
       : "";
-    return which + right;
+    return which + right + (Object.keys(untold).length ? ` ${UNTOLD}` : "");
   };
   const shownOf = () => {
     if (ordered.length <= mostRows()) return ordered;
@@ -60,7 +66,7 @@ function gains() {
   const row = (c) => ({
     name: c.name,
     tag: c.verdict ? `(${c.verdict})` : "",
-    note: comparable ? changeWords(c) : undefined,
+    note: comparable ? changeWords(c) : c.name in untold ? `less than ${plain(untold[c.name])}` : undefined,
     marks: (x, y) => [guide(x, y), ...inOrder.filter((s) => isKnown(s.value(c))).flatMap((s) => dot(c, s, x, y, plainly ? plain : loss))],
   });
   const values = series.flatMap((s) => clients.map(s.value));
@@ -110,7 +116,7 @@ function plainTable(series) {
   const columns = [
     { label: "Client", words: true, value: (c) => c.name },
     { label: judged ? "Rows kept out" : "Rows", value: (c) => (judged ? c.held_out_rows : c.rows), format: () => count },
-    ...series.map((s) => ({ label: s.short ?? s.label, value: s.value, format, classes: `plain-${s.shape}` })),
+    ...series.map((s) => ({ label: s.short ?? s.label, value: s.value, before: s.before, format, classes: `plain-${s.shape}` })),
   ];
   const what = areRight ? "Shares of right predictions" : `Typical errors in ${report.target}`;
   sortableTable(element("plain"), "plain-caption", `${what}. Press a heading to sort by it.`, columns, clients, {

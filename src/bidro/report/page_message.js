@@ -7,6 +7,10 @@ const areRight = plainly?.measure === "right";
 const plain = (value) => (!isKnown(value) ? "–" : areRight ? tenths(value) : threeDigits(value));
 const threeDigits = (value) => minus(new Intl.NumberFormat("en-GB", { maximumSignificantDigits: 3 }).format(value));
 
+/** Of a client whose loss is told with noise as large as it is: what its typical error is less than. */
+const untold = plainly?.untold ?? {};
+const UNTOLD = "Where it says “less than”, the noise that protects the rows kept out does not let more be told: there are too few of them.";
+
 function concerns() {
   const given = report.concerns ?? [];
   element("concerns").hidden = given.length === 0;
@@ -79,12 +83,14 @@ function well() {
   figure("well-figure", caption, (width) => wellChart(width, shown, areRight ? 1 : most));
 }
 
-/** The clients that it does best and worst for. */
+/** The clients that it does best and worst for, of those of which it can be told. */
 function ends(which) {
-  const each = clients.map((c) => [c.name, plainly.clients[c.name][which]]).sort((a, b) => a[1] - b[1]);
-  if (each.length < 2) return "";
+  const told = clients.filter((c) => !(c.name in untold));
+  const each = told.map((c) => [c.name, plainly.clients[c.name][which]]).sort((a, b) => a[1] - b[1]);
+  const some = told.length < clients.length ? ` For ${plural(clients.length - told.length, "client")} the noise does not let it be told.` : "";
+  if (each.length < 2) return some;
   const [[least, low], [most, high]] = areRight ? [each.at(-1), each[0]] : [each[0], each.at(-1)];
-  return ` It does best for ${least} (${plain(low)}) and worst for ${most} (${plain(high)}).`;
+  return ` It does best for ${least} (${plain(low)}) and worst for ${most} (${plain(high)}).${some}`;
 }
 
 /** What the model is worth beside one guess for everybody. */

@@ -433,7 +433,7 @@ function tableRow(row, columns, texts) {
   const cells = columns.map((column, i) => {
     const value = column.value(row);
     if (column.words) return make("th", { role: "rowheader", scope: "row" }, value, ...(column.after?.(row) ?? []));
-    const text = texts[i](value) + (column.tail?.(row, texts[i]) ?? "");
+    const text = (column.before?.(row) ?? "") + texts[i](value) + (column.tail?.(row, texts[i]) ?? "");
     const named = [column.group?.trim(), column.label].filter(Boolean).join(": ");
     return make("td", { role: "cell", class: column.classes, "data-label": named, "data-value": isKnown(value) ? value : null }, text);
   });

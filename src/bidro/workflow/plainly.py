@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bidro.fitting.beside import Guess
+from bidro.fitting.fitted import ClientLoss
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import HeldOut
 from bidro.losses import registry
@@ -23,6 +24,8 @@ Typical = Callable[[float], float]
 # What is promised, the statement that is of the models in use first.
 _OF_CLASSES = ("own_mistakes", "mistakes")
 _STATED = (*_OF_CLASSES, "own", "clipped", "held_out")
+# A mean loss with noise that is below so many of its standard errors cannot be told from none.
+_TOLD = 2.0
 # Losses of which a largest one is that of one error.
 CUT_ERRORS = ("squared", "absolute")
 
@@ -32,7 +35,8 @@ def plainly(fit: Fit, judged: Mapping[str, Any]) -> dict[str, Any] | None:
 
     `measure` is "error" or "right". `models` has over all rows what the models in use, the shared model,
     pooled training and one guess for everybody come to, as far as known, and `clients` the same by client
-    (`guess_kept_out` says whether the guess is judged on rows kept out). `guess` is what is guessed.
+    (`guess_kept_out` says whether the guess is judged on rows kept out). `guess` is what is guessed. `untold`
+    has by client what a typical error is less than where privacy's noise does not let more be told.
     """
     entry, classes = registry.entry_of(fit.model.loss), fit.model.schema.classes
     rows = np.array([one.rows for one in fit.judged.values()], float)
@@ -66,9 +70,28 @@ def plainly(fit: Fit, judged: Mapping[str, Any]) -> dict[str, Any] | None:
             client: {name: _plain(fit, float(cost[i])) for name, cost in losses.items()}
             for i, client in enumerate(names)
         },
+        "untold": _untold(fit),
         "guess": None if guess is None else _guessed(fit, guess),
         "guess_kept_out": None if guess is None else guess.kept_out,
     }
+
+
+def untold(judged: Mapping[str, ClientLoss], largest: float) -> dict[str, float]:
+    """By client what its mean loss is less than, where its standard error is so large that it cannot be told
+    from none: the loss and twice that error, and no more than any loss counts as."""
+    return {
+        name: min(one.loss + _TOLD * one.se, largest)
+        for name, one in judged.items()
+        if one.se is not None and one.loss < _TOLD * one.se
+    }
+
+
+def _untold(fit: Fit) -> dict[str, float]:
+    """The same as typical errors, of a fit with privacy budgets."""
+    part = fit.certificate.clipped
+    if fit.certificate.privacy is None or part is None:
+        return {}
+    return {name: _plain(fit, most) for name, most in untold(fit.judged, part.largest).items()}
 
 
 def _plain(fit: Fit, cost: float) -> float:

@@ -1,0 +1,89 @@
+"""A private run on a real network whose server's job or lead is killed in the middle: it goes on to the bytes
+of an undisturbed one, and every release is charged once."""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from bidro.deploy import flare_local, flower_local
+from bidro.deploy.private_answers import ledger_of
+from bidro.deploy.site_config import Site
+from bidro.engines.coordinator import Policy
+from bidro.privacy.terms import Budget
+from tests.deploy.processes import ENVIRONMENT, Driven, wait_for_line
+from tests.deploy.sites import PAIR, job, private_sites
+
+_NETWORKS = {"flare": flare_local, "flower": flower_local}
+_FILES = ("model.safetensors", "certificate.json")
+_END = 500.0
+
+
+@contextmanager
+def private_pair(engine, folder):
+    """(the job that is to be run, the network of two sites with a budget each)."""
+    agreed = private_sites(folder)
+    sites = {name: folder / f"{name}.toml" for name in PAIR}
+    (folder / "runs").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        with engine.network(folder / "network", sites, folder / "runs") as net:
+            policy = Policy(timeout=60.0, patience=300.0)
+            yield job(agreed, "killed", PAIR, policy=policy, privacy=agreed.privacy), net
+
+
+def releases(folder):
+    """(what was released and what it cost, by site), without to whom it was sent."""
+    found = {}
+    for name in PAIR:
+        ledger = ledger_of(Site.read(folder / f"{name}.toml"))
+        found[name] = [(one.key, one.part, one.rho, one.time) for one in ledger.releases()]
+    return found
+
+
+def killed(name, net, what, kind, folder):
+    """Kill this in the fourth round of gradients; what had been released until it was dead."""
+    line = "gradients with noise: round 4"
+    if kind == "lead":
+        order = {"engine": name, "job": what.to_text(), "settings": net.settings}
+        lead = subprocess.Popen([sys.executable, "-m", "tests.deploy.faults", "--lead", json.dumps(order)])
+        wait_for_line(folder / "runs", what.run, line, timeout=300)
+        lead.kill()
+        lead.wait()
+        return releases(folder)
+    done = Driven(name, what, net.settings)
+    done.start()
+    wait_for_line(folder / "runs", what.run, line, timeout=300)
+    net.kill_server_job()
+    before = releases(folder)
+    done.outcome(_END)
+    return before
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("kind", ["server's job", "lead"])
+@pytest.mark.parametrize("name", _NETWORKS)
+def test_a_private_run_that_was_killed_goes_on_to_the_same_bytes_and_pays_once(name, kind, tmp_path):
+    with private_pair(_NETWORKS[name], tmp_path) as (what, net):
+        before = killed(name, net, what, kind, tmp_path)
+        resumed = Driven(name, replace(what, resume=True), net.settings).outcome(_END)
+        assert resumed.error is None, resumed.said
+        after = releases(tmp_path)
+        again = Driven(name, replace(what, run="undisturbed"), net.settings).outcome(_END)
+        assert again.error is None, again.said
+    rounds, rho = what.agreed.plan.rounds, Budget(3.0).rho
+    for site in PAIR:
+        # It was in the middle, what was released then is not released again, and all is the budget exactly.
+        assert 4 <= len(before[site]) < 2 + rounds
+        assert after[site][: len(before[site])] == before[site]
+        assert len(after[site]) == 2 + rounds
+        for part in ("training", "kept-out"):
+            assert sum(cost for _, of, cost, _ in after[site] if of == part) == rho
+    # Another run asks the same of the same sites and is told the same, for nothing.
+    assert releases(tmp_path) == after
+    for file in _FILES:
+        assert resumed.files[file] == again.files[file]
