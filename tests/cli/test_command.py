@@ -65,8 +65,9 @@ def model(folder):
         text=True,
         env={
             **{"PATH": "", "XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder)},
-            # Whichever bidro these tests are of.
+            # Whichever bidro these tests are of, compiled as quickly and with as few threads as they are.
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            **{name: os.environ[name] for name in ("XLA_FLAGS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")},
         },
     )
     assert done.returncode == 0, done.stderr

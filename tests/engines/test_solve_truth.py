@@ -264,7 +264,7 @@ def test_worst_cases_of_tiny_data_attain_the_risk(loss):
     assert abs(found.deficit) <= 1e-6 * found.risk
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("rows", mostly_slow([1, 2, 5], lambda rows: rows != 2))
 def test_worst_cases_stay_in_the_ball_where_moves_jump(rows):
     """Rows that are fitted exactly jump to either side at one price."""
     eps, part = 1e-3, data()[0][:rows]

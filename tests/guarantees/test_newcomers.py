@@ -61,7 +61,13 @@ def mean_change(seeds, *args, **options):
 
 @pytest.mark.parametrize(
     ("offsets", "slopes", "sizes"),
-    [(0.0, 0.0, 20 * (40,)), (0.0, 0.0, 5 * (400,)), (0.1, 0.05, 5 * (400,)), (0.2, 0.1, 20 * (40,))],
+    [
+        (0.0, 0.0, 20 * (40,)),
+        # Few large clients are in the next case too.
+        pytest.param(0.0, 0.0, 5 * (400,), marks=pytest.mark.slow),
+        (0.1, 0.05, 5 * (400,)),
+        (0.2, 0.1, 20 * (40,)),
+    ],
     ids=["alike", "few large and alike", "few large that hardly differ", "hardly differ"],
 )
 def test_newcomers_of_clients_that_hardly_differ_are_not_harmed(offsets, slopes, sizes):
