@@ -1,6 +1,7 @@
 """Models from noisy moments and gradients: against enumeration, hand-worked numbers and simulated noise."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -178,3 +179,38 @@ def test_what_is_not_known_is_as_large_as_errors_are():
         said.append(steps.variance.sum())
         true.append(away @ second @ away)
     assert np.mean(true) == pytest.approx(np.mean(said), rel=0.5)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1, 0.97])
+def test_moments_tell_the_gradient_of_the_logistic_loss_at_the_share_of_a_class(share):
+    """Against the gradient over rows, at the constant prediction whose logistic function is that share; and
+    with what is doubted of the curvature, the first step is on its way to the best model."""
+    rng = np.random.default_rng(0)
+    theta = np.column_stack([rng.normal(size=(20_000, 3)) @ np.diag([1.0, 0.5, 2.0]), np.ones(20_000)])
+    offset = math.log(share / (1 - share))
+    y = np.where(rng.uniform(size=20_000) < 1 / (1 + np.exp(-offset - 0.2 * theta[:, 0])), 1.0, -1.0)
+    pooled = pooled_of(np.column_stack([theta, y]))
+    assert pooled.mean_of_classes == pytest.approx(min(max(y.mean(), -0.98), 0.98))
+    steps = NoisySteps.begin("logistic", pooled, 100.0, 0.0, 6, 10.0)
+    at = np.array([0.0, 0.0, 0.0, math.log((1 + y.mean()) / (1 - y.mean()))])
+    np.testing.assert_allclose(steps.directions @ steps.centre, at, atol=1e-9)
+    exact = (-y / (1 + np.exp(y * (theta @ at)))) @ theta / len(y)
+    # What was told: information times what was left to go, of h times the distance.
+    told = -0.25 * steps.known.pulled / steps.known.information
+    curved = y.var()
+    scale = np.linalg.solve(steps.directions.T, told) / exact
+    np.testing.assert_allclose(scale[np.abs(exact) > 1e-3], 1 / curved, rtol=0.05)
+    losses = [np.logaddexp(0, -y * (theta @ x)).mean() for x in (at, steps.x)]
+    assert losses[1] < losses[0]
+    assert steps.mean_loss == pytest.approx(0.8 * losses[0], rel=0.02)
+
+
+def test_the_mean_curvature_of_the_logistic_loss_is_about_that_of_normal_predictions():
+    rng = np.random.default_rng(0)
+    theta = np.column_stack([rng.normal(size=(50_000, 2)), np.ones(50_000)])
+    y = np.where(rng.uniform(size=50_000) < 0.5, 1.0, -1.0)
+    steps = NoisySteps.begin("logistic", pooled_of(np.column_stack([theta, y])), 100.0, 0.0, 6, 10.0)
+    for x in (np.zeros(3), np.array([0.5, -1.0, 0.0]), np.array([1.0, 1.0, -2.5]), np.array([2.0, 1.0, 1.0])):
+        p = 1 / (1 + np.exp(-(theta @ x)))
+        there = replace(steps, u=steps.spectrum.coordinates(x))
+        assert there._curved == pytest.approx(4 * np.mean(p * (1 - p)), rel=0.12)

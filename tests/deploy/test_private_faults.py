@@ -46,20 +46,22 @@ def releases(folder):
 
 
 def killed(name, net, what, kind, folder):
-    """Kill this in the fourth round of gradients; what had been released until it was dead."""
+    """Kill this in the fourth round of gradients; what had been released when that began. On FLARE the server
+    goes on without its lead."""
     line = "gradients with noise: round 4"
     if kind == "lead":
         order = {"engine": name, "job": what.to_text(), "settings": net.settings}
         lead = subprocess.Popen([sys.executable, "-m", "tests.deploy.faults", "--lead", json.dumps(order)])
         wait_for_line(folder / "runs", what.run, line, timeout=300)
+        before = releases(folder)
         lead.kill()
         lead.wait()
-        return releases(folder)
+        return before
     done = Driven(name, what, net.settings)
     done.start()
     wait_for_line(folder / "runs", what.run, line, timeout=300)
-    net.kill_server_job()
     before = releases(folder)
+    net.kill_server_job()
     done.outcome(_END)
     return before
 

@@ -23,6 +23,8 @@ _RIDGE = 0.5
 _UNITS = 0.3
 # The mean square of a target in agreed units, and of what a model leaves of it, before anything is told.
 _TARGET, _TARGET_ERROR, _LEFT, _LEFT_ERROR = 1.0, 0.5, 2 / 3, 1 / 3
+# The mean of classes of -1 and 1 before it is told: how far from 0, and how far at the most.
+_CLASSES_ERROR, _MOST_OF_CLASS = 0.5, 0.98
 # Eigenvalues are taken for at least this share of the noise's largest one, or of their mean if that is less.
 _LEAST_OF_NOISE, _LEAST_OF_MEAN = 0.25, 0.5
 # Shrunk moments are taken to have at least this share of the noise left in them.
@@ -75,6 +77,10 @@ class Spectrum(NamedTuple):
     def directions(self) -> Floats:
         """(d, d) columns along which features are of mean square 1 and not correlated."""
         return np.asarray(self.vectors / np.sqrt(self.values))
+
+    def coordinates(self, x: Floats) -> Floats:
+        """(d,) u, where x is `directions` times it."""
+        return np.asarray(self.vectors.T @ x * np.sqrt(self.values))
 
 
 class Pooled(NamedTuple):
@@ -133,6 +139,12 @@ class Pooled(NamedTuple):
         kept = 1 - s**2 * d * (d + 1) / 2 / size if size > 0 else 0.0
         doubt = max(kept, _LEAST_DOUBT) * s**2 / 2
         return Spectrum(np.maximum(seen - pushed, max(least, 1e-9 * mean)), vectors, doubt)
+
+    @property
+    def mean_of_classes(self) -> float:
+        """Of a target of -1 and 1, where rows are one: as told, and about 0; not so far that one is none."""
+        told = weighed(float(self.moments[-2, -1]), self.noise / math.sqrt(2), 0.0, _CLASSES_ERROR)
+        return min(max(told, -_MOST_OF_CLASS), _MOST_OF_CLASS)
 
     def mean_square(self, x: Floats) -> tuple[float, float]:
         """Of (<x, (theta, 1)> - y), where rows are one, and its standard error: as moments tell, and as much

@@ -15,10 +15,11 @@ logistic loss (Boehning and Lindsay, 1988). A gradient g at u with noise of vari
     h (u - u*)_k = g_k,   with an error of variance   r + h^2 sum_j e_kj P_j + (c h)^2 P_k,
 
 where P is the variance of what is not known yet of u*, e that of errors in the moments, and c the share by
-which curvature may be another than is thought, as gradients are clipped. Moments tell the gradient at 0.
-What has been told is added up in information (Kalman's filter), with u* about 0 beforehand, which is every
+which curvature may be another than is thought, as gradients are clipped. Moments tell the gradient at any
+constant prediction: of squared loss at 0, and of logistic loss where classes are as many as is told, too.
+What has been told is added up in information (Kalman's filter), with u* about there beforehand, and every
 direction explaining as much; how much is itself inferred from what is told. So a direction that noise hides
-is left at 0, one that is known well is as without noise, and gradients are averaged instead of the last one
+is left out, one that is known well is as without noise, and gradients are averaged instead of the last one
 being trusted.
 
 Rows' gradients are clipped at a norm that is large where there is little noise, and small where there is
@@ -50,6 +51,8 @@ _MOST_CLIP = 50.0
 _CLIP_COST = 0.02
 # The share by which curvature may be wrong.
 _DOUBT: dict[PrivateLoss, float] = {"squared": 0.3, "logistic": 0.6}
+# The least of it that is taken to be left where predictions are far out.
+_LEAST_CURVED = 0.05
 # What clipping is thought to leave of it, how far that may be off, and between which numbers it is.
 _LEFT_ERROR, _LEFT = 0.3, (0.3, 4.0)
 _LOGISTIC_LEFT = 0.9
@@ -62,10 +65,9 @@ _AS_KNOWN = 2.0
 _FACTORS = np.geomspace(0.01, 100.0, 25)
 # Losses are told as at most so many times the mean.
 _LEVEL = 8.0
-# A mean of logistic losses lies between these for any model worth having (a constant one reaches ln 2), and
-# is this with that error before it is told.
-_LOGISTIC_LOSSES = (0.05, math.log(2))
-_LOGISTIC_LOSS, _LOGISTIC_ERROR = 0.55, 0.15
+# A mean of logistic losses is this share of that of the best constant prediction, with that error, before it
+# is told; and no less or more of it.
+_LOGISTIC_LOSS, _LOGISTIC_ERROR, _LOGISTIC_LOSSES = 0.8, 0.2, (0.1, 1.2)
 # A mean of squares that is less, in public units, cannot be told from none.
 _LEAST_LOSS = 1e-4
 # The share by which a loss may be another after a step.
@@ -86,7 +88,7 @@ class Direction(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is known of the best u."""
+    """What is known of numbers that are about 0 beforehand."""
 
     information: Floats  # (d,) without what was known beforehand
     pulled: Floats  # (d,) the estimate, times information
@@ -115,7 +117,8 @@ class NoisySteps:
     noise: float  # of a mean gradient in one round, in parts of the clip
     rounds: int
     spectrum: Spectrum
-    known: Known
+    centre: Floats  # (d,) what u is about beforehand
+    known: Known  # of the best u, less the centre
     u: Floats  # (d,)
     variance: Floats  # (d,) of what is not known of the best u
     mean_loss: float  # about what it is at u
@@ -124,14 +127,22 @@ class NoisySteps:
     def begin(
         cls, loss: PrivateLoss, pooled: Pooled, row_clip: float, noise: float, rounds: int, largest: float
     ) -> NoisySteps:
-        """With what moments tell: the gradient at 0."""
-        d, slope = len(pooled.moments) - 1, 2.0 if loss == "squared" else 0.5
+        """With what moments tell: the gradient at a constant prediction."""
+        d, spectrum = len(pooled.moments) - 1, pooled.spectrum()
+        slope, pull, left, at = 2.0, 0.0, 1.0, np.zeros(d)
+        if loss == "logistic":
+            slope, mean = 0.5, pooled.mean_of_classes
+            at[-1], pull, left = math.log((1 + mean) / (1 - mean)), mean / 2, 1 - mean**2
         nothing = Known(np.zeros(d), np.zeros(d))
-        u, variance = nothing.posterior(_SIZE[loss] / d)
-        begun = cls(loss, pooled, row_clip, noise, rounds, pooled.spectrum(), nothing, u, variance, 1.0)
-        gradient = -slope * begun.directions.T @ pooled.moments[:d, d]
-        of_noise = slope**2 * pooled.noise**2 / 2 / begun.spectrum.values
-        return begun._with(gradient, of_noise, largest)._judged(None)
+        offset, variance = nothing.posterior(_SIZE[loss] / d)
+        centre = spectrum.coordinates(at)
+        begun = cls(
+            loss, pooled, row_clip, noise, rounds, spectrum, centre, nothing, centre + offset, variance, 1.0
+        )
+        # At a constant score, whose logistic function is 1/2 + pull; that times its complement is left / 4.
+        gradient = begun.directions.T @ (pull * pooled.moments[:d, d - 1] - slope * pooled.moments[:d, d])
+        of_noise = (slope**2 + pull**2) * pooled.noise**2 / 2 / spectrum.values
+        return begun._with(gradient / left, of_noise / left**2, largest)._judged(None)
 
     @property
     def directions(self) -> Floats:
@@ -166,7 +177,7 @@ class NoisySteps:
     def expected_excess(self) -> float:
         """The share by which what is not known of the best model is expected to raise the mean loss, and by
         which clipping is taken to."""
-        off = _BEND[self.loss] / 2 * float(self.variance.sum())
+        off = _BEND[self.loss] * self._curved / 2 * float(self.variance.sum())
         return off / self.mean_loss + _CLIP_COST / self._clips**2
 
     def step(self, told: Direction, largest: float) -> NoisySteps:
@@ -180,9 +191,12 @@ class NoisySteps:
     @property
     def _curved(self) -> float:
         """The mean curvature at u, as a share of the largest: of a logistic loss with predictions that are
-        normal, of mean square ||u||^2, with its second derivative taken for a normal density too."""
-        size = float(self.u @ self.u) if self.loss == "logistic" else 0.0
-        return 1 / math.sqrt(1 + math.pi / 8 * size)
+        normal, with its second derivative taken for a normal density, of variance 8 / pi, too."""
+        if self.loss == "squared":
+            return 1.0
+        mean = float(self.x @ self.pooled.moments[:-1, -2])
+        wide = max(float(self.u @ self.u) - mean**2, 0.0) + 8 / math.pi
+        return max(math.sqrt(8 / math.pi / wide) * math.exp(-(mean**2) / (2 * wide)), _LEAST_CURVED)
 
     @property
     def _rows(self) -> float:
@@ -195,11 +209,14 @@ class NoisySteps:
         of_moments = bend**2 * doubt / values * float(np.sum(self.variance / values))
         of_clipping = (_DOUBT[self.loss] * bend) ** 2 * self.variance
         by = bend / (noise + of_moments + of_clipping)
-        known = Known(self.known.information + by * bend, self.known.pulled + by * (bend * self.u - gradient))
-        u, variance = known.posterior(_SIZE[self.loss] / len(self.u))
-        after = replace(self, known=known, u=u, variance=variance)
+        known = Known(
+            self.known.information + by * bend,
+            self.known.pulled + by * (bend * (self.u - self.centre) - gradient),
+        )
+        offset, variance = known.posterior(_SIZE[self.loss] / len(self.u))
+        after = replace(self, known=known, u=self.centre + offset, variance=variance)
         beyond = float(np.abs(after.x).max()) / largest
-        return after if beyond <= 1 else replace(after, u=u / beyond)
+        return after if beyond <= 1 else replace(after, u=after.u / beyond)
 
     def _forgetting(self, before: NoisySteps) -> NoisySteps:
         """With less belief in all that was told, where the step was longer than what was not known: as far
@@ -217,7 +234,11 @@ class NoisySteps:
         if self.loss == "squared":
             (at, error), (least, most) = self.pooled.mean_square(self.x), (_LEAST_LOSS, math.inf)
         else:
-            at, error, (least, most) = _LOGISTIC_LOSS, _LOGISTIC_ERROR, _LOGISTIC_LOSSES
+            share = (1 + self.pooled.mean_of_classes) / 2
+            constant = -share * math.log(share) - (1 - share) * math.log(1 - share)
+            at, error, least, most = (
+                constant * v for v in (_LOGISTIC_LOSS, _LOGISTIC_ERROR, *_LOGISTIC_LOSSES)
+            )
         if told is not None:
             # Clients tell of the model before, and count large losses less.
             before = max(error, _BEFORE * at)
