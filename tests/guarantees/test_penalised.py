@@ -126,23 +126,23 @@ def test_the_constants_of_the_theorem_are_upper_bounds():
     for problem in set_ups:
         bound = convergence_bound(problem)
         loss, d = problem.loss, problem.dimension
-        x = jax.vmap(problem.models.project)(jnp.asarray(rng.uniform(-2, 2, (20_000, d))))
+        x = jax.jit(jax.vmap(problem.models.project))(jnp.asarray(rng.uniform(-2, 2, (20_000, d))))
         pairs = rng.uniform(-3, 3, (2, 20_000, 4))
         if loss.labels is not None:
             pairs[:, :, 3] = rng.choice(loss.labels, 20_000)
         xi, other = (jnp.asarray(v) for v in pairs)
-        values = jax.vmap(loss.value)
-        gradients = jax.vmap(jax.grad(loss.value))
+        values = jax.jit(jax.vmap(loss.value))
+        gradients = jax.jit(jax.vmap(jax.grad(loss.value)))
         distance = jnp.linalg.norm(xi - other, axis=1)
         assert float(jnp.max(jnp.abs(values(x, xi)))) <= bound.B_1
         assert float(jnp.max(jnp.linalg.norm(gradients(x, xi), axis=1))) <= bound.B_2
         change = jnp.linalg.norm(gradients(x, xi) - gradients(x, other), axis=1)
         assert bound.L_xxi >= float(jnp.max(change / distance))
-        cost = jax.vmap(problem.transport.cost)(xi, other)
+        cost = jax.jit(jax.vmap(problem.transport.cost))(xi, other)
         assert bound.D_c >= float(jnp.max(cost))
         zeta, rho = xi[::-1], float(jnp.max(problem.rho))
         if loss.labels is None:
-            phi = jax.vmap(problem.inner.phi, in_axes=(0, 0, 0, None))
+            phi = jax.jit(jax.vmap(problem.inner.phi, in_axes=(0, 0, 0, None)))
             assert bound.L_cxi >= float(
                 jnp.max(jnp.abs(phi(x, zeta, xi, rho) - phi(x, zeta, other, rho)) / distance)
             )

@@ -73,12 +73,13 @@ def test_softmax_against_the_formula():
 def test_gradients_against_finite_differences(loss):
     rng = np.random.default_rng(2)
     x = rng.normal(size=loss.dimension(4))
+    of, gradients = jax.jit(loss.value), [jax.jit(jax.grad(loss.value, argnums=k)) for k in (0, 1)]
     for _ in range(5):
         xi = sample(loss, rng)
         movable = 4 if loss.labels is None else 3
         for argument, value, count in ((0, x, len(x)), (1, xi, movable)):
             point = [jnp.asarray(x), jnp.asarray(xi)]
-            gradient = jax.grad(loss.value, argnums=argument)(*point)
+            gradient = np.asarray(gradients[argument](*point))
             for j in range(count):
                 ends = []
                 for sign in (1, -1):
@@ -86,7 +87,7 @@ def test_gradients_against_finite_differences(loss):
                     moved[j] += sign * 1e-6
                     both = list(point)
                     both[argument] = jnp.asarray(moved)
-                    ends.append(float(loss.value(*both)))
+                    ends.append(float(of(*both)))
                 assert float(gradient[j]) == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-6)
 
 
@@ -108,11 +109,12 @@ def test_declared_lipschitz_constant_and_curvature_hold(loss):
     def along(t, xi, step):
         return loss.value(x, xi + t * step)
 
-    at = jax.vmap(along, in_axes=(None, 0, 0))
+    at = jax.jit(jax.vmap(along, in_axes=(None, 0, 0)))
     changes = np.abs(at(1.0, points, steps) - at(0.0, points, steps)) / lengths
     steepest = changes.max()
     assert steepest <= slope_bound * (1 + 1e-9)
-    bends = jax.vmap(jax.grad(jax.grad(along)), in_axes=(None, 0, 0))(0.3, points, steps) / lengths**2
+    bend = jax.jit(jax.vmap(jax.grad(jax.grad(along)), in_axes=(None, 0, 0)))
+    bends = bend(0.3, points, steps) / lengths**2
     assert np.max(bends) <= curvature * (1 + 1e-9) + 1e-9
     if np.isfinite(slope_bound):
         assert steepest > 0.3 * slope_bound
@@ -216,8 +218,9 @@ def test_softmax_hessian_against_autodiff(intercept):
     rng, loss = np.random.default_rng(5), Softmax(classes=3, intercept=intercept)
     rows = jnp.asarray(np.column_stack([rng.normal(size=(6, 2)), rng.integers(0, 3, 6)]))
     x, weights = jnp.asarray(rng.normal(size=loss.dimension(3))), jnp.asarray(rng.uniform(size=6))
-    expected = jax.hessian(lambda v: weights @ loss.values(v, rows))(x)
-    np.testing.assert_allclose(loss.hessian_sum(x, rows, weights), expected, atol=1e-12)
+    expected = jax.jit(jax.hessian(lambda v: weights @ loss.values(v, rows)))(x)
+    found = jax.jit(loss.hessian_sum)(x, rows, weights)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("loss", [*LINEAR[:1], *LINEAR[4:5], SOFTMAX], ids=lambda v: type(v).__name__)

@@ -96,8 +96,8 @@ def test_second_derivatives_and_host_values_against_jax(name):
     loss, reference, tables = NETWORKS[name]
     rows, x = jnp.asarray(tables[0]), jnp.asarray(loss.initial(tables.shape[-1]))
     weights = jnp.arange(7.0)
-    values = jax.vmap(reference, in_axes=(None, 0))
-    hessian = jax.hessian(lambda v: jnp.sum(weights * values(v, rows)))(x)
+    values = jax.jit(jax.vmap(reference, in_axes=(None, 0)))
+    hessian = jax.jit(jax.hessian(lambda v: jnp.sum(weights * values(v, rows))))(x)
     np.testing.assert_allclose(loss.hessian_sum(x, rows, weights), hessian, rtol=1e-10, atol=1e-11)
     np.testing.assert_allclose(losses_of(loss, x, rows), values(x, rows), rtol=1e-12)
     if loss.classes:

@@ -60,7 +60,11 @@ def outputs(data, rows):
     return dict(zip(names, session.run(None, fed), strict=True)), set(fed)
 
 
-@pytest.mark.parametrize("case", mostly_slow([*CASES], lambda case: case != "curves of three classes"))
+# Lines of a number are one graph whatever loss they were trained by: "squared" and "absolute" show it.
+LONGER = ("huber", "pinball", "curves of three classes")
+
+
+@pytest.mark.parametrize("case", mostly_slow([*CASES], lambda case: case not in LONGER))
 def test_the_file_predicts_what_the_model_does(case, tmp_path):
     kind, options = CASES[case]
     whole = table(kind)
