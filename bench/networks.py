@@ -6,7 +6,8 @@
 steps of 32 rows a round. The bare loop copies the global weights into one module client after client, takes
 the same steps by torch.optim.SGD, and averages. Both run in this process, in turns; figures are medians,
 after one run to compile. `--flower` is a Python that has torch and flwr[simulation]: its rounds are timed
-between the server's evaluations, so that starting up does not count.
+between the server's evaluations, so that starting up does not count. Where other programs run beside, seconds
+say little of many processes against one: the seconds of the processor, of all of them, are there too.
 
 `accuracy`: digits rotated by 0, 20, -20, 40 and -40 degrees at clients of 400, 200, 100, 60 and 40 rows; an
 MLP of 2,410 parameters in float32, 200 rounds of 3 local steps of 32 rows for every algorithm (AFL has one a
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -52,7 +54,7 @@ ETAS, SEEDS, ROUNDS = (0.05, 0.15, 0.5), 5, 200
 
 # The same training by Flower's simulation, run by another Python.
 FLOWER = """
-import json, sys, time
+import glob, json, os, sys, time
 import numpy as np, torch
 from torch import nn
 from flwr.client import ClientApp, NumPyClient
@@ -92,9 +94,26 @@ class Client(NumPyClient):
 def client_fn(context: Context):
     return Client(int(context.node_config["partition-id"])).to_client()
 
+def of_this_tree():
+    # Processor seconds of this process and all that it has started.
+    parents, spent = {}, {}
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        try:
+            text = open(path).read()
+        except OSError:
+            continue
+        fields = text[text.rindex(")") + 2:].split()
+        pid = int(path.split("/")[2])
+        parents[pid], spent[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+    def ours(pid):
+        while pid in parents and pid != os.getpid():
+            pid = parents[pid]
+        return pid == os.getpid()
+    return sum(own for pid, own in spent.items() if ours(pid)) / os.sysconf("SC_CLK_TCK")
+
 times = []
 def evaluate(server_round, parameters, config):
-    times.append(time.perf_counter())
+    times.append((time.perf_counter(), of_this_tree()))
     return 0.0, {}
 
 def server_fn(context: Context):
@@ -105,7 +124,7 @@ def server_fn(context: Context):
 
 run_simulation(ServerApp(server_fn=server_fn), ClientApp(client_fn=client_fn), num_supernodes=clients,
                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}})
-print("SECONDS", json.dumps(np.diff(times).tolist()))
+print("SECONDS", json.dumps(np.diff(times, axis=0).tolist()))
 """
 
 
@@ -170,18 +189,22 @@ def speed(flower: str | None) -> dict[str, object]:
     works["ours"]()
     compiled = time.perf_counter() - start
     works["bare_pytorch"]()
-    seconds: dict[str, list[float]] = {name: [] for name in works}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for _ in range(7):
         for name, work in works.items():
-            start = time.perf_counter()
+            start, spent = time.perf_counter(), time.process_time()
             work()
-            seconds[name].append(time.perf_counter() - start)
-    a_round = {name: float(np.median(own)) / rounds for name, own in seconds.items()}
+            seconds[name].append((time.perf_counter() - start, time.process_time() - spent))
+    medians = {name: np.median(own, axis=0) / rounds for name, own in seconds.items()}
+    a_round = {name: float(own[0]) for name, own in medians.items()}
+    spent_a_round = {name: float(own[1]) for name, own in medians.items()}
     found: dict[str, object] = {
         "parameters": dimension,
         "first_run_with_compilation_seconds": compiled,
         "rounds_a_second": {name: 1 / own for name, own in a_round.items()},
         "bare_over_ours": a_round["bare_pytorch"] / a_round["ours"],
+        "processor_seconds_a_round": spent_a_round,
+        "load_of_the_machine": os.getloadavg()[0],
     }
     if flower is None:
         found["flower"] = "not run: give --flower a Python that has torch and flwr[simulation]"
@@ -199,8 +222,13 @@ def speed(flower: str | None) -> dict[str, object]:
         found["flower"] = f"failed: {done.stderr.strip().splitlines()[-1:]}"
         return found
     # The first two rounds start Ray's workers.
-    median = float(np.median(json.loads(line.removeprefix("SECONDS"))[2:]))
-    found["flower"] = {"rounds_a_second": 1 / median, "ours_over_flower": median / a_round["ours"]}
+    median, spent_by_flower = np.median(json.loads(line.removeprefix("SECONDS"))[2:], axis=0).tolist()
+    found["flower"] = {
+        "rounds_a_second": 1 / median,
+        "ours_over_flower": median / a_round["ours"],
+        "processor_seconds_a_round": spent_by_flower,
+        "processor_flower_over_ours": spent_by_flower / spent_a_round["ours"],
+    }
     return found
 
 
