@@ -14,8 +14,8 @@ _FLAGS = (
     "--xla_cpu_parallel_codegen_split_count=1",
 )
 os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
-# The same for BLAS and OpenMP: the threads of one worker wait, busily, for a core that another worker has,
-# which takes four times the processor time on the small matrices of tests.
+# The same for BLAS and OpenMP: on small matrices, and with more threads than cores, several threads take more
+# processor time than one.
 for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 # What one process has compiled, others (workers, commands, sites of a network) and the next run find again.
