@@ -32,7 +32,8 @@ class PrivateRows:
             f"With epsilon = {self.epsilon:g} and delta = {self.delta:g} at each of {len(self.rows)} sites, "
             f"about {self.needed:,} rows a site keep what the noise costs below {100 * self.excess:.3g}% of "
             f"the mean squared error; with those of these tables it would cost about {100 * self.now:.3g}%. "
-            "It is for one release of second moments, to first order, and right to a factor of two."
+            "It is for one release of second moments, to first order; a private fit asks for gradients too, "
+            "which makes it cost less as a rule, and clips rows, which is not in it: try bidro fit --epsilon."
         )
 
 
