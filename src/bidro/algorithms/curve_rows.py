@@ -12,6 +12,7 @@ have turned little, those of earlier weights serve.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -34,21 +35,22 @@ _LEAST_CURVATURE = 1e-12
 class CurveRows:
     """Rows (N, k + 1) of clients, `sizes` (n,) one after the other, and where their values lie."""
 
-    def __init__(
-        self, loss: Squared, samples: Numbers, sizes: Whole, columns: NDArray[np.uint16] | None = None
-    ) -> None:
-        """`columns` (N, k) are those of the segments that values lie in, where they are known."""
+    def __init__(self, loss: Squared, samples: Numbers, sizes: Whole) -> None:
         assert loss.basis is not None
         self.loss, self.basis = loss, loss.basis
         self.samples, self.sizes = samples, np.asarray(sizes, np.int64)
         self._ends = np.cumsum(self.sizes)
-        self._columns = _columns_of(self.basis, samples[:, :-1]) if columns is None else columns
+        self._columns = _columns_of(self.basis, samples[:, :-1])
         self._before = _before(self.basis)
+        self.penalty = loss.penalty
 
     def only(self, used: NDArray[np.bool_]) -> CurveRows:
         """Some of the rows (N,)."""
         sizes = self.by_client(used.astype(float)).astype(np.int64)
-        return CurveRows(self.loss, self.samples[used], sizes, self._columns[used])
+        some = copy(self)
+        some.samples, some.sizes, some._columns = self.samples[used], sizes, self._columns[used]
+        some._ends = np.cumsum(sizes)
+        return some
 
     @property
     def n(self) -> int:
@@ -116,7 +118,7 @@ class RowRisks:
         with 1 over their number, where it is known."""
         self.rows, self.used = rows, used
         self.counts = rows.by_client(used.astype(float))
-        self.penalty = rows.loss.penalty
+        self.penalty = rows.penalty
         total = float(self.counts.sum())
         matrix = rows.squared(used / total) if pooled is None else pooled
         self._mixed = (self.counts / total, matrix)

@@ -3,6 +3,8 @@ moments of every client and fold would be larger than the table by far."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +25,7 @@ def found_from_rows(moments: FoldMoments, state: MomentsState, held: HeldRows) -
     assert isinstance(held.loss, Squared)
     assert held.marks is not None
     rows, marks = CurveRows(held.loss, held.samples, held.sizes), held.marks
-    folds, N = moments.folds, len(marks)
+    folds = moments.folds
     counts = np.stack([rows.by_client((marks == fold).astype(float)) for fold in range(folds)])
     # Rows of a fold are squared once: what is divided by is made of all other folds'.
     d = held.loss.dimension(held.samples.shape[1])
@@ -32,16 +34,31 @@ def found_from_rows(moments: FoldMoments, state: MomentsState, held: HeldRows) -
         squares[fold] = rows.squared((marks == fold).astype(float))
     models, losses = [], []
     for fold in range(folds):
-        of_others = np.zeros_like(squares[fold])
-        for other in range(folds):
-            of_others += (other != fold) * squares[other]
-        of_others /= N - counts[fold].sum()
-        risks = RowRisks(rows, marks != fold, of_others)
-        models.append(moments.models(state, risks, risks.counts)[0])
+        others = [other for other in range(folds) if other != fold]
+        models.append(_solved(moments, state, rows, marks != fold, squares, others)[0])
         losses.append(_sums_of_squares(rows, marks == fold, models[-1]) / counts[fold][:, None])
-    risks = RowRisks(rows, np.ones(N, bool), squares.sum(axis=0) / N)
-    of_all, weights = moments.models(state, risks, risks.counts, _OF_ALL_ROWS)
+    everything = np.ones(len(marks), bool), squares, range(folds), _OF_ALL_ROWS
+    of_all, weights = _solved(moments, state, rows, *everything)
     return Found(np.stack([*models, of_all]), np.stack(losses), counts, weights, None)
+
+
+def _solved(
+    moments: FoldMoments,
+    state: MomentsState,
+    rows: CurveRows,
+    used: NDArray[np.bool_],
+    squares: Numbers,
+    folds: Iterable[int],
+    gap: float | None = None,
+) -> tuple[Numbers, Numbers]:
+    """(models (candidates, d), weights (candidates, n)) on the rows that are used: those of some folds, whose
+    squares are (all folds, d, d)."""
+    pooled = np.zeros(squares.shape[1:])
+    for fold in folds:
+        pooled += squares[fold]
+    pooled /= np.count_nonzero(used)
+    risks = RowRisks(rows, used, pooled)
+    return moments.models(state, risks, risks.counts, gap)
 
 
 def _sums_of_squares(rows: CurveRows, used: NDArray[np.bool_], models: Numbers) -> Numbers:
