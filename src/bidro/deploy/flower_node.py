@@ -33,6 +33,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.run import InvalidRunStatusException, RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from bidro.deploy.flower import client_app, refused
@@ -45,6 +46,8 @@ _log = logging.getLogger(__name__)
 # The pause between two looks for a message is this share of the time since the last one, within these limits
 # in seconds: during a run it is short, and a site without a run asks as seldom as Flower's own.
 _SHARE, _SHORTEST, _LONGEST = 0.1, 0.2, 3.0
+# How Flower says that a run has ended: these are no `Exception`s.
+_ENDED = (RunNotRunningException, InvalidRunStatusException)
 
 
 def answer_for_ever(superlink: str, authority: bytes, key: ec.EllipticCurvePrivateKey) -> None:
@@ -75,7 +78,7 @@ def answer_for_ever(superlink: str, authority: bytes, key: ec.EllipticCurvePriva
                 began = time.monotonic()
                 reply = client_app(message, context) if known else refused(message)
                 _send(reply, time.monotonic() - began, send, partial(push, run_id))
-            except Exception:
+            except (Exception, *_ENDED):
                 # The run has ended meanwhile, or the message cannot be read: the next one is another.
                 _log.exception("a message was not answered")
             last = time.monotonic()
