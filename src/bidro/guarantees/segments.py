@@ -46,7 +46,7 @@ MOST_SEGMENTS = 64
 SMOOTHING_ROWS = 2.0
 # Segments are chosen on about so many rows where there are more, and at least so many of a client: what is
 # better by less than these can tell is not worth the wait. The curves themselves are trained on all rows.
-ENOUGH_ROWS, ENOUGH_OF_CLIENT = 50_000, 200
+ENOUGH_ROWS, ENOUGH_OF_CLIENT = 30_000, 200
 # (cap, blend) of pooled training.
 POOLED = (1.0, 1.0)
 # Curves must be better by so many standard errors, and with own corrections worse by at most one, or by this
