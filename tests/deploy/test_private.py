@@ -14,12 +14,13 @@ from bidro.deploy.requests import PRIVATE
 from bidro.deploy.server import run_job
 from bidro.deploy.site import reply_of
 from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, site_log
+from bidro.deploy.site_rows import SiteRows, holdout, site_log
 from bidro.deploy.spent import in_words as spent_words
 from bidro.deploy.spent import spent_content
 from bidro.engines.carrier import Delivered, InMemory
 from bidro.engines.wire import header_of, pack, unpack
 from bidro.errors import BidroError
+from bidro.fitting.private_side import FACTOR
 from bidro.fitting.questions import AtModel, NoisyMoments
 from bidro.guarantees.certificate import Certificate
 from bidro.privacy.terms import Budget, Terms
@@ -222,7 +223,7 @@ def test_a_run_that_died_goes_on_to_the_same_bytes(dies_after, tmp_path):
 
 
 def test_sites_with_and_without_a_budget_in_one_run(tmp_path):
-    agreed = private_sites(tmp_path, without=("mid", "west"))
+    agreed = private_sites(tmp_path, without=("mid", "west"), extra="trusted_server = true")
     transcripts = {}
     files = run_job(private_job(agreed), listened(tmp_path, NAMES, transcripts), tmp_path / "runs")
     promise = Certificate.from_json(files["certificate.json"].decode()).privacy.promise
@@ -238,7 +239,7 @@ def test_sites_with_and_without_a_budget_in_one_run(tmp_path):
 
 
 def test_a_site_without_a_budget_keeps_its_own_rules(tmp_path):
-    agreed = private_sites(tmp_path, without=NAMES, extra="min_rows = 400")
+    agreed = private_sites(tmp_path, without=NAMES, extra="min_rows = 400\ntrusted_server = true")
     with pytest.raises(BidroError, match="fewer than its min_rows = 400"):
         run_job(private_job(agreed), carrier(tmp_path), tmp_path / "runs")
     # Under a budget no rule about rows is looked at: refusals would tell of them.
@@ -246,6 +247,39 @@ def test_a_site_without_a_budget_keeps_its_own_rules(tmp_path):
         path = tmp_path / f"{name}.toml"
         path.write_text(f"{path.read_text()}\n{PRIVACY}")
     run_job(private_job(agreed, "again"), carrier(tmp_path), tmp_path / "runs")
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_without_a_budget_a_server_that_chooses_where_to_clip_finds_a_row(trusted, ran, tmp_path):
+    """Of exact sums the number of rows that are not clipped tells how many targets lie above any number:
+    forty questions, and the largest one is known. So sites must trust the server, or have a budget."""
+    agreed = private_sites(tmp_path, without=NAMES, extra="trusted_server = true" if trusted else "")
+    site = Site.read(tmp_path / "mid.toml")
+    rows, d = SiteRows.load(site), agreed.plan.columns - 1
+    header = {**header_of(ran[3]["mid"][1][0]), "agreed": agreed.digest}
+    x, along = np.zeros(d), np.zeros((d, d))
+    x[-1], along[-1, 0] = 8.0, 1.0
+
+    def above(least):
+        """How many training rows have a target of at least so many spreads; or why that is not told."""
+        clip = 2 * (8.0 - least) / np.sqrt(1 - FACTOR**2)
+        asked = AtModel(x, along, np.array(clip), np.array(1.0))
+        reply = reply_of(site, rows, pack(asked, header))
+        if "refused" in header_of(reply):
+            return header_of(reply)["refused"]
+        scale = agreed.plan.gradients_scale(None, clip, 1.0)
+        return float(load(reply)["values"][-2] * scale.unit[-2]) / (FACTOR * clip)
+
+    if not trusted:
+        assert "give this site a privacy budget" in above(0.0)
+        return
+    low, high = -4.0, 7.9
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) > 0.5 else (low, middle)
+    unit = agreed.standard
+    targets = (rows.target[~holdout(site, rows)] - unit.middle) / unit.target_spread
+    assert low == pytest.approx(targets.max(), abs=0.01)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])

@@ -3,7 +3,8 @@
 A site with a budget adds noise, and sends nothing that is not in its ledger first. What it answers or
 refuses, and how, depends on its rows through these sums alone: no rule about rows is looked at, rows that lie
 far out are scaled down, and a table with few rows, or none on one side, is answered as any other.
-A site without a budget answers the same questions exactly, by the rules of any other run.
+A site without a budget answers the same questions exactly, by the rules of any other run, where its owner
+trusts the server, which chooses where rows are clipped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bidro.deploy.requests import Request
-from bidro.deploy.rules import ROWS_A_PARAMETER, RefusedError, draws
+from bidro.deploy.rules import CLIPPED, ROWS_A_PARAMETER, RefusedError, draws
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_rows import SiteRows, holdout, releases, state_of
 from bidro.engines.wire import pack, unpack
@@ -113,6 +114,9 @@ def _rows(site: Site, rows: SiteRows) -> PrivateRows:
 
 def _require_rules(site: Site, rows: SiteRows, plan: Plan, request: Request) -> int:
     """The fewest rows that a reply without noise rests on. Raises RefusedError where these are too few."""
+    if not site.trusted_server:
+        # With the first question already, before others spend their budgets on the later ones.
+        raise RefusedError(CLIPPED)
     kept, may = holdout(site, rows), releases(site, rows)
     if request.question != "losses":
         return may.folds(None, moments=True)

@@ -63,6 +63,12 @@ BATCHES = (
     "few rows, and enough of them give every single one; if the server is trusted here to run bidro as it "
     "is, set trusted_server = true in this site's configuration."
 )
+CLIPPED = (
+    "it has no privacy budget: its sums would be exact, of rows that the server chooses by where it clips "
+    "them, so that single rows can be found; give this site a privacy budget ([privacy] epsilon = NUMBER), or, "
+    "if the server is trusted here to run bidro as it is, set trusted_server = true in this site's "
+    "configuration."
+)
 NETWORKS = (
     "gradients of a network, and networks after a few steps, can hold rows nearly as they are; if the server "
     "is trusted here to run bidro as it is, set trusted_server = true in this site's configuration."
