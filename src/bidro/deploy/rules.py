@@ -65,8 +65,8 @@ BATCHES = (
 )
 CLIPPED = (
     "it has no privacy budget: its sums would be exact, of rows that the server chooses by where it clips "
-    "them, so that single rows can be found; give this site a privacy budget ([privacy] epsilon = NUMBER), or, "
-    "if the server is trusted here to run bidro as it is, set trusted_server = true in this site's "
+    "them, so that single rows can be found; give this site a privacy budget ([privacy] epsilon = NUMBER), "
+    "or, if the server is trusted here to run bidro as it is, set trusted_server = true in this site's "
     "configuration."
 )
 NETWORKS = (
