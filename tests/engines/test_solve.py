@@ -535,13 +535,17 @@ def test_the_rule_is_one_line():
             Box.cube(1.0, d),
             Transport.euclidean(d + 1),
         )
-        for d in (300, 301)
+        for d in (300, 2001)
     )
     assert chosen_method(small)[0] == "one-shot"
     assert chosen_method(replace(small, loss=Huber()))[0] == "curvature"
     assert chosen_method(replace(small, ambiguity=Penalty(1e4)))[0] == "curvature"
     assert chosen_method(large)[0] == "gradients"
-    assert "301 parameters" in chosen_method(large)[1]
+    assert "2001 parameters" in chosen_method(large)[1]
+    more = Federation.from_arrays([np.ones((2, 302))], "unbounded")
+    wide = Problem(more, Squared(), Box.cube(1.0, 301), Transport.euclidean(302))
+    assert chosen_method(wide)[0] == "one-shot"
+    assert chosen_method(replace(wide, loss=Huber()))[0] == "gradients"
 
 
 def simple(**changes):

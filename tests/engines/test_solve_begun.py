@@ -91,6 +91,7 @@ def test_what_one_shot_proved_is_kept_where_rounds_are_too_few(monkeypatch):
 
 def test_moments_that_have_been_sent_are_used_however_many_parameters_there_are(monkeypatch):
     monkeypatch.setattr(solving, "LARGEST_CURVATURE", 2)
+    monkeypatch.setattr(solving, "LARGEST_MOMENTS", 2)
     whole = problem()
     assert solve(whole, 1e-4).method == "gradients"
     federation = whole.federation
