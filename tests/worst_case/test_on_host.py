@@ -169,6 +169,25 @@ def test_the_exact_solvers_clients_say_the_same_as_compiled_ones(name, eps):
     assert np.all((here.attained <= mean) & (mean <= here.upper))
 
 
+@pytest.mark.parametrize("curvature", [True, False])
+def test_squared_loss_without_a_radius_is_said_as_compiled(curvature):
+    """Risks are squares of roots there, and sums of squares here."""
+    loss = Squared(intercept=True, basis=LOSSES["curves"].basis, smoothing=0.01)
+    transport = Transport(np.array([0.5, 2.0, np.inf]), 2.0)
+    models = Box.cube(5.0, loss.dimension(3))
+    problem = Problem(federation_of(loss), loss, models, transport, WassersteinBall(0.0))
+    algorithm = ExactMWDRO(Exact(), curvature)
+    x = np.random.default_rng(2).uniform(-1.0, 1.0, problem.dimension)
+    broadcast = algorithm.broadcast(algorithm.init(problem)._replace(x=x))
+    there = all_replies(algorithm, problem.clients, jax.random.key(0), broadcast, jnp.asarray(1))
+    here = algorithm.replies_on_host(broadcast, HeldRows.of(problem.clients))
+    for name in ("upper", "attained", "gradient", "certified"):
+        np.testing.assert_allclose(
+            getattr(here, name), np.asarray(getattr(there, name)), rtol=1e-9, atol=1e-9
+        )
+    assert np.all(here.attained <= here.upper)
+
+
 @pytest.mark.parametrize("name", ["logistic", "curves"])
 def test_cross_validation_asks_the_same_here_and_compiled(name):
     """Solves with radii and without, and the scores."""
@@ -201,9 +220,10 @@ def test_what_needs_a_search_is_not_answered_here():
         searched = replace(logistic, transport=transport)
         assert needs_no_search(searched, none)
         assert not needs_no_search(searched, some)
-    # Kinks are to be smoothed, and of squared loss second moments tell all.
+    # Kinks are to be smoothed, and of squared loss with radii second moments tell all.
     assert not needs_no_search(inner_of(Hinge()), none)
-    assert not needs_no_search(inner_of(Squared()), none)
+    assert needs_no_search(inner_of(Squared()), none)
+    assert not needs_no_search(inner_of(Squared()), some)
     loss = Logistic()
     penalised = Problem(federation_of(loss), loss, Box.cube(5.0, 2), TRANSPORT, Penalty(3.0))
     exact = ExactMWDRO(Exact())

@@ -64,9 +64,7 @@ class Calibration:
     deal: Deal  # of the folds
     rounds: int  # with the clients
     moments: Told | None  # of squared loss, where clients have sent them
-    mixtures: Floats | None = (
-        None  # (candidates, n) the worst at the models of all rows, where these are known
-    )
+    mixtures: Floats | None = None  # (candidates, n) the worst at the models of all rows, where known
 
     @property
     def promise(self) -> str:
