@@ -171,7 +171,7 @@ def test_the_exact_solvers_clients_say_the_same_as_compiled_ones(name, eps):
 
 @pytest.mark.parametrize("curvature", [True, False])
 def test_squared_loss_without_a_radius_is_said_as_compiled(curvature):
-    """Risks are squares of roots there, and sums of squares here."""
+    """Risks are squares of roots there, which are smoothed at 0, and sums of squares here."""
     loss = Squared(intercept=True, basis=LOSSES["curves"].basis, smoothing=0.01)
     transport = Transport(np.array([0.5, 2.0, np.inf]), 2.0)
     models = Box.cube(5.0, loss.dimension(3))
