@@ -60,12 +60,15 @@ def test_gradients_of_the_risks_are_their_differences():
         np.testing.assert_allclose(here.gradients[:, j], change, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("weights", ["auto", "simplex"])
-def test_a_fit_from_rows_is_that_from_second_moments(weights, monkeypatch):
+@pytest.mark.parametrize(("weights", "times"), [("auto", 1.0), ("simplex", 1.0), ("simplex", 20.0)])
+def test_a_fit_from_rows_is_that_from_second_moments(weights, times, monkeypatch):
+    """Also where a client's features are so many times as large as those of the others: second derivatives of
+    other weights are then no guide."""
     rng = np.random.default_rng(4)
     X, clients = rng.normal(size=(1200, 3)), rng.integers(0, 4, 1200)
     # Clients differ in what they look like and in noise, so that weights and own corrections matter.
     X[:, 1] += 0.5 * clients
+    X[clients == 0] *= times
     y = np.sin(2 * X[:, 0]) + (clients == 1) * np.abs(X[:, 1]) + rng.normal(size=1200) * (0.3 + 0.3 * clients)
     found = []
     for small in (second_moments._SMALL, 0):
@@ -86,3 +89,18 @@ def test_a_fit_from_rows_is_that_from_second_moments(weights, monkeypatch):
     assert rows.duality_gap_ <= 1e-6
     assert rows.n_rounds_ == 1
     assert rows.client_risks_ == pytest.approx(told.client_risks_, rel=1e-5)
+
+
+def test_an_exact_fit_from_rows(monkeypatch):
+    """Rounding hides the gap there, and nothing is at stake."""
+    monkeypatch.setattr(second_moments, "_SMALL", 0)
+    monkeypatch.setattr(second_moments, "_TABLES", 0)
+    rng = np.random.default_rng(5)
+    X, clients = rng.normal(size=(900, 2)), rng.integers(0, 3, 900)
+    model = RobustRegressor(curves=4).fit(X, 2 * X[:, 0] - X[:, 1], clients=clients)
+    assert model.calibration_.moments is None
+    np.testing.assert_allclose(model.predict(X), 2 * X[:, 0] - X[:, 1], atol=1e-3)
+    rows = CurveRows(Squared(intercept=True, basis=BASES[0]), rng.normal(size=(800, 4)), SIZES)
+    y = np.split(rows.samples[:, -1], np.cumsum(SIZES)[:-1])
+    spread = np.mean([np.var(own) for own in y]) + np.var([np.mean(own) for own in y])
+    assert RowRisks(rows, np.ones(800, bool)).target_spread == pytest.approx(spread)

@@ -26,8 +26,9 @@ Whole = NDArray[np.int64]
 
 # Numbers that are handled together: few enough to stay in the cache.
 _TOGETHER = 1 << 16
-# Weights of clients that differ by more than this in all need second derivatives of their own.
-_TURNED = 0.3
+# Weights of clients that differ by more than this in all need second derivatives of their own; by more than
+# the second number, where so many steps with the old ones have not been enough.
+_TURNED, _TURNED_LITTLE, _STEPS = 0.3, 1e-3, 4
 # Second derivatives are raised by this share of their size, so that they can be divided by.
 _LEAST_CURVATURE = 1e-12
 
@@ -121,8 +122,18 @@ class RowRisks:
         self.penalty = rows.penalty
         total = float(self.counts.sum())
         matrix = rows.squared(used / total) if pooled is None else pooled
-        self._mixed = (self.counts / total, matrix)
+        self._mixed, self._served = (self.counts / total, matrix), 0
+        # How far weights may turn, at first and after some steps, before second derivatives are made anew.
+        self.turned = (_TURNED, _TURNED_LITTLE)
         self._last: tuple[Numbers, tuple[Numbers, Numbers]] | None = None
+
+    @property
+    def target_spread(self) -> float:
+        """The mean square of targets around their mean, each client counting the same."""
+        y, used = self.rows.samples[:, -1], self.used.astype(float)
+        mean = self.rows.by_client(used * y) / self.counts
+        away = (y - np.repeat(mean, self.rows.sizes)) ** 2
+        return float(np.mean(self.rows.by_client(used * away) / self.counts) + np.var(mean))
 
     def values(self, x: Numbers, eps: Numbers) -> Numbers:
         return self._at(x)[0]
@@ -137,11 +148,12 @@ class RowRisks:
     def second_derivative(self, alpha: Numbers) -> Numbers:
         """(d, d), of clients' weights (n,) or such as are nearly as large."""
         weights, matrix = self._mixed
-        if np.abs(weights - alpha).sum() > _TURNED:
+        self._served += 1
+        if np.abs(weights - alpha).sum() > self.turned[self._served > _STEPS]:
             matrix = self.rows.squared(
                 np.where(self.used, np.repeat(alpha / self.counts, self.rows.sizes), 0.0)
             )
-            self._mixed = (alpha, matrix)
+            self._mixed, self._served = (alpha, matrix), 0
         bent = matrix.copy() if self.penalty is None else matrix + self.penalty
         bent *= 2
         bent[np.diag_indices(len(bent))] += _LEAST_CURVATURE * max(
@@ -155,7 +167,7 @@ class RowRisks:
             residuals = self.rows.residuals(x) * self.used
             values = self.rows.by_client(residuals**2) / self.counts
             if self.penalty is not None:
-                values += x @ self.penalty @ x
+                values += max(float(x @ self.penalty @ x), 0.0)
             self._last = x.copy(), (values, residuals)
         return self._last[1]
 

@@ -195,10 +195,14 @@ class FoldMoments(Usual):
         assert isinstance(models, Box | Ball)
         references = start.model.references
         newton = minimax_from_moments(risks, eps, models, mixtures, x, alpha, gap, references)
-        # Rows have no kinks without radii: what is short of the gap is rounding.
-        if isinstance(risks, RowRisks) or newton.reaches(gap):
+        if newton.reaches(gap) or newton.size <= _EXACT_FIT * risks.target_spread:
             return newton.x, newton.alpha
-        if newton.size <= _EXACT_FIT * risks.target_spread:
+        if isinstance(risks, RowRisks):
+            # Clients that are not at all alike: with second derivatives of every step's own weights.
+            risks.turned = (0.0, 0.0)
+            newton = minimax_from_moments(
+                risks, eps, models, mixtures, newton.x, newton.alpha, gap, references
+            )
             return newton.x, newton.alpha
         solver, everyone = (
             start._replace(x=newton.x, mixture=newton.alpha),

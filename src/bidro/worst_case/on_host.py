@@ -187,7 +187,8 @@ def _still(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Means:
     value, gradient = value / count, gradient / count[..., None]
     if loss.penalty is not None:
         slope = x @ loss.penalty
-        value += np.sum(slope * x, axis=1)
+        # Of equal slopes rounding would leave less than nothing.
+        value += np.maximum(np.sum(slope * x, axis=1), 0.0)
         gradient[..., :d] += 2 * slope
     return Means(value, gradient)
 
