@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bidro.errors import BidroError
+from bidro.privacy.write_ahead import write_ahead
 
 KEY_FILE, DATABASE = "key", "state.sqlite"
 _KEY_BYTES = 32
@@ -89,7 +90,7 @@ class SiteState:
 
     def _begin(self, client: str) -> None:
         with closing(self._connection()) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
+            write_ahead(connection, _WAIT)
         check = self.derived(f"client {client}")
         with self.transaction() as connection:
             for statement in _TABLES.split(";"):

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bidro.errors import BidroError
+from bidro.privacy.write_ahead import write_ahead
 
 _WAIT = 120.0  # seconds for another process of this site to end its transaction
 
@@ -75,7 +76,7 @@ class Ledger:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             path.chmod(0o600)
             with closing(ledger._connection()) as connection:
-                connection.execute("PRAGMA journal_mode = WAL")
+                write_ahead(connection, _WAIT)
             with ledger._transaction() as connection:
                 for statement in _TABLES:
                     connection.execute(statement)
