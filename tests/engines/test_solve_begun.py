@@ -1,5 +1,7 @@
 """Solves that begin elsewhere, or with moments that are known: what is stated holds all the same."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -131,3 +133,15 @@ def test_a_small_radius_has_a_minimum_that_no_ray_leads_away_from():
     found = solve(Problem(federation, Logistic(True), models, transport, WassersteinBall(1e-5)))
     assert found.gap <= 1e-6
     assert found.rounds <= 20
+
+
+def test_a_solution_that_is_given_with_its_weights_is_proven_in_one_round():
+    whole = replace(problem(), ambiguity=WassersteinBall(0.0))
+    known = solve(whole, 1e-12)
+    again = solve(whole, 1e-6, start=known.x, mixture=known.alpha)
+    assert (again.method, again.rounds) == ("gradients", 1)
+    assert again.gap <= 1e-6
+    assert again.upper == pytest.approx(known.upper, rel=1e-9)
+    for bad in (known.alpha[1:], np.full(whole.n, np.nan)):
+        with pytest.raises(BidroError, match="A mixture to start from has"):
+            solve(whole, 1e-6, start=known.x, mixture=bad)

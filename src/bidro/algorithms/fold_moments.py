@@ -198,7 +198,8 @@ class FoldMoments(Usual):
         if newton.reaches(gap) or newton.size <= _EXACT_FIT * risks.target_spread:
             return newton.x, newton.alpha
         if isinstance(risks, RowRisks):
-            # Clients that are not at all alike: with second derivatives of every step's own weights.
+            # Clients that are not at all alike: with second derivatives of every step's own weights. What is
+            # short of the gap even then is good enough to choose by, and `solve` says so of what is kept.
             risks.turned = (0.0, 0.0)
             newton = minimax_from_moments(
                 risks, eps, models, mixtures, newton.x, newton.alpha, gap, references

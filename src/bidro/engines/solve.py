@@ -285,16 +285,19 @@ def _check_moments(problem: Problem, moments: Any) -> None:
 def _begun_at(
     state: Any, problem: Problem, x: NDArray[np.float64], mixture: NDArray[np.float64] | None = None
 ) -> Any:
-    """The first state of a solver, with another model to begin with: the nearest that is admissible; and with
-    other weights (n,)."""
+    """The first state of a solver, with another model, and other weights (n,), to begin with: the nearest
+    that are admissible."""
     given = np.asarray(x, float)
     if given.shape != (problem.dimension,) or not np.all(np.isfinite(given)):
         raise BidroError(f"A model to start from has {problem.dimension} finite numbers; got {given}.")
     begun = _solver(state)._replace(x=np.asarray(problem.domain.project(given)))
     if np.isfinite(begun.floor):
         begun = begun._replace(small=None)
-    if mixture is not None and problem.mixture_set.contains(mixture):
-        begun = begun._replace(mixture=np.asarray(mixture, float))
+    if mixture is not None:
+        weights = np.asarray(mixture, float)
+        if weights.shape != (problem.n,) or not np.all(np.isfinite(weights)):
+            raise BidroError(f"A mixture to start from has {problem.n} finite numbers; got {weights}.")
+        begun = begun._replace(mixture=np.asarray(problem.mixture_set.project(weights)))
     return begun if isinstance(state, State) else state._replace(solver=begun)
 
 

@@ -371,6 +371,8 @@ def row_labels(given: Any, rows: int, what: str) -> NDArray[np.str_]:
     nameless = np.asarray(pd.isna(labels))
     if nameless.any():
         raise BidroError(f"Row {int(np.argmax(nameless))} has no {what}; name one for every row.")
-    # As text numbers would take many bytes a row: every label is written once.
-    codes, different = pd.factorize(labels)
-    return np.array(np.asarray(different).astype(str).tolist(), str)[codes]
+    if labels.dtype.kind not in "iuf":
+        return labels.astype(str)
+    # As text a number takes room for the longest that there are: every one is written once.
+    different, codes = np.unique(labels, return_inverse=True)
+    return np.array(different.astype(str).tolist(), str)[codes]

@@ -47,6 +47,7 @@ SMOOTHING_ROWS = 2.0
 # Segments are chosen on about so many rows where there are more, and at least so many of a client: what is
 # better by less than these can tell is not worth the wait. The curves themselves are trained on all rows.
 ENOUGH_ROWS, ENOUGH_OF_CLIENT = 30_000, 200
+_OF_A_FOLD = 20  # where there are very many folds
 # (cap, blend) of pooled training.
 POOLED = (1.0, 1.0)
 # Curves must be better by so many standard errors, and with own corrections worse by at most one, or by this
@@ -178,7 +179,8 @@ def choose_curves(
     federation = problem.federation
     many = not federation.rows_elsewhere and sum(federation.sizes) > ENOUGH_ROWS
     if many and len(wanted.bases(finest)) > 1:
-        some = replace(problem, federation=thinned(federation, ENOUGH_ROWS, ENOUGH_OF_CLIENT))
+        fewest = max(ENOUGH_OF_CLIENT, _OF_A_FOLD * folds)
+        some = replace(problem, federation=thinned(federation, ENOUGH_ROWS, fewest))
         _, choice, _ = _chosen(some, wanted, finest, folds, sends_curvature, seed, network, own)
         return with_curves(problem, choice.basis, wanted.signs), choice, None
     return _chosen(problem, wanted, finest, folds, sends_curvature, seed, network, own)
