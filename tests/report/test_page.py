@@ -317,6 +317,12 @@ def test_what_is_absent_says_why(visit):
     assert values(browser, "td.radius, td.robust, td.loss, #interval-upper") == []
     assert texts(browser, "#dots-figure .legend span") == ["Loss in training"]
     assert not find(browser, "#confidence").is_displayed()
+    # One reason, once.
+    content = page_content.content()
+    for one in content["clients"]:
+        one["pooled"] = None
+    words = texts(visit(content), "#gains-words")[0]
+    assert words.startswith("There is nothing to compare with: pooled training was not cross-validated. ")
 
 
 def test_a_part_of_the_certificate_can_be_absent(visit):
@@ -657,6 +663,28 @@ def test_the_first_screen_speaks_of_what_people_have(visit, name):
     # The exact statement is one click away.
     find(browser, "#message a[href='#h-certificate']").click()
     assert abs(browser.execute_script(box, "#h-certificate")[0]) < 60
+
+
+def test_what_the_target_is_counted_in_stands_behind_errors(visit):
+    """Where it is said; the rest of the page is as without."""
+    plain = texts(visit(page_content.content()), "#well-words, #promised-words, #promised-note")
+    browser = visit(page_content.content() | {"measured_in": "days"})
+    well, promised, note = texts(browser, "#well-words, #promised-words, #promised-note")
+    in_use, bound = texts(browser, "#well-value, #promised-value")
+    assert well.startswith(f"Predictions are typically off by {in_use} days, ")
+    assert "always guessing the mean (6.4 days)." in well
+    assert f"predictions are typically off by at most {bound} days, for " in promised
+    assert re.search(r"An error counts as at most [0-9.]+ days\.", note)
+    said = " ".join([well, promised, note])
+    assert said.replace(" days, ", " in stay, ", 1).replace(" days", "") == " ".join(plain)
+    assert "Typical error in days" in find(browser, "#well-figure figcaption").text
+    assert "Typical errors in days" in texts(browser, "#plain-caption")[0]
+    assert "in stay" not in texts(browser, "main")[0]
+
+
+def test_of_classes_nothing_is_counted_in_anything(visit):
+    content = page_content.classes()
+    assert texts(visit(content | {"measured_in": None}), "#message") == texts(visit(content), "#message")
 
 
 def test_the_promise_follows_the_confidence(visit):

@@ -71,7 +71,7 @@ function gains() {
   });
   const values = series.flatMap((s) => clients.map(s.value));
   const scale = areRight ? shareScale(values) : lossScale(values);
-  const label = !plainly ? lossLabel : areRight ? "Right predictions" : (x) => `Typical error in ${report.target}${x.logarithmic ? " (log scale)" : ""}`;
+  const label = !plainly ? lossLabel : areRight ? "Right predictions" : (x) => `Typical error in ${measure}${x.logarithmic ? " (log scale)" : ""}`;
   const chart = (width) =>
     rowsChart(width, shownOf().map(row), { scale, label, height: onPaper ? 22 : 28, tick: areRight ? tenths : number });
   figure("gains-figure", caption, chart, series);
@@ -118,7 +118,7 @@ function plainTable(series) {
     { label: judged ? "Rows kept out" : "Rows", value: (c) => (judged ? c.held_out_rows : c.rows), format: () => count },
     ...series.map((s) => ({ label: s.short ?? s.label, value: s.value, before: s.before, format, classes: `plain-${s.shape}` })),
   ];
-  const what = areRight ? "Shares of right predictions" : `Typical errors in ${report.target}`;
+  const what = areRight ? "Shares of right predictions" : `Typical errors in ${measure}`;
   sortableTable(element("plain"), "plain-caption", `${what}. Press a heading to sort by it.`, columns, clients, {
     column: 2,
     up: areRight,

@@ -96,7 +96,7 @@ function addedScale(from, to) {
   return linearScale(low - room, high + room, from, to, 40);
 }
 
-const added = (value) => `${value > 0 ? "+" : ""}${number(value)}${report.task === "regression" ? ` ${report.target}` : ""}`;
+const added = (value) => `${value > 0 ? "+" : ""}${number(value)}${report.task === "regression" ? ` ${measure}` : ""}`;
 
 function frame(width, height, bottom) {
   const y = addedScale(bottom, 8);
