@@ -83,8 +83,15 @@ class Trained:
 
     @property
     def pooled(self) -> Floats | None:
-        """(d,) the model of pooled training, for comparison; None where it was not cross-validated."""
-        return self.calibration.pooled_model if has_pooled(self.calibration) else None
+        """(d,) the model of pooled training, for comparison; None where it was not cross-validated.
+
+        Where that was chosen it is the model itself: solved less closely it would differ by rounding, and
+        clients would seem to gain or lose by it.
+        """
+        found = self.calibration
+        if not has_pooled(found):
+            return None
+        return self.x if found.place == found.pooled and self.gap is not None else found.pooled_model
 
     @property
     def gap(self) -> float | None:

@@ -458,6 +458,42 @@ def test_the_curves_of_a_class_are_chosen(visit):
     assert browser.find_elements("css selector", "#curves .lies") == []
 
 
+def test_coefficients_are_listed_for_the_class_that_is_chosen(visit):
+    from selenium.webdriver.support.select import Select
+
+    content = page_content.classes()
+    browser = visit(content)
+    for k, name in enumerate(content["classes"]):
+        Select(find(browser, "#class")).select_by_visible_text(name)
+        assert texts(browser, "#coefficients-caption")[0].startswith(f"{name}: the coefficients.")
+        listed = values(browser, "#coefficients td[data-label=Coefficient]")
+        given = [f["coefficient"][k] for f in content["features"]] + [content["intercept"][k]]
+        assert sorted(listed) == sorted(given)
+
+
+def test_what_says_nothing_is_left_out(visit):
+    """A picture of one round, robust risks without a radius, changes where pooled training is used."""
+    content = page_content.pooled()
+    for one in content["clients"]:
+        one |= {"radius": 0.0, "has_own": False}
+    content["solver"] |= {"rounds": 1, "history": content["solver"]["history"][-1:]}
+    browser = visit(content)
+    assert browser.get_log("browser") == []
+    heads = texts(browser, "#clients thead th")
+    assert "Weight" in heads
+    assert "Training took 1 round of messages" in texts(browser, "#solver-words")[0]
+    assert browser.find_elements("css selector", "#bounds-figure, #gap-figure") == []
+    assert texts(browser, "#gains-words") == [
+        "The shared model is that of pooled training, and no client has its own: nobody gains or loses by it."
+    ]
+    assert [word for word in texts(browser, "#gains-figure text.aside") if "%" in word] == []
+    certified = 2 if content["levels"][0]["interval"] else 0
+    assert sum(head in ("Radius", "Robust risk") for head in heads) == certified
+    browser = visit(page_content.content())
+    assert sum(head in ("Radius", "Robust risk") for head in texts(browser, "#clients thead th")) == 4
+    assert len(browser.find_elements("css selector", "#bounds-figure, #gap-figure")) == 2
+
+
 def test_it_has_landmarks_headings_and_captions(visit):
     browser = visit(page_content.content())
     assert [len(texts(browser, tag)) for tag in ("html[lang]", "h1", "header", "nav", "main", "footer")] == [
@@ -767,7 +803,7 @@ def test_what_left_each_site_is_shown_where_rows_are_elsewhere(visit):
     assert "A reply of Northfield General was not accepted" in words
     left = content["federated"]["left"]
     said = texts(browser, "#left-figure .mark title")
-    assert len(said) == sum(len(kind["sites"]) for kind in left) == 17
+    assert len(said) == sum(len(kind["sites"]) for kind in left) == 35
     assert "St Anne's: Second moments. 2.7 kB, 258 numbers in 2 messages" in said
     assert texts(browser, "#left-figure text.aside").count("nothing") == 1
     assert sorted(texts(browser, "#left tbody th")) == sorted(kind["what"] for kind in left)

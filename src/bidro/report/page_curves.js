@@ -11,7 +11,7 @@ function curves() {
   const sum =
     report.task === "regression" ? "The prediction" : several ? "The score of a class" : "The score";
   element("curves-words").textContent =
-    `${sum} is a sum: ${several ? "a number of its own" : number(report.intercept)} for a row that is average in ` +
+    `${sum} is a sum: ${several ? "a number of its own" : number(report.intercept) + (report.task === "regression" ? counted : "")} for a row that is average in ` +
     "everything, plus what each feature adds. All pictures have the same upright axis, and the features whose shares vary " +
     "most come first. A curve says what the model uses, not what causes the outcome." +
     (rowsHere ? "" : " Rows are at the sites: where they lie is not shown, and curves are drawn over the agreed range.");

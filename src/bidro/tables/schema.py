@@ -244,9 +244,11 @@ def _require_filled(values: pd.Series, column: Column) -> None:
 def require_known_target(values: pd.Series) -> None:
     gaps = empty_cells(values)
     if gaps.any():
+        others = int(gaps.sum()) - 1
+        have = f"and {others:,} more have" if others else "has"
         raise BidroError(
-            f"{row_name(values, int(np.argmax(gaps)))} has no '{values.name}'; the target must be known in "
-            "every row."
+            f"{row_name(values, int(np.argmax(gaps)))} {have} no '{values.name}'; the target must be known "
+            "in every row: leave out those without it."
         )
 
 
