@@ -83,13 +83,9 @@ class Trained:
 
     @property
     def pooled(self) -> Floats | None:
-        """(d,) the model of pooled training, for comparison; None where it was not cross-validated.
-
-        Where that was chosen it is the model itself: solved less closely it would differ by rounding, and
-        clients would seem to gain or lose by it.
-        """
-        found = self.calibration
-        if not has_pooled(found):
+        """(d,) of pooled training, for comparison; where that was chosen the model itself, as solved less
+        closely it would differ by rounding. None where it was not cross-validated."""
+        if not has_pooled(found := self.calibration):
             return None
         return self.x if found.place == found.pooled and self.gap is not None else found.pooled_model
 
