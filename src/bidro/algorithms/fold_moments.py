@@ -147,10 +147,10 @@ class FoldMoments(Usual):
         models, losses = [], []
         for fold in range(self.folds):
             moments = Moments(trained.mean[:, fold], trained.around[:, fold])
-            models.append(self.models(state, _risks(state, moments), rows[:, fold])[0])
+            models.append(self.models(state, risks_of(state, moments), rows[:, fold])[0])
             squares = np.maximum(left_out.squares(fold, models[-1]), 0.0)
             losses.append(squares / left_out.rows[:, fold, None])
-        of_all, weights = self.models(state, _risks(state, whole), left_out.rows.sum(axis=1))
+        of_all, weights = self.models(state, risks_of(state, whole), left_out.rows.sum(axis=1))
         told = Told(trained, whole)
         return Found(np.stack([*models, of_all]), np.stack(losses), left_out.rows.T, weights, told)
 
@@ -220,7 +220,7 @@ class FoldMoments(Usual):
         return Snapshot(first.x, first.x, first.alpha)
 
 
-def _risks(state: MomentsState, moments: Moments) -> SquaredRisks:
+def risks_of(state: MomentsState, moments: Moments) -> SquaredRisks:
     """The clients' risks as functions of the model, the loss's penalty included."""
     loss, first = state.inner.loss, next(iter(state.starts.values()))
     assert isinstance(loss, Squared)

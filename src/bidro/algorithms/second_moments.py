@@ -50,6 +50,13 @@ def of_clients(samples: ArrayLike, sizes: Sequence[int] | Indices, loss: Loss | 
     return Moments(each.centre + each.left, each.around)
 
 
+def of_some(samples: Numbers, sizes: Indices, used: NDArray[np.bool_], loss: Loss) -> Moments:
+    """Those of `of_clients` over the rows that are used (N,), at least one of every client."""
+    counts = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[used], minlength=len(sizes))
+    each = _of_groups(_Table(samples, np.flatnonzero(used), loss), counts)
+    return Moments(each.centre + each.left, each.around)
+
+
 def worth_their_memory(groups: int, columns: int, table: int) -> bool:
     """Whether second moments of so many groups of rows are small, or hardly larger than the table of these
     many bytes: with curves they can be larger by far."""
