@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bidro.algorithms.contract import HeldRows
 from bidro.algorithms.curve_rows import CurveRows, RowRisks
 from bidro.algorithms.fold_moments import FoldMoments, Found, MomentsState, risks_of
-from bidro.algorithms.second_moments import of_some
+from bidro.algorithms.second_moments import of_some, smooth
 from bidro.losses import Squared
 
 Numbers = NDArray[np.float64]
@@ -69,6 +69,7 @@ def _solved(
     counts = rows.by_client(used.astype(float))
     if squares is None:
         own = of_some(rows.samples, rows.sizes, used, rows.loss)
+        smooth(own, rows.loss)
         return moments.models(state, risks_of(state, own), counts, gap)
     pooled = np.zeros(squares.shape[1:])
     for fold in folds:

@@ -67,9 +67,16 @@ def smoothed(moments: Moments, loss: Loss) -> Moments:
     """The moments of rows with which squared loss has the loss's penalty in its mean square."""
     if loss.penalty is None:
         return moments
-    around, k = moments.around.copy(), moments.mean.shape[-1] - 1
-    around[..., :k, :k] += loss.penalty[:k, :k]
-    return Moments(moments.mean, around)
+    found = Moments(moments.mean, moments.around.copy())
+    smooth(found, loss)
+    return found
+
+
+def smooth(moments: Moments, loss: Loss) -> None:
+    """Make them those of `smoothed`, without a copy, which may be larger than the table."""
+    if loss.penalty is not None:
+        k = moments.mean.shape[-1] - 1
+        moments.around[..., :k, :k] += loss.penalty[:k, :k]
 
 
 def of_folds(
