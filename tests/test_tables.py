@@ -49,11 +49,42 @@ def test_missing_values_are_counted_or_filled():
         BidroError, match=r"5 in 'age' of 'n', 5 in 'ward' of 'n'\. Row 2 below the header has"
     ):
         learn_schema(gaps, "hospital", "stay")
+    both = gaps.assign(age=[None, 41] * 10, stay=[1.0, None, *FRAME["stay"][2:-1], None])
+    with pytest.raises(BidroError) as refused:
+        learn_schema(both, "hospital", "stay")
+    assert "2 in 'stay' of 2 clients, 10 in 'age' of 2 clients, 5 in 'ward' of 'n'. Row 1 " in str(
+        refused.value
+    )
+    assert str(refused.value).endswith("Rows without 'stay', the target, can only be dropped.")
+    with pytest.raises(
+        BidroError, match=r"Row 2 below the header and 1 more have no 'stay'; .* leave out those"
+    ):
+        learn_schema(both, "hospital", "stay", missing="median")
     schema = learn_schema(gaps, "hospital", "stay", missing="median")
     assert schema.matrix(gaps)[1].tolist() == [52, 0, 0]  # 'b', the commonest, is the reference
     strict = learn_schema(FRAME, "hospital", "stay")
     with pytest.raises(BidroError, match="Row 2 below the header has no 'age'"):
         strict.matrix(gaps)
+
+
+def test_a_column_that_numbers_the_rows_is_used_and_said(caplog):
+    rng = np.random.default_rng(0)
+    rows = {
+        "counted": rng.permutation(20) + 7.0,
+        "with gaps": np.append(np.arange(19.0), 38),
+        "far apart": np.append(np.arange(19.0), 41),
+        "twice": np.append(np.arange(19.0), 3),
+        "half": np.arange(20) + 0.5,
+    }
+    table = FRAME.assign(**rows)
+    assert "counted" in learn_schema(table, "hospital", "stay").features
+    said = [record.getMessage().split("'")[1] for record in caplog.records]
+    assert said == ["counted", "with gaps"]
+    assert "leave it out with --features if that is all it does" in caplog.text
+    caplog.clear()
+    learn_schema(table, "hospital", "stay", list(rows))
+    learn_schema(table[:19], "hospital", "stay")
+    assert caplog.text == ""
 
 
 def test_files(tmp_path):

@@ -80,7 +80,14 @@ class Model:
         return Assessed(self.loss, self.x, mixtures, self.seen, self.largest, self.slope, self.of_root)
 
     def predictor(self, x: Floats | None = None) -> Predictor:
-        """Of the shared model, or of another x (d,)."""
+        """What predicts rows on the original scale.
+
+        Args:
+            x: a model (d,) in the units of training; the shared one by default.
+
+        Returns:
+            Its predictor.
+        """
         return Predictor(self.loss, self.x if x is None else x, self.standard)
 
     @property
@@ -89,9 +96,16 @@ class Model:
         return self.predictor().coefficients
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
-        """One row a row: `prediction`, and for a model of probabilities `probability of <class>`.
+        """The target of every row; where the table names clients, by the own model of those that have one.
 
-        Where the table names clients, rows of those with a model of their own are predicted by that.
+        Args:
+            table: with the columns of training; the target is not needed.
+
+        Returns:
+            One row a row: `prediction`, and for a model of probabilities `probability of <class>`.
+
+        Raises:
+            BidroError: for a column that is missing, and for cells that the schema refuses.
         """
         features = self.schema.matrix(table)
         scores = self.predictor().scores(features)
@@ -109,7 +123,16 @@ class Model:
         return pd.DataFrame(found, index=table.index)
 
     def explain(self, table: pd.DataFrame) -> pd.DataFrame:
-        """One row a row: what every feature contributes to the prediction, see `predictor`."""
+        """What every feature contributes to a prediction.
+
+        Args:
+            table: as in `predict`.
+
+        Returns:
+            One row a row: a column `base`, the prediction for a row that is average in everything, and one a
+            feature (of more than two classes one a class each); they add up to the prediction, for classes to
+            the score.
+        """
         features, names = self.schema.matrix(table), self.schema.features
         found = self.predictor().explained(features, names, self.schema.classes)
         for own, model in self._own_rows(table):
@@ -117,8 +140,14 @@ class Model:
         return found.set_axis(table.index)
 
     def outside(self, table: pd.DataFrame) -> dict[str, int]:
-        """How many rows lie outside the range seen in training, by feature that has some; nothing where it is
-        not known."""
+        """How many rows lie outside the range that was seen in training.
+
+        Args:
+            table: as in `predict`.
+
+        Returns:
+            Numbers of rows, by feature that has some; nothing where the range is not known.
+        """
         if self.low is None or self.high is None:
             return {}
         counts = outside(self.schema.matrix(table), self.low, self.high)
@@ -132,26 +161,63 @@ class Model:
                 yield clients == name, self.predictor(self.own[name])
 
     def rows(self, table: pd.DataFrame) -> Floats:
-        """(N, k + 1) the table's features and target in the units of training."""
+        """A table as training sees it.
+
+        Args:
+            table: with the columns of training and the target.
+
+        Returns:
+            Features and target (N, k + 1) in the units of training.
+        """
         return self.standard.rows(self.schema.matrix(table), target_numbers(self.schema, table))
 
     def used_by(self, client: str) -> Floats:
-        """(d,) the model that a client uses: its own, or the shared one."""
+        """The model that a client uses: its own, or the shared one.
+
+        Args:
+            client: its name, whether it was in training or not.
+
+        Returns:
+            The model (d,), in the units of training.
+        """
         return self.own.get(client, self.x)
 
     def losses(self, rows: Floats, x: Floats | None = None) -> Floats:
-        """(N,) in the unit of the loss, under the shared model or another x (d,)."""
+        """The loss of every row, in its unit.
+
+        Args:
+            rows: (N, k + 1) in the units of training, as `rows` has them.
+            x: a model (d,); the shared one by default.
+
+        Returns:
+            Losses (N,).
+        """
         return losses_of(self.loss, self.x if x is None else x, rows)
 
     def scores(self, rows: Floats, x: Floats | None = None) -> Floats:
-        """(N, scores) what a model predicts for rows in the units of training."""
+        """What a model predicts for rows in the units of training.
+
+        Args:
+            rows: (N, k + 1), as `rows` has them.
+            x: a model (d,); the shared one by default.
+
+        Returns:
+            Scores (N, outputs); of a number, it less its middle in training.
+        """
         w, b = self.loss.split(self.x if x is None else x)  # type: ignore[attr-defined]
         columns = np.asarray(self.loss.design(rows))[:, :-1]  # type: ignore[arg-type]
         return np.asarray(columns @ np.atleast_2d(w).T + np.atleast_1d(b))
 
     def correct(self, rows: Floats, x: Floats | None = None) -> NDArray[np.bool_] | None:
-        """(N,) whether the predicted class is the true one, of rows in the units of training; None for a
-        number."""
+        """Whether the predicted class is the true one.
+
+        Args:
+            rows: (N, k + 1) in the units of training, as `rows` has them.
+            x: a model (d,); the shared one by default.
+
+        Returns:
+            For every row (N,); None where the target is a number.
+        """
         if self.schema.classes is None:
             return None
         scores = self.scores(rows, x)
@@ -184,7 +250,18 @@ class Model:
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Model:
-        """Raises BidroError for bytes that are no model, or not exactly as they were written."""
+        """A model from what `to_bytes` gave.
+
+        Args:
+            data: the bytes.
+            where: what to call them in a message, such as the path of the file.
+
+        Returns:
+            The model, without clients' own, which are in a file beside it.
+
+        Raises:
+            BidroError: for bytes that are no model, or not exactly as they were written.
+        """
         tensors, header = decoded(data, where)
         try:
             if header["format"] != FORMAT or header["version"] not in (VERSION, WITH_CURVES):

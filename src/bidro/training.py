@@ -83,8 +83,11 @@ class Trained:
 
     @property
     def pooled(self) -> Floats | None:
-        """(d,) the model of pooled training, for comparison; None where it was not cross-validated."""
-        return self.calibration.pooled_model if has_pooled(self.calibration) else None
+        """(d,) of pooled training, for comparison; where that was chosen the model itself, as solved less
+        closely it would differ by rounding. None where it was not cross-validated."""
+        if not has_pooled(found := self.calibration):
+            return None
+        return self.x if found.place == found.pooled and self.gap is not None else found.pooled_model
 
     @property
     def gap(self) -> float | None:

@@ -64,17 +64,42 @@ class Transport:
 
     @classmethod
     def euclidean(cls, m: int, p: float = 2.0) -> Transport:
-        """||zeta - xi||^p on R^m: the paper's cost, in which the target moves like a feature."""
+        """||zeta - xi||^p on R^m: the paper's cost, in which the target moves like a feature.
+
+        Args:
+            m: coordinates of a sample, the target or label among them.
+            p: the order.
+
+        Returns:
+            The cost.
+        """
         return cls(np.ones(m), p)
 
     @classmethod
     def features_only(cls, m: int, p: float = 2.0) -> Transport:
-        """||theta - theta'||^p on the first m - 1 coordinates; a continuous target cannot move."""
+        """||theta - theta'||^p on the first m - 1 coordinates; a continuous target cannot move.
+
+        Args:
+            m: coordinates of a sample, the target or label among them.
+            p: the order.
+
+        Returns:
+            The cost.
+        """
         return cls(np.append(np.ones(m - 1), np.inf), p)
 
     @classmethod
     def classification(cls, m: int, p: float = 2.0, label_cost: float = np.inf) -> Transport:
-        """||theta - theta'||^p + label_cost^p 1[y != y'], for a discrete label in coordinate m."""
+        """||theta - theta'||^p + label_cost^p 1[y != y'], for a discrete label in coordinate m.
+
+        Args:
+            m: coordinates of a sample, the target or label among them.
+            p: the order.
+            label_cost: of another label; inf where labels do not change.
+
+        Returns:
+            The cost.
+        """
         return cls(np.ones(m), p, True, label_cost)
 
     @property
@@ -90,7 +115,15 @@ class Transport:
         return xp.where(label, 0.0, inverse) if self.discrete_label else inverse
 
     def cost(self, zeta: V, xi: V) -> V:
-        """c(zeta, xi) for two samples of shape (m,); inf where an immovable coordinate differs."""
+        """c(zeta, xi).
+
+        Args:
+            zeta: a sample (m,).
+            xi: where it is moved to (m,).
+
+        Returns:
+            The cost; inf where a coordinate differs that cannot move.
+        """
         xp = namespace(self.scale, zeta, xi)
         differs = (self.inverse_scale == 0) & (zeta != xi)
         jumps: V = xp.sum(xp.where(differs, self._jump_prices, 0.0))
@@ -100,6 +133,13 @@ class Transport:
         """||S (zeta - xi)||^p over the coordinates that move continuously.
 
         Its gradient at zeta = xi is taken as zero, also for p = 1 where the norm has none.
+
+        Args:
+            zeta: a sample (m,).
+            xi: where it is moved to (m,).
+
+        Returns:
+            The cost of these coordinates alone.
         """
         xp = namespace(self.scale, zeta, xi)
         movable = self.inverse_scale > 0
@@ -111,7 +151,15 @@ class Transport:
         return power
 
     def row_costs(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
-        """c of each row of `left` (N, m) and the row of `right` in the same place; shape (N,)."""
+        """c of each row and the one in the same place.
+
+        Args:
+            left: rows (N, m).
+            right: rows (N, m).
+
+        Returns:
+            Costs (N,).
+        """
         movable = np.asarray(self.inverse_scale) > 0
         steps = (left - right)[:, movable] * np.asarray(self.scale)[movable]
         jumps = np.where((left != right)[:, ~movable], self._jump_prices[~movable], 0.0)

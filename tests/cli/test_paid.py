@@ -4,12 +4,17 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from bidro.algorithms.cross_validation import Candidate
+from bidro.fitting import Progress
 from bidro.fitting.fitted import Change, Changes, ClientLoss
 from bidro.model_file import load_model
 from bidro.workflow import fit as workflow
+from bidro.workflow.fit import fit_tables
+from bidro.workflow.judged import evaluation
+from bidro.workflow.options import FitOptions
 from bidro.workflow.paid import concerns, paid, verdict
 from tests.cli.test_command import run, visits
 
@@ -58,6 +63,26 @@ def test_a_client_gains_or_loses_beyond_two_standard_errors():
         (9.0, None, None),
     ):
         assert verdict(Change(mean, se)) == said
+
+
+def test_where_pooled_training_is_chosen_nobody_gains_or_loses_by_rounding(tmp_path):
+    """The logistic model is solved twice, to different gaps: the differences are far below chance, but in
+    every row alike, and so beyond their own standard errors."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(600, 2)).round(3)
+    y = np.where(x @ [1.0, -1.0] + rng.logistic(size=600) > 0.5, "yes", "no")
+    table = pd.DataFrame({"site": np.tile(["a", "b", "c"], 200), "u": x[:, 0], "v": x[:, 1], "y": y})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    options = FitOptions(
+        tables=(str(tmp_path / "t.csv"),), client="site", target="y", own="none", curves="none"
+    )
+    done = fit_tables(options, Progress())
+    assert done.model.settings["paid"]["pooled"] is True
+    assert not np.array_equal(done.trained.calibration.pooled_model, done.model.x)
+    assert np.array_equal(done.model.pooled, done.model.x)
+    found = evaluation(done.judged, done.changes)
+    assert [one["own_change"]["mean"] for one in found["clients"].values()] == [0.0, 0.0, 0.0]
+    assert [one["verdict"] for one in found["clients"].values()] == [None, None, None]
 
 
 def test_concerns_are_of_models_that_hardly_vary_cost_much_or_hurt_some():

@@ -21,9 +21,32 @@ LONG = {
 }  # fmt: skip
 
 
+# Classes whose methods users call themselves; those of algorithms, losses and oracles are a contract, which
+# is described where it is declared.
+CALLED = (
+    *("RobustRegressor", "RobustClassifier", "RobustNetRegressor", "RobustNetClassifier", "Model"),
+    *("Certificate", "Transport", "ConvergenceBound"),
+)
+
+
+def methods(name):
+    """A public class's own methods that take something, by name; scikit-learn's describe themselves."""
+    found = {}
+    for method in dir(getattr(bidro, name)):
+        thing = inspect.unwrap(getattr(getattr(bidro, name), method, None))
+        ours = inspect.isroutine(thing) and (getattr(thing, "__module__", None) or "").startswith("bidro")
+        if not method.startswith("_") and ours and parameters(thing):
+            found[method] = thing
+    return found
+
+
 def sections(name):
     """The text below each heading of a public name's own docstring."""
-    text = inspect.cleandoc(getattr(bidro, name).__doc__ or "")
+    return sections_of(getattr(bidro, name))
+
+
+def sections_of(thing):
+    text = inspect.cleandoc(thing.__doc__ or "")
     parts = re.split(r"^(Args|Attributes|Returns|Raises|Examples):\n", text, flags=re.MULTILINE)
     return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
 
@@ -70,6 +93,18 @@ def test_a_public_name_says_what_it_takes_returns_and_raises(name):
     assert parameters(thing) <= known, f"not described: {sorted(parameters(thing) - known)}"
     if "__post_init__" in vars(thing) and "raise " in inspect.getsource(thing.__post_init__):
         assert "Raises" in found
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_method_that_users_call_says_what_it_takes_and_returns(name):
+    found = methods(name)
+    assert found
+    for method, thing in found.items():
+        parts = sections_of(thing)
+        assert re.match(r"\S.*[.:)]", parts[""], flags=re.DOTALL), f"{method}: there is no first sentence"
+        assert listed(parts.get("Args", "")) == parameters(thing), method
+        returned = inspect.signature(thing).return_annotation
+        assert parts.get("Returns", "").strip() or returned in (None, "None"), method
 
 
 def test_whatever_is_described_is_there():

@@ -412,7 +412,10 @@ def federated():
         "rounds": 9,
         "left": [
             _left("Rows, means and spreads", [first, second, *others], 1, 27, 904),
+            _left("Where values lie", [first, second, *others], 1, 315, 2720),
+            _left("Segments that rows bear", [first, second, *others], 1, 5, 240),
             _left("Second moments", [first, second, *others], 2, 129, 1352),
+            _left("Losses in training", [first, second, *others], 1, 17, 816),
             _left("Losses on rows kept out", [second, *others], 1, 22, 992),
         ],
         "refused": [{"site": first, "why": "it tells of 12 rows behind a reply, and of 9 in all."}],

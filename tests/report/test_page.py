@@ -317,6 +317,12 @@ def test_what_is_absent_says_why(visit):
     assert values(browser, "td.radius, td.robust, td.loss, #interval-upper") == []
     assert texts(browser, "#dots-figure .legend span") == ["Loss in training"]
     assert not find(browser, "#confidence").is_displayed()
+    # One reason, once.
+    content = page_content.content()
+    for one in content["clients"]:
+        one["pooled"] = None
+    words = texts(visit(content), "#gains-words")[0]
+    assert words.startswith("There is nothing to compare with: pooled training was not cross-validated. ")
 
 
 def test_a_part_of_the_certificate_can_be_absent(visit):
@@ -450,6 +456,42 @@ def test_the_curves_of_a_class_are_chosen(visit):
     assert find(browser, "#curves polyline").get_attribute("points") != before
     assert "Rows are at the sites" in find(browser, "#curves-words").text
     assert browser.find_elements("css selector", "#curves .lies") == []
+
+
+def test_coefficients_are_listed_for_the_class_that_is_chosen(visit):
+    from selenium.webdriver.support.select import Select
+
+    content = page_content.classes()
+    browser = visit(content)
+    for k, name in enumerate(content["classes"]):
+        Select(find(browser, "#class")).select_by_visible_text(name)
+        assert texts(browser, "#coefficients-caption")[0].startswith(f"{name}: the coefficients.")
+        listed = values(browser, "#coefficients td[data-label=Coefficient]")
+        given = [f["coefficient"][k] for f in content["features"]] + [content["intercept"][k]]
+        assert sorted(listed) == sorted(given)
+
+
+def test_what_says_nothing_is_left_out(visit):
+    """A picture of one round, robust risks without a radius, changes where pooled training is used."""
+    content = page_content.pooled()
+    for one in content["clients"]:
+        one |= {"radius": 0.0, "has_own": False}
+    content["solver"] |= {"rounds": 1, "history": content["solver"]["history"][-1:]}
+    browser = visit(content)
+    assert browser.get_log("browser") == []
+    heads = texts(browser, "#clients thead th")
+    assert "Weight" in heads
+    assert "Training took 1 round of messages" in texts(browser, "#solver-words")[0]
+    assert browser.find_elements("css selector", "#bounds-figure, #gap-figure") == []
+    assert texts(browser, "#gains-words") == [
+        "The shared model is that of pooled training, and no client has its own: nobody gains or loses by it."
+    ]
+    assert [word for word in texts(browser, "#gains-figure text.aside") if "%" in word] == []
+    certified = 2 if content["levels"][0]["interval"] else 0
+    assert sum(head in ("Radius", "Robust risk") for head in heads) == certified
+    browser = visit(page_content.content())
+    assert sum(head in ("Radius", "Robust risk") for head in texts(browser, "#clients thead th")) == 4
+    assert len(browser.find_elements("css selector", "#bounds-figure, #gap-figure")) == 2
 
 
 def test_it_has_landmarks_headings_and_captions(visit):
@@ -659,6 +701,28 @@ def test_the_first_screen_speaks_of_what_people_have(visit, name):
     assert abs(browser.execute_script(box, "#h-certificate")[0]) < 60
 
 
+def test_what_the_target_is_counted_in_stands_behind_errors(visit):
+    """Where it is said; the rest of the page is as without."""
+    plain = texts(visit(page_content.content()), "#well-words, #promised-words, #promised-note")
+    browser = visit(page_content.content() | {"measured_in": "days"})
+    well, promised, note = texts(browser, "#well-words, #promised-words, #promised-note")
+    in_use, bound = texts(browser, "#well-value, #promised-value")
+    assert well.startswith(f"Predictions are typically off by {in_use} days, ")
+    assert "always guessing the mean (6.4 days)." in well
+    assert f"predictions are typically off by at most {bound} days, for " in promised
+    assert re.search(r"An error counts as at most [0-9.]+ days\.", note)
+    said = " ".join([well, promised, note])
+    assert said.replace(" days, ", " in stay, ", 1).replace(" days", "") == " ".join(plain)
+    assert "Typical error in days" in find(browser, "#well-figure figcaption").text
+    assert "Typical errors in days" in texts(browser, "#plain-caption")[0]
+    assert "in stay" not in texts(browser, "main")[0]
+
+
+def test_of_classes_nothing_is_counted_in_anything(visit):
+    content = page_content.classes()
+    assert texts(visit(content | {"measured_in": None}), "#message") == texts(visit(content), "#message")
+
+
 def test_the_promise_follows_the_confidence(visit):
     from selenium.webdriver.common.keys import Keys
 
@@ -739,7 +803,7 @@ def test_what_left_each_site_is_shown_where_rows_are_elsewhere(visit):
     assert "A reply of Northfield General was not accepted" in words
     left = content["federated"]["left"]
     said = texts(browser, "#left-figure .mark title")
-    assert len(said) == sum(len(kind["sites"]) for kind in left) == 17
+    assert len(said) == sum(len(kind["sites"]) for kind in left) == 35
     assert "St Anne's: Second moments. 2.7 kB, 258 numbers in 2 messages" in said
     assert texts(browser, "#left-figure text.aside").count("nothing") == 1
     assert sorted(texts(browser, "#left tbody th")) == sorted(kind["what"] for kind in left)

@@ -64,4 +64,5 @@ def adapt(
     if json:
         print(plain_json.dumps({**found.as_json(), "out": str(out or model)}, indent=2, allow_nan=False))
     else:
-        print(f"{found.in_words(loaded.schema.target)}\nWritten to {out or model}.")
+        words = found.in_words(loaded.schema.target, loaded.schema.measured_in)
+        print(f"{words}\nWritten to {out or model}.")

@@ -11,6 +11,9 @@ import typer
 def schema(
     table: Annotated[Path, typer.Argument(help="CSV or Parquet: the rows of one site, or of all.")],
     target: Annotated[str, typer.Option(help="Column to be predicted.")],
+    measured_in: Annotated[
+        str | None, typer.Option(help="What the target is counted in, such as days: for the report page.")
+    ] = None,
     client: Annotated[
         str, typer.Option(help="Column that names the client; sites need not have it.")
     ] = "client",
@@ -32,19 +35,25 @@ def schema(
     out: Annotated[Path | None, typer.Option(help="File to write; the screen by default.")] = None,
 ) -> None:
     """Draft what all sites agree on before a federated run: columns, levels, units, bounds, training."""
+    import dataclasses
+
     from bidro.deploy.schema_file import draft
     from bidro.report.files import require_file_place, write_text
     from bidro.tables import learn_schema, read_one
+    from bidro.tables.schema import require_measure
     from bidro.workflow.options import check_task
 
     check_task(task, missing)
+    if measured_in is not None:
+        require_measure(measured_in)
     if out is not None:
         require_file_place(out)
     rows = read_one(table)
     if client not in rows:
         rows = rows.assign(**{client: table.stem})
     chosen = None if features is None else [name.strip() for name in features.split(",")]
-    text = draft(learn_schema(rows, client, target, chosen, task, missing, unit), rows)
+    learned = learn_schema(rows, client, target, chosen, task, missing, unit)
+    text = draft(dataclasses.replace(learned, measured_in=measured_in), rows)
     if out is None:
         print(text, end="")
         return
@@ -78,6 +87,10 @@ def federate(
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="With --local and without a schema: column to be predicted.")
+    ] = None,
+    measured_in: Annotated[
+        str | None,
+        typer.Option(help="With --local and without a schema: what the target is counted in, such as days."),
     ] = None,
     unit: Annotated[
         str | None, typer.Option(help="With --local: column of the person or thing that a row is of.")
@@ -116,6 +129,7 @@ def federate(
     from bidro.deploy.rehearsal import rehearsed, split_by_client
     from bidro.errors import BidroError
     from bidro.privacy.terms import Budget
+    from bidro.tables.schema import require_measure
     from bidro.workflow.fit import require_place, write_folder
 
     if out is None:
@@ -129,12 +143,16 @@ def federate(
         raise click.UsageError(
             "A rehearsal needs --client COLUMN and --target COLUMN, or a configuration that names a schema."
         )
-    if agreed is not None and not (client is None and target is None and unit is None):
+    if agreed is not None and any(one is not None for one in (client, target, measured_in, unit)):
         raise click.UsageError(
-            "The schema says which columns these are; leave --client, --target, --unit out."
+            "The schema says which columns these are; leave --client, --target, --measured-in, --unit out."
         )
     if local is None and unit is not None:
         raise click.UsageError("--unit is for a rehearsal; between sites the agreed schema names the unit.")
+    if local is None and measured_in is not None:
+        raise click.UsageError("--measured-in is for a rehearsal; between sites the agreed schema says it.")
+    if measured_in is not None:
+        require_measure(measured_in)
     if local is None and epsilon is not None:
         raise click.UsageError("--epsilon is for a rehearsal; between sites each has a budget of its own.")
     budget = None if epsilon is None else Budget(epsilon)
@@ -147,7 +165,7 @@ def federate(
             if resume:
                 raise click.UsageError("A rehearsal leaves nothing to resume; begin it again.")
             sites = split_by_client(
-                local, client, target, Path(scratch), one_sample_replies, unit, agreed, budget
+                local, client, target, Path(scratch), one_sample_replies, unit, agreed, budget, measured_in
             )
         whole = Config.read(config, name, sites, resume)
         if certify is not None:

@@ -28,6 +28,9 @@ def fit(
         str | None, typer.Option(help="Column that names the client; without it, a file's name does.")
     ] = None,
     target: Annotated[str | None, typer.Option(help="Column to be predicted.")] = None,
+    measured_in: Annotated[
+        str | None, typer.Option(help="What the target is counted in, such as days: for the report page.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the model.")] = None,
     schema: Annotated[
         Path | None,
@@ -158,6 +161,7 @@ def fit(
         "schema": None if schema is None else str(schema),
         "client": client,
         "target": target,
+        "measured_in": measured_in,
         "task": task,
         "features": _names(features),
         "unit": unit,
@@ -278,6 +282,7 @@ def _cut(done: Fit) -> str:
 def _print(done: Fit, out: Path) -> None:
     from rich.console import Console
 
+    from bidro.losses.registry import entry_of
     from bidro.workflow.judged import evaluation
 
     console = Console()
@@ -285,10 +290,13 @@ def _print(done: Fit, out: Path) -> None:
     how = f"Solved in {trained.rounds} round{'s' * (trained.rounds != 1)}"
     # Of sums with noise there is no gap to certify.
     gap = "" if trained.gap is None else f" to a certified relative gap of {trained.gap:.1e}"
+    measure = done.model.schema.measured_in
+    unit = "" if measure is None else f", in {entry_of(done.model.loss).unit_in(measure)}"
     console.print(
-        f"{how}{gap}. On {_judged_on(done)}{_cut(done)}: mean loss {judged['mean']:.4g}, worst client "
+        f"{how}{gap}. On {_judged_on(done)}{_cut(done)}{unit}: mean loss {judged['mean']:.4g}, worst client "
         f"{judged['worst_client']:.4g}, worst decile {judged['worst_decile']:.4g}.",
         highlight=False,
+        markup=False,
     )
     for words in done.model.settings["chosen"].values():
         console.print(words, highlight=False, markup=False, soft_wrap=True)

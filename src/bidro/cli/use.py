@@ -279,7 +279,9 @@ def _draw_curves(content: dict[str, Any], folder: Path, model: Path) -> list[str
     from bidro.report.curves_figure import curves_figure
     from bidro.report.style import save
 
+    measure = content.get("measured_in")
     target = content["target"] if content["task"] == "regression" else "the score"
+    target += "" if measure is None else f", in {measure}"
     found = []
     for place, column in enumerate(content["curves"]["columns"], 1):
         name = re.sub(r"[^A-Za-z0-9]+", "-", column["name"]).strip("-")[:60] or "column"

@@ -115,6 +115,7 @@ class Agreed:
             features=tuple(column.name for column in schema.columns),
             support=support,
             unit=schema.unit,
+            measured_in=schema.measured_in,
             **given,
         )
         return cls(schema, dict(units), support, options, **parts)
@@ -254,6 +255,7 @@ class Agreed:
         known = {
             "client",
             "target",
+            "measured_in",
             "unit",
             "classes",
             "columns",
@@ -300,7 +302,7 @@ class Agreed:
         classes = _texts(content.get("classes"), target, 2)
         if classes is not None and target in units:
             raise BidroError(f"'{path}': a target with classes has no target_centre and target_spread.")
-        schema = Schema(content["client"], target, classes, tuple(columns), unit)
+        schema = Schema(content["client"], target, classes, tuple(columns), unit, content.get("measured_in"))
         if support:
             bounds_of(support, schema)
         declared = {name: (float(v[0]), float(v[1])) for name, v in support.items()} if support else None

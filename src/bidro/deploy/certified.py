@@ -72,7 +72,7 @@ def stated_files(agreed: Agreed, found: Certificate, created: str) -> dict[str, 
     """The certificate and its page, as files."""
     assert agreed.scores is not None
     loss = agreed.scores.predicted
-    named = loss.in_words, loss.unit(agreed.schema.target)
+    named = loss.in_words, loss.unit(agreed.schema.measure)
     content = bounds_content(found, agreed.schema, named, created)
     return {
         "certificate.json": found.to_json(),

@@ -41,8 +41,9 @@ _NOT_KNOWN = (
 )
 
 
-def influence(trained: Trained, told: Mapping[str, Told]) -> dict[str, Any]:
-    """As JSON: in words how it was found, and a part a site, the one that moves predictions most first."""
+def influence(trained: Trained, told: Mapping[str, Told], measure: str) -> dict[str, Any]:
+    """As JSON: in words how it was found, and a part a site, the one that moves predictions most first; these
+    move in what a target that is a number is measured in, `measure`."""
     found = _Sites.of(trained, told)
     if found is None or trained.problem.n < 2:
         why = _NOT_KNOWN if trained.problem.n > 1 else "There is one site alone."
@@ -65,12 +66,12 @@ def influence(trained: Trained, told: Mapping[str, Told]) -> dict[str, Any]:
                 "lose": [names[j] for j in others if felt[j] and change[j] > 0],
             }
         )
-    unit = "scores" if problem.loss.labels is not None else problem.federation.columns[-1]
+    unit = "scores" if problem.loss.labels is not None else measure
     how = "exactly, from second moments" if found.exact else "to second order, from the last replies"
     words = (
         f"The model without each site in turn, found {how} that sites have sent; radii and the rule for "
         f"weights are kept. Predictions move by {'' if found.exact else 'at most '}so much, as a root mean "
-        f"square over all rows that sites report, in units of {unit}."
+        f"square over all rows that sites report, in {unit}."
     )
     return {"words": words, "sites": sorted(sites, key=lambda one: -float(one["moved"]))}
 

@@ -33,15 +33,17 @@ def split_by_client(
     unit: str | None = None,
     agreed: Agreed | None = None,
     budget: Budget | None = None,
+    measured_in: str | None = None,
 ) -> Sites:
     """Write each client's rows and configuration into `folder`, as sites would have them; without an
-    agreement, by the one that the table drafts. With a privacy budget, which every site has, the run is
-    private. The sites' keys follow from the agreed seed, so that they
-    split their rows as `bidro fit` does."""
+    agreement, by the one that the table drafts, with what its target is `measured_in`. With a privacy budget,
+    which every site has, the run is private. The sites' keys follow from the agreed seed, so that they split
+    their rows as `bidro fit` does."""
     whole, column = read([table], agreed.schema.client if agreed is not None else client)
     if agreed is None:
         assert target is not None
-        agreed = drafted(learn_schema(whole, column, target, None, None, "refuse", unit), whole)
+        learned = learn_schema(whole, column, target, None, None, "refuse", unit)
+        agreed = drafted(replace(learned, measured_in=measured_in), whole)
     if budget is not None and agreed.privacy is None:
         agreed = replace(agreed, privacy=Terms())
     schema = agreed.schema

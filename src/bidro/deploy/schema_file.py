@@ -26,6 +26,7 @@ _HEAD = """\
 # Bounds ("support") hold for every row that any site can ever have; they are needed for the Wasserstein
 # certificate, for all numbers or for none. What is commented out was read off one table: widen it and agree.
 # `unit` names the column of the person or thing that a row is of, where rows of one are to stay together.
+# `measured_in` says what the target is counted in, such as "days": for the report page, and for nothing else.
 # A level that is not listed counts as the one that `other` names; without `other`, it is refused.
 # [training] has the options of `bidro fit` that change what sites are asked, [limits] how much.
 # A part [privacy], even an empty one, makes a run private: then sites tell a few sums with noise alone.
@@ -93,6 +94,8 @@ def _columns(agreed: Agreed, support: Mapping[str, tuple[float, float]], mark: s
         return [*lines, f"{before}spread = {_text(found.spread)}"]
 
     lines = [f"client = {_text(schema.client)}", f"target = {_text(schema.target)}"]
+    if schema.measured_in is not None:
+        lines.append(f"measured_in = {_text(schema.measured_in)}")
     if schema.unit is not None:
         lines.append(f"unit = {_text(schema.unit)}")
     if schema.classes is not None:

@@ -78,7 +78,7 @@ def federated_fit(
         found = NO_INFLUENCE
         if fitted.clients is not None:
             assert isinstance(fitted.clients, SiteClients)
-            found = influence(fitted.trained, fitted.clients.consistency.told)
+            found = influence(fitted.trained, fitted.clients.consistency.told, agreed.schema.measure)
         done = described_fit(agreed.options, agreed.schema, fitted, created)
         return _reported(lost, replace(done, influence=found))
 

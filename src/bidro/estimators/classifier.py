@@ -100,8 +100,16 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         self.decreasing = decreasing
 
     def decision_function(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
-        """Scores: (N,) for two classes, above 0 for the second; (N, classes) for more. `clients` (N,): whose
-        row each is, for clients with a model of their own."""
+        """How strongly a row is of a class.
+
+        Args:
+            X: rows (N, k).
+            clients: whose row each is (N,), for clients with a model of their own; without it all rows get
+                the shared model.
+
+        Returns:
+            Scores: (N,) for two classes, above 0 for the second; (N, classes) for more.
+        """
         scores = self._scores(X, clients)
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
@@ -137,7 +145,15 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
-        """(N, classes) logarithms of the probabilities, finite also where these round to 0."""
+        """Logarithms of the probabilities, finite also where these round to 0.
+
+        Args:
+            X: rows (N, k).
+            clients: as in `decision_function`.
+
+        Returns:
+            Logarithms (N, classes), in the order of `classes_`.
+        """
         scores = self.decision_function(X, clients)
         if scores.ndim == 1:
             return np.column_stack([log_expit(-scores), log_expit(scores)])

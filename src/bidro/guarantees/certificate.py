@@ -108,7 +108,17 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
-        """Raises BidroError for text that is no certificate of this version."""
+        """A certificate from what `to_json` gave.
+
+        Args:
+            text: that of `certificate.json`.
+
+        Returns:
+            The certificate.
+
+        Raises:
+            BidroError: for text that is no certificate of this version.
+        """
         try:
             content = json.loads(text)
         except ValueError as error:

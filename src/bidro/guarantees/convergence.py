@@ -45,7 +45,18 @@ class ConvergenceBound:
     C: tuple[float, ...]  # B_1 + rho_i D_c
 
     def gap(self, rounds: int, epsilon: float = 0.0) -> float:
-        """The right-hand side after `rounds` rounds with inner maximisers within `epsilon`."""
+        """The right-hand side of the theorem.
+
+        Args:
+            rounds: after so many.
+            epsilon: how far inner maximisers are from exact ones, at the most.
+
+        Returns:
+            What the gap is at most.
+
+        Raises:
+            BidroError: for less than one round, or a negative epsilon.
+        """
         if rounds < 1 or epsilon < 0:
             raise BidroError(f"The bound needs rounds >= 1 and epsilon >= 0; got {rounds}, {epsilon}.")
         c = np.asarray(self.C)

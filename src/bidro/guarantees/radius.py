@@ -275,7 +275,10 @@ def coverage_obstacle(federation: Federation, transport: Transport) -> str | Non
     if federation.support_from_data:
         return "the support was read off the data; declare a box before seeing them."
     if not isinstance(federation.support, Box):
-        return "the support is not a box; declare bounds of every feature and of the target."
+        return (
+            "it is not known within which bounds all rows lie; declare bounds of every feature and of the "
+            "target."
+        )
     if federation.units is not None:
         return "rows of one unit are not independent draws, which coverage needs."
     movable = np.isfinite(np.asarray(transport.scale))

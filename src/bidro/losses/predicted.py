@@ -149,12 +149,12 @@ class PredictedLoss:
         residual = self._residual
         return _IN_WORDS[self.word] if residual is None else registry.entry_of(residual).in_words
 
-    def unit(self, target: str) -> str:
-        """Of the loss, for a target of this name; "" where it has none."""
+    def unit(self, measure: str) -> str:
+        """Of the loss, for a target that is measured in this, or has this name; "" where it has none."""
         residual = self._residual
         if residual is None:
             return "nats" if self.word == "log loss" else ""
-        return registry.entry_of(residual).unit.format(target=target)
+        return registry.entry_of(residual).unit_in(measure)
 
     def largest(self, classes: int) -> float | None:
         """The largest value that it can take for so many classes; None where there is none."""

@@ -7,6 +7,7 @@ saved and sent to sites, and the page has words for it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -32,7 +33,7 @@ class Entry:
     kind: type[Loss]
     task: Task
     in_words: str  # on the report page
-    unit: str  # of the loss; {target} stands for the target's own name
+    unit: str  # of the loss; {target} stands for what the target is measured in
     parameters: tuple[str, ...] = ()
     in_target_spreads: tuple[str, ...] = ()
     offered: bool = True  # whether users choose it by its word
@@ -41,6 +42,12 @@ class Entry:
     root_unit: bool = False  # whether its root is in the target's own unit
     typical: Callable[[float], float] | None = None  # a mean loss as an error in the target's own unit
     typical_words: str = ""  # what that error is
+
+    def unit_in(self, measure: str) -> str:
+        """The unit of the loss, where the target is measured in this, or has this name: "days²"; "" where it
+        has none. Of several words or a quotient it is the whole that is squared."""
+        squared = self.unit != "{target}" and re.search(r"[\s/*·^²³]", measure)
+        return self.unit.format(target=f"({measure})" if squared else measure)
 
     def made(self, intercept: bool, given: Mapping[str, float], target_spread: float = 1.0) -> Loss:
         """The loss of a numeric target or of two classes, in the units of training."""
@@ -130,6 +137,11 @@ def entry_of(loss: Loss) -> Entry:
         if type(loss) is entry.kind:
             return entry
     raise BidroError(f"A {type(loss).__name__} loss is not registered: see `bidro.losses.registry`.")
+
+
+def unit_of(word: str, measure: str) -> str:
+    """The unit of a loss by its word: `Entry.unit_in`."""
+    return _ENTRIES[word].unit_in(measure)
 
 
 def typical_of(word: str) -> Callable[[float], float] | None:

@@ -81,8 +81,19 @@ class RobustNet(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def fit(self, X: Any, y: Any, clients: ArrayLike | None = None) -> Self:
-        """Train on rows X (N, k) with targets y (N,); `clients` (N,) says whose row each is. Without it all
-        are one client's. Raises ValueError for rows and settings that cannot be used."""
+        """Train on the rows of all clients, but for those kept out.
+
+        Args:
+            X: rows (N, k) of numbers.
+            y: their targets (N,).
+            clients: whose row each is (N,); without it all rows are one client's.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: for rows and settings that cannot be used.
+        """
         for name, share in (("holdout", self.holdout), ("validation", self.validation)):
             if not isinstance(share, int | float) or not 0 < share < 0.5:
                 raise BidroError(f"The share `{name}` must be above 0 and below 0.5; got {share!r}.")
@@ -148,8 +159,14 @@ class RobustNet(BaseEstimator):  # type: ignore[misc]
         return outputs_of(self._network, self._loss, self.model_, X, self.input_shape)
 
     def save(self, folder: Path | str) -> None:
-        """Write the weights and what they belong to into a folder, and an ONNX file where there can be one;
-        `module` must be the name of a factory."""
+        """Write the weights and what they belong to, and an ONNX file where there can be one.
+
+        Args:
+            folder: where to; it is made, or its files are replaced.
+
+        Raises:
+            BidroError: where `module` is not the name of a factory, or the folder cannot be written.
+        """
         check_is_fitted(self)
         if not isinstance(self.module, str):
             raise BidroError(
@@ -245,7 +262,14 @@ class RobustNetRegressor(RegressorMixin, RobustNet):  # type: ignore[misc]
         return np.asarray(column_or_1d(y, warn=True), float)
 
     def predict(self, X: ArrayLike) -> Floats:
-        """(N,) predictions for rows X (N, k)."""
+        """The number that the network predicts for every row.
+
+        Args:
+            X: rows (N, k).
+
+        Returns:
+            Predictions (N,).
+        """
         return self._outputs(X)[:, 0]
 
 
@@ -310,11 +334,25 @@ class RobustNetClassifier(ClassifierMixin, RobustNet):  # type: ignore[misc]
         return codes.astype(float)
 
     def predict_proba(self, X: ArrayLike) -> Floats:
-        """(N, classes) probabilities, in the order of classes_."""
+        """The probability of every class.
+
+        Args:
+            X: rows (N, k).
+
+        Returns:
+            Probabilities (N, classes), in the order of `classes_`.
+        """
         return np.asarray(softmax(self._outputs(X), axis=1))
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """(N,) the likeliest class of every row."""
+        """The likeliest class of every row.
+
+        Args:
+            X: rows (N, k).
+
+        Returns:
+            Classes (N,).
+        """
         return np.asarray(self.classes_[self._outputs(X).argmax(axis=1)])
 
 

@@ -28,6 +28,9 @@ function sideBySide() {
   return all.filter((s) => clients.some((c) => isKnown(s.value(c))));
 }
 
+// All use one model, which is what there would be to compare with.
+const nobodyMoves = Boolean(report.paid?.pooled) && !someOwn;
+
 const guessLabel = () =>
   plainly?.guess?.kind === "class" ? `Always “${plainly.guess.value}”` : `Always ${GUESSES[plainly?.guess?.kind]}`;
 
@@ -40,19 +43,20 @@ function gains() {
     return absentFigure("gains-figure", `Not shown: ${reason}`);
   }
   element("gains-words").textContent = gainsWords();
-  const change = (c) => (comparable ? c.own_change.mean / c.pooled : -byLoss(c));
+  const change = (c) => (comparable && !nobodyMoves ? c.own_change.mean / c.pooled : -byLoss(c));
   const ordered = [...clients].sort((a, b) => change(a) - change(b));
   const caption = () => {
     const shown = shownOf();
     const half = shown.length / 2;
-    const first = comparable ? "those that gain most first" : "the highest loss first";
+    const gaining = comparable && !nobodyMoves;
+    const first = gaining ? "those that gain most first" : "the highest loss first";
     const which =
       shown.length === clients.length
         ? `All clients, ${first}.`
-        : comparable
+        : gaining
           ? `The ${half} clients that gain most and the ${half} that gain least or lose, of ${count(clients.length)}.`
           : `The first ${shown.length} of ${count(clients.length)} clients, ${first}.`;
-    const right = comparable
+    const right = gaining
       ? " On the right the change of the mean loss against pooled training, ± one standard error; “gains” and “loses” where it is more than two."
       : "";
     return which + right + (Object.keys(untold).length ? ` ${UNTOLD}` : "");
@@ -60,18 +64,18 @@ function gains() {
   const shownOf = () => {
     if (ordered.length <= mostRows()) return ordered;
     const half = mostRows() / 2;
-    return comparable ? [...ordered.slice(0, half), ...ordered.slice(-half)] : ordered.slice(0, mostRows());
+    return comparable && !nobodyMoves ? [...ordered.slice(0, half), ...ordered.slice(-half)] : ordered.slice(0, mostRows());
   };
   const inOrder = [series.at(-1), ...series.slice(0, -1)]; // the guess is behind the others
   const row = (c) => ({
     name: c.name,
     tag: c.verdict ? `(${c.verdict})` : "",
-    note: comparable ? changeWords(c) : c.name in untold ? `less than ${plain(untold[c.name])}` : undefined,
+    note: nobodyMoves ? undefined : comparable ? changeWords(c) : c.name in untold ? `less than ${plain(untold[c.name])}` : undefined,
     marks: (x, y) => [guide(x, y), ...inOrder.filter((s) => isKnown(s.value(c))).flatMap((s) => dot(c, s, x, y, plainly ? plain : loss))],
   });
   const values = series.flatMap((s) => clients.map(s.value));
   const scale = areRight ? shareScale(values) : lossScale(values);
-  const label = !plainly ? lossLabel : areRight ? "Right predictions" : (x) => `Typical error in ${report.target}${x.logarithmic ? " (log scale)" : ""}`;
+  const label = !plainly ? lossLabel : areRight ? "Right predictions" : (x) => `Typical error in ${measure}${x.logarithmic ? " (log scale)" : ""}`;
   const chart = (width) =>
     rowsChart(width, shownOf().map(row), { scale, label, height: onPaper ? 22 : 28, tick: areRight ? tenths : number });
   figure("gains-figure", caption, chart, series);
@@ -92,7 +96,8 @@ const changeWords = ({ own_change: { mean, se }, pooled }) =>
 function gainsWords() {
   const words = [];
   const { pooled, own } = report.overall ?? {};
-  if (comparable && pooled) {
+  if (nobodyMoves) words.push("The shared model is that of pooled training, and no client has its own: nobody gains or loses by it.");
+  else if (comparable && pooled) {
     const after = own ?? report.overall;
     const change = (field) => signed(after[field] / pooled[field] - 1);
     const counted = (verdict) => count(clients.filter((c) => c.verdict === verdict).length);
@@ -103,7 +108,7 @@ function gainsWords() {
       "lose (by more than two standard errors).",
     );
   } else if (trained) words.push(`There is nothing to compare with: ${report.held_out_rows > 0 ? why("pooled") : why("held_out")}`);
-  if (isKnown(report.varies)) {
+  if (isKnown(report.varies) && !report.paid?.pooled) {
     const share = `${Math.round(100 * report.varies)}%`;
     words.push(`The shared model's predictions vary ${share} as much as those of pooled training.`);
   }
@@ -118,7 +123,7 @@ function plainTable(series) {
     { label: judged ? "Rows kept out" : "Rows", value: (c) => (judged ? c.held_out_rows : c.rows), format: () => count },
     ...series.map((s) => ({ label: s.short ?? s.label, value: s.value, before: s.before, format, classes: `plain-${s.shape}` })),
   ];
-  const what = areRight ? "Shares of right predictions" : `Typical errors in ${report.target}`;
+  const what = areRight ? "Shares of right predictions" : `Typical errors in ${measure}`;
   sortableTable(element("plain"), "plain-caption", `${what}. Press a heading to sort by it.`, columns, clients, {
     column: 2,
     up: areRight,

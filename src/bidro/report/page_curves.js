@@ -11,7 +11,7 @@ function curves() {
   const sum =
     report.task === "regression" ? "The prediction" : several ? "The score of a class" : "The score";
   element("curves-words").textContent =
-    `${sum} is a sum: ${several ? "a number of its own" : number(report.intercept)} for a row that is average in ` +
+    `${sum} is a sum: ${several ? "a number of its own" : number(report.intercept) + (report.task === "regression" ? counted : "")} for a row that is average in ` +
     "everything, plus what each feature adds. All pictures have the same upright axis, and the features whose shares vary " +
     "most come first. A curve says what the model uses, not what causes the outcome." +
     (rowsHere ? "" : " Rows are at the sites: where they lie is not shown, and curves are drawn over the agreed range.");
@@ -96,7 +96,7 @@ function addedScale(from, to) {
   return linearScale(low - room, high + room, from, to, 40);
 }
 
-const added = (value) => `${value > 0 ? "+" : ""}${number(value)}${report.task === "regression" ? ` ${report.target}` : ""}`;
+const added = (value) => `${value > 0 ? "+" : ""}${number(value)}${report.task === "regression" ? ` ${measure}` : ""}`;
 
 function frame(width, height, bottom) {
   const y = addedScale(bottom, 8);

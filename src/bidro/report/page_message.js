@@ -47,7 +47,7 @@ const GUESSES = { mean: "the mean", median: "the median", quantile: "the same qu
 
 function guessWords() {
   const { kind, value } = plainly.guess;
-  return kind === "class" ? `always guessing “${value}”` : `always guessing ${GUESSES[kind]} (${threeDigits(value)})`;
+  return kind === "class" ? `always guessing “${value}”` : `always guessing ${GUESSES[kind]} (${threeDigits(value)}${counted})`;
 }
 
 /** [what it is called, its value, tone, shape], the models in use first. */
@@ -72,12 +72,12 @@ function well() {
   element("well-words").replaceChildren(
     ...(areRight
       ? [big, ` of predictions are right${where}`]
-      : ["Predictions are typically off by ", big, ` in ${report.target}${where}`]),
+      : ["Predictions are typically off by ", big, `${offBy}${where}`]),
     againstGuess(inUse),
   );
   element("well-words").append(ends(shown[0].name));
   const caption =
-    (areRight ? "Right predictions, longer is better." : `Typical error in ${report.target}, shorter is better: ${plainly.words}.`) +
+    (areRight ? "Right predictions, longer is better." : `Typical error in ${measure}, shorter is better: ${plainly.words}.`) +
     (plainly.guess_kept_out === false && judged ? " The guess is judged on training rows: sites are not asked for more." : "");
   const most = Math.max(...shown.map((m) => m.value));
   figure("well-figure", caption, (width) => wellChart(width, shown, areRight ? 1 : most));
@@ -117,7 +117,7 @@ function wellChart(width, shown, most) {
   const x = (v) => 1 + (most > 0 ? v / most : 0) * (room - 1);
   shown.forEach((model, i) => {
     const y = i * each;
-    const lines = [model.label, areRight ? `${plain(model.value)} right` : `Typically off by ${plain(model.value)} in ${report.target}`];
+    const lines = [model.label, areRight ? `${plain(model.value)} right` : `Typically off by ${plain(model.value)}${offBy}`];
     svg.append(
       draw("text", { x: 0, y: y + 13, class: i ? "aside" : "tagged" }, fitted(model.label, width - 4)),
       bar(x, 0, model.value, y + 27, 13, model.tone, lines),
@@ -161,14 +161,14 @@ function plainPromise({ of, bound, largest, shortage, binding, rows, enough, uni
   const whom = ` for ${report.mixtures}${of.startsWith("own") ? ", each using its own model" : ""}.`;
   const words = areRight
     ? [`${level}, at least `, big, ` of predictions are right,${whom}`]
-    : [`${level}, predictions are typically off by at most `, big, `,${whom}`];
-  const cut = isKnown(largest) ? ` An error counts as at most ${plain(largest)}.` : "";
+    : [`${level}, predictions are typically off by at most `, big, `${counted},${whom}`];
+  const cut = isKnown(largest) ? ` An error counts as at most ${plain(largest)}${counted}.` : "";
   const what = units ? "unit" : "row";
   const set = ` The bound is set by ${binding}, with ${plural(rows, what)} kept out`;
   if (useless) {
     const few = make("strong", {}, `Too few ${what}s to promise anything of use.`);
     const more = enough > rows ? `; ${count(enough)} with the same mean would bring it half way to that mean.` : "; more lower it.";
-    const reached = `${sentence(guessWords())} came to ${plain(guess)} where it is worst.`;
+    const reached = `${sentence(guessWords())} came to ${plain(guess)}${areRight ? "" : counted} where it is worst.`;
     return [[few, " ", ...words], `${reached}${set}${more}`];
   }
   return [words, `For new rows like those kept out, whichever client they come from.${cut}${set}.`];

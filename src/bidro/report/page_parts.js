@@ -9,6 +9,10 @@ const TALL = 15; // rows, from where a table scrolls
 const NARROW = 480;
 const LOG_FROM = 25; // times the smallest value, where a linear axis would hide the small ones
 const unit = report.loss.unit ? ` ${report.loss.unit}` : "";
+// What the target is counted in, where somebody said so, behind a number; and behind an error, else its name.
+const counted = report.measured_in ? ` ${report.measured_in}` : "";
+const offBy = counted || ` in ${report.target}`;
+const measure = report.measured_in ?? report.target;
 const levels = report.levels ?? [];
 const clients = report.clients;
 // Of a model that was trained elsewhere only predictions are known.
@@ -39,7 +43,7 @@ const here = () => levels[chosen] ?? {};
 const inSomeLevel = (name) => levels.some((l) => l[name]);
 const REASONS = {
   calibration: "nothing was cross-validated. The settings below say what was used.",
-  pooled: "pooled training was not cross-validated, so that there is nothing to compare with.",
+  pooled: "pooled training was not cross-validated.",
   worst_case: "it was not computed.",
   history: "the method proves no bounds.",
 };

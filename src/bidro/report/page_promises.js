@@ -315,13 +315,20 @@ function clientsTable() {
   clientsWords();
 }
 
+// Without a radius, a robust risk is the loss in training.
+const anyRadius = clients.some((c) => c.radius !== 0);
+
 const bindingTag = (client) => (client.binding ? [" ", make("span", { class: "tag" }, "binds")] : []);
 
 function trainingColumns(group) {
   return [
     { label: "Loss", group, value: (c) => c.training_loss },
-    { label: "Radius", group, value: (c) => c.radius },
-    { label: "Robust risk", group, value: (c) => c.robust },
+    ...(anyRadius
+      ? [
+          { label: "Radius", group, value: (c) => c.radius },
+          { label: "Robust risk", group, value: (c) => c.robust },
+        ]
+      : []),
     { label: "Weight", group, value: (c) => c.weight, format: () => tenths, classes: "weight" },
   ];
 }
@@ -389,8 +396,6 @@ function clientsWords() {
   element("clients-words").textContent = words + most + used;
   const missing = [];
   if (!judged && trained) missing.push(`The loss on rows kept out is absent: ${why("held_out")}`);
-  if (trained && !inSomeLevel("interval"))
-    missing.push(`Radius and robust risk at a chosen confidence are absent: ${why("interval")}`);
   element("clients-absent").textContent = missing.join(" ");
   element("clients-absent").hidden = missing.length === 0;
 }

@@ -18,7 +18,7 @@ function federated() {
   ];
   element("federated-words").textContent = words.join(" ");
   const caption =
-    "What each site sent: bytes as bars, all on one scale, and how many numbers they hold.";
+    "What each site sent: bytes as bars, all on one scale, and how many numbers they hold. The table has the bytes.";
   figure("left-figure", caption, (width) => leftChart(width, found.left, sites));
   leftTable(found.left);
 }
@@ -33,7 +33,7 @@ function bytes(value) {
 function leftChart(width, left, sites) {
   const shown = sites.slice(0, mostRows());
   const names = Math.min(0.28 * width, 8 + Math.max(...shown.map(widthOf)));
-  const perLine = Math.max(1, Math.min(left.length, Math.floor((width - names) / 130)));
+  const perLine = Math.max(1, Math.min(left.length, Math.floor((width - names) / 108)));
   const wide = (width - names) / perLine;
   const each = 34;
   const most = Math.max(1, ...left.flatMap((kind) => shown.map((name) => kind.sites[name]?.bytes ?? 0)));
@@ -54,7 +54,7 @@ function leftChart(width, left, sites) {
       const x = (v) => begin + (v / most) * (wide - 26);
       svg.append(
         bar(x, 0, sent.bytes, y + 5, 9, "blue", words),
-        draw("text", { x: begin, y: y + 23, class: "aside" }, fitted(`${bytes(sent.bytes)}, ${plural(sent.numbers, "number")}`, wide - 12)),
+        draw("text", { x: begin, y: y + 23, class: "aside" }, fitted(plural(sent.numbers, "number"), wide - 12)),
       );
     });
   });

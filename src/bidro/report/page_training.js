@@ -42,7 +42,7 @@ function binds() {
 
 function weightRow(client) {
   const lines = [client.name, `Weight ${percent(client.weight)}`, `Share of rows ${percent(client.share)}`];
-  lines.push(`Robust risk in training ${loss(client.robust)}`, `Radius in training ${number(client.radius)}`);
+  if (anyRadius) lines.push(`Robust risk in training ${loss(client.robust)}`, `Radius in training ${number(client.radius)}`);
   return {
     name: client.name,
     tag: client.binding ? "(binds)" : "",
@@ -138,8 +138,10 @@ function solver() {
     `Training took ${plural(rounds, "round")} of messages between the server and the clients ` +
     `(method: ${method}). ${close}`;
   const points = (history ?? []).map(([upper, lower], i) => ({ round: i + 1, upper, lower }));
-  if (points.length === 0) {
-    absentFigure("bounds-figure", `Not shown: ${why("history")}`);
+  if (points.length < 2) {
+    // Where one round was enough, there is nothing to draw.
+    if (points.length) element("bounds-figure").remove();
+    else absentFigure("bounds-figure", `Not shown: ${why("history")}`);
     element("gap-figure").remove();
     return;
   }
@@ -300,32 +302,24 @@ function coefficients() {
   const labels = several
     ? (report.classes ?? report.features[0].coefficient.map((_, k) => `class ${k + 1}`))
     : [null];
-  coefficientsTable(labels);
   coefficientsFigure(labels);
 }
 
 const ofClass = (value, k) => (Array.isArray(value) ? (value[k] ?? null) : (value ?? null));
 
-function coefficientsTable(labels) {
-  const columns = labels.flatMap((label, k) => {
-    const group = label ?? undefined;
-    return [
-      { label: "Coefficient", group, value: (f) => ofClass(f.coefficient, k), format: () => number },
-      { label: "Standardised", group, value: (f) => ofClass(f.standardised, k) },
-    ];
-  });
-  const name = {
-    label: "Feature",
-    group: labels[0] === null ? undefined : " ",
-    words: true,
-    value: (f) => f.name,
-  };
+/** Of one class, where there are several: side by side they would not fit. */
+function coefficientsTable(of, k) {
+  const columns = [
+    { label: "Feature", words: true, value: (f) => f.name },
+    { label: "Coefficient", value: (f) => ofClass(f.coefficient, k), format: () => number },
+    { label: "Standardised", value: (f) => ofClass(f.standardised, k) },
+  ];
   const intercept = { name: "(intercept)", coefficient: report.intercept, standardised: null };
   sortableTable(
     element("coefficients"),
     "coefficients-caption",
-    "The coefficients. Press a heading to sort by it.",
-    [name, ...columns],
+    `${of}the coefficients. Press a heading to sort by it.`.replace(/^t/, "T"),
+    columns,
     [...report.features, intercept],
     { column: 2, up: false },
   );
@@ -344,13 +338,14 @@ function coefficientsFigure(labels) {
         ];
         return { name: f.name, value, note: number(value), lines };
       });
-  if (rowsOf(0).length === 0)
-    return absentFigure(
-      "coefficients-figure",
-      `There is no picture, because standardised coefficients are absent: ${why("standardised")}`,
-    );
   const show = (k) => {
     const of = labels[k] === null ? "" : `${labels[k]}: `;
+    coefficientsTable(of, k);
+    if (rowsOf(k).length === 0)
+      return absentFigure(
+        "coefficients-figure",
+        `There is no picture, because standardised coefficients are absent: ${why("standardised")}`,
+      );
     signedBars(
       "coefficients-figure",
       `${of}standardised coefficients, the largest first.`.replace(/^s/, "S"),

@@ -106,7 +106,15 @@ class Box:
 
     @classmethod
     def cube(cls, half_width: float, dimension: int) -> Box:
-        """[-half_width, half_width]^dimension."""
+        """[-half_width, half_width]^dimension.
+
+        Args:
+            half_width: how far it reaches to both sides of 0.
+            dimension: its number of coordinates.
+
+        Returns:
+            The box.
+        """
         return cls(np.full(dimension, -float(half_width)), np.full(dimension, float(half_width)))
 
     @property

@@ -93,7 +93,18 @@ class CappedSimplex:
 
     @classmethod
     def around_proportions(cls, sizes: ArrayLike, kappa: float) -> CappedSimplex:
-        """alpha_i <= min(1, kappa N_i / N): no client counts for more than kappa times its share."""
+        """alpha_i <= min(1, kappa N_i / N): no client counts for more than kappa times its share.
+
+        Args:
+            sizes: the clients' rows N_i (n,).
+            kappa: the cap, at least 1.
+
+        Returns:
+            The set of weights.
+
+        Raises:
+            BidroError: for a cap below 1.
+        """
         if kappa < 1:
             raise BidroError(f"A cap needs kappa >= 1, else no weights sum to 1; got {kappa}.")
         share = np.asarray(sizes, float) / np.sum(np.asarray(sizes, float))
@@ -102,7 +113,19 @@ class CappedSimplex:
     @classmethod
     def blended(cls, sizes: ArrayLike, kappa: float, mu: float) -> CappedSimplex:
         """{(1 - mu) p + mu a : a_i <= min(1, kappa p_i)}, p = N_i / N: a share mu of the weight may leave the
-        clients' proportions, within the caps of `around_proportions` (kappa = inf: none)."""
+        clients' proportions, within the caps of `around_proportions`.
+
+        Args:
+            sizes: the clients' rows N_i (n,).
+            kappa: the cap, at least 1, or inf for none.
+            mu: the share that may leave, from 0 to 1.
+
+        Returns:
+            The set of weights.
+
+        Raises:
+            BidroError: for a share or a cap that is none.
+        """
         if not 0 <= mu <= 1:
             raise BidroError(f"A blend needs a share mu between 0 and 1; got {mu}.")
         share = np.asarray(sizes, float) / np.sum(np.asarray(sizes, float))

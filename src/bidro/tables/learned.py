@@ -33,6 +33,10 @@ MOST_LEVELS = 200
 FEWEST_ROWS_OF_A_LEVEL = 5
 # The level into which they are merged, unless the column has one of that name in other letters.
 OTHER = "other"
+# Of columns with missing values, so many are listed in a sentence.
+_COLUMNS_LISTED = 5
+# Fewer numbers than this may all be different by chance.
+_FEWEST_NUMBERED = 20
 # The name that a column without one gets when it is read.
 _NAMELESS = re.compile(r"Unnamed: \d+")
 
@@ -74,14 +78,15 @@ def learn_schema(
         _refuse_missing(table, client, [target, *chosen])
     require_known_target(table[target])
     classes = _classes(table[target], task)
-    columns = tuple(_learn_column(table[name], missing == "median") for name in chosen)
+    named = features is not None
+    columns = tuple(_learn_column(table[name], missing == "median", named) for name in chosen)
     schema = Schema(client, target, classes, columns, unit)
     if not schema.features:
         raise BidroError("There are no features: every column has the same level in all rows.")
     return schema
 
 
-def _learn_column(values: pd.Series, fills: bool) -> Column:
+def _learn_column(values: pd.Series, fills: bool, named: bool) -> Column:
     name, gaps = str(values.name), empty_cells(values)
     if gaps.all():
         raise BidroError(f"Column '{name}' has no values; leave it out with --features.")
@@ -91,6 +96,8 @@ def _learn_column(values: pd.Series, fills: bool) -> Column:
     else:
         require_usable(numbers, values)
         _require_spread(numbers[~gaps], name)
+        if not named:
+            _note_numbered(numbers[~gaps], name)
         column = Column(name, None, float(np.median(numbers[~gaps])) if fills else None)
     if gaps.any():
         _log.warning("Note: %s empty cells of '%s' are filled by %s.", f"{gaps.sum():,}", name, column.filler)
@@ -187,20 +194,35 @@ def _refuse_nameless(table: pd.DataFrame) -> None:
             )
 
 
+def _note_numbered(numbers: Floats, name: str) -> None:
+    """A line on a feature that nobody has named and that likely numbers the rows: whole numbers (N,), all
+    different, with fewer left out than are there."""
+    rows = len(numbers)
+    if rows < _FEWEST_NUMBERED or not rows - 1 <= np.ptp(numbers) < 2 * rows or (numbers % 1).any():
+        return
+    if len(np.unique(numbers)) == rows:
+        _log.warning(
+            "Note: '%s' is a feature, and another number in every row, as if it numbered them; leave it out "
+            "with --features if that is all it does.",
+            name,
+        )
+
+
 def _refuse_missing(table: pd.DataFrame, client: str, names: Sequence[str]) -> None:
     gaps = pd.DataFrame({name: empty_cells(table[name]) for name in names})
     if not gaps.to_numpy().any():
         return
     counts = gaps.groupby(as_words(table[client])).sum()
     places = [
-        f"{int(counts.loc[who, column])} in '{column}' of '{who}'"
-        for who in counts.index
+        f"{int(some.sum()):,} in '{column}' of "
+        + (f"'{some.index[0]}'" if len(some) == 1 else f"{len(some):,} clients")
         for column in counts.columns
-        if counts.loc[who, column] > 0
+        if len(some := counts.loc[counts[column] > 0, column])
     ]
-    more = f" and {len(places) - 5} more places" if len(places) > 5 else ""
+    more = f" and {len(places) - _COLUMNS_LISTED} more columns" if len(places) > _COLUMNS_LISTED else ""
     first = row_name(table, int(np.argmax(gaps.to_numpy().any(axis=1))))
+    useless = f" Rows without '{names[0]}', the target, can only be dropped." if gaps[names[0]].any() else ""
     raise BidroError(
-        f"There are missing values: {', '.join(places[:5])}{more}. {first} has the first. Fix them, drop the "
-        "rows, or fill features with --missing median."
+        f"There are missing values: {', '.join(places[:_COLUMNS_LISTED])}{more}. {first} has the first. Fix "
+        f"them, drop the rows, or fill features with --missing median.{useless}"
     )

@@ -12,12 +12,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bidro.arrays import Floats
-from bidro.errors import BidroError
+from bidro.errors import BidroError, one_line
 from bidro.tables.cells import as_words, distinct, empty_cells, require_numbers, words_of
 from bidro.tables.places import row_name
 
 # Of levels and columns, so many are listed in a sentence.
 _LISTED = 12
+# More than this is no name of a unit, and leaves no room for numbers.
+_LONGEST_MEASURE = 40
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Schema:
     """What a table must have: its client column, its target and its features, and for training and
     statements the column that names the unit of every row, where several rows are of one.
 
-    Raises BidroError for two columns of numbers of one name, or a unit that is the client or the target.
+    Raises BidroError for two columns of numbers of one name, a unit that is the client or the target, or what
+    is no name of something that a target is measured in.
     """
 
     client: str
@@ -65,6 +68,7 @@ class Schema:
     classes: tuple[str, ...] | None  # of the target; None for a number
     columns: tuple[Column, ...]
     unit: str | None = None  # None where every row is a unit by itself
+    measured_in: str | None = None  # what a target that is a number is counted in, such as days; for people
 
     def __post_init__(self) -> None:
         for role, name in (("client", self.client), ("target", self.target)):
@@ -73,12 +77,23 @@ class Schema:
                     f"The unit cannot be '{name}', the {role} column; name the column of the person or thing "
                     "that a row is of."
                 )
+        if self.measured_in is not None:
+            require_measure(self.measured_in)
+            if self.classes is not None:
+                raise BidroError(
+                    f"'{self.target}' has classes, which are not measured in anything; leave measured_in out."
+                )
         names = self.features
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise BidroError(
                 f"Two columns of numbers would be named '{twice}', one of them a level; rename one."
             )
+
+    @property
+    def measure(self) -> str:
+        """What the target is measured in, in words; its own name where nobody said."""
+        return self.target if self.measured_in is None else self.measured_in
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -192,7 +207,8 @@ class Schema:
         ]
         classes = None if self.classes is None else list(self.classes)
         content = {"client": self.client, "target": self.target, "classes": classes, "columns": columns}
-        return content if self.unit is None else {**content, "unit": self.unit}
+        more = {"unit": self.unit, "measured_in": self.measured_in}
+        return content | {name: words for name, words in more.items() if words is not None}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Schema:
@@ -200,8 +216,9 @@ class Schema:
         columns = tuple(
             Column(str(c["name"]), _texts(c["levels"]), c["filler"], c["other"]) for c in content["columns"]
         )
-        unit = str(content["unit"]) if "unit" in content else None
-        return cls(str(content["client"]), str(content["target"]), _texts(content["classes"]), columns, unit)
+        more = {name: str(content[name]) for name in ("unit", "measured_in") if name in content}
+        classes = _texts(content["classes"])
+        return cls(str(content["client"]), str(content["target"]), classes, columns, **more)
 
 
 def _texts(values: Any) -> tuple[str, ...] | None:
@@ -227,9 +244,11 @@ def _require_filled(values: pd.Series, column: Column) -> None:
 def require_known_target(values: pd.Series) -> None:
     gaps = empty_cells(values)
     if gaps.any():
+        others = int(gaps.sum()) - 1
+        have = f"and {others:,} more have" if others else "has"
         raise BidroError(
-            f"{row_name(values, int(np.argmax(gaps)))} has no '{values.name}'; the target must be known in "
-            "every row."
+            f"{row_name(values, int(np.argmax(gaps)))} {have} no '{values.name}'; the target must be known "
+            "in every row: leave out those without it."
         )
 
 
@@ -253,6 +272,16 @@ def _level_codes(values: pd.Series, column: Column) -> NDArray[np.intp]:
     if unknown.any():
         codes[unknown] = place[str(column.other)]
     return np.append(codes, filler)[cells.codes]
+
+
+def require_measure(words: Any) -> None:
+    """Raise BidroError for what is no name of a unit such as days: such a name is printed behind numbers."""
+    fits = isinstance(words, str) and words == words.strip() and 0 < len(words) <= _LONGEST_MEASURE
+    if not fits or not words.isprintable():
+        raise BidroError(
+            f"measured_in names what the target is counted in, such as days: 1 to {_LONGEST_MEASURE} "
+            f"characters that can be printed, without blanks around them; got {one_line(repr(words), 60)}."
+        )
 
 
 def require_single_columns(names: Iterable[Any], where: str) -> None:

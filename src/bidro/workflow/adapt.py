@@ -34,15 +34,16 @@ class Adapted:
     change: float  # of a number: root mean square, in its unit; of classes: of how many the class differs
     deviation: float | None  # of the shared model's predictions of a number; None for classes
 
-    def in_words(self, target: str) -> str:
+    def in_words(self, target: str, measured_in: str | None = None) -> str:
         """Two sentences: what was done, and what is not known."""
+        unit = "" if measured_in is None else f" {measured_in}"
         rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
         if self.deviation is None:
             what = f"the predicted class differs for {self.change:.0%} of them"
         else:
             what = (
-                f"predictions of '{target}' for them change by {self.change:.3g} (root mean square; the "
-                f"shared model's deviate by {self.deviation:.3g})"
+                f"predictions of '{target}' for them change by {self.change:.3g}{unit} (root mean square; "
+                f"the shared model's deviate by {self.deviation:.3g}{unit})"
             )
         kind = "offset" if math.isinf(self.shrinkage.slopes) else "correction"
         return (

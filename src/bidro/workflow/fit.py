@@ -84,6 +84,7 @@ def fit_tables(
         schema = learn_schema(
             table, client, options.target, options.features, options.task, options.missing, options.unit
         )
+        schema = replace(schema, measured_in=options.measured_in)
         what = fit_options(options, schema)
     else:
         schema, what = agreed

@@ -119,6 +119,7 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
     return {
         "loss": registry.entry_of(model.loss).word,
         "target": model.schema.target,
+        "measured_in": model.schema.measured_in,
         **beside["shared"],
         **found,
         "deviation": {which: deviation(scores[which]) for which in ("shared", "pooled") if which in scores},

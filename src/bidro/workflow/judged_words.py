@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bidro.losses import registry
 from bidro.workflow.measures import BINS
 
 # More clients than this are summarised on the screen: quantiles, and so many of the worst.
@@ -18,10 +19,12 @@ _MODELS = {"own": "with own models", "pooled": "pooled training"}
 
 def in_words(found: Mapping[str, Any]) -> str:
     """To read: every client, or of many the quantiles and the worst."""
-    lines = [f"{found['loss']} loss: {_model_line(found)}", *_classes_line(found)]
+    measure = found["measured_in"]
+    unit = "" if measure is None else f", in {registry.unit_of(found['loss'], measure)}"
+    lines = [f"{found['loss']} loss{unit}: {_model_line(found, measure)}", *_classes_line(found)]
     for which, title in _MODELS.items():
         if found[which] is not None:
-            lines += [f"  {title}: {_model_line(found[which])}", *_classes_line(found[which])]
+            lines += [f"  {title}: {_model_line(found[which], measure)}", *_classes_line(found[which])]
     lines += _against_pooled(found)
     worst_first = sorted(found["clients"].items(), key=lambda item: -item[1]["own"])
     shown = worst_first
@@ -38,9 +41,9 @@ def in_words(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _model_line(found: Mapping[str, Any]) -> str:
+def _model_line(found: Mapping[str, Any], measure: str | None) -> str:
     return (
-        f"mean {found['mean']:.4g}{_beside(found)}, worst client {found['worst_client']:.4g}, "
+        f"mean {found['mean']:.4g}{_beside(found, measure)}, worst client {found['worst_client']:.4g}, "
         f"worst decile {found['worst_decile']:.4g}"
     )
 
@@ -84,7 +87,7 @@ def _client_cells(name: str, one: Mapping[str, Any], found: Mapping[str, Any]) -
     cells = [f"{name:<20} {shared}"]
     if found["own"] is not None:
         cells.append(f"own {one['own']:.4g}")
-    cells[-1] += _beside(one)
+    cells[-1] += _beside(one, found["measured_in"])
     if "pooled" in one:
         change = one["own_change"]
         error = "" if change["se"] is None else f" ± {change['se']:.2g}"
@@ -102,9 +105,10 @@ def _in_columns(lines: list[list[str]]) -> list[str]:
     ]
 
 
-def _beside(found: Mapping[str, Any]) -> str:
+def _beside(found: Mapping[str, Any], measure: str | None) -> str:
     if "accuracy" in found:
         return f" (accuracy {found['accuracy']:.1%})"
     if "root_mean_squared_error" in found:
-        return f" (root {found['root_mean_squared_error']:.4g})"
+        unit = "" if measure is None else f" {measure}"
+        return f" (root {found['root_mean_squared_error']:.4g}{unit})"
     return ""

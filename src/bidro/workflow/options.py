@@ -16,6 +16,7 @@ from bidro.guarantees.price import PRICE
 from bidro.guarantees.segments import DEFAULT_CURVES
 from bidro.losses.registry import TASKS, LossChoice, default_word, require_word
 from bidro.privacy.terms import Budget
+from bidro.tables.schema import require_measure
 from bidro.training import Choices, Replies
 from bidro.transport import require_distances
 from bidro.workflow.toml_files import read_toml
@@ -29,6 +30,7 @@ class FitOptions:
     schema: str | None = None  # the file that sites agree on, where it says all the rest
     client: str | None = None
     target: str | None = None
+    measured_in: str | None = None  # what a target that is a number is counted in: for people
     task: str | None = None
     features: tuple[str, ...] | None = None
     unit: str | None = None
@@ -77,6 +79,8 @@ class FitOptions:
         if not is_number(self.threshold) or not 0 < self.threshold < math.inf:
             raise BidroError(f"threshold must be a positive number; got {self.threshold!r}.")
         check_task(self.task, self.missing)
+        if self.measured_in is not None:
+            require_measure(self.measured_in)
         self.budget()
         if self.loss is not None:
             require_word(self.loss, self.task)

@@ -104,6 +104,7 @@ def bounds_content(found: Certificate, schema: Schema, loss: tuple[str, str], cr
         "task": "regression" if schema.classes is None else "classification",
         "loss": {"name": name, "unit": unit},
         "target": schema.target,
+        "measured_in": schema.measured_in,
         "client_column": schema.client,
         "rows": 0,
         "held_out_rows": sum(held.rows.values()),
