@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 # Tests compile far more than they compute, so programs are neither optimised nor fused by XLA's own emitters
 # nor cut in parts that threads compile, which halves the time of a large program. The machine has two cores
 # and two test workers: one thread each keeps timings and memory calm.
@@ -29,3 +31,26 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 def pytest_configure(config):
     # Here and not in pyproject.toml, where naming the warning would import JAX before the settings above.
     config.addinivalue_line("filterwarnings", "error::bidro.problem.NonconcaveInnerWarning")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Cases of long_cases.txt are slow: at least one other of the same test is not."""
+    long = set(Path(__file__).with_name("long_cases.txt").read_text().splitlines())
+    found = {item.nodeid: item for item in items}
+    for name in long & set(found):
+        found[name].add_marker(pytest.mark.slow)
+    if any("::" in one for one in config.args):
+        return
+    files = {name.split("::")[0] for name in found}
+    gone = sorted(name for name in long - set(found) if name.split("::")[0] in files)
+    quick = {
+        name.split("[")[0]
+        for name, item in found.items()
+        if not (item.get_closest_marker("slow") or item.get_closest_marker("deploy"))
+    }
+    alone = sorted({name.split("[")[0] for name in long & set(found)} - quick)
+    if gone or alone:
+        raise pytest.UsageError(
+            f"tests/long_cases.txt names cases that there are not: {gone}, or all cases of a test: {alone}"
+        )

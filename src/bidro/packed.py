@@ -19,6 +19,10 @@ from bidro.errors import BidroError
 
 
 def encoded(tensors: Mapping[str, Floats], header: Mapping[str, Any]) -> bytes:
+    return _encoded(tensors, {**header, "names": sorted(tensors)})
+
+
+def _encoded(tensors: Mapping[str, Floats], header: Mapping[str, Any]) -> bytes:
     # A sum over the numbers is part of the header, which alone is plain enough to be read twice.
     numbers = hashlib.sha256(b"".join(np.ascontiguousarray(tensors[k]).tobytes() for k in sorted(tensors)))
     text = json.dumps({**header, "numbers": numbers.hexdigest()}, sort_keys=True, allow_nan=False)
@@ -36,7 +40,9 @@ def decoded(data: bytes, where: str) -> tuple[dict[str, Floats], dict[str, Any]]
         tensors, header = load(data), json.loads(text)
         finite = all(np.all(np.isfinite(v)) for v in tensors.values())
         numbers = {name: np.asarray(v, float) for name, v in tensors.items()}
-        again = encoded(numbers, {k: v for k, v in header.items() if k != "numbers"})
+        again = _encoded(numbers, {k: v for k, v in header.items() if k != "numbers"})
+        # Older files do not name their numbers.
+        named = header.get("names", sorted(tensors)) == sorted(tensors)
     except (
         SafetensorError,
         ValueError,
@@ -47,7 +53,7 @@ def decoded(data: bytes, where: str) -> tuple[dict[str, Floats], dict[str, Any]]
         MemoryError,
     ) as error:
         raise BidroError(f"'{where}' is damaged or not a model of bidro; fetch it again or refit.") from error
-    if again != data or not finite:
+    if again != data or not finite or not named:
         raise BidroError(
             f"'{where}' is damaged: its content and its check sum differ; fetch it again or refit."
         )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bidro import RobustRegressor
-from bidro.algorithms import second_moments
+from bidro.algorithms import fold_rows, second_moments
 from bidro.algorithms.curve_rows import CurveRows, RowRisks
 from bidro.curves import Basis, Levels
 from bidro.losses import Squared
@@ -60,8 +60,17 @@ def test_gradients_of_the_risks_are_their_differences():
         np.testing.assert_allclose(here.gradients[:, j], change, rtol=1e-6, atol=1e-7)
 
 
+def _of_no_worth(monkeypatch, one_fold: bool) -> None:
+    """No second moments of all folds, or not even those of one."""
+    monkeypatch.setattr(second_moments, "_SMALL", 0)
+    monkeypatch.setattr(second_moments, "_TABLES", 0)
+    if not one_fold:
+        monkeypatch.setattr(fold_rows, "_ONE_FOLD", 0)
+
+
+@pytest.mark.parametrize("one_fold", [True, False])
 @pytest.mark.parametrize(("weights", "times"), [("auto", 1.0), ("simplex", 1.0), ("simplex", 20.0)])
-def test_a_fit_from_rows_is_that_from_second_moments(weights, times, monkeypatch):
+def test_a_fit_from_rows_is_that_from_second_moments(weights, times, one_fold, monkeypatch):
     """Also where a client's features are so many times as large as those of the others: second derivatives of
     other weights are then no guide."""
     rng = np.random.default_rng(4)
@@ -70,12 +79,9 @@ def test_a_fit_from_rows_is_that_from_second_moments(weights, times, monkeypatch
     X[:, 1] += 0.5 * clients
     X[clients == 0] *= times
     y = np.sin(2 * X[:, 0]) + (clients == 1) * np.abs(X[:, 1]) + rng.normal(size=1200) * (0.3 + 0.3 * clients)
-    found = []
-    for small in (second_moments._SMALL, 0):
-        monkeypatch.setattr(second_moments, "_SMALL", small)
-        monkeypatch.setattr(second_moments, "_TABLES", 1 if small else 0)
-        found.append(RobustRegressor(weights=weights).fit(X, y, clients=clients))
-    told, rows = found
+    told = RobustRegressor(weights=weights).fit(X, y, clients=clients)
+    _of_no_worth(monkeypatch, one_fold)
+    rows = RobustRegressor(weights=weights).fit(X, y, clients=clients)
     assert told.calibration_.moments is not None
     assert rows.calibration_.moments is None
     assert [len(own.slopes) for own in told.curves_.values()] == [
@@ -91,10 +97,10 @@ def test_a_fit_from_rows_is_that_from_second_moments(weights, times, monkeypatch
     assert rows.client_risks_ == pytest.approx(told.client_risks_, rel=1e-5)
 
 
-def test_an_exact_fit_from_rows(monkeypatch):
+@pytest.mark.parametrize("one_fold", [True, False])
+def test_an_exact_fit_from_rows(one_fold, monkeypatch):
     """Rounding hides the gap there, and nothing is at stake."""
-    monkeypatch.setattr(second_moments, "_SMALL", 0)
-    monkeypatch.setattr(second_moments, "_TABLES", 0)
+    _of_no_worth(monkeypatch, one_fold)
     rng = np.random.default_rng(5)
     X, clients = rng.normal(size=(900, 2)), rng.integers(0, 3, 900)
     model = RobustRegressor(curves=4).fit(X, 2 * X[:, 0] - X[:, 1], clients=clients)

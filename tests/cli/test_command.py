@@ -440,6 +440,16 @@ def test_a_model_file_with_any_byte_changed_is_refused(model, data):
         Model.from_bytes(bad, "model.safetensors")
 
 
+def test_numbers_by_another_name_are_refused(model):
+    """Also those that a model can do without, and so would not be missed."""
+    good = (model[0] / "model.safetensors").read_bytes()
+    for name in (b'"mean"', b'"model"', b'"pooled"', b'"spread"'):
+        place = good.rindex(name) + 1
+        bad = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
+        with pytest.raises(BidroError, match=r"damaged|not a whole model"):
+            Model.from_bytes(bad, "model.safetensors")
+
+
 def test_a_model_of_another_kind_or_version_is_refused(model):
     from bidro import model_file
 

@@ -25,14 +25,16 @@ def network(rounds=3, arguments=None, settings=None, **parts):
     return AgreedNetwork(FACTORY, rounds, arguments=given, settings=settings or STEPS, **parts)
 
 
-def network_sites(folder, agreed_network=None, whole=None, scores=SCORES, extra=ALLOWED, training=None):
+def network_sites(
+    folder, agreed_network=None, whole=None, scores=SCORES, extra=ALLOWED, training=None, unit=None
+):
     """What sites in the folder agree on: to train this network."""
     parts = {"scores": scores, "neural_network": agreed_network or network()}
     options = {"hold_out": 0.3, **(training or {})}
     whole = table() if whole is None else whole
     if scores is OF_CLASSES and extra == ALLOWED:
         extra = extra.replace("trusted_server = true\n", "")  # which sites of classes have already
-    return write_sites(folder, whole, None, extra, training=options, **parts)
+    return write_sites(folder, whole, None, extra, unit, training=options, **parts)
 
 
 def run(folder, agreed, name="net", names=PAIR, through=None, **how):
@@ -53,7 +55,13 @@ def in_one_process(agreed, whole, names=PAIR):
     some = whole[whole["site"].isin(names)]
     features, target = schema.matrix(some), target_numbers(schema, some)
     here = LocalNetwork.of(
-        features, target, schema.clients(some), protocol.columns, agreed.options.hold_out, agreed.options.seed
+        features,
+        target,
+        schema.clients(some),
+        protocol.columns,
+        agreed.options.hold_out,
+        agreed.options.seed,
+        schema.units(some),
     )
     samples, begin = {}, 0
     for name, size in zip(here.names, here.sizes, strict=True):

@@ -99,6 +99,21 @@ def test_sites_train_what_one_process_trains(done):
     assert np.abs(found - first).max() > 0.02, "it has learnt something"
 
 
+def test_rows_of_a_person_stay_together(tmp_path):
+    """In training or out of it, and so do those of the bounds."""
+    whole = table()
+    whole = whole.assign(person=np.random.default_rng(0).integers(0, 40, len(whole)))
+    agreed = network_sites(tmp_path, whole=whole, unit="person")
+    files = run(tmp_path, agreed)
+    np.testing.assert_allclose(weights(files), in_one_process(agreed, whole), rtol=0, atol=1e-6)
+    for name in PAIR:
+        site = Site.read(tmp_path / f"{name}.toml")
+        rows = SiteRows.load(site)
+        kept = holdout(site, rows)
+        assert not set(rows.units[kept]) & set(rows.units[~kept])
+    assert Certificate.from_json(files["certificate.json"].decode()).clipped.units
+
+
 ALGORITHMS = {
     "FedAvg": (STEPS, ADAM),
     "AFL": ({"eta_x": 0.1, "eta_alpha": 0.1, "batch": 30}, {}),

@@ -1,5 +1,5 @@
 """A neural network over real processes on loopback, FLARE and Flower: the weights of one process, whatever is
-killed. A run over FLARE is in `make test`; the others are in `make test-deploy`."""
+killed. All of it is in `make test-deploy`; test_networks.py has the same over bytes in one process."""
 
 import os
 from contextlib import contextmanager
@@ -15,10 +15,11 @@ from tests.deploy.networks import in_one_process, network, network_sites, weight
 from tests.deploy.processes import ENVIRONMENT, Driven, wait_for_line
 from tests.deploy.sites import PAIR, job, table
 
+pytestmark = pytest.mark.deploy
+
 ROOT = Path(__file__).parents[2]
 ENGINES = {"flare": flare_local, "flower": flower_local}
 ROUNDS = 6
-EITHER = [pytest.param("flare"), pytest.param("flower", marks=pytest.mark.deploy)]
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def require_same(done, expected):
     assert "model.onnx" in done.files
 
 
-@pytest.mark.parametrize("made", EITHER, indirect=True)
+@pytest.mark.parametrize("made", ENGINES, indirect=True)
 def test_the_network_is_that_of_one_process(made):
     name, _, agreed, net, expected = made
     done = Driven(name, asked(agreed, "whole"), net.settings).outcome(400)
@@ -62,7 +63,6 @@ def test_the_network_is_that_of_one_process(made):
     assert any(line.startswith("FedAvg: round ") for line in done.said), done.said
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("made", ENGINES, indirect=True)
 @pytest.mark.parametrize("what", ["site", "server's job"])
 def test_after_kill_9_it_goes_on_to_the_same_weights(what, made):
@@ -79,7 +79,6 @@ def test_after_kill_9_it_goes_on_to_the_same_weights(what, made):
     require_same(done.outcome(500), expected)
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("made", ENGINES, indirect=True)
 def test_resumed_after_the_server_was_killed_it_has_the_same_weights(made):
     """The lead gives up at once, and goes on later by --resume."""

@@ -22,7 +22,6 @@ from bidro.splits import holdout_of
 from tests.deploy.canaries import transcript_score
 from tests.deploy.sites import private_sites, table
 from tests.privacy.canary import audit, largest_area
-from tests.small import mostly_slow
 
 _HONEST = Plan._paid
 
@@ -30,7 +29,8 @@ _HONEST = Plan._paid
 _ROWS, _BUDGET, _RUNS = 12, Budget(5.0), 80
 
 
-@pytest.mark.parametrize("kept_out", mostly_slow([False, True], lambda kept_out: not kept_out))
+@pytest.mark.slow
+@pytest.mark.parametrize("kept_out", [False, True])
 def test_who_knows_all_other_rows_and_every_message_learns_no_more_than_the_budget(
     kept_out, tmp_path, monkeypatch
 ):

@@ -22,15 +22,8 @@ def problem(loss, kappa):
     return Problem(fed, loss, Box.cube(10.0, 3), transport, WassersteinBall(0.1))
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        Logistic(),
-        pytest.param(SmoothedHinge(), marks=pytest.mark.slow),
-        pytest.param(Hinge(), marks=pytest.mark.slow),
-    ],
-    ids=lambda v: type(v).__name__,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [Logistic(), SmoothedHinge(), Hinge()], ids=lambda v: type(v).__name__)
 def test_the_certified_lower_bound_is_below_every_model_s_risk(loss):
     """p = 2, unbounded: the solver starts at x = 0, where moving features earns nothing but changing labels
     does not come free."""

@@ -144,13 +144,16 @@ class FoldMoments(Usual):
     def found(self, state: MomentsState, trained: TrainingMoments) -> Found:
         """From the first state and the moments of all clients."""
         rows, left_out, whole = np.asarray(trained.rows, float), left_out_sums(trained), of_all_folds(trained)
+        loss = state.inner.loss
         models, losses = [], []
         for fold in range(self.folds):
             moments = Moments(trained.mean[:, fold], trained.around[:, fold])
-            models.append(self.models(state, _risks(state, moments), rows[:, fold])[0])
+            models.append(self.models(state, risks_of(state, smoothed(moments, loss)), rows[:, fold])[0])
             squares = np.maximum(left_out.squares(fold, models[-1]), 0.0)
             losses.append(squares / left_out.rows[:, fold, None])
-        of_all, weights = self.models(state, _risks(state, whole), left_out.rows.sum(axis=1))
+        of_all, weights = self.models(
+            state, risks_of(state, smoothed(whole, loss)), left_out.rows.sum(axis=1)
+        )
         told = Told(trained, whole)
         return Found(np.stack([*models, of_all]), np.stack(losses), left_out.rows.T, weights, told)
 
@@ -220,8 +223,8 @@ class FoldMoments(Usual):
         return Snapshot(first.x, first.x, first.alpha)
 
 
-def _risks(state: MomentsState, moments: Moments) -> SquaredRisks:
-    """The clients' risks as functions of the model, the loss's penalty included."""
+def risks_of(state: MomentsState, moments: Moments) -> SquaredRisks:
+    """The clients' risks as functions of the model, from moments with the loss's penalty in them."""
     loss, first = state.inner.loss, next(iter(state.starts.values()))
     assert isinstance(loss, Squared)
-    return squared_risks(smoothed(moments, loss), loss, first.model.cones)
+    return squared_risks(moments, loss, first.model.cones)

@@ -1,5 +1,10 @@
-"""Cross-validation of squared loss with curves straight from the rows, where these are here and the second
-moments of every client and fold would be larger than the table by far."""
+"""Cross-validation of squared loss with curves where the rows are here, and the second moments of every
+client and fold would be larger than the table by far: one fold at a time, from its moments, or straight from
+the rows where even these would be too large.
+
+Moments are read once a step of Newton's method, rows whenever the weights of the clients have turned, which
+takes longer the more rows there are.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,16 @@ from numpy.typing import NDArray
 
 from bidro.algorithms.contract import HeldRows
 from bidro.algorithms.curve_rows import CurveRows, RowRisks
-from bidro.algorithms.fold_moments import FoldMoments, Found, MomentsState
+from bidro.algorithms.fold_moments import FoldMoments, Found, MomentsState, risks_of
+from bidro.algorithms.second_moments import of_some, smooth
 from bidro.losses import Squared
 
 Numbers = NDArray[np.float64]
 
 # The gap of the models of all rows, one of which is to be proven optimal.
 _OF_ALL_ROWS = 1e-8
+# Second moments of the clients in one fold may take this many bytes.
+_ONE_FOLD = 1 << 27
 
 
 def found_from_rows(moments: FoldMoments, state: MomentsState, held: HeldRows) -> Found:
@@ -24,14 +32,10 @@ def found_from_rows(moments: FoldMoments, state: MomentsState, held: HeldRows) -
     radius."""
     assert isinstance(held.loss, Squared)
     assert held.marks is not None
-    rows, marks = CurveRows(held.loss, held.samples, held.sizes), held.marks
-    folds = moments.folds
+    rows, marks, folds = CurveRows(held.loss, held.samples, held.sizes), held.marks, moments.folds
     counts = np.stack([rows.by_client((marks == fold).astype(float)) for fold in range(folds)])
-    # Rows of a fold are squared once: what is divided by is made of all other folds'.
-    d = held.loss.dimension(held.samples.shape[1])
-    squares = np.empty((folds, d, d))
-    for fold in range(folds):
-        squares[fold] = rows.squared((marks == fold).astype(float))
+    small = 8 * rows.n * held.loss.columns(held.samples.shape[1]) ** 2 <= _ONE_FOLD
+    squares = None if small else _squares(rows, marks, folds)
     models, losses = [], []
     for fold in range(folds):
         others = [other for other in range(folds) if other != fold]
@@ -42,23 +46,36 @@ def found_from_rows(moments: FoldMoments, state: MomentsState, held: HeldRows) -
     return Found(np.stack([*models, of_all]), np.stack(losses), counts, weights, None)
 
 
+def _squares(rows: CurveRows, marks: NDArray[np.int64], folds: int) -> Numbers:
+    """(folds, d, d) of the rows of each fold: once, and what is divided by is made of all other folds'."""
+    d = rows.loss.dimension(rows.samples.shape[1])
+    found = np.empty((folds, d, d))
+    for fold in range(folds):
+        found[fold] = rows.squared((marks == fold).astype(float))
+    return found
+
+
 def _solved(
     moments: FoldMoments,
     state: MomentsState,
     rows: CurveRows,
     used: NDArray[np.bool_],
-    squares: Numbers,
+    squares: Numbers | None,
     folds: Iterable[int],
     gap: float | None = None,
 ) -> tuple[Numbers, Numbers]:
     """(models (candidates, d), weights (candidates, n)) on the rows that are used: those of some folds, whose
-    squares are (all folds, d, d)."""
+    squares are (all folds, d, d); from the clients' moments without these."""
+    counts = rows.by_client(used.astype(float))
+    if squares is None:
+        own = of_some(rows.samples, rows.sizes, used, rows.loss)
+        smooth(own, rows.loss)
+        return moments.models(state, risks_of(state, own), counts, gap)
     pooled = np.zeros(squares.shape[1:])
     for fold in folds:
         pooled += squares[fold]
     pooled /= np.count_nonzero(used)
-    risks = RowRisks(rows, used, pooled)
-    return moments.models(state, risks, risks.counts, gap)
+    return moments.models(state, RowRisks(rows, used, pooled), counts, gap)
 
 
 def _sums_of_squares(rows: CurveRows, used: NDArray[np.bool_], models: Numbers) -> Numbers:

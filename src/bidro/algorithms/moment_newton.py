@@ -127,8 +127,8 @@ class Expansion(NamedTuple):
 
     def curvature(self, alpha: Numbers) -> Numbers:
         """(d, d): sum_i alpha_i times the second derivative of R_i, raised to be positive definite."""
-        # Of all clients no copy is made, which may be larger than the table.
-        some = slice(None) if np.all(alpha) else np.flatnonzero(alpha)
+        # Of most clients no copy is made, which may be larger than the table.
+        some = np.flatnonzero(alpha) if 4 * np.count_nonzero(alpha) < len(alpha) else slice(None)
         eps, root, slope = self.eps[some], self.root[some], self.slope[some]
         features, around = self.of._features[some], self.of.moments.around[some]
         bend = alpha[some] * root / self.rmse[some]

@@ -50,6 +50,13 @@ def of_clients(samples: ArrayLike, sizes: Sequence[int] | Indices, loss: Loss | 
     return Moments(each.centre + each.left, each.around)
 
 
+def of_some(samples: Numbers, sizes: Indices, used: NDArray[np.bool_], loss: Loss) -> Moments:
+    """Those of `of_clients` over the rows that are used (N,), at least one of every client."""
+    counts = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[used], minlength=len(sizes))
+    each = _of_groups(_Table(samples, np.flatnonzero(used), loss), counts)
+    return Moments(each.centre + each.left, each.around)
+
+
 def worth_their_memory(groups: int, columns: int, table: int) -> bool:
     """Whether second moments of so many groups of rows are small, or hardly larger than the table of these
     many bytes: with curves they can be larger by far."""
@@ -60,9 +67,16 @@ def smoothed(moments: Moments, loss: Loss) -> Moments:
     """The moments of rows with which squared loss has the loss's penalty in its mean square."""
     if loss.penalty is None:
         return moments
-    around, k = moments.around.copy(), moments.mean.shape[-1] - 1
-    around[..., :k, :k] += loss.penalty[:k, :k]
-    return Moments(moments.mean, around)
+    found = Moments(moments.mean, moments.around.copy())
+    smooth(found, loss)
+    return found
+
+
+def smooth(moments: Moments, loss: Loss) -> None:
+    """Make them those of `smoothed`, without a copy, which may be larger than the table."""
+    if loss.penalty is not None:
+        k = moments.mean.shape[-1] - 1
+        moments.around[..., :k, :k] += loss.penalty[:k, :k]
 
 
 def of_folds(

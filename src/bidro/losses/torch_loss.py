@@ -234,11 +234,12 @@ class TorchLoss(DeclaredLoss):
 
     def _host_slope_in_x(self, x: Any, rows: Any, weights: Any) -> Floats:
         """The same differentiated in x: one gradient for every sum."""
-        return self._by_sum(require_torch().func.grad(self._weighted), x, rows, weights)
+        return self._by_sum(self._slopes_in_x, x, rows, weights)
 
     def _host_hessian(self, x: Any, rows: Any, weights: Any) -> Floats:
         """The second derivative in x, for every sum."""
-        return self._by_sum(require_torch().func.hessian(self._weighted), x, rows, weights)
+        hessian = require_torch().func.hessian(self._weighted)
+        return self._by_sum(lambda *given: _over_models(hessian, *given), x, rows, weights)
 
     def _by_model(self, function: Callable[[Any, Any], Any], x: Any, rows: Any) -> Floats:
         """A function of one model (d,) and rows (B, m) of it, for all of them: axes along which x does not
@@ -251,15 +252,13 @@ class TorchLoss(DeclaredLoss):
         models = np.broadcast_to(x.reshape(*x.shape[:own], -1), (*axes, x.shape[-1]))
         spread = np.broadcast_to(rows, (*axes, *rows.shape[own:]))
         count = math.prod(axes)
-        found = _over_models(
-            function,
-            self._tensor(models).reshape(count, -1),
-            self._tensor(spread).reshape(count, -1, rows.shape[-1]),
-        )
+        own_rows = self._tensor(spread).reshape(count, -1, rows.shape[-1])
+        by_model = _over_models(function, self._tensor(models).reshape(count, -1), own_rows)
+        found = np.asarray(by_model.detach().numpy(), float)
         return found.reshape(*spread.shape[:-1], *found.shape[2:])
 
     def _by_sum(self, function: Callable[..., Any], x: Any, rows: Any, weights: Any) -> Floats:
-        """A function of one model (d,), rows (B, m) and weights (B,), for all of them."""
+        """A function of models (S, d), rows (S, B, m) and weights (S, B), for all sums S along their axes."""
         given = [np.asarray(one) for one in (x, rows, weights)]
         kept = (1, 2, 1)
         axes = np.broadcast_shapes(*(v.shape[: v.ndim - k] for v, k in zip(given, kept, strict=True)))
@@ -268,8 +267,18 @@ class TorchLoss(DeclaredLoss):
             for v, k in zip(given, kept, strict=True)
         ]
         with _TURN:
-            found = _over_models(function, *tensors)
+            found = np.asarray(function(*tensors).detach().numpy(), float)
         return found.reshape(*axes, *found.shape[1:])
+
+    def _slopes_in_x(self, x: Any, rows: Any, weights: Any) -> Any:
+        """(S, d) of every sum in its own model. The sums are added up and differentiated at once by PyTorch's
+        own backward pass, which is faster than the same pass model by model under `vmap`."""
+        torch = require_torch()
+        with torch.enable_grad():
+            total = _over_models(self._weighted, x.requires_grad_(), rows, weights).sum()
+            if not total.requires_grad:
+                return torch.zeros_like(x)
+            return torch.autograd.grad(total, x)[0]
 
     def _weighted(self, x: Any, rows: Any, weights: Any) -> Any:
         return (self._losses(x, rows) * weights).sum()
@@ -340,10 +349,8 @@ def _call(function: Callable[..., Floats], shape: tuple[int, ...], *arguments: A
     return jax.pure_callback(function, kind, *arguments, vmap_method="expand_dims")
 
 
-def _over_models(function: Callable[..., Any], *arguments: Any) -> Floats:
-    """A function of one model, for models along a leading axis of every argument."""
+def _over_models(function: Callable[..., Any], *arguments: Any) -> Any:
+    """A function of one model, for models along a leading axis of every argument; as a tensor."""
     if len(arguments[0]) == 1:
-        found = function(*(one[0] for one in arguments))[None]
-    else:
-        found = require_torch().func.vmap(function)(*arguments)
-    return np.asarray(found.detach().numpy(), float)
+        return function(*(one[0] for one in arguments))[None]
+    return require_torch().func.vmap(function)(*arguments)
