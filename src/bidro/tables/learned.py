@@ -100,7 +100,8 @@ def _learn_column(values: pd.Series, fills: bool, named: bool) -> Column:
             _note_numbered(numbers[~gaps], name)
         column = Column(name, None, float(np.median(numbers[~gaps])) if fills else None)
     if gaps.any():
-        _log.warning("Note: %s empty cells of '%s' are filled by %s.", f"{gaps.sum():,}", name, column.filler)
+        cells = "1 empty cell of '%s' is" if gaps.sum() == 1 else f"{gaps.sum():,} empty cells of '%s' are"
+        _log.warning(f"Note: {cells} filled by %s.", name, column.filler)
     return column
 
 
