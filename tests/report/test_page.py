@@ -380,6 +380,7 @@ def test_marks_say_their_values_with_the_pointer_and_with_the_keyboard(visit):
 
 def test_with_many_clients_the_pictures_show_thirty_and_say_so(visit):
     browser = visit(page_content.many())
+    assert "errors in stay of all 60 clients; the table scrolls." in texts(browser, "#plain-caption")[0]
     for figure in ("#dots-figure", "#binds-figure"):
         assert len(texts(browser, f"{figure} text.name")) == 30
         assert "30 clients with the" in find(browser, f"{figure} figcaption").text

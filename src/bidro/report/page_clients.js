@@ -124,7 +124,8 @@ function plainTable(series) {
     ...series.map((s) => ({ label: s.short ?? s.label, value: s.value, before: s.before, format, classes: `plain-${s.shape}` })),
   ];
   const what = areRight ? "Shares of right predictions" : `Typical errors in ${measure}`;
-  sortableTable(element("plain"), "plain-caption", `${what}. Press a heading to sort by it.`, columns, clients, {
+  const all = clients.length > TALL ? ` of all ${count(clients.length)} clients; the table scrolls` : "";
+  sortableTable(element("plain"), "plain-caption", `${what}${all}. Press a heading to sort by it.`, columns, clients, {
     column: 2,
     up: areRight,
   });

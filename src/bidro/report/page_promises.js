@@ -455,7 +455,7 @@ function dots() {
     shown.length < clients.length
       ? `The ${shown.length} clients with the highest ${by}, of ${count(clients.length)}; the table above has all.`
       : `All clients${judged || trained ? `, the highest ${by} first` : ""}.`;
-  const bounds = trained ? "Bounds and robust risks" : "Bounds";
+  const bounds = series.some((s) => s.every?.[0] === "interval") ? "Bounds and robust risks" : "Bounds";
   const level = series.some((s) => s.every) ? ` ${bounds} are at the chosen confidence.` : "";
   const words = `${which}${level} Point at a mark to read it, or use Tab and the arrow keys.`;
   const redraw = figure(
