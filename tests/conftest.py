@@ -35,7 +35,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Cases of long_cases.txt are slow: at least one other of the same test is not."""
+    """What long_cases.txt names is slow; every file keeps something that is not."""
     long = set(Path(__file__).with_name("long_cases.txt").read_text().splitlines())
     found = {item.nodeid: item for item in items}
     for name in long & set(found):
@@ -44,13 +44,9 @@ def pytest_collection_modifyitems(config, items):
         return
     files = {name.split("::")[0] for name in found}
     gone = sorted(name for name in long - set(found) if name.split("::")[0] in files)
-    quick = {
-        name.split("[")[0]
-        for name, item in found.items()
-        if not (item.get_closest_marker("slow") or item.get_closest_marker("deploy"))
-    }
-    alone = sorted({name.split("[")[0] for name in long & set(found)} - quick)
+    quick = {name.split("::")[0] for name, item in found.items() if not item.get_closest_marker("slow")}
+    alone = sorted({name.split("::")[0] for name in long & set(found)} - quick)
     if gone or alone:
         raise pytest.UsageError(
-            f"tests/long_cases.txt names cases that there are not: {gone}, or all cases of a test: {alone}"
+            f"tests/long_cases.txt names tests that there are not: {gone}, or all of a file: {alone}"
         )

@@ -170,6 +170,7 @@ def said_by(node, folder, address, authority, *more):
     return done.returncode, log.read_text()
 
 
+@pytest.mark.deploy
 def test_who_is_not_registered_or_has_another_authority_is_refused(pair, tmp_path):
     net = pair[2]
     key = ec.generate_private_key(ec.SECP384R1())
@@ -198,6 +199,7 @@ def test_who_is_not_registered_or_has_another_authority_is_refused(pair, tmp_pat
     assert "CERTIFICATE_VERIFY_FAILED" in str(wrong.error)
 
 
+@pytest.mark.deploy
 def test_a_plaintext_node_is_not_let_in(pair, tmp_path):
     net = pair[2]
     command = ["flower-supernode", "--insecure", "--host", "127.0.0.1", "--port", str(_free_port())]
