@@ -429,7 +429,11 @@ function groupRow(columns) {
   if (!columns.some((c) => c.group)) return [];
   const groups = [...new Set(columns.map((c) => c.group))];
   const span = (group) => columns.filter((c) => c.group === group).length;
-  const cell = (group) => make("th", { role: "columnheader", scope: "colgroup", colspan: span(group), class: "group" }, group);
+  // What has no name heads nothing.
+  const cell = (group) =>
+    group.trim()
+      ? make("th", { role: "columnheader", scope: "colgroup", colspan: span(group), class: "group" }, group)
+      : make("td", { role: "cell", colspan: span(group), class: "group" });
   return [make("tr", { role: "row", class: "groups" }, ...groups.map(cell))];
 }
 
