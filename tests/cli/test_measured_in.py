@@ -4,8 +4,10 @@ import json
 import tomllib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from bidro.algorithms.own_correction import Shrinkage
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.rehearsal import split_by_client
 from bidro.deploy.server import run_job
@@ -13,6 +15,7 @@ from bidro.errors import BidroError
 from bidro.losses import registry
 from bidro.model_file import Model, load_model
 from bidro.tables import Schema
+from bidro.workflow.adapt import Adapted
 from bidro.workflow.options import FitOptions
 from tests.cli.test_command import run, visits
 from tests.deploy.sites import SHORT, agree, carrier, job, table, write_sites
@@ -158,3 +161,10 @@ def test_a_draft_and_a_rehearsal_say_it(folder, tmp_path, capsys):
     )
     assert code == 2
     assert "the agreed schema says it" in " ".join(err.split())
+
+
+def test_a_newcomers_change_is_said_in_it():
+    found = Adapted("east", np.zeros(3), 40, Shrinkage(4.0, 64.0), 0.5, 2.0)
+    assert "change by 0.5 (root mean square; the shared model's deviate by 2)" in found.in_words("stay")
+    said = found.in_words("stay", "days")
+    assert "change by 0.5 days (root mean square; the shared model's deviate by 2 days)" in said
