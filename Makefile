@@ -25,10 +25,10 @@ test: $(STAMP) browser
 	@echo "== lint"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@echo "== types"
-	$(BIN)/mypy
-	@echo "== tests"
-	$(BIN)/pytest
+	@echo "== types, beside the tests"
+	@$(BIN)/mypy > $(VENV)/types.txt 2>&1 & types=$$!; \
+	  $(BIN)/pytest; tests=$$?; \
+	  wait $$types; found=$$?; cat $(VENV)/types.txt; exit $$((tests + found))
 
 MINUTES ?= 60
 fuzz: $(STAMP)

@@ -4,9 +4,9 @@
 
 `speed`: FedAvg on scikit-learn's digits dealt to 10 clients, a CNN of 1,898 parameters in float32, 5 local
 steps of 32 rows a round. The bare loop copies the global weights into one module client after client, takes
-the same steps by torch.optim.SGD, and averages. Both run in this process, in turns, with one thread of
-PyTorch's and with one a core, of which the faster counts; figures are medians, after one run to compile.
-Flower's simulation has a process of one thread a core. `--flower` is a Python that has torch and
+the same steps by torch.optim.SGD, and averages. Both run in one process, in turns, with one thread of
+PyTorch's, and in another with one a core, of which the faster counts; figures are medians, after one run to
+compile. Flower's simulation has a process of one thread a core. `--flower` is a Python that has torch and
 flwr[simulation]: its rounds are timed between the server's evaluations, so that starting up does not count.
 Where other programs run beside, seconds say little of many processes against one: the seconds of the
 processor, of all of them, are there too.
@@ -165,7 +165,9 @@ def bare_rounds(module: nn.Module, parts: list[tuple[torch.Tensor, torch.Tensor]
         current = total
 
 
-def speed(flower: str | None) -> dict[str, object]:
+def rounds_of(threads: int) -> dict[str, object]:
+    """Ours and the bare loop in turns, with so many threads of PyTorch's."""
+    torch.set_num_threads(threads)
     rows, rounds = digits(), 40
     loss = TorchLoss(cnn(), "cross entropy", classes=10, dtype="float32")
     clients = {f"client-{k}": rows[k::CLIENTS] for k in range(CLIENTS)}
@@ -190,27 +192,35 @@ def speed(flower: str | None) -> dict[str, object]:
     works["ours"]()
     compiled = time.perf_counter() - start
     works["bare_pytorch"]()
-    seconds: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for _ in range(7):
         for name, work in works.items():
-            for threads in sorted({1, os.cpu_count() or 1}):
-                torch.set_num_threads(threads)
-                start, spent = time.perf_counter(), time.process_time()
-                work()
-                measured = time.perf_counter() - start, time.process_time() - spent
-                seconds.setdefault((name, threads), []).append(measured)
-    medians = {one: np.median(own, axis=0) / rounds for one, own in seconds.items()}
+            start, spent = time.perf_counter(), time.process_time()
+            work()
+            seconds[name].append((time.perf_counter() - start, time.process_time() - spent))
+    medians = {name: (np.median(own, axis=0) / rounds).tolist() for name, own in seconds.items()}
+    return {"parameters": dimension, "compiled": compiled, "medians": medians}
+
+
+def speed(flower: str | None) -> dict[str, object]:
+    by_threads = {}
+    for threads in sorted({1, os.cpu_count() or 1}):
+        command = [sys.executable, __file__, "--threads", str(threads)]
+        here = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        done = subprocess.run(command, env=here, capture_output=True, text=True, check=True)
+        by_threads[threads] = json.loads(done.stdout)
     fastest = {
-        name: min((one for one in medians if one[0] == name), key=lambda one: medians[one][0])
-        for name in works
+        name: min(by_threads, key=lambda threads: by_threads[threads]["medians"][name][0])
+        for name in ("ours", "bare_pytorch")
     }
-    a_round = {name: float(medians[one][0]) for name, one in fastest.items()}
-    spent_a_round = {name: float(medians[one][1]) for name, one in fastest.items()}
+    medians = {name: by_threads[threads]["medians"][name] for name, threads in fastest.items()}
+    a_round = {name: own[0] for name, own in medians.items()}
+    spent_a_round = {name: own[1] for name, own in medians.items()}
     found: dict[str, object] = {
-        "parameters": dimension,
-        "first_run_with_compilation_seconds": compiled,
+        "parameters": by_threads[1]["parameters"],
+        "first_run_with_compilation_seconds": by_threads[fastest["ours"]]["compiled"],
         "rounds_a_second": {name: 1 / own for name, own in a_round.items()},
-        "threads": dict(fastest.values()),
+        "threads": fastest,
         "bare_over_ours": a_round["bare_pytorch"] / a_round["ours"],
         "processor_seconds_a_round": spent_a_round,
         "load_of_the_machine": os.getloadavg()[0],
@@ -221,7 +231,7 @@ def speed(flower: str | None) -> dict[str, object]:
     import tempfile
 
     with tempfile.NamedTemporaryFile(suffix=".npy") as file:
-        np.save(file.name, rows)
+        np.save(file.name, digits())
         settings = json.dumps([CLIENTS, STEPS, BATCH, RATE, 8])
         done = subprocess.run(
             [flower, "-c", FLOWER, settings, file.name], capture_output=True, text=True, timeout=400
@@ -307,7 +317,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--flower")
     parser.add_argument("--only", choices=("speed", "accuracy"))
+    parser.add_argument("--threads", type=int, help="only ours and the bare loop, with so many threads")
     asked = parser.parse_args()
+    if asked.threads is not None:
+        print(json.dumps(rounds_of(asked.threads)))
+        return
     found = {}
     if asked.only != "accuracy":
         found["speed"] = speed(asked.flower)
