@@ -135,8 +135,10 @@ def test_a_model_that_fails_on_one_person_is_answered_and_counts(tmp_path):
 
     answers = [told(site, failing(at), f"run-{k}") for k, at in enumerate((person, person + 7.0))]
     assert all(isinstance(answer, float) for answer in answers)
-    step = MOST * ROW_CHANGES * MIN_ROWS / rows
-    assert abs(answers[0] - answers[1]) in (pytest.approx(0.0), pytest.approx(step))
+    step, apart = MOST * ROW_CHANGES * MIN_ROWS / rows, abs(answers[0] - answers[1])
+    # The last step of a secret grid may end beyond the largest loss, which is told then.
+    cut = max(answers) == MOST and apart < step
+    assert cut or apart in (pytest.approx(0.0), pytest.approx(step))
     assert "all that may be" in told(site, failing(person - 7.0), "run-3")
 
 
