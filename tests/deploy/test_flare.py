@@ -68,6 +68,7 @@ def test_the_model_is_that_of_one_process(pair):
     assert any(line.startswith(("preparing", "solving", "assessing")) for line in done.said), done.said
 
 
+@pytest.mark.deploy
 def test_a_run_goes_on_by_itself_after_a_sites_job_died_at_the_start_and_the_servers_job_in_the_midst(pair):
     """One of the faults of `test_faults` in every run of the tests; nobody resumes it."""
     folder, agreed, net, one = pair

@@ -39,7 +39,6 @@ def problem(classes, p, support, ambiguity, mixtures=None):
 
 @pytest.mark.parametrize(
     ("classes", "p", "support"),
-    # Of order 2, test_solve_truth.py has one of three classes in `make test`.
     mostly_slow([(2, 1.0, "box"), (2, 2.0, "unbounded"), (3, 2.0, "unbounded")], lambda case: case[1] == 1.0),
 )
 def test_the_gap_is_reached_over_balls(classes, p, support):
