@@ -64,8 +64,9 @@ def test_the_model_is_that_of_one_process(pair):
     _, agreed, net, one = pair
     done = Driven("flare", job(agreed, "whole", PAIR, options=SHORT), net.settings).outcome()
     check_whole(done, one)
-    # The lead sees how it goes, as often as it looks: a run as short as this says more than it sees.
-    assert any(line.startswith(("preparing", "solving", "assessing")) for line in done.said), done.said
+    # How it goes is seen by a lead that looks in time; a run as short as this may be over before, and
+    # test_networks_deployed.py asks for it of a longer one.
+    assert done.said[-1] == "FLARE job ended, completed", done.said
 
 
 @pytest.mark.deploy
