@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from bidro.deploy import flare_kit, flare_local
+from bidro.deploy import flare_drive, flare_kit, flare_local
 from bidro.deploy.flare_drive import session
 from bidro.deploy.flare_local import provisioned
 from bidro.deploy.server import run_job
@@ -60,13 +60,13 @@ def model_of(files):
     return Model.from_bytes(files["model.safetensors"], "model")
 
 
-def test_the_model_is_that_of_one_process(pair):
+def test_the_model_is_that_of_one_process(pair, monkeypatch):
     _, agreed, net, one = pair
+    # A run as short as this could be over between two looks of the lead.
+    monkeypatch.setattr(flare_drive, "_POLL", 0.02)
     done = Driven("flare", job(agreed, "whole", PAIR, options=SHORT), net.settings).outcome()
     check_whole(done, one)
-    # How it goes is seen by a lead that looks in time; a run as short as this may be over before, and
-    # test_networks_deployed.py asks for it of a longer one.
-    assert done.said[-1] == "FLARE job ended, completed", done.said
+    assert any(line.startswith(("preparing", "solving", "assessing")) for line in done.said), done.said
 
 
 @pytest.mark.deploy
