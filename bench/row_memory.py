@@ -47,8 +47,8 @@ def measured(rows, units):
         own = Releases(memory, known, kept)
         marks = np.floor(share[~kept] * 5).astype(int)
         found = {"hashes": seconds(lambda: known.hashes)[0], "training": seconds(own.training)[0]}
-        found["five folds"], found["fewest"] = seconds(own.folds, marks, True)
-        found["the same again"] = seconds(own.folds, marks, True)[0]
+        found["five folds"], found["fewest"] = seconds(own.folds, marks)
+        found["the same again"] = seconds(own.folds, marks)[0]
         found["file MB"] = round((Path(folder) / DATABASE).stat().st_size / 1e6)
     return found
 

@@ -155,16 +155,10 @@ class Choices:
 
 @dataclass(frozen=True)
 class Limits:
-    """What all clients answer: these numbers of folds, 1 for all rows together, and these with curvature;
-    None for whatever is wanted."""
+    """What all clients answer: these numbers of folds, 1 for all rows together; None for whatever is
+    wanted."""
 
     folds: tuple[int, ...] | None = None
-    curved: tuple[int, ...] | None = None
-
-    def curves(self, count: int) -> bool:
-        """Whether curvature may be asked for over so many folds; more than are offered are a user's choice,
-        and for the clients to refuse."""
-        return self.curved is None or count in self.curved or count > FOLDS
 
 
 NO_LIMITS = Limits()
@@ -256,7 +250,7 @@ def train(
     solution = solve(
         balls,
         choices.gap,
-        _method(choices, limits),
+        _method(choices),
         progress=on_round,
         network=network,
         start=None if calibration is None else calibration.start,
@@ -358,27 +352,23 @@ def unrestricted(
     return Problem(federation, loss, Box.cube(half, loss.dimension(federation.m)), transport)
 
 
-def _method(choices: Choices, limits: Limits) -> Method | None:
+def _method(choices: Choices) -> Method | None:
     """What the solver may ask of the clients: None for whatever it likes best."""
-    return None if choices.replies == "curvature" and limits.curves(1) else "gradients"
+    return None if choices.replies == "curvature" else "gradients"
 
 
 def folds_of(rows: int, choices: Choices, limits: Limits) -> tuple[int, bool]:
-    """(how many folds, whether their replies may hold curvature): the most folds that clients allow, with
-    curvature if that is possible at all; `rows` are the fewest of a client."""
+    """(how many folds, whether their replies may hold curvature): the most folds that clients allow; `rows`
+    are the fewest of a client."""
     answered = range(1, max(2, min(FOLDS, rows)) + 1) if limits.folds is None else limits.folds
     counts = [count for count in sorted(answered, reverse=True) if count > 1]
     counts = counts if choices.folds is None else [choices.folds]
-    if choices.replies == "curvature":
-        for count in counts:
-            if limits.curves(count):
-                return count, True
     if counts:
-        return counts[0], False
+        return counts[0], choices.replies == "curvature"
     raise BidroError(
-        "A site has too few rows, or too few with a rare level or class, for cross-validation: what a fold "
-        "leaves out would rest on fewer than its min_rows; name the weights (such as fixed) and set own to "
-        "none, or leave that site out."
+        "A site has too few people, or too few with a rare level or class, for cross-validation: sums over "
+        "what a fold leaves out could give rows away; name the weights (such as fixed) and set own to none, "
+        "use fewer columns, or leave that site out."
     )
 
 

@@ -103,18 +103,32 @@ def test_a_run_waits_until_its_owner_approves(capsys, tmp_path):
     assert "model.safetensors" in run_job(again, carrier(tmp_path), tmp_path / "runs")
 
 
-def test_a_table_of_other_rows_is_the_owner_s_word(capsys, sites):
+def test_a_table_that_was_written_anew_is_nobody_else_s(capsys, sites):
+    """Months for years: the same persons, whom no column names."""
     folder, agreed = sites
     run_job(job(agreed, options=QUICK), carrier(folder), folder / "runs")
     whole = table()
-    whole["v"] = whole["v"] * 12  # months for years: the same persons
+    whole["v"] = whole["v"] * 12
     write_sites(folder, whole)
-    with pytest.raises(BidroError, match="it knows none of the rows in its table"):
+    with pytest.raises(BidroError, match="no column tells whether these are the same people"):
         run_job(job(agreed, "second", options=QUICK), carrier(folder), folder / "runs")
-    for name in ("east", "mid", "north", "south", "west"):
-        code, _, _ = run(capsys, "site", "approve", "--new-table", "--site", folder / f"{name}.toml")
-        assert code == 0
-    assert "A run would be answered." in run(capsys, "site", "check", *east(folder))[1]
+    assert (
+        "A run would be refused: rows that earlier runs used"
+        in run(capsys, "site", "check", *east(folder))[1]
+    )
+
+
+def test_copies_are_counted_once_and_said(capsys, tmp_path):
+    whole = table()
+    write_sites(tmp_path, pd.concat([whole, whole]))
+    out = run(capsys, "site", "check", *east(tmp_path))[1]
+    assert "120 rows: " in out
+    assert "120 of the 240 rows of the table are copies of others, as if every row were there 2 times" in out
+    assert "has a join multiplied rows? Copies count as one person" in out
+    two = pd.concat([whole.groupby("site").head(2)] * 100)
+    write_sites(tmp_path, two)
+    out = run(capsys, "site", "check", *east(tmp_path))[1]
+    assert "A run would be refused: it has 2 different rows, too few" in out
 
 
 def test_what_cannot_be_followed(capsys, tmp_path, monkeypatch):
@@ -124,8 +138,8 @@ def test_what_cannot_be_followed(capsys, tmp_path, monkeypatch):
     assert "--site site.toml, or the environment variable BIDRO_SITE" in err
     write_sites(tmp_path, table())
     code, _, err = run(capsys, "site", "approve", *east(tmp_path))
-    assert code == 1
-    assert "Name the run to approve" in err
+    assert code == 2
+    assert "Missing argument" in err
     for line, words in (
         ("min_cell = 0", "min_cell must be at least 1"),
         ('approve = "no"', "approve must be"),

@@ -124,23 +124,22 @@ def test_shares_are_those_of_the_hat_matrix(named):
         rows = rng.standard_t(2, size=(60, 4)) * [1.0, 1e6, 1e-6, 1.0]
         rows[:, 3] = rows[:, 0] * 2  # a column twice
         rows[10] = rows[3]
-        units = rng.integers(12, size=60).astype(np.uint64) if named else None
-        owners = np.where(np.arange(60) == 10, 3, np.arange(60)) if units is None else units
+        people = rng.integers(12, size=60).astype(np.uint64) if named else np.arange(60, dtype=np.uint64)
         whole = np.column_stack([np.ones(60), rows[:, :3] / [1.0, 1e6, 1e-6]])
         hat = whole @ np.linalg.pinv(whole)
-        blocks = [hat[np.ix_(owners == one, owners == one)] for one in np.unique(owners)]
+        blocks = [hat[np.ix_(people == one, people == one)] for one in np.unique(people)]
         largest = max(np.linalg.eigvalsh(block)[-1] for block in blocks)
-        found = largest_share(rows, units, 10)
+        found = largest_share(rows, people)
         assert (found > LARGEST_SHARE) == (largest > LARGEST_SHARE)
-        if units is None or found > LARGEST_SHARE:
+        if not named or found > LARGEST_SHARE:
             assert found == pytest.approx(largest, rel=1e-9)
 
 
-def test_what_many_rows_have_alike_is_nobody_s():
+def test_copies_of_a_row_are_one_person_s():
     """Twenty copies of each of three rows: some combination of columns is 0 for all but one of the three."""
     rows = np.repeat([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], 20, axis=0)
-    assert largest_share(rows, None, 10) == pytest.approx(1 / 20)
-    assert largest_share(rows, None, 21) == pytest.approx(1.0)
+    assert largest_share(rows, np.arange(60, dtype=np.uint64)) == pytest.approx(1 / 20)
+    assert largest_share(rows, np.repeat(np.arange(3, dtype=np.uint64), 20)) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -7,15 +7,10 @@ import pytest
 from scipy.interpolate import AAA
 from scipy.special import expit
 
-from bidro.algorithms import ExactMWDRO
-from bidro.algorithms.contract import HeldRows
-from bidro.deploy.rules import RefusedError, rows_behind
 from bidro.deploy.site_log import SiteLog
 from bidro.deploy.site_rows import SiteRows, holdout
 from bidro.engines.wire import unpack
 from bidro.fitting.questions import Fixed, HoldoutBounds
-from bidro.losses import Squared
-from bidro.worst_case import Exact
 from tests.deploy.test_attacks import FEATURES, SEEDS, gradients, in_units, people, rebuilt, site_with
 from tests.deploy.test_site import LEVELS, asked_of
 from tests.small import mostly_slow
@@ -100,12 +95,3 @@ def test_counts_of_mistakes_are_no_ruler(limited, tmp_path, monkeypatch):
         low, high = (middle, high) if counted(middle) == first else (low, middle)
     # The count changes where the edge passes a row.
     assert (np.abs(kept[:, 0] - low).min() > 0.1) == limited
-
-
-def test_a_refusal_does_not_count_the_rows_of_a_level(tmp_path):
-    """A level that a fold has too few rows of is refused without saying how many these are."""
-    rows = np.column_stack([np.arange(60.0), np.arange(60) < 3, np.arange(60.0)])
-    held = HeldRows(Squared(), rows, np.array([60]))
-    with pytest.raises(RefusedError, match="fewer rows than its min_rows = 10") as refused:
-        rows_behind(ExactMWDRO(Exact(), False, 1e-3), Squared(), held, 10, False)
-    assert "3" not in str(refused.value)

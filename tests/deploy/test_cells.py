@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from bidro.deploy.cells import Levels, cell_counts, distinct_by_atom, smallest
+from bidro.deploy.cells import Levels, cell_counts, smallest
+from bidro.deploy.partitions import distinct_by_atom
 from bidro.tables import Column, Schema
 
 SCHEMA = Schema(

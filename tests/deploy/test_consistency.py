@@ -35,7 +35,7 @@ ROWS = rows_of(np.random.default_rng(11), 40)
 
 
 def first(rows=ROWS):
-    told = prepared(rows, [len(rows)], [0], OFFERED, OFFERED)
+    told = prepared(rows, [len(rows)], [0], OFFERED)
     return type(told)(*(np.asarray(part)[0] for part in told))
 
 
@@ -48,7 +48,6 @@ def test_counts_at_their_edges():
     told()
     told(behind=0)
     told(holdout=5.0, holdout_units=5.0)
-    told(folds=np.ones(5), curved=np.zeros(5))
     for words, changes in (
         ("no count", {"holdout": 2.0**53}),
         ("no count", {"rows": 39.5}),
@@ -60,8 +59,6 @@ def test_counts_at_their_edges():
         ("names none", {"units": 39.0}),
         ("names none", {"holdout": 5.0, "holdout_units": 4.0}),
         ("means nothing", {"folds": 0.5 * np.ones(5)}),
-        ("means nothing", {"curved": 0.5 * OFFERED[0]}),
-        ("means nothing", {"curved": np.ones(5)}),
         ("means nothing", {"folds": np.zeros(5)}),
     ):
         with pytest.raises(BidroError, match=words):

@@ -32,33 +32,33 @@ def marks(n, counts=range(2, 6)):
 
 
 def test_the_same_folds_again_are_answered_where_fewer_are_not(tmp_path):
-    """Of 100 rows: five folds and then three cut sets of 7 rows, five and then two sets of 10."""
-    own = releases(tmp_path, *rows(100))
-    dealt = marks(100)
-    assert own.answerable(dealt) == ((1, 2, 3, 4, 5), (1, 2, 3, 4, 5))
-    assert own.training() == 100
-    assert own.folds(dealt[5], moments=True) == 20
-    assert own.answerable(dealt) == ((1, 2, 5), (1, 2, 5))
-    assert own.folds(dealt[2], moments=False) == 10
+    """Of 200 rows: five folds and then three cut sets of 13 rows, five and then two sets of 20."""
+    own = releases(tmp_path, *rows(200), min_rows=20)
+    dealt = marks(200)
+    assert own.answerable(dealt) == (1, 2, 3, 4, 5)
+    assert own.training() == 200
+    assert own.folds(dealt[5]) == 40
+    assert own.answerable(dealt) == (1, 2, 5)
+    assert own.folds(dealt[2]) == 20
     with pytest.raises(RefusedError, match="could be worked out from this run and earlier ones"):
-        own.folds(dealt[3], moments=False)
-    assert own.folds(None, moments=True) == 10
+        own.folds(dealt[3])
+    assert own.folds(None) == 20
 
 
 def test_rows_kept_out_are_a_set_and_those_of_other_hold_outs_cut_it(tmp_path):
-    features, target = rows(100)
-    kept = np.arange(100) < 20
-    own = releases(tmp_path, features, target, kept=kept)
-    assert own.check() == own.training() == 20
-    for more, allowed in ((29, False), (30, True)):
-        again = releases(tmp_path, features, target, kept=np.arange(100) < more)
+    features, target = rows(200)
+    kept = np.arange(200) < 40
+    own = releases(tmp_path, features, target, min_rows=20, kept=kept)
+    assert own.check() == own.training() == 40
+    for more, allowed in ((59, False), (60, True)):
+        again = releases(tmp_path, features, target, min_rows=20, kept=np.arange(200) < more)
         if allowed:
-            assert again.training() == 10
+            assert again.training() == 20
         else:
             with pytest.raises(RefusedError):
                 again.check()
-    # No second moments were sent over rows kept out, and there are too few to begin with.
-    few = releases(tmp_path / "few", features, target, kept=np.arange(100) < 9)
+    # There are too few to begin with.
+    few = releases(tmp_path / "few", features, target, kept=np.arange(200) < 9)
     with pytest.raises(
         RefusedError, match="fewer than 10 of its rows, its min_rows, could be worked out; use"
     ):
@@ -76,7 +76,7 @@ def test_rare_cells_leave_fewer_folds_and_then_none(tmp_path):
         ward[np.setdiff1d(with_both, keep)] = 0
         features = np.column_stack([rng.normal(size=n), sex, ward])
         own = releases(tmp_path / str(both), features, rng.normal(size=n), SEXES, min_rows=3)
-        assert own.answerable(marks(n)) == (allowed, allowed)
+        assert own.answerable(marks(n)) == allowed
         said = checked(own.memory, own.known, own.holdout, marks(n))
         assert said.folds == allowed
         assert said.rare_cells == ({"sex=m with ward=b": 4} if both == 4 else {})
@@ -88,16 +88,17 @@ def test_rare_cells_leave_fewer_folds_and_then_none(tmp_path):
             assert "A run would be refused: a sum over fewer than 5" in said.in_words()
 
 
-def test_few_rows_a_parameter_leave_gradients(tmp_path):
-    """Of 24 rows and models of 5 parameters: second moments of all, gradients of halves."""
+def test_few_people_a_parameter_leave_no_folds_and_then_nothing(tmp_path):
+    """Of 24 rows, by the number of parameters: all that is told of a set counts as its second moments."""
     features, target = rows(24)
-    own = releases(tmp_path, features, target, parameters=5)
-    assert own.answerable(marks(24)) == ((1, 2), (1, 2))
-    own = releases(tmp_path, features, target, parameters=6)
-    assert own.answerable(marks(24)) == ((1, 2), (1,))
-    own = releases(tmp_path, features, target, parameters=12)
-    assert own.answerable(marks(24)) == ((1, 2), ())
-    assert "gradients only" in checked(own.memory, own.known, own.holdout, marks(24)).in_words()
-    own.folds(marks(24)[2], moments=False)
-    with pytest.raises(RefusedError, match="for a model of 12 parameters"):
-        own.folds(None, moments=True)
+    for parameters, allowed in ((5, (1, 2)), (6, (1,)), (11, (1,)), (12, ())):
+        own = releases(tmp_path / str(parameters), features, target, parameters=parameters)
+        assert own.answerable(marks(24)) == allowed
+        said = checked(own.memory, own.known, own.holdout, marks(24))
+        assert said.folds == allowed
+        if allowed:
+            own.training()
+        if 2 not in allowed:
+            with pytest.raises(RefusedError, match="too few people in a set"):
+                own.folds(marks(24)[2])
+    assert "A run would be refused: it has too few people" in said.in_words()

@@ -1,5 +1,6 @@
 """The site's memory of rows: the rule by brute force, with atoms that are worked out from plain sets."""
 
+import io
 from itertools import combinations
 
 import numpy as np
@@ -23,7 +24,7 @@ class Plain:
     """The same by plain sets: every row has a number of its own, and sets of numbers are released."""
 
     def __init__(self):
-        self.sets = {"rows": [], "sums": [], "moments": []}
+        self.sets = {"rows": [], "sums": []}
 
     def atoms(self, kind, more=()):
         """The classes of rows that are in the same sets, each a set of numbers."""
@@ -62,10 +63,13 @@ def schedule(rng, rows, steps, moved=(1, 2, 3, 4, 6, 9)):
         yield table, kept, fold, folds
 
 
-def labels_of(kept, fold, folds, moments=True):
-    training = np.where(kept, OUTSIDE, fold)
-    sets = {"rows": np.where(kept, folds, fold), "sums": training}
-    return {**sets, "moments": training} if moments else sets
+def labels_of(kept, fold, folds):
+    return {"rows": np.where(kept, folds, fold), "sums": np.where(kept, OUTSIDE, fold)}
+
+
+def persons(table):
+    """Every row is of a person of its own, who has no other."""
+    return np.array(table, np.uint64)
 
 
 def sets_of(table, labels):
@@ -88,12 +92,14 @@ def test_no_few_rows_can_be_isolated_after_any_schedule(seed, tmp_path):
     for table, kept, fold, folds in schedule(rng, 16, 25):
         labels = {"rows": labels_of(kept, fold, folds)["rows"]}
         wanted = sets_of(table, labels)["rows"]
-        known = site.known(NUMBERS, content[table, :2], content[table, 2], None)
-        site.take_as_new(known)  # some schedules change every row
+        known = site.known(NUMBERS, content[table, :2], content[table, 2], persons(table))
         allowed = all(len(atom) >= min_rows for atom in plain.fresh("rows", wanted))
         answers.append(allowed)
         if not allowed:
-            with pytest.raises(RefusedError, match=r"a sum over fewer than 3 of its rows, its min_rows"):
+            with pytest.raises(
+                RefusedError,
+                match=r"a sum over fewer than 3 of its (units|people of all its studies together)",
+            ):
                 site.release(known, labels)
             continue
         atoms = plain.atoms("rows", wanted)
@@ -144,9 +150,9 @@ def test_no_small_cell_can_be_worked_out_after_any_schedule(seed, schema, tmp_pa
     min_rows, min_cell, site, plain = 3, 2, memory(tmp_path), Plain()
     answers = []
     for table, kept, fold, folds in schedule(rng, 120, 24, (1, 5, 20, 40, 80)):
-        labels = labels_of(kept, np.minimum(fold, 1), min(folds, 2), moments=False)
+        labels = labels_of(kept, np.minimum(fold, 1), min(folds, 2))
         wanted = sets_of(table, labels)
-        known = site.known(schema, features[table], target[table], None)
+        known = site.known(schema, features[table], target[table], persons(table))
         fresh = {kind: plain.fresh(kind, wanted[kind]) for kind in wanted}
         allowed = all(len(atom) >= min_rows for atom in fresh["rows"]) and all(
             least_level(atom, levels) >= min_rows and least_cell(atom, levels) >= min_cell
@@ -219,7 +225,7 @@ def rows(n, seed=0):
 
 
 def everything(n):
-    return {"rows": np.zeros(n, int), "sums": np.zeros(n, int), "moments": np.zeros(n, int)}
+    return {"rows": np.zeros(n, int), "sums": np.zeros(n, int)}
 
 
 def test_what_makes_a_row_the_same(tmp_path):
@@ -248,19 +254,41 @@ def test_what_makes_a_row_the_same(tmp_path):
 def test_one_row_more_or_less_or_changed_is_refused_and_ten_are_not(tmp_path):
     site = memory(tmp_path, min_rows=10)
     features, target = rows(100)
-    site.release(site.known(NUMBERS, features[:60], target[:60], None), everything(60))
+
+    def known_of(first, last):
+        return site.known(NUMBERS, features[first:last], target[first:last], persons(range(first, last)))
+
+    site.release(known_of(0, 60), everything(60))
     for first, last in ((0, 61), (0, 69), (1, 60), (9, 60), (1, 61), (5, 68)):
-        known = site.known(NUMBERS, features[first:last], target[first:last], None)
-        with pytest.raises(RefusedError, match="use its table as it was, wait for more new rows"):
-            site.release(known, everything(last - first))
-        assert site.changes(known) == (max(0, last - 60), first)
+        with pytest.raises(RefusedError, match="use its table as it was, wait for more new units"):
+            site.release(known_of(first, last), everything(last - first))
+        assert site.changes(known_of(first, last)) == (max(0, last - 60), first)
     # Refused is forgotten: the same table again is as before, and so is one with ten more.
     for first, last in ((0, 60), (0, 70), (0, 60), (10, 70), (0, 60)):
-        known = site.known(NUMBERS, features[first:last], target[first:last], None)
-        site.release(known, everything(last - first))
+        site.release(known_of(first, last), everything(last - first))
     # Ten new rows were released with sixty, and without ten others: apart they are sets of ten.
     with pytest.raises(RefusedError):
-        site.release(site.known(NUMBERS, features[:65], target[:65], None), everything(65))
+        site.release(known_of(0, 65), everything(65))
+
+
+def test_rows_that_come_while_others_go_may_be_the_same_people(tmp_path):
+    """Without a column of persons rows are added, or are gone, and not both: a table that was written with
+    fewer digits, and one patient more, would be taken for another."""
+    site = memory(tmp_path, min_rows=10)
+    features, target = rows(100)
+
+    def released(some, digits=9):
+        known = site.known(NUMBERS, features[some].round(digits), target[some].round(digits), None)
+        site.release(known, everything(len(target[some])))
+
+    released(slice(0, 60))
+    released(slice(0, 75))
+    released(slice(15, 75))
+    for some, digits in ((slice(30, 90), 9), (slice(15, 76), 1), (slice(80, 100), 9)):
+        with pytest.raises(RefusedError, match="no column tells whether these are the same people"):
+            released(some, digits)
+    # What went earlier is gone: rows may come again.
+    released(slice(15, 90))
 
 
 def test_a_number_with_two_values_among_new_rows_is_a_level_there(tmp_path):
@@ -286,57 +314,156 @@ def test_the_first_level_counts_although_it_has_no_column(tmp_path):
         site.release(known, everything(60))
 
 
-def test_second_moments_need_more_than_twice_as_many_rows_as_parameters(tmp_path):
+def test_every_set_that_sums_are_told_of_has_more_than_two_people_a_parameter(tmp_path):
     features, target = rows(40)
     for parameters, allowed in ((10, True), (11, False)):
         site = memory(tmp_path / str(parameters), parameters=parameters)
         known = site.known(NUMBERS, features, target, None)
-        labels = {"moments": np.where(np.arange(40) < 21, 0, OUTSIDE)}
+        labels = {"sums": np.where(np.arange(40) < 21, 0, OUTSIDE)}
         if allowed:
             assert site.release(known, labels) == 21
         else:
-            with pytest.raises(RefusedError, match="for a model of 11 parameters"):
+            with pytest.raises(RefusedError, match="too few people in a set"):
                 site.release(known, labels)
 
 
-def test_a_table_of_which_nothing_is_known_is_for_the_owner_to_decide(tmp_path):
-    """A table that was written in another unit holds the same persons, and hashes cannot tell."""
-    site = memory(tmp_path)
+OTHER = Schema("site", "y", None, (Column("u"), Column("w")), unit="patient")
+PATIENTS = Schema("site", "y", None, (Column("u"), Column("v")), unit="patient")
+
+
+def test_a_second_study_needs_a_column_of_persons_in_both(tmp_path):
+    """Other columns are another memory of rows: whether the people are the same only persons can tell."""
     features, target = rows(60)
-    site.release(site.known(NUMBERS, features, target, None), everything(60))
     renamed = Schema("site", "y", None, (Column("u"), Column("w")))
-    for schema, numbers in ((NUMBERS, 12 * features), (renamed, features)):
-        known = site.known(schema, numbers, target, None)
-        with pytest.raises(RefusedError, match="it knows none of the rows in its table"):
-            site.release(known, everything(60))
-        site.take_as_new(known)
-        site.release(known, everything(60))
-        # It was said of that table and of no other.
-        with pytest.raises(RefusedError):
-            site.release(site.known(schema, 3 * numbers, target, None), everything(60))
+    site = memory(tmp_path / "without")
+    site.release(site.known(NUMBERS, features, target, None), everything(60))
+    for schema, units in ((renamed, None), (OTHER, persons(range(60)))):
+        with pytest.raises(RefusedError, match="name the column of persons"):
+            site.release(site.known(schema, features, target, units), everything(60))
     # What was known before is known still.
     with pytest.raises(RefusedError, match="changed by too little"):
         site.release(site.known(NUMBERS, features[1:], target[1:], None), everything(59))
+    # Persons of another column are not those.
+    site = memory(tmp_path / "other")
+    site.release(site.known(PATIENTS, features, target, persons(range(60))), everything(60))
+    visits = Schema("site", "y", None, (Column("u"), Column("w")), unit="visit")
+    with pytest.raises(RefusedError, match="name the column of persons"):
+        site.release(site.known(visits, features, target, persons(range(60))), everything(60))
+
+
+@pytest.mark.parametrize("needed", [0, 12])
+def test_what_two_studies_tell_together_is_of_many_people(needed, tmp_path):
+    """The same people again, or as many new ones as both studies need; never one more, one less, or one whose
+    shared column has changed."""
+    site = memory(tmp_path, min_rows=5, parameters=needed)
+    features, target = rows(200)
+
+    def released(schema, some, change=None):
+        own = features[some].copy()
+        own[:, 1] += 10.0 * (schema is OTHER)  # another column
+        if change is not None:
+            own[change, 0] += 1.0
+        known = site.known(schema, own, target[some], persons(some))
+        return site.release(known, everything(len(own)))
+
+    first = np.arange(100)
+    released(PATIENTS, first)
+    for some in (np.arange(101), np.arange(99), np.arange(1, 101)):
+        with pytest.raises(RefusedError):
+            released(OTHER, some)
+    with pytest.raises(RefusedError, match="its column 'u' was used in another study"):
+        released(OTHER, first, change=7)
+    released(OTHER, first)
+    with pytest.raises(RefusedError, match="its column 'u' was used in another study"):
+        released(PATIENTS, first, change=range(100))
+    # Twenty-five new people are enough for a study of twelve parameters, and not for two.
+    enough = 5 if needed == 0 else 50
+    for more in (4, enough):
+        if more < enough:
+            with pytest.raises(RefusedError):
+                released(OTHER, np.arange(100 + more))
+        else:
+            released(OTHER, np.arange(100 + more))
+            released(PATIENTS, np.arange(100 + more))
+
+
+def test_the_same_people_written_anew_are_the_same_people(tmp_path):
+    site = memory(tmp_path, min_rows=5)
+    features, target = rows(101)
+    known = site.known(PATIENTS, features[:100], target[:100], persons(range(100)))
+    site.release(known, everything(100))
+    for count, allowed in ((101, False), (99, False), (100, True)):
+        known = site.known(
+            PATIENTS, features[:count].round(1), target[:count].round(1), persons(range(count))
+        )
+        if allowed:
+            site.release(known, everything(count))
+        else:
+            with pytest.raises(RefusedError, match="people of all its studies together"):
+                site.release(known, everything(count))
+
+
+def test_copies_count_as_one_and_tell_sets_apart(tmp_path):
+    features, target = rows(60)
+    # Two people with many copies each are two.
+    site = memory(tmp_path / "two", min_rows=10)
+    twice = np.repeat([0, 1], 100)
+    with pytest.raises(RefusedError, match="fewer than 10"):
+        site.release(site.known(NUMBERS, features[twice], target[twice], None), everything(200))
+    # Copies of most rows are added: sums over all less those over the copies are those of the others.
+    for copied, allowed in ((50, True), (51, False), (60, True)):
+        site = memory(tmp_path / str(copied), min_rows=10)
+        site.release(site.known(NUMBERS, features, target, None), everything(60))
+        some = np.concatenate([np.arange(60), np.arange(copied)])
+        known = site.known(NUMBERS, features[some], target[some], None)
+        if allowed:
+            assert site.release(known, everything(len(some))) == (60 if copied == 60 else 10)
+        else:
+            with pytest.raises(RefusedError, match="fewer than 10"):
+                site.release(known, everything(len(some)))
+
+
+def test_a_state_of_an_earlier_version_is_read(tmp_path):
+    """Its sets are known, and no part of them may be left behind; people may join."""
+    site = memory(tmp_path, min_rows=5, parameters=2)
+    features, target = rows(100)
+    known = site.known(PATIENTS, features[:60], target[:60], persons(range(60)))
+    zeros, none = np.zeros(60, np.int32), np.zeros((1, 0, 0), np.int32)
+    parts = {"names": np.frombuffer(b"[]", np.uint8), "hashes": known.hashes, "units": known.hashed_units}
+    for kind in ("rows", "sums", "moments"):
+        parts |= {f"{kind}.atoms": zeros, f"{kind}.levels": none, f"{kind}.unit_levels": none}
+    file = io.BytesIO()
+    np.savez(file, **parts)
+    with site.state.transaction() as connection:
+        connection.execute("INSERT INTO memory VALUES (?, ?)", (known.coding, file.getvalue()))
+    assert site.release(known, everything(60)) == 60
+    for first, last, allowed in ((0, 61, False), (20, 60, False), (0, 90, True)):
+        again = site.known(PATIENTS, features[first:last], target[first:last], persons(range(first, last)))
+        if allowed:
+            site.release(again, everything(last - first))
+        else:
+            with pytest.raises(RefusedError):
+                site.release(again, everything(last - first))
 
 
 @pytest.mark.parametrize(("first", "allowed"), [(21, True), (20, False), (5, False)])
-def test_second_moments_of_every_set_rest_on_enough_rows(first, allowed, tmp_path):
+def test_every_set_rests_on_enough_people(first, allowed, tmp_path):
     """One of two sets that is too small is enough to refuse both, and so is a set that differences leave."""
     features, target = rows(80)
     site = memory(tmp_path, parameters=10)
-    two = {"moments": np.where(np.arange(80) < first, 0, 1)}
+    two = {"sums": np.where(np.arange(80) < first, 0, 1)}
     whole = site.known(NUMBERS, features, target, None)
     later = memory(tmp_path / "later", parameters=10)
-    later.release(later.known(NUMBERS, features, target, None), {"moments": np.zeros(80, int)})
+    later.release(later.known(NUMBERS, features, target, None), {"sums": np.zeros(80, int)})
     fewer = later.known(NUMBERS, features[first:], target[first:], None)
-    without = {"moments": np.zeros(80 - first, int)}
+    without = {"sums": np.zeros(80 - first, int)}
     if allowed:
         assert site.release(whole, two) == first
         later.release(fewer, without)
         return
-    with pytest.raises(RefusedError, match="for a model of 10 parameters"):
+    with pytest.raises(RefusedError, match="too few people in a set"):
         site.release(whole, two)
-    with pytest.raises(RefusedError, match="for a model of 10 parameters"):
+    with pytest.raises(RefusedError, match="too few people in a set"):
         later.release(fewer, without)
 
 

@@ -64,9 +64,6 @@ def test_every_class_of_several_is_had_by_enough_rows():
         require_common_values(table, 10, True)
     table[:, -1] = np.arange(60) % 3
     require_common_values(table, 20, True)
-    few = {2: np.where(np.arange(60) < 27, 0, 1)}
-    with pytest.raises(RefusedError, match="would rest on fewer rows"):
-        rows_behind(*asked(table, loss=Softmax(3), folds=few[2]), 10, False)
 
 
 def test_all_losses_but_the_squared_need_consent():
@@ -88,51 +85,10 @@ def asked(table, evidence="all rows", second_order=False, loss=None, folds=None)
     return SimpleNamespace(evidence=evidence, second_order=second_order), loss or Squared(), held
 
 
-def test_how_many_rows_are_behind_a_reply():
-    assert rows_behind(*asked(rows(20)), 10, False) == 20
-    assert rows_behind(*asked(rows(10)), 10, False) == 10
-    assert rows_behind(*asked(rows(30, 12)), 10, False) == 12
-    with pytest.raises(RefusedError, match="a reply would rest on fewer rows than its min_rows = 10"):
-        rows_behind(*asked(rows(9)), 10, False)
-    with pytest.raises(RefusedError, match="a reply would rest on fewer rows"):
-        rows_behind(*asked(rows(30, 4)), 10, False)
-
-
 def test_replies_from_one_row_need_consent():
     assert rows_behind(*asked(rows(20), "one row"), 10, True) == 1
     with pytest.raises(RefusedError, match="one_sample_replies = true"):
         rows_behind(*asked(rows(20), "one row"), 10, False)
-    # Consent to those changes nothing about other replies.
-    assert rows_behind(*asked(rows(20)), 10, True) == 20
-    with pytest.raises(RefusedError, match="would rest on fewer rows"):
-        rows_behind(*asked(rows(9)), 10, True)
-
-
-def test_what_a_fold_leaves_out_counts():
-    thirds = np.arange(36) % 3
-    assert rows_behind(*asked(rows(36), folds=thirds), 10, False) == 12
-    with pytest.raises(RefusedError, match="what a fold leaves out would rest on fewer rows"):
-        rows_behind(*asked(rows(36), folds=thirds), 13, False)
-    # The smallest fold, wherever it is, and the rarest value in any.
-    with pytest.raises(RefusedError, match="what a fold leaves out would rest on fewer rows"):
-        rows_behind(*asked(rows(36), folds=np.where(np.arange(36) < 30, 0, 1)), 10, False)
-    with pytest.raises(RefusedError, match="what a fold leaves out would rest on fewer rows"):
-        rows_behind(*asked(rows(36, 12), folds=thirds), 10, False)
-    # An empty fold leaves nothing out that could be told, and nothing is told.
-    with pytest.raises(RefusedError, match="would rest on fewer rows"):
-        rows_behind(*asked(rows(36), folds=2 * (np.arange(36) % 2)), 10, False)
-
-
-def test_curvature_needs_more_than_twice_as_many_rows_as_parameters():
-    with_intercept = Squared(intercept=True)
-    assert rows_behind(*asked(rows(7), second_order=True, loss=with_intercept), 2, False) == 7
-    with pytest.raises(RefusedError, match="too few to send curvature for a model of 3 parameters"):
-        rows_behind(*asked(rows(6), second_order=True, loss=with_intercept), 2, False)
-    assert rows_behind(*asked(rows(6), loss=with_intercept), 2, False) == 6
-    assert rows_behind(*asked(rows(5), second_order=True), 2, False) == 5
-    halves = np.arange(12) % 2
-    with pytest.raises(RefusedError, match="what a fold leaves out rests on 6 rows, too few to send curv"):
-        rows_behind(*asked(rows(12), second_order=True, loss=with_intercept, folds=halves), 2, False)
 
 
 def test_one_row_alone_is_one():

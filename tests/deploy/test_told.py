@@ -35,7 +35,7 @@ def rows_of(rng, count, far=0.0, size=1.0):
 def told_of(rows, support=SUPPORT):
     """(what a client with these rows has told, the rows in the units of training)."""
     values = Values(Agreed.of(SCHEMA, UNITS, support))
-    first = prepared(rows, [len(rows)], [0], OFFERED, OFFERED)
+    first = prepared(rows, [len(rows)], [0], OFFERED)
     moments = Moments.pooled(first.rows, first.mean, first.deviation)
     standard = Standard.of(moments, False)
     told = ToldMoments(values, standard, len(rows), np.asarray(first.mean)[0], np.asarray(first.deviation)[0])
@@ -135,7 +135,7 @@ def test_a_support_bounds_means_and_deviations():
 
 def test_counts_that_are_none_are_named():
     rng = np.random.default_rng(3)
-    first = prepared(rows_of(rng, 30), [30], [0], OFFERED, OFFERED)
+    first = prepared(rows_of(rng, 30), [30], [0], OFFERED)
     one = type(first)(*(np.asarray(part)[0] for part in first))
     values = Values(Agreed.of(SCHEMA, UNITS))
     require_prepared(values, one, 30)
@@ -154,7 +154,7 @@ def test_counts_that_are_none_are_named():
 
 def test_who_hides_the_others_is_named_and_nobody_else():
     rng = np.random.default_rng(4)
-    first = prepared(rows_of(rng, 90), [30, 30, 30], [0] * 3, *[np.tile(OFFERED, (3, 1))] * 2)
+    first = prepared(rows_of(rng, 90), [30, 30, 30], [0] * 3, np.tile(OFFERED, (3, 1)))
     agreed = Agreed.of(SCHEMA, UNITS).standard
     assert others_lost(("a", "b", "c"), tuple("uwxvy"), first, agreed) == {}
     mean = np.asarray(first.mean).copy()

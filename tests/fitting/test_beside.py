@@ -62,7 +62,7 @@ def test_a_class_is_guessed_by_the_commonest_and_mistakes_are_counted():
 
 def test_what_sites_have_told_gives_the_same_guess_over_training_rows():
     offered = np.ones((2, 5))
-    told = prepared(ROWS, SIZES, (2, 2), offered, offered)
+    told = prepared(ROWS, SIZES, (2, 2), offered)
     standard = Standard(np.zeros(2), np.ones(2), 0.25, 1.0)
     shifted = ROWS - [0, 0, 0.25]
     by_rows = beside_rows(Squared(True), shifted[:, -1], shifted, SIZES, {}, False).guess
@@ -80,7 +80,7 @@ def test_two_classes_are_guessed_by_their_shares_and_mistakes_are_as_told(common
     rows = ROWS.copy()
     rows[:, -1] = np.where(np.arange(12) % 3 == 0, -commonest, commonest)
     offered = np.ones((2, 5))
-    told = prepared(rows, SIZES, (2, 2), offered, offered)
+    told = prepared(rows, SIZES, (2, 2), offered)
     standard = Standard(np.zeros(2), np.ones(2), 0.0, 1.0)
     bounds = HoldoutBounds.like(1, False, True, True, True)._replace(
         means=np.array([[0.4, 0, 0.2, 0.3, 0.1], [0.5, 0, 0.25, 0.3, 0.15]])

@@ -61,16 +61,15 @@ def assert_error(found, exact):
 
 def test_what_is_prepared_is_by_client():
     offered = np.eye(3, FOLDS)
-    found = prepared(WHOLE, SIZES, [2, 0, 3], offered, offered[::-1], 7.0)
+    found = prepared(WHOLE, SIZES, [2, 0, 3], offered, 7.0)
     np.testing.assert_array_equal(found.rows, SIZES)
     np.testing.assert_array_equal(found.holdout, [2, 0, 3])
     np.testing.assert_array_equal(found.folds, offered)
-    np.testing.assert_array_equal(found.curved, offered[::-1])
     np.testing.assert_array_equal(found.table, [7.0, 7.0, 7.0])
     np.testing.assert_allclose(found.mean, [part.mean(axis=0) for part in PARTS])
     np.testing.assert_allclose(found.deviation, [part.std(axis=0) for part in PARTS], atol=1e-12)
     # A digest is a site's own: in one process there is none to tell.
-    np.testing.assert_array_equal(prepared(WHOLE, SIZES, SIZES, offered, offered).table, np.zeros(3))
+    np.testing.assert_array_equal(prepared(WHOLE, SIZES, SIZES, offered).table, np.zeros(3))
 
 
 def test_losses_with_standard_errors():

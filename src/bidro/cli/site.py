@@ -77,30 +77,16 @@ def log(
         )
 
 
-@app.command(epilog="Examples: `bidro site approve stay-2026`, `bidro site approve --new-table`")
+@app.command(epilog="Example: `bidro site approve stay-2026`")
 def approve(
-    run: Annotated[str | None, typer.Argument(help="The run's name, as `bidro site log` shows it.")] = None,
+    run: Annotated[str, typer.Argument(help="The run's name, as `bidro site log` shows it.")],
     site: Configuration = None,
-    new_table: Annotated[
-        bool,
-        typer.Option("--new-table", help="The rows of the table are others than those that runs have used."),
-    ] = False,
 ) -> None:
-    """Let a run begin at a site with `approve = "ask"`; or say that a table of which no row is known holds
-    other persons than before, and not the same ones written in another way."""
-    from bidro.deploy.site_rows import SiteRows, known_rows, site_log
-    from bidro.errors import BidroError
+    """Let a run begin at a site with `approve = "ask"`."""
+    from bidro.deploy.site_rows import site_log
 
-    if run is None and not new_table:
-        raise BidroError("Name the run to approve, as `bidro site log` shows it, or use --new-table.")
-    chosen = _site(site)
-    if run is not None:
-        site_log(chosen).approve(run)
-        print(f"Run '{run}' may begin, or go on, at this site.")
-    if new_table:
-        memory, known = known_rows(chosen, SiteRows.load(chosen))
-        memory.take_as_new(known)
-        print("The rows of the table are taken for others than those that runs have used before.")
+    site_log(_site(site)).approve(run)
+    print(f"Run '{run}' may begin, or go on, at this site.")
 
 
 def ledger(

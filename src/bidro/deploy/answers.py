@@ -60,7 +60,8 @@ def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
         return bounds(site, rows, request.message), draws(kept, rows.units)
     if request.question == "prepare":
         # The mean of a column of 0 and 1 counts the rows of a level.
-        rarest = rarest_value(rows.whole(~kept), rows.has_classes, rows.units_of(~kept))
+        people = known_rows(site, rows)[1].people
+        rarest = rarest_value(rows.whole(~kept), rows.has_classes, people[~kept])
         return _prepared(site, rows), rarest
     if request.question == "spread":
         return _places(site, rows, request)
@@ -88,12 +89,11 @@ def _prepared(site: Site, rows: SiteRows) -> Any:
     which the server holds all that this site tells later."""
     kept = holdout(site, rows)
     answerable = releases(site, rows).answerable(fold_marks(site, rows))
-    counts = np.arange(1, FOLDS + 1)
-    folds, curved = (np.isin(counts, numbers)[None].astype(float) for numbers in answerable)
+    folds = np.isin(np.arange(1, FOLDS + 1), answerable)[None].astype(float)
     whole = rows.whole(~kept)
     sizes = [len(whole)], [int(kept.sum())]
     units = rows.units_of(~kept), rows.units_of(kept)
-    return _own(client_side.prepared(whole, *sizes, folds, curved, table_id(site, rows), *units))
+    return _own(client_side.prepared(whole, *sizes, folds, table_id(site, rows), *units))
 
 
 def _places(site: Site, rows: SiteRows, request: Request) -> tuple[Places, int]:
@@ -124,7 +124,7 @@ def _borne(site: Site, rows: SiteRows, request: Request) -> Bends:
 
     def borne(segments: Sequence[int]) -> bool:
         curved = of_lines.at(of_lines.places_of(finest.thinned(segments))).curved
-        return curved is None or may.bears(marks, request.moments, curved)
+        return curved is None or may.bears(marks, curved)
 
     most = int(finest.segments.max())
     levels = [most, *(fewer for fewer in BORNE if fewer < most)]
@@ -179,7 +179,7 @@ def _asked(
     allowed = site.min_rows, site.one_sample_replies, site.trusted_server
     behind = rows_behind(algorithm, found.loss, found.rows, *allowed)
     if algorithm.evidence in ("all rows", "folds"):
-        behind = releases(site, rows).folds(found.rows.marks, algorithm.second_order, protocol.curved)
+        behind = releases(site, rows).folds(found.rows.marks, protocol.curved)
     return found, behind
 
 

@@ -122,18 +122,6 @@ def _by_atom(atoms: NDArray[np.int64]) -> list[tuple[int, NDArray[np.intp]]]:
     return [(int(atom), own) for atom, own in zip(values, parts, strict=True) if atom >= 0]
 
 
-def distinct_by_atom(atoms: NDArray[np.int64], n: int, units: NDArray[np.uint64] | None) -> NDArray[np.int64]:
-    """(n,) how many rows, or units, each atom has."""
-    inside = atoms >= 0
-    if units is not None:
-        order = np.lexsort((units, atoms))
-        new = np.ones(len(order), bool)
-        new[1:] = (np.diff(atoms[order]) != 0) | (units[order][1:] != units[order][:-1])
-        kept = order[new]
-        return np.bincount(atoms[kept][inside[kept]], minlength=n)
-    return np.bincount(atoms[inside], minlength=n)
-
-
 def smallest(counts: Counts) -> int:
     """The smallest count that is not 0; 0 where all are."""
     some = counts[counts > 0]

@@ -61,8 +61,8 @@ def require_prepared(values: Values, told: Prepared, behind: int) -> None:
         counts["units"] != counts["rows"] or counts["holdout_units"] != counts["holdout"]
     ):
         raise BidroError("it tells of units, and the agreed schema names none.")
-    offered, curved = np.asarray(told.folds), np.asarray(told.curved)
-    if not np.all(np.isin(offered, (0.0, 1.0)) & np.isin(curved, (0.0, 1.0)) & (curved <= offered)):
+    offered = np.asarray(told.folds)
+    if not np.all(np.isin(offered, (0.0, 1.0))) or offered[0] != 1:
         raise BidroError("it tells numbers of folds that it answers over in a way that means nothing.")
     if np.any(offered[np.arange(1, FOLDS + 1) > counts["units"]]):
         raise BidroError(f"it tells that it allows more folds than its {counts['units']:g} rows or units.")

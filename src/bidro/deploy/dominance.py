@@ -13,13 +13,12 @@ any units. Statistical offices withhold sums that one contributor dominates for 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from bidro.arrays import Floats
-from bidro.deploy.rules import ROWS_A_PARAMETER, Ids, RefusedError
+from bidro.deploy.information import ROWS_A_PARAMETER
+from bidro.deploy.rules import RefusedError
 
 # The share of a sum of squares that a row, or a unit, may have: then it is known to 0.23 deviations at best.
 LARGEST_SHARE = 0.95
@@ -29,9 +28,10 @@ _LOST = 1e-8
 _TOGETHER = 65_536
 
 
-def require_none_outweighs(rows: Floats, units: Ids, min_rows: int) -> None:
-    """Raise RefusedError where sums over rows (N, m) are nearly those of one of them, or of one unit (N,)."""
-    if largest_share(rows, units, min_rows) > LARGEST_SHARE:
+def require_none_outweighs(rows: Floats, people: NDArray[np.uint64]) -> None:
+    """Raise RefusedError where sums over rows (N, m) are nearly those of one of the people (N,) they are
+    of."""
+    if largest_share(rows, people) > LARGEST_SHARE:
         raise RefusedError(
             "one of its rows outweighs all others in a column, or in a combination of columns, so that sums "
             "over them are nearly that row's; use fewer folds, agree on another scale of that column, such "
@@ -39,32 +39,23 @@ def require_none_outweighs(rows: Floats, units: Ids, min_rows: int) -> None:
         )
 
 
-def largest_share(rows: Floats, units: Ids, min_rows: int) -> float:
-    """The largest share of a sum of squares of combined columns that one row of (N, m), or one unit (N,),
-    has, exact where it is above `LARGEST_SHARE`; fewer than `min_rows` copies of a row are one. Of so few
-    rows that all have a large share in some combination of the columns, columns are looked at one by one."""
-    owners = _owners(rows, min_rows) if units is None else units
+def largest_share(rows: Floats, people: NDArray[np.uint64]) -> float:
+    """The largest share of a sum of squares of combined columns that the rows of (N, m) of one of the people
+    (N,) have, exact where it is above `LARGEST_SHARE`. Of so few rows that all have a large share in some
+    combination of the columns, columns are looked at one by one."""
     if len(rows) > ROWS_A_PARAMETER * rows.shape[1]:
-        return _largest_share(rows, owners)
-    return max(shares_of_columns(rows, units, min_rows))
+        return _largest_share(rows, people)
+    return max(shares_of_columns(rows, people))
 
 
-def shares_of_columns(rows: Floats, units: Ids, min_rows: int) -> list[float]:
+def shares_of_columns(rows: Floats, people: NDArray[np.uint64]) -> list[float]:
     """(m,) the largest share in every column of (N, m) by itself, as in `largest_share`; none of no rows."""
     if not len(rows):
         return [0.0] * rows.shape[1]
-    owners = _owners(rows, min_rows) if units is None else units
-    return [_largest_share(column[:, None], owners) for column in rows.T]
+    return [_largest_share(column[:, None], people) for column in rows.T]
 
 
-def _owners(rows: Floats, min_rows: int) -> NDArray[Any]:
-    """(N,) whose each row is: its own, or that of all its copies where these are few."""
-    _, same, copies = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
-    same = same.ravel()
-    return np.where(copies[same] < min_rows, same, len(rows) + np.arange(len(rows)))
-
-
-def _largest_share(rows: Floats, owners: NDArray[Any]) -> float:
+def _largest_share(rows: Floats, owners: NDArray[np.uint64]) -> float:
     centre, deviation = rows.mean(axis=0), rows.std(axis=0)
     varies = deviation > 0
     parts = [slice(begin, begin + _TOGETHER) for begin in range(0, len(rows), _TOGETHER)]
@@ -82,14 +73,15 @@ def _largest_share(rows: Floats, owners: NDArray[Any]) -> float:
     return _of_owners(whitened, owners)
 
 
-def _of_owners(whitened: Floats, owners: NDArray[Any]) -> float:
+def _of_owners(whitened: Floats, owners: NDArray[np.uint64]) -> float:
     """The largest share of an owner (N,), from rows (N, d) whose second moments are the identity."""
     order = np.argsort(owners, kind="stable")
-    first = np.flatnonzero(np.r_[True, np.diff(owners[order]) != 0])
-    at_most = np.add.reduceat(np.sum(whitened[order] ** 2, axis=1), first)
-    own = np.split(order, first[1:])
+    first = np.flatnonzero(np.r_[True, owners[order][1:] != owners[order][:-1]])
+    at_most = np.add.reduceat(np.sum(whitened**2, axis=1)[order], first)
+    ends = np.append(first[1:], len(order))
     # The shares of several rows of one owner in one direction are no more than their sum.
     several = (
-        float(np.linalg.norm(whitened[own[k]], 2) ** 2) for k in np.flatnonzero(at_most > LARGEST_SHARE)
+        float(np.linalg.norm(whitened[order[first[k] : ends[k]]], 2) ** 2)
+        for k in np.flatnonzero(at_most > LARGEST_SHARE)
     )
     return max(several, default=float(at_most.max()))

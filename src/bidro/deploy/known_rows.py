@@ -1,15 +1,19 @@
-"""By what a site knows a row again: a keyed hash, which tells nothing to who has not the key.
+"""By what a site knows a row and a person again: keyed hashes, which tell nothing to who has not the key.
 
 A row is known by its numbers, rounded to eight digits, so that a table that was written with fewer digits is
-the same, by its unit where these are named, and by which copy of the same it is.
+the same, by its unit where these are named, and by which copy of the same it is. A person is known by the
+unit, whatever the other columns are; where none is named, every different row is a person: copies of one row
+tell of that row alone, however many there are.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +53,7 @@ class KnownRows:
     @cached_property
     def hashes(self) -> NDArray[np.uint64]:
         """(N,) 64 bits from what is in a row, its unit and which copy of the same it is."""
-        parts = [slice(begin, begin + _TOGETHER) for begin in range(0, len(self.target), _TOGETHER)]
-        content = np.concatenate([np.zeros(0, np.uint64), *(self._content(part) for part in parts)])
+        content = self.contents.copy()
         order = np.argsort(content, kind="stable")
         new = np.ones(len(order), bool)
         new[1:] = content[order][1:] != content[order][:-1]
@@ -61,6 +64,29 @@ class KnownRows:
         if copies.any():
             content[copies] = _hashed(np.stack([content[copies], copy[copies]], axis=1), self.key)
         return content
+
+    @cached_property
+    def contents(self) -> NDArray[np.uint64]:
+        """(N,) 64 bits from what is in a row and its unit: copies have the same."""
+        parts = [slice(begin, begin + _TOGETHER) for begin in range(0, len(self.target), _TOGETHER)]
+        return np.concatenate([np.zeros(0, np.uint64), *(self._content(part) for part in parts)])
+
+    @cached_property
+    def patterns(self) -> NDArray[np.uint64]:
+        """(N,) 64 bits from what is in a row alone, whoever's it is."""
+        if self.units is None:
+            return self.contents
+        return replace(self, units=None).contents
+
+    @cached_property
+    def people(self) -> NDArray[np.uint64]:
+        """(N,) of which person each row is: the hashed unit, or the row's content."""
+        return self.contents if self.units is None else self.hashed_units
+
+    @cached_property
+    def copies(self) -> int:
+        """How many rows are copies of others, of the same unit where units are named."""
+        return len(self.target) - len(np.unique(self.contents))
 
     def numbers(self, wanted: NDArray[np.bool_]) -> Floats:
         """(rows, numbers) the columns of some of the rows that are numbers, and no coded levels."""
@@ -78,15 +104,22 @@ class KnownRows:
             place += len(column.coded)
         raise KeyError(name)
 
-    def whole(self, wanted: NDArray[np.bool_]) -> Floats:
+    def whole(self, wanted: NDArray[Any]) -> Floats:
         """(rows, k + 1) all numbers of some of the rows, the target last."""
         return np.column_stack([self.features[wanted], self.target[wanted]])
 
+    def by_column(self) -> Iterator[tuple[str, Floats]]:
+        """Every column of the table by its name, (N, numbers) as the schema codes it, the target last."""
+        place = 0
+        for column in self.schema.columns:
+            width = len(column.coded)
+            yield column.name, self.features[:, place : place + width]
+            place += width
+        yield self.schema.target, self.target[:, None]
+
     def _content(self, part: slice) -> NDArray[np.uint64]:
         """64 bits from the numbers and the unit of some of the rows."""
-        numbers = np.column_stack([self.features[part], self.target[part]])
-        mantissa, exponent = np.frexp(numbers)
-        whole = np.ldexp(np.rint(np.ldexp(mantissa, _DIGITS)), exponent - _DIGITS) + 0.0
+        whole = rounded(np.column_stack([self.features[part], self.target[part]]))
         if self.units is not None:
             whole = np.column_stack([whole, self.units[part].view(np.float64)])
         return _hashed(whole, self.key)
@@ -103,6 +136,12 @@ class KnownRows:
             return np.zeros(0, np.uint64)
         different, of_row = np.unique(self.units, return_inverse=True)
         return _hashed(different[:, None], self.key)[of_row]
+
+
+def rounded(numbers: Floats) -> Floats:
+    """Numbers to the digits by which a row is known, without a sign of 0."""
+    mantissa, exponent = np.frexp(numbers)
+    return np.asarray(np.ldexp(np.rint(np.ldexp(mantissa, _DIGITS)), exponent - _DIGITS) + 0.0)
 
 
 def _hashed(rows: NDArray[np.generic], key: bytes) -> NDArray[np.uint64]:

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from bidro.deploy.information import ROWS_A_PARAMETER
 from bidro.deploy.requests import Request
-from bidro.deploy.rules import CLIPPED, ROWS_A_PARAMETER, RefusedError, draws
+from bidro.deploy.rules import CLIPPED, RefusedError, draws
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_rows import SiteRows, holdout, releases, state_of
 from bidro.engines.wire import pack, unpack
@@ -119,7 +120,7 @@ def _require_rules(site: Site, rows: SiteRows, plan: Plan, request: Request) -> 
         raise RefusedError(CLIPPED)
     kept, may = holdout(site, rows), releases(site, rows)
     if request.question != "losses":
-        return may.folds(None, moments=True)
+        return may.folds(None)
     count = draws(kept, rows.units)
     if count <= ROWS_A_PARAMETER * (plan.degree + 1):
         raise RefusedError(

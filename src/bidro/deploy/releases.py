@@ -8,27 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bidro.deploy.bends import Curved, joined, names_of, rows_inside, stretch_of
 from bidro.deploy.known_rows import KnownRows
-from bidro.deploy.row_memory import OUTSIDE, RowMemory
-from bidro.deploy.rules import Ids, RefusedError, words
+from bidro.deploy.partitions import OUTSIDE
+from bidro.deploy.row_memory import RowMemory
+from bidro.deploy.rules import RefusedError, words
 
 # Parts of as many rows each: where a cell of two curves is empty is told to these.
 _NEAR = 8
-
-
-class Answerable(NamedTuple):
-    """How many folds may be asked for, in rising order, and of these how many with second moments or
-    curvature; 1 stands for all training rows, without folds. One number may be answered where a smaller one
-    is not: other folds than those of earlier runs cut these."""
-
-    folds: tuple[int, ...]
-    moments: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,35 +31,32 @@ class Releases:
     def training(self) -> int:
         """A run begins: there will be sums over the training rows and over those kept out. Returns the fewest
         rows that something rests on. Raises RefusedError where the memory's rule would be broken."""
-        return self.memory.release(self.known, self._sets(None, moments=False))
+        return self.memory.release(self.known, self._sets(None))
 
     def check(self) -> int:
         """What `training` would say, without releasing anything."""
-        return self.memory.check(self.known, self._sets(None, moments=False))
+        return self.memory.check(self.known, self._sets(None))
 
-    def folds(
-        self, marks: NDArray[np.int64] | None, moments: bool = False, curved: Curved | None = None
-    ) -> int:
+    def folds(self, marks: NDArray[np.int64] | None, curved: Curved | None = None) -> int:
         """Before a reply over folds, marks (training rows,) from 0, or over all training rows where these
-        are None; `moments` where it holds second moments or curvature, `curved` where it is about curves. As
-        `training`."""
+        are None; `curved` where it is about curves. As `training`."""
         self._require_kept_out(curved)
-        return self.memory.release(self.known, self._sets(marks, moments), curved)
+        return self.memory.release(self.known, self._sets(marks), curved)
 
-    def bears(self, marks: NDArray[np.int64], moments: bool, curved: Curved) -> bool:
+    def bears(self, marks: NDArray[np.int64], curved: Curved) -> bool:
         """Whether `folds` would not refuse, and every segment holds enough rows of every set: whether one
         holds none would tell where the outermost row lies. Knots of an honest server always do (`places`)."""
         parts, least = self.parts(marks), self.memory.demanded.min_rows
         sets = [parts == part for part in np.unique(parts)]
         for column, own in curved.knots.items():
             for some in sets:
-                if min(rows_inside(self._of(column, some), own, self._units(some))) < least:
+                if min(rows_inside(self._of(column, some), own, self._people(some))) < least:
                     return False
         if not all(self._empty_in_the_wide(some, curved) for some in sets if not self.holdout[some].any()):
             return False
         try:
             self._require_kept_out(curved)
-            self.memory.check(self.known, self._sets(marks, moments), curved)
+            self.memory.check(self.known, self._sets(marks), curved)
         except RefusedError:
             return False
         return True
@@ -76,7 +64,7 @@ class Releases:
     def parts(self, marks: NDArray[np.int64]) -> NDArray[np.int64]:
         """(N,) the smallest sets of which sums could be worked out if folds are answered, by a number for
         each: those of training rows, and those kept out together."""
-        found = self.memory.atoms(self.known, self._sets(marks, moments=False)["sums"])
+        found = self.memory.atoms(self.known, self._sets(marks)["sums"])
         return np.where(self.holdout, found.max(initial=-1) + 1, found)
 
     def _empty_in_the_wide(self, some: NDArray[np.bool_], curved: Curved) -> bool:
@@ -103,7 +91,7 @@ class Releases:
         named = words(self.known.units)
         knots = joined(self.memory.knots(self.known), curved.knots)
         for column, own in knots.items():
-            inside = rows_inside(self._of(column, self.holdout), own, self._units(self.holdout))
+            inside = rows_inside(self._of(column, self.holdout), own, self._people(self.holdout))
             if any(0 < rows < self.memory.demanded.min_rows for rows in inside):
                 raise RefusedError(
                     f"a segment of a curve would hold fewer of the {named} that it keeps out than its "
@@ -113,14 +101,14 @@ class Releases:
     def _of(self, column: str, some: NDArray[np.bool_]) -> NDArray[np.float64]:
         return self.known.column(column)[some]
 
-    def _units(self, some: NDArray[np.bool_]) -> Ids:
-        return None if self.known.units is None else self.known.units[some]
+    def _people(self, some: NDArray[np.bool_]) -> NDArray[np.uint64]:
+        return np.asarray(self.known.people[some])
 
-    def answerable(self, marks: Mapping[int, NDArray[np.int64]]) -> Answerable:
-        """What `folds` would not refuse, of the folds (training rows,) by their number."""
-        sets = {count: self._sets(own, moments=True) for count, own in {1: None, **marks}.items()}
-        folds = tuple(k for k in sorted(sets) if self._may({f: sets[k][f] for f in ("rows", "sums")}))
-        return Answerable(folds, tuple(k for k in folds if self._may({"moments": sets[k]["moments"]})))
+    def answerable(self, marks: Mapping[int, NDArray[np.int64]]) -> tuple[int, ...]:
+        """How many folds may be asked for, in rising order: what `folds` would not refuse, of the folds
+        (training rows,) by their number; 1 stands for all training rows, without folds. One number may be
+        answered where a smaller one is not: other folds than those of earlier runs cut these."""
+        return tuple(k for k, own in sorted({1: None, **marks}.items()) if self._may(self._sets(own)))
 
     def _may(self, sets: Mapping[str, NDArray[np.int64]]) -> bool:
         try:
@@ -129,9 +117,8 @@ class Releases:
             return False
         return True
 
-    def _sets(self, marks: NDArray[np.int64] | None, moments: bool) -> dict[str, NDArray[np.int64]]:
+    def _sets(self, marks: NDArray[np.int64] | None) -> dict[str, NDArray[np.int64]]:
         training = np.full(len(self.holdout), OUTSIDE, np.int64)
         training[~self.holdout] = 0 if marks is None else marks
         every = np.where(self.holdout, training.max(initial=0) + 1, training)
-        sets = {"rows": every, "sums": training}
-        return {**sets, "moments": training} if moments else sets
+        return {"rows": every, "sums": training, "held_out": np.where(self.holdout, 0, OUTSIDE)}

@@ -81,7 +81,6 @@ class Request:
     algorithm: Algorithm | None = None
     described: str = ""  # what the protocol knows the algorithm by
     seed: int = 0
-    moments: bool = False  # whether second moments or curvature are to be asked for
     means: int = 0  # of losses, each of one model and clipped at one level or not, that tell of single rows
 
     @property
@@ -228,7 +227,7 @@ def _of_curves(
     places = _places(protocol, [[one for one in own if one >= 0] for own in array.tolist()])
     if moments and protocol.agreed.replies != "curvature":
         raise RefusedError("it was asked for second moments, and gradients were agreed on.")
-    return Request(protocol.at(places), *parts[1:], table, message, 0, folds=folds, moments=moments)
+    return Request(protocol.at(places), *parts[1:], table, message, 0, folds=folds)
 
 
 def _round(

@@ -18,22 +18,25 @@ And since all sums are functions of the totals T_A, whatever is computed from th
 could be computed from the totals alone, each over at least `min_rows` rows. What is no sum (a confidence
 bound, a distance) is over a whole R_j, and two of these differ by whole atoms. QED.
 
+Copies of a row tell of that row alone: counted are people (`known_rows`), and rows whose copies are in other
+sets are in other atoms (`partitions`).
+
 The same holds of three families of sets, each with a partition and a rule of its own:
 
-- "rows", all sets: an atom has at least `min_rows` rows;
-- "sums", sets of training rows: in an atom a level is had by no row or by at least `min_rows`, as gradients
-  hold a sum over the rows of every level, and any two levels are had at once by no row or by at least
-  `min_cell`. That does not wait for second moments to be sent: the gradients of squared loss at one model
-  more than there are parameters determine them, and those at two models that a server chooses a row of them.
-  Of curves the stretches count among the levels: see `bends`. For the same reason no row of an atom outweighs
-  the others (`dominance`);
-- "moments", those sets of training rows whose second moments or curvature were sent: an atom has more than
-  twice as many rows as a model has parameters. Of d parameters that stand for m columns of the table, as with
-  curves, d^2 / m count: then second moments, too, are a quarter as many numbers as the rows have.
+- "rows", all sets: an atom has at least `min_rows` people;
+- "sums", sets of training rows. All that is told of them counts as their second moments: the gradients of
+  squared loss at one model more than there are parameters determine these, and those at two models that a
+  server chooses a row of them. So an atom has as many different rows as these need (`information`);
+  in it a level is had by nobody or by at least `min_rows` people, and any two levels at once by nobody or by
+  at least `min_cell`. Of curves the stretches count among the levels: see `bends`. For the same reason no row
+  of an atom outweighs the others (`dominance`);
+- "held_out", sets of which mean losses are told: an atom has as many different rows as so many means need.
 
 Of a set that is left behind, rows that were in a sum once and are gone now, counts are known by subtraction:
 those of the atom as they were, less those of its rows that are still here. Of units that is a lower bound.
-Whether a row outweighs others that are gone is not known.
+Whether a row outweighs others that are gone is not known. Rows that are gone, while others are new, may be
+the same people written in another way: without a column that tells people apart such a table is refused, and
+with one what all studies tell is held together by people (`people`).
 
 A row is known by a keyed hash (`known_rows`); nothing readable is kept but counts of levels by atom, which
 the sums have told. A row whose numbers change is a row that goes and another that comes.
@@ -46,13 +49,13 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bidro.arrays import Floats
+from bidro.deploy import people
 from bidro.deploy.bends import (
     Curved,
     Knots,
@@ -63,30 +66,40 @@ from bidro.deploy.bends import (
     segments,
     stretch_of,
 )
-from bidro.deploy.cells import Levels, cell_counts, distinct_by_atom, smallest
+from bidro.deploy.cells import Levels, cell_counts, smallest
 from bidro.deploy.dominance import require_none_outweighs
+from bidro.deploy.information import NEVER, Information
 from bidro.deploy.known_rows import KnownRows
-from bidro.deploy.rules import Ids, RefusedError, rarest_value, require_many, too_few, words
+from bidro.deploy.partitions import (
+    OUTSIDE,
+    Ints,
+    Refined,
+    apart_by_copies,
+    distinct_by_atom,
+    fewest_alike,
+    one_each,
+    placed,
+    refined,
+)
+from bidro.deploy.rules import MANY, Ids, RefusedError, rarest_value, too_few, words
 from bidro.deploy.site_state import SiteState
 from bidro.tables import Schema
 
-KINDS = ("rows", "sums", "moments")
-# Label of a row that is in none of the sets of a release.
-OUTSIDE = -1
-_Ints = NDArray[np.int64]
+KINDS = ("rows", "sums", "held_out")
 
 
 class Partition(NamedTuple):
     """The atoms of one family of sets."""
 
-    atoms: _Ints  # (M,) of every row ever used, from 0; -1 for one in no set of this family
-    levels: _Ints  # (atoms, c, c) rows with two levels, on the diagonal with one; c is 0 but for "sums"
-    unit_levels: _Ints  # the same of units, at least; equal where no units are named
+    atoms: Ints  # (M,) of every row ever used, from 0; -1 for one in no set of this family
+    needed: Ints  # (atoms,) different rows that an atom needs, and every part of it that is left behind
+    levels: Ints  # (atoms, c, c) rows with two levels, on the diagonal with one; c is 0 but for "sums"
+    people_levels: Ints  # the same of people, at least
 
     @classmethod
     def empty(cls) -> Partition:
         none = np.zeros((0, 0, 0), np.int64)
-        return cls(np.zeros(0, np.int64), none, none)
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), none, none)
 
 
 class Memory(NamedTuple):
@@ -94,35 +107,68 @@ class Memory(NamedTuple):
 
     names: tuple[str, ...]  # (c,) of levels
     hashes: NDArray[np.uint64]  # (M,) by which rows are known
-    units: NDArray[np.uint64]  # (M,) hashed, of which unit each is; empty where none are named
+    contents: NDArray[np.uint64]  # (M,) the same for copies
+    patterns: NDArray[np.uint64]  # (M,) the same for whoever has the same numbers
+    people: NDArray[np.uint64]  # (M,) hashed, of whom each is
+    present: NDArray[np.bool_]  # (M,) whether each was in the table at the last release
     partitions: Mapping[str, Partition]
 
     @classmethod
     def empty(cls) -> Memory:
         none = np.zeros(0, np.uint64)
-        return cls((), none, none, {kind: Partition.empty() for kind in KINDS})
+        return cls((), none, none, none, none, none > 0, {kind: Partition.empty() for kind in KINDS})
 
     def to_bytes(self) -> bytes:
         file = io.BytesIO()
         parts: dict[str, NDArray[np.generic]] = {
             "names": np.frombuffer(json.dumps(self.names).encode(), np.uint8),
             "hashes": self.hashes,
-            "units": self.units,
+            "contents": self.contents,
+            "patterns": self.patterns,
+            "people": self.people,
+            "present": self.present,
         }
         for kind, own in self.partitions.items():
-            parts |= {f"{kind}.{part}": values.astype(np.int32) for part, values in own._asdict().items()}
+            parts |= {f"{kind}.{part}": values for part, values in own._asdict().items()}
         np.savez(file, **parts)  # type: ignore[arg-type]
         return file.getvalue()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Memory:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            names, hashes = tuple(json.loads(file["names"].tobytes())), file["hashes"]
+            if "people" not in file:
+                return _of_earlier_version(names, hashes, {name: file[name] for name in file.files})
             partitions = {
-                kind: Partition(*(file[f"{kind}.{part}"].astype(np.int64) for part in Partition._fields))
-                for kind in KINDS
+                kind: Partition(*(file[f"{kind}.{part}"] for part in Partition._fields)) for kind in KINDS
             }
-            names = tuple(json.loads(file["names"].tobytes()))
-            return cls(names, file["hashes"], file["units"], partitions)
+            known = {part: file[part] for part in ("contents", "patterns", "people", "present")}
+            return cls(names, hashes, **known, partitions=partitions)
+
+
+def _of_earlier_version(
+    names: tuple[str, ...], hashes: NDArray[np.uint64], file: Mapping[str, NDArray[Any]]
+) -> Memory:
+    """A memory that was written before people and bits were counted. What its atoms need is not known, so
+    that no part of them may be left behind."""
+    whose = file["units"] if len(file["units"]) else hashes
+    rows, sums = (file[f"{kind}.atoms"].astype(np.int64) for kind in ("rows", "sums"))
+    held_out = np.where(sums < 0, rows, -1)
+    counts = (file[f"sums.{part}"].astype(np.int64) for part in ("levels", "unit_levels"))
+
+    def never(atoms: Ints) -> Ints:
+        return np.full(int(atoms.max(initial=-1)) + 1, NEVER, np.int64)
+
+    def without_levels(atoms: Ints) -> Partition:
+        none = np.zeros((int(atoms.max(initial=-1)) + 1, 0, 0), np.int64)
+        return Partition(atoms, never(atoms), none, none)
+
+    partitions = {
+        "rows": without_levels(rows),
+        "sums": Partition(sums, never(sums), *counts),
+        "held_out": without_levels(held_out),
+    }
+    return Memory(names, hashes, hashes, hashes, whose, np.ones(len(hashes), bool), partitions)
 
 
 class Demanded(NamedTuple):
@@ -130,55 +176,38 @@ class Demanded(NamedTuple):
 
     min_rows: int
     min_cell: int
-    parameters: int  # of a model
-
-
-class Refined(NamedTuple):
-    """A partition that one more release has made finer."""
-
-    atoms: _Ints  # (M,)
-    before: _Ints  # (atoms,) which atom each was part of; -1 for rows that were in no set
-    label: _Ints  # (atoms,) the set of the release that each is in; OUTSIDE for what is left behind
-    changed: NDArray[np.bool_]  # (atoms,) whether it was no atom before
-
-
-def refined(atoms: _Ints, labels: _Ints) -> Refined:
-    """The atoms when sets are released, labels (M,) of which set each row is in, or OUTSIDE; these are
-    disjoint."""
-    inside = (atoms >= 0) | (labels != OUTSIDE)
-    width = int(labels.max(initial=0)) + 2
-    pairs, of_row = np.unique((atoms[inside] + 1) * width + labels[inside] + 1, return_inverse=True)
-    before, label = pairs // width - 1, pairs % width - 1
-    found = np.full(len(atoms), -1, np.int64)
-    found[inside] = of_row
-    pieces = np.bincount(before[before >= 0], minlength=int(atoms.max(initial=0)) + 1)
-    return Refined(found, before, label, (before < 0) | (pieces[before] > 1))
+    parameters: int  # of a model; 0 where nothing is told but counts
+    means: int = 0  # mean losses that are told of rows held out
 
 
 def _counted(
-    kind: str, before: Partition, now: Refined, known: KnownRows, of_table: _Ints, has: NDArray[np.bool_]
+    kind: str, before: Partition, now: Refined, known: KnownRows, of_table: Ints, has: NDArray[np.bool_]
 ) -> Partition:
     """The partition with its counts, from the atoms (N,) of the table's rows, -1 for those in no set of the
-    release, and their levels (N, c)."""
+    release, and their levels (N, c); what atoms need is as it was."""
     n = len(now.before)
+    needed = np.where(now.before >= 0, before.needed[now.before] if len(before.needed) else 0, 0)
     if kind != "sums":
         none = np.zeros((n, 0, 0), np.int64)
-        return Partition(now.atoms, none, none)
+        return Partition(now.atoms, needed, none, none)
     behind = now.label == OUTSIDE
 
-    def counted(old: _Ints, units: Ids) -> _Ints:
+    def counted(old: Ints, counts: Ints) -> Ints:
         # What is in a set of the release is in the table, every row of it.
-        counts = cell_counts(has, of_table, n, units)
         counts[behind] = old[now.before[behind]]
         for atom in np.flatnonzero(behind & now.changed):
             pieces = (now.before == now.before[atom]) & ~behind
             counts[atom] = np.maximum(counts[atom] - counts[pieces].sum(axis=0), 0)
         return counts
 
-    rows = counted(before.levels, None)
-    return Partition(
-        now.atoms, rows, rows if known.units is None else counted(before.unit_levels, known.units)
-    )
+    rows = counted(before.levels, cell_counts(has, of_table, n, None))
+    if known.units is None:
+        # Copies have the same levels: one of each is enough.
+        some = one_each(of_table, known.people)
+        by_people = cell_counts(has[some], of_table[some], n, None)
+    else:
+        by_people = cell_counts(has, of_table, n, known.units)
+    return Partition(now.atoms, needed, rows, counted(before.people_levels, by_people))
 
 
 @dataclass(frozen=True)
@@ -192,25 +221,28 @@ class RowMemory:
         """The rows of a table as this memory knows them."""
         return KnownRows(schema, features, target, units, self.state.derived("rows"))
 
-    def check(self, known: KnownRows, sets: Mapping[str, _Ints], curved: Curved | None = None) -> int:
+    def check(self, known: KnownRows, sets: Mapping[str, Ints], curved: Curved | None = None) -> int:
         """What `release` would say, without releasing anything."""
         with self.state.reading() as connection:
-            return self._after(connection, known, sets, curved)[1]
+            return self._after(connection, known, sets, curved)[2]
 
-    def release(self, known: KnownRows, sets: Mapping[str, _Ints], curved: Curved | None = None) -> int:
+    def release(self, known: KnownRows, sets: Mapping[str, Ints], curved: Curved | None = None) -> int:
         """Remember, before a reply leaves, that sums over sets of rows do: by family, the set (N,) that each
         row of the table is in, from 0, or OUTSIDE, and the curves that they are about, if any. What was
         released before changes nothing.
 
-        Returns the fewest rows, or units, that something rests on that can be worked out from all that was
+        Returns the fewest people that something rests on that can be worked out from all that was
         released: the smallest atom, or in it the rarest cell of two levels. Raises RefusedError
         where the rule would be broken; then nothing is remembered.
         """
         with self.state.transaction() as connection:
-            memory, fewest = self._after(connection, known, sets, curved)
+            memory, everybody, fewest = self._after(connection, known, sets, curved)
             if memory is not None:
                 content = sqlite3.Binary(memory.to_bytes())
                 connection.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (known.coding, content))
+            if everybody is not None:
+                content = sqlite3.Binary(everybody.to_bytes())
+                connection.execute("INSERT OR REPLACE INTO people VALUES (1, ?)", (content,))
         return fewest
 
     def knots(self, known: KnownRows) -> Knots:
@@ -218,24 +250,14 @@ class RowMemory:
         with self.state.reading() as connection:
             return known_knots(_read(connection, known.coding).names)
 
-    def atoms(self, known: KnownRows, labels: _Ints) -> _Ints:
+    def atoms(self, known: KnownRows, labels: Ints) -> Ints:
         """(N,) in which atom of the "sums" each row of the table would be if sets of training rows were
         released, labels (N,) as in `release`; -1 for rows in none of them."""
         with self.state.reading() as connection:
             memory = _read(connection, known.coding)
-        here, hashes, new = _places(memory.hashes, known.hashes)
-        before = memory.partitions["sums"].atoms
-        whole = np.full(len(hashes), OUTSIDE, np.int64)
-        whole[here] = labels
-        now = refined(np.concatenate([before, np.full(len(new), -1, np.int64)]), whole)
+        here, _, new = placed(memory.hashes, known.hashes)
+        now = _refined(memory, "sums", known, here, new, labels)
         return np.where(labels == OUTSIDE, -1, now.atoms[here])
-
-    def take_as_new(self, known: KnownRows) -> None:
-        """The site's owner says that the rows of the table, which are all unknown, are others than before."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        with self.state.transaction() as connection:
-            what = (known.coding, known.digest, now)
-            connection.execute("INSERT OR REPLACE INTO new_rows VALUES (?, ?, ?)", what)
 
     def changes(self, known: KnownRows) -> tuple[int, int]:
         """(rows of the table that were never used, rows once used that are not in it)."""
@@ -248,15 +270,26 @@ class RowMemory:
         self,
         connection: sqlite3.Connection,
         known: KnownRows,
-        sets: Mapping[str, _Ints],
+        sets: Mapping[str, Ints],
         curved: Curved | None,
-    ) -> tuple[Memory | None, int]:
-        """(the memory after a release, None where it is as before, the fewest rows that something rests
-        on)."""
+    ) -> tuple[Memory | None, people.People | None, int]:
+        """(the memory after a release, that of people, both None where they are as before, the fewest people
+        that something rests on)."""
         memory = _read(connection, known.coding)
-        here, hashes, new = _places(memory.hashes, known.hashes)
-        if len(new) == len(here):
-            _require_taken_as_new(connection, known)
+        here, hashes, new = placed(memory.hashes, known.hashes)
+        everybody = _read_people(connection)
+        others = "SELECT COUNT(*) FROM memory WHERE coding != ?"
+        other_codings = connection.execute(others, (known.coding,)).fetchone()[0] > 0
+        people.require_comparable(everybody, known, other_codings)
+        present = np.zeros(len(hashes), bool)
+        present[here] = True
+        if known.units is None and len(new) and np.any(memory.present & ~present[: len(memory.hashes)]):
+            raise RefusedError(
+                "rows that earlier runs used are gone from its table and others are new, and no column tells "
+                "whether these are the same people; name the column of persons (unit) in the agreement from "
+                "the first, only add rows, or, for a table of other people, give this site another folder "
+                "(state in its site.toml)."
+            )
         bent = {} if curved is None else curved.knots
         stretches = names_of(joined(known_knots(memory.names), bent))
         bends = "sums" in sets and not set(stretches) <= set(memory.names)
@@ -264,37 +297,46 @@ class RowMemory:
         levels = Levels.of(known.schema, known.features, known.target, more)
         memory = _widened(memory, levels.names)
         has = levels.in_order(memory.names)
-        units = memory.units
-        if known.units is not None:
-            units = np.concatenate([units, known.hashed_units[new]])
+        whom = np.concatenate([memory.people, known.people[new]])
+        patterns = np.concatenate([memory.patterns, known.patterns[new]])
         partitions: dict[str, Partition] = {}
-        fewest, same = [], len(new) == 0
+        fewest, same = [], len(new) == 0 and bool(np.all(present == memory.present))
         for kind, before in memory.partitions.items():
-            atoms = np.concatenate([before.atoms, np.full(len(new), -1, np.int64)])
             if kind not in sets:
+                atoms = np.concatenate([before.atoms, np.full(len(new), -1, np.int64)])
                 partitions[kind] = before._replace(atoms=atoms)
                 continue
-            labels = np.full(len(hashes), OUTSIDE, np.int64)
-            labels[here] = sets[kind]
-            now = refined(atoms, labels)
+            now = _refined(memory, kind, known, here, new, sets[kind])
             of_table = np.where(sets[kind] == OUTSIDE, -1, now.atoms[here])
-            n = len(now.before)
-            sizes = distinct_by_atom(now.atoms, n, None if known.units is None else units)
-            present = now.label != OUTSIDE
-            if kind == "moments" and curved is not None:
-                require_many(distinct_by_atom(now.atoms, n, None)[present], curved.parameters)
+            sizes = distinct_by_atom(now.atoms, len(now.before), whom)
+            is_here = now.label != OUTSIDE
             if kind == "sums" and bends:
                 # Where curves bend anew, all that is here is counted anew.
-                now = now._replace(changed=now.changed | present)
+                now = now._replace(changed=now.changed | is_here)
             if now.changed.any():
                 same, after = False, _counted(kind, before, now, known, of_table, has)
-                self._require(kind, known, now, after, memory.names, sizes, of_table)
+                different = distinct_by_atom(now.atoms, len(now.before), patterns)
+                counts = sizes, different, of_table
+                after = self._require(kind, known, now, after, memory.names, counts, curved)
             else:
-                after = Partition(now.atoms, before.levels[now.before], before.unit_levels[now.before])
-            fewest += [smallest(sizes[present]), smallest(after.unit_levels[present])]
+                after = Partition(now.atoms, *(part[now.before] for part in before[1:]))
+            fewest += [smallest(sizes[is_here]), smallest(after.people_levels[is_here])]
             partitions[kind] = after
         least = min((count for count in fewest if count), default=0)
-        return (None if same else Memory(memory.names, hashes, units, partitions)), least
+        if same:
+            return None, None, least
+        contents = np.concatenate([memory.contents, known.contents[new]])
+        found = Memory(memory.names, hashes, contents, patterns, whom, present, partitions)
+        if known.units is None or "rows" not in sets:
+            return found, None, least
+        needed = np.zeros(len(here), np.int64)
+        for kind in sets:
+            inside = sets[kind] != OUTSIDE
+            own = partitions[kind]
+            needed[inside] = np.maximum(needed[inside], own.needed[own.atoms[here[inside]]])
+        if everybody is None:
+            everybody = _people_of(memory, known)
+        return found, people.after(everybody, known, sets["rows"], needed, self.demanded.min_rows), least
 
     def _require(
         self,
@@ -303,22 +345,33 @@ class RowMemory:
         now: Refined,
         after: Partition,
         names: tuple[str, ...],
-        sizes: _Ints,
-        of_table: _Ints,
-    ) -> None:
-        """Raise RefusedError where an atom that was none before breaks the rule of its family; names (c,) are
-        those of levels, sizes (atoms,) are in units where these are named."""
+        counts_of: tuple[Ints, Ints, Ints],
+        curved: Curved | None,
+    ) -> Partition:
+        """The partition with what its atoms need. Raises RefusedError where an atom that was none before
+        breaks the rule of its family; names (c,) are those of levels, and counts are how many people and how
+        many different rows each atom has (atoms,), and in which the table's rows (N,) are."""
+        sizes, different, of_table = counts_of
         changed, demanded, named = now.changed, self.demanded, words(known.units)
         earlier = bool(np.any(now.before >= 0))
+        if np.any(sizes[changed] < demanded.min_rows):
+            raise RefusedError(too_few(named, "", "min_rows", demanded.min_rows, earlier))
         if kind == "rows":
-            if np.any(sizes[changed] < demanded.min_rows):
-                raise RefusedError(too_few(named, "", "min_rows", demanded.min_rows, earlier))
-            return
-        if kind == "moments":
-            require_many(distinct_by_atom(now.atoms, len(changed), None)[changed], demanded.parameters)
-            return
-        # Counts of units are lower bounds: what some row has is not nothing.
-        some, counts = after.levels[changed] > 0, after.unit_levels[changed]
+            return after
+        needed = after.needed.copy()
+        knots = known_knots(names) if kind == "sums" else {}
+        for atom in np.flatnonzero(changed & (now.label != OUTSIDE)):
+            own = np.flatnonzero(of_table == atom)
+            each = sizes[atom] / different[atom]
+            needed[atom] = max(needed[atom], self._needed(kind, known, own, knots, curved, each))
+        alike = fewest_alike(of_table, len(changed), known.people, known.patterns)
+        if np.any(changed & (different < needed) & (alike < demanded.min_rows)):
+            raise RefusedError(MANY)
+        after = after._replace(needed=needed)
+        if kind == "held_out":
+            return after
+        # Counts of people are lower bounds: what some row has is not nothing.
+        some, counts = after.levels[changed] > 0, after.people_levels[changed]
         curves = any(stretch_of(name) is not None for name in names)
         level = one_level(names)
         if np.any(some & level & (counts < demanded.min_rows)):
@@ -330,48 +383,60 @@ class RowMemory:
         # A number that has two values among these rows alone is a level there.
         for atom in np.flatnonzero(changed & (now.label != OUTSIDE)):
             own = of_table == atom
-            units = None if known.units is None else known.units[own]
-            if rarest_value(known.numbers(own), False, units) < demanded.min_rows:
+            if rarest_value(known.numbers(own), False, known.people[own]) < demanded.min_rows:
                 what = " with one of a column's two values"
                 raise RefusedError(too_few(named, what, "min_rows", demanded.min_rows, earlier))
             bent = (segments(known.column(name)[own], at) for name, at in known_knots(names).items())
-            require_none_outweighs(np.column_stack([known.whole(own), *bent]), units, demanded.min_rows)
+            require_none_outweighs(np.column_stack([known.whole(own), *bent]), known.people[own])
+        return after
+
+    def _needed(
+        self, kind: str, known: KnownRows, own: Ints, knots: Knots, curved: Curved | None, each: float
+    ) -> int:
+        """How many different rows a set of rows needs, places `own` in the table, each of which so many
+        people have."""
+        demanded = self.demanded
+        one = own[one_each(np.zeros(len(own), np.int64), known.people[own])]
+        whole = known.whole(one)
+        if kind == "held_out":
+            return Information.of(whole, whole[:, :0]).needed_by_means(demanded.means)
+        if demanded.parameters == 0:
+            return 0
+        parameters = demanded.parameters if curved is None else max(demanded.parameters, curved.parameters)
+        bent = [segments(known.column(name)[one], at) for name, at in knots.items()]
+        return Information.of(whole, np.column_stack([whole, *bent])).needed(parameters, each)
 
 
-def _require_taken_as_new(connection: sqlite3.Connection, known: KnownRows) -> None:
-    """Raise RefusedError where nothing of the table is known although rows were used before: whether these
-    are the same persons, written in another way, only the owner can say."""
-    if connection.execute("SELECT COUNT(*) FROM memory").fetchone()[0] == 0:
-        return
-    asked = "SELECT 1 FROM new_rows WHERE coding = ? AND digest = ?"
-    if connection.execute(asked, (known.coding, known.digest)).fetchone() is None:
-        raise RefusedError(
-            "it knows none of the rows in its table, although earlier runs used some: its schema, or how its "
-            "table is written, has changed, or all rows are new; its owner decides, see `bidro site check` "
-            "and `bidro site approve --new-table`."
-        )
+def _refined(
+    memory: Memory, kind: str, known: KnownRows, here: Ints, new: NDArray[np.intp], labels: Ints
+) -> Refined:
+    """The atoms of one family when sets of the table's rows are released, labels (N,) as in `release`."""
+    before = memory.partitions[kind].atoms
+    atoms = np.concatenate([before, np.full(len(new), -1, np.int64)])
+    whole = np.full(len(atoms), OUTSIDE, np.int64)
+    whole[here] = labels
+    contents = np.concatenate([memory.contents, known.contents[new]])
+    return refined(atoms, apart_by_copies(atoms, whole, contents))
+
+
+def _people_of(memory: Memory, known: KnownRows) -> people.People:
+    """The people of rows that were used before people were kept."""
+    if not len(memory.people):
+        return people.People.empty(str(known.schema.unit))
+    hashes, first = np.unique(memory.people, return_index=True)
+    own = memory.partitions["rows"]
+    studies = {known.coding: people.Study(own.needed, {}, {})}
+    return people.People(str(known.schema.unit), hashes, own.atoms[first], studies)
+
+
+def _read_people(connection: sqlite3.Connection) -> people.People | None:
+    found = connection.execute("SELECT content FROM people").fetchone()
+    return None if found is None else people.People.from_bytes(found[0])
 
 
 def _read(connection: sqlite3.Connection, coding: str) -> Memory:
     found = connection.execute("SELECT content FROM memory WHERE coding = ?", (coding,)).fetchone()
     return Memory.empty() if found is None else Memory.from_bytes(found[0])
-
-
-def _places(
-    known: NDArray[np.uint64], hashes: NDArray[np.uint64]
-) -> tuple[_Ints, NDArray[np.uint64], NDArray[np.intp]]:
-    """(the table's rows (N,) as places among all (M,) ever used, these, which of the table's rows are
-    new)."""
-    order = np.argsort(known)
-    at = np.searchsorted(known[order], hashes)
-    is_known = np.zeros(len(hashes), bool)
-    if len(known):
-        is_known = known[order][np.minimum(at, len(known) - 1)] == hashes
-    new = np.flatnonzero(~is_known)
-    here = np.empty(len(hashes), np.int64)
-    here[is_known] = order[at[is_known]]
-    here[new] = len(known) + np.arange(len(new))
-    return here, np.concatenate([known, hashes[new]]), new
 
 
 def _widened(memory: Memory, names: tuple[str, ...]) -> Memory:
@@ -384,5 +449,6 @@ def _widened(memory: Memory, names: tuple[str, ...]) -> Memory:
     for kind, own in memory.partitions.items():
         wider = (0, len(more) if kind == "sums" else 0)
         pads = [(0, 0), wider, wider]
-        partitions[kind] = Partition(own.atoms, np.pad(own.levels, pads), np.pad(own.unit_levels, pads))
+        counts = (np.pad(part, pads) for part in (own.levels, own.people_levels))
+        partitions[kind] = Partition(own.atoms, own.needed, *counts)
     return memory._replace(names=(*memory.names, *more), partitions=partitions)

@@ -1,10 +1,10 @@
 """What a site does not send, whoever asks: anything from which a row could be read.
 
-Numbers rest on at least `min_rows` rows, or on as many units where the schema names them: rows of one person
-tell of that person alone. A sum against a column of two values, such as a coded level or a
-class, is a sum over the rows with one of them, so that each value at a site must be had by as many rows. Of
-folds, what is left out counts, as a server can take differences. Curvature needs more rows than twice its
-dimension.
+Numbers rest on at least `min_rows` people: units where the schema names them, and else different rows, as
+rows of one person, and copies of one row, tell of that person alone. A sum against a column of two values,
+such as a coded level or a class, is a sum over the rows with one of them, so that each value at a site must
+be had by as many people. Of folds, what is left out counts, as a server can take differences. Which sets may
+be told of is for the memory of rows to say (`row_memory`).
 
 All that rounds tell of squared loss follows from second moments, whatever models are asked about. Any other
 loss tells more with every model: along intercepts a logistic gradient has a pole for every row, and at a kink
@@ -27,9 +27,7 @@ from bidro.guarantees.own import SHRINKAGES
 from bidro.losses import LinearLoss, Loss, Squared
 from bidro.losses.scalar import PiecewiseQuadratic
 
-# Curvature is sent over more rows than so many a parameter only.
-ROWS_A_PARAMETER = 2
-# The unit (N,) that each row is of; None where every row is one by itself.
+# The unit, or person, (N,) that each row is of; None where every row is one by itself.
 Ids = NDArray[np.uint64] | None
 
 
@@ -69,6 +67,10 @@ CLIPPED = (
     "or, if the server is trusted here to run bidro as it is, set trusted_server = true in this site's "
     "configuration."
 )
+MANY = (
+    "it has too few people in a set that sums are told of, or could be worked out from: what is told of them "
+    "would be enough to work out rows; use fewer folds, fewer columns or segments, or give it more people."
+)
 NETWORKS = (
     "gradients of a network, and networks after a few steps, can hold rows nearly as they are; if the server "
     "is trusted here to run bidro as it is, set trusted_server = true in this site's configuration."
@@ -106,18 +108,6 @@ def require_common_values(rows: Floats, min_rows: int, classes: bool, units: Ids
             f"a level or class is had by fewer than its min_rows = {min_rows} of its training "
             f"{words(units)}; merge rare levels in the schema, or lower min_rows at that site."
         )
-
-
-def _curves(rows: int, dimension: int) -> bool:
-    """Whether curvature over so many rows tells of no single one."""
-    return rows > ROWS_A_PARAMETER * dimension
-
-
-def _least(rows: Floats, part: NDArray[np.bool_], classes: bool, units: Ids) -> int:
-    """How many rows, or units, a sum over a part (N,) of the rows, or over a value in it, rests on."""
-    if not part.any():
-        return 0
-    return rarest_value(rows[part], classes, None if units is None else units[part])
 
 
 def words(units: Ids) -> str:
@@ -165,8 +155,9 @@ def rows_behind(
     one_sample: bool,
     trusted_server: bool = False,
 ) -> int:
-    """The fewest rows that a number in the reply rests on. Raises RefusedError where these are too few, and
-    for batches unless the site trusts the server."""
+    """The fewest rows, or units, that a number in the reply rests on as far as the algorithm says it:
+    which sets of rows there may be is for the memory of rows to say. Raises RefusedError for replies from one
+    row that the site does not allow, and for batches unless it trusts the server."""
     if algorithm.evidence == "one row":
         if not one_sample:
             raise RefusedError(ONE_SAMPLE)
@@ -177,26 +168,7 @@ def rows_behind(
         return _rows_behind_batch(algorithm.evidence, loss, rows_here, min_rows, one_sample)
     if isinstance(algorithm, OwnCorrections):
         require_known_shrinkages(algorithm.shrinkages)
-    samples, units, what = rows_here.samples, rows_here.units, "a reply"
-    parts = [np.ones(len(samples), bool)]
-    if rows_here.marks is not None:
-        what = "what a fold leaves out"
-        parts = [rows_here.marks == fold for fold in range(rows_here.folds)]
-    rows = min(int(part.sum()) for part in parts)
-    behind = min(_least(samples, part, loss.labels is not None, units) for part in parts)
-    if behind < min_rows:
-        raise RefusedError(
-            f"{what} would rest on fewer {words(units)} than its min_rows = {min_rows}; use fewer folds, or "
-            "lower min_rows at that site."
-        )
-    dimension = loss.dimension(samples.shape[-1])
-    if algorithm.second_order and not _curves(rows, dimension):
-        raise RefusedError(
-            f"{what} rests on {rows} rows, too few to send curvature for a model of {dimension} parameters: "
-            f'it needs more than {ROWS_A_PARAMETER} times as many; agree on replies = "gradient" or on fewer '
-            "folds."
-        )
-    return behind
+    return draws(np.ones(len(rows_here.samples), bool), rows_here.units)
 
 
 def _rows_behind_batch(batch: int, loss: Loss, rows_here: HeldRows, min_rows: int, one_sample: bool) -> int:
@@ -218,16 +190,6 @@ def _rows_behind_batch(batch: int, loss: Loss, rows_here: HeldRows, min_rows: in
             "few rows are acceptable here, set one_sample_replies = true in this site's configuration."
         )
     return least
-
-
-def require_many(rows: NDArray[np.int64], parameters: int) -> None:
-    """Raise RefusedError where a set has too few rows for second moments of so many parameters."""
-    if np.any(rows <= ROWS_A_PARAMETER * parameters):
-        raise RefusedError(
-            "second moments or curvature over a set of its rows could be worked out that has too few for a "
-            f"model of {parameters} parameters: it needs more than twice as many; use fewer folds, or agree "
-            "on gradients as replies."
-        )
 
 
 def too_few(named: str, what: str, rule: str, least: int, earlier: bool) -> str:

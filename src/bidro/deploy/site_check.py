@@ -26,7 +26,9 @@ class Checked:
     """Counts are of rows, or of units where the schema names them (`counted`)."""
 
     counted: str  # "rows" or "units"
-    rows: int
+    table_rows: int  # of the table
+    rows: int  # different ones, where these are counted
+    copies: int  # rows of the table that are copies of others
     training: int
     kept_out: int
     new: int  # rows that no run has used
@@ -36,8 +38,7 @@ class Checked:
     rare_levels: Mapping[str, int]  # among training rows, by name, the rarest first
     rare_cells: Mapping[str, int]  # two levels at once
     outweighed: Mapping[str, float]  # by column and set of rows, the share of one row, or unit, if too large
-    folds: tuple[int, ...]  # that may be asked for
-    folds_with_moments: tuple[int, ...]  # and with second moments or curvature; 1: over all training rows
+    folds: tuple[int, ...]  # that may be asked for; 1: over all training rows
     refused: str | None  # why a run would not be answered; None where it would be
 
     def as_json(self) -> dict[str, Any]:
@@ -48,6 +49,8 @@ class Checked:
             f"{self.rows} {self.counted}: {self.training} to train on, {self.kept_out} kept out; {self.new} "
             f"rows are new since earlier runs, and {self.gone} that these used are gone."
         ]
+        if self.copies:
+            lines.append(copies_in_words(self.table_rows, self.copies, self.counted == "units"))
         for what, rule, least, found in (
             ("levels", "min_rows", self.min_rows, self.rare_levels),
             ("pairs of levels", "min_cell", self.min_cell, self.rare_cells),
@@ -70,12 +73,23 @@ class Checked:
             return "\n".join(lines)
         lines.append("A run would be answered.")
         lines.append(f"Cross-validation: {_folds(tuple(k for k in self.folds if k > 1))}.")
-        sent = _folds(tuple(k for k in self.folds_with_moments if k > 1))
-        if 1 in self.folds_with_moments:
-            lines.append(f"Second moments and curvature: over all training rows; in cross-validation {sent}.")
-        else:
-            lines.append("Second moments and curvature: none, gradients only.")
         return "\n".join(lines)
+
+
+def copies_in_words(rows: int, copies: int, units: bool) -> str:
+    """What a table of so many rows has of copies, and what to do."""
+    each, left = divmod(rows, rows - copies)
+    found = f"{copies} of the {rows} rows of the table are copies of others"
+    if left == 0:
+        found += f", as if every row were there {each} times: has a join multiplied rows?"
+    else:
+        found += "."
+    if units:
+        return found
+    return (
+        f"{found} Copies count as one person; if equal rows are of different people, name the column that "
+        "tells people apart (unit in the schema)."
+    )
 
 
 def _folds(counts: tuple[int, ...]) -> str:
@@ -92,18 +106,17 @@ def checked(
     """Of the rows of a table, those kept out (N,) of it and the folds (training rows,) of the others by
     their number. `refused` is why a run is not answered whatever its folds, where that is known. Nothing is
     released."""
-    units, demanded = known.units, memory.demanded
+    units, people, demanded = known.units, known.people, memory.demanded
     levels = Levels.of(known.schema, known.features, known.target)
     training = np.where(holdout, -1, 0)
-    cells = cell_counts(levels.has, training, 1, units)[0]
+    cells = cell_counts(levels.has, training, 1, people)[0]
     releases = Releases(memory, known, holdout)
     new, gone = memory.changes(known)
     folds: tuple[int, ...] = ()
-    moments: tuple[int, ...] = ()
     if refused is None:
         try:
             releases.check()
-            folds, moments = releases.answerable(marks)
+            folds = releases.answerable(marks)
         except RefusedError as error:
             refused = str(error)
     rare = {name: int(n) for name, n in zip(levels.names, np.diag(cells), strict=True)}
@@ -113,18 +126,19 @@ def checked(
     }
     return Checked(
         counted=words(units),
-        rows=draws(np.ones(len(holdout), bool), units),
-        training=draws(~holdout, units),
-        kept_out=draws(holdout, units),
+        table_rows=len(holdout),
+        rows=draws(np.ones(len(holdout), bool), people),
+        copies=known.copies,
+        training=draws(~holdout, people),
+        kept_out=draws(holdout, people),
         new=new,
         gone=gone,
         min_rows=demanded.min_rows,
         min_cell=demanded.min_cell,
         rare_levels=_below(rare, demanded.min_rows),
         rare_cells=_below(pairs, demanded.min_cell),
-        outweighed=_outweighed(known, holdout, marks, demanded.min_rows),
+        outweighed=_outweighed(known, holdout, marks),
         folds=folds,
-        folds_with_moments=moments,
         refused=refused,
     )
 
@@ -137,7 +151,7 @@ def _below(counts: Mapping[str, int], least: int) -> dict[str, int]:
 
 
 def _outweighed(
-    known: KnownRows, holdout: NDArray[np.bool_], marks: Mapping[int, NDArray[np.int64]], min_rows: int
+    known: KnownRows, holdout: NDArray[np.bool_], marks: Mapping[int, NDArray[np.int64]]
 ) -> dict[str, float]:
     """The columns in which one row, or unit, outweighs the others, by where that is, the largest share first;
     of combinations of columns, where no column by itself does, that there is one."""
@@ -152,12 +166,12 @@ def _outweighed(
     for where, some in sets.items():
         if not some.any():
             continue
-        rows, units = known.whole(some), None if known.units is None else known.units[some]
+        rows, people = known.whole(some), known.people[some]
         each = {
             f"{name}, in {where}": share
-            for name, share in zip(names, shares_of_columns(rows, units, min_rows), strict=True)
+            for name, share in zip(names, shares_of_columns(rows, people), strict=True)
         }
-        largest = largest_share(rows, units, min_rows)
+        largest = largest_share(rows, people)
         if max(each.values()) <= LARGEST_SHARE:
             each = {f"a combination of columns, in {where}": largest}
         found |= {what: share for what, share in each.items() if share > LARGEST_SHARE}

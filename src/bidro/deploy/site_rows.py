@@ -29,7 +29,7 @@ from bidro.deploy.rules import (
     require_common_values,
     words,
 )
-from bidro.deploy.site_check import Checked, checked
+from bidro.deploy.site_check import Checked, checked, copies_in_words
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_log import RunLimits, SiteLog
 from bidro.deploy.site_state import SiteState
@@ -138,9 +138,13 @@ def table_id(site: Site, rows: SiteRows) -> float:
 @lru_cache(maxsize=8)
 def known_rows(site: Site, rows: SiteRows) -> tuple[RowMemory, KnownRows]:
     """The site's memory, and its table as that knows it."""
-    demanded = Demanded(site.min_rows, site.min_cell, rows.protocol.moments_dimension)
+    means = 2 * len(rows.agreed.schema.features) + 1 if rows.agreed.options.hold_out else 0
+    demanded = Demanded(site.min_rows, site.min_cell, rows.protocol.moments_dimension, means)
     memory = RowMemory(state_of(site), demanded)
-    return memory, memory.known(rows.agreed.schema, rows.features, rows.target, rows.units)
+    known = memory.known(rows.agreed.schema, rows.features, rows.target, rows.units)
+    if known.copies:
+        _log.warning("%s", copies_in_words(len(rows.target), known.copies, rows.units is not None))
+    return memory, known
 
 
 def _dealt(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
@@ -154,7 +158,10 @@ def _dealt(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
 def holdout(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
     """(N,) which rows are kept out of training. Raises RefusedError where too few are there or here."""
     share, named = rows.agreed.options.hold_out, words(rows.units)
-    every = draws(np.ones(len(rows.target), bool), rows.units)
+    people = known_rows(site, rows)[1].people
+    every = draws(np.ones(len(rows.target), bool), people)
+    if rows.units is None and every < len(rows.target):
+        named = "different rows"
     if every < 3 and share > 0:
         raise RefusedError(
             f"it has {every} {named}, too few to keep some out and train on the rest; give it more, or agree "
@@ -162,15 +169,15 @@ def holdout(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
         )
     kept = _dealt(site, rows)
     for what, part in (("trains on", ~kept), ("keeps out", kept)):
-        count = draws(part, rows.units)
+        count = draws(part, people)
         if 0 < count < site.min_rows or (count == 0 and what == "trains on"):
             raise RefusedError(
                 f"it {what} {count} of its {every} {named}, fewer than its min_rows = {site.min_rows}; give "
                 f"it more {named}, agree on another hold_out, or lower min_rows at that site."
             )
-    require_common_values(rows.whole(~kept), site.min_rows, rows.has_classes, rows.units_of(~kept))
+    require_common_values(rows.whole(~kept), site.min_rows, rows.has_classes, people[~kept])
     if kept.any():
-        require_none_outweighs(rows.whole(kept), rows.units_of(kept), site.min_rows)
+        require_none_outweighs(rows.whole(kept), people[kept])
     return kept
 
 

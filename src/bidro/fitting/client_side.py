@@ -36,13 +36,12 @@ def prepared(
     sizes: Sequence[int],
     holdout: Sequence[int],
     folds: ArrayLike,
-    curved: ArrayLike,
     table: float = 0.0,
     units: NDArray[np.uint64] | None = None,
     holdout_units: NDArray[np.uint64] | None = None,
 ) -> Prepared:
     """Of training rows (N, k + 1) as they are in the table; sizes and holdout are by client (n,), and so are
-    the numbers of folds that are answered, without and with curvature (n, FOLDS).
+    the numbers of folds that are answered (n, FOLDS).
 
     `units` and `holdout_units` say of which unit each row in training and kept out is, where these are named.
     """
@@ -53,7 +52,6 @@ def prepared(
         unit_counts(sizes, units),
         unit_counts(holdout, holdout_units),
         np.asarray(folds, float),
-        np.asarray(curved, float),
         np.full(len(sizes), table),
         mean,
         deviation,

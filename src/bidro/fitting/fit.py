@@ -81,7 +81,7 @@ class _Fit:
             clients.federation, loss, transport, standard.target_spread, options.largest_coefficient
         )
         self.progress.begin("choosing")
-        limits = Limits(*(_by_all(offered) for offered in (prepared.folds, prepared.curved)))
+        limits = Limits(_by_all(prepared.folds))
         seen = None
         if options.algorithm is None:
             draws = int(np.min(prepared.units))

@@ -216,7 +216,7 @@ class LocalNetwork:
         # A client with fewer rows than folds is told so when these are dealt.
         offered = np.arange(1, FOLDS + 1) <= np.maximum(draws, 2)[:, None]
         units, sizes = (self.units, self.fresh_units), (self.sizes, self.holdout_sizes)
-        return client_side.prepared(self.rows, *sizes, offered, np.ones_like(offered), 0.0, *units)
+        return client_side.prepared(self.rows, *sizes, offered, 0.0, *units)
 
     def in_units(self, standard: Standard, prepared: Prepared) -> LocalClients:
         self._convert(standard)

@@ -24,7 +24,6 @@ class Prepared(NamedTuple):
     units: Numbers  # () in training; as many as rows where no units are named
     holdout_units: Numbers  # ()
     folds: Numbers  # (FOLDS,) 1 where it answers over 1 (all rows), 2, ... folds, else 0
-    curved: Numbers  # (FOLDS,) the same with curvature or second moments
     table: Numbers  # () a digest of the client's rows, by which a changed table is noticed; 0 where it cannot
     mean: Numbers  # (k + 1,) of the training rows; features first, the target last
     deviation: Numbers  # (k + 1,)
@@ -32,7 +31,7 @@ class Prepared(NamedTuple):
     @classmethod
     def like(cls, columns: int) -> Prepared:
         number, each, offered = np.zeros(()), np.zeros(columns), np.zeros(FOLDS)
-        return cls(number, number, number, number, offered, offered, number, each, each)
+        return cls(number, number, number, number, offered, number, each, each)
 
 
 class Places(NamedTuple):
