@@ -26,6 +26,7 @@ from bidro.algorithms.cross_validation import (
 from bidro.algorithms.exact_messages import Reply
 from bidro.algorithms.fold_moments import Broadcast, FoldMoments
 from bidro.deploy.places import STEPS, padded
+from bidro.deploy.rules import RefusedError
 from bidro.deploy.server import run_job
 from bidro.deploy.site import reply_of
 from bidro.deploy.site_config import Site
@@ -87,7 +88,7 @@ class Server:
     def __init__(self, folder, name="east", run="attack"):
         self.site = Site.read(folder / f"{name}.toml")
         self.rows = SiteRows.load(self.site)
-        self.run, self.asked, self.refused = run, 0, []
+        self.run, self.asked, self.refused, self.training = run, 0, [], 0
 
     def ask(self, question, message, like, **more):
         """The reply; raises NotToldError."""
@@ -123,6 +124,7 @@ class Server:
     def offered(self):
         """Numbers of folds that it is told it may ask for, from the most."""
         said = self.ask("prepare", Nothing(), Prepared)
+        self.training = int(said.rows)
         return [folds for folds in (5, 4, 3, 2) if np.ravel(said.folds)[folds - 1]]
 
     def sizes(self, folds):
@@ -188,9 +190,14 @@ class Server:
         said = {"places": [list(own) for own in places], "smoothing": 0.0}
         return self.by_gradients(folds, curved, curves=said)[0], curved.basis_of(places).feature
 
-    def over_all(self, count):
-        """[Sums over all training rows], from one reply with second moments, or from d + 1 gradients."""
-        d = self.rows.protocol.dimension
+    def over_all(self):
+        """[Sums over all training rows], from one reply with second moments or from d + 1 gradients; [] where
+        neither is told."""
+        try:
+            self.offered()
+        except NotToldError:
+            return []
+        d, count = self.rows.protocol.dimension, self.training
         at = [Broadcast(x, np.zeros(())) for x in (np.zeros(d), *np.eye(d))]
         try:
             told = self.round(self.known(0, OneShotMWDRO), 0, at[0], OneShotMWDRO.reply_type)
@@ -208,7 +215,11 @@ class Server:
         """Sums over sets of rows, from as many numbers of folds as are answered. Rows are dealt by where a
         random number of theirs lies between 0 and 1: folds of two numbers overlap in stretches."""
         sets, up_to = [], {Fraction(0): 0.0}
-        for folds in self.offered():
+        try:
+            offered = self.offered()
+        except NotToldError:
+            return []
+        for folds in offered:
             try:
                 sums, _ = ask(folds)
             except NotToldError:
@@ -257,14 +268,17 @@ def _decimals(column):
 
 
 def trained_on(site):
-    """(rows, m) what a site trains on, the target last."""
+    """(rows, m) what a site trains on, or would, the target last."""
     rows = SiteRows.load(site)
-    return rows.whole(~holdout(site, rows))
+    try:
+        return rows.whole(~holdout(site, rows))
+    except RefusedError:
+        return rows.whole(np.ones(len(rows.target), bool))
 
 
 def attacked(server, sets):
     """What sums over sets give away at the server's site."""
-    rows, agreed = trained_on(server.site), server.rows.agreed
+    rows, agreed = np.unique(trained_on(server.site), axis=0), server.rows.agreed
     steps = Steps.of(agreed, pd.DataFrame(rows, columns=[*agreed.schema.features, agreed.schema.target]))
     return rebuilt(*steps.rows(sets), rows, server.refused)
 
