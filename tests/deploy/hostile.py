@@ -211,6 +211,13 @@ class Server:
         parts = [one.gradient[:d] for one in each], [float(one.upper) for one in each]
         return [sums_from_gradients([one.x for one in at], *parts, count)]
 
+    def by_any(self, folds):
+        """The same by whatever is told."""
+        try:
+            return self.by_gradients(folds)
+        except NotToldError:
+            return self.by_moments(folds)
+
     def by_several_numbers_of_folds(self, ask):
         """Sums over sets of rows, from as many numbers of folds as are answered. Rows are dealt by where a
         random number of theirs lies between 0 and 1: folds of two numbers overlap in stretches."""
