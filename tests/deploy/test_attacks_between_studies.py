@@ -1,0 +1,143 @@
+"""Two studies of the same people: what the sums of one have more than those of the other is the patient who
+came between, or whose cell was corrected, unless the site knows its people again."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.cli.test_command import run
+from tests.deploy.hostile import Rebuilt, Server
+from tests.deploy.sites import write_sites
+
+SHARED = [f"x{j}" for j in range(6)]
+SEEDS = range(3)
+ALL_ROWS = {"hold_out": 0.0, "own": "none"}
+# The columns of a first study and of one that comes after it.
+FIRST, OTHER = [*SHARED, "a", "y"], [*SHARED, "b", "y"]
+
+
+def patients(seed, count=120, decimals=3):
+    """People with two columns that name them and others in two studies."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(50, 10, (count, len(SHARED) + 2))
+    y = x.mean(axis=1) + rng.normal(0, 5, count)
+    names = [*SHARED, "a", "b", "y"]
+    table = pd.DataFrame(np.column_stack([x, y]).round(decimals), columns=names)
+    return table.assign(who=[f"p{i}" for i in range(count)], bed=[f"b{i}" for i in rng.permutation(count)])
+
+
+def study(folder, table, columns, unit, capsys=None):
+    """What a server is told in a study of these columns: sums over all rows of the shared ones, the target
+    and ones, in their own units, or None. With capsys, the owner first says that the table is new."""
+    whole = table[[*columns, *([unit] if unit else [])]].assign(site="east")
+    agreed = write_sites(folder, whole, unit=unit, training=ALL_ROWS)
+    if capsys is not None:
+        run(capsys, "site", "approve", "--new-table", "--site", folder / "east.toml")
+    told = Server(folder, run=f"study-{len(table)}-{'-'.join(columns)}-{unit}").over_all()
+    if not told:
+        return None
+    units, names = agreed.standard, [*agreed.schema.features, "y"]
+    turn = np.diag(np.concatenate([units.spread, [1.0, 1.0]]))
+    turn[:-1, -1] = np.append(units.mean, units.middle)
+    places = [*(names.index(name) for name in [*SHARED, "y"]), len(names)]
+    return (turn @ told[0] @ turn.T)[np.ix_(places, places)]
+
+
+def of_two_studies(before, after, patient):
+    """How near the difference of two studies' sums comes to a patient."""
+    if before is None or after is None:
+        return Rebuilt(1, refused=("one of the studies was not answered",))
+    more = after - before
+    if round(more[-1, -1]) == 1:
+        guess = more[-1, :-1]
+    else:
+        # A cell changed, which has changed the sums of products with the others by as many times these.
+        changed = int(np.argmax(np.abs(more[-1, :-1])))
+        step = more[changed, -1]
+        guess = more[changed, :-1] / step
+        guess[changed] = (more[changed, changed] / step + step) / 2
+    truth, spread = patient[[*SHARED, "y"]].to_numpy(float), 10.0
+    away = np.abs(guess - truth).max() / spread
+    return Rebuilt(1, int(away < 1e-6), int(away < 0.1))
+
+
+def in_all(found):
+    """Of several tables together."""
+    return Rebuilt(
+        *(sum(getattr(one, name) for one in found) for name in ("rows", "exact", "near", "chance"))
+    )
+
+
+UNITS = pytest.mark.parametrize("unit", [None, "who"], ids=["no units", "units"])
+
+
+def sums(table):
+    """Of shared columns, the target and ones, by plain NumPy."""
+    numbers = table[[*SHARED, "y"]].assign(one=1.0).to_numpy(float)
+    return numbers.T @ numbers
+
+
+def test_the_difference_of_two_sums_is_the_patient():
+    """Else nothing below would show anything."""
+    people = patients(0)
+    patient = people.iloc[-1]
+    assert of_two_studies(sums(people[:-1]), sums(people), patient) == Rebuilt(1, 1, 1)
+    assert of_two_studies(sums(people[:-1]), sums(people.round(1)), patient) == Rebuilt(1, 0, 1)
+    assert of_two_studies(sums(people[:-1]), sums(people), people.iloc[0]).nobody
+    corrected = people.copy()
+    corrected.loc[7, "x2"] += 12.5
+    assert of_two_studies(sums(people), sums(corrected), corrected.iloc[7]) == Rebuilt(1, 1, 1)
+
+
+@UNITS
+def test_a_patient_who_came_before_a_study_of_other_columns(unit, tmp_path, capsys):
+    found = []
+    for seed in SEEDS:
+        people, folder = patients(seed), tmp_path / str(seed)
+        folder.mkdir()
+        before = study(folder, people[:-1], FIRST, unit)
+        assert before is not None
+        after = study(folder, people, OTHER, unit, capsys)
+        found.append(of_two_studies(before, after, people.iloc[-1]))
+    assert in_all(found).nobody, in_all(found)
+
+
+@UNITS
+def test_a_patient_who_came_before_a_table_was_written_with_fewer_decimals(unit, tmp_path, capsys):
+    found = []
+    for seed in SEEDS:
+        people, folder = patients(seed), tmp_path / str(seed)
+        folder.mkdir()
+        before = study(folder, people[:-1], FIRST, unit)
+        assert before is not None
+        after = study(folder, people.round(1), FIRST, unit, capsys)
+        found.append(of_two_studies(before, after, people.iloc[-1]))
+    assert in_all(found).nobody, in_all(found)
+
+
+@UNITS
+def test_a_cell_that_was_corrected_before_a_study_of_other_columns(unit, tmp_path, capsys):
+    found = []
+    for seed in SEEDS:
+        people, folder = patients(seed), tmp_path / str(seed)
+        folder.mkdir()
+        before = study(folder, people, FIRST, unit)
+        assert before is not None
+        corrected = people.copy()
+        corrected.loc[7, "x2"] += 12.5
+        after = study(folder, corrected, OTHER, unit, capsys)
+        found.append(of_two_studies(before, after, corrected.iloc[7]))
+    assert in_all(found).nobody, in_all(found)
+
+
+@pytest.mark.parametrize(("first", "second"), [("who", "bed"), ("who", None), (None, "who")])
+def test_a_patient_who_came_before_a_study_by_another_column_of_units(first, second, tmp_path, capsys):
+    found = []
+    for seed in SEEDS:
+        people, folder = patients(seed), tmp_path / str(seed)
+        folder.mkdir()
+        before = study(folder, people[:-1], FIRST, first)
+        assert before is not None
+        after = study(folder, people, FIRST, second, capsys)
+        found.append(of_two_studies(before, after, people.iloc[-1]))
+    assert in_all(found).nobody, in_all(found)
