@@ -5,7 +5,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.cli.test_command import run
 from tests.deploy.hostile import Rebuilt, Server
 from tests.deploy.sites import write_sites
 
@@ -26,13 +25,11 @@ def patients(seed, count=120, decimals=3):
     return table.assign(who=[f"p{i}" for i in range(count)], bed=[f"b{i}" for i in rng.permutation(count)])
 
 
-def study(folder, table, columns, unit, capsys=None):
+def study(folder, table, columns, unit):
     """What a server is told in a study of these columns: sums over all rows of the shared ones, the target
-    and ones, in their own units, or None. With capsys, the owner first says that the table is new."""
+    and ones, in their own units, or None."""
     whole = table[[*columns, *([unit] if unit else [])]].assign(site="east")
     agreed = write_sites(folder, whole, unit=unit, training=ALL_ROWS)
-    if capsys is not None:
-        run(capsys, "site", "approve", "--new-table", "--site", folder / "east.toml")
     told = Server(folder, run=f"study-{len(table)}-{'-'.join(columns)}-{unit}").over_all()
     if not told:
         return None
@@ -90,33 +87,33 @@ def test_the_difference_of_two_sums_is_the_patient():
 
 
 @UNITS
-def test_a_patient_who_came_before_a_study_of_other_columns(unit, tmp_path, capsys):
+def test_a_patient_who_came_before_a_study_of_other_columns(unit, tmp_path):
     found = []
     for seed in SEEDS:
         people, folder = patients(seed), tmp_path / str(seed)
         folder.mkdir()
         before = study(folder, people[:-1], FIRST, unit)
         assert before is not None
-        after = study(folder, people, OTHER, unit, capsys)
+        after = study(folder, people, OTHER, unit)
         found.append(of_two_studies(before, after, people.iloc[-1]))
     assert in_all(found).nobody, in_all(found)
 
 
 @UNITS
-def test_a_patient_who_came_before_a_table_was_written_with_fewer_decimals(unit, tmp_path, capsys):
+def test_a_patient_who_came_before_a_table_was_written_with_fewer_decimals(unit, tmp_path):
     found = []
     for seed in SEEDS:
         people, folder = patients(seed), tmp_path / str(seed)
         folder.mkdir()
         before = study(folder, people[:-1], FIRST, unit)
         assert before is not None
-        after = study(folder, people.round(1), FIRST, unit, capsys)
+        after = study(folder, people.round(1), FIRST, unit)
         found.append(of_two_studies(before, after, people.iloc[-1]))
     assert in_all(found).nobody, in_all(found)
 
 
 @UNITS
-def test_a_cell_that_was_corrected_before_a_study_of_other_columns(unit, tmp_path, capsys):
+def test_a_cell_that_was_corrected_before_a_study_of_other_columns(unit, tmp_path):
     found = []
     for seed in SEEDS:
         people, folder = patients(seed), tmp_path / str(seed)
@@ -125,19 +122,19 @@ def test_a_cell_that_was_corrected_before_a_study_of_other_columns(unit, tmp_pat
         assert before is not None
         corrected = people.copy()
         corrected.loc[7, "x2"] += 12.5
-        after = study(folder, corrected, OTHER, unit, capsys)
+        after = study(folder, corrected, OTHER, unit)
         found.append(of_two_studies(before, after, corrected.iloc[7]))
     assert in_all(found).nobody, in_all(found)
 
 
 @pytest.mark.parametrize(("first", "second"), [("who", "bed"), ("who", None), (None, "who")])
-def test_a_patient_who_came_before_a_study_by_another_column_of_units(first, second, tmp_path, capsys):
+def test_a_patient_who_came_before_a_study_by_another_column_of_units(first, second, tmp_path):
     found = []
     for seed in SEEDS:
         people, folder = patients(seed), tmp_path / str(seed)
         folder.mkdir()
         before = study(folder, people[:-1], FIRST, first)
         assert before is not None
-        after = study(folder, people, FIRST, second, capsys)
+        after = study(folder, people, FIRST, second)
         found.append(of_two_studies(before, after, people.iloc[-1]))
     assert in_all(found).nobody, in_all(found)
