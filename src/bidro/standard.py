@@ -62,6 +62,10 @@ def client_moments(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
         # As many clients as have about so many rows together, at least one.
         start = ends[begin] - counts[begin]
         end = max(begin + 1, int(np.searchsorted(ends, start + _TOGETHER, side="right")))
+        if counts[begin] > _TOGETHER:
+            mean[begin], deviation[begin] = _large_moments(rows[start : ends[begin]])
+            begin += 1
+            continue
         own, block = counts[begin:end, None], rows[start : ends[end - 1]]
         first = (ends - counts)[begin:end] - start
         centre = np.add.reduceat(block, first, axis=0) / own
@@ -71,6 +75,18 @@ def client_moments(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
         mean[begin:end], deviation[begin:end] = centre + left, np.sqrt(np.maximum(squares, 0.0))
         begin = end
     return mean, deviation
+
+
+def _large_moments(rows: Floats) -> tuple[Floats, Floats]:
+    """(mean, deviation) of one client's rows (N, columns), without a copy of all of them."""
+    parts = [rows[first : first + _TOGETHER] for first in range(0, len(rows), _TOGETHER)]
+    centre = np.sum([part.sum(axis=0) for part in parts], axis=0) / len(rows)
+    away, squares = np.zeros((2, rows.shape[1]))
+    for part in parts:
+        left = part - centre
+        away, squares = away + left.sum(axis=0), squares + np.einsum("ij,ij->j", left, left)
+    left = away / len(rows)
+    return centre + left, np.sqrt(np.maximum(squares / len(rows) - left**2, 0.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -129,7 +129,7 @@ def test_shares_are_those_of_the_hat_matrix(named):
         hat = whole @ np.linalg.pinv(whole)
         blocks = [hat[np.ix_(people == one, people == one)] for one in np.unique(people)]
         largest = max(np.linalg.eigvalsh(block)[-1] for block in blocks)
-        found = largest_share(rows, people)
+        found = largest_share(rows.__getitem__, people)
         assert (found > LARGEST_SHARE) == (largest > LARGEST_SHARE)
         if not named or found > LARGEST_SHARE:
             assert found == pytest.approx(largest, rel=1e-9)
@@ -138,8 +138,8 @@ def test_shares_are_those_of_the_hat_matrix(named):
 def test_copies_of_a_row_are_one_person_s():
     """Twenty copies of each of three rows: some combination of columns is 0 for all but one of the three."""
     rows = np.repeat([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], 20, axis=0)
-    assert largest_share(rows, np.arange(60, dtype=np.uint64)) == pytest.approx(1 / 20)
-    assert largest_share(rows, np.repeat(np.arange(3, dtype=np.uint64), 20)) == pytest.approx(1.0)
+    assert largest_share(rows.__getitem__, np.arange(60, dtype=np.uint64)) == pytest.approx(1 / 20)
+    assert largest_share(rows.__getitem__, np.repeat(np.arange(3, dtype=np.uint64), 20)) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -60,8 +60,9 @@ def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
         return bounds(site, rows, request.message), draws(kept, rows.units)
     if request.question == "prepare":
         # The mean of a column of 0 and 1 counts the rows of a level.
-        people = known_rows(site, rows)[1].people
-        rarest = rarest_value(rows.whole(~kept), rows.has_classes, people[~kept])
+        counted = known_rows(site, rows)[1].counted
+        of_training = None if counted is None else counted[~kept]
+        rarest = rarest_value(rows.whole(~kept), rows.has_classes, of_training)
         return _prepared(site, rows), rarest
     if request.question == "spread":
         return _places(site, rows, request)

@@ -96,7 +96,7 @@ def cell_counts(
     rows' levels (N, c) and atoms (N,), -1 for none; with units (N,), how many have a row with both."""
     c = has.shape[1]
     found = np.zeros((n, c, c), np.int64)
-    for atom, own in _by_atom(atoms):
+    for atom, own in by_atom(atoms):
         if units is None:
             for begin in range(0, len(own), _TOGETHER):
                 part = has[own[begin : begin + _TOGETHER]].astype(np.float32)
@@ -114,7 +114,7 @@ def cell_counts(
     return found
 
 
-def _by_atom(atoms: NDArray[np.int64]) -> list[tuple[int, NDArray[np.intp]]]:
+def by_atom(atoms: NDArray[np.int64]) -> list[tuple[int, NDArray[np.intp]]]:
     """Every atom from 0 with the places of its rows."""
     order = np.argsort(atoms, kind="stable")
     values, first = np.unique(atoms[order], return_index=True)

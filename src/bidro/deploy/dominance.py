@@ -13,6 +13,9 @@ any units. Statistical offices withhold sums that one contributor dominates for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +23,8 @@ from bidro.arrays import Floats
 from bidro.deploy.information import ROWS_A_PARAMETER
 from bidro.deploy.rules import RefusedError
 
+# Some rows, (N, m) of which parts are asked for: by a slice, or by places.
+Some = Callable[[Any], Floats]
 # The share of a sum of squares that a row, or a unit, may have: then it is known to 0.23 deviations at best.
 LARGEST_SHARE = 0.95
 # Combinations of columns that vary less than this, beside others, are lost in the rounding of second moments.
@@ -28,7 +33,7 @@ _LOST = 1e-8
 _TOGETHER = 65_536
 
 
-def require_none_outweighs(rows: Floats, people: NDArray[np.uint64]) -> None:
+def require_none_outweighs(rows: Some, people: NDArray[np.uint64]) -> None:
     """Raise RefusedError where sums over rows (N, m) are nearly those of one of the people (N,) they are
     of."""
     if largest_share(rows, people) > LARGEST_SHARE:
@@ -39,49 +44,63 @@ def require_none_outweighs(rows: Floats, people: NDArray[np.uint64]) -> None:
         )
 
 
-def largest_share(rows: Floats, people: NDArray[np.uint64]) -> float:
+def largest_share(rows: Some, people: NDArray[np.uint64]) -> float:
     """The largest share of a sum of squares of combined columns that the rows of (N, m) of one of the people
     (N,) have, exact where it is above `LARGEST_SHARE`. Of so few rows that all have a large share in some
     combination of the columns, columns are looked at one by one."""
-    if len(rows) > ROWS_A_PARAMETER * rows.shape[1]:
+    if len(people) > ROWS_A_PARAMETER * rows(slice(0, 1)).shape[1]:
         return _largest_share(rows, people)
     return max(shares_of_columns(rows, people))
 
 
-def shares_of_columns(rows: Floats, people: NDArray[np.uint64]) -> list[float]:
+def shares_of_columns(rows: Some, people: NDArray[np.uint64]) -> list[float]:
     """(m,) the largest share in every column of (N, m) by itself, as in `largest_share`; none of no rows."""
-    if not len(rows):
-        return [0.0] * rows.shape[1]
-    return [_largest_share(column[:, None], people) for column in rows.T]
+    m = rows(slice(0, 1)).shape[1]
+    if not len(people):
+        return [0.0] * m
+
+    def column(j: int) -> Some:
+        return lambda part: rows(part)[:, j : j + 1]
+
+    return [_largest_share(column(j), people) for j in range(m)]
 
 
-def _largest_share(rows: Floats, owners: NDArray[np.uint64]) -> float:
-    centre, deviation = rows.mean(axis=0), rows.std(axis=0)
-    varies = deviation > 0
-    parts = [slice(begin, begin + _TOGETHER) for begin in range(0, len(rows), _TOGETHER)]
+def _largest_share(rows: Some, owners: NDArray[np.uint64]) -> float:
+    n = len(owners)
+    parts = [slice(begin, begin + _TOGETHER) for begin in range(0, n, _TOGETHER)]
+    # Shares are the same in any units: those of the first rows are near enough to lose nothing in rounding.
+    first = rows(parts[0])
+    centre, deviation = first.mean(axis=0), first.std(axis=0)
+    deviation[deviation == 0] = 1.0
 
-    def scaled(part: slice) -> Floats:
-        return np.column_stack([np.ones(len(rows[part])), ((rows[part] - centre) / deviation)[:, varies]])
+    def scaled(part: Any) -> Floats:
+        some = (rows(part) - centre) / deviation
+        return np.column_stack([np.ones(len(some)), some])
 
-    with np.errstate(divide="ignore", invalid="ignore"):
-        root = np.zeros((0, 1 + int(varies.sum())))
-        for part in parts:
-            root = np.asarray(np.linalg.qr(np.vstack([root, scaled(part)]), mode="r"))
-        _, sizes, directions = np.linalg.svd(root)
-        seen = sizes > _LOST * sizes[0]
-        whitened = np.concatenate([scaled(part) @ (directions[seen].T / sizes[seen]) for part in parts])
-    return _of_owners(whitened, owners)
+    root = np.zeros((0, 1 + first.shape[1]))
+    for part in parts:
+        root = np.asarray(np.linalg.qr(np.vstack([root, scaled(part)]), mode="r"))
+    _, sizes, directions = np.linalg.svd(root, full_matrices=False)
+    seen = sizes > _LOST * sizes[0]
+    whitening = directions[seen].T / sizes[seen]
+
+    def whitened(part: Any) -> Floats:
+        return np.asarray(scaled(part) @ whitening)
+
+    shares = np.concatenate([np.sum(whitened(part) ** 2, axis=1) for part in parts])
+    return _of_owners(whitened, shares, owners)
 
 
-def _of_owners(whitened: Floats, owners: NDArray[np.uint64]) -> float:
-    """The largest share of an owner (N,), from rows (N, d) whose second moments are the identity."""
+def _of_owners(whitened: Some, shares: Floats, owners: NDArray[np.uint64]) -> float:
+    """The largest share of an owner (N,), from those (N,) of the rows, whose second moments are the identity
+    once they are whitened."""
     order = np.argsort(owners, kind="stable")
     first = np.flatnonzero(np.r_[True, owners[order][1:] != owners[order][:-1]])
-    at_most = np.add.reduceat(np.sum(whitened**2, axis=1)[order], first)
+    at_most = np.add.reduceat(shares[order], first)
     ends = np.append(first[1:], len(order))
     # The shares of several rows of one owner in one direction are no more than their sum.
     several = (
-        float(np.linalg.norm(whitened[order[first[k] : ends[k]]], 2) ** 2)
+        float(np.linalg.norm(whitened(order[first[k] : ends[k]]), 2) ** 2)
         for k in np.flatnonzero(at_most > LARGEST_SHARE)
     )
     return max(several, default=float(at_most.max()))

@@ -46,7 +46,7 @@ _DIGITS = 40
 # A recorded unit is looked for up to such parts of the smallest difference of two values.
 _PARTS = 12
 # People of whom entropies are estimated, at the most.
-_SAMPLE = 20_000
+SAMPLE = 4_000
 # What varies less than this beside the other columns follows from them.
 _FOLLOWS = 1e-7
 # More people than any table has.
@@ -141,10 +141,9 @@ class Information(NamedTuple):
 
     @classmethod
     def of(cls, rows: Floats, told: Floats) -> Information:
-        """From rows (n, m), one a person, and the columns (n, d) that second moments are told of."""
-        step = -(-len(rows) // _SAMPLE)
-        some, columns = rows[::step], told[::step]
-        kept = some[:, _independent(some)]
+        """From rows (n, m), one a person or of a random sample of people, and the columns (n, d) that second
+        moments are told of."""
+        kept, columns = rows[:, _independent(rows)], told
         entropy = 0.0
         if kept.shape[1]:
             entropy = max(float(Columns.of(kept).entropy.sum()) + _going_together(kept), 0.0)

@@ -24,6 +24,8 @@ from bidro.tables import Schema
 
 # Binary digits of a number by which a row is known.
 _DIGITS = 27
+# Rows by which a column is seen to have more than two values, as a rule.
+_FEW = 256
 # Rows that are hashed together, so that no copy of all of them is made.
 _TOGETHER = 65_536
 
@@ -86,14 +88,23 @@ class KnownRows:
     @cached_property
     def copies(self) -> int:
         """How many rows are copies of others, of the same unit where units are named."""
-        return len(self.target) - len(np.unique(self.contents))
+        return int(np.sum(self.hashes != self.contents))
 
-    def numbers(self, wanted: NDArray[np.bool_]) -> Floats:
-        """(rows, numbers) the columns of some of the rows that are numbers, and no coded levels."""
+    @cached_property
+    def counted(self) -> Ids:
+        """(N,) of which person each row is; None where every row is of another."""
+        return None if self.units is None and self.copies == 0 else self.people
+
+    def two_valued(self, some: NDArray[np.intp]) -> Floats:
+        """(rows, columns) the columns that are numbers, and no coded levels, of which some of the rows, by
+        their places, can have two values."""
         schema = self.schema
-        coded = [column.levels is not None for column in schema.columns for _ in column.coded]
-        some = self.features[wanted][:, ~np.array(coded, bool)]
-        return some if schema.classes is not None else np.column_stack([some, self.target[wanted]])
+        coded = np.array([column.levels is not None for column in schema.columns for _ in column.coded], bool)
+        columns = [self.features[:, j] for j in np.flatnonzero(~coded)]
+        columns += [self.target] if schema.classes is None else []
+        # Most columns show more than two values at once.
+        few = [column for column in columns if len(np.unique(column[some[:_FEW]])) <= 2]
+        return np.column_stack([column[some] for column in few]) if few else np.zeros((len(some), 0))
 
     def column(self, name: str) -> Floats:
         """(N,) a column that is a number."""

@@ -108,6 +108,11 @@ class Releases:
         """How many folds may be asked for, in rising order: what `folds` would not refuse, of the folds
         (training rows,) by their number; 1 stands for all training rows, without folds. One number may be
         answered where a smaller one is not: other folds than those of earlier runs cut these."""
+        if marks:
+            # What may be told of parts may be told of what they make up: of large tables one look is enough.
+            together = np.unique(np.stack(list(marks.values())), axis=1, return_inverse=True)[1].ravel()
+            if self._may(self._sets(together)):
+                return (1, *sorted(marks))
         return tuple(k for k, own in sorted({1: None, **marks}.items()) if self._may(self._sets(own)))
 
     def _may(self, sets: Mapping[str, NDArray[np.int64]]) -> bool:

@@ -49,6 +49,7 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,9 +67,9 @@ from bidro.deploy.bends import (
     segments,
     stretch_of,
 )
-from bidro.deploy.cells import Levels, cell_counts, smallest
-from bidro.deploy.dominance import require_none_outweighs
-from bidro.deploy.information import NEVER, Information
+from bidro.deploy.cells import Levels, by_atom, cell_counts, smallest
+from bidro.deploy.dominance import Some, require_none_outweighs
+from bidro.deploy.information import NEVER, SAMPLE, Information
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.partitions import (
     OUTSIDE,
@@ -203,8 +204,10 @@ def _counted(
     rows = counted(before.levels, cell_counts(has, of_table, n, None))
     if known.units is None:
         # Copies have the same levels: one of each is enough.
-        some = one_each(of_table, known.people)
-        by_people = cell_counts(has[some], of_table[some], n, None)
+        if known.counted is not None:
+            some = one_each(of_table, known.people)
+            has, of_table = has[some], of_table[some]
+        by_people = cell_counts(has, of_table, n, None)
     else:
         by_people = cell_counts(has, of_table, n, known.units)
     return Partition(now.atoms, needed, rows, counted(before.people_levels, by_people))
@@ -294,11 +297,13 @@ class RowMemory:
         stretches = names_of(joined(known_knots(memory.names), bent))
         bends = "sums" in sets and not set(stretches) <= set(memory.names)
         more = [*memory.names, *(stretches if bends else ())]
-        levels = Levels.of(known.schema, known.features, known.target, more)
+        levels = _levels(known, tuple(more))
         memory = _widened(memory, levels.names)
         has = levels.in_order(memory.names)
         whom = np.concatenate([memory.people, known.people[new]])
         patterns = np.concatenate([memory.patterns, known.patterns[new]])
+        # Whether every row ever used is of another person.
+        alone = known.counted is None and bool(np.all(memory.hashes == memory.contents))
         partitions: dict[str, Partition] = {}
         fewest, same = [], len(new) == 0 and bool(np.all(present == memory.present))
         for kind, before in memory.partitions.items():
@@ -308,14 +313,14 @@ class RowMemory:
                 continue
             now = _refined(memory, kind, known, here, new, sets[kind])
             of_table = np.where(sets[kind] == OUTSIDE, -1, now.atoms[here])
-            sizes = distinct_by_atom(now.atoms, len(now.before), whom)
+            sizes = distinct_by_atom(now.atoms, len(now.before), None if alone else whom)
             is_here = now.label != OUTSIDE
             if kind == "sums" and bends:
                 # Where curves bend anew, all that is here is counted anew.
                 now = now._replace(changed=now.changed | is_here)
             if now.changed.any():
                 same, after = False, _counted(kind, before, now, known, of_table, has)
-                different = distinct_by_atom(now.atoms, len(now.before), patterns)
+                different = sizes if alone else distinct_by_atom(now.atoms, len(now.before), patterns)
                 counts = sizes, different, of_table
                 after = self._require(kind, known, now, after, memory.names, counts, curved)
             else:
@@ -360,13 +365,16 @@ class RowMemory:
             return after
         needed = after.needed.copy()
         knots = known_knots(names) if kind == "sums" else {}
-        for atom in np.flatnonzero(changed & (now.label != OUTSIDE)):
-            own = np.flatnonzero(of_table == atom)
+        places = dict(by_atom(of_table))
+        for atom in np.flatnonzero(changed & (now.label != OUTSIDE)).tolist():
+            own = places[atom]
             each = sizes[atom] / different[atom]
             needed[atom] = max(needed[atom], self._needed(kind, known, own, knots, curved, each))
-        alike = fewest_alike(of_table, len(changed), known.people, known.patterns)
-        if np.any(changed & (different < needed) & (alike < demanded.min_rows)):
-            raise RefusedError(MANY)
+        few = changed & (different < needed)
+        if few.any():
+            alike = fewest_alike(of_table, len(changed), known.people, known.patterns)
+            if np.any(few & (alike < demanded.min_rows)):
+                raise RefusedError(MANY)
         after = after._replace(needed=needed)
         if kind == "held_out":
             return after
@@ -381,30 +389,50 @@ class RowMemory:
             what = " with two levels or classes at once" + (", or in parts of two curves" if curves else "")
             raise RefusedError(too_few(named, what, "min_cell", demanded.min_cell, earlier))
         # A number that has two values among these rows alone is a level there.
-        for atom in np.flatnonzero(changed & (now.label != OUTSIDE)):
-            own = of_table == atom
-            if rarest_value(known.numbers(own), False, known.people[own]) < demanded.min_rows:
+        for own in (places[atom] for atom in np.flatnonzero(changed & (now.label != OUTSIDE)).tolist()):
+            counted = None if known.counted is None else known.counted[own]
+            if rarest_value(known.two_valued(own), False, counted) < demanded.min_rows:
                 what = " with one of a column's two values"
                 raise RefusedError(too_few(named, what, "min_rows", demanded.min_rows, earlier))
-            bent = (segments(known.column(name)[own], at) for name, at in known_knots(names).items())
-            require_none_outweighs(np.column_stack([known.whole(own), *bent]), known.people[own])
+            require_none_outweighs(_some_rows(known, own, knots), known.people[own])
         return after
 
     def _needed(
-        self, kind: str, known: KnownRows, own: Ints, knots: Knots, curved: Curved | None, each: float
+        self,
+        kind: str,
+        known: KnownRows,
+        own: NDArray[np.intp],
+        knots: Knots,
+        curved: Curved | None,
+        each: float,
     ) -> int:
         """How many different rows a set of rows needs, places `own` in the table, each of which so many
         people have."""
         demanded = self.demanded
-        one = own[one_each(np.zeros(len(own), np.int64), known.people[own])]
+        one = own
+        if known.counted is not None:
+            one = own[one_each(np.zeros(len(own), np.int64), known.people[own])]
+        # The table's order says nothing of what is in its rows, so that these are a random sample.
+        one = one[:: -(-len(one) // SAMPLE)]
         whole = known.whole(one)
         if kind == "held_out":
             return Information.of(whole, whole[:, :0]).needed_by_means(demanded.means)
         if demanded.parameters == 0:
             return 0
         parameters = demanded.parameters if curved is None else max(demanded.parameters, curved.parameters)
-        bent = [segments(known.column(name)[one], at) for name, at in knots.items()]
-        return Information.of(whole, np.column_stack([whole, *bent])).needed(parameters, each)
+        told = _some_rows(known, one, knots)(slice(None))
+        return Information.of(whole, told).needed(parameters, each)
+
+
+def _some_rows(known: KnownRows, own: NDArray[np.intp], knots: Knots) -> Some:
+    """The columns that second moments are told of, of some rows of the table, by their places."""
+
+    def some(part: Any) -> Floats:
+        here = own[part]
+        bent = (segments(known.column(name)[here], at) for name, at in knots.items())
+        return np.column_stack([known.whole(here), *bent])
+
+    return some
 
 
 def _refined(
@@ -416,7 +444,9 @@ def _refined(
     whole = np.full(len(atoms), OUTSIDE, np.int64)
     whole[here] = labels
     contents = np.concatenate([memory.contents, known.contents[new]])
-    return refined(atoms, apart_by_copies(atoms, whole, contents))
+    if known.copies or np.any(memory.hashes != memory.contents):
+        whole = apart_by_copies(atoms, whole, contents)
+    return refined(atoms, whole)
 
 
 def _people_of(memory: Memory, known: KnownRows) -> people.People:
@@ -432,6 +462,11 @@ def _people_of(memory: Memory, known: KnownRows) -> people.People:
 def _read_people(connection: sqlite3.Connection) -> people.People | None:
     found = connection.execute("SELECT content FROM people").fetchone()
     return None if found is None else people.People.from_bytes(found[0])
+
+
+@lru_cache(maxsize=2)
+def _levels(known: KnownRows, more: tuple[str, ...]) -> Levels:
+    return Levels.of(known.schema, known.features, known.target, more)
 
 
 def _read(connection: sqlite3.Connection, coding: str) -> Memory:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.deploy.cells import Levels, cell_counts
-from bidro.deploy.dominance import LARGEST_SHARE, largest_share, shares_of_columns
+from bidro.deploy.dominance import LARGEST_SHARE, Some, largest_share, shares_of_columns
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.releases import Releases
 from bidro.deploy.row_memory import RowMemory
@@ -106,10 +106,10 @@ def checked(
     """Of the rows of a table, those kept out (N,) of it and the folds (training rows,) of the others by
     their number. `refused` is why a run is not answered whatever its folds, where that is known. Nothing is
     released."""
-    units, people, demanded = known.units, known.people, memory.demanded
+    units, demanded = known.units, memory.demanded
     levels = Levels.of(known.schema, known.features, known.target)
     training = np.where(holdout, -1, 0)
-    cells = cell_counts(levels.has, training, 1, people)[0]
+    cells = cell_counts(levels.has, training, 1, known.counted)[0]
     releases = Releases(memory, known, holdout)
     new, gone = memory.changes(known)
     folds: tuple[int, ...] = ()
@@ -127,10 +127,10 @@ def checked(
     return Checked(
         counted=words(units),
         table_rows=len(holdout),
-        rows=draws(np.ones(len(holdout), bool), people),
+        rows=draws(np.ones(len(holdout), bool), known.counted),
         copies=known.copies,
-        training=draws(~holdout, people),
-        kept_out=draws(holdout, people),
+        training=draws(~holdout, known.counted),
+        kept_out=draws(holdout, known.counted),
         new=new,
         gone=gone,
         min_rows=demanded.min_rows,
@@ -150,6 +150,11 @@ def _below(counts: Mapping[str, int], least: int) -> dict[str, int]:
     )
 
 
+def _rows_of(known: KnownRows, own: NDArray[np.intp]) -> Some:
+    """Some rows of the table, by their places."""
+    return lambda part: known.whole(own[part])
+
+
 def _outweighed(
     known: KnownRows, holdout: NDArray[np.bool_], marks: Mapping[int, NDArray[np.int64]]
 ) -> dict[str, float]:
@@ -166,12 +171,14 @@ def _outweighed(
     for where, some in sets.items():
         if not some.any():
             continue
-        rows, people = known.whole(some), known.people[some]
+        rows, people = _rows_of(known, np.flatnonzero(some)), known.people[some]
+        largest = largest_share(rows, people)
+        if largest <= LARGEST_SHARE:
+            continue
         each = {
             f"{name}, in {where}": share
             for name, share in zip(names, shares_of_columns(rows, people), strict=True)
         }
-        largest = largest_share(rows, people)
         if max(each.values()) <= LARGEST_SHARE:
             each = {f"a combination of columns, in {where}": largest}
         found |= {what: share for what, share in each.items() if share > LARGEST_SHARE}

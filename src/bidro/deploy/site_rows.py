@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +58,7 @@ class SiteRows:
     def protocol(self) -> Protocol:
         return protocol_of(self.agreed)
 
-    def whole(self, wanted: NDArray[np.bool_]) -> Floats:
+    def whole(self, wanted: NDArray[Any]) -> Floats:
         """(rows, k + 1) some of the rows, the target last."""
         return np.column_stack([self.features[wanted], self.target[wanted]])
 
@@ -98,6 +99,7 @@ class SiteRows:
             require_declared(agreed.support, schema, table)
         for name, count in schema.counted_as_other(table).items():
             _log.warning("%d row(s) have a level of '%s' that is not in the schema: 'other'.", count, name)
+        del table  # it is as large as the numbers
         units = None if labels is None else unit_ids(labels)
         order, ids = arranged(np.zeros(len(target), np.int64), features, target, units)
         own = None if units is None else units[order]
@@ -158,8 +160,8 @@ def _dealt(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
 def holdout(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
     """(N,) which rows are kept out of training. Raises RefusedError where too few are there or here."""
     share, named = rows.agreed.options.hold_out, words(rows.units)
-    people = known_rows(site, rows)[1].people
-    every = draws(np.ones(len(rows.target), bool), people)
+    known = known_rows(site, rows)[1]
+    every = draws(np.ones(len(rows.target), bool), known.counted)
     if rows.units is None and every < len(rows.target):
         named = "different rows"
     if every < 3 and share > 0:
@@ -169,15 +171,17 @@ def holdout(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
         )
     kept = _dealt(site, rows)
     for what, part in (("trains on", ~kept), ("keeps out", kept)):
-        count = draws(part, people)
+        count = draws(part, known.counted)
         if 0 < count < site.min_rows or (count == 0 and what == "trains on"):
             raise RefusedError(
                 f"it {what} {count} of its {every} {named}, fewer than its min_rows = {site.min_rows}; give "
                 f"it more {named}, agree on another hold_out, or lower min_rows at that site."
             )
-    require_common_values(rows.whole(~kept), site.min_rows, rows.has_classes, people[~kept])
+    counted = None if known.counted is None else known.counted[~kept]
+    require_common_values(rows.whole(~kept), site.min_rows, rows.has_classes, counted)
     if kept.any():
-        require_none_outweighs(rows.whole(kept), people[kept])
+        held_out = np.flatnonzero(kept)
+        require_none_outweighs(lambda part: rows.whole(held_out[part]), known.people[kept])
     return kept
 
 
