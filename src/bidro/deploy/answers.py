@@ -20,7 +20,7 @@ from bidro.deploy.looks import Looks
 from bidro.deploy.places import BORNE, PARTS, own_places, padded
 from bidro.deploy.protocol import Protocol
 from bidro.deploy.requests import Request
-from bidro.deploy.rules import RefusedError, draws, rarest_value, require_known_shrinkages, rows_behind
+from bidro.deploy.rules import RefusedError, draws, require_known_shrinkages, rows_behind
 from bidro.deploy.scored_rows import network_bounds, score_bounds
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_rows import (
@@ -60,10 +60,7 @@ def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
         return bounds(site, rows, request.message), draws(kept, rows.units)
     if request.question == "prepare":
         # The mean of a column of 0 and 1 counts the rows of a level.
-        counted = known_rows(site, rows)[1].counted
-        of_training = None if counted is None else counted[~kept]
-        rarest = rarest_value(rows.whole(~kept), rows.has_classes, of_training)
-        return _prepared(site, rows), rarest
+        return _prepared(site, rows), known_rows(site, rows)[1].rarest(~kept)
     if request.question == "spread":
         return _places(site, rows, request)
     if request.question == "bends":

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.arrays import Floats
-from bidro.deploy.rules import Ids
+from bidro.deploy.rules import Ids, rarest_value
 from bidro.tables import Schema
 
 # Binary digits of a number by which a row is known.
@@ -95,16 +95,24 @@ class KnownRows:
         """(N,) of which person each row is; None where every row is of another."""
         return None if self.units is None and self.copies == 0 else self.people
 
-    def two_valued(self, some: NDArray[np.intp]) -> Floats:
-        """(rows, columns) the columns that are numbers, and no coded levels, of which some of the rows, by
-        their places, can have two values."""
+    def two_valued(self, some: NDArray[np.intp], levels: bool) -> Floats:
+        """(rows, columns) those columns of which some of the rows, by their places, can have two values, and
+        with `levels` coded levels among them and the target last; else of numbers alone."""
         schema = self.schema
         coded = np.array([column.levels is not None for column in schema.columns for _ in column.coded], bool)
-        columns = [self.features[:, j] for j in np.flatnonzero(~coded)]
-        columns += [self.target] if schema.classes is None else []
+        columns = [self.features[:, j] for j in np.flatnonzero(~coded | levels)]
+        columns += [self.target] if schema.classes is None and not levels else []
         # Most columns show more than two values at once.
-        few = [column for column in columns if len(np.unique(column[some[:_FEW]])) <= 2]
-        return np.column_stack([column[some] for column in few]) if few else np.zeros((len(some), 0))
+        few = [column[some] for column in columns if len(np.unique(column[some[:_FEW]])) <= 2]
+        few += [self.target[some]] if levels else []
+        return np.column_stack(few) if few else np.zeros((len(some), 0))
+
+    def rarest(self, some: NDArray[np.bool_]) -> int:
+        """How many people of some of the rows (N,) have the rarest level or class, or value of two: the
+        fewest that a mean of a column tells of."""
+        counted = None if self.counted is None else self.counted[some]
+        rows = self.two_valued(np.flatnonzero(some), levels=True)
+        return rarest_value(rows, self.schema.classes is not None, counted)
 
     def column(self, name: str) -> Floats:
         """(N,) a column that is a number."""

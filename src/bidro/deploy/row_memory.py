@@ -391,7 +391,7 @@ class RowMemory:
         # A number that has two values among these rows alone is a level there.
         for own in (places[atom] for atom in np.flatnonzero(changed & (now.label != OUTSIDE)).tolist()):
             counted = None if known.counted is None else known.counted[own]
-            if rarest_value(known.two_valued(own), False, counted) < demanded.min_rows:
+            if rarest_value(known.two_valued(own, levels=False), False, counted) < demanded.min_rows:
                 what = " with one of a column's two values"
                 raise RefusedError(too_few(named, what, "min_rows", demanded.min_rows, earlier))
             require_none_outweighs(_some_rows(known, own, knots), known.people[own])

@@ -100,10 +100,10 @@ def rarest_value(rows: Floats, classes: bool, units: Ids = None) -> int:
     return least
 
 
-def require_common_values(rows: Floats, min_rows: int, classes: bool, units: Ids = None) -> None:
-    """Raise RefusedError where one of a column's two values, or a class, is had by fewer than `min_rows` rows
-    (N, m), or units (N,)."""
-    if rarest_value(rows, classes, units) < min_rows:
+def require_common(rarest: int, min_rows: int, units: Ids) -> None:
+    """Raise RefusedError where the rarest of a column's two values, or class, is had by fewer than `min_rows`
+    people."""
+    if rarest < min_rows:
         raise RefusedError(
             f"a level or class is had by fewer than its min_rows = {min_rows} of its training "
             f"{words(units)}; merge rare levels in the schema, or lower min_rows at that site."

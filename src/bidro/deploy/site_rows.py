@@ -27,7 +27,7 @@ from bidro.deploy.rules import (
     draws,
     require_allowed_loss,
     require_allowed_network,
-    require_common_values,
+    require_common,
     words,
 )
 from bidro.deploy.site_check import Checked, checked, copies_in_words
@@ -71,10 +71,6 @@ class SiteRows:
         samples = self.protocol.rows(self.features[wanted], self.target[wanted])
         parts = self.units_of(wanted), self.ids[wanted]
         return Federation.from_arrays({client: samples}, "unbounded", None, *parts)
-
-    @property
-    def has_classes(self) -> bool:
-        return self.agreed.schema.classes is not None
 
     @property
     def content(self) -> bytes:
@@ -177,8 +173,7 @@ def holdout(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
                 f"it {what} {count} of its {every} {named}, fewer than its min_rows = {site.min_rows}; give "
                 f"it more {named}, agree on another hold_out, or lower min_rows at that site."
             )
-    counted = None if known.counted is None else known.counted[~kept]
-    require_common_values(rows.whole(~kept), site.min_rows, rows.has_classes, counted)
+    require_common(known.rarest(~kept), site.min_rows, rows.units)
     if kept.any():
         held_out = np.flatnonzero(kept)
         require_none_outweighs(lambda part: rows.whole(held_out[part]), known.people[kept])
