@@ -60,12 +60,13 @@ def test_what_a_site_has_released(capsys, tmp_path):
     run_job(asking, carrier(tmp_path, clients), tmp_path / "runs")
     code, out, _ = run(capsys, "ledger", tmp_path / "east.toml")
     assert code == 0
-    assert "training rows, 20.0% of the budget" in out
+    assert "training rows, 14.0% of the budget" in out
     assert "losses 1 to run 'stay-2026'" in out
-    assert "kept-out rows: 100.0% spent (epsilon = 3), 0.0% left" in out
+    assert "kept-out rows, 30.0% of the budget" in out
+    assert "100.0% spent (epsilon = 3), 0.0% left" in out
     found = json.loads(run(capsys, "ledger", tmp_path / "east.toml", "--json")[1])
     assert len(found["releases"]) == 10
-    assert found["budget"] == {"epsilon": 3.0, "delta": 1e-6, "rows_per_person": 1}
+    assert found["budget"] == {"epsilon": 3.0, "delta": 1e-6, "rows_per_person": 1, "most_rows": 1}
     log = run(capsys, "site", "log", "--site", tmp_path / "east.toml")[1]
     assert "moments 1: answered with noise" in log
     checked = run(capsys, "site", "check", "--site", tmp_path / "east.toml")[1]

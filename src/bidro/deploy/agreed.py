@@ -206,7 +206,10 @@ class Agreed:
         """What is released in a private run; None where it is none."""
         if self.privacy is None:
             return None
-        return private_plan(self.fit_options, len(self.schema.features), self.schema.unit is not None)
+        kept_out = self.options.hold_out > 0
+        return private_plan(
+            self.fit_options, len(self.schema.features), self.schema.unit is not None, kept_out
+        )
 
     @cached_property
     def digest(self) -> str:

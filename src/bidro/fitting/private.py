@@ -42,8 +42,9 @@ from bidro.training import Trained, Weighing, transport_of, unrestricted
 _GAP = 1e-6
 
 
-def private_plan(options: Options, features: int, units: bool) -> Plan:
-    """What is released by these options. Raises BidroError for what cannot be had under a budget."""
+def private_plan(options: Options, features: int, units: bool, kept_out: bool = True) -> Plan:
+    """What is released by these options, with losses of rows where some are `kept_out`. Raises BidroError for
+    what cannot be had under a budget."""
     assert options.privacy is not None
     choices, loss = options.choices, options.loss
     if options.units is None:
@@ -68,7 +69,7 @@ def private_plan(options: Options, features: int, units: bool) -> Plan:
             raise BidroError(f"Under a privacy budget {what} cannot be had; leave it out.")
     if loss.word == "logistic" and not _weighing(choices.weights).fixed:
         raise BidroError("Under a privacy budget weights of logistic loss are fixed: weights = 'fixed'.")
-    return Plan.of(options.privacy, loss.word, features, units)  # type: ignore[arg-type]
+    return Plan.of(options.privacy, loss.word, features, units, kept_out)  # type: ignore[arg-type]
 
 
 def _is_zero(radius: Any) -> bool:
@@ -84,7 +85,7 @@ def _weighing(weights: Any) -> Weighing:
 
 def private_fit(network: Network, options: Options, progress: Progress) -> Fitted:
     """Raises BidroError for options that cannot be had under a budget, before anything is asked."""
-    plan = private_plan(options, len(network.columns) - 1, network.has_units)
+    plan = private_plan(options, len(network.columns) - 1, network.has_units, network.hold_out > 0)
     assert options.units is not None
     return _PrivateFit(network, options, progress, plan, options.units).run()
 
