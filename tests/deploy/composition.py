@@ -20,7 +20,7 @@ import bidro
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.site import reply_of
 from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows
+from bidro.deploy.site_rows import SiteRows, state_of
 from bidro.engines.coordinator import Nothing
 from bidro.engines.wire import header_of, pack
 from bidro.fitting.questions import AtModel, Judge
@@ -37,7 +37,8 @@ class Step(NamedTuple):
     agreed: Agreed
     here: pd.DataFrame  # its table
     asked: tuple[str, ...] = QUESTIONS
-    privacy: str | None = None  # the part of its site.toml; None for the one it began with
+    privacy: str | None = None  # the end of its site.toml from [privacy] on; None for the one before
+    disturbed: Callable[[Path], object] | None = None  # what becomes of the site's state folder before that
 
 
 class Paid(NamedTuple):
@@ -99,7 +100,8 @@ def paid(
     rho = Fraction(0)
     for (one, variance), (other, _) in zip(sums, others, strict=True):
         for a, b, noise in zip(one, other, variance, strict=True):
-            rho += Fraction(a - b) ** 2 / (2 * noise)
+            assert noise > 0 or a == b, "an exact sum with this person in it has left"
+            rho += Fraction(a - b) ** 2 / (2 * noise) if noise else 0
     refused = tuple(reason for reason in outcomes if reason)
     return Paid(rho, len(outcomes) - len(refused), refused)
 
@@ -121,6 +123,9 @@ def heard_of(folder, steps, kept, monkeypatch):
             if step.privacy is not None:
                 path.write_text(path.read_text().split("[privacy]")[0] + step.privacy)
             site = Site.read(path)
+            if step.disturbed is not None:
+                step.disturbed(site.state)
+                state_of.cache_clear()
             rows = SiteRows.load(site)
             for request in requests(step.agreed, step.asked, f"run-{number}"):
                 outcomes.append(header_of(reply_of(site, rows, request)).get("refused", ""))

@@ -9,7 +9,8 @@ from safetensors.numpy import load
 
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.audit import in_words
-from bidro.deploy.private_answers import LEDGER, ledger_of
+from bidro.deploy.private_answers import ledger_of
+from bidro.deploy.promised import LEDGER
 from bidro.deploy.requests import PRIVATE
 from bidro.deploy.server import run_job
 from bidro.deploy.site import reply_of

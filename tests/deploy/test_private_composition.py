@@ -137,6 +137,45 @@ def test_other_rows_a_person_refund_nothing(rows_per_person, tmp_path, monkeypat
     require_within(paid(tmp_path, begin, steps, gone, monkeypatch))
 
 
+def lost(name):
+    """A file of a state folder, with its log, is gone."""
+
+    def gone(folder):
+        for file in folder.glob(f"{name}*"):
+            file.unlink()
+
+    return gone
+
+
+@pytest.mark.parametrize("name", ["ledger.sqlite", "state.sqlite"])
+def test_a_file_of_the_state_folder_that_is_lost_fills_no_budget(name, tmp_path, monkeypatch):
+    here = rows_here()
+    agreed = begun(tmp_path / "looked", here, PRIVACY, terms=TERMS, training={"hold_out": 0.0})
+    steps = [Step(agreed, here, TRAINING), Step(agreed, here, TRAINING, disturbed=lost(name))]
+    found = paid(tmp_path, beginning(here), steps, without(0), monkeypatch)
+    assert epsilon_of(found.rho, BUDGET.delta) <= BUDGET.epsilon
+    assert found.answered == 9
+    assert len(found.refused) == 9
+    assert all(f"restores the newest {name} into" in reason for reason in found.refused)
+
+
+def test_a_budget_that_is_taken_out_lets_no_exact_sums_leave(tmp_path, monkeypatch):
+    """Also where its owner trusts the server, to whom sums without a budget would be sent."""
+    here = rows_here()
+    here.loc[:, ["u", "v", "y"]] = np.random.default_rng(0).normal(size=(len(here), 3))
+    how = {"terms": TERMS, "training": {"hold_out": 0.0}, "extra": "trusted_server = true\nmin_rows = 2"}
+    agreed = begun(tmp_path / "looked", here, PRIVACY, **how)
+    steps = [Step(agreed, here, ("moments",)), Step(agreed, here, ("moments",), privacy="")]
+
+    def begin(path):
+        begun(path, here, PRIVACY, **how)
+
+    found = paid(tmp_path, begin, steps, without(0), monkeypatch)
+    assert epsilon_of(found.rho, BUDGET.delta) <= BUDGET.epsilon
+    (reason,) = found.refused
+    assert "its owner puts [privacy] back, or gives the promise up" in reason
+
+
 @pytest.mark.slow
 def test_the_best_attack_on_somebody_on_both_sides_finds_no_more_than_the_budget(tmp_path, monkeypatch):
     """A cell is corrected between gradients and losses, and the attacker knows all other rows and what the

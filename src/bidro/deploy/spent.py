@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bidro.errors import one_line
@@ -11,8 +11,9 @@ from bidro.privacy.ledger import Ledger
 from bidro.privacy.terms import Budget
 
 
-def spent_content(ledger: Ledger, budget: Budget) -> dict[str, Any]:
-    """As JSON: the budget, what of it is spent, and every release."""
+def spent_content(ledger: Ledger, budget: Budget, promised: Sequence[str] = ()) -> dict[str, Any]:
+    """As JSON: the budget, what of it is spent, every release, and sentences on what the budget does not
+    cover."""
     most = ledger.most_rows(budget.rows_per_person)
     spent = ledger.spent(most)
     releases = [
@@ -38,6 +39,7 @@ def spent_content(ledger: Ledger, budget: Budget) -> dict[str, Any]:
         # Of what was spent so far, at the delta of the budget.
         "epsilon": epsilon_of(spent, budget.delta),
         "releases": releases,
+        "promised": list(promised),
     }
 
 
@@ -68,5 +70,6 @@ def in_words(found: Mapping[str, Any]) -> str:
             f"  rows_per_person is {budget['rows_per_person']} now; costs stay those of people with {rows}."
         )
     lines.append(f"  {found['spent']:.1%} spent (epsilon = {found['epsilon']:.3g}), {found['left']:.1%} left")
+    lines += found["promised"]
     lines.append("A folder that is restored from a copy has forgotten what was released since.")
     return "\n".join(lines)

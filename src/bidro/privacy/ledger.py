@@ -148,6 +148,11 @@ class Ledger:
         with closing(self._connection()) as connection:
             return _most_rows(connection, rows_per_person)
 
+    def keys(self) -> set[bytes]:
+        """Of all releases."""
+        with closing(self._connection()) as connection:
+            return {bytes(key) for (key,) in connection.execute("SELECT key FROM releases")}
+
     def releases(self) -> list[Release]:
         """All entries, oldest first."""
         with closing(self._connection()) as connection:
