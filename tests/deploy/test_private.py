@@ -87,7 +87,7 @@ def test_a_run_asks_three_questions_and_says_what_is_private(ran):
     assert certificate.clipped.kind == "private"
     report = json.loads(files["report.json"])
     assert report["chosen"]["privacy"] == words
-    assert "expected to raise the mean loss" in report["chosen"]["noise"]
+    assert "That is no upper end, and none is known" in report["chosen"]["noise"]
     assert "trained_rows.json" not in files
     audit = in_words(json.loads(files["audit.json"]))
     assert "with noise, over how many rows untold" in audit

@@ -253,6 +253,30 @@ def test_what_the_noise_is_said_to_cost_is_about_what_it_costs():
     assert np.mean(true) < np.mean(said) < 5 * np.mean(true)
 
 
+@pytest.mark.parametrize("kind", ["nearly collinear", "a rare level"])
+def test_what_the_noise_is_said_to_cost_is_said_to_be_no_upper_end(kind):
+    """Where noise hides the direction that explains the target, the truth is many times what is said."""
+    rng, count = np.random.default_rng(0), 2000
+    first, noise = rng.normal(size=(2, count))
+    if kind == "nearly collinear":
+        second, gain = first + 0.05 * rng.normal(size=count), np.array([21.0, -20.0])
+    else:
+        second, gain = (rng.uniform(size=count) < 0.01) / 0.5, np.array([1.0, 2.5])
+    x = np.column_stack([first, second])
+    y = (x @ gain + noise) / 1.5
+    names = np.repeat([f"site-{i}" for i in range(4)], count // 4)
+    net = LocalNetwork.of(x.copy(), y.copy(), names, ("u", "v", "y"), 0.0, 0, None, Budget(3.0))
+    standard = Standard(np.zeros(2), np.ones(2), 0.0, 1.0)
+    fitted = fit(replace(net, bits=seeded_bits(0)), replace(OPTIONS, units=standard))
+    z = np.column_stack([x, np.ones(count)])
+    best = np.linalg.lstsq(z, y, rcond=None)[0]
+    true = np.mean((z @ fitted.trained.x - y) ** 2) / np.mean((z @ best - y) ** 2) - 1
+    found = fitted.certificates[0.95].privacy
+    assert true > 10 * found.excess
+    assert f"about {found.excess:.1%}. That is no upper end, and none is known" in found.cost
+    assert "expected" not in found.cost
+
+
 def test_of_a_unit_no_more_rows_count_than_the_budget_is_for():
     units = np.array([3, 5, 3, 3, 5, 9], np.uint64)
     assert at_most_each(units, 1).tolist() == [True, True, False, False, False, True]

@@ -21,7 +21,7 @@ class Privacy:
     """Of all that left clients in a run: by which budgets it is differentially private."""
 
     budgets: Mapping[str, tuple[float, float, int] | None]  # by client: epsilon, delta, rows a person
-    excess: float  # the share by which noise and clipping are expected to raise the mean loss in training
+    excess: float  # the share by which the mean loss in training rises if noisy sums show rows as they are
     kept: bool  # whether every client keeps account of all runs, and not of this one alone
     units: bool = False  # whether rows are of people or things that have several, and not each of its own
     exact: tuple[str, ...] = ()  # clients that exact sums over rows have left in other runs, by no budget
@@ -94,10 +94,14 @@ class Privacy:
 
     @property
     def cost(self) -> str:
-        """What the noise costs, as far as it can be known without the rows."""
+        """What the noise costs, as far as it can be known without the rows: no upper end, as what noise hides
+        may explain all of a target."""
         return (
-            f"Noise and clipping are expected to raise the mean loss in training by about {self.excess:.1%}; "
-            "numbers of rows and losses of clients are shown with the noise that they were told with."
+            "If rows are as the noisy sums show them, noise and clipping raise the mean loss in training by "
+            f"about {self.excess:.1%}. That is no upper end, and none is known: where a feature nearly "
+            "follows from others, few rows have a level, or rows lie far out, it can be many times as much; "
+            "what the loss is at most is told by rows kept out. Numbers of rows and losses of clients are "
+            "shown with the noise that they were told with."
         )
 
 
