@@ -58,11 +58,10 @@ def _released(site: Site, rows: SiteRows, plan: Plan, budget: Budget, request: R
         return pack(_reply(Answering(_rows(site, rows), plan, budget), request))
 
     key, state, charged = _key(rows, budget, request), state_of(site), False
-    begin_release(state, key)
+    ledger = ledger_in(state)
+    begin_release(state, ledger, key)
     try:
-        found = ledger_of(site).release(
-            key, cost.part, cost.rho, budget.rho, about, draw, budget.rows_per_person
-        )
+        found = ledger.release(key, cost.part, cost.rho, budget.rho, about, draw, budget.rows_per_person)
         charged = True
     except OverspentError as error:
         raise RefusedError(str(error)) from error

@@ -59,12 +59,12 @@ def exact_left(state: SiteState) -> bool:
         return _any(connection, _EXACTLY) or _any(connection, "SELECT 1 FROM memory LIMIT 1")
 
 
-def disagreement(state: SiteState) -> str | None:
+def disagreement(state: SiteState, ledger: Ledger) -> str | None:
     """What its owner is to restore, as the end of a sentence about the site; None where nothing is lost."""
     # Another process may release something meanwhile: what was sent is charged before, and what is charged
     # is noted before.
     sent = _noted(state, "SELECT key FROM released WHERE sent = 1")
-    charged = ledger_in(state).keys()
+    charged = ledger.known()
     noted = _noted(state, "SELECT key FROM released")
     if not noted:
         # Nothing was noted before there were notes; what was answered then is known from the log.
@@ -78,14 +78,15 @@ def disagreement(state: SiteState) -> str | None:
     return _STATE_LOST if charged - noted else None
 
 
-def begin_release(state: SiteState, key: bytes) -> None:
+def begin_release(state: SiteState, ledger: Ledger, key: bytes) -> None:
     """Note a release before it is charged. Raises RefusedError where ledger and state disagree."""
-    if (found := disagreement(state)) is not None:
+    if (found := disagreement(state, ledger)) is not None:
         raise RefusedError(found)
-    charged = ledger_in(state).keys()
     with state.transaction() as connection:
         if not _any(connection, "SELECT 1 FROM released LIMIT 1"):
-            connection.executemany("INSERT INTO released VALUES (?, 1)", [(one,) for one in charged])
+            # What was released before there were notes.
+            earlier = [(one,) for one in ledger.known()]
+            connection.executemany("INSERT INTO released VALUES (?, 1)", earlier)
         connection.execute("INSERT OR IGNORE INTO released VALUES (?, 0)", (key,))
 
 
@@ -105,7 +106,7 @@ def require_exact_may_leave(site: Site, state: SiteState) -> None:
         return
     with state.reading() as connection:
         released = _any(connection, "SELECT 1 FROM released LIMIT 1") or _any(connection, _WITH_NOISE)
-    if released or ((state.folder / LEDGER).exists() and ledger_in(state).keys()):
+    if released or ((state.folder / LEDGER).exists() and ledger_in(state).known()):
         raise RefusedError(_UNDER_A_BUDGET)
 
 
@@ -118,7 +119,7 @@ def said_to_owner(site: Site, state: SiteState, units_drafted: bool = False) -> 
             return [f"A run would be refused: {error}"]
         return []
     lines = []
-    if (lost := disagreement(state)) is not None:
+    if (lost := disagreement(state, ledger_in(state))) is not None:
         lines.append(f"A run would be refused: {lost}")
     if exact_left(state):
         lines.append(EXACT_BEFORE)

@@ -148,8 +148,8 @@ class Ledger:
         with closing(self._connection()) as connection:
             return _most_rows(connection, rows_per_person)
 
-    def keys(self) -> set[bytes]:
-        """Of all releases."""
+    def known(self) -> set[bytes]:
+        """The keys of all releases."""
         with closing(self._connection()) as connection:
             return {bytes(key) for (key,) in connection.execute("SELECT key FROM releases")}
 
