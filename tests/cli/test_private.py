@@ -23,6 +23,20 @@ def test_a_private_fit_in_one_process(capsys, tmp_path):
     found = json.loads(out)
     assert found["gap"] is None
     assert found["certificate"]["privacy"]["budgets"]["east"] == [3.0, 1e-5, 1]
+    # The draft's units are read off these rows, so that nothing is promised yet, wherever it would be said.
+    assert found["certificate"]["privacy"]["drafted"]
+    assert found["chosen"]["privacy"] == found["certificate"]["privacy"]["promise"]
+    written = ("report.json", "report.html", "certificate.json")
+    for shown in (out, *((tmp_path / "model" / name).read_text() for name in written)):
+        assert "To try out, not private" in shown
+        assert "is differentially private" not in shown
+    # Its owner confirms them by taking a line out.
+    text = (tmp_path / "schema.toml").read_text()
+    assert text.count("\nunits_drafted = true\n") == 1
+    (tmp_path / "schema.toml").write_text(text.replace("\nunits_drafted = true\n", "\n"))
+    code, out, _ = run(capsys, *asked, *schema, "--delta", 1e-5, "--json", "--force")
+    found = json.loads(out)
+    assert "epsilon = 3 and delta = 1e-05, for adding or removing a row" in found["chosen"]["privacy"]
     assert "It counts this run alone" in found["chosen"]["privacy"]
     # No row's fingerprint is in the folder, and what was asked is, to be asked again.
     names = {path.name for path in (tmp_path / "model").iterdir()}
@@ -60,12 +74,13 @@ def test_what_a_site_has_released(capsys, tmp_path):
     run_job(asking, carrier(tmp_path, clients), tmp_path / "runs")
     code, out, _ = run(capsys, "ledger", tmp_path / "east.toml")
     assert code == 0
-    assert "training rows, 20.0% of the budget" in out
+    assert "training rows, 14.0% of the budget" in out
     assert "losses 1 to run 'stay-2026'" in out
-    assert "kept-out rows: 100.0% spent (epsilon = 3), 0.0% left" in out
+    assert "kept-out rows, 30.0% of the budget" in out
+    assert "100.0% spent (epsilon = 3), 0.0% left" in out
     found = json.loads(run(capsys, "ledger", tmp_path / "east.toml", "--json")[1])
     assert len(found["releases"]) == 10
-    assert found["budget"] == {"epsilon": 3.0, "delta": 1e-6, "rows_per_person": 1}
+    assert found["budget"] == {"epsilon": 3.0, "delta": 1e-6, "rows_per_person": 1, "most_rows": 1}
     log = run(capsys, "site", "log", "--site", tmp_path / "east.toml")[1]
     assert "moments 1: answered with noise" in log
     checked = run(capsys, "site", "check", "--site", tmp_path / "east.toml")[1]

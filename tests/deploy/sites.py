@@ -53,6 +53,8 @@ def write_sites(
     """`schema.toml`, and NAME.csv and NAME.toml of every client in the table, with keys of seed 0; straight
     lines, for tests that are not about curves."""
     schema = learn_schema(whole, "site", "y", None, None, "refuse", unit)
+    # Units that all have agreed on, whatever they were drafted from.
+    parts = {"units_drafted": False, **parts}
     agreed = agree(folder, drafted(schema, whole, support, {"curves": "none", **(training or {})}, **parts))
     for name, own in whole.groupby("site"):
         own.drop(columns="site").to_csv(folder / f"{name}.csv", index=False)

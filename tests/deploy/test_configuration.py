@@ -107,6 +107,9 @@ def test_a_schema_is_drafted_agreed_on_and_read_back(tmp_path):
     drafted = draft(agreed.schema, whole)
     (tmp_path / "draft.toml").write_text(drafted)
     without = replace(agreed, support=None, options=replace(agreed.options, support=None, curves="auto"))
+    # And that its units are read off rows stands in it, until somebody takes it out.
+    assert Agreed.read(tmp_path / "draft.toml") == replace(without, units_drafted=True)
+    (tmp_path / "draft.toml").write_text(drafted.replace("units_drafted = true\n", ""))
     assert Agreed.read(tmp_path / "draft.toml") == without
     bounds = drafted.replace("# support", "support").replace("# target_support", "target_support")
     (tmp_path / "draft.toml").write_text(bounds)
@@ -118,6 +121,7 @@ def test_a_schema_is_drafted_agreed_on_and_read_back(tmp_path):
     ("change", "words"),
     [
         (lambda s: s.replace('name = "u"', 'name = "v"'), "names 'v' twice"),
+        (lambda s: "units_drafted = 3\n" + s, "must be true or false"),
         (lambda s: s.replace('name = "u"', 'nam = "u"'), "needs a name"),
         (lambda s: s.replace("levels =", "level ="), "unknown entry 'level'"),
         (lambda s: s.replace('["a", "b"]', "[]"), "at least 1"),

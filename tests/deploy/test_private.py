@@ -9,7 +9,8 @@ from safetensors.numpy import load
 
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.audit import in_words
-from bidro.deploy.private_answers import LEDGER, ledger_of
+from bidro.deploy.private_answers import ledger_of
+from bidro.deploy.promised import LEDGER
 from bidro.deploy.requests import PRIVATE
 from bidro.deploy.server import run_job
 from bidro.deploy.site import reply_of
@@ -86,7 +87,7 @@ def test_a_run_asks_three_questions_and_says_what_is_private(ran):
     assert certificate.clipped.kind == "private"
     report = json.loads(files["report.json"])
     assert report["chosen"]["privacy"] == words
-    assert "expected to raise the mean loss" in report["chosen"]["noise"]
+    assert "That is no upper end, and none is known" in report["chosen"]["noise"]
     assert "trained_rows.json" not in files
     audit = in_words(json.loads(files["audit.json"]))
     assert "with noise, over how many rows untold" in audit
@@ -96,7 +97,7 @@ def test_a_run_asks_three_questions_and_says_what_is_private(ran):
 
 def test_asked_again_in_another_run_sites_send_the_same_bytes_for_nothing(ran, tmp_path):
     folder, agreed, files, transcripts = ran
-    before = {name: ledger_of(Site.read(folder / f"{name}.toml")).spent("training") for name in NAMES}
+    before = {name: ledger_of(Site.read(folder / f"{name}.toml")).spent() for name in NAMES}
     again = {}
     second = run_job(private_job(agreed, "another"), listened(folder, NAMES, again), tmp_path / "runs")
     for name in NAMES:
@@ -104,12 +105,12 @@ def test_asked_again_in_another_run_sites_send_the_same_bytes_for_nothing(ran, t
             for part in ("values", "budget"):
                 assert load(one)[part].tobytes() == load(other)[part].tobytes()
         site = Site.read(folder / f"{name}.toml")
-        assert ledger_of(site).spent("training") == before[name]
+        assert ledger_of(site).spent() == before[name]
     assert second["certificate.json"] == files["certificate.json"]
     found = spent_content(ledger_of(Site.read(folder / "east.toml")), Budget(3.0))
-    assert found["parts"]["training"]["spent"] == 1.0
-    assert found["parts"]["kept-out"] == found["parts"]["training"]
-    assert found["parts"]["training"]["epsilon"] <= 3.0
+    assert found["spent"] == 1.0
+    assert 2.9 < found["epsilon"] <= 3.0
+    assert sum(one["share"] for one in found["releases"]) == pytest.approx(1.0)
     assert len(found["releases"]) == 10
     assert {sent["about"]["run"] for one in found["releases"] for sent in one["sent"]} == {"test", "another"}
     words = spent_words(found)
@@ -126,7 +127,7 @@ def test_a_new_question_is_refused_when_the_budget_is_spent(ran):
     asked = unpack(request, AtModel)
     other = asked._replace(x=asked.x + 0.125)
     reply = header_of(reply_of(site, rows, pack(other, header_of(request))))
-    assert "This question is new to this site and would cost 0.1 of its privacy budget" in reply["refused"]
+    assert "This question is new to this site and would cost 0.07 of its privacy budget" in reply["refused"]
     assert site_log(site).entries("test")[-1].outcome == "refused"
     # What was answered is answered again, under any name.
     header = {**header_of(request), "run": "yet-another"}
@@ -183,8 +184,7 @@ def test_requests_that_no_honest_server_makes(ran):
         # The budget is spent: whatever is answered was answered before.
         assert load(reply)["values"].tobytes() in payloads
     assert answered > 0
-    for part in ("training", "kept-out"):
-        assert ledger_of(site).spent(part) <= Budget(3.0).rho
+    assert ledger_of(site).spent() <= Budget(3.0).rho
 
 
 @pytest.mark.parametrize("dies_after", [1, 3, 10])
@@ -209,7 +209,7 @@ def test_a_run_that_died_goes_on_to_the_same_bytes(dies_after, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run_job(private_job(agreed, clients=clients), Dying(), tmp_path / "runs")
-    spent = ledger_of(Site.read(tmp_path / "east.toml")).spent("training")
+    spent = ledger_of(Site.read(tmp_path / "east.toml")).spent()
     transcripts = {}
     resumed = private_job(agreed, clients=clients, resume=True)
     files = run_job(resumed, listened(tmp_path, clients, transcripts), tmp_path / "runs")
@@ -217,7 +217,7 @@ def test_a_run_that_died_goes_on_to_the_same_bytes(dies_after, tmp_path):
     lost = {name: (message, reply) for name, message, reply in heard[-2:]}
     for name, (message, reply) in lost.items():
         assert transcripts[name][0] == (message, reply)
-    assert ledger_of(Site.read(tmp_path / "east.toml")).spent("training") >= spent
+    assert ledger_of(Site.read(tmp_path / "east.toml")).spent() >= spent
     whole = run_job(private_job(agreed, "whole", clients), carrier(tmp_path, clients), tmp_path / "runs")
     assert whole["certificate.json"] == files["certificate.json"]
 

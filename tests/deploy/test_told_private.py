@@ -31,6 +31,9 @@ class TestWhatIsTold:
             self.told().moments(zero._replace(budget=self.budget), 5)
         with pytest.raises(BidroError, match="over how many rows"):
             self.told().moments(zero, 0)
+        for wrong in (2.0, -1.0, np.nan):
+            with pytest.raises(BidroError, match="whether exact sums have left it before"):
+                self.told().moments(zero._replace(budget=self.budget, exact=np.array(wrong)), 0)
 
     def test_moments(self):
         noise = np.sqrt(float(self.plan.moments_scale(Budget(1.0)).variance[0]))

@@ -307,6 +307,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "guarantees/privacy_promise.py": ("tests/fitting/test_private.py", "tests/deploy/test_private.py"),
     "deploy/told_private.py": ("tests/deploy/test_told_private.py",),
     "deploy/private_answers.py": ("tests/deploy/test_private.py",),
+    "deploy/promised.py": ("tests/deploy/test_private_promises.py",),
     "deploy/spent.py": ("tests/deploy/test_private.py", "tests/cli/test_private.py"),
     "engines/coordinator.py": _COORDINATOR,
     "fitting/client_side.py": ("tests/fitting/test_client_side.py",),

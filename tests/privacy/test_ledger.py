@@ -82,7 +82,7 @@ def test_killed_before_the_commit_nothing_was_sent_and_nothing_charged(tmp_path)
     )
     assert killed(process) == "drawn"
     ledger = Ledger.open(path)
-    assert ledger.spent("training") == 0
+    assert ledger.spent() == 0
     assert ledger.releases() == []
     sent = ledger.release(b"key", "training", Fraction(1, 100), BUDGET, {}, noise)
     assert ledger.release(b"key", "training", Fraction(1, 100), BUDGET, {}, never) == sent
@@ -94,9 +94,9 @@ def test_killed_after_the_commit_the_same_bytes_are_sent_again_for_nothing(tmp_p
     process = other_process("say(release().hex()); time.sleep(60)", path)
     first = bytes.fromhex(killed(process))
     ledger = Ledger.open(path)
-    assert ledger.spent("training") == Fraction(1, 100)
+    assert ledger.spent() == Fraction(1, 100)
     assert ledger.release(b"key", "training", Fraction(1, 100), BUDGET, {"run": "b"}, never) == first
-    assert ledger.spent("training") == Fraction(1, 100)
+    assert ledger.spent() == Fraction(1, 100)
 
 
 def test_killed_at_any_moment_a_question_has_one_answer(tmp_path):
@@ -117,7 +117,7 @@ def test_killed_at_any_moment_a_question_has_one_answer(tmp_path):
         seen |= set(lines[:-1])
     sent = Ledger.open(path).release(b"key", "training", Fraction(1, 100), BUDGET, {}, noise)
     assert seen <= {sent.hex()}
-    assert Ledger.open(path).spent("training") == Fraction(1, 100)
+    assert Ledger.open(path).spent() == Fraction(1, 100)
 
 
 def test_four_processes_at_once_send_one_payload(tmp_path):
@@ -135,7 +135,7 @@ def test_four_processes_at_once_send_one_payload(tmp_path):
     assert len(set(answers)) == 1
     assert answers[0]
     ledger = Ledger.open(path)
-    assert ledger.spent("training") == Fraction(1, 100)
+    assert ledger.spent() == Fraction(1, 100)
     (entry,) = ledger.releases()
     assert sorted(sent.about["run"] for sent in entry.sent) == [f"run {i}" for i in range(4)]
 
@@ -158,21 +158,20 @@ def test_the_name_of_a_run_and_the_clock_change_nothing(tmp_path, monkeypatch):
 def test_a_spent_budget_refuses_what_is_new_and_says_what_is_left(tmp_path):
     ledger = Ledger.open(tmp_path / "ledger.sqlite")
     ledger.release(b"1", "training", BUDGET * Fraction(3, 4), BUDGET, {}, noise)
-    with pytest.raises(
-        OverspentError, match=r"cost 0\.5 of its privacy budget for training rows, of which 0\.25 is"
-    ):
+    with pytest.raises(OverspentError, match=r"cost 0\.5 of its privacy budget, of which 0\.25 is"):
         ledger.release(b"2", "training", BUDGET / 2, BUDGET, {}, never)
     # To the last part of it, and not one more.
     ledger.release(b"3", "training", BUDGET / 4, BUDGET, {}, noise)
     with pytest.raises(OverspentError, match="of which 0 is left"):
         ledger.release(b"4", "training", Fraction(1, 10**30), BUDGET, {}, never)
-    # Rows of other people have a budget of their own.
-    ledger.release(b"5", "kept-out", BUDGET, BUDGET, {}, noise)
+    # Which rows it is over changes nothing: there is one budget.
+    with pytest.raises(OverspentError, match="of which 0 is left"):
+        ledger.release(b"5", "kept-out", BUDGET / 100, BUDGET, {}, never)
     # A budget that was lowered since counts as it is now.
     with pytest.raises(OverspentError, match="of which 0 is left"):
         ledger.release(b"6", "training", BUDGET / 100, BUDGET / 2, {}, never)
     ledger.release(b"6", "training", BUDGET, 2 * BUDGET, {}, noise)
-    assert ledger.spent("training") == 2 * BUDGET
+    assert ledger.spent() == 2 * BUDGET
     with pytest.raises(OverspentError, match="no privacy budget"):
         ledger.release(b"7", "training", BUDGET, Fraction(0), {}, never)
 
@@ -180,15 +179,22 @@ def test_a_spent_budget_refuses_what_is_new_and_says_what_is_left(tmp_path):
 def test_more_rows_a_person_make_what_was_released_cost_more(tmp_path):
     ledger = Ledger.open(tmp_path / "ledger.sqlite")
     ledger.release(b"1", "training", BUDGET / 10, BUDGET, {}, noise, rows_per_person=1)
-    assert ledger.spent("training", 3) == BUDGET * Fraction(9, 10)
+    assert ledger.spent(3) == BUDGET * Fraction(9, 10)
     with pytest.raises(OverspentError):
         ledger.release(b"2", "training", BUDGET / 5, BUDGET, {}, never, rows_per_person=3)
     ledger.release(b"2", "training", BUDGET / 10, BUDGET, {}, noise, rows_per_person=3)
-    assert ledger.spent("training", 1) == BUDGET / 10 + BUDGET / 90
+    # Fewer rows a person refund nothing, and what is released then is charged for the most.
+    assert ledger.spent(1) == ledger.spent(3) == BUDGET
+    assert ledger.most_rows(1) == 3
+    ledger.release(b"3", "training", BUDGET / 90, BUDGET * Fraction(11, 10), {}, noise, rows_per_person=1)
+    assert ledger.spent(1) == BUDGET * Fraction(11, 10)
+    with pytest.raises(OverspentError, match=r"cost 0\.1 of"):
+        ledger.release(b"4", "training", BUDGET / 90, BUDGET, {}, never, rows_per_person=1)
 
 
 def test_a_thousand_random_schedules_never_spend_more_than_the_budget(tmp_path, monkeypatch):
-    """Questions old and new, of odd fractions, in parts, with draws that fail: against a plain account."""
+    """Questions old and new, of odd fractions, of either part, with draws that fail: against a plain
+    account."""
     # What is on the disk and when is for the tests of killed processes.
     connect = Ledger._connection
 
@@ -206,12 +212,12 @@ def test_a_thousand_random_schedules_never_spend_more_than_the_budget(tmp_path, 
     for schedule in range(1000):
         chance = random.Random(schedule)
         budget = Fraction(chance.randint(1, 50), chance.randint(1, 997))
-        answered, spent = {}, dict.fromkeys(("training", "kept-out"), Fraction(0))
+        answered, spent = {}, Fraction(0)
+        # All schedules are in one file, one after the other.
+        open_throughout.execute("DELETE FROM releases")
         for step in range(chance.randint(1, 6)):
             part = chance.choice(["training", "kept-out"])
-            # All schedules are in one file, with parts of their own.
-            name = f"{part} {schedule}"
-            key = f"{name} {chance.randint(0, 4)}".encode()
+            key = f"{schedule} {part} {chance.randint(0, 4)}".encode()
             rho = budget * Fraction(chance.randint(1, 9), chance.choice([7, 9, 11, 13]))
             payload, broken = f"{schedule} {step}".encode(), chance.random() < 0.1
 
@@ -221,10 +227,10 @@ def test_a_thousand_random_schedules_never_spend_more_than_the_budget(tmp_path, 
                 return payload
 
             try:
-                found = ledger.release(key, name, rho, budget, {"run": str(step)}, draw)
+                found = ledger.release(key, part, rho, budget, {"run": str(step)}, draw)
             except OverspentError:
                 assert key not in answered
-                assert spent[part] + rho > budget
+                assert spent + rho > budget
                 refused += 1
             except MemoryError:
                 assert key not in answered
@@ -233,9 +239,9 @@ def test_a_thousand_random_schedules_never_spend_more_than_the_budget(tmp_path, 
                 if key not in answered:
                     assert found == payload
                     answered[key] = payload
-                    spent[part] += rho
+                    spent += rho
                 assert found == answered[key]
-            assert ledger.spent(name) == spent[part] <= budget
+            assert ledger.spent() == spent <= budget
     open_throughout.close()
     assert refused > 300
     assert failed > 100
@@ -277,4 +283,4 @@ def test_bad_files_and_requests_say_what_is_wrong(tmp_path):
         connection.execute("DROP TABLE sent")
     with pytest.raises(BidroError, match="nothing was released"):
         ledger.release(b"1", "training", BUDGET, BUDGET, {}, noise)
-    assert ledger.spent("training") == 0
+    assert ledger.spent() == 0

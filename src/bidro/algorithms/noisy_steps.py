@@ -176,7 +176,8 @@ class NoisySteps:
     @property
     def expected_excess(self) -> float:
         """The share by which what is not known of the best model is expected to raise the mean loss, and by
-        which clipping is taken to."""
+        which clipping is taken to, if moments are as they are thought to be. No upper end: a direction that
+        noise hides, or along which rows are clipped much, may explain any share of what is left."""
         off = _BEND[self.loss] * self._curved / 2 * float(self.variance.sum())
         return off / self.mean_loss + _CLIP_COST / self._clips**2
 

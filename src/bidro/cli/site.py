@@ -33,9 +33,12 @@ def check(
     a run would be answered. Nothing leaves, and nothing is remembered."""
     import json as plain_json
 
-    from bidro.deploy.site_rows import check_site
+    from bidro.deploy.agreed import Agreed
+    from bidro.deploy.promised import said_to_owner
+    from bidro.deploy.site_rows import check_site, state_of
 
     chosen = _site(site)
+    promised = said_to_owner(chosen, state_of(chosen), Agreed.read(chosen.schema).units_drafted)
     if chosen.privacy is not None and not json:
         print(
             f"This site has a privacy budget (epsilon = {chosen.privacy.epsilon:g}, delta = "
@@ -43,7 +46,10 @@ def check(
             "(`bidro ledger`), and no others. What follows would hold without it."
         )
     found = check_site(chosen)
-    print(plain_json.dumps(found.as_json(), indent=2) if json else found.in_words())
+    if json:
+        print(plain_json.dumps({**found.as_json(), "promised": promised}, indent=2))
+        return
+    print("\n".join([*promised, found.in_words()]))
 
 
 @app.command(epilog="Example: `bidro site log --run stay-2026`")
@@ -100,13 +106,20 @@ def ledger(
     import json as plain_json
 
     from bidro.deploy.private_answers import ledger_of
+    from bidro.deploy.promised import said_to_owner
+    from bidro.deploy.site_rows import state_of
     from bidro.deploy.spent import in_words, spent_content
     from bidro.errors import BidroError
 
     chosen = _site(site)
+    promised = said_to_owner(chosen, state_of(chosen))
     if chosen.privacy is None:
-        raise BidroError("This site has no privacy budget: set one by a part [privacy] in its site.toml.")
-    found = spent_content(ledger_of(chosen), chosen.privacy)
+        raise BidroError(
+            " ".join(
+                ["This site has no privacy budget: set one by a part [privacy] in its site.toml.", *promised]
+            )
+        )
+    found = spent_content(ledger_of(chosen), chosen.privacy, promised)
     print(plain_json.dumps(found, indent=2) if json else in_words(found))
 
 

@@ -86,6 +86,7 @@ class Agreed:
     privacy: Terms | None = None  # of a private run, in which sites tell sums with noise and nothing else
     scores: AgreedScores | None = None  # how models from elsewhere are scored; None where they are not
     neural_network: AgreedNetwork | None = None  # that is trained in place of a linear model
+    units_drafted: bool = False  # whether the units were read off rows and nobody has confirmed them yet
 
     @classmethod
     def of(
@@ -199,6 +200,7 @@ class Agreed:
             self.standard,
             largest_coefficient=limits,
             privacy=self.privacy,
+            units_drafted=self.units_drafted,
         )
 
     @cached_property
@@ -206,7 +208,10 @@ class Agreed:
         """What is released in a private run; None where it is none."""
         if self.privacy is None:
             return None
-        return private_plan(self.fit_options, len(self.schema.features), self.schema.unit is not None)
+        kept_out = self.options.hold_out > 0
+        return private_plan(
+            self.fit_options, len(self.schema.features), self.schema.unit is not None, kept_out
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -215,7 +220,7 @@ class Agreed:
 
     def to_dict(self) -> dict[str, Any]:
         options = dataclasses.asdict(self.options)
-        content = {
+        content: dict[str, Any] = {
             "schema": self.schema.to_dict(),
             "units": {name: list(map(float, unit)) for name, unit in self.units.items()},
             "support": None if self.support is None else {k: list(v) for k, v in self.support.items()},
@@ -225,6 +230,8 @@ class Agreed:
             "limits": dataclasses.asdict(self.limits),
             "privacy": None if self.privacy is None else dataclasses.asdict(self.privacy),
         }
+        if self.units_drafted:
+            content["units_drafted"] = True
         parts = {name: getattr(self, name) for name in ("scores", "neural_network")}
         return content | {name: dataclasses.asdict(v) for name, v in parts.items() if v is not None}
 
@@ -246,6 +253,7 @@ class Agreed:
             neural_network=AgreedNetwork(**content["neural_network"])
             if "neural_network" in content
             else None,
+            units_drafted=content.get("units_drafted", False),
         )
 
     @classmethod
@@ -265,6 +273,7 @@ class Agreed:
             "privacy",
             "scores",
             "neural_network",
+            "units_drafted",
         }
         known |= {"target_support", "target_centre", "target_spread"}
         _require_keys(content, known, f"'{path}'")
@@ -276,6 +285,9 @@ class Agreed:
                 raise BidroError(f"'{path}': '{name}' is a part of its own, [{name}].")
         if not isinstance(content.get("columns", []), list):
             raise BidroError(f"'{path}': every column is a part of its own, [[columns]].")
+        units_drafted = content.get("units_drafted", False)
+        if not isinstance(units_drafted, bool):
+            raise BidroError(f"'{path}': units_drafted = {units_drafted!r} must be true or false.")
         unit = content.get("unit")
         if unit is not None and not isinstance(unit, str):
             raise BidroError(f"'{path}': unit = {unit!r} must be the name of a column.")
@@ -314,6 +326,7 @@ class Agreed:
             "privacy": _made(Terms, content.get("privacy"), path),
             "scores": _made(AgreedScores, content.get("scores"), path),
             "neural_network": _made(AgreedNetwork, content.get("neural_network"), path),
+            "units_drafted": units_drafted,
         }
         return cls.of(schema, units, declared, training, **parts)
 

@@ -1,8 +1,9 @@
 """What a site answers in a private run: sums over its rows, with noise that its budget pays for.
 
-A site with a budget adds noise, and sends nothing that is not in its ledger first. What it answers or
-refuses, and how, depends on its rows through these sums alone: no rule about rows is looked at, rows that lie
-far out are scaled down, and a table with few rows, or none on one side, is answered as any other.
+A site with a budget adds noise, and sends nothing that is not in its ledger, and noted in its state, first.
+What it answers or refuses, and how, depends on its rows through these sums alone: no rule about rows is
+looked at, rows that lie far out are scaled down, and a table with few rows, or none on one side, is answered
+as any other.
 A site without a budget answers the same questions exactly, by the rules of any other run, where its owner
 trusts the server, which chooses where rows are clipped.
 """
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bidro.deploy.information import ROWS_A_PARAMETER
+from bidro.deploy.promised import begin_release, end_release, exact_left, ledger_in
 from bidro.deploy.requests import Request
 from bidro.deploy.rules import CLIPPED, RefusedError, draws
 from bidro.deploy.site_config import Site
@@ -29,7 +31,6 @@ from bidro.privacy.ledger import Ledger, OverspentError
 from bidro.privacy.terms import Budget, Plan
 from bidro.splits import holdout_of
 
-LEDGER = "ledger.sqlite"
 _REPLIES: dict[str, Any] = {"moments": NoisyMoments, "gradients": NoisyGradients, "losses": NoisyLosses}
 
 
@@ -45,26 +46,31 @@ def answered_privately(site: Site, rows: SiteRows, request: Request) -> tuple[An
 
 def ledger_of(site: Site) -> Ledger:
     """What the site has released under its budget."""
-    return Ledger.open(state_of(site).folder / LEDGER)
+    return ledger_in(state_of(site))
 
 
 def _released(site: Site, rows: SiteRows, plan: Plan, budget: Budget, request: Request) -> Any:
-    """What the ledger has, or what is drawn now and then in it. Raises RefusedError where the budget does
-    not last."""
+    """What the ledger has, or what is drawn now and then in it, and whether exact sums have left before.
+    Raises RefusedError where the budget does not last, or what was spent of it is not known."""
     cost = plan.cost(request.question, budget)
     about = {"run": request.run, "question": request.question, "round": str(request.round)}
 
     def draw() -> bytes:
         return pack(_reply(Answering(_rows(site, rows), plan, budget), request))
 
-    key = _key(rows, budget, request)
+    key, state, charged = _key(rows, budget, request), state_of(site), False
+    ledger = ledger_in(state)
+    begin_release(state, ledger, key)
     try:
-        found = ledger_of(site).release(
-            key, cost.part, cost.rho, budget.rho, about, draw, budget.rows_per_person
-        )
+        found = ledger.release(key, cost.part, cost.rho, budget.rho, about, draw, budget.rows_per_person)
+        charged = True
     except OverspentError as error:
         raise RefusedError(str(error)) from error
-    return unpack(found, _REPLIES[request.question])
+    finally:
+        end_release(state, key, charged)
+    reply = unpack(found, _REPLIES[request.question])
+    # As it is now, also of what was released before.
+    return reply._replace(exact=np.array(float(exact_left(state))))
 
 
 def _key(rows: SiteRows, budget: Budget, request: Request) -> bytes:

@@ -23,6 +23,8 @@ _HEAD = """\
 # nothing else, so that whoever asks cannot choose how to ask.
 # Every number has a unit, which is public: `centre` and `spread`, here the mean and deviation of one table,
 # rounded. Levels are 0 or 1 with a spread of 1/2 unless one is named.
+# `units_drafted = true` says that units are read off rows: then a private run is to try out, and promises
+# nothing. Put in what is known from elsewhere (one digit will do), and take that line out.
 # Bounds ("support") hold for every row that any site can ever have; they are needed for the Wasserstein
 # certificate, for all numbers or for none. What is commented out was read off one table: widen it and agree.
 # `unit` names the column of the person or thing that a row is of, where rows of one are to stay together.
@@ -58,8 +60,8 @@ def drafted(
     training: Mapping[str, Any] | None = None,
     **parts: Any,
 ) -> Agreed:
-    """What would be agreed on by the units of this table."""
-    return Agreed.of(schema, units_of(schema, table), support, training, **parts)
+    """What would be agreed on by the units of this table, marked as read off it."""
+    return Agreed.of(schema, units_of(schema, table), support, training, **{"units_drafted": True, **parts})
 
 
 def draft(schema: Schema, table: pd.DataFrame) -> str:
@@ -100,6 +102,8 @@ def _columns(agreed: Agreed, support: Mapping[str, tuple[float, float]], mark: s
         lines.append(f"unit = {_text(schema.unit)}")
     if schema.classes is not None:
         lines.append(f"classes = {_text(list(schema.classes))}")
+    if agreed.units_drafted:
+        lines.append("units_drafted = true")
     lines += unit(schema.target, "target_") + bounds(schema.target, "target_")
     for column in schema.columns:
         lines += ["", "[[columns]]", f"name = {_text(column.name)}"]

@@ -16,11 +16,12 @@ from typing import Any
 
 from bidro.deploy.answers import answered
 from bidro.deploy.private_answers import answered_privately
+from bidro.deploy.promised import require_exact_may_leave
 from bidro.deploy.requests import PRIVATE, Request, checked_request
 from bidro.deploy.rules import SCORED, RefusedError
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_log import Question
-from bidro.deploy.site_rows import SiteRows, require_allowed, site_log, table_id
+from bidro.deploy.site_rows import SiteRows, require_allowed, site_log, state_of, table_id
 from bidro.engines.compiled import compilation_cache
 from bidro.engines.coordinator import refusal_message, reply_message
 from bidro.engines.wire import header_of, pack
@@ -87,6 +88,11 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
     except Exception as error:
         log.refused(unchecked, _reason(error))
         raise
+    try:
+        _require_promised(site, request)
+    except RefusedError as error:
+        log.refused(unchecked._replace(round=request.round, models=request.models), _reason(error))
+        raise
     question = _question(site, rows, request, digest)
     began = time.perf_counter()
     allowed = False
@@ -106,16 +112,23 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
 
 
 def _answer(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
-    """(the reply, the fewest rows that a number in it rests on, 0 where that is not told). Under a budget
-    nothing is answered but the questions of a private run."""
+    """(the reply, the fewest rows that a number in it rests on, 0 where that is not told)."""
     if request.question in PRIVATE:
         return answered_privately(site, rows, request)
-    if site.privacy is not None:
+    return answered(site, rows, request)
+
+
+def _require_promised(site: Site, request: Request) -> None:
+    """Raise RefusedError where an answer would break what was promised to the people in the rows, before
+    anything is looked at that depends on these: under a budget nothing is answered but the questions of a
+    private run, and after one nothing exactly."""
+    if site.privacy is None:
+        require_exact_may_leave(site, state_of(site))
+    elif request.question not in PRIVATE:
         raise RefusedError(
             "it has a privacy budget and answers private runs alone: agree on one by a part [privacy] in "
             "schema.toml."
         )
-    return answered(site, rows, request)
 
 
 def _question(site: Site, rows: SiteRows, request: Request, digest: str) -> Question:

@@ -11,6 +11,9 @@ from bidro.networks.models import require_factory_name
 from bidro.privacy.terms import Budget
 from bidro.workflow.toml_files import read_toml
 
+# In place of a part [privacy]: the owner does not keep what was promised by releases under a budget.
+GIVEN_UP = "given up"
+
 
 @dataclass(frozen=True)
 class Site:
@@ -29,13 +32,16 @@ class Site:
     losses_with_kinks: bool = False
     trusted_server: bool = False  # to ask about the models that bidro asks about, and no others
     privacy: Budget | None = None  # what all that leaves may cost the people in its rows; None for no budget
+    privacy_given_up: bool = False  # whether exact sums may leave although some did under a budget before
     score_models: bool = False  # whether to run models that the server sends on rows kept out
     networks: tuple[str, ...] = ()  # factories of neural networks that may be called here
 
     @classmethod
     def read(cls, path: Path) -> Site:
         content = read_toml(path)
-        privacy = _budget(content.pop("privacy", None), path)
+        part = content.pop("privacy", None)
+        given_up = part == GIVEN_UP
+        privacy = None if given_up else _budget(part, path)
         networks = _factories(content.pop("networks", []), path)
         known: dict[str, type] = dict.fromkeys(
             ("one_sample_replies", "losses_with_kinks", "trusted_server", "score_models"), bool
@@ -63,7 +69,7 @@ class Site:
             raise BidroError(f'\'{path}\': approve must be "always" or "ask".')
         content = {"own": "own", "state": "state", **content}
         paths = {name: path.parent / content[name] for name in ("data", "schema", "own", "state")}
-        return cls(**{**content, **paths}, privacy=privacy, networks=networks)
+        return cls(**{**content, **paths}, privacy=privacy, privacy_given_up=given_up, networks=networks)
 
 
 def _factories(content: Any, path: Path) -> tuple[str, ...]:
@@ -85,7 +91,8 @@ def _budget(content: Any, path: Path) -> Budget | None:
     known = {"epsilon", "delta", "rows_per_person"}
     if not isinstance(content, dict) or "epsilon" not in content or not set(content) <= known:
         raise BidroError(
-            f"'{path}': [privacy] says epsilon, and may say delta and rows_per_person: [privacy] epsilon = 1."
+            f"'{path}': [privacy] says epsilon, and may say delta and rows_per_person, as in "
+            f'[privacy] epsilon = 1; or, where a budget is given up, privacy = "{GIVEN_UP}".'
         )
     try:
         return Budget(**content)

@@ -34,7 +34,7 @@ class ToldPrivately:
 
     def moments(self, reply: NoisyMoments, rows: int) -> None:
         """Raise BidroError for second moments that no rows have."""
-        self._require_budget(reply.budget, rows)
+        self._require_budget(reply.budget, rows, reply.exact)
         scale = self.plan.moments_scale(self.budget)
         told, noise = symmetric(self._sums(reply.values, scale), self.plan.columns), float(scale.sigma[0])
         # The largest eigenvalue of the noise is about s sqrt(2 m), and strays by s.
@@ -48,7 +48,7 @@ class ToldPrivately:
 
     def gradients(self, asked: AtModel, reply: NoisyGradients, rows: int) -> None:
         """Raise BidroError for gradients and losses that no rows have."""
-        self._require_budget(reply.budget, rows)
+        self._require_budget(reply.budget, rows, reply.exact)
         clip, level = float(asked.clip), float(asked.level)
         scale = self.plan.gradients_scale(self.budget, clip, level)
         sums, noise = self._sums(reply.values, scale), scale.sigma
@@ -59,7 +59,7 @@ class ToldPrivately:
 
     def losses(self, reply: NoisyLosses, rows: int) -> None:
         """Raise BidroError for counts of rows kept out that no rows have."""
-        self._require_budget(reply.budget, rows)
+        self._require_budget(reply.budget, rows, reply.exact)
         scale = self.plan.losses_scale(self.budget)
         sums, noise = self._sums(reply.values, scale), float(scale.sigma[0])
         self._require_counts(sums, noise)
@@ -79,7 +79,7 @@ class ToldPrivately:
         if float(sums.min()) < -_FAR * noise:
             raise BidroError(f"it tells {sums.min():.3g} as a sum of shares of rows kept out.")
 
-    def _require_budget(self, numbers: Any, rows: int) -> None:
+    def _require_budget(self, numbers: Any, rows: int, exact: Any) -> None:
         try:
             found = Budget.told(tuple(np.asarray(numbers, float).tolist()))
         except BidroError as error:
@@ -88,6 +88,8 @@ class ToldPrivately:
             raise BidroError("it tells of another privacy budget than before.")
         if (found is None) != (rows > 0):
             raise BidroError("it says over how many rows a reply with noise is, or not of one without.")
+        if float(exact) not in (0.0, 1.0):
+            raise BidroError("it does not say whether exact sums have left it before.")
         self.budget, self.begun = found, True
 
     def _sums(self, values: Any, scale: Scale) -> Any:

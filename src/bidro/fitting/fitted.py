@@ -36,6 +36,7 @@ class Options:
     units: Standard | None = None  # agreed beforehand; None for those of all clients' training rows
     largest_coefficient: float = LARGEST_COEFFICIENT  # of models, in standard units
     privacy: Terms | None = None  # of a fit over clients with privacy budgets
+    units_drafted: bool = False  # whether the units were read off rows, so that no budget is promised
 
     @property
     def confidences(self) -> list[float]:

@@ -42,8 +42,9 @@ from bidro.training import Trained, Weighing, transport_of, unrestricted
 _GAP = 1e-6
 
 
-def private_plan(options: Options, features: int, units: bool) -> Plan:
-    """What is released by these options. Raises BidroError for what cannot be had under a budget."""
+def private_plan(options: Options, features: int, units: bool, kept_out: bool = True) -> Plan:
+    """What is released by these options, with losses of rows where some are `kept_out`. Raises BidroError for
+    what cannot be had under a budget."""
     assert options.privacy is not None
     choices, loss = options.choices, options.loss
     if options.units is None:
@@ -68,7 +69,7 @@ def private_plan(options: Options, features: int, units: bool) -> Plan:
             raise BidroError(f"Under a privacy budget {what} cannot be had; leave it out.")
     if loss.word == "logistic" and not _weighing(choices.weights).fixed:
         raise BidroError("Under a privacy budget weights of logistic loss are fixed: weights = 'fixed'.")
-    return Plan.of(options.privacy, loss.word, features, units)  # type: ignore[arg-type]
+    return Plan.of(options.privacy, loss.word, features, units, kept_out)  # type: ignore[arg-type]
 
 
 def _is_zero(radius: Any) -> bool:
@@ -84,7 +85,7 @@ def _weighing(weights: Any) -> Weighing:
 
 def private_fit(network: Network, options: Options, progress: Progress) -> Fitted:
     """Raises BidroError for options that cannot be had under a budget, before anything is asked."""
-    plan = private_plan(options, len(network.columns) - 1, network.has_units)
+    plan = private_plan(options, len(network.columns) - 1, network.has_units, network.hold_out > 0)
     assert options.units is not None
     return _PrivateFit(network, options, progress, plan, options.units).run()
 
@@ -115,7 +116,7 @@ class _PrivateFit:
         clients = self.network.privately(self.standard, plan)
         self.progress.begin("preparing")
         moments = clients.moments()
-        budgets = told_budgets(moments.budget)
+        budgets, exact = told_budgets(moments.budget), np.asarray(moments.exact)
         sums = noisy_sums(plan, moments, budgets)
         counted = self._counted(sums)
         one = [plan.gradients_scale(budget, 1.0, 1.0).sigma[0] for budget in budgets]
@@ -126,16 +127,19 @@ class _PrivateFit:
             if self.progress.stepping is not None:
                 self.progress.stepping(t)
             asked = AtModel(steps.x, steps.directions, np.array(steps.clip), np.array(steps.level))
-            direction = _direction(plan, asked, clients.gradients(t, asked), budgets, counted.by)
-            steps = steps.step(direction, largest)
+            gradients = clients.gradients(t, asked)
+            exact = np.maximum(exact, gradients.exact)
+            steps = steps.step(_direction(plan, asked, gradients, budgets, counted.by), largest)
         judged = None
         if self.network.hold_out > 0:
             self.progress.begin("certifying")
             judge = Judge(steps.x, np.array(steps.level))
             told, share = clients.losses(judge), self.network.hold_out
+            exact = np.maximum(exact, told.exact)
             expected = np.maximum(sums.counts, 1.0) * share / (1 - share)
             judged = Judged.of(plan, told, budgets, expected)
-        return self._fitted(budgets, sums, counted, steps, judged)
+        left = tuple(name for name, one in zip(self.network.names, exact, strict=True) if one)
+        return self._fitted(budgets, left, sums, counted, steps, judged)
 
     def _counted(self, sums: NoisySums) -> _Counted:
         """Weights, and the moments of all rows as they count."""
@@ -166,6 +170,7 @@ class _PrivateFit:
     def _fitted(
         self,
         budgets: Sequence[Budget | None],
+        exact: tuple[str, ...],
         sums: NoisySums,
         counted: _Counted,
         steps: NoisySteps,
@@ -199,7 +204,14 @@ class _PrivateFit:
         unit = spread**2 if self.plan.loss == "squared" else 1.0
         of = replace(Assessed.of(stated, trained.x, steps.level * unit), largest=None)
         told = {name: _numbers(budget) for name, budget in zip(names, budgets, strict=True)}
-        privacy = Privacy(told, steps.expected_excess, network.keeps_account, network.has_units)
+        privacy = Privacy(
+            told,
+            steps.expected_excess,
+            network.keeps_account,
+            network.has_units,
+            exact,
+            self.options.units_drafted,
+        )
         bare = without_rows(stated, trained, steps.mean_loss * unit, privacy)
         shift = self.options.shift
         certificates = {

@@ -28,7 +28,7 @@ FACTOR = 0.25
 
 
 class PrivateRows(NamedTuple):
-    """One client's rows, those of training and those kept out; no person is in both."""
+    """One client's rows, those of training and those kept out."""
 
     training: Floats  # (N, m) z
     kept_out: Floats  # (M, m)

@@ -136,6 +136,9 @@ class HoldoutBounds(NamedTuple):
         return cls(*of_rows, clipped, held_out, mistakes, as_used, own_mistakes, np.zeros(5))
 
 
+_NEVER = np.zeros(())
+
+
 class NoisyMoments(NamedTuple):
     """ "moments", of a private run: sums over the training rows z = (features, 1, target) of z z', rows
     beyond the agreed norm scaled down to it, with noise. What a whole number stands for, and how large the
@@ -143,6 +146,7 @@ class NoisyMoments(NamedTuple):
 
     values: NDArray[np.int64]  # (m (m + 1) / 2,) the upper triangle, row after row
     budget: Numbers  # (3,) epsilon, delta, rows a person; zeros where there is none, and no noise
+    exact: Numbers = _NEVER  # () 1 where exact sums over rows have left before, by no budget; else 0
 
     @classmethod
     def like(cls, columns: int) -> NoisyMoments:
@@ -164,6 +168,7 @@ class NoisyGradients(NamedTuple):
 
     values: NDArray[np.int64]  # (d + 2,) of gradients, of rows that were not scaled down, and of losses
     budget: Numbers  # (3,) as in `NoisyMoments`
+    exact: Numbers = _NEVER  # ()
 
     @classmethod
     def like(cls, columns: int) -> NoisyGradients:
@@ -183,6 +188,7 @@ class NoisyLosses(NamedTuple):
     values: NDArray[np.int64]  # (degree + 1,) of Bernstein polynomials of the losses, in parts of the level
     mistakes: NDArray[np.int64]  # (2,) right and wrong predictions; empty for a number
     budget: Numbers  # (3,) as in `NoisyMoments`
+    exact: Numbers = _NEVER  # ()
 
     @classmethod
     def like(cls, degree: int, classes: bool) -> NoisyLosses:

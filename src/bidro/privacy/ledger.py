@@ -6,6 +6,10 @@ else check that the budget lasts, in exact fractions, draw, keep the bytes, comm
 them. Whatever ends a process or a machine, a question is answered once with one draw of noise: averaging
 over repeated questions, runs or crashes yields nothing.
 
+All releases are charged to one budget, whichever rows they are over. That nobody is both in training and kept
+out holds within one agreement and one version of a table: another hold_out, a column less or one corrected
+cell deals rows anew, and a person may pay for what is told of either side.
+
 The key stands for all that determines a release; who asked and when is kept beside it and changes nothing.
 What it cannot see: a database restored from a copy has forgotten what was released since, and two copies of
 a site each have the whole budget.
@@ -54,12 +58,16 @@ class Release(NamedTuple):
     """One entry of a ledger."""
 
     key: bytes
-    part: str  # of the rows: parts have no person in common and a budget each
+    part: str  # of the rows that it is over, for its owner's eyes: all parts have one budget
     rho: Fraction  # what it cost
     rows_per_person: int  # for which it cost that
     time: str
     size: int  # bytes that were sent
     sent: tuple[Sent, ...]
+
+    def cost(self, rows: int) -> Fraction:
+        """To a person with so many rows, no fewer than it was for."""
+        return self.rho * Fraction(rows, self.rows_per_person) ** 2
 
 
 @dataclass(frozen=True)
@@ -98,10 +106,11 @@ class Ledger:
         rows_per_person: int = 1,
     ) -> bytes:
         """The bytes of the release that `key` stands for: those sent before, or else what `draw` gives,
-        charged with rho to the budget of the `part` of the rows.
+        charged with rho to the one budget of all rows; `part` says which of them it is over.
 
-        `draw` is called inside the transaction, at most once. Raises OverspentError where the question is new
-        and too little is left.
+        rho is what it costs a person with `rows_per_person` rows; where releases were for more rows a person,
+        it is charged for as many as the most that ever were. `draw` is called inside the transaction, at most
+        once. Raises OverspentError where the question is new and too little is left.
         """
         if rho <= 0:
             raise BidroError(f"A release must cost a positive rho; got {float(rho):g}.")
@@ -109,7 +118,7 @@ class Ledger:
             with self._transaction() as connection:
                 known = connection.execute("SELECT payload FROM releases WHERE key = ?", (key,)).fetchone()
                 if known is None:
-                    self._require(connection, part, rho, budget, rows_per_person)
+                    self._require(connection, rho, budget, rows_per_person)
                     payload = draw()
                     connection.execute(
                         "INSERT INTO releases VALUES (?, ?, ?, ?, ?, ?)",
@@ -128,10 +137,21 @@ class Ledger:
             ) from error
         return payload
 
-    def spent(self, part: str, rows_per_person: int = 1) -> Fraction:
-        """What the releases of a part have cost so far a person with so many rows."""
+    def spent(self, rows_per_person: int = 1) -> Fraction:
+        """What all releases have cost so far a person with so many rows, or with as many as the most that a
+        release was for."""
         with closing(self._connection()) as connection:
-            return _spent(connection, part, rows_per_person)
+            return _spent(connection, _most_rows(connection, rows_per_person))
+
+    def most_rows(self, rows_per_person: int = 1) -> int:
+        """The most rows a person that a release was for, or so many if that is more."""
+        with closing(self._connection()) as connection:
+            return _most_rows(connection, rows_per_person)
+
+    def known(self) -> set[bytes]:
+        """The keys of all releases."""
+        with closing(self._connection()) as connection:
+            return {bytes(key) for (key,) in connection.execute("SELECT key FROM releases")}
 
     def releases(self) -> list[Release]:
         """All entries, oldest first."""
@@ -149,16 +169,15 @@ class Ledger:
                 for key, part, rho, k, time, size in rows
             ]
 
-    def _require(
-        self, connection: sqlite3.Connection, part: str, rho: Fraction, budget: Fraction, k: int
-    ) -> None:
-        left = budget - _spent(connection, part, k)
-        if rho > left:
+    def _require(self, connection: sqlite3.Connection, rho: Fraction, budget: Fraction, k: int) -> None:
+        most = _most_rows(connection, k)
+        left, cost = budget - _spent(connection, most), rho * Fraction(most, k) ** 2
+        if cost > left:
             share = max(float(left / budget), 0.0) if budget > 0 else 0.0
             raise OverspentError(
-                f"This question is new to this site and would cost {float(rho / budget):.3g} of its privacy "
-                f"budget for {part} rows, of which {share:.3g} is left; what was answered before is answered "
-                "again for nothing."
+                f"This question is new to this site and would cost {float(cost / budget):.3g} of its privacy "
+                f"budget, of which {share:.3g} is left; what was answered before is answered again for "
+                "nothing."
                 if budget > 0
                 else "This site has no privacy budget, so that nothing can be released."
             )
@@ -181,11 +200,18 @@ class Ledger:
         return connection
 
 
-def _spent(connection: sqlite3.Connection, part: str, rows_per_person: int) -> Fraction:
-    """Exactly. Noise that was drawn for people with k rows costs one with more rows as many times more as
-    the square of their numbers says."""
-    charged = connection.execute("SELECT rho, rows_per_person FROM releases WHERE part = ?", (part,))
-    return sum((Fraction(rho) * Fraction(rows_per_person, k) ** 2 for rho, k in charged), Fraction(0))
+def _most_rows(connection: sqlite3.Connection, rows_per_person: int) -> int:
+    """For how many rows a person costs are added up: who was promised something stays promised, also when
+    rows_per_person is lowered."""
+    most = connection.execute("SELECT MAX(rows_per_person) FROM releases").fetchone()[0]
+    return max(rows_per_person, most or 1)
+
+
+def _spent(connection: sqlite3.Connection, most: int) -> Fraction:
+    """Exactly. Noise that was drawn for people with k rows costs one with `most` rows, no fewer than k, as
+    many times more as the square of their numbers says."""
+    charged = connection.execute("SELECT rho, rows_per_person FROM releases")
+    return sum((Fraction(rho) * Fraction(most, k) ** 2 for rho, k in charged), Fraction(0))
 
 
 def _now() -> str:

@@ -18,7 +18,8 @@ from bidro.privacy.accounting import rho_of
 from bidro.privacy.mechanisms import MOST_DEGREE, Scale, bernstein_scale, gradients_scale, moments_scale
 from bidro.privacy.row_losses import PrivateLoss
 
-# The two parts of a site's rows, which have no person in common, so that each may cost the whole budget.
+# The two parts of a site's rows. They have one budget: by another agreement, or with a cell corrected, a
+# person may be in the other part.
 TRAINING, KEPT_OUT = "training", "kept-out"
 # Rounds of gradients where the agreement says no number.
 _ROUNDS: dict[PrivateLoss, int] = {"squared": 8, "logistic": 6}
@@ -32,7 +33,8 @@ class Terms:
     """The part [privacy] of an agreement; None stands for what suits the loss and the columns."""
 
     gradients: int | None = None  # rounds of gradients
-    moments: float = 0.2  # the share of the training rows' budget that second moments cost
+    losses: float = 0.3  # the share of the budget that losses of rows kept out cost, where some are
+    moments: float = 0.2  # the share of the rest that second moments cost
     clip: float | None = None  # the norm of (features, 1, target) beyond which rows count less
     degree: int = 4  # of the polynomials that losses of rows kept out are told by
 
@@ -42,8 +44,10 @@ class Terms:
                 f"gradients in [privacy] must be a whole number of rounds from 1 to {_MOST_ROUNDS}; got "
                 f"{self.gradients!r}."
             )
-        if not _is_number(self.moments) or not 0.01 <= self.moments <= 0.99:
-            raise BidroError(f"moments in [privacy] must be a share from 0.01 to 0.99; got {self.moments!r}.")
+        for name in ("losses", "moments"):
+            share = getattr(self, name)
+            if not _is_number(share) or not 0.01 <= share <= 0.99:
+                raise BidroError(f"{name} in [privacy] must be a share from 0.01 to 0.99; got {share!r}.")
         if self.clip is not None and (not _is_number(self.clip) or not 1e-3 <= self.clip <= _MOST_CLIP):
             raise BidroError(
                 f"clip in [privacy] must be a number of agreed units from 0.001 to {_MOST_CLIP:g}; got "
@@ -78,7 +82,7 @@ class Budget:
 
     @cached_property
     def rho(self) -> Fraction:
-        """Of each part of the rows."""
+        """Of all releases together, whichever rows they are over."""
         return rho_of(self.epsilon, self.delta)
 
     @property
@@ -101,7 +105,7 @@ class Budget:
 class Cost(NamedTuple):
     """Of one release."""
 
-    part: str  # of the rows: `TRAINING` or `KEPT_OUT`
+    part: str  # of the rows that it is over: `TRAINING` or `KEPT_OUT`
     rho: Fraction
 
 
@@ -112,31 +116,37 @@ class Plan:
     loss: PrivateLoss
     columns: int  # m = features + 2
     rounds: int  # of gradients
-    share: Fraction  # of the budget of training rows that second moments cost
+    of_losses: Fraction  # the share of the budget that losses of rows kept out cost; 0 where none are
+    of_moments: Fraction  # the share of the rest that second moments cost
     clip: float  # of z
     degree: int
     units: bool = False  # whether rows are of units, so that kept-out losses are means over one's rows
 
     @classmethod
-    def of(cls, terms: Terms, loss: PrivateLoss, features: int, units: bool = False) -> Plan:
+    def of(
+        cls, terms: Terms, loss: PrivateLoss, features: int, units: bool = False, kept_out: bool = True
+    ) -> Plan:
+        """`kept_out`: whether rows are, whose losses are told."""
         m = features + 2
+        of_losses = Fraction(terms.losses) if kept_out else Fraction(0)
         clip = math.sqrt(m / 2) if terms.clip is None else float(terms.clip)
         rounds = _ROUNDS[loss] if terms.gradients is None else terms.gradients
-        return cls(loss, m, rounds, Fraction(terms.moments), clip, terms.degree, units)
+        return cls(loss, m, rounds, of_losses, Fraction(terms.moments), clip, terms.degree, units)
 
     @property
     def classes(self) -> bool:
         return self.loss == "logistic"
 
     def cost(self, question: str, budget: Budget) -> Cost:
-        """What a release costs: of training rows second moments their share and every round of gradients as
-        much of the rest, of rows kept out losses all of it."""
+        """What a release costs: losses of rows kept out their share of the budget, of the rest second moments
+        theirs, and every round of gradients as much of what is left. A whole run costs the budget."""
+        losses = budget.rho * self.of_losses
         if question == "losses":
-            return Cost(KEPT_OUT, budget.rho)
-        of_moments = budget.rho * self.share
+            return Cost(KEPT_OUT, losses)
+        moments = (budget.rho - losses) * self.of_moments
         if question == "moments":
-            return Cost(TRAINING, of_moments)
-        return Cost(TRAINING, (budget.rho - of_moments) / self.rounds)
+            return Cost(TRAINING, moments)
+        return Cost(TRAINING, (budget.rho - losses - moments) / self.rounds)
 
     def moments_scale(self, budget: Budget | None) -> Scale:
         return moments_scale(self.columns, self.clip, *self._paid("moments", budget))

@@ -26,6 +26,7 @@ def fit_options(
     units: Standard | None = None,
     largest_coefficient: float = LARGEST_COEFFICIENT,
     privacy: Terms | None = None,
+    units_drafted: bool = False,
 ) -> Options:
     """What `fit` is to do. Raises BidroError where the schema and the options have no loss."""
     support = None if options.support is None else bounds_of(options.support, schema)
@@ -42,6 +43,7 @@ def fit_options(
         units=units,
         largest_coefficient=largest_coefficient,
         privacy=privacy,
+        units_drafted=units_drafted,
     )
 
 

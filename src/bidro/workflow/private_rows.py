@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from bidro.guarantees.private_plan import private_plan
 from bidro.losses import Squared
 from bidro.model_file import Model
 from bidro.privacy.accounting import rho_of
+from bidro.privacy.terms import Terms
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,10 @@ class PrivateRows:
             f"With epsilon = {self.epsilon:g} and delta = {self.delta:g} at each of {len(self.rows)} sites, "
             f"about {self.needed:,} rows a site keep what the noise costs below {100 * self.excess:.3g}% of "
             f"the mean squared error; with those of these tables it would cost about {100 * self.now:.3g}%. "
-            "It is for one release of second moments, to first order; a private fit asks for gradients too, "
-            "which makes it cost less as a rule, and clips rows, which is not in it: try bidro fit --epsilon."
+            "That is of one release of second moments, with what a private fit has for training, to first "
+            "order. It is no upper end for a private fit, which asks for gradients too and clips rows: where "
+            "rows lie far out, or few have a level, that can cost many times as much. Try bidro fit "
+            "--epsilon on tables like these."
         )
 
 
@@ -51,7 +55,8 @@ def private_rows(
     pooled = np.concatenate(list(rows.values()))
     ones, target = np.ones(len(pooled)), pooled[:, -1] / model.standard.target_spread
     z = np.column_stack([pooled[:, :-1], ones, target])
-    found = private_plan(z, len(rows), rho)
+    # Losses of rows kept out have the rest.
+    found = private_plan(z, len(rows), rho * (1 - Fraction(Terms().losses)))
     needed = found.rows(excess)
     has = {name: len(own) for name, own in rows.items()}
     return PrivateRows(epsilon, delta, excess, needed, has, found.excess(len(pooled) / len(rows)))
