@@ -52,6 +52,8 @@ _MORE = {
 }
 # All that is asked in a private run: no id of a table, which would tell that it has changed.
 PRIVATE = ("moments", "gradients", "losses")
+# All that there are.
+QUESTIONS = (*_MORE, *PRIVATE)
 # Questions about a model: where curves are agreed on, they say which.
 _OF_A_MODEL = ("round", "assess", "bounds")
 # What smooths curves in training is at most this.
