@@ -19,6 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+# For how long a run may be approved at most.
+_MOST_DAYS = 366
+
 Configuration = Annotated[
     Path | None, typer.Option("--site", help="The site's site.toml; else the one that BIDRO_SITE names.")
 ]
@@ -53,17 +56,18 @@ def log(
     json: AsJson = False,
 ) -> None:
     """Show every question that the site answered or refused: when, for which run, over how many rows, how
-    many bytes left; and the runs that wait for approval."""
+    many bytes left; the runs that wait for approval, and what the owner has decided."""
     import json as plain_json
 
     from bidro.deploy.site_rows import site_log
 
     kept = site_log(_site(site))
-    entries, waiting = kept.entries(run), kept.waiting()
+    entries, waiting, decided = kept.entries(run), kept.waiting(), kept.decisions()
     if json:
         content = {
             "questions": [entry._asdict() for entry in entries],
             "waiting": [run for run, _ in waiting],
+            "decisions": [one._asdict() for one in decided],
         }
         print(plain_json.dumps(content, indent=2))
         return
@@ -71,36 +75,87 @@ def log(
         print(_line(entry._asdict()))
     if not entries:
         print("Nothing was asked.")
+    for one in decided:
+        until = f" until {one.until}, by agreement {one.agreed[:12]}" if one.outcome == "approved" else ""
+        table = f" and with table {one.table}" if one.table else ""
+        print(f"{one.time} run '{_plain(one.run)}' {one.outcome} by the owner{until}{table}")
     for name, since in waiting:
         print(
-            f"waiting since {since}: run '{_plain(name)}'; `bidro site approve {_plain(name)}` lets it begin"
+            f"waiting since {since}: run '{_plain(name)}'; `bidro site approve {_plain(name)}` lets it "
+            "begin, `bidro site refuse` does not"
         )
 
 
-@app.command(epilog="Examples: `bidro site approve stay-2026`, `bidro site approve --new-table`")
+@app.command(epilog="Examples: `bidro site approve stay-2026 --days 7`, `bidro site approve --new-table`")
 def approve(
     run: Annotated[str | None, typer.Argument(help="The run's name, as `bidro site log` shows it.")] = None,
     site: Configuration = None,
+    days: Annotated[int, typer.Option(help="For how many days the run may be answered.")] = 30,
     new_table: Annotated[
         bool,
         typer.Option("--new-table", help="The rows of the table are others than those that runs have used."),
     ] = False,
 ) -> None:
-    """Let a run begin at a site with `approve = "ask"`; or say that a table of which no row is known holds
-    other persons than before, and not the same ones written in another way."""
+    """Let a run begin at a site with `approve = "ask"`: by the agreement and with the table that the site has
+    now, for some days; or say that a table of which no row is known holds other persons than before, and not
+    the same ones written in another way."""
+    from bidro.deploy.site import approved_for
     from bidro.deploy.site_rows import SiteRows, known_rows, site_log
     from bidro.errors import BidroError
 
     if run is None and not new_table:
         raise BidroError("Name the run to approve, as `bidro site log` shows it, or use --new-table.")
+    if not 1 <= days <= _MOST_DAYS:
+        raise BidroError(f"--days must be a whole number from 1 to {_MOST_DAYS}; got {days}.")
     chosen = _site(site)
     if run is not None:
-        site_log(chosen).approve(run)
-        print(f"Run '{run}' may begin, or go on, at this site.")
+        _require_name(run)
+    rows = SiteRows.load(chosen)
+    if run is not None:
+        done = site_log(chosen).approve(run, *approved_for(chosen, rows), days)
+        what = "agreement and the table" if done.table else "agreement"
+        print(
+            f"Run '{run}' may begin, or go on, at this site until {done.until}, by the {what} that it has "
+            "now: another needs another approval."
+        )
     if new_table:
-        memory, known = known_rows(chosen, SiteRows.load(chosen))
+        memory, known = known_rows(chosen, rows)
         memory.take_as_new(known)
         print("The rows of the table are taken for others than those that runs have used before.")
+
+
+_Run = Annotated[str, typer.Argument(help="The run's name, as `bidro site log` shows it.")]
+
+
+@app.command(epilog="Example: `bidro site refuse stay-2026`")
+def refuse(run: _Run, site: Configuration = None) -> None:
+    """Answer nothing more to a run, also at a site that answers runs without asking its owner."""
+    from bidro.deploy.site_rows import site_log
+
+    _require_name(run)
+    site_log(_site(site)).refuse(run)
+    print(f"Run '{run}' is answered nothing more; `bidro site withdraw {run}` takes that back.")
+
+
+@app.command(epilog="Example: `bidro site withdraw stay-2026`")
+def withdraw(run: _Run, site: Configuration = None) -> None:
+    """Take back that a run was approved, or refused; what it was answered before stays answered."""
+    from bidro.deploy.site_rows import site_log
+    from bidro.errors import BidroError
+
+    was = site_log(_site(site)).withdraw(run)
+    if was is None:
+        raise BidroError(f"Run '{_plain(run)}' is neither approved nor refused here: see `bidro site log`.")
+    print(f"Run '{run}' is no longer {was.outcome}.")
+
+
+def _require_name(run: str) -> None:
+    """Raise BidroError for what cannot be the name of a run: nobody would ever ask under it."""
+    from bidro.deploy.requests import RUN_NAME
+    from bidro.errors import BidroError
+
+    if not RUN_NAME.fullmatch(run):
+        raise BidroError(f"'{_plain(run)}' is no run's name; see `bidro site log` for those that have asked.")
 
 
 def ledger(

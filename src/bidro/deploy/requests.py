@@ -37,7 +37,7 @@ from bidro.scoring.ports import MOST_BYTES
 T = TypeVar("T")
 
 # The names of runs, which become folders at sites.
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ALWAYS = frozenset({"version", "run", "question", "round", "client", "agreed"})
 # What a request says besides, by question.
 _MORE = {
@@ -160,7 +160,7 @@ def _require_header(protocol: Protocol, client: str, header: Mapping[str, Any]) 
     curves = {"curves"} if protocol.has_curves and question in _OF_A_MODEL else set()
     if set(header) != _ALWAYS | known[question] | curves:
         raise RefusedError("it was asked for something that was not agreed on.")
-    if not isinstance(header["run"], str) or not _RUN.fullmatch(header["run"]):
+    if not isinstance(header["run"], str) or not RUN_NAME.fullmatch(header["run"]):
         raise RefusedError("the run's name is not one that a folder can have.")
 
 

@@ -19,8 +19,8 @@ from bidro.deploy.private_answers import answered_privately
 from bidro.deploy.requests import PRIVATE, Request, checked_request
 from bidro.deploy.rules import SCORED, RefusedError
 from bidro.deploy.site_config import Site
-from bidro.deploy.site_log import Question
-from bidro.deploy.site_rows import SiteRows, require_allowed, site_log, table_id
+from bidro.deploy.site_log import STATEMENTS, Question
+from bidro.deploy.site_rows import SiteRows, require_allowed, site_log, table_id, table_version
 from bidro.engines.compiled import compilation_cache
 from bidro.engines.coordinator import refusal_message, reply_message
 from bidro.engines.wire import header_of, pack
@@ -118,16 +118,27 @@ def _answer(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     return answered(site, rows, request)
 
 
+def approved_for(site: Site, rows: SiteRows) -> tuple[str, str]:
+    """(the digest of the agreement, the id of the table) that an approval of a run is for. Under a privacy
+    budget the table has none: that it has changed must not show in what is answered."""
+    return rows.agreed.digest, "" if site.privacy is not None else f"{table_id(site, rows):.0f}"
+
+
 def _question(site: Site, rows: SiteRows, request: Request, digest: str) -> Question:
+    agreed, table = approved_for(site, rows)
     if site.privacy is not None:
         # The ledger counts what is released; nothing that depends on the table may limit it beside.
-        return Question(request.run, request.question, request.round, digest, request.models)
-    about = f"{rows.agreed.digest} {table_id(site, rows):.0f}"
-    about_it = {"ambiguity": repr(request.ambiguity), "curves": repr(request.protocol.places)}
-    content = hashlib.sha256(pack(request.message, about_it)).hexdigest()
+        asked = Question(request.run, request.question, request.round, digest, request.models)
+        return asked._replace(agreed=agreed, table=table)
     kind = "exact losses" if request.question == "losses" else request.kind
-    parts = request.run, kind, request.round, digest, request.models
-    return Question(*parts, about, content, request.means)
+    asked = Question(request.run, kind, request.round, digest, request.models, agreed=agreed, table=table)
+    if kind not in STATEMENTS:
+        return asked
+    about_it = {"ambiguity": repr(request.ambiguity), "curves": repr(request.protocol.places)}
+    # The same numbers by another agreement, or of a table with other rows, are another statement.
+    about_it |= {"agreed": agreed, "table": table}
+    content = hashlib.sha256(pack(request.message, about_it)).hexdigest()
+    return asked._replace(about=str(table_version(site, rows)), content=content, means=request.means)
 
 
 def _reason(error: Exception) -> str:

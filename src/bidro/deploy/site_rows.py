@@ -18,6 +18,7 @@ from bidro.deploy.agreed import Agreed
 from bidro.deploy.dominance import require_none_outweighs
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.network_protocol import protocol_of
+from bidro.deploy.people import row_contents, version_of
 from bidro.deploy.protocol import Protocol
 from bidro.deploy.releases import Releases
 from bidro.deploy.row_memory import Demanded, RowMemory
@@ -52,6 +53,7 @@ class SiteRows:
     target: Floats  # (N,)
     ids: NDArray[np.uint64]  # (N,) what a row is dealt by
     units: NDArray[np.uint64] | None = None  # (N,) of which unit each row is, where the schema names units
+    contents: NDArray[np.uint64] | None = None  # (N,) 64 bits from all that the file says of each row
 
     @cached_property
     def protocol(self) -> Protocol:
@@ -101,7 +103,8 @@ class SiteRows:
         units = None if labels is None else unit_ids(labels)
         order, ids = arranged(np.zeros(len(target), np.int64), features, target, units)
         own = None if units is None else units[order]
-        return cls(agreed, features[order], target[order], ids[order], own)
+        contents = row_contents(table, schema.client)[order]
+        return cls(agreed, features[order], target[order], ids[order], own, contents)
 
 
 @lru_cache(maxsize=8)
@@ -133,6 +136,13 @@ def site_log(site: Site, agreed: Agreed | None = None) -> SiteLog:
 def table_id(site: Site, rows: SiteRows) -> float:
     """A random number that changes with the rows, and says nothing of them."""
     return float(state_of(site).table_id(rows.content))
+
+
+@lru_cache(maxsize=8)
+def table_version(site: Site, rows: SiteRows) -> int:
+    """The number of the version of the site's table, the same by every agreement."""
+    assert rows.contents is not None
+    return version_of(state_of(site), known_rows(site, rows)[1], rows.contents, site.min_rows)
 
 
 @lru_cache(maxsize=8)
