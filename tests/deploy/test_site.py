@@ -331,6 +331,20 @@ def test_the_log_says_why_a_request_was_refused_and_what_was_answered(tmp_path, 
     assert "division" not in broken
 
 
+def test_replays_under_new_names_fill_no_disk(tmp_path):
+    """A model that was assessed is assessed again by any run, and a site's own model is kept by run."""
+    site = site_at(tmp_path, frame(400), max_runs=4)
+    none, ball = np.zeros(0), described(WassersteinBall(0.0))
+    message = Assess(MODEL, none, none, np.zeros(()), np.asarray(SHRINKAGES["auto"][3].freedom), none)
+    said = [asked_of(site, "assess", message, ambiguity=ball, run=f"name-{k}")[0] for k in range(8)]
+    assert said[:4] == [None] * 4
+    assert all("raise max_runs at that site" in one for one in said[4:])
+    assert sorted(path.name for path in site.own.iterdir()) == [f"name-{k}" for k in range(4)]
+    assert {entry.run for entry in site_log(site).entries() if entry.outcome != "refused"} == {
+        f"name-{k}" for k in range(4)
+    }
+
+
 def test_a_site_keeps_its_own_model_of_the_last_assessment_of_a_run(tmp_path):
     """Written with "assess"; a run that began again and gives this site none leaves none behind."""
     site = site_at(tmp_path, frame(400))

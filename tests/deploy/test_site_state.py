@@ -179,6 +179,27 @@ def test_nobody_fills_the_disk_by_asking(tmp_path, monkeypatch):
     assert [run for run, _ in log.waiting()] == [f"run{k}" for k in range(4, 9)]
 
 
+def test_a_site_works_for_so_many_runs_and_keeps_nothing_of_others(tmp_path):
+    """Whoever asks chooses the names: what it was answered once it may ask again, but not under new ones."""
+    state = SiteState.open(tmp_path, "east")
+    log = SiteLog(state, limits=RunLimits(runs=3))
+    for k in range(50):
+        question = asked("assess", run=f"run{k}")._replace(about="table", content="the same")
+        if k < 3:
+            log.allow(question)
+            log.answered(question, 30, 500)
+        else:
+            with pytest.raises(
+                RefusedError, match="has worked for 3 runs, as many as its max_runs = 3 allows"
+            ):
+                log.allow(question)
+        log.worked(question.run, 0.1)
+    log.allow(asked("assess", run="run1")._replace(about="table", content="the same"))
+    with state.reading() as connection:
+        for table in ("asked", "work"):
+            assert connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone() == (3,)
+
+
 def test_a_run_waits_for_its_owner(tmp_path):
     log = SiteLog(SiteState.open(tmp_path, "east"), ask=True)
     with pytest.raises(RefusedError, match="its owner has not approved this run yet"):

@@ -29,8 +29,8 @@ class RunLimits:
     that loses a client begins again with the others; of statements about a table, so many in all runs, and,
     where there are several, so many mean losses in them, and of later versions of it one, until all versions
     together have had as many beyond their first; of models from elsewhere so many over a table; rounds,
-    models and seconds of this site's time of a run; models of all runs. Which agreement a run is by makes no
-    difference to what was told of a table."""
+    models and seconds of this site's time of a run; models of all runs, and how many of these there are.
+    Which agreement a run is by makes no difference to what was told of a table."""
 
     each: int = 4
     statements: int = 4
@@ -40,6 +40,7 @@ class RunLimits:
     models: int = 100_000
     models_in_all: int = 10_000_000
     seconds: float = 3600.0
+    runs: int = 1_000
 
 
 class Question(NamedTuple):
@@ -96,7 +97,7 @@ class SiteLog:
         if self.ask and not _approves(decided, asked):
             self._wait(asked.run, decided)
         with self.state.transaction() as connection:
-            self._require_time(connection, asked.run)
+            self._require_room(connection, asked.run)
             self._reserve(connection, asked)
             of_run = "FROM asked WHERE outcome != 'refused' AND run = ?"
             known = connection.execute(
@@ -118,9 +119,19 @@ class SiteLog:
             self._require_within(asked, int(before), int(models), int(in_all))
             _add(connection, asked, "asked", None)
 
-    def _require_time(self, connection: sqlite3.Connection, run: str) -> None:
+    def _require_room(self, connection: sqlite3.Connection, run: str) -> None:
+        """And that the run is one of so many that this site has ever worked for: of each it keeps a log and
+        perhaps a model, and whoever asks chooses the names."""
         spent = connection.execute("SELECT seconds FROM work WHERE run = ?", (run,)).fetchone()
-        if spent is not None and spent[0] > self.limits.seconds:
+        if spent is None:
+            kept = int(connection.execute("SELECT COUNT(*) FROM work").fetchone()[0])
+            if kept >= self.limits.runs:
+                raise RefusedError(
+                    f"it has worked for {kept} runs, as many as its max_runs = {self.limits.runs} allows, "
+                    "and keeps something of each; go on with an earlier run, or raise max_runs at that site."
+                )
+            connection.execute("INSERT INTO work VALUES (?, 0.0)", (run,))
+        elif spent[0] > self.limits.seconds:
             raise RefusedError(
                 f"this run has used its max_seconds = {self.limits.seconds:g} of this site's time; begin "
                 "another that asks for less, or raise max_seconds at that site."
@@ -166,12 +177,9 @@ class SiteLog:
         )
 
     def worked(self, run: str, seconds: float) -> None:
-        """Note how long a request of a run took."""
+        """Note how long a request of a run took, if it was allowed any."""
         with self.state.transaction() as connection:
-            connection.execute(
-                "INSERT INTO work VALUES (?1, ?2) ON CONFLICT (run) DO UPDATE SET seconds = seconds + ?2",
-                (run, seconds),
-            )
+            connection.execute("UPDATE work SET seconds = seconds + ? WHERE run = ?", (seconds, run))
 
     def _wait(self, run: str, decided: Decision | None) -> NoReturn:
         """Note a run that its owner is to decide on, and refuse."""

@@ -128,6 +128,7 @@ def site_log(site: Site, agreed: Agreed | None = None) -> SiteLog:
         models=limits.models,
         models_in_all=limits.models_in_all,
         seconds=float(site.max_seconds),
+        runs=site.max_runs,
     )
     return SiteLog(state_of(site), site.approve == "ask", most)
 
