@@ -160,6 +160,7 @@ class Limits:
 
     folds: tuple[int, ...] | None = None
     curved: tuple[int, ...] | None = None
+    without: tuple[str, ...] = ()  # the clients that answer over no folds
 
     def curves(self, count: int) -> bool:
         """Whether curvature may be asked for over so many folds; more than are offered are a user's choice,
@@ -223,8 +224,7 @@ def train(
     calibration = None
     wanted = grid(choices, problem.n)
     weighings = wanted.weighings
-    own_wanted = choices.own is not None and can_have_own(problem)
-    if len(wanted.scales) * len(weighings) > 1 or choices.criterion == "regret" or own_wanted:
+    if cross_validates(choices, problem.n, can_have_own(problem)):
         folds, curvature = folds_of(min(problem.federation.sizes), choices, limits)
 
         def calibrated(of: Problem, scales: Sequence[float], weighings: Sequence[Weighing]) -> Calibration:
@@ -309,6 +309,14 @@ def grid(choices: Choices, clients: int) -> Grid:
     return Grid(scales, _weighings(choices.weights, clients))
 
 
+def cross_validates(choices: Choices, clients: int, can_have_own: bool) -> bool:
+    """Whether `train` asks so many clients about folds: there is something to choose, or there can be own
+    models."""
+    wanted = grid(choices, clients)
+    several = len(wanted.scales) * len(wanted.weighings) > 1
+    return several or choices.criterion == "regret" or (choices.own is not None and can_have_own)
+
+
 def grids(choices: Choices, clients: int) -> tuple[Grid, ...]:
     """All that `train` cross-validates over for so many clients; segments of curves are chosen under pooled
     training."""
@@ -375,10 +383,11 @@ def folds_of(rows: int, choices: Choices, limits: Limits) -> tuple[int, bool]:
                 return count, True
     if counts:
         return counts[0], False
+    named = "".join([": " * bool(limits.without), ", ".join(f"'{name}'" for name in limits.without)])
     raise BidroError(
         "A site has too few rows, or too few with a rare level or class, for cross-validation: what a fold "
         "leaves out would rest on fewer than its min_rows; name the weights (such as fixed) and set own to "
-        "none, or leave that site out."
+        f"none, or leave that site out{named}."
     )
 
 

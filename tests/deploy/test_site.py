@@ -325,10 +325,27 @@ def test_the_log_says_why_a_request_was_refused_and_what_was_answered(tmp_path, 
     assert sorted(reasons) == [
         ("four", "answered", None),
         ("one", "refused", unchecked),
-        ("three", "refused", "it could not be followed."),
+        (
+            "three",
+            "refused",
+            "it could not be followed (ZeroDivisionError); the log of this site's process says more.",
+        ),
         ("two", "refused", checked),
     ]
     assert "division" not in broken
+
+
+def test_the_log_says_what_is_wrong_with_the_site_s_table(tmp_path, monkeypatch):
+    """The server is told that its log says why, and so it does."""
+    site = site_at(tmp_path)
+    monkeypatch.setenv("BIDRO_SITE", str(tmp_path / "site.toml"))
+    frame().drop(columns="v").to_csv(site.data, index=False)
+    header = {"client": "east", "question": "prepare", "round": 1, "run": "one"}
+    refused = header_of(reply_to(pack(Nothing(), header)))["refused"]
+    assert refused == "its configuration or its table is not in order; its log says why."
+    (entry,) = site_log(site).entries("one")
+    assert (entry.question, entry.outcome) == ("prepare", "refused")
+    assert "'v'" in entry.reason
 
 
 def test_replays_under_new_names_fill_no_disk(tmp_path):

@@ -30,10 +30,14 @@ Configuration = Annotated[
 @app.command(epilog="Example: `bidro site check --site site.toml`")
 def check(
     site: Configuration = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Count only, without a rehearsal, which takes as long as a run.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Say which levels and pairs of levels are too rare, how many folds the site's rules allow, and whether
-    a run would be answered. Nothing leaves, and nothing is remembered."""
+    """Say which levels and pairs of levels are too rare, how many folds the site's rules allow, which columns
+    look as if they were in another unit, and whether a run would be answered, by a rehearsal with this site
+    alone. Nothing leaves, and nothing is remembered."""
     import json as plain_json
 
     from bidro.deploy.site_rows import check_site
@@ -43,9 +47,9 @@ def check(
         print(
             f"This site has a privacy budget (epsilon = {chosen.privacy.epsilon:g}, delta = "
             f"{chosen.privacy.delta:g}): private runs are answered whatever rows it has, until that is spent "
-            "(`bidro ledger`), and no others. What follows would hold without it."
+            "(`bidro ledger`), and no others. Levels, folds and moments below are what rules without it say."
         )
-    found = check_site(chosen)
+    found = check_site(chosen, rehearse=not quick)
     print(plain_json.dumps(found.as_json(), indent=2) if json else found.in_words())
 
 
@@ -200,7 +204,8 @@ def _line(entry: dict[str, object]) -> str:
     )
     if entry["outcome"] == "answered":
         over = f"over at least {entry['rows']} rows" if entry["rows"] else "with noise"
-        return f"{head}answered {over}, {entry['bytes']:,} bytes"
+        remark = f"; WARNING: {_plain(entry['reason'])}" if entry["reason"] else ""
+        return f"{head}answered {over}, {entry['bytes']:,} bytes{remark}"
     if entry["outcome"] == "refused":
         return f"{head}refused: {_plain(entry['reason'])}"
     return f"{head}asked; the site stopped before it answered"

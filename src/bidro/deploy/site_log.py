@@ -79,7 +79,7 @@ class Entry(NamedTuple):
     times: int
     rows: int | None  # the fewest that a number of the reply rests on
     bytes: int | None  # of the reply
-    reason: str | None  # of a refusal
+    reason: str | None  # of a refusal; of an answer, what its owner should look at
 
 
 @dataclass(frozen=True)
@@ -217,13 +217,14 @@ class SiteLog:
                 "were agreed on; its owner and the others agree on more, or no more is answered."
             )
 
-    def answered(self, asked: Question, rows: int, size: int) -> None:
-        """Note that a reply of `size` bytes leaves, over at least so many rows."""
+    def answered(self, asked: Question, rows: int, size: int, remark: str | None = None) -> None:
+        """Note that a reply of `size` bytes leaves, over at least so many rows, and what its owner should
+        look at."""
         with self.state.transaction() as connection:
             connection.execute(
-                "UPDATE asked SET outcome = 'answered', rows = ?, bytes = ? "
+                "UPDATE asked SET outcome = 'answered', rows = ?, bytes = ?, reason = ? "
                 "WHERE outcome != 'refused' AND run = ? AND question = ? AND digest = ?",
-                (rows, size, asked.run, asked.question, asked.digest),
+                (rows, size, remark, asked.run, asked.question, asked.digest),
             )
             if asked.question in STATEMENTS:
                 connection.execute(

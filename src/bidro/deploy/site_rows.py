@@ -6,7 +6,7 @@ Which rows are kept out and how folds are dealt is the site's own: by its key an
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.dominance import require_none_outweighs
+from bidro.deploy.far_units import far_units_of
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.network_protocol import protocol_of
 from bidro.deploy.people import row_contents, version_of
@@ -227,8 +228,19 @@ def require_allowed(site: Site, rows: SiteRows) -> None:
         ) from error
 
 
-def check_site(site: Site) -> Checked:
-    """What the site would answer by its agreement, for its owner."""
+def check_site(site: Site, rehearse: bool = True) -> Checked:
+    """What the site would answer by its agreement, for its owner: counts, and whether a run would be
+    answered, by one with this site alone unless that is not wanted."""
+    # What answers is built on this module.
+    from bidro.deploy.site_rehearsal import on_a_copy
+
+    found = on_a_copy(site, lambda copy: _checked(copy, rehearse))
+    return replace(found, asks=site.approve == "ask")
+
+
+def _checked(site: Site, rehearse: bool) -> Checked:
+    from bidro.deploy.site_rehearsal import refusal_of_a_run
+
     rows = SiteRows.load(site)
     refused = None
     try:
@@ -239,4 +251,9 @@ def check_site(site: Site) -> Checked:
         if draws(~kept, rows.units) >= 3:
             kept = _dealt(site, rows)
     marks = {} if refused is not None else fold_marks(site, rows)
-    return checked(*known_rows(site, rows), kept, marks, refused)
+    found = checked(*known_rows(site, rows), kept, marks, refused)
+    # Under a budget no rule about rows is looked at, and the budget decides.
+    if rehearse and (found.refused is None or site.privacy is not None):
+        found = replace(found, refused=refusal_of_a_run(site, rows))
+    far = far_units_of(rows.agreed, np.column_stack([rows.features, rows.target]))
+    return replace(found, warnings=tuple(one.in_words(numbers=True) for one in far))

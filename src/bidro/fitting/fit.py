@@ -81,7 +81,11 @@ class _Fit:
             clients.federation, loss, transport, standard.target_spread, options.largest_coefficient
         )
         self.progress.begin("choosing")
-        limits = Limits(*(_by_all(offered) for offered in (prepared.folds, prepared.curved)))
+        offered = np.asarray(prepared.folds)
+        without = [
+            name for name, own in zip(clients.federation.names, offered, strict=True) if not own[1:].any()
+        ]
+        limits = Limits(_by_all(offered), _by_all(prepared.curved), tuple(without))
         seen = None
         if options.algorithm is None:
             draws = int(np.min(prepared.units))
