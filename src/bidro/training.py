@@ -29,7 +29,7 @@ from bidro.guarantees.asked import (
     check_weights,
     is_number,
 )
-from bidro.guarantees.calibration import FOLDS, SCALES, Calibration, calibrate
+from bidro.guarantees.calibration import FOLDS, NO_LIMITS, SCALES, Calibration, Limits, calibrate
 from bidro.guarantees.empirical_radius import bootstrap_radii
 from bidro.guarantees.out_of_sample import explicit_radii
 from bidro.guarantees.own import Own, attainable, can_have_own, check_own, choose_own, own_losses
@@ -151,24 +151,6 @@ class Choices:
         check_confidence(self.confidence)
         if self.replies not in ("curvature", "gradient"):
             raise BidroError(f"replies are 'curvature' or 'gradient'; got {self.replies!r}.")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What all clients answer: these numbers of folds, 1 for all rows together, and these with curvature;
-    None for whatever is wanted."""
-
-    folds: tuple[int, ...] | None = None
-    curved: tuple[int, ...] | None = None
-    without: tuple[str, ...] = ()  # the clients that answer over no folds
-
-    def curves(self, count: int) -> bool:
-        """Whether curvature may be asked for over so many folds; more than are offered are a user's choice,
-        and for the clients to refuse."""
-        return self.curved is None or count in self.curved or count > FOLDS
-
-
-NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from bidro.engines.carrier import InMemory
 from bidro.engines.coordinator import Coordinator, Policy
 from bidro.engines.record import Record
 from bidro.errors import BidroError
-from bidro.training import Limits, cross_validates, folds_of
+from bidro.guarantees.calibration import Limits
+from bidro.training import cross_validates, folds_of
 
 T = TypeVar("T")
 

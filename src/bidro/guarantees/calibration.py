@@ -38,6 +38,24 @@ SCALES = (0.0, 0.5, 1.0, 2.0)
 FOLDS = 5
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What all clients answer: these numbers of folds, 1 for all rows together, and these with curvature;
+    None for whatever is wanted."""
+
+    folds: tuple[int, ...] | None = None
+    curved: tuple[int, ...] | None = None
+    without: tuple[str, ...] = ()  # the clients that answer over no folds
+
+    def curves(self, count: int) -> bool:
+        """Whether curvature may be asked for over so many folds; more than are offered are a user's choice,
+        and for the clients to refuse."""
+        return self.curved is None or count in self.curved or count > FOLDS
+
+
+NO_LIMITS = Limits()
+
+
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """The candidates, their losses on rows left out, and the choice.
