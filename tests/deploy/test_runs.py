@@ -340,3 +340,12 @@ def test_a_run_is_given_up_when_the_patience_ends(ends, jobs, consortium, monkey
         with pytest.raises(BidroError, match="what was received is kept: go on with --resume"):
             driven(run, "flare", {}, lambda line: None)
     assert len(found) == jobs
+
+
+def test_the_lead_is_told_every_site_s_reason_in_full(consortium, monkeypatch):
+    said = " ".join(f"Client '{name}': {'too few rows ' * 40}." for name in PAIR)
+    files = {"error.txt": said.encode()}
+    monkeypatch.setattr(drive, "engine", lambda name: SimpleNamespace(drive=lambda *_: files))
+    with pytest.raises(BidroError) as refused:
+        driven(short(consortium[0], run="one"), "flare", {}, print)
+    assert str(refused.value) == " ".join(said.split())
