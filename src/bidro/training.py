@@ -29,7 +29,7 @@ from bidro.guarantees.asked import (
     check_weights,
     is_number,
 )
-from bidro.guarantees.calibration import FOLDS, SCALES, Calibration, calibrate
+from bidro.guarantees.calibration import FOLDS, NO_LIMITS, SCALES, Calibration, Limits, calibrate
 from bidro.guarantees.empirical_radius import bootstrap_radii
 from bidro.guarantees.out_of_sample import explicit_radii
 from bidro.guarantees.own import Own, attainable, can_have_own, check_own, choose_own, own_losses
@@ -154,17 +154,6 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What all clients answer: these numbers of folds, 1 for all rows together; None for whatever is
-    wanted."""
-
-    folds: tuple[int, ...] | None = None
-
-
-NO_LIMITS = Limits()
-
-
-@dataclass(frozen=True)
 class AlgorithmOne:
     """BiDRO-FL as in the paper, with one-sample replies, in place of the exact solver."""
 
@@ -217,8 +206,7 @@ def train(
     calibration = None
     wanted = grid(choices, problem.n)
     weighings = wanted.weighings
-    own_wanted = choices.own is not None and can_have_own(problem)
-    if len(wanted.scales) * len(weighings) > 1 or choices.criterion == "regret" or own_wanted:
+    if cross_validates(choices, problem.n, can_have_own(problem)):
         folds, curvature = folds_of(min(problem.federation.sizes), choices, limits)
 
         def calibrated(of: Problem, scales: Sequence[float], weighings: Sequence[Weighing]) -> Calibration:
@@ -303,6 +291,14 @@ def grid(choices: Choices, clients: int) -> Grid:
     return Grid(scales, _weighings(choices.weights, clients))
 
 
+def cross_validates(choices: Choices, clients: int, can_have_own: bool) -> bool:
+    """Whether `train` asks so many clients about folds: there is something to choose, or there can be own
+    models."""
+    wanted = grid(choices, clients)
+    several = len(wanted.scales) * len(wanted.weighings) > 1
+    return several or choices.criterion == "regret" or (choices.own is not None and can_have_own)
+
+
 def grids(choices: Choices, clients: int) -> tuple[Grid, ...]:
     """All that `train` cross-validates over for so many clients; segments of curves are chosen under pooled
     training."""
@@ -365,10 +361,11 @@ def folds_of(rows: int, choices: Choices, limits: Limits) -> tuple[int, bool]:
     counts = counts if choices.folds is None else [choices.folds]
     if counts:
         return counts[0], choices.replies == "curvature"
+    named = "".join([": " * bool(limits.without), ", ".join(f"'{name}'" for name in limits.without)])
     raise BidroError(
         "A site has too few people, or too few with a rare level or class, for cross-validation: sums over "
         "what a fold leaves out could give rows away; name the weights (such as fixed) and set own to none, "
-        "use fewer columns, or leave that site out."
+        f"use fewer columns, or leave that site out{named}."
     )
 
 

@@ -1,4 +1,4 @@
-"""`bidro site check | log | approve`: what an owner sees and decides."""
+"""`bidro site check | log | approve | refuse | withdraw`: what an owner sees and decides."""
 
 import json
 
@@ -13,6 +13,7 @@ from bidro.deploy.site_rows import site_log
 from bidro.errors import BidroError
 from tests.cli.test_command import run
 from tests.deploy.sites import QUICK, carrier, job, table, write_sites
+from tests.deploy.test_site import asked_of, frame, site_at
 
 
 @pytest.fixture
@@ -96,11 +97,57 @@ def test_a_run_waits_until_its_owner_approves(capsys, tmp_path):
     with pytest.raises(BidroError, match="'east': its owner has not approved this run yet"):
         run_job(job(agreed, options=QUICK), carrier(tmp_path), tmp_path / "runs")
     out = run(capsys, "site", "log", *east(tmp_path))[1]
-    assert "run 'test'; `bidro site approve test` lets it begin" in out
+    assert "run 'test'; `bidro site approve test` lets it begin, `bidro site refuse` does not" in out
     code, out, _ = run(capsys, "site", "approve", "test", *east(tmp_path))
-    assert (code, out) == (0, "Run 'test' may begin, or go on, at this site.\n")
+    assert code == 0
+    assert out.startswith("Run 'test' may begin, or go on, at this site until 20")
+    assert "by the agreement and the table that it has now" in out
     again = job(agreed, options=QUICK, resume=True)
     assert "model.safetensors" in run_job(again, carrier(tmp_path), tmp_path / "runs")
+
+
+def test_an_approval_is_not_for_another_table_or_agreement(capsys, tmp_path):
+    """Many rows more, or one option of training: the owner is asked again, by the same name."""
+    site = site_at(tmp_path, frame(200), approve="ask")
+    (tmp_path / "site.toml").write_text((tmp_path / "site.toml").read_text() + 'approve = "ask"\n')
+    here = "--site", tmp_path / "site.toml"
+
+    def approved():
+        code, _, _ = run(capsys, "site", "approve", "r", *here, "--days", 3)
+        refused = asked_of(site, "prepare", run="r")[0]
+        return code == 0 and refused is None
+
+    assert "has not approved this run yet" in asked_of(site, "prepare", run="r")[0]
+    assert approved()
+    pd.concat([frame(200), frame(240)]).to_csv(site.data, index=False)
+    assert "was for another agreement or table" in asked_of(site, "prepare", run="r")[0]
+    assert approved()
+    site.schema.write_text(site.schema.read_text().replace("seed = 0", "seed = 1"))
+    assert "was for another agreement or table" in asked_of(site, "prepare", run="r")[0]
+    assert "waiting since" in run(capsys, "site", "log", *here)[1]
+    assert approved()
+
+
+def test_an_owner_refuses_a_run_and_takes_it_back(capsys, tmp_path):
+    site = site_at(tmp_path)
+    here = "--site", tmp_path / "site.toml"
+    code, out, _ = run(capsys, "site", "refuse", "r", *here)
+    assert (code, "`bidro site withdraw r` takes that back" in out) == (0, True)
+    assert "its owner has refused this run" in asked_of(site, "prepare", run="r")[0]
+    found = json.loads(run(capsys, "site", "log", *here, "--json")[1])
+    assert [(one["run"], one["outcome"]) for one in found["decisions"]] == [("r", "refused")]
+    assert "run 'r' refused by the owner" in run(capsys, "site", "log", *here)[1]
+    assert run(capsys, "site", "withdraw", "r", *here)[1] == "Run 'r' is no longer refused.\n"
+    assert asked_of(site, "prepare", run="r")[0] is None
+    for command, words in (
+        (("withdraw", "r"), "is neither approved nor refused here"),
+        (("refuse", "no such name"), "is no run's name"),
+        (("approve", "../r"), "is no run's name"),
+        (("approve", "r", "--days", 0), "--days must be a whole number from 1 to 366"),
+    ):
+        code, _, err = run(capsys, "site", *command, *here)
+        assert code == 1
+        assert words in err
 
 
 def test_a_table_that_was_written_anew_is_nobody_else_s(capsys, sites):

@@ -109,3 +109,25 @@ def test_a_site_answers_fewer_statements_than_a_row_has_numbers(tmp_path):
     answered = [k for k, one in enumerate(told) if one is not None]
     assert answered == list(range(4))
     assert told_at(site, models[2], "another", HIGH)[0].loss == told[2].loss
+
+
+@pytest.mark.parametrize("edit", ["an option", "a column"])
+def test_an_edit_of_the_schema_makes_no_room_for_more_statements(edit, tmp_path):
+    """They are counted by the table's people, whatever agreement a run is by; four edits gave sixteen."""
+    table = people(0, False)
+    site = site_with(tmp_path / "site", table, {"hold_out": 0.45})
+    answered = []
+    for k in range(2):
+        if edit == "an option":
+            site = site_with(tmp_path / "site", table, {"hold_out": 0.45, "seed": k})
+        elif k:
+            # The column stays in the site's file, and no column names people: nothing is answered.
+            site_with(tmp_path / "site", table.drop(columns=FEATURES[-1]), {"hold_out": 0.45})
+            table.to_csv(site.data, index=False)
+        size = SiteRows.load(site).protocol.dimension
+        models = np.random.default_rng(k).normal(size=(5, size))
+        told = [told_at(site, model, f"run-{k}-{i}", HIGH) for i, model in enumerate(models)]
+        answered.append(sum(one is not None for one, _ in told))
+    assert answered == [4, 0]
+    words = "all that may be, by whatever agreement" if edit == "an option" else "name the column of persons"
+    assert words in told[-1][1]

@@ -21,10 +21,11 @@ from bidro.engines.coordinator import Policy
 from bidro.engines.in_process import run
 from bidro.engines.wire import header_of
 from bidro.errors import BidroError
+from bidro.guarantees.calibration import Limits
 from bidro.guarantees.certificate import Certificate
 from bidro.model_file import Model
 from bidro.own_file import own_models_in
-from bidro.training import AlgorithmOne, Choices, Limits, folds_of, transport_of, unrestricted
+from bidro.training import AlgorithmOne, Choices, folds_of, transport_of, unrestricted
 from tests.deploy.sites import NAMES, QUICK, SUPPORT, alone, answering, carrier, job, table, write_sites
 from tests.small import mostly_slow
 

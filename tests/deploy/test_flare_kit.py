@@ -81,6 +81,17 @@ def test_a_site_seals_the_kit_that_it_has(kits, tmp_path, monkeypatch, capsys):
     assert f"valid until {certificate(kit).not_valid_after_utc:%Y-%m-%d}, 35" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("days", "ago"), [(41, 41), (0.5, 0)])
+def test_a_kit_that_has_expired_says_since_when_and_fails(days, ago, kits, tmp_path, monkeypatch, capsys):
+    kit = tmp_path / "kit"
+    shutil.copytree(kits[0] / "west", kit)
+    end = datetime.now(UTC) - timedelta(days=days, minutes=1)
+    monkeypatch.setattr(flare_kit, "valid_until", lambda _: end)
+    with pytest.raises(SystemExit, match=f"expired on {end:%Y-%m-%d}, {ago} days ago: .* a new kit"):
+        sealed(monkeypatch, kit)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_servers_kit_needs_its_storage(kits, tmp_path, monkeypatch):
     kit = tmp_path / "kit"
     shutil.copytree(kits[0] / "localhost", kit)

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from bidro.cli import app
 from bidro.deploy import drive, persistent
 from bidro.deploy.drive import driven
-from bidro.deploy.followed import ROUNDS_FILE, Followed, in_words, said_so_far
+from bidro.deploy.followed import ROUNDS_FILE, Followed, in_words, mark, said_so_far
 from bidro.deploy.persistent import BrokenError, LostJobError, Persistent
+from bidro.deploy.progress import RunProgress
 from bidro.deploy.runs import Begun, begin, delete, expire, failed, find, listed, locked
 from bidro.deploy.server import run_job, serve
 from bidro.engines.carrier import Delivered, InMemory
@@ -213,17 +214,14 @@ def test_progress_is_told_in_words(tmp_path):
     assert said_so_far("one", str(tmp_path)) == (0, [], "")
 
 
-@pytest.mark.parametrize(
-    ("seen", "told"), [(0, ["a", "b"]), (1, ["b"]), (None, ["b"])], ids=["new", "one seen", "resumed"]
-)
-def test_what_a_run_says_is_said_once(seen, told, tmp_path):
+def test_what_a_run_says_is_said_once(tmp_path):
     folder, said = tmp_path / "one", []
     folder.mkdir()
-    followed = Followed(said.append, seen)
+    followed = Followed(said.append)
     (folder / "progress.txt").write_text("a\nb\n")
     followed.tell(said_so_far("one", str(tmp_path)))
     followed.tell(said_so_far("one", str(tmp_path)))
-    assert said == told
+    assert said == ["a", "b"]
     for name in ("north, south", "north"):
         with (folder / ROUNDS_FILE).open("a") as file:
             file.write(json.dumps({"stage": "solving", "round": 2, "waiting_for": name.split(", ")}) + "\n")
@@ -232,7 +230,28 @@ def test_what_a_run_says_is_said_once(seen, told, tmp_path):
         file.write("c\n")
     followed.tell(said_so_far("one", str(tmp_path)))
     waits = ["solving: round 2, waiting for north, south", "solving: round 2, waiting for north"]
-    assert said == [*told, *waits, "c"]
+    assert said == ["a", "b", *waits, "c"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_was_said_before_a_run_went_on_or_began_again_is_not_said_again(resume, consortium, tmp_path):
+    """Whoever follows begins before the server does: also what is there until then is of the run before."""
+    folder, said = tmp_path / "one", []
+    begun(consortium[0], tmp_path, "one")
+    progress = RunProgress(folder)
+    progress.say("Client 'east': its min_rows = 10.")
+    progress.ended("stopped")
+    failed(folder, "Client 'east': its min_rows = 10.")
+    followed, since = Followed(said.append), mark("one", str(tmp_path))
+    followed.tell(said_so_far("one", str(tmp_path), since))
+    begun(consortium[0], tmp_path, "one", resume=resume)
+    followed.tell(said_so_far("one", str(tmp_path), since))
+    assert said == []
+    progress = RunProgress(folder)
+    progress.say("preparing")
+    progress.round("prepare", 1, ["east"], 0)
+    followed.tell(said_so_far("one", str(tmp_path), since))
+    assert said == ["preparing", "preparing: round 1, waiting for east"]
 
 
 class Clock:
@@ -321,3 +340,12 @@ def test_a_run_is_given_up_when_the_patience_ends(ends, jobs, consortium, monkey
         with pytest.raises(BidroError, match="what was received is kept: go on with --resume"):
             driven(run, "flare", {}, lambda line: None)
     assert len(found) == jobs
+
+
+def test_the_lead_is_told_every_site_s_reason_in_full(consortium, monkeypatch):
+    said = " ".join(f"Client '{name}': {'too few rows ' * 40}." for name in PAIR)
+    files = {"error.txt": said.encode()}
+    monkeypatch.setattr(drive, "engine", lambda name: SimpleNamespace(drive=lambda *_: files))
+    with pytest.raises(BidroError) as refused:
+        driven(short(consortium[0], run="one"), "flare", {}, print)
+    assert str(refused.value) == " ".join(said.split())

@@ -323,10 +323,41 @@ def test_the_log_says_why_a_request_was_refused_and_what_was_answered(tmp_path, 
     assert sorted(reasons) == [
         ("four", "answered", None),
         ("one", "refused", unchecked),
-        ("three", "refused", "it could not be followed."),
+        (
+            "three",
+            "refused",
+            "it could not be followed (ZeroDivisionError); the log of this site's process says more.",
+        ),
         ("two", "refused", checked),
     ]
     assert "division" not in broken
+
+
+def test_the_log_says_what_is_wrong_with_the_site_s_table(tmp_path, monkeypatch):
+    """The server is told that its log says why, and so it does."""
+    site = site_at(tmp_path)
+    monkeypatch.setenv("BIDRO_SITE", str(tmp_path / "site.toml"))
+    frame().drop(columns="v").to_csv(site.data, index=False)
+    header = {"client": "east", "question": "prepare", "round": 1, "run": "one"}
+    refused = header_of(reply_to(pack(Nothing(), header)))["refused"]
+    assert refused == "its configuration or its table is not in order; its log says why."
+    (entry,) = site_log(site).entries("one")
+    assert (entry.question, entry.outcome) == ("prepare", "refused")
+    assert "'v'" in entry.reason
+
+
+def test_replays_under_new_names_fill_no_disk(tmp_path):
+    """A model that was assessed is assessed again by any run, and a site's own model is kept by run."""
+    site = site_at(tmp_path, frame(400), max_runs=4)
+    none, ball = np.zeros(0), described(WassersteinBall(0.0))
+    message = Assess(MODEL, none, none, np.zeros(()), np.asarray(SHRINKAGES["auto"][3].freedom), none)
+    said = [asked_of(site, "assess", message, ambiguity=ball, run=f"name-{k}")[0] for k in range(8)]
+    assert said[:4] == [None] * 4
+    assert all("raise max_runs at that site" in one for one in said[4:])
+    assert sorted(path.name for path in site.own.iterdir()) == [f"name-{k}" for k in range(4)]
+    assert {entry.run for entry in site_log(site).entries() if entry.outcome != "refused"} == {
+        f"name-{k}" for k in range(4)
+    }
 
 
 def test_a_site_keeps_its_own_model_of_the_last_assessment_of_a_run(tmp_path):

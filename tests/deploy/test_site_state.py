@@ -7,10 +7,12 @@ import stat
 import subprocess
 import sys
 import time
+from datetime import timedelta
 
 import numpy as np
 import pytest
 
+from bidro.deploy import site_log
 from bidro.deploy.row_memory import Demanded, RowMemory
 from bidro.deploy.rules import RefusedError
 from bidro.deploy.site_log import Question, RunLimits, SiteLog
@@ -177,20 +179,103 @@ def test_nobody_fills_the_disk_by_asking(tmp_path, monkeypatch):
     assert [run for run, _ in log.waiting()] == [f"run{k}" for k in range(4, 9)]
 
 
+def test_a_site_works_for_so_many_runs_and_keeps_nothing_of_others(tmp_path):
+    """Whoever asks chooses the names: what it was answered once it may ask again, but not under new ones."""
+    state = SiteState.open(tmp_path, "east")
+    log = SiteLog(state, limits=RunLimits(runs=3))
+    for k in range(50):
+        question = asked("assess", run=f"run{k}")._replace(about="table", content="the same")
+        if k < 3:
+            log.allow(question)
+            log.answered(question, 30, 500)
+        else:
+            with pytest.raises(
+                RefusedError, match="has worked for 3 runs, as many as its max_runs = 3 allows"
+            ):
+                log.allow(question)
+        log.worked(question.run, 0.1)
+    log.allow(asked("assess", run="run1")._replace(about="table", content="the same"))
+    with state.reading() as connection:
+        for table in ("asked", "work"):
+            assert connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone() == (3,)
+
+
 def test_a_run_waits_for_its_owner(tmp_path):
     log = SiteLog(SiteState.open(tmp_path, "east"), ask=True)
     with pytest.raises(RefusedError, match="its owner has not approved this run yet"):
         log.allow(asked("prepare"))
     assert [run for run, _ in log.waiting()] == ["r"]
-    assert not log.approved("r")
-    log.approve("r")
-    log.approve("later")  # a run that has not asked yet
-    assert log.approved("r")
+    assert log.decisions() == []
+    log.approve("r", "", "", 30)
+    log.approve("later", "", "", 30)  # a run that has not asked yet
+    assert [one.run for one in log.decisions()] == ["later", "r"]
     assert log.waiting() == []
     log.allow(asked("prepare"))
     log.allow(asked("prepare", run="later"))
     with pytest.raises(RefusedError):
         log.allow(asked("prepare", run="another"))
+
+
+def test_an_approval_is_for_one_agreement_and_one_table_and_for_some_days(tmp_path, monkeypatch):
+    log = SiteLog(SiteState.open(tmp_path, "east"), ask=True)
+    log.approve("r", "agreement", "table", 7)
+    meant = asked("prepare")._replace(agreed="agreement", table="table")
+    log.allow(meant)
+    for other in ({"agreed": "edited"}, {"table": "another"}):
+        with pytest.raises(RefusedError, match="expired, or was for another agreement or table"):
+            log.allow(meant._replace(**other))
+    log.allow(meant)
+    assert [run for run, _ in log.waiting()] == ["r"]  # the owner sees that it asked for something else
+    now = site_log._now
+    monkeypatch.setattr(site_log, "_now", lambda later=timedelta(0): now(later + timedelta(days=6.9)))
+    log.allow(meant)
+    monkeypatch.setattr(site_log, "_now", lambda later=timedelta(0): now(later + timedelta(days=7.1)))
+    with pytest.raises(RefusedError, match="has expired"):
+        log.allow(meant)
+
+
+@pytest.mark.parametrize("ask", [False, True])
+def test_an_owner_refuses_a_run_and_takes_either_word_back(ask, tmp_path):
+    log = SiteLog(SiteState.open(tmp_path, "east"), ask=ask)
+    log.approve("r", "", "", 30)
+    log.allow(asked("prepare"))
+    log.refuse("r")
+    with pytest.raises(RefusedError, match="its owner has refused this run"):
+        log.allow(asked("prepare"))
+    assert log.waiting() == []
+    assert log.withdraw("r").outcome == "refused"
+    if ask:
+        with pytest.raises(RefusedError, match="not approved this run yet"):
+            log.allow(asked("prepare"))
+        log.approve("r", "", "", 30)
+        assert log.withdraw("r").outcome == "approved"
+        with pytest.raises(RefusedError, match="not approved this run yet"):
+            log.allow(asked("prepare"))
+    else:
+        log.allow(asked("prepare"))
+    assert log.withdraw("r") is None
+
+
+def test_a_version_of_a_table_is_another_when_it_has_enough_new_people(tmp_path):
+    """By any of the hashes of a row, and by units where these are named."""
+    state = SiteState.open(tmp_path, "east")
+    names = np.arange(300, dtype=np.uint64)
+
+    def version(rows, units=None, written=0):
+        # How a row is written may change its first hash; its second stays.
+        hashes = [names[rows] + np.uint64(1000 * (1 + written)), names[rows] + np.uint64(10**6)]
+        return state.version(hashes, names[rows] if units is None else units, 10)
+
+    first = version(slice(0, 100))
+    assert version(slice(0, 100), written=1) == version(slice(0, 109)) == version(slice(30, 60)) == first
+    second = version(slice(0, 110))
+    assert second != first
+    assert version(slice(0, 110)) == version(slice(100, 110)) == second
+    assert version(slice(0, 100)) == first
+    # Fifty new rows of nine persons are no new people enough.
+    units = np.concatenate([names[:110], names[200 + np.arange(50) % 9]])
+    assert version(slice(0, 160), units) == second
+    assert version(slice(250, 253)) not in (first, second)  # nobody is known
 
 
 PROMISES = """

@@ -300,6 +300,22 @@ def test_a_client_that_says_why_it_does_not_answer_is_not_asked_again(tmp_path):
             asked(going_on, 1)
 
 
+def test_all_who_do_not_answer_are_named_with_their_reasons(tmp_path):
+    """Refusals and silences of one round, in one message, whatever the policy."""
+    clients = {"north": lambda r: honest("north", r)}
+    clients["south"] = lambda request: refusal_message(request, "its min_rows = 10.")
+    clients["west"] = lambda request: refusal_message(request, "its owner has refused this run.")
+    both = "Client 'south': its min_rows = 10. Client 'west': its owner has refused this run."
+    for policy in (Policy(), Policy(lost="continue", min_clients=2)):
+        with Record(tmp_path / policy.lost) as record, pytest.raises(BidroError) as refused:
+            asked(Coordinator("run", InMemory(clients), record, policy), 1)
+        assert both in str(refused.value)
+    silent = {name: clients[name] for name in ("north", "south")}
+    with Record(tmp_path / "silent") as record, pytest.raises(BidroError) as refused:
+        asked(Coordinator("run", InMemory(silent), record), 1)
+    assert "Client 'south': its min_rows = 10. Client 'west' did not answer: " in str(refused.value)
+
+
 def test_waiting_ends_with_the_patience_and_nothing_is_lost(tmp_path):
     clients = {name: lambda r, n=name: honest(n, r) for name in ("north", "south")}
     with Record(tmp_path / "record") as record:

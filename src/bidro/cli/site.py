@@ -19,6 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+# For how long a run may be approved at most.
+_MOST_DAYS = 366
+
 Configuration = Annotated[
     Path | None, typer.Option("--site", help="The site's site.toml; else the one that BIDRO_SITE names.")
 ]
@@ -27,10 +30,14 @@ Configuration = Annotated[
 @app.command(epilog="Example: `bidro site check --site site.toml`")
 def check(
     site: Configuration = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Count only, without a rehearsal, which takes as long as a run.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Say which levels and pairs of levels are too rare, how many folds the site's rules allow, and whether
-    a run would be answered. Nothing leaves, and nothing is remembered."""
+    """Say which levels and pairs of levels are too rare, how many folds the site's rules allow, which columns
+    look as if they were in another unit, and whether a run would be answered, by a rehearsal with this site
+    alone. Nothing leaves, and nothing is remembered."""
     import json as plain_json
 
     from bidro.deploy.agreed import Agreed
@@ -43,9 +50,9 @@ def check(
         print(
             f"This site has a privacy budget (epsilon = {chosen.privacy.epsilon:g}, delta = "
             f"{chosen.privacy.delta:g}): private runs are answered whatever rows it has, until that is spent "
-            "(`bidro ledger`), and no others. What follows would hold without it."
+            "(`bidro ledger`), and no others. Levels, folds and moments below are what rules without it say."
         )
-    found = check_site(chosen)
+    found = check_site(chosen, rehearse=not quick)
     if json:
         print(plain_json.dumps({**found.as_json(), "promised": promised}, indent=2))
         return
@@ -59,17 +66,18 @@ def log(
     json: AsJson = False,
 ) -> None:
     """Show every question that the site answered or refused: when, for which run, over how many rows, how
-    many bytes left; and the runs that wait for approval."""
+    many bytes left; the runs that wait for approval, and what the owner has decided."""
     import json as plain_json
 
     from bidro.deploy.site_rows import site_log
 
     kept = site_log(_site(site))
-    entries, waiting = kept.entries(run), kept.waiting()
+    entries, waiting, decided = kept.entries(run), kept.waiting(), kept.decisions()
     if json:
         content = {
             "questions": [entry._asdict() for entry in entries],
             "waiting": [run for run, _ in waiting],
+            "decisions": [one._asdict() for one in decided],
         }
         print(plain_json.dumps(content, indent=2))
         return
@@ -77,22 +85,73 @@ def log(
         print(_line(entry._asdict()))
     if not entries:
         print("Nothing was asked.")
+    for one in decided:
+        until = f" until {one.until}, by agreement {one.agreed[:12]}" if one.outcome == "approved" else ""
+        table = f" and with table {one.table}" if one.table else ""
+        print(f"{one.time} run '{_plain(one.run)}' {one.outcome} by the owner{until}{table}")
     for name, since in waiting:
         print(
-            f"waiting since {since}: run '{_plain(name)}'; `bidro site approve {_plain(name)}` lets it begin"
+            f"waiting since {since}: run '{_plain(name)}'; `bidro site approve {_plain(name)}` lets it "
+            "begin, `bidro site refuse` does not"
         )
 
 
-@app.command(epilog="Example: `bidro site approve stay-2026`")
+@app.command(epilog="Example: `bidro site approve stay-2026 --days 7`")
 def approve(
     run: Annotated[str, typer.Argument(help="The run's name, as `bidro site log` shows it.")],
     site: Configuration = None,
+    days: Annotated[int, typer.Option(help="For how many days the run may be answered.")] = 30,
 ) -> None:
-    """Let a run begin at a site with `approve = "ask"`."""
+    """Let a run begin at a site with `approve = "ask"`: by the agreement and with the table that the site has
+    now, for some days."""
+    from bidro.deploy.site import approved_for
+    from bidro.deploy.site_rows import SiteRows, site_log
+    from bidro.errors import BidroError
+
+    if not 1 <= days <= _MOST_DAYS:
+        raise BidroError(f"--days must be a whole number from 1 to {_MOST_DAYS}; got {days}.")
+    _require_name(run)
+    chosen = _site(site)
+    done = site_log(chosen).approve(run, *approved_for(chosen, SiteRows.load(chosen)), days)
+    what = "agreement and the table" if done.table else "agreement"
+    print(
+        f"Run '{run}' may begin, or go on, at this site until {done.until}, by the {what} that it has now: "
+        "another needs another approval."
+    )
+
+
+_Run = Annotated[str, typer.Argument(help="The run's name, as `bidro site log` shows it.")]
+
+
+@app.command(epilog="Example: `bidro site refuse stay-2026`")
+def refuse(run: _Run, site: Configuration = None) -> None:
+    """Answer nothing more to a run, also at a site that answers runs without asking its owner."""
     from bidro.deploy.site_rows import site_log
 
-    site_log(_site(site)).approve(run)
-    print(f"Run '{run}' may begin, or go on, at this site.")
+    _require_name(run)
+    site_log(_site(site)).refuse(run)
+    print(f"Run '{run}' is answered nothing more; `bidro site withdraw {run}` takes that back.")
+
+
+@app.command(epilog="Example: `bidro site withdraw stay-2026`")
+def withdraw(run: _Run, site: Configuration = None) -> None:
+    """Take back that a run was approved, or refused; what it was answered before stays answered."""
+    from bidro.deploy.site_rows import site_log
+    from bidro.errors import BidroError
+
+    was = site_log(_site(site)).withdraw(run)
+    if was is None:
+        raise BidroError(f"Run '{_plain(run)}' is neither approved nor refused here: see `bidro site log`.")
+    print(f"Run '{run}' is no longer {was.outcome}.")
+
+
+def _require_name(run: str) -> None:
+    """Raise BidroError for what cannot be the name of a run: nobody would ever ask under it."""
+    from bidro.deploy.requests import RUN_NAME
+    from bidro.errors import BidroError
+
+    if not RUN_NAME.fullmatch(run):
+        raise BidroError(f"'{_plain(run)}' is no run's name; see `bidro site log` for those that have asked.")
 
 
 def ledger(
@@ -144,7 +203,8 @@ def _line(entry: dict[str, object]) -> str:
     )
     if entry["outcome"] == "answered":
         over = f"over at least {entry['rows']} rows" if entry["rows"] else "with noise"
-        return f"{head}answered {over}, {entry['bytes']:,} bytes"
+        remark = f"; WARNING: {_plain(entry['reason'])}" if entry["reason"] else ""
+        return f"{head}answered {over}, {entry['bytes']:,} bytes{remark}"
     if entry["outcome"] == "refused":
         return f"{head}refused: {_plain(entry['reason'])}"
     return f"{head}asked; the site stopped before it answered"

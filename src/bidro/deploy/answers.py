@@ -98,7 +98,7 @@ def _places(site: Site, rows: SiteRows, request: Request) -> tuple[Places, int]:
     """At which places of the public grid this site's rows are cut into parts of enough rows, and the fewest
     that one has: of every fold, of every set that earlier runs have told apart, and of those kept out."""
     protocol = request.protocol
-    sets = releases(site, rows).parts(_marks(site, rows, request.folds))
+    sets = releases(site, rows).parts(marks_of(site, rows, request.folds))
     found, fewest = [], [draws(~holdout(site, rows), rows.units)]
     for j, most in enumerate(protocol.wanted.most):
         own: list[int] = []
@@ -117,7 +117,7 @@ def _borne(site: Site, rows: SiteRows, request: Request) -> Bends:
         return Bends(np.ones(k))
     looks, wanted = _looks(site, rows), request.protocol.curved.knots
     looks.allow(wanted)
-    marks, may = _marks(site, rows, request.folds), releases(site, rows)
+    marks, may = marks_of(site, rows, request.folds), releases(site, rows)
     finest: Basis = request.protocol.loss.basis  # type: ignore[attr-defined]
 
     def borne(segments: Sequence[int]) -> bool:
@@ -150,7 +150,7 @@ def _looks(site: Site, rows: SiteRows) -> Looks:
     return Looks(state_of(site), known_rows(site, rows)[1].coding)
 
 
-def _marks(site: Site, rows: SiteRows, folds: int) -> NDArray[np.int64]:
+def marks_of(site: Site, rows: SiteRows, folds: int) -> NDArray[np.int64]:
     """(training rows,) the folds."""
     marks = fold_marks(site, rows)
     if folds not in marks:

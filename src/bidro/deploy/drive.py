@@ -19,6 +19,7 @@ from bidro.model_file import NETWORK_FILE
 _MODULES = {"flare": "nvflare", "flower": "flwr"}
 ENGINES = tuple(_MODULES)
 _LOST = 5  # jobs that are lost in turn, and without a word from the server, before the run is given up
+_MOST_SHOWN = 600  # characters that a client's reason has, at most
 _CALM = 600.0  # seconds; a job that went well for so long was not lost by what lost the one before
 # What a server may return: the files of a model folder, and the audit.
 _FILES = {
@@ -84,7 +85,9 @@ def driven(job: Job, name: str, settings: Mapping[str, Any], say: Callable[[str]
         say(f"{why}; it goes on in another job")
         job = replace(job, resume=True)
     if ERROR_FILE in files:
-        raise BidroError(one_line(files[ERROR_FILE].decode(errors="replace")))
+        # It may name every client, with a sentence each.
+        most = _MOST_SHOWN * (1 + len(job.clients))
+        raise BidroError(one_line(files[ERROR_FILE].decode(errors="replace"), most))
     expected, more = _expected(job)
     if odd := sorted((expected - set(files)) | (set(files) - expected - more)):
         raise BidroError(

@@ -48,8 +48,7 @@ def drive(
         job_id = lead.ask("submit the job", lambda admin: admin.submit_job(str(folder), token))
         say(f"FLARE job {job_id} submitted")
         try:
-            # Of a run that goes on, what it said before is not said again.
-            meta = _wait(lead, job_id, began, say, Followed(say, None if settings["resume"] else 0))
+            meta = _wait(lead, job_id, began, say, Followed(say))
         except KeyboardInterrupt:
             lead.ask(f"abort the job {job_id}", lambda admin: admin.abort_job(job_id))
             raise

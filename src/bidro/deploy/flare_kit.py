@@ -6,14 +6,14 @@ on the coordinator's, does the same to the kit that it has:
 
     python -m bidro.deploy.flare_kit /opt/bidro/kit
 
-It also says until when the kit's certificate is valid.
+It also says until when the kit's certificate is valid, and fails for one that has expired.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ _ROLES = {
     "member": _NOTHING | {"view": "any"},
 }
 _SERVERS_ADMIN = _NOTHING | {"view": "any", "operate": "any", "manage_job": "any"}
+_DAY = timedelta(days=1)
 _ROOT_DAYS = 3650  # of the authority; those of participants are valid for FLARE's 360
 
 
@@ -167,8 +168,13 @@ def main() -> None:
         until = valid_until(given.kit)
     except (OSError, BidroError) as error:
         raise SystemExit(f"bidro: {error}") from error
-    days = (until - datetime.now(UTC)).days
-    print(f"The certificate is valid until {until:%Y-%m-%d}, {days} days.")
+    left = until - datetime.now(UTC)
+    if left.total_seconds() <= 0:
+        raise SystemExit(
+            f"bidro: The certificate of '{given.kit}' expired on {until:%Y-%m-%d}, {-left // _DAY} days ago: "
+            "no other participant accepts it; ask the coordinator for a new kit."
+        )
+    print(f"The certificate is valid until {until:%Y-%m-%d}, {left // _DAY} days.")
 
 
 if __name__ == "__main__":

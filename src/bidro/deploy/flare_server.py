@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.event_type import EventType
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
 from nvflare.collab.runtime.controller import CollabController
@@ -14,7 +15,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.widgets.info_collector import InfoCollector
 
 from bidro.deploy.flare import FAILURE, JOB, PROGRESS, RESULT, Connections, FlareCarrier, end_promptly
-from bidro.deploy.followed import said_so_far
+from bidro.deploy.followed import NEVER, mark, said_so_far
 from bidro.deploy.job import Job
 from bidro.deploy.server import serve
 
@@ -28,6 +29,8 @@ class Controller(CollabController):  # type: ignore[misc]
     FLARE itself waits for a site that has died as long as for one that is slow. Here the job ends within
     seconds, and the lead's command begins another when the site is back.
     """
+
+    begun = NEVER  # how far the run was when this job began
 
     def broadcast_and_wait(
         self,
@@ -58,10 +61,14 @@ class Controller(CollabController):  # type: ignore[misc]
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
         super().handle_event(event_type, fl_ctx)
-        if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
-            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
-            job = Job.from_text(_job_text(fl_ctx.get_workspace(), fl_ctx.get_job_id()))
-            collector.set_info(PROGRESS, said_so_far(job.run)._asdict())
+        if event_type not in (EventType.START_RUN, InfoCollector.EVENT_TYPE_GET_STATS):
+            return
+        run = Job.from_text(_job_text(fl_ctx.get_workspace(), fl_ctx.get_job_id())).run
+        if event_type == EventType.START_RUN:
+            self.begun = mark(run)
+            return
+        collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+        collector.set_info(PROGRESS, said_so_far(run, None, self.begun)._asdict())
 
 
 class Server:

@@ -23,7 +23,7 @@ from flwr.supercore.error import FlowerError
 
 from bidro.deploy.flower import result_folder
 from bidro.deploy.flower_app import bidros_app
-from bidro.deploy.followed import Followed, said_so_far
+from bidro.deploy.followed import Followed, Mark, mark, said_so_far
 from bidro.deploy.persistent import BrokenError, LostJobError, Persistent
 from bidro.errors import BidroError
 
@@ -43,10 +43,10 @@ def drive(
     for name in ("address", "root_certificates", "runs"):
         if name not in settings:
             raise BidroError(f"How to reach the Flower network is not said: '{name}' is missing.")
-    token = secrets.token_hex(8)
+    token, before = secrets.token_hex(8), mark(settings["run"], settings["runs"])
     run = persistent(lambda: _started(job, token, settings))
     try:
-        _wait(run, settings, say, persistent)
+        _wait(run, settings, say, persistent, before)
     except KeyboardInterrupt:
         with control(settings) as superlink:
             superlink.StopRun(StopRunRequest(run_id=run))
@@ -80,15 +80,16 @@ def _started(job: str, token: str, settings: Mapping[str, Any]) -> int:
     return run
 
 
-def _wait(run: int, settings: Mapping[str, Any], say: Callable[[str], None], persistent: Persistent) -> None:
-    before, where = None, (settings["run"], settings["runs"])
-    followed = Followed(say, said_so_far(*where).total)
+def _wait(
+    run: int, settings: Mapping[str, Any], say: Callable[[str], None], persistent: Persistent, since: Mark
+) -> None:
+    before, followed = None, Followed(say)
     while True:
         status = persistent(lambda: _status(run, settings))
         if status.status != before:
             before = status.status
             say(f"run {run}: {before}")
-        followed.tell(said_so_far(*where))
+        followed.tell(said_so_far(settings["run"], settings["runs"], since))
         if before == "finished":
             break
         time.sleep(_POLL)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bidro.deploy.progress import ROUNDS_FILE, WORDS_FILE
-from bidro.deploy.runs import VARIABLE
+from bidro.deploy.runs import VARIABLE, attempt
 from bidro.fitting.pace import left_in_words
 
 _SHOWN = 50  # lines that are told at once, at most
@@ -21,11 +21,35 @@ class Said(NamedTuple):
     now: str  # the round that goes on, in words
 
 
-def said_so_far(run: str, runs: str | None = None) -> Said:
+class Mark(NamedTuple):
+    """How far a run was when somebody began to follow it."""
+
+    attempt: int  # how often it had been begun under its name
+    lines: int
+    rounds: int
+
+
+NEVER = Mark(0, 0, 0)
+
+
+def mark(run: str, runs: str | None = None) -> Mark:
     """Of the run in the folder of runs, by default the server's own."""
-    folder = Path(os.environ[VARIABLE] if runs is None else runs) / run
+    folder = _folder(run, runs)
+    return Mark(attempt(folder), len(_lines(folder / WORDS_FILE)), len(_lines(folder / ROUNDS_FILE)))
+
+
+def said_so_far(run: str, runs: str | None = None, since: Mark = NEVER) -> Said:
+    """What the run has said since then: neither what an earlier attempt said before it failed, nor an earlier
+    job of one that goes on."""
+    folder = _folder(run, runs)
     lines, rounds = _lines(folder / WORDS_FILE), _lines(folder / ROUNDS_FILE)
+    if attempt(folder) == since.attempt:
+        lines, rounds = lines[since.lines :], rounds[since.rounds :]
     return Said(len(lines), lines[-_SHOWN:], in_words(rounds[-1]) if rounds else "")
+
+
+def _folder(run: str, runs: str | None) -> Path:
+    return Path(os.environ[VARIABLE] if runs is None else runs) / run
 
 
 def _lines(path: Path) -> list[str]:
@@ -49,22 +73,17 @@ def in_words(line: str) -> str:
 
 
 class Followed:
-    """Says what a run says, once, while others ask how it goes.
+    """Says what a run says, once, while others ask how it goes."""
 
-    seen: how many lines it has said that need not be said again; None for all that it has when it is first
-    asked, but for the last.
-    """
-
-    def __init__(self, say: Callable[[str], None], seen: int | None) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._seen = seen
+        self._seen = 0
         self._now = ""
 
     def tell(self, said: Said) -> None:
-        seen = said.total - 1 if self._seen is None else self._seen
-        for line in said.last[-(said.total - seen) :] if said.total > seen else []:
+        for line in said.last[-(said.total - self._seen) :] if said.total > self._seen else []:
             self._say(line)
         self._seen = said.total
-        if said.now != self._now:
+        if said.now and said.now != self._now:
             self._now = said.now
             self._say(said.now)

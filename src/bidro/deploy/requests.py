@@ -37,7 +37,7 @@ from bidro.scoring.ports import MOST_BYTES
 T = TypeVar("T")
 
 # The names of runs, which become folders at sites.
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ALWAYS = frozenset({"version", "run", "question", "round", "client", "agreed"})
 # What a request says besides, by question.
 _MORE = {
@@ -52,6 +52,8 @@ _MORE = {
 }
 # All that is asked in a private run: no id of a table, which would tell that it has changed.
 PRIVATE = ("moments", "gradients", "losses")
+# All that there are.
+QUESTIONS = (*_MORE, *PRIVATE)
 # Questions about a model: where curves are agreed on, they say which.
 _OF_A_MODEL = ("round", "assess", "bounds")
 # What smooths curves in training is at most this.
@@ -157,7 +159,7 @@ def _require_header(protocol: Protocol, client: str, header: Mapping[str, Any]) 
     curves = {"curves"} if protocol.has_curves and question in _OF_A_MODEL else set()
     if set(header) != _ALWAYS | known[question] | curves:
         raise RefusedError("it was asked for something that was not agreed on.")
-    if not isinstance(header["run"], str) or not _RUN.fullmatch(header["run"]):
+    if not isinstance(header["run"], str) or not RUN_NAME.fullmatch(header["run"]):
         raise RefusedError("the run's name is not one that a folder can have.")
 
 

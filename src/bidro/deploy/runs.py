@@ -3,6 +3,7 @@
     RUN/job.json      what was asked
     RUN/attempt       how often a run was begun under this name; stays when the run is deleted
     RUN/record        what the sites sent; deleted when the run is done
+    RUN/progress.*    how far it is, of this attempt
     RUN/failed.txt    why it ended without a result, in one sentence
     RUN/result/       the model folder and the audit
 
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from bidro.deploy.job import Job
+from bidro.deploy.progress import ROUNDS_FILE, WORDS_FILE
 from bidro.engines.coordinator import Policy
 from bidro.errors import BidroError
 
@@ -101,7 +103,7 @@ def begin(folder: Path, job: Job) -> Begun:
     # What to do about lost clients may be another when a run goes on.
     text = replace(job, resume=False, policy=Policy()).to_text()
     path = folder / _JOB
-    attempt = _attempt(folder)
+    before = attempt(folder)
     if path.exists():
         done = (folder / _RESULT).exists()
         if job.resume:
@@ -113,7 +115,7 @@ def begin(folder: Path, job: Job) -> Begun:
             if done:
                 (folder / RECORD).unlink(missing_ok=True)
             (folder / _FAILED).unlink(missing_ok=True)
-            return _begun(folder, job.run, attempt, _files(folder / _RESULT) if done else None)
+            return _begun(folder, job.run, before, _files(folder / _RESULT) if done else None)
         if done:
             raise BidroError(
                 f"There is a run '{job.run}' on the server already, and it is done: get its result with "
@@ -126,12 +128,15 @@ def begin(folder: Path, job: Job) -> Begun:
             )
         (folder / RECORD).unlink(missing_ok=True)
         (folder / _FAILED).unlink()
-    _write(folder / _ATTEMPT, str(attempt + 1))
+    # What an earlier attempt said is not said of this one.
+    for name in (WORDS_FILE, ROUNDS_FILE):
+        (folder / name).unlink(missing_ok=True)
+    _write(folder / _ATTEMPT, str(before + 1))
     _write(path, text)
-    return _begun(folder, job.run, attempt + 1, None)
+    return _begun(folder, job.run, before + 1, None)
 
 
-def _attempt(folder: Path) -> int:
+def attempt(folder: Path) -> int:
     """How often a run was begun in the folder."""
     path = folder / _ATTEMPT
     return int(path.read_text()) if path.exists() else 0

@@ -10,18 +10,22 @@ import hashlib
 import logging
 import os
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bidro.deploy.answers import answered
+from bidro.deploy.far_units import far_units_of
 from bidro.deploy.private_answers import answered_privately
 from bidro.deploy.promised import require_exact_may_leave
 from bidro.deploy.requests import PRIVATE, Request, checked_request
 from bidro.deploy.rules import SCORED, RefusedError
 from bidro.deploy.site_config import Site
-from bidro.deploy.site_log import Question
-from bidro.deploy.site_rows import SiteRows, require_allowed, site_log, state_of, table_id
+from bidro.deploy.site_log import STATEMENTS, Question
+from bidro.deploy.site_rows import SiteRows, require_allowed, site_log, state_of, table_id, table_version
 from bidro.engines.compiled import compilation_cache
 from bidro.engines.coordinator import refusal_message, reply_message
 from bidro.engines.wire import header_of, pack
@@ -29,6 +33,7 @@ from bidro.errors import BidroError
 
 _log = logging.getLogger(__name__)
 
+_NOT_IN_ORDER = "its configuration or its table is not in order; its log says why."
 # The environment variable with the path of the site's configuration.
 VARIABLE = "BIDRO_SITE"
 
@@ -44,11 +49,30 @@ def reply_to(request: bytes) -> bytes:
         if path is None:
             raise BidroError(f"The environment variable {VARIABLE} names no site.toml.")
         site = Site.read(Path(path))
+    except Exception as error:
+        _log.error("this site cannot answer: %s", error)
+        return refusal_message(request, _NOT_IN_ORDER)
+    try:
         rows = _loaded(site, _stamp(site))
     except Exception as error:
         _log.error("this site cannot answer: %s", error)
-        return refusal_message(request, "its configuration or its table is not in order; its log says why.")
+        _note_refusal(site, request, error)
+        return refusal_message(request, _NOT_IN_ORDER)
     return reply_of(site, rows, request)
+
+
+def _note_refusal(site: Site, request: bytes, error: Exception) -> None:
+    """Why nothing was answered, in the site's log: there its owner looks for it."""
+    try:
+        site_log(site).refused(_unchecked(header_of(request), request), _reason(error))
+    except Exception as again:
+        _log.error("this site's log cannot be written: %s", again)
+
+
+def _unchecked(header: Mapping[str, Any], data: bytes) -> Question:
+    """A question of which nothing is known yet but what it says."""
+    digest = hashlib.sha256(data).hexdigest()
+    return Question(str(header.get("run"))[:100], str(header.get("question"))[:100], 0, digest)
 
 
 def _stamp(site: Site) -> tuple[int, ...]:
@@ -78,8 +102,7 @@ def reply_of(site: Site, rows: SiteRows, request: bytes) -> bytes:
 def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
     """The reply, once the site's log knows of it."""
     log, header = site_log(site, rows.agreed), header_of(data)
-    digest = hashlib.sha256(data).hexdigest()
-    unchecked = Question(str(header.get("run"))[:100], str(header.get("question"))[:100], 0, digest)
+    unchecked = _unchecked(header, data)
     try:
         if rows.agreed.neural_network is not None and header.get("question") != "score":
             # Before anything is imported by the name that was agreed on.
@@ -93,7 +116,7 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
     except RefusedError as error:
         log.refused(unchecked._replace(round=request.round, models=request.models), _reason(error))
         raise
-    question = _question(site, rows, request, digest)
+    question = _question(site, rows, request, unchecked.digest)
     began = time.perf_counter()
     allowed = False
     try:
@@ -107,8 +130,18 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
         raise
     finally:
         log.worked(request.run, time.perf_counter() - began)
-    log.answered(question, over, len(message))
+    log.answered(question, over, len(message), _remark(site, rows, request))
     return message
+
+
+def _remark(site: Site, rows: SiteRows, request: Request) -> str | None:
+    """What the owner should look at when a run begins: it stays here."""
+    if request.question not in ("prepare", "moments"):
+        return None
+    found = far_units_of(rows.agreed, np.column_stack([rows.features, rows.target]))
+    for one in found:
+        _log.warning("run %s: %s", request.run, one.in_words(numbers=True))
+    return " ".join(one.in_words(numbers=True) for one in found) or None
 
 
 def _answer(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
@@ -131,20 +164,34 @@ def _require_promised(site: Site, request: Request) -> None:
         )
 
 
+def approved_for(site: Site, rows: SiteRows) -> tuple[str, str]:
+    """(the digest of the agreement, the id of the table) that an approval of a run is for. Under a privacy
+    budget the table has none: that it has changed must not show in what is answered."""
+    return rows.agreed.digest, "" if site.privacy is not None else f"{table_id(site, rows):.0f}"
+
+
 def _question(site: Site, rows: SiteRows, request: Request, digest: str) -> Question:
+    agreed, table = approved_for(site, rows)
     if site.privacy is not None:
         # The ledger counts what is released; nothing that depends on the table may limit it beside.
-        return Question(request.run, request.question, request.round, digest, request.models)
-    about = f"{rows.agreed.digest} {table_id(site, rows):.0f}"
-    about_it = {"ambiguity": repr(request.ambiguity), "curves": repr(request.protocol.places)}
-    content = hashlib.sha256(pack(request.message, about_it)).hexdigest()
+        asked = Question(request.run, request.question, request.round, digest, request.models)
+        return asked._replace(agreed=agreed, table=table)
     kind = "exact losses" if request.question == "losses" else request.kind
-    parts = request.run, kind, request.round, digest, request.models
-    return Question(*parts, about, content, request.means)
+    asked = Question(request.run, kind, request.round, digest, request.models, agreed=agreed, table=table)
+    if kind not in STATEMENTS:
+        return asked
+    about_it = {"ambiguity": repr(request.ambiguity), "curves": repr(request.protocol.places)}
+    # The same numbers by another agreement, or of a table with other rows, are another statement.
+    content = f"{agreed} {table} {hashlib.sha256(pack(request.message, about_it)).hexdigest()}"
+    return asked._replace(about=str(table_version(site, rows)), content=content, means=request.means)
 
 
 def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, RefusedError) else "it could not be followed."
+    """What the site's own log says. What bidro says is a sentence for the owner; what another package raised
+    may hold anything, and stands in the log of the process."""
+    if isinstance(error, BidroError):
+        return str(error)
+    return f"it could not be followed ({type(error).__name__}); the log of this site's process says more."
 
 
 def _require_current(site: Site, rows: SiteRows, request: Request) -> None:

@@ -40,6 +40,8 @@ class Checked:
     outweighed: Mapping[str, float]  # by column and set of rows, the share of one row, or unit, if too large
     folds: tuple[int, ...]  # that may be asked for; 1: over all training rows
     refused: str | None  # why a run would not be answered; None where it would be
+    warnings: tuple[str, ...] = ()  # of columns that lie far from the agreed units
+    asks: bool = False  # whether every run waits for the owner's approval
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,10 +70,13 @@ class Checked:
                 f"One {one} outweighs the others, with more than {LARGEST_SHARE:.0%} of a sum of squares:"
             )
             lines += [f"  {where}: {share:.4%}" for where, share in list(self.outweighed.items())[:_LISTED]]
+        lines += [f"WARNING: {warning}" for warning in self.warnings]
         if self.refused is not None:
             lines.append(f"A run would be refused: {self.refused}")
             return "\n".join(lines)
         lines.append("A run would be answered.")
+        if self.asks:
+            lines.append('It waits for your approval first (approve = "ask").')
         lines.append(f"Cross-validation: {_folds(tuple(k for k in self.folds if k > 1))}.")
         return "\n".join(lines)
 

@@ -28,6 +28,7 @@ class Site:
     min_cell: int = 5
     approve: str = "always"  # or "ask": every run waits for `bidro site approve`
     max_seconds: int = 3600  # of this site's time that one run may use
+    max_runs: int = 1000  # that it works for, by their names: it keeps something of each
     one_sample_replies: bool = False
     losses_with_kinks: bool = False
     trusted_server: bool = False  # to ask about the models that bidro asks about, and no others
@@ -47,14 +48,14 @@ class Site:
             ("one_sample_replies", "losses_with_kinks", "trusted_server", "score_models"), bool
         )
         known |= dict.fromkeys(("client", "data", "schema", "own", "state", "approve"), str)
-        known |= dict.fromkeys(("min_rows", "min_cell", "max_seconds"), int)
+        known |= dict.fromkeys(("min_rows", "min_cell", "max_seconds", "max_runs"), int)
         for name, value in content.items():
             if name not in known or type(value) is not known[name]:
                 raise BidroError(
                     f"'{path}': there is no entry {name} = {value!r}; a site has client, data, schema, own, "
-                    "state, approve (texts), min_rows, min_cell, max_seconds (numbers), one_sample_replies, "
-                    "losses_with_kinks, trusted_server and score_models (true or false), networks (a list of "
-                    "texts), and a part [privacy]."
+                    "state, approve (texts), min_rows, min_cell, max_seconds, max_runs (numbers), "
+                    "one_sample_replies, losses_with_kinks, trusted_server and score_models (true or false), "
+                    "networks (a list of texts), and a part [privacy]."
                 )
         missing = [name for name in ("client", "data", "schema") if name not in content]
         if missing:
@@ -63,8 +64,9 @@ class Site:
             raise BidroError(f"'{path}': min_rows must be at least 2.")
         if content.get("min_cell", 5) < 1:
             raise BidroError(f"'{path}': min_cell must be at least 1.")
-        if content.get("max_seconds", 1) < 1:
-            raise BidroError(f"'{path}': max_seconds must be at least 1.")
+        for name in ("max_seconds", "max_runs"):
+            if content.get(name, 1) < 1:
+                raise BidroError(f"'{path}': {name} must be at least 1.")
         if content.get("approve", "always") not in ("always", "ask"):
             raise BidroError(f'\'{path}\': approve must be "always" or "ask".')
         content = {"own": "own", "state": "state", **content}

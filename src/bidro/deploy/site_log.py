@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, NoReturn
 
 from bidro.deploy.rules import RefusedError
@@ -29,7 +29,8 @@ class RunLimits:
     that loses a client begins again with the others; of statements about a table, so many in all runs, and,
     where there are several, so many mean losses in them, and of later versions of it one, until all versions
     together have had as many beyond their first; of models from elsewhere so many over a table; rounds,
-    models and seconds of this site's time of a run; models of all runs."""
+    models and seconds of this site's time of a run; models of all runs, and how many of these there are.
+    Which agreement a run is by makes no difference to what was told of a table."""
 
     each: int = 4
     statements: int = 4
@@ -39,6 +40,7 @@ class RunLimits:
     models: int = 100_000
     models_in_all: int = 10_000_000
     seconds: float = 3600.0
+    runs: int = 1_000
 
 
 class Question(NamedTuple):
@@ -47,9 +49,22 @@ class Question(NamedTuple):
     round: int
     digest: str  # of the whole request: the same request again is no new question
     models: int = 0  # that it asks to be evaluated
-    about: str = ""  # of a statement: by which agreement, of which table
+    about: str = ""  # of a statement: of which version of the table
     content: str = ""  # of a statement: of the message alone; the same asked by another run is no new one
     means: int = 0  # of a statement: mean losses in it, each of one model and clipped at one level
+    agreed: str = ""  # the digest of the agreement that it is by
+    table: str = ""  # the table's id; under a privacy budget, where nothing may depend on the table, none
+
+
+class Decision(NamedTuple):
+    """The owner's word about a run."""
+
+    run: str
+    outcome: str  # "approved" or "refused"
+    time: str  # UTC
+    until: str  # of an approval
+    agreed: str  # by which agreement, by its digest, and
+    table: str  # with which table it may be answered
 
 
 class Entry(NamedTuple):
@@ -64,7 +79,7 @@ class Entry(NamedTuple):
     times: int
     rows: int | None  # the fewest that a number of the reply rests on
     bytes: int | None  # of the reply
-    reason: str | None  # of a refusal
+    reason: str | None  # of a refusal; of an answer, what its owner should look at
 
 
 @dataclass(frozen=True)
@@ -74,12 +89,15 @@ class SiteLog:
     limits: RunLimits = RunLimits()
 
     def allow(self, asked: Question) -> None:
-        """Note that this is worked on. Raises RefusedError where the owner has not approved the run, where
-        the run has asked another question of this kind, or more than the limits."""
-        if self.ask and not self.approved(asked.run):
-            self._wait(asked.run)
+        """Note that this is worked on. Raises RefusedError where the owner has refused the run or has not
+        approved it, where the run has asked another question of this kind, or more than the limits."""
+        decided = self._decided(asked.run)
+        if decided is not None and decided.outcome == "refused":
+            raise RefusedError("its owner has refused this run; ask the owner why.")
+        if self.ask and not _approves(decided, asked):
+            self._wait(asked.run, decided)
         with self.state.transaction() as connection:
-            self._require_time(connection, asked.run)
+            self._require_room(connection, asked.run)
             self._reserve(connection, asked)
             of_run = "FROM asked WHERE outcome != 'refused' AND run = ?"
             known = connection.execute(
@@ -101,9 +119,19 @@ class SiteLog:
             self._require_within(asked, int(before), int(models), int(in_all))
             _add(connection, asked, "asked", None)
 
-    def _require_time(self, connection: sqlite3.Connection, run: str) -> None:
+    def _require_room(self, connection: sqlite3.Connection, run: str) -> None:
+        """And that the run is one of so many that this site has ever worked for: of each it keeps a log and
+        perhaps a model, and whoever asks chooses the names."""
         spent = connection.execute("SELECT seconds FROM work WHERE run = ?", (run,)).fetchone()
-        if spent is not None and spent[0] > self.limits.seconds:
+        if spent is None:
+            kept = int(connection.execute("SELECT COUNT(*) FROM work").fetchone()[0])
+            if kept >= self.limits.runs:
+                raise RefusedError(
+                    f"it has worked for {kept} runs, as many as its max_runs = {self.limits.runs} allows, "
+                    "and keeps something of each; go on with an earlier run, or raise max_runs at that site."
+                )
+            connection.execute("INSERT INTO work VALUES (?, 0.0)", (run,))
+        elif spent[0] > self.limits.seconds:
             raise RefusedError(
                 f"this run has used its max_seconds = {self.limits.seconds:g} of this site's time; begin "
                 "another that asks for less, or raise max_seconds at that site."
@@ -130,19 +158,18 @@ class SiteLog:
             spent = others >= self.limits.statements or too_many
         if spent:
             raise RefusedError(
-                f"'{asked.question}' has been answered of {others} models over this table, all that may be: "
-                "a row has more numbers than that; begin again with a table that has more rows, or with "
-                "another agreement."
+                f"'{asked.question}' has been answered of {others} models over this table, all that may be, "
+                "by whatever agreement: a row has more numbers than that; begin again when the table has "
+                "more rows."
             )
         in_all, versions = connection.execute(
-            "SELECT COUNT(*), COUNT(DISTINCT about) FROM stated WHERE question = ? AND about LIKE ? || ' %'",
-            (asked.question, asked.about.split(" ")[0]),
+            "SELECT COUNT(*), COUNT(DISTINCT about) FROM stated WHERE question = ?", (asked.question,)
         ).fetchone()
         if others and in_all - versions >= self.limits.statements - 1:
             raise RefusedError(
                 f"'{asked.question}' has been answered of {in_all} models over {versions} versions of this "
-                "table, all that may be: one of each, and a few more; begin again with a table that has more "
-                "rows, or with another agreement."
+                "table, all that may be, by whatever agreement: one of each, and a few more; begin again "
+                "when the table has more rows."
             )
         connection.execute(
             "INSERT INTO stated VALUES (?, ?, ?, 0, ?)",
@@ -150,19 +177,21 @@ class SiteLog:
         )
 
     def worked(self, run: str, seconds: float) -> None:
-        """Note how long a request of a run took."""
+        """Note how long a request of a run took, if it was allowed any."""
         with self.state.transaction() as connection:
-            connection.execute(
-                "INSERT INTO work VALUES (?1, ?2) ON CONFLICT (run) DO UPDATE SET seconds = seconds + ?2",
-                (run, seconds),
-            )
+            connection.execute("UPDATE work SET seconds = seconds + ? WHERE run = ?", (seconds, run))
 
-    def _wait(self, run: str) -> NoReturn:
+    def _wait(self, run: str, decided: Decision | None) -> NoReturn:
         """Note a run that its owner is to decide on, and refuse."""
         with self.state.transaction() as connection:
-            connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, NULL)", (run, _now()))
-            oldest = "SELECT run FROM runs WHERE approved IS NULL ORDER BY rowid DESC LIMIT -1 OFFSET ?"
-            connection.execute(f"DELETE FROM runs WHERE run IN ({oldest})", (_KEPT,))
+            connection.execute("INSERT OR IGNORE INTO waiting VALUES (?, ?)", (run, _now()))
+            oldest = "SELECT run FROM waiting ORDER BY rowid DESC LIMIT -1 OFFSET ?"
+            connection.execute(f"DELETE FROM waiting WHERE run IN ({oldest})", (_KEPT,))
+        if decided is not None:
+            raise RefusedError(
+                "its owner's approval of this run has expired, or was for another agreement or table: "
+                "`bidro site approve RUN` at that site, then resume it."
+            )
         raise RefusedError(
             "its owner has not approved this run yet: `bidro site approve RUN` at that site, then resume it."
         )
@@ -188,13 +217,14 @@ class SiteLog:
                 "were agreed on; its owner and the others agree on more, or no more is answered."
             )
 
-    def answered(self, asked: Question, rows: int, size: int) -> None:
-        """Note that a reply of `size` bytes leaves, over at least so many rows."""
+    def answered(self, asked: Question, rows: int, size: int, remark: str | None = None) -> None:
+        """Note that a reply of `size` bytes leaves, over at least so many rows, and what its owner should
+        look at."""
         with self.state.transaction() as connection:
             connection.execute(
-                "UPDATE asked SET outcome = 'answered', rows = ?, bytes = ? "
+                "UPDATE asked SET outcome = 'answered', rows = ?, bytes = ?, reason = ? "
                 "WHERE outcome != 'refused' AND run = ? AND question = ? AND digest = ?",
-                (rows, size, asked.run, asked.question, asked.digest),
+                (rows, size, remark, asked.run, asked.question, asked.digest),
             )
             if asked.question in STATEMENTS:
                 connection.execute(
@@ -228,25 +258,44 @@ class SiteLog:
                     "UPDATE asked SET time = ?, times = times + 1 WHERE id = ?", (_now(), *same)
                 )
 
-    def approve(self, run: str) -> None:
-        """The owner's word for a run, also for one that has not asked yet."""
+    def approve(self, run: str, agreed: str, table: str, days: float) -> Decision:
+        """The owner's word for a run, also for one that has not asked yet: it is answered by this agreement
+        and with this table, for so many days."""
+        until = _now(timedelta(days=days))
+        return self._decide(Decision(run, "approved", _now(), until, agreed, table))
+
+    def refuse(self, run: str) -> Decision:
+        """The owner's word against a run, whatever it is by: nothing more is answered."""
+        return self._decide(Decision(run, "refused", _now(), "", "", ""))
+
+    def _decide(self, what: Decision) -> Decision:
         with self.state.transaction() as connection:
-            connection.execute(
-                "INSERT INTO runs VALUES (?1, ?2, ?3) ON CONFLICT (run) DO UPDATE SET approved = ?3",
-                (run, _now(), _now()),
-            )
+            connection.execute("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?)", what)
+            connection.execute("DELETE FROM waiting WHERE run = ?", (what.run,))
+        return what
 
-    def approved(self, run: str) -> bool:
-        with self.state.reading() as connection:
-            found = connection.execute("SELECT approved FROM runs WHERE run = ?", (run,)).fetchone()
-        return found is not None and found[0] is not None
+    def withdraw(self, run: str) -> Decision | None:
+        """Take the owner's word about a run back; returns what it was, None where there was none."""
+        was = self._decided(run)
+        with self.state.transaction() as connection:
+            connection.execute("DELETE FROM decisions WHERE run = ?", (run,))
+        return was
 
-    def waiting(self) -> list[tuple[str, str]]:
-        """(run, since when) of the runs that have asked and are not approved, the oldest first."""
+    def _decided(self, run: str) -> Decision | None:
+        return next((one for one in self.decisions() if one.run == run), None)
+
+    def decisions(self) -> list[Decision]:
+        """The owner's words that stand, the oldest first."""
         with self.state.reading() as connection:
             found = connection.execute(
-                "SELECT run, first FROM runs WHERE approved IS NULL ORDER BY first, run"
+                "SELECT run, outcome, time, until, agreed, of_table FROM decisions ORDER BY time, run"
             )
+            return [Decision(*line) for line in found]
+
+    def waiting(self) -> list[tuple[str, str]]:
+        """(run, since when) of the runs that have asked and wait for the owner's word, the oldest first."""
+        with self.state.reading() as connection:
+            found = connection.execute("SELECT run, first FROM waiting ORDER BY first, run")
             return [(str(run), str(first)) for run, first in found]
 
     def entries(self, run: str | None = None) -> list[Entry]:
@@ -266,5 +315,12 @@ def _add(connection: sqlite3.Connection, asked: Question, outcome: str, reason: 
     )
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _approves(decided: Decision | None, asked: Question) -> bool:
+    """Whether an approval stands for this question."""
+    if decided is None or decided.outcome != "approved":
+        return False
+    return (decided.agreed, decided.table) == (asked.agreed, asked.table) and _now() < decided.until
+
+
+def _now(later: timedelta = timedelta(0)) -> str:
+    return (datetime.now(UTC) + later).isoformat(timespec="seconds")

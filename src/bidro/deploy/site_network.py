@@ -19,6 +19,7 @@ from bidro.arrays import Floats
 from bidro.curves import Basis, Levels
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.consistency import Consistency, others_lost, require_prepared
+from bidro.deploy.far_units import far_units
 from bidro.deploy.influence import influence
 from bidro.deploy.job import Job
 from bidro.deploy.network_protocol import protocol_of
@@ -75,11 +76,20 @@ def federated_fit(
             lost |= error.reasons
             coordinator.say(f"going on without {', '.join(error.reasons)}")
             continue
-        found = NO_INFLUENCE
+        found, far = NO_INFLUENCE, list[str]()
         if fitted.clients is not None:
             assert isinstance(fitted.clients, SiteClients)
-            found = influence(fitted.trained, fitted.clients.consistency.told, agreed.schema.measure)
+            told = fitted.clients.consistency.told
+            found = influence(fitted.trained, told, agreed.schema.measure)
+            # Everybody who gets the model reads this: no numbers of a site.
+            far = [
+                f"Of client '{name}', {one.in_words(numbers=False)}"
+                for name, own in told.items()
+                for one in far_units(agreed, own.moments.mean, own.moments.deviation)
+            ]
         done = described_fit(agreed.options, agreed.schema, fitted, created)
+        settings = {**done.model.settings, "concerns": [*far, *done.model.settings["concerns"]]}
+        done = replace(done, model=replace(done.model, settings=settings))
         return _reported(lost, replace(done, influence=found))
 
 
@@ -170,6 +180,9 @@ class SiteNetwork:
         if lost := others_lost(self.names, self.columns, told, self.agreed.standard):
             said = {name: f"Client '{name}': {why}" for name, why in lost.items()}
             self.coordinator.leave_out("prepare", 1, said, self.names)
+        for name, mean, deviation in zip(self.names, told.mean, told.deviation, strict=True):
+            for far in far_units(self.agreed, np.asarray(mean), np.asarray(deviation)):
+                self.coordinator.say(f"WARNING: client '{name}': {far.in_words(numbers=False)}")
         return told
 
     def in_units(self, standard: Standard, prepared: Prepared) -> SiteClients:

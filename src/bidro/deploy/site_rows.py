@@ -6,7 +6,7 @@ Which rows are kept out and how folds are dealt is the site's own: by its key an
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.dominance import require_none_outweighs
+from bidro.deploy.far_units import far_units_of
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.network_protocol import protocol_of
 from bidro.deploy.protocol import Protocol
@@ -34,6 +35,7 @@ from bidro.deploy.site_check import Checked, checked, copies_in_words
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_log import RunLimits, SiteLog
 from bidro.deploy.site_state import SiteState
+from bidro.deploy.table_versions import row_contents, version_of
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees.calibration import FOLDS
@@ -53,6 +55,7 @@ class SiteRows:
     target: Floats  # (N,)
     ids: NDArray[np.uint64]  # (N,) what a row is dealt by
     units: NDArray[np.uint64] | None = None  # (N,) of which unit each row is, where the schema names units
+    contents: NDArray[np.uint64] | None = None  # (N,) 64 bits from all that the file says of each row
 
     @cached_property
     def protocol(self) -> Protocol:
@@ -95,11 +98,12 @@ class SiteRows:
             require_declared(agreed.support, schema, table)
         for name, count in schema.counted_as_other(table).items():
             _log.warning("%d row(s) have a level of '%s' that is not in the schema: 'other'.", count, name)
+        contents = row_contents(table, schema.client)
         del table  # it is as large as the numbers
         units = None if labels is None else unit_ids(labels)
         order, ids = arranged(np.zeros(len(target), np.int64), features, target, units)
         own = None if units is None else units[order]
-        return cls(agreed, features[order], target[order], ids[order], own)
+        return cls(agreed, features[order], target[order], ids[order], own, contents[order])
 
 
 @lru_cache(maxsize=8)
@@ -123,6 +127,7 @@ def site_log(site: Site, agreed: Agreed | None = None) -> SiteLog:
         models=limits.models,
         models_in_all=limits.models_in_all,
         seconds=float(site.max_seconds),
+        runs=site.max_runs,
     )
     return SiteLog(state_of(site), site.approve == "ask", most)
 
@@ -131,6 +136,13 @@ def site_log(site: Site, agreed: Agreed | None = None) -> SiteLog:
 def table_id(site: Site, rows: SiteRows) -> float:
     """A random number that changes with the rows, and says nothing of them."""
     return float(state_of(site).table_id(rows.content))
+
+
+@lru_cache(maxsize=8)
+def table_version(site: Site, rows: SiteRows) -> int:
+    """The number of the version of the site's table, the same by every agreement."""
+    assert rows.contents is not None
+    return version_of(state_of(site), known_rows(site, rows)[1], rows.contents, site.min_rows)
 
 
 @lru_cache(maxsize=8)
@@ -222,8 +234,19 @@ def require_allowed(site: Site, rows: SiteRows) -> None:
         ) from error
 
 
-def check_site(site: Site) -> Checked:
-    """What the site would answer by its agreement, for its owner."""
+def check_site(site: Site, rehearse: bool = True) -> Checked:
+    """What the site would answer by its agreement, for its owner: counts, and whether a run would be
+    answered, by one with this site alone unless that is not wanted."""
+    # What answers is built on this module.
+    from bidro.deploy.site_rehearsal import on_a_copy
+
+    found = on_a_copy(site, lambda copy: _checked(copy, rehearse))
+    return replace(found, asks=site.approve == "ask")
+
+
+def _checked(site: Site, rehearse: bool) -> Checked:
+    from bidro.deploy.site_rehearsal import refusal_of_a_run
+
     rows = SiteRows.load(site)
     refused = None
     try:
@@ -234,4 +257,9 @@ def check_site(site: Site) -> Checked:
         if draws(~kept, rows.units) >= 3:
             kept = _dealt(site, rows)
     marks = {} if refused is not None else fold_marks(site, rows)
-    return checked(*known_rows(site, rows), kept, marks, refused)
+    found = checked(*known_rows(site, rows), kept, marks, refused)
+    # Under a budget no rule about rows is looked at, and the budget decides.
+    if rehearse and (found.refused is None or site.privacy is not None):
+        found = replace(found, refused=refusal_of_a_run(site, rows))
+    far = far_units_of(rows.agreed, np.column_stack([rows.features, rows.target]))
+    return replace(found, warnings=tuple(one.in_words(numbers=True) for one in far))

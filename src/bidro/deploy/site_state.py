@@ -12,10 +12,13 @@ import os
 import secrets
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bidro.errors import BidroError
 from bidro.privacy.write_ahead import write_ahead
@@ -29,7 +32,10 @@ _WAIT = 120.0  # seconds for another process of this site to end its transaction
 _TABLES = """
 CREATE TABLE IF NOT EXISTS folder (of_key BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS tables (digest BLOB PRIMARY KEY, id INTEGER NOT NULL UNIQUE);
-CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, first TEXT NOT NULL, approved TEXT);
+CREATE TABLE IF NOT EXISTS waiting (run TEXT PRIMARY KEY, first TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS decisions (run TEXT PRIMARY KEY, outcome TEXT NOT NULL, time TEXT NOT NULL,
+  until TEXT NOT NULL, agreed TEXT NOT NULL, of_table TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS versions (id INTEGER PRIMARY KEY, people BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS asked (
   id INTEGER PRIMARY KEY, time TEXT NOT NULL, run TEXT NOT NULL, question TEXT NOT NULL,
   round INTEGER NOT NULL, digest TEXT NOT NULL, models INTEGER NOT NULL, outcome TEXT NOT NULL,
@@ -146,6 +152,27 @@ class SiteState:
                 if known is None:
                     connection.execute("INSERT INTO tables VALUES (?, ?)", (digest, new))
                     return new
+
+    def version(self, people: Sequence[NDArray[np.uint64]], units: NDArray[np.uint64], least: int) -> int:
+        """The number of the version of the site's table that these rows are, by the people in it: a new one
+        where at least so many of the `units` (N,) are in none before, else the newest that has one of them.
+        `people` are several hashes (N,) of each row, by any of which it is known again."""
+        with self.transaction() as connection:
+            versions = {
+                int(number): np.frombuffer(content, np.uint64)
+                for number, content in connection.execute("SELECT id, people FROM versions ORDER BY id DESC")
+            }
+            newest = np.zeros(len(units), np.int64)  # of the versions that have each row; 0 for none
+            for number, kept in versions.items():
+                known = np.logical_or.reduce([np.isin(hashes, kept) for hashes in people])
+                newest[known & (newest == 0)] = number
+            fresh = newest == 0
+            if not fresh.all() and len(np.unique(units[fresh])) < least:
+                return int(newest.max())
+            content = np.unique(np.concatenate([hashes[fresh] for hashes in people])).tobytes()
+            made = connection.execute("INSERT INTO versions (people) VALUES (?)", (content,))
+            assert made.lastrowid is not None
+            return made.lastrowid
 
 
 def write_key(folder: Path, key: bytes) -> None:

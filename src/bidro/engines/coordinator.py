@@ -158,11 +158,11 @@ class Coordinator:
             if gone:
                 raise ClientsGoneError(f"{', '.join(sorted(gone))} left the network in the midst of the run")
             if time.monotonic() - began > self.policy.patience:
-                name, why = next(iter(faults.items()))
+                limit = f"{self.policy.patience:g} seconds"
+                silent = [f"Client '{n}' has not answered for {limit} ({why})." for n, why in faults.items()]
                 raise BidroError(
-                    f"Client '{name}' has not answered for {self.policy.patience:g} seconds ({why}); what "
-                    "the others sent is kept: see to it and go on with --resume, or without it by lost = "
-                    "'continue'."
+                    f"{' '.join(silent)} What the others sent is kept: see to it and go on with --resume, or "
+                    "without who is silent by lost = 'continue'."
                 )
             time.sleep(min(1.0, self.policy.timeout / 10))
         return {name: answered[name] for name in requests if name in answered}
@@ -174,7 +174,7 @@ class Coordinator:
         LostClientsError where the policy is to go on with the others of those asked, else BidroError."""
         self._note(question, round_number, reasons)
         if self.policy.lost == "wait":
-            raise BidroError(next(iter(reasons.values())))
+            raise BidroError(" ".join(_sentence(name, why) for name, why in reasons.items()))
         self._lose(reasons, asked)
 
     def _lose(self, reasons: Mapping[str, str], asked: Iterable[str]) -> NoReturn:
@@ -255,10 +255,10 @@ class Coordinator:
 
     def _require(self, left: Sequence[str] | Mapping[str, Any], faults: Mapping[str, str]) -> None:
         if len(left) < self.policy.min_clients:
-            name, why = next(iter(faults.items()))
             raise BidroError(
-                f"Only {len(left)} client(s) are left, fewer than min_clients = {self.policy.min_clients}; "
-                f"'{name}' did not answer: {why}. What was received is kept: go on with --resume."
+                f"Only {len(left)} client(s) are left, fewer than min_clients = {self.policy.min_clients}. "
+                f"{' '.join(_sentence(name, why) for name, why in faults.items())} What was received is "
+                "kept: go on with --resume."
             )
 
 
@@ -291,6 +291,12 @@ def _require(check: Check[T] | None, name: str, reply: T, rows: int) -> None:
             check(name, reply, rows)
     except (BidroError, np.linalg.LinAlgError) as error:
         raise ContradictionError(str(error)) from error
+
+
+def _sentence(name: str, why: str) -> str:
+    """Why there is no answer from a client, by name, as a sentence."""
+    said = why if why.startswith(f"Client '{name}'") else f"Client '{name}' did not answer: {why}"
+    return said if said.endswith((".", "?", "!")) else f"{said}."
 
 
 def _contradicts(name: str, error: ContradictionError) -> str:

@@ -13,12 +13,12 @@ from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.fitting.network import Clients
 from bidro.fitting.questions import Assessment
-from bidro.guarantees.calibration import loss_has_kinks
+from bidro.guarantees.calibration import Limits, loss_has_kinks
 from bidro.guarantees.segments import Wanted, can_have_curves, without_smoothing
 from bidro.losses import has_curves
 from bidro.problem import Problem
 from bidro.standard import Standard
-from bidro.training import Choices, Limits, Trained, folds_of
+from bidro.training import Choices, Trained, folds_of
 from bidro.transport import Transport
 
 # A column of more values is no category that a feature has curves by.

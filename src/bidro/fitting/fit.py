@@ -19,7 +19,7 @@ from bidro.fitting.fitted import Change, Changes, ClientLoss, Displacement, Fitt
 from bidro.fitting.network import Clients, Network
 from bidro.fitting.private import private_fit
 from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
-from bidro.guarantees.calibration import spread_of
+from bidro.guarantees.calibration import Limits, spread_of
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.held_out import ClientBound, client_level
 from bidro.guarantees.out_of_sample import explicit_radii
@@ -37,7 +37,6 @@ from bidro.sets import Box, Simplex, capped_sizes
 from bidro.standard import Moments, Standard
 from bidro.training import (
     Choices,
-    Limits,
     Trained,
     train,
     train_penalised,
@@ -81,7 +80,11 @@ class _Fit:
             clients.federation, loss, transport, standard.target_spread, options.largest_coefficient
         )
         self.progress.begin("choosing")
-        limits = Limits(_by_all(prepared.folds))
+        offered = np.asarray(prepared.folds)
+        without = [
+            name for name, own in zip(clients.federation.names, offered, strict=True) if not own[1:].any()
+        ]
+        limits = Limits(_by_all(offered), tuple(without))
         seen = None
         if options.algorithm is None:
             draws = int(np.min(prepared.units))

@@ -38,6 +38,18 @@ SCALES = (0.0, 0.5, 1.0, 2.0)
 FOLDS = 5
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What all clients answer: these numbers of folds, 1 for all rows together; None for whatever is
+    wanted."""
+
+    folds: tuple[int, ...] | None = None
+    without: tuple[str, ...] = ()  # the clients that answer over no folds
+
+
+NO_LIMITS = Limits()
+
+
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """The candidates, their losses on rows left out, and the choice.

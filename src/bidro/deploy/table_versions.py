@@ -1,0 +1,35 @@
+"""Whose rows a site's table has, whatever agreement it is read by: statements are counted by people.
+
+An agreement names columns and codes them; another one makes other numbers of the same rows. So a row is known
+again by its unit, by its numbers, or by all that its file says of it, whichever of these is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from bidro.deploy.known_rows import KnownRows
+from bidro.deploy.site_state import SiteState
+
+
+def row_contents(table: pd.DataFrame, without: str) -> NDArray[np.uint64]:
+    """(N,) 64 bits from all cells of each row, whatever the order of the columns, but for one column, which
+    sites need not have."""
+    named = sorted((str(name), name) for name in table.columns if name != without)
+    cells = table[[name for _, name in named]]
+    texts = {name: str for name in cells.columns if pd.api.types.is_object_dtype(cells[name])}
+    return pd.util.hash_pandas_object(cells.astype(texts), index=False).to_numpy(np.uint64)
+
+
+def version_of(state: SiteState, known: KnownRows, contents: NDArray[np.uint64], min_rows: int) -> int:
+    """The number of the version of a site's table, by the people in it: see `SiteState.version`."""
+    key = state.derived("row contents")
+    whole = b"".join(hashlib.blake2b(one, digest_size=8, key=key).digest() for one in contents[:, None])
+    people = [known.hashes, np.frombuffer(whole, np.uint64)]
+    if known.units is None:
+        return state.version(people, np.arange(len(contents), dtype=np.uint64), min_rows)
+    return state.version([*people, known.hashed_units], known.units, min_rows)
