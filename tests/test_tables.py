@@ -148,7 +148,10 @@ def test_files(tmp_path):
             "300 different texts",
         ),
         (lambda: SCHEMA.matrix(FRAME.drop(columns="age")), "no column 'age'"),
-        (lambda: SCHEMA.matrix(FRAME.assign(ward="z")), "'z' is not a level of 'ward'; there are a, b, c"),
+        (
+            lambda: SCHEMA.require_listed_levels(FRAME.assign(ward="z")),
+            "'z' is not a level of 'ward'; there are a, b, c",
+        ),
         (
             lambda: SCHEMA.matrix(FRAME.assign(age="old")),
             "Row 1 below the header: 'age' must be a number; it is 'old'",

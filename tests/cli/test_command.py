@@ -371,7 +371,7 @@ def test_files_of_clients_classes_and_no_rows_kept_out(folder, capsys):
             "too few",
         ),
         (["predict", "model", "less.csv"], 1, "no column 'age'"),
-        (["predict", "model", "odd.csv"], 1, "'z' is not a level of 'ward'"),
+        (["predict", "model", "odd.csv"], 1, "'age' must be a number; it is 'old'"),
         (["predict", "nothing", "visits.csv"], 1, "no model"),
         (["certify", "model", "new.csv"], 1, "was not in training"),
         (["certify", "model", "one.csv"], 1, "no rows of client 'h1'"),
@@ -386,7 +386,7 @@ def test_trouble_is_one_sentence_and_leaves_nothing(
     table.assign(age=table["age"].where(table.index > 0)).to_csv(folder / "gaps.csv", index=False)
     table.groupby("hospital").head(2).to_csv(folder / "tiny.csv", index=False)
     table.drop(columns="age").to_csv(folder / "less.csv", index=False)
-    table.assign(ward="z").to_csv(folder / "odd.csv", index=False)
+    table.assign(age="old").to_csv(folder / "odd.csv", index=False)
     table.assign(hospital="h9").to_csv(folder / "new.csv", index=False)
     table[table["hospital"] == "h0"].to_csv(folder / "one.csv", index=False)
     (folder / "bad.toml").write_text("radii = 3\n")

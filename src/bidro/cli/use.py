@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
-from bidro.cli.notes import note, note_own_models, note_what_is_new
+from bidro.cli.notes import note, note_own_models, note_what_is_new, noted_here
 
 if TYPE_CHECKING:
     from bidro.model_file import Model
@@ -50,19 +50,21 @@ def predict(
                 f"'{out}' is the table itself, which predictions would replace; name another file."
             )
     loaded, rows = load_model(model), read_one(table)
-    found = loaded.predict(rows)
-    if explain:
-        shares = loaded.explain(rows)
+    with noted_here():
+        found = loaded.predict(rows)
+        shares = loaded.explain(rows) if explain else None
+    if shares is not None:
         names = [name if isinstance(name, str) else " for ".join(reversed(name)) for name in shares]
         found = found.join(shares.set_axis([f"share of {name}" for name in names], axis=1))
     note_what_is_new(loaded, rows)
     note_own_models(loaded, rows)
+    unseen = {"unseen_levels": loaded.schema.unseen_levels(rows)}
     if out is not None:
         write_text(out, found.to_csv(index=False))
         words = f"{len(found):,} predictions written to {out}."
-        _say_of_file(out, {"rows": len(found), "out": str(out)}, json, words)
+        _say_of_file(out, {"rows": len(found), "out": str(out), **unseen}, json, words)
     elif json:
-        _print_json({"rows": len(found), "predictions": found.to_dict("list")})
+        _print_json({"rows": len(found), **unseen, "predictions": found.to_dict("list")})
     else:
         sys.stdout.write(found.to_csv(index=False))
 
@@ -74,9 +76,9 @@ def export(
 ) -> None:
     """Write a model as an ONNX file: its inputs are the table's columns by their names.
 
-    Numbers are doubles, categories texts, each one column wide. Coding, filling and curves are in the file; a
-    cell that the model refuses gives NaN, and for classes an empty label. Where clients have models of their
-    own, the client column is an input, too.
+    Numbers are doubles, categories texts, each one column wide. Coding, filling and curves are in the file,
+    and levels that training did not see count as in `predict`; a cell that the model refuses gives NaN, and
+    for classes an empty label. Where clients have models of their own, the client column is an input, too.
     """
     from bidro.model_file import load_model
     from bidro.report.files import require_file_place, write_bytes
@@ -107,9 +109,10 @@ def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
 
     loaded = load_model(model)
     whole, _ = read(tables, loaded.schema.client)
-    found = evaluated(loaded, whole)
-    note(loaded, whole, found["not_in_training"])
-    _note_rows_trained_on(model, rows_by_client(loaded, whole))
+    with noted_here():
+        found = evaluated(loaded, whole)
+        note(loaded, whole, found["not_in_training"])
+        _note_rows_trained_on(model, rows_by_client(loaded, whole))
     if json:
         _print_json(found)
     else:
@@ -315,7 +318,8 @@ def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
     from bidro.workflow.judged import rows_by_client
 
     whole, _ = read(tables, model.schema.client)
-    found = rows_by_client(model, whole)
+    with noted_here():
+        found = rows_by_client(model, whole)
     note(model, whole)
     return found
 

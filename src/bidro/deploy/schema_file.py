@@ -27,7 +27,8 @@ _HEAD = """\
 # certificate, for all numbers or for none. What is commented out was read off one table: widen it and agree.
 # `unit` names the column of the person or thing that a row is of, where rows of one are to stay together.
 # `measured_in` says what the target is counted in, such as "days": for the report page, and for nothing else.
-# A level that is not listed counts as the one that `other` names; without `other`, it is refused.
+# A level that is not listed counts as the one that `other` names; without `other`, no site trains on it, and
+# predictions take it for the average level.
 # [training] has the options of `bidro fit` that change what sites are asked, [limits] how much.
 # A part [privacy], even an empty one, makes a run private: then sites tell a few sums with noise alone.
 # [scores] with `loss` (and `largest`, as which larger losses count) lets sites that allow it score models

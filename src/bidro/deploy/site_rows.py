@@ -92,6 +92,7 @@ class SiteRows:
             others = sorted(set(as_words(table[schema.client].dropna()).tolist()) - {site.client})
             if others:
                 raise BidroError(f"'{site.data}' has rows of client '{others[0]}'; this site is another.")
+        schema.require_listed_levels(table)
         features, target, labels = schema.matrix(table), target_numbers(schema, table), schema.units(table)
         # Under a budget rows far out count less, and nothing depends on where one lies.
         if agreed.support is not None and site.privacy is None:

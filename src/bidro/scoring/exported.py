@@ -1,10 +1,10 @@
 """A trained model as an ONNX file, for whatever runs such files: `bidro export`.
 
 Its inputs are the columns of the table, by their names: numbers (double) and categories (text), each of shape
-(rows, 1). Coding, filling and curves are in the file. A cell that the model refuses (a level that is not
-listed, a missing value without a filler) gives no prediction: NaN, and for classes an empty label. Where
-clients have models of their own, the column of the client is an input too; one that is not listed gets the
-shared model.
+(rows, 1). Coding, filling and curves are in the file, and a level that is not listed counts as in
+`Schema.numbers`. A cell that the model refuses (a missing value without a filler) gives no prediction: NaN,
+and for classes an empty label. Where clients have models of their own, the column of the client is an input
+too; one that is not listed gets the shared model.
 
 Outputs: `prediction` (rows, 1) of a number; of classes `label` (rows,), and `probabilities` (rows, classes)
 or, where the loss has none, `scores`. The classes stand in the metadata.
@@ -88,17 +88,20 @@ class _Graph:
         return self._node("Where", [gaps, self._constant(float(column.filler)), column.name])
 
     def _levels(self, column: Column) -> str:
-        """(rows, levels - 1) 1 where a row has the level, NaN in all of them where it has none."""
+        """(rows, levels - 1) 1 where a row has the level, an equal share of each where it has none that is
+        listed, NaN in all of them where the cell is refused."""
         assert column.levels is not None
+        refused, unseen = -2, -1
         places = {level: k for k, level in enumerate(column.levels)}
-        if column.filler is not None:
-            places[""] = places[str(column.filler)]
-        unknown = -1 if column.other is None else places[column.other]
-        code = self._code(column.name, places, unknown)
+        places[""] = refused if column.filler is None else places[str(column.filler)]
+        code = self._code(column.name, places, unseen if column.other is None else places[column.other])
         wanted = self._constant(np.arange(1, len(column.levels), dtype=np.int64)[None])
         has = self._node("Cast", [self._node("Equal", [code, wanted])], to=self.types.DOUBLE)
-        refused = self._node("Less", [code, self._constant(np.zeros((1, 1), np.int64))])
-        return self._node("Where", [refused, self._constant(np.nan), has])
+        instead = ((unseen, 1 / len(column.levels)), (refused, np.nan))
+        for which, value in instead:
+            such = self._node("Equal", [code, self._constant(np.full((1, 1), which, np.int64))])
+            has = self._node("Where", [such, self._constant(value), has])
+        return has
 
     def _code(self, column: str, places: dict[str, int], unknown: int) -> str:
         """(rows, 1) int64."""

@@ -6,11 +6,12 @@ from bidro.tables.files import read, read_one
 from bidro.tables.holdout import require_every_class
 from bidro.tables.learned import learn_schema
 from bidro.tables.places import row_name
-from bidro.tables.schema import Column, Schema
+from bidro.tables.schema import Column, Schema, UnseenLevelsWarning
 
 __all__ = [
     "Column",
     "Schema",
+    "UnseenLevelsWarning",
     "as_words",
     "bounds_of",
     "learn_schema",

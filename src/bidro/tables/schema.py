@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +14,19 @@ from numpy.typing import NDArray
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError, one_line
-from bidro.tables.cells import as_words, distinct, empty_cells, require_numbers, words_of
+from bidro.tables.cells import Distinct, as_words, distinct, empty_cells, require_numbers, words_of
 from bidro.tables.places import row_name
 
 # Of levels and columns, so many are listed in a sentence.
 _LISTED = 12
+# The code of a level that is not listed, where the column has no `other`.
+_UNSEEN = -1
 # More than this is no name of a unit, and leaves no room for numbers.
 _LONGEST_MEASURE = 40
+
+
+class UnseenLevelsWarning(UserWarning):
+    """A model is used on a table with levels of a category that its training did not see."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Column:
     name: str
     levels: tuple[str, ...] | None = None  # None for a number
     filler: float | str | None = None  # for missing values; None where they are refused
-    other: str | None = None  # the level as which any level that is not listed counts; None to refuse those
+    other: str | None = None  # the level as which any level that is not listed counts, in training, too
 
     def __post_init__(self) -> None:
         known = self.levels or ()
@@ -107,8 +114,11 @@ class Schema:
     def numbers(self, table: pd.DataFrame) -> list[Floats]:
         """The features as numbers, (N,) each; those that the table has as such are not copied.
 
-        A level that is not listed counts as the column's `other`. Raises BidroError for a column that is
-        missing, a cell that is no number, or a level that is not in the schema where there is no `other`.
+        A level that is not listed counts as the column's `other`. Where there is none it is coded as the
+        average of the listed levels, each counted once: a score that is linear in the coding is then the mean
+        of the scores that the row has with each of them, whichever of them is the reference. Curves by level
+        have no average; such a row is on that of the first level. Training does not take such rows: see
+        `require_listed_levels`. Raises BidroError for a column that is missing or a cell that is no number.
         """
         self._require_columns(table)
         found = list[Floats]()
@@ -122,18 +132,52 @@ class Schema:
                 found.append(numbers)
             else:
                 codes = _level_codes(values, column)
-                found += [(codes == level).astype(float) for level in range(1, len(column.levels))]
+                levels = len(column.levels)
+                found += [np.where(codes == _UNSEEN, 1 / levels, codes == k) for k in range(1, levels)]
         return found
 
     def counted_as_other(self, table: pd.DataFrame) -> dict[str, int]:
         """By column, how many rows have a level that is not listed and counts as `other`."""
+        return self._not_listed(table, [column for column in self.columns if column.other is not None])
+
+    def unseen_levels(self, table: pd.DataFrame) -> dict[str, int]:
+        """By column, how many rows have a level that is not listed and counts as the average level."""
+        return self._not_listed(table, [column for column in self.columns if column.other is None])
+
+    def warn_of_unseen_levels(self, table: pd.DataFrame, stacklevel: int = 2) -> None:
+        """Warn, in one sentence, of rows whose levels count as the average level."""
+        found = self.unseen_levels(table)
+        if found:
+            warnings.warn(in_words_unseen(found), UnseenLevelsWarning, stacklevel=stacklevel + 1)
+
+    def require_listed_levels(self, table: pd.DataFrame) -> None:
+        """Raise BidroError for a table to train on with a level that is neither listed nor counts as `other`.
+
+        What a model is trained on must mean what was agreed: a table with other words for the same levels
+        would else be trained on as if all its rows had the average level.
+        """
+        for name in self.unseen_levels(table):
+            column = next(column for column in self.columns if column.name == name)
+            assert column.levels is not None
+            cells = distinct(table[name])
+            unknown = _codes(cells, column) == _UNSEEN
+            first, word = cells.first(unknown)
+            count = int(cells.counts[unknown].sum())
+            rows = "1 row has" if count == 1 else f"{count:,} rows have"
+            raise BidroError(
+                f"{row_name(table[name], first)}: '{word}' is not a level of '{name}'; there are "
+                f"{listed(column.levels)}, and no level for others. {rows} such levels: fix them, leave them "
+                "out, or name one of the levels `other` in the schema."
+            )
+
+    def _not_listed(self, table: pd.DataFrame, columns: Iterable[Column]) -> dict[str, int]:
         self._require_columns(table)
         found = {}
-        for column in self.columns:
-            if column.levels is None or column.other is None:
+        for column in columns:
+            if column.levels is None:
                 continue
             cells = distinct(table[column.name])
-            unknown = ~np.isin(words_of(cells), column.levels)
+            unknown = _places(cells, column) < 0
             if unknown.any():
                 found[column.name] = int(cells.counts[unknown].sum())
         return found
@@ -253,25 +297,31 @@ def require_known_target(values: pd.Series) -> None:
 
 
 def _level_codes(values: pd.Series, column: Column) -> NDArray[np.intp]:
-    """(N,) which level each cell has."""
+    """(N,) which level each cell has, _UNSEEN for one that is not listed where there is no `other`."""
     assert column.levels is not None
-    place = {level: k for k, level in enumerate(column.levels)}
-    filler = -1 if column.filler is None else place[str(column.filler)]
     cells = distinct(values)
-    codes = np.array([place.get(word, -1) for word in words_of(cells)], np.intp)
-    unknown = codes < 0
-    if unknown.any() and column.other is None:
-        first, word = cells.first(unknown)
-        count = int(cells.counts[unknown].sum())
-        rows = "1 row has" if count == 1 else f"{count:,} rows have"
-        raise BidroError(
-            f"{row_name(values, first)}: '{word}' is not a level of '{column.name}'; there are "
-            f"{listed(column.levels)}, and no level for others. {rows} such levels: fix them or leave "
-            "them out."
-        )
-    if unknown.any():
-        codes[unknown] = place[str(column.other)]
-    return np.append(codes, filler)[cells.codes]
+    filler = _UNSEEN if column.filler is None else column.levels.index(str(column.filler))
+    return np.append(_codes(cells, column), filler)[cells.codes]
+
+
+def _codes(cells: Distinct, column: Column) -> NDArray[np.intp]:
+    """Which level each of the different cells counts as."""
+    assert column.levels is not None
+    places = _places(cells, column)
+    other = _UNSEEN if column.other is None else column.levels.index(column.other)
+    return np.where(places < 0, other, places)
+
+
+def _places(cells: Distinct, column: Column) -> NDArray[np.intp]:
+    """Which level each of the different cells is by name, _UNSEEN for one that is not listed."""
+    place = {level: k for k, level in enumerate(column.levels or ())}
+    return np.array([place.get(word, _UNSEEN) for word in words_of(cells)], np.intp)
+
+
+def in_words_unseen(counts: Mapping[str, int]) -> str:
+    """A sentence on rows, by column, with levels that training did not see."""
+    each = [f"'{name}' in {count:,} row{'s' * (count != 1)}" for name, count in counts.items()]
+    return f"Levels that training did not see: {listed(each)}; these are predicted as the average level."
 
 
 def require_measure(words: Any) -> None:

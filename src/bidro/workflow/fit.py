@@ -89,6 +89,7 @@ def fit_tables(
     else:
         schema, what = agreed
         table = _by_schema(paths, schema)
+        schema.require_listed_levels(table)
     clients, labels, units = schema.clients(table), schema.labels(table), schema.units(table)
     target, features = target_numbers(schema, table), schema.numbers(table)
     if options.support is not None and budget is None:
