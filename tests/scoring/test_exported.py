@@ -25,6 +25,7 @@ CASES = {
     "pinball": ("number", {"loss": "pinball", "quantile": 0.8}),
     "own models": ("number", {"own": "auto"}),
     "curves": ("number", {"curves": "auto"}),
+    "curves by level": ("number", {"curves": {"u": "4@ward", "my v": "none"}}),
     "two classes": ("two", {}),
     "smoothed hinge": ("two", {"loss": "smoothed hinge"}),
     "curves of two classes": ("two", {"curves": "auto"}),

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 import bidro
 from bidro.arrays import Floats
+from bidro.curves import Levels
 from bidro.errors import BidroError, require_package
 from bidro.losses import registry
 from bidro.model_file import Model
@@ -124,11 +125,30 @@ class _Graph:
         away = self._node("Sub", [features, self._constant(standard.mean[None])])
         rows = self._node("Div", [away, self._constant(standard.spread[None])])
         each = self._node("Gather", [rows, self._constant(basis.feature)], axis=1)
+        for j, levels in enumerate(basis.by):
+            if levels is not None:
+                each = self._on_own_curve(rows, each, j, levels)
         # Not by Max and Min, which need not keep what is not a number.
         low, high = (self._constant(end[None]) for end in basis.ends)
         above = self._node("Where", [self._node("Less", [each, low]), low, each])
         inside = self._node("Where", [self._node("Greater", [above, high]), high, above])
         return self._node("Sub", [inside, self._constant(np.clip(0.0, *basis.ends)[None])])
+
+    def _on_own_curve(self, rows: str, each: str, j: int, levels: Levels) -> str:
+        """(rows, columns) with 0, where a curve is 0, in segments of curves of feature j for other levels
+        than that of the row, which is the one with the nearest values."""
+        basis = self.model.predictor().basis
+        coded = self._node("Gather", [rows, self._constant(np.array(levels.columns))], axis=1)
+        coded = self._node("Unsqueeze", [coded, self._constant(np.array([1]))])
+        away = self._node("Sub", [coded, self._constant(np.array(levels.values)[None])])
+        squares = self._node("Mul", [away, away])
+        apart = self._node("ReduceSum", [squares, self._constant(np.array([2]))], keepdims=0)
+        level = self._node("ArgMin", [apart], axis=1, keepdims=1)
+        of_feature = basis.feature == j
+        of_column = np.where(of_feature, basis.curve - basis.curve[of_feature].min(), 0)[None]
+        own = self._node("Equal", [level, self._constant(of_column)])
+        on = self._node("Or", [own, self._constant(~of_feature[None])])
+        return self._node("Where", [on, each, self._constant(0.0)])
 
     def _scores(self, design: str) -> str:
         """(rows, outputs) of the shared model, or of the row's client's own."""
