@@ -106,7 +106,7 @@ REFUSED = {
     "names": (good(ward=[f"person {chr(65 + k % 26)}{k}" for k in range(ROWS)]), "60 different texts"),
     "mostly names": (
         good(ward=["known" if k % 3 == 0 else f"p{k}x" for k in range(ROWS)]),
-        "leave it out with --features",
+        "leave it out with --drop 'ward'",
     ),
     "nothing but gaps": (good(age=np.nan), "missing values"),
     "an infinite feature": (good(age=with_cell("age", 2, np.inf, float)), "Row 3 .* not a finite number"),

@@ -79,8 +79,8 @@ def note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) -> 
     others = {column.name: column.other for column in model.schema.columns}
     for name, count in model.schema.filled(table).items():
         cells = "1 missing cell" if count == 1 else f"{count:,} missing cells"
-        filler = next(column.filler for column in model.schema.columns if column.name == name)
-        print(f"bidro: {cells} of '{name}' filled by '{filler}', as in training.", file=sys.stderr)
+        column = next(column for column in model.schema.columns if column.name == name)
+        print(f"bidro: {cells} of '{name}' filled by {column.filled_by}, as in training.", file=sys.stderr)
     for name, count in model.schema.counted_as_other(table).items():
         rows = "1 row has" if count == 1 else f"{count:,} rows have"
         print(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
+from bidro.cli.fit import names_in
 from bidro.cli.notes import note, note_own_models, note_what_is_new, noted_here
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def predict(
             "the score.",
         ),
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is in --out already.")] = False,
     json: AsJson = False,
 ) -> None:
     """Predict the target for every row of a table: by the row's client's own model, where it has one."""
@@ -40,7 +42,7 @@ def predict(
 
     from bidro.errors import BidroError
     from bidro.model_file import load_model
-    from bidro.report.files import require_file_place, write_text
+    from bidro.report.files import is_stream, require_file_place, write_text
     from bidro.tables import read_one
 
     if out is not None:
@@ -49,6 +51,8 @@ def predict(
             raise BidroError(
                 f"'{out}' is the table itself, which predictions would replace; name another file."
             )
+        if out.is_file() and not force and not is_stream(out):
+            raise BidroError(f"'{out}' exists already; choose another --out, or replace it with --force.")
     loaded, rows = load_model(model), read_one(table)
     with noted_here():
         found = loaded.predict(rows)
@@ -88,7 +92,7 @@ def export(
     loaded = load_model(model)
     data = onnx_of(loaded)
     write_bytes(onnx, data)
-    inputs = [column.name for column in loaded.schema.columns]
+    inputs = [*loaded.schema.read]
     inputs += [loaded.schema.client] if loaded.own else []
     words = f"The model was written to {onnx}; its inputs are the columns {', '.join(inputs)}."
     _say_of_file(onnx, {"out": str(onnx), "bytes": len(data), "inputs": inputs}, json, words)
@@ -191,8 +195,17 @@ def compare(
         str | None,
         typer.Option(help="Column of the person or thing that a row is of: rows of one stay together."),
     ] = None,
+    categories: Annotated[
+        str | None,
+        typer.Option(help="Columns that are categories whatever their cells look like, separated by commas."),
+    ] = None,
+    drop: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
+    dates: Annotated[
+        str | None,
+        typer.Option(help="Columns of dates, separated by commas; they count as days since 1970-01-01."),
+    ] = None,
     missing: Annotated[
-        str, typer.Option(help="refuse missing values, or median (categories: commonest level).")
+        str, typer.Option(help="refuse missing values, or median or median-alone, as in `bidro fit`.")
     ] = "refuse",
     methods: Annotated[
         str | None, typer.Option(help="Some of them, separated by commas; else all sixteen.")
@@ -225,8 +238,8 @@ def compare(
     with shown_progress(quiet=json) as progress:
         progress.begin("reading")
         whole, owner = read(tables, client)
-        names = None if features is None else [name.strip() for name in features.split(",")]
-        schema = learn_schema(whole, owner, target, names, task, missing, unit)
+        kinds = (names_in(names) or () for names in (categories, drop, dates))
+        schema = learn_schema(whole, owner, target, names_in(features), task, missing, unit, *kinds)
         grouped = grouped_from(schema, whole)
         found = compare_methods(grouped, splits, passes, chosen, progress, leave_clients_out)
     if json:

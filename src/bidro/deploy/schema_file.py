@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from bidro.deploy.agreed import TRAINING, Agreed, Unit
-from bidro.tables import Schema, require_numbers
+from bidro.tables import Schema
 
 _HEAD = """\
 # What all sites agree on: one site drafts it, all agree on it, and each keeps a copy. A site answers this and
@@ -78,7 +78,7 @@ def written(agreed: Agreed) -> str:
 def _numbers(schema: Schema, table: pd.DataFrame) -> dict[str, Any]:
     numbers = [column.name for column in schema.columns if column.levels is None]
     numbers += [schema.target] if schema.classes is None else []
-    return {name: require_numbers(table[name]) for name in numbers}
+    return {name: schema.as_numbers(name, table) for name in numbers}
 
 
 def _columns(agreed: Agreed, support: Mapping[str, tuple[float, float]], mark: str) -> list[str]:
@@ -106,8 +106,8 @@ def _columns(agreed: Agreed, support: Mapping[str, tuple[float, float]], mark: s
         lines += ["", "[[columns]]", f"name = {_text(column.name)}"]
         if column.levels is not None:
             lines.append(f"levels = {_text(list(column.levels))}")
-        if column.other is not None:
-            lines.append(f"other = {_text(column.other)}")
+        given = {"other": column.other, "of": column.of, "dates": column.dates}
+        lines += [f"{entry} = {_text(word)}" for entry, word in given.items() if word is not None]
         lines += unit(column.name, centre=column.levels is None) + bounds(column.name)
         if column.filler is not None:
             lines.append(f"filler = {_text(column.filler)}")

@@ -1,10 +1,11 @@
 """A trained model as an ONNX file, for whatever runs such files: `bidro export`.
 
-Its inputs are the columns of the table, by their names: numbers (double) and categories (text), each of shape
-(rows, 1). Coding, filling and curves are in the file, and a level that is not listed counts as in
-`Schema.numbers`. A cell that the model refuses (a missing value without a filler) gives no prediction: NaN,
-and for classes an empty label. Where clients have models of their own, the column of the client is an input
-too; one that is not listed gets the shared model.
+Its inputs are the columns of the table, by their names: numbers (double; NaN for an empty cell; dates as days
+since 1970-01-01) and categories (text; "" for an empty cell), each of shape (rows, 1). Coding, filling and
+curves are in the file, and a level that is not listed counts as in `Schema.numbers`. A cell that the model
+refuses (a missing value without a filler) gives no prediction: NaN, and for classes an empty label. Where
+clients have models of their own, the column of the client is an input too; one that is not listed gets the
+shared model.
 
 Outputs: `prediction` (rows, 1) of a number; of classes `label` (rows,), and `probabilities` (rows, classes)
 or, where the loss has none, `scores`. The classes stand in the metadata.
@@ -52,7 +53,11 @@ class _Graph:
     def to_bytes(self) -> bytes:
         """The whole file."""
         model, helper, types = self.model, self.helper, self.types
-        columns = [(c.name, types.DOUBLE if c.levels is None else types.STRING) for c in model.schema.columns]
+        columns = [
+            (column.name, types.DOUBLE if column.levels is None else types.STRING)
+            for column in model.schema.columns
+            if column.of is None
+        ]
         if model.own:
             columns.append((model.schema.client, types.STRING))
         inputs = [helper.make_tensor_value_info(name, kind, [None, 1]) for name, kind in columns]
@@ -76,11 +81,12 @@ class _Graph:
 
     def _features(self) -> str:
         """(rows, k) the features as the schema codes them."""
-        coded = [
-            self._number(column) if column.levels is None else self._levels(column)
-            for column in self.model.schema.columns
-        ]
-        return self._node("Concat", coded, axis=1)
+        return self._node("Concat", [self._coded(column) for column in self.model.schema.columns], axis=1)
+
+    def _coded(self, column: Column) -> str:
+        if column.of is not None:
+            return self._node("Cast", [self._node("IsNaN", [column.of])], to=self.types.DOUBLE)
+        return self._number(column) if column.levels is None else self._levels(column)
 
     def _number(self, column: Column) -> str:
         if column.filler is None:
@@ -94,8 +100,9 @@ class _Graph:
         assert column.levels is not None
         refused, unseen = -2, -1
         places = {level: k for k, level in enumerate(column.levels)}
-        places[""] = refused if column.filler is None else places[str(column.filler)]
-        code = self._code(column.name, places, unseen if column.other is None else places[column.other])
+        other = unseen if column.other is None else places[column.other]
+        places[""] = refused if column.filler is None else places.get(str(column.filler), other)
+        code = self._code(column.name, places, other)
         wanted = self._constant(np.arange(1, len(column.levels), dtype=np.int64)[None])
         has = self._node("Cast", [self._node("Equal", [code, wanted])], to=self.types.DOUBLE)
         instead = ((unseen, 1 / len(column.levels)), (refused, np.nan))

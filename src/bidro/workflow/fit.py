@@ -82,7 +82,16 @@ def fit_tables(
     if agreed is None:
         table, client = read(paths, options.client)
         schema = learn_schema(
-            table, client, options.target, options.features, options.task, options.missing, options.unit
+            table,
+            client,
+            options.target,
+            options.features,
+            options.task,
+            options.missing,
+            options.unit,
+            options.categories,
+            options.drop,
+            options.dates,
         )
         schema = replace(schema, measured_in=options.measured_in)
         what = fit_options(options, schema)
