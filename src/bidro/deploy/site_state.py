@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bidro.errors import BidroError
 from bidro.privacy.write_ahead import write_ahead
+from bidro.splits import cut_alone
 
 KEY_FILE, DATABASE = "key", "state.sqlite"
 _KEY_BYTES = 32
@@ -42,6 +43,8 @@ CREATE TABLE IF NOT EXISTS work (run TEXT PRIMARY KEY, seconds REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS memory (coding TEXT PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS new_rows (coding TEXT NOT NULL, digest BLOB NOT NULL, time TEXT NOT NULL,
   PRIMARY KEY (coding, digest));
+CREATE TABLE IF NOT EXISTS cuts (dealt_by TEXT NOT NULL, share REAL NOT NULL, cut TEXT NOT NULL,
+  PRIMARY KEY (dealt_by, share));
 CREATE TABLE IF NOT EXISTS looked (coding TEXT NOT NULL, knots TEXT NOT NULL, borne TEXT NOT NULL,
   PRIMARY KEY (coding, knots));
 """
@@ -146,6 +149,30 @@ class SiteState:
                 if known is None:
                     connection.execute("INSERT INTO tables VALUES (?, ?)", (digest, new))
                     return new
+
+    def cut(self, dealt_by: str, share: float) -> int | None:
+        """Up to which random bits rows, or units, were kept out when sums over them first left, by what they
+        are dealt by and the share that was wanted; None where none did. Where sums left before cuts were
+        kept, each row was dealt by itself, and stays where it was."""
+        asked = (dealt_by, float(share))
+        with self.reading() as connection:
+            found = connection.execute(
+                "SELECT cut FROM cuts WHERE dealt_by = ? AND share = ?", asked
+            ).fetchone()
+            kept, used = (
+                connection.execute(f"SELECT EXISTS (SELECT 1 FROM {name})").fetchone()[0]
+                for name in ("cuts", "memory")
+            )
+        if found is not None:
+            return int(found[0])
+        return cut_alone(share) if used and not kept else None
+
+    def keep_cut(self, dealt_by: str, share: float, cut: int) -> None:
+        """Remember a cut for good; the first stays."""
+        with self.transaction() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO cuts VALUES (?, ?, ?)", (dealt_by, float(share), str(cut))
+            )
 
 
 def write_key(folder: Path, key: bytes) -> None:
