@@ -95,8 +95,8 @@ def test_a_model_folder(model):
         40,
         60,
     ]
-    # A fifth of 130 rows, each by itself.
-    assert sum(kept.values()) == pytest.approx(26, abs=4 * np.sqrt(130 * 0.2 * 0.8))
+    # A fifth of every client's rows.
+    assert kept == {"h0": 6, "h1": 8, "h2": 12}
     assert certificate.interval is not None
     assert certificate.shift.radius == 0.1
     assert printed["certificate"]["confidence"] == 0.9
@@ -229,6 +229,13 @@ def test_rows_that_were_trained_on_are_refused_and_losses_are_those_of_the_rows_
     assert code == 0
     assert "of these rows were in training" in err
     assert run(capsys, "evaluate", where, folder / "others.csv", "--json")[2] == ""
+    others = visits(3, (100, 100, 100))
+    others.loc[[0, 5], "ward"] = "z"
+    others.to_csv(folder / "unseen.csv", index=False)
+    code, _, err = run(capsys, "certify", where, folder / "unseen.csv")
+    assert code == 0
+    said = "bidro: Levels that training did not see: 'ward' in 2 rows; these are predicted as the average"
+    assert err == f"{said} level.\n"
     # The sketch may be left out of what is passed on; then it is said that nothing is known.
     (where / "trained_rows.json").unlink()
     code, out, err = run(capsys, "certify", where, folder / "all.csv")
