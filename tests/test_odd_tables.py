@@ -106,7 +106,7 @@ REFUSED = {
     "names": (good(ward=[f"person {chr(65 + k % 26)}{k}" for k in range(ROWS)]), "60 different texts"),
     "mostly names": (
         good(ward=["known" if k % 3 == 0 else f"p{k}x" for k in range(ROWS)]),
-        "leave it out with --features",
+        "leave it out with --drop 'ward'",
     ),
     "nothing but gaps": (good(age=np.nan), "missing values"),
     "an infinite feature": (good(age=with_cell("age", 2, np.inf, float)), "Row 3 .* not a finite number"),
@@ -228,9 +228,13 @@ def test_rare_levels_are_merged_said_and_new_ones_join_them(caplog):
     # A level that the table itself calls "Other" takes them in.
     own = prepared(good(ward=["medicine"] * 30 + ["Other"] * 28 + ["eye", "ear"]))[0].columns[1]
     assert own == Column("ward", ("Other", "medicine"), None, "Other")
-    # Without such a level, all is refused, and counted.
+    # Without such a level they count as the average one, and training refuses and counts them.
+    schema, new = prepared(good())[0], good(ward=["trauma", "trauma", "eye", "ear", *["trauma"] * 56])
+    levels = len(schema.columns[1].levels)
+    assert schema.matrix(new)[2:4, 1:].tolist() == [[1 / levels] * (levels - 1)] * 2
+    assert (schema.unseen_levels(new), schema.counted_as_other(new)) == ({"ward": 2}, {})
     with pytest.raises(BidroError, match=r"Row 3 .*'eye' is not a level of 'ward'.* 2 rows have such"):
-        prepared(good())[0].matrix(good(ward=["trauma", "trauma", "eye", "ear", *["trauma"] * 56]))
+        schema.require_listed_levels(new)
 
 
 def test_true_and_false_are_never_merged():

@@ -12,7 +12,9 @@ from bidro.splits import (
     Units,
     arranged,
     choose_holdout,
+    cut_of,
     dealt,
+    holdout_of,
     key_of_seed,
     random_bits,
     siphash,
@@ -70,20 +72,52 @@ def test_a_client_alone_chooses_as_among_others_and_seeds_differ():
 
 
 def test_what_is_kept_out_of_a_sorted_table_is_a_random_sample():
-    """Its size spreads as a binomial number does, and its mean as that of a sample of that size, with one
-    seed."""
-    apart, counts = [], []
+    """Its mean spreads as that of a sample of its size, with one seed, which is exactly the share."""
+    apart = []
     for k in range(400):
         target = np.sort(np.random.default_rng(k).normal(size=60))
         kept = choose_holdout(np.full(60, "a"), target[:, None] ** 2, target, 0.25, 0)
-        counts.append(kept.sum())
+        assert kept.sum() == 15
         # Of a sample without replacement, in its standard errors.
         error = target.std(ddof=1) * math.sqrt((1 - kept.mean()) / kept.sum())
         apart.append((target[kept].mean() - target.mean()) / error)
     assert abs(np.mean(apart)) < 4 / np.sqrt(400)
     assert np.std(apart) == pytest.approx(1, rel=4 / np.sqrt(2 * 400))
-    assert np.mean(counts) == pytest.approx(15, abs=4 * math.sqrt(60 * 0.25 * 0.75 / 400))
-    assert np.var(counts) == pytest.approx(60 * 0.25 * 0.75, rel=4 * math.sqrt(2 / 400))
+
+
+@pytest.mark.parametrize("units", [False, True])
+def test_a_share_is_exact_at_every_client(units):
+    """Of 18 rows, or units, a client a fifth is 4, not 1 to 9; units of all sizes stay whole."""
+    rng = np.random.default_rng(6)
+    sizes = dict(zip("abcdefgh", [18] * 5 + [3, 5, 1001], strict=True))
+    labels = np.concatenate([np.full(size, name) for name, size in sizes.items()])
+    people = np.arange(len(labels))
+    if units:
+        times = rng.integers(1, 5, len(labels))
+        labels, people = np.repeat(labels, times), np.repeat(people, times)
+    rows = rng.integers(0, 3, (len(labels), 2)).astype(float)  # most have equals
+    for share, expected in ((0.2, 4), (0.5, 9), (0.25, 5)):
+        of = unit_ids(people.astype(str)) if units else None
+        kept = choose_holdout(labels, rows[:, :1], rows[:, 1], share, 3, of)
+        found = {name: len(np.unique(people[kept & (labels == name)])) for name in sizes}
+        assert [found[name] for name in "abcde"] == [expected] * 5
+        assert (found["f"], found["h"]) == (1, math.floor(share * 1001 + 0.5))
+        assert not set(people[kept].tolist()) & set(people[~kept].tolist())
+
+
+def test_a_row_more_moves_at_most_one_other_and_none_by_an_earlier_cut():
+    rng = np.random.default_rng(7)
+    names = np.array(["a"])
+    for k in range(100):
+        rows = rng.normal(size=(int(rng.integers(5, 60)), 2))
+        before, after = (
+            arranged(np.zeros(n, np.int64), rows[:n, :1], rows[:n, 1]).ids for n in (len(rows) - 1, len(rows))
+        )
+        one, two = (holdout_of(names, np.zeros(len(ids), np.int64), ids, 0.3, k) for ids in (before, after))
+        assert np.sum(one != two[:-1]) <= 1
+        cut = cut_of("a", before, one, k)
+        here = np.zeros(len(rows), np.int64)
+        np.testing.assert_array_equal(holdout_of(names, here, after, 0.3, k, cut=cut)[:-1], one)
 
 
 def test_adding_a_row_moves_no_other():
@@ -105,7 +139,7 @@ def sides(features, target, key):
     """(id, whether kept out, fold) of every row, as a set."""
     names, here = ["a"], np.zeros(len(target), np.int64)
     ids = arranged(here, features, target).ids
-    kept = choose_holdout(np.full(len(target), "a"), features, target, 0.25, key)
+    kept = holdout_of(np.array(names), here, ids, 0.25, key, alone=True)
     folds = dealt(names, Units.single_rows(here, ids), "row", 2, key)
     return set(zip(ids.tolist(), kept.tolist(), folds.tolist(), strict=True))
 
@@ -113,7 +147,7 @@ def sides(features, target, key):
 def test_copies_of_a_row_are_drawn_apart():
     same = np.ones((4000, 2))
     kept = choose_holdout(np.full(4000, "a"), same, same[:, 0], 0.25, 5)
-    assert kept.mean() == pytest.approx(0.25, abs=4 * math.sqrt(0.25 * 0.75 / 4000))
+    assert kept.sum() == 1000
     marks = Federation.from_arrays({"a": same}, "unbounded").folds(5, 5)
     assert np.bincount(marks) == pytest.approx(800, abs=4 * math.sqrt(4000 * 0.2 * 0.8))
     assert len(set(arranged(np.zeros(4000, np.int64), same, same[:, 0]).ids.tolist())) == 4000

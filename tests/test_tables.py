@@ -60,7 +60,7 @@ def test_missing_values_are_counted_or_filled():
         BidroError, match=r"Row 2 below the header and 1 more have no 'stay'; .* leave out those"
     ):
         learn_schema(both, "hospital", "stay", missing="median")
-    schema = learn_schema(gaps, "hospital", "stay", missing="median")
+    schema = learn_schema(gaps, "hospital", "stay", missing="median-alone")
     assert schema.matrix(gaps)[1].tolist() == [52, 0, 0]  # 'b', the commonest, is the reference
     strict = learn_schema(FRAME, "hospital", "stay")
     with pytest.raises(BidroError, match="Row 2 below the header has no 'age'"):
@@ -80,7 +80,7 @@ def test_a_column_that_numbers_the_rows_is_used_and_said(caplog):
     assert "counted" in learn_schema(table, "hospital", "stay").features
     said = [record.getMessage().split("'")[1] for record in caplog.records]
     assert said == ["counted", "with gaps"]
-    assert "leave it out with --features if that is all it does" in caplog.text
+    assert "leave it out with --drop 'counted' if that is all it does" in caplog.text
     caplog.clear()
     learn_schema(table, "hospital", "stay", list(rows))
     learn_schema(table[:19], "hospital", "stay")
@@ -134,7 +134,7 @@ def test_files(tmp_path):
         (lambda: learn_schema(FRAME, "hospital", "stay", ["age", "stay"]), "one role"),
         (lambda: learn_schema(FRAME, "hospital", "ward", task="regression"), "not a number"),
         (lambda: learn_schema(FRAME, "hospital", "stay", task="odd"), "task must be"),
-        (lambda: learn_schema(FRAME, "hospital", "stay", missing="odd"), "'refuse'"),
+        (lambda: learn_schema(FRAME, "hospital", "stay", missing="odd"), "one of refuse, median"),
         (lambda: learn_schema(FRAME.assign(y="a"), "hospital", "y"), "one class only"),
         (lambda: learn_schema(FRAME.assign(d=pd.Timestamp("2026-01-01")), "hospital", "stay"), "dates"),
         (
@@ -148,7 +148,10 @@ def test_files(tmp_path):
             "300 different texts",
         ),
         (lambda: SCHEMA.matrix(FRAME.drop(columns="age")), "no column 'age'"),
-        (lambda: SCHEMA.matrix(FRAME.assign(ward="z")), "'z' is not a level of 'ward'; there are a, b, c"),
+        (
+            lambda: SCHEMA.require_listed_levels(FRAME.assign(ward="z")),
+            "'z' is not a level of 'ward'; there are a, b, c",
+        ),
         (
             lambda: SCHEMA.matrix(FRAME.assign(age="old")),
             "Row 1 below the header: 'age' must be a number; it is 'old'",

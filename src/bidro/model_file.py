@@ -102,11 +102,14 @@ class Model:
             table: with the columns of training; the target is not needed.
 
         Returns:
-            One row a row: `prediction`, and for a model of probabilities `probability of <class>`.
+            One row a row: `prediction`, and for a model of probabilities `probability of <class>`. A row with
+            a level that training did not see, where it made no level for others, is predicted as one of the
+            average level; a warning says how many there are.
 
         Raises:
             BidroError: for a column that is missing, and for cells that the schema refuses.
         """
+        self.schema.warn_of_unseen_levels(table)
         features = self.schema.matrix(table)
         scores = self.predictor().scores(features)
         for own, model in self._own_rows(table):
@@ -133,6 +136,7 @@ class Model:
             feature (of more than two classes one a class each); they add up to the prediction, for classes to
             the score.
         """
+        self.schema.warn_of_unseen_levels(table)
         features, names = self.schema.matrix(table), self.schema.features
         found = self.predictor().explained(features, names, self.schema.classes)
         for own, model in self._own_rows(table):
@@ -169,6 +173,7 @@ class Model:
         Returns:
             Features and target (N, k + 1) in the units of training.
         """
+        self.schema.warn_of_unseen_levels(table)
         return self.standard.rows(self.schema.matrix(table), target_numbers(self.schema, table))
 
     def used_by(self, client: str) -> Floats:

@@ -3,8 +3,15 @@ what is in its rows, never the order of a table.
 
 In a sorted table a row's place says what is in it, so that rows chosen by place are no random sample. Here
 every row has random bits of its own: a keyed hash of the client's name, the row's numbers and which copy of
-these it is (0, 1, ...). They say on which side it is, so that adding a row moves no other, and nobody who
-does not have the key can tell. In one process the key follows from the seed; a site has one of its own.
+these it is (0, 1, ...), which nobody can tell who does not have the key. In one process the key follows from
+the seed; a site has one of its own.
+
+Of every client the rows with the smallest bits are kept out, as many as make the wanted share of its rows: a
+simple random sample of exactly that size. The bits of the last of them are its *cut*. Where a table grows,
+its cut moves, and with one row more at most one other row changes sides. Where that must not be, because sums
+over the sides of an earlier table have left, the earlier cut is kept (`cut_of`): then adding rows moves no
+other, and of what is added each row is kept out by itself, with about the wanted share. Folds are drawn by
+each row alone.
 
 Where several rows are of one person or thing, a unit, units are chosen and dealt whole, by a hash of their
 labels. A unit is of one client: the same label at two clients is two units.
@@ -13,6 +20,7 @@ labels. A unit is of one client: the same label at two clients is two units.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -69,12 +77,9 @@ def choose_holdout(
     key: Key,
     units: NDArray[np.uint64] | None = None,
 ) -> NDArray[np.bool_]:
-    """(N,) whether a row is kept out of training: every row by itself with probability `share`, whatever the
-    others are, so that about this share of every client is. With `units` (N,), from `unit_ids`, every unit
-    with all its rows: what is kept out is a random sample of units, however large they are.
-
-    At least one row, or unit, of every client is kept out and at least two are trained on. Where chance would
-    have it otherwise, in tiny clients, those with the smallest random numbers are kept out. Of equal rows
+    """(N,) whether a row is kept out of training: of n rows of a client round(share n), a half up, but at
+    least one, and at least two are trained on. With `units` (N,), from `unit_ids`, so many of its units, each
+    with all its rows: what is kept out is a random sample of units, however large they are. Of equal rows
     either may be.
     """
     names, codes = np.unique(clients, return_inverse=True)
@@ -89,18 +94,21 @@ def holdout_of(
     key: Key,
     rows: bool = True,
     alone: bool = False,
+    cut: int | None = None,
 ) -> NDArray[np.bool_]:
     """`choose_holdout` where the rows' clients (codes, into the sorted names) are known, and what each is
-    dealt by: `rows`, or else units. With `alone` every row or unit is dealt by itself, however few there are:
-    then on which side it is says nothing of the others."""
+    dealt by: `rows`, or else units. With `alone` every row or unit is dealt by itself, with probability
+    `share`, however few there are: then on which side it is says nothing of the others. With a `cut`, from
+    `cut_of`, that one is kept to."""
     if not 0 <= share < 1:
         raise BidroError(f"--hold-out must be a share from 0 to below 1; got {share}.")
     if share == 0:
         return np.zeros(len(codes), bool)
     dealt_out = Units.single_rows(codes, ids) if rows else Units.of(codes, ids)
-    if alone:
-        bits = random_bits([str(name) for name in names], dealt_out.owner, dealt_out.ids, key, _OF_HOLDOUT)
-        return np.asarray((_fractions(bits) < share)[dealt_out.of_row])
+    drawn = random_bits([str(name) for name in names], dealt_out.owner, dealt_out.ids, key, _OF_HOLDOUT)
+    cut = cut_alone(share) if alone else cut
+    if cut is not None:
+        return np.asarray((drawn <= np.uint64(cut))[dealt_out.of_row])
     sizes, what = dealt_out.counts(len(names)), "row" if rows else "unit"
     if sizes.min() < 3:
         small = int(sizes.argmin())
@@ -108,17 +116,24 @@ def holdout_of(
             f"Client '{names[small]}' has {sizes[small]} {what}(s), too few to keep some out and train on "
             f"the rest; leave it out, give it more {what}s, or use --hold-out 0."
         )
-    drawn = random_bits([str(name) for name in names], dealt_out.owner, dealt_out.ids, key, _OF_HOLDOUT)
-    chosen = _fractions(drawn) < share
-    counts = np.bincount(dealt_out.owner, chosen, minlength=len(names)).astype(int)
-    wanted = np.clip(counts, 1, sizes - 2)
-    moved = np.isin(dealt_out.owner, np.flatnonzero(wanted != counts))
-    if moved.any():
-        order = np.lexsort((drawn, dealt_out.owner))
-        rank = np.empty(len(order), np.int64)
-        rank[order] = places(sizes)
-        chosen = np.where(moved, rank < wanted[dealt_out.owner], chosen)
-    return np.asarray(chosen[dealt_out.of_row])
+    wanted = np.clip(np.floor(share * sizes + 0.5).astype(np.int64), 1, sizes - 2)
+    # Two with the same bits, once in a million times of a million rows, are told apart by what they are.
+    order = np.lexsort((dealt_out.ids, drawn, dealt_out.owner))
+    rank = np.empty(len(order), np.int64)
+    rank[order] = places(sizes)
+    return np.asarray((rank < wanted[dealt_out.owner])[dealt_out.of_row])
+
+
+def cut_of(name: str, ids: NDArray[np.uint64], kept: NDArray[np.bool_], key: Key) -> int:
+    """The largest random bits of what a client keeps out, from what its rows are dealt by (N,) and whether
+    each is kept out (N,), of which at least one is."""
+    bits = random_bits([name], np.zeros(int(kept.sum()), np.int64), ids[kept], key, _OF_HOLDOUT)
+    return int(bits.max())
+
+
+def cut_alone(share: float) -> int:
+    """The cut by which every row, or unit, is kept out by itself with probability `share`."""
+    return (math.ceil(share * 2**53) << 11) - 1
 
 
 def places(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

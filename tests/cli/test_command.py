@@ -95,8 +95,8 @@ def test_a_model_folder(model):
         40,
         60,
     ]
-    # A fifth of 130 rows, each by itself.
-    assert sum(kept.values()) == pytest.approx(26, abs=4 * np.sqrt(130 * 0.2 * 0.8))
+    # A fifth of every client's rows.
+    assert kept == {"h0": 6, "h1": 8, "h2": 12}
     assert certificate.interval is not None
     assert certificate.shift.radius == 0.1
     assert printed["certificate"]["confidence"] == 0.9
@@ -229,6 +229,13 @@ def test_rows_that_were_trained_on_are_refused_and_losses_are_those_of_the_rows_
     assert code == 0
     assert "of these rows were in training" in err
     assert run(capsys, "evaluate", where, folder / "others.csv", "--json")[2] == ""
+    others = visits(3, (100, 100, 100))
+    others.loc[[0, 5], "ward"] = "z"
+    others.to_csv(folder / "unseen.csv", index=False)
+    code, _, err = run(capsys, "certify", where, folder / "unseen.csv")
+    assert code == 0
+    said = "bidro: Levels that training did not see: 'ward' in 2 rows; these are predicted as the average"
+    assert err == f"{said} level.\n"
     # The sketch may be left out of what is passed on; then it is said that nothing is known.
     (where / "trained_rows.json").unlink()
     code, out, err = run(capsys, "certify", where, folder / "all.csv")
@@ -371,7 +378,7 @@ def test_files_of_clients_classes_and_no_rows_kept_out(folder, capsys):
             "too few",
         ),
         (["predict", "model", "less.csv"], 1, "no column 'age'"),
-        (["predict", "model", "odd.csv"], 1, "'z' is not a level of 'ward'"),
+        (["predict", "model", "odd.csv"], 1, "'age' must be a number; it is 'old'"),
         (["predict", "nothing", "visits.csv"], 1, "no model"),
         (["certify", "model", "new.csv"], 1, "was not in training"),
         (["certify", "model", "one.csv"], 1, "no rows of client 'h1'"),
@@ -386,7 +393,7 @@ def test_trouble_is_one_sentence_and_leaves_nothing(
     table.assign(age=table["age"].where(table.index > 0)).to_csv(folder / "gaps.csv", index=False)
     table.groupby("hospital").head(2).to_csv(folder / "tiny.csv", index=False)
     table.drop(columns="age").to_csv(folder / "less.csv", index=False)
-    table.assign(ward="z").to_csv(folder / "odd.csv", index=False)
+    table.assign(age="old").to_csv(folder / "odd.csv", index=False)
     table.assign(hospital="h9").to_csv(folder / "new.csv", index=False)
     table[table["hospital"] == "h0"].to_csv(folder / "one.csv", index=False)
     (folder / "bad.toml").write_text("radii = 3\n")

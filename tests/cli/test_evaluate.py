@@ -8,10 +8,10 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from bidro.losses import Logistic, Softmax, Squared
-from bidro.model_file import Model
+from bidro.model_file import Model, load_model
 from bidro.own_file import OwnModels
 from bidro.standard import Standard
-from bidro.tables import Column, Schema
+from bidro.tables import Column, Schema, UnseenLevelsWarning
 from bidro.workflow.measures import area_under_curve, calibration_error
 from tests.cli.test_command import run
 
@@ -210,14 +210,23 @@ def test_many_clients_are_summarised_and_all_are_in_json(tmp_path, capsys):
     assert f"{losses[-10]:.4g} ± " in out.splitlines()[-1]
 
 
-def test_a_new_level_without_a_place_for_it_is_refused_and_counted(tmp_path, capsys):
+def test_a_level_that_training_did_not_see_is_the_average_level_and_counted(tmp_path, capsys):
     saved(tmp_path, Squared(intercept=True), np.array([0.5, -0.2, 0.1]), other=False)
     fresh = table()
     fresh.to_csv(tmp_path / "t.csv", index=False)
-    code, out, err = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv")
-    assert (code, out) == (1, "")
-    assert "'new' is not a level of 'ward'; there are a, other, and no level for others" in err
-    assert f"{(fresh['ward'] == 'new').sum()} rows have such levels" in err
+    count = int((fresh["ward"] == "new").sum())
+    said = f"bidro: Levels that training did not see: 'ward' in {count} rows; these are predicted"
+    for command in ("evaluate", "predict"):
+        code, out, err = run(capsys, command, tmp_path, tmp_path / "t.csv", "--json")
+        assert code == 0, err
+        assert err.count("training did not see") == err.count(said) == 1
+        assert json.loads(out)["unseen_levels"] == {"ward": count}
+    model, new = load_model(tmp_path), fresh[fresh["ward"] == "new"]
+    with pytest.warns(UnseenLevelsWarning, match=f"'ward' in {count} rows"):
+        found = model.predict(new)["prediction"]
+    each = [model.predict(new.assign(ward=level))["prediction"] for level in ("a", "other")]
+    np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-12)
+    assert not np.allclose(*each)
 
 
 def test_cells_that_are_filled_on_use_are_counted(tmp_path, capsys):

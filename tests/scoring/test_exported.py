@@ -8,8 +8,11 @@ import pytest
 
 from bidro.errors import BidroError
 from bidro.fitting import Progress
-from bidro.model_file import load_model
+from bidro.losses import Logistic, Squared
+from bidro.model_file import Model, load_model
 from bidro.scoring.exported import onnx_of
+from bidro.standard import Standard
+from bidro.tables import Column, Schema, UnseenLevelsWarning
 from bidro.workflow.fit import fit_tables
 from bidro.workflow.options import FitOptions
 from tests.cli.test_command import run
@@ -22,6 +25,7 @@ CASES = {
     "pinball": ("number", {"loss": "pinball", "quantile": 0.8}),
     "own models": ("number", {"own": "auto"}),
     "curves": ("number", {"curves": "auto"}),
+    "curves by level": ("number", {"curves": {"u": "4@ward", "my v": "none"}}),
     "two classes": ("two", {}),
     "smoothed hinge": ("two", {"loss": "smoothed hinge"}),
     "curves of two classes": ("two", {"curves": "auto"}),
@@ -90,14 +94,30 @@ def test_the_file_predicts_what_the_model_does(case, tmp_path):
         np.testing.assert_allclose(found["probabilities"], shares, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("classes", [None, ("no", "yes")])
+def test_a_level_that_training_did_not_see_counts_as_in_the_model(tmp_path, classes):
+    loss, x = (Logistic if classes else Squared)(intercept=True), np.array([2.0, -4.0, 1.0])
+    schema = Schema("site", "y", classes, (Column("u"), Column("ward", ("x", "y"))))
+    standard = Standard(np.zeros(2), np.ones(2), 0.0, 1.0)
+    model = Model(schema, loss, x, standard, ("a",), 1.0, None, None, False, {}, {})
+    new = pd.DataFrame({"u": [0.2], "ward": ["elsewhere"]})
+    found, _ = outputs(onnx_of(model), new)
+    with pytest.warns(UnseenLevelsWarning):
+        expected = model.predict(new)["prediction"].tolist()
+    # Twice 0.2, and half of the second level's -4, with the intercept: the mean over the two levels.
+    assert expected == (pytest.approx([0.2 * 2 - 4 / 2 + 1]) if classes is None else ["no"])
+    output = found["label"] if classes else found["prediction"][:, 0]
+    assert output.tolist() == (expected if classes else pytest.approx(expected))
+
+
 def test_what_the_model_refuses_has_no_prediction(tmp_path):
     whole = table("number")
-    odd = whole.iloc[:3].assign(ward=["x", "elsewhere", ""])
+    odd = whole.iloc[:2].assign(ward=["x", ""])
     odd.loc[odd.index[0], "u"] = np.nan
     found, _ = outputs(onnx_of(fitted(tmp_path, whole)), odd)
     assert np.isnan(found["prediction"]).all()
     classes, _ = outputs(onnx_of(fitted(tmp_path, table("two"))), odd)
-    assert classes["label"].tolist() == ["", "", ""]
+    assert classes["label"].tolist() == ["", ""]
     # With a rule for missing values it has one, that of the model.
     gaps = table("number")
     gaps.loc[::7, "u"] = np.nan

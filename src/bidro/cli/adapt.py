@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bidro.cli.notes import note, noted_here
 from bidro.cli.use import AsJson, ModelFolder
 
 
@@ -59,7 +60,10 @@ def adapt(
         )
         print(plain_json.dumps({"client": client, "adapted": False}, indent=2) if json else words)
         return
-    found = adapted_to(loaded, read_one(table), client, shrinkage)
+    rows = read_one(table)
+    with noted_here():
+        found = adapted_to(loaded, rows, client, shrinkage)
+    note(loaded, rows)
     write_adapted(model, loaded, found, out, force)
     if json:
         print(plain_json.dumps({**found.as_json(), "out": str(out or model)}, indent=2, allow_nan=False))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
-from bidro.cli.notes import note
+from bidro.cli.notes import note, noted_here
 from bidro.cli.use import AsJson
 
 if TYPE_CHECKING:
@@ -270,7 +270,8 @@ def _holdout_rows(
     units = units_by_client(schema, whole)
     if (declared := model.settings["support"]) is not None:
         require_declared(declared, schema, whole)
-    by_client = rows_by_client(model, whole)
+    with noted_here():
+        by_client = rows_by_client(model, whole)
     note(model, whole)
     return by_client, units
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from bidro.cli.fit import names_in
+
 
 def schema(
     table: Annotated[Path, typer.Argument(help="CSV or Parquet: the rows of one site, or of all.")],
@@ -18,6 +20,15 @@ def schema(
         str, typer.Option(help="Column that names the client; sites need not have it.")
     ] = "client",
     features: Annotated[str | None, typer.Option(help="Columns to use, separated by commas.")] = None,
+    categories: Annotated[
+        str | None,
+        typer.Option(help="Columns that are categories whatever their cells look like, separated by commas."),
+    ] = None,
+    drop: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
+    dates: Annotated[
+        str | None,
+        typer.Option(help="Columns of dates, separated by commas; they count as days since 1970-01-01."),
+    ] = None,
     unit: Annotated[
         str | None,
         typer.Option(help="Column of the person or thing that a row is of: rows of one stay together."),
@@ -28,8 +39,9 @@ def schema(
     missing: Annotated[
         str,
         typer.Option(
-            help="refuse missing values, or median: fill numbers by their median, categories by their "
-            "commonest level."
+            help="refuse missing values; median: fill numbers by their median, tell which in a column of its "
+            "own, and give categories a level 'missing'; median-alone: fill numbers by their median and "
+            "categories by their commonest level."
         ),
     ] = "refuse",
     out: Annotated[Path | None, typer.Option(help="File to write; the screen by default.")] = None,
@@ -51,8 +63,8 @@ def schema(
     rows = read_one(table)
     if client not in rows:
         rows = rows.assign(**{client: table.stem})
-    chosen = None if features is None else [name.strip() for name in features.split(",")]
-    learned = learn_schema(rows, client, target, chosen, task, missing, unit)
+    kinds = (names_in(names) or () for names in (categories, drop, dates))
+    learned = learn_schema(rows, client, target, names_in(features), task, missing, unit, *kinds)
     text = draft(dataclasses.replace(learned, measured_in=measured_in), rows)
     if out is None:
         print(text, end="")
@@ -95,6 +107,23 @@ def federate(
     unit: Annotated[
         str | None, typer.Option(help="With --local: column of the person or thing that a row is of.")
     ] = None,
+    categories: Annotated[
+        str | None,
+        typer.Option(help="With --local and without a schema: columns that are categories, by commas."),
+    ] = None,
+    drop: Annotated[
+        str | None, typer.Option(help="With --local and without a schema: columns to leave out, by commas.")
+    ] = None,
+    dates: Annotated[
+        str | None,
+        typer.Option(
+            help="With --local and without a schema: columns of dates, which count as days since 1970-01-01."
+        ),
+    ] = None,
+    missing: Annotated[
+        str | None,
+        typer.Option(help="With --local and without a schema: refuse, median or median-alone. [refuse]"),
+    ] = None,
     epsilon: Annotated[
         float | None,
         typer.Option(help="With --local: every client's privacy budget, with delta = 1e-6, to rehearse it."),
@@ -129,6 +158,7 @@ def federate(
     from bidro.deploy.rehearsal import rehearsed, split_by_client
     from bidro.errors import BidroError
     from bidro.privacy.terms import Budget
+    from bidro.tables.learned import require_filling
     from bidro.tables.schema import require_measure
     from bidro.workflow.fit import require_place, write_folder
 
@@ -143,10 +173,19 @@ def federate(
         raise click.UsageError(
             "A rehearsal needs --client COLUMN and --target COLUMN, or a configuration that names a schema."
         )
-    if agreed is not None and any(one is not None for one in (client, target, measured_in, unit)):
+    kinds = (categories, drop, dates, missing)
+    if agreed is not None and any(one is not None for one in (client, target, measured_in, unit, *kinds)):
         raise click.UsageError(
-            "The schema says which columns these are; leave --client, --target, --measured-in, --unit out."
+            "The schema says which columns these are; leave --client, --target, --measured-in, --unit, "
+            "--categories, --drop, --dates, --missing out."
         )
+    if local is None and any(one is not None for one in kinds):
+        raise click.UsageError(
+            "--categories, --drop, --dates and --missing are for a rehearsal; between sites the agreed "
+            "schema says what columns are."
+        )
+    if missing is not None:
+        require_filling(missing)
     if local is None and unit is not None:
         raise click.UsageError("--unit is for a rehearsal; between sites the agreed schema names the unit.")
     if local is None and measured_in is not None:
@@ -165,7 +204,17 @@ def federate(
             if resume:
                 raise click.UsageError("A rehearsal leaves nothing to resume; begin it again.")
             sites = split_by_client(
-                local, client, target, Path(scratch), one_sample_replies, unit, agreed, budget, measured_in
+                local,
+                client,
+                target,
+                Path(scratch),
+                one_sample_replies,
+                unit,
+                agreed,
+                budget,
+                measured_in,
+                missing or "refuse",
+                *(names_in(names) or () for names in (categories, drop, dates)),
             )
         whole = Config.read(config, name, sites, resume)
         if certify is not None:

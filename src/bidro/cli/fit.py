@@ -45,6 +45,15 @@ def fit(
     features: Annotated[
         str | None, typer.Option(help="Columns to use, separated by commas; all by default.")
     ] = None,
+    categories: Annotated[
+        str | None,
+        typer.Option(help="Columns that are categories whatever their cells look like, separated by commas."),
+    ] = None,
+    drop: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
+    dates: Annotated[
+        str | None,
+        typer.Option(help="Columns of dates, separated by commas; they count as days since 1970-01-01."),
+    ] = None,
     unit: Annotated[
         str | None,
         typer.Option(
@@ -121,8 +130,9 @@ def fit(
     missing: Annotated[
         str | None,
         typer.Option(
-            help="refuse missing values, or median: fill numbers by their median and categories by their "
-            "commonest level. [refuse]"
+            help="refuse missing values; median: fill numbers by their median, tell which in a column of its "
+            "own, and give categories a level 'missing'; median-alone: fill numbers by their median and "
+            "categories by their commonest level. [refuse]"
         ),
     ] = None,
     folds: Annotated[int | None, typer.Option(help="Of cross-validation. [5]")] = None,
@@ -163,7 +173,10 @@ def fit(
         "target": target,
         "measured_in": measured_in,
         "task": task,
-        "features": _names(features),
+        "features": names_in(features),
+        "categories": names_in(categories),
+        "drop": names_in(drop),
+        "dates": names_in(dates),
         "unit": unit,
         "loss": loss,
         "quantile": quantile,
@@ -173,8 +186,8 @@ def fit(
         "criterion": criterion,
         "own": own,
         "curves": None if curves is None else curves_asked(curves),
-        "increasing": _names(increasing),
-        "decreasing": _names(decreasing),
+        "increasing": names_in(increasing),
+        "decreasing": names_in(decreasing),
         "metric": metric,
         "label_cost": label_cost,
         "support": None if support is None else read_toml(support),
@@ -204,7 +217,8 @@ def fit(
     _run(options, out, json)
 
 
-def _names(text: str | None) -> tuple[str, ...] | None:
+def names_in(text: str | None) -> tuple[str, ...] | None:
+    """Names of columns that are separated by commas; None where none were given."""
     return None if text is None else tuple(name.strip() for name in text.split(","))
 
 

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from bidro.model_file import Model
+
+
+@contextmanager
+def noted_here() -> Iterator[None]:
+    """Inside, what `note` says is not said as a warning, too."""
+    import warnings
+
+    from bidro.tables import UnseenLevelsWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnseenLevelsWarning)
+        yield
 
 
 def note_what_is_new(model: Model, table: pd.DataFrame) -> None:
@@ -36,8 +49,10 @@ def note_own_models(model: Model, table: pd.DataFrame) -> None:
 
 
 def note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) -> None:
-    """Say how many cells of a table are filled, outside what was seen or count as another level, and which
-    clients are new."""
+    """Say how many cells of a table are filled, outside what was seen or count as another level or as the
+    average one, and which clients are new."""
+    from bidro.tables.schema import in_words_unseen
+
     elsewhere = sorted(set((model.settings.get("own") or {}).get("clients", [])) - set(model.own))
     if elsewhere:
         which = f"'{elsewhere[0]}'" + (f" and {len(elsewhere) - 1} more" if len(elsewhere) > 1 else "")
@@ -64,8 +79,8 @@ def note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) -> 
     others = {column.name: column.other for column in model.schema.columns}
     for name, count in model.schema.filled(table).items():
         cells = "1 missing cell" if count == 1 else f"{count:,} missing cells"
-        filler = next(column.filler for column in model.schema.columns if column.name == name)
-        print(f"bidro: {cells} of '{name}' filled by '{filler}', as in training.", file=sys.stderr)
+        column = next(column for column in model.schema.columns if column.name == name)
+        print(f"bidro: {cells} of '{name}' filled by {column.filled_by}, as in training.", file=sys.stderr)
     for name, count in model.schema.counted_as_other(table).items():
         rows = "1 row has" if count == 1 else f"{count:,} rows have"
         print(
@@ -73,3 +88,5 @@ def note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) -> 
             f"'{others[name]}'.",
             file=sys.stderr,
         )
+    if unseen := model.schema.unseen_levels(table):
+        print(f"bidro: {in_words_unseen(unseen)}", file=sys.stderr)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
-from bidro.cli.notes import note, note_own_models, note_what_is_new
+from bidro.cli.fit import names_in
+from bidro.cli.notes import note, note_own_models, note_what_is_new, noted_here
 
 if TYPE_CHECKING:
     from bidro.model_file import Model
@@ -33,6 +34,7 @@ def predict(
             "the score.",
         ),
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is in --out already.")] = False,
     json: AsJson = False,
 ) -> None:
     """Predict the target for every row of a table: by the row's client's own model, where it has one."""
@@ -40,7 +42,7 @@ def predict(
 
     from bidro.errors import BidroError
     from bidro.model_file import load_model
-    from bidro.report.files import require_file_place, write_text
+    from bidro.report.files import is_stream, require_file_place, write_text
     from bidro.tables import read_one
 
     if out is not None:
@@ -49,20 +51,24 @@ def predict(
             raise BidroError(
                 f"'{out}' is the table itself, which predictions would replace; name another file."
             )
+        if out.is_file() and not force and not is_stream(out):
+            raise BidroError(f"'{out}' exists already; choose another --out, or replace it with --force.")
     loaded, rows = load_model(model), read_one(table)
-    found = loaded.predict(rows)
-    if explain:
-        shares = loaded.explain(rows)
+    with noted_here():
+        found = loaded.predict(rows)
+        shares = loaded.explain(rows) if explain else None
+    if shares is not None:
         names = [name if isinstance(name, str) else " for ".join(reversed(name)) for name in shares]
         found = found.join(shares.set_axis([f"share of {name}" for name in names], axis=1))
     note_what_is_new(loaded, rows)
     note_own_models(loaded, rows)
+    unseen = {"unseen_levels": loaded.schema.unseen_levels(rows)}
     if out is not None:
         write_text(out, found.to_csv(index=False))
         words = f"{len(found):,} predictions written to {out}."
-        _say_of_file(out, {"rows": len(found), "out": str(out)}, json, words)
+        _say_of_file(out, {"rows": len(found), "out": str(out), **unseen}, json, words)
     elif json:
-        _print_json({"rows": len(found), "predictions": found.to_dict("list")})
+        _print_json({"rows": len(found), **unseen, "predictions": found.to_dict("list")})
     else:
         sys.stdout.write(found.to_csv(index=False))
 
@@ -74,9 +80,9 @@ def export(
 ) -> None:
     """Write a model as an ONNX file: its inputs are the table's columns by their names.
 
-    Numbers are doubles, categories texts, each one column wide. Coding, filling and curves are in the file; a
-    cell that the model refuses gives NaN, and for classes an empty label. Where clients have models of their
-    own, the client column is an input, too.
+    Numbers are doubles, categories texts, each one column wide. Coding, filling and curves are in the file,
+    and levels that training did not see count as in `predict`; a cell that the model refuses gives NaN, and
+    for classes an empty label. Where clients have models of their own, the client column is an input, too.
     """
     from bidro.model_file import load_model
     from bidro.report.files import require_file_place, write_bytes
@@ -86,7 +92,7 @@ def export(
     loaded = load_model(model)
     data = onnx_of(loaded)
     write_bytes(onnx, data)
-    inputs = [column.name for column in loaded.schema.columns]
+    inputs = [*loaded.schema.read]
     inputs += [loaded.schema.client] if loaded.own else []
     words = f"The model was written to {onnx}; its inputs are the columns {', '.join(inputs)}."
     _say_of_file(onnx, {"out": str(onnx), "bytes": len(data), "inputs": inputs}, json, words)
@@ -107,9 +113,10 @@ def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
 
     loaded = load_model(model)
     whole, _ = read(tables, loaded.schema.client)
-    found = evaluated(loaded, whole)
-    note(loaded, whole, found["not_in_training"])
-    _note_rows_trained_on(model, rows_by_client(loaded, whole))
+    with noted_here():
+        found = evaluated(loaded, whole)
+        note(loaded, whole, found["not_in_training"])
+        _note_rows_trained_on(model, rows_by_client(loaded, whole))
     if json:
         _print_json(found)
     else:
@@ -188,8 +195,17 @@ def compare(
         str | None,
         typer.Option(help="Column of the person or thing that a row is of: rows of one stay together."),
     ] = None,
+    categories: Annotated[
+        str | None,
+        typer.Option(help="Columns that are categories whatever their cells look like, separated by commas."),
+    ] = None,
+    drop: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
+    dates: Annotated[
+        str | None,
+        typer.Option(help="Columns of dates, separated by commas; they count as days since 1970-01-01."),
+    ] = None,
     missing: Annotated[
-        str, typer.Option(help="refuse missing values, or median (categories: commonest level).")
+        str, typer.Option(help="refuse missing values, or median or median-alone, as in `bidro fit`.")
     ] = "refuse",
     methods: Annotated[
         str | None, typer.Option(help="Some of them, separated by commas; else all sixteen.")
@@ -222,8 +238,8 @@ def compare(
     with shown_progress(quiet=json) as progress:
         progress.begin("reading")
         whole, owner = read(tables, client)
-        names = None if features is None else [name.strip() for name in features.split(",")]
-        schema = learn_schema(whole, owner, target, names, task, missing, unit)
+        kinds = (names_in(names) or () for names in (categories, drop, dates))
+        schema = learn_schema(whole, owner, target, names_in(features), task, missing, unit, *kinds)
         grouped = grouped_from(schema, whole)
         found = compare_methods(grouped, splits, passes, chosen, progress, leave_clients_out)
     if json:
@@ -315,7 +331,8 @@ def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
     from bidro.workflow.judged import rows_by_client
 
     whole, _ = read(tables, model.schema.client)
-    found = rows_by_client(model, whole)
+    with noted_here():
+        found = rows_by_client(model, whole)
     note(model, whole)
     return found
 

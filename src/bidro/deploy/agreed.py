@@ -113,7 +113,7 @@ class Agreed:
             client=schema.client,
             target=schema.target,
             task="regression" if schema.classes is None else "classification",
-            features=tuple(column.name for column in schema.columns),
+            features=schema.read,
             support=support,
             unit=schema.unit,
             measured_in=schema.measured_in,
@@ -343,7 +343,9 @@ def _column(one: Any, path: Path, units: dict[str, Unit], support: dict[str, Any
     if not isinstance(one, dict) or not isinstance(one.get("name"), str):
         raise BidroError(f"Every [[columns]] of '{path}' needs a name.")
     name, where = one["name"], f"Column '{one['name']}' of '{path}'"
-    _require_keys(one, {"name", "levels", "filler", "other", "support", "centre", "spread"}, where)
+    _require_keys(
+        one, {"name", "levels", "filler", "other", "of", "dates", "support", "centre", "spread"}, where
+    )
     levels = _texts(one.get("levels"), name, 1)
     if levels is not None and "centre" in one:
         raise BidroError(f"{where} has levels, whose centre is 0; it may have a spread.")
@@ -352,7 +354,7 @@ def _column(one: Any, path: Path, units: dict[str, Unit], support: dict[str, Any
     if "centre" in one or "spread" in one:
         centre = 0.0 if levels is not None else one.get("centre", math.nan)
         units[name] = Unit(centre, one.get("spread", math.nan))
-    return Column(name, levels, one.get("filler"), one.get("other"))
+    return Column(name, levels, *(one.get(part) for part in ("filler", "other", "of", "dates")))
 
 
 def _require_keys(content: Mapping[str, Any], known: set[str], where: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,15 +34,20 @@ def split_by_client(
     agreed: Agreed | None = None,
     budget: Budget | None = None,
     measured_in: str | None = None,
+    missing: str = "refuse",
+    categories: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    dates: Sequence[str] = (),
 ) -> Sites:
     """Write each client's rows and configuration into `folder`, as sites would have them; without an
-    agreement, by the one that the table drafts, with what its target is `measured_in`. With a privacy budget,
+    agreement, by the one that the table drafts, with what its target is `measured_in` and what columns are as
+    `learn_schema` takes it. With a privacy budget,
     which every site has, the run is private. The sites' keys follow from the agreed seed, so that they split
     their rows as `bidro fit` does."""
     whole, column = read([table], agreed.schema.client if agreed is not None else client)
     if agreed is None:
         assert target is not None
-        learned = learn_schema(whole, column, target, None, None, "refuse", unit)
+        learned = learn_schema(whole, column, target, None, None, missing, unit, categories, drop, dates)
         agreed = drafted(replace(learned, measured_in=measured_in), whole)
     if budget is not None and agreed.privacy is None:
         agreed = replace(agreed, privacy=Terms())

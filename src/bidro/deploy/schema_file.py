@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from bidro.deploy.agreed import TRAINING, Agreed, Unit
-from bidro.tables import Schema, require_numbers
+from bidro.tables import Schema
 
 _HEAD = """\
 # What all sites agree on: one site drafts it, all agree on it, and each keeps a copy. A site answers this and
@@ -29,7 +29,8 @@ _HEAD = """\
 # certificate, for all numbers or for none. What is commented out was read off one table: widen it and agree.
 # `unit` names the column of the person or thing that a row is of, where rows of one are to stay together.
 # `measured_in` says what the target is counted in, such as "days": for the report page, and for nothing else.
-# A level that is not listed counts as the one that `other` names; without `other`, it is refused.
+# A level that is not listed counts as the one that `other` names; without `other`, no site trains on it, and
+# predictions take it for the average level.
 # [training] has the options of `bidro fit` that change what sites are asked, [limits] how much.
 # A part [privacy], even an empty one, makes a run private: then sites tell a few sums with noise alone.
 # [scores] with `loss` (and `largest`, as which larger losses count) lets sites that allow it score models
@@ -79,7 +80,7 @@ def written(agreed: Agreed) -> str:
 def _numbers(schema: Schema, table: pd.DataFrame) -> dict[str, Any]:
     numbers = [column.name for column in schema.columns if column.levels is None]
     numbers += [schema.target] if schema.classes is None else []
-    return {name: require_numbers(table[name]) for name in numbers}
+    return {name: schema.as_numbers(name, table) for name in numbers}
 
 
 def _columns(agreed: Agreed, support: Mapping[str, tuple[float, float]], mark: str) -> list[str]:
@@ -109,8 +110,8 @@ def _columns(agreed: Agreed, support: Mapping[str, tuple[float, float]], mark: s
         lines += ["", "[[columns]]", f"name = {_text(column.name)}"]
         if column.levels is not None:
             lines.append(f"levels = {_text(list(column.levels))}")
-        if column.other is not None:
-            lines.append(f"other = {_text(column.other)}")
+        given = {"other": column.other, "of": column.of, "dates": column.dates}
+        lines += [f"{entry} = {_text(word)}" for entry, word in given.items() if word is not None]
         lines += unit(column.name, centre=column.levels is None) + bounds(column.name)
         if column.filler is not None:
             lines.append(f"filler = {_text(column.filler)}")

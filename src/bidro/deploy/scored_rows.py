@@ -97,7 +97,7 @@ def checked_model(
     data: bytes, schema: Schema, client: str, probabilities: bool, must_lock: bool
 ) -> tuple[OnnxModel, Roles]:
     """The model in a file, if it is one for rows of this schema. Raises BidroError where it is not."""
-    examples = {column.name: column.levels[0] for column in schema.columns if column.levels}
+    examples = {column.name: column.levels[0] for column in schema.columns if column.levels and not column.of}
     model = OnnxModel.of(data, {**examples, schema.client: client}, len(schema.features), must_lock)
     roles = Roles.of(model.outputs, schema.classes is None)
     if probabilities and roles.shares is None:
@@ -108,7 +108,7 @@ def checked_model(
         and set(model.classes) != set(schema.classes or ())
     ):
         raise BidroError("The model has other classes than those of the agreed schema.")
-    if by_name(model.inputs, [*(column.name for column in schema.columns), schema.client], schema.features):
+    if by_name(model.inputs, [*schema.read, schema.client], schema.features):
         texts = {column.name for column in schema.columns if column.levels is not None} | {schema.client}
         for port in model.inputs:
             if (port.kind == "text") != (port.name in texts):
@@ -122,9 +122,7 @@ def _inputs(
     model: OnnxModel, schema: Schema, features: Floats, client: str
 ) -> dict[str, Floats | NDArray[np.str_]]:
     """Rows (N, k), as the schema codes them, as the model takes them."""
-    if not by_name(
-        model.inputs, [*(column.name for column in schema.columns), schema.client], schema.features
-    ):
+    if not by_name(model.inputs, [*schema.read, schema.client], schema.features):
         return {model.inputs[0].name: features}
     found: dict[str, Floats | NDArray[np.str_]] = {schema.client: np.full(len(features), client)}
     begin = 0
@@ -133,6 +131,9 @@ def _inputs(
         begin += len(column.coded)
         if column.levels is None:
             found[column.name] = own
+        elif column.of is not None:
+            # What the schema has filled is empty for a model that fills by itself.
+            found[column.of] = np.where(own == 1, np.nan, found[column.of])
         else:
             found[column.name] = np.array(column.levels)[own.astype(int) @ np.arange(1, len(column.levels))]
     return found

@@ -40,7 +40,7 @@ from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees.calibration import FOLDS
 from bidro.model_file import target_numbers
-from bidro.splits import arranged, holdout_of, unit_ids
+from bidro.splits import arranged, cut_of, holdout_of, unit_ids
 from bidro.tables import as_words, read_one, require_declared
 
 _log = logging.getLogger(__name__)
@@ -92,6 +92,7 @@ class SiteRows:
             others = sorted(set(as_words(table[schema.client].dropna()).tolist()) - {site.client})
             if others:
                 raise BidroError(f"'{site.data}' has rows of client '{others[0]}'; this site is another.")
+        schema.require_listed_levels(table)
         features, target, labels = schema.matrix(table), target_numbers(schema, table), schema.units(table)
         # Under a budget rows far out count less, and nothing depends on where one lies.
         if agreed.support is not None and site.privacy is None:
@@ -158,10 +159,19 @@ def known_rows(site: Site, rows: SiteRows) -> tuple[RowMemory, KnownRows]:
 
 
 def _dealt(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
-    """(N,) which rows are kept out of training, whether there are enough or not."""
+    """(N,) which rows are kept out of training, whether there are enough or not: an exact share of the table
+    that sums first left of. Later tables keep to its cut, so that a row, or person, never changes sides: what
+    is added is about that share."""
     here = np.array([site.client]), np.zeros(len(rows.target), np.int64)
-    share = rows.agreed.options.hold_out
-    return holdout_of(*here, rows.ids, share, state_of(site).key, rows.units is None)
+    share, state = rows.agreed.options.hold_out, state_of(site)
+    cut = state.cut(_dealt_by(site, rows), share)
+    return holdout_of(*here, rows.ids, share, state.key, rows.units is None, cut=cut)
+
+
+def _dealt_by(site: Site, rows: SiteRows) -> str:
+    """What sides depend on beside the key: of rows the columns, whose content deals them; of units nothing,
+    so that a person stays on a side under every agreement on the same share."""
+    return f"rows {known_rows(site, rows)[1].coding}" if rows.units is None else "units"
 
 
 @lru_cache(maxsize=2)
@@ -202,7 +212,12 @@ def training(site: Site, rows: SiteRows) -> Federation:
 def releases(site: Site, rows: SiteRows) -> Releases:
     """What sums may be sent over. Raises RefusedError where those over the training rows, or over those kept
     out, may not."""
-    found = Releases(*known_rows(site, rows), holdout(site, rows))
+    kept, state = holdout(site, rows), state_of(site)
+    found = Releases(*known_rows(site, rows), kept)
+    if kept.any():
+        # Before anything leaves, and for good: a cut that nothing has left by yet does no harm.
+        share, cut = rows.agreed.options.hold_out, cut_of(site.client, rows.ids, kept, state.key)
+        state.keep_cut(_dealt_by(site, rows), share, cut)
     found.training()
     return found
 

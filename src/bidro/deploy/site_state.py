@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from bidro.errors import BidroError
 from bidro.privacy.write_ahead import write_ahead
+from bidro.splits import cut_alone
 
 KEY_FILE, DATABASE = "key", "state.sqlite"
 _KEY_BYTES = 32
@@ -48,6 +49,8 @@ CREATE TABLE IF NOT EXISTS work (run TEXT PRIMARY KEY, seconds REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS memory (coding TEXT PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS people (id INTEGER PRIMARY KEY CHECK (id = 1), content BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS released (key BLOB PRIMARY KEY, sent INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS cuts (dealt_by TEXT NOT NULL, share REAL NOT NULL, cut TEXT NOT NULL,
+  PRIMARY KEY (dealt_by, share));
 CREATE TABLE IF NOT EXISTS looked (coding TEXT NOT NULL, knots TEXT NOT NULL, borne TEXT NOT NULL,
   PRIMARY KEY (coding, knots));
 """
@@ -173,6 +176,30 @@ class SiteState:
             made = connection.execute("INSERT INTO versions (people) VALUES (?)", (content,))
             assert made.lastrowid is not None
             return made.lastrowid
+
+    def cut(self, dealt_by: str, share: float) -> int | None:
+        """Up to which random bits rows, or units, were kept out when sums over them first left, by what they
+        are dealt by and the share that was wanted; None where none did. Where sums left before cuts were
+        kept, each row was dealt by itself, and stays where it was."""
+        asked = (dealt_by, float(share))
+        with self.reading() as connection:
+            found = connection.execute(
+                "SELECT cut FROM cuts WHERE dealt_by = ? AND share = ?", asked
+            ).fetchone()
+            kept, used = (
+                connection.execute(f"SELECT EXISTS (SELECT 1 FROM {name})").fetchone()[0]
+                for name in ("cuts", "memory")
+            )
+        if found is not None:
+            return int(found[0])
+        return cut_alone(share) if used and not kept else None
+
+    def keep_cut(self, dealt_by: str, share: float, cut: int) -> None:
+        """Remember a cut for good; the first stays."""
+        with self.transaction() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO cuts VALUES (?, ?, ?)", (dealt_by, float(share), str(cut))
+            )
 
 
 def write_key(folder: Path, key: bytes) -> None:

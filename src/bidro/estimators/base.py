@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
+from bidro.estimators.given import client_labels, column_taken, dense, enough_to_choose, refuse, row_labels
 from bidro.fitting import Fitted, LocalNetwork, Options, fit
 from bidro.guarantees.asked import check_confidence, check_shift
 from bidro.guarantees.certificate import Certificate
@@ -25,10 +26,7 @@ from bidro.guarantees.trained_rows import TrainedRows
 from bidro.losses.registry import LossChoice
 from bidro.predictor import Predictor
 from bidro.standard import require_inside
-from bidro.training import Choices
-
-# The one client of a table that names none.
-ONLY_CLIENT = "all"
+from bidro.training import Choices, grid
 
 
 class RobustEstimator(BaseEstimator):  # type: ignore[misc]
@@ -51,6 +49,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
     curves: Any
     increasing: Sequence[str]
     decreasing: Sequence[str]
+    # Where scikit-learn routes `clients` at all, scores are of the models that clients use.
+    __metadata_request__score = {"clients": True}  # noqa: RUF012 - as scikit-learn reads it
 
     def _loss_choice(self) -> LossChoice:
         """The loss, known once `_encode` has seen the target."""
@@ -68,19 +68,24 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         self,
         X: Any,
         y: Any,
-        clients: ArrayLike | None = None,
-        units: ArrayLike | None = None,
+        clients: ArrayLike | str | None = None,
+        units: ArrayLike | str | None = None,
         **refused: Any,
     ) -> Self:
         """Train on the rows of all clients.
 
         There is no `sample_weight`: every statement counts a row as one draw from its client.
 
+        A client of one row is left out where something is cross-validated, with a warning: it gets the shared
+        model.
+
         Args:
-            X: rows (N, k) of numbers.
+            X: rows (N, k) of numbers. Sparse ones are made dense, where there is room for that.
             y: their targets (N,).
-            clients: whose row each is (N,); without it all rows are one client's.
-            units: which person or thing each row is of (N,), where rows of one are to stay in one fold.
+            clients: whose row each is (N,), or the name of the column of a frame X that says it, which is
+                then no feature, now and in `predict`; without it all rows are one client's.
+            units: which person or thing each row is of (N,), or the name of its column, where rows of one are
+                to stay in one fold.
             refused: nothing else is taken.
 
         Returns:
@@ -89,7 +94,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         Raises:
             ValueError: for rows that cannot be used, each time with a sentence that says which.
         """
-        _refuse(refused)
+        refuse(refused)
         choices = Choices(
             radius=self.radius,
             weights=self.weights,
@@ -107,10 +112,19 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             increasing=self.increasing,
             decreasing=self.decreasing,
         )
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=False)
+        self._named = {"client": _name(clients), "unit": _name(units)}
+        X, clients = column_taken(X, clients, "client")
+        X, units = column_taken(X, units, "unit")
+        X, y = validate_data(
+            self, X, y, accept_sparse=True, dtype=np.float64, ensure_min_samples=2, y_numeric=False
+        )
+        X, owners = dense(X), client_labels(clients, len(y))
+        labels = None if units is None else row_labels(units, len(y), "unit")
+        if _cross_validates(choices, len(np.unique(owners))):
+            kept = enough_to_choose(owners, labels)
+            X, y, owners = X[kept], y[kept], owners[kept]
+            labels = None if labels is None else labels[kept]
         target = self._encode(y)
-        owners = client_labels(clients, len(target))
-        labels = None if units is None else row_labels(units, len(target), "unit")
         columns = [*self._columns(), "target"]
         options = Options(self._loss_choice(), choices, self.support, shown=False)
         self._support = self.support
@@ -183,7 +197,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             )
         return self._shaped(*model.coefficients)[0]
 
-    def explain(self, X: Any, clients: ArrayLike | None = None) -> pd.DataFrame:
+    def explain(self, X: Any, clients: ArrayLike | str | None = None) -> pd.DataFrame:
         """What every feature contributes to a prediction.
 
         Args:
@@ -197,7 +211,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         index = getattr(X, "index", None)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X, clients, _ = self._taken(X, clients)
+        X = self._checked(X)
         names = self._columns()
         classes = [str(name) for name in getattr(self, "classes_", ())] or None
         found = self._predictor(self.model_).explained(X, names, classes)
@@ -210,11 +225,11 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         self,
         X: Any,
         y: Any,
-        clients: ArrayLike | None = None,
+        clients: ArrayLike | str | None = None,
         confidence: float = 0.95,
         shift: float | None = None,
         bound: Bound = "betting",
-        units: ArrayLike | None = None,
+        units: ArrayLike | str | None = None,
     ) -> Certificate:
         """What rows that were not used in `fit` say of this model, under any mixture of the clients.
 
@@ -240,6 +255,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         check_confidence(confidence)
         check_shift(shift)
+        X, clients, units = self._taken(X, clients, units)
         if self._has_units and units is None:
             raise BidroError(
                 "This model was fitted with units, and several rows of one are not independent draws; give "
@@ -261,8 +277,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _holdout_rows(self, X: Any, y: Any, clients: ArrayLike | None) -> dict[str, Floats]:
         """Each client's rows (N_i, k + 1) in the units of training, in the order of the clients."""
-        X, y = validate_data(self, X, y, dtype=np.float64, reset=False, y_numeric=False)
-        target, owners = self._codes(y), client_labels(clients, len(y))
+        X, y = validate_data(self, X, y, accept_sparse=True, dtype=np.float64, reset=False, y_numeric=False)
+        X, target, owners = dense(X), self._codes(y), client_labels(clients, len(y))
         names = self.certificate_.names
         unknown = sorted(set(owners) - set(names))
         missing = sorted(set(names) - set(owners))
@@ -320,14 +336,35 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             return [f"x{j}" for j in range(self.n_features_in_)]
         return [str(name) for name in names]
 
-    def _scores(self, X: Any, clients: ArrayLike | None = None) -> Floats:
+    def _scores(self, X: Any, clients: ArrayLike | str | None = None) -> Floats:
         """(N, outputs) for rows seen after `fit`, with the client's own model where it has one."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X, clients, _ = self._taken(X, clients)
+        X = self._checked(X)
         scores = self._predictor(self.model_).scores(X)
         for name, own in self._rows_of_own(X, clients):
             scores[own] = self._predictor(self._own_models[name]).scores(X[own])
         return scores
+
+    def _checked(self, X: Any) -> Floats:
+        """Rows (N, k) seen after `fit`."""
+        return dense(validate_data(self, X, accept_sparse=True, dtype=np.float64, reset=False))
+
+    def _taken(self, X: Any, clients: Any, units: Any = None) -> tuple[Any, Any, Any]:
+        """(rows, clients, units) where X may be a frame with columns that say whose rows they are: those that
+        `fit` took, wherever they are, and those that are named now."""
+        given = {"client": clients, "unit": units}
+        for what, name in getattr(self, "_named", {}).items():
+            if given[what] is None and name is not None and name in list(getattr(X, "columns", ())):
+                given[what] = name
+        for what, value in given.items():
+            X, given[what] = column_taken(X, value, what)
+        return X, given["client"], given["unit"]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     def _rows_of_own(self, X: Floats, clients: ArrayLike | None) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         """The clients with a model of their own, and which rows are theirs."""
@@ -344,35 +381,12 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             yield name, owners == name
 
 
-def _refuse(given: Mapping[str, Any]) -> None:
-    """Raise BidroError for weights of rows, TypeError for anything else; None stands for "not given"."""
-    if given.get("sample_weight") is not None:
-        raise BidroError(
-            "There is no sample_weight: every statement counts a row as one draw from its client. Give rows "
-            "that were drawn several times as several rows; how much a whole client may count is `weights`."
-        )
-    unknown = sorted(set(given) - {"sample_weight"})
-    if unknown:
-        raise TypeError(f"fit() got an unexpected keyword argument '{unknown[0]}'")
+def _name(given: Any) -> str | None:
+    return given if isinstance(given, str) else None
 
 
-def client_labels(clients: Any, rows: int) -> NDArray[np.str_]:
-    """The client of every row (N,) as text."""
-    if clients is None:
-        return np.full(rows, ONLY_CLIENT)
-    return row_labels(clients, rows, "client")
-
-
-def row_labels(given: Any, rows: int, what: str) -> NDArray[np.str_]:
-    """A label a row (N,) as text: `what` each is of."""
-    labels = column_or_1d(np.asarray(given), warn=False)
-    if len(labels) != rows:
-        raise BidroError(f"There are {rows} rows but {len(labels)} {what} labels; give one a row.")
-    nameless = np.asarray(pd.isna(labels))
-    if nameless.any():
-        raise BidroError(f"Row {int(np.argmax(nameless))} has no {what}; name one for every row.")
-    if labels.dtype.kind not in "iuf":
-        return labels.astype(str)
-    # As text a number takes room for the longest that there are: every one is written once.
-    different, codes = np.unique(labels, return_inverse=True)
-    return np.array(different.astype(str).tolist(), str)[codes]
+def _cross_validates(choices: Choices, clients: int) -> bool:
+    """Whether something is chosen by rows left out."""
+    found = grid(choices, clients)
+    several = len(found.scales) * len(found.weighings) > 1
+    return several or choices.criterion == "regret" or choices.own is not None

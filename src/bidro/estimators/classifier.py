@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
@@ -99,13 +100,13 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         self.increasing = increasing
         self.decreasing = decreasing
 
-    def decision_function(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
+    def decision_function(self, X: ArrayLike, clients: ArrayLike | str | None = None) -> Floats:
         """How strongly a row is of a class.
 
         Args:
             X: rows (N, k).
-            clients: whose row each is (N,), for clients with a model of their own; without it all rows get
-                the shared model.
+            clients: whose row each is (N,), or the name of the column of a frame X that says it (the one that
+                `fit` took is found by itself); without it all rows get the shared model.
 
         Returns:
             Scores: (N,) for two classes, above 0 for the second; (N, classes) for more.
@@ -113,7 +114,7 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         scores = self._scores(X, clients)
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
-    def predict(self, X: ArrayLike, clients: ArrayLike | None = None) -> NDArray[Any]:
+    def predict(self, X: ArrayLike, clients: ArrayLike | str | None = None) -> NDArray[Any]:
         """The likeliest class of every row.
 
         Args:
@@ -128,7 +129,7 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[best])
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
+    def predict_proba(self, X: ArrayLike, clients: ArrayLike | str | None = None) -> Floats:
         """The probability of every class; with loss="logistic" only.
 
         Args:
@@ -144,7 +145,7 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         return np.asarray(softmax(scores, axis=1))
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
-    def predict_log_proba(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
+    def predict_log_proba(self, X: ArrayLike, clients: ArrayLike | str | None = None) -> Floats:
         """Logarithms of the probabilities, finite also where these round to 0.
 
         Args:
@@ -158,6 +159,27 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         if scores.ndim == 1:
             return np.column_stack([log_expit(-scores), log_expit(scores)])
         return np.asarray(log_softmax(scores, axis=1))
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        clients: ArrayLike | str | None = None,
+    ) -> float:
+        """The share of right predictions.
+
+        Args:
+            X: rows (N, k).
+            y: their classes (N,).
+            sample_weight: how much each row counts (N,).
+            clients: as in `decision_function`; by scikit-learn's metadata routing,
+                `set_score_request(clients=True)`, a grid search then judges clients' own models.
+
+        Returns:
+            The accuracy.
+        """
+        return float(accuracy_score(y, self.predict(X, clients), sample_weight=sample_weight))
 
     def _loss_choice(self) -> LossChoice:
         return LossChoice(self.loss, len(self.classes_), self.fit_intercept, {"width": self.width})

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
 from sklearn.utils.validation import column_or_1d
 
 from bidro.arrays import Floats
@@ -130,17 +131,39 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         self.increasing = increasing
         self.decreasing = decreasing
 
-    def predict(self, X: ArrayLike, clients: ArrayLike | None = None) -> Floats:
+    def predict(self, X: ArrayLike, clients: ArrayLike | str | None = None) -> Floats:
         """Predictions for rows, by the shared model, or by the client's own where it has one.
 
         Args:
             X: rows (N, k).
-            clients: whose row each is (N,); None for the shared model everywhere.
+            clients: whose row each is (N,), or the name of the column of a frame X that says it (the one that
+                `fit` took is found by itself); without it all rows get the shared model.
 
         Returns:
             Predictions (N,), in the target's unit.
         """
         return self._scores(X, clients)[:, 0]
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        clients: ArrayLike | str | None = None,
+    ) -> float:
+        """The coefficient of determination of the predictions.
+
+        Args:
+            X: rows (N, k).
+            y: their targets (N,).
+            sample_weight: how much each row counts (N,).
+            clients: as in `predict`; by scikit-learn's metadata routing, `set_score_request(clients=True)`,
+                a grid search then judges clients' own models.
+
+        Returns:
+            R squared.
+        """
+        return float(r2_score(y, self.predict(X, clients), sample_weight=sample_weight))
 
     def _loss_choice(self) -> LossChoice:
         parameters = {"threshold": self.threshold, "quantile": self.quantile}

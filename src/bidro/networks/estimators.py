@@ -19,7 +19,7 @@ from bidro.algorithms.contract import Algorithm
 from bidro.arrays import Floats
 from bidro.client import Penalty
 from bidro.errors import BidroError
-from bidro.estimators.base import client_labels
+from bidro.estimators.given import client_labels
 from bidro.federation import Federation
 from bidro.guarantees.scored import NOT_TRAINED_HERE
 from bidro.networks.folder import LoadedNetwork, save_network

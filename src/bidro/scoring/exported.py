@@ -1,8 +1,9 @@
 """A trained model as an ONNX file, for whatever runs such files: `bidro export`.
 
-Its inputs are the columns of the table, by their names: numbers (double) and categories (text), each of shape
-(rows, 1). Coding, filling and curves are in the file. A cell that the model refuses (a level that is not
-listed, a missing value without a filler) gives no prediction: NaN, and for classes an empty label. Where
+Its inputs are the columns of the table, by their names: numbers (double; NaN for an empty cell; dates as days
+since 1970-01-01) and categories (text; "" for an empty cell), each of shape (rows, 1). Coding, filling and
+curves are in the file, and a level that is not listed counts as in `Schema.numbers`. A cell that the model
+refuses (a missing value without a filler) gives no prediction: NaN, and for classes an empty label. Where
 clients have models of their own, the column of the client is an input too; one that is not listed gets the
 shared model.
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 import bidro
 from bidro.arrays import Floats
+from bidro.curves import Levels
 from bidro.errors import BidroError, require_package
 from bidro.losses import registry
 from bidro.model_file import Model
@@ -51,7 +53,11 @@ class _Graph:
     def to_bytes(self) -> bytes:
         """The whole file."""
         model, helper, types = self.model, self.helper, self.types
-        columns = [(c.name, types.DOUBLE if c.levels is None else types.STRING) for c in model.schema.columns]
+        columns = [
+            (column.name, types.DOUBLE if column.levels is None else types.STRING)
+            for column in model.schema.columns
+            if column.of is None
+        ]
         if model.own:
             columns.append((model.schema.client, types.STRING))
         inputs = [helper.make_tensor_value_info(name, kind, [None, 1]) for name, kind in columns]
@@ -75,11 +81,12 @@ class _Graph:
 
     def _features(self) -> str:
         """(rows, k) the features as the schema codes them."""
-        coded = [
-            self._number(column) if column.levels is None else self._levels(column)
-            for column in self.model.schema.columns
-        ]
-        return self._node("Concat", coded, axis=1)
+        return self._node("Concat", [self._coded(column) for column in self.model.schema.columns], axis=1)
+
+    def _coded(self, column: Column) -> str:
+        if column.of is not None:
+            return self._node("Cast", [self._node("IsNaN", [column.of])], to=self.types.DOUBLE)
+        return self._number(column) if column.levels is None else self._levels(column)
 
     def _number(self, column: Column) -> str:
         if column.filler is None:
@@ -88,17 +95,21 @@ class _Graph:
         return self._node("Where", [gaps, self._constant(float(column.filler)), column.name])
 
     def _levels(self, column: Column) -> str:
-        """(rows, levels - 1) 1 where a row has the level, NaN in all of them where it has none."""
+        """(rows, levels - 1) 1 where a row has the level, an equal share of each where it has none that is
+        listed, NaN in all of them where the cell is refused."""
         assert column.levels is not None
+        refused, unseen = -2, -1
         places = {level: k for k, level in enumerate(column.levels)}
-        if column.filler is not None:
-            places[""] = places[str(column.filler)]
-        unknown = -1 if column.other is None else places[column.other]
-        code = self._code(column.name, places, unknown)
+        other = unseen if column.other is None else places[column.other]
+        places[""] = refused if column.filler is None else places.get(str(column.filler), other)
+        code = self._code(column.name, places, other)
         wanted = self._constant(np.arange(1, len(column.levels), dtype=np.int64)[None])
         has = self._node("Cast", [self._node("Equal", [code, wanted])], to=self.types.DOUBLE)
-        refused = self._node("Less", [code, self._constant(np.zeros((1, 1), np.int64))])
-        return self._node("Where", [refused, self._constant(np.nan), has])
+        instead = ((unseen, 1 / len(column.levels)), (refused, np.nan))
+        for which, value in instead:
+            such = self._node("Equal", [code, self._constant(np.full((1, 1), which, np.int64))])
+            has = self._node("Where", [such, self._constant(value), has])
+        return has
 
     def _code(self, column: str, places: dict[str, int], unknown: int) -> str:
         """(rows, 1) int64."""
@@ -121,11 +132,30 @@ class _Graph:
         away = self._node("Sub", [features, self._constant(standard.mean[None])])
         rows = self._node("Div", [away, self._constant(standard.spread[None])])
         each = self._node("Gather", [rows, self._constant(basis.feature)], axis=1)
+        for j, levels in enumerate(basis.by):
+            if levels is not None:
+                each = self._on_own_curve(rows, each, j, levels)
         # Not by Max and Min, which need not keep what is not a number.
         low, high = (self._constant(end[None]) for end in basis.ends)
         above = self._node("Where", [self._node("Less", [each, low]), low, each])
         inside = self._node("Where", [self._node("Greater", [above, high]), high, above])
         return self._node("Sub", [inside, self._constant(np.clip(0.0, *basis.ends)[None])])
+
+    def _on_own_curve(self, rows: str, each: str, j: int, levels: Levels) -> str:
+        """(rows, columns) with 0, where a curve is 0, in segments of curves of feature j for other levels
+        than that of the row, which is the one with the nearest values."""
+        basis = self.model.predictor().basis
+        coded = self._node("Gather", [rows, self._constant(np.array(levels.columns))], axis=1)
+        coded = self._node("Unsqueeze", [coded, self._constant(np.array([1]))])
+        away = self._node("Sub", [coded, self._constant(np.array(levels.values)[None])])
+        squares = self._node("Mul", [away, away])
+        apart = self._node("ReduceSum", [squares, self._constant(np.array([2]))], keepdims=0)
+        level = self._node("ArgMin", [apart], axis=1, keepdims=1)
+        of_feature = basis.feature == j
+        of_column = np.where(of_feature, basis.curve - basis.curve[of_feature].min(), 0)[None]
+        own = self._node("Equal", [level, self._constant(of_column)])
+        on = self._node("Or", [own, self._constant(~of_feature[None])])
+        return self._node("Where", [on, each, self._constant(0.0)])
 
     def _scores(self, design: str) -> str:
         """(rows, outputs) of the shared model, or of the row's client's own."""

@@ -1,16 +1,18 @@
 """Tables of several sites as numbers: reading, the schema that people agree on, and what does not fit it."""
 
 from bidro.tables.cells import as_words, require_numbers
+from bidro.tables.columns import Column
 from bidro.tables.declared import bounds_of, require_declared
 from bidro.tables.files import read, read_one
 from bidro.tables.holdout import require_every_class
 from bidro.tables.learned import learn_schema
 from bidro.tables.places import row_name
-from bidro.tables.schema import Column, Schema
+from bidro.tables.schema import Schema, UnseenLevelsWarning
 
 __all__ = [
     "Column",
     "Schema",
+    "UnseenLevelsWarning",
     "as_words",
     "bounds_of",
     "learn_schema",

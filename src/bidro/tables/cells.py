@@ -86,7 +86,7 @@ def _nested(column: pd.Series, place: int) -> BidroError:
     kind = type(column.iloc[place]).__name__
     return BidroError(
         f"{row_name(column, place)}: '{column.name}' is a {kind}, neither a number nor a word; make columns "
-        "of its parts, or leave it out with --features."
+        f"of its parts, or leave it out with --drop '{column.name}'."
     )
 
 
@@ -112,6 +112,11 @@ def _word(value: Any) -> str:
     if isinstance(value, float | Decimal) and -_EXACT < value < _EXACT and value == int(value):
         return str(int(value))
     return str(value)
+
+
+def number_of(text: str) -> float | None:
+    """The number that a text with a decimal point is; None where it is none."""
+    return float(text) if _NUMBER.fullmatch(text.strip()) else None
 
 
 def is_boolean(column: pd.Series) -> bool:
@@ -149,17 +154,22 @@ def _floats(column: pd.Series) -> Floats:
     return column.to_numpy(float, na_value=np.nan)
 
 
+def is_day(value: Any) -> bool:
+    """Whether a cell is a date or a time, by its type or by its look."""
+    return isinstance(value, _DATES) or (
+        isinstance(value, str) and _DATE.fullmatch(value.strip()) is not None
+    )
+
+
 def _refuse_dates(column: pd.Series, found: Distinct) -> None:
-    looks = [
-        isinstance(v, _DATES) or (isinstance(v, str) and _DATE.fullmatch(v.strip()) is not None)
-        for v in found.values
-    ]
+    looks = [is_day(v) for v in found.values]
     # A date by its type is one beyond doubt; among texts most must look like one.
     if any(isinstance(v, _DATES) for v in found.values) or _mostly(np.array(looks), found):
         value = found.first(np.array(looks))[1]
         raise BidroError(
-            f"Column '{column.name}' holds dates or times, such as '{value}'; make a number of it (days "
-            "since some day, an hour, a year) or leave it out with --features."
+            f"Column '{column.name}' holds dates or times, such as '{value}'; say --dates '{column.name}' in "
+            "training for days since 1970-01-01, make another number of it (an hour, a year), or leave it "
+            f"out with --drop '{column.name}'."
         )
 
 
@@ -188,7 +198,8 @@ def _text_as_numbers(column: pd.Series, found: Distinct) -> Floats | None:
     raise BidroError(
         f"{row_name(column, place)}: '{column.name}' is '{value}', which is no number, where most of the "
         "column reads as numbers; write a number with a decimal point, or leave the cell empty and say "
-        "--missing median. If these are categories, write words in all cells."
+        f"--missing median. If these are categories, say --categories '{column.name}' in training; --drop "
+        f"'{column.name}' leaves it out."
     )
 
 

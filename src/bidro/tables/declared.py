@@ -11,7 +11,6 @@ import pandas as pd
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
-from bidro.tables.cells import require_numbers
 from bidro.tables.places import row_name
 from bidro.tables.schema import Schema
 
@@ -53,7 +52,7 @@ def require_declared(support: Mapping[str, Any], schema: Schema, table: pd.DataF
     bounds_of(support, schema)
     for name in support:
         low, high = _pair(name, support)
-        values = require_numbers(table[name])
+        values = schema.as_numbers(name, table)
         outside = (values < low) | (values > high)
         if outside.any():
             place = int(np.argmax(outside))

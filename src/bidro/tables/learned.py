@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
@@ -21,8 +22,10 @@ from bidro.tables.cells import (
     require_usable,
     words_of,
 )
+from bidro.tables.columns import MISSING, TELLS, Column
+from bidro.tables.dates import YEAR_FIRST, days, order_of
 from bidro.tables.places import row_name
-from bidro.tables.schema import Column, Schema, listed, require_known_target, require_single_columns
+from bidro.tables.schema import Schema, listed, require_known_target, require_single_columns
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +36,10 @@ MOST_LEVELS = 200
 FEWEST_ROWS_OF_A_LEVEL = 5
 # The level into which they are merged, unless the column has one of that name in other letters.
 OTHER = "other"
+# What becomes of missing values: none are taken; numbers are filled by their median and a column of its own
+# tells which were, and categories have a level "missing", both where there are as many as make a level;
+# numbers are filled by their median and categories by their commonest level, and nothing tells.
+FILLING = ("refuse", "median", "median-alone")
 # Of columns with missing values, so many are listed in a sentence.
 _COLUMNS_LISTED = 5
 # Fewer numbers than this may all be different by chance.
@@ -49,81 +56,148 @@ def learn_schema(
     task: str | None = None,
     missing: str = "refuse",
     unit: str | None = None,
+    categories: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    dates: Sequence[str] = (),
 ) -> Schema:
     """The schema of a table: text, booleans and categories become categories with the levels observed.
 
-    missing: "refuse", or "median" (the commonest level for categories). unit: the column of the person or
-    thing that a row is of, which is then no feature. Without `task`, a target of text or of two different
-    values is a class, any other a number. Levels of fewer than FEWEST_ROWS_OF_A_LEVEL rows are merged as
-    `other`. What was merged or filled is logged. Raises BidroError for whatever no model can be trained on,
-    with the column and the row.
+    missing: one of FILLING, which says what each does. unit: the column of the person or thing that a row is
+    of, which is then no feature. categories: columns that are categories whatever their cells look like.
+    drop: columns that are no features. dates: columns of dates, which become days since 1970-01-01. Without
+    `task`, a target of text or of two different values is a class, any other a number. Levels of fewer than
+    FEWEST_ROWS_OF_A_LEVEL rows are merged as `other`. What was merged or filled is logged. Raises BidroError
+    for whatever no model can be trained on, with the column and the row.
     """
-    if missing not in ("refuse", "median"):
-        raise BidroError(f"Missing values are to 'refuse' or to fill by 'median'; got {missing!r}.")
+    require_filling(missing)
     require_single_columns(table.columns, "The table")
     taken = (client, target) if unit is None else (client, target, unit)
-    chosen = [c for c in table.columns if c not in taken] if features is None else list(features)
-    for name in (*taken, *chosen):
+    for name in (*taken, *(features or ()), *drop):
         if name not in table:
             raise BidroError(f"The table has no column '{name}'; it has {listed(table.columns)}.")
+    if both := [name for name in (*taken, *(features or ())) if name in drop]:
+        raise BidroError(f"Column '{both[0]}' is named for use and in --drop; name it in one of the two.")
+    chosen = [c for c in table.columns if c not in (*taken, *drop)] if features is None else list(features)
+    _require_features(chosen, table, categories=categories, dates=dates)
     if not chosen:
         raise BidroError("There are no features: every column is the client, the unit or the target.")
     if len({*taken, *chosen}) < len(taken) + len(chosen):
         raise BidroError("A column has one role: client, target, unit or feature, and each is named once.")
     if features is None:
-        _refuse_nameless(table)
+        _refuse_nameless(table, chosen)
     if len(table) < 2:
         raise BidroError(f"The table has {len(table)} row(s); training needs at least two.")
     if missing == "refuse":
         _refuse_missing(table, client, [target, *chosen])
     require_known_target(table[target])
     classes = _classes(table[target], task)
-    named = features is not None
-    columns = tuple(_learn_column(table[name], missing == "median", named) for name in chosen)
-    schema = Schema(client, target, classes, columns, unit)
+    columns: list[Column] = []
+    for name in chosen:
+        if name in dates:
+            columns += _learn_dates(table[name], missing)
+        elif name in categories:
+            columns += _filled(_learn_category(table[name], missing), table[name], missing)
+        else:
+            columns += _learn_column(table[name], missing, features is not None)
+    schema = Schema(client, target, classes, tuple(columns), unit)
     if not schema.features:
         raise BidroError("There are no features: every column has the same level in all rows.")
     return schema
 
 
-def _learn_column(values: pd.Series, fills: bool, named: bool) -> Column:
-    name, gaps = str(values.name), empty_cells(values)
-    if gaps.all():
-        raise BidroError(f"Column '{name}' has no values; leave it out with --features.")
+def require_filling(missing: str) -> None:
+    """Raise BidroError for what is no way to treat missing values."""
+    if missing not in FILLING:
+        raise BidroError(f"missing must be one of {', '.join(FILLING)}; got {missing!r}.")
+
+
+def _require_features(chosen: Sequence[str], table: pd.DataFrame, **kinds: Sequence[str]) -> None:
+    """Raise BidroError where a column whose kind is declared is no feature, or is declared to be of two."""
+    named = [(name, option) for option, names in kinds.items() for name in names]
+    for name, option in named:
+        if name not in chosen:
+            where = "no feature" if name in table else "no column of the table"
+            raise BidroError(f"'{name}' in --{option} is {where}; the features are {listed(chosen)}.")
+    names = [name for name, _ in named]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BidroError(f"'{twice}' is declared twice in --{' and --'.join(kinds)}; name it once.")
+
+
+def _learn_column(values: pd.Series, missing: str, named: bool) -> list[Column]:
+    name, gaps = str(values.name), _gaps(values)
     numbers = numbers_or_none(values)
     if numbers is None:
-        column = _learn_category(values, fills)
-    else:
-        require_usable(numbers, values)
-        _require_spread(numbers[~gaps], name)
-        if not named:
-            _note_numbered(numbers[~gaps], name)
-        column = Column(name, None, float(np.median(numbers[~gaps])) if fills else None)
-    if gaps.any():
-        cells = "1 empty cell of '%s' is" if gaps.sum() == 1 else f"{gaps.sum():,} empty cells of '%s' are"
-        _log.warning(f"Note: {cells} filled by %s.", name, column.filler)
-    return column
+        return _filled(_learn_category(values, missing), values, missing)
+    require_usable(numbers, values)
+    _require_spread(numbers[~gaps], name)
+    if not named:
+        _note_numbered(numbers[~gaps], name)
+    return _filled(Column(name, None, _median(numbers, missing)), values, missing)
 
 
-def _learn_category(values: pd.Series, fills: bool) -> Column:
-    name = str(values.name)
+def _learn_dates(values: pd.Series, missing: str) -> list[Column]:
+    name, gaps = str(values.name), _gaps(values)
+    order = order_of(values)
+    numbers = days(values, order)
+    require_usable(numbers, values)
+    _require_spread(numbers[~gaps], name)
+    written = "" if order == YEAR_FIRST else f", read with the {order}"
+    _log.warning("Note: '%s' counts as days since 1970-01-01%s.", name, written)
+    return _filled(Column(name, None, _median(numbers, missing), dates=order), values, missing)
+
+
+def _median(numbers: Floats, missing: str) -> float | None:
+    return None if missing == "refuse" else float(np.nanmedian(numbers))
+
+
+def _gaps(values: pd.Series) -> NDArray[np.bool_]:
+    """(N,) the empty cells. Raises BidroError where all are."""
+    gaps = empty_cells(values)
+    if gaps.all():
+        raise BidroError(f"Column '{values.name}' has no values; leave it out with --drop '{values.name}'.")
+    return gaps
+
+
+def _filled(column: Column, values: pd.Series, missing: str) -> list[Column]:
+    """The column, and where enough of its numbers are filled another that tells which; logs what is."""
+    count = int(empty_cells(values).sum())
+    if not count:
+        return [column]
+    found, more = [column], ""
+    if column.levels is None and missing == "median" and count >= FEWEST_ROWS_OF_A_LEVEL:
+        found.append(Column(f"{column.name} is missing", TELLS, of=column.name))
+        more = f"; '{found[1].name}' tells which"
+    cells = "1 empty cell of '%s' counts" if count == 1 else f"{count:,} empty cells of '%s' count"
+    _log.warning(f"Note: {cells} as %s%s.", column.name, column.filled_by, more)
+    return found
+
+
+def _learn_category(values: pd.Series, missing: str) -> Column:
+    name, gaps = str(values.name), int(_gaps(values).sum())
     found = distinct(values)
-    levels, which = np.unique(words_of(found), return_inverse=True)
-    counts = np.bincount(which, found.counts, len(levels)).astype(int)
+    words, of_each = words_of(found), found.counts
+    if missing == "median" and gaps >= FEWEST_ROWS_OF_A_LEVEL:
+        words, of_each = [*words, MISSING], np.append(of_each, gaps)
+    levels, which = np.unique(words, return_inverse=True)
+    counts = np.bincount(which, of_each, len(levels)).astype(int)
     rare = (counts < FEWEST_ROWS_OF_A_LEVEL) & (not is_boolean(values))
     if 2 * counts[rare].sum() > counts.sum():
         raise BidroError(
             f"Column '{name}' has {len(levels):,} different texts, such as '{levels[0]}', most of them in "
             f"fewer than {FEWEST_ROWS_OF_A_LEVEL} rows, as names and ids are; leave it out with "
-            "--features, or merge levels."
+            f"--drop '{name}', or merge levels."
         )
     kept = [str(level) for level in levels[~rare]]
     if len(kept) > MOST_LEVELS:
         raise BidroError(
             f"Column '{name}' has {len(kept):,} different texts, such as '{kept[0]}'; leave it out with "
-            "--features, merge levels, or make numbers of it."
+            f"--drop '{name}', merge levels, or make numbers of it."
         )
-    filler = str(levels[counts.argmax()]) if fills else None
+    commonest = str(levels[counts.argmax()])
+    # Few empty cells make no level, as few rows do not; where training has none, nothing was filled by one.
+    few = 0 < gaps < FEWEST_ROWS_OF_A_LEVEL
+    fillers = {"refuse": None, "median": commonest if few else MISSING, "median-alone": commonest}
     # A level that says "Other" in the table is what rare and new levels belong to.
     other = next((level for level in kept if level.strip().casefold() == OTHER), None)
     if rare.any():
@@ -139,7 +213,7 @@ def _learn_category(values: pd.Series, fills: bool) -> Column:
                 other,
             ),
         )
-    return Column(name, tuple(sorted({*kept, *([other] if other else [])})), filler, other)
+    return Column(name, tuple(sorted({*kept, *([other] if other else [])})), fillers[missing], other)
 
 
 def _classes(values: pd.Series, task: str | None) -> tuple[str, ...] | None:
@@ -147,7 +221,8 @@ def _classes(values: pd.Series, task: str | None) -> tuple[str, ...] | None:
     name = values.name
     if task not in (None, "regression", "classification"):
         raise BidroError(f"The task must be regression or classification; got {task!r}.")
-    numbers = numbers_or_none(values)
+    # What is declared to have classes need not read as anything.
+    numbers = None if task == "classification" else numbers_or_none(values)
     if task is None:
         several = numbers is not None and len(np.unique(numbers)) > 2
         task = "regression" if several else "classification"
@@ -166,7 +241,7 @@ def _classes(values: pd.Series, task: str | None) -> tuple[str, ...] | None:
     if len(levels) < 2:
         raise BidroError(f"The target '{name}' has one class only, '{levels[0]}'; there is nothing to learn.")
     if len(levels) > MOST_LEVELS:
-        remedy = "merge classes" if numbers is None else "use --task regression"
+        remedy = "merge classes, or use --task regression if it is a number"
         raise BidroError(f"The target '{name}' has {len(levels):,} classes; {remedy}.")
     if counts.min() < 2:
         alone = levels[counts.argmin()]
@@ -182,16 +257,16 @@ def _require_spread(numbers: Floats, name: str) -> None:
     if 0 < spread < SMALLEST_SPREAD:
         raise BidroError(
             f"Column '{name}' varies by {spread:g} only, too little to compute with (below "
-            f"{SMALLEST_SPREAD:g}); give it in another unit, or leave it out with --features."
+            f"{SMALLEST_SPREAD:g}); give it in another unit, or leave it out with --drop '{name}'."
         )
 
 
-def _refuse_nameless(table: pd.DataFrame) -> None:
+def _refuse_nameless(table: pd.DataFrame, chosen: Sequence[str]) -> None:
     for place, name in enumerate(table.columns):
-        if _NAMELESS.fullmatch(str(name)):
+        if name in chosen and _NAMELESS.fullmatch(str(name)):
             raise BidroError(
-                f"Column {place + 1} has no name in the header, and may number the rows; name it, drop it, "
-                "or say which columns to use with --features."
+                f"Column {place + 1} has no name in the header, and may number the rows; name it, or leave "
+                f"it out with --drop '{name}'."
             )
 
 
@@ -204,7 +279,8 @@ def _note_numbered(numbers: Floats, name: str) -> None:
     if len(np.unique(numbers)) == rows:
         _log.warning(
             "Note: '%s' is a feature, and another number in every row, as if it numbered them; leave it out "
-            "with --features if that is all it does.",
+            "with --drop '%s' if that is all it does.",
+            name,
             name,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError, one_line
-from bidro.tables.cells import as_words, distinct, empty_cells, require_numbers, words_of
+from bidro.tables.cells import as_words, distinct, empty_cells, require_numbers
+from bidro.tables.columns import UNSEEN, Column
 from bidro.tables.places import row_name
 
 # Of levels and columns, so many are listed in a sentence.
@@ -22,36 +23,8 @@ _LISTED = 12
 _LONGEST_MEASURE = 40
 
 
-@dataclass(frozen=True)
-class Column:
-    """A feature: a number, or a category with its levels, of which the first is the reference.
-
-    Raises BidroError for a filler or an `other` that does not belong to it.
-    """
-
-    name: str
-    levels: tuple[str, ...] | None = None  # None for a number
-    filler: float | str | None = None  # for missing values; None where they are refused
-    other: str | None = None  # the level as which any level that is not listed counts; None to refuse those
-
-    def __post_init__(self) -> None:
-        known = self.levels or ()
-        if self.other is not None and self.other not in known:
-            raise BidroError(f"Column '{self.name}': other = {self.other!r} must be one of its levels.")
-        if self.filler is None:
-            return
-        if self.levels is not None and self.filler not in known:
-            raise BidroError(f"Column '{self.name}': filler = {self.filler!r} must be one of its levels.")
-        number = isinstance(self.filler, int | float) and math.isfinite(self.filler)
-        if self.levels is None and not number:
-            raise BidroError(f"Column '{self.name}': filler = {self.filler!r} must be a finite number.")
-
-    @property
-    def coded(self) -> tuple[str, ...]:
-        """The names of its columns of numbers."""
-        if self.levels is None:
-            return (self.name,)
-        return tuple(f"{self.name}={level}" for level in self.levels[1:])
+class UnseenLevelsWarning(UserWarning):
+    """A model is used on a table with levels of a category that its training did not see."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +62,34 @@ class Schema:
             raise BidroError(
                 f"Two columns of numbers would be named '{twice}', one of them a level; rename one."
             )
+        alike = [column.name for column in self.columns]
+        if len(set(alike)) < len(alike):
+            twice = next(name for name in alike if alike.count(name) > 1)
+            raise BidroError(f"Two features would be named '{twice}'; rename the column of that name.")
+        before: set[str] = set()
+        for column in self.columns:
+            if column.of is not None and column.of not in before:
+                raise BidroError(
+                    f"Column '{column.name}' tells which cells of '{column.of}' are empty, and that is no "
+                    "number that stands before it in the schema."
+                )
+            before |= {column.name} if column.levels is None else set()
 
     @property
     def measure(self) -> str:
         """What the target is measured in, in words; its own name where nobody said."""
         return self.target if self.measured_in is None else self.measured_in
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The columns of the table that features are read from."""
+        return tuple(column.name for column in self.columns if column.of is None)
+
+    def as_numbers(self, name: str, table: pd.DataFrame) -> Floats:
+        """(N,) a feature that is a number, or such a target, NaN for an empty cell. Raises BidroError for a
+        cell that is none."""
+        found = [column for column in self.columns if column.name == name]
+        return found[0].numbers(table[name]) if found else require_numbers(table[name])
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -107,33 +103,57 @@ class Schema:
     def numbers(self, table: pd.DataFrame) -> list[Floats]:
         """The features as numbers, (N,) each; those that the table has as such are not copied.
 
-        A level that is not listed counts as the column's `other`. Raises BidroError for a column that is
-        missing, a cell that is no number, or a level that is not in the schema where there is no `other`.
+        A level that is not listed counts as the column's `other`. Where there is none it is coded as the
+        average of the listed levels, each counted once: a score that is linear in the coding is then the mean
+        of the scores that the row has with each of them, whichever of them is the reference. Curves by level
+        have no average; such a row is on that of the first level. Training does not take such rows: see
+        `require_listed_levels`. Raises BidroError for a column that is missing or a cell that is no number.
         """
         self._require_columns(table)
-        found = list[Floats]()
-        for column in self.columns:
-            values = table[column.name]
-            _require_filled(values, column)
-            if column.levels is None:
-                numbers = require_numbers(values)
-                if column.filler is not None:
-                    numbers = np.where(np.isnan(numbers), float(column.filler), numbers)
-                found.append(numbers)
-            else:
-                codes = _level_codes(values, column)
-                found += [(codes == level).astype(float) for level in range(1, len(column.levels))]
-        return found
+        return [numbers for column in self.columns for numbers in column.coding(table[column.source])]
 
     def counted_as_other(self, table: pd.DataFrame) -> dict[str, int]:
         """By column, how many rows have a level that is not listed and counts as `other`."""
+        return self._not_listed(table, [column for column in self.columns if column.other is not None])
+
+    def unseen_levels(self, table: pd.DataFrame) -> dict[str, int]:
+        """By column, how many rows have a level that is not listed and counts as the average level."""
+        return self._not_listed(table, [column for column in self.columns if column.other is None])
+
+    def warn_of_unseen_levels(self, table: pd.DataFrame, stacklevel: int = 2) -> None:
+        """Warn, in one sentence, of rows whose levels count as the average level."""
+        found = self.unseen_levels(table)
+        if found:
+            warnings.warn(in_words_unseen(found), UnseenLevelsWarning, stacklevel=stacklevel + 1)
+
+    def require_listed_levels(self, table: pd.DataFrame) -> None:
+        """Raise BidroError for a table to train on with a level that is neither listed nor counts as `other`.
+
+        What a model is trained on must mean what was agreed: a table with other words for the same levels
+        would else be trained on as if all its rows had the average level.
+        """
+        self._require_columns(table)
+        for column in self.columns:
+            values = table[column.source]
+            if (found := column.unlisted(values)) is None:
+                continue
+            place, word, count = found
+            rows = "1 row has" if count == 1 else f"{count:,} rows have"
+            what = f"'{word}' is not a level of '{column.name}'" if word else f"'{column.name}' is empty"
+            raise BidroError(
+                f"{row_name(values, place)}: {what}; there are {listed(column.levels or ())}, and no level "
+                f"for others. {rows} such levels: fix them, leave them out, or name one of the levels "
+                "`other` in the schema."
+            )
+
+    def _not_listed(self, table: pd.DataFrame, columns: Iterable[Column]) -> dict[str, int]:
         self._require_columns(table)
         found = {}
-        for column in self.columns:
-            if column.levels is None or column.other is None:
+        for column in columns:
+            if column.levels is None or column.of is not None:
                 continue
             cells = distinct(table[column.name])
-            unknown = ~np.isin(words_of(cells), column.levels)
+            unknown = column.places(cells) == UNSEEN
             if unknown.any():
                 found[column.name] = int(cells.counts[unknown].sum())
         return found
@@ -141,12 +161,13 @@ class Schema:
     def filled(self, table: pd.DataFrame) -> dict[str, int]:
         """By column, how many cells are missing and count as its filler."""
         self._require_columns(table)
-        gaps = {c.name: int(table[c.name].isna().sum()) for c in self.columns if c.filler is not None}
+        fills = [column.name for column in self.columns if column.filler is not None]
+        gaps = {name: int(empty_cells(table[name]).sum()) for name in fills}
         return {name: count for name, count in gaps.items() if count}
 
     def _require_columns(self, table: pd.DataFrame) -> None:
         require_single_columns(table.columns, "The table")
-        missing = [column.name for column in self.columns if column.name not in table]
+        missing = [column.source for column in self.columns if column.source not in table]
         if missing:
             raise BidroError(
                 f"The table has no column '{missing[0]}', which the model needs; it has "
@@ -196,15 +217,7 @@ class Schema:
         return words
 
     def to_dict(self) -> dict[str, Any]:
-        columns = [
-            {
-                "name": c.name,
-                "levels": None if c.levels is None else list(c.levels),
-                "filler": c.filler,
-                "other": c.other,
-            }
-            for c in self.columns
-        ]
+        columns = [column.to_dict() for column in self.columns]
         classes = None if self.classes is None else list(self.classes)
         content = {"client": self.client, "target": self.target, "classes": classes, "columns": columns}
         more = {"unit": self.unit, "measured_in": self.measured_in}
@@ -213,9 +226,7 @@ class Schema:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Schema:
         """Raises KeyError, TypeError or BidroError where a part is missing or of another kind."""
-        columns = tuple(
-            Column(str(c["name"]), _texts(c["levels"]), c["filler"], c["other"]) for c in content["columns"]
-        )
+        columns = tuple(Column.from_dict(one, _texts(one["levels"])) for one in content["columns"])
         more = {name: str(content[name]) for name in ("unit", "measured_in") if name in content}
         classes = _texts(content["classes"])
         return cls(str(content["client"]), str(content["target"]), classes, columns, **more)
@@ -230,17 +241,6 @@ def _texts(values: Any) -> tuple[str, ...] | None:
     return texts
 
 
-def _require_filled(values: pd.Series, column: Column) -> None:
-    if column.filler is not None:
-        return
-    gaps = empty_cells(values)
-    if gaps.any():
-        raise BidroError(
-            f"{row_name(values, int(np.argmax(gaps)))} has no '{column.name}', and the model was fitted "
-            "without a rule for missing values; fill it in, or fit with --missing median."
-        )
-
-
 def require_known_target(values: pd.Series) -> None:
     gaps = empty_cells(values)
     if gaps.any():
@@ -252,26 +252,10 @@ def require_known_target(values: pd.Series) -> None:
         )
 
 
-def _level_codes(values: pd.Series, column: Column) -> NDArray[np.intp]:
-    """(N,) which level each cell has."""
-    assert column.levels is not None
-    place = {level: k for k, level in enumerate(column.levels)}
-    filler = -1 if column.filler is None else place[str(column.filler)]
-    cells = distinct(values)
-    codes = np.array([place.get(word, -1) for word in words_of(cells)], np.intp)
-    unknown = codes < 0
-    if unknown.any() and column.other is None:
-        first, word = cells.first(unknown)
-        count = int(cells.counts[unknown].sum())
-        rows = "1 row has" if count == 1 else f"{count:,} rows have"
-        raise BidroError(
-            f"{row_name(values, first)}: '{word}' is not a level of '{column.name}'; there are "
-            f"{listed(column.levels)}, and no level for others. {rows} such levels: fix them or leave "
-            "them out."
-        )
-    if unknown.any():
-        codes[unknown] = place[str(column.other)]
-    return np.append(codes, filler)[cells.codes]
+def in_words_unseen(counts: Mapping[str, int]) -> str:
+    """A sentence on rows, by column, with levels that training did not see."""
+    each = [f"'{name}' in {count:,} row{'s' * (count != 1)}" for name, count in counts.items()]
+    return f"Levels that training did not see: {listed(each)}; these are predicted as the average level."
 
 
 def require_measure(words: Any) -> None:

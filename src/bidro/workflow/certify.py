@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
-from bidro.estimators.base import client_labels, row_labels
+from bidro.estimators.given import client_labels, row_labels
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.scored import Range, certify_scored
 from bidro.guarantees.trained_rows import TrainedRowsWarning

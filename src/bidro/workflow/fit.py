@@ -82,13 +82,23 @@ def fit_tables(
     if agreed is None:
         table, client = read(paths, options.client)
         schema = learn_schema(
-            table, client, options.target, options.features, options.task, options.missing, options.unit
+            table,
+            client,
+            options.target,
+            options.features,
+            options.task,
+            options.missing,
+            options.unit,
+            options.categories,
+            options.drop,
+            options.dates,
         )
         schema = replace(schema, measured_in=options.measured_in)
         what = fit_options(options, schema)
     else:
         schema, what = agreed
         table = _by_schema(paths, schema)
+        schema.require_listed_levels(table)
     clients, labels, units = schema.clients(table), schema.labels(table), schema.units(table)
     target, features = target_numbers(schema, table), schema.numbers(table)
     if options.support is not None and budget is None:

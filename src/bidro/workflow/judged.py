@@ -87,7 +87,8 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
     Clients that the model does not know use the shared one. Standard errors are by unit where the model was
     trained so. `deviation` is that of the scores under the shared model and under pooled training.
     `not_in_training` has the clients that the model does not know, `counted_as_other` by column the rows
-    whose level it does not know by name, `outside_range` by feature the rows outside what was seen.
+    whose level it does not know by name, `unseen_levels` those that count as the average level for want of
+    another, `outside_range` by feature the rows outside what was seen.
     """
     by_client, units = rows_by_client(model, table), units_by_client(model.schema, table)
     models = {"shared": dict.fromkeys(by_client, model.x)}
@@ -125,6 +126,7 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
         "deviation": {which: deviation(scores[which]) for which in ("shared", "pooled") if which in scores},
         "not_in_training": sorted(set(by_client) - set(model.clients)),
         "counted_as_other": model.schema.counted_as_other(table),
+        "unseen_levels": model.schema.unseen_levels(table),
         "outside_range": model.outside(table),
     }
 

@@ -16,6 +16,7 @@ from bidro.guarantees.price import PRICE
 from bidro.guarantees.segments import DEFAULT_CURVES
 from bidro.losses.registry import TASKS, LossChoice, default_word, require_word
 from bidro.privacy.terms import Budget
+from bidro.tables.learned import require_filling
 from bidro.tables.schema import require_measure
 from bidro.training import Choices, Replies
 from bidro.transport import require_distances
@@ -33,6 +34,9 @@ class FitOptions:
     measured_in: str | None = None  # what a target that is a number is counted in: for people
     task: str | None = None
     features: tuple[str, ...] | None = None
+    categories: tuple[str, ...] = ()  # columns that are categories whatever their cells look like
+    drop: tuple[str, ...] = ()
+    dates: tuple[str, ...] = ()  # columns of dates, which count as days since 1970-01-01
     unit: str | None = None
     loss: str | None = None
     quantile: float = 0.5
@@ -149,7 +153,7 @@ class FitOptions:
             raise BidroError(
                 f"'{path}' has an unknown option '{unknown[0]}'; there are {', '.join(sorted(known))}."
             )
-        for name in ("tables", "features", "increasing", "decreasing"):
+        for name in ("tables", "features", "categories", "drop", "dates", "increasing", "decreasing"):
             if name in content:
                 if not isinstance(content[name], list):
                     raise BidroError(f"'{path}': {name} is a list of names; got {content[name]!r}.")
@@ -169,8 +173,7 @@ def check_task(task: str | None, missing: str) -> None:
     """Raise BidroError for words that `tables.learn_schema` would refuse once a table is read."""
     if task is not None and task not in TASKS:
         raise BidroError(f"task must be one of {', '.join(TASKS)}; got {task!r}.")
-    if missing not in ("refuse", "median"):
-        raise BidroError(f"missing must be one of refuse, median; got {missing!r}.")
+    require_filling(missing)
 
 
 def _toml(value: Any) -> str:
