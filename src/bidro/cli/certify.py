@@ -239,7 +239,7 @@ def _of_folder(
         raise BidroError(f"Client '{unknown[0]}' was not in training; certify rows of the same clients.")
     if missing:
         raise BidroError(f"There are no rows of client '{missing[0]}'; every client of the model needs some.")
-    _refuse_rows_trained_on(model, fresh)
+    own_is_told = _refuse_rows_trained_on(model, loaded, fresh)
     ordered = {name: fresh[name] for name in loaded.clients}
     return with_holdout(
         Certificate.from_json(path.read_text()),
@@ -248,7 +248,7 @@ def _of_folder(
         confidence,
         shift,
         units=units,
-        own=loaded.own or None,
+        own=(loaded.own or None) if own_is_told else None,
     )
 
 
@@ -275,16 +275,23 @@ def _holdout_rows(
     return by_client, units
 
 
-def _refuse_rows_trained_on(folder: Path, rows: dict[str, Any]) -> None:
-    """Raise BidroError for rows that were trained on, and note it where that cannot be told."""
+def _refuse_rows_trained_on(folder: Path, model: Model, rows: dict[str, Any]) -> bool:
+    """Raise BidroError for rows that were trained on, or that a client's own model was adapted on, and note
+    it where that cannot be told. Returns whether these rows may speak of own models: few rows are adapted on,
+    so that of these it must be plain that they are others."""
     from bidro.guarantees.trained_rows import FILE, trained_rows_in
+    from bidro.own_file import own_models_in
 
-    known = trained_rows_in(folder)
-    said = (
-        f"There is no {FILE} in '{folder}' (a federated run leaves none), so that it cannot be told whether "
-        "these rows were trained on; statements hold only for rows that training never saw."
-        if known is None
-        else known.refused_or_note(rows)
-    )
-    if said is not None:
-        print(f"bidro: {said}", file=sys.stderr)
+    known, adapted = trained_rows_in(folder), own_models_in(folder, model.x).adapted
+    of_own = [sketch.refused_or_note(rows) for name, sketch in adapted.items() if name in rows]
+    doubts = [f"{words} The statement with own models is left out." for words in of_own if words is not None]
+    if known is None:
+        said: str | None = (
+            f"There is no {FILE} in '{folder}' (a federated run leaves none), so that it cannot be told "
+            "whether these rows were trained on; statements hold only for rows that training never saw."
+        )
+    else:
+        said = known.refused_or_note(rows)
+    for words in [*([] if said is None else [said]), *doubts]:
+        print(f"bidro: {words}", file=sys.stderr)
+    return not doubts
