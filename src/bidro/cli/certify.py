@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,14 @@ def certify(
         typer.Option(
             help="Column that names the person or thing that a row is of, where some have several. [that of "
             "the fit, if any]"
+        ),
+    ] = None,
+    rows_per_unit: Annotated[
+        int | None,
+        typer.Option(
+            help="The largest number of rows that a unit can have, known beforehand: means over rows are "
+            "then bounded, too.",
+            min=1,
         ),
     ] = None,
     json: AsJson = False,
@@ -136,7 +145,7 @@ def certify(
     fresh = [*([] if model is None else [model]), *(tables or [])]
     _require_usage(given, fresh, predictions, onnx, shift)
     if predictions is None and onnx is None:
-        found = _of_folder(fresh[0], fresh[1:], confidence, shift, unit)
+        found = _of_folder(fresh[0], fresh[1:], confidence, shift, unit, rows_per_unit)
     else:
         from bidro.report.files import require_file_place
 
@@ -158,7 +167,7 @@ def certify(
             scored, locked = by.scored(onnx, fresh, largest, clip_from, against)
             if not locked:
                 print(f"bidro: {_NOT_LOCKED}", file=sys.stderr)
-        found = _stated(scored, confidence, report)
+        found = _stated(dataclasses.replace(scored, rows_per_unit=rows_per_unit), confidence, report)
     print(found.to_json() if json else found, end="" if json else "\n")
 
 
@@ -219,7 +228,12 @@ def _by_class(given: list[str]) -> dict[str, str]:
 
 
 def _of_folder(
-    model: Path, tables: list[Path], confidence: float, shift: float | None, unit: str | None
+    model: Path,
+    tables: list[Path],
+    confidence: float,
+    shift: float | None,
+    unit: str | None,
+    rows_per_unit: int | None,
 ) -> Certificate:
     from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError
@@ -249,6 +263,7 @@ def _of_folder(
         shift,
         units=units,
         own=(loaded.own or None) if own_is_told else None,
+        rows_per_unit=rows_per_unit,
     )
 
 
@@ -260,8 +275,6 @@ def _holdout_rows(
 
     Raises BidroError for a row outside the support that the model was declared on.
     """
-    import dataclasses
-
     from bidro.tables import read, require_declared
     from bidro.workflow.judged import rows_by_client, units_by_client
 

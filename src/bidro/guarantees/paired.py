@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bidro.guarantees.held_out import checked_losses, held_out
+from bidro.guarantees.held_out import OverRows, checked_losses, draws_in_words, held_out
 from bidro.guarantees.mean_bounds import VACUOUS_SHARE
 from bidro.trees import Frozen
 
@@ -43,6 +43,7 @@ class Paired:
     clipped: bool  # whether losses can be larger than that
     mistakes: bool  # whether losses are mistakes, so that differences are of shares
     units: bool  # whether a draw is a unit with the mean difference of its rows, not a row
+    over_rows: OverRows | None = None  # beside a mean of units
 
     def __post_init__(self) -> None:
         for name in ("clients", "means", "rows"):
@@ -68,7 +69,7 @@ class Paired:
         """In a few words."""
         if self.better:
             return f"better at every client: the difference is at most {self.in_units(self.bound)}"
-        draws = "units" if self.units else "rows"
+        draws = draws_in_words(self.units)
         if self.vacuous:
             return f"too few {draws} to tell, {self.rows[self.binding]:,} of '{self.binding}'"
         return (
@@ -81,14 +82,17 @@ class Paired:
         what = "share of mistakes" if self.mistakes else "mean loss"
         if self.clipped:
             what += f", each counted as at most {self.largest:.6g},"
-        draws = "units" if self.units else "rows"
+        draws = draws_in_words(self.units)
         if self.vacuous:
             return (
                 f"There are too few {draws} to compare the two models at confidence {self.confidence:g}: "
                 f"'{self.binding}' has {self.rows[self.binding]:,}."
             )
-        where = f"on new {draws}, drawn as these were and mixed in any admissible way"
+        new = "people (a mean of people, not of rows)" if self.units else "rows"
+        where = f"on new {new}, drawn as these were and mixed in any admissible way"
         assumed = f"It assumes that {draws} of a client are independent draws."
+        if self.over_rows is not None:
+            assumed = f"{assumed} {self.over_rows.sentence(self.in_units)}".rstrip()
         if self.better:
             return (
                 f"With confidence {self.confidence:g} this model is better than the other at every client: "
@@ -113,18 +117,27 @@ def paired(
     clipped: bool = False,
     mistakes: bool = False,
     units: Mapping[str, ArrayLike] | None = None,
+    rows_per_unit: int | None = None,
 ) -> Paired:
     """From each client's losses (N_i,) of a model and of the other on the same rows, in the same order.
 
-    Losses must lie in [0, largest]; with `clipped` larger ones count as `largest`, of both models. `units` as
-    in `held_out`. Raises BidroError for losses outside.
+    Losses must lie in [0, largest]; with `clipped` larger ones count as `largest`, of both models. `units`
+    and `rows_per_unit` as in `held_out`. Raises BidroError for losses outside.
     """
     differences = {}
     for name, own in losses.items():
         one, two = (checked_losses(name, each, largest, clipped) for each in (own, others[name]))
         # In [0, 2R] but for rounding.
         differences[name] = np.clip(one - two + largest, 0.0, 2 * largest)
-    found = held_out(differences, confidence, 2 * largest, units=units)
+    found = held_out(differences, confidence, 2 * largest, units=units, rows_per_unit=rows_per_unit)
+    over_rows = found.over_rows
+    if over_rows is not None:
+        over_rows = OverRows(
+            {name: mean - largest for name, mean in over_rows.means.items()},
+            {name: bound - largest for name, bound in over_rows.clients.items()},
+            None if over_rows.bound is None else over_rows.bound - largest,
+            over_rows.most,
+        )
     return Paired(
         found.bound - largest,
         confidence,
@@ -135,4 +148,5 @@ def paired(
         clipped,
         mistakes,
         units is not None,
+        over_rows,
     )

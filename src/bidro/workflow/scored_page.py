@@ -87,6 +87,7 @@ def _plainly(judged: Mapping[str, Any], word: str, typical: Typical | None) -> d
         "clients": {name: {"shared": plain(one["loss"])} for name, one in judged["clients"].items()},
         "guess": None,
         "guess_kept_out": None,
+        "of_people": False,
     }
 
 
@@ -163,7 +164,7 @@ def _settings(table: ScoredTable) -> list[list[str]]:
 def _advice(found: Certificate) -> list[str]:
     held = found.fresh
     assert held is not None
-    what = "units" if held.units else "rows"
+    what = held.draws
     if held.vacuous:
         return [f"There are too few {what} to promise anything: {held.shortage}."]
     advice = [
