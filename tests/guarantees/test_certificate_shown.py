@@ -146,13 +146,16 @@ def test_a_model_that_was_not_trained_here():
     assert lines[4:] == [
         "With shift absent: unknown.",
         "Mistakes at most 12.50% of predictions",
-        "Against better at every client: the difference is at most -0.25",
+        "Against lower at every client, each loss counted as at most 2, by at least 0.25; better is not shown: "
+        "what losses have above 2 is not compared",
         "client fresh rows counted loss at most difference its bound",
         "north 1,200 0.25 0.5 -0.5 -0.25",
         "south 7 0.125 0.25 -1 -0.5",
         "The clients' bounds have this confidence each by itself, not all together.",
         "Not from here.",
     ]
+    whole = shown(replace(ELSEWHERE, against=replace(pair, clipped=False)))
+    assert whole[6] == "Against better at every client: the difference is at most -0.25"
     none = {"clipped": None, "absent": {**ELSEWHERE.absent, "clipped": "none.", "held_out": "none."}}
     assert shown(replace(ELSEWHERE, **none))[6] == "client fresh rows mean loss at most"
     assert shown(replace(ELSEWHERE, **none))[7] == "north 1,200 0.25 1.5"

@@ -241,9 +241,10 @@ def _plain(value: Any) -> Any:
             return {**plain, "promise": value.promise}
         if not isinstance(value, HeldOut | Paired):
             return plain
-        if plain["over_rows"] is None:
-            # Certificates without units are as they were.
-            del plain["over_rows"]
+        for name in ("over_rows", "above"):
+            # What there is nothing to say of is not there: other certificates are as they were.
+            if plain.get(name, 0) is None:
+                del plain[name]
         return {**plain, "vacuous": value.vacuous}
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
@@ -258,6 +259,9 @@ def _restored_bound(kind: type[_Bound], part: dict[str, Any]) -> _Bound:
     marked = part.pop("vacuous")
     beside = part.setdefault("over_rows", None)
     part["over_rows"] = None if beside is None else OverRows(**beside)
+    if kind is Paired:
+        above = part.setdefault("above", None)
+        part["above"] = None if above is None else (int(above[0]), int(above[1]))
     if set(part) != {field.name for field in dataclasses.fields(kind)}:
         raise ValueError("a bound has other parts than it should")
     found = kind(**part)

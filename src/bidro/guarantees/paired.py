@@ -5,8 +5,10 @@ bound of a client's true mean difference is the held-out bound of d + R, with la
 makes a row hard for both models cancels in d, so that far fewer rows tell two models apart than two bounds
 of their losses would need.
 
-If the bound is below 0, the model is better at every client: it fails only where the bound of the client at
-which the model truly does worst against the other fails, which has probability at most 1 - confidence.
+If the bound is below 0, the loss that is compared is lower at every client: it fails only where the bound of
+the client at which the model truly does worst against the other fails, which has probability at most
+1 - confidence. Where losses can be larger than R and count as R, that is not to say that the model is better:
+rare losses far above R may make it worse, and of them nothing is known.
 """
 
 from __future__ import annotations
@@ -44,15 +46,22 @@ class Paired:
     mistakes: bool  # whether losses are mistakes, so that differences are of shares
     units: bool  # whether a draw is a unit with the mean difference of its rows, not a row
     over_rows: OverRows | None = None  # beside a mean of units
+    above: tuple[int, int] | None = None  # rows whose loss is larger than that: of this model, of the other
 
     def __post_init__(self) -> None:
         for name in ("clients", "means", "rows"):
             object.__setattr__(self, name, Frozen(getattr(self, name)))
 
     @property
-    def better(self) -> bool:
-        """Whether the model is, with this confidence, better than the other at every client."""
+    def lower(self) -> bool:
+        """Whether the mean of the losses as they count is, with this confidence, lower at every client."""
         return self.bound < 0
+
+    @property
+    def better(self) -> bool:
+        """Whether the model is, with this confidence, better than the other at every client: never where
+        losses can be larger than they count, as a few such may make it worse."""
+        return self.lower and not self.clipped
 
     @property
     def vacuous(self) -> bool:
@@ -69,13 +78,28 @@ class Paired:
         """In a few words."""
         if self.better:
             return f"better at every client: the difference is at most {self.in_units(self.bound)}"
+        counted = f", each loss counted as at most {self.largest:.6g}," if self.clipped else ""
+        if self.lower:
+            return (
+                f"lower at every client{counted} by at least {self.in_units(-self.bound)}; better is not "
+                f"shown: {self._not_compared}"
+            )
         draws = draws_in_words(self.units)
         if self.vacuous:
             return f"too few {draws} to tell, {self.rows[self.binding]:,} of '{self.binding}'"
         return (
-            f"not shown to be better at every client: at '{self.binding}' the difference may be up to "
-            f"{self.in_units(self.bound)}"
+            f"not shown to be better at every client: at '{self.binding}' the difference{counted} may be up "
+            f"to {self.in_units(self.bound)}"
         )
+
+    @property
+    def _not_compared(self) -> str:
+        """What clipping leaves out, in words."""
+        said = f"what losses have above {self.largest:.6g} is not compared"
+        if self.above is None:
+            return said
+        ours, theirs = (f"{rows:,} row{'' if rows == 1 else 's'}" for rows in self.above)
+        return f"{said} (here {ours} of this model, {theirs} of the other)"
 
     @property
     def promise(self) -> str:
@@ -97,6 +121,12 @@ class Paired:
             return (
                 f"With confidence {self.confidence:g} this model is better than the other at every client: "
                 f"its {what} {where}, is lower by at least {self.in_units(-self.bound)}. {assumed}"
+            )
+        if self.lower:
+            return (
+                f"With confidence {self.confidence:g} the {what} of this model {where}, is lower than that "
+                f"of the other at every client, by at least {self.in_units(-self.bound)}. That it is better "
+                f"is not shown: {self._not_compared}. {assumed}"
             )
         return (
             f"With confidence {self.confidence:g} the {what} of this model {where}, is higher than that of "
@@ -125,7 +155,10 @@ def paired(
     and `rows_per_unit` as in `held_out`. Raises BidroError for losses outside.
     """
     differences = {}
+    above = [0, 0]
     for name, own in losses.items():
+        for place, each in enumerate((own, others[name])):
+            above[place] += int(np.sum(np.asarray(each) > largest))
         one, two = (checked_losses(name, each, largest, clipped) for each in (own, others[name]))
         # In [0, 2R] but for rounding.
         differences[name] = np.clip(one - two + largest, 0.0, 2 * largest)
@@ -149,4 +182,5 @@ def paired(
         mistakes,
         units is not None,
         over_rows,
+        (above[0], above[1]) if clipped else None,
     )

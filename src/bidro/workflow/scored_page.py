@@ -140,6 +140,8 @@ def _against(found: Paired, names: tuple[str, ...]) -> dict[str, Any]:
     return {
         "bound": found.bound,
         "better": found.better,
+        "lower": found.lower,
+        "largest": found.largest if found.clipped else None,
         "promise": found.promise,
         "means": [found.means[name] for name in names],
         "clients": [found.clients[name] for name in names],
@@ -171,7 +173,7 @@ def _advice(found: Certificate) -> list[str]:
         f"The bound is set by '{held.binding}', with {held.rows[held.binding]:,} {what}; more {what} there "
         "lower it first."
     ]
-    if found.against is not None and not found.against.better:
+    if found.against is not None and not found.against.lower:
         binding = found.against.binding
         advice.append(
             f"Whether the model is better than the other at every client hangs on '{binding}', with "
