@@ -146,8 +146,8 @@ def test_a_model_that_was_not_trained_here():
     assert lines[4:] == [
         "With shift absent: unknown.",
         "Mistakes at most 12.50% of predictions",
-        "Against lower at every client, each loss counted as at most 2, by at least 0.25; better is not shown: "
-        "what losses have above 2 is not compared",
+        "Against lower at every client, each loss counted as at most 2, by at least 0.25; better is not "
+        "shown: what losses have above 2 is not compared",
         "client fresh rows counted loss at most difference its bound",
         "north 1,200 0.25 0.5 -0.5 -0.25",
         "south 7 0.125 0.25 -1 -0.5",
