@@ -90,7 +90,7 @@ def beside_answers(
     standard: Standard,
     bounds: HoldoutBounds | None,
     own: bool,
-    units: bool,
+    units: bool = False,
 ) -> Beside:
     """The same as far as clients have told it: by their columns' moments in training, and by what they said
     of rows kept out, of a unit its mean over rows."""
