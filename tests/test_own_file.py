@@ -17,10 +17,10 @@ OWN = OwnModels({"north": SHARED + 0.1, "süd/ost": SHARED - 0.1}, SHARED)
 
 def test_back_and_forth(tmp_path):
     (tmp_path / FILE).write_bytes(OWN.to_bytes())
-    found = own_models_in(tmp_path, SHARED).clients
+    found = own_models_in(tmp_path, SHARED)
     assert list(found) == ["north", "süd/ost"]
     assert all(np.array_equal(found[name], OWN.clients[name]) for name in found)
-    assert dict(own_models_in(tmp_path / "nowhere", SHARED).clients) == {}
+    assert dict(own_models_in(tmp_path / "nowhere", SHARED)) == {}
 
 
 def test_the_sketch_of_rows_that_a_model_was_adapted_on_goes_with_it():

@@ -341,7 +341,7 @@ def load_model(folder: Path | str) -> Model:
     if not path.exists():
         raise BidroError(f"There is no model in '{folder}': '{path}' does not exist.")
     model = Model.from_bytes(path.read_bytes(), str(path))
-    return replace(model, own=own_models_in(path.parent, model.x).clients)
+    return replace(model, own=own_models_in(path.parent, model.x))
 
 
 def _names(clients: Any) -> tuple[str, ...]:

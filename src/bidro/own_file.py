@@ -70,8 +70,13 @@ class OwnModels:
         return cls(dict(zip(map(str, names), models, strict=True)), shared, adapted)
 
 
-def own_models_in(folder: Path, shared: Floats) -> OwnModels:
-    """The clients' own models in a model folder; of no client where there is no such file."""
+def own_models_in(folder: Path, shared: Floats) -> Mapping[str, Floats]:
+    """The clients' own models in a model folder, by name; none where there is no such file."""
+    return own_file_in(folder, shared).clients
+
+
+def own_file_in(folder: Path, shared: Floats) -> OwnModels:
+    """All that is in the file of own models; of no client where there is no such file."""
     path = folder / FILE
     if not path.exists():
         return OwnModels({}, shared)

@@ -293,9 +293,9 @@ def _refuse_rows_trained_on(folder: Path, model: Model, rows: dict[str, Any]) ->
     it where that cannot be told. Returns whether these rows may speak of own models: few rows are adapted on,
     so that of these it must be plain that they are others."""
     from bidro.guarantees.trained_rows import FILE, trained_rows_in
-    from bidro.own_file import own_models_in
+    from bidro.own_file import own_file_in
 
-    known, adapted = trained_rows_in(folder), own_models_in(folder, model.x).adapted
+    known, adapted = trained_rows_in(folder), own_file_in(folder, model.x).adapted
     of_own = [sketch.refused_or_note(rows) for name, sketch in adapted.items() if name in rows]
     doubts = [f"{words} The statement with own models is left out." for words in of_own if words is not None]
     if known is None:

@@ -326,11 +326,11 @@ def _note_rows_trained_on(folder: Path, model: Model, rows: dict[str, Any]) -> N
     import sys
 
     from bidro.guarantees.trained_rows import trained_rows_in
-    from bidro.own_file import own_models_in
+    from bidro.own_file import own_file_in
 
     known = trained_rows_in(folder)
     sketches = [] if known is None else [known]
-    adapted = own_models_in(folder, model.x).adapted
+    adapted = own_file_in(folder, model.x).adapted
     sketches += [sketch for name, sketch in adapted.items() if name in rows]
     for sketch in sketches:
         if (equal := sketch.compare(rows).equal_rows) is not None:

@@ -92,5 +92,5 @@ def _own_models(job: Job, folder: Path, files: Mapping[str, bytes]) -> dict[str,
     shared = Model.from_bytes(files[MODEL_FILE], MODEL_FILE).x
     found: dict[str, Floats] = {}
     for k in range(len(job.clients)):
-        found |= own_models_in(folder / "own" / f"site-{k}" / job.run, shared).clients
+        found |= own_models_in(folder / "own" / f"site-{k}" / job.run, shared)
     return {OWN_FILE: OwnModels(found, shared).to_bytes()} if found else {}

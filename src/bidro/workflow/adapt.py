@@ -20,7 +20,7 @@ from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.guarantees.trained_rows import TrainedRows
 from bidro.model_file import Model
-from bidro.own_file import FILE, OwnModels, own_models_in, write_private
+from bidro.own_file import FILE, OwnModels, own_file_in, write_private
 from bidro.workflow.fit import require_place, write_folder
 
 
@@ -122,7 +122,7 @@ def write_adapted(
     folder: Path, model: Model, adapted: Adapted, out: Path | None, force: bool = False
 ) -> None:
     """Put the correction, with the sketch of its rows, beside the others in the model folder or a copy."""
-    before = own_models_in(folder, model.x)
+    before = own_file_in(folder, model.x)
     own = OwnModels(
         {**before.clients, adapted.client: adapted.x},
         model.x,
