@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bidro.errors import BidroError
+from bidro.guarantees.trained_rows import TrainedRows
 from bidro.own_file import FILE, OwnModels, own_models_in, write_private
 
 SHARED = np.array([1.0, -2.0, 0.5])
@@ -20,6 +21,19 @@ def test_back_and_forth(tmp_path):
     assert list(found) == ["north", "süd/ost"]
     assert all(np.array_equal(found[name], OWN.clients[name]) for name in found)
     assert dict(own_models_in(tmp_path / "nowhere", SHARED)) == {}
+
+
+def test_the_sketch_of_rows_that_a_model_was_adapted_on_goes_with_it():
+    rows = np.random.default_rng(0).normal(size=(200, 3))
+    sketch = TrainedRows.of({"north": rows}, adapted="north")
+    data = OwnModels(OWN.clients, SHARED, {"north": sketch}).to_bytes()
+    found = OwnModels.from_bytes(data, SHARED, "own").adapted
+    assert list(found) == ["north"]
+    assert found["north"].to_json() == sketch.to_json()
+    assert found["north"].compare({"north": rows, "other": -rows}).trained_on
+    assert not found["north"].compare({"north": -rows, "other": rows}).trained_on
+    with pytest.raises(BidroError, match="do not fit its clients"):
+        OwnModels.from_bytes(OwnModels(OWN.clients, SHARED, {"west": sketch}).to_bytes(), SHARED, "own")
 
 
 def test_a_correction_of_another_model_is_refused(tmp_path):

@@ -165,7 +165,7 @@ def test_a_fit_by_units_is_the_same_from_a_sorted_table_and_states_units():
     persons = Counter(site for site, _ in kept_out(whole, 1)[1])
     assert dict(certificate.clipped.rows) == persons
     assert found.held_out_rows == len(whole) - len(network.places)
-    assert "of a unit" in certificate.clipped.promise
+    assert "a mean of people" in certificate.clipped.promise
     rows = fitted(whole, units=False)[1].certificates[0.95].clipped
     assert not rows.units
 

@@ -1,7 +1,9 @@
 """Clients' own models as one file of plain numbers: `own.safetensors`, beside the shared model or at a site.
 
 It holds one model a client in the units of the shared one, and a digest of that, so that a correction is
-never used with another model than the one that it corrects. Loading it executes nothing.
+never used with another model than the one that it corrects. Of models that were adapted after training it
+holds the sketch of the rows (`guarantees.trained_rows`), so that no model goes anywhere without it: these
+rows say nothing of it. Loading it executes nothing.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
+from bidro.guarantees.trained_rows import TrainedRows
 from bidro.packed import decoded, encoded
 from bidro.trees import Frozen
 
@@ -28,17 +32,21 @@ FILE = "own.safetensors"
 class OwnModels:
     clients: Mapping[str, Floats]  # (d,) by name
     shared: Floats  # (d,) the model that they correct
+    adapted: Mapping[str, TrainedRows] = field(default_factory=dict)  # of clients adapted after training
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", Frozen(self.clients))
+        object.__setattr__(self, "adapted", Frozen(self.adapted))
 
     def to_bytes(self) -> bytes:
-        header = {
+        header: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "clients": list(self.clients),
             "shared": _digest(self.shared),
         }
+        if self.adapted:
+            header["adapted"] = {name: rows.to_json() for name, rows in self.adapted.items()}
         return encoded({"models": np.stack(list(self.clients.values()))}, header)
 
     @classmethod
@@ -55,15 +63,24 @@ class OwnModels:
             raise BidroError(
                 f"'{where}' corrects another model than the one beside it; fetch the model of the same run."
             )
-        return cls(dict(zip(map(str, names), models, strict=True)), shared)
+        sketches = header.get("adapted", {})
+        if not isinstance(sketches, dict) or not set(sketches) <= set(names):
+            raise BidroError(f"'{where}' is not whole: its sketches of rows do not fit its clients.")
+        adapted = {name: TrainedRows.from_json(text, where) for name, text in sketches.items()}
+        return cls(dict(zip(map(str, names), models, strict=True)), shared, adapted)
 
 
 def own_models_in(folder: Path, shared: Floats) -> Mapping[str, Floats]:
     """The clients' own models in a model folder, by name; none where there is no such file."""
+    return own_file_in(folder, shared).clients
+
+
+def own_file_in(folder: Path, shared: Floats) -> OwnModels:
+    """All that is in the file of own models; of no client where there is no such file."""
     path = folder / FILE
     if not path.exists():
-        return Frozen({})
-    return OwnModels.from_bytes(path.read_bytes(), shared, str(path)).clients
+        return OwnModels({}, shared)
+    return OwnModels.from_bytes(path.read_bytes(), shared, str(path))
 
 
 def write_private(path: Path, content: bytes) -> None:

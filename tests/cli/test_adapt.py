@@ -153,3 +153,38 @@ def test_of_classes_it_is_said_how_many_change(tmp_path):
     assert found.deviation is None
     assert 0 < found.change <= 1
     assert "the predicted class differs" in found.in_words("ill")
+
+
+def test_rows_that_a_client_was_adapted_on_cannot_certify_it(capsys, model, tmp_path):
+    seen, fresh = visits(OFFSETS, 150, 11), visits(OFFSETS, 150, 12)
+    # One client's rows of seven: the others' must not hide them.
+    mixed = pd.concat([fresh[fresh["hospital"] != "h3"], seen[seen["hospital"] == "h3"]])
+    few = pd.concat([part.head(20) for _, part in mixed.groupby("hospital")])
+    tables = {"seen": seen, "h3": seen[seen["hospital"] == "h3"], "fresh": fresh, "mixed": mixed, "few": few}
+    for name, table in tables.items():
+        table.to_csv(tmp_path / f"{name}.csv", index=False)
+    out = tmp_path / "adapted"
+    assert run(capsys, "certify", model, tmp_path / "mixed.csv")[0] == 0
+    assert run(capsys, "adapt", model, tmp_path / "h3.csv", "--client", "h3", "--force", "--out", out)[0] == 0
+    # What other clients were adapted on is kept when one more is.
+    visits({"new": 5.0}, 12, 7).to_csv(tmp_path / "new.csv", index=False)
+    assert run(capsys, "adapt", out, tmp_path / "new.csv", "--client", "new")[0] == 0
+    for rows in ("seen", "mixed"):
+        code, _, err = run(capsys, "certify", out, tmp_path / f"{rows}.csv")
+        assert code == 1
+        assert "of the rows of 'h3' are those that its own model was adapted on" in err
+        assert err.count("\n") == 1
+    _, _, err = run(capsys, "evaluate", out, tmp_path / "mixed.csv")
+    assert "its own model was adapted on; losses on new ones may be larger" in err
+    code, said, err = run(capsys, "certify", out, tmp_path / "fresh.csv")
+    assert (code, err) == (0, "")
+    assert "With own" in said
+    # Of few rows it cannot be told, and then nothing is said of own models.
+    pd.read_csv(tmp_path / "h3.csv").head(20).to_csv(tmp_path / "h3.csv", index=False)
+    adapted = run(capsys, "adapt", out, tmp_path / "h3.csv", "--client", "h3", "--force")
+    assert adapted[0] == 0
+    code, said, err = run(capsys, "certify", out, tmp_path / "few.csv")
+    assert code == 0
+    assert "The statement with own models is left out" in err
+    assert "With own" not in said
+    assert "Clipped" in said

@@ -82,7 +82,8 @@ def test_against_another_model(folder, capsys):
     code, out, _ = certified(capsys, folder, *options, folder / "worse.csv")
     assert code == 0
     found = Certificate.from_json(out)
-    assert found.against.better
+    assert found.against.lower
+    assert not found.against.better
     code, out, _ = certified(capsys, folder, *options, folder / "mixed.csv", "--key", "visit")
     assert code == 0
     assert out == found.to_json()

@@ -12,6 +12,7 @@ from bidro.deploy.agreed import Agreed
 from bidro.deploy.rehearsal import split_by_client
 from bidro.deploy.server import run_job
 from bidro.errors import BidroError
+from bidro.guarantees.trained_rows import TrainedRows
 from bidro.losses import registry
 from bidro.model_file import Model, load_model
 from bidro.tables import Schema
@@ -164,7 +165,8 @@ def test_a_draft_and_a_rehearsal_say_it(folder, tmp_path, capsys):
 
 
 def test_a_newcomers_change_is_said_in_it():
-    found = Adapted("east", np.zeros(3), 40, Shrinkage(4.0, 64.0), 0.5, 2.0)
+    rows = TrainedRows.of({"east": np.zeros((40, 3))}, adapted="east")
+    found = Adapted("east", np.zeros(3), 40, Shrinkage(4.0, 64.0), 0.5, 2.0, rows)
     assert "change by 0.5 (root mean square; the shared model's deviate by 2)" in found.in_words("stay")
     said = found.in_words("stay", "days")
     assert "change by 0.5 days (root mean square; the shared model's deviate by 2 days)" in said

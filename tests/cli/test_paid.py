@@ -63,7 +63,15 @@ def test_a_client_gains_or_loses_beyond_two_standard_errors():
         (-0.19, 0.1, None),
         (9.0, None, None),
     ):
-        assert verdict(Change(mean, se)) == said
+        assert verdict(Change(mean, se), 1.0) == said
+
+
+def test_what_rounding_leaves_is_no_loss_and_no_gain():
+    for mean in (2e-16, -2e-16, 1e-9):
+        assert verdict(Change(mean, 0.0), 0.7) is None
+        assert verdict(Change(mean, 1e-18), 0.7) is None
+    # Of losses that are as small themselves it may be all.
+    assert verdict(Change(2e-16, 0.0), 1e-15) == "loses"
 
 
 def test_where_pooled_training_is_chosen_nobody_gains_or_loses_by_rounding(tmp_path):

@@ -39,7 +39,7 @@ def fitted(capsys, folder, name, *options):
 def test_a_fit_by_units_and_what_is_said_of_it(folder, capsys):
     code, out, err = fitted(capsys, folder, "model", "--unit", "patient")
     assert code == 0, err
-    assert "fresh units" in out
+    assert "fresh people" in out
     model = load_model(folder / "model")
     assert model.schema.unit == "patient"
     assert model.schema.features == ("age", "ward=b")
@@ -49,7 +49,7 @@ def test_a_fit_by_units_and_what_is_said_of_it(folder, capsys):
     assert set(certificate.clipped.rows) == {"h0", "h1", "h2"}
     assert sum(certificate.clipped.rows.values()) == pytest.approx(18, abs=4 * np.sqrt(90 * 0.2 * 0.8))
     content = json.loads((folder / "model" / "report.json").read_text())
-    assert any("units kept out" in line or "Too few units" in line for line in content["advice"])
+    assert any("people kept out" in line or "Too few people" in line for line in content["advice"])
     assert any("the same 'patient'" in value for _, value in content["settings"])
     again = folder / "again"
     code, _, err = run(capsys, "fit", "--config", folder / "model" / "run.toml", "--out", again)

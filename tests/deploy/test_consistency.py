@@ -300,7 +300,9 @@ def test_every_kind_of_reply_is_looked_at():
 
 def test_a_mean_loss_lies_above_every_cut_and_below_the_risk_at_its_model():
     """Of R(x) = (x - 1)^2, told at x = 2 without a radius: its value is 1 there, and its slope 2."""
-    risks = ToldRisks(Squared(False), Transport.features_only(2, 2.0), True, Columns(np.array([3.0, 3.0])))
+    risks = ToldRisks(
+        Squared(False), Transport.features_only(2, 2.0), True, Columns(np.array([3.0, 3.0])), 40
+    )
     none = np.zeros(1)
     risks.require_mean(None, np.array([2.0]), 1e9)  # nothing was told
     risks.add(

@@ -212,7 +212,7 @@ def test_a_cut_above_a_value_is_named_whichever_came_first():
     columns, transport = Columns(np.array([3.0, 0.0])), Transport.features_only(2, 2.0)
 
     def told(*points, lie=None):
-        risks = ToldRisks(Squared(False), transport, False, columns)
+        risks = ToldRisks(Squared(False), transport, False, columns, 40)
         for k, x in enumerate(points):
             value, slope = x**2, 2 * x
             if lie is not None and k == lie[0]:

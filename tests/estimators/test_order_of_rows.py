@@ -109,6 +109,6 @@ def test_units_are_given_by_row():
     model = regressor(radius=0.05).fit(X, X[:, 0] + rng.normal(size=60), clients=site)
     found = model.certify(X, X[:, 0] + rng.normal(size=60), site, units=np.arange(60) // 4)
     assert found.clipped.rows == {"a": 15, "b": 15}
-    assert "of a unit" in found.clipped.promise or found.clipped.vacuous
+    assert "a mean of people" in found.clipped.promise or found.clipped.vacuous
     with pytest.raises(BidroError, match="60 rows but 2 unit labels"):
         model.certify(X, X[:, 0], site, units=[1, 2])

@@ -209,7 +209,7 @@ def test_units_in_a_certificate():
         for name, own in losses.items()
     }
     assert found.clipped.bound == pytest.approx(held_out(means, 0.9, found.clipped.largest).bound, rel=1e-9)
-    assert "of a unit" in found.clipped.promise
+    assert "a mean of people" in found.clipped.promise
     assert Certificate.from_json(found.to_json()).clipped.units
 
 

@@ -70,6 +70,7 @@ def test_every_statement_has_its_line():
         "client fresh rows counted loss at most radius robust",
         "north 1,200 0.25 0.5 0.25 3 *",
         "south 7 0.125 0.25 0.75 2",
+        "The clients' bounds have this confidence each by itself, not all together.",
         "* counts most in the mixture that training ended with",
         "Sampling error dominates: collect more rows at 'north'.",
     ]
@@ -97,7 +98,7 @@ def test_without_fresh_rows_the_losses_are_those_of_training():
 
 @pytest.mark.parametrize("units", [False, True])
 def test_a_bound_that_says_nothing_is_shown_as_too_few_draws(units):
-    what = "units" if units else "rows"
+    what = "people" if units else "rows"
     few = replace(
         WHOLE,
         held_out=held(1.99, units=units),
@@ -145,12 +146,16 @@ def test_a_model_that_was_not_trained_here():
     assert lines[4:] == [
         "With shift absent: unknown.",
         "Mistakes at most 12.50% of predictions",
-        "Against better at every client: the difference is at most -0.25",
+        "Against lower at every client, each loss counted as at most 2, by at least 0.25; better is not "
+        "shown: what losses have above 2 is not compared",
         "client fresh rows counted loss at most difference its bound",
         "north 1,200 0.25 0.5 -0.5 -0.25",
         "south 7 0.125 0.25 -1 -0.5",
+        "The clients' bounds have this confidence each by itself, not all together.",
         "Not from here.",
     ]
+    whole = shown(replace(ELSEWHERE, against=replace(pair, clipped=False)))
+    assert whole[6] == "Against better at every client: the difference is at most -0.25"
     none = {"clipped": None, "absent": {**ELSEWHERE.absent, "clipped": "none.", "held_out": "none."}}
     assert shown(replace(ELSEWHERE, **none))[6] == "client fresh rows mean loss at most"
     assert shown(replace(ELSEWHERE, **none))[7] == "north 1,200 0.25 1.5"

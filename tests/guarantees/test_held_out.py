@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from bidro import certify_predictions
 from bidro.errors import BidroError
 from bidro.guarantees.held_out import (
     ClientBound,
@@ -147,10 +148,10 @@ def test_what_a_promise_is_about():
     assert clipped.means["a"] == pytest.approx(np.minimum(losses["a"], 0.3).mean())
     units = {"a": np.arange(4) // 2}
     few = held_out({"a": [1.0, 1.0, 0.0, 1.0]}, largest=1.0, units=units)
-    assert "too few units" in few.promise
+    assert "too few people" in few.promise
     assert "'a' has 2, and" in few.promise
-    assert "units with the same mean would do" in few.promise
-    assert "more units would not help" in held_out({"a": np.ones(4)}, largest=1.0, units=units).promise
+    assert "people with the same mean would do" in few.promise
+    assert "more people would not help" in held_out({"a": np.ones(4)}, largest=1.0, units=units).promise
 
 
 def test_many_distinct_values_are_bet_on_as_one_by_one():
@@ -232,8 +233,8 @@ def test_a_unit_is_one_draw_with_the_mean_of_its_rows():
     clipped = held_out({"a": losses}, 0.9, 0.5, clipped=True, units={"a": units})
     assert clipped.means["a"] == pytest.approx((0.25 + 0.4 + 0.2) / 3)
     many = held_out({"a": np.tile(losses, 50)}, 0.9, 1.0, units={"a": np.arange(200) // 2})
-    assert "of a unit" in many.promise
-    assert "A unit is one draw" in many.promise
+    assert "a mean of people" in many.promise
+    assert "is one draw" in many.promise
     assert "the rows of a client are independent" not in many.promise
 
 
@@ -333,3 +334,23 @@ def test_bad_requests_say_what_is_wrong(make, word):
 def test_units_whose_means_round_above_the_largest_loss():
     found = held_out({"a": [0.1, 0.1, 0.1, 0.0, 0.0]}, 0.95, 0.1, units={"a": [0, 0, 0, 1, 2]})
     assert 0 < found.bound <= 0.1
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_a_table_of_clients_says_whether_their_bounds_hold_together(capped):
+    """Of the full simplex one bound at a time is false with probability 1 - confidence, of a smaller set none
+    of them."""
+    mixtures = CappedSimplex(np.zeros(5), np.full(5, 0.5)) if capped else None
+    losses = {f"c{k}": np.linspace(0, 1, 60) for k in range(5)}
+    found = held_out(losses, 0.95, 1.0, mixtures)
+    assert found.each_by_itself is not capped
+    assert found.level == pytest.approx(1 - 0.95 ** (1 / 5) if capped else 0.05)
+    assert not held_out({"a": losses["c0"]}, 0.95, 1.0).each_by_itself
+
+
+def test_the_command_s_table_says_each_by_itself():
+    y = np.tile([0, 1], 100)
+    said = str(certify_predictions(y, y, np.repeat(["a", "b"], 100), loss="mistakes"))
+    after = said[said.index("  b ") :]
+    assert "each by itself, not all together" in after
+    assert "each by itself" not in str(certify_predictions(y, y, loss="mistakes"))

@@ -117,3 +117,27 @@ def test_where_nothing_is_said_the_confidence_is_0_95():
     found = paired({"a": one}, {"a": two}, 1.0)
     assert (found.confidence, found.clipped, found.mistakes, found.units) == (0.95, False, False, False)
     assert found.bound == paired({"a": one}, {"a": two}, 1.0, 0.95).bound
+
+
+def test_clipped_losses_never_make_a_model_better():
+    """Rare losses far above the clip level: the model is far worse, and lower as losses count."""
+    called = 0
+    for k in range(30):
+        rng = np.random.default_rng([6, k])
+        one = np.where(rng.uniform(size=400) < 0.004, 1000.0, 0.4)
+        two = rng.uniform(0.6, 1.0, 400)
+        found = paired({"a": one}, {"a": two}, 1.0, 0.95, clipped=True)
+        called += found.lower
+        assert not found.better
+        assert "each loss counted as at most 1," in found.verdict or found.vacuous
+        if found.lower:
+            assert found.verdict.startswith("lower at every client")
+            assert "is not compared" in found.verdict
+            assert "this model is better" not in found.promise
+            assert "is not compared" in found.promise
+            assert found.above == (int((one > 1).sum()), 0)
+    # The true means are 4.4 and 0.8.
+    assert called > 10
+    whole = paired({"a": np.full(400, 0.4)}, {"a": np.full(400, 0.8)}, 1.0, 0.95)
+    assert whole.better
+    assert whole.above is None

@@ -51,6 +51,41 @@ def test_a_gain_within_its_noise_is_none():
     assert choice(noisy, 0, math.inf) == 1
 
 
+def test_what_gains_less_than_it_pays_is_not_taken():
+    """Shares of the worst tenth and of the mean, as they are told."""
+    pooled = [1.0] * 8 + [1.5, 2.0]
+    paying, gaining = [1.008] * 8 + [1.48, 1.998], [1.008] * 8 + [1.48, 1.95]
+    found = left_out([pooled, paying, gaining])
+    rise = found.means / found.means[0] - 1
+    fall = 1 - worst_decile(found.pooled) / worst_decile(found.pooled)[0]
+    assert rise[1] == pytest.approx(0.0037, abs=1e-4)
+    assert fall[1] == pytest.approx(0.001)
+    # Its worst fifth is lower and its price is low.
+    (gain, error), (cost, error_of_cost) = found.gain(0), found.cost(0)
+    assert gain[1] > 3 * error[1] + 0.01
+    assert cost[1] + 1.2 * error_of_cost[1] < 0.02 * found.means[0]
+    assert choice(left_out([pooled, paying]), 0, 0.02) == 0
+    assert choice(left_out([pooled, paying]), 0, math.inf) == 1
+    assert choice(left_out([pooled, paying, gaining]), 0, 0.02) == 2
+    net, _ = found.net(0)
+    assert net == pytest.approx(fall - rise)
+
+
+def test_a_net_gain_within_its_noise_is_none():
+    """The worst tenth is one client's, on which the folds do not agree."""
+    pooled, gaining = [1.0] * 9 + [2.0], [1.0] * 8 + [0.9, 1.97]
+    assert choice(left_out([pooled, gaining], noise=1e-3), 0, 0.02) == 1
+    apart = left_out([pooled, gaining])
+    apart.losses[:, -1, 1] += [0.08, -0.08, 0.04, -0.04, 0.0]
+    gain, error = apart.net(0)
+    assert 0 < gain[1] < 2 * error[1]
+    assert choice(apart, 0, 0.02) == 0
+
+
+def test_where_pooled_training_makes_no_errors_nothing_is_gained():
+    assert choice(left_out([[0.0] * 5, [0.0] * 5]), 0, 0.02) == 0
+
+
 def test_a_second_best_beyond_doubt_is_taken():
     """The best by a noisy hair does not stand in the way of the one that is surely better."""
     sure = left_out([POOLED, BETTER])

@@ -203,7 +203,7 @@ def test_classes_and_units():
         assert by_units.mistakes.rows == {"a": 20, "b": 20}
         assert by_units.mistakes.kind == "betting"
         assert by_units.mistakes.mistakes
-        assert "fresh units" in str(by_units)
+        assert "fresh people" in str(by_units)
         pair = certify_scored(scored, clients, loss, known, 0.9, against=scored).against
         assert pair.mistakes == (word == "mistakes")
         assert set(pair.means.values()) == {0.0}

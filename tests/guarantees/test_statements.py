@@ -105,7 +105,7 @@ def test_no_room_for_shift_without_a_slope_or_with_a_bound_that_says_nothing():
     assert vacuous.shift is None
     assert "keep out more rows" in vacuous.absent["shift"]
     units = from_bounds(BARE, NUMBER, of_clients(), 0.9, 0.1, units=True)
-    assert "after the units were drawn" in units.shift.promise
+    assert "after the people were drawn" in units.shift.promise
 
 
 def test_levels_are_those_of_the_mixtures():

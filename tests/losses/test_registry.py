@@ -11,7 +11,7 @@ from bidro import RobustRegressor
 from bidro.errors import BidroError
 from bidro.fitting import Progress
 from bidro.losses import Huber, Logistic, Softmax, losses_of, registry
-from bidro.losses.linear import ResidualLoss
+from bidro.losses.linear import ResidualLoss, SmoothedHinge
 from bidro.losses.registry import Entry, LossChoice
 from bidro.losses.scalar import PiecewiseQuadratic
 from bidro.model_file import Model
@@ -71,8 +71,9 @@ def test_a_word_or_a_class_is_taken_once(insensitive):
 
 def test_choices_become_losses_in_the_units_of_training():
     assert LossChoice("huber", None, True, {"threshold": 1.5}).in_units(4.0) == Huber(True, 6.0)
-    assert LossChoice("logistic", 2, False).in_units(1.0) == Logistic(False)
-    assert LossChoice("logistic", 4).in_units(1.0) == Softmax(4, True)
+    assert LossChoice("logistic", 2, False).in_units(1.0) == Logistic(False, pseudo_rows=registry.PSEUDO_ROWS)
+    assert LossChoice("logistic", 4).in_units(1.0) == Softmax(4, True, pseudo_rows=registry.PSEUDO_ROWS)
+    assert LossChoice("smoothed hinge", 2).in_units(1.0) == SmoothedHinge(True)
     for bad, words in (
         (("huber", 2), "loss must be one of logistic, smoothed hinge for classification"),
         (("softmax", 3), "loss must be one of"),

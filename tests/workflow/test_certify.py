@@ -64,11 +64,16 @@ def test_a_better_model_is_called_better_and_the_worse_is_not():
     train = rows(3, 300)
     good = LinearRegression().fit(*train[:2])
     poor = DummyRegressor().fit(*train[:2])
-    found = bidro.certify_model(good, X, y, clients, against=poor, clip_from=rows(4)[:2])
+    most = 1.01 * max(np.max((model.predict(X) - y) ** 2) for model in (good, poor))
+    found = bidro.certify_model(good, X, y, clients, against=poor, largest=most)
     assert found.against.better
     assert isinstance(found.against, bidro.Paired)
-    assert not bidro.certify_model(poor, X, y, clients, against=good, clip_from=rows(4)[:2]).against.better
-    assert not bidro.certify_model(good, X, y, clients, against=good, clip_from=rows(4)[:2]).against.better
+    clipped = bidro.certify_model(good, X, y, clients, against=poor, clip_from=rows(4)[:2])
+    assert clipped.against.lower
+    assert not clipped.against.better
+    assert bidro.Certificate.from_json(clipped.to_json()).against.verdict == clipped.against.verdict
+    assert not bidro.certify_model(poor, X, y, clients, against=good, clip_from=rows(4)[:2]).against.lower
+    assert not bidro.certify_model(good, X, y, clients, against=good, clip_from=rows(4)[:2]).against.lower
 
 
 @pytest.mark.parametrize("kind", [str, float, bool])
@@ -93,7 +98,7 @@ def test_classes_of_every_kind(kind):
         against=DummyClassifier().fit(X, labels),
     )  # fmt: skip
     assert logs.clipped.clipped
-    assert logs.against.better
+    assert logs.against.lower
 
 
 def test_pictures_of_such_certificates():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,14 @@ def certify(
         typer.Option(
             help="Column that names the person or thing that a row is of, where some have several. [that of "
             "the fit, if any]"
+        ),
+    ] = None,
+    rows_per_unit: Annotated[
+        int | None,
+        typer.Option(
+            help="The largest number of rows that a unit can have, known beforehand: means over rows are "
+            "then bounded, too.",
+            min=1,
         ),
     ] = None,
     json: AsJson = False,
@@ -136,7 +145,7 @@ def certify(
     fresh = [*([] if model is None else [model]), *(tables or [])]
     _require_usage(given, fresh, predictions, onnx, shift)
     if predictions is None and onnx is None:
-        found = _of_folder(fresh[0], fresh[1:], confidence, shift, unit)
+        found = _of_folder(fresh[0], fresh[1:], confidence, shift, unit, rows_per_unit)
     else:
         from bidro.report.files import require_file_place
 
@@ -158,7 +167,7 @@ def certify(
             scored, locked = by.scored(onnx, fresh, largest, clip_from, against)
             if not locked:
                 print(f"bidro: {_NOT_LOCKED}", file=sys.stderr)
-        found = _stated(scored, confidence, report)
+        found = _stated(dataclasses.replace(scored, rows_per_unit=rows_per_unit), confidence, report)
     print(found.to_json() if json else found, end="" if json else "\n")
 
 
@@ -219,7 +228,12 @@ def _by_class(given: list[str]) -> dict[str, str]:
 
 
 def _of_folder(
-    model: Path, tables: list[Path], confidence: float, shift: float | None, unit: str | None
+    model: Path,
+    tables: list[Path],
+    confidence: float,
+    shift: float | None,
+    unit: str | None,
+    rows_per_unit: int | None,
 ) -> Certificate:
     from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError
@@ -239,7 +253,7 @@ def _of_folder(
         raise BidroError(f"Client '{unknown[0]}' was not in training; certify rows of the same clients.")
     if missing:
         raise BidroError(f"There are no rows of client '{missing[0]}'; every client of the model needs some.")
-    _refuse_rows_trained_on(model, fresh)
+    own_is_told = _refuse_rows_trained_on(model, loaded, fresh)
     ordered = {name: fresh[name] for name in loaded.clients}
     return with_holdout(
         Certificate.from_json(path.read_text()),
@@ -248,7 +262,8 @@ def _of_folder(
         confidence,
         shift,
         units=units,
-        own=loaded.own or None,
+        own=(loaded.own or None) if own_is_told else None,
+        rows_per_unit=rows_per_unit,
     )
 
 
@@ -260,8 +275,6 @@ def _holdout_rows(
 
     Raises BidroError for a row outside the support that the model was declared on.
     """
-    import dataclasses
-
     from bidro.tables import read, require_declared
     from bidro.workflow.judged import rows_by_client, units_by_client
 
@@ -276,16 +289,23 @@ def _holdout_rows(
     return by_client, units
 
 
-def _refuse_rows_trained_on(folder: Path, rows: dict[str, Any]) -> None:
-    """Raise BidroError for rows that were trained on, and note it where that cannot be told."""
+def _refuse_rows_trained_on(folder: Path, model: Model, rows: dict[str, Any]) -> bool:
+    """Raise BidroError for rows that were trained on, or that a client's own model was adapted on, and note
+    it where that cannot be told. Returns whether these rows may speak of own models: few rows are adapted on,
+    so that of these it must be plain that they are others."""
     from bidro.guarantees.trained_rows import FILE, trained_rows_in
+    from bidro.own_file import own_file_in
 
-    known = trained_rows_in(folder)
-    said = (
-        f"There is no {FILE} in '{folder}' (a federated run leaves none), so that it cannot be told whether "
-        "these rows were trained on; statements hold only for rows that training never saw."
-        if known is None
-        else known.refused_or_note(rows)
-    )
-    if said is not None:
-        print(f"bidro: {said}", file=sys.stderr)
+    known, adapted = trained_rows_in(folder), own_file_in(folder, model.x).adapted
+    of_own = [sketch.refused_or_note(rows) for name, sketch in adapted.items() if name in rows]
+    doubts = [f"{words} The statement with own models is left out." for words in of_own if words is not None]
+    if known is None:
+        said: str | None = (
+            f"There is no {FILE} in '{folder}' (a federated run leaves none), so that it cannot be told "
+            "whether these rows were trained on; statements hold only for rows that training never saw."
+        )
+    else:
+        said = known.refused_or_note(rows)
+    for words in [*([] if said is None else [said]), *doubts]:
+        print(f"bidro: {words}", file=sys.stderr)
+    return not doubts

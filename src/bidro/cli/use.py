@@ -116,7 +116,7 @@ def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
     with noted_here():
         found = evaluated(loaded, whole)
         note(loaded, whole, found["not_in_training"])
-        _note_rows_trained_on(model, rows_by_client(loaded, whole))
+        _note_rows_trained_on(model, loaded, rows_by_client(loaded, whole))
     if json:
         _print_json(found)
     else:
@@ -337,16 +337,21 @@ def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
     return found
 
 
-def _note_rows_trained_on(folder: Path, rows: dict[str, Any]) -> None:
-    """A line about rows that were trained on: losses on them are no guide to losses on new ones."""
+def _note_rows_trained_on(folder: Path, model: Model, rows: dict[str, Any]) -> None:
+    """A line about rows that were trained on, and about a client's that its own model was adapted on: losses
+    on them are no guide to losses on new ones."""
     import sys
 
     from bidro.guarantees.trained_rows import trained_rows_in
+    from bidro.own_file import own_file_in
 
     known = trained_rows_in(folder)
-    found = None if known is None else known.compare(rows)
-    if found is not None and found.equal_rows is not None:
-        print(f"bidro: {found.equal_rows}; losses on new ones may be larger.", file=sys.stderr)
+    sketches = [] if known is None else [known]
+    adapted = own_file_in(folder, model.x).adapted
+    sketches += [sketch for name, sketch in adapted.items() if name in rows]
+    for sketch in sketches:
+        if (equal := sketch.compare(rows).equal_rows) is not None:
+            print(f"bidro: {equal}; losses on new ones may be larger.", file=sys.stderr)
 
 
 def _print_json(content: Any) -> None:

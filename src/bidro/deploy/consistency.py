@@ -278,7 +278,9 @@ class _Risks:
         own, problem = self.own, self.problem
         curves: Basis | None = getattr(problem.loss, "basis", None)
         if curves not in own.risks:
-            own.risks[curves] = ToldRisks(problem.loss, problem.transport, problem.lifted, own.columns)
+            own.risks[curves] = ToldRisks(
+                problem.loss, problem.transport, problem.lifted, own.columns, own.rows
+            )
         parts = {name: np.asarray(value) for name, value in reply._asdict().items()}
         k = parts["gradient"].shape[-1]
         if isinstance(reply, NewtonReply):

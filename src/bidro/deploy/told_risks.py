@@ -127,6 +127,7 @@ class ToldRisks:
     transport: Transport
     lifted: bool
     columns: Columns
+    rows: int  # of training
     told: dict[object, Cuts] = field(default_factory=dict)
 
     def add(
@@ -150,6 +151,11 @@ class ToldRisks:
         allowed = columns.allowed(self.loss, x, self.transport, most_eps)
         if allowed is not None and self.loss.penalty is not None:
             more = _SLACK * np.abs(x) @ np.abs(self.loss.penalty)
+            risk, slopes = allowed.risk + np.sum(more * np.abs(x), axis=1), allowed.slope + 2 * more
+            allowed = allowed._replace(risk=risk, slope=slopes)
+        if allowed is not None and (pull := self.loss.pull(x.shape[1])) is not None:
+            # Of how many rows a fold is, is not known here: of one at least.
+            more = _SLACK * np.abs(x) @ np.abs(pull) * widened**2 / self.rows
             risk, slopes = allowed.risk + np.sum(more * np.abs(x), axis=1), allowed.slope + 2 * more
             allowed = allowed._replace(risk=risk, slope=slopes)
         z, slope = x, np.abs(gradient)
@@ -186,6 +192,8 @@ class ToldRisks:
             return
         if self.loss.penalty is not None:
             mean += float(x @ self.loss.penalty @ x)
+        if (pull := self.loss.pull(len(x))) is not None:
+            mean += float(x @ pull @ x) / self.rows
         lift = np.zeros((1, told.z.shape[1]))
         lift[0, : len(x)] = x
         if self.lifted:

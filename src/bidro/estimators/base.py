@@ -230,6 +230,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         shift: float | None = None,
         bound: Bound = "betting",
         units: ArrayLike | str | None = None,
+        rows_per_unit: int | None = None,
     ) -> Certificate:
         """What rows that were not used in `fit` say of this model, under any mixture of the clients.
 
@@ -245,6 +246,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             bound: of means: "betting" or "bernstein".
             units: of which person or thing each row is (N,): a unit is then one draw with the mean loss of
                 its rows. A model fitted with units needs them, and of none may rows have been used in `fit`.
+            rows_per_unit: the largest number of rows that a unit can have, known beforehand: means over rows
+                are then bounded, too.
 
         Returns:
             The certificate.
@@ -273,7 +276,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             )
             bare = replace(bare, weights=tuple(self.client_weights_.values()))
         own = self._own_models or None
-        return with_holdout(bare, self._assessed, fresh, confidence, shift, bound, parts, own)
+        return with_holdout(bare, self._assessed, fresh, confidence, shift, bound, parts, own, rows_per_unit)
 
     def _holdout_rows(self, X: Any, y: Any, clients: ArrayLike | None) -> dict[str, Floats]:
         """Each client's rows (N_i, k + 1) in the units of training, in the order of the clients."""

@@ -106,7 +106,8 @@ def of_losses_alone(trained: Trained) -> Trained:
 def with_risks(trained: Trained, found: Assessment) -> Trained:
     """Where curves were smoothed and there is no radius, the risks are the mean losses; with a radius those
     of the solution, smoothing included, are upper ends of them."""
-    smoothed = trained.segments is not None and has_curves(trained.problem.loss)
+    loss = trained.problem.loss
+    smoothed = loss.endless or (trained.segments is not None and has_curves(loss))
     if not smoothed or trained.solution is None or np.any(np.asarray(trained.problem.eps) > 0):
         return trained
     return replace(trained, solution=replace(trained.solution, risks=np.asarray(found.loss, float)))

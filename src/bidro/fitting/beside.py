@@ -40,6 +40,7 @@ class Beside:
 
     guess: Guess | None
     costs: Mapping[str, Floats]
+    of_units: bool = False  # whether they are means of units, each of its rows, and not of rows
 
 
 def beside_rows(
@@ -84,7 +85,12 @@ def _by_client(
 
 
 def beside_answers(
-    loss: Loss, prepared: Prepared, standard: Standard, bounds: HoldoutBounds | None, own: bool
+    loss: Loss,
+    prepared: Prepared,
+    standard: Standard,
+    bounds: HoldoutBounds | None,
+    own: bool,
+    units: bool = False,
 ) -> Beside:
     """The same as far as clients have told it: by their columns' moments in training, and by what they said
     of rows kept out, of a unit its mean over rows."""
@@ -92,7 +98,7 @@ def beside_answers(
     if bounds is not None and loss.labels is not None:
         means = dict(zip(STATEMENTS, np.asarray(bounds.means).T, strict=True))
         costs = {"shared": means["mistakes"], "own": means["own_mistakes" if own else "mistakes"]}
-    return Beside(_guess_of_moments(loss, prepared, standard), costs)
+    return Beside(_guess_of_moments(loss, prepared, standard), costs, bool(costs) and units)
 
 
 def _guess_of_moments(loss: Loss, prepared: Prepared, standard: Standard) -> Guess | None:

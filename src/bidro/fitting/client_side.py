@@ -21,6 +21,7 @@ from bidro.fitting import coarse
 from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
 from bidro.guarantees.heterogeneity import distance_to_reference
 from bidro.guarantees.robust import mean_displacements, robust_risk
+from bidro.guarantees.segments import without_smoothing
 from bidro.guarantees.statements import CLIP, Assessed, holdout_bounds
 from bidro.losses import Loss, losses_of, parts_of
 from bidro.problem import Problem
@@ -82,6 +83,8 @@ def own_models(loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, fre
 def assessment(problem: Problem, declared: Box | None, message: Assess, used: Floats) -> Assessment:
     """Of the rows of `problem`, which is as trained; explicit radii are around them on the declared support.
     `used` (n, d) are the models that the clients use."""
+    # A site knows the loss as it is trained with.
+    problem = without_smoothing(problem)
     federation, x = problem.federation, np.asarray(message.x)
     n, k, sizes = problem.n, federation.m - 1, np.asarray(federation.sizes)
     samples = np.asarray(federation.samples)

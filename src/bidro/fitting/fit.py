@@ -6,6 +6,7 @@ their own. `RobustRegressor.fit`, `bidro fit` and `bidro federate` are callers o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -150,13 +151,21 @@ class _Fit:
             bounds = clients.bounds(of, fixed)
             judged = _judged(names, bounds, holdout, prepared.holdout_units)
             changes = _changes(names, bounds, prepared.holdout_units) if pooled.size else None
+        beside = clients.beside(of, fixed) if self.options.shown else Beside(None, {})
+        over_rows: dict[str, Any] = {}
+        if bounds is not None and stated.federation.units is not None:
+            over_rows = {"clipped": bounds.loss, "own": bounds.own_loss}
+            if beside is not None and beside.costs and of.loss.labels is not None:
+                over_rows |= {"mistakes": beside.costs["shared"], "own_mistakes": beside.costs["own"]}
+        if beside is None:
+            units = stated.federation.units is not None
+            beside = beside_answers(of.loss, prepared, standard, bounds, freedom.size > 0, units)
         certificates = {
-            level: self._certificate(trained, stated, of, found, distances, bounds, prepared.holdout_units, k)
+            level: self._certificate(
+                trained, stated, of, found, distances, bounds, prepared.holdout_units, over_rows, k
+            )
             for k, level in enumerate(levels)
         }
-        beside = clients.beside(of, fixed) if self.options.shown else Beside(None, {})
-        if beside is None:
-            beside = beside_answers(of.loss, prepared, standard, bounds, freedom.size > 0)
         before = None
         if np.size(prepared.mean):
             before = (np.asarray(prepared.mean)[:, :-1] - standard.mean) / standard.spread
@@ -200,6 +209,7 @@ class _Fit:
         distances: Floats | None,
         bounds: HoldoutBounds | None,
         draws: Any,
+        over_rows: Mapping[str, Any],
         k: int,
     ) -> Certificate:
         level = self.options.confidences[k]
@@ -210,7 +220,7 @@ class _Fit:
         bare = replace(bare, weights=tuple(trained.alpha.tolist()))
         if bounds is None:
             return bare
-        own = _by_client(stated.federation.names, bounds, draws, k)
+        own = _by_client(stated.federation.names, bounds, draws, over_rows, k)
         units = stated.federation.units is not None
         return from_bounds(bare, of, own, level, self.options.shift, units=units)
 
@@ -294,14 +304,20 @@ def _changes(names: tuple[str, ...], found: HoldoutBounds, draws: Any) -> dict[s
 
 
 def _by_client(
-    names: tuple[str, ...], found: HoldoutBounds, draws: Any, k: int
+    names: tuple[str, ...], found: HoldoutBounds, draws: Any, over_rows: Mapping[str, Any], k: int
 ) -> dict[str, dict[str, ClientBound]]:
-    """The clients' bounds at one level, by statement; draws (n,) are rows kept out, or units."""
+    """The clients' bounds at one level, by statement; draws (n,) are rows kept out, or units, and `over_rows`
+    has by statement the means (n,) over rows where these are units, as far as they are known."""
     parts = {name: getattr(found, name) for name in STATEMENTS}
     means = np.asarray(found.means)
     return {
         name: {
-            part: ClientBound(float(values[i, k]), float(means[i, j]), int(draws[i]))
+            part: ClientBound(
+                float(values[i, k]),
+                float(means[i, j]),
+                int(draws[i]),
+                float(over_rows[part][i]) if part in over_rows else None,
+            )
             for j, (part, values) in enumerate(parts.items())
             if np.asarray(values).size
         }

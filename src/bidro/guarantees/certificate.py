@@ -19,20 +19,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from bidro.errors import BidroError
-from bidro.guarantees.held_out import HeldOut
+from bidro.guarantees.held_out import HeldOut, OverRows
 from bidro.guarantees.out_of_sample import Interval
 from bidro.guarantees.paired import Paired
 from bidro.guarantees.privacy_promise import Privacy
 from bidro.trees import Frozen
 
 FORMAT, VERSION = "bidro certificate", 3
+# Said wherever the clients' bounds are listed.
+EACH_BY_ITSELF = "The clients' bounds have this confidence each by itself, not all together."
 _Bound = TypeVar("_Bound", HeldOut, Paired)
 
 
@@ -154,6 +156,8 @@ def _table(found: Certificate) -> str:
     for i, name in enumerate(found.names):
         line = f"  {name[:16]:<16}" + "".join(f" {values[i]:>13}" for values in columns.values())
         lines.append(line + (" *" if name in found.counts_most else ""))
+    if found.fresh is not None and found.fresh.each_by_itself:
+        lines.append(f"  {EACH_BY_ITSELF}")
     if found.counts_most:
         lines.append("  * counts most in the mixture that training ended with")
     if found.interval is not None:
@@ -174,12 +178,12 @@ def _columns(found: Certificate) -> dict[str, list[str]]:
             "training loss": [f"{loss:.4g}" for loss in found.empirical],
         }
     else:
-        columns = {
-            f"fresh {'units' if held.units else 'rows'}": [f"{held.rows[name]:,}" for name in found.names]
-        }
+        columns = {f"fresh {held.draws}": [f"{held.rows[name]:,}" for name in found.names]}
         if held.means:
             title = "mistakes" if held.mistakes else "counted loss" if held.clipped else "mean loss"
             columns[title] = [f"{held.means[name]:.4g}" for name in found.names]
+        if held.over_rows is not None:
+            columns["mean of rows"] = [f"{held.over_rows.means[name]:.4g}" for name in found.names]
         columns["at most"] = [
             "too few" if name in held.vacuous_clients else f"{held.clients[name]:.4g}" for name in found.names
         ]
@@ -197,15 +201,25 @@ def _held_out_line(held: HeldOut) -> str:
     if held.vacuous:
         return _too_few_line(held)
     counted = f", each counted as at most {held.largest:.6g}" if held.clipped else ""
-    return f"true loss at most {held.bound:.6g}{counted}"
+    return f"true loss at most {held.bound:.6g}{counted}{_of_people(held, '{:.6g}'.format)}"
 
 
 def _mistakes_line(held: HeldOut) -> str:
-    return _too_few_line(held) if held.vacuous else f"at most {held.bound:.2%} of predictions"
+    if held.vacuous:
+        return _too_few_line(held)
+    return f"at most {held.bound:.2%} of predictions{_of_people(held, '{:.2%}'.format)}"
+
+
+def _of_people(held: HeldOut, text: Callable[[float], str]) -> str:
+    """What a mean of people is, and beside it that of rows; nothing where rows are what is drawn."""
+    if not held.units:
+        return ""
+    beside = "of rows not told" if held.over_rows is None else held.over_rows.short(text)
+    return f", as a mean of people ({beside})"
 
 
 def _too_few_line(held: HeldOut) -> str:
-    return f"too few {'units' if held.units else 'rows'} to promise anything: {held.shortage}"
+    return f"too few {held.draws} to promise anything: {held.shortage}"
 
 
 def _shift_line(shift: Shift) -> str:
@@ -225,7 +239,13 @@ def _plain(value: Any) -> Any:
         plain = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         if isinstance(value, Privacy):
             return {**plain, "promise": value.promise}
-        return {**plain, "vacuous": value.vacuous} if isinstance(value, HeldOut | Paired) else plain
+        if not isinstance(value, HeldOut | Paired):
+            return plain
+        for name in ("over_rows", "above"):
+            # What there is nothing to say of is not there: other certificates are as they were.
+            if plain.get(name, 0) is None:
+                del plain[name]
+        return {**plain, "vacuous": value.vacuous}
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, np.ndarray | tuple):
@@ -237,6 +257,11 @@ def _plain(value: Any) -> Any:
 
 def _restored_bound(kind: type[_Bound], part: dict[str, Any]) -> _Bound:
     marked = part.pop("vacuous")
+    beside = part.setdefault("over_rows", None)
+    part["over_rows"] = None if beside is None else OverRows(**beside)
+    if kind is Paired:
+        above = part.setdefault("above", None)
+        part["above"] = None if above is None else (int(above[0]), int(above[1]))
     if set(part) != {field.name for field in dataclasses.fields(kind)}:
         raise ValueError("a bound has other parts than it should")
     found = kind(**part)

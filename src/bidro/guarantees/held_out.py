@@ -10,7 +10,7 @@ order of a table cannot matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -19,12 +19,59 @@ from numpy.typing import ArrayLike
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
-from bidro.guarantees.mean_bounds import BOUNDS, VACUOUS_SHARE, rows_for_half_way
+from bidro.guarantees.mean_bounds import BOUNDS, VACUOUS_SHARE, betting_ratio, rows_for_half_way
 from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
 from bidro.trees import Frozen
 
 # "private" bounds come from sums with noise: see `private_bounds`.
 Bound = Literal["betting", "bernstein", "clopper-pearson", "private"]
+
+
+@dataclass(frozen=True, eq=False)
+class OverRows:
+    """The mean over rows, beside a mean of units: units with many rows count for more in it.
+
+    It is the ratio of a unit's mean sum to its mean number of rows, and bounded only where no unit has more
+    than a declared number of rows: else a few units with any number of rows could be all of it.
+    """
+
+    means: Mapping[str, float]  # by client, on the rows kept out
+    clients: Mapping[str, float]  # one-sided bounds, each of the statement's level; {} where there are none
+    bound: float | None  # under the worst mixture; None where `most` is
+    most: int | None  # rows of a unit, declared; None where it is not
+
+    def __post_init__(self) -> None:
+        for name in ("means", "clients"):
+            object.__setattr__(self, name, Frozen(getattr(self, name)))
+
+    @property
+    def largest_mean(self) -> float:
+        """Of the clients: any mixture may be theirs."""
+        return max(self.means.values())
+
+    def short(self, text: Callable[[float], str]) -> str:
+        """In a few words; `text` says how a number is written."""
+        if self.bound is None:
+            return f"of rows up to {text(self.largest_mean)} observed, not bounded"
+        return f"of rows at most {text(self.bound)}"
+
+    def sentence(self, text: Callable[[float], str]) -> str:
+        worst = max(self.means, key=lambda name: self.means[name])
+        seen = f"on those kept out it was {text(self.means[worst])} at '{worst}', where it was largest"
+        if self.bound is None:
+            return (
+                f"As a mean of rows, in which people with many rows count for more, {seen}; that is observed "
+                "and not bounded, because no largest number of rows a person was declared. "
+            )
+        return (
+            f"As a mean of rows, in which people with many rows count for more, it is at most "
+            f"{text(self.bound)} with that confidence by itself, if nobody has more than {self.most} rows; "
+            f"{seen}. "
+        )
+
+
+def draws_in_words(units: bool) -> str:
+    return "people" if units else "rows"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +98,22 @@ class HeldOut:
     mistakes: bool  # whether losses are shares of wrong predictions
     units: bool  # whether a draw is a unit with the mean loss of its rows, not a row
     own: bool = False  # whether every client uses its own model
+    over_rows: OverRows | None = None  # beside a mean of units, where it is known
 
     def __post_init__(self) -> None:
         for name in ("clients", "means", "rows"):
             object.__setattr__(self, name, Frozen(getattr(self, name)))
+
+    @property
+    def draws(self) -> str:
+        """What is drawn, in words. A unit may be a thing, too; of people everybody knows what is meant."""
+        return draws_in_words(self.units)
+
+    @property
+    def each_by_itself(self) -> bool:
+        """Whether every client's bound has the confidence by itself only, so that of several some may be
+        false with a larger probability; else they hold all together. See `client_level`."""
+        return len(self.clients) > 1 and self.level >= (1 - self.confidence) * (1 - 1e-9)
 
     @property
     def vacuous(self) -> bool:
@@ -82,7 +141,7 @@ class HeldOut:
     @property
     def shortage(self) -> str:
         """What a vacuous bound comes from, and what would help, in a few words."""
-        what, binding = "units" if self.units else "rows", self.binding
+        what, binding = self.draws, self.binding
         if self.kind == "private":
             return f"'{binding}' has about {self.rows[binding]:,}; more {what} or a larger budget would do"
         if not self.means:
@@ -94,13 +153,18 @@ class HeldOut:
         )
 
     @property
+    def _over_rows(self) -> str:
+        if self.over_rows is None:
+            return "The mean of rows, in which people with many rows count for more, is not told. "
+        return self.over_rows.sentence("{:.6g}".format)
+
+    @property
     def promise(self) -> str:
         what = "share of mistakes" if self.mistakes else "mean loss"
         if self.clipped:
             what += f", each counted as at most {self.largest:.6g},"
-        if self.units:
-            what += " of a unit"
-        draws = "units" if self.units else "rows"
+        draws = self.draws
+        new = "people (a mean of people, not of rows)" if self.units else "rows"
         model = "the models that the clients use, each its own," if self.own else "this model"
         if self.vacuous:
             return (
@@ -111,13 +175,12 @@ class HeldOut:
         assumed = "It assumes that the rows of a client are independent draws, which several rows of one "
         assumed += "person or unit are not. "
         if self.units:
-            assumed = (
-                "A unit is one draw, with the mean over its rows; it assumes that units are independent. "
-            )
+            assumed = "A person (a unit) is one draw, with the mean over its own rows; it assumes that "
+            assumed += f"people are independent. {self._over_rows}"
         if self.kind == "private":
             assumed += "It was worked out from sums with noise, whose chance is part of the confidence. "
         return (
-            f"With confidence {self.confidence:g} the {what} of {model} on new {draws}, drawn as "
+            f"With confidence {self.confidence:g} the {what} of {model} on new {new}, drawn as "
             f"those kept out were and mixed in any admissible way, is at most {self.bound:.6g}. {assumed}It "
             "says nothing about shift inside a client."
         )
@@ -129,6 +192,8 @@ class ClientBound(NamedTuple):
     bound: float  # one-sided, of its true mean loss
     mean: float
     rows: int  # draws: rows, or units
+    over_rows: float | None = None  # the mean over rows, beside that of units; None where it is not told
+    rows_bound: float | None = None  # one-sided, of the true mean over rows; None where there is none
 
 
 def held_out(
@@ -139,6 +204,7 @@ def held_out(
     kind: Bound = "betting",
     clipped: bool = False,
     units: Mapping[str, ArrayLike] | None = None,
+    rows_per_unit: int | None = None,
 ) -> HeldOut:
     """A bound of the true risk under any mixture, from each client's losses on rows kept out of training.
 
@@ -154,12 +220,15 @@ def held_out(
         clipped: whether larger losses count as `largest`; the statement is about losses counted so.
         units: a label (N_i,) a row for every client, where several rows belong to one person or thing: a unit
             is then one draw, with the mean loss of its rows.
+        rows_per_unit: the largest number of rows that a unit can have, known beforehand: the mean over rows
+            is then bounded, too.
 
     Returns:
         The bound, with that of every client.
 
     Raises:
-        BidroError: for losses outside [0, largest], and where `largest` is missing.
+        BidroError: for losses outside [0, largest], where `largest` is missing, and for a unit with more than
+            `rows_per_unit` rows.
 
     Examples:
         >>> from bidro import held_out
@@ -179,12 +248,33 @@ def held_out(
     whole = Simplex(len(losses)) if mixtures is None else mixtures
     level = client_level(confidence, len(losses), whole)
     labels = units_of(losses, units)
+    check_rows_per_unit(rows_per_unit, units)
     clients = {
-        name: client_bound(name, given, level, largest, kind, clipped, labels[name])
+        name: client_bound(name, given, level, largest, kind, clipped, labels[name], rows_per_unit)
         for name, given in losses.items()
     }
     mistakes = kind == "clopper-pearson"
-    return worst_mixture(clients, confidence, largest, whole, kind, clipped, mistakes, units is not None)
+    return worst_mixture(
+        clients, confidence, largest, whole, kind, clipped, mistakes, units is not None, most=rows_per_unit
+    )
+
+
+def check_rows_per_unit(most: int | None, units: Mapping[str, ArrayLike] | None) -> None:
+    """Raise BidroError for a declared number of rows that is none, that is declared of no units, or that a
+    unit exceeds."""
+    if most is None:
+        return
+    if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
+        raise BidroError(f"The largest number of rows of a unit must be a whole number from 1; got {most!r}.")
+    if units is None:
+        raise BidroError("A largest number of rows of a unit needs units; name whose row each is.")
+    for name, own in units.items():
+        labels, counts = np.unique(np.asarray(own), return_counts=True)
+        if len(counts) and counts.max() > most:
+            raise BidroError(
+                f"A unit of client '{name}', '{labels[int(np.argmax(counts))]}', has {counts.max():,} rows, "
+                f"and {most:,} were declared as the largest number; declare one that holds for all."
+            )
 
 
 def units_of(
@@ -220,9 +310,10 @@ def client_bound(
     kind: Bound,
     clipped: bool = False,
     units: ArrayLike | None = None,
+    most: int | None = None,
 ) -> ClientBound:
     """From one client's losses (N_i,) in any order; it fails with probability at most `level`."""
-    return client_bounds(name, losses, [level], largest, kind, clipped, units)[0]
+    return client_bounds(name, losses, [level], largest, kind, clipped, units, most)[0]
 
 
 def client_bounds(
@@ -233,17 +324,36 @@ def client_bounds(
     kind: Bound,
     clipped: bool = False,
     units: ArrayLike | None = None,
+    most: int | None = None,
 ) -> list[ClientBound]:
-    """`client_bound` at several levels, each by itself."""
+    """`client_bound` at several levels, each by itself. With units, and at most so many rows of each, there
+    are bounds of the mean over rows, too."""
     values = checked_losses(name, losses, largest, clipped)
+    over_rows: float | None = None
+    means, sizes = values, np.ones(len(values))
+    if units is not None:
+        means, sizes = _unit_means(name, values, units)
+        over_rows = float(np.sort(values).mean())
     # Sorted, so that not even rounding depends on the order of the rows.
-    draws = np.sort(values if units is None else _unit_means(name, values, units))
+    draws = np.sort(means)
     if kind == "clopper-pearson" and not np.all(np.isin(draws, (0.0, 1.0))):
         raise BidroError(f"Clopper and Pearson's bound is for losses of 0 and 1; client '{name}' has others.")
     values, repeated = np.unique(draws / largest, return_counts=True)
     mean, counts = float(draws.mean()), repeated.astype(float)
+
+    def of_rows(level: float) -> float | None:
+        if over_rows is None or most is None:
+            return None
+        return betting_ratio(np.minimum(means / largest, 1.0) * sizes, sizes, most, level) * largest
+
     return [
-        ClientBound(BOUNDS[kind](values, float(level), counts) * largest, mean, len(draws))
+        ClientBound(
+            BOUNDS[kind](values, float(level), counts) * largest,
+            mean,
+            len(draws),
+            over_rows,
+            of_rows(float(level)),
+        )
         for level in levels
     ]
 
@@ -258,9 +368,16 @@ def worst_mixture(
     mistakes: bool = False,
     units: bool = False,
     own: bool = False,
+    most: int | None = None,
 ) -> HeldOut:
-    """The whole from its clients' bounds, each of `client_level`."""
+    """The whole from its clients' bounds, each of `client_level`; `most`: rows of a unit, where declared."""
     worst = float(mixtures.linear_maximum(np.array([one.bound for one in clients.values()]))[0])
+    over_rows = None
+    means = {name: one.over_rows for name, one in clients.items() if one.over_rows is not None}
+    if units and len(means) == len(clients):
+        bounds = {name: one.rows_bound for name, one in clients.items() if one.rows_bound is not None}
+        whole = float(mixtures.linear_maximum(np.array([*bounds.values()]))[0]) if bounds else None
+        over_rows = OverRows(means, bounds, whole, most)
     return HeldOut(
         worst,
         confidence,
@@ -274,6 +391,7 @@ def worst_mixture(
         mistakes,
         units,
         own,
+        over_rows,
     )
 
 
@@ -337,8 +455,8 @@ def checked_losses(name: str, given: ArrayLike, largest: float, clipped: bool) -
     return np.minimum(values, largest)
 
 
-def _unit_means(name: str, values: Floats, units: ArrayLike) -> Floats:
-    """(units,) the mean over each unit's rows."""
+def _unit_means(name: str, values: Floats, units: ArrayLike) -> tuple[Floats, Floats]:
+    """(units,) the mean over each unit's rows, and how many these are."""
     labels = np.asarray(units)
     if labels.shape != values.shape:
         raise BidroError(
@@ -348,4 +466,4 @@ def _unit_means(name: str, values: Floats, units: ArrayLike) -> Floats:
     order = np.lexsort((values, labels))
     _, first, sizes = np.unique(labels[order], return_index=True, return_counts=True)
     # No mean lies above its largest part, but for rounding.
-    return np.minimum(np.add.reduceat(values[order], first) / sizes, values.max())
+    return np.minimum(np.add.reduceat(values[order], first) / sizes, values.max()), sizes.astype(float)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import betaincinv, log_softmax
+from scipy.special import betaincinv, log_softmax, logsumexp
 
 from bidro.arrays import Floats
 
@@ -20,6 +20,7 @@ from bidro.arrays import Floats
 VACUOUS_SHARE = 0.99
 # Of a bound, as a share of the largest value; added to it, so that it errs on the safe side.
 _PRECISION = 1e-12
+_RATIO_PRECISION = 1e-9
 # Values that are handled together: what is computed of them for every stake stays in the cache.
 _TOGETHER = 4096
 # The standard deviations that stakes are made for, and how the capital is split over them: see `betting`.
@@ -91,6 +92,37 @@ def betting(values: Floats, beta: float, counts: Floats | None = None) -> float:
         step = value / slope
         candidate = min(candidate - step, high)
     return min(1.0, candidate + 2 * _PRECISION)
+
+
+def betting_ratio(sums: Floats, sizes: Floats, most: int, beta: float) -> float:
+    """A bound of E S / E K, the mean over rows, from n people with K rows each, 1 <= K <= `most`, and a sum S
+    of their values, in [0, K]; it fails with probability at most beta.
+
+    At the true ratio m the mean of m K - S is 0, and (m K - S) / (most (1 - m)) is never below -1: a gambler
+    who stakes shares of the capital on it ends, on average, with as much, and the argument of `betting` goes
+    through, with the same stakes. What is won rises with the candidate m, so that the bound is the root.
+    """
+    pairs, repeated = np.unique(np.stack([sums, sizes]), axis=1, return_counts=True)
+    (total, rows), counts = pairs, repeated.astype(float)
+    wanted = math.log(1 / beta)
+    r = math.sqrt(2 * wanted / float(counts.sum()))
+    stakes = r / np.hypot(r, _SPREADS)
+
+    def ruled_out(candidate: float) -> bool:
+        ends = _LOG_SHARES.copy()
+        odds = (candidate * rows - total) / (most * (1 - candidate))
+        for begin in range(0, len(odds), _TOGETHER):
+            part = slice(begin, begin + _TOGETHER)
+            ends += np.log1p(np.multiply.outer(stakes, odds[part])) @ counts[part]
+        return bool(logsumexp(ends) >= wanted)
+
+    low, high = float(counts @ total / (counts @ rows)), 1 - _PRECISION
+    if low >= high or not ruled_out(high):
+        return 1.0
+    while high - low > _RATIO_PRECISION:
+        middle = (low + high) / 2
+        low, high = (low, middle) if ruled_out(middle) else (middle, high)
+    return high
 
 
 def clopper_pearson(values: Floats, beta: float, counts: Floats | None = None) -> float:

@@ -5,8 +5,10 @@ bound of a client's true mean difference is the held-out bound of d + R, with la
 makes a row hard for both models cancels in d, so that far fewer rows tell two models apart than two bounds
 of their losses would need.
 
-If the bound is below 0, the model is better at every client: it fails only where the bound of the client at
-which the model truly does worst against the other fails, which has probability at most 1 - confidence.
+If the bound is below 0, the loss that is compared is lower at every client: it fails only where the bound of
+the client at which the model truly does worst against the other fails, which has probability at most
+1 - confidence. Where losses can be larger than R and count as R, that is not to say that the model is better:
+rare losses far above R may make it worse, and of them nothing is known.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bidro.guarantees.held_out import checked_losses, held_out
+from bidro.guarantees.held_out import OverRows, checked_losses, draws_in_words, held_out
 from bidro.guarantees.mean_bounds import VACUOUS_SHARE
 from bidro.trees import Frozen
 
@@ -43,15 +45,23 @@ class Paired:
     clipped: bool  # whether losses can be larger than that
     mistakes: bool  # whether losses are mistakes, so that differences are of shares
     units: bool  # whether a draw is a unit with the mean difference of its rows, not a row
+    over_rows: OverRows | None = None  # beside a mean of units
+    above: tuple[int, int] | None = None  # rows whose loss is larger than that: of this model, of the other
 
     def __post_init__(self) -> None:
         for name in ("clients", "means", "rows"):
             object.__setattr__(self, name, Frozen(getattr(self, name)))
 
     @property
-    def better(self) -> bool:
-        """Whether the model is, with this confidence, better than the other at every client."""
+    def lower(self) -> bool:
+        """Whether the mean of the losses as they count is, with this confidence, lower at every client."""
         return self.bound < 0
+
+    @property
+    def better(self) -> bool:
+        """Whether the model is, with this confidence, better than the other at every client: never where
+        losses can be larger than they count, as a few such may make it worse."""
+        return self.lower and not self.clipped
 
     @property
     def vacuous(self) -> bool:
@@ -68,31 +78,55 @@ class Paired:
         """In a few words."""
         if self.better:
             return f"better at every client: the difference is at most {self.in_units(self.bound)}"
-        draws = "units" if self.units else "rows"
+        counted = f", each loss counted as at most {self.largest:.6g}," if self.clipped else ""
+        if self.lower:
+            return (
+                f"lower at every client{counted} by at least {self.in_units(-self.bound)}; better is not "
+                f"shown: {self._not_compared}"
+            )
+        draws = draws_in_words(self.units)
         if self.vacuous:
             return f"too few {draws} to tell, {self.rows[self.binding]:,} of '{self.binding}'"
         return (
-            f"not shown to be better at every client: at '{self.binding}' the difference may be up to "
-            f"{self.in_units(self.bound)}"
+            f"not shown to be better at every client: at '{self.binding}' the difference{counted} may be up "
+            f"to {self.in_units(self.bound)}"
         )
+
+    @property
+    def _not_compared(self) -> str:
+        """What clipping leaves out, in words."""
+        said = f"what losses have above {self.largest:.6g} is not compared"
+        if self.above is None:
+            return said
+        ours, theirs = (f"{rows:,} row{'' if rows == 1 else 's'}" for rows in self.above)
+        return f"{said} (here {ours} of this model, {theirs} of the other)"
 
     @property
     def promise(self) -> str:
         what = "share of mistakes" if self.mistakes else "mean loss"
         if self.clipped:
             what += f", each counted as at most {self.largest:.6g},"
-        draws = "units" if self.units else "rows"
+        draws = draws_in_words(self.units)
         if self.vacuous:
             return (
                 f"There are too few {draws} to compare the two models at confidence {self.confidence:g}: "
                 f"'{self.binding}' has {self.rows[self.binding]:,}."
             )
-        where = f"on new {draws}, drawn as these were and mixed in any admissible way"
+        new = "people (a mean of people, not of rows)" if self.units else "rows"
+        where = f"on new {new}, drawn as these were and mixed in any admissible way"
         assumed = f"It assumes that {draws} of a client are independent draws."
+        if self.over_rows is not None:
+            assumed = f"{assumed} {self.over_rows.sentence(self.in_units)}".rstrip()
         if self.better:
             return (
                 f"With confidence {self.confidence:g} this model is better than the other at every client: "
                 f"its {what} {where}, is lower by at least {self.in_units(-self.bound)}. {assumed}"
+            )
+        if self.lower:
+            return (
+                f"With confidence {self.confidence:g} the {what} of this model {where}, is lower than that "
+                f"of the other at every client, by at least {self.in_units(-self.bound)}. That it is better "
+                f"is not shown: {self._not_compared}. {assumed}"
             )
         return (
             f"With confidence {self.confidence:g} the {what} of this model {where}, is higher than that of "
@@ -113,18 +147,30 @@ def paired(
     clipped: bool = False,
     mistakes: bool = False,
     units: Mapping[str, ArrayLike] | None = None,
+    rows_per_unit: int | None = None,
 ) -> Paired:
     """From each client's losses (N_i,) of a model and of the other on the same rows, in the same order.
 
-    Losses must lie in [0, largest]; with `clipped` larger ones count as `largest`, of both models. `units` as
-    in `held_out`. Raises BidroError for losses outside.
+    Losses must lie in [0, largest]; with `clipped` larger ones count as `largest`, of both models. `units`
+    and `rows_per_unit` as in `held_out`. Raises BidroError for losses outside.
     """
     differences = {}
+    above = [0, 0]
     for name, own in losses.items():
+        for place, each in enumerate((own, others[name])):
+            above[place] += int(np.sum(np.asarray(each) > largest))
         one, two = (checked_losses(name, each, largest, clipped) for each in (own, others[name]))
         # In [0, 2R] but for rounding.
         differences[name] = np.clip(one - two + largest, 0.0, 2 * largest)
-    found = held_out(differences, confidence, 2 * largest, units=units)
+    found = held_out(differences, confidence, 2 * largest, units=units, rows_per_unit=rows_per_unit)
+    over_rows = found.over_rows
+    if over_rows is not None:
+        over_rows = OverRows(
+            {name: mean - largest for name, mean in over_rows.means.items()},
+            {name: bound - largest for name, bound in over_rows.clients.items()},
+            None if over_rows.bound is None else over_rows.bound - largest,
+            over_rows.most,
+        )
     return Paired(
         found.bound - largest,
         confidence,
@@ -135,4 +181,6 @@ def paired(
         clipped,
         mistakes,
         units is not None,
+        over_rows,
+        (above[0], above[1]) if clipped else None,
     )

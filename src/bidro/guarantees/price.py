@@ -3,7 +3,9 @@
 Of the candidates of a cross-validation, those count whose mean loss on rows left out is at most a share
 `price` above that of pooled training, with a standard error to spare, and whose worst fifth (the mean over
 the worst fifth of the clients: of few clients the worst decile is too noisy to choose by) is lower by two
-standard errors: the best of several is lower by chance. Of these the one with the lowest worst fifth is
+standard errors: the best of several is lower by chance. And a choice must gain more than it pays: the share
+by which the worst tenth falls, which is what users are told, must be above the share by which the mean rises
+by two standard errors of the difference, on the same folds. Of these the one with the lowest worst fifth is
 taken; where there is none it is pooled training.
 
 The error of a worst fifth is that of its clients' means over their folds, so that nothing more is asked of
@@ -31,7 +33,8 @@ WEIGHINGS = (
     (1.0, 1.0),
     *((cap, mu) for cap in (5.0, math.inf) for mu in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)),
 )
-# A worst fifth must be lower by so many standard errors, and a mean within the price with so many to spare.
+# A worst fifth must be lower by so many standard errors, a worst tenth by so many more than is paid; a mean
+# must be within the price with so many to spare.
 _ERRORS_OF_GAIN, _ERRORS_OF_COST = 2.0, 1.0
 
 
@@ -58,17 +61,35 @@ class LeftOut(NamedTuple):
         In the difference of two worst fifths a client counts with its loss under pooled training if it is in
         the one, less its loss under the candidate if it is in the other.
         """
+        return self._over_folds(self._fallen(pooled, 5))
+
+    def net(self, pooled: int) -> tuple[Floats, Floats]:
+        """(the share of pooled training's worst tenth by which each candidate's is lower, less the share of
+        its mean by which the candidate's is higher; standard errors). -inf where pooled training has no loss,
+        of which nothing can be gained."""
+        worst, mean = abs(worst_decile(self.pooled)[pooled]), abs(self.means[pooled])
+        if worst == 0 or mean == 0:
+            return np.full(self.losses.shape[2], -math.inf), np.zeros(self.losses.shape[2])
+        rows = self.rows.sum(axis=0)
+        risen = (rows / rows.sum())[:, None] * (self.losses - self.losses[:, :, [pooled]])
+        return self._over_folds(self._fallen(pooled, 10) / worst - risen / mean)
+
+    def _fallen(self, pooled: int, parts: int) -> Floats:
+        """(folds, n, candidates) what a client adds, by fold, to how much lower the mean over the worst of so
+        many parts of the clients is than under pooled training."""
         losses = self.pooled
-        count = -(-len(losses) // 5)
-        among = np.zeros_like(losses)  # whether a client is in a candidate's worst fifth
+        count = -(-len(losses) // parts)
+        among = np.zeros_like(losses)  # whether a client is in a candidate's worst part
         np.put_along_axis(among, np.argsort(losses, axis=0)[-count:], 1.0, axis=0)
-        parts = (
-            among[:, [pooled]] * self.losses[:, :, [pooled]] - among * self.losses
-        )  # (folds, n, candidates)
+        return np.asarray(among[:, [pooled]] * self.losses[:, :, [pooled]] - among * self.losses) / count
+
+    def _over_folds(self, parts: Floats) -> tuple[Floats, Floats]:
+        """(candidates,) sums over clients of the means over their folds of (folds, n, candidates), and their
+        standard errors."""
         share, folds = self.rows / self.rows.sum(axis=0), len(self.rows)
         mean = np.einsum("fn,fnc->nc", share, parts)
         spread = np.einsum("fn,fnc->c", share**2, (parts - mean) ** 2) * folds / (folds - 1)
-        return mean.sum(axis=0) / count, np.sqrt(spread) / count
+        return mean.sum(axis=0), np.sqrt(spread)
 
     def cost(self, pooled: int) -> tuple[Floats, Floats]:
         """(by how much each candidate's mean is above that of pooled training, standard errors)."""
@@ -86,10 +107,12 @@ def choice(left_out: LeftOut, pooled: int, price: float) -> int:
     if math.isinf(price):
         return int(np.argmin(scores))
     (gain, error), (cost, error_of_cost) = left_out.gain(pooled), left_out.cost(pooled)
+    net, error_of_net = left_out.net(pooled)
     folds, n = left_out.rows.shape
-    of_gain = errors_asked(_ERRORS_OF_GAIN, (folds - 1) * -(-n // 5))
+    of_gain, of_net = (errors_asked(_ERRORS_OF_GAIN, (folds - 1) * -(-n // parts)) for parts in (5, 10))
     of_cost = errors_asked(_ERRORS_OF_COST, n - 1)
     taken = (gain > of_gain * error) & (cost + of_cost * error_of_cost <= price * abs(mean))
+    taken &= net > of_net * error_of_net
     return int(np.argmin(np.where(taken, scores, math.inf))) if taken.any() else pooled
 
 

@@ -21,7 +21,7 @@ from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.guarantees.asked import check_confidence, is_number
 from bidro.guarantees.certificate import Certificate
-from bidro.guarantees.held_out import HeldOut, held_out
+from bidro.guarantees.held_out import HeldOut, check_rows_per_unit, held_out
 from bidro.guarantees.paired import paired
 from bidro.guarantees.statements import mixtures_in_words
 from bidro.guarantees.trained_rows import same_rows
@@ -91,14 +91,16 @@ def certify_scored(
     confidence: float = 0.95,
     units: NDArray[np.str_] | None = None,
     against: Scored | None = None,
+    rows_per_unit: int | None = None,
 ) -> Certificate:
     """All that rows (N,) say of the model that predicted them, under any mixture of their clients (N,).
 
     `units` (N,) are the persons or things that rows are of, where some have several. `against` has another
-    model's predictions of the same rows, in the same order.
+    model's predictions of the same rows, in the same order. `rows_per_unit` as in `held_out`.
     """
     check_confidence(confidence)
     labels = None if units is None else by_client(clients, units)
+    check_rows_per_unit(rows_per_unit, labels)
     losses = by_client(clients, loss.values(scored))
     names = tuple(losses)
     held = clipped = mistakes = pair = None
@@ -111,11 +113,13 @@ def certify_scored(
     if loss.word == "mistakes":
         absent["held_out"] = absent["clipped"] = "the loss is the mistakes themselves."
     elif known.declared is not None:
-        held = held_out(losses, confidence, known.declared, units=labels)
+        held = held_out(losses, confidence, known.declared, units=labels, rows_per_unit=rows_per_unit)
     if known.clip is not None:
-        clipped = held_out(losses, confidence, known.clip, clipped=True, units=labels)
+        clipped = held_out(
+            losses, confidence, known.clip, clipped=True, units=labels, rows_per_unit=rows_per_unit
+        )
     if (wrong := scored.mistakes) is not None:
-        mistakes = _of_mistakes(by_client(clients, wrong), confidence, labels)
+        mistakes = _of_mistakes(by_client(clients, wrong), confidence, labels, rows_per_unit)
     if against is not None:
         most = known.clip if known.clip is not None else known.declared
         assert most is not None
@@ -127,6 +131,7 @@ def certify_scored(
             clipped=known.clip is not None,
             mistakes=loss.word == "mistakes",
             units=labels,
+            rows_per_unit=rows_per_unit,
         )
     made = {"held_out": held, "clipped": clipped}
     return Certificate(
@@ -167,12 +172,16 @@ def _refused_or_note(scored: Scored, others: Scored) -> str | None:
 
 
 def _of_mistakes(
-    wrong: Mapping[str, Floats], confidence: float, units: Mapping[str, NDArray[Any]] | None
+    wrong: Mapping[str, Floats],
+    confidence: float,
+    units: Mapping[str, NDArray[Any]] | None,
+    rows_per_unit: int | None,
 ) -> HeldOut:
     """A unit's share of mistakes is not 0 or 1, so that the exact bound is not for it."""
     if units is None:
         return held_out(wrong, confidence, kind="clopper-pearson")
-    return dataclasses.replace(held_out(wrong, confidence, 1.0, units=units), mistakes=True)
+    found = held_out(wrong, confidence, 1.0, units=units, rows_per_unit=rows_per_unit)
+    return dataclasses.replace(found, mistakes=True)
 
 
 def by_client(clients: NDArray[np.str_], values: NDArray[Any]) -> dict[str, NDArray[Any]]:

@@ -280,9 +280,9 @@ def with_smoothing(problem: Problem) -> Problem:
 
 def without_smoothing(problem: Problem) -> Problem:
     """The problem whose risks are of the losses alone."""
-    if problem.loss.penalty is None:
+    if problem.loss.penalty is None and not getattr(problem.loss, "pseudo_rows", 0.0):
         return problem
-    return replace(problem, loss=replace(problem.loss, smoothing=0.0))  # type: ignore[type-var]
+    return replace(problem, loss=replace(problem.loss, smoothing=0.0, pseudo_rows=0.0))  # type: ignore[type-var]
 
 
 def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Callable[[int], Floats]) -> SegmentChoice:

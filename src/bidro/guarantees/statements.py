@@ -22,6 +22,7 @@ from bidro.guarantees.held_out import (
     Bound,
     ClientBound,
     HeldOut,
+    check_rows_per_unit,
     client_bounds,
     client_level,
     shifted,
@@ -53,6 +54,7 @@ def certificate(
     split: Literal["equal", "smallest largest"] = "equal",
     bound: Bound = "betting",
     units: Mapping[str, ArrayLike] | None = None,
+    rows_per_unit: int | None = None,
 ) -> Certificate:
     """Everything that can be stated about a model with this confidence, each statement by itself.
 
@@ -67,6 +69,7 @@ def certificate(
         split: of the failure probability among clients; see `failure_probabilities`.
         bound: of means of held-out losses: "betting", "bernstein" or "clopper-pearson".
         units: as in `held_out`.
+        rows_per_unit: as in `held_out`.
 
     Returns:
         The certificate; what cannot be stated is absent with a reason.
@@ -86,7 +89,9 @@ def certificate(
     bare = without_holdout(problem, x, confidence, delta, split)
     if fresh is None:
         return bare
-    return with_holdout(bare, Assessed.of(problem, x), fresh, confidence, shift, bound, units)
+    return with_holdout(
+        bare, Assessed.of(problem, x), fresh, confidence, shift, bound, units, None, rows_per_unit
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,21 +196,30 @@ def with_holdout(
     bound: Bound = "betting",
     units: Mapping[str, ArrayLike] | None = None,
     own: Mapping[str, NDArray[np.float64]] | None = None,
+    rows_per_unit: int | None = None,
 ) -> Certificate:
     """The certificate with what rows (N_i, m) that training never saw add to it, in the order of its clients.
 
-    `units` as in `held_out`; `own` (d,) are the models of clients that have one of their own, where there are
-    any. An interval for another confidence is left out.
+    `units` and `rows_per_unit` as in `held_out`; `own` (d,) are the models of clients that have one of their
+    own, where there are any. An interval for another confidence is left out.
     """
     level, labels = client_level(confidence, len(fresh), of.mixtures), units_of(fresh, units)
+    check_rows_per_unit(rows_per_unit, units)
     found = {
         name: holdout_bounds(
-            name, of, rows, [level], bound, labels[name], None if own is None else own.get(name, of.x)
+            name,
+            of,
+            rows,
+            [level],
+            bound,
+            labels[name],
+            None if own is None else own.get(name, of.x),
+            rows_per_unit,
         )
         for name, rows in fresh.items()
     }
     bounds = {name: {part: each[0] for part, each in own.items()} for name, own in found.items()}
-    return from_bounds(bare, of, bounds, confidence, shift, bound, units is not None)
+    return from_bounds(bare, of, bounds, confidence, shift, bound, units is not None, rows_per_unit)
 
 
 def holdout_bounds(
@@ -216,20 +230,21 @@ def holdout_bounds(
     bound: Bound = "betting",
     units: ArrayLike | None = None,
     own: NDArray[np.float64] | None = None,
+    most: int | None = None,
 ) -> dict[str, list[ClientBound]]:
     """What one client's rows that training never saw say, by statement at every level: all that has to leave
     it. `own` (d,) is the model that this client uses, where the clients have models of their own."""
     losses = losses_of(of.loss, of.x, rows)
     # What losses are clipped at was fixed before these rows were seen.
-    found = {"clipped": client_bounds(name, losses, levels, of.seen, bound, True, units)}
+    found = {"clipped": client_bounds(name, losses, levels, of.seen, bound, True, units, most)}
     if of.largest is not None:
-        found["held_out"] = client_bounds(name, losses, levels, of.largest, bound, False, units)
+        found["held_out"] = client_bounds(name, losses, levels, of.largest, bound, False, units, most)
     if of.loss.labels is not None:
         wrong, kind = mistakes_of(of.loss, of.x, rows), _of_mistakes(bound, units)
-        found["mistakes"] = client_bounds(name, wrong, levels, 1.0, kind, False, units)
+        found["mistakes"] = client_bounds(name, wrong, levels, 1.0, kind, False, units, most)
     if own is not None:
         as_used = holdout_bounds(
-            name, dataclasses.replace(of, x=own, largest=None), rows, levels, bound, units
+            name, dataclasses.replace(of, x=own, largest=None), rows, levels, bound, units, most=most
         )
         found["own"] = as_used["clipped"]
         if "mistakes" in as_used:
@@ -252,8 +267,10 @@ def from_bounds(
     shift: float | None = None,
     bound: Bound = "betting",
     units: bool = False,
+    most: int | None = None,
 ) -> Certificate:
-    """`with_holdout` from the clients' own `holdout_bounds`; `units`: whether these are of units."""
+    """`with_holdout` from the clients' own `holdout_bounds`; `units`: whether these are of units, of at most
+    so many rows each."""
     absent = {name: why for name, why in bare.absent.items() if name == "interval"}
     interval = bare.interval
     if interval is not None and confidence != bare.confidence:
@@ -265,7 +282,7 @@ def from_bounds(
         clients = {name: found[statement] for name, found in bounds.items()}
         what = statement in ("clipped", "own"), statement in ("mistakes", "own_mistakes")
         by_own = statement.startswith("own")
-        return worst_mixture(clients, confidence, largest, of.mixtures, kind, *what, units, by_own)
+        return worst_mixture(clients, confidence, largest, of.mixtures, kind, *what, units, by_own, most)
 
     clipped = whole("clipped", of.seen, bound)
     if of.largest is None:
@@ -351,13 +368,13 @@ def mixtures_in_words(weights: Mixtures) -> str:
 def _with_shift(of: Assessed, held: HeldOut, shift: float) -> Shift:
     assert of.slope is not None
     bound = (shifted_squared if of.of_root else shifted)(held, of.slope, shift)
-    draws = "units" if held.units else "rows"
+    of_people = " as a mean of people" if held.units else ""
     return Shift(
         shift,
         bound,
         f"With confidence {held.confidence:g} the mean loss, each counted as at most {held.largest:.6g}, "
-        f"stays at most {bound:.6g} if, after the {draws} were drawn, independently of each other, every "
-        f"client's distribution moves by at most {shift:g} in the metric of the problem.",
+        f"stays at most {bound:.6g}{of_people} if, after the {held.draws} were drawn, independently of "
+        f"each other, every client's distribution moves by at most {shift:g} in the metric of the problem.",
     )
 
 

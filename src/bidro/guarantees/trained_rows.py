@@ -73,6 +73,7 @@ class Comparison(NamedTuple):
     if_new: float  # the chance of as many hits where no row equals one of training
     if_by_chance: float  # the largest chance where equal rows came about by independent draws
     if_trained_on: float  # `if_new` for as many hits as are expected where all rows were trained on
+    adapted: str | None = None  # the client whose own model was adapted on the rows of the sketch
 
     @property
     def trained_on(self) -> bool:
@@ -82,10 +83,19 @@ class Comparison(NamedTuple):
     @property
     def equal_rows(self) -> str | None:
         """How many rows are as in training, in words; None where there is no sign of any."""
-        share = f"About {max(self.share, 0.01):.0%} of these rows"
+        of, were, those = (
+            ("these rows", "were in training", "of training")
+            if self.adapted is None
+            else (
+                f"the rows of '{self.adapted}'",
+                "are those that its own model was adapted on",
+                "that its own model was adapted on",
+            )
+        )
+        share = f"About {max(self.share, 0.01):.0%} of {of}"
         if self.trained_on:
-            return f"{share} were in training"
-        return f"{share} equal rows of training" if self.if_new < UNLIKELY else None
+            return f"{share} {were}"
+        return f"{share} equal rows {those}" if self.if_new < UNLIKELY else None
 
     @property
     def note(self) -> str | None:
@@ -94,9 +104,14 @@ class Comparison(NamedTuple):
         if self.equal_rows is not None:
             return f"{self.equal_rows}, whether by chance or because they were used there; {only}"
         if self.if_trained_on >= UNLIKELY:
+            these, trained = (
+                ("These rows", "they were trained on")
+                if self.adapted is None
+                else (f"The rows of '{self.adapted}'", "its own model was adapted on them")
+            )
             return (
-                "These rows are too few, or rows of such tables equal one another too often, to tell whether "
-                f"they were trained on; {only}"
+                f"{these} are too few, or rows of such tables equal one another too often, to tell whether "
+                f"{trained}; {only}"
             )
         return None
 
@@ -108,20 +123,25 @@ class TrainedRows:
     key: int  # of the hash: 64 random bits, new in every fit
     slots: NDArray[np.bool_]  # (M,) after the flips
     rows: Mapping[str, int]  # that each client trained on
+    adapted: str | None = None  # the client whose own model was adapted on these rows; None for training
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", Frozen(self.rows))
 
     @classmethod
-    def of(cls, rows: Mapping[str, ArrayLike]) -> TrainedRows:
-        """Of every client's training rows (N_i, m), in the units of training."""
+    def of(cls, rows: Mapping[str, ArrayLike], adapted: str | None = None) -> TrainedRows:
+        """Of every client's training rows (N_i, m), in the units of training; or of the one client `adapted`
+        those that its own model was adapted on."""
         key = secrets.randbits(64)
         counts = {name: len(np.asarray(own)) for name, own in rows.items()}
         count = _slot_count(sum(counts.values()))
-        return cls(key, _flipped(occupied(rows, key, count)), counts)
+        return cls(key, _flipped(occupied(rows, key, count)), counts, adapted)
 
     def compare(self, rows: Mapping[str, ArrayLike]) -> Comparison:
-        """Rows (N_i, m) of some clients, in the units of training, beside the sketch."""
+        """Rows (N_i, m) of some clients, in the units of training, beside the sketch. Where a client's own
+        model was adapted on its rows, other clients' do not count: they would hide those of the client."""
+        if self.adapted is not None:
+            rows = {name: own for name, own in rows.items() if name == self.adapted}
         hashes = {name: _hashes(name, own, self.key) for name, own in rows.items()}
         lone = {name: _without_equal(own) for name, own in hashes.items()}
         count = sum(map(len, lone.values()))
@@ -138,6 +158,7 @@ class TrainedRows:
             _at_least(hits, count, anywhere),
             _at_least(hits, count, by_chance),
             _at_least(expected, count, anywhere),
+            self.adapted,
         )
 
     def require_new(self, rows: Mapping[str, ArrayLike]) -> None:
@@ -171,6 +192,8 @@ class TrainedRows:
             "slots": base64.b64encode(np.packbits(self.slots).tobytes()).decode(),
             "rows": dict(self.rows),
         }
+        if self.adapted is not None:
+            content["adapted"] = self.adapted
         return json.dumps({**content, "check": _check(content)}, indent=1) + "\n"
 
     @classmethod
@@ -185,7 +208,9 @@ class TrainedRows:
                 )
             bits = np.frombuffer(base64.b64decode(content["slots"], validate=True), np.uint8)
             rows = {str(name): int(count) for name, count in content["rows"].items()}
-            found = cls(int(content["key"], 16), np.unpackbits(bits).astype(bool), rows)
+            found = cls(
+                int(content["key"], 16), np.unpackbits(bits).astype(bool), rows, content.get("adapted")
+            )
             whole = min(rows.values()) > 0 and len(found.slots) == _slot_count(sum(rows.values()))
             whole = whole and found.to_json() == text
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error, OverflowError) as error:

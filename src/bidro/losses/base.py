@@ -157,6 +157,11 @@ class Loss(ABC):
         nothing. It is no part of `value` and `values`."""
         return None
 
+    def pull(self, d: int) -> NDArray[np.float64] | None:
+        """(d, d) Q where training adds <x, Q x> to the *sum* of every client's losses; None for nothing. It
+        holds back what few rows say, and no part of it is in `value` and `values`: see `pseudo_rows`."""
+        return None
+
     def initial(self, m: int) -> Held:
         """The model that training starts from, shape (d,): zero unless the loss says otherwise."""
         return np.zeros(self.dimension(m))

@@ -27,6 +27,13 @@ from bidro.sets import VectorSet
 from bidro.trees import namespace
 
 
+def slope_shares(basis: Basis | None, columns: int) -> NDArray[np.float64]:
+    """(columns,) 1 over the number of segments of the curve that a column is of; 1 for straight lines."""
+    if basis is None:
+        return np.ones(columns)
+    return np.asarray(1 / np.bincount(basis.curve)[basis.curve])
+
+
 @dataclass(frozen=True)
 class LinearLoss(Loss):
     """Shared by all losses of a linear predictor; a subclass declares its scalar form L."""
@@ -34,6 +41,7 @@ class LinearLoss(Loss):
     intercept: bool = False
     basis: Basis | None = field(default=None, kw_only=True)  # of curves; None for straight lines
     smoothing: float = field(default=0.0, kw_only=True)  # of curves in training: see `penalty`
+    pseudo_rows: float = field(default=0.0, kw_only=True)  # of every client in training: see `pull`
 
     @property
     @abstractmethod
@@ -63,6 +71,16 @@ class LinearLoss(Loss):
         if self.basis is None or self.smoothing == 0:
             return None
         return np.pad(self.smoothing * self.basis.roughness, (0, int(self.intercept)))
+
+    def pull(self, d: int) -> NDArray[np.float64] | None:
+        """That of so many rows more, for which a model is right whose slopes are 0, with features of size 1
+        and the largest curvature of the loss: c / 2 times their number times ||w||^2. Of a curve the mean
+        over its segments counts."""
+        if self.pseudo_rows == 0:
+            return None
+        slopes = slope_shares(self.basis, d - int(self.intercept))
+        weight = 0.5 * self.scalar.curvature * self.pseudo_rows
+        return np.diag(np.pad(weight * slopes, (0, int(self.intercept))))
 
     def dimension(self, m: int) -> int:
         return self.columns(m) - 1 + int(self.intercept)
@@ -179,6 +197,7 @@ class Squared(ResidualLoss):
         intercept: whether the model has b, its last entry, beside w.
         basis: of curves; None for straight lines.
         smoothing: of curves in training.
+        pseudo_rows: of every client in training.
 
     Examples:
         >>> import numpy as np

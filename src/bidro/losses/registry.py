@@ -9,16 +9,31 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Literal
 
 from bidro.errors import BidroError
 from bidro.losses.base import Loss
-from bidro.losses.linear import Absolute, Hinge, Huber, Logistic, Pinball, SmoothedHinge, Squared
+from bidro.losses.linear import (
+    Absolute,
+    Hinge,
+    Huber,
+    LinearLoss,
+    Logistic,
+    Pinball,
+    SmoothedHinge,
+    Squared,
+)
 from bidro.losses.softmax import Softmax
 
 Task = Literal["regression", "classification"]
+
+# Where a loss falls for ever as the model grows, a level that only four rows have, all of one class, would be
+# told apart with certainty. So every client's sum of losses has so much of a row more that asks for slopes of
+# 0: a client of few rows is held back by its own, however much it counts in a mixture, and a client of a
+# thousand hardly. A whole row of every client would be felt where many have few.
+PSEUDO_ROWS = 0.25
 
 TASKS: tuple[Task, ...] = ("regression", "classification")
 
@@ -189,8 +204,11 @@ class LossChoice:
             assert entry.many_classes is not None
             many: Any = _ENTRIES[entry.many_classes].kind
             made: Loss = many(self.classes, self.intercept)
-            return made
-        return entry.made(self.intercept, self.parameters, target_spread)
+        else:
+            made = entry.made(self.intercept, self.parameters, target_spread)
+        if isinstance(made, LinearLoss | Softmax) and made.endless:
+            return replace(made, pseudo_rows=PSEUDO_ROWS)
+        return made
 
 
 def require_word(word: Any, task: str | None = None) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bidro.curves import Basis
 from bidro.errors import BidroError
 from bidro.losses.base import Cone, Growth, Loss
-from bidro.losses.linear import Logistic
+from bidro.losses.linear import Logistic, slope_shares
 from bidro.sets import VectorSet
 from bidro.trees import namespace
 
@@ -32,6 +32,7 @@ class Softmax(Loss):
         intercept: whether the model has b.
         basis: of curves; None for straight lines.
         smoothing: of curves in training.
+        pseudo_rows: of every client in training.
 
     Raises:
         BidroError: for fewer than two classes.
@@ -48,6 +49,7 @@ class Softmax(Loss):
     intercept: bool = False
     basis: Basis | None = field(default=None, kw_only=True)
     smoothing: float = field(default=0.0, kw_only=True)  # of curves in training: see `penalty`
+    pseudo_rows: float = field(default=0.0, kw_only=True)  # of every client in training: see `pull`
 
     def __post_init__(self) -> None:
         if self.classes != int(self.classes) or self.classes < 2:
@@ -92,6 +94,15 @@ class Softmax(Loss):
         return np.pad(
             np.kron(apart, self.smoothing * self.basis.roughness), (0, self.classes * int(self.intercept))
         )
+
+    def pull(self, d: int) -> NDArray[np.float64] | None:
+        """As that of linear losses, of the classes' slopes around their mean, with a curvature of 1/2."""
+        if self.pseudo_rows == 0:
+            return None
+        slopes = slope_shares(self.basis, d // self.classes - int(self.intercept))
+        apart = np.eye(self.classes) - 1 / self.classes
+        whole = np.kron(apart, np.diag(0.25 * self.pseudo_rows * slopes))
+        return np.pad(whole, (0, self.classes * int(self.intercept)))
 
     def dimension(self, m: int) -> int:
         return self.classes * (self.columns(m) - 1 + int(self.intercept))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.guarantees.certificate import Certificate
+from bidro.guarantees.certificate import EACH_BY_ITSELF, Certificate
 from bidro.report.style import BLUE, GREEN, GREY, ORANGE, VERMILION, Axes, Figure, caption, styled
 
 # Of more clients than this, those with the highest risks are shown.
@@ -57,12 +57,16 @@ def certificate_figure(found: Certificate) -> Figure:
             f"Confidence {found.confidence:g}, for {found.mixtures}.",
             *(["What is in bold counts most in the worst mixture of training."] if found.counts_most else []),
         ]
+        if found.fresh is not None and found.fresh.units:
+            words.append("Bounds are of means of people, each with the mean of its rows.")
+        if found.fresh is not None and found.fresh.each_by_itself:
+            words.append(EACH_BY_ITSELF)
         if found.clipped is not None:
             where = "training" if found.trained else "other rows"
             largest = f"{found.clipped.largest:.3g}, a level from {where}"
             words.append(f"In the clipped cost a loss counts as at most {largest}.")
         words += [
-            f"Too few rows for a bound of the {what} cost: {held.shortage}."
+            f"Too few {held.draws} for a bound of the {what} cost: {held.shortage}."
             for what, held in (("clipped", found.clipped), ("true", found.held_out))
             if held is not None and held.vacuous
         ]

@@ -69,10 +69,11 @@ function well() {
   const inUse = shown[0].value;
   const big = make("strong", { class: "big", id: "well-value", "data-value": inUse }, plain(inUse));
   const where = judged ? "" : " on the rows of training, which flatters it";
+  const people = plainly.of_people ? " as a mean of people" : "";
   element("well-words").replaceChildren(
     ...(areRight
-      ? [big, ` of predictions are right${where}`]
-      : ["Predictions are typically off by ", big, `${offBy}${where}`]),
+      ? [big, ` of predictions are right${people}${where}`]
+      : ["Predictions are typically off by ", big, `${offBy}${people}${where}`]),
     againstGuess(inUse),
   );
   element("well-words").append(ends(shown[0].name));
@@ -149,29 +150,43 @@ function promised() {
 }
 
 /** Words, and what to know of them. A bound that one guess for everybody keeps as well promises nothing of use. */
-function plainPromise({ of, bound, largest, shortage, binding, rows, enough, units }) {
+function plainPromise({ of, bound, largest, shortage, binding, rows, enough, units, over_rows: overRows }) {
   const level = `With ${levelWords()} confidence`;
-  if (shortage) return [[make("strong", {}, "Too few rows to promise anything"), ` with ${levelWords()} confidence: ${shortage}.`], ""];
+  const draws = units ? "people" : "rows";
+  if (shortage) return [[make("strong", {}, `Too few ${draws} to promise anything`), ` with ${levelWords()} confidence: ${shortage}.`], ""];
   // The bound is for any mixture, and so is what it is held against: the client for which the guess is worst.
   const guesses = known(clients.map((c) => plainOf(c, "guess")));
   const guess = areRight ? Math.min(...guesses) : Math.max(...guesses);
   const useless = guesses.length > 0 && (areRight ? bound < guess : bound > guess);
   const size = useless ? "" : "big";
   const big = make("strong", { class: size, id: "promised-value", "data-value": bound }, plain(bound));
-  const whom = ` for ${report.mixtures}${of.startsWith("own") ? ", each using its own model" : ""}.`;
+  const people = units ? " as a mean of people," : "";
+  const whom = `${people} for ${report.mixtures}${of.startsWith("own") ? ", each using its own model" : ""}.`;
   const words = areRight
     ? [`${level}, at least `, big, ` of predictions are right,${whom}`]
     : [`${level}, predictions are typically off by at most `, big, `${counted},${whom}`];
   const cut = isKnown(largest) ? ` An error counts as at most ${plain(largest)}${counted}.` : "";
-  const what = units ? "unit" : "row";
-  const set = ` The bound is set by ${binding}, with ${plural(rows, what)} kept out`;
+  const set = ` The bound is set by ${binding}, with ${units ? people1(rows) : plural(rows, "row")} kept out`;
   if (useless) {
-    const few = make("strong", {}, `Too few ${what}s to promise anything of use.`);
+    const few = make("strong", {}, `Too few ${draws} to promise anything of use.`);
     const more = enough > rows ? `; ${count(enough)} with the same mean would bring it half way to that mean.` : "; more lower it.";
     const reached = `${sentence(guessWords())} came to ${plain(guess)}${areRight ? "" : counted} where it is worst.`;
-    return [[few, " ", ...words], `${reached}${set}${more}`];
+    return [[few, " ", ...words], `${reached}${set}${more}${ofRows(units, overRows)}`];
   }
-  return [words, `For new rows like those kept out, whichever client they come from.${cut}${set}.`];
+  return [words, `For new ${draws} like those kept out, whichever client they come from.${cut}${set}.${ofRows(units, overRows)}`];
+}
+
+const people1 = (number) => (number === 1 ? "1 person" : `${count(number)} people`);
+
+/** Beside what is promised of a mean of people: the mean of rows, in which people with many rows count for more. */
+function ofRows(units, overRows) {
+  if (!units) return "";
+  if (!overRows) return " As a mean of rows it is not told: people with many rows count for more in that.";
+  const of = (value) => (areRight ? `${plain(value)} right` : `${plain(value)}${counted}`);
+  const seen = `was ${of(overRows.observed)} where it is worst`;
+  if (!isKnown(overRows.bound))
+    return ` As a mean of rows, in which people with many rows count for more, it ${seen}; that is observed and not bounded.`;
+  return ` As a mean of rows, in which people with many rows count for more, it is at ${areRight ? "least" : "most"} ${of(overRows.bound)}, and ${seen}.`;
 }
 
 /** Of losses that people have no unit for. */

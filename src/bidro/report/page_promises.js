@@ -134,21 +134,22 @@ function confidenceControl() {
 function statement() {
   const { interval, held_out: held, clipped, mistakes, shift, own, own_mistakes: ownMistakes } = here();
   const parts = [];
+  const people = (part) => (part?.units ? " as a mean of people" : "");
   const subject = () => (parts.length ? "it" : "the true mean loss");
   if (interval) parts.push(`${subject()} lies ${between(interval)}`);
-  if (held) parts.push(`judged by rows kept out, ${subject()} is at most ${loss(held.bound)}`);
+  if (held) parts.push(`judged by rows kept out, ${subject()} is at most ${loss(held.bound)}${people(held)}`);
   if (clipped)
     parts.push(
-      `with each loss counted as at most ${loss(clipped.largest)}, ${subject()} is at most ${loss(clipped.bound)}`,
+      `with each loss counted as at most ${loss(clipped.largest)}, ${subject()} is at most ${loss(clipped.bound)}${people(clipped)}`,
     );
   if (own)
-    parts.push(`counted so, with every client using its own model, ${subject()} is at most ${loss(own.bound)}`);
+    parts.push(`counted so, with every client using its own model, ${subject()} is at most ${loss(own.bound)}${people(own)}`);
   if (shift)
     parts.push(
-      `with room for a shift of ${number(shift.radius)} inside each client as well, it is at most ${loss(shift.bound)}`,
+      `with room for a shift of ${number(shift.radius)} inside each client as well, it is at most ${loss(shift.bound)}${people(clipped)}`,
     );
-  if (mistakes) parts.push(`at most ${percent(mistakes.bound)} of predictions are wrong`);
-  if (ownMistakes) parts.push(`with own models, at most ${percent(ownMistakes.bound)} of predictions are wrong`);
+  if (mistakes) parts.push(`at most ${percent(mistakes.bound)} of predictions are wrong${people(mistakes)}`);
+  if (ownMistakes) parts.push(`with own models, at most ${percent(ownMistakes.bound)} of predictions are wrong${people(ownMistakes)}`);
   if (parts.length === 0 && Object.keys(here().too_few ?? {}).length)
     return `There are too few rows to promise anything at a confidence of ${levelWords()}. How many would do is below.`;
   if (parts.length === 0) return "No statement can be made about new rows. The reasons are below.";
@@ -198,7 +199,7 @@ function intervalFigures({ lower, upper }) {
   return make("p", { class: "figures" }, ...from, top, unit);
 }
 
-function boundFigures(name, id, { bound }) {
+function boundFigures(name, id, { bound, units }) {
   const text = isShare(name) ? percent(bound) : number(bound);
   return make(
     "p",
@@ -206,6 +207,7 @@ function boundFigures(name, id, { bound }) {
     "at most ",
     valued(id, bound, text),
     isShare(name) ? "" : unit,
+    units ? " as a mean of people" : "",
   );
 }
 
@@ -271,9 +273,11 @@ function against() {
     { label: "At most", value: atLevel("against", "clients"), format: () => number, classes: "difference-bound" },
   ];
   const inUnits = report.loss.unit ? `, in ${report.loss.unit}` : "";
+  const most = here().against.largest;
+  const below = isKnown(most) ? `each counted as at most ${loss(most)}: below 0 it is lower as counted` : "below 0 this model is better";
   const caption =
-    `The ${report.loss.name} of this model less that of the other on the same rows${inUnits}: below 0 this model is ` +
-    "better. A client's bound holds at the chosen confidence by itself. Press a heading to sort by it.";
+    `The ${report.loss.name} of this model less that of the other on the same rows${inUnits}, ${below}. ` +
+    "A client's bound holds at the chosen confidence by itself. Press a heading to sort by it.";
   const start = { column: 2, up: false };
   const fill = sortableTable(element("against-clients"), "against-caption", caption, columns, clients, start);
   followers.push(() => {
@@ -373,9 +377,12 @@ function certificateColumns(group) {
     }));
 }
 
+const boundsAreAlone = () => levels.some((l) => Object.keys(STATEMENTS).some((name) => l[name]?.each_by_itself));
+
 function clientsCaption() {
   const inUnits = report.loss.unit ? ` Losses, risks and bounds are in ${report.loss.unit}.` : "";
-  const level = Object.keys(STATEMENTS).some(inSomeLevel) ? ` The chosen confidence is ${levelWords()}.` : "";
+  const itself = boundsAreAlone() ? ": the clients' bounds have it each by itself, not all together" : "";
+  const level = Object.keys(STATEMENTS).some(inSomeLevel) ? ` The chosen confidence is ${levelWords()}${itself}.` : "";
   const scrolls = clients.length > TALL ? "; the table scrolls" : "";
   const all = clients.length === 1 ? "The one client" : `All ${count(clients.length)} clients`;
   return `${all}${scrolls}.${inUnits}${level} Press a heading to sort by it.`;
@@ -456,7 +463,7 @@ function dots() {
       ? `The ${shown.length} clients with the highest ${by}, of ${count(clients.length)}; the table above has all.`
       : `All clients${judged || trained ? `, the highest ${by} first` : ""}.`;
   const bounds = series.some((s) => s.every?.[0] === "interval") ? "Bounds and robust risks" : "Bounds";
-  const level = series.some((s) => s.every) ? ` ${bounds} are at the chosen confidence.` : "";
+  const level = series.some((s) => s.every) ? ` ${bounds} are at the chosen confidence${boundsAreAlone() ? ", each by itself" : ""}.` : "";
   const words = `${which}${level} Point at a mark to read it, or use Tab and the arrow keys.`;
   const redraw = figure(
     "dots-figure",

@@ -18,8 +18,9 @@ import pandas as pd
 from bidro.algorithms.own_correction import NONE, Shrinkage, own_models
 from bidro.arrays import Floats
 from bidro.errors import BidroError
+from bidro.guarantees.trained_rows import TrainedRows
 from bidro.model_file import Model
-from bidro.own_file import FILE, OwnModels, write_private
+from bidro.own_file import FILE, OwnModels, own_file_in, write_private
 from bidro.workflow.fit import require_place, write_folder
 
 
@@ -33,6 +34,7 @@ class Adapted:
     shrinkage: Shrinkage
     change: float  # of a number: root mean square, in its unit; of classes: of how many the class differs
     deviation: float | None  # of the shared model's predictions of a number; None for classes
+    trained: TrainedRows  # the sketch of these rows, by which `bidro certify` notices them
 
     def in_words(self, target: str, measured_in: str | None = None) -> str:
         """Two sentences: what was done, and what is not known."""
@@ -86,15 +88,17 @@ def adapt(model: Model, table: pd.DataFrame, client: str, shrinkage: Shrinkage) 
                 f"The table has rows of '{others[0]}' in its column '{model.schema.client}'; give rows of "
                 f"'{client}' alone, or a table without that column."
             )
-    x = own_models(model.loss, model.rows(table), [len(table)], model.x, shrinkage)[0]
+    rows = model.rows(table)
+    x = own_models(model.loss, rows, [len(table)], model.x, shrinkage)[0]
+    trained = TrainedRows.of({client: rows}, adapted=client)
     named = table.assign(**{model.schema.client: client})
     before, after = (
         np.asarray(replace(model, own=own).predict(named)["prediction"]) for own in ({}, {client: x})
     )
     if model.schema.classes is not None:
-        return Adapted(client, x, len(table), shrinkage, float(np.mean(before != after)), None)
+        return Adapted(client, x, len(table), shrinkage, float(np.mean(before != after)), None, trained)
     change = float(np.sqrt(np.mean((after - before) ** 2)))
-    return Adapted(client, x, len(table), shrinkage, change, float(before.std()))
+    return Adapted(client, x, len(table), shrinkage, change, float(before.std()), trained)
 
 
 def require_newcomer(model: Model, client: str, force: bool) -> None:
@@ -117,8 +121,13 @@ def require_newcomer(model: Model, client: str, force: bool) -> None:
 def write_adapted(
     folder: Path, model: Model, adapted: Adapted, out: Path | None, force: bool = False
 ) -> None:
-    """Put the correction beside the others in the model folder, or in a copy of it."""
-    own = OwnModels({**model.own, adapted.client: adapted.x}, model.x).to_bytes()
+    """Put the correction, with the sketch of its rows, beside the others in the model folder or a copy."""
+    before = own_file_in(folder, model.x)
+    own = OwnModels(
+        {**before.clients, adapted.client: adapted.x},
+        model.x,
+        {**before.adapted, adapted.client: adapted.trained},
+    ).to_bytes()
     if out is None:
         write_private(folder / FILE, own)
         return

@@ -33,6 +33,7 @@ def certify_predictions(
     clip_from: tuple[ArrayLike, ArrayLike] | None = None,
     units: ArrayLike | None = None,
     against: ArrayLike | None = None,
+    rows_per_unit: int | None = None,
 ) -> Certificate:
     """What rows that a model never saw say of it, under any mixture of their clients, from its predictions.
 
@@ -52,6 +53,8 @@ def certify_predictions(
             its rows.
         against: another model's predictions of the same rows, of the same kind: the certificate then bounds
             the difference of the two losses, too.
+        rows_per_unit: the largest number of rows that a unit can have, known beforehand: means over rows are
+            then bounded, too.
 
     Rows must be independent draws, in any order, that had no part in training or choosing the model: that
     cannot be told from predictions. Warns where some of `clip_from` may be among the rows to certify.
@@ -84,6 +87,7 @@ def certify_predictions(
         confidence,
         None if units is None else row_labels(units, rows, "unit"),
         None if against is None else as_scored(y, against),
+        rows_per_unit,
     )
 
 
@@ -100,6 +104,7 @@ def certify_model(
     clip_from: tuple[Any, ArrayLike] | None = None,
     units: ArrayLike | None = None,
     against: Any = None,
+    rows_per_unit: int | None = None,
 ) -> Certificate:
     """`certify_predictions` of a model with `predict`, on rows that it never saw.
 
@@ -116,6 +121,7 @@ def certify_model(
         clip_from: (X, y) of other rows.
         units: as in `certify_predictions`.
         against: another such model.
+        rows_per_unit: as in `certify_predictions`.
 
     Returns:
         The certificate, with held-out statements only.
@@ -155,6 +161,7 @@ def certify_model(
         clip_from=None if clip_from is None else (_two(clip_from)[1], predicted(model, clip_from[0])),
         units=units,
         against=None if against is None else predicted(against, X),
+        rows_per_unit=rows_per_unit,
     )
 
 

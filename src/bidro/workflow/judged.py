@@ -42,7 +42,7 @@ def evaluation(
                 "pooled": before,
                 "shared_change": change.shared._asdict(),
                 "own_change": change.own._asdict(),
-                "verdict": verdict(change.own),
+                "verdict": verdict(change.own, before),
             }
         pooled = _over_clients([each[name]["pooled"] for name in clients], rows)
     return {

@@ -246,7 +246,8 @@ def level_content(found: Certificate) -> dict[str, Any]:
             too_few[name] = one.promise
         elif one is not None:
             bounds = [one.clients[client] for client in found.names]
-            held[name] = {"bound": one.bound, "largest": one.largest, "clients": bounds}
+            held[name] = {"bound": one.bound, "largest": one.largest, "clients": bounds, "units": one.units}
+            held[name]["each_by_itself"] = one.each_by_itself
             promises[name] = one.promise
     shift = None
     if found.shift is not None:
@@ -305,12 +306,12 @@ def _advice(fit: Fit) -> list[str]:
     else:
         advice.append(f"There is no Wasserstein interval: {certificate.absent['interval']}")
     if certificate.clipped is not None and certificate.clipped.vacuous:
-        what = "units" if certificate.clipped.units else "rows"
+        what = certificate.clipped.draws
         advice.append(f"Too few {what} were kept out to promise anything: {certificate.clipped.shortage}.")
     elif certificate.clipped is None:
         advice.append("No rows were kept out, so nothing is stated from fresh rows; use --hold-out 0.2.")
     else:
-        worst, what = certificate.clipped.binding, "units" if certificate.clipped.units else "rows"
+        worst, what = certificate.clipped.binding, certificate.clipped.draws
         advice.append(
             f"The held-out bound is set by '{worst}', with {certificate.clipped.rows[worst]} {what} kept "
             f"out; more {what} there lower it first."

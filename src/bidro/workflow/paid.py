@@ -18,6 +18,8 @@ _HARDLY_VARIES = 0.5
 _FAR_ABOVE = 0.05
 # A client's loss is said to be higher only beyond so many standard errors of the difference.
 _ERRORS = 2.0
+# And only by more than this share of it: what is less is rounding, or what a solver leaves.
+_TOLD_APART = 1e-6
 _MOST_NAMED = 3
 
 
@@ -51,9 +53,10 @@ def own_settings(trained: Trained) -> dict[str, Any] | None:
     }
 
 
-def verdict(change: Change) -> str | None:
-    """Whether a client "gains" or "loses" against pooled training, beyond chance; None where neither."""
-    if change.se is None or abs(change.mean) <= _ERRORS * change.se:
+def verdict(change: Change, before: float) -> str | None:
+    """Whether a client "gains" or "loses" against its loss `before`, of pooled training, beyond chance and
+    rounding; None where neither."""
+    if change.se is None or abs(change.mean) <= max(_ERRORS * change.se, _TOLD_APART * abs(before)):
         return None
     return "loses" if change.mean > 0 else "gains"
 
@@ -90,7 +93,7 @@ def _losing(fitted: Fitted) -> list[tuple[str, float]]:
         before = used - own.mean
         if before > 0:
             share = own.mean / before
-            if share > _FAR_ABOVE and verdict(own) == "loses":
+            if share > _FAR_ABOVE and verdict(own, before) == "loses":
                 found.append((name, share))
     return sorted(found, key=lambda one: -one[1])
 

@@ -35,7 +35,8 @@ def plainly(fit: Fit, judged: Mapping[str, Any]) -> dict[str, Any] | None:
 
     `measure` is "error" or "right". `models` has over all rows what the models in use, the shared model,
     pooled training and one guess for everybody come to, as far as known, and `clients` the same by client
-    (`guess_kept_out` says whether the guess is judged on rows kept out). `guess` is what is guessed. `untold`
+    (`guess_kept_out` says whether the guess is judged on rows kept out; `of_people` whether all of it is of
+    means of people, not of rows). `guess` is what is guessed. `untold`
     has by client what a typical error is less than where privacy's noise does not let more be told.
     """
     entry, classes = registry.entry_of(fit.model.loss), fit.model.schema.classes
@@ -71,6 +72,7 @@ def plainly(fit: Fit, judged: Mapping[str, Any]) -> dict[str, Any] | None:
             for i, client in enumerate(names)
         },
         "untold": _untold(fit),
+        "of_people": fit.beside.of_units,
         "guess": None if guess is None else _guessed(fit, guess),
         "guess_kept_out": None if guess is None else guess.kept_out,
     }
@@ -123,7 +125,9 @@ def plain_promise(found: Certificate, typical: Typical | None, cuts_errors: bool
     where there are too few rows, which `shortage` then says, and how many would do; `largest` the error that
     any counts as at the most, None where nothing is cut. `binding` is the client that sets it, with so many
     `rows` (or units) kept out; `enough` with the same mean would bring its bound half way to that mean, None
-    where no number does. None where nothing of this kind is stated.
+    where no number does. With `units` it is all of a mean of people, and `over_rows` has in the same measure
+    that of rows: what was `observed` at the worst client, and its `bound`, None where there is none; it is
+    itself None where it is not known. None where nothing of this kind is stated.
     """
     names = _STATED if typical is not None else _OF_CLASSES
     stated: list[tuple[str, HeldOut]] = [
@@ -141,9 +145,17 @@ def plain_promise(found: Certificate, typical: Typical | None, cuts_errors: bool
         "rows": part.rows[part.binding],
         "enough": part.enough,
         "units": part.units,
+        "over_rows": None,
     }
     if part.vacuous:
         return content | {"shortage": part.shortage}
+
+    def plain(cost: float) -> float:
+        return 1 - cost if part.mistakes or typical is None else typical(cost)
+
+    if (beside := part.over_rows) is not None:
+        bound = None if beside.bound is None else plain(beside.bound)
+        content["over_rows"] = {"observed": plain(beside.largest_mean), "bound": bound}
     if part.mistakes or typical is None:
         return content | {"bound": 1 - part.bound}
     cut = typical(part.largest) if part.clipped and cuts_errors else None

@@ -55,10 +55,18 @@ class ScoredTable:
     loss: PredictedLoss
     known: Range
     against: Scored | None  # the other model's predictions of the same rows
+    rows_per_unit: int | None = None  # at most, declared
 
     def certificate(self, confidence: float) -> Certificate:
         return certify_scored(
-            self.scored, self.clients, self.loss, self.known, confidence, self.units, self.against
+            self.scored,
+            self.clients,
+            self.loss,
+            self.known,
+            confidence,
+            self.units,
+            self.against,
+            self.rows_per_unit,
         )
 
 

@@ -87,6 +87,7 @@ def _plainly(judged: Mapping[str, Any], word: str, typical: Typical | None) -> d
         "clients": {name: {"shared": plain(one["loss"])} for name, one in judged["clients"].items()},
         "guess": None,
         "guess_kept_out": None,
+        "of_people": False,
     }
 
 
@@ -139,6 +140,8 @@ def _against(found: Paired, names: tuple[str, ...]) -> dict[str, Any]:
     return {
         "bound": found.bound,
         "better": found.better,
+        "lower": found.lower,
+        "largest": found.largest if found.clipped else None,
         "promise": found.promise,
         "means": [found.means[name] for name in names],
         "clients": [found.clients[name] for name in names],
@@ -163,14 +166,14 @@ def _settings(table: ScoredTable) -> list[list[str]]:
 def _advice(found: Certificate) -> list[str]:
     held = found.fresh
     assert held is not None
-    what = "units" if held.units else "rows"
+    what = held.draws
     if held.vacuous:
         return [f"There are too few {what} to promise anything: {held.shortage}."]
     advice = [
         f"The bound is set by '{held.binding}', with {held.rows[held.binding]:,} {what}; more {what} there "
         "lower it first."
     ]
-    if found.against is not None and not found.against.better:
+    if found.against is not None and not found.against.lower:
         binding = found.against.binding
         advice.append(
             f"Whether the model is better than the other at every client hangs on '{binding}', with "

@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from numpy.typing import NDArray
 
 from bidro.losses import LinearLoss, Softmax
 from bidro.losses.scalar import Followed, Tangent
@@ -189,13 +187,15 @@ def _means(
     means: Pass = jax.tree.map(lambda s: s / rows.size, rows.sum(block_sum, (at, price, inner)))
     if inner.loss.penalty is not None:
         means = _with_penalty(means, at, inner.loss.penalty)
+    if (pull := inner.loss.pull(at.x.shape[0])) is not None:
+        means = _with_penalty(means, at, jnp.asarray(pull) / rows.size)
     return means._replace(
         value=means.value + of_sum(rows.size, means.value),
         minorant=means.minorant - of_sum(rows.size, means.minorant),
     )
 
 
-def _with_penalty(means: Pass, at: Point, Q: NDArray[np.float64]) -> Pass:
+def _with_penalty(means: Pass, at: Point, Q: Any) -> Pass:
     """With <x, Q x> added to the mean loss."""
     slope = Q @ at.x
     term = jnp.sum(at.x * slope)

@@ -116,9 +116,12 @@ def curvatures(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Numbers:
             weighed = bent[:, :, own].swapaxes(2, 3)[..., None, :] * design.T
             full = (weighed @ design).transpose(2, 0, 3, 1, 4).reshape(models, d, d)
             packed[client][:, inside] += full[:, flat[above], flat[right]]
-    packed /= rows.left(fold)[..., None]
+    count = rows.left(fold)[..., None]
+    packed /= count
     if loss.penalty is not None:
         packed[..., inside] += 2 * loss.penalty[above, right]
+    if (pull := loss.pull(d)) is not None:
+        packed[..., inside] += 2 * pull[above, right] / count
     return packed
 
 
@@ -190,6 +193,10 @@ def _still(inner: Inner, rows: Dealt, x: Numbers, fold: Whole) -> Means:
         # Of equal slopes rounding would leave less than nothing.
         value += np.maximum(np.sum(slope * x, axis=1), 0.0)
         gradient[..., :d] += 2 * slope
+    if (pull := loss.pull(d)) is not None:
+        slope = x @ pull
+        value += np.maximum(np.sum(slope * x, axis=1), 0.0) / count
+        gradient[..., :d] += 2 * slope / count[..., None]
     return Means(value, gradient)
 
 
