@@ -265,8 +265,9 @@ def train(
         moments=None if calibration is None or calibration.moments is None else calibration.moments.whole,
     )
     own = None if calibration is None else choose_own(balls, calibration, choices.own, network)
+    kept = None if calibration is None else calibration.beside_a_model()
     found = (solution.x, solution.alpha, solution.rounds, solution.method)
-    return Trained(balls, *found, calibration, promise, weighing, solution, own, segments)
+    return Trained(balls, *found, kept, promise, weighing, solution, own, segments)
 
 
 def _radii(problem: Problem, choices: Choices, support: Box | None) -> tuple[Floats, str]:

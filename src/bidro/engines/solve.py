@@ -83,7 +83,7 @@ class Solution:
     history: NDArray[np.float64]  # (rounds, 2) upper and lower bound after each round
     seconds: float  # of this part of the solve
     problem: str  # the problem's fingerprint
-    state: Any  # to go on from
+    state: Any  # to go on from; holds sums over each client's rows, and so belongs where the rows are
 
     @property
     def absolute_gap(self) -> float:

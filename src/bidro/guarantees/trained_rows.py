@@ -112,6 +112,14 @@ class TrainedRows:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", Frozen(self.rows))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """With a bit a slot, as in the file: the one part of a pickled model that grows with its rows."""
+        return {"key": self.key, "slots": np.packbits(self.slots).tobytes(), "rows": dict(self.rows)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        slots = np.unpackbits(np.frombuffer(state["slots"], np.uint8)).astype(bool)
+        TrainedRows.__init__(self, state["key"], slots, state["rows"])
+
     @classmethod
     def of(cls, rows: Mapping[str, ArrayLike]) -> TrainedRows:
         """Of every client's training rows (N_i, m), in the units of training."""

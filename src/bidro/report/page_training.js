@@ -118,7 +118,7 @@ function shiftBars({ client, moved }, extent) {
   const caption =
     `${client}: how far the worst case typically moves a row, feature by feature, largest first. ` +
     "Rows move in both directions, so that the mean may stay: on the right, the mean in the data and in " +
-    "the worst case, or by how much it moves where clients do not tell it. The axis is the same for all clients.";
+    "the worst case, or by how much it moves where that is not told (by clients, or of few rows). The axis is the same for all clients.";
   signedBars("worst-figure", caption, "Average move, in standard deviations", rows, signTone, extent);
 }
 
