@@ -57,6 +57,10 @@ class Solution:
     """A model, and what is proven of it: the optimum of MW-DRO lies in [lower, upper], upper being the
     risk of `x` under the worst mixture.
 
+    With curves and a radius, or a smoothing of curves, the solver minimises a surrogate that is never below
+    MW-DRO's risks (`surrogate` says which). Then it is the surrogate's optimum that lies in [lower, upper]:
+    MW-DRO's is at most `upper`, and may be below `lower`. `promise` says it of this solution.
+
     Where the problem has references, lower and upper are of the regret, sum_i alpha_i (R_i(x) - b_i).
 
     Examples:
@@ -72,8 +76,8 @@ class Solution:
     risks: NDArray[np.float64]  # (n,) upper ends of R_i(x), references not taken off
     multipliers: NDArray[np.float64]  # (n,) lambda_i; inf where no sample moves
     names: tuple[str, ...]  # the clients'
-    upper: float  # bound of the optimum: the risk of x
-    lower: float  # bound of the optimum, proven
+    upper: float  # bound of the optimum: the risk of x, or what the surrogate makes of it
+    lower: float  # bound of the optimum, proven; where there is a surrogate, of the surrogate's, not MW-DRO's
     certified: bool  # False where the inner suprema are not known: then upper is inf, and nothing is proven
     method: str  # that was used
     why: str  # why this method
@@ -83,7 +87,26 @@ class Solution:
     history: NDArray[np.float64]  # (rounds, 2) upper and lower bound after each round
     seconds: float  # of this part of the solve
     problem: str  # the problem's fingerprint
+    surrogate: str | None  # what is minimised in place of MW-DRO's risks, in words; None where these are
     state: Any  # to go on from; holds sums over each client's rows, and so belongs where the rows are
+
+    @property
+    def promise(self) -> str:
+        """What is proven, in a sentence."""
+        what = "regret" if _solver(self.state).model.references.each is not None else "risk"
+        if not self.certified:
+            return f"Nothing is proven: the inner suprema are not known, nor how low the worst {what} can be."
+        ends = f"[{self.lower:.6g}, {self.upper:.6g}]"
+        if self.surrogate is None:
+            return f"The least worst {what} of any model lies in {ends}; this model attains the upper end."
+        return (
+            f"The least value of a surrogate of the worst {what}, in which {self.surrogate}, lies in {ends}; "
+            f"the worst {what} of this model is at most {self.upper:.6g}, and that of another model may be "
+            f"below {self.lower:.6g}."
+        )
+
+    def __repr__(self) -> str:
+        return f"Solution({len(self.x)} parameters, {self.method}, {self.rounds} rounds. {self.promise})"
 
     @property
     def absolute_gap(self) -> float:
@@ -140,7 +163,8 @@ def solve(
         mixture: (n,) the worst at `start`, if that is thought to be optimal: then one round may prove it.
 
     Returns:
-        The model, the worst-case weights, and bounds that hold the optimum between them.
+        The model, the worst-case weights, and bounds that hold the optimum between them: that of a surrogate
+        where `Solution.surrogate` says so.
 
     Raises:
         BidroError: for a problem that it cannot treat.
@@ -265,6 +289,7 @@ class _Run:
             history=np.array(self.history).reshape(-1, 2),
             seconds=time.perf_counter() - self.began,
             problem=problem.fingerprint,
+            surrogate=problem.surrogate,
             state=self.state,
         )
 
