@@ -240,17 +240,6 @@ class Problem:
         """Whether clients' risks are functions of (x, nu): see `worst_case.atoms`."""
         return ambiguity_kind(self.ambiguity) == "ball" and is_lifted(self.inner)
 
-    @property
-    def surrogate(self) -> str | None:
-        """What is minimised in place of MW-DRO's risks where these are not known exactly, in words: never
-        below them, and so bounds of it from below are none of MW-DRO. None where it is the risks."""
-        parts = []
-        if has_curves(self.loss) and np.any(self.eps):
-            parts.append("every curve counts as steep everywhere as it is where it is steepest")
-        if self.loss.penalty is not None:
-            parts.append("a term that smooths the curves is added")
-        return " and ".join(parts) or None
-
     @cached_property
     def steepest(self) -> tuple[NormBound, ...]:
         """Bounds beyond which no model has a finite risk, where `finite` does not hold them: of penalised

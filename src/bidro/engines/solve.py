@@ -22,6 +22,7 @@ from bidro.engines.local import IN_PROCESS, Answered
 from bidro.engines.rounds import Rounds, rounds
 from bidro.engines.wire import pack
 from bidro.errors import BidroError
+from bidro.losses import has_curves
 from bidro.problem import Problem
 from bidro.worst_case import Oracle, default_oracle
 
@@ -118,6 +119,17 @@ class Solution:
         loss 1e-12) if that is more; inf where nothing is proven. With references b, |upper + <p, b>| takes
         the place of |upper|, p being the clients' shares (projected on A): it is a risk, not a regret."""
         return _solver(self.state).gap if self.certified else float("inf")
+
+
+def surrogate_of(problem: Problem) -> str | None:
+    """What is minimised in place of MW-DRO's risks where these are not known exactly, in words: it is never
+    below them, so that what bounds it from below bounds no optimum of MW-DRO. None where it is the risks."""
+    parts = []
+    if has_curves(problem.loss) and np.any(problem.eps):
+        parts.append("every curve counts as steep everywhere as it is where it is steepest")
+    if problem.loss.penalty is not None:
+        parts.append("a term that smooths the curves is added")
+    return " and ".join(parts) or None
 
 
 def chosen_method(problem: Problem) -> tuple[Method, str]:
@@ -289,7 +301,7 @@ class _Run:
             history=np.array(self.history).reshape(-1, 2),
             seconds=time.perf_counter() - self.began,
             problem=problem.fingerprint,
-            surrogate=problem.surrogate,
+            surrogate=surrogate_of(problem),
             state=self.state,
         )
 
