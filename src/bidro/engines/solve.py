@@ -23,6 +23,7 @@ from bidro.engines.rounds import Rounds, rounds
 from bidro.engines.wire import pack
 from bidro.errors import BidroError
 from bidro.losses import has_curves
+from bidro.losses.fingerprints import require_known
 from bidro.problem import Problem
 from bidro.worst_case import Oracle, default_oracle
 
@@ -167,7 +168,8 @@ def solve(
         max_rounds: stop after so many in all, whatever the gap.
         oracle: solves inner problems without a closed form; exact where there is one, by default.
         progress: called after each round with its number and the gap.
-        resume: a solution of the same problem by the same method to go on from.
+        resume: a solution of the same problem by the same method to go on from; refused where it cannot be
+            told whether a loss of your own is still the same.
         network: answers the rounds; clients in this process by default.
         start: (d,) a model to begin with.
         moments: the replies of "one-shot", where clients have sent them before (they are taken to be of this
@@ -204,6 +206,8 @@ def solve(
     if method is not None or resume is not None:
         why = "it was asked for"
     oracle = default_oracle(problem.inner) if oracle is None else oracle
+    if resume is not None:
+        require_known(problem.fingerprint)
     if resume is not None and (resume.problem, resume.method) != (problem.fingerprint, chosen):
         raise BidroError("A solution resumes only with the problem and the method that it began with.")
     algorithm = _algorithm(problem, chosen, oracle, gap)

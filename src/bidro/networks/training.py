@@ -27,6 +27,7 @@ from bidro.engines.result import Result
 from bidro.errors import BidroError
 from bidro.guarantees.price import worst_fifth
 from bidro.losses import losses_of
+from bidro.losses.fingerprints import require_known
 from bidro.packed import decoded, encoded
 from bidro.problem import Problem
 from bidro.report.files import require_file_place, write_whole
@@ -106,6 +107,7 @@ def train_network(
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None:
         require_file_place(path)
+        require_known(problem.fingerprint)
     watcher = _Watcher(algorithm, problem, seed, dict(kept_out or {}), patience, path)
     begun = watcher.load() if path is not None and path.exists() else None
     if begun is not None and (watcher.enough or begun.rounds >= rounds):
