@@ -17,6 +17,7 @@ import numpy as np
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
+from bidro.given_files import read_bytes
 from bidro.packed import decoded, encoded
 from bidro.trees import Frozen
 
@@ -63,7 +64,7 @@ def own_models_in(folder: Path, shared: Floats) -> Mapping[str, Floats]:
     path = folder / FILE
     if not path.exists():
         return Frozen({})
-    return OwnModels.from_bytes(path.read_bytes(), shared, str(path)).clients
+    return OwnModels.from_bytes(read_bytes(path), shared, str(path)).clients
 
 
 def write_private(path: Path, content: bytes) -> None:

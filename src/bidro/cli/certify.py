@@ -223,6 +223,7 @@ def _of_folder(
 ) -> Certificate:
     from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError
+    from bidro.given_files import read_text
     from bidro.guarantees.certificate import Certificate
     from bidro.guarantees.statements import with_holdout
     from bidro.model_file import load_model
@@ -242,7 +243,7 @@ def _of_folder(
     _refuse_rows_trained_on(model, fresh)
     ordered = {name: fresh[name] for name in loaded.clients}
     return with_holdout(
-        Certificate.from_json(path.read_text()),
+        Certificate.from_json(read_text(path)),
         loaded.assessed,
         ordered,
         confidence,

@@ -25,6 +25,7 @@ from bidro.arrays import Floats
 from bidro.engines.in_process import run
 from bidro.engines.result import Result
 from bidro.errors import BidroError
+from bidro.given_files import read_bytes
 from bidro.guarantees.price import worst_fifth
 from bidro.losses import losses_of
 from bidro.losses.fingerprints import require_known
@@ -195,7 +196,7 @@ class _Watcher:
     def load(self) -> Result:
         """The run so far, from its checkpoint."""
         assert self.path is not None
-        tensors, header = decoded(self.path.read_bytes(), str(self.path))
+        tensors, header = decoded(read_bytes(self.path), str(self.path))
         if header.get("kind") != _KIND:
             raise BidroError(f"'{self.path}' is not a checkpoint of a training run.")
         if header["run"] != self._identity:
