@@ -16,9 +16,9 @@ SOURCE = ROOT / "src" / "bidro"
 
 # Rooms from the ground up: a room may import only rooms before it (and itself).
 ORDER = [
-    "errors", "arrays", "trees", "splits", "privacy", "sets", "rows", "curves", "losses", "transport",
-    "federation", "worst_case", "client", "problem", "algorithms", "engines", "guarantees", "standard",
-    "predictor", "training", "fitting",
+    "errors", "given_files", "arrays", "trees", "splits", "privacy", "sets", "rows", "curves", "losses",
+    "transport", "federation", "worst_case", "client", "problem", "algorithms", "engines", "guarantees",
+    "standard", "predictor", "training", "fitting",
     "estimators", "tables", "packed", "own_file", "model_file", "scoring", "report", "workflow", "networks",
     "deploy",
     "experiments", "cli",

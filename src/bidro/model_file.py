@@ -22,6 +22,7 @@ from scipy.special import expit, softmax
 from bidro.arrays import Floats
 from bidro.curves import Basis, Levels
 from bidro.errors import BidroError
+from bidro.given_files import read_bytes
 from bidro.guarantees.statements import Assessed
 from bidro.losses import Loss, has_curves, losses_of, registry
 from bidro.own_file import own_models_in
@@ -345,7 +346,7 @@ def load_model(folder: Path | str) -> Model:
     path = folder / FILE if folder.is_dir() else folder
     if not path.exists():
         raise BidroError(f"There is no model in '{folder}': '{path}' does not exist.")
-    model = Model.from_bytes(path.read_bytes(), str(path))
+    model = Model.from_bytes(read_bytes(path), str(path))
     return replace(model, own=own_models_in(path.parent, model.x))
 
 

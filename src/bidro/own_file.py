@@ -20,6 +20,7 @@ import numpy as np
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
+from bidro.given_files import read_bytes
 from bidro.guarantees.trained_rows import TrainedRows
 from bidro.packed import decoded, encoded
 from bidro.trees import Frozen
@@ -80,7 +81,7 @@ def own_file_in(folder: Path, shared: Floats) -> OwnModels:
     path = folder / FILE
     if not path.exists():
         return OwnModels({}, shared)
-    return OwnModels.from_bytes(path.read_bytes(), shared, str(path))
+    return OwnModels.from_bytes(read_bytes(path), shared, str(path))
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -16,6 +16,7 @@ from safetensors.numpy import load, save
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
+from bidro.given_files import parsed_json
 
 
 def encoded(tensors: Mapping[str, Floats], header: Mapping[str, Any]) -> bytes:
@@ -35,9 +36,9 @@ def _encoded(tensors: Mapping[str, Floats], header: Mapping[str, Any]) -> bytes:
 def decoded(data: bytes, where: str) -> tuple[dict[str, Floats], dict[str, Any]]:
     try:
         length = int.from_bytes(data[:8], "little")
-        outer = json.loads(data[8 : 8 + length])
+        outer = parsed_json(data[8 : 8 + length])
         text = outer["__metadata__"]["bidro"][64:]
-        tensors, header = load(data), json.loads(text)
+        tensors, header = load(data), parsed_json(text)
         finite = all(np.all(np.isfinite(v)) for v in tensors.values())
         numbers = {name: np.asarray(v, float) for name, v in tensors.items()}
         again = _encoded(numbers, {k: v for k, v in header.items() if k != "numbers"})

@@ -14,7 +14,6 @@ b_i is what could be attained for it alone (Agarwal and Zhang 2022, Minimax regr
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import warnings
@@ -39,6 +38,7 @@ from bidro.client import (
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.losses import LinearLoss, Loss, ResidualLoss, Softmax, has_curves, losses_of
+from bidro.losses.fingerprints import fingerprint_of
 from bidro.sets import Ball, Box, CappedSimplex, L1SimplexBall, ScaledNormCut, Simplex, VectorSet, WholeSpace
 from bidro.sets.base import Held, NormBound
 from bidro.transport import Transport
@@ -269,15 +269,13 @@ class Problem:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells problems apart: a digest of their sets, settings and rows, to the last bit."""
+        """Tells problems apart: a digest of their sets, settings and rows, to the last bit; where a loss of
+        the user's cannot be told from others, the reason (see `losses.fingerprints`)."""
         settings = (self.loss, self.transport, self.federation.support, self.models, self.mixtures)
         leaves, structure = jax.tree.flatten((settings, self.rho, self.eps))
-        digest = hashlib.blake2b(repr((structure, self.federation.names, self.federation.sizes)).encode())
         given = () if self.references is None else ("references", np.asarray(self.references))
-        for leaf in (*leaves, *given, self.federation.samples):
-            numbers = isinstance(leaf, Array | np.ndarray)
-            digest.update(np.ascontiguousarray(leaf).data if numbers else repr(leaf).encode())
-        return digest.hexdigest()
+        words = (structure, self.federation.names, self.federation.sizes)
+        return fingerprint_of(self.loss, words, (*leaves, *given, self.federation.samples))
 
     def with_mixtures(self, mixtures: Mixtures) -> Problem:
         """The same problem with other mixtures; what the rows tell of it is not computed anew."""

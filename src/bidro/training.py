@@ -197,13 +197,12 @@ def train(
     are in units of, by default read off the rows. `curves` are those that are wanted, with the finest knots;
     how many segments they have is chosen before radii and weights.
     """
-    segments = told = None
+    segments = told = calibration = None
     if curves is not None:
         dealt = folds_of(min(problem.federation.sizes), choices, limits)
         problem, segments, told = choose_curves(problem, *curves, *dealt, choices.seed, network, choices.own)
     radii, promise = _radii(problem, choices, support)
     balls = replace(problem, ambiguity=WassersteinBall(radii))
-    calibration = None
     wanted = grid(choices, problem.n)
     weighings = wanted.weighings
     if cross_validates(choices, problem.n, can_have_own(problem)):
@@ -244,9 +243,10 @@ def train(
         start=None if calibration is None else calibration.start,
         mixture=None if calibration is None else calibration.start_mixture,
         # What was told for cross-validation of squared loss is all that it depends on.
-        moments=None if calibration is None or calibration.moments is None else calibration.moments.whole,
+        moments=None if calibration is None else calibration.moments and calibration.moments.whole,
     )
     own = None if calibration is None else choose_own(balls, calibration, choices.own, network)
+    calibration = calibration and calibration.beside_a_model()
     found = (solution.x, solution.alpha, solution.rounds, solution.method)
     return Trained(balls, *found, calibration, promise, weighing, solution, own, segments)
 

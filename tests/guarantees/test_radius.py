@@ -168,6 +168,35 @@ def test_simulated_coverage(law, m, p):
         assert inside / repetitions >= 1 - beta
 
 
+@pytest.mark.parametrize("classes", [2, 3, 10, 50, 400])
+def test_simulated_coverage_of_a_label_alone(classes):
+    """Of unordered classes that are all one cost apart, W_p^p is cost^p times the total variation. Where the
+    classes are equally likely, that is largest."""
+    beta, cost, repetitions = 0.1, 2.0, 2000
+    for rows in (100, 1000):
+        label = np.arange(classes, dtype=float)
+        some = Federation.from_arrays({"a": label[:, None]}, Box([0.0], [classes - 1.0]))
+        for p in (1.0, 2.0):
+            rule = explicit_rule(some, Transport.classification(1, p, cost), label)
+            counts = np.random.default_rng(classes).multinomial(
+                rows, np.full(classes, 1 / classes), repetitions
+            )
+            variation = np.abs(counts / rows - 1 / classes).sum(axis=1) / 2
+            inside = np.mean(cost * variation ** (1 / p) <= rule.radius(rows, beta))
+            assert inside >= 1 - beta
+
+
+def test_a_label_alone_by_hand():
+    """Two classes have an order; of more, all sets of classes count, or the mean of the total variation."""
+    two, ten, many = (ExplicitRadius(1.0, 1, 1.0, classes) for classes in (2, 10, 400))
+    assert two.radius(100, 0.1) == pytest.approx(math.sqrt(math.log(20) / 200))
+    assert ten.radius(100, 0.1) == pytest.approx(math.sqrt(math.log(1022 / 0.1) / 200))
+    assert many.radius(1000, 0.1) == pytest.approx(math.sqrt(399 / 1000) / 2 + math.sqrt(math.log(10) / 2000))
+    for rule in (two, ten, many, ExplicitRadius(1.0, 1, 2.0, 5000)):
+        for beta in (0.01, 0.3):
+            assert rule.risk(20_000, rule.radius(20_000, beta)) == pytest.approx(beta)
+
+
 def test_the_paper_s_radius_at_its_edges():
     """Below its own constant there is nothing to fear; a support of one point needs no radius."""
     rule = PaperRadius(2.0, 3, 1.0, 0.5, 4.0)

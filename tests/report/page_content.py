@@ -57,7 +57,13 @@ def content(names=HOSPITALS, seed=0):
         ],
         "features": _features(rng),
         "intercept": 1.2034,
-        "solver": {"rounds": 8, "gap": 3.1e-7, "method": "curvature", "history": _history()},
+        "solver": {
+            "rounds": 8,
+            "gap": 3.1e-7,
+            "method": "curvature",
+            "history": _history(),
+            "surrogate": None,
+        },
         "calibration": _calibration(),
         "clients": clients,
         "overall": {

@@ -584,6 +584,17 @@ def test_bounds_on_a_regret_are_not_called_those_of_a_loss(visit):
     assert "relative to a regret" in find(browser, "#gap-figure figcaption").text
 
 
+def test_bounds_on_a_surrogate_are_not_called_those_of_the_worst_case(visit):
+    words = "every curve counts as steep everywhere as it is where it is steepest"
+    content = page_content.content()
+    browser = visit(content | {"solver": content["solver"] | {"surrogate": words}})
+    assert "The surrogate that training minimises" in find(browser, "#bounds-figure figcaption").text
+    legend = texts(browser, "#bounds-figure .legend span")
+    assert {"Upper bound: the model's surrogate", "Lower bound: the surrogate of any model"} <= set(legend)
+    assert f"{words}: the worst case of another model may be lower" in find(browser, "#solver-words").text
+    assert "no model of this kind has" not in find(browser, "#solver-words").text
+
+
 def test_who_gains_and_who_loses(visit):
     content = page_content.content()
     browser = visit(content)

@@ -10,7 +10,8 @@ for every x in X, since nu r_nu >= <y, B x + b>; with its minimum over X, this i
 optimum s is 0, but a solver leaves a residual, and what it costs is multiplied by the width of X. So the
 multipliers are mended twice. First all of them are moved a little, in proportion to their sizes, to where s
 vanishes (least squares). What rounding leaves of s is then cancelled by tiny multiples of other cuts, kept
-apart from the large ones beside which they would be lost. Sums are evaluated without rounding error.
+apart from the large ones beside which they would be lost. Slopes are summed without rounding error, and what
+the rest of the arithmetic can get wrong is bounded by the sizes of its terms and taken off the bound.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _AT_EDGE = 1e-6
 _USED = 1e-10
 # How much more an equation weighs that must hold than one that is only wished for.
 _FIRST = 1e2
-_TINY = float(np.finfo(float).tiny)
+_TINY, _EPS = float(np.finfo(float).tiny), float(np.finfo(float).eps)
+# Operations behind each term of a bound, besides the sums: twice what the analysis gives to first order.
+_OPERATIONS = 16
 # Bounds may contradict each other by this share of the risk, which is rounding.
 _CONTRADICTION = 1e-8
 # How often each mending is repeated: its own rounding is what is left to mend.
@@ -133,6 +136,7 @@ def proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
         slope, constant = _pushed(slope, constant, bounds[-1], answer.pushes[len(bounds) - 1])
         models = models.base
     assert isinstance(models, Box | Ball)
+    constant -= _hidden(model, cuts, z, beta, pulls, slope)
     bound, left = constant - float(models.linear_maximum(-slope)[0]), slope
     for matrix, y, price in _on_steepness(model, answer, slope):
         pushed = exact_combination(np.append(1.0, y), np.vstack([slope, matrix]))
@@ -140,6 +144,26 @@ def proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> Proof:
         if better > bound:
             bound, left = better, pushed
     return Proof(bound if math.isfinite(bound) else -math.inf, at_z - bound, answer.alpha, left)
+
+
+def _hidden(
+    model: ConeModel, cuts: Cuts, z: Numbers, beta: Numbers, pulls: tuple[Numbers, ...], slope: Numbers
+) -> float:
+    """What rounding can add to a bound: a share of the sum of the sizes of its terms, however they cancel.
+
+    These are the cuts at z, of which multipliers are a mixture only up to rounding, what nu costs and the
+    pulls earn at z, and the slope over X.
+    """
+    d, used = model.models.dimension, beta != 0
+    away = np.abs(z - cuts.points[cuts.origin[used]])
+    size = np.abs(cuts.value[used]) + np.sum(np.abs(cuts.gradient[used]) * away, axis=1)
+    total = float(np.abs(beta[used]) @ size)
+    reach = np.max(np.abs([np.asarray(side) for side in model.models.bounding_box()]), axis=0)
+    total += float(np.abs(slope) @ (np.abs(z[:d]) + reach))
+    total += float(np.abs(beta) @ np.abs(cuts.gradient[:, d:]) @ np.abs(z[d:]))
+    for cone, y in zip(model.cones, pulls, strict=True):
+        total += 2 * float(np.abs(y) @ (np.abs(cone.matrix) @ np.abs(z[:d]) + np.abs(cone.offset)))
+    return (len(size) + d + _OPERATIONS) * _EPS * total
 
 
 def _on_steepness(
@@ -360,7 +384,8 @@ def _cancelled(
         over = float(np.sum(taken[k:] / weight))
         of_risks = proof.bound + model.references.of_cuts(extended.multipliers, twice.owner)
         taken_off = model.references.of_cuts(answer.multipliers, cuts.owner)
-        proof = proof._replace(bound=of_risks / (1 + over) - taken_off if of_risks > 0 else -math.inf)
+        off = _OPERATIONS * _EPS * (abs(of_risks) + abs(taken_off))
+        proof = proof._replace(bound=of_risks / (1 + over) - taken_off - off if of_risks > 0 else -math.inf)
         best = max(best, proof, key=_of_bound)
         if proof.lost > _LESS * lost:
             break

@@ -237,6 +237,7 @@ def _of_folder(
 ) -> Certificate:
     from bidro.engines.compiled import compilation_cache
     from bidro.errors import BidroError
+    from bidro.given_files import read_text
     from bidro.guarantees.certificate import Certificate
     from bidro.guarantees.statements import with_holdout
     from bidro.model_file import load_model
@@ -256,7 +257,7 @@ def _of_folder(
     own_is_told = _refuse_rows_trained_on(model, loaded, fresh)
     ordered = {name: fresh[name] for name in loaded.clients}
     return with_holdout(
-        Certificate.from_json(path.read_text()),
+        Certificate.from_json(read_text(path)),
         loaded.assessed,
         ordered,
         confidence,

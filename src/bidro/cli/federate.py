@@ -324,6 +324,8 @@ def _print(out: Path, as_json: bool) -> None:
         return
     gap, wanted = settings["gap"], FitOptions.from_toml(out / "run.toml").gap
     words = "without a certified gap" if gap is None else f"to a certified gap of {gap:.1e}"
+    if gap is not None and settings["surrogate"] is not None:
+        words += " of a surrogate for the worst case"
     if gap is not None and gap > wanted:
         words += f", SHORT of the {wanted:.1e} that was asked for"
     print(f"Trained in {audit['rounds']} rounds {words}.")

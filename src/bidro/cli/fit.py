@@ -304,6 +304,8 @@ def _print(done: Fit, out: Path) -> None:
     how = f"Solved in {trained.rounds} round{'s' * (trained.rounds != 1)}"
     # Of sums with noise there is no gap to certify.
     gap = "" if trained.gap is None else f" to a certified relative gap of {trained.gap:.1e}"
+    if gap and done.model.settings["surrogate"] is not None:
+        gap += " of a surrogate for the worst case"
     measure = done.model.schema.measured_in
     unit = "" if measure is None else f", in {entry_of(done.model.loss).unit_in(measure)}"
     console.print(

@@ -43,7 +43,7 @@ def predict(
     from bidro.errors import BidroError
     from bidro.model_file import load_model
     from bidro.report.files import is_stream, require_file_place, write_text
-    from bidro.tables import read_one
+    from bidro.tables import as_csv, read_one
 
     if out is not None:
         require_file_place(out)
@@ -64,13 +64,13 @@ def predict(
     note_own_models(loaded, rows)
     unseen = {"unseen_levels": loaded.schema.unseen_levels(rows)}
     if out is not None:
-        write_text(out, found.to_csv(index=False))
+        write_text(out, as_csv(found))
         words = f"{len(found):,} predictions written to {out}."
         _say_of_file(out, {"rows": len(found), "out": str(out), **unseen}, json, words)
     elif json:
         _print_json({"rows": len(found), **unseen, "predictions": found.to_dict("list")})
     else:
-        sys.stdout.write(found.to_csv(index=False))
+        sys.stdout.write(as_csv(found))
 
 
 def export(
@@ -258,9 +258,8 @@ def report(
     json: AsJson = False,
 ) -> None:
     """Write the report page of a model folder anew, and pictures of its curves."""
-    import json as plain_json
-
     from bidro.errors import BidroError
+    from bidro.given_files import parsed_json, read_text
     from bidro.model_file import load_model
     from bidro.report.files import write_text
     from bidro.report.page import page_html
@@ -270,7 +269,7 @@ def report(
     if not source.exists():
         raise BidroError(f"There is no report.json in '{model}'; give the folder that `bidro fit` wrote.")
     try:
-        content = plain_json.loads(source.read_text())
+        content = parsed_json(read_text(source))
     except ValueError as error:
         raise BidroError(f"'{source}' is damaged: {error}.") from error
     drawn = [] if curves is None else _draw_curves(content, curves, model)

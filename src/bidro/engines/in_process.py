@@ -27,6 +27,7 @@ from bidro.client import Client
 from bidro.engines.result import Result, result_of
 from bidro.engines.rounds import Who, first_state, last_state, rounds
 from bidro.errors import BidroError
+from bidro.losses.fingerprints import require_known
 from bidro.problem import Problem
 from bidro.rows import ClientRows
 
@@ -86,6 +87,7 @@ def run(
     done = 0 if resume is None else resume.rounds
     every = _interval(rounds, record_every)
     if resume is not None:
+        require_known(problem.fingerprint)
         began = (resume.seed, resume.problem, _fingerprint(resume.algorithm))
         if began != (seed, problem.fingerprint, _fingerprint(algorithm)):
             raise BidroError("A run resumes only with the algorithm, problem and seed that it began with.")

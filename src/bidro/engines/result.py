@@ -35,7 +35,7 @@ class Result:
     history_rounds: NDArray[np.int64]  # (records,)
     history: Snapshot  # arrays with a leading axis of records
     seconds: float  # of this part of the run
-    state: Any  # to go on from
+    state: Any  # to go on from; what clients replied is in it, so that it belongs where the rows are
 
 
 def result_of(

@@ -22,6 +22,8 @@ from bidro.engines.local import IN_PROCESS, Answered
 from bidro.engines.rounds import Rounds, rounds
 from bidro.engines.wire import pack
 from bidro.errors import BidroError
+from bidro.losses import has_curves
+from bidro.losses.fingerprints import require_known
 from bidro.problem import Problem
 from bidro.worst_case import Oracle, default_oracle
 
@@ -57,6 +59,10 @@ class Solution:
     """A model, and what is proven of it: the optimum of MW-DRO lies in [lower, upper], upper being the
     risk of `x` under the worst mixture.
 
+    With curves and a radius, or a smoothing of curves, the solver minimises a surrogate that is never below
+    MW-DRO's risks (`surrogate` says which). Then it is the surrogate's optimum that lies in [lower, upper]:
+    MW-DRO's is at most `upper`, and may be below `lower`. `promise` says it of this solution.
+
     Where the problem has references, lower and upper are of the regret, sum_i alpha_i (R_i(x) - b_i).
 
     Examples:
@@ -72,8 +78,8 @@ class Solution:
     risks: NDArray[np.float64]  # (n,) upper ends of R_i(x), references not taken off
     multipliers: NDArray[np.float64]  # (n,) lambda_i; inf where no sample moves
     names: tuple[str, ...]  # the clients'
-    upper: float  # bound of the optimum: the risk of x
-    lower: float  # bound of the optimum, proven
+    upper: float  # bound of the optimum: the risk of x, or what the surrogate makes of it
+    lower: float  # bound of the optimum, proven; where there is a surrogate, of the surrogate's, not MW-DRO's
     certified: bool  # False where the inner suprema are not known: then upper is inf, and nothing is proven
     method: str  # that was used
     why: str  # why this method
@@ -83,7 +89,26 @@ class Solution:
     history: NDArray[np.float64]  # (rounds, 2) upper and lower bound after each round
     seconds: float  # of this part of the solve
     problem: str  # the problem's fingerprint
-    state: Any  # to go on from
+    surrogate: str | None  # what is minimised in place of MW-DRO's risks, in words; None where these are
+    state: Any  # to go on from; holds sums over each client's rows, and so belongs where the rows are
+
+    @property
+    def promise(self) -> str:
+        """What is proven, in a sentence."""
+        what = "regret" if _solver(self.state).model.references.each is not None else "risk"
+        if not self.certified:
+            return f"Nothing is proven: the inner suprema are not known, nor how low the worst {what} can be."
+        ends = f"[{self.lower:.6g}, {self.upper:.6g}]"
+        if self.surrogate is None:
+            return f"The least worst {what} of any model lies in {ends}; this model attains the upper end."
+        return (
+            f"The least value of a surrogate of the worst {what}, in which {self.surrogate}, lies in {ends}; "
+            f"the worst {what} of this model is at most {self.upper:.6g}, and that of another model may be "
+            f"below {self.lower:.6g}."
+        )
+
+    def __repr__(self) -> str:
+        return f"Solution({len(self.x)} parameters, {self.method}, {self.rounds} rounds. {self.promise})"
 
     @property
     def absolute_gap(self) -> float:
@@ -95,6 +120,17 @@ class Solution:
         loss 1e-12) if that is more; inf where nothing is proven. With references b, |upper + <p, b>| takes
         the place of |upper|, p being the clients' shares (projected on A): it is a risk, not a regret."""
         return _solver(self.state).gap if self.certified else float("inf")
+
+
+def surrogate_of(problem: Problem) -> str | None:
+    """What is minimised in place of MW-DRO's risks where these are not known exactly, in words: it is never
+    below them, so that what bounds it from below bounds no optimum of MW-DRO. None where it is the risks."""
+    parts = []
+    if has_curves(problem.loss) and np.any(problem.eps):
+        parts.append("every curve counts as steep everywhere as it is where it is steepest")
+    if problem.loss.penalty is not None:
+        parts.append("a term that smooths the curves is added")
+    return " and ".join(parts) or None
 
 
 def chosen_method(problem: Problem) -> tuple[Method, str]:
@@ -132,7 +168,8 @@ def solve(
         max_rounds: stop after so many in all, whatever the gap.
         oracle: solves inner problems without a closed form; exact where there is one, by default.
         progress: called after each round with its number and the gap.
-        resume: a solution of the same problem by the same method to go on from.
+        resume: a solution of the same problem by the same method to go on from; refused where it cannot be
+            told whether a loss of your own is still the same.
         network: answers the rounds; clients in this process by default.
         start: (d,) a model to begin with.
         moments: the replies of "one-shot", where clients have sent them before (they are taken to be of this
@@ -140,7 +177,8 @@ def solve(
         mixture: (n,) the worst at `start`, if that is thought to be optimal: then one round may prove it.
 
     Returns:
-        The model, the worst-case weights, and bounds that hold the optimum between them.
+        The model, the worst-case weights, and bounds that hold the optimum between them: that of a surrogate
+        where `Solution.surrogate` says so.
 
     Raises:
         BidroError: for a problem that it cannot treat.
@@ -168,6 +206,8 @@ def solve(
     if method is not None or resume is not None:
         why = "it was asked for"
     oracle = default_oracle(problem.inner) if oracle is None else oracle
+    if resume is not None:
+        require_known(problem.fingerprint)
     if resume is not None and (resume.problem, resume.method) != (problem.fingerprint, chosen):
         raise BidroError("A solution resumes only with the problem and the method that it began with.")
     algorithm = _algorithm(problem, chosen, oracle, gap)
@@ -265,6 +305,7 @@ class _Run:
             history=np.array(self.history).reshape(-1, 2),
             seconds=time.perf_counter() - self.began,
             problem=problem.fingerprint,
+            surrogate=surrogate_of(problem),
             state=self.state,
         )
 

@@ -16,7 +16,16 @@ from bidro.arrays import Floats
 from bidro.fitting.asked_curves import held_still, of_losses_alone, require_lines, wanted_curves, with_risks
 from bidro.fitting.beside import Beside, beside_answers
 from bidro.fitting.client_side import STATEMENTS
-from bidro.fitting.fitted import Change, Changes, ClientLoss, Displacement, Fitted, Options, Progress
+from bidro.fitting.fitted import (
+    FEWEST_DESCRIBED,
+    Change,
+    Changes,
+    ClientLoss,
+    Displacement,
+    Fitted,
+    Options,
+    Progress,
+)
 from bidro.fitting.network import Clients, Network
 from bidro.fitting.private import private_fit
 from bidro.fitting.questions import Assess, Assessment, Fixed, HoldoutBounds, Prepared
@@ -171,7 +180,7 @@ class _Fit:
             before = (np.asarray(prepared.mean)[:, :-1] - standard.mean) / standard.spread
         displaced = {
             names[i]: Displacement(
-                None if before is None else before[i],
+                None if before is None or prepared.rows[i] < FEWEST_DESCRIBED else before[i],
                 np.asarray(found.moved)[i],
                 np.asarray(found.typical)[i],
             )

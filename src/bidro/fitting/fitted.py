@@ -21,6 +21,9 @@ from bidro.problem import Problem
 from bidro.standard import Standard
 from bidro.training import LARGEST_COEFFICIENT, AlgorithmOne, Choices, Trained
 
+# Where a client's rows lie is said of so many at the least: of fewer, means and quantiles are the rows.
+FEWEST_DESCRIBED = 10
+
 
 @dataclass(frozen=True, eq=False)
 class Options:
@@ -89,7 +92,7 @@ class Changes(NamedTuple):
 class Displacement(NamedTuple):
     """How a client's worst case moves its features, in pooled standard deviations."""
 
-    before: Floats | None  # (k,) the means; None where clients do not tell them
+    before: Floats | None  # (k,) the means; None where clients do not tell them, or have too few rows
     moved: Floats  # (k,) how far these move
     typical: Floats  # (k,) how far rows move on average
 

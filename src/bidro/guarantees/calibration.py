@@ -64,18 +64,19 @@ class Calibration:
     """
 
     candidates: tuple[Candidate, ...]  # what was tried
-    left_out: LeftOut  # losses by fold and client
+    left_out: LeftOut  # losses by fold and client; beside a trained model over all folds at once
     names: tuple[str, ...]  # the clients'
     sizes: tuple[int, ...]  # their rows
     price: float  # that the choice was held to
     pooled: int  # which candidate is pooled training, or what comes closest to it
     place: int  # which is chosen
     radii: Floats  # (n,) of the choice
-    models: Floats  # (folds + 1, candidates, d): last those of all rows
+    pooled_model: Floats  # (d,) of pooled training, on all rows
     spread: float  # that radii are in units of
     deal: Deal  # of the folds
     rounds: int  # with the clients
-    moments: Told | None  # of squared loss, where clients have sent them
+    models: Floats | None  # (folds + 1, candidates, d): last those of all rows; None beside a trained model
+    moments: Told | None = None  # of squared loss, where clients have sent them; None beside a trained model
     mixtures: Floats | None = None  # (candidates, n) the worst at the models of all rows, where known
 
     @property
@@ -109,22 +110,19 @@ class Calibration:
     @property
     def start(self) -> Floats | None:
         """(d,) to begin a solve with; None where second moments tell all that a solve asks for."""
-        return None if self.moments is not None else self.models[-1, self.place]
+        return None if self.moments is not None or self.models is None else self.models[-1, self.place]
 
     @property
     def start_mixture(self) -> Floats | None:
         """(n,) the worst at `start`, where it is known."""
         return None if self.start is None or self.mixtures is None else self.mixtures[self.place]
 
-    @property
-    def fold_models(self) -> Floats:
-        """(folds, d) of the choice."""
-        return self.models[:-1, self.place]
-
-    @property
-    def pooled_model(self) -> Floats:
-        """(d,) of pooled training, on all rows."""
-        return self.models[-1, self.pooled]
+    def beside_a_model(self) -> Calibration:
+        """What may be kept, pickled and shared with a trained model: no sums over single folds, from whose
+        differences the rows of a small client follow, and no models of the other candidates: with the
+        mixtures that these are optimal for they are linear equations for every client's second moments."""
+        whole = LeftOut(self.left_out.pooled[None], self.left_out.rows.sum(axis=0, keepdims=True))
+        return replace(self, left_out=whole, models=None, moments=None, mixtures=None)
 
     def held_to(self, weighing: tuple[float, float]) -> Calibration:
         """With the choice among candidates of one weighing (cap, blend) alone; the others are to compare."""
@@ -245,10 +243,11 @@ def calibrate(
         pooled,
         place,
         radii,
-        np.asarray(models),
+        np.asarray(models)[-1, pooled],
         unit,
         Deal(folds, seed),
         took,
+        np.asarray(models),
         None if found is None else found.told,
         None if found is None else found.weights,
     )

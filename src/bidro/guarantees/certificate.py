@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bidro.errors import BidroError
+from bidro.given_files import parsed_json
 from bidro.guarantees.held_out import HeldOut, OverRows
 from bidro.guarantees.out_of_sample import Interval
 from bidro.guarantees.paired import Paired
@@ -122,7 +123,7 @@ class Certificate:
             BidroError: for text that is no certificate of this version.
         """
         try:
-            content = json.loads(text)
+            content = parsed_json(text)
         except ValueError as error:
             raise BidroError(f"This is not a certificate: it cannot be read as JSON ({error}).") from error
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:

@@ -9,6 +9,9 @@ with J_hat(x) the worst mixture of the robust risks, alpha the weights that atta
 constant of the loss in the sample over the support, and delta a bound of W_p between any two clients' true
 distributions. The proof fixes x and never uses that it is optimal, so a model from anywhere can be certified.
 The paper's lower end, J_hat - L (2 r + delta) with r the largest radius, is never higher.
+
+With curves a robust risk is known by an upper bound alone. The lower end rests on a risk being at most the
+mean loss plus L eps_i, which such a bound need not be: the lesser of the two takes its place.
 """
 
 from __future__ import annotations
@@ -17,17 +20,20 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpy.typing import ArrayLike
 
 from bidro.arrays import Floats
-from bidro.client import WassersteinBall
+from bidro.client import Client, WassersteinBall
 from bidro.guarantees.coverage import coverage, failure_probabilities
 from bidro.guarantees.heterogeneity import cloud_distances, widened
 from bidro.guarantees.on_support import support_lipschitz
 from bidro.guarantees.radius import ExplicitRadius, explicit_rule
 from bidro.guarantees.robust import robust_risk
+from bidro.losses import has_curves
 from bidro.problem import Problem
 from bidro.sets import CappedSimplex, L1SimplexBall, Simplex
 
@@ -81,6 +87,7 @@ def out_of_sample_interval(
     split: Literal["equal", "smallest largest"] = "equal",
     distances: Floats | None = None,
     risks: Floats | None = None,
+    means: Floats | None = None,
 ) -> Interval:
     """The out-of-sample interval for a model, at explicit radii that hold together with this confidence.
 
@@ -96,6 +103,7 @@ def out_of_sample_interval(
         split: see `failure_probabilities`.
         distances: between the clouds, where `cloud_distances` has been called before.
         risks: (n,) the robust risks at `explicit_radii`, where the clients have computed them.
+        means: (n,) the clients' mean losses, where they have been computed.
 
     Returns:
         Both ends, and what each part of the width comes from.
@@ -121,6 +129,9 @@ def out_of_sample_interval(
     if values is None:
         balls = replace(problem, ambiguity=WassersteinBall(covered.radii))
         values = np.array(robust_risk(balls, x, curvature=False).value)
+    if has_curves(problem.loss):
+        means = client_means(problem, x) if means is None else means
+        values = np.minimum(values, means + slope * covered.radii)
     worst, alpha = problem.mixture_set.linear_maximum(jnp.asarray(values))
     apart = delta
     if apart is None:
@@ -146,6 +157,19 @@ def out_of_sample_interval(
         names=problem.federation.names,
         promise=_promise(problem, upper, covered.probability, rule, covered.radii),
     )
+
+
+def client_means(problem: Problem, x: ArrayLike) -> Floats:
+    """(n,) the clients' mean losses."""
+    return np.asarray(_client_means(problem.clients, jnp.asarray(np.asarray(x, float))))
+
+
+@jax.jit
+def _client_means(clients: Client, x: Array) -> Array:
+    def one(client: Client) -> Array:
+        return client.rows.mean(client.inner.loss.values, x)
+
+    return jax.vmap(one, in_axes=(clients.client_axes(),))(clients)
 
 
 def explicit_radii(problem: Problem, confidence: float) -> Floats:

@@ -85,6 +85,7 @@ def own_losses(
     For squared loss they follow from what clients have sent for the calibration, or from what they have
     `told` before; else one round asks.
     """
+    assert calibration.models is not None
     algorithm, models = OwnCorrections(SHRINKAGES[word]), calibration.models[:-1, place]
     if told is None and calibration.moments is not None:
         told = calibration.moments.trained

@@ -5,14 +5,18 @@
     eps = D min{1, [A + sqrt(ln(1/beta) / (2 N))]^(1/p)},
     A = min over integers k >= 2 of (k^p - 1) sum over l >= 1 of k^(-p l) min(1, sqrt((k^(m l) - 1) / N) / 2),
 
-and in one dimension, with the sharper inequality of Dvoretzky, Kiefer and Wolfowitz,
-eps = D [sqrt(ln(2/beta) / (2 N))]^(1/p). Why: docs/guarantees.md. `PaperRadius` is the paper's formula
-(eq. radius), for constants c1 and c2 that the user must know. Both are rules with an inverse: which beta a
-given radius stands for.
+and in one dimension, with the sharper inequality of Dvoretzky, Kiefer and Wolfowitz, eps = D [sqrt(ln(2/beta)
+/ (2 N))]^(1/p). That is for values with an order: where the one coordinate is a label of K classes, W_p^p /
+D^p is the total variation, at most the lesser of sqrt(ln((2^K - 2) / beta) / (2 N)) and sqrt((K - 1) / N) / 2
++ sqrt(ln(1/beta) / (2 N)). Why: docs/guarantees.md. `PaperRadius` is the paper's formula (eq. radius), for
+constants c1 and c2 that the user must know. Both are rules with an inverse: which beta a given radius stands
+for.
 
 References: Nicolas Fournier and Arnaud Guillin. On the rate of convergence in Wasserstein distance of the
 empirical measure. Probability Theory and Related Fields 162, 2015. Pascal Massart. The Tight Constant in the
-Dvoretzky-Kiefer-Wolfowitz Inequality. Annals of Probability 18, 1990.
+Dvoretzky-Kiefer-Wolfowitz Inequality. Annals of Probability 18, 1990. Tsachy Weissman, Erik Ordentlich,
+Gadiel Seroussi, Sergio Verdu and Marcelo Weinberger. Inequalities for the L1 Deviation of the Empirical
+Distribution. Hewlett-Packard Labs, 2003.
 """
 
 from __future__ import annotations
@@ -79,27 +83,35 @@ class ExplicitRadius:
 
     def radius(self, rows: int, beta: float) -> float:
         _check(rows, beta)
-        return self.diameter * min(1.0, self._mean(rows) + self._deviation(rows, beta)) ** (1 / self.p)
+        shares = [
+            mean + math.sqrt((math.log(times) - math.log(beta)) / (2 * rows))
+            for mean, times in self._bounds(rows)
+        ]
+        return self.diameter * min(1.0, *shares) ** (1 / self.p)
 
     def risk(self, rows: int, radius: float) -> float:
         _check(rows, 0.5)
         if radius >= self.diameter:
             return 0.0
-        spare = max(radius, 0.0) ** self.p / self.diameter**self.p - self._mean(rows)
-        if spare <= 0:
-            return 1.0
-        return min(1.0, (2.0 if self._one_dimensional else 1.0) * math.exp(-2 * rows * spare**2))
+        share = max(radius, 0.0) ** self.p / self.diameter**self.p
+        risks = [
+            math.exp(min(math.log(times) - 2 * rows * (share - mean) ** 2, 0.0))
+            for mean, times in self._bounds(rows)
+            if share > mean
+        ]
+        return min(1.0, *risks) if risks else 1.0
 
-    @property
-    def _one_dimensional(self) -> bool:
-        return self.coordinates == 1
+    def _bounds(self, rows: int) -> list[tuple[float, int]]:
+        """Pairs (a, c): W_p^p / D^p exceeds a + t with probability at most c exp(-2 rows t^2), whatever t is.
 
-    def _deviation(self, rows: int, beta: float) -> float:
-        return math.sqrt(math.log((2.0 if self._one_dimensional else 1.0) / beta) / (2 * rows))
-
-    def _mean(self, rows: int) -> float:
-        """A: a bound of the mean of W_p^p / D^p, 0 in one dimension where the deviation covers it."""
-        return 0.0 if self._one_dimensional else mean_bound(rows, self.coordinates, self.p, self.finest)
+        One coordinate with an order: by the distribution functions. One that is a label: by the shares of
+        all sets of classes, of which there are as many for two classes as an interval has sides; and by the
+        mean of the total variation.
+        """
+        if self.coordinates > 1:
+            return [(mean_bound(rows, self.coordinates, self.p, self.finest), 1)]
+        sets = (0.0, 2**self.finest - 2)
+        return [sets] if self.finest == 2 else [sets, (math.sqrt((self.finest - 1) / rows) / 2, 1)]
 
 
 def mean_bound(rows: int, m: int, p: float, finest: int = 2) -> float:

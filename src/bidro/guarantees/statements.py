@@ -8,13 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
-from bidro.client import Client
 from bidro.errors import BidroError
 from bidro.federation import Federation
 from bidro.guarantees.certificate import Certificate, Shift
@@ -31,7 +27,7 @@ from bidro.guarantees.held_out import (
     worst_mixture,
 )
 from bidro.guarantees.on_support import largest_loss, support_lipschitz
-from bidro.guarantees.out_of_sample import out_of_sample_interval
+from bidro.guarantees.out_of_sample import client_means, out_of_sample_interval
 from bidro.guarantees.radius import coverage_obstacle
 from bidro.losses import Loss, Squared, losses_of, mistakes_of
 from bidro.problem import Mixtures, Problem
@@ -165,12 +161,12 @@ def without_holdout(
     none = "no rows were kept out of training."
     absent = {"held_out": none, "clipped": none, "shift": f"it is added to a held-out bound, and {none}"}
     interval = None
+    if means is None:
+        means = client_means(problem, x)
     if (why := interval_obstacle(problem, x)) is None:
-        interval = out_of_sample_interval(problem, x, confidence, delta, split, distances, risks)
+        interval = out_of_sample_interval(problem, x, confidence, delta, split, distances, risks, means)
     else:
         absent["interval"] = why
-    if means is None:
-        means = np.asarray(_client_means(problem.clients, jnp.asarray(np.asarray(x, float))))
     return Certificate(
         confidence,
         problem.federation.names,
@@ -390,11 +386,3 @@ def _holdout_rows(federation: Federation, holdout: Mapping[str, ArrayLike]) -> d
     fresh = Federation.from_arrays(ordered, federation.support, federation.columns)
     rows = np.asarray(fresh.samples)
     return dict(zip(fresh.names, np.split(rows, np.cumsum(fresh.sizes)[:-1]), strict=True))
-
-
-@jax.jit
-def _client_means(clients: Client, x: Array) -> Array:
-    def one(client: Client) -> Array:
-        return client.rows.mean(client.inner.loss.values, x)
-
-    return jax.vmap(one, in_axes=(clients.client_axes(),))(clients)

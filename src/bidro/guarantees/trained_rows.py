@@ -38,6 +38,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtrc, gammaincinv
 
 from bidro.errors import BidroError
+from bidro.given_files import parsed_json, read_text
 from bidro.splits import client_id, scrambled
 from bidro.trees import Frozen
 
@@ -128,6 +129,14 @@ class TrainedRows:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", Frozen(self.rows))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """With a bit a slot, as in the file: the one part of a pickled model that grows with its rows."""
+        return {"key": self.key, "slots": np.packbits(self.slots).tobytes(), "rows": dict(self.rows)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        slots = np.unpackbits(np.frombuffer(state["slots"], np.uint8)).astype(bool)
+        TrainedRows.__init__(self, state["key"], slots, state["rows"])
+
     @classmethod
     def of(cls, rows: Mapping[str, ArrayLike], adapted: str | None = None) -> TrainedRows:
         """Of every client's training rows (N_i, m), in the units of training; or of the one client `adapted`
@@ -200,7 +209,7 @@ class TrainedRows:
     def from_json(cls, text: str, where: str) -> TrainedRows:
         """Raises BidroError for text that is not exactly as it was written."""
         try:
-            content = json.loads(text)
+            content = parsed_json(text)
             if (content["format"], content["version"]) != (FORMAT, VERSION):
                 raise BidroError(
                     f"'{where}' is of format {content['format']!r}, version {content['version']!r}; this "
@@ -273,7 +282,7 @@ def _most_by_chance(
 def trained_rows_in(folder: Path) -> TrainedRows | None:
     """The sketch in a model folder; None where there is none, as after a federated run."""
     path = folder / FILE
-    return TrainedRows.from_json(path.read_text(), str(path)) if path.exists() else None
+    return TrainedRows.from_json(read_text(path), str(path)) if path.exists() else None
 
 
 def occupied(rows: Mapping[str, ArrayLike], key: int, count: int) -> NDArray[np.bool_]:

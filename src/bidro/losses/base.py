@@ -18,6 +18,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from bidro.errors import BidroError
+from bidro.losses.fingerprints import digest_of
 from bidro.sets import VectorSet
 from bidro.sets.base import Held
 
@@ -161,6 +162,12 @@ class Loss(ABC):
         """(d, d) Q where training adds <x, Q x> to the *sum* of every client's losses; None for nothing. It
         holds back what few rows say, and no part of it is in `value` and `values`: see `pseudo_rows`."""
         return None
+
+    @property
+    def code_digest(self) -> str:
+        """Of what it computes, besides what its repr tells: of a loss of this package its name, of a user's
+        own class the code and all that this names. Raises UnknownFingerprintError where that is not known."""
+        return digest_of(type(self) if type(self).__module__.startswith("bidro.") else self)
 
     def initial(self, m: int) -> Held:
         """The model that training starts from, shape (d,): zero unless the loss says otherwise."""

@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from bidro.errors import BidroError
 from bidro.losses.declared import DeclaredLoss, name_of
+from bidro.losses.fingerprints import digest_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,10 @@ class CustomLoss(DeclaredLoss):
         numbers = hashlib.blake2b(np.asarray(self._flat[0]).tobytes(), digest_size=16).hexdigest()
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("function", "template")}
         return f"CustomLoss({name_of(self.function)}, {own}, {numbers})"
+
+    @property
+    def code_digest(self) -> str:
+        return digest_of((type(self), self.function, self.template))
 
     @cached_property
     def _flat(self) -> tuple[Array, Callable[[Array], Any]]:

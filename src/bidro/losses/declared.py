@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from bidro.losses.base import Growth, Loss
+from bidro.losses.fingerprints import UnknownFingerprintError, digest_of
 from bidro.sets import VectorSet
 
 
@@ -55,11 +55,12 @@ class DeclaredLoss(Loss):
 
 
 def name_of(function: Any) -> str:
-    """The same for the same function in every process: where it is defined, and a digest of its code."""
+    """The same for the same function in every process: where it is defined, and a digest of what it computes
+    with, where there is one."""
     where = (
         f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
     )
-    code = getattr(function, "__code__", None)
-    if code is None:
+    try:
+        return f"{where} {digest_of(function)}"
+    except UnknownFingerprintError:
         return where
-    return f"{where} {hashlib.blake2b(code.co_code, digest_size=8).hexdigest()}"

@@ -26,6 +26,7 @@ from jax import Array
 from bidro.arrays import Floats
 from bidro.errors import BidroError
 from bidro.losses.declared import DeclaredLoss, name_of
+from bidro.losses.fingerprints import digest_of
 
 # `functional_call` puts parameters into the module for the time of a call, and compiled programs call from
 # several threads.
@@ -115,6 +116,15 @@ class TorchLoss(DeclaredLoss):
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("module", "loss")}
         loss = self.loss if isinstance(self.loss, str) else name_of(self.loss)
         return f"TorchLoss({self.module!r}, {loss}, {own}, {digest.hexdigest()})"
+
+    @property
+    def code_digest(self) -> str:
+        """With what the classes of modules compute, and their settings that are no numbers of a state."""
+        parts = [
+            (type(part), {name: own for name, own in vars(part).items() if not name.startswith("_")})
+            for part in self.module.modules()
+        ]
+        return digest_of((type(self), self.loss, parts))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the functions that are made of the module."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError
+from bidro.given_files import read_bytes
 from bidro.guarantees.certificate import Certificate
 from bidro.losses import CustomLoss, Loss, TorchLoss
 from bidro.model_file import NETWORK_FILE
@@ -160,7 +161,7 @@ def load_network(folder: Path | str) -> LoadedNetwork:
     path = Path(folder) / NETWORK_FILE
     if not path.exists():
         raise BidroError(f"There is no network in '{folder}': '{path}' does not exist.")
-    weights, header = decoded(path.read_bytes(), str(path))
+    weights, header = decoded(read_bytes(path), str(path))
     if header.get("kind") != _KIND or not isinstance(header.get("factory"), str):
         raise BidroError(f"'{path}' is not a network of this version of bidro.")
     shape, classes, features, units = (header[k] for k in ("input_shape", "classes", "features", "units"))

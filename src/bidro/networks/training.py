@@ -25,8 +25,10 @@ from bidro.arrays import Floats
 from bidro.engines.in_process import run
 from bidro.engines.result import Result
 from bidro.errors import BidroError
+from bidro.given_files import read_bytes
 from bidro.guarantees.price import worst_fifth
 from bidro.losses import losses_of
+from bidro.losses.fingerprints import require_known
 from bidro.packed import decoded, encoded
 from bidro.problem import Problem
 from bidro.report.files import require_file_place, write_whole
@@ -106,6 +108,7 @@ def train_network(
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None:
         require_file_place(path)
+        require_known(problem.fingerprint)
     watcher = _Watcher(algorithm, problem, seed, dict(kept_out or {}), patience, path)
     begun = watcher.load() if path is not None and path.exists() else None
     if begun is not None and (watcher.enough or begun.rounds >= rounds):
@@ -193,7 +196,7 @@ class _Watcher:
     def load(self) -> Result:
         """The run so far, from its checkpoint."""
         assert self.path is not None
-        tensors, header = decoded(self.path.read_bytes(), str(self.path))
+        tensors, header = decoded(read_bytes(self.path), str(self.path))
         if header.get("kind") != _KIND:
             raise BidroError(f"'{self.path}' is not a checkpoint of a training run.")
         if header["run"] != self._identity:

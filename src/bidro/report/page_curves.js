@@ -173,7 +173,8 @@ function valueAt(knots, values, at) {
 function rowStrips(column) {
   if (!column.rows || onPaper) return [];
   const byWeight = [...clients].sort((a, b) => b.weight - a.weight || b.share - a.share);
-  return byWeight.slice(0, MOST_STRIPS).map((c) => ({ name: c.name, at: column.rows[c.name] }));
+  const known = byWeight.filter((c) => column.rows[c.name]); // few rows are not described
+  return known.slice(0, MOST_STRIPS).map((c) => ({ name: c.name, at: column.rows[c.name] }));
 }
 
 function stripMarks({ name, at }, x, y, besides, column) {

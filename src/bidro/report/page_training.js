@@ -118,21 +118,25 @@ function shiftBars({ client, moved }, extent) {
   const caption =
     `${client}: how far the worst case typically moves a row, feature by feature, largest first. ` +
     "Rows move in both directions, so that the mean may stay: on the right, the mean in the data and in " +
-    "the worst case, or by how much it moves where clients do not tell it. The axis is the same for all clients.";
+    "the worst case, or by how much it moves where that is not told (by clients, or of few rows). The axis is the same for all clients.";
   signedBars("worst-figure", caption, "Average move, in standard deviations", rows, signTone, extent);
 }
 
 // ---- convergence
 
 function solver() {
-  const { rounds, gap, method, history } = report.solver;
+  const { rounds, gap, method, history, surrogate } = report.solver;
   const regret = report.criterion === "regret";
   const worst = regret ? "worst-case regret" : "worst case";
   // A regret may be near 0, so that its gap is relative to a loss.
   const part = regret ? "the mean loss that clients could attain by themselves plus that regret" : "it";
+  // What bounds a surrogate from below bounds no worst case.
+  const proven = surrogate
+    ? `no model of this kind brings what training minimises lower by more than that part of ${part}. That is a ` +
+      `surrogate, never below the ${worst}, in which ${surrogate}: the ${worst} of another model may be lower still.`
+    : `no model of this kind has a ${worst} lower than this one's by more than that part of ${part}.`;
   const close = isKnown(gap)
-    ? `It ended with a relative gap of ${number(gap)}: ` +
-      `no model of this kind has a ${worst} lower than this one's by more than that part of ${part}.`
+    ? `It ended with a relative gap of ${number(gap)}: ${proven}`
     : "How close it came to the best possible is not certified.";
   element("solver-words").textContent =
     `Training took ${plural(rounds, "round")} of messages between the server and the clients ` +
@@ -147,14 +151,15 @@ function solver() {
   }
   const bound = (label, tone, shape, key) => ({ label, tone, shape, values: points.map((p) => p[key]) });
   const bounds = [
-    bound(`Upper bound: the model's ${worst}`, "vermilion", "down", "upper"),
-    bound("Lower bound: of any model", "blue", "up", "lower"),
+    bound(`Upper bound: the model's ${surrogate ? "surrogate" : worst}`, "vermilion", "down", "upper"),
+    bound(`Lower bound: ${surrogate ? "the surrogate " : ""}of any model`, "blue", "up", "lower"),
   ];
   const inUnits = report.loss.unit ? `, in ${report.loss.unit}` : "";
   const last = points.at(-1).upper ?? 0;
   const off = points.some((p) => known([p.upper, p.lower]).some((v) => Math.abs(v - last) > reach(last)));
   const edge = off ? " Bounds that are far off stand at the edge." : "";
-  const caption = `The worst-case ${regret ? "regret" : "loss"}${inUnits}, between two bounds that close in on the best possible.${edge}`;
+  const value = surrogate ? "surrogate that training minimises" : `worst-case ${regret ? "regret" : "loss"}`;
+  const caption = `The ${value}${inUnits}, between two bounds that close in on the best possible.${edge}`;
   roundsFigure("bounds-figure", caption, bounds, false);
   const relative = points.map(({ upper, lower }) =>
     isKnown(upper) && isKnown(lower) ? (upper - lower) / Math.abs(upper) : null,

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError, one_line, require_package
+from bidro.given_files import read_bytes, require_file
 from bidro.scoring.framed import packed, read
 from bidro.scoring.ports import MOST_BYTES, Port
 
@@ -118,12 +119,10 @@ class OnnxModel:
 
 def file_bytes(path: Path) -> bytes:
     """Raises BidroError for a file that cannot be read, or is larger than a model may be."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise BidroError(f"'{path}' has {path.stat().st_size:,} bytes; a model may have {MOST_BYTES:,}.")
-        return path.read_bytes()
-    except OSError as error:
-        raise BidroError(f"'{path}' cannot be read: {error.strerror}.") from error
+    require_file(path)
+    if path.stat().st_size > MOST_BYTES:
+        raise BidroError(f"'{path}' has {path.stat().st_size:,} bytes; a model may have {MOST_BYTES:,}.")
+    return read_bytes(path, MOST_BYTES)
 
 
 def _output(values: Floats, texts: Sequence[str] | None) -> Floats | NDArray[np.str_]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import io
 import logging
 import lzma
+import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
+import numpy as np
 import pandas as pd
 
 from bidro.arrays import release
 from bidro.errors import BidroError, require_package
+from bidro.given_files import require_file
 from bidro.tables.places import remember_files
 from bidro.tables.schema import listed, require_single_columns
 
@@ -30,6 +34,8 @@ _PARQUET = (".parquet", ".pq")
 _SEPARATORS = (",", ";", "\t", "|")
 # So much of a file is looked at to find its separator.
 _HEAD_BYTES, _HEAD_LINES = 65_536, 20
+# A number takes so much.
+_CELL_BYTES = 8
 # How packed files and workbooks begin.
 _PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PAR1", b"\xd0\xcf\x11\xe0")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -121,13 +127,14 @@ def read_one(path: Path) -> pd.DataFrame:
         raise BidroError(f"'{path}' is a folder; give the tables in it.")
     if not path.exists():
         raise BidroError(f"There is no file '{path}'.")
+    require_file(path)
     kind = path.suffix.lower()
     packed = kind in _UNPACKED
     try:
         if kind in _PARQUET:
             table = _read_parquet(path)
         elif (Path(path.stem).suffix.lower() if packed else kind) in _TEXT:
-            table = _read_text(path, _UNPACKED[kind] if packed else lambda p: p.open("rb"))
+            table = _read_text(path, _counted(_UNPACKED[kind]) if packed else lambda p: p.open("rb"))
         else:
             raise BidroError(
                 f"'{path}' is neither .csv, .tsv or .txt (also .gz, .bz2, .xz or .zst of these) nor "
@@ -139,6 +146,10 @@ def read_one(path: Path) -> pd.DataFrame:
         raise BidroError(f"'{path}' could not be read as a table: {_first_line(error)}") from error
     remember_files(table, [(path, len(table))])
     return table
+
+
+def _counted(unpacked: Callable[[Path], Any]) -> Callable[[Path], IO[bytes]]:
+    return lambda path: cast("IO[bytes]", io.BufferedReader(_Counted(path, unpacked(path))))
 
 
 def _read_text(path: Path, unpacked: Callable[[Path], IO[bytes]]) -> pd.DataFrame:
@@ -208,6 +219,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     from pyarrow import parquet
 
     require_single_columns(parquet.read_schema(path).names, f"'{path}'")
+    _require_room(path, _parquet_bytes(path))
     # Read ahead, the packed file would be in memory beside its content.
     packed = parquet.read_table(path, pre_buffer=False)
     table = packed.to_pandas(split_blocks=True, self_destruct=True)
@@ -216,6 +228,72 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     # A column that was an index when the file was written is a column all the same.
     named = any(name is not None for name in table.index.names)
     return table.reset_index() if named else table.reset_index(drop=True)
+
+
+def _parquet_bytes(path: Path) -> int:
+    """How much memory the cells take, before any is read: a few bytes can stand for one value a billion
+    times over, or for a long text as often."""
+    import pyarrow.compute as compute
+    from pyarrow import parquet
+
+    total, texts = 0, set()
+    with parquet.ParquetFile(path) as file:
+        about = file.metadata
+        for k in range(about.num_row_groups):
+            for column in map(about.row_group(k).column, range(about.num_columns)):
+                total += max(column.total_uncompressed_size, _CELL_BYTES * column.num_values)
+                # Where texts are told by their places in a list, each may be as long as the list.
+                listed = column.physical_type == "BYTE_ARRAY" and column.has_dictionary_page
+                if listed and column.num_values * column.total_uncompressed_size > _memory():
+                    texts.add(column.path_in_schema)
+        if not texts or total > _memory():
+            return total
+    with parquet.ParquetFile(path, read_dictionary=sorted(texts)) as file:
+        for k in range(about.num_row_groups):
+            for column in file.read_row_group(k, columns=sorted(texts)).columns:
+                for part in column.chunks:
+                    if hasattr(part, "dictionary"):
+                        lengths = compute.fill_null(compute.binary_length(part.dictionary), 0).to_numpy()
+                        places = part.indices.drop_null().to_numpy()
+                        total += int(np.bincount(places, minlength=len(lengths)) @ lengths)
+    return total
+
+
+def _memory() -> int:
+    """What this machine has, in bytes."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not every system says it
+        return 2**40
+
+
+def _require_room(path: Path, needed: int) -> None:
+    if needed > (there := _memory()):
+        raise BidroError(
+            f"'{path}' holds cells of {needed / 2**30:,.1f} GiB, and this machine has {there / 2**30:,.1f} "
+            "GiB of memory; take fewer rows or columns."
+        )
+
+
+class _Counted(io.RawIOBase):
+    """An unpacked stream that is given up where it is longer than the memory is large."""
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        self._path, self._stream, self._count = path, stream, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, place: Any) -> int:
+        data = self._stream.read(len(place))
+        place[: len(data)] = data
+        self._count += len(data)
+        _require_room(self._path, self._count)
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 def _require_arrow(path: Path) -> None:

@@ -15,6 +15,7 @@ from scipy.special import ndtri
 
 from bidro.arrays import Floats
 from bidro.federation import Federation
+from bidro.fitting.fitted import FEWEST_DESCRIBED
 from bidro.model_file import Model
 from bidro.standard import Standard
 
@@ -27,8 +28,8 @@ _PLACES = 101
 class Lie(NamedTuple):
     """Where the training rows lie, in the columns' own units."""
 
-    clients: tuple[str, ...]
-    quantiles: Floats  # (n, k, quantiles) of every client's rows
+    clients: tuple[str, ...]  # those with at least FEWEST_DESCRIBED rows
+    quantiles: Floats  # (clients, k, quantiles) of the rows of each of these
     mean: Floats  # (k,) over all rows: of a coded level, how many have it
     places: Floats  # (places, k) quantiles of all rows
 
@@ -36,12 +37,15 @@ class Lie(NamedTuple):
 def rows_lie(federation: Federation, standard: Standard) -> Lie:
     """From rows in standard units that are here."""
     rows, sizes = federation.host_rows[:, :-1], federation.sizes
-    parts = np.split(rows, np.cumsum(sizes)[:-1])
-    each = np.stack([np.quantile(own, QUANTILES, axis=0).T for own in parts])
+    parts = dict(zip(federation.names, np.split(rows, np.cumsum(sizes)[:-1]), strict=True))
+    parts = {name: own for name, own in parts.items() if len(own) >= FEWEST_DESCRIBED}
+    each = np.empty((len(parts), rows.shape[1], len(QUANTILES)))
+    for i, own in enumerate(parts.values()):
+        each[i] = np.quantile(own, QUANTILES, axis=0).T
     shares = (np.arange(_PLACES) + 0.5) / _PLACES
-    own = standard.spread[None, :, None] * each + standard.mean[None, :, None]
+    each = standard.spread[None, :, None] * each + standard.mean[None, :, None]
     every = standard.spread * np.quantile(rows, shares, axis=0) + standard.mean
-    return Lie(federation.names, own, standard.spread * rows.mean(axis=0) + standard.mean, every)
+    return Lie(tuple(parts), each, standard.spread * rows.mean(axis=0) + standard.mean, every)
 
 
 def drawn_curves(model: Model, lie: Lie | None) -> dict[str, Any] | None:
@@ -87,7 +91,7 @@ def _varies(values: Floats, weights: Floats) -> float:
 
 
 def _rows(lie: Lie, place: int) -> dict[str, list[float]]:
-    """Where every client's rows lie."""
+    """Where the rows of the clients lie that have enough of them."""
     return {name: own[place].tolist() for name, own in zip(lie.clients, lie.quantiles, strict=True)}
 
 

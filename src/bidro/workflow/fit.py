@@ -212,6 +212,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         "hold_out": options.hold_out,
         "confidence": options.confidence,
         "gap": trained.gap,
+        "surrogate": None if trained.solution is None else trained.solution.surrogate,
         "rounds": trained.rounds,
         "radii": dict(zip(names, radii_of(trained), strict=True)),
         "client_weights": dict(zip(names, trained.alpha.tolist(), strict=True)),

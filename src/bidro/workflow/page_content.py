@@ -55,6 +55,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
             "rounds": trained.rounds,
             "gap": trained.gap,
             "method": trained.method,
+            "surrogate": model.settings.get("surrogate"),
             "history": [] if trained.solution is None else trained.solution.history.tolist(),
         },
         "calibration": _calibration(trained.calibration, trained.own, fit.options.weights != "auto"),

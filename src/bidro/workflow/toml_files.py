@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from bidro.errors import BidroError, one_line
+from bidro.given_files import parsed_json, read_text
 
 # A schema with a million levels is smaller.
 _LARGEST_FILE = 32 << 20
@@ -44,8 +44,8 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 def json_object(text: str, otherwise: str) -> dict[str, Any]:
     """The object that a text is. Raises BidroError with the words of `otherwise` where it is none."""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parsed_json(text)
+    except ValueError as error:
         raise BidroError(f"{otherwise}: {one_line(error, 100)}.") from error
     if not isinstance(content, dict) or _beyond(content):
         raise BidroError(f"{otherwise}: it is no JSON object, nested too deeply, or holds too large numbers.")
@@ -70,13 +70,6 @@ def _beyond(content: Any) -> bool:
 
 
 def _text(path: Path) -> str:
-    try:
-        if not path.exists():
-            raise BidroError(f"There is no file '{path}'.")
-        if path.stat().st_size > _LARGEST_FILE:
-            raise BidroError(f"'{path}' has {path.stat().st_size:,} bytes, too many for such a file.")
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BidroError(f"'{path}' is not text in UTF-8; save it as such.") from error
-    except OSError as error:
-        raise BidroError(f"'{path}' cannot be read: {one_line(error.strerror)}.") from error
+    if not path.exists():
+        raise BidroError(f"There is no file '{path}'.")
+    return read_text(path, _LARGEST_FILE)
