@@ -79,6 +79,10 @@ class Basis:
     knots: tuple[tuple[float, ...], ...]
     by: tuple[Levels | None, ...] = ()  # (k,) of every feature; empty where none has curves by level
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what follows from the knots, which may be far larger."""
+        return {"knots": self.knots, "by": self.by}
+
     def __post_init__(self) -> None:
         for own in self.knots:
             if not all(np.isfinite(own)) or any(b <= a for a, b in pairwise(own)):

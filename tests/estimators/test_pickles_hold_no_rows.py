@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from bidro import Federation, RobustClassifier, RobustNetRegressor, RobustRegressor
+from bidro.curves import Basis
 from bidro.fitting import LocalNetwork, Options, fit
 from bidro.losses.registry import LossChoice
 from bidro.standard import Standard
@@ -122,6 +123,16 @@ def test_a_pickle_grows_with_its_rows_by_the_bits_of_their_sketch_alone():
         bits = len(pickle.loads(data)._trained_rows.slots)
         sizes[count] = len(data) - bits // 8
     assert abs(sizes[2000] - sizes[200]) < 200
+
+
+def test_what_follows_from_the_knots_is_not_pickled():
+    basis = Basis(((0.0, 1.0, 2.0),) * 30)
+    bare = len(pickle.dumps(basis))
+    assert basis.roughness.size > bare
+    again = pickle.loads(pickle.dumps(basis))
+    assert len(pickle.dumps(basis)) == bare
+    assert again == basis
+    assert np.array_equal(again.roughness, basis.roughness)
 
 
 def test_a_sketch_is_pickled_whole():
