@@ -125,7 +125,7 @@ class KnownRows:
 
     def whole(self, wanted: NDArray[Any]) -> Floats:
         """(rows, k + 1) all numbers of some of the rows, the target last."""
-        return np.column_stack([self.features[wanted], self.target[wanted]])
+        return joined_rows(self.features, self.target, wanted)
 
     def by_column(self) -> Iterator[tuple[str, Floats]]:
         """Every column of the table by its name, (N, numbers) as the schema codes it, the target last."""
@@ -155,6 +155,17 @@ class KnownRows:
             return np.zeros(0, np.uint64)
         different, of_row = np.unique(self.units, return_inverse=True)
         return _hashed(different[:, None], self.key)[of_row]
+
+
+def joined_rows(features: Floats, target: Floats, wanted: NDArray[Any]) -> Floats:
+    """(rows, k + 1) features (N, k) and target (N,) of some of the rows, by places or as a mask, with no
+    other copy of them."""
+    some = np.flatnonzero(wanted) if wanted.dtype == bool else wanted
+    found = np.empty((len(some), features.shape[1] + 1))
+    for begin in range(0, len(some), _TOGETHER):
+        part = slice(begin, begin + _TOGETHER)
+        found[part, :-1], found[part, -1] = features[some[part]], target[some[part]]
+    return found
 
 
 def rounded(numbers: Floats) -> Floats:

@@ -18,7 +18,7 @@ from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed
 from bidro.deploy.dominance import require_none_outweighs
 from bidro.deploy.far_units import far_units_of
-from bidro.deploy.known_rows import KnownRows
+from bidro.deploy.known_rows import KnownRows, joined_rows
 from bidro.deploy.network_protocol import protocol_of
 from bidro.deploy.protocol import Protocol
 from bidro.deploy.releases import Releases
@@ -41,7 +41,7 @@ from bidro.federation import Federation
 from bidro.guarantees.calibration import FOLDS
 from bidro.model_file import target_numbers
 from bidro.splits import arranged, cut_of, holdout_of, unit_ids
-from bidro.tables import as_words, read_one, require_declared
+from bidro.tables import as_words, forget_read, read_one, require_declared
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class SiteRows:
 
     def whole(self, wanted: NDArray[Any]) -> Floats:
         """(rows, k + 1) some of the rows, the target last."""
-        return np.column_stack([self.features[wanted], self.target[wanted]])
+        return joined_rows(self.features, self.target, wanted)
 
     def units_of(self, wanted: NDArray[np.bool_]) -> NDArray[np.uint64] | None:
         """The units of some of the rows."""
@@ -74,12 +74,6 @@ class SiteRows:
         samples = self.protocol.rows(self.features[wanted], self.target[wanted])
         parts = self.units_of(wanted), self.ids[wanted]
         return Federation.from_arrays({client: samples}, "unbounded", None, *parts)
-
-    @property
-    def content(self) -> bytes:
-        """All that is in the rows."""
-        units = b"" if self.units is None else self.units.tobytes()
-        return self.features.tobytes() + self.target.tobytes() + units
 
     @classmethod
     def load(cls, site: Site) -> SiteRows:
@@ -101,6 +95,7 @@ class SiteRows:
             _log.warning("%d row(s) have a level of '%s' that is not in the schema: 'other'.", count, name)
         contents = row_contents(table, schema.client)
         del table  # it is as large as the numbers
+        forget_read()
         units = None if labels is None else unit_ids(labels)
         order, ids = arranged(np.zeros(len(target), np.int64), features, target, units)
         own = None if units is None else units[order]
@@ -136,7 +131,8 @@ def site_log(site: Site, agreed: Agreed | None = None) -> SiteLog:
 @lru_cache(maxsize=8)
 def table_id(site: Site, rows: SiteRows) -> float:
     """A random number that changes with the rows, and says nothing of them."""
-    return float(state_of(site).table_id(rows.content))
+    units = () if rows.units is None else (rows.units,)
+    return float(state_of(site).table_id(rows.features, rows.target, *units))
 
 
 @lru_cache(maxsize=8)

@@ -141,10 +141,13 @@ class SiteState:
         connection.execute("PRAGMA synchronous = FULL")
         return connection
 
-    def table_id(self, content: bytes) -> int:
+    def table_id(self, *content: bytes | NDArray[np.generic]) -> int:
         """A random number for a table with this content, the same whenever it is asked for; another content
         has another. It says nothing of the table."""
-        digest = hashlib.blake2b(content, key=self.derived("table"), digest_size=32).digest()
+        hashed = hashlib.blake2b(key=self.derived("table"), digest_size=32)
+        for part in content:
+            hashed.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
+        digest = hashed.digest()
         with self.transaction() as connection:
             found = connection.execute("SELECT id FROM tables WHERE digest = ?", (digest,)).fetchone()
             if found is not None:

@@ -14,15 +14,19 @@ from numpy.typing import NDArray
 
 from bidro.deploy.known_rows import KnownRows
 from bidro.deploy.site_state import SiteState
+from bidro.splits import scrambled
 
 
 def row_contents(table: pd.DataFrame, without: str) -> NDArray[np.uint64]:
     """(N,) 64 bits from all cells of each row, whatever the order of the columns, but for one column, which
     sites need not have."""
-    named = sorted((str(name), name) for name in table.columns if name != without)
-    cells = table[[name for _, name in named]]
-    texts = {name: str for name in cells.columns if pd.api.types.is_object_dtype(cells[name])}
-    return pd.util.hash_pandas_object(cells.astype(texts), index=False).to_numpy(np.uint64)
+    named = sorted((str(name), place) for place, name in enumerate(table.columns) if name != without)
+    found = np.zeros(len(table), np.uint64)
+    for _, place in named:
+        column = table.iloc[:, place]
+        cells = column.astype(str) if pd.api.types.is_object_dtype(column) else column
+        found = scrambled(found, pd.util.hash_pandas_object(cells, index=False).to_numpy(np.uint64))
+    return found
 
 
 def version_of(state: SiteState, known: KnownRows, contents: NDArray[np.uint64], min_rows: int) -> int:

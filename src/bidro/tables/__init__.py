@@ -3,7 +3,7 @@
 from bidro.tables.cells import as_words, require_numbers
 from bidro.tables.columns import Column
 from bidro.tables.declared import bounds_of, require_declared
-from bidro.tables.files import read, read_one
+from bidro.tables.files import forget_read, read, read_one
 from bidro.tables.holdout import require_every_class
 from bidro.tables.learned import learn_schema
 from bidro.tables.places import row_name
@@ -17,6 +17,7 @@ __all__ = [
     "as_csv",
     "as_words",
     "bounds_of",
+    "forget_read",
     "learn_schema",
     "read",
     "read_one",

@@ -10,6 +10,7 @@ import logging
 import lzma
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -303,3 +304,10 @@ def _require_arrow(path: Path) -> None:
 def _first_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return (text[0] if text else type(error).__name__).rstrip(".") + "."
+
+
+def forget_read() -> None:
+    """Give the memory of tables that are no longer used back: Arrow keeps it for others that it may read."""
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None:
+        arrow.default_memory_pool().release_unused()
