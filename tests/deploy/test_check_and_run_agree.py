@@ -75,7 +75,7 @@ def test_of_a_table_that_has_grown(more, tmp_path):
         assert said == found
         assert "wait for more new rows" in found
     else:
-        assert "too few rows, or too few with a rare level or class, for cross-validation" in found
+        assert "too few people, or too few with a rare level or class, for cross-validation" in found
         # The run names who it is.
         assert said == found.removesuffix(".") + ": 'east'."
         agreed = agree(tmp_path, retrained(agreed, QUICK))
