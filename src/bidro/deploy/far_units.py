@@ -9,6 +9,7 @@ import numpy as np
 
 from bidro.arrays import Floats
 from bidro.deploy.agreed import Agreed, Unit
+from bidro.standard import client_moments
 
 # A site is warned about whose mean lies so many agreed spreads from the agreed centre, or whose deviation is
 # so many times the agreed spread, or such a part of it.
@@ -48,6 +49,8 @@ def far_units(agreed: Agreed, mean: Floats, deviation: Floats) -> list[FarUnit]:
     return found
 
 
-def far_units_of(agreed: Agreed, rows: Floats) -> list[FarUnit]:
-    """The same of rows (N, m) themselves."""
-    return far_units(agreed, np.mean(rows, axis=0), np.std(rows, axis=0)) if len(rows) else []
+def far_units_of(agreed: Agreed, features: Floats, target: Floats) -> list[FarUnit]:
+    """The same of rows themselves, features (N, k) and target (N,)."""
+    parts = [client_moments(part, [len(target)]) for part in (features, target[:, None])]
+    mean, deviation = (np.concatenate([part[0] for part in both]) for both in zip(*parts, strict=True))
+    return far_units(agreed, mean, deviation)

@@ -15,8 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bidro.deploy.answers import answered
 from bidro.deploy.far_units import far_units_of
 from bidro.deploy.private_answers import answered_privately
@@ -138,7 +136,7 @@ def _remark(site: Site, rows: SiteRows, request: Request) -> str | None:
     """What the owner should look at when a run begins: it stays here."""
     if request.question not in ("prepare", "moments"):
         return None
-    found = far_units_of(rows.agreed, np.column_stack([rows.features, rows.target]))
+    found = far_units_of(rows.agreed, rows.features, rows.target)
     for one in found:
         _log.warning("run %s: %s", request.run, one.in_words(numbers=True))
     return " ".join(one.in_words(numbers=True) for one in found) or None

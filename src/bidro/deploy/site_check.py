@@ -119,11 +119,13 @@ def checked(
     new, gone = memory.changes(known)
     folds: tuple[int, ...] = ()
     if refused is None:
-        try:
-            releases.check()
-            folds = releases.answerable(marks)
-        except RefusedError as error:
-            refused = str(error)
+        folds = releases.answerable(marks)
+        if 1 not in folds:
+            try:
+                releases.check()
+            except RefusedError as error:
+                refused = str(error)
+    all_may = refused is None and set(marks) <= set(folds)  # then nobody outweighs the others anywhere
     rare = {name: int(n) for name, n in zip(levels.names, np.diag(cells), strict=True)}
     pairs = {
         f"{levels.names[i]} with {levels.names[j]}": int(cells[i, j])
@@ -142,7 +144,7 @@ def checked(
         min_cell=demanded.min_cell,
         rare_levels=_below(rare, demanded.min_rows),
         rare_cells=_below(pairs, demanded.min_cell),
-        outweighed=_outweighed(known, holdout, marks),
+        outweighed={} if all_may else _outweighed(known, holdout, marks),
         folds=folds,
         refused=refused,
     )

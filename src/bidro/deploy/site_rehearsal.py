@@ -23,7 +23,7 @@ from bidro.deploy.promised import LEDGER
 from bidro.deploy.site import approved_for, reply_of
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_network import federated_fit
-from bidro.deploy.site_rows import SiteRows, fold_marks, releases, state_of, training
+from bidro.deploy.site_rows import SiteRows, releases, state_of, training
 from bidro.deploy.site_state import DATABASE, KEY_FILE
 from bidro.deploy.trained_network import federated_network
 from bidro.engines.carrier import InMemory
@@ -53,9 +53,9 @@ def on_a_copy(site: Site, look: Callable[[Site], T]) -> T:
         return look(replace(site, state=folder, own=Path(scratch, "own"), approve="always"))
 
 
-def refusal_of_a_run(site: Site, rows: SiteRows) -> str | None:
-    """Why a run by the site's agreement would end at this site; None where it would not. The site's state is
-    a copy, which changes."""
+def refusal_of_a_run(site: Site, rows: SiteRows, folds: tuple[int, ...]) -> str | None:
+    """Why a run by the site's agreement would end at this site, which offers these numbers of folds; None
+    where it would not. The site's state is a copy, which changes."""
     agreed = _of_one_round(rows.agreed)
     here = rows if agreed is rows.agreed else replace(rows, agreed=agreed)
     _forget_what_is_said_again(site, rows)
@@ -76,7 +76,7 @@ def refusal_of_a_run(site: Site, rows: SiteRows) -> str | None:
                 federated_network(job, coordinator, "")
             else:
                 federated_fit(job, coordinator, "")
-                _require_folds(site, here)
+                _require_folds(site, here, folds)
         except _AnsweredBeforeError:
             return None
         except BidroError as error:
@@ -84,17 +84,16 @@ def refusal_of_a_run(site: Site, rows: SiteRows) -> str | None:
     return None
 
 
-def _require_folds(site: Site, rows: SiteRows) -> None:
+def _require_folds(site: Site, rows: SiteRows, folds: tuple[int, ...]) -> None:
     """Raise BidroError where several sites would be asked about folds, and this one does not allow them: by
     itself it is not asked."""
     agreed = rows.agreed
     if agreed.algorithm is not None or agreed.privacy is not None:
         return
-    choices, may = agreed.fit_options.choices, releases(site, rows)
+    choices = agreed.fit_options.choices
     if cross_validates(choices, 2, has_own_models(rows.protocol.loss)):
-        offered = Limits(may.answerable(fold_marks(site, rows)))
-        count, _ = folds_of(min(training(site, rows).sizes), choices, offered)
-        may.folds(marks_of(site, rows, count))
+        count, _ = folds_of(min(training(site, rows).sizes), choices, Limits(folds))
+        releases(site, rows).folds(marks_of(site, rows, count))
 
 
 class _AnsweredBeforeError(Exception):

@@ -271,6 +271,6 @@ def _checked(site: Site, rehearse: bool) -> Checked:
     found = checked(*known_rows(site, rows), kept, marks, refused)
     # Under a budget no rule about rows is looked at, and the budget decides.
     if rehearse and (found.refused is None or site.privacy is not None):
-        found = replace(found, refused=refusal_of_a_run(site, rows))
-    far = far_units_of(rows.agreed, np.column_stack([rows.features, rows.target]))
+        found = replace(found, refused=refusal_of_a_run(site, rows, found.folds))
+    far = far_units_of(rows.agreed, rows.features, rows.target)
     return replace(found, warnings=tuple(one.in_words(numbers=True) for one in far))
