@@ -107,6 +107,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/many_clients.py
 	$(BIN)/python bench/federated_rounds.py
 	$(BIN)/python bench/future_work.py
+	$(BIN)/python bench/site.py
 	$(BIN)/python bench/deploy.py
 
 clean:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from bidro.deploy.known_rows import KnownRows, rounded
 from bidro.deploy.partitions import OUTSIDE, Ints, distinct_by_atom, fewest_alike, placed, refined
 from bidro.deploy.rules import RefusedError, too_few
-from bidro.splits import siphash
+from bidro.splits import scrambled
 
 _NO_PEOPLE = (
     "its earlier runs used other columns, or none that tells people apart as this one does, so that nobody "
@@ -185,16 +185,17 @@ def _digests(
     known: KnownRows, inside: NDArray[np.bool_], of_class: Ints, n: int
 ) -> dict[str, NDArray[np.uint64]]:
     """(n,) by column, the sum of keyed hashes of (person, value) over the rows of each class."""
-    key = np.frombuffer(known.key[:16], "<u8")
     order = np.argsort(of_class, kind="stable")
     classes, first = np.unique(of_class[order], return_index=True)
     people = known.people[inside][order]
     found = {}
     for name, values in known.by_column():
-        words = [part.view(np.uint64) for part in np.ascontiguousarray(rounded(values[inside][order]).T)]
         digest = np.zeros(n, np.uint64)
         if len(people):
+            mixed = people  # a secret of the site's, so that a plain mix of bits tells nobody anything
+            for part in np.ascontiguousarray(rounded(values[inside][order]).T):
+                mixed = scrambled(mixed, part.view(np.uint64))
             with np.errstate(over="ignore"):
-                digest[classes] = np.add.reduceat(siphash(key, [people, *words]), first)
+                digest[classes] = np.add.reduceat(mixed, first)
         found[name] = digest
     return found

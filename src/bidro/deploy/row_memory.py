@@ -124,13 +124,15 @@ class Memory(NamedTuple):
         parts: dict[str, NDArray[np.generic]] = {
             "names": np.frombuffer(json.dumps(self.names).encode(), np.uint8),
             "hashes": self.hashes,
-            "contents": self.contents,
-            "patterns": self.patterns,
-            "people": self.people,
             "present": self.present,
         }
+        # Most rows are different: what says the same as the hashes is not kept again.
+        for part in ("contents", "patterns", "people"):
+            values = getattr(self, part)
+            parts |= {part: values[:0] if np.array_equal(values, self.hashes) else values}
         for kind, own in self.partitions.items():
             parts |= {f"{kind}.{part}": values for part, values in own._asdict().items()}
+            parts[f"{kind}.atoms"] = own.atoms.astype(np.int32)
         np.savez(file, **parts)  # type: ignore[arg-type]
         return file.getvalue()
 
@@ -141,10 +143,12 @@ class Memory(NamedTuple):
             if "people" not in file:
                 return _of_earlier_version(names, hashes, {name: file[name] for name in file.files})
             partitions = {
-                kind: Partition(*(file[f"{kind}.{part}"] for part in Partition._fields)) for kind in KINDS
+                kind: Partition(*(file[f"{kind}.{part}"].astype(np.int64) for part in Partition._fields))
+                for kind in KINDS
             }
-            known = {part: file[part] for part in ("contents", "patterns", "people", "present")}
-            return cls(names, hashes, **known, partitions=partitions)
+            known = {part: file[part] for part in ("contents", "patterns", "people")}
+            known = {part: values if len(values) else hashes for part, values in known.items()}
+            return cls(names, hashes, **known, present=file["present"], partitions=partitions)
 
 
 def _of_earlier_version(
