@@ -144,11 +144,6 @@ class KnownRows:
         return _hashed(whole, self.key)
 
     @cached_property
-    def digest(self) -> bytes:
-        """32 bytes of all rows, whatever their order; they tell nothing without the key."""
-        return hashlib.blake2b(np.sort(self.hashes).tobytes(), key=self.key, digest_size=32).digest()
-
-    @cached_property
     def hashed_units(self) -> NDArray[np.uint64]:
         """(N,), or empty where no units are named."""
         if self.units is None:
