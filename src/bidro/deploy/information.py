@@ -47,8 +47,8 @@ _DIGITS = 40
 _PARTS = 12
 # People of whom entropies are estimated, at the most.
 SAMPLE = 4_000
-# What varies less than this beside the other columns follows from them.
-_FOLLOWS = 1e-7
+# What is left of a column's variance, as a share of it, where it follows from the others.
+_FOLLOWS = 1e-12
 # More people than any table has.
 NEVER = 2**40
 
@@ -104,20 +104,20 @@ def _bits(variance: Floats | float) -> Floats | float:
 
 
 def _independent(rows: Floats) -> NDArray[np.intp]:
-    """The columns of (n, m) that vary and do not follow from others before them."""
+    """The columns of (n, m) that vary and do not follow from others before them: those whose variance is not
+    used up when the earlier ones are taken out of all correlations."""
     centred = rows - rows.mean(axis=0)
     size = np.sqrt(np.mean(centred**2, axis=0))
-    kept: list[int] = []
-    basis = np.zeros((len(rows), 0))
-    for place in np.flatnonzero(size > 1e-12 * np.abs(rows).max(axis=0)).tolist():
-        column = centred[:, place] / size[place]
-        for _ in range(2):  # twice is enough
-            column = column - basis @ (basis.T @ column)
-        length = float(np.linalg.norm(column))
-        if length > _FOLLOWS * math.sqrt(len(rows)):
+    varies = np.flatnonzero(size > 1e-12 * np.abs(rows).max(axis=0))
+    scaled = centred[:, varies] / size[varies]
+    left = scaled.T @ scaled / len(rows)
+    kept = []
+    for place in range(len(varies)):
+        if left[place, place] > _FOLLOWS:
             kept.append(place)
-            basis = np.column_stack([basis, column / length])
-    return np.array(kept, np.intp)
+            column = left[:, place] / math.sqrt(left[place, place])
+            left -= np.multiply.outer(column, column)
+    return varies[np.array(kept, np.intp)]
 
 
 def _going_together(rows: Floats) -> float:
