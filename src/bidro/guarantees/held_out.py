@@ -274,7 +274,8 @@ def check_rows_per_unit(most: int | None, units: Mapping[str, ArrayLike] | None)
         if len(counts) and counts.max() > most:
             raise BidroError(
                 f"A unit of client '{name}', '{labels[int(np.argmax(counts))]}', has {counts.max():,} rows, "
-                f"and {most:,} were declared as the largest number; declare one that holds for all."
+                f"and {most:,} were declared as the largest number; declare one that you know to hold for "
+                "everybody without these rows, as one read off them would void the bound, or none."
             )
 
 
