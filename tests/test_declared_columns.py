@@ -120,6 +120,15 @@ def test_what_is_no_date_is_refused_with_its_row(cell):
         days(column, "day first")
 
 
+def test_a_day_in_another_order_is_not_said_to_be_no_date():
+    """And an empty cell is no way out unless training fills it."""
+    words = "'7/6/1989', which is no date with the year first, as in the rest of the column or in training; "
+    with pytest.raises(BidroError, match=words + ".* leave the cell empty and say --missing median"):
+        days(pd.Series(["1989-06-07", "7/6/1989"], name="when"), "year first")
+    with pytest.raises(BidroError, match="'soon', which is no date; write"):
+        days(pd.Series(["1989-06-07", "soon"], name="when"), "year first")
+
+
 def test_a_table_that_leaves_day_and_month_open_is_refused():
     open_ = frame().assign(when=[f"{1 + k % 12}/{1 + k % 7}/2024" for k in range(ROWS)])
     with pytest.raises(BidroError, match="'1/1/2024', and nothing in the column says which is the day"):

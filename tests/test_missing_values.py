@@ -143,3 +143,22 @@ def test_the_command_fills_predicts_and_exports_alike(tmp_path, capsys):
     given, inputs = outputs(onnx_of(model), table.assign(race=table["race"].fillna("")))
     assert inputs == {"age", "race"}
     np.testing.assert_allclose(given["prediction"][:, 0], pd.read_csv(tmp_path / "p.csv")["prediction"])
+
+
+@pytest.mark.parametrize("missing", ["refuse", "median"])
+@pytest.mark.parametrize("which", ["site", "person"])
+def test_rows_of_nobody_are_said_before_anything_else(missing, which, caplog):
+    """No filling tells whose a row is, and gaps in features are told by client."""
+    table = pd.DataFrame({"site": ["a", "b"] * 4, "person": list("pqrstuvw"), "y": np.arange(8.0)})
+    table["x"] = [None, 2.0, 3.0, 4.0, 5.0, 7.0, 7.0, 8.0]
+    table.loc[2, which] = None
+    with pytest.raises(BidroError, match=rf"^Row 3 .*has no '{which}'"):
+        learn_schema(table, "site", "y", missing=missing, unit="person")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(("columns", "words"), [(6, " and 1 more column. "), (7, " and 2 more columns. ")])
+def test_columns_with_gaps_that_are_not_listed_are_counted(columns, words):
+    table = pd.DataFrame({f"x{k}": [None, 1.0, 2.0, 3.0] for k in range(columns)})
+    with pytest.raises(BidroError, match=words):
+        learn_schema(table.assign(site="a", y=[1.0, 2.0, 3.0, 4.0]), "site", "y")

@@ -77,6 +77,39 @@ def test_classes_by_label_and_by_probability(folder, capsys):
     assert Certificate.from_json(out).held_out.largest == 12
 
 
+def test_classes_that_a_spreadsheet_would_compute(tmp_path, capsys):
+    """`bidro predict` writes them with an apostrophe, the table of the truth has none."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=300)
+    truth = pd.DataFrame({"site": ["a", "b"] * 150, "x": x})
+    truth["y"] = np.where(x + rng.normal(size=300) > 0, "=yes", "<=no")
+    truth.to_csv(tmp_path / "rows.csv", index=False)
+    fitted = ("--client", "site", "--target", "y", "--curves", "none", "--own", "none", "--weights", "fixed")
+    assert run(capsys, "fit", tmp_path / "rows.csv", *fitted, "--out", tmp_path / "model")[0] == 0
+    said = tmp_path / "said.csv"
+    assert run(capsys, "predict", tmp_path / "model", tmp_path / "rows.csv", "--out", said)[0] == 0
+    beside = truth.join(pd.read_csv(said))
+    assert set(beside["prediction"]) == {"'=yes", "<=no"}
+    beside.to_csv(tmp_path / "scored.csv", index=False)
+    wrong = (beside["prediction"].str.lstrip("'") != beside["y"]).groupby(beside["site"]).mean()
+    by_chance = [f"{name}=probability of {name}" for name in ("=yes", "<=no")]
+    chances = ("--probability", by_chance[0], "--probability", by_chance[1])
+    for given in (("--prediction", "prediction"), chances):
+        code, out, err = certified(capsys, tmp_path, *fitted[:4], *given, "--loss", "mistakes", "--json")
+        assert (code, err) == (0, "")
+        assert dict(Certificate.from_json(out).mistakes.means) == pytest.approx(dict(wrong))
+
+
+def test_a_class_and_a_column_that_can_be_cut_in_two_ways(tmp_path, capsys):
+    table = pd.DataFrame({"site": ["a"] * 4, "y": ["a", "b"] * 2, "b=p": [0.5] * 4, "p": [0.5] * 4})
+    table.to_csv(tmp_path / "scored.csv", index=False)
+    code, _, err = certified(
+        capsys, tmp_path, "--client", "site", "--target", "y", "--probability", "a=b=p", "--loss", "brier"
+    )
+    assert code == 1
+    assert "may mean the column 'b=p' or 'p'" in err
+
+
 def test_against_another_model(folder, capsys):
     options = (*COLUMNS, "--clip-from", folder / "other.parquet", "--json", "--against")
     code, out, _ = certified(capsys, folder, *options, folder / "worse.csv")

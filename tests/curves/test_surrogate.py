@@ -1,14 +1,27 @@
-"""With curves and a radius bounds from below are of what is minimised, and are called so."""
+"""Bounds from below are of what is minimised, and are called so where that is more than the worst case."""
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from bidro import Box, Federation, Problem, Squared, Transport, WassersteinBall, out_of_sample_interval, solve
+from bidro import (
+    Box,
+    Federation,
+    Logistic,
+    Problem,
+    Softmax,
+    Squared,
+    Transport,
+    WassersteinBall,
+    out_of_sample_interval,
+    solve,
+)
 from bidro.curves import Basis
+from bidro.engines.solve import surrogate_of
 from tests.cli.test_command import run
 
 APART, EPS = 0.49, 0.05  # how far every row is from the steep segment; the radius
@@ -47,6 +60,22 @@ def test_without_a_surrogate_both_ends_are_of_the_optimum():
     smooth = solve(replace(two_groups(STEP, 0.1), ambiguity=WassersteinBall(0.0)))
     assert smooth.surrogate == "a term that smooths the curves is added"
     assert "may be below" in smooth.promise
+
+
+@pytest.mark.parametrize(("loss", "labels"), [(Logistic, [-1.0, 1.0]), (partial(Softmax, 2), [0.0, 1.0])])
+def test_slopes_that_are_held_back_make_a_surrogate(loss, labels):
+    """Of two classes that a line tells apart the least log loss is 0, far below the bound from below."""
+    feature = np.linspace(0.5, 1.0, 20)
+    rows = np.column_stack([np.append(-feature, feature), np.repeat(labels, 20)])
+    federation = Federation.from_arrays({"a": rows}, "unbounded")
+    held, cost = loss(pseudo_rows=0.25), Transport.classification(2)
+    problem = Problem(federation, held, Box.cube(1e3, held.dimension(2)), cost)
+    solution = solve(problem)
+    assert solution.lower > 1e-3
+    assert float(np.mean(held.values(100 * solution.x, rows))) < 1e-6
+    assert "holds slopes near 0" in solution.surrogate
+    assert f"that of another model may be below {solution.lower:.6g}" in solution.promise
+    assert surrogate_of(replace(problem, loss=loss())) is None
 
 
 def test_the_interval_of_curves_holds_the_true_loss():

@@ -91,6 +91,28 @@ def test_common_difficulty_cancels():
     assert "not shown to be better" in other.verdict
 
 
+@pytest.mark.parametrize("most", [None, 100])
+@pytest.mark.parametrize("clipped", [False, True])
+def test_better_for_people_may_be_worse_for_rows_and_says_so(clipped, most):
+    """Of 400 people with one row the model is right, of 20 with 100 rows each the other is."""
+    people = np.append(np.arange(400), np.repeat(np.arange(400, 420), 100))
+    wrong = (people >= 400).astype(float)
+    found = paired(
+        {"a": wrong}, {"a": 1 - wrong}, 1.0, clipped=clipped, units={"a": people}, rows_per_unit=most
+    )
+    assert found.lower
+    assert found.over_rows.means["a"] > 0.6
+    assert "at every client as a mean of people" in found.verdict
+    of_rows = (
+        f"{found.over_rows.largest_mean:.6g} observed"
+        if most is None
+        else f"at most {found.over_rows.bound:.6g}"
+    )
+    assert of_rows in found.verdict
+    assert ("better than the other at every client, as a mean of people:" in found.promise) != clipped
+    assert f"the difference was {found.over_rows.means['a']:.6g}" in found.promise
+
+
 def test_clipped_losses_units_and_too_few_rows():
     one, two = np.array([9.0, 0.2, 0.1]), np.array([0.5, 70.0, 0.1])
     clipped = paired({"a": one}, {"a": two}, 1.0, 0.9, clipped=True)

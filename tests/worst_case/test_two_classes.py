@@ -47,8 +47,8 @@ def test_two_classes_have_the_risk_of_their_difference(p, bounded, ambiguity, la
         ask = jax.jit(lambda c, m: c.risk(Exact(), m, jnp.zeros(()), True))
         return ask(client, jnp.asarray(model))
 
-    of_scores = risk(Softmax(2, intercept=True), rows, 0.0, x)
-    of_margin = risk(Logistic(intercept=True), signs, -1.0, v)
+    of_scores = risk(Softmax(2, intercept=True, pseudo_rows=0.5), rows, 0.0, x)
+    of_margin = risk(Logistic(intercept=True, pseudo_rows=0.5), signs, -1.0, v)
     for name in ("value", "attained", "multiplier"):
         assert float(getattr(of_scores, name)) == pytest.approx(float(getattr(of_margin, name)), rel=1e-9)
     # v = D x, and nu is its own where risks are lifted.

@@ -156,7 +156,9 @@ def certify(
         if predictions is not None:
             from bidro.workflow.scored import Columns, read_scored
 
-            columns = Columns(client, target, prediction, _by_class(probability or []), unit, key)
+            columns = Columns(
+                client, target, prediction, _by_class(probability or [], predictions), unit, key
+            )
             scored = read_scored(predictions, columns, loss, quantile, largest, clip_from, against)
         else:
             from bidro.workflow.scored_onnx import OnnxScores
@@ -214,16 +216,26 @@ def _stated(table: ScoredTable, confidence: float, report: Path | None) -> Certi
     return found
 
 
-def _by_class(given: list[str]) -> dict[str, str]:
-    """Columns of probabilities by class, from texts CLASS=COLUMN."""
+def _by_class(given: list[str], predictions: Path) -> dict[str, str]:
+    """Columns of probabilities by class, from texts CLASS=COLUMN. Both may have '=' in them ("<=50K"): of
+    several ways to cut a text the one whose column the table has is meant."""
     from bidro.errors import BidroError
+    from bidro.tables import read_one
 
+    names = read_one(predictions).columns if any(text.count("=") > 1 for text in given) else ()
     found: dict[str, str] = {}
     for text in given:
-        name, between, column = text.partition("=")
-        if not (name and between and column) or name in found:
+        cuts = [(text[:k], text[k + 1 :]) for k, letter in enumerate(text) if letter == "="]
+        cuts = [(name, column) for name, column in cuts if name and column]
+        known = [cut for cut in cuts if cut[1] in names] or cuts[:1]
+        if not known or known[0][0] in found:
             raise BidroError(f"--probability is CLASS=COLUMN, once for every class; got '{text}'.")
-        found[name] = column
+        if len(known) > 1:
+            raise BidroError(
+                f"--probability '{text}' may mean the column '{known[0][1]}' or '{known[1][1]}'; name the "
+                "columns of probabilities otherwise."
+            )
+        found[known[0][0]] = known[0][1]
     return found
 
 

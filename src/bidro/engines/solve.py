@@ -59,9 +59,10 @@ class Solution:
     """A model, and what is proven of it: the optimum of MW-DRO lies in [lower, upper], upper being the
     risk of `x` under the worst mixture.
 
-    With curves and a radius, or a smoothing of curves, the solver minimises a surrogate that is never below
-    MW-DRO's risks (`surrogate` says which). Then it is the surrogate's optimum that lies in [lower, upper]:
-    MW-DRO's is at most `upper`, and may be below `lower`. `promise` says it of this solution.
+    With curves and a radius, a smoothing of curves, or a loss with `pseudo_rows`, as classes are
+    trained with, the solver minimises a surrogate that is never below MW-DRO's risks (`surrogate` says
+    which). Then it is the surrogate's optimum that lies in [lower, upper]: MW-DRO's is at most `upper`, and
+    may be below `lower`. `promise` says it of this solution.
 
     Where the problem has references, lower and upper are of the regret, sum_i alpha_i (R_i(x) - b_i).
 
@@ -130,6 +131,8 @@ def surrogate_of(problem: Problem) -> str | None:
         parts.append("every curve counts as steep everywhere as it is where it is steepest")
     if problem.loss.penalty is not None:
         parts.append("a term that smooths the curves is added")
+    if problem.loss.pull(problem.dimension) is not None:
+        parts.append("a term that holds slopes near 0 is added to every client's losses")
     return " and ".join(parts) or None
 
 

@@ -67,8 +67,8 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         client_weights_: the worst-case mixture, by client.
         client_risks_: robust, in the loss's own unit, by client.
         radii_: by client.
-        duality_gap_: the relative gap that was certified; with curves, of the surrogate that is minimised
-            (see `Solution`).
+        duality_gap_: the relative gap that was certified; with curves or classes, of the surrogate that is
+            minimised (see `Solution`).
         n_rounds_: rounds with the clients that it took.
         calibration_: a `Calibration`: candidates, their losses on rows left out, the choice; None where
             nothing was chosen.

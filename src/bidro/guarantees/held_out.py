@@ -55,16 +55,17 @@ class OverRows:
             return f"of rows up to {text(self.largest_mean)} observed, not bounded"
         return f"of rows at most {text(self.bound)}"
 
-    def sentence(self, text: Callable[[float], str]) -> str:
+    def sentence(self, text: Callable[[float], str], what: str = "it") -> str:
+        """`what` has the mean, where that is not plain from what was said before."""
         worst = max(self.means, key=lambda name: self.means[name])
-        seen = f"on those kept out it was {text(self.means[worst])} at '{worst}', where it was largest"
+        seen = f"on those kept out {what} was {text(self.means[worst])} at '{worst}', where it was largest"
         if self.bound is None:
             return (
                 f"As a mean of rows, in which people with many rows count for more, {seen}; that is observed "
                 "and not bounded, because no largest number of rows a person was declared. "
             )
         return (
-            f"As a mean of rows, in which people with many rows count for more, it is at most "
+            f"As a mean of rows, in which people with many rows count for more, {what} is at most "
             f"{text(self.bound)} with that confidence by itself, if nobody has more than {self.most} rows; "
             f"{seen}. "
         )
@@ -273,7 +274,8 @@ def check_rows_per_unit(most: int | None, units: Mapping[str, ArrayLike] | None)
         if len(counts) and counts.max() > most:
             raise BidroError(
                 f"A unit of client '{name}', '{labels[int(np.argmax(counts))]}', has {counts.max():,} rows, "
-                f"and {most:,} were declared as the largest number; declare one that holds for all."
+                f"and {most:,} were declared as the largest number; declare one that you know to hold for "
+                "everybody without these rows, as one read off them would void the bound, or none."
             )
 
 

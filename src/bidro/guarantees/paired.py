@@ -59,8 +59,8 @@ class Paired:
 
     @property
     def better(self) -> bool:
-        """Whether the model is, with this confidence, better than the other at every client: never where
-        losses can be larger than they count, as a few such may make it worse."""
+        """Whether the model is, with this confidence, better than the other at every client, with `units` as
+        a mean of units: never where losses can be larger than they count, as a few such may make it worse."""
         return self.lower and not self.clipped
 
     @property
@@ -76,20 +76,25 @@ class Paired:
     @property
     def verdict(self) -> str:
         """In a few words."""
+        people, of_rows = (" as a mean of people" if self.units else ""), ""
+        if self.over_rows is not None:
+            # Its sign may be another.
+            of_rows = f" ({self.over_rows.short(self.in_units)})"
         if self.better:
-            return f"better at every client: the difference is at most {self.in_units(self.bound)}"
+            most = self.in_units(self.bound)
+            return f"better at every client{people}: the difference is at most {most}{of_rows}"
         counted = f", each loss counted as at most {self.largest:.6g}," if self.clipped else ""
         if self.lower:
             return (
-                f"lower at every client{counted} by at least {self.in_units(-self.bound)}; better is not "
-                f"shown: {self._not_compared}"
+                f"lower at every client{people}{counted} by at least {self.in_units(-self.bound)}"
+                f"{of_rows}; better is not shown: {self._not_compared}"
             )
         draws = draws_in_words(self.units)
         if self.vacuous:
             return f"too few {draws} to tell, {self.rows[self.binding]:,} of '{self.binding}'"
         return (
-            f"not shown to be better at every client: at '{self.binding}' the difference{counted} may be up "
-            f"to {self.in_units(self.bound)}"
+            f"not shown to be better at every client{people}: at '{self.binding}' the difference{counted} "
+            f"may be up to {self.in_units(self.bound)}{of_rows}"
         )
 
     @property
@@ -116,11 +121,13 @@ class Paired:
         where = f"on new {new}, drawn as these were and mixed in any admissible way"
         assumed = f"It assumes that {draws} of a client are independent draws."
         if self.over_rows is not None:
-            assumed = f"{assumed} {self.over_rows.sentence(self.in_units)}".rstrip()
+            assumed = f"{assumed} {self.over_rows.sentence(self.in_units, 'the difference')}".rstrip()
         if self.better:
+            people = ", as a mean of people" if self.units else ""
             return (
-                f"With confidence {self.confidence:g} this model is better than the other at every client: "
-                f"its {what} {where}, is lower by at least {self.in_units(-self.bound)}. {assumed}"
+                f"With confidence {self.confidence:g} this model is better than the other at every "
+                f"client{people}: its {what} {where}, is lower by at least {self.in_units(-self.bound)}. "
+                f"{assumed}"
             )
         if self.lower:
             return (

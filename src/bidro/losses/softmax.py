@@ -160,7 +160,9 @@ class Softmax(Loss):
     @property
     def difference(self) -> ScoreDifference | None:
         """The same loss of the difference of two scores, D x in `apart`; None of more classes, or curves."""
-        return ScoreDifference(self.intercept) if self.classes == 2 and self.basis is None else None
+        if self.classes > 2 or self.basis is not None:
+            return None
+        return ScoreDifference(self.intercept, pseudo_rows=self.pseudo_rows)
 
     def apart(self, m: int) -> NDArray[np.float64]:
         """(d / 2, d) D, for two classes: D x is the second's weights and intercept less the first's."""

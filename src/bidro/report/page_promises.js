@@ -273,8 +273,11 @@ function against() {
     { label: "At most", value: atLevel("against", "clients"), format: () => number, classes: "difference-bound" },
   ];
   const inUnits = report.loss.unit ? `, in ${report.loss.unit}` : "";
-  const most = here().against.largest;
-  const below = isKnown(most) ? `each counted as at most ${loss(most)}: below 0 it is lower as counted` : "below 0 this model is better";
+  const { largest: most, units } = here().against;
+  const people = units ? " as a mean of people" : "";
+  const below = isKnown(most)
+    ? `each counted as at most ${loss(most)}: below 0 it is lower as counted${people}`
+    : `below 0 this model is better${people}`;
   const caption =
     `The ${report.loss.name} of this model less that of the other on the same rows${inUnits}, ${below}. ` +
     "A client's bound holds at the chosen confidence by itself. Press a heading to sort by it.";

@@ -8,13 +8,14 @@ from bidro.tables.holdout import require_every_class
 from bidro.tables.learned import learn_schema
 from bidro.tables.places import row_name
 from bidro.tables.schema import Schema, UnseenLevelsWarning
-from bidro.tables.written import as_csv
+from bidro.tables.written import as_csv, as_meant
 
 __all__ = [
     "Column",
     "Schema",
     "UnseenLevelsWarning",
     "as_csv",
+    "as_meant",
     "as_words",
     "bounds_of",
     "forget_read",

@@ -66,10 +66,12 @@ def days(column: pd.Series, order: str) -> Floats:
 
 def _no_date(column: pd.Series, cells: Distinct, odd: NDArray[np.bool_], order: str) -> BidroError:
     place, value = cells.first(odd)
-    written = "" if order == YEAR_FIRST else f" with the {order}, as in the rest of the column or in training"
+    # Of what is no day in any order, the order is not what is wrong.
+    ordered = order != YEAR_FIRST or _YEAR_LAST.fullmatch(_text(value)) is not None
+    written = f" with the {order}, as in the rest of the column or in training" if ordered else ""
     return BidroError(
         f"{row_name(column, place)}: '{column.name}' is '{value}', which is no date{written}; write dates as "
-        "2024-03-05, or leave the cell empty."
+        "2024-03-05, or leave the cell empty and say --missing median in training."
     )
 
 

@@ -87,6 +87,10 @@ def learn_schema(
         _refuse_nameless(table, chosen)
     if len(table) < 2:
         raise BidroError(f"The table has {len(table)} row(s); training needs at least two.")
+    # Whose a row is no filling can tell, and what is said of other gaps names clients.
+    whose = Schema(client, target, None, (), unit)
+    whose.clients(table)
+    whose.units(table)
     if missing == "refuse":
         _refuse_missing(table, client, [target, *chosen])
     require_known_target(table[target])
@@ -296,7 +300,8 @@ def _refuse_missing(table: pd.DataFrame, client: str, names: Sequence[str]) -> N
         for column in counts.columns
         if len(some := counts.loc[counts[column] > 0, column])
     ]
-    more = f" and {len(places) - _COLUMNS_LISTED} more columns" if len(places) > _COLUMNS_LISTED else ""
+    left = len(places) - _COLUMNS_LISTED
+    more = f" and {left} more column{'s' * (left > 1)}" if left > 0 else ""
     first = row_name(table, int(np.argmax(gaps.to_numpy().any(axis=1))))
     useless = f" Rows without '{names[0]}', the target, can only be dropped." if gaps[names[0]].any() else ""
     raise BidroError(

@@ -6,7 +6,9 @@ import csv
 import logging
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +36,13 @@ def as_csv(table: pd.DataFrame) -> str:
                 )
                 safe.isetitem(place, column.map(lambda cell, texts=texts: texts.get(cell, cell)))
     return str(safe.to_csv(index=False, quoting=quoted))
+
+
+def as_meant(words: NDArray[np.str_]) -> NDArray[np.str_]:
+    """(N,) texts without the apostrophes that `as_csv` puts before some."""
+    different, which = np.unique(words, return_inverse=True)
+    meant = [word[1:] if word.startswith("'") and _plain(word[1:]) == word else word for word in different]
+    return np.array(meant, str)[which]
 
 
 def _plain(text: Any) -> Any:

@@ -16,7 +16,7 @@ from bidro.errors import BidroError
 from bidro.guarantees.certificate import Certificate
 from bidro.guarantees.scored import Range, certify_scored
 from bidro.losses.predicted import PredictedLoss, Scored
-from bidro.tables import Schema, as_words, read_one, require_numbers, row_name
+from bidro.tables import Schema, as_meant, as_words, read_one, require_numbers, row_name
 from bidro.tables.cells import numbers_or_none
 from bidro.tables.schema import listed
 
@@ -126,12 +126,19 @@ def _scored(table: pd.DataFrame, columns: Columns, numeric: bool, path: Path) ->
 
     if columns.probabilities:
         each = [require_numbers(_column(table, name, path)) for name in columns.probabilities.values()]
-        return Scored.probabilities(as_words(target), np.column_stack(each), [*columns.probabilities], row)
+        classes = as_meant(np.array([*columns.probabilities])).tolist()
+        return Scored.probabilities(_classes(target), np.column_stack(each), classes, row)
     assert columns.prediction is not None
     predicted = _column(table, columns.prediction, path)
     if numeric:
         return Scored.numbers(require_numbers(target), require_numbers(predicted), row)
-    return Scored.labels(as_words(target), as_words(predicted), row)
+    return Scored.labels(_classes(target), _classes(predicted), row)
+
+
+def _classes(column: pd.Series) -> NDArray[np.str_]:
+    """(N,) as text. `bidro predict` writes a class that a spreadsheet would compute with an apostrophe before
+    it: with and without one it is the same class."""
+    return as_meant(as_words(column))
 
 
 def _column(table: pd.DataFrame, name: str, path: Path) -> Any:

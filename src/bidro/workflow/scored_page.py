@@ -142,6 +142,7 @@ def _against(found: Paired, names: tuple[str, ...]) -> dict[str, Any]:
         "better": found.better,
         "lower": found.lower,
         "largest": found.largest if found.clipped else None,
+        "units": found.units,
         "promise": found.promise,
         "means": [found.means[name] for name in names],
         "clients": [found.clients[name] for name in names],
