@@ -243,6 +243,12 @@ def test_what_makes_a_row_the_same(tmp_path):
     changed = features.copy()
     changed[5, 1] *= 1 + 1e-6
     assert np.flatnonzero(site.known(NUMBERS, changed, target, None).hashes != hashes).tolist() == [5]
+    # Of a time in seconds one second is another, although its first digits are the same.
+    times = features.copy()
+    times[:, 0] = 1.7e9 + np.arange(40)
+    hashes_of_times = site.known(NUMBERS, times, target, None).hashes
+    later = times + np.array([1.0, 0.0])
+    assert not set(site.known(NUMBERS, later, target, None).hashes) & set(hashes_of_times)
     twice = site.known(NUMBERS, features[[3, 3, 4, 3]], target[[3, 3, 4, 3]], None).hashes
     assert len(set(twice)) == 4
     assert {hashes[3], hashes[4]} <= set(twice)
@@ -567,3 +573,19 @@ def test_the_refusal_of_a_first_run_speaks_of_no_earlier_one(tmp_path):
     site = memory(tmp_path, min_rows=10)
     with pytest.raises(RefusedError, match=r"could be worked out; use fewer folds"):
         site.release(site.known(NUMBERS, features, target, None), everything(8))
+
+
+@pytest.mark.parametrize(("people", "allowed"), [(20, False), (60, True)])
+def test_many_rows_of_few_people_are_no_more_people(people, allowed, tmp_path):
+    """What is the same in all rows of a person is told of as many as there are people, however many
+    different rows they have."""
+    site = memory(tmp_path, min_rows=10, parameters=12)
+    base = np.random.default_rng(0).normal(size=(people, 2))
+    whose = np.repeat(np.arange(people), 30)
+    last = np.random.default_rng(1).normal(size=len(whose))
+    known = site.known(PATIENTS, base[whose], last, persons(whose))
+    if allowed:
+        site.release(known, everything(len(whose)))
+    else:
+        with pytest.raises(RefusedError, match="too few people in a set"):
+            site.release(known, everything(len(whose)))

@@ -319,7 +319,10 @@ class RowMemory:
                 now = now._replace(changed=now.changed | is_here)
             if now.changed.any():
                 same, after = False, _counted(kind, before, now, known, of_table, has)
-                different = sizes if alone else distinct_by_atom(now.atoms, len(now.before), patterns)
+                different = sizes
+                if not alone:
+                    # What is the same in all rows of a person is there as often as there are people.
+                    different = np.minimum(sizes, distinct_by_atom(now.atoms, len(now.before), patterns))
                 counts = sizes, different, of_table
                 after = self._require(kind, known, now, after, memory.names, counts, curved)
                 if not alone:
