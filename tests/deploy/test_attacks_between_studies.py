@@ -138,3 +138,52 @@ def test_a_patient_who_came_before_a_study_by_another_column_of_units(first, sec
         after = study(folder, people, FIRST, second)
         found.append(of_two_studies(before, after, people.iloc[-1]))
     assert in_all(found).nobody, in_all(found)
+
+
+def test_a_patient_whose_name_turns_the_others_from_numbers_to_words(tmp_path):
+    """A reader of files makes 7 of 0007 as long as all cells are numbers."""
+    found = []
+    for seed in SEEDS:
+        people, folder = patients(seed), tmp_path / str(seed)
+        folder.mkdir()
+        people["who"] = [f"{place:04d}" for place in range(119)] + ["x1"]
+        before = study(folder, people[:-1], FIRST, "who")
+        assert before is not None
+        after = study(folder, people, FIRST, "who")
+        found.append(of_two_studies(before, after, people.iloc[-1]))
+    assert in_all(found).nobody, in_all(found)
+
+
+def test_a_patient_who_does_not_come_again_with_the_others(tmp_path):
+    """Later visits of all but one: what does not change between visits is told of that one."""
+    found = []
+    for seed in SEEDS:
+        people, folder = patients(seed), tmp_path / str(seed)
+        folder.mkdir()
+        before = study(folder, people, FIRST, "who")
+        assert before is not None
+        later = people.assign(a=people["a"] + np.random.default_rng(seed).normal(0, 1, len(people)).round(3))
+        after = study(folder, pd.concat([people, later[:-1]]), FIRST, "who")
+        later = None if after is None else 2 * before - after
+        found.append(of_two_studies(np.zeros_like(before), later, people.iloc[-1]))
+    assert in_all(found).nobody, in_all(found)
+
+
+@pytest.mark.parametrize("unit", [None, "who"])
+def test_a_cell_that_was_corrected_when_everybody_was_a_year_older(unit, tmp_path):
+    """Without units, after half of the table was taken out, so that no row goes when others come."""
+    found = []
+    for seed in SEEDS:
+        people, folder = patients(seed), tmp_path / str(seed)
+        folder.mkdir()
+        before = study(folder, people, FIRST, unit)
+        assert before is not None
+        again = people.index >= (60 if unit is None else 0)
+        if unit is None:
+            assert study(folder, people[~again], FIRST, unit) is not None
+        corrected = people.copy()
+        corrected.loc[again, "a"] += 1.0
+        corrected.loc[107, "x2"] += 12.5
+        after = study(folder, corrected, FIRST, unit)
+        found.append(of_two_studies(before, after, corrected.iloc[107]))
+    assert in_all(found).nobody, in_all(found)

@@ -6,6 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from bidro.deploy.partitions import tells_few_apart
 from bidro.deploy.row_memory import OUTSIDE, Demanded, RowMemory, refined
 from bidro.deploy.rules import RefusedError
 from bidro.deploy.site_state import SiteState
@@ -179,11 +180,12 @@ def test_no_small_cell_can_be_worked_out_after_any_schedule(seed, schema, tmp_pa
 @pytest.mark.parametrize("seed", range(6))
 def test_units_are_counted_and_not_their_rows(seed, tmp_path):
     """With units the counts of what is left behind are lower bounds: never too much is allowed."""
-    rng = np.random.default_rng(200 + seed)
+    rng = np.random.default_rng(500 + seed)
     features, target, levels = categories(rng, LEVELS, 4_000)
-    units = rng.integers(0, 150, 4_000).astype(np.uint64)
+    # New rows are of new people, but for a few.
+    units = np.arange(4_000, dtype=np.uint64) // 3
     site, plain, allowed = memory(tmp_path), Plain(), 0
-    for table, kept, _, _ in schedule(rng, 200, 16, (1, 20, 80, 120)):
+    for table, kept, _, _ in schedule(rng, 200, 30, (1, 20, 80, 120)):
         labels = labels_of(kept, np.zeros(len(table), int), 1)
         known = site.known(LEVELS, features[table], target[table], units[table])
         try:
@@ -241,6 +243,12 @@ def test_what_makes_a_row_the_same(tmp_path):
     changed = features.copy()
     changed[5, 1] *= 1 + 1e-6
     assert np.flatnonzero(site.known(NUMBERS, changed, target, None).hashes != hashes).tolist() == [5]
+    # Of a time in seconds one second is another, although its first digits are the same.
+    times = features.copy()
+    times[:, 0] = 1.7e9 + np.arange(40)
+    hashes_of_times = site.known(NUMBERS, times, target, None).hashes
+    later = times + np.array([1.0, 0.0])
+    assert not set(site.known(NUMBERS, later, target, None).hashes) & set(hashes_of_times)
     twice = site.known(NUMBERS, features[[3, 3, 4, 3]], target[[3, 3, 4, 3]], None).hashes
     assert len(set(twice)) == 4
     assert {hashes[3], hashes[4]} <= set(twice)
@@ -287,8 +295,12 @@ def test_rows_that_come_while_others_go_may_be_the_same_people(tmp_path):
     for some, digits in ((slice(30, 90), 9), (slice(15, 76), 1), (slice(80, 100), 9)):
         with pytest.raises(RefusedError, match="no column tells whether these are the same people"):
             released(some, digits)
-    # What went earlier is gone: rows may come again.
-    released(slice(15, 90))
+    # Nor may others come later: half of a table that goes, and comes again with fewer digits, is the same.
+    with pytest.raises(RefusedError, match="no column tells whether these are the same people"):
+        released(slice(15, 90))
+    # The same rows may.
+    released(slice(0, 75))
+    released(slice(0, 90))
 
 
 def test_a_number_with_two_values_among_new_rows_is_a_level_there(tmp_path):
@@ -374,7 +386,7 @@ def test_what_two_studies_tell_together_is_of_many_people(needed, tmp_path):
     with pytest.raises(RefusedError, match="its column 'u' was used in another study"):
         released(OTHER, first, change=7)
     released(OTHER, first)
-    with pytest.raises(RefusedError, match="its column 'u' was used in another study"):
+    with pytest.raises(RefusedError, match="rows of people that earlier runs used have changed"):
         released(PATIENTS, first, change=range(100))
     # Twenty-five new people are enough for a study of twelve parameters, and not for two.
     enough = 5 if needed == 0 else 50
@@ -387,20 +399,62 @@ def test_what_two_studies_tell_together_is_of_many_people(needed, tmp_path):
             released(PATIENTS, np.arange(100 + more))
 
 
-def test_the_same_people_written_anew_are_the_same_people(tmp_path):
+@pytest.mark.parametrize("went_before", [False, True])
+def test_people_whose_rows_were_told_of_are_not_written_anew(went_before, tmp_path):
+    """All rows with fewer digits, or everybody a year older, and one cell that was corrected: the two sums
+    differ by that cell alone, up to what is known of all. Nor if some went before they came again."""
     site = memory(tmp_path, min_rows=5)
-    features, target = rows(101)
-    known = site.known(PATIENTS, features[:100], target[:100], persons(range(100)))
-    site.release(known, everything(100))
-    for count, allowed in ((101, False), (99, False), (100, True)):
-        known = site.known(
-            PATIENTS, features[:count].round(1), target[:count].round(1), persons(range(count))
-        )
-        if allowed:
-            site.release(known, everything(count))
+    features, target = rows(160)
+
+    def released(some, digits=9, later=0.0):
+        own = features[some].round(digits)
+        own[:, 0] += later
+        known = site.known(PATIENTS, own, target[some].round(digits), persons(some))
+        return site.release(known, everything(len(some)))
+
+    released(np.arange(100))
+    if went_before:
+        released(np.arange(50))
+    for count, digits, later in ((100, 1, 0.0), (100, 9, 1.0), (101, 1, 0.0), (99, 1, 0.0)):
+        with pytest.raises(RefusedError, match="rows of people that earlier runs used have changed"):
+            released(np.arange(count), digits, later)
+    # Others may come while some go, and the same as they were.
+    released(np.arange(40, 160))
+    released(np.arange(100))
+
+
+@pytest.mark.parametrize(
+    ("again", "times", "allowed"),
+    [
+        ([range(60)], 1, True),
+        ([range(59)], 1, False),
+        ([range(51)], 1, False),
+        ([range(50)], 1, True),
+        ([range(30), range(30, 59)], 1, False),  # in two batches
+        ([range(30), range(30, 50)], 1, True),
+        ([range(60)], 2, True),
+        ([[*range(60), 7]], 1, False),  # one comes twice
+    ],
+)
+def test_who_does_not_come_again_with_the_others_is_not_told_apart(again, times, allowed, tmp_path):
+    """What is the same in all rows of a person: the first rows of all, less the later rows of most."""
+    site = memory(tmp_path, min_rows=10)
+    base = np.random.default_rng(0).normal(size=60)
+    visits = np.arange(60)
+
+    def released():
+        whole = np.column_stack([base[visits], np.arange(len(visits))])
+        known = site.known(PATIENTS, whole, whole[:, 1] % 7, persons(visits))
+        return site.release(known, everything(len(visits)))
+
+    released()
+    for place, some in enumerate(again):
+        visits = np.concatenate([visits, *[np.array(some)] * times])
+        if allowed or place + 1 < len(again):
+            released()
         else:
-            with pytest.raises(RefusedError, match="people of all its studies together"):
-                site.release(known, everything(count))
+            with pytest.raises(RefusedError, match="could be worked out of these few"):
+                released()
 
 
 def test_copies_count_as_one_and_tell_sets_apart(tmp_path):
@@ -421,6 +475,53 @@ def test_copies_count_as_one_and_tell_sets_apart(tmp_path):
         else:
             with pytest.raises(RefusedError, match="fewer than 10"):
                 site.release(known, everything(len(some)))
+
+
+@pytest.mark.parametrize("twice", [1, 3, 12, 30])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_few_rows_that_are_there_twice_tell_nothing_apart(apart, twice, tmp_path):
+    """In one set, or with a copy on each side: no sums are over the few that are there twice, or once."""
+    site = memory(tmp_path, min_rows=10)
+    features, target = rows(100)
+    some = np.concatenate([np.arange(100), np.arange(twice)])
+    side = (np.arange(100) % 2)[some]
+    side[100:] = 1 - side[:twice] if apart else side[:twice]
+    sets = {"rows": side, "sums": np.where(side == 0, 0, OUTSIDE), "held_out": np.where(side, 0, OUTSIDE)}
+    known = site.known(NUMBERS, features[some], target[some], None)
+    assert site.release(known, sets) >= 10
+    # Where all but a few have copies on the other side these few are told.
+    side = np.concatenate([np.zeros(100, int), np.ones(93, int)])
+    some = np.concatenate([np.arange(100), np.arange(93)])
+    known = site.known(NUMBERS, features[some], target[some], None)
+    with pytest.raises(RefusedError):
+        site.release(known, {"rows": side, "sums": side, "held_out": np.full(193, OUTSIDE)})
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_no_combination_of_totals_leaves_few_people(seed):
+    """By brute force: every combination that leaves fewest is 0 for as many different people as it can be."""
+    rng = np.random.default_rng(seed)
+    atoms, kinds, least = int(rng.integers(2, 5)), int(rng.integers(2, 7)), 4
+    patterns = np.unique(rng.integers(0, 3, (kinds, atoms)), axis=0)
+    patterns = patterns[patterns.any(axis=1)]
+    vectors = np.repeat(patterns, rng.integers(1, 7, len(patterns)), axis=0)
+    person, atom = np.nonzero(vectors)
+    times = vectors[person, atom]
+    told = tells_few_apart(np.repeat(atom, times), np.repeat(person, times).astype(np.uint64), least)
+    rank = np.linalg.matrix_rank(vectors)
+    fewest = len(vectors)
+    for zero in combinations(range(len(patterns)), rank - 1):
+        span = np.linalg.svd(patterns[list(zero)].astype(float))[2][
+            np.linalg.matrix_rank(patterns[list(zero)]) :
+        ]
+        for c in rng.normal(size=(5, len(span))) @ span:
+            left = int(np.sum(np.abs(vectors @ c) > 1e-9))
+            fewest = min(fewest, left) if left else fewest
+    # Where everybody is in one atom, atoms are counted by themselves.
+    few = fewest < least and len(person) > len(vectors)
+    assert told or not few
+    if rank <= 2:
+        assert told == few
 
 
 def test_a_state_of_an_earlier_version_is_read(tmp_path):
@@ -472,3 +573,19 @@ def test_the_refusal_of_a_first_run_speaks_of_no_earlier_one(tmp_path):
     site = memory(tmp_path, min_rows=10)
     with pytest.raises(RefusedError, match=r"could be worked out; use fewer folds"):
         site.release(site.known(NUMBERS, features, target, None), everything(8))
+
+
+@pytest.mark.parametrize(("people", "allowed"), [(20, False), (60, True)])
+def test_many_rows_of_few_people_are_no_more_people(people, allowed, tmp_path):
+    """What is the same in all rows of a person is told of as many as there are people, however many
+    different rows they have."""
+    site = memory(tmp_path, min_rows=10, parameters=12)
+    base = np.random.default_rng(0).normal(size=(people, 2))
+    whose = np.repeat(np.arange(people), 30)
+    last = np.random.default_rng(1).normal(size=len(whose))
+    known = site.known(PATIENTS, base[whose], last, persons(whose))
+    if allowed:
+        site.release(known, everything(len(whose)))
+    else:
+        with pytest.raises(RefusedError, match="too few people in a set"):
+            site.release(known, everything(len(whose)))

@@ -144,6 +144,8 @@ def test_the_clip_level_is_a_power_of_two_from_eight_times_the_mean():
     assert clip_level(0.51, 1.0) == 8.0
     assert clip_level(3e-5, 0.7) == 0.7 * 2.0**-11
     assert clip_level(0.0, 3.0) == 3.0
+    # Of a model that fits exactly all is rounding, and a site takes no lower level.
+    assert is_clip_level(clip_level(1e-31, 0.7), 0.7)
     rng = np.random.default_rng(0)
     for mean, unit in np.exp(rng.normal(0.0, 5.0, (500, 2))):
         level = clip_level(mean, unit)

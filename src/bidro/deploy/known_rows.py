@@ -1,9 +1,9 @@
 """By what a site knows a row and a person again: keyed hashes, which tell nothing to who has not the key.
 
-A row is known by its numbers, rounded to eight digits, so that a table that was written with fewer digits is
-the same, by its unit where these are named, and by which copy of the same it is. A person is known by the
-unit, whatever the other columns are; where none is named, every different row is a person: copies of one row
-tell of that row alone, however many there are.
+A row is known by its numbers, rounded to eight digits but for whole ones, so that a table that was written
+with fewer digits is the same, by its unit where these are named, and by which copy of the same it is. A
+person is known by the unit, whatever the other columns are; where none is named, every different row is a
+person: copies of one row tell of that row alone, however many there are.
 """
 
 from __future__ import annotations
@@ -164,9 +164,11 @@ def joined_rows(features: Floats, target: Floats, wanted: NDArray[Any]) -> Float
 
 
 def rounded(numbers: Floats) -> Floats:
-    """Numbers to the digits by which a row is known, without a sign of 0."""
+    """Numbers to the digits by which a row is known, without a sign of 0; whole ones as they are: of a time
+    in seconds since 1970, which varies by far less than it is, the first eight digits say little."""
     mantissa, exponent = np.frexp(numbers)
-    return np.asarray(np.ldexp(np.rint(np.ldexp(mantissa, _DIGITS)), exponent - _DIGITS) + 0.0)
+    found = np.ldexp(np.rint(np.ldexp(mantissa, _DIGITS)), exponent - _DIGITS)
+    return np.asarray(np.where(np.rint(numbers) == numbers, numbers, found) + 0.0)
 
 
 def _hashed(rows: NDArray[np.generic], key: bytes) -> NDArray[np.uint64]:

@@ -12,6 +12,8 @@ from bidro.splits import scrambled
 Ints = NDArray[np.int64]
 # Label of a row, or person, that is in none of the sets of a release.
 OUTSIDE = -1
+# Directions that differ by less are parallel: those of small whole numbers differ by much more.
+_PARALLEL = 1e-6
 
 
 class Refined(NamedTuple):
@@ -85,22 +87,79 @@ def fewest_alike(atoms: Ints, n: int, people: NDArray[np.uint64], patterns: NDAr
     return np.where(found == np.iinfo(np.int64).max, 0, found)
 
 
-def apart_by_copies(atoms: Ints, labels: Ints, contents: NDArray[np.uint64]) -> Ints:
+def apart_by_copies(atoms: Ints, labels: Ints, contents: NDArray[np.uint64], least: int) -> Ints:
     """Labels (M,) that also tell apart rows whose copies are in other sets: sums over two sets that hold a
-    copy of most rows each differ by the others alone. Contents with the same number of copies in every atom
-    stay together. Labels as they are where no content (M,) is there twice."""
+    copy of most rows each differ by the others alone. Contents with copies in the same proportion in every
+    atom stay together, however many there are; so do a few, fewer than `least`, that no sums tell apart.
+    Labels as they are where no content (M,) is there twice."""
     different, content = np.unique(contents, return_inverse=True)
-    if len(different) == len(contents):
+    if len(different) == len(contents) or np.all(labels == OUTSIDE):
         return labels
     width = int(labels.max(initial=0)) + 2
-    cell = ((atoms + 1) * width + labels + 1).astype(np.uint64)
-    _, first, copies = np.unique(scrambled(contents, cell), return_index=True, return_counts=True)
+    cell = (atoms + 1) * width + labels + 1  # 0 for rows in no set
+    told = np.flatnonzero(cell)
+    pairs = scrambled(contents[told], cell[told].astype(np.uint64))
+    _, first, copies = np.unique(pairs, return_index=True, return_counts=True)
+    order = np.argsort(content[told[first]], kind="stable")
+    first, copies = told[first][order], copies[order]
+    begins = np.flatnonzero(np.r_[True, np.diff(content[first]) != 0])
+    shared = np.repeat(np.gcd.reduceat(copies, begins), np.diff(np.append(begins, len(first))))
     signature = np.zeros(len(different), np.uint64)
-    each = scrambled(scrambled(cell[first], np.uint64(0)), copies.astype(np.uint64))
     with np.errstate(over="ignore"):
-        np.add.at(signature, content[first], each)
+        np.add.at(signature, content[first], _in_cell(cell[first], copies // shared))
+    of_row = signature[content]
+    _, group, size = np.unique(signature[np.unique(content[told])], return_inverse=True, return_counts=True)
+    few = np.zeros(len(different), bool)
+    few[np.unique(content[told])] = size[group] < least
+    if few.any() and not tells_few_apart(np.where(cell > 0, cell, -1), contents, least):
+        of_row = np.where(few[content], _in_cell(cell, np.ones_like(cell)), of_row)
     inside = labels != OUTSIDE
     apart = np.full(len(labels), OUTSIDE, np.int64)
-    own = scrambled(signature[content[inside]], labels[inside].astype(np.uint64))
+    own = scrambled(of_row[inside], labels[inside].astype(np.uint64))
     apart[inside] = np.unique(own, return_inverse=True)[1]
     return apart
+
+
+def _in_cell(cell: Ints, copies: Ints) -> NDArray[np.uint64]:
+    """64 bits for so many copies in a cell."""
+    return scrambled(scrambled(cell.astype(np.uint64), np.uint64(0)), copies.astype(np.uint64))
+
+
+def tells_few_apart(atoms: Ints, people: NDArray[np.uint64], least: int) -> bool:
+    """Whether totals over atoms (M,) of what does not change from row to row of a person (M,), such as a
+    birthday, combine to one over some people, but over fewer than so many: of those who came back all but
+    one, the earlier rows less the later ones are that one's.
+
+    Such totals give everybody the weight v'c, where v counts a person's rows by atom and c is the
+    combination. One that leaves fewer than `least` people has weight 0 for every `least` people with parallel
+    v, and for all that these span. Of what is left, parallel v are taken together again; where none are
+    enough, as many of the largest as have room in one combination are taken to have weight 0.
+    """
+    inside = atoms >= 0
+    persons, person = np.unique(people[inside], return_inverse=True)
+    different, atom = np.unique(atoms[inside], return_inverse=True)
+    n = max(len(different), 1)
+    cells, rows = np.unique(person * n + atom, return_counts=True)
+    if len(cells) == len(persons):  # nobody has rows in two atoms
+        return False
+    vectors = np.zeros((len(persons), n))
+    vectors[cells // n, cells % n] = rows
+    counts = np.ones(len(persons), np.int64)
+    while True:
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        first = np.argmax(np.abs(vectors) > _PARALLEL, axis=1)
+        vectors *= np.sign(vectors[np.arange(len(vectors)), first])[:, None]
+        _, one, same = np.unique(np.rint(vectors / _PARALLEL), axis=0, return_index=True, return_inverse=True)
+        vectors, counts = vectors[one], np.bincount(same.ravel(), weights=counts).astype(np.int64)
+        many = counts >= least
+        if not many.any():
+            break
+        _, sizes, directions = np.linalg.svd(vectors[many], full_matrices=False)
+        span = directions[sizes > _PARALLEL * sizes[0]]
+        vectors = vectors - vectors @ span.T @ span
+        left = np.linalg.norm(vectors, axis=1) > _PARALLEL
+        vectors, counts = vectors[left], counts[left]
+        if not left.any():
+            return False
+    room = int(np.linalg.matrix_rank(vectors, tol=_PARALLEL)) - 1
+    return bool(counts.sum() - np.sort(counts)[::-1][:room].sum() < least)

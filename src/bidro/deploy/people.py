@@ -136,7 +136,8 @@ def after(before: People, known: KnownRows, labels: Ints, needed: Ints, min_rows
     found = People(before.column, everybody, now.atoms, studies)
     # Of those who are left behind it is not known how many of their rows are different.
     sizes, alike = distinct_by_atom(now.atoms, n, None), np.zeros(n, np.int64)
-    different = np.where(present, distinct_by_atom(of_class, n, known.patterns[inside]), sizes)
+    patterns = distinct_by_atom(of_class, n, known.patterns[inside])
+    different = np.where(present, np.minimum(patterns, sizes), sizes)
     if len(studies) == 1:
         alike = fewest_alike(of_class, n, known.people[inside], known.patterns[inside])
     least = np.sum([study.needed for study in studies.values()], axis=0)

@@ -36,7 +36,9 @@ Of a set that is left behind, rows that were in a sum once and are gone now, cou
 those of the atom as they were, less those of its rows that are still here. Of units that is a lower bound.
 Whether a row outweighs others that are gone is not known. Rows that are gone, while others are new, may be
 the same people written in another way: without a column that tells people apart such a table is refused, and
-with one what all studies tell is held together by people (`people`).
+with one it is where they are. It does not matter whether the ones went before the others came. And of people
+who have rows in several atoms, what is the same in all of them is told of whom the atoms differ by: that is
+of many people, too (`tells_few_apart`). What all studies tell is held together by people (`people`).
 
 A row is known by a keyed hash (`known_rows`); nothing readable is kept but counts of levels by atom, which
 the sums have told. A row whose numbers change is a row that goes and another that comes.
@@ -81,8 +83,9 @@ from bidro.deploy.partitions import (
     one_each,
     placed,
     refined,
+    tells_few_apart,
 )
-from bidro.deploy.rules import MANY, Ids, RefusedError, rarest_value, too_few, words
+from bidro.deploy.rules import FEW_WITHOUT_NEW_ROWS, MANY, Ids, RefusedError, rarest_value, too_few, words
 from bidro.deploy.site_state import SiteState
 from bidro.tables import Schema
 
@@ -263,7 +266,7 @@ class RowMemory:
         with self.state.reading() as connection:
             memory = _read(connection, known.coding)
         here, _, new = placed(memory.hashes, known.hashes)
-        now = _refined(memory, "sums", known, here, new, labels)
+        now = _refined(memory, "sums", known, here, new, labels, self.demanded.min_rows)
         return np.where(labels == OUTSIDE, -1, now.atoms[here])
 
     def changes(self, known: KnownRows) -> tuple[int, int]:
@@ -290,13 +293,9 @@ class RowMemory:
         people.require_comparable(everybody, known, other_codings)
         present = np.zeros(len(hashes), bool)
         present[here] = True
-        if known.units is None and len(new) and np.any(memory.present & ~present[: len(memory.hashes)]):
-            raise RefusedError(
-                "rows that earlier runs used are gone from its table and others are new, and no column tells "
-                "whether these are the same people; name the column of persons (unit) in the agreement from "
-                "the first, only add rows, or, for a table of other people, give this site another folder "
-                "(state in its site.toml)."
-            )
+        gone = ~present[: len(memory.hashes)]
+        if len(new) and gone.any():
+            _require_others(known, new, memory.people[gone])
         bent = {} if curved is None else curved.knots
         stretches = names_of(joined(known_knots(memory.names), bent))
         bends = "sums" in sets and not set(stretches) <= set(memory.names)
@@ -315,7 +314,7 @@ class RowMemory:
                 atoms = np.concatenate([before.atoms, np.full(len(new), -1, np.int64)])
                 partitions[kind] = before._replace(atoms=atoms)
                 continue
-            now = _refined(memory, kind, known, here, new, sets[kind])
+            now = _refined(memory, kind, known, here, new, sets[kind], self.demanded.min_rows)
             of_table = np.where(sets[kind] == OUTSIDE, -1, now.atoms[here])
             sizes = distinct_by_atom(now.atoms, len(now.before), None if alone else whom)
             is_here = now.label != OUTSIDE
@@ -324,9 +323,14 @@ class RowMemory:
                 now = now._replace(changed=now.changed | is_here)
             if now.changed.any():
                 same, after = False, _counted(kind, before, now, known, of_table, has)
-                different = sizes if alone else distinct_by_atom(now.atoms, len(now.before), patterns)
+                different = sizes
+                if not alone:
+                    # What is the same in all rows of a person is there as often as there are people.
+                    different = np.minimum(sizes, distinct_by_atom(now.atoms, len(now.before), patterns))
                 counts = sizes, different, of_table
                 after = self._require(kind, known, now, after, memory.names, counts, curved)
+                if not alone:
+                    self._require_many_apart(after, whom)
             else:
                 after = Partition(now.atoms, *(part[now.before] for part in before[1:]))
             fewest += [smallest(sizes[is_here]), smallest(after.people_levels[is_here])]
@@ -401,6 +405,14 @@ class RowMemory:
             require_none_outweighs(_some_rows(known, own, knots), known.people[own])
         return after
 
+    def _require_many_apart(self, after: Partition, whom: NDArray[np.uint64]) -> None:
+        """Raise RefusedError where what does not change from row to row of a person (M,) would be told of
+        few people, because all others have rows in several atoms."""
+        # What an atom of an earlier version needs is not known.
+        needed = after.needed[after.needed < NEVER].max(initial=self.demanded.min_rows)
+        if tells_few_apart(after.atoms, whom, int(needed)):
+            raise RefusedError(FEW_WITHOUT_NEW_ROWS)
+
     def _needed(
         self,
         kind: str,
@@ -428,6 +440,25 @@ class RowMemory:
         return Information.of(whole, told).needed(parameters, each)
 
 
+def _require_others(known: KnownRows, new: NDArray[np.intp], gone: NDArray[np.uint64]) -> None:
+    """Raise RefusedError where new rows, by their places in the table, may be those of people whose rows
+    (gone,) were told of once and are not in the table: sums over both differ by what has changed, which may
+    be one cell, also where all rows were written anew, or everybody is a year older."""
+    if known.units is None:
+        raise RefusedError(
+            "rows that earlier runs used are gone from its table and others are new, and no column tells "
+            "whether these are the same people; name the column of persons (unit) in the agreement from "
+            "the first, only add rows, or, for a table of other people, give this site another folder "
+            "(state in its site.toml)."
+        )
+    if np.any(np.isin(known.people[new], gone)):
+        raise RefusedError(
+            "rows of people that earlier runs used have changed, or are gone while others of the same people "
+            "are new: who compares the two sums would see what has changed; use the table as it was, with "
+            "rows that are only added or people who are only taken out, or agree on a private run."
+        )
+
+
 def _some_rows(known: KnownRows, own: NDArray[np.intp], knots: Knots) -> Some:
     """The columns that second moments are told of, of some rows of the table, by their places."""
 
@@ -440,16 +471,23 @@ def _some_rows(known: KnownRows, own: NDArray[np.intp], knots: Knots) -> Some:
 
 
 def _refined(
-    memory: Memory, kind: str, known: KnownRows, here: Ints, new: NDArray[np.intp], labels: Ints
+    memory: Memory,
+    kind: str,
+    known: KnownRows,
+    here: Ints,
+    new: NDArray[np.intp],
+    labels: Ints,
+    least: int,
 ) -> Refined:
-    """The atoms of one family when sets of the table's rows are released, labels (N,) as in `release`."""
+    """The atoms of one family when sets of the table's rows are released, labels (N,) as in `release`; fewer
+    people than so many are no atom."""
     before = memory.partitions[kind].atoms
     atoms = np.concatenate([before, np.full(len(new), -1, np.int64)])
     whole = np.full(len(atoms), OUTSIDE, np.int64)
     whole[here] = labels
     contents = np.concatenate([memory.contents, known.contents[new]])
     if known.copies or np.any(memory.hashes != memory.contents):
-        whole = apart_by_copies(atoms, whole, contents)
+        whole = apart_by_copies(atoms, whole, contents, least)
     return refined(atoms, whole)
 
 

@@ -71,6 +71,11 @@ MANY = (
     "it has too few people in a set that sums are told of, or could be worked out from: what is told of them "
     "would be enough to work out rows; use fewer folds, fewer columns or segments, or give it more people."
 )
+FEW_WITHOUT_NEW_ROWS = (
+    "nearly all people of a set that sums are told of have new rows, or as many more, and a few do not: what "
+    "does not change from row to row could be worked out of these few; use its table as it was, or wait for "
+    "rows of all of them, or of fewer."
+)
 NETWORKS = (
     "gradients of a network, and networks after a few steps, can hold rows nearly as they are; if the server "
     "is trusted here to run bidro as it is, set trusted_server = true in this site's configuration."

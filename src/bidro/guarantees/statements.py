@@ -37,6 +37,8 @@ from bidro.trees import Frozen
 
 # Losses are clipped at so many times a client's mean loss in training at the least.
 CLIP = 8
+# Binary digits of a level at which losses are clipped, in their unit, either way.
+_CLIP_DIGITS = 40
 
 
 def certificate(
@@ -118,19 +120,23 @@ class Assessed:
 def clip_level(mean: float, unit: float) -> float:
     """What losses are clipped at: the smallest power of two, in a unit of losses that everybody knows, that
     is at least eight times `mean`, the largest of the clients' mean losses in training; the unit itself where
-    that is 0.
+    that is 0, and no less than 2^-40 of it: below, of a model that fits exactly, all is rounding.
 
     Any level that is fixed before fresh rows are looked at will do. This one tells next to nothing of the
     rows, it is the same wherever these are, and no client's is so low that where its losses are clipped
     would tell of single rows. With 16 or 32 in place of 8 bounds are wider, with 4 too much of the mean is
     clipped.
     """
-    return unit * 2.0 ** math.ceil(math.log2(CLIP * mean / unit)) if mean > 0 else unit
+    if mean <= 0:
+        return unit
+    return unit * 2.0 ** max(math.ceil(math.log2(CLIP * mean / unit)), -_CLIP_DIGITS)
 
 
 def is_clip_level(level: float, unit: float) -> bool:
     """Whether `clip_level` may have said so, for losses that are neither lost in rounding nor overflow."""
-    return level > 0 and math.frexp(level / unit)[0] == 0.5 and 2.0**-40 <= level / unit <= 2.0**40
+    if not level > 0:
+        return False
+    return math.frexp(level / unit)[0] == 0.5 and 2.0**-_CLIP_DIGITS <= level / unit <= 2.0**_CLIP_DIGITS
 
 
 def loss_unit(loss: Loss, columns: int, target_spread: float) -> float:

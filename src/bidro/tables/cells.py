@@ -28,6 +28,7 @@ SMALLEST_SPREAD = 1 / LARGEST_SIZE
 _EXACT = 2**53
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,1000}")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 # 1,234 is a thousand to some and little more than one to others.
 _EITHER = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
@@ -112,6 +113,21 @@ def _word(value: Any) -> str:
     if isinstance(value, float | Decimal) and -_EXACT < value < _EXACT and value == int(value):
         return str(int(value))
     return str(value)
+
+
+def as_labels(column: pd.Series) -> NDArray[np.str_]:
+    """(N,) cells as names of something, "" for an empty one: what is the same number is the same name. Of 007
+    a file's reader leaves 7 where all cells of the column are numbers, and 007 where one is not."""
+    found = distinct(column)
+    return np.array([*(_label(word) for word in words_of(found)), ""], str)[found.codes]
+
+
+def _label(word: str) -> str:
+    word = word.strip()
+    if _WHOLE.fullmatch(word):
+        return str(int(word))
+    number = number_of(word)
+    return word if number is None else _word(number)
 
 
 def number_of(text: str) -> float | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bidro.arrays import Floats
 from bidro.errors import BidroError, one_line
-from bidro.tables.cells import as_words, distinct, empty_cells, require_numbers
+from bidro.tables.cells import as_labels, as_words, distinct, empty_cells, require_numbers
 from bidro.tables.columns import UNSEEN, Column
 from bidro.tables.places import row_name
 
@@ -210,7 +210,7 @@ class Schema:
             raise BidroError(
                 f"The table has no column '{self.unit}', which is to name the unit of every row."
             )
-        words = as_words(table[self.unit])
+        words = as_labels(table[self.unit])
         if np.any(words == ""):
             place = int(np.argmax(words == ""))
             raise BidroError(f"{row_name(table, place)} has no '{self.unit}'; name one for every row.")
