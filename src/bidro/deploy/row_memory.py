@@ -114,20 +114,18 @@ class Memory(NamedTuple):
     contents: NDArray[np.uint64]  # (M,) the same for copies
     patterns: NDArray[np.uint64]  # (M,) the same for whoever has the same numbers
     people: NDArray[np.uint64]  # (M,) hashed, of whom each is
-    present: NDArray[np.bool_]  # (M,) whether each was in the table at the last release
     partitions: Mapping[str, Partition]
 
     @classmethod
     def empty(cls) -> Memory:
         none = np.zeros(0, np.uint64)
-        return cls((), none, none, none, none, none > 0, {kind: Partition.empty() for kind in KINDS})
+        return cls((), none, none, none, none, {kind: Partition.empty() for kind in KINDS})
 
     def to_bytes(self) -> bytes:
         file = io.BytesIO()
         parts: dict[str, NDArray[np.generic]] = {
             "names": np.frombuffer(json.dumps(self.names).encode(), np.uint8),
             "hashes": self.hashes,
-            "present": self.present,
         }
         # Most rows are different: what says the same as the hashes is not kept again.
         for part in ("contents", "patterns", "people"):
@@ -151,7 +149,7 @@ class Memory(NamedTuple):
             }
             known = {part: file[part] for part in ("contents", "patterns", "people")}
             known = {part: values if len(values) else hashes for part, values in known.items()}
-            return cls(names, hashes, **known, present=file["present"], partitions=partitions)
+            return cls(names, hashes, **known, partitions=partitions)
 
 
 def _of_earlier_version(
@@ -176,7 +174,7 @@ def _of_earlier_version(
         "sums": Partition(sums, never(sums), *counts),
         "held_out": without_levels(held_out),
     }
-    return Memory(names, hashes, hashes, hashes, whose, np.ones(len(hashes), bool), partitions)
+    return Memory(names, hashes, hashes, hashes, whose, partitions)
 
 
 class Demanded(NamedTuple):
@@ -291,9 +289,7 @@ class RowMemory:
         others = "SELECT COUNT(*) FROM memory WHERE coding != ?"
         other_codings = connection.execute(others, (known.coding,)).fetchone()[0] > 0
         people.require_comparable(everybody, known, other_codings)
-        present = np.zeros(len(hashes), bool)
-        present[here] = True
-        gone = ~present[: len(memory.hashes)]
+        gone = ~np.isin(memory.hashes, known.hashes)
         if len(new) and gone.any():
             _require_others(known, new, memory.people[gone])
         bent = {} if curved is None else curved.knots
@@ -308,7 +304,7 @@ class RowMemory:
         # Whether every row ever used is of another person.
         alone = known.counted is None and bool(np.all(memory.hashes == memory.contents))
         partitions: dict[str, Partition] = {}
-        fewest, same = [], len(new) == 0 and bool(np.all(present == memory.present))
+        fewest, same = [], len(new) == 0
         for kind, before in memory.partitions.items():
             if kind not in sets:
                 atoms = np.concatenate([before.atoms, np.full(len(new), -1, np.int64)])
@@ -339,7 +335,7 @@ class RowMemory:
         if same:
             return None, None, least
         contents = np.concatenate([memory.contents, known.contents[new]])
-        found = Memory(memory.names, hashes, contents, patterns, whom, present, partitions)
+        found = Memory(memory.names, hashes, contents, patterns, whom, partitions)
         if known.units is None or "rows" not in sets:
             return found, None, least
         needed = np.zeros(len(here), np.int64)
