@@ -178,6 +178,24 @@ def test_copies_are_counted_once_and_said(capsys, tmp_path):
     assert "A run would be refused: it has 2 different rows, too few" in out
 
 
+def test_people_with_many_rows_whom_no_column_names_are_warned_about(capsys, tmp_path):
+    """Eighteen people with thirty visits each, and what does not change between visits."""
+    rng = np.random.default_rng(0)
+    who = np.repeat(np.arange(18), 30)
+    fixed = {f"x{j}": rng.normal(50, 10, 18).round(1)[who] for j in range(5)}
+    visits = pd.DataFrame({**fixed, "day": rng.normal(size=540), "y": rng.normal(size=540), "site": "east"})
+    for named, unit in ((False, None), (True, "who")):
+        write_sites(tmp_path, visits.assign(who=who) if named else visits, unit=unit)
+        out = run(capsys, "site", "check", *east(tmp_path))[1]
+        assert (
+            "its columns x0, x1, x2, x3, x4 have 18 combinations of values in 540 rows" in out
+        ) is not named
+    # Whole numbers that come and go by themselves are no people.
+    scales = pd.DataFrame(rng.integers(1, 8, (540, 6)), columns=[f"q{j}" for j in range(6)])
+    write_sites(tmp_path, scales.assign(y=rng.normal(size=540), site="east"))
+    assert "combinations of values" not in run(capsys, "site", "check", *east(tmp_path))[1]
+
+
 def test_what_cannot_be_followed(capsys, tmp_path, monkeypatch):
     monkeypatch.delenv("BIDRO_SITE", raising=False)
     code, _, err = run(capsys, "site", "log")

@@ -457,6 +457,23 @@ def test_who_does_not_come_again_with_the_others_is_not_told_apart(again, times,
                 released()
 
 
+def test_a_column_that_is_renamed_is_the_same_column(tmp_path):
+    """By its values: one corrected cell under another name is what the two sums differ by."""
+    site = memory(tmp_path, min_rows=5)
+    features, target = rows(100)
+    who = persons(range(100))
+    site.release(site.known(PATIENTS, features, target, who), everything(100))
+    renamed = Schema("site", "z", None, (Column("a"), Column("b")), unit="patient")
+    corrected = features.copy()
+    corrected[7, 0] += 1.0
+    with pytest.raises(RefusedError, match="its column 'a' was used in another study"):
+        site.release(site.known(renamed, corrected, target, who), everything(100))
+    # As it was it tells nothing new, and another column is another.
+    site.release(site.known(renamed, features, target, who), everything(100))
+    other = Schema("site", "w", None, (Column("c"), Column("d")), unit="patient")
+    site.release(site.known(other, *rows(100, seed=5), who), everything(100))
+
+
 def test_copies_count_as_one_and_tell_sets_apart(tmp_path):
     features, target = rows(60)
     # Two people with many copies each are two.

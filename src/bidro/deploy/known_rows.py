@@ -20,12 +20,15 @@ from numpy.typing import NDArray
 
 from bidro.arrays import Floats
 from bidro.deploy.rules import Ids, rarest_value
+from bidro.splits import scrambled
 from bidro.tables import Schema
 
 # Binary digits of a number by which a row is known.
 _DIGITS = 27
 # Rows by which a column is seen to have more than two values, as a rule.
 _FEW = 256
+# And to have many.
+_LOOKED_AT = 4_000
 # Rows that are hashed together, so that no copy of all of them is made.
 _TOGETHER = 65_536
 
@@ -94,6 +97,28 @@ class KnownRows:
     def counted(self) -> Ids:
         """(N,) of which person each row is; None where every row is of another."""
         return None if self.units is None and self.copies == 0 else self.people
+
+    def repeating(self) -> tuple[tuple[str, ...], int]:
+        """(columns that are numbers with more than two values, of which all rows together have few
+        combinations, how many these are), where no unit is named: several numbers that are the same from row
+        to row are those of people, or places, with many rows. None where there are fewer than three."""
+        if self.units is not None:
+            return (), 0
+        found = []
+        for name, values in self.by_column():
+            few = len(np.unique(values[:_LOOKED_AT])) * 2 <= len(values[:_LOOKED_AT])
+            if values.shape[1] == 1 and few and 2 < len(np.unique(values)) <= len(values) // 2:
+                found.append((name, values[:, 0]))
+        if len(found) < 3:
+            return (), 0
+        together = np.zeros(len(self.target), np.uint64)
+        largest = 0
+        for _, values in found:
+            together = scrambled(together, (values + 0.0).view(np.uint64))
+            largest = max(largest, len(np.unique(values)))
+        count = len(np.unique(together))
+        # Numbers that come and go by themselves have many more combinations than each has values.
+        return (tuple(name for name, _ in found), count) if count <= 2 * largest else ((), 0)
 
     def two_valued(self, some: NDArray[np.intp], levels: bool) -> Floats:
         """(rows, columns) those columns of which some of the rows, by their places, can have two values, and

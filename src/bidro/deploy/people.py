@@ -9,8 +9,9 @@ both are no fewer than in one). So a person who joins between two studies is see
 that was written anew with fewer digits, although no row of it is known.
 
 Classes tell that the people are the same, not that their values are. A value that is corrected between two
-studies is the difference of their sums. So of every class and column the state keeps a sum of keyed hashes of
-(person, value), and a column that another study has used must be as it was.
+studies is the difference of their sums. So of every class and column the state keeps sums of keyed hashes of
+(person, value), one for each of some parts of its people, and a column that another study has used must be as
+it was. A column of another name that is the same for most parts, and not for all, is that column, renamed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bidro.arrays import Floats
 from bidro.deploy.known_rows import KnownRows, rounded
 from bidro.deploy.partitions import OUTSIDE, Ints, distinct_by_atom, fewest_alike, placed, refined
 from bidro.deploy.rules import RefusedError, too_few
 from bidro.splits import scrambled
 
+# Parts of the people of a class whose values are compared.
+_PARTS = 32
+# Values from which on a column has many, among so many rows.
+_FEW_VALUES, _LOOKED_AT = 10, 4_000
 _NO_PEOPLE = (
     "its earlier runs used other columns, or none that tells people apart as this one does, so that nobody "
     "knows whether the people are the same; name the column of persons (unit) in every agreement from the "
@@ -35,12 +41,18 @@ _NO_PEOPLE = (
     "its site.toml)."
 )
 
+_CHANGED = (
+    "its column '{name}' was used in another study, and is not known to be for the same people what it was "
+    "then: who compares the two sums would see what has changed; use the table as it was, or agree on a "
+    "private run."
+)
+
 
 class Study(NamedTuple):
     """What one coding of the columns has told of every class."""
 
     needed: Ints  # (classes,) different rows, 0 where nothing was told
-    digests: Mapping[str, NDArray[np.uint64]]  # (classes,) by column; what it was when it was told last
+    digests: Mapping[str, NDArray[np.uint64]]  # (classes, parts) by column; what it was when told last
     known: Mapping[str, NDArray[np.bool_]]  # (classes,) whether that is known
 
 
@@ -108,9 +120,11 @@ def after(before: People, known: KnownRows, labels: Ints, needed: Ints, min_rows
     own = np.zeros(n, np.int64)
     np.maximum.at(own, of_class, needed[inside])
     digests = _digests(known, inside, of_class, n)
+    # Columns of few values are alike for many people by chance.
+    many = [name for name, values in known.by_column() if _many_values(values)]
 
     def inherited(values: NDArray[np.generic]) -> NDArray[np.generic]:
-        found = np.zeros(n, values.dtype)
+        found = np.zeros((n, *values.shape[1:]), values.dtype)
         some = now.before >= 0
         found[some] = values[now.before[some]]
         return found
@@ -124,9 +138,12 @@ def after(before: People, known: KnownRows, labels: Ints, needed: Ints, min_rows
         kept_digests, kept_known = {}, {}
         for name, values in study.digests.items():
             was, was_known = inherited(values).astype(np.uint64), inherited(study.known[name]).astype(bool)
+            whole = present & was_known & ~now.changed
+            _require_not_renamed(name, was[whole], {other: digests[other][whole] for other in many})
             if name in digests:
                 _require_unchanged(name, now.before, present, was, was_known, digests[name])
-                kept_digests[name], kept_known[name] = np.where(present, digests[name], was), was_known
+                kept_digests[name] = np.where(present[:, None], digests[name], was)
+                kept_known[name] = was_known
             else:
                 kept_digests[name], kept_known[name] = was, was_known & ~now.changed
             # Of what is left behind nothing can be compared any more.
@@ -173,30 +190,45 @@ def _require_unchanged(
     for parent in np.unique(parents[(parents >= 0) & present]):
         parts = parents == parent
         with np.errstate(over="ignore"):
-            same = digests[parts].sum(dtype=np.uint64) == was[parts][0]
+            same = np.array_equal(digests[parts].sum(axis=0, dtype=np.uint64), was[parts][0])
         if not (np.all(present[parts]) and was_known[parts][0] and same):
-            raise RefusedError(
-                f"its column '{name}' was used in another study, and is not known to be for the same people "
-                "what it was then: who compares the two sums would see what has changed; use the table as it "
-                "was, or agree on a private run."
-            )
+            raise RefusedError(_CHANGED.format(name=name))
+
+
+def _require_not_renamed(
+    name: str, was: NDArray[np.uint64], digests: Mapping[str, NDArray[np.uint64]]
+) -> None:
+    """Raise RefusedError where a column of another name is for most parts of the people of some classes what
+    a column of another study was (classes, parts), and not for all of them."""
+    for other, own in digests.items():
+        same, held = own == was, own != 0  # a part without people says nothing
+        if other != name and 2 * np.sum(same & held) > np.sum(held) and not np.all(same):
+            raise RefusedError(_CHANGED.format(name=other))
+
+
+def _many_values(values: Floats) -> bool:
+    """Whether a column (N, numbers) is one number with many values."""
+    return values.shape[1] == 1 and len(np.unique(values[:_LOOKED_AT])) >= _FEW_VALUES
 
 
 def _digests(
     known: KnownRows, inside: NDArray[np.bool_], of_class: Ints, n: int
 ) -> dict[str, NDArray[np.uint64]]:
-    """(n,) by column, the sum of keyed hashes of (person, value) over the rows of each class."""
-    order = np.argsort(of_class, kind="stable")
-    classes, first = np.unique(of_class[order], return_index=True)
-    people = known.people[inside][order]
+    """(n, parts) by column, the sums of keyed hashes of (person, value) over the rows of each class and part
+    of its people."""
+    people = known.people[inside]
+    cell = of_class * _PARTS + (people % np.uint64(_PARTS)).astype(np.int64)
+    order = np.argsort(cell, kind="stable")
+    cells, first = np.unique(cell[order], return_index=True)
+    people = people[order]
     found = {}
     for name, values in known.by_column():
-        digest = np.zeros(n, np.uint64)
+        digest = np.zeros(n * _PARTS, np.uint64)
         if len(people):
             mixed = people  # a secret of the site's, so that a plain mix of bits tells nobody anything
             for part in np.ascontiguousarray(rounded(values[inside][order]).T):
                 mixed = scrambled(mixed, part.view(np.uint64))
             with np.errstate(over="ignore"):
-                digest[classes] = np.add.reduceat(mixed, first)
-        found[name] = digest
+                digest[cells] = np.add.reduceat(mixed, first)
+        found[name] = digest.reshape(n, _PARTS)
     return found

@@ -273,4 +273,13 @@ def _checked(site: Site, rehearse: bool) -> Checked:
     if rehearse and (found.refused is None or site.privacy is not None):
         found = replace(found, refused=refusal_of_a_run(site, rows, found.folds))
     far = far_units_of(rows.agreed, rows.features, rows.target)
-    return replace(found, warnings=tuple(one.in_words(numbers=True) for one in far))
+    said = [one.in_words(numbers=True) for one in far]
+    columns, combinations = known_rows(site, rows)[1].repeating()
+    if columns:
+        said.append(
+            f"its columns {', '.join(columns)} have {combinations} combinations of values in "
+            f"{len(rows.target)} rows: if these are people with several rows each, name the column that "
+            "tells people apart (unit in the schema); else every row counts as a person, and the "
+            "combinations follow from the sums."
+        )
+    return replace(found, warnings=tuple(said))
