@@ -1,5 +1,7 @@
 """Five small sites on disk, as a consortium would have them, and their answers without a network."""
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from bidro.deploy.schema_file import drafted, written
 from bidro.deploy.site import reply_of
 from bidro.deploy.site_config import Site
 from bidro.deploy.site_rows import SiteRows
-from bidro.deploy.site_state import KEY_FILE, write_key
+from bidro.deploy.site_state import DATABASE, KEY_FILE, write_key
 from bidro.engines.carrier import InMemory
 from bidro.engines.coordinator import Policy
 from bidro.fitting import Progress
@@ -92,6 +94,14 @@ def answering(folder: Path, names=NAMES) -> dict:
         return reply
 
     return {name: one(name) for name in names}
+
+
+def forget_statements(folder: Path) -> None:
+    """Let the sites in the folder answer about other models again, as if nobody had asked: for tests that
+    share sites and are not about how much these answer."""
+    for database in folder.glob(f"state/*/{DATABASE}"):
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("DELETE FROM stated")
 
 
 def carrier(folder: Path, names=NAMES) -> InMemory:
