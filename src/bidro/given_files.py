@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,17 @@ def parsed_json(text: str | bytes) -> Any:
         content = json.loads(text)
     except RecursionError:
         raise ValueError(_NESTED) from None
+    if len(list(parts_within(content, _DEEPEST))) == _DEEPEST:
+        # What can be read could be too deep to be written again.
+        raise ValueError(_NESTED)
+    return content
+
+
+def parts_within(content: Any, deepest: int) -> Iterator[list[Any]]:
+    """The parts of what a file says, then the parts of these, and so on while there are any, at the most so
+    many times."""
     level = [content]
-    for _ in range(_DEEPEST):
+    for _ in range(deepest):
         level = [
             part
             for one in level
@@ -73,9 +83,8 @@ def parsed_json(text: str | bytes) -> Any:
             for part in (one.values() if isinstance(one, dict) else one)
         ]
         if not level:
-            return content
-    # What can be read could be too deep to be written again.
-    raise ValueError(_NESTED)
+            return
+        yield level
 
 
 def _require_regular(path: Path, mode: int) -> None:

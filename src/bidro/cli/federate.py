@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bidro.cli.columns import Categories, Dates, Drop
 from bidro.cli.fit import names_in
 
 
@@ -20,15 +21,9 @@ def schema(
         str, typer.Option(help="Column that names the client; sites need not have it.")
     ] = "client",
     features: Annotated[str | None, typer.Option(help="Columns to use, separated by commas.")] = None,
-    categories: Annotated[
-        str | None,
-        typer.Option(help="Columns that are categories whatever their cells look like, separated by commas."),
-    ] = None,
-    drop: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
-    dates: Annotated[
-        str | None,
-        typer.Option(help="Columns of dates, separated by commas; they count as days since 1970-01-01."),
-    ] = None,
+    categories: Categories = None,
+    drop: Drop = None,
+    dates: Dates = None,
     unit: Annotated[
         str | None,
         typer.Option(help="Column of the person or thing that a row is of: rows of one stay together."),

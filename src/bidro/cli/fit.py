@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bidro.cli.columns import Categories, Dates, Drop
+
 if TYPE_CHECKING:
     from bidro.workflow.fit import Fit
     from bidro.workflow.options import FitOptions
@@ -45,15 +47,9 @@ def fit(
     features: Annotated[
         str | None, typer.Option(help="Columns to use, separated by commas; all by default.")
     ] = None,
-    categories: Annotated[
-        str | None,
-        typer.Option(help="Columns that are categories whatever their cells look like, separated by commas."),
-    ] = None,
-    drop: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
-    dates: Annotated[
-        str | None,
-        typer.Option(help="Columns of dates, separated by commas; they count as days since 1970-01-01."),
-    ] = None,
+    categories: Categories = None,
+    drop: Drop = None,
+    dates: Dates = None,
     unit: Annotated[
         str | None,
         typer.Option(

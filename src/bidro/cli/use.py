@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
+from bidro.cli.columns import Categories, Dates, Drop
 from bidro.cli.fit import names_in
 from bidro.cli.notes import note, note_own_models, note_what_is_new, noted_here
 
@@ -195,15 +196,9 @@ def compare(
         str | None,
         typer.Option(help="Column of the person or thing that a row is of: rows of one stay together."),
     ] = None,
-    categories: Annotated[
-        str | None,
-        typer.Option(help="Columns that are categories whatever their cells look like, separated by commas."),
-    ] = None,
-    drop: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
-    dates: Annotated[
-        str | None,
-        typer.Option(help="Columns of dates, separated by commas; they count as days since 1970-01-01."),
-    ] = None,
+    categories: Categories = None,
+    drop: Drop = None,
+    dates: Dates = None,
     missing: Annotated[
         str, typer.Option(help="refuse missing values, or median or median-alone, as in `bidro fit`.")
     ] = "refuse",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bidro.errors import BidroError, one_line
-from bidro.given_files import parsed_json, read_text
+from bidro.given_files import parsed_json, parts_within, read_text
 
 # A schema with a million levels is smaller.
 _LARGEST_FILE = 32 << 20
@@ -54,19 +54,9 @@ def json_object(text: str, otherwise: str) -> dict[str, Any]:
 
 def _beyond(content: Any) -> bool:
     """Whether there are parts within parts beyond what is ever needed, or whole numbers beyond 64 bits."""
-    level = [content]
-    for _ in range(_DEEPEST):
-        level = [
-            part
-            for one in level
-            if isinstance(one, dict | list)
-            for part in (one.values() if isinstance(one, dict) else one)
-        ]
-        if any(isinstance(part, int) and abs(part) >= 2**63 for part in level):
-            return True
-        if not level:
-            return False
-    return True
+    levels = list(parts_within(content, _DEEPEST))
+    large = any(isinstance(part, int) and abs(part) >= 2**63 for level in levels for part in level)
+    return large or len(levels) == _DEEPEST
 
 
 def _text(path: Path) -> str:
