@@ -38,7 +38,7 @@ def visits(classes=False, seed=0, persons=40):
     [(False, {}), (True, {**QUICK, "gap": 1e-10}), (False, {**QUICK, "hold_out": 0.0})],
 )
 def test_federated_by_units_is_one_process_by_units(classes, options, tmp_path):
-    whole = visits(classes)
+    whole = visits(classes, persons=80)
     agreed = write_sites(tmp_path, whole, extra="min_rows = 3", unit="person")
     files = run_job(job(agreed, options=options), carrier(tmp_path), tmp_path / "runs")
     model = Model.from_bytes(files["model.safetensors"], "federated")
@@ -94,7 +94,7 @@ def test_a_site_keeps_units_whole_and_as_one_process_does(seed, tmp_path):
 
 def test_folds_at_a_site_are_of_whole_units_and_of_enough_of_them(tmp_path, monkeypatch):
     """One person's many rows are not enough: what a fold leaves out would tell of that person alone."""
-    whole = visits(persons=30)
+    whole = visits(persons=80)
     agreed = write_sites(tmp_path, whole, extra="min_rows = 3", unit="person")
     dealt = []
     of = Asked.of.__func__
@@ -117,8 +117,8 @@ def test_folds_at_a_site_are_of_whole_units_and_of_enough_of_them(tmp_path, monk
     certificate = Certificate.from_json(files["certificate.json"].decode())
     fewest = min(certificate.clipped.rows.values())
     assert {kind["question"]: kind["fewest_rows"] for kind in kinds}["bounds"] == fewest >= 3
-    # Sites of six persons, twenty rows each: rows enough for five folds, persons for none.
-    few, folder = visits(persons=6), tmp_path / "few"
+    # Sites of eighteen persons, seven rows each: rows enough for five folds, persons for none.
+    few, folder = visits(persons=18), tmp_path / "few"
     folder.mkdir()
     agreed = write_sites(folder, few, extra="min_rows = 5", unit="person")
     with pytest.raises(BidroError, match="name the weights"):
