@@ -92,10 +92,11 @@ def test_the_log_shows_what_was_answered_and_refused(capsys, sites, monkeypatch)
 
 def test_a_run_waits_until_its_owner_approves(capsys, tmp_path):
     agreed = write_sites(tmp_path, table(), extra='approve = "ask"')
+    wanted = job(agreed, options=QUICK)  # on which the sites agree from now on
     for name in ("mid", "north", "south", "west"):
         run(capsys, "site", "approve", "test", "--site", tmp_path / f"{name}.toml")
     with pytest.raises(BidroError, match="'east': its owner has not approved this run yet"):
-        run_job(job(agreed, options=QUICK), carrier(tmp_path), tmp_path / "runs")
+        run_job(wanted, carrier(tmp_path), tmp_path / "runs")
     out = run(capsys, "site", "log", *east(tmp_path))[1]
     assert "run 'test'; `bidro site approve test` lets it begin, `bidro site refuse` does not" in out
     code, out, _ = run(capsys, "site", "approve", "test", *east(tmp_path))
