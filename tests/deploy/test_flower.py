@@ -26,7 +26,7 @@ from bidro.guarantees.certificate import Certificate
 from bidro.model_file import Model
 from bidro.training import AlgorithmOne
 from tests.deploy.processes import Driven, consortium_of, wait_for_line
-from tests.deploy.sites import NAMES, PAIR, SHORT, carrier, job
+from tests.deploy.sites import NAMES, PAIR, SHORT, carrier, forget_statements, job
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,13 @@ def consortium(tmp_path_factory):
 def pair(tmp_path_factory):
     with stopped_network(tmp_path_factory.mktemp("pair"), PAIR) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_stated(request):
+    """Sites count what they say of their rows, whatever agreement it is by, and tests share them."""
+    for name in {"consortium", "pair"} & set(request.fixturenames):
+        forget_statements(request.getfixturevalue(name)[0])
 
 
 @contextmanager

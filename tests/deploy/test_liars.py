@@ -174,12 +174,24 @@ def odd_tables():
     }  # fmt: skip
 
 
+# Copies are one person, and those that are not in the same sets tell them apart: such sites answer nothing.
+COPIES = {"rows twice": "a sum over fewer than", "a site of one row repeated": "it has 1 different rows"}
+
+
+def honest(folder, odd, options, run="test"):
+    """A run over an odd table, in which no site contradicts itself, or which is not answered."""
+    if odd in COPIES:
+        with pytest.raises(BidroError, match=COPIES[odd]):
+            ran(folder, odd_tables()[odd], options, run=run)
+        return
+    files = ran(folder, odd_tables()[odd], options, run=run)
+    assert json.loads(files["audit.json"])["faults"] == []
+
+
 @pytest.mark.parametrize("odd", list(odd_tables()))
 def test_honest_sites_with_odd_data_never_contradict_themselves(odd, tmp_path):
-    whole = odd_tables()[odd]
     for run, options in (("cv", {}), ("ball", QUICK), ("wide", {**QUICK, "radius": 1.0})):
-        files = ran(tmp_path, whole, {**options, "gap": 1e-3}, run=run)
-        assert json.loads(files["audit.json"])["faults"] == []
+        honest(tmp_path, odd, {**options, "gap": 1e-3}, run)
 
 
 LOSSES = [
@@ -208,8 +220,7 @@ def test_honest_sites_never_contradict_themselves(classes, loss, radius, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("odd", [name for name in odd_tables() if name != "plain"])
 def test_honest_sites_with_odd_data_and_another_loss_never_contradict_themselves(odd, tmp_path):
-    files = ran(tmp_path, odd_tables()[odd], {**HUBER, "gap": 1e-2})
-    assert json.loads(files["audit.json"])["faults"] == []
+    honest(tmp_path, odd, {**HUBER, "gap": 1e-2})
 
 
 @pytest.mark.slow
@@ -258,12 +269,14 @@ def test_the_influence_of_a_site_is_what_a_run_without_it_shows(tmp_path):
     """Against another run, without the site, in which the others are asked anew."""
     whole = consistent_liar(table(sizes=SMALL), 0.5)
     for name, options, tolerance in (("squared", QUICK, 0.05), ("huber", HUBER, 0.3)):
-        files = ran(tmp_path, whole, {**options, "hold_out": 0.0}, run=f"{name}-all")
+        folder = tmp_path / name  # sites of their own: these tell of so many models and no more
+        folder.mkdir()
+        files = ran(folder, whole, {**options, "hold_out": 0.0}, run=f"{name}-all")
         found = json.loads(files["audit.json"])["influence"]
         assert found["sites"][0]["site"] == "west"
         assert found == json.loads(files["report.json"])["influence"]
         rest = whole[whole["site"] != "west"]
-        without = model_of(ran(tmp_path, rest, {**options, "hold_out": 0.0}, run=f"{name}-rest"))
+        without = model_of(ran(folder, rest, {**options, "hold_out": 0.0}, run=f"{name}-rest"))
 
         def predictions(model):
             w, b = model.coefficients
