@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test fuzz mutants test-slow test-deploy browser study bench docs notebooks wheel clean
+.PHONY: demo test fuzz mutants test-slow durations test-deploy browser study bench docs notebooks wheel clean
 
 $(STAMP): pyproject.toml
 	@echo "== creating $(VENV) and installing bidro (once; later runs skip this)"
@@ -39,6 +39,10 @@ test-slow: $(STAMP)
 	@echo "== the tests that take minutes each"
 	$(BIN)/pytest -m slow
 
+durations: $(STAMP)
+	@echo "== all tests but those of networks of processes (an hour); rewrites tests/durations.json"
+	$(BIN)/pytest -m 'not deploy and not site' --record-durations
+
 test-deploy: $(STAMP)
 	@echo "== all tests on real networks of processes (an hour or two; one worker, as they fill the machine)"
 	$(BIN)/pytest -n 0 -m 'deploy or not slow' \
@@ -65,10 +69,10 @@ browser:
 
 study: $(STAMP)
 	@echo "== the studies that the docs quote (those on real tables take hours)"
-	$(BIN)/python -m bidro.experiments.study --out docs/studies
-	$(BIN)/python -m bidro.experiments.promises --out docs/studies
+	$(BIN)/python -m studies.simulation --out docs/studies
+	$(BIN)/python -m studies.promises --out docs/studies
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments]'
-	$(BIN)/python -m bidro.experiments.real --out docs/studies
+	$(BIN)/python -m studies.real_data --out docs/studies
 
 # The site is built strictly: a warning is a failure. The variable silences an announcement of its theme, which is none.
 DOCS := $(VENV)/.installed-docs

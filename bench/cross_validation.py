@@ -40,8 +40,8 @@ def measure(case: str) -> dict[str, object]:
     from sklearn.linear_model import LogisticRegressionCV
 
     from bidro import Box, Federation, Logistic, Problem, Softmax, Transport
-    from bidro.guarantees.calibration import SCALES, calibrate
-    from bidro.standard import signs
+    from bidro.data.standardise import signs
+    from bidro.selection.calibrate import SCALES, calibrate
 
     X, y, owner = data(case)
     classes = int(y.max()) + 1

@@ -3,7 +3,7 @@ explainable boosting machine without interactions. Grouped tables from `rdataset
 held out; squared error in units of the target's variance, for classes the log loss. Prints JSON and, on
 standard error, a table of ratios to the explainable boosting machine with standard errors over the splits.
 
-python bench/curves.py [--tables houses,diamonds | fresh] [--splits 5] [--methods line,curves] [--rows 5000]
+python -m bench.curves [--tables houses,diamonds | fresh] [--splits 5] [--methods line,curves] [--rows 5000]
 
 Needs the extra `experiments` and, for its column, the package `interpret-core`.
 """
@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from bidro import RobustClassifier, RobustRegressor
-from bidro.arrays import Floats
-from bidro.experiments.real_tables import LEAST_ROWS, TABLES, Table, grouped
+from bidro.core.arrays import Floats
 from bidro.experiments.splits import Grouped
-from bidro.guarantees.price import worst_decile
+from bidro.selection.rule import worst_decile
+from studies.real_tables import LEAST_ROWS, TABLES, Table, grouped
 
 MORE = {
     "cps": Table("AER", "CPS1988", "region", "wage", change=np.log),
@@ -38,9 +38,9 @@ MORE = {
         most_rows=20_000,
     ),
     # Chosen before any of them was fitted: on these no rule was tuned.
-    "gapminder": Table("gapminder", "gapminder", "continent", "lifeExp", unit="country"),
+    "gapminder": Table("gapminder", "gapminder", "continent", "lifeExp", person="country"),
     "wage": Table("ISLR", "Wage", "education", "logwage", drop=("wage", "region")),
-    "rice": Table("plm", "RiceFarms", "region", "goutput", drop=("noutput",), change=np.log, unit="id"),
+    "rice": Table("plm", "RiceFarms", "region", "goutput", drop=("noutput",), change=np.log, person="id"),
     "slid": Table("carData", "SLID", "language", "wages", change=np.log),
     "insured": Table("AER", "HealthInsurance", "region", "insurance", classes=True),
     "taxi": Table("modeldata", "taxi", "company", "tip", classes=True),
@@ -80,14 +80,14 @@ def at_most(data: Grouped, rows: int | None) -> Grouped:
         target=data.target[at],
         clients=data.clients[at],
         columns=tuple(name for name, own in zip(data.columns, varies, strict=True) if own),
-        units=None if data.units is None else data.units[at],
+        people=None if data.people is None else data.people[at],
     )
 
 
-def split(clients: Any, seed: int, units: Any) -> Any:
-    """(N,) which rows are held out: a share of every client's rows, or of its units."""
+def split(clients: Any, seed: int, people: Any) -> Any:
+    """(N,) which rows are held out: a share of every client's rows, or of its people."""
     rng, held = np.random.default_rng(seed), np.zeros(len(clients), bool)
-    of = np.arange(len(clients)) if units is None else units
+    of = np.arange(len(clients)) if people is None else people
     for name in np.unique(clients):
         rows = np.flatnonzero(clients == name)
         names = rng.permutation(np.unique(of[rows]))
@@ -143,9 +143,9 @@ def judged(each: Floats, clients: Any) -> dict[str, float]:
 
 def measured(data: Grouped, seed: int, methods: list[str]) -> dict[str, Any]:
     classes = data.classes > 0
-    held = split(data.clients, seed, data.units)
+    held = split(data.clients, seed, data.people)
     X, y, clients = data.features[~held], data.target[~held], data.clients[~held]
-    units = None if data.units is None else data.units[~held].astype(str)
+    people = None if data.people is None else data.people[~held].astype(str)
     unit = 1.0 if classes else float(np.var(data.target))
     found: dict[str, Any] = {}
     for name in methods:
@@ -154,7 +154,7 @@ def measured(data: Grouped, seed: int, methods: list[str]) -> dict[str, Any]:
             model = OTHERS[name](X, y, classes)
         else:
             kind = RobustClassifier if classes else RobustRegressor
-            model = kind(curves=OURS[name]).fit(X, y, clients=clients, units=units)
+            model = kind(curves=OURS[name]).fit(X, y, clients=clients, people=people)
         seconds = time.perf_counter() - begin
         tested = data.features[held], data.target[held], classes
         found[name] = {**judged(losses(model, *tested) / unit, data.clients[held]), "seconds": seconds}

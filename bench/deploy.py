@@ -28,11 +28,12 @@ import pandas as pd
 import psutil
 
 import hello
-from bidro.deploy.agreed import Agreed
-from bidro.deploy.drive import driven, engine
-from bidro.deploy.job import Config, Sites
-from bidro.deploy.rehearsal import split_by_client
-from bidro.training import AlgorithmOne
+from bidro.deploy.agreement.agreement import Agreement
+from bidro.deploy.agreement.job import Config, Sites
+from bidro.deploy.transport.drive import engine, submit_and_wait
+from bidro.deploy.transport.rehearsal import split_by_client
+from bidro.fit.training import AlgorithmOne
+from bidro.workflow.options import TableColumns
 
 ROWS, FEATURES, CLIENTS = 400, 10, 5
 ALGORITHM_1_ROUNDS = {"flare": 50, "flower": 4}
@@ -51,9 +52,8 @@ def table(path: Path) -> None:
 
 def client_seconds(net: Any) -> float:
     """Processor time of all clients' processes so far, those that have ended included."""
-    processes = net.processes if hasattr(net, "processes") else net._running
     total = 0.0
-    for name, started in processes.items():
+    for name, started in net.processes.items():
         if name == "server":
             continue
         root = psutil.Process(started.pid)
@@ -64,10 +64,10 @@ def client_seconds(net: Any) -> float:
 
 
 @contextmanager
-def network(name: str, folder: Path, agreed: Agreed | None = None) -> Iterator[tuple[Any, Sites]]:
+def network(name: str, folder: Path, agreed: Agreement | None = None) -> Iterator[tuple[Any, Sites]]:
     """A network that is up, of sites with the table's rows, and who they are."""
     folder.mkdir()
-    sites = split_by_client(folder.parent / "all.csv", "site", "y", folder / "sites", True, None, agreed)
+    sites = split_by_client(folder.parent / "all.csv", TableColumns(), folder / "sites", True, agreed)
     (folder / "runs").mkdir()
     tomls = {client: folder / "sites" / f"site-{k}.toml" for k, client in enumerate(sites.clients)}
     with engine(name, local=True).network(folder / "network", tomls, folder / "runs") as net:
@@ -78,7 +78,7 @@ def run(name: str, net: Any, sites: Sites, word: str) -> tuple[dict[str, Any], d
     """(figures of a run, its audit)"""
     job = Config.read(None, word, sites).job
     before, began = client_seconds(net), time.perf_counter()
-    audit = json.loads(driven(job, name, net.settings, lambda _: None)["audit.json"])
+    audit = json.loads(submit_and_wait(job, name, net.settings, lambda _: None)["audit.json"])
     wall, used = time.perf_counter() - began, client_seconds(net) - before
     messages = sum(kind["messages"] for kind in audit["kinds"])
     figures = {

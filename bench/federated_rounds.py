@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bidro.deploy.job import Config
-from bidro.deploy.rehearsal import split_by_client
-from bidro.deploy.schema_file import drafted
-from bidro.deploy.server import run_job
-from bidro.deploy.site import Site, SiteRows, reply_of
-from bidro.engines.carrier import InMemory
-from bidro.tables import learn_schema
+from bidro.data.tables import learn_schema
+from bidro.deploy.agreement.agreement import drafted
+from bidro.deploy.agreement.job import Config
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site.session import Site, SiteRows, reply_of
+from bidro.deploy.transport.rehearsal import split_by_client
+from bidro.federated.engines.coordinator import InMemory
+from bidro.workflow.options import TableColumns
 
 # (features, rows of the smallest client, loss, replies, curves)
 QUICK = [
@@ -57,7 +58,7 @@ def measured(features: int, rows: int, loss: str, replies: str, curves: str) -> 
         whole.to_csv(folder / "all.csv", index=False)
         training = {"loss": loss, "curves": curves}
         agreed = drafted(learn_schema(whole, "site", "y"), whole, training=training, replies=replies)
-        sites = split_by_client(folder / "all.csv", None, None, folder / "sites", agreed=agreed)
+        sites = split_by_client(folder / "all.csv", TableColumns(), folder / "sites", agreed=agreed)
 
         def client(k: int) -> Any:
             site = Site.read(folder / "sites" / f"site-{k}.toml")

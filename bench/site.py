@@ -49,8 +49,8 @@ def main() -> None:
 
 def _write(folder: Path, rows: int, columns: int) -> None:
     """A site's table, agreement and configuration."""
-    from bidro.deploy.schema_file import drafted, written
-    from bidro.tables import learn_schema
+    from bidro.data.tables import learn_schema
+    from bidro.deploy.agreement.agreement import drafted, written
 
     rng = np.random.default_rng(0)
     table = pd.DataFrame({f"x{j}": rng.normal(50, 10, rows).round(2) for j in range(columns)})
@@ -65,9 +65,10 @@ def _write(folder: Path, rows: int, columns: int) -> None:
 
 def _measured(what: str, folder: Path) -> dict[str, float]:
     """Seconds of the processor and of the clock, and the largest memory beyond that of the imports."""
-    from bidro.deploy import site
-    from bidro.deploy.site_config import Site
-    from bidro.deploy.site_rows import SiteRows, check_site
+    from bidro.deploy.site import session as site
+    from bidro.deploy.site.check import check_site
+    from bidro.deploy.site.config import Site
+    from bidro.deploy.site.rows import SiteRows
 
     before, began, clock = _memory(), time.process_time(), time.perf_counter()
     if what == "pandas":
@@ -88,8 +89,8 @@ def _measured(what: str, folder: Path) -> dict[str, float]:
 
 def _request(rows: "object") -> bytes:
     import bidro
-    from bidro.engines.coordinator import Nothing
-    from bidro.engines.wire import pack
+    from bidro.federated.engines.coordinator import Nothing
+    from bidro.federated.engines.wire import pack
 
     header = {
         "version": bidro.__version__,

@@ -21,20 +21,20 @@ from pathlib import Path
 import numpy as np
 from sklearn.linear_model import RidgeCV
 
-from bidro.algorithms import second_moments
-from bidro.algorithms.cross_validation import Candidate
-from bidro.algorithms.fold_moments import FoldMoments
-from bidro.client import WassersteinBall
-from bidro.engines.local import Answered
-from bidro.engines.rounds import last_state, rounds
-from bidro.engines.solve import solve
-from bidro.federation import Federation
-from bidro.guarantees.calibration import FOLDS
-from bidro.guarantees.price import WEIGHINGS
+from bidro.ambiguity import WassersteinBall
+from bidro.core.sets import Box
+from bidro.data.federation import Federation
+from bidro.federated.engines.in_process import IN_PROCESS
+from bidro.federated.engines.rounds import FoldSpec
 from bidro.losses import Squared
-from bidro.problem import Problem
-from bidro.sets import Box
-from bidro.transport import Transport
+from bidro.problem.problem import Problem
+from bidro.risk.inner import Exact
+from bidro.risk.moments import of_clients, of_folds
+from bidro.risk.transport import Transport
+from bidro.selection.calibrate import FOLDS
+from bidro.selection.cross_validate import Candidate, cross_validate
+from bidro.selection.rule import MIXTURE_SPECS
+from bidro.solvers.solve import solve
 
 
 def table(rows: int, columns: int, sizes: np.ndarray) -> np.ndarray:
@@ -79,16 +79,15 @@ def large(rows: int, columns: int, clients: int) -> dict[str, object]:
     problem = problem_of(table(rows, columns, sizes), sizes, 0.01)
     samples = np.asarray(problem.federation.samples)
     marks = problem.federation.folds(FOLDS)
-    candidates = tuple(Candidate(0.0, *weighing) for weighing in WEIGHINGS)
+    candidates = tuple(Candidate(0.0, *mixture_spec) for mixture_spec in MIXTURE_SPECS)
     before = peak_mb()
 
     def choose() -> object:
-        trained = second_moments.of_folds(samples, sizes, marks, FOLDS)
-        algorithm, ask = FoldMoments(candidates, FOLDS), Answered(trained).clients_of(problem)
-        return last_state(rounds(ask, algorithm, algorithm.init(problem)), None).found
+        trained = of_folds(samples, sizes, marks, FOLDS)
+        return cross_validate(problem, candidates, FoldSpec(FOLDS, 0), 1.0, Exact(), IN_PROCESS, sent=trained)
 
     def solve() -> float:
-        return solve(problem, moments=second_moments.of_clients(samples, sizes)).gap
+        return solve(problem, moments=of_clients(samples, sizes)).gap
 
     ours = {"choose_seconds": seconds(choose), "solve_seconds": seconds(solve), "gap": solve()}
     memory = (peak_mb() - before) * 2**20 / samples.nbytes
@@ -101,7 +100,7 @@ def one_client() -> dict[str, float]:
     sizes = np.array([30_000])
     problem = problem_of(table(30_000, 30, sizes), sizes, 0.1)
     samples = np.asarray(problem.federation.samples)
-    ours = seconds(lambda: solve(problem, moments=second_moments.of_clients(samples, sizes)), 9)
+    ours = seconds(lambda: solve(problem, moments=of_clients(samples, sizes)), 9)
     design = np.column_stack([samples[:, :-1], np.ones(len(samples))])
     peer = seconds(lambda: np.linalg.lstsq(design, samples[:, -1], rcond=None), 9)
     return {"seconds": ours, "lstsq_seconds": peer, "ratio": ours / peer}
@@ -111,9 +110,9 @@ def many_clients() -> dict[str, float]:
     sizes = np.full(100_000, 20)
     problem = problem_of(table(2_000_000, 10, sizes), sizes, 0.1)
     samples = np.asarray(problem.federation.samples)
-    moments = second_moments.of_clients(samples, sizes)
+    moments = of_clients(samples, sizes)
     return {
-        "moments_seconds": seconds(lambda: second_moments.of_clients(samples, sizes), 1),
+        "moments_seconds": seconds(lambda: of_clients(samples, sizes), 1),
         "solve_seconds": seconds(lambda: solve(problem, moments=moments), 1),
         "gap": solve(problem, moments=moments).gap,
     }

@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from bidro import RobustRegressor
-from bidro.arrays import Floats
+from bidro.core.arrays import Floats
 
 
 def made(rows: int, features: int, clients: int) -> tuple[Floats, Floats, Floats]:

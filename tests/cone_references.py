@@ -3,8 +3,8 @@
 import cvxpy as cp
 import numpy as np
 
+from bidro.core.sets import CappedSimplex, L1SimplexBall
 from bidro.losses import Absolute, Hinge, Huber, Logistic, Pinball, Squared
-from bidro.sets import CappedSimplex, L1SimplexBall
 
 
 def optimum(parts, loss, eps, p, movable=False, mixtures=None, half_width=10.0, references=0.0):
@@ -20,7 +20,7 @@ def optimum(parts, loss, eps, p, movable=False, mixtures=None, half_width=10.0, 
     radii = np.broadcast_to(eps, len(parts))
     risks = [_risk(part, loss, e, x, nu, d, p) for part, e in zip(parts, radii, strict=True)]
     risks = [risk - b for risk, b in zip(risks, np.broadcast_to(references, len(parts)), strict=True)]
-    program = cp.Problem(cp.Minimize(_worst(risks, mixtures)), [cp.abs(x) <= half_width])
+    program = cp.Problem(cp.Minimize(worst_mixture(risks, mixtures)), [cp.abs(x) <= half_width])
     program.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
     return program.value, x.value
 
@@ -45,7 +45,7 @@ def _risk(part, loss, eps, x, nu, d, p):
     return cp.sum(cp.logistic(-cp.multiply(y, score))) / n + eps * nu
 
 
-def _worst(risks, mixtures):
+def worst_mixture(risks, mixtures):
     if mixtures is None:
         return cp.maximum(*risks) if len(risks) > 1 else risks[0]
     if isinstance(mixtures, CappedSimplex):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import durations
+
 # Tests compile far more than they compute, so programs are neither optimised nor fused by XLA's own emitters
 # nor cut in parts that threads compile, which halves the time of a large program. The machine has two cores
 # and two test workers: one thread each keeps timings and memory calm.
@@ -28,25 +30,26 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--record-durations", action="store_true", help="rewrite tests/durations.json by what this run takes"
+    )
+
+
 def pytest_configure(config):
     # Here and not in pyproject.toml, where naming the warning would import JAX before the settings above.
-    config.addinivalue_line("filterwarnings", "error::bidro.problem.NonconcaveInnerWarning")
+    config.addinivalue_line("filterwarnings", "error::bidro.ambiguity.NonconcaveInnerWarning")
+    if config.getoption("--record-durations"):
+        config.pluginmanager.register(durations.Recorder(config))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """What long_cases.txt names is slow; every file keeps something that is not."""
-    long = set(Path(__file__).with_name("long_cases.txt").read_text().splitlines())
-    found = {item.nodeid: item for item in items}
-    for name in long & set(found):
+    """What was recorded as long is slow (see `durations`)."""
+    found, known = {item.nodeid: item for item in items}, durations.recorded()
+    slow = set(found) & set(known)
+    if not any("::" in one for one in config.args):
+        marked = {name for name, item in found.items() if item.get_closest_marker("slow")}
+        slow = durations.left_out(list(found), marked, known)
+    for name in slow:
         found[name].add_marker(pytest.mark.slow)
-    if any("::" in one for one in config.args):
-        return
-    files = {name.split("::")[0] for name in found}
-    gone = sorted(name for name in long - set(found) if name.split("::")[0] in files)
-    quick = {name.split("::")[0] for name, item in found.items() if not item.get_closest_marker("slow")}
-    alone = sorted({name.split("::")[0] for name in long & set(found)} - quick)
-    if gone or alone:
-        raise pytest.UsageError(
-            f"tests/long_cases.txt names tests that there are not: {gone}, or all of a file: {alone}"
-        )

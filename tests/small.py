@@ -3,34 +3,83 @@
 import warnings
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bidro import RobustClassifier, RobustRegressor
-from bidro.client import Penalty
-from bidro.engines.local import Answered
-from bidro.engines.rounds import last_state, rounds
-from bidro.federation import Federation
-from bidro.guarantees.price import LeftOut
+from bidro.ambiguity import NonconcaveInnerWarning, Penalty
+from bidro.core.sets import Box
+from bidro.data.federation import Federation
+from bidro.federated.engines.in_process import IN_PROCESS, all_replies
+from bidro.federated.engines.remote import Participant, _reply
+from bidro.federated.engines.rounds import FoldSpec
+from bidro.federated.engines.wire import pack, unpack
 from bidro.losses import Squared
-from bidro.problem import NonconcaveInnerWarning, Problem
-from bidro.sets import Box
-from bidro.transport import Transport
+from bidro.problem.problem import Problem
+from bidro.risk.inner import Exact
+from bidro.risk.transport import Transport
+from bidro.selection.cross_validate import cross_validate
+from bidro.selection.rule import LeftOut
 
 TRUE = np.array([1.0, 0.5, -0.5])
 
 
-def in_folds(problem, deal):
+def in_folds(problem, fold_spec):
     """The clients of the problem with their rows dealt out to folds."""
-    marks = problem.federation.folds(deal.folds, deal.seed)
-    return replace(problem.clients, rows=problem.clients.rows.in_folds(marks, deal.folds))
+    marks = problem.federation.folds(fold_spec.folds, fold_spec.seed)
+    return replace(problem.clients, rows=problem.clients.rows.in_folds(marks, fold_spec.folds))
 
 
-def fold_losses(algorithm, problem, trained):
-    """(n, candidates) what `FoldMoments` finds from the moments of every fold's training rows."""
-    ask = Answered(trained).clients_of(problem)
-    found = last_state(rounds(ask, algorithm, algorithm.init(problem)), None).found
+def fold_losses(problem, candidates, trained):
+    """(n, candidates) what cross-validation finds from the moments of every fold's training rows, with
+    candidates in units of radii."""
+    fold_spec = FoldSpec(trained.rows.shape[1], 0)
+    found = cross_validate(problem, candidates, fold_spec, 1.0, Exact(), IN_PROCESS, sent=trained)
     return LeftOut(found.losses, found.rows).pooled
+
+
+class Compiled:
+    """Clients that answer by compiled programs alone, though their rows are in this process."""
+
+    def clients_of(self, problem, fold_spec=None, seed=0):
+        clients = problem.clients if fold_spec is None else in_folds(problem, fold_spec)
+
+        def ask(algorithm, broadcast, t, who=None):
+            replies = all_replies(algorithm, clients, jax.random.key(seed), broadcast, jnp.asarray(t))
+            return replies, np.ones(problem.n, bool) if who is None else who
+
+        return ask
+
+
+class ByBytes:
+    """Clients each of which has its own rows alone, and is asked and answers in bytes: as on machines of
+    their own. By compiled programs, or on the host where an algorithm can."""
+
+    def __init__(self, compiled=False):
+        self.compiled = compiled
+
+    def clients_of(self, problem, fold_spec=None, seed=0):
+        federation, everyone = problem.federation, np.ones(problem.n, bool)
+        rows = {name: federation.client_samples(name) for name in federation.names}
+        parts = [Federation.from_arrays({name: own}, "unbounded") for name, own in rows.items()]
+
+        def reply(algorithm, i, message, t):
+            what = (problem.loss, problem.transport, federation.support, problem.own_ambiguity(i), fold_spec)
+            asked = Participant.of(algorithm, parts[i], *what)
+            own = unpack(message, algorithm.broadcast_type)
+            if self.compiled:
+                found = _reply(algorithm, asked.client, jax.random.key(seed), jnp.asarray(t), own)
+            else:
+                found = asked.reply(own, seed, t)
+            return unpack(pack(found), algorithm.reply_type)
+
+        def ask(algorithm, broadcast, t, who=None):
+            replies = [reply(algorithm, i, pack(broadcast), t) for i in range(problem.n)]
+            return jax.tree.map(lambda *each: np.stack(each), *replies), everyone
+
+        return ask
 
 
 SIZES = (7, 12, 30)

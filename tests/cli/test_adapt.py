@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bidro.errors import BidroError
-from bidro.fitting import Progress
-from bidro.model_file import load_model
+from bidro.core.errors import BidroError
+from bidro.fit.fitted import Progress
+from bidro.model.model_file import load_model
 from bidro.workflow.adapt import adapt, newcomers_shrinkage, require_newcomer
-from bidro.workflow.fit import fit_tables, write_folder
-from bidro.workflow.folder import folder_files
+from bidro.workflow.fit import fit_tables
+from bidro.workflow.folder import folder_files, write_folder
 from bidro.workflow.options import FitOptions
 from tests.cli.test_command import run
 
@@ -55,7 +55,9 @@ def newcomer(tmp_path):
     return tmp_path / "new.csv"
 
 
-def test_a_newcomer_is_predicted_by_its_own_model_and_the_others_as_before(capsys, model, newcomer, tmp_path):
+def test_a_newcomer_is_predicted_by_its_personal_model_and_the_others_as_before(
+    capsys, model, newcomer, tmp_path
+):
     out = tmp_path / "with-new"
     code, said, err = run(capsys, "adapt", model, newcomer, "--client", "new", "--out", out)
     assert (code, err) == (0, "")
@@ -63,9 +65,9 @@ def test_a_newcomer_is_predicted_by_its_own_model_and_the_others_as_before(capsy
     assert "No statement covers it" in said
     assert f"Written to {out}" in said
     before, after = load_model(model), load_model(out)
-    assert set(after.own) == {*before.own, "new"}
-    assert "new" not in before.own
-    assert all(np.array_equal(after.own[name], x) for name, x in before.own.items())
+    assert set(after.personal) == {*before.personal, "new"}
+    assert "new" not in before.personal
+    assert all(np.array_equal(after.personal[name], x) for name, x in before.personal.items())
     assert sorted(path.name for path in out.iterdir()) == sorted({p.name for p in model.iterdir()})
     fresh = visits({"new": 5.0}, 200, 8)
     losses = [np.mean((one.predict(fresh)["prediction"] - fresh["stay"]) ** 2) for one in (before, after)]
@@ -90,7 +92,7 @@ def test_in_place_and_again_only_with_force(capsys, model, newcomer, tmp_path):
     place = tmp_path / "copy"
     write_folder(place, {path.name: path.read_bytes() for path in model.iterdir()})
     assert run(capsys, "adapt", place, newcomer, "--client", "new")[0] == 0
-    first = load_model(place).own["new"]
+    first = load_model(place).personal["new"]
     code, _, err = run(capsys, "adapt", place, newcomer, "--client", "new")
     assert code == 1
     assert "already" in err
@@ -99,7 +101,7 @@ def test_in_place_and_again_only_with_force(capsys, model, newcomer, tmp_path):
     code, said, _ = run(capsys, "adapt", place, newcomer, "--client", "new", "--force", "--json")
     assert code == 0
     assert json.loads(said)["rows"] == 5
-    assert not np.array_equal(load_model(place).own["new"], first)
+    assert not np.array_equal(load_model(place).personal["new"], first)
 
 
 def test_what_cannot_be_used_is_refused_before_anything_is_written(capsys, model, newcomer, tmp_path):
@@ -112,7 +114,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(capsys, model
 
     before = {path.name: path.read_bytes() for path in model.iterdir()}
     assert "already" in sentence(model, newcomer, "--client", "h0")
-    known = replace(load_model(model), own={})
+    known = replace(load_model(model), personal={})
     with pytest.raises(BidroError, match="was in training"):
         require_newcomer(known, "h0", force=False)
     assert "rows of 'new'" in sentence(model, newcomer, "--client", "other")
@@ -129,7 +131,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(capsys, model
 
 def test_clients_that_gain_nothing_tell_that_a_newcomer_would_not(capsys, newcomer, tmp_path):
     model = fitted(tmp_path / "alike", visits(dict.fromkeys(OFFSETS, 0.0), seed=3))
-    assert load_model(model).settings["own"]["newcomers"] == [None, None]
+    assert load_model(model).settings["personal"]["newcomers"] == [None, None]
     before = sorted(path.name for path in model.iterdir())
     code, said, _ = run(capsys, "adapt", model, newcomer, "--client", "new")
     assert code == 0
@@ -139,11 +141,11 @@ def test_clients_that_gain_nothing_tell_that_a_newcomer_would_not(capsys, newcom
     assert sorted(path.name for path in model.iterdir()) == before
 
 
-def test_a_model_without_own_corrections_is_refused(capsys, newcomer, tmp_path):
-    model = fitted(tmp_path / "without", visits(OFFSETS), own="none")
+def test_a_model_without_personal_models_is_refused(capsys, newcomer, tmp_path):
+    model = fitted(tmp_path / "without", visits(OFFSETS), personal=None)
     code, _, err = run(capsys, "adapt", model, newcomer, "--client", "new")
     assert code == 1
-    assert "trained without own corrections" in err
+    assert "trained without personal models" in err
 
 
 def test_of_classes_it_is_said_how_many_change(tmp_path):
@@ -172,19 +174,19 @@ def test_rows_that_a_client_was_adapted_on_cannot_certify_it(capsys, model, tmp_
     for rows in ("seen", "mixed"):
         code, _, err = run(capsys, "certify", out, tmp_path / f"{rows}.csv")
         assert code == 1
-        assert "of the rows of 'h3' are those that its own model was adapted on" in err
+        assert "of the rows of 'h3' are those that its personal model was adapted on" in err
         assert err.count("\n") == 1
     _, _, err = run(capsys, "evaluate", out, tmp_path / "mixed.csv")
-    assert "its own model was adapted on; losses on new ones may be larger" in err
+    assert "its personal model was adapted on; losses on new ones may be larger" in err
     code, said, err = run(capsys, "certify", out, tmp_path / "fresh.csv")
     assert (code, err) == (0, "")
-    assert "With own" in said
-    # Of few rows it cannot be told, and then nothing is said of own models.
+    assert "Personal" in said
+    # Of few rows it cannot be told, and then nothing is said of personal models.
     pd.read_csv(tmp_path / "h3.csv").head(20).to_csv(tmp_path / "h3.csv", index=False)
     adapted = run(capsys, "adapt", out, tmp_path / "h3.csv", "--client", "h3", "--force")
     assert adapted[0] == 0
     code, said, err = run(capsys, "certify", out, tmp_path / "few.csv")
     assert code == 0
-    assert "The statement with own models is left out" in err
-    assert "With own" not in said
+    assert "The statement with personal models is left out" in err
+    assert "Personal" not in said
     assert "Clipped" in said

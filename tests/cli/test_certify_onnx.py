@@ -13,10 +13,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 import bidro
-from bidro.guarantees.certificate import Certificate
+from bidro.certify.certificate import Certificate
 from tests.cli.test_command import run
 from tests.cli.test_command import visits as visits_without_bmi
-from tests.scoring.graphs import DOUBLE, linear, of_matrix
+from tests.model.onnx.graphs import DOUBLE, linear, of_matrix
 
 COLUMNS = ("--client", "hospital", "--target", "stay")
 FEATURES = ["age", "bmi"]
@@ -106,7 +106,7 @@ def test_classes_with_raw_columns(folder, models, model, capsys):
 def test_our_own_model_there_and_back(folder, tmp_path, capsys):
     """Fit, export, certify: as certifying its predictions, which the command writes, too."""
     visits(0).to_csv(tmp_path / "past.csv", index=False)
-    assert run(capsys, "fit", tmp_path / "past.csv", *COLUMNS, "--radius", "0.1", "--own", "auto",
+    assert run(capsys, "fit", tmp_path / "past.csv", *COLUMNS, "--radius", "0.1", "--personal", "auto",
                "--out", tmp_path / "model")[0] == 0  # fmt: skip
     assert run(capsys, "export", tmp_path / "model", "--onnx", tmp_path / "model.onnx")[0] == 0
     fresh = visits(1)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import bidro
-from bidro.guarantees.certificate import Certificate
+from bidro.certify.certificate import Certificate
 from tests.cli.test_command import run, visits
 
 COLUMNS = ("--client", "hospital", "--target", "stay", "--prediction", "predicted")
@@ -56,7 +56,7 @@ def test_the_command_states_what_python_does(folder, capsys):
     code, out, _ = certified(capsys, folder, *options)
     assert code == 0
     assert "This model was not trained here. Losses are clipped at" in out
-    code, out, _ = certified(capsys, folder, *options, "--unit", "patient", "--json")
+    code, out, _ = certified(capsys, folder, *options, "--person", "patient", "--json")
     assert dict(Certificate.from_json(out).clipped.rows) == {"h0": 75, "h1": 100, "h2": 125}
 
 
@@ -84,14 +84,25 @@ def test_classes_that_a_spreadsheet_would_compute(tmp_path, capsys):
     truth = pd.DataFrame({"site": ["a", "b"] * 150, "x": x})
     truth["y"] = np.where(x + rng.normal(size=300) > 0, "=yes", "<=no")
     truth.to_csv(tmp_path / "rows.csv", index=False)
-    fitted = ("--client", "site", "--target", "y", "--curves", "none", "--own", "none", "--weights", "fixed")
+    fitted = (
+        "--client",
+        "site",
+        "--target",
+        "y",
+        "--curves",
+        "none",
+        "--personal",
+        "none",
+        "--weights",
+        "fixed",
+    )
     assert run(capsys, "fit", tmp_path / "rows.csv", *fitted, "--out", tmp_path / "model")[0] == 0
     said = tmp_path / "said.csv"
     assert run(capsys, "predict", tmp_path / "model", tmp_path / "rows.csv", "--out", said)[0] == 0
-    beside = truth.join(pd.read_csv(said))
-    assert set(beside["prediction"]) == {"'=yes", "<=no"}
-    beside.to_csv(tmp_path / "scored.csv", index=False)
-    wrong = (beside["prediction"].str.lstrip("'") != beside["y"]).groupby(beside["site"]).mean()
+    baselines = truth.join(pd.read_csv(said))
+    assert set(baselines["prediction"]) == {"'=yes", "<=no"}
+    baselines.to_csv(tmp_path / "scored.csv", index=False)
+    wrong = (baselines["prediction"].str.lstrip("'") != baselines["y"]).groupby(baselines["site"]).mean()
     by_chance = [f"{name}=probability of {name}" for name in ("=yes", "<=no")]
     chances = ("--probability", by_chance[0], "--probability", by_chance[1])
     for given in (("--prediction", "prediction"), chances):
@@ -173,7 +184,7 @@ def test_one_sentence_for_every_kind_of_trouble(folder, capsys):
         (table, ("--client", "clinic", *base[2:]), "has no column 'clinic'"),
         (table, ("--client", "client", *base[2:]), "has no column 'client'"),
         (table, (*base, "--target", "nothing"), "has no column 'nothing'"),
-        (table, (*base, "--unit", "nobody"), "has no column 'nobody'"),
+        (table, (*base, "--person", "nobody"), "has no column 'nobody'"),
         (table, (*base, "--loss", "hinge"), "loss must be one of"),
         (table, (*base, "--loss", "mistakes"), "is a class of the target"),
         (table, (*probable[:4], "--prediction", "said", "--loss", "brier"), "a probability of every class"),

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bidro import cli
-from bidro.errors import BidroError
-from bidro.guarantees.certificate import Certificate
-from bidro.model_file import Model, load_model
+from bidro.certify.certificate import Certificate
+from bidro.core.errors import BidroError
+from bidro.model.model_file import Model, load_model
 from bidro.workflow import fit as workflow
+from bidro.workflow import folder as folders
 
 SUPPORT = "age = [0, 120]\nstay = [-20, 60]\n"
 
@@ -81,7 +82,7 @@ def test_a_model_folder(model):
     assert sorted(p.name for p in where.iterdir()) == [
         "certificate.json",
         "model.safetensors",
-        "own.safetensors",
+        "personal.safetensors",
         "report.html",
         "report.json",
         "run.toml",
@@ -107,29 +108,31 @@ def test_a_model_folder(model):
     assert "stay" in (where / "report.html").read_text()
 
 
-def test_what_robustness_costs_own_models_and_who_gains_are_said(model):
+def test_what_robustness_costs_personal_models_and_who_gains_are_said(model):
     where, printed = model
     settings, page = load_model(where).settings, json.loads((where / "report.json").read_text())
-    for name in ("paid", "own", "varies", "concerns"):
+    for name in ("robustness_cost", "personal", "varies", "concerns"):
         assert printed[name] == settings[name]
     assert printed["concerns"] == page["concerns"]
-    assert printed["own"]["clients"] == sorted(load_model(where).own)
+    assert printed["personal"]["clients"] == sorted(load_model(where).personal)
     for client in page["clients"]:
         judged = printed["evaluation"]["clients"][client["name"]]
-        assert client["has_own"] == (client["name"] in printed["own"]["clients"])
-        for field in ("loss", "own", "pooled", "own_change", "verdict"):
+        assert client["has_personal"] == (client["name"] in printed["personal"]["clients"])
+        for field in ("loss", "personal", "pooled", "personal_change", "verdict"):
             assert client[field] == judged[field]
-        assert client["typical_error"] == pytest.approx(np.sqrt(client["own"]))
+        assert client["typical_error"] == pytest.approx(np.sqrt(client["personal"]))
         # To rounding: the means are of the clients' own sums.
-        assert client["own_change"]["mean"] == pytest.approx(client["own"] - client["pooled"], abs=1e-9)
+        assert client["personal_change"]["mean"] == pytest.approx(
+            client["personal"] - client["pooled"], abs=1e-9
+        )
     found = page["calibration"]
     chosen, pooled = (found["candidates"][found[name]] for name in ("chosen", "pooled"))
-    assert chosen["mean"] / pooled["mean"] - 1 == pytest.approx(printed["paid"]["mean"], abs=1e-12)
-    assert found["own"]["mean"] / chosen["mean"] - 1 == pytest.approx(printed["own"]["mean"])
-    assert (pooled["cap"], found["candidates"][found["afl"]]["cap"]) == (1.0, None)
+    assert chosen["mean"] / pooled["mean"] - 1 == pytest.approx(printed["robustness_cost"]["mean"], abs=1e-12)
+    assert found["personal"]["mean"] / chosen["mean"] - 1 == pytest.approx(printed["personal"]["mean"])
+    assert (pooled["max_weight_ratio"], found["candidates"][found["afl"]]["max_weight_ratio"]) == (1.0, None)
     level = page["levels"][page["default_level"]]
-    assert level["own"]["bound"] == printed["certificate"]["own"]["bound"]
-    assert any(name == "Own models" for name, _ in page["settings"])
+    assert level["personal"]["bound"] == printed["certificate"]["personal"]["bound"]
+    assert any(name == "Personal models" for name, _ in page["settings"])
 
 
 def predicted_by(model, x, table):
@@ -144,13 +147,13 @@ def test_evaluate_predict_and_certify_agree_with_the_model_by_hand(model, folder
     fresh = visits(1)
     loaded = load_model(where)
     by_hand = predicted_by(loaded, loaded.x, fresh)
-    used, has_own = by_hand.copy(), fresh["hospital"].isin(loaded.own)
-    for name, x in loaded.own.items():
+    used, has_personal = by_hand.copy(), fresh["hospital"].isin(loaded.personal)
+    for name, x in loaded.personal.items():
         used[fresh["hospital"] == name] = predicted_by(loaded, x, fresh[fresh["hospital"] == name])
-    assert 0 < has_own.sum() < len(fresh)
+    assert 0 < has_personal.sum() < len(fresh)
     code, out, err = run(capsys, "predict", where, folder / "fresh.parquet")
     assert code == 0
-    assert f"{has_own.sum()} of {len(fresh)} rows were predicted by their client's own model" in err
+    assert f"{has_personal.sum()} of {len(fresh)} rows were predicted by their client's personal model" in err
     assert np.array(out.split()[1:], float) == pytest.approx(used.to_numpy())
     fresh.drop(columns="hospital").to_csv(folder / "nameless.csv", index=False)
     code, out, err = run(capsys, "predict", where, folder / "nameless.csv")
@@ -178,19 +181,19 @@ def test_evaluate_predict_and_certify_agree_with_the_model_by_hand(model, folder
     assert certificate.clipped.rows["h2"] == 60
     assert certificate.clipped.means["h1"] <= found["clients"]["h1"]["loss"] + 1e-9
     counted = np.minimum((fresh["stay"] - used) ** 2, loaded.seen).groupby(fresh["hospital"]).mean()
-    assert dict(certificate.own.means) == pytest.approx(counted.to_dict())
+    assert dict(certificate.personal.means) == pytest.approx(counted.to_dict())
     assert "0.9" in certificate.absent["interval"]
 
 
-def test_certify_by_units_and_on_the_declared_support_only(model, folder, capsys):
+def test_certify_by_people_and_on_the_declared_support_only(model, folder, capsys):
     where, _ = model
     fresh = visits(1).assign(patient=lambda table: np.arange(len(table)) // 2)
     fresh.to_csv(folder / "patients.csv", index=False)
-    code, out, _ = run(capsys, "certify", where, folder / "patients.csv", "--unit", "patient", "--json")
+    code, out, _ = run(capsys, "certify", where, folder / "patients.csv", "--person", "patient", "--json")
     certificate = Certificate.from_json(out)
     assert certificate.clipped.rows["h2"] == 30
-    assert certificate.clipped.units
-    code, _, err = run(capsys, "certify", where, folder / "patients.csv", "--unit", "person")
+    assert certificate.clipped.people
+    code, _, err = run(capsys, "certify", where, folder / "patients.csv", "--person", "person")
     assert code != 0
     assert "no column 'person'" in err
     fresh.loc[75, "age"] = 130
@@ -301,7 +304,7 @@ def test_files_of_clients_classes_and_no_rows_kept_out(folder, capsys):
         "--hold-out", "0", "--gap", "1e-4",
     )  # fmt: skip
     assert code == 0, err
-    assert "absent: no rows were kept out" in out
+    assert "absent: no rows were held out" in out
     assert "training rows" in out
     code, out, _ = run(capsys, "evaluate", folder / "classes", *files, "--json")
     assert json.loads(out)["loss"] == "logistic"
@@ -421,7 +424,7 @@ def test_an_interrupt_leaves_nothing(folder, capsys, monkeypatch):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for where, name in ((workflow, "fit_tables"), (workflow.os, "replace")):
+    for where, name in ((workflow, "fit_tables"), (folders.os, "replace")):
         with monkeypatch.context() as patch:
             patch.setattr(where, name, stop)
             before = sorted(p.name for p in folder.iterdir())
@@ -458,7 +461,7 @@ def test_numbers_by_another_name_are_refused(model):
 
 
 def test_a_model_of_another_kind_or_version_is_refused(model):
-    from bidro import model_file
+    from bidro.model import model_file
 
     loaded = load_model(model[0])
     with pytest.MonkeyPatch.context() as patch:

@@ -7,26 +7,28 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from bidro.data.standardise import Standard
+from bidro.data.tables import Column, Schema, UnseenLevelsWarning
 from bidro.losses import Logistic, Softmax, Squared
-from bidro.model_file import Model, load_model
-from bidro.own_file import OwnModels
-from bidro.standard import Standard
-from bidro.tables import Column, Schema, UnseenLevelsWarning
-from bidro.workflow.measures import area_under_curve, calibration_error
+from bidro.model.model_file import Model, load_model
+from bidro.model.personal_file import PersonalModels
+from bidro.workflow.evaluation import area_under_curve, calibration_error
 from tests.cli.test_command import run
 
 STANDARD = Standard(np.array([10.0, 0.2]), np.array([2.0, 0.5]), 0.0, 1.0)
 WARD = Column("ward", ("a", "other"), None, "other")
 
 
-def saved(folder, loss, x, classes=None, other=True, pooled=None, own=None, unit=None):
+def saved(folder, loss, x, classes=None, other=True, pooled=None, personal=None, person=None):
     ward = WARD if other else Column("ward", ("a", "other"))
-    schema = Schema("site", "y", classes, (Column("age"), ward), unit)
+    schema = Schema("site", "y", classes, (Column("age"), ward), person)
     standard = STANDARD if classes else Standard(STANDARD.mean, STANDARD.spread, 3.0, 1.0)
-    model = Model(schema, loss, x, standard, ("s0", "s1"), 1.0, None, None, False, {}, {}, pooled, own or {})
+    model = Model(
+        schema, loss, x, standard, ("s0", "s1"), 1.0, None, None, False, {}, {}, pooled, personal or {}
+    )
     (folder / "model.safetensors").write_bytes(model.to_bytes())
-    if own:
-        (folder / "own.safetensors").write_bytes(OwnModels(own, x).to_bytes())
+    if personal:
+        (folder / "personal.safetensors").write_bytes(PersonalModels(personal, x).to_bytes())
     return model
 
 
@@ -95,7 +97,7 @@ SHARED, POOLED, OWN = (np.array(x) for x in ([0.5, -0.2, 0.1], [0.1, 0.0, 0.8], 
 
 
 def test_three_models_side_by_side_and_who_gains(tmp_path, capsys):
-    model = saved(tmp_path, Squared(intercept=True), SHARED, pooled=POOLED, own={"s1": OWN})
+    model = saved(tmp_path, Squared(intercept=True), SHARED, pooled=POOLED, personal={"s1": OWN})
     fresh = table(rows=60)
     fresh.to_csv(tmp_path / "t.csv", index=False)
     code, out, err = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv", "--json")
@@ -105,38 +107,38 @@ def test_three_models_side_by_side_and_who_gains(tmp_path, capsys):
         "shared": (rows[:, :2] @ SHARED[:2] + SHARED[2] - rows[:, 2]) ** 2,
         "pooled": (rows[:, :2] @ POOLED[:2] + POOLED[2] - rows[:, 2]) ** 2,
     }
-    # Only a client that has a model of its own uses one; that the model does not know s2 is no matter.
-    with_own = (rows[:, :2] @ OWN[:2] + OWN[2] - rows[:, 2]) ** 2
-    losses["own"] = np.where(fresh["site"] == "s1", with_own, losses["shared"])
+    # Only a client that has a personal model uses one; that the model does not know s2 is no matter.
+    with_personal = (rows[:, :2] @ OWN[:2] + OWN[2] - rows[:, 2]) ** 2
+    losses["personal"] = np.where(fresh["site"] == "s1", with_personal, losses["shared"])
     by_client = pd.DataFrame(losses).groupby(fresh["site"]).mean()
-    for which in ("own", "pooled"):
+    for which in ("personal", "pooled"):
         assert found[which]["mean"] == pytest.approx(losses[which].mean())
         assert found[which]["worst_decile"] == pytest.approx(by_client[which].max())
         assert found[which]["root_mean_squared_error"] == pytest.approx(np.sqrt(losses[which].mean()))
     for name, one in found["clients"].items():
-        assert [one["loss"], one["own"], one["pooled"]] == pytest.approx(
-            by_client.loc[name, ["shared", "own", "pooled"]].tolist()
+        assert [one["loss"], one["personal"], one["pooled"]] == pytest.approx(
+            by_client.loc[name, ["shared", "personal", "pooled"]].tolist()
         )
-        assert one["root_mean_squared_error"] == pytest.approx(np.sqrt(by_client.loc[name, "own"]))
-        apart = (losses["own"] - losses["pooled"])[fresh["site"] == name]
+        assert one["root_mean_squared_error"] == pytest.approx(np.sqrt(by_client.loc[name, "personal"]))
+        apart = (losses["personal"] - losses["pooled"])[fresh["site"] == name]
         mean, se = apart.mean(), apart.std(ddof=1) / np.sqrt(60)
-        assert one["own_change"] == pytest.approx({"mean": mean, "se": se})
+        assert one["personal_change"] == pytest.approx({"mean": mean, "se": se})
         assert one["verdict"] == (None if abs(mean) < 2 * se else "gains" if mean < 0 else "loses")
     assert found["clients"]["s1"]["verdict"] == "gains"
     scores = {which: rows[:, :2] @ x[:2] for which, x in (("shared", SHARED), ("pooled", POOLED))}
     assert found["deviation"] == pytest.approx({which: one.std() for which, one in scores.items()})
     _, out, _ = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv")
-    assert f"  with own models: mean {losses['own'].mean():.4g} (root" in out
+    assert f"  with personal models: mean {losses['personal'].mean():.4g} (root" in out
     assert f"  pooled training: mean {losses['pooled'].mean():.4g} (root" in out
     gaining = [name for name, one in found["clients"].items() if one["verdict"] == "gains"]
     assert f"{len(gaining)} of 3 clients gain by more than two standard errors" in out
     (line,) = (line for line in out.splitlines() if line.startswith("  s1"))
-    assert f"own {by_client.loc['s1', 'own']:.4g}" in line
+    assert f"personal {by_client.loc['s1', 'personal']:.4g}" in line
     assert "gains" in line
 
 
-def test_errors_of_differences_are_by_unit(tmp_path, capsys):
-    saved(tmp_path, Squared(intercept=True), SHARED, pooled=POOLED, unit="person")
+def test_errors_of_differences_are_by_person(tmp_path, capsys):
+    saved(tmp_path, Squared(intercept=True), SHARED, pooled=POOLED, person="person")
     once = table(rows=10)
     thrice = pd.concat([once] * 3).assign(person=np.tile(np.arange(len(once)), 3))
     once.assign(person=np.arange(len(once))).to_csv(tmp_path / "once.csv", index=False)
@@ -144,25 +146,27 @@ def test_errors_of_differences_are_by_unit(tmp_path, capsys):
     errors = []
     for name in ("once.csv", "thrice.csv"):
         found = json.loads(run(capsys, "evaluate", tmp_path, tmp_path / name, "--json")[1])
-        assert found["own"] is None
-        errors.append([one["own_change"]["se"] for one in found["clients"].values()])
+        assert found["personal"] is None
+        errors.append([one["personal_change"]["se"] for one in found["clients"].values()])
     # The same rows over again tell nothing new.
     assert errors[0] == pytest.approx(errors[1])
 
 
 def test_classes_are_told_apart_and_calibrated_as_by_hand(tmp_path, capsys):
-    model = saved(tmp_path, Logistic(intercept=True), SHARED, ("no", "yes"), pooled=POOLED, own={"s1": OWN})
+    model = saved(
+        tmp_path, Logistic(intercept=True), SHARED, ("no", "yes"), pooled=POOLED, personal={"s1": OWN}
+    )
     fresh = table(("no", "yes"))
     fresh.to_csv(tmp_path / "t.csv", index=False)
     found = json.loads(run(capsys, "evaluate", tmp_path, tmp_path / "t.csv", "--json")[1])
     used, yes = model.predict(fresh)["probability of yes"], fresh["y"] == "yes"
-    assert found["own"]["auc"] == pytest.approx(roc_auc_score(yes, used))
-    assert found["own"]["mistakes"] == pytest.approx(((used > 0.5) != yes).mean())
-    assert found["own"]["expected_minus_observed"] == pytest.approx(used.mean() - yes.mean())
+    assert found["personal"]["auc"] == pytest.approx(roc_auc_score(yes, used))
+    assert found["personal"]["mistakes"] == pytest.approx(((used > 0.5) != yes).mean())
+    assert found["personal"]["expected_minus_observed"] == pytest.approx(used.mean() - yes.mean())
     apart = [
         abs((used - yes)[(used > k / 10) & (used <= (k + 1) / 10)].sum()) / len(fresh) for k in range(10)
     ]
-    assert found["own"]["calibration_error"] == pytest.approx(sum(apart))
+    assert found["personal"]["calibration_error"] == pytest.approx(sum(apart))
     mine = fresh["site"] == "s1"
     assert found["clients"]["s1"]["auc"] == pytest.approx(roc_auc_score(yes[mine], used[mine]))
     assert "calibration_error" not in found["clients"]["s1"]

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bidro.deploy import drive, rehearsal
-from bidro.deploy.agreed import Agreed
-from bidro.deploy.server import serve
-from bidro.deploy.site import reply_of
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows
-from bidro.engines.carrier import InMemory
-from bidro.model_file import load_model
-from bidro.networks.folder import load_network
+from bidro.deploy.agreement.agreement import Agreement
+from bidro.deploy.server.serve import serve
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import SiteRows
+from bidro.deploy.site.session import reply_of
+from bidro.deploy.transport import drive, rehearsal
+from bidro.federated.engines.coordinator import InMemory
+from bidro.model.model_file import load_model
+from bidro.neural.folder import load_network
 from tests.cli.test_command import run
 from tests.deploy.networks import network as neural_network
 from tests.deploy.networks import network_sites
@@ -71,14 +71,14 @@ def test_a_rehearsal_leaves_a_model_folder_and_its_audit(capsys, visits):
     assert "solving: round 1" in err or "the network is this process" in err
     model = load_model(visits / "model")
     assert model.clients == NAMES
-    # On one machine the sites' own models are at hand.
+    # On one machine the sites' personal models are at hand.
     page = json.loads((visits / "model" / "report.json").read_text())
-    assert sorted(model.own) == model.settings["own"]["clients"]
-    assert [client["name"] for client in page["clients"] if client["has_own"]] == model.settings["own"][
-        "clients"
-    ]
-    assert model.settings["own"]["clients"]
-    assert page["levels"][page["default_level"]]["own"] is not None
+    assert sorted(model.personal) == model.settings["personal"]["clients"]
+    assert [client["name"] for client in page["clients"] if client["has_personal"]] == model.settings[
+        "personal"
+    ]["clients"]
+    assert model.settings["personal"]["clients"]
+    assert page["levels"][page["default_level"]]["personal"] is not None
     code, out, _ = run(capsys, "audit", visits / "model")
     assert code == 0
     assert "second moments" in out
@@ -123,9 +123,9 @@ def test_a_script_sees_rounds_bytes_and_the_certificate(capsys, visits):
     assert found["lost"] == {}
     assert found["certificate"]["names"] == list(NAMES)
     settings = load_model(visits / "model").settings
-    for name in ("paid", "own", "varies", "concerns"):
+    for name in ("robustness_cost", "personal", "varies", "concerns"):
         assert found[name] == settings[name]
-    assert found["evaluation"]["on"] == "rows kept out"
+    assert found["evaluation"]["on"] == "held-out rows"
     assert set(found["evaluation"]["clients"]) == set(NAMES)
 
 
@@ -147,7 +147,7 @@ def test_a_schema_is_drafted_from_one_sites_table(capsys, visits):
     code, out, _ = run(capsys, "schema", visits / "east.csv", *named)
     assert code == 0
     assert "same copy" in out
-    assert Agreed.read(visits / "draft.toml").schema == Agreed.read(visits / "schema.toml").schema
+    assert Agreement.read(visits / "draft.toml").schema == Agreement.read(visits / "schema.toml").schema
     code, out, _ = run(capsys, "schema", visits / "east.csv", "--target", "y", "--features", "u")
     assert code == 0
     assert "# support" in out
@@ -164,7 +164,7 @@ def test_a_schema_is_drafted_from_one_sites_table(capsys, visits):
         (("federate", "options.toml", "--out", "m"), 1, "does not say 'clients'"),
         (("federate", "old.toml", "--out", "m"), 1, "says 'radius', which sites agree on"),
         (
-            ("federate", "options.toml", "--local", "visits.csv", "--unit", "u", "--out", "m"),
+            ("federate", "options.toml", "--local", "visits.csv", "--person", "u", "--out", "m"),
             2,
             "columns these are",
         ),

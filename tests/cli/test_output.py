@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from bidro.cli import output
-from bidro.fitting.pace import Pace
+from bidro.fit.time_left import TimeLeft
 
 
 def said(monkeypatch, terminal, quiet=False):
@@ -30,7 +30,7 @@ def slowly(monkeypatch):
     """Four seconds pass from one look at the clock to the next."""
     times = iter(range(0, 4000, 4))
     monkeypatch.setattr("time.monotonic", lambda: float(next(times)))
-    monkeypatch.setattr("bidro.fitting.pace.Pace", lambda gap: Pace(gap, time.monotonic))
+    monkeypatch.setattr("bidro.fit.time_left.TimeLeft", lambda gap: TimeLeft(gap, time.monotonic))
 
 
 def test_lines_where_it_is_no_terminal(monkeypatch):

@@ -2,8 +2,8 @@
 
 import json
 
-from bidro.deploy.server import run_job
-from bidro.model_file import load_model
+from bidro.deploy.server.serve import run_job
+from bidro.model.model_file import load_model
 from tests.cli.test_command import run
 from tests.deploy.sites import carrier, job, private_sites, table
 
@@ -50,7 +50,7 @@ def test_a_private_fit_in_one_process(capsys, tmp_path):
     assert set(report["plainly"]["untold"]) == hidden
     code, out, _ = run(capsys, *asked, *schema, "--force")
     assert code == 0
-    assert "Solved in 9 rounds. On rows kept out" in out
+    assert "Solved in 9 rounds. On held-out rows" in out
     # A schema of private runs says that a budget is needed.
     text = (tmp_path / "schema.toml").read_text()
     (tmp_path / "schema.toml").write_text(text + "\n[privacy]\n")
@@ -76,7 +76,7 @@ def test_what_a_site_has_released(capsys, tmp_path):
     assert code == 0
     assert "training rows, 14.0% of the budget" in out
     assert "losses 1 to run 'stay-2026'" in out
-    assert "kept-out rows, 30.0% of the budget" in out
+    assert "held-out rows, 30.0% of the budget" in out
     assert "100.0% spent (epsilon = 3), 0.0% left" in out
     found = json.loads(run(capsys, "ledger", tmp_path / "east.toml", "--json")[1])
     assert len(found["releases"]) == 10

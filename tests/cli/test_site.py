@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bidro.deploy.server import run_job
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_log import Question
-from bidro.deploy.site_rows import site_log
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import site_log
+from bidro.deploy.site.state import Question
 from tests.cli.test_command import run
 from tests.deploy.sites import QUICK, carrier, job, table, write_sites
 from tests.deploy.test_site import asked_of, frame, site_at
@@ -32,7 +32,7 @@ def test_check_says_what_would_be_answered_and_remembers_nothing(capsys, sites):
         code, out, _ = run(capsys, "site", "check", *east(folder), "--json")
         found = json.loads(out)
         assert code == 0
-        assert found["rows"] == found["training"] + found["kept_out"] == 120
+        assert found["rows"] == found["training"] + found["held_out"] == 120
         assert (found["new"], found["gone"], found["refused"]) == (120, 0, None)
         assert (found["min_rows"], found["min_cell"], found["counted"]) == (10, 5, "rows")
     assert found["rare_levels"] == found["rare_cells"] == {}
@@ -69,7 +69,7 @@ def test_check_names_rare_levels_and_cells_with_their_counts(capsys, tmp_path):
 def test_the_log_shows_what_was_answered_and_refused(capsys, sites, monkeypatch):
     folder, agreed = sites
     monkeypatch.setenv("BIDRO_SITE", str(folder / "east.toml"))
-    assert run(capsys, "site", "log")[1] == "Nothing was asked.\n"
+    assert run(capsys, "site", "log")[1] == "There were no requests.\n"
     run_job(job(agreed, options=QUICK), carrier(folder), folder / "runs")
     site_log(Site.read(folder / "east.toml")).refused(Question("odd\x1b[2J", "rows", 1, "x"), "no.")
     code, out, _ = run(capsys, "site", "log")
@@ -185,8 +185,8 @@ def test_people_with_many_rows_whom_no_column_names_are_warned_about(capsys, tmp
     who = np.repeat(np.arange(18), 30)
     fixed = {f"x{j}": rng.normal(50, 10, 18).round(1)[who] for j in range(5)}
     visits = pd.DataFrame({**fixed, "day": rng.normal(size=540), "y": rng.normal(size=540), "site": "east"})
-    for named, unit in ((False, None), (True, "who")):
-        write_sites(tmp_path, visits.assign(who=who) if named else visits, unit=unit)
+    for named, person in ((False, None), (True, "who")):
+        write_sites(tmp_path, visits.assign(who=who) if named else visits, person=person)
         out = run(capsys, "site", "check", *east(tmp_path))[1]
         assert (
             "its columns x0, x1, x2, x3, x4 have 18 combinations of values in 540 rows" in out

@@ -6,7 +6,7 @@ import cvxpy as cp
 import numpy as np
 
 from bidro.losses import Huber, Logistic, Squared
-from tests.cone_references import _worst
+from tests.cone_references import worst_mixture
 
 
 def columns(theta, knots):
@@ -52,6 +52,6 @@ def optimum(
     limits = [cp.abs(x) <= half]
     for j, sign in (signs or {}).items():
         limits += [sign * x[c] >= 0 for c in range(d) if owner[c] == j]
-    program = cp.Problem(cp.Minimize(_worst(risks, mixtures)), limits)
+    program = cp.Problem(cp.Minimize(worst_mixture(risks, mixtures)), limits)
     program.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
     return program.value, x.value

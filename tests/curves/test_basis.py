@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bidro.curves import PLACES, Basis, common_knots, spread_over
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
+from bidro.data.splines import PLACES, Basis, common_knots, spread_over
 from tests.curves.references import columns
 
 KNOTS = ((-0.7, 0.0, 0.6), (), (0.5, 0.9))

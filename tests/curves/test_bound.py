@@ -7,16 +7,23 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from bidro.client import WassersteinBall
-from bidro.curves import Basis
-from bidro.federation import Federation
-from bidro.guarantees.curved_worst import _each_feature, _far, _near, _outward, intercepts
-from bidro.guarantees.on_support import largest_loss, support_lipschitz
-from bidro.guarantees.robust import robust_risk, worst_case_distribution
+from bidro.ambiguity import WassersteinBall
+from bidro.certify.out_of_sample import largest_loss, support_lipschitz
+from bidro.core.sets import Box
+from bidro.data.federation import Federation
+from bidro.data.splines import Basis
 from bidro.losses import Huber, Logistic, Pinball, Softmax, Squared, losses_of
-from bidro.problem import Problem
-from bidro.sets import Box
-from bidro.transport import Transport
+from bidro.problem.problem import Problem
+from bidro.problem.worst_case import (
+    _each_feature,
+    _far,
+    _near,
+    _outward,
+    curve_intercepts,
+    robust_risk,
+    worst_case_distribution,
+)
+from bidro.risk.transport import Transport
 
 BASIS = Basis(((-0.5, 0.4), ()))
 SCALE = np.array([1.0, 2.0])
@@ -154,7 +161,7 @@ def test_the_largest_loss_and_slope_on_a_box(loss):
 def test_pieces_of_a_curve_are_lines_with_these_intercepts():
     basis = Basis(((-0.5, 0.4, 1.0), (), (0.2, 0.3), (-2.0, -1.0)))
     slopes = np.random.default_rng(7).normal(size=basis.columns)
-    found = intercepts(basis, slopes)
+    found = curve_intercepts(basis, slopes)
     for low, high, feature, slope, at_0 in zip(*basis.ends, basis.feature, slopes, found, strict=True):
         for v in (max(low, -5.0), min(high, 5.0)):
             rows = np.zeros((1, basis.features))
@@ -213,7 +220,7 @@ def test_far_out_no_direction_is_steeper(loss, movable):
     problem, x = posed(loss, 1.0, 0.2, movable=movable)
     rows = np.asarray(problem.federation.samples)
     scale = np.append(SCALE, movable)
-    along, slope = _outward(problem, x, rows)
+    along, slope = _outward(problem.inner, x, rows)
     moves = np.isfinite(scale) & (np.arange(3) < (3 if loss.labels is None else 2))
     lengths = np.linalg.norm(along[:, moves] * scale[moves], axis=1)
     np.testing.assert_allclose(lengths, 1.0)
@@ -234,7 +241,7 @@ def test_a_little_mass_moved_far_out_spends_the_radius():
     problem, x = posed(Huber(True, 0.5, basis=BASIS), 1.0, 0.2)
     rows = np.asarray(problem.federation.samples)
     points, masses, origins = _far(problem, x, rows, 0.2)
-    _, slope = _outward(problem, x, rows)
+    _, slope = _outward(problem.inner, x, rows)
     np.testing.assert_allclose(np.bincount(origins, masses), 1 / len(rows))
     assert masses.min() == pytest.approx(1e-6 / len(rows))
     costs = problem.transport.row_costs(rows[origins], points)

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from bidro import RobustClassifier, RobustRegressor
-from bidro.curves import Basis, Levels
-from bidro.deploy.schema_file import drafted
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
+from bidro.data.splines import Basis, Levels
+from bidro.data.tables import learn_schema
+from bidro.deploy.agreement.agreement import drafted
 from bidro.losses import Squared
-from bidro.model_file import load_model
-from bidro.tables import learn_schema
+from bidro.model.model_file import load_model
 from tests.cli.test_command import run
 
 SEX = Levels((1,), ((0.0,), (1.0,)), ("sex=0", "sex=1"))
@@ -69,7 +69,7 @@ def test_the_fit_is_least_squares_with_the_columns_of_both_levels():
     """Pooled training without a radius, against a least-squares problem that is built here."""
     X, y, site = people()
     asked = {"age": (4, "sex"), "sex": None, "bmi": None}
-    model = RobustRegressor(curves=asked, own=None, weights="fixed", gap=1e-10).fit(X, y, clients=site)
+    model = RobustRegressor(curves=asked, personal=None, weights="fixed", gap=1e-10).fit(X, y, clients=site)
     assert list(model.curves_) == ["age, sex=0", "age, sex=1", "sex", "bmi"]
     age = ((X["age"] - X["age"].mean()) / X["age"].std(ddof=0)).to_numpy()
     columns, smooth = [], []
@@ -102,7 +102,9 @@ def test_the_fit_is_least_squares_with_the_columns_of_both_levels():
 
 def test_the_bound_holds_and_the_category_does_not_move():
     X, y, site = people(240)
-    model = RobustRegressor(curves={"age": (2, "sex"), "bmi": None}, own=None, weights="fixed", radius=0.2)
+    model = RobustRegressor(
+        curves={"age": (2, "sex"), "bmi": None}, personal=None, weights="fixed", radius=0.2
+    )
     model.fit(X, y, clients=site)
     slopes = [np.abs(model.curves_[f"age, sex={level}"].slopes).max() for level in (0, 1)]
     spread = X.std(ddof=0)
@@ -117,7 +119,7 @@ def test_the_bound_holds_and_the_category_does_not_move():
         assert rmse**2 < found.expected_loss <= model.client_risks_[name] * (1 + 1e-9)
 
 
-def test_classes_and_own_corrections():
+def test_classes_and_personal_models():
     X, y, site = people(400)
     # What the level itself adds is not the point.
     label = y > np.where(X["sex"] == 1, np.median(y[X["sex"] == 1]), np.median(y[X["sex"] == 0]))
@@ -131,7 +133,7 @@ def test_the_command_its_file_and_its_pictures(tmp_path, capsys):
     X, y, site = people(600)
     table = X.assign(sex=np.where(X["sex"] == 1, "woman", "man"), stay=y, site=site)
     table.to_csv(tmp_path / "t.csv", index=False)
-    named = ("--client", "site", "--target", "stay", "--own", "none", "--out", tmp_path / "model")
+    named = ("--client", "site", "--target", "stay", "--personal", "none", "--out", tmp_path / "model")
     code, _, err = run(capsys, "fit", tmp_path / "t.csv", *named, "--curves", "age=4@sex,bmi=none")
     assert code == 0, err
     model = load_model(tmp_path / "model")

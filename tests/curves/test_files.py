@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bidro.curves import Basis
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
+from bidro.data.splines import Basis
 from bidro.losses import Squared
-from bidro.model_file import Model
+from bidro.model.model_file import Model
 from tests.cli.test_command import run
-from tests.test_model_file import model, written
+from tests.model.test_model_file import model, written
 
 BASIS = Basis(((-0.5, 0.25), ()))
 CURVED = replace(

@@ -9,12 +9,12 @@ from scipy import stats
 from sklearn.base import clone
 
 from bidro import RobustClassifier, RobustRegressor
-from bidro.algorithms.second_moments import of_folds
-from bidro.curves import Basis
-from bidro.errors import BidroError
-from bidro.guarantees.price import LeftOut
-from bidro.guarantees.segments import Wanted, coarser, taken
+from bidro.core.errors import BidroError
+from bidro.data.splines import Basis
 from bidro.losses import Squared
+from bidro.risk.moments import of_folds
+from bidro.selection.rule import LeftOut
+from bidro.selection.segments import Wanted, coarser, taken
 from tests.small import classifier, regressor
 
 
@@ -28,9 +28,9 @@ def rows(n=600, bent=True, seed=0):
 
 def test_curves_are_taken_where_they_are_better_on_rows_left_out():
     X, y, site = rows()
-    model = RobustRegressor(curves="auto", own=None).fit(X, y, clients=site)
+    model = RobustRegressor(curves="auto", personal=None).fit(X, y, clients=site)
     assert [len(curve.slopes) > 1 for curve in model.curves_.values()] == [True, True, False]
-    line = regressor(own=None).fit(X, y, clients=site)
+    line = regressor(personal=None).fit(X, y, clients=site)
     fresh, truth, _ = rows(seed=1)
     errors = [np.mean((one.predict(fresh) - truth) ** 2) for one in (model, line)]
     assert errors[0] < 0.2 * errors[1]
@@ -41,8 +41,8 @@ def test_curves_are_taken_where_they_are_better_on_rows_left_out():
 
 def test_a_straight_line_is_taken_where_nothing_bends():
     X, y, site = rows(bent=False)
-    model = RobustRegressor(curves="auto", own=None).fit(X, y, clients=site)
-    line = regressor(own=None).fit(X, y, clients=site)
+    model = RobustRegressor(curves="auto", personal=None).fit(X, y, clients=site)
+    line = regressor(personal=None).fit(X, y, clients=site)
     np.testing.assert_allclose(model.coef_, line.coef_, rtol=1e-9)
     assert model.curves_["x0"].slopes == pytest.approx([line.coef_[0]])
 
@@ -50,7 +50,8 @@ def test_a_straight_line_is_taken_where_nothing_bends():
 def test_one_segment_is_todays_problem():
     X, y, site = rows()
     models = [
-        RobustRegressor(curves=curves, radius=0.1, own=None).fit(X, y, clients=site) for curves in (1, None)
+        RobustRegressor(curves=curves, radius=0.1, personal=None).fit(X, y, clients=site)
+        for curves in (1, None)
     ]
     np.testing.assert_allclose(models[0].coef_, models[1].coef_, rtol=1e-9)
 
@@ -58,7 +59,7 @@ def test_one_segment_is_todays_problem():
 def test_predictions_follow_from_the_curves_and_the_shares_add_up():
     X, y, site = rows()
     X = X * [10.0, 0.1, 1.0] + [50.0, 3.0, 0.0]
-    model = RobustRegressor(curves={"x0": 6, "x1": None, "x2": "auto"}, own=None).fit(X, y, clients=site)
+    model = RobustRegressor(curves={"x0": 6, "x1": None, "x2": "auto"}, personal=None).fit(X, y, clients=site)
     assert [len(curve.slopes) for curve in model.curves_.values()] == [6, 1, 1]
     by_hand = model.intercept_ + sum(
         np.interp(X[:, j], curve.knots, curve.values) for j, curve in enumerate(model.curves_.values())
@@ -75,11 +76,11 @@ def test_predictions_follow_from_the_curves_and_the_shares_add_up():
     np.testing.assert_allclose(model.curves_["x0"].slopes, slopes, rtol=1e-8)
 
 
-def test_own_corrections_of_curves():
+def test_personal_models_with_curves():
     X, y, site = rows()
     y = y + 3.0 * (site == "a") + 1.0 * (site == "c") * X[:, 1]
     model = RobustRegressor(curves=4).fit(X, y, clients=site)
-    assert set(model.own_curves_) >= {"a"}
+    assert set(model.personal_curves_) >= {"a"}
     shared, own = (np.mean((model.predict(X, *who) - y) ** 2) for who in ((), (site,)))
     assert own < 0.5 * shared
     shares = model.explain(X, clients=site)
@@ -88,25 +89,27 @@ def test_own_corrections_of_curves():
 
 def test_curves_that_must_rise_or_fall():
     X, y, site = rows()
-    model = RobustRegressor(curves=8, increasing=["x0"], decreasing=["x1"], own=None).fit(X, y, clients=site)
+    model = RobustRegressor(curves=8, increasing=["x0"], decreasing=["x1"], personal=None).fit(
+        X, y, clients=site
+    )
     assert np.all(model.curves_["x0"].slopes >= 0)
     assert np.all(model.curves_["x1"].slopes <= 0)
     assert model.duality_gap_ <= 1e-6
-    line = regressor(increasing=["x0"], decreasing=["x1"], own=None).fit(X, y, clients=site)
+    line = regressor(increasing=["x0"], decreasing=["x1"], personal=None).fit(X, y, clients=site)
     assert line.coef_[1] == pytest.approx(0, abs=1e-6)
 
 
 def test_curves_are_the_default_and_lines_where_there_can_be_none():
     X, y, site = rows()
     assert RobustRegressor().curves == RobustClassifier().curves == "auto"
-    model = RobustRegressor(own=None, weights="fixed").fit(X, y, clients=site)
+    model = RobustRegressor(personal=None, weights="fixed").fit(X, y, clients=site)
     assert len(model.curves_["x0"].slopes) > 1
     # An order of the cost for which worst cases of curves are not bounded.
     of_order_3, line = (
         one.fit(X[:90], y[:90], clients=site[:90])
         for one in (
-            RobustRegressor(p=3.0, own=None, weights="fixed"),
-            regressor(p=3.0, own=None, weights="fixed"),
+            RobustRegressor(p=3.0, personal=None, weights="fixed"),
+            regressor(p=3.0, personal=None, weights="fixed"),
         )
     )
     np.testing.assert_array_equal(of_order_3.coef_, line.coef_)
@@ -114,8 +117,8 @@ def test_curves_are_the_default_and_lines_where_there_can_be_none():
     radii, line = (
         one.fit(X[:90], y[:90], clients=site[:90])
         for one in (
-            RobustRegressor(radius="cross-validate", own=None),
-            regressor(radius="cross-validate", own=None),
+            RobustRegressor(radius="cross-validate", personal=None),
+            regressor(radius="cross-validate", personal=None),
         )
     )
     np.testing.assert_array_equal(radii.coef_, line.coef_)
@@ -125,21 +128,47 @@ def test_curves_are_the_default_and_lines_where_there_can_be_none():
     alone, line = (
         one.fit(X, y, clients=site)
         for one in (
-            RobustRegressor(own=None, weights="simplex", radius=0.1),
-            regressor(own=None, weights="simplex", radius=0.1),
+            RobustRegressor(personal=None, weights="simplex", radius=0.1),
+            regressor(personal=None, weights="simplex", radius=0.1),
         )
     )
     np.testing.assert_array_equal(alone.coef_, line.coef_)
 
 
-def test_there_are_no_coefficients_of_curves():
+def test_coefficients_are_there_of_what_is_linear():
     X, y, site = rows(200)
     model = RobustRegressor(curves=4).fit(X, y, clients=site)
-    with pytest.raises(AttributeError, match="`curves_` has the knots, values and slopes"):
-        _ = model.coef_
-    assert not hasattr(model, "coef_")
+    assert np.isnan(model.coef_).tolist() == [True, True, False]  # the last has two values
     again = pickle.loads(pickle.dumps(model))
     assert np.array_equal(again.predict(X), model.predict(X))
+    assert np.array_equal(again.coef_, model.coef_, equal_nan=True)
+    # One curve among lines: the lines have their slopes, by which predictions change.
+    some = RobustRegressor(curves={"x0": 4, "x1": None}).fit(X, y, clients=site)
+    assert np.isnan(some.coef_[0])
+    assert some.coef_[1] == pytest.approx(some.curves_["x1"].slopes[0])
+    moved = X + np.eye(X.shape[1])[1]
+    np.testing.assert_allclose(some.predict(moved) - some.predict(X), some.coef_[1], rtol=1e-9)
+    assert all(np.isnan(own[0]) and np.isfinite(own[1]) for own in some.personal_coef_.values())
+
+
+def test_coefficients_of_classes_and_of_levels():
+    rng = np.random.default_rng(4)
+    X = np.column_stack([rng.normal(size=(240, 2)), rng.integers(0, 2, 240)])
+    site = np.repeat(["a", "b"], 120)
+    score = X[:, 0] + np.abs(X[:, 1]) + 0.5 * rng.normal(size=240)
+    classes = np.digitize(score, [0.5, 1.5])
+    curves = {"x0": None, "x1": 4, "x2": None}
+    model = RobustClassifier(curves=curves, weights="fixed", personal=None).fit(X, classes, clients=site)
+    assert np.isnan(model.coef_).all(axis=0).tolist() == [False, True, False]
+    step = np.diff(model.decision_function([[0.0, 0.3, 0.0], [1.0, 0.3, 0.0]]), axis=0)[0]
+    np.testing.assert_allclose(step, model.coef_[:, 0], rtol=1e-9)
+    by_level = RobustRegressor(curves={"x0": None, "x1": (4, "x2")}, weights="fixed", personal=None)
+    by_level.fit(X, score, clients=site)
+    assert np.isnan(by_level.coef_).tolist() == [False, True, True]
+
+
+def test_a_clone_has_the_curves_that_were_asked_for():
+    model = RobustRegressor(curves=4)
     assert clone(model).curves == 4
 
 
@@ -219,8 +248,8 @@ def test_what_is_wanted_feature_by_feature():
 def test_two_classes():
     X, y, site = rows(300)
     label = np.where(y > np.median(y), "ill", "well")
-    model = RobustClassifier(curves=4, own=None, weights="fixed").fit(X, label, clients=site)
-    line = classifier(own=None, weights="fixed").fit(X, label, clients=site)
+    model = RobustClassifier(curves=4, personal=None, weights="fixed").fit(X, label, clients=site)
+    line = classifier(personal=None, weights="fixed").fit(X, label, clients=site)
     assert model.score(X, label) > line.score(X, label) + 0.05
     np.testing.assert_allclose(model.explain(X).sum(axis=1), model.decision_function(X), rtol=1e-9)
     assert model.curves_["x0"].values.shape == (5,)
@@ -300,6 +329,6 @@ def test_of_one_client_alone_the_folds_tell():
 
 def test_a_loss_with_kinks_has_lines_unless_segments_are_given():
     X, y, site = rows(120)
-    left_to_rows = RobustRegressor(loss="absolute", own=None, weights="fixed").fit(X, y, clients=site)
-    lines = regressor(loss="absolute", own=None, weights="fixed").fit(X, y, clients=site)
+    left_to_rows = RobustRegressor(loss="absolute", personal=None, weights="fixed").fit(X, y, clients=site)
+    lines = regressor(loss="absolute", personal=None, weights="fixed").fit(X, y, clients=site)
     np.testing.assert_array_equal(left_to_rows.coef_, lines.coef_)

@@ -5,17 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bidro.algorithms.group_steepness import GroupSteepness
-from bidro.client import WassersteinBall
-from bidro.curves import Basis
-from bidro.engines.solve import solve
-from bidro.errors import BidroError
-from bidro.federation import Federation
+from bidro.ambiguity import Penalty, WassersteinBall
+from bidro.core.errors import BidroError
+from bidro.core.sets import Box, CappedSimplex
+from bidro.data.federation import Federation
+from bidro.data.splines import Basis
 from bidro.losses import Huber, Logistic, Softmax, Squared
 from bidro.losses.base import Cone
-from bidro.problem import Penalty, Problem
-from bidro.sets import Box, CappedSimplex
-from bidro.transport import Transport
+from bidro.problem.problem import Problem
+from bidro.risk.transport import Transport
+from bidro.solvers.solve import solve
 from tests.curves.references import optimum
 
 KNOTS = ((-0.7, 0.0, 0.6), (), (-0.5, 0.2))
@@ -207,25 +206,6 @@ def test_the_norm_of_groups_and_its_dual():
         assert cone.toward(y) @ y == pytest.approx(dual)
         other = v + 0.1 * rng.normal(size=5)
         assert cone.norm(other) >= norm + slope @ (other - v) - 1e-12
-
-
-def test_the_smoothed_norm_of_groups_and_its_derivatives():
-    rng = np.random.default_rng(0)
-    cones = tuple(
-        Cone(rng.normal(size=(5, 4)), rng.normal(size=5), np.array([0, 0, 1, 2, 2])) for _ in range(3)
-    )
-    steepness, x, delta = GroupSteepness(cones), rng.normal(size=(2, 4)), np.array([0.3, 0.02])
-    exact = np.array([max(cone.norm(cone.at(one)) for cone in cones) for one in x])
-    np.testing.assert_allclose(steepness.at(x), exact)
-    nu, gradient, second = steepness.smoothed(x, delta)
-    assert np.all(nu >= exact)
-    assert np.all(nu <= exact + steepness.overshoot * delta)
-    h = 1e-5
-    for i in range(4):
-        step = h * np.eye(4)[i]
-        up, down = steepness.smoothed(x + step, delta), steepness.smoothed(x - step, delta)
-        np.testing.assert_allclose((up[0] - down[0]) / (2 * h), gradient[:, i], rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose((up[1] - down[1]) / (2 * h), second[:, i], rtol=1e-4, atol=1e-5)
 
 
 def test_what_curves_cannot_have():

@@ -20,8 +20,8 @@ from bidro import (
     out_of_sample_interval,
     solve,
 )
-from bidro.curves import Basis
-from bidro.engines.solve import surrogate_of
+from bidro.data.splines import Basis
+from bidro.solvers.solve import surrogate_of
 from tests.cli.test_command import run
 
 APART, EPS = 0.49, 0.05  # how far every row is from the steep segment; the radius
@@ -101,7 +101,7 @@ def test_the_page_and_the_command_say_so(tmp_path, capsys, radius):
         {"x": feature, "y": np.abs(feature) + 0.1 * rng.normal(size=200), "site": ["a", "b"] * 100}
     )
     table.to_csv(tmp_path / "rows.csv", index=False)
-    given = ("--target", "y", "--client", "site", "--curves", 4, "--own", "none", "--radius", radius)
+    given = ("--target", "y", "--client", "site", "--curves", 4, "--personal", "none", "--radius", radius)
     code, out, _ = run(capsys, "fit", tmp_path / "rows.csv", *given, "--out", tmp_path / "model")
     assert code == 0
     assert "of a surrogate for the worst case" in " ".join(out.split())

@@ -4,21 +4,21 @@ one is there, by how much likelier all that was sent is with it (`privacy.canary
 import numpy as np
 from safetensors.numpy import load
 
-from bidro.engines.wire import header_of, unpack
-from bidro.fitting.private_side import Answering, PrivateRows
-from bidro.fitting.questions import AtModel, Judge
+from bidro.federated.engines.wire import header_of, unpack
+from bidro.fit.private_side import Answering, PrivateRows
+from bidro.fit.questions import AtModel, NoisyHoldoutQuery
 from tests.privacy.canary import log_likelihood_ratio
 
 
-def transcript_score(transcript, plan, budget, others, canary, kept_out=False):
+def transcript_score(transcript, plan, budget, others, canary, held_out=False):
     """From (request, reply) of one site. `others` (N, m) are the rows z of the part of the table that the
     canary (m,) would be in."""
     total = 0.0
     for request, reply in transcript:
         question = header_of(request)["question"]
-        if kept_out == (question == "losses"):
+        if held_out == (question == "losses"):
             with_it, without = (
-                _exactly(request, question, plan, rows, kept_out)
+                _exactly(request, question, plan, rows, held_out)
                 for rows in (np.vstack([others, canary]), others)
             )
             variance = _scale(plan, budget, request, question).variance
@@ -26,15 +26,15 @@ def transcript_score(transcript, plan, budget, others, canary, kept_out=False):
     return total
 
 
-def _exactly(request, question, plan, rows, kept_out):
+def _exactly(request, question, plan, rows, held_out):
     """What would be told of these rows without noise."""
-    here = PrivateRows(rows[:0], rows) if kept_out else PrivateRows(rows, rows[:0])
+    here = PrivateRows(rows[:0], rows) if held_out else PrivateRows(rows, rows[:0])
     exact = Answering(here, plan, None)
     if question == "moments":
         return exact.moments().values
     if question == "gradients":
         return exact.gradients(unpack(request, AtModel)).values
-    return exact.losses(unpack(request, Judge)).values
+    return exact.losses(unpack(request, NoisyHoldoutQuery)).values
 
 
 def _scale(plan, budget, request, question):
@@ -42,5 +42,5 @@ def _scale(plan, budget, request, question):
         return plan.moments_scale(budget)
     if question == "losses":
         return plan.losses_scale(budget)
-    asked = unpack(request, AtModel)
-    return plan.gradients_scale(budget, float(asked.clip), float(asked.level))
+    query = unpack(request, AtModel)
+    return plan.gradients_scale(budget, float(query.clip), float(query.level))

@@ -17,13 +17,13 @@ import pandas as pd
 from scipy.special import log_ndtr
 
 import bidro
-from bidro.deploy.agreed import Agreed
-from bidro.deploy.site import reply_of
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, state_of
-from bidro.engines.coordinator import Nothing
-from bidro.engines.wire import header_of, pack
-from bidro.fitting.questions import AtModel, Judge
+from bidro.deploy.agreement.agreement import Agreement
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import SiteRows, state_of
+from bidro.deploy.site.session import reply_of
+from bidro.federated.engines.coordinator import Nothing
+from bidro.federated.engines.wire import header_of, pack
+from bidro.fit.questions import AtModel, NoisyHoldoutQuery
 from bidro.privacy import mechanisms
 from tests.deploy.sites import agree, private_sites
 
@@ -34,7 +34,7 @@ CLIENT = "east"
 class Step(NamedTuple):
     """What a site has and is asked at one time."""
 
-    agreed: Agreed
+    agreed: Agreement
     here: pd.DataFrame  # its table
     asked: tuple[str, ...] = QUESTIONS
     privacy: str | None = None  # the end of its site.toml from [privacy] on; None for the one before
@@ -55,18 +55,18 @@ class Paid(NamedTuple):
         return float(np.exp(first) - np.exp(second))
 
 
-def begun(folder: Path, here: pd.DataFrame, privacy: str, **how) -> Agreed:
+def begun(folder: Path, here: pd.DataFrame, privacy: str, **how) -> Agreement:
     """One site, and what it agrees on."""
     folder.mkdir(parents=True)
     return private_sites(folder, whole=here.assign(site=CLIENT), privacy=privacy, **how)
 
 
-def requests(agreed: Agreed, asked: tuple[str, ...], run: str) -> list[bytes]:
+def requests(agreed: Agreement, query: tuple[str, ...], run: str) -> list[bytes]:
     """Where rows far out change what is told by all that a row can: at a model of 0, clipped low."""
     plan = agreed.plan
     d = plan.columns - 1
     found = []
-    for question in asked:
+    for question in query:
         for number in range(1, plan.rounds + 1 if question == "gradients" else 2):
             header = {
                 "version": bidro.__version__,
@@ -80,7 +80,7 @@ def requests(agreed: Agreed, asked: tuple[str, ...], run: str) -> list[bytes]:
             message = {
                 "moments": Nothing(),
                 "gradients": AtModel(x, np.eye(d), low, low),
-                "losses": Judge(x, low),
+                "losses": NoisyHoldoutQuery(x, low),
             }[question]
             found.append(pack(message, header))
     return found
@@ -108,7 +108,7 @@ def paid(
 
 def heard_of(folder, steps, kept, monkeypatch):
     """([(the sums before noise, the noise's variances) of every draw], [why it was refused or ""])."""
-    drawn, outcomes, honest = [], [], mechanisms._noisy
+    drawn, outcomes, honest = [], [], mechanisms.with_noise
 
     def noted(sums, scale, bits):
         drawn.append((tuple(sums), scale.variance))
@@ -116,7 +116,7 @@ def heard_of(folder, steps, kept, monkeypatch):
 
     path = folder / f"{CLIENT}.toml"
     with monkeypatch.context() as patch:
-        patch.setattr(mechanisms, "_noisy", noted)
+        patch.setattr(mechanisms, "with_noise", noted)
         for number, step in enumerate(steps):
             agree(folder, step.agreed)
             kept(step.here).to_csv(folder / f"{CLIENT}.csv", index=False)

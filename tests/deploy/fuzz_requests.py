@@ -7,7 +7,7 @@ import struct
 import numpy as np
 from safetensors.numpy import load, save
 
-from bidro.engines.wire import header_of
+from bidro.federated.engines.wire import header_of
 
 VALUES = (
     *(
@@ -43,7 +43,7 @@ NAMES = (
     "split_seed",
     "seed",
     "folds",
-    "units",
+    "people",
 )
 NUMBERS = (0.0, 1.0, -1.0, 0.5, 1e-300, 1e6, -1e6, 1e200, 21.0, np.inf, np.nan, 2.0**40, 3.0)
 

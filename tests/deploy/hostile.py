@@ -15,28 +15,28 @@ import pandas as pd
 from safetensors.numpy import load
 
 import bidro
-from bidro.algorithms import ExactMWDRO, OneShotMWDRO
-from bidro.algorithms.cross_validation import (
+from bidro.core.errors import BidroError
+from bidro.deploy.messages.plan import STEPS, padded
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.disclosure.rules import PolicyViolationError
+from bidro.deploy.site.rows import SiteRows, holdout, table_id
+from bidro.deploy.site.session import reply_of
+from bidro.federated.engines.coordinator import InMemory, Nothing, Policy
+from bidro.federated.engines.wire import described, header_of, pack, unpack
+from bidro.fit.questions import Bend, Bends, Prepared
+from bidro.selection.fold_queries import (
+    CutsBroadcast,
+    FoldCuts,
+    FoldMoments,
     FoldScores,
-    FoldSolves,
+    MomentsBroadcast,
     ScoresBroadcast,
     ScoresReply,
-    SolvesBroadcast,
 )
-from bidro.algorithms.exact_messages import Reply
-from bidro.algorithms.fold_moments import Broadcast, FoldMoments
-from bidro.deploy.places import STEPS, padded
-from bidro.deploy.rules import RefusedError
-from bidro.deploy.server import run_job
-from bidro.deploy.site import reply_of
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, holdout, table_id
-from bidro.engines.carrier import InMemory
-from bidro.engines.coordinator import Nothing, Policy
-from bidro.engines.plain import described
-from bidro.engines.wire import header_of, pack, unpack
-from bidro.errors import BidroError
-from bidro.fitting.questions import Bend, Bends, Prepared
+from bidro.solvers.bundle.algorithm import ExactMWDRO
+from bidro.solvers.bundle.one_shot import OneShotMWDRO
+from bidro.solvers.bundle.state import Broadcast, Reply
 from tests.deploy.lattice import (
     left_out,
     rows_from_moments,
@@ -138,13 +138,13 @@ class Server:
         d, sizes = protocol.dimension, self.sizes(folds)
         x = np.concatenate([np.zeros((1, d)), np.eye(d)])
         models, fold = np.tile(x, (folds, 1)), np.repeat(np.arange(folds), len(x))
-        algorithm = self.known(folds, FoldSolves, protocol, sends_curvature=False)
+        algorithm = self.known(folds, FoldCuts, protocol, sends_curvature=False)
         most, told = protocol.most_solves, []
         for begin in range(0, len(models), most):
             part = slice(begin, begin + most)
             count = len(models[part])
             zero = np.zeros(count)
-            message = SolvesBroadcast(np.asarray(count), models[part], zero, fold[part], zero)
+            message = CutsBroadcast(np.asarray(count), models[part], zero, fold[part], zero)
             told.append(self.round(algorithm, folds, message, Reply, **more))
         gradient = np.concatenate([one.gradient for one in told])[:, :d].reshape(folds, len(x), d)
         loss = np.concatenate([one.upper for one in told]).reshape(folds, len(x))
@@ -169,8 +169,7 @@ class Server:
     def by_moments(self, folds):
         """The same from second moments, where these are sent."""
         algorithm = self.known(folds, FoldMoments)
-        x = np.zeros(self.rows.protocol.dimension if algorithm.candidates else 0)
-        told = self.round(algorithm, folds, Broadcast(x, np.zeros(())), FoldMoments.reply_type)
+        told = self.round(algorithm, folds, MomentsBroadcast(), FoldMoments.reply_type)
         sums = [sums_from_moments(*one) for one in zip(told.mean, told.around, told.rows, strict=True)]
         return left_out(sums), told.rows.sum() / (folds - 1) - told.rows
 
@@ -279,7 +278,7 @@ def trained_on(site):
     rows = SiteRows.load(site)
     try:
         return rows.whole(~holdout(site, rows))
-    except RefusedError:
+    except PolicyViolationError:
         return rows.whole(np.ones(len(rows.target), bool))
 
 
@@ -331,9 +330,9 @@ def sums_heard(heard, steps):
         if kind == "FoldMoments":
             each = zip(fields["mean"], fields["around"], fields["rows"], strict=True)
             sums += list(left_out([sums_from_moments(*one) for one in each]))
-        if kind not in ("FoldSolves", "FoldNewton"):
+        if kind not in ("FoldCuts", "FoldNewton"):
             continue
-        for k in range(int(said["active"] if kind == "FoldSolves" else said["models"])):
+        for k in range(int(said["active"] if kind == "FoldCuts" else said["models"])):
             if said["scale"][k] == 0:
                 place = folds, int(said["fold"][k])
                 loss = fields["attained"][k] + fields["smoothing"][k]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from safetensors.numpy import load, save
 
-from bidro.engines.wire import header_of
+from bidro.federated.engines.wire import header_of
 
 # From a question's name, the algorithm's (of rounds) and the arrays of the true reply to those of the lie.
 Change = Callable[[str, str, dict[str, np.ndarray]], dict[str, np.ndarray] | None]
@@ -16,11 +16,11 @@ def lying(answer, change: Change):
     """A site whose replies are changed; where `change` gives None, the true ones."""
 
     def reply(request: bytes) -> bytes:
-        asked, told = header_of(request), answer(request)
+        query, told = header_of(request), answer(request)
         if "refused" in header_of(told):
             return told
-        algorithm = asked.get("algorithm", {}).get("kind", "")
-        changed = change(asked["question"], algorithm, load(told))
+        algorithm = query.get("algorithm", {}).get("kind", "")
+        changed = change(query["question"], algorithm, load(told))
         return told if changed is None else rewritten(told, changed)
 
     return reply
@@ -35,8 +35,8 @@ def rewritten(told: bytes, arrays: dict[str, np.ndarray]) -> bytes:
 def only(question: str, algorithm: str = "", **changes) -> Change:
     """Changes the named arrays of the replies to one question (and algorithm), by functions of them."""
 
-    def change(asked, kind, arrays):
-        if asked != question or (algorithm and kind != algorithm):
+    def change(query, kind, arrays):
+        if query != question or (algorithm and kind != algorithm):
             return None
         return {name: changes[name](value) if name in changes else value for name, value in arrays.items()}
 

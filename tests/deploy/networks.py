@@ -3,30 +3,29 @@
 import numpy as np
 
 from bidro import train_network
-from bidro.deploy.agreed_network import AgreedNetwork
-from bidro.deploy.agreed_scores import AgreedScores
-from bidro.deploy.network_protocol import NetworkProtocol
-from bidro.deploy.server import run_job
-from bidro.federation import Federation
-from bidro.fitting.network import LocalNetwork
-from bidro.model_file import NETWORK_FILE, target_numbers
-from bidro.packed import decoded
+from bidro.core.packed import decoded
+from bidro.data.federation import Federation
+from bidro.deploy.agreement.agreement import NetworkAgreement, ScoresAgreement
+from bidro.deploy.messages.plan import NetworkQueryPlan
+from bidro.deploy.server.serve import run_job
+from bidro.fit.network import LocalNetwork
+from bidro.model.model_file import NETWORK_FILE, target_numbers
 from tests.deploy.sites import PAIR, carrier, job, table, write_sites
 
 FACTORY = "tests.networks.factories:with_arguments"
 STEPS = {"eta_x": 0.05, "local_steps": 3, "batch": 40}
-SCORES = AgreedScores("absolute", largest=8.0)
-OF_CLASSES = AgreedScores("mistakes")
+SCORES = ScoresAgreement("absolute", largest=8.0)
+OF_CLASSES = ScoresAgreement("mistakes")
 ALLOWED = f'networks = ["{FACTORY}"]\ntrusted_server = true\none_sample_replies = true'
 
 
 def network(rounds=3, arguments=None, settings=None, **parts):
     given = {"hidden": 5} if arguments is None else arguments
-    return AgreedNetwork(FACTORY, rounds, arguments=given, settings=settings or STEPS, **parts)
+    return NetworkAgreement(FACTORY, rounds, arguments=given, settings=settings or STEPS, **parts)
 
 
 def network_sites(
-    folder, agreed_network=None, whole=None, scores=SCORES, extra=ALLOWED, training=None, unit=None
+    folder, agreed_network=None, whole=None, scores=SCORES, extra=ALLOWED, training=None, person=None
 ):
     """What sites in the folder agree on: to train this network."""
     parts = {"scores": scores, "neural_network": agreed_network or network()}
@@ -34,12 +33,12 @@ def network_sites(
     whole = table() if whole is None else whole
     if scores is OF_CLASSES and extra == ALLOWED:
         extra = extra.replace("trusted_server = true\n", "")  # which sites of classes have already
-    return write_sites(folder, whole, None, extra, unit, training=options, **parts)
+    return write_sites(folder, whole, None, extra, person, training=options, **parts)
 
 
 def run(folder, agreed, name="net", names=PAIR, through=None, **how):
-    asked = job(agreed, name, names, scores=agreed.scores, neural_network=agreed.neural_network, **how)
-    return run_job(asked, through or carrier(folder, names), folder / "runs")
+    query = job(agreed, name, names, scores=agreed.scores, neural_network=agreed.neural_network, **how)
+    return run_job(query, through or carrier(folder, names), folder / "runs")
 
 
 def weights(files):
@@ -51,7 +50,7 @@ def weights(files):
 
 def in_one_process(agreed, whole, names=PAIR):
     """(d,) `train_network` over the same rows, which it has all, split by the agreed seed as sites are."""
-    schema, protocol = agreed.schema, NetworkProtocol(agreed)
+    schema, protocol = agreed.schema, NetworkQueryPlan(agreed)
     some = whole[whole["site"].isin(names)]
     features, target = schema.matrix(some), target_numbers(schema, some)
     here = LocalNetwork.of(
@@ -61,7 +60,7 @@ def in_one_process(agreed, whole, names=PAIR):
         protocol.columns,
         agreed.options.hold_out,
         agreed.options.seed,
-        schema.units(some),
+        schema.people(some),
     )
     samples, begin = {}, 0
     for name, size in zip(here.names, here.sizes, strict=True):

@@ -8,27 +8,25 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bidro.deploy.agreed import Agreed
-from bidro.deploy.job import Job
-from bidro.deploy.schema_file import drafted, written
-from bidro.deploy.site import reply_of
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows
-from bidro.deploy.site_state import DATABASE, KEY_FILE, write_key
-from bidro.engines.carrier import InMemory
-from bidro.engines.coordinator import Policy
-from bidro.fitting import Progress
+from bidro.core.splits import key_of_seed
+from bidro.data.tables import learn_schema
+from bidro.deploy.agreement.agreement import Agreement, drafted, written
+from bidro.deploy.agreement.job import Job
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import SiteRows
+from bidro.deploy.site.session import reply_of
+from bidro.deploy.site.state import DATABASE, KEY_FILE, write_key
+from bidro.federated.engines.coordinator import InMemory, Policy
+from bidro.fit.fitted import Progress
 from bidro.privacy.terms import Terms
-from bidro.splits import key_of_seed
-from bidro.tables import learn_schema
 from bidro.workflow.fit import fit_tables
 
 NAMES = ("east", "mid", "north", "south", "west")
 # The sites of the networks that `make test` starts.
 PAIR = ("east", "west")
 # Radii are given where cross-validation is not the point: it is most of the time.
-QUICK = {"radius": 0.1, "weights": "simplex", "own": "none"}
-# Rounds are dear on a network: a wide gap, and no rows kept out.
+QUICK = {"radius": 0.1, "weights": "simplex", "personal": "none"}
+# Rounds are dear on a network: a wide gap, and no held-out rows.
 SHORT = {**QUICK, "hold_out": 0.0, "gap": 1e-2}
 SUPPORT = {"u": (-10.0, 10.0), "v": (-20.0, 40.0), "y": (-40.0, 40.0)}
 
@@ -50,11 +48,11 @@ _FOLDERS: dict[str, Path] = {}
 
 
 def write_sites(
-    folder: Path, whole: pd.DataFrame, support=None, extra: str = "", unit=None, training=None, **parts
-) -> Agreed:
+    folder: Path, whole: pd.DataFrame, support=None, extra: str = "", person=None, training=None, **parts
+) -> Agreement:
     """`schema.toml`, and NAME.csv and NAME.toml of every client in the table, with keys of seed 0; straight
     lines, for tests that are not about curves."""
-    schema = learn_schema(whole, "site", "y", None, None, "refuse", unit)
+    schema = learn_schema(whole, "site", "y", None, None, "refuse", person)
     # Units that all have agreed on, whatever they were drafted from.
     parts = {"units_drafted": False, **parts}
     agreed = agree(folder, drafted(schema, whole, support, {"curves": "none", **(training or {})}, **parts))
@@ -62,7 +60,7 @@ def write_sites(
         own.drop(columns="site").to_csv(folder / f"{name}.csv", index=False)
         lines = [f'client = "{name}"', f'data = "{name}.csv"', 'schema = "schema.toml"', extra]
         lines += [] if schema.classes is None else ["trusted_server = true"]
-        lines += [f'own = "own/{name}"', f'state = "state/{name}"', ""]
+        lines += [f'personal = "personal/{name}"', f'state = "state/{name}"', ""]
         (folder / f"{name}.toml").write_text("\n".join(lines))
         state = folder / "state" / str(name)
         state.mkdir(parents=True, exist_ok=True)
@@ -71,7 +69,7 @@ def write_sites(
     return agreed
 
 
-def agree(folder: Path, agreed: Agreed) -> Agreed:
+def agree(folder: Path, agreed: Agreement) -> Agreement:
     """Let all sites in the folder agree on this."""
     (folder / "schema.toml").write_text(written(agreed))
     _FOLDERS[agreed.digest] = folder
@@ -112,22 +110,22 @@ def alone(folder: Path, whole: pd.DataFrame, **training):
     """What `bidro fit --schema` makes of all rows in one place, by what the sites in the folder agree on."""
     path = folder / "whole.csv"
     whole.to_csv(path, index=False)
-    agreed = retrained(Agreed.read(folder / "schema.toml"), training)
+    agreed = retrained(Agreement.read(folder / "schema.toml"), training)
     options = replace(agreed.options, tables=(str(path),))
     return fit_tables(options, Progress(), (agreed.schema, agreed.fit_options))
 
 
-def retrained(agreed: Agreed, training=None, **parts) -> Agreed:
+def retrained(agreed: Agreement, training=None, **parts) -> Agreement:
     """With other options of training, and other parts."""
     content = agreed.to_dict()
     options = {**{k: v for k, v in content["training"].items() if v is not None}, **(training or {})}
     return replace(
-        Agreed.of(agreed.schema, agreed.units, agreed.support, options), limits=agreed.limits, **parts
+        Agreement.of(agreed.schema, agreed.units, agreed.support, options), limits=agreed.limits, **parts
     )
 
 
 def job(
-    agreed: Agreed,
+    agreed: Agreement,
     run: str = "test",
     clients=NAMES,
     *,

@@ -5,7 +5,7 @@ import zipfile
 
 import pandas as pd
 
-from bidro.deploy.flare_drive import session
+from bidro.deploy.transport.flare.drive import session
 from tests.deploy.sites import PAIR
 
 # What a lead would bring to read the sites' tables: a controller that asks, and an executor that answers.

@@ -11,25 +11,23 @@ import pytest
 from safetensors.numpy import load, save
 
 import bidro
-from bidro.algorithms import ExactMWDRO
-from bidro.algorithms.exact_messages import Broadcast, Reply
-from bidro.deploy.agreed import AskLimits
-from bidro.deploy.schema_file import drafted, written
-from bidro.deploy.server import run_job
-from bidro.deploy.site import reply_of
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, holdout, table_id
-from bidro.deploy.site_state import write_key
-from bidro.engines.plain import described
-from bidro.engines.wire import header_of, pack, unpack
-from bidro.errors import BidroError
-from bidro.fitting.questions import Assess
-from bidro.model_file import Model
-from bidro.splits import choose_holdout, key_of_seed
-from bidro.tables import learn_schema
-from bidro.worst_case import Exact
+from bidro.core.errors import BidroError
+from bidro.core.splits import choose_holdout, key_of_seed
+from bidro.data.tables import learn_schema
+from bidro.deploy.agreement.agreement import AskLimits, drafted, written
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import SiteRows, holdout, table_id
+from bidro.deploy.site.session import reply_of
+from bidro.deploy.site.state import write_key
+from bidro.federated.engines.wire import described, header_of, pack, unpack
+from bidro.fit.questions import Assess
+from bidro.model.model_file import Model
+from bidro.risk.inner import Exact
+from bidro.solvers.bundle.algorithm import ExactMWDRO
+from bidro.solvers.bundle.state import Broadcast, Reply
 from tests.deploy.sites import answering, carrier, job, write_sites
-from tests.deploy.test_federated import _requests
+from tests.deploy.test_federated import last_requests
 from tests.deploy.test_site import CLIP, asked_of, fixed, parts_of, site_at
 from tests.small import mostly_slow
 
@@ -46,9 +44,9 @@ def people(seed, classes, rows=148):
 
 
 def site_with(folder, table, training, limits=None, **parts):
-    """A site with these rows, none of them kept out."""
+    """A site with these rows, none of them held out."""
     schema = learn_schema(table.assign(site="east"), "site", "y", None, None, "refuse")
-    options = {"hold_out": 0.0, "own": "none", "gap": 1e-3, "curves": "none", **training}
+    options = {"hold_out": 0.0, "personal": "none", "gap": 1e-3, "curves": "none", **training}
     agreed = drafted(schema, table, None, options, replies="gradient", limits=limits or AskLimits())
     folder.mkdir(exist_ok=True)
     (folder / "schema.toml").write_text(written(agreed))
@@ -164,9 +162,9 @@ def test_one_request_holds_no_more_models_than_there_are_candidates(tmp_path):
     whole = people(0, True).assign(site="east")
     both = pd.concat([whole, people(1, True).assign(site="west")])
     agreed = write_sites(tmp_path, both)
-    requests = _requests(tmp_path, agreed, {"gap": 1e-3}, ("east", "west"))
+    requests = last_requests(tmp_path, agreed, {"gap": 1e-3}, ("east", "west"))
     answer = answering(tmp_path, ("east",))["east"]
-    newton, scores = requests["round FoldNewton"], requests["round FoldScores"]
+    newton, scores = requests["round FoldRisks"], requests["round FoldScores"]
     for request, field in ((newton, "x"), (newton, "bend_x"), (scores, "x")):
         arrays = load(request)
         shape = arrays[field].shape
@@ -207,7 +205,7 @@ def test_two_model_folders_tell_no_row(tmp_path):
     does not answer the second where a few rows have moved."""
     both = pd.concat([people(0, False).assign(site="east"), people(1, False).assign(site="west")])
     agreed = write_sites(tmp_path, both)
-    quick, sites = {"weights": "simplex", "own": "none"}, ("east", "west")
+    quick, sites = {"weights": "simplex", "personal": "none"}, ("east", "west")
     models, kept = [], []
     for k, share in enumerate((0.2005, 0.22, 0.2005)):
         run = job(agreed, f"run-{k}", sites, options={**quick, "hold_out": share})

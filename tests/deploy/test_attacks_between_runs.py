@@ -9,19 +9,18 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load, save
 
-from bidro.deploy import site_rows as site_side
-from bidro.deploy.answers import _asked
-from bidro.deploy.rules import rarest_value
-from bidro.deploy.server import run_job
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, table_id
-from bidro.deploy.site_state import KEY_FILE, write_key
-from bidro.engines.carrier import InMemory
-from bidro.engines.wire import header_of
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site import rows as site_side
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.disclosure.rules import rarest_value
+from bidro.deploy.site.rows import SiteRows, table_id
+from bidro.deploy.site.state import KEY_FILE, write_key
+from bidro.federated.engines.coordinator import InMemory
+from bidro.federated.engines.wire import header_of
 from tests.deploy.sites import answering, job, write_sites
 
-ALL_ROWS = {"hold_out": 0.0, "own": "none"}
+ALL_ROWS = {"hold_out": 0.0, "personal": "none"}
 
 
 def table(seed, rows=(110, 120), cell=None):
@@ -56,7 +55,6 @@ def forget(folder):
         site_side.holdout,
         site_side.training,
         site_side.releases,
-        _asked,
     ):
         kept.cache_clear()
 

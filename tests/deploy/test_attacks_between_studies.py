@@ -10,7 +10,7 @@ from tests.deploy.sites import write_sites
 
 SHARED = [f"x{j}" for j in range(6)]
 SEEDS = range(3)
-ALL_ROWS = {"hold_out": 0.0, "own": "none"}
+ALL_ROWS = {"hold_out": 0.0, "personal": "none"}
 # The columns of a first study and of one that comes after it.
 FIRST, OTHER = [*SHARED, "a", "y"], [*SHARED, "b", "y"]
 
@@ -25,12 +25,12 @@ def patients(seed, count=120, decimals=3):
     return table.assign(who=[f"p{i}" for i in range(count)], bed=[f"b{i}" for i in rng.permutation(count)])
 
 
-def study(folder, table, columns, unit):
+def study(folder, table, columns, person):
     """What a server is told in a study of these columns: sums over all rows of the shared ones, the target
     and ones, in their own units, or None."""
-    whole = table[[*columns, *([unit] if unit else [])]].assign(site="east")
-    agreed = write_sites(folder, whole, unit=unit, training=ALL_ROWS)
-    told = Server(folder, run=f"study-{len(table)}-{'-'.join(columns)}-{unit}").over_all()
+    whole = table[[*columns, *([person] if person else [])]].assign(site="east")
+    agreed = write_sites(folder, whole, person=person, training=ALL_ROWS)
+    told = Server(folder, run=f"study-{len(table)}-{'-'.join(columns)}-{person}").over_all()
     if not told:
         return None
     units, names = agreed.standard, [*agreed.schema.features, "y"]
@@ -65,7 +65,7 @@ def in_all(found):
     )
 
 
-UNITS = pytest.mark.parametrize("unit", [None, "who"], ids=["no units", "units"])
+PERSON = pytest.mark.parametrize("person", [None, "who"], ids=["no people", "people"])
 
 
 def sums(table):
@@ -86,49 +86,49 @@ def test_the_difference_of_two_sums_is_the_patient():
     assert of_two_studies(sums(people), sums(corrected), corrected.iloc[7]) == Rebuilt(1, 1, 1)
 
 
-@UNITS
-def test_a_patient_who_came_before_a_study_of_other_columns(unit, tmp_path):
+@PERSON
+def test_a_patient_who_came_before_a_study_of_other_columns(person, tmp_path):
     found = []
     for seed in SEEDS:
         people, folder = patients(seed), tmp_path / str(seed)
         folder.mkdir()
-        before = study(folder, people[:-1], FIRST, unit)
+        before = study(folder, people[:-1], FIRST, person)
         assert before is not None
-        after = study(folder, people, OTHER, unit)
+        after = study(folder, people, OTHER, person)
         found.append(of_two_studies(before, after, people.iloc[-1]))
     assert in_all(found).nobody, in_all(found)
 
 
-@UNITS
-def test_a_patient_who_came_before_a_table_was_written_with_fewer_decimals(unit, tmp_path):
+@PERSON
+def test_a_patient_who_came_before_a_table_was_written_with_fewer_decimals(person, tmp_path):
     found = []
     for seed in SEEDS:
         people, folder = patients(seed), tmp_path / str(seed)
         folder.mkdir()
-        before = study(folder, people[:-1], FIRST, unit)
+        before = study(folder, people[:-1], FIRST, person)
         assert before is not None
-        after = study(folder, people.round(1), FIRST, unit)
+        after = study(folder, people.round(1), FIRST, person)
         found.append(of_two_studies(before, after, people.iloc[-1]))
     assert in_all(found).nobody, in_all(found)
 
 
-@UNITS
-def test_a_cell_that_was_corrected_before_a_study_of_other_columns(unit, tmp_path):
+@PERSON
+def test_a_cell_that_was_corrected_before_a_study_of_other_columns(person, tmp_path):
     found = []
     for seed in SEEDS:
         people, folder = patients(seed), tmp_path / str(seed)
         folder.mkdir()
-        before = study(folder, people, FIRST, unit)
+        before = study(folder, people, FIRST, person)
         assert before is not None
         corrected = people.copy()
         corrected.loc[7, "x2"] += 12.5
-        after = study(folder, corrected, OTHER, unit)
+        after = study(folder, corrected, OTHER, person)
         found.append(of_two_studies(before, after, corrected.iloc[7]))
     assert in_all(found).nobody, in_all(found)
 
 
 @pytest.mark.parametrize(("first", "second"), [("who", "bed"), ("who", None), (None, "who")])
-def test_a_patient_who_came_before_a_study_by_another_column_of_units(first, second, tmp_path):
+def test_a_patient_who_came_before_a_study_by_another_column_of_people(first, second, tmp_path):
     found = []
     for seed in SEEDS:
         people, folder = patients(seed), tmp_path / str(seed)
@@ -169,21 +169,21 @@ def test_a_patient_who_does_not_come_again_with_the_others(tmp_path):
     assert in_all(found).nobody, in_all(found)
 
 
-@pytest.mark.parametrize("unit", [None, "who"])
-def test_a_cell_that_was_corrected_when_everybody_was_a_year_older(unit, tmp_path):
-    """Without units, after half of the table was taken out, so that no row goes when others come."""
+@pytest.mark.parametrize("person", [None, "who"])
+def test_a_cell_that_was_corrected_when_everybody_was_a_year_older(person, tmp_path):
+    """Without people, after half of the table was taken out, so that no row goes when others come."""
     found = []
     for seed in SEEDS:
         people, folder = patients(seed), tmp_path / str(seed)
         folder.mkdir()
-        before = study(folder, people, FIRST, unit)
+        before = study(folder, people, FIRST, person)
         assert before is not None
-        again = people.index >= (60 if unit is None else 0)
-        if unit is None:
-            assert study(folder, people[~again], FIRST, unit) is not None
+        again = people.index >= (60 if person is None else 0)
+        if person is None:
+            assert study(folder, people[~again], FIRST, person) is not None
         corrected = people.copy()
         corrected.loc[again, "a"] += 1.0
         corrected.loc[107, "x2"] += 12.5
-        after = study(folder, corrected, FIRST, unit)
+        after = study(folder, corrected, FIRST, person)
         found.append(of_two_studies(before, after, corrected.iloc[107]))
     assert in_all(found).nobody, in_all(found)

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import check_site
+from bidro.deploy.site.check import check_site
+from bidro.deploy.site.config import Site
 from tests.deploy.hostile import Server, attacked
 from tests.deploy.sites import write_sites
 from tests.deploy.test_attacks_by_lattices import DEFAULT

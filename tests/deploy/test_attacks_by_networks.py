@@ -8,9 +8,9 @@ divided by that of its bias is that row.
 import numpy as np
 from safetensors.numpy import load
 
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, training
-from bidro.engines.wire import header_of
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import SiteRows, training
+from bidro.federated.engines.wire import header_of
 from tests.deploy.networks import ALLOWED, network, network_sites
 from tests.deploy.sites import PAIR, answering
 from tests.deploy.test_network_requests import asked_in, other

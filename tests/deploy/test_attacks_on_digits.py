@@ -8,14 +8,15 @@ from scipy.optimize import least_squares
 from scipy.special import expit
 from scipy.stats import gamma
 
-from bidro.deploy.site_log import SiteLog
-from bidro.deploy.site_rows import SiteRows, holdout, training
-from bidro.engines.wire import unpack
-from bidro.fitting import client_side, coarse
-from bidro.fitting.questions import Assess, Assessment
-from bidro.guarantees import robust
-from bidro.guarantees.mean_bounds import betting
-from bidro.guarantees.own import SHRINKAGES
+from bidro.certify.mean_bounds import betting
+from bidro.certify.rounding import EXACT, step, upwards
+from bidro.deploy.site.rows import SiteRows, holdout, training
+from bidro.deploy.site.state import SiteLog
+from bidro.federated.engines.wire import unpack
+from bidro.fit import client_side
+from bidro.fit.questions import Assess, Assessment
+from bidro.problem import worst_case as robust
+from bidro.selection.personalise import SHRINKAGES
 from tests.deploy.test_attacks import SEEDS, people, site_with
 from tests.deploy.test_attacks_on_statements import FAR, told_at, with_a_row_far_out
 from tests.deploy.test_site import LEVELS, asked_of
@@ -30,9 +31,7 @@ POWER = 10
 @pytest.fixture
 def exact(monkeypatch):
     """Sites that tell every digit."""
-    monkeypatch.setattr(coarse, "nearest", lambda values, steps: values)
-    monkeypatch.setattr(coarse, "upwards", lambda values, steps: values)
-    monkeypatch.setattr(coarse, "few_digits", lambda values: values)
+    monkeypatch.setattr(client_side, "ROUNDING", EXACT)
 
 
 def from_exact_bounds(mean, bounds, level, rows):
@@ -58,20 +57,21 @@ def from_coarse_bounds(mean, bounds, level, rows):
     """The same by who knows how they are rounded: of many tables, the mean over those that would be told most
     nearly as this one is."""
     rng, most = np.random.default_rng(0), np.sqrt(min(level, 1.2 * mean * rows))
-    counts, found, off = np.array([rows]), [], []
+    found, off = [], []
     for residual in np.repeat(np.linspace(0.2 * most, most, 60), 2):
         rest = mean * rows - residual**2
         if rest <= 0.2 * rows:
             continue
         others = rng.normal(size=rows - 1) ** 2
         losses = np.append(others / others.sum() * rest, residual**2)
-        step = coarse.steps(losses, counts, counts)[0]
+        width = step(losses, rows)
         # The mean lies anywhere within its step.
-        losses[:-1] *= 1 + rng.uniform(-0.5, 0.5) * step * rows / rest
+        losses[:-1] *= 1 + rng.uniform(-0.5, 0.5) * width * rows / rest
         room = max(mean - losses.mean(), 0.0)
         above = np.array([level * betting(losses / level, beta) + room for beta in LEVELS])
         found.append(residual)
-        off.append(np.abs(coarse.upwards(above, step) - bounds).sum() / step)
+        told = np.array([upwards(one, width) for one in above])
+        off.append(np.abs(told - bounds).sum() / width)
     weights = np.exp(-2 * (np.array(off) - min(off)))
     return weights @ found / weights.sum()
 
@@ -86,9 +86,9 @@ def row_from_bounds(site, rows, residual_from):
         x = np.append(slopes, 0.0)
         told, refused = told_at(site, x, f"run-{k}", POWER, freedom)
         assert refused is None
-        # The site's own model follows from second moments, which a server has.
-        own = client_side.own_models(loaded.protocol.loss, here.host_rows, here.sizes, x, freedom)[0]
-        for model, mean, bounds in ((x, told.means[0], told.clipped), (own, told.means[3], told.own)):
+        # The site's personal model follows from second moments, which a server has.
+        own = client_side.personal_models(loaded.protocol.loss, here.host_rows, here.sizes, x, freedom)[0]
+        for model, mean, bounds in ((x, told.means[0], told.clipped), (own, told.means[3], told.personal)):
             residuals.append(residual_from(float(mean), bounds, level, rows) - model[-1])
             design.append([*model[:-1], -1.0])
     return np.linalg.lstsq(np.array(design), np.array(residuals), rcond=None)[0]
@@ -98,14 +98,14 @@ def row_from_bounds(site, rows, residual_from):
 def test_confidence_bounds_to_the_last_digit_told_the_row_that_lies_farthest(seed, exact, tmp_path):
     """How far a bound is above its mean depends on the largest loss, hardly on the others: an equation for
     every model, within every limit on answers."""
-    site, far, rows = with_a_row_far_out(tmp_path, seed, own="auto")
+    site, far, rows = with_a_row_far_out(tmp_path, seed, personal="auto")
     np.testing.assert_allclose(row_from_bounds(site, rows, from_exact_bounds), far, atol=0.1)
 
 
 @pytest.mark.parametrize("seed", mostly_slow(SEEDS, lambda seed: seed == 0))
 def test_coarse_bounds_do_not_tell_the_row_that_lies_farthest(seed, tmp_path):
     """Nor to a server that knows how they are rounded."""
-    site, far, rows = with_a_row_far_out(tmp_path, seed, own="auto")
+    site, far, rows = with_a_row_far_out(tmp_path, seed, personal="auto")
     for residual_from in (from_exact_bounds, from_coarse_bounds):
         assert np.abs(row_from_bounds(site, rows, residual_from) - far).max() > 0.3
 
@@ -164,7 +164,7 @@ def test_mean_lengths_of_moves_told_the_row_beyond_a_plane(seed, exact, tmp_path
 
 
 def test_versions_of_a_table_are_one_statement_each_and_a_few_more(tmp_path):
-    """The rows that were kept out before are kept out again, so that what is told of every version is told of
+    """The rows that were held out before are held out again, so that what is told of every version is told of
     them; an honest run asks once a version."""
     table = people(0, False)
     site = site_with(tmp_path / "site", table, {"hold_out": 0.45})
@@ -188,5 +188,5 @@ def test_statements_that_were_spared_are_for_later_versions(tmp_path, monkeypatc
     pd.concat([people(0, False), people(50, False, 60)]).to_csv(site.data, index=False)
     told = [told_at(site, np.eye(5)[k], f"run-{k}", 30)[0] for k in range(5)]
     assert [one is not None for one in told] == [True, True, True, True, False]
-    monkeypatch.setattr(SiteLog, "_reserve", lambda *_: None)
+    monkeypatch.setattr(SiteLog, "reserve", lambda *_: None)
     assert told_at(site, np.ones(5), "opened", 30)[0] is not None

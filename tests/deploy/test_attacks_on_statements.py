@@ -1,4 +1,4 @@
-"""A server that asks for statements about models that it chooses, to read the rows that a site keeps out."""
+"""A server that asks for statements about models that it chooses, to read the rows that a site holds out."""
 
 import itertools
 import math
@@ -6,12 +6,13 @@ import math
 import numpy as np
 import pytest
 
-from bidro.deploy.site_log import SiteLog
-from bidro.deploy.site_rows import SiteRows, holdout, training
-from bidro.engines.wire import unpack
-from bidro.fitting import coarse
-from bidro.fitting.questions import Fixed, HoldoutBounds
-from bidro.guarantees.statements import CLIP
+from bidro.certify.rounding import EXACT
+from bidro.certify.statements import CLIP
+from bidro.deploy.site.rows import SiteRows, holdout, training
+from bidro.deploy.site.state import SiteLog
+from bidro.federated.engines.wire import unpack
+from bidro.fit import client_side
+from bidro.fit.questions import HoldoutBounds, HoldoutQuery
 from bidro.losses import losses_of
 from tests.deploy.test_attacks import FEATURES, SEEDS, people, site_with
 from tests.deploy.test_site import LEVELS, asked_of
@@ -23,8 +24,8 @@ HIGH = 30
 
 
 def with_a_row_far_out(folder, seed, **options):
-    """A site that keeps out a row far from all others; (the site, that row in agreed units, how many rows it
-    keeps out)."""
+    """A site that holds out a row far from all others; (the site, that row in agreed units, how many rows it
+    holds out)."""
     for k in itertools.count():
         table = people(seed, False)
         table.loc[0] = FAR + 0.01 * k
@@ -40,7 +41,7 @@ def told_at(site, model, run, power, freedom=(), pooled=()):
     """(the answer, None), of losses clipped at two to this power, or (None, why there is none)."""
     level = SiteRows.load(site).protocol.loss_unit * 2.0**power
     x, freedom, pooled = (np.asarray(part, float) for part in (model, freedom, pooled))
-    fixed = Fixed(x, LEVELS, np.asarray(level), np.zeros(0), freedom, pooled)
+    fixed = HoldoutQuery(x, LEVELS, np.asarray(level), np.zeros(0), freedom, pooled)
     refused, reply = asked_of(site, "bounds", fixed, run=run)
     return (None, refused) if refused else (unpack(reply, HoldoutBounds), None)
 
@@ -87,8 +88,8 @@ def test_a_row_far_out_is_not_worked_out_of_what_is_clipped(seed, tmp_path, monk
     # One more than the numbers of a row, and another for the signs.
     models = np.vstack([np.zeros(5), *np.eye(5)[:4], np.array([0.5, -0.5, 0.5, 0.5, 1.0]), [0, 0, 0, 0, 2.0]])
     with monkeypatch.context() as opened:
-        opened.setattr(SiteLog, "_reserve", lambda *_: None)
-        opened.setattr(coarse, "nearest", lambda values, steps: values)
+        opened.setattr(SiteLog, "reserve", lambda *_: None)
+        opened.setattr(client_side, "ROUNDING", EXACT)
         told = [clipped_part(site, model, f"open-{k}", rows) for k, model in enumerate(models)]
         np.testing.assert_allclose(rebuilt_row(np.array(told), models), far, atol=0.1)
     # Under the limit, which those answers count for, no model is answered of that was not before.
@@ -96,7 +97,7 @@ def test_a_row_far_out_is_not_worked_out_of_what_is_clipped(seed, tmp_path, monk
     assert all("all that may be" in one for one in fresh)
     assert isinstance(clipped_part(site, models[0], "once-more", rows), float)
     with monkeypatch.context() as counted:
-        counted.setattr(SiteLog, "_reserve", lambda *_: None)
+        counted.setattr(SiteLog, "reserve", lambda *_: None)
         told = [clipped_part(site, model, f"coarse-{k}", rows) for k, model in enumerate(models)]
         assert np.abs(rebuilt_row(np.array(told), models) - far).max() > 0.3
 

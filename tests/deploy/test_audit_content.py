@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from bidro.deploy.audit import audit_content, in_words
-from bidro.deploy.server import run_job
-from bidro.engines.carrier import InMemory
+from bidro.deploy.server.audit import audit_content, in_words
+from bidro.deploy.server.serve import run_job
+from bidro.federated.engines.coordinator import InMemory
 from tests.deploy.sites import NAMES, answering, job, table, write_sites
 
 
@@ -46,7 +46,7 @@ def test_the_guess_of_a_run_across_machines_is_that_of_its_training_rows(done):
     _, page = done
     plainly = page["plainly"]
     assert plainly["guess"]["kind"] == "mean"
-    assert plainly["guess_kept_out"] is False
+    assert plainly["guess_held_out"] is False
     assert plainly["models"]["shared"] == pytest.approx(math.sqrt(page["overall"]["mean"]))
     assert plainly["models"]["guess"] > plainly["models"]["shared"]
 

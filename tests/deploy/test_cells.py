@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from bidro.deploy.cells import Levels, cell_counts, smallest
-from bidro.deploy.partitions import distinct_by_atom
-from bidro.tables import Column, Schema
+from bidro.data.tables import Column, Schema
+from bidro.deploy.site.disclosure.cells import Levels, cell_counts, smallest
+from bidro.deploy.site.disclosure.memory import distinct_by_atom
 
 SCHEMA = Schema(
     "site",
@@ -57,16 +57,16 @@ def test_every_class_is_a_level_by_its_word(classes, numbers):
     assert levels.has.sum(axis=0).tolist() == [2, 3, 0][: len(classes)]
 
 
-@pytest.mark.parametrize("with_units", [False, True])
+@pytest.mark.parametrize("by_people", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_counts_by_atom_are_those_of_plain_loops(seed, with_units, monkeypatch):
-    monkeypatch.setattr("bidro.deploy.cells._TOGETHER", 7)
+def test_counts_by_atom_are_those_of_plain_loops(seed, by_people, monkeypatch):
+    monkeypatch.setattr("bidro.deploy.site.disclosure.cells.ROWS_AT_ONCE", 7)
     features, target, words = coded(seed)
     levels = Levels.of(SCHEMA, features, target)
     rng = np.random.default_rng(50 + seed)
-    atoms, units = rng.integers(-1, 4, 80), rng.integers(0, 25, 80).astype(np.uint64)
-    whose = units if with_units else np.arange(80)
-    given = units if with_units else None
+    atoms, people = rng.integers(-1, 4, 80), rng.integers(0, 25, 80).astype(np.uint64)
+    whose = people if by_people else np.arange(80)
+    given = people if by_people else None
 
     def plain(atom, *wanted):
         return len({whose[i] for i in range(80) if atoms[i] == atom and set(wanted) <= words[i]})
@@ -86,10 +86,10 @@ def test_the_smallest_count_is_of_somebody():
 
 def test_a_level_that_nobody_has_and_more_levels_than_a_word_has_bits():
     rng = np.random.default_rng(3)
-    has, units = rng.random((60, 130)) < 0.3, rng.integers(0, 20, 60).astype(np.uint64)
+    has, people = rng.random((60, 130)) < 0.3, rng.integers(0, 20, 60).astype(np.uint64)
     has[:, 7] = False
-    found = cell_counts(has, np.zeros(60, np.int64), 1, units)[0]
+    found = cell_counts(has, np.zeros(60, np.int64), 1, people)[0]
     assert not found[7].any()
     assert not found[:, 7].any()
     for i, j in ((0, 129), (63, 64), (128, 128)):
-        assert found[i, j] == found[j, i] == len(np.unique(units[has[:, i] & has[:, j]]))
+        assert found[i, j] == found[j, i] == len(np.unique(people[has[:, i] & has[:, j]]))

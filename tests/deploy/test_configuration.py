@@ -6,21 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bidro.deploy.agreed import Agreed
-from bidro.deploy.audit import in_words, read_audit
-from bidro.deploy.job import Config, Job, Sites
-from bidro.deploy.schema_file import draft, rounded
-from bidro.deploy.server import run_job, serve
-from bidro.deploy.site import reply_to
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows
-from bidro.engines.carrier import InMemory
-from bidro.engines.coordinator import Nothing, Policy
-from bidro.engines.wire import header_of, pack
-from bidro.errors import BidroError
-from bidro.federation import Federation
-from bidro.model_file import Model
-from bidro.workflow.fit import write_folder
+from bidro.core.errors import BidroError
+from bidro.data.federation import Federation
+from bidro.deploy.agreement.agreement import Agreement, draft, rounded
+from bidro.deploy.agreement.job import Config, Job, Sites
+from bidro.deploy.server.audit import in_words, read_audit
+from bidro.deploy.server.serve import run_job, serve
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import SiteRows
+from bidro.deploy.site.session import reply_to
+from bidro.federated.engines.coordinator import InMemory, Nothing, Policy
+from bidro.federated.engines.wire import header_of, pack
+from bidro.model.model_file import Model
+from bidro.workflow.folder import write_folder
 from tests.deploy.sites import QUICK, SUPPORT, carrier, job, table, write_sites
 
 
@@ -91,7 +89,7 @@ def test_a_level_that_is_not_agreed_on_counts_as_other_where_there_is_one(tmp_pa
     rare = np.where(np.arange(len(whole)) % 200 == 0, "c", whole["ward"])
     agreed = write_sites(tmp_path, whole.assign(ward=rare))
     assert 'levels = ["a", "b", "other"]\nother = "other"' in (tmp_path / "schema.toml").read_text()
-    assert Agreed.read(tmp_path / "schema.toml") == agreed
+    assert Agreement.read(tmp_path / "schema.toml") == agreed
     own = whole[whole["site"] == "east"].assign(ward="never seen")
     own.to_csv(tmp_path / "east.csv", index=False)
     rows = SiteRows.load(Site.read(tmp_path / "east.toml"))
@@ -102,18 +100,18 @@ def test_a_level_that_is_not_agreed_on_counts_as_other_where_there_is_one(tmp_pa
 def test_a_schema_is_drafted_agreed_on_and_read_back(tmp_path):
     whole = table()
     agreed = write_sites(tmp_path, whole, SUPPORT)
-    assert Agreed.read(tmp_path / "schema.toml") == agreed
-    assert Agreed.from_dict(json.loads(json.dumps(agreed.to_dict()))).digest == agreed.digest
+    assert Agreement.read(tmp_path / "schema.toml") == agreed
+    assert Agreement.from_dict(json.loads(json.dumps(agreed.to_dict()))).digest == agreed.digest
     drafted = draft(agreed.schema, whole)
     (tmp_path / "draft.toml").write_text(drafted)
     without = replace(agreed, support=None, options=replace(agreed.options, support=None, curves="auto"))
     # And that its units are read off rows stands in it, until somebody takes it out.
-    assert Agreed.read(tmp_path / "draft.toml") == replace(without, units_drafted=True)
+    assert Agreement.read(tmp_path / "draft.toml") == replace(without, units_drafted=True)
     (tmp_path / "draft.toml").write_text(drafted.replace("units_drafted = true\n", ""))
-    assert Agreed.read(tmp_path / "draft.toml") == without
+    assert Agreement.read(tmp_path / "draft.toml") == without
     bounds = drafted.replace("# support", "support").replace("# target_support", "target_support")
     (tmp_path / "draft.toml").write_text(bounds)
-    low, high = Agreed.read(tmp_path / "draft.toml").support["u"]
+    low, high = Agreement.read(tmp_path / "draft.toml").support["u"]
     assert (low, high) == (whole["u"].min(), whole["u"].max())
 
 
@@ -167,7 +165,7 @@ def test_a_bad_schema_says_what_is_wrong(change, words, tmp_path):
     path = tmp_path / "schema.toml"
     path.write_text(change(path.read_text()))
     with pytest.raises(BidroError, match=words):
-        Agreed.read(path)
+        Agreement.read(path)
 
 
 def test_a_configuration_is_read_whole_or_refused(tmp_path):
@@ -175,14 +173,14 @@ def test_a_configuration_is_read_whole_or_refused(tmp_path):
     path = tmp_path / "federate.toml"
     path.write_text(
         'schema = "schema.toml"\nclients = ["east", "west"]\n'
-        '[network]\nlost = "continue"\ntimeout = 30\n[flare]\nstartup_kit = "kit"\n'
+        '[network]\non_client_loss = "continue"\ntimeout = 30\n[flare]\nstartup_kit = "kit"\n'
     )
     found = Config.read(path, "stay", resume=True)
     assert found.job == Job(
         "stay",
         ("east", "west"),
         agreed,
-        Policy(lost="continue", timeout=30),
+        Policy(on_client_loss="continue", timeout=30),
         True,
     )
     assert Job.from_text(found.job.to_text()) == found.job
@@ -241,6 +239,6 @@ def test_an_audit_is_read_back_or_refused(tmp_path):
 def test_rows_kept_elsewhere_are_not_here():
     federation = Federation.elsewhere({"a": 10, "b": 20}, ["u", "y"])
     assert (federation.n, federation.m, federation.sizes) == (2, 2, (10, 20))
-    for use in (federation.rows, lambda: federation.client_samples("a")):
+    for use in (lambda: federation.host_rows, lambda: federation.client_samples("a")):
         with pytest.raises(BidroError, match="at its clients"):
             use()

@@ -5,31 +5,35 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bidro.algorithms import fold_moments, own_correction
-from bidro.algorithms.cross_validation import ScoresReply
-from bidro.algorithms.exact import ExactMWDRO
-from bidro.algorithms.one_shot import Reply as Whole
-from bidro.algorithms.second_moments import Moments, of_clients, of_folds
-from bidro.deploy.agreed import Agreed
-from bidro.deploy.consistency import (
+from bidro.ambiguity import NoAmbiguity
+from bidro.core.errors import BidroError
+from bidro.data.standardise import Standard
+from bidro.deploy.agreement.agreement import Agreement
+from bidro.deploy.server.plausibility import (
+    Columns,
     Consistency,
-    Told,
-    _require_own,
+    Reported,
+    ReportedRisks,
+    Values,
+    _require_personal,
     _require_scores,
     _Risks,
+    lower_end,
     others_lost,
+    require_convex,
     require_prepared,
 )
-from bidro.deploy.told_moments import Values
-from bidro.deploy.told_risks import Columns, ToldRisks, lower_end, require_convex
-from bidro.engines.rounds import Deal
-from bidro.errors import BidroError
-from bidro.fitting.client_side import prepared
+from bidro.federated.engines.rounds import FoldSpec
+from bidro.fit.client_side import prepared
 from bidro.losses import Logistic, Softmax, Squared, losses_of
-from bidro.standard import Standard
-from bidro.transport import Transport
-from bidro.worst_case import Exact
-from tests.deploy.test_told import OFFERED, SCHEMA, UNITS, rows_of, told_of
+from bidro.risk.inner import Exact
+from bidro.risk.moments import Moments, of_clients, of_folds
+from bidro.risk.transport import Transport
+from bidro.selection.fold_queries import MomentsReply, ScoresReply
+from bidro.selection.personal import Reply as PersonalReply
+from bidro.solvers.bundle.algorithm import ExactMWDRO
+from bidro.solvers.bundle.one_shot import Reply as Whole
+from tests.deploy.test_reported import OFFERED, SCHEMA, UNITS, rows_of, told_of
 
 ROWS = rows_of(np.random.default_rng(11), 40)
 
@@ -40,24 +44,24 @@ def first(rows=ROWS):
 
 
 def test_counts_at_their_edges():
-    values, one = Values(Agreed.of(SCHEMA, UNITS)), first()
+    values, one = Values(Agreement.of(SCHEMA, UNITS)), first()
 
     def told(behind=40, **changes):
         require_prepared(values, one._replace(**{k: np.asarray(v) for k, v in changes.items()}), behind)
 
     told()
     told(behind=0)
-    told(holdout=5.0, holdout_units=5.0)
+    told(holdout=5.0, holdout_people=5.0)
     for words, changes in (
         ("no count", {"holdout": 2.0**53}),
         ("no count", {"rows": 39.5}),
-        ("trains on no rows", {"rows": 0.0, "units": 0.0}),
-        ("trains on no rows", {"units": 0.0}),
-        ("units among", {"units": 41.0}),
-        ("units among", {"holdout": 5.0, "holdout_units": 0.0}),
-        ("units among", {"holdout": 0.0, "holdout_units": 1.0}),
-        ("names none", {"units": 39.0}),
-        ("names none", {"holdout": 5.0, "holdout_units": 4.0}),
+        ("trains on no rows", {"rows": 0.0, "people": 0.0}),
+        ("trains on no rows", {"people": 0.0}),
+        ("people among", {"people": 41.0}),
+        ("people among", {"holdout": 5.0, "holdout_people": 0.0}),
+        ("people among", {"holdout": 0.0, "holdout_people": 1.0}),
+        ("names none", {"people": 39.0}),
+        ("names none", {"holdout": 5.0, "holdout_people": 4.0}),
         ("means nothing", {"folds": 0.5 * np.ones(5)}),
         ("means nothing", {"folds": np.zeros(5)}),
     ):
@@ -97,11 +101,11 @@ def test_columns_beside_which_others_are_lost():
 
 def own_of(rows=ROWS):
     told, samples = told_of(rows)
-    return Told(told, len(rows), len(rows), 0, 0), samples
+    return Reported(told, len(rows), len(rows), 0, 0), samples
 
 
 def reply_of(left_out=1.0, error=0.1, trained=0.5):
-    return own_correction.Reply(*(np.array([part, part]) for part in (left_out, error, trained)))
+    return PersonalReply(*(np.array([part, part]) for part in (left_out, error, trained)))
 
 
 PROBLEM = SimpleNamespace(loss=Squared(True))
@@ -111,40 +115,42 @@ def test_losses_of_own_models():
     """Neither below 0 nor a thousand times what columns allow the shared ones, nor other than told before."""
     own, _ = own_of()
     x = np.array([[0.3, -0.2, 0.1, 0.5, 0.2], [0.1, 0.1, 0.0, 0.4, 0.3]])
-    _require_own(own, PROBLEM, x, reply_of())
-    _require_own(own, PROBLEM, x, reply_of(0.0, 0.0, 0.0))
+    _require_personal(own, PROBLEM, x, reply_of())
+    _require_personal(own, PROBLEM, x, reply_of(0.0, 0.0, 0.0))
     for part in ("left_out", "error", "trained"):
-        with pytest.raises(BidroError, match=f"as a '{part}' of own models, which is below 0"):
-            _require_own(own, PROBLEM, x, reply_of(**{part: -1e-12}))
+        with pytest.raises(BidroError, match=f"as a '{part}' of personal models, which is below 0"):
+            _require_personal(own, PROBLEM, x, reply_of(**{part: -1e-12}))
     # Root mean squares of columns may be those of one row alone: larger by the root of 40.
     size = np.sqrt(40) * own.columns.size
     u = np.abs(x) @ np.append(size[:-1], 1.0) + size[-1]
     most = 1e3 * 1.01 * np.max(2 * u**2)
-    _require_own(own, PROBLEM, x, reply_of(left_out=0.999 * most))
+    _require_personal(own, PROBLEM, x, reply_of(left_out=0.999 * most))
     for part in ("left_out", "error", "trained"):
-        with pytest.raises(BidroError, match=f"as a '{part}' of own models, where no more"):
-            _require_own(own, PROBLEM, x, reply_of(**{part: 1.001 * most}))
+        with pytest.raises(BidroError, match=f"as a '{part}' of personal models, where no more"):
+            _require_personal(own, PROBLEM, x, reply_of(**{part: 1.001 * most}))
     own.scored[x.tobytes()] = 2.0
-    _require_own(own, PROBLEM, x, reply_of(2.0 * (1 + 0.9e-6)))
-    _require_own(own, PROBLEM, x, reply_of(2.0 * (1 - 0.9e-6)))
+    _require_personal(own, PROBLEM, x, reply_of(2.0 * (1 + 0.9e-6)))
+    _require_personal(own, PROBLEM, x, reply_of(2.0 * (1 - 0.9e-6)))
     for other in (2.0 * (1 + 1.2e-6), 2.0 * (1 - 1.2e-6)):
         with pytest.raises(BidroError, match="on rows left out, and of 2 before"):
-            _require_own(own, PROBLEM, x, reply_of(other))
+            _require_personal(own, PROBLEM, x, reply_of(other))
 
 
 def test_losses_on_rows_left_out():
     own, samples = own_of()
-    deal, rows = Deal(2, 0), np.array([15.0, 25.0])
+    fold_spec, rows = FoldSpec(2, 0), np.array([15.0, 25.0])
     x = np.random.default_rng(1).normal(size=(2, 3, 5))
-    marks = np.arange(40) >= 15
-    loss = np.stack([[losses_of(PROBLEM.loss, z, samples[marks == f]).mean() for z in x[f]] for f in (0, 1)])
-    _require_scores(own, PROBLEM, deal, x, ScoresReply(loss, rows))
+    fold_ids = np.arange(40) >= 15
+    loss = np.stack(
+        [[losses_of(PROBLEM.loss, z, samples[fold_ids == f]).mean() for z in x[f]] for f in (0, 1)]
+    )
+    _require_scores(own, PROBLEM, fold_spec, x, ScoresReply(loss, rows))
     for j in range(3):
         expected = (15 * loss[0, j] + 25 * loss[1, j]) / 40
         assert own.scored[x[:, j].tobytes()] == pytest.approx(expected)
-    _require_scores(own, PROBLEM, deal, x, ScoresReply(0 * loss, rows))
+    _require_scores(own, PROBLEM, fold_spec, x, ScoresReply(0 * loss, rows))
     with pytest.raises(BidroError, match="below 0"):
-        _require_scores(own, PROBLEM, deal, x, ScoresReply(loss * [[1, 1, -1e-9]], rows))
+        _require_scores(own, PROBLEM, fold_spec, x, ScoresReply(loss * [[1, 1, -1e-9]], rows))
     for f, count in enumerate(rows):
         size = np.sqrt(40 / count) * own.columns.size
         u = np.abs(x[f]) @ np.append(size[:-1], 1.0) + size[-1]
@@ -153,11 +159,11 @@ def test_losses_on_rows_left_out():
             told[f, 1] = factor * 1.01 * 2 * u[1] ** 2
             if refused:
                 with pytest.raises(BidroError, match="where its columns allow"):
-                    _require_scores(own, PROBLEM, deal, x, ScoresReply(told, rows))
+                    _require_scores(own, PROBLEM, fold_spec, x, ScoresReply(told, rows))
             else:
-                _require_scores(own, PROBLEM, deal, x, ScoresReply(told, rows))
+                _require_scores(own, PROBLEM, fold_spec, x, ScoresReply(told, rows))
     with pytest.raises(BidroError, match="other numbers of rows"):
-        _require_scores(own, PROBLEM, deal, x, ScoresReply(loss, rows[::-1]))
+        _require_scores(own, PROBLEM, fold_spec, x, ScoresReply(loss, rows[::-1]))
 
 
 def signs(attained=1.0, smoothing=0.0, algorithm=None, **more):
@@ -211,7 +217,9 @@ def test_second_moments_told_twice_are_the_same():
     own, samples = own_of()
     whole = of_clients(samples, [40])
     mean, around = whole.mean[0], whole.around[0]
-    problem = SimpleNamespace(federation=SimpleNamespace(names=("east",)), eps=None, loss=Squared(True))
+    problem = SimpleNamespace(
+        federation=SimpleNamespace(names=("east",)), eps=np.zeros(1), loss=Squared(True)
+    )
     check = Consistency({"east": own})
 
     def told(by=0.0, rows=40, size=1.0):
@@ -279,13 +287,16 @@ def test_every_kind_of_reply_is_looked_at():
     """Through the one door that replies come in by: each with something that no rows have."""
     own, samples = own_of()
     problem = SimpleNamespace(
-        federation=SimpleNamespace(names=("west", "east")), eps=None, loss=Squared(True), rho=None
+        federation=SimpleNamespace(names=("west", "east")),
+        eps=np.zeros(2),
+        loss=Squared(True),
+        ambiguity_set=NoAmbiguity(),
     )
-    check, deal, two = Consistency({"east": own}), Deal(2, 0), np.zeros((2, 1, 5))
-    marks = np.arange(40) % 2
-    folds = of_folds(samples, [40], marks, 2)
-    honest = fold_moments.Reply(folds.mean[0], folds.around[0], folds.rows[0])
-    check("east", problem, deal, None, None, honest, 40)
+    check, fold_spec, two = Consistency({"east": own}), FoldSpec(2, 0), np.zeros((2, 1, 5))
+    fold_ids = np.arange(40) % 2
+    folds = of_folds(samples, [40], fold_ids, 2)
+    honest = MomentsReply(folds.mean[0], folds.around[0], folds.rows[0])
+    check("east", problem, fold_spec, None, None, honest, 40)
     whole = of_clients(samples, [40])
     np.testing.assert_allclose(own.whole.mean, whole.mean[0], atol=1e-9)
     np.testing.assert_allclose(own.whole.around, whole.around[0], atol=1e-9)
@@ -295,12 +306,12 @@ def test_every_kind_of_reply_is_looked_at():
         (reply_of(left_out=-1.0), two[:, 0], "below 0"),
     ):
         with pytest.raises(BidroError, match=words):
-            check("east", problem, deal, None, SimpleNamespace(x=x), reply, 40)
+            check("east", problem, fold_spec, None, SimpleNamespace(x=x), reply, 40)
 
 
 def test_a_mean_loss_lies_above_every_cut_and_below_the_risk_at_its_model():
     """Of R(x) = (x - 1)^2, told at x = 2 without a radius: its value is 1 there, and its slope 2."""
-    risks = ToldRisks(
+    risks = ReportedRisks(
         Squared(False), Transport.features_only(2, 2.0), True, Columns(np.array([3.0, 3.0])), 40
     )
     none = np.zeros(1)

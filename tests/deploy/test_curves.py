@@ -7,22 +7,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bidro.curves import Basis
-from bidro.deploy.agreed import Agreed
-from bidro.deploy.audit import in_words
-from bidro.deploy.places import PARTS, STEPS, common_places, own_places, public_grid
-from bidro.deploy.protocol import Protocol
-from bidro.deploy.schema_file import draft, drafted, written
-from bidro.deploy.server import run_job
-from bidro.engines.carrier import InMemory
-from bidro.engines.coordinator import Policy
-from bidro.engines.wire import header_of
-from bidro.errors import BidroError
-from bidro.fitting import Progress
-from bidro.fitting.network import LocalClients, LocalNetwork
-from bidro.model_file import Model
-from bidro.tables import learn_schema
-from bidro.training import AlgorithmOne
+from bidro.core.errors import BidroError
+from bidro.data.splines import Basis
+from bidro.data.tables import learn_schema
+from bidro.deploy.agreement.agreement import Agreement, draft, drafted, written
+from bidro.deploy.messages.plan import PARTS, STEPS, QueryPlan, public_grid
+from bidro.deploy.server.audit import in_words
+from bidro.deploy.server.fit import common_places
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site.disclosure.memory import own_places
+from bidro.federated.engines.coordinator import InMemory, Policy
+from bidro.federated.engines.wire import header_of
+from bidro.fit.fitted import Progress
+from bidro.fit.network import LocalClients, LocalNetwork
+from bidro.fit.training import AlgorithmOne
+from bidro.model.model_file import Model
 from bidro.workflow.fit import fit_tables
 from tests.deploy.liars import lying, only
 from tests.deploy.sites import NAMES, answering, job, retrained, write_sites
@@ -56,7 +55,7 @@ def model_of(files):
 
 
 @dataclass(frozen=True, eq=False)
-class Told(LocalClients):
+class Reported(LocalClients):
     """Clients in one process with knots that are given."""
 
     knots: Basis | None = None
@@ -71,8 +70,8 @@ def in_one_process(monkeypatch, folder, whole, agreed, finest, folds):
 
     def in_units(self, standard, prepared):
         found = before(self, standard, prepared)
-        return Told(
-            found.federation, found.fresh, found.holdout_sizes, found.made, found.fresh_units, knots=finest
+        return Reported(
+            found.federation, found.fresh, found.holdout_sizes, found.made, found.fresh_people, knots=finest
         )
 
     monkeypatch.setattr(LocalNetwork, "in_units", in_units)
@@ -85,7 +84,7 @@ def in_one_process(monkeypatch, folder, whole, agreed, finest, folds):
 
 def finest_of(agreed, requests):
     """The finest knots that a round of a run was about."""
-    protocol = Protocol(agreed)
+    protocol = QueryPlan(agreed)
     named = [header["curves"] for header in requests if header.get("curves")]
     most = max(named, key=lambda one: sum(map(len, one["places"])))
     return protocol.basis_of(tuple(tuple(own) for own in most["places"]))
@@ -107,10 +106,10 @@ def listening(answers, heard):
     mostly_slow(
         [
             (False, {}),
-            (False, {"own": "none", "radius": 0.05, "weights": "simplex"}),
-            (False, {"increasing": ["v"], "own": "none"}),
-            (True, {"own": "none", "weights": "fixed"}),
-            (False, {"loss": "huber", "own": "none", "weights": "fixed"}),
+            (False, {"personal": "none", "radius": 0.05, "weights": "simplex"}),
+            (False, {"increasing": ["v"], "personal": "none"}),
+            (True, {"personal": "none", "weights": "fixed"}),
+            (False, {"loss": "huber", "personal": "none", "weights": "fixed"}),
         ],
         lambda case: case[1] == {},
     ),
@@ -133,12 +132,12 @@ def test_the_model_is_that_of_one_process_with_the_same_knots_and_folds(
     for name, value in theirs.model.settings["client_weights"].items():
         assert ours.settings["client_weights"][name] == pytest.approx(value, abs=1e-4)
     for one in report["clients"]:
-        assert one["loss"] == pytest.approx(theirs.judged[one["name"]].loss, rel=1e-6)
+        assert one["loss"] == pytest.approx(theirs.evaluation[one["name"]].loss, rel=1e-6)
 
 
 def test_the_run_names_its_knots_and_the_audit_lists_the_messages(tmp_path):
     whole = table()
-    agreed = write_sites(tmp_path, whole, training={**CURVES, "own": "none"})
+    agreed = write_sites(tmp_path, whole, training={**CURVES, "personal": "none"})
     files = ran(tmp_path, agreed)
     model, audit = model_of(files), json.loads(files["audit.json"])
     knots = model.loss.basis.in_units(model.standard.mean, model.standard.spread).knots
@@ -167,7 +166,7 @@ def test_the_run_names_its_knots_and_the_audit_lists_the_messages(tmp_path):
 
 def test_small_sites_bear_straight_lines_and_are_answered(tmp_path):
     whole = table(rows=150)
-    agreed = write_sites(tmp_path, whole, training={**CURVES, "own": "none"})
+    agreed = write_sites(tmp_path, whole, training={**CURVES, "personal": "none"})
     ours = model_of(ran(tmp_path, agreed))
     assert getattr(ours.loss, "basis", None) is None
     assert set(ours.settings["curves"]["segments"].values()) == {1}
@@ -185,12 +184,12 @@ def test_an_agreement_has_curves_in_its_file(tmp_path):
         {"curves": "auto"},
     ):
         agreed = write_sites(tmp_path, whole, training=training)
-        read = Agreed.read(tmp_path / "schema.toml")
+        read = Agreement.read(tmp_path / "schema.toml")
         assert read.digest == agreed.digest
-        assert read.options.curves == training["curves"]
-        assert Agreed.from_dict(json.loads(json.dumps(agreed.to_dict()))).digest == agreed.digest
+        assert read.options.in_file()["curves"] == training["curves"]
+        assert Agreement.from_dict(json.loads(json.dumps(agreed.to_dict()))).digest == agreed.digest
         assert written(read) == written(agreed)
-    most = Protocol(write_sites(tmp_path, whole, training={"curves": 4})).wanted.most
+    most = QueryPlan(write_sites(tmp_path, whole, training={"curves": 4})).wanted.most
     assert most == (4, 4, 1)
 
 
@@ -217,11 +216,11 @@ def test_curves_are_agreed_on_unless_something_else_is_said(tmp_path):
     assert '# curves = "auto"' in draft(schema, whole)
     nothing_said = drafted(schema, whole)
     assert nothing_said.options.curves == "auto"
-    assert Protocol(nothing_said).has_curves
+    assert QueryPlan(nothing_said).has_curves
     # Algorithm 1 has none, without a word of the user's.
     of_lines = drafted(schema, whole, algorithm=AlgorithmOne(3))
     assert of_lines.options.curves == "auto"
-    assert not Protocol(of_lines).has_curves
+    assert not QueryPlan(of_lines).has_curves
 
 
 def smaller(array):
@@ -258,7 +257,7 @@ def apart(array):
     ],
 )
 def test_lies_about_curves_are_caught(lie, words, tmp_path):
-    agreed = write_sites(tmp_path, table(rows=900), training={**CURVES, "own": "none"})
+    agreed = write_sites(tmp_path, table(rows=900), training={**CURVES, "personal": "none"})
     clients = answering(tmp_path, TRIO)
     clients["mid"] = lying(clients["mid"], lie)
     with pytest.raises(BidroError, match=words):
@@ -266,7 +265,7 @@ def test_lies_about_curves_are_caught(lie, words, tmp_path):
 
 
 def test_what_would_be_without_a_site_is_known_for_curves(tmp_path):
-    agreed = write_sites(tmp_path, table(), training={**CURVES, "own": "none"})
+    agreed = write_sites(tmp_path, table(), training={**CURVES, "personal": "none"})
     found = json.loads(ran(tmp_path, agreed)["audit.json"])["influence"]
     assert "exactly, from second moments" in found["words"]
     assert {one["site"] for one in found["sites"]} == set(TRIO)
@@ -284,14 +283,14 @@ def test_places_by_hand(seed):
         values = rng.normal(rng.normal(), rng.uniform(0.5, 2), n)
         values = np.round(values) if rng.random() < 0.3 else values
         sets = rng.integers(-1, 3, n)
-        units = rng.integers(0, n, n).astype(np.uint64) if rng.random() < 0.5 else None
-        found, fewest = own_places(values, grid, sets, units, 10)
+        people = rng.integers(0, n, n).astype(np.uint64) if rng.random() < 0.5 else None
+        found, fewest = own_places(values, grid, sets, people, 10)
         counts = []
         for low, high in zip([-np.inf, *grid[found]], [*grid[found], np.inf], strict=True):
             inside = (values > low) & (values < high)
             for one in range(3):
                 some = inside & (sets == one)
-                counts.append(some.sum() if units is None else len(np.unique(units[some])))
+                counts.append(some.sum() if people is None else len(np.unique(people[some])))
         assert min(counts) >= max(fewest, 10)
         assert len(found) < PARTS
         edges.append(found)
@@ -311,10 +310,10 @@ def test_places_by_hand(seed):
 
 def test_a_run_goes_on_without_a_site_that_is_lost(tmp_path):
     """All of it begins again, and the others are asked about knots anew."""
-    agreed = write_sites(tmp_path, table(), training={**CURVES, "own": "none"})
+    agreed = write_sites(tmp_path, table(), training={**CURVES, "personal": "none"})
     clients = answering(tmp_path, TRIO)
     clients["mid"] = lying(clients["mid"], only("round", "FoldMoments", mean=lambda a: a + 0.5))
-    files = ran(tmp_path, agreed, clients, policy=Policy(lost="continue", min_clients=2))
+    files = ran(tmp_path, agreed, clients, policy=Policy(on_client_loss="continue", min_clients=2))
     model = model_of(files)
     assert model.clients == ("east", "north")
     assert max(model.settings["curves"]["segments"].values()) > 1
@@ -328,7 +327,7 @@ def test_sites_with_odd_columns_never_contradict_themselves(tmp_path):
     whole["flat"] = np.where(whole["site"] == "mid", 7.0, rng.normal(7, 1, len(whole)))
     whole["far"] = 1e6 + rng.exponential(1, len(whole))
     whole["alike"] = 0.9 * whole["u"] + 0.1 * rng.normal(size=len(whole))
-    agreed = write_sites(tmp_path, whole, training={**CURVES, "own": "none"})
+    agreed = write_sites(tmp_path, whole, training={**CURVES, "personal": "none"})
     found = model_of(ran(tmp_path, agreed)).settings["curves"]["segments"]
     assert sorted(found[name] > 1 for name in ("u", "alike")) == [False, True]
     assert found["flat"] == 1

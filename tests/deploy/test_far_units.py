@@ -5,17 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from bidro.deploy.agreed import Agreed, Unit
-from bidro.deploy.far_units import far_units
-from bidro.deploy.server import run_job
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import check_site
-from bidro.tables import Column, Schema
+from bidro.data.tables import Column, Schema
+from bidro.deploy.agreement.agreement import Agreement, Unit, far_units
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site.check import check_site
+from bidro.deploy.site.config import Site
 from tests.cli.test_command import run
 from tests.deploy.sites import PAIR, SHORT, carrier, job, table, write_sites
 
 SCHEMA = Schema("site", "stay", None, (Column("age"), Column("ward", ("a", "b"))))
-AGREED = Agreed.of(SCHEMA, {"age": Unit(60.0, 20.0), "stay": Unit(5.0, 3.0)})
+AGREED = Agreement.of(SCHEMA, {"age": Unit(60.0, 20.0), "stay": Unit(5.0, 3.0)})
 
 
 @pytest.mark.parametrize(

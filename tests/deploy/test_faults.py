@@ -2,10 +2,11 @@
 
 import pytest
 
-from bidro.deploy import flare_local, flower_local
-from tests.deploy.faults import KINDS, counted
-from tests.deploy.processes import consortium_of
+from bidro.deploy.transport.flare import local as flare_local
+from bidro.deploy.transport.flower import local as flower_local
 from tests.deploy.sites import PAIR
+from tests.testbed.faults import KINDS, counted
+from tests.testbed.processes import consortium_of
 
 _NETWORKS = {"flare": flare_local, "flower": flower_local}
 _TIMES = {"flare": 20, "flower": 5}

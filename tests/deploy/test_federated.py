@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from bidro.algorithms import BiDROFL
-from bidro.client import Penalty
-from bidro.deploy.agreed import AskLimits
-from bidro.deploy.audit import in_words
-from bidro.deploy.server import run_job
-from bidro.deploy.site import reply_of
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, table_id
-from bidro.engines.carrier import Delivered, InMemory
-from bidro.engines.coordinator import Policy
-from bidro.engines.in_process import run
-from bidro.engines.wire import header_of
-from bidro.errors import BidroError
-from bidro.guarantees.calibration import Limits
-from bidro.guarantees.certificate import Certificate
-from bidro.model_file import Model
-from bidro.own_file import own_models_in
-from bidro.training import AlgorithmOne, Choices, folds_of, transport_of, unrestricted
+from bidro.ambiguity import Penalty
+from bidro.certify.certificate import Certificate
+from bidro.core.errors import BidroError
+from bidro.deploy.agreement.agreement import AskLimits
+from bidro.deploy.server.audit import in_words
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import SiteRows, table_id
+from bidro.deploy.site.session import reply_of
+from bidro.federated.algorithms import BiDROFL
+from bidro.federated.engines.coordinator import Delivered, InMemory, Policy
+from bidro.federated.engines.in_process import run
+from bidro.federated.engines.wire import header_of
+from bidro.fit.settings import FitSettings
+from bidro.fit.training import AlgorithmOne, folds_of, transport_of, unrestricted
+from bidro.model.model_file import Model
+from bidro.model.personal_file import personal_models_in
+from bidro.selection.calibrate import Limits
 from tests.deploy.sites import NAMES, QUICK, SUPPORT, alone, answering, carrier, job, table, write_sites
 from tests.small import mostly_slow
 
@@ -52,17 +52,19 @@ def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
         # The weights are those of the lower bound, which the gap leaves some room.
         assert ours.settings["client_weights"][name] == pytest.approx(value, abs=1e-4)
     assert ours.settings["gap"] <= 1e-6
-    # The same clients have models of their own, which are the same and have stayed where they are.
-    adopted = ours.settings["own"]["clients"]
-    assert adopted == theirs.model.settings["own"]["clients"] == sorted(theirs.model.own)
+    # The same clients have personal models, which are the same and have stayed where they are.
+    adopted = ours.settings["personal"]["clients"]
+    assert adopted == theirs.model.settings["personal"]["clients"] == sorted(theirs.model.personal)
     assert len(adopted) >= 2
-    assert "own.safetensors" not in files
+    assert "personal.safetensors" not in files
     for name in NAMES:
-        at_site = own_models_in(tmp_path / "own" / name / "test", ours.x)
+        at_site = personal_models_in(tmp_path / "personal" / name / "test", ours.x)
         assert set(at_site) == ({name} if name in adopted else set())
         if name in adopted:
-            np.testing.assert_allclose(at_site[name], theirs.model.own[name], rtol=0, atol=SAME)
-    assert ours.settings["paid"] == pytest.approx(theirs.model.settings["paid"], abs=1e-6)
+            np.testing.assert_allclose(at_site[name], theirs.model.personal[name], rtol=0, atol=SAME)
+    assert ours.settings["robustness_cost"] == pytest.approx(
+        theirs.model.settings["robustness_cost"], abs=1e-6
+    )
     audit = json.loads(files["audit.json"])
     assert audit["rounds"] <= 25
     report = json.loads(files["report.json"])
@@ -74,14 +76,14 @@ def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
     np.testing.assert_allclose(certificate.empirical, theirs.certificate.empirical, rtol=1e-6)
     if classes:
         assert certificate.mistakes.bound == pytest.approx(theirs.certificate.mistakes.bound)
-    assert certificate.own.bound <= theirs.certificate.own.bound * (1 + 1e-9)
+    assert certificate.personal.bound <= theirs.certificate.personal.bound * (1 + 1e-9)
     assert certificate.clipped.bound <= theirs.certificate.clipped.bound * (1 + 1e-9)
     # Without a radius no worst case moves anything.
     assert report["worst_case"] == []
 
 
 def _clients_of(fit):
-    return [fit.judged[name] for name in NAMES]
+    return [fit.evaluation[name] for name in NAMES]
 
 
 @pytest.mark.slow
@@ -105,7 +107,7 @@ def test_with_a_declared_support_the_interval_is_that_of_fit(tmp_path):
     assert ours.shift is not None
     shown = {one["client"]: one["moved"] for one in json.loads(files["report.json"])["worst_case"]}
     assert shown
-    for name, found in both.worst_cases.items():
+    for name, found in both.displaced.items():
         np.testing.assert_allclose([f["in_sd"] for f in shown[name]], found.typical, rtol=1e-6, atol=1e-12)
 
 
@@ -129,7 +131,7 @@ def test_algorithm_1_is_that_of_one_process(tmp_path):
     theirs = alone(tmp_path, whole, **QUICK)
     standard, loss = theirs.model.standard, theirs.model.loss
     federation = theirs.trained.problem.federation
-    transport = transport_of(loss, federation.m, Choices(), standard.target_spread)
+    transport = transport_of(loss, federation.m, FitSettings(), standard.target_spread)
     problem = replace(
         unrestricted(federation, loss, transport, standard.target_spread), ambiguity=Penalty(20.0)
     )
@@ -214,7 +216,7 @@ class Losing(InMemory):
 def test_without_a_lost_client_the_model_is_that_of_the_others_and_says_so(tmp_path):
     whole = table()
     agreed = write_sites(tmp_path, whole)
-    policy = Policy(timeout=1e-6, lost="continue", min_clients=2)
+    policy = Policy(timeout=1e-6, on_client_loss="continue", min_clients=2)
     parts = {"options": QUICK, "policy": policy}
     clients, runs = answering(tmp_path), tmp_path / "runs"
     files = run_job(job(agreed, **parts), Losing(clients, "mid", 3), runs)
@@ -233,7 +235,7 @@ def test_without_a_lost_client_the_model_is_that_of_the_others_and_says_so(tmp_p
 
 def test_a_run_that_lost_a_client_resumes_without_it(tmp_path):
     agreed = write_sites(tmp_path, table())
-    policy = Policy(timeout=1e-6, lost="continue")
+    policy = Policy(timeout=1e-6, on_client_loss="continue")
     parts = {"options": QUICK, "policy": policy}
     clients, runs = answering(tmp_path), tmp_path / "runs"
 
@@ -253,7 +255,7 @@ def test_a_run_that_lost_a_client_resumes_without_it(tmp_path):
     ("sizes", "options", "words"),
     [
         ((75, 9, 75, 75, 75), {"hold_out": 0.0}, "'mid': it trains on 9 of its 9 rows, fewer than its"),
-        ((75, 40, 75, 75, 75), {}, r"Client 'mid': it keeps out \d of its 40 rows"),
+        ((75, 40, 75, 75, 75), {}, r"Client 'mid': it holds out \d of its 40 rows"),
         ((60, 50, 60, 60, 60), {"hold_out": 0.46}, "too few people, or too few with a rare level"),
     ],
 )  # fmt: skip
@@ -265,7 +267,7 @@ def test_nothing_leaves_a_site_that_rests_on_too_few_rows(sizes, options, words,
 
 def test_folds_are_fewer_where_sites_are_small():
     def folds(answered, **chosen):
-        return folds_of(100, Choices(**chosen), Limits(answered))
+        return folds_of(100, FitSettings(**chosen), Limits(answered))
 
     assert folds((1, 2, 3, 4, 5)) == (5, True)
     assert folds((1, 2, 4)) == (4, True)
@@ -285,21 +287,20 @@ def test_a_site_refuses_a_server_with_another_schema(tmp_path):
 def test_a_site_refuses_folds_and_curvature_that_tell_too_much(tmp_path):
     """By itself, whatever the server asks: here by requests that no honest server makes."""
     agreed = write_sites(tmp_path, table())
-    folded = _requests(tmp_path, agreed, {})["round FoldMoments"]
+    folded = last_requests(tmp_path, agreed, {})["round FoldMoments"]
     answer = answering(tmp_path, ("east",))["east"]
     for folds in (1, 6, 30, -2, 2.0, True):
-        asked = {**header_of(folded), "folds": folds}
-        asked["algorithm"] = {**asked["algorithm"], "folds": folds}
-        assert "refused" in header_of(answer(_rewritten(folded, asked)))
+        query = {**header_of(folded), "folds": folds}
+        assert "refused" in header_of(answer(_rewritten(folded, query)))
     other = tmp_path / "other"
     other.mkdir()
     agreed = write_sites(other, table())
-    whole = _requests(other, agreed, {**QUICK, "hold_out": 0.0})["round OneShotMWDRO"]
+    whole = last_requests(other, agreed, {**QUICK, "hold_out": 0.0})["round OneShotMWDRO"]
     (other / "east.csv").write_text("\n".join((other / "east.csv").read_text().splitlines()[:9]))
     strict = replace(Site.read(other / "east.toml"), min_rows=2, state=other / "strict")
     rows = SiteRows.load(strict)
-    asked = {**header_of(whole), "table": table_id(strict, rows)}
-    refused = header_of(reply_of(strict, rows, _rewritten(whole, asked)))["refused"]
+    query = {**header_of(whole), "table": table_id(strict, rows)}
+    refused = header_of(reply_of(strict, rows, _rewritten(whole, query)))["refused"]
     assert "too few people" in refused
 
 
@@ -317,7 +318,7 @@ def test_a_rare_level_or_class_is_not_summed_over(rare, tmp_path):
 
 
 def test_a_table_that_changes_in_the_midst_of_a_run_ends_it(tmp_path):
-    """Else rows that were trained on would be among those kept out."""
+    """Else rows that were trained on would be among those held out."""
     agreed = write_sites(tmp_path, table())
     clients = answering(tmp_path)
     with pytest.raises(StopsError):
@@ -344,7 +345,7 @@ def test_a_loss_with_kinks_needs_the_sites_consent(tmp_path):
 def test_algorithm_1_resumes_to_the_same_bits_also_where_a_client_missed_rounds(tmp_path):
     """A client that stood still in a round is not asked for it again when the run goes on."""
     agreed = write_sites(tmp_path, table(), extra="one_sample_replies = true")
-    policy = Policy(timeout=1e-6, lost="continue")
+    policy = Policy(timeout=1e-6, on_client_loss="continue")
     parts = {"algorithm": AlgorithmOne(4, rho=20.0, eta_x=0.05), "policy": policy}
     parts["options"] = {"hold_out": 0.0}
     clients, runs = answering(tmp_path), tmp_path / "runs"
@@ -381,7 +382,7 @@ def test_a_column_that_does_not_vary_is_not_followed(tmp_path):
     np.testing.assert_allclose(model_of(files).x, theirs.model.x, rtol=0, atol=1e-6)
 
 
-def _requests(tmp_path, agreed, options=QUICK, clients=NAMES):
+def last_requests(tmp_path, agreed, options=QUICK, clients=NAMES):
     """The last request of each kind that an honest run makes to 'east'."""
     answers, requests = answering(tmp_path, clients), {}
     asking = job(agreed, "honest", clients, options=options)
@@ -420,7 +421,7 @@ def _rewritten(request, header):
 )
 def test_a_request_that_makes_no_sense_is_refused_and_runs_nothing(change, words, tmp_path):
     agreed = write_sites(tmp_path, table())
-    last = _requests(tmp_path, agreed)["round OneShotMWDRO"]
+    last = last_requests(tmp_path, agreed)["round OneShotMWDRO"]
     answer = answering(tmp_path, ("east",))["east"]
     assert words in header_of(answer(_rewritten(last, change(header_of(last)))))["refused"]
 
@@ -428,6 +429,6 @@ def test_a_request_that_makes_no_sense_is_refused_and_runs_nothing(change, words
 def test_messages_that_are_filled_up_to_whole_passes_are_answered(tmp_path):
     """Two candidates on five folds and on all rows are twelve models, and twenty in the message."""
     agreed = write_sites(tmp_path, table(True, sizes=(500,) * 5))
-    options = {"weights": "simplex", "own": "offset", "gap": 1e-3}
+    options = {"weights": "simplex", "personal": "offset", "gap": 1e-3}
     files = run_job(job(agreed, options=options), carrier(tmp_path), tmp_path / "runs")
     assert json.loads(files["report.json"])["calibration"]["folds"] == 5

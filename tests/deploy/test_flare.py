@@ -16,18 +16,20 @@ import numpy as np
 import psutil
 import pytest
 
-from bidro.deploy import flare_drive, flare_kit, flare_local
-from bidro.deploy.flare_drive import session
-from bidro.deploy.flare_local import provisioned
-from bidro.deploy.server import run_job
-from bidro.engines.coordinator import Policy
-from bidro.errors import BidroError
-from bidro.guarantees.certificate import Certificate
-from bidro.model_file import Model
-from bidro.training import AlgorithmOne
-from tests.deploy.processes import Driven, Paused, alive, below, consortium_of, wait_for_line
+from bidro.certify.certificate import Certificate
+from bidro.core.errors import BidroError
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.transport.flare import drive as flare_drive
+from bidro.deploy.transport.flare import kit as flare_kit
+from bidro.deploy.transport.flare import local as flare_local
+from bidro.deploy.transport.flare.drive import session
+from bidro.deploy.transport.flare.local import provisioned
+from bidro.federated.engines.coordinator import Policy
+from bidro.fit.training import AlgorithmOne
+from bidro.model.model_file import Model
 from tests.deploy.sites import NAMES, PAIR, QUICK, SHORT, carrier, forget_statements, job
 from tests.deploy.stealing import ended, rows_that_left, stealing_job, targets_of
+from tests.testbed.processes import Driven, Paused, alive, below, consortium_of, wait_for_line
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,7 @@ def model_of(files):
 def test_the_model_is_that_of_one_process(pair, monkeypatch):
     _, agreed, net, one = pair
     # A run as short as this could be over between two looks of the lead.
-    monkeypatch.setattr(flare_drive, "_POLL", 0.02)
+    monkeypatch.setattr(flare_drive, "POLL", 0.02)
     done = Driven("flare", job(agreed, "whole", PAIR, options=SHORT), net.settings).outcome()
     check_whole(done, one)
     assert any(line.startswith(("preparing", "solving", "assessing")) for line in done.said), done.said
@@ -109,7 +111,7 @@ def test_a_killed_client_is_left_out_and_the_certificate_says_so(consortium):
     folder, agreed, net, _ = consortium
     left = tuple(name for name in NAMES if name != "mid")
     alone = run_job(job(agreed, "left", left, options=QUICK), carrier(folder, left), folder / "in-process")
-    policy = Policy(timeout=30, lost="continue", min_clients=3)
+    policy = Policy(timeout=30, on_client_loss="continue", min_clients=3)
     done = Driven("flare", job(agreed, "continued", options=QUICK, policy=policy), net.settings)
     done.start()
     wait_for_line(folder / "runs", "continued", "solving: round 1")
@@ -199,7 +201,7 @@ def test_with_default_options_the_model_is_that_of_one_process(consortium):
 
 
 def test_who_has_no_certificate_of_the_project_is_refused(pair, tmp_path):
-    kits = pair[2].kits
+    kits = pair[2].folder
     server = json.loads((kits / "localhost" / "startup" / "fed_server.json").read_text())["servers"][0]
     port = int(server["service"]["target"].split(":")[1])
     with socket.create_connection(("127.0.0.1", port)) as plain:
@@ -274,7 +276,7 @@ def test_a_job_with_code_is_refused_and_no_row_leaves(pair, tmp_path):
 
 
 def test_every_participant_refuses_code_of_every_role(pair):
-    kits = pair[2].kits
+    kits = pair[2].folder
     for name in ("localhost", *PAIR):
         roles = json.loads((kits / name / "local" / "authorization.json.default").read_text())["permissions"]
         assert {"project_admin", "org_admin", "lead", "member"} == set(roles)
@@ -288,10 +290,10 @@ def test_a_job_may_name_no_class_but_bidros(pair, tmp_path):
     """Without code of its own, but with a class of FLARE's that reads and writes files."""
     folder, _, net, _ = pair
     trainer = "nvflare.app_common.np.np_trainer.NPTrainer"
-    job = stealing_job(tmp_path / "steal", False, "bidro.deploy.flare_server.Controller", trainer)
+    job = stealing_job(tmp_path / "steal", False, "bidro.deploy.transport.flare.job.Controller", trainer)
     meta, text = ended(net, job, tmp_path / "scratch")
     assert meta["status"] != "FINISHED:COMPLETED"
-    assert "is not in allow_list" in (net.kits / "west.log").read_text()
+    assert "is not in allow_list" in (net.folder / "west.log").read_text()
     assert rows_that_left(folder, text) == 0
 
 
@@ -299,7 +301,7 @@ def test_a_job_may_name_no_class_but_bidros(pair, tmp_path):
 def test_a_site_comes_back_with_a_renewed_certificate_and_not_once_it_is_shut_out(pair):
     """To provision again is to renew; the project's admin shuts a site out, also after a server's restart."""
     folder, agreed, net, one = pair
-    startup = net.kits / "west" / "startup"
+    startup = net.folder / "west" / "startup"
     target = json.loads((startup / "fed_client.json").read_text())["servers"][0]["service"]["target"]
     admins = {"operator@bidro.local": "project_admin", "admin@bidro.local": "lead"}
     again = provisioned(folder / "network", PAIR, int(target.split(":")[1]), admins)

@@ -14,12 +14,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from bidro.deploy import flare_kit
-from bidro.deploy.flare_local import LocalNetwork, _free_port, provisioned
-from bidro.errors import BidroError
-from tests.deploy.processes import Driven
+from bidro.core.errors import BidroError
+from bidro.deploy.transport.flare import kit as flare_kit
+from bidro.deploy.transport.flare.local import FlareNetwork, provisioned
+from bidro.deploy.transport.local import free_port
 from tests.deploy.sites import PAIR, SHORT, job, table, write_sites
 from tests.deploy.stealing import ended, rows_that_left, stealing_job
+from tests.testbed.processes import Driven
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def nvflare(folder, *arguments):
 def test_a_network_whose_participants_made_their_own_keys(tmp_path):
     """As the docs say: the authority signs requests and sees no key; every kit is sealed where it is made."""
     agreed = write_sites(tmp_path, table())
-    port = _free_port()
+    port = free_port()
     (tmp_path / "profile.yml").write_text(
         "name: bidro\nscheme: tcp\nconnection_security: mtls\n"
         f"server: {{host: localhost, fed_learn_port: {port}, admin_port: {port}}}\n"
@@ -147,7 +148,7 @@ def test_a_network_whose_participants_made_their_own_keys(tmp_path):
             flare_kit.seal(kits / name / "local", str(tmp_path / "storage") if kind == "server" else None)
     environments = {name: {"BIDRO_SITE": str(tmp_path / f"{name}.toml")} for name in PAIR}
     environments["server"] = {"BIDRO_RUNS": str(tmp_path / "runs")}
-    net = LocalNetwork(kits, environments)
+    net = FlareNetwork(kits, environments)
     try:
         net.start(list(environments))
         done = Driven("flare", job(agreed, "own-keys", PAIR, options=SHORT), net.settings).outcome()
@@ -158,5 +159,4 @@ def test_a_network_whose_participants_made_their_own_keys(tmp_path):
         assert "BYOC not permitted" in json.dumps(refused)
         assert rows_that_left(tmp_path, text) == 0
     finally:
-        for name in list(net.processes):
-            net.kill_client(name)
+        net.close()

@@ -18,15 +18,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.cli.build import build_fab_from_files
 
-from bidro.deploy import flower_app, flower_drive, flower_local
-from bidro.deploy.flower_local import _ENVIRONMENT, _certificates, _free_port, _kill, _processes
-from bidro.deploy.server import run_job
-from bidro.engines.coordinator import Policy
-from bidro.guarantees.certificate import Certificate
-from bidro.model_file import Model
-from bidro.training import AlgorithmOne
-from tests.deploy.processes import Driven, consortium_of, wait_for_line
+from bidro.certify.certificate import Certificate
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.transport.flower import app as flower_app
+from bidro.deploy.transport.flower import drive as flower_drive
+from bidro.deploy.transport.flower import local as flower_local
+from bidro.deploy.transport.flower.local import ENVIRONMENT, certificates
+from bidro.deploy.transport.local import free_port
+from bidro.federated.engines.coordinator import Policy
+from bidro.fit.training import AlgorithmOne
+from bidro.model.model_file import Model
 from tests.deploy.sites import NAMES, PAIR, SHORT, carrier, forget_statements, job
+from tests.testbed.breaking import kill_flower
+from tests.testbed.processes import Driven, consortium_of, wait_for_line
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +56,8 @@ def nothing_stated(request):
 def stopped_network(folder, names):
     with consortium_of(flower_local, folder, names) as made:
         yield made
-    sites = [f"site-{k}" for k in range(len(names))]
-    homes = [folder / "network" / what / "flwr" for what in ("server", *sites)]
-    assert [pid for home in homes for pid in _processes(home)] == [], "every process has been stopped"
+    left = [process for name in ("server", *names) for process in made[2].running(name)]
+    assert left == [], "every process has been stopped"
 
 
 def model_of(files):
@@ -90,7 +93,7 @@ def test_the_model_is_that_of_one_process_also_without_a_killed_client(consortiu
     folder, agreed, net, _ = consortium
     left = tuple(name for name in NAMES if name != "mid")
     alone = run_job(job(agreed, "left", left, options=SHORT), carrier(folder, left), folder / "in-process")
-    policy = Policy(timeout=40, lost="continue", min_clients=3)
+    policy = Policy(timeout=40, on_client_loss="continue", min_clients=3)
     done = Driven("flower", job(agreed, "continued", options=SHORT, policy=policy), net.settings)
     done.start()
     wait_for_line(folder / "runs", "continued", "solving: round 1")
@@ -152,12 +155,12 @@ def test_after_a_crash_the_run_goes_on_to_the_same_model(what, consortium):
 
 
 FLOWERS_NODE = ("flower-supernode", "--host", "127.0.0.1", "--port")
-BIDROS_NODE = (sys.executable, "-m", "bidro.deploy.flower_node")
+BIDROS_NODE = (sys.executable, "-m", "bidro.deploy.transport.flower.node")
 
 
 def said_by(node, folder, address, authority, *more):
     """What a node says when it is started, and its exit code."""
-    command = [*node, str(_free_port())] if node is FLOWERS_NODE else list(node)
+    command = [*node, str(free_port())] if node is FLOWERS_NODE else list(node)
     home, log = folder / "flwr", folder / "log.txt"
     own = {"FLWR_HOME": str(home), "HOME": str(folder), "BIDRO_SITE": "site.toml"}
     try:
@@ -165,7 +168,7 @@ def said_by(node, folder, address, authority, *more):
         with log.open("wb") as file:
             done = subprocess.run(
                 [*command, "--superlink", address, "--root-certificates", str(authority), *more],
-                env={**os.environ, **_ENVIRONMENT, **own},
+                env={**os.environ, **ENVIRONMENT, **own},
                 cwd=folder,
                 stdout=file,
                 stderr=file,
@@ -173,7 +176,7 @@ def said_by(node, folder, address, authority, *more):
                 check=False,
             )
     finally:
-        _kill(home)
+        kill_flower(home)
     return done.returncode, log.read_text()
 
 
@@ -191,7 +194,7 @@ def test_who_is_not_registered_or_has_another_authority_is_refused(pair, tmp_pat
     code, said = said_by(FLOWERS_NODE, tmp_path, address, authority)
     assert code != 0
     assert "2001" in said
-    _certificates(tmp_path)
+    certificates(tmp_path)
     other = tmp_path / "ca.pem"
     code, said = said_by(BIDROS_NODE, tmp_path, address, other, *with_key)
     assert code != 0
@@ -209,12 +212,12 @@ def test_who_is_not_registered_or_has_another_authority_is_refused(pair, tmp_pat
 @pytest.mark.deploy
 def test_a_plaintext_node_is_not_let_in(pair, tmp_path):
     net = pair[2]
-    command = ["flower-supernode", "--insecure", "--host", "127.0.0.1", "--port", str(_free_port())]
+    command = ["flower-supernode", "--insecure", "--host", "127.0.0.1", "--port", str(free_port())]
     log = tmp_path / "log.txt"
     with log.open("wb") as file:
         process = subprocess.Popen(
             [*command, "--superlink", net.settings["address"]],
-            env={**_ENVIRONMENT, "FLWR_HOME": str(tmp_path / "flwr"), "HOME": str(tmp_path)},
+            env={**ENVIRONMENT, "FLWR_HOME": str(tmp_path / "flwr"), "HOME": str(tmp_path)},
             cwd=tmp_path,
             stdout=file,
             stderr=file,
@@ -226,5 +229,5 @@ def test_a_plaintext_node_is_not_let_in(pair, tmp_path):
             assert process.poll() is None, log.read_text()[-2000:]
             time.sleep(0.2)
     finally:
-        _kill(tmp_path / "flwr")
+        kill_flower(tmp_path / "flwr")
         process.wait()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-flower_node = pytest.importorskip("bidro.deploy.flower_node")
+flower_node = pytest.importorskip("bidro.deploy.transport.flower.node")
 
 
 @pytest.mark.parametrize("ended", [*flower_node._ENDED, ConnectionError])

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from bidro.deploy.server import run_job
-from bidro.deploy.site import reply_of
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows
-from bidro.engines.carrier import InMemory
-from bidro.engines.wire import header_of
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import SiteRows
+from bidro.deploy.site.session import reply_of
+from bidro.federated.engines.coordinator import InMemory
+from bidro.federated.engines.wire import header_of
 from tests.deploy.fuzz_requests import changed, outside
 from tests.deploy.sites import answering, job, table, write_sites
 

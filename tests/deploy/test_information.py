@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from bidro.deploy.information import NEVER, Columns, Information, recorded_unit
+from bidro.deploy.site.disclosure.information import NEVER, Columns, Information, recorded_unit
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e6, -3.7])

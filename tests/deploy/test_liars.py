@@ -8,13 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bidro.deploy.audit import in_words
-from bidro.deploy.server import run_job
-from bidro.engines.carrier import InMemory
-from bidro.engines.coordinator import Policy
-from bidro.errors import BidroError
-from bidro.guarantees.certificate import Certificate
-from bidro.model_file import Model
+from bidro.certify.certificate import Certificate
+from bidro.core.errors import BidroError
+from bidro.deploy.server.audit import in_words
+from bidro.deploy.server.serve import run_job
+from bidro.federated.engines.coordinator import InMemory, Policy
+from bidro.model.model_file import Model
 from tests.deploy.liars import lying, only
 from tests.deploy.sites import NAMES, QUICK, answering, job, table, write_sites
 from tests.small import mostly_slow
@@ -88,9 +87,9 @@ LIES = {
     "covariances": (QUICK, only("round", "OneShotMWDRO", around=off_diagonal), "larger than the deviations"),
     "indefinite moments": (QUICK, only("round", "OneShotMWDRO", around=indefinite), "not positive semi"),
     "half a row": (QUICK, only("prepare", rows=lambda v: v + 0.5), "no count"),
-    "no rows": (QUICK, only("prepare", rows=value(0.0), units=value(0.0)), "on no rows"),
-    "units of no schema": (QUICK, only("prepare", units=value(3.0)), "names none"),
-    "more rows": (QUICK, only("prepare", rows=lambda v: v + 1, units=lambda v: v + 1), "no such number"),
+    "no rows": (QUICK, only("prepare", rows=value(0.0), people=value(0.0)), "on no rows"),
+    "people of no schema": (QUICK, only("prepare", people=value(3.0)), "names none"),
+    "more rows": (QUICK, only("prepare", rows=lambda v: v + 1, people=lambda v: v + 1), "no such number"),
     "too many folds": (QUICK, only("prepare", folds=value(9.0)), "folds"),
     "a level's deviation": (QUICK, only("prepare", deviation=lambda v: v - 0.01), "two values"),
     "a level's mean": (QUICK, only("prepare", mean=lambda v: v + 0.5), "its agreed bounds"),
@@ -100,7 +99,7 @@ LIES = {
     "a loss below 0": (QUICK, only("assess", loss=value(-1.0)), "below 0"),
     "a better loss": (
         QUICK,
-        only("assess", loss=lambda v: 0.9 * v, own_loss=lambda v: 0.9 * v),
+        only("assess", loss=lambda v: 0.9 * v, personal_loss=lambda v: 0.9 * v),
         "second moments make it",
     ),
     "an error of 9": (QUICK, only("assess", se=value(9.0)), "which none has"),
@@ -124,7 +123,7 @@ def test_a_contradiction_stops_the_run_with_the_name_of_the_site(lie, tmp_path):
 @pytest.mark.parametrize("lie", ["cuts a little too high", "moments that changed", "a bound of 0"])
 def test_with_continue_the_run_goes_on_without_the_liar(lie, tmp_path):
     options, change, _ = LIES[lie]
-    going_on = Policy(lost="continue", min_clients=2)
+    going_on = Policy(on_client_loss="continue", min_clients=2)
     files = ran(tmp_path, table(), options, change, policy=going_on)
     honest = table()[table()["site"] != "mid"]
     alone = ran(tmp_path, honest, options, run="alone")
@@ -224,7 +223,7 @@ def test_honest_sites_with_odd_data_and_another_loss_never_contradict_themselves
 
 
 @pytest.mark.slow
-def test_honest_sites_with_a_support_units_and_labels_that_move_never_contradict_themselves(tmp_path):
+def test_honest_sites_with_a_support_people_and_labels_that_move_never_contradict_themselves(tmp_path):
     whole, options = table(True, sizes=SMALL), {**QUICK, "metric": "joint", "gap": 1e-2}
     support = {"u": (-10.0, 10.0), "v": (-20.0, 40.0)}
     assert json.loads(ran(tmp_path, whole, options, support=support)["audit.json"])["faults"] == []
@@ -323,12 +322,12 @@ def test_a_changed_max_weight_is_another_run(tmp_path):
         run_job(again, InMemory(answering(tmp_path)), tmp_path / "runs")
 
 
-@pytest.mark.parametrize("rows_a_unit", mostly_slow([1, 3], lambda rows: rows == 1))
-def test_honest_sites_with_units_never_contradict_themselves(rows_a_unit, tmp_path):
-    """Also where every unit has one row, and bounds on mistakes are still those of units."""
-    whole = table(True, sizes=tuple(rows_a_unit * size for size in SMALL))
-    whole["who"] = [f"p{k // rows_a_unit}" for k in range(len(whole))]
-    agreed = write_sites(tmp_path, whole, None, "min_rows = 2\nmin_cell = 2", unit="who")
+@pytest.mark.parametrize("rows_a_person", mostly_slow([1, 3], lambda rows: rows == 1))
+def test_honest_sites_with_people_never_contradict_themselves(rows_a_person, tmp_path):
+    """Also where every person has one row, and bounds on mistakes are still those of people."""
+    whole = table(True, sizes=tuple(rows_a_person * size for size in SMALL))
+    whole["who"] = [f"p{k // rows_a_person}" for k in range(len(whole))]
+    agreed = write_sites(tmp_path, whole, None, "min_rows = 2\nmin_cell = 2", person="who")
     made = job(agreed, options={**QUICK, "radius": 0.0, "gap": 1e-2})
     files = run_job(made, InMemory(answering(tmp_path)), tmp_path / "runs")
     assert json.loads(files["audit.json"])["faults"] == []

@@ -9,10 +9,10 @@ import pytest
 from safetensors.numpy import load, save
 
 from bidro import BidroError
-from bidro.deploy.score_messages import Weights
-from bidro.deploy.site_config import Site
-from bidro.engines.carrier import InMemory
-from bidro.engines.wire import header_of, pack
+from bidro.deploy.messages.queries import Weights
+from bidro.deploy.site.config import Site
+from bidro.federated.engines.coordinator import InMemory
+from bidro.federated.engines.wire import header_of, pack
 from tests.deploy.networks import ALLOWED, FACTORY, STEPS, network, network_sites, run
 from tests.deploy.sites import PAIR, answering, table, write_sites
 
@@ -113,11 +113,11 @@ def test_a_linear_agreement_trains_no_network_and_a_network_no_linear_model(made
     requests, reply = made
     agreed = write_sites(tmp_path, table())
     linear = answering(tmp_path, PAIR)[PAIR[0]]
-    asked = other(requests["train", 1], agreed=agreed.digest)
-    assert header_of(linear(asked))["refused"] == "there is no such question."
+    query = other(requests["train", 1], agreed=agreed.digest)
+    assert header_of(linear(query))["refused"] == "there is no such question."
     for question in ("assess", "bounds", "spread"):
-        asked = other(requests["train", 1], question=question)
-        assert header_of(reply(asked))["refused"] == "there is no such question."
+        query = other(requests["train", 1], question=question)
+        assert header_of(reply(query))["refused"] == "there is no such question."
 
 
 REFUSED = {
@@ -142,7 +142,7 @@ def test_a_factory_that_is_not_allowed_is_not_called(tmp_path, monkeypatch):
     agreed = network_sites(tmp_path)
     heard, _ = asked_in(tmp_path, agreed)
     called = []
-    monkeypatch.setattr("bidro.deploy.agreed_network.from_factory", lambda *given: called.append(given))
+    monkeypatch.setattr("bidro.deploy.agreement.agreement.from_factory", lambda *given: called.append(given))
     path = tmp_path / "east.toml"
     path.write_text(path.read_text().replace(ALLOWED, ""))
     reply = answering(tmp_path, PAIR)["east"]

@@ -1,4 +1,4 @@
-"""A neural network trained across sites: what one process would train, stated from rows kept out."""
+"""A neural network trained across sites: what one process would train, stated from held-out rows."""
 
 import json
 import sys
@@ -12,20 +12,20 @@ import torch
 from safetensors.numpy import load, save
 
 from bidro import BidroError, load_network
-from bidro.algorithms import fedavg
-from bidro.deploy import agreed_network, site_rows
-from bidro.deploy.agreed import Agreed
-from bidro.deploy.agreed_network import AgreedNetwork
-from bidro.deploy.audit import in_words
-from bidro.deploy.job import Job
-from bidro.deploy.server import run_job
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, check_site, holdout, site_log
-from bidro.engines.carrier import InMemory
-from bidro.engines.coordinator import Policy
-from bidro.engines.wire import header_of
-from bidro.guarantees.certificate import Certificate
-from bidro.guarantees.held_out import client_bound
+from bidro.certify.certificate import Certificate
+from bidro.certify.held_out import client_bound
+from bidro.deploy.agreement import agreement
+from bidro.deploy.agreement.agreement import Agreement, NetworkAgreement
+from bidro.deploy.agreement.job import Job
+from bidro.deploy.server.audit import in_words
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site import rows as site_rows
+from bidro.deploy.site.check import check_site
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import SiteRows, holdout, site_log
+from bidro.federated.algorithms import first_order
+from bidro.federated.engines.coordinator import InMemory, Policy
+from bidro.federated.engines.wire import header_of
 from tests.deploy.networks import (
     ALLOWED,
     FACTORY,
@@ -66,8 +66,8 @@ def done(tmp_path_factory):
     return folder, agreed, run(folder, agreed)
 
 
-def kept_out(folder, name):
-    """(features in their own units, target) of the rows that a site keeps out."""
+def held_out(folder, name):
+    """(features in their own units, target) of the rows that a site holds out."""
     site = Site.read(folder / f"{name}.toml")
     rows = SiteRows.load(site)
     kept = holdout(site, rows)
@@ -103,15 +103,15 @@ def test_rows_of_a_person_stay_together(tmp_path):
     """In training or out of it, and so do those of the bounds."""
     whole = table()
     whole = whole.assign(person=np.random.default_rng(0).integers(0, 40, len(whole)))
-    agreed = network_sites(tmp_path, whole=whole, unit="person")
+    agreed = network_sites(tmp_path, whole=whole, person="person")
     files = run(tmp_path, agreed)
     np.testing.assert_allclose(weights(files), in_one_process(agreed, whole), rtol=0, atol=1e-6)
     for name in PAIR:
         site = Site.read(tmp_path / f"{name}.toml")
         rows = SiteRows.load(site)
         kept = holdout(site, rows)
-        assert not set(rows.units[kept]) & set(rows.units[~kept])
-    assert Certificate.from_json(files["certificate.json"].decode()).clipped.units
+        assert not set(rows.people[kept]) & set(rows.people[~kept])
+    assert Certificate.from_json(files["certificate.json"].decode()).clipped.people
 
 
 ALGORITHMS = {
@@ -143,13 +143,13 @@ def test_every_algorithm_trains_what_one_process_trains(word, tmp_path):
 
 def test_the_work_of_a_site_is_the_code_of_one_process(done, tmp_path, monkeypatch):
     """Broken, it is broken in both, in the same way."""
-    right = fedavg.batch_mean_and_gradient
+    right = first_order.mean_and_gradient
 
-    def wrong(client, rows, x):
-        value, gradient = right(client, rows, x)
+    def wrong(client, x, rows):
+        value, gradient = right(client, x, rows)
         return value, 0.2 * gradient
 
-    monkeypatch.setattr(fedavg, "batch_mean_and_gradient", wrong)
+    monkeypatch.setattr(first_order, "mean_and_gradient", wrong)
     agreed = network_sites(tmp_path, network(rounds=4))
     found = weights(run(tmp_path, agreed))
     assert np.abs(found - weights(done[2])).max() > 0.01
@@ -164,7 +164,7 @@ def test_bounds_are_those_of_the_rows_kept_out_rounded_up(done):
         stated
     )
     for name in PAIR:
-        features, target = kept_out(folder, name)
+        features, target = held_out(folder, name)
         losses = np.minimum(np.abs(predictions(agreed, files, features) - target), 8.0)
         plain = client_bound(name, losses, 0.05, 8.0, "betting").bound
         step = 8.0 * 3 * 10 / len(losses)
@@ -172,9 +172,9 @@ def test_bounds_are_those_of_the_rows_kept_out_rounded_up(done):
     audit = json.loads(files["audit.json"])
     assert [kind["question"] for kind in audit["kinds"]] == ["prepare", "train", "evaluate"]
     assert "can hold these rows nearly as they are" in in_words(audit)
-    asked = [(e.question, e.outcome) for e in site_log(Site.read(folder / "east.toml")).entries()]
-    assert asked.count(("train", "answered")) == 4
-    assert asked.count(("score", "answered")) == 1  # it counts as a model that was scored
+    query = [(e.question, e.outcome) for e in site_log(Site.read(folder / "east.toml")).entries()]
+    assert query.count(("train", "answered")) == 4
+    assert query.count(("score", "answered")) == 1  # it counts as a model that was scored
 
 
 def test_the_folder_loads_and_its_onnx_file_takes_the_columns_own_units(done, tmp_path):
@@ -183,7 +183,7 @@ def test_the_folder_loads_and_its_onnx_file_takes_the_columns_own_units(done, tm
         (tmp_path / name).write_bytes(data)
     found = load_network(tmp_path)
     assert (found.factory, found.arguments, found.features) == (FACTORY, {"hidden": 5}, ("u", "v", "ward=b"))
-    features, _ = kept_out(folder, "west")
+    features, _ = held_out(folder, "west")
     expected = predictions(agreed, files, features)
     module, units = found.build(), found.units
     with torch.no_grad():
@@ -201,7 +201,7 @@ def test_classes_and_their_mistakes(tmp_path):
     found = in_one_process(agreed, table(classes=True))
     np.testing.assert_allclose(weights(files), found, rtol=0, atol=1e-6)
     stated = Certificate.from_json(files["certificate.json"].decode())
-    features, target = kept_out(tmp_path, "west")
+    features, target = held_out(tmp_path, "west")
     wrong = predictions(agreed, files, features).argmax(axis=1) != (target > 0)
     plain = client_bound("west", wrong.astype(float), 0.05, 1.0, "clopper-pearson").bound
     assert plain - 1e-9 <= stated.mistakes.clients["west"] <= min(1.0, plain + 30 / len(wrong) + 1e-9)
@@ -214,7 +214,7 @@ def test_a_function_of_jax_and_why_it_has_no_onnx_file(tmp_path):
     name = "tests.networks.factories:in_jax"
     agreed = network_sites(
         tmp_path,
-        AgreedNetwork(name, 3, settings={"eta_x": 0.05}),
+        NetworkAgreement(name, 3, settings={"eta_x": 0.05}),
         extra=f'networks = ["{name}"]\ntrusted_server = true',
     )
     files = run(tmp_path, agreed)
@@ -252,7 +252,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(done, tmp_path):
 def test_without_a_lost_site_it_is_the_others_network(tmp_path):
     agreed = network_sites(tmp_path, network(rounds=3))
     (tmp_path / "mid.toml").write_text((tmp_path / "mid.toml").read_text().replace(ALLOWED, ""))
-    policy = Policy(lost="continue")
+    policy = Policy(on_client_loss="continue")
     files = run(tmp_path, agreed, names=(*PAIR, "mid"), policy=policy)
     stated = Certificate.from_json(files["certificate.json"].decode())
     assert stated.names == PAIR
@@ -282,10 +282,10 @@ def test_a_site_that_tells_absurd_weights_is_named(tmp_path):
 def test_the_agreement_as_text(tmp_path):
     odd = {"hidden": 5, "activation": "relu", "an odd name": [1, 2.5, {"deep": True}]}
     agreed = network_sites(tmp_path, network(arguments=odd, input_shape=[1, 3], **ADAM))
-    assert Agreed.read(tmp_path / "schema.toml").digest == agreed.digest
-    assert Agreed.from_dict(json.loads(json.dumps(agreed.to_dict()))) == agreed
-    asked = Job("net", PAIR, agreed)
-    assert Job.from_text(asked.to_text()) == asked
+    assert Agreement.read(tmp_path / "schema.toml").digest == agreed.digest
+    assert Agreement.from_dict(json.loads(json.dumps(agreed.to_dict()))) == agreed
+    query = Job("net", PAIR, agreed)
+    assert Job.from_text(query.to_text()) == query
     assert "neural_network" not in replace(agreed, neural_network=None).to_dict()
 
 
@@ -312,7 +312,7 @@ BAD = {
 def test_what_stands_for_nothing_is_said_before_anything_is_imported(sentence):
     given = {"factory": "nowhere.nets:make", "rounds": 3, **BAD[sentence]}
     with pytest.raises(BidroError, match=sentence):
-        AgreedNetwork(**given)
+        NetworkAgreement(**given)
 
 
 def test_parts_of_an_agreement_that_do_not_go_together(done):
@@ -324,8 +324,8 @@ def test_parts_of_an_agreement_that_do_not_go_together(done):
     }.items():
         with pytest.raises(BidroError, match=sentence):
             replace(agreed, **parts)
+    from bidro.fit.training import AlgorithmOne
     from bidro.privacy.terms import Terms
-    from bidro.training import AlgorithmOne
 
     for part in ({"privacy": Terms()}, {"algorithm": AlgorithmOne(3)}):
         with pytest.raises(BidroError, match="do not go together"):
@@ -338,7 +338,7 @@ def test_a_factory_that_draws_anew_every_time_is_refused(tmp_path, monkeypatch):
     rng = np.random.default_rng()
     module.make = lambda: torch.nn.Linear(3, 1).requires_grad_(True)
     monkeypatch.setitem(sys.modules, "drawing", module)
-    assert AgreedNetwork("drawing:make", 1).made(None, 0)[1].dimension(4) == 4
+    assert NetworkAgreement("drawing:make", 1).made(None, 0)[1].dimension(4) == 4
 
     def anew():
         made = torch.nn.Linear(3, 1)
@@ -348,7 +348,7 @@ def test_a_factory_that_draws_anew_every_time_is_refused(tmp_path, monkeypatch):
 
     module.make = anew
     with pytest.raises(BidroError, match="makes another network every time"):
-        AgreedNetwork("drawing:make", 1).made(None, 0)
+        NetworkAgreement("drawing:make", 1).made(None, 0)
 
 
 def test_the_owner_sees_that_a_network_is_not_allowed(tmp_path):
@@ -377,9 +377,9 @@ def test_a_site_where_the_factory_cannot_be_called_says_so_in_one_sentence(missi
             def gone(*_):
                 raise BidroError(f"the factory cannot be called: {raised}; secret/path/of/a/row")
 
-            patch.setattr(agreed_network, "from_factory", gone)
+            patch.setattr(agreement, "from_factory", gone)
             if missing == "torch":
-                for module in (agreed_network, site_rows):
+                for module in (agreement, site_rows):
                     patch.setattr(module, "find_spec", lambda name: None)
             return replies["west"](request)
 
@@ -389,14 +389,14 @@ def test_a_site_where_the_factory_cannot_be_called_says_so_in_one_sentence(missi
 
 
 def test_a_server_without_the_factory_or_pytorch_says_so(tmp_path, monkeypatch):
-    agreed = network_sites(tmp_path, AgreedNetwork("nowhere.nets:make", 1))
+    agreed = network_sites(tmp_path, NetworkAgreement("nowhere.nets:make", 1))
     with pytest.raises(BidroError, match=r"The factory 'nowhere.nets:make' cannot be called: No module"):
         run(tmp_path, agreed)
     (tmp_path / "needs_torch.py").write_text("raise ImportError('no torch', name='torch')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(BidroError, match=r"pip install 'bidro\[torch\]'"):
-        agreed_network.from_factory("needs_torch:make")
+        agreement.from_factory("needs_torch:make")
 
 
 def test_its_onnx_file_is_certified_as_a_model_from_elsewhere_to_the_same_bounds(done):
@@ -405,7 +405,7 @@ def test_its_onnx_file_is_certified_as_a_model_from_elsewhere_to_the_same_bounds
     for name in PAIR:
         path = folder / f"{name}.toml"
         path.write_text(f"score_models = true\n{path.read_text()}")
-    asked = Job("again", PAIR, agreed, certify=files["model.onnx"])
-    again = run_job(asked, carrier(folder, PAIR), folder / "runs")
+    query = Job("again", PAIR, agreed, certify=files["model.onnx"])
+    again = run_job(query, carrier(folder, PAIR), folder / "runs")
     ours, theirs = (Certificate.from_json(one["certificate.json"].decode()) for one in (files, again))
     assert theirs.clipped.clients == pytest.approx(ours.clipped.clients, rel=1e-6)

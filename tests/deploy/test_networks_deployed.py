@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bidro.deploy import flare_local, flower_local
-from bidro.engines.coordinator import Policy
-from bidro.guarantees.certificate import Certificate
+from bidro.certify.certificate import Certificate
+from bidro.deploy.transport.flare import local as flare_local
+from bidro.deploy.transport.flower import local as flower_local
+from bidro.federated.engines.coordinator import Policy
 from tests.deploy.networks import in_one_process, network, network_sites, weights
-from tests.deploy.processes import ENVIRONMENT, Driven, wait_for_line
 from tests.deploy.sites import PAIR, job, table
+from tests.testbed.breaking import Breakable
+from tests.testbed.processes import ENVIRONMENT, Driven, wait_for_line
 
 pytestmark = pytest.mark.deploy
 
@@ -34,7 +36,7 @@ def trained_over(name, folder):
         for variable, value in {**ENVIRONMENT, "PYTHONPATH": path}.items():
             patch.setenv(variable, value)
         with ENGINES[name].network(folder / "network", sites, folder / "runs") as net:
-            yield folder, agreed, net, in_one_process(agreed, table())
+            yield folder, agreed, Breakable(net), in_one_process(agreed, table())
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def made(request, tmp_path_factory):
         yield request.param, *found
 
 
-def asked(agreed, run, **how):
+def query(agreed, run, **how):
     parts = {"scores": agreed.scores, "neural_network": agreed.neural_network}
     return job(agreed, run, PAIR, policy=Policy(timeout=60.0, patience=300.0), **parts, **how)
 
@@ -58,7 +60,7 @@ def require_same(done, expected):
 @pytest.mark.parametrize("made", ENGINES, indirect=True)
 def test_the_network_is_that_of_one_process(made):
     name, _, agreed, net, expected = made
-    done = Driven(name, asked(agreed, "whole"), net.settings).outcome(400)
+    done = Driven(name, query(agreed, "whole"), net.settings).outcome(400)
     require_same(done, expected)
     assert any(line.startswith("FedAvg: round ") for line in done.said), done.said
 
@@ -68,7 +70,7 @@ def test_the_network_is_that_of_one_process(made):
 def test_after_kill_9_it_goes_on_to_the_same_weights(what, made):
     name, folder, agreed, net, expected = made
     run = what.replace("'", "").replace(" ", "-")
-    done = Driven(name, asked(agreed, run), net.settings)
+    done = Driven(name, query(agreed, run), net.settings)
     done.start()
     wait_for_line(folder / "runs", run, "FedAvg: round 2 of 6")
     if what == "site":
@@ -83,12 +85,12 @@ def test_after_kill_9_it_goes_on_to_the_same_weights(what, made):
 def test_resumed_after_the_server_was_killed_it_has_the_same_weights(made):
     """The lead gives up at once, and goes on later by --resume."""
     name, folder, agreed, net, expected = made
-    first = asked(agreed, "resumed")
+    first = query(agreed, "resumed")
     impatient = Driven(name, first, net.settings)
     impatient.start()
     wait_for_line(folder / "runs", "resumed", "FedAvg: round 2 of 6")
     net.kill_server()
     net.restart_server()
-    again = Driven(name, asked(agreed, "resumed", resume=True), net.settings).outcome(500)
+    again = Driven(name, query(agreed, "resumed", resume=True), net.settings).outcome(500)
     require_same(again, expected)
     impatient.outcome(500)

@@ -7,23 +7,22 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from bidro.deploy.agreed import Agreed
-from bidro.deploy.audit import in_words
-from bidro.deploy.private_answers import ledger_of
-from bidro.deploy.promised import LEDGER
-from bidro.deploy.requests import PRIVATE
-from bidro.deploy.server import run_job
-from bidro.deploy.site import reply_of
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, holdout, site_log
-from bidro.deploy.spent import in_words as spent_words
-from bidro.deploy.spent import spent_content
-from bidro.engines.carrier import Delivered, InMemory
-from bidro.engines.wire import header_of, pack, unpack
-from bidro.errors import BidroError
-from bidro.fitting.private_side import FACTOR
-from bidro.fitting.questions import AtModel, NoisyMoments
-from bidro.guarantees.certificate import Certificate
+from bidro.certify.certificate import Certificate
+from bidro.core.errors import BidroError
+from bidro.deploy.agreement.agreement import Agreement
+from bidro.deploy.messages.queries import PRIVATE
+from bidro.deploy.server.audit import in_words
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site.answers import ledger_of
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.ledger import LEDGER, spent_content
+from bidro.deploy.site.ledger import in_words as spent_words
+from bidro.deploy.site.rows import SiteRows, holdout, site_log
+from bidro.deploy.site.session import reply_of
+from bidro.federated.engines.coordinator import Delivered, InMemory
+from bidro.federated.engines.wire import header_of, pack, unpack
+from bidro.fit.private_side import FACTOR
+from bidro.fit.questions import AtModel, NoisyMoments
 from bidro.privacy.terms import Budget, Terms
 from tests.deploy.fuzz_requests import changed
 from tests.deploy.sites import (
@@ -70,8 +69,8 @@ def ran(tmp_path_factory):
 def test_a_run_asks_three_questions_and_says_what_is_private(ran):
     _, _, files, transcripts = ran
     for messages in transcripts.values():
-        asked = [header_of(request)["question"] for request, _ in messages]
-        assert asked == ["moments", *["gradients"] * 8, "losses"]
+        query = [header_of(request)["question"] for request, _ in messages]
+        assert query == ["moments", *["gradients"] * 8, "losses"]
         for request, reply in messages:
             # No id of a table, no number of rows, no digest: arrays of whole numbers, and the budget.
             assert set(header_of(request)) == {"version", "run", "question", "round", "client", "agreed"}
@@ -124,14 +123,14 @@ def test_a_new_question_is_refused_when_the_budget_is_spent(ran):
     site = Site.read(folder / "west.toml")
     rows = SiteRows.load(site)
     request, _ = transcripts["west"][1]
-    asked = unpack(request, AtModel)
-    other = asked._replace(x=asked.x + 0.125)
+    query = unpack(request, AtModel)
+    other = query._replace(x=query.x + 0.125)
     reply = header_of(reply_of(site, rows, pack(other, header_of(request))))
     assert "This question is new to this site and would cost 0.07 of its privacy budget" in reply["refused"]
     assert site_log(site).entries("test")[-1].outcome == "refused"
     # What was answered is answered again, under any name.
     header = {**header_of(request), "run": "yet-another"}
-    assert "refused" not in header_of(reply_of(site, rows, pack(asked, header)))
+    assert "refused" not in header_of(reply_of(site, rows, pack(query, header)))
 
 
 def test_a_site_with_a_budget_answers_nothing_else(ran, tmp_path):
@@ -263,8 +262,8 @@ def test_without_a_budget_a_server_that_chooses_where_to_clip_finds_a_row(truste
     def above(least):
         """How many training rows have a target of at least so many spreads; or why that is not told."""
         clip = 2 * (8.0 - least) / np.sqrt(1 - FACTOR**2)
-        asked = AtModel(x, along, np.array(clip), np.array(1.0))
-        reply = reply_of(site, rows, pack(asked, header))
+        query = AtModel(x, along, np.array(clip), np.array(1.0))
+        reply = reply_of(site, rows, pack(query, header))
         if "refused" in header_of(reply):
             return header_of(reply)["refused"]
         scale = agreed.plan.gradients_scale(None, clip, 1.0)
@@ -314,14 +313,14 @@ def test_people_with_several_rows_count_by_no_more_than_the_budget_is_for(tmp_pa
     whole = table(sizes=SIZES)
     whole["person"] = [f"p{i // 3}" for i in range(len(whole))]
     privacy = PRIVACY + "rows_per_person = 2\n"
-    agreed = private_sites(tmp_path, whole=whole, unit="person", privacy=privacy)
+    agreed = private_sites(tmp_path, whole=whole, person="person", privacy=privacy)
     transcripts = {}
     files = run_job(private_job(agreed), listened(tmp_path, NAMES, transcripts), tmp_path / "runs")
     promise = Certificate.from_json(files["certificate.json"].decode()).privacy.promise
-    assert "adding or removing one unit, of which at most 2 rows count" in promise
+    assert "adding or removing one person, of whom at most 2 rows count" in promise
     plan, budget = agreed.plan, Budget(3.0, 1e-6, 2)
-    assert plan.units
-    # A person's losses are one value, so that of rows kept out about a third as many are told of.
+    assert plan.people
+    # A person's losses are one value, so that of held-out rows about a third as many are told of.
     losses = next(r for q, r in transcripts["east"] if header_of(q)["question"] == "losses")
     told = load(losses)["values"] * plan.losses_scale(budget).unit
     assert told.sum() == pytest.approx(0.2 * 300 / 3, abs=60)
@@ -374,13 +373,13 @@ def test_the_agreement_comes_back_from_its_file_and_from_a_job(ran, tmp_path):
     _, agreed, _, _ = ran
     terms = Terms(gradients=3, moments=0.4, clip=2.5, degree=6)
     whole = agree(tmp_path, replace(agreed, privacy=terms))
-    back = Agreed.read(tmp_path / "schema.toml")
+    back = Agreement.read(tmp_path / "schema.toml")
     assert back.privacy == terms
     assert back.digest == whole.digest != agreed.digest
-    assert Agreed.from_dict(whole.to_dict()).digest == whole.digest
+    assert Agreement.from_dict(whole.to_dict()).digest == whole.digest
     for training, words in (({"radius": 0.1}, "radius must be 0"), ({"curves": 8}, "straight lines")):
         with pytest.raises(BidroError, match=words):
-            Agreed.of(agreed.schema, agreed.units, None, training, privacy=terms)
+            Agreement.of(agreed.schema, agreed.units, None, training, privacy=terms)
 
 
 def test_a_liar_is_left_out_with_its_name(tmp_path):

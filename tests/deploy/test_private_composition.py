@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from bidro.deploy import private_answers
-from bidro.deploy.schema_file import drafted
-from bidro.deploy.site import reply_of
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, state_of
-from bidro.deploy.site_state import write_key
-from bidro.fitting.private_side import Answering
+from bidro.core.splits import holdout_of
+from bidro.data.tables import learn_schema
+from bidro.deploy.agreement.agreement import drafted
+from bidro.deploy.site import answers as private_answers
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import SiteRows, state_of
+from bidro.deploy.site.session import reply_of
+from bidro.deploy.site.state import write_key
+from bidro.fit.private_side import Answering
 from bidro.privacy.accounting import epsilon_of
 from bidro.privacy.discrete_gaussian import seeded_bits
 from bidro.privacy.terms import Budget, Terms
-from bidro.splits import holdout_of
-from bidro.tables import learn_schema
 from tests.deploy.composition import CLIENT, Step, begun, heard_of, paid, requests
 from tests.deploy.sites import PRIVACY, agree, retrained, table
 from tests.privacy.canary import audit, largest_area, log_likelihood_ratio
@@ -39,8 +39,8 @@ def rows_here():
     return here
 
 
-def kept_out(folder, agreed, here):
-    """(N,) which rows of a table a site in the folder keeps out by an agreement."""
+def held_out(folder, agreed, here):
+    """(N,) which rows of a table a site in the folder holds out by an agreement."""
     agree(folder, agreed)
     here.to_csv(folder / f"{CLIENT}.csv", index=False)
     site = Site.read(folder / f"{CLIENT}.toml")
@@ -61,7 +61,7 @@ def without(place):
 
 
 def on_other_side(before, after):
-    """Somebody far out who is in training before and kept out after."""
+    """Somebody far out who is in training before and held out after."""
     return int(np.flatnonzero(~before[:30] & after[:30])[0])
 
 
@@ -72,12 +72,12 @@ def require_within(found, budget=BUDGET):
     assert all("is new to this site" in reason for reason in found.refused)
 
 
-@pytest.mark.parametrize("first", ["training", "kept out"])
+@pytest.mark.parametrize("first", ["training", "held out"])
 def test_another_share_of_rows_kept_out_costs_nobody_more_than_the_budget(first, tmp_path, monkeypatch):
     here = rows_here()
     one = begun(tmp_path / "looked", here, PRIVACY, terms=TERMS, training={"hold_out": 0.5})
     other = retrained(one, {"hold_out": 0.05}, privacy=TERMS)
-    sides = [kept_out(tmp_path / "looked", agreed, here) for agreed in (other, one)]
+    sides = [held_out(tmp_path / "looked", agreed, here) for agreed in (other, one)]
     person = on_other_side(*sides)
     steps = [Step(other, here, TRAINING), Step(one, here, KEPT_OUT)]
     found = paid(
@@ -98,7 +98,7 @@ def test_a_column_less_costs_nobody_more_than_the_budget(tmp_path, monkeypatch):
     less = here.drop(columns="ward").assign(site=CLIENT)
     schema = learn_schema(less, "site", "y", None, None, "refuse", None)
     other = drafted(schema, less, None, {"curves": "none", "hold_out": 0.5}, privacy=TERMS)
-    person = on_other_side(*(kept_out(tmp_path / "looked", agreed, here) for agreed in (one, other)))
+    person = on_other_side(*(held_out(tmp_path / "looked", agreed, here) for agreed in (one, other)))
     steps = [Step(one, here, TRAINING), Step(other, here, KEPT_OUT)]
     found = paid(tmp_path, beginning(here), steps, without(person), monkeypatch)
     require_within(found)
@@ -111,7 +111,7 @@ def test_a_cell_corrected_between_gradients_and_losses_costs_nobody_more_than_th
     here = rows_here()
     agreed = begun(tmp_path / "looked", here, PRIVACY, terms=TERMS, training={"hold_out": 0.5})
     corrected = here.assign(v=here["v"] + 1.0)
-    person = on_other_side(*(kept_out(tmp_path / "looked", agreed, one) for one in (here, corrected)))
+    person = on_other_side(*(held_out(tmp_path / "looked", agreed, one) for one in (here, corrected)))
     steps = [Step(agreed, here, TRAINING), Step(agreed, corrected, KEPT_OUT)]
     found = paid(tmp_path, beginning(here), steps, without(person), monkeypatch)
     require_within(found)
@@ -124,7 +124,7 @@ def test_other_rows_a_person_refund_nothing(rows_per_person, tmp_path, monkeypat
     here = rows_here()
     here["person"] = [f"p{i // 5}" for i in range(len(here))]
     parts = [f"{PRIVACY}rows_per_person = {k}\n" for k in rows_per_person]
-    how = {"terms": TERMS, "unit": "person", "training": {"hold_out": 0.0}}
+    how = {"terms": TERMS, "person": "person", "training": {"hold_out": 0.0}}
     agreed = begun(tmp_path / "looked", here, parts[0], **how)
     steps = [Step(agreed, here, TRAINING, part) for part in parts]
 
@@ -185,7 +185,7 @@ def test_the_best_attack_on_somebody_on_both_sides_finds_no_more_than_the_budget
     here, how = rows_here(), {"terms": TERMS, "training": {"hold_out": 0.5}}
     agreed = begun(tmp_path / "looked", here, privacy, **how)
     corrected = here.assign(v=here["v"] + 1.0)
-    person = on_other_side(*(kept_out(tmp_path / "looked", agreed, one) for one in (here, corrected)))
+    person = on_other_side(*(held_out(tmp_path / "looked", agreed, one) for one in (here, corrected)))
     steps = [Step(agreed, here, TRAINING), Step(agreed, corrected, KEPT_OUT)]
     sums, tables = {}, {}
     for present in (True, False):

@@ -9,13 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from bidro.deploy import flare_local, flower_local
-from bidro.deploy.private_answers import ledger_of
-from bidro.deploy.site_config import Site
-from bidro.engines.coordinator import Policy
+from bidro.deploy.site.answers import ledger_of
+from bidro.deploy.site.config import Site
+from bidro.deploy.transport.flare import local as flare_local
+from bidro.deploy.transport.flower import local as flower_local
+from bidro.federated.engines.coordinator import Policy
 from bidro.privacy.terms import Budget
-from tests.deploy.processes import ENVIRONMENT, Driven, wait_for_line
 from tests.deploy.sites import PAIR, job, private_sites
+from tests.testbed.breaking import Breakable
+from tests.testbed.processes import ENVIRONMENT, Driven, wait_for_line
 
 _NETWORKS = {"flare": flare_local, "flower": flower_local}
 _FILES = ("model.safetensors", "certificate.json")
@@ -33,7 +35,7 @@ def private_pair(engine, folder):
             patch.setenv(name, value)
         with engine.network(folder / "network", sites, folder / "runs") as net:
             policy = Policy(timeout=60.0, patience=300.0)
-            yield job(agreed, "killed", PAIR, policy=policy, privacy=agreed.privacy), net
+            yield job(agreed, "killed", PAIR, policy=policy, privacy=agreed.privacy), Breakable(net)
 
 
 def releases(folder):
@@ -51,7 +53,7 @@ def killed(name, net, what, kind, folder):
     line = "gradients with noise: round 4"
     if kind == "lead":
         order = {"engine": name, "job": what.to_text(), "settings": net.settings}
-        lead = subprocess.Popen([sys.executable, "-m", "tests.deploy.faults", "--lead", json.dumps(order)])
+        lead = subprocess.Popen([sys.executable, "-m", "tests.testbed.faults", "--lead", json.dumps(order)])
         wait_for_line(folder / "runs", what.run, line, timeout=300)
         before = releases(folder)
         lead.kill()

@@ -10,19 +10,19 @@ import pytest
 from safetensors.numpy import load
 
 import bidro
-from bidro.deploy.promised import EXACT_BEFORE, LEDGER, said_to_owner
-from bidro.deploy.rehearsal import split_by_client
-from bidro.deploy.server import run_job
-from bidro.deploy.site import reply_of
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, state_of
-from bidro.deploy.site_state import DATABASE
-from bidro.engines.coordinator import Nothing
-from bidro.engines.wire import header_of, pack
-from bidro.errors import BidroError
-from bidro.guarantees.certificate import Certificate
-from bidro.guarantees.privacy_promise import TO_TRY, Privacy
+from bidro.certify.certificate import TO_TRY, Certificate, Privacy
+from bidro.core.errors import BidroError
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.ledger import EXACT_BEFORE, LEDGER, said_to_owner
+from bidro.deploy.site.rows import SiteRows, state_of
+from bidro.deploy.site.session import reply_of
+from bidro.deploy.site.state import DATABASE
+from bidro.deploy.transport.rehearsal import split_by_client
+from bidro.federated.engines.coordinator import Nothing
+from bidro.federated.engines.wire import header_of, pack
 from bidro.privacy.terms import Terms
+from bidro.workflow.options import TableColumns
 from tests.cli.test_command import run
 from tests.deploy.composition import CLIENT, begun, requests
 from tests.deploy.sites import PAIR, PRIVACY, agree, carrier, job, private_sites, retrained, table
@@ -33,13 +33,13 @@ def rows_here():
     return whole[whole["site"] == CLIENT].drop(columns="site").reset_index(drop=True)
 
 
-def asked(folder, request):
+def query(folder, request):
     site = Site.read(folder / f"{CLIENT}.toml")
     return reply_of(site, SiteRows.load(site), request)
 
 
 def refused(folder, request):
-    return header_of(asked(folder, request)).get("refused")
+    return header_of(query(folder, request)).get("refused")
 
 
 def exactly(folder, agreed):
@@ -73,16 +73,16 @@ def test_a_site_that_exact_sums_have_left_says_so_in_every_reply(site):
     with_privacy(folder, "")
     assert exactly(folder, agreed) is None
     with_privacy(folder, PRIVACY)
-    assert load(asked(folder, first))["exact"] == 1
+    assert load(query(folder, first))["exact"] == 1
     assert owner(folder) == [EXACT_BEFORE]
     # Asked for what is in the ledger already, too.
-    assert load(asked(folder, first))["exact"] == 1
-    assert load(asked(folder, second))["exact"] == 1
+    assert load(query(folder, first))["exact"] == 1
+    assert load(query(folder, second))["exact"] == 1
 
 
 def test_a_budget_is_given_up_by_a_word_of_its_owner_alone(site):
     folder, agreed, (first, *_) = site
-    assert load(asked(folder, first))["exact"] == 0
+    assert load(query(folder, first))["exact"] == 0
     assert owner(folder) == []
     with_privacy(folder, "")
     assert "its owner puts [privacy] back" in exactly(folder, agreed)
@@ -91,7 +91,7 @@ def test_a_budget_is_given_up_by_a_word_of_its_owner_alone(site):
     assert exactly(folder, agreed) is None
     # What was released is said to be without the promise from then on, if it is asked for again.
     with_privacy(folder, PRIVACY)
-    assert load(asked(folder, first))["exact"] == 1
+    assert load(query(folder, first))["exact"] == 1
 
 
 def test_without_a_release_a_budget_may_be_taken_out(site):
@@ -172,7 +172,7 @@ def test_a_state_from_before_releases_were_noted_goes_on_with_its_ledger_alone(s
 
 def test_a_process_that_ends_between_any_two_steps_of_a_release_loses_nothing(site, monkeypatch):
     """After the note and before the charge, and after the charge and before the second note."""
-    from bidro.deploy import private_answers
+    from bidro.deploy.site import answers as private_answers
 
     folder, _, (first, second, third, *_) = site
     honest = private_answers.end_release
@@ -203,7 +203,7 @@ def test_a_question_that_the_budget_does_not_last_for_leaves_no_note(site):
 
 
 def _at(parts, x):
-    from bidro.fitting.questions import AtModel
+    from bidro.fit.questions import AtModel
 
     return AtModel(**{**parts, "x": np.full_like(parts["x"], x)})
 
@@ -212,7 +212,9 @@ def test_whether_its_table_has_changed_is_not_told_under_a_budget(tmp_path):
     """By an agreement that is not private, of whose earlier runs a server knows the table's id."""
     here = rows_here()
     agreed = begun(tmp_path / "site", here, "")
-    public = agree(tmp_path / "site", retrained(agreed, {"radius": 0.1, "own": "none", "weights": "fixed"}))
+    public = agree(
+        tmp_path / "site", retrained(agreed, {"radius": 0.1, "personal": "none", "weights": "fixed"})
+    )
     heard = []
 
     def listening(name, answer):
@@ -222,7 +224,7 @@ def test_whether_its_table_has_changed_is_not_told_under_a_budget(tmp_path):
 
         return {name: reply}
 
-    from bidro.engines.carrier import InMemory
+    from bidro.federated.engines.coordinator import InMemory
     from tests.deploy.sites import answering
 
     answers = answering(tmp_path / "site", (CLIENT,))
@@ -245,7 +247,9 @@ def test_units_that_a_table_drafted_promise_nothing(tmp_path):
     units = []
     for name, rows in (("usual", whole), ("moved", moved)):
         rows.to_csv(tmp_path / f"{name}.csv", index=False)
-        sites = split_by_client(tmp_path / f"{name}.csv", "site", "y", tmp_path / name)
+        sites = split_by_client(
+            tmp_path / f"{name}.csv", TableColumns(client="site", target="y"), tmp_path / name
+        )
         units.append(sites.agreed.units["v"])
         assert sites.agreed.units_drafted
     assert units[0] != units[1]

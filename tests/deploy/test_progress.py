@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from bidro.deploy.audit import in_words
-from bidro.deploy.followed import in_words as in_words_of
-from bidro.deploy.progress import RunProgress
-from bidro.deploy.server import run_job
-from bidro.engines.carrier import Delivered, InMemory
-from bidro.engines.coordinator import Policy, refusal_message
-from bidro.errors import BidroError, one_line
+from bidro.core.errors import BidroError, one_line
+from bidro.deploy.server.audit import in_words
+from bidro.deploy.server.runs import RunProgress
+from bidro.deploy.server.runs import in_words as in_words_of
+from bidro.deploy.server.serve import run_job
+from bidro.federated.engines.coordinator import Delivered, InMemory, Policy, refusal_message
 from tests.deploy.sites import NAMES, QUICK, answering, job, table, write_sites
 
 
@@ -95,7 +94,7 @@ def test_texts_from_sites_are_one_line_that_does_nothing(how, tmp_path, capsys):
         return refusal_message(request, ODD)
 
     clients["mid"] = odd
-    policy = Policy(timeout=1e-6, lost="continue")
+    policy = Policy(timeout=1e-6, on_client_loss="continue")
     files = run_job(job(agreed, options=QUICK, policy=policy), InMemory(clients), tmp_path / "runs")
     audit = json.loads(files["audit.json"])
     for text in (audit["lost"]["mid"], audit["faults"][0]["fault"], *in_words(audit).splitlines()):
@@ -126,10 +125,10 @@ def test_one_line_keeps_words_and_nothing_else(text, line):
 
 def test_a_line_of_a_round_says_how_long_solving_will_take(tmp_path, monkeypatch):
     progress = RunProgress(tmp_path, 1e-6)
-    monkeypatch.setattr(progress.pace, "clock", lambda: 100.0)
+    monkeypatch.setattr(progress.time_left, "clock", lambda: 100.0)
     progress.solved_to(1e-2)
     progress.round("ExactMWDRO", 2, ["north"], 10)
-    monkeypatch.setattr(progress.pace, "clock", lambda: 103.0)
+    monkeypatch.setattr(progress.time_left, "clock", lambda: 103.0)
     progress.solved_to(1e-3)
     progress.round("ExactMWDRO", 3, ["north"], 20)
     progress.round("assess", 1, ["north"], 30)

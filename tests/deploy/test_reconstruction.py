@@ -12,16 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bidro.algorithms import BiDROFL, ExactMWDRO
-from bidro.algorithms.contract import client_key
-from bidro.client import WassersteinBall
-from bidro.engines.local import IN_PROCESS
+from bidro.ambiguity import NonconcaveInnerWarning, WassersteinBall
+from bidro.core.sets import Box
 from bidro.experiments.simulation import PENALTIES, paper_problem, simulate
+from bidro.federated.algorithm import client_key
+from bidro.federated.algorithms import BiDROFL
+from bidro.federated.engines.in_process import IN_PROCESS
 from bidro.losses import Squared
-from bidro.problem import NonconcaveInnerWarning, Problem
-from bidro.sets import Box
-from bidro.transport import Transport
-from bidro.worst_case import Exact, FixedStepAscent
+from bidro.problem.problem import Problem
+from bidro.risk.inner import Exact, FixedStepAscent
+from bidro.risk.transport import Transport
+from bidro.solvers.bundle.algorithm import ExactMWDRO
 
 ETA, PERTURBATION = 0.01, FixedStepAscent().perturbation
 NEAR = 0.1  # records have a norm of about 2.3

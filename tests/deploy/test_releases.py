@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from bidro.deploy.releases import Releases
-from bidro.deploy.row_memory import Demanded, RowMemory
-from bidro.deploy.rules import RefusedError
-from bidro.deploy.site_check import checked
-from bidro.deploy.site_state import SiteState
-from bidro.tables import Column, Schema
+from bidro.data.tables import Column, Schema
+from bidro.deploy.site.check import checked
+from bidro.deploy.site.disclosure.memory import Demanded, Releases, RowMemory
+from bidro.deploy.site.disclosure.rules import PolicyViolationError
+from bidro.deploy.site.state import SiteState
 
 NUMBERS = Schema("site", "y", None, (Column("u"), Column("v")))
 SEXES = Schema("site", "y", None, (Column("u"), Column("sex", ("f", "m")), Column("ward", ("a", "b"))))
@@ -25,7 +24,7 @@ def rows(n):
     return whole[:, :2], whole[:, 2]
 
 
-def marks(n, counts=range(2, 6)):
+def fold_ids(n, counts=range(2, 6)):
     """Folds as sites deal them: a row's share of [0, 1), cut into equal parts."""
     shares = (np.arange(n) + 0.5) / n
     return {count: np.floor(shares * count).astype(int) for count in counts}
@@ -34,13 +33,13 @@ def marks(n, counts=range(2, 6)):
 def test_the_same_folds_again_are_answered_where_fewer_are_not(tmp_path):
     """Of 200 rows: five folds and then three cut sets of 13 rows, five and then two sets of 20."""
     own = releases(tmp_path, *rows(200), min_rows=20)
-    dealt = marks(200)
+    dealt = fold_ids(200)
     assert own.answerable(dealt) == (1, 2, 3, 4, 5)
     assert own.training() == 200
     assert own.folds(dealt[5]) == 40
     assert own.answerable(dealt) == (1, 2, 5)
     assert own.folds(dealt[2]) == 20
-    with pytest.raises(RefusedError, match="could be worked out from this run and earlier ones"):
+    with pytest.raises(PolicyViolationError, match="could be worked out from this run and earlier ones"):
         own.folds(dealt[3])
     assert own.folds(None) == 20
 
@@ -55,12 +54,12 @@ def test_rows_kept_out_are_a_set_and_those_of_other_hold_outs_cut_it(tmp_path):
         if allowed:
             assert again.training() == 20
         else:
-            with pytest.raises(RefusedError):
+            with pytest.raises(PolicyViolationError):
                 again.check()
     # There are too few to begin with.
     few = releases(tmp_path / "few", features, target, kept=np.arange(200) < 9)
     with pytest.raises(
-        RefusedError, match="fewer than 10 of its rows, its min_rows, could be worked out; use"
+        PolicyViolationError, match="fewer than 10 of its rows, its min_rows, could be worked out; use"
     ):
         few.training()
 
@@ -76,14 +75,16 @@ def test_rare_cells_leave_fewer_folds_and_then_none(tmp_path):
         ward[np.setdiff1d(with_both, keep)] = 0
         features = np.column_stack([rng.normal(size=n), sex, ward])
         own = releases(tmp_path / str(both), features, rng.normal(size=n), SEXES, min_rows=3)
-        assert own.answerable(marks(n)) == allowed
-        said = checked(own.memory, own.known, own.holdout, marks(n))
+        assert own.answerable(fold_ids(n)) == allowed
+        said = checked(own.memory, own.known, own.holdout, fold_ids(n))
         assert said.folds == allowed
         assert said.rare_cells == ({"sex=m with ward=b": 4} if both == 4 else {})
         if allowed:
             assert own.training() == both
         else:
-            with pytest.raises(RefusedError, match="with two levels or classes at once, its min_cell"):
+            with pytest.raises(
+                PolicyViolationError, match="with two levels or classes at once, its min_cell"
+            ):
                 own.training()
             assert "A run would be refused: a sum over fewer than 5" in said.in_words()
 
@@ -93,12 +94,12 @@ def test_few_people_a_parameter_leave_no_folds_and_then_nothing(tmp_path):
     features, target = rows(24)
     for parameters, allowed in ((5, (1, 2)), (6, (1,)), (11, (1,)), (12, ())):
         own = releases(tmp_path / str(parameters), features, target, parameters=parameters)
-        assert own.answerable(marks(24)) == allowed
-        said = checked(own.memory, own.known, own.holdout, marks(24))
+        assert own.answerable(fold_ids(24)) == allowed
+        said = checked(own.memory, own.known, own.holdout, fold_ids(24))
         assert said.folds == allowed
         if allowed:
             own.training()
         if 2 not in allowed:
-            with pytest.raises(RefusedError, match="too few people in a set"):
-                own.folds(marks(24)[2])
+            with pytest.raises(PolicyViolationError, match="too few people in a set"):
+                own.folds(fold_ids(24)[2])
     assert "A run would be refused: it has too few people" in said.in_words()

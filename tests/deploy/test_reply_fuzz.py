@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from bidro.deploy import consistency as checks
-from bidro.deploy.server import run_job
-from bidro.engines import coordinator
-from bidro.engines.carrier import InMemory
-from bidro.engines.wire import header_of
-from bidro.errors import BidroError
-from bidro.standard import Standard
+from bidro.core.errors import BidroError
+from bidro.data.standardise import Standard
+from bidro.deploy.server import plausibility as checks
+from bidro.deploy.server.serve import run_job
+from bidro.federated.engines import coordinator
+from bidro.federated.engines.coordinator import InMemory
+from bidro.federated.engines.wire import header_of
 from tests.deploy.sites import QUICK, SUPPORT, answering, job, table, write_sites
 
 EXTREMES = (0.0, -1.0, 1e-300, 1e12, 1e60, 1e150, 1e300, -1e300, np.inf, -np.inf, np.nan)
@@ -36,8 +36,8 @@ class Moment:
         if self.before is not None:
             self.told[self.name] = copy.deepcopy(self.before)
         try:
-            found, rows = coordinator._checked(data, self.request, self.like)
-            coordinator._require(self.check, self.name, found, rows)
+            found, rows = coordinator.checked_reply(data, self.request, self.like)
+            coordinator.require_consistent(self.check, self.name, found, rows)
         except BidroError as error:
             said = str(error)
         else:
@@ -50,22 +50,22 @@ def moments_of(folder, monkeypatch, whole, support, options):
     """Those of an honest run, of one client."""
     agreed = write_sites(folder, whole, support, "losses_with_kinks = true")
     found, told = [], {}
-    of, exchange = checks.Consistency.of, coordinator.Coordinator._exchange
+    of, ask = checks.Consistency.of, coordinator.Coordinator.ask
 
     def watched_of(*parts):
         made = of(*parts)
         told.clear()
-        told.update(made.told)
-        made.told = told
+        told.update(made.reported)
+        made.reported = told
         return made
 
-    def watched(self, question, t, requests, names, like, answered, check, counts_rows):
+    def watched(self, question, t, settings, messages, like, needs_all=True, check=None, *counted):
         def noted(name, reply, rows):
             if name == "mid":
-                found.append(Moment(name, requests[name], self.carrier.last[name], like, check, told))
+                found.append(Moment(name, *self.carrier.last[name], like, check, told))
             check(name, reply, rows)
 
-        return exchange(self, question, t, requests, names, like, answered, noted, counts_rows)
+        return ask(self, question, t, settings, messages, like, needs_all, noted, *counted)
 
     class Kept(InMemory):
         def __init__(self, clients):
@@ -74,11 +74,11 @@ def moments_of(folder, monkeypatch, whole, support, options):
 
         def exchange(self, messages, timeout):
             delivered = super().exchange(messages, timeout)
-            self.last.update(delivered.replies)
+            self.last.update((name, (messages[name], reply)) for name, reply in delivered.replies.items())
             return delivered
 
     monkeypatch.setattr(checks.Consistency, "of", watched_of)
-    monkeypatch.setattr(coordinator.Coordinator, "_exchange", watched)
+    monkeypatch.setattr(coordinator.Coordinator, "ask", watched)
     run_job(job(agreed, options=options), Kept(answering(folder)), folder / "runs")
     return found
 
@@ -119,8 +119,8 @@ def changed(rng, data):
 def require_possible(moment, honest, found):
     """What an accepted reply may not say, told from the honest numbers and not by what accepted it."""
     parts = {name: np.asarray(value, float) for name, value in found._asdict().items()}
-    if "models" in (asked := load(moment.request)):  # of a Newton step: what comes after so many is ignored
-        parts = {name: value[: int(asked["models"])] for name, value in parts.items()}
+    if "models" in (query := load(moment.request)):  # of a Newton step: what comes after so many is ignored
+        parts = {name: value[: int(query["models"])] for name, value in parts.items()}
     true = {name: np.asarray(value, float) for name, value in honest._asdict().items()}
     for name, value in parts.items():
         assert np.all(np.isfinite(value)), name
@@ -141,7 +141,7 @@ def require_possible(moment, honest, found):
         np.testing.assert_allclose(parts["loss"], true["loss"], rtol=0.05)
         assert np.all(parts["robust"] >= parts["loss"] * (1 - 1e-6))
     if moment.question == "bounds":
-        for k, part in enumerate(("clipped", "held_out", "mistakes", "own", "own_mistakes")):
+        for k, part in enumerate(("clipped", "held_out", "mistakes", "personal", "personal_mistakes")):
             assert np.all(parts[part] >= parts["means"][k] * (1 - 1e-6))
         assert parts["loss"] >= 0
     if moment.question == "prepare":

@@ -7,21 +7,25 @@ import numpy as np
 import pytest
 
 import bidro
-from bidro.algorithms.cross_validation import ScoresBroadcast, SolvesBroadcast
-from bidro.algorithms.exact_messages import Broadcast
-from bidro.algorithms.fold_newton_state import NewtonBroadcast
-from bidro.algorithms.model_and_weights import Broadcast as ModelAndWeights
-from bidro.deploy.agreed import AlgorithmOne
-from bidro.deploy.protocol import Protocol
-from bidro.deploy.requests import checked_request
-from bidro.deploy.rules import RefusedError
-from bidro.deploy.site_rows import SiteRows
-from bidro.engines.coordinator import Nothing
-from bidro.engines.plain import described
-from bidro.engines.wire import pack
-from bidro.errors import BidroError
-from bidro.fitting.questions import Assess, Fixed
-from bidro.guarantees.own import SHRINKAGES
+from bidro.core.errors import BidroError
+from bidro.deploy.agreement.agreement import AlgorithmOne
+from bidro.deploy.messages.plan import QueryPlan
+from bidro.deploy.messages.queries import QUERIES, checked_request
+from bidro.deploy.site.answers import ANSWERS
+from bidro.deploy.site.disclosure.rules import PolicyViolationError
+from bidro.deploy.site.rows import SiteRows
+from bidro.federated.algorithms.first_order import Broadcast as ModelAndWeights
+from bidro.federated.engines.coordinator import Nothing
+from bidro.federated.engines.wire import described, pack
+from bidro.fit.questions import Assess, HoldoutQuery
+from bidro.selection.fold_queries import (
+    CutsBroadcast,
+    MomentsBroadcast,
+    RisksBroadcast,
+    ScoresBroadcast,
+)
+from bidro.selection.personalise import SHRINKAGES
+from bidro.solvers.bundle.state import Broadcast
 from tests.deploy.test_site import CLIP, LEVELS, MODEL, SUPPORT, site_at
 
 NONE, NUMBER = np.zeros(0), np.zeros(())
@@ -40,13 +44,13 @@ def protocols(tmp_path_factory):
 
     return {
         "usual": agreed("usual", support=SUPPORT),
-        "boundless": agreed("boundless", training={"own": "none"}),
-        "algorithm one": Protocol(replace(agreed("one").agreed, algorithm=AlgorithmOne(3, rho=20.0))),
+        "boundless": agreed("boundless", training={"personal": "none"}),
+        "algorithm one": QueryPlan(replace(agreed("one").agreed, algorithm=AlgorithmOne(3, rho=20.0))),
         "radii": agreed("radii", training={"radius": "cross-validate"}),
     }
 
 
-def asked(protocol, question, message, changed=None, **more):
+def query(protocol, question, message, changed=None, **more):
     header = {
         "version": bidro.__version__, "client": "east", "agreed": protocol.agreed.digest, "run": "one",
         "question": question, "round": 1, "table": 0.5, **more, **(changed or {}),
@@ -60,11 +64,11 @@ def rounds(protocol, kind, folds, message, changed=None):
     """A round of the algorithm of that kind, the last of those that the protocol knows."""
     known = [one for one in protocol.algorithms[folds].values() if type(one).__name__ == kind]
     header = {"seed": 0, "folds": folds, "algorithm": described(known[-1]), "ambiguity": BALL}
-    return asked(protocol, "round", message, changed, **header)
+    return query(protocol, "round", message, changed, **header)
 
 
 def fixed(**changes):
-    return Fixed(MODEL, LEVELS, np.asarray(CLIP), NONE, NONE, NONE)._replace(**changes)
+    return HoldoutQuery(MODEL, LEVELS, np.asarray(CLIP), NONE, NONE, NONE)._replace(**changes)
 
 
 def assess(**changes):
@@ -73,14 +77,14 @@ def assess(**changes):
 
 def solves(count=4, **changes):
     each = np.zeros(count)
-    return SolvesBroadcast(np.asarray(1), np.zeros((count, 3)), each, each.astype(int), each)._replace(
+    return CutsBroadcast(np.asarray(1), np.zeros((count, 3)), each, each.astype(int), each)._replace(
         **changes
     )
 
 
 def newton(count=4, bends=2, **changes):
     each, few = np.zeros(count), np.zeros(bends)
-    message = NewtonBroadcast(
+    message = RisksBroadcast(
         *(np.asarray(1), np.zeros((count, 3)), each.astype(int), each),
         *(np.asarray(0), np.zeros((bends, 3)), few.astype(int), few),
     )
@@ -89,21 +93,21 @@ def newton(count=4, bends=2, **changes):
 
 def test_what_is_asked_and_of_how_many_models(protocols):
     usual = protocols["usual"]
-    prepare = asked(usual, "prepare", Nothing())
+    prepare = query(usual, "prepare", Nothing())
     assert (prepare.models, prepare.table, prepare.kind, prepare.run, prepare.round) == (
         *(0, None, "prepare", "one", 1),
     )
-    bounds = asked(usual, "bounds", fixed(), round=7)
+    bounds = query(usual, "bounds", fixed(), round=7)
     assert (bounds.models, bounds.table, bounds.kind, bounds.round) == (2, 0.5, "bounds", 7)
-    assessed = asked(usual, "assess", assess(), ambiguity=BALL)
+    assessed = query(usual, "assess", assess(), ambiguity=BALL)
     assert (assessed.models, assessed.kind, assessed.ambiguity.radius) == (2, "assess", 0.25)
     one = rounds(usual, "ExactMWDRO", 0, Broadcast(MODEL, NUMBER), {"seed": 3})
     assert (one.models, one.kind, one.folds, one.seed, one.ambiguity.radius) == (1, "ExactMWDRO", 0, 3, 0.25)
     assert rounds(usual, "FoldScores", 3, ScoresBroadcast(np.zeros((3, 4, 3)))).models == 12
-    assert rounds(usual, "FoldSolves", 2, solves()).models == 4
-    assert rounds(usual, "FoldNewton", 2, newton()).models == 6
-    moments = rounds(usual, "FoldMoments", 2, Broadcast(MODEL, NUMBER))
-    assert (moments.models, moments.folds) == (1, 2)
+    assert rounds(usual, "FoldCuts", 2, solves()).models == 4
+    assert rounds(usual, "FoldRisks", 2, newton()).models == 6
+    moments = rounds(usual, "FoldMoments", 2, MomentsBroadcast())
+    assert (moments.models, moments.folds) == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -132,23 +136,23 @@ def test_headers(name, allowed, not_allowed, protocols):
     for value in allowed:
         assert rounds(protocols["usual"], "ExactMWDRO", 0, message, {name: value}).models == 1
     for value in not_allowed:
-        with pytest.raises(RefusedError):
+        with pytest.raises(PolicyViolationError):
             rounds(protocols["usual"], "ExactMWDRO", 0, message, {name: value})
 
 
 def test_headers_say_all_that_was_agreed_on_and_no_more(protocols):
     usual = protocols["usual"]
-    with pytest.raises(RefusedError, match="not agreed on"):
-        asked(usual, "bounds", fixed(), seed=0)
-    with pytest.raises(RefusedError, match="not agreed on"):
-        asked(usual, "assess", assess())
-    with pytest.raises(RefusedError, match="something else"):
-        asked(usual, "bounds", fixed(), agreed="0")
-    with pytest.raises(RefusedError, match="not agreed on"):
+    with pytest.raises(PolicyViolationError, match="not agreed on"):
+        query(usual, "bounds", fixed(), seed=0)
+    with pytest.raises(PolicyViolationError, match="not agreed on"):
+        query(usual, "assess", assess())
+    with pytest.raises(PolicyViolationError, match="something else"):
+        query(usual, "bounds", fixed(), agreed="0")
+    with pytest.raises(PolicyViolationError, match="not agreed on"):
         rounds(usual, "ExactMWDRO", 0, Broadcast(MODEL, NUMBER), {"algorithm": {"kind": "ExactMWDRO"}})
     # An algorithm over folds is none over all rows.
     scores = next(one for one in usual.algorithms[2].values() if type(one).__name__ == "FoldScores")
-    with pytest.raises(RefusedError, match="not agreed on"):
+    with pytest.raises(PolicyViolationError, match="not agreed on"):
         rounds(usual, "ExactMWDRO", 0, Broadcast(MODEL, NUMBER), {"algorithm": described(scores)})
 
 
@@ -159,7 +163,7 @@ def test_no_more_bytes_than_the_most_that_is_asked(protocols):
         "question": "prepare", "round": 1,
     }  # fmt: skip
     whole = pack(Nothing(), header)
-    with pytest.raises(RefusedError, match="larger than anything"):
+    with pytest.raises(PolicyViolationError, match="larger than anything"):
         checked_request(usual, "east", header, whole + bytes(usual.most_bytes + 1 - len(whole)))
     # As long as anything that is asked, it is read, and found to be no message.
     with pytest.raises(BidroError) as found:
@@ -237,20 +241,20 @@ def edge(value):
 def test_numbers_of_a_question(question, allowed, not_allowed, protocols):
     more = {"ambiguity": BALL} if question == "assess" else {}
     for message in allowed:
-        asked(protocols["usual"], question, message, **more)
+        query(protocols["usual"], question, message, **more)
     for message in not_allowed:
-        with pytest.raises(RefusedError):
-            asked(protocols["usual"], question, message, **more)
+        with pytest.raises(PolicyViolationError):
+            query(protocols["usual"], question, message, **more)
 
 
-def test_no_radii_without_a_support_and_no_own_model_where_none_was_agreed_on(protocols):
+def test_no_radii_without_a_support_and_no_personal_model_where_none_was_agreed_on(protocols):
     boundless = protocols["boundless"]
-    asked(boundless, "assess", assess(), ambiguity=BALL)
-    asked(boundless, "bounds", fixed(freedom=np.zeros(2)))
-    with pytest.raises(RefusedError, match="no support"):
-        asked(boundless, "assess", assess(radii=np.zeros(5)), ambiguity=BALL)
-    with pytest.raises(RefusedError, match="shrinkage"):
-        asked(boundless, "bounds", fixed(freedom=FREE))
+    query(boundless, "assess", assess(), ambiguity=BALL)
+    query(boundless, "bounds", fixed(freedom=np.zeros(2)))
+    with pytest.raises(PolicyViolationError, match="no support"):
+        query(boundless, "assess", assess(radii=np.zeros(5)), ambiguity=BALL)
+    with pytest.raises(PolicyViolationError, match="shrinkage"):
+        query(boundless, "bounds", fixed(freedom=FREE))
 
 
 def whole(*values):
@@ -276,11 +280,11 @@ def whole(*values):
         (
             "FoldMoments",
             2,
-            [Broadcast(MODEL, NUMBER)],
-            [Broadcast(MODEL[None], NUMBER), Broadcast(MODEL, np.zeros(1))],
+            [MomentsBroadcast()],
+            [],
         ),
         (
-            "OwnCorrections",
+            "PersonalCorrections",
             3,
             [Broadcast(np.zeros((3, 3)), NUMBER)],
             [Broadcast(np.zeros((2, 3)), NUMBER), Broadcast(MODEL, NUMBER)],
@@ -298,7 +302,7 @@ def whole(*values):
             ],
         ),
         (
-            "FoldSolves",
+            "FoldCuts",
             2,
             [
                 solves(fold=whole(0, 1, 2, 2)),
@@ -325,7 +329,7 @@ def whole(*values):
             ],
         ),
         (
-            "FoldNewton",
+            "FoldRisks",
             2,
             [
                 newton()._replace(bend_fold=whole(0, 2), bends=np.asarray(2)),
@@ -350,22 +354,28 @@ def whole(*values):
     ],
 )
 def test_numbers_of_a_round(kind, folds, allowed, not_allowed, protocols):
-    if kind == "OwnCorrections":
+    if kind == "PersonalCorrections":
         allowed, not_allowed = ([ScoresBroadcast(one.x) for one in some] for some in (allowed, not_allowed))
     for message in allowed:
         rounds(protocols["usual"], kind, folds, message)
     for message in not_allowed:
-        with pytest.raises(RefusedError):
+        with pytest.raises(PolicyViolationError):
             rounds(protocols["usual"], kind, folds, message)
+
+
+def test_a_request_for_moments_holds_nothing(protocols):
+    for message in (Broadcast(MODEL, NUMBER), ScoresBroadcast(np.zeros((2, 1, 3)))):
+        with pytest.raises(BidroError, match="where MomentsBroadcast needs"):
+            rounds(protocols["usual"], "FoldMoments", 2, message)
 
 
 def test_radii_of_candidates_are_those_agreed_on(protocols):
     radii = protocols["radii"]
     each = np.resize(radii.scales, 4)
     assert len(set(each)) > 1
-    rounds(radii, "FoldSolves", 2, solves(scale=each))
-    with pytest.raises(RefusedError, match="agreed candidates"):
-        rounds(radii, "FoldSolves", 2, solves(scale=1.001 * each))
+    rounds(radii, "FoldCuts", 2, solves(scale=each))
+    with pytest.raises(PolicyViolationError, match="agreed candidates"):
+        rounds(radii, "FoldCuts", 2, solves(scale=1.001 * each))
 
 
 def test_weights_and_the_penalty_of_algorithm_one(protocols):
@@ -375,12 +385,20 @@ def test_weights_and_the_penalty_of_algorithm_one(protocols):
 
     def models(*alpha, **changes):
         message = ModelAndWeights(MODEL, np.array(alpha))
-        return asked(one, "round", message, changes, **header).models
+        return query(one, "round", message, changes, **header).models
 
     assert models(0.0, 1.0) == models(1 + 0.9e-9) == models(0.2, 0.3, 0.5) == 1
     for alpha in ((1 + 2e-9,), (-1e-9, 1.0), ((0.5, 0.5),), 1.0):
-        with pytest.raises(RefusedError, match="another shape or size"):
-            asked(one, "round", ModelAndWeights(MODEL, np.array(alpha)), **header)
+        with pytest.raises(PolicyViolationError, match="another shape or size"):
+            query(one, "round", ModelAndWeights(MODEL, np.array(alpha)), **header)
     for other in ({**penalty, "rho": 19.0}, BALL, None):
-        with pytest.raises(RefusedError, match="another penalty"):
+        with pytest.raises(PolicyViolationError, match="another penalty"):
             models(1.0, ambiguity=other)
+
+
+def test_every_question_is_declared_and_answered_once():
+    assert set(ANSWERS) == set(QUERIES)
+    for query in QUERIES.values():
+        assert bool(query.what) == bool(query.reveals) == (query.name != "round")
+        assert set(query.numbers) <= {*query.message._fields, "x"}
+        assert (query.reply is None) == (not query.once and query.by != "private")

@@ -6,11 +6,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from bidro.deploy.partitions import tells_few_apart
-from bidro.deploy.row_memory import OUTSIDE, Demanded, RowMemory, refined
-from bidro.deploy.rules import RefusedError
-from bidro.deploy.site_state import SiteState
-from bidro.tables import Column, Schema
+from bidro.data.tables import Column, Schema
+from bidro.deploy.site.disclosure.memory import OUTSIDE, Demanded, RowMemory, refined, tells_few_apart
+from bidro.deploy.site.disclosure.rules import PolicyViolationError
+from bidro.deploy.site.state import SiteState
 
 NUMBERS = Schema("site", "y", None, (Column("u"), Column("v")))
 LEVELS = Schema("site", "y", None, (Column("u"), Column("ward", ("a", "b", "c")), Column("sex", ("f", "m"))))
@@ -98,8 +97,8 @@ def test_no_few_rows_can_be_isolated_after_any_schedule(seed, tmp_path):
         answers.append(allowed)
         if not allowed:
             with pytest.raises(
-                RefusedError,
-                match=r"a sum over fewer than 3 of its (units|people of all its studies together)",
+                PolicyViolationError,
+                match=r"a sum over fewer than 3 of its (people|people of all its studies together)",
             ):
                 site.release(known, labels)
             continue
@@ -172,25 +171,25 @@ def test_no_small_cell_can_be_worked_out_after_any_schedule(seed, schema, tmp_pa
             for kind, sets in wanted.items():
                 plain.sets[kind] += sets
         else:
-            with pytest.raises(RefusedError):
+            with pytest.raises(PolicyViolationError):
                 site.release(known, labels)
     assert {True, False} <= set(answers)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_units_are_counted_and_not_their_rows(seed, tmp_path):
-    """With units the counts of what is left behind are lower bounds: never too much is allowed."""
+def test_people_are_counted_and_not_their_rows(seed, tmp_path):
+    """With people the counts of what is left behind are lower bounds: never too much is allowed."""
     rng = np.random.default_rng(500 + seed)
     features, target, levels = categories(rng, LEVELS, 4_000)
     # New rows are of new people, but for a few.
-    units = np.arange(4_000, dtype=np.uint64) // 3
+    whose = np.arange(4_000, dtype=np.uint64) // 3
     site, plain, allowed = memory(tmp_path), Plain(), 0
     for table, kept, _, _ in schedule(rng, 200, 30, (1, 20, 80, 120)):
         labels = labels_of(kept, np.zeros(len(table), int), 1)
-        known = site.known(LEVELS, features[table], target[table], units[table])
+        known = site.known(LEVELS, features[table], target[table], whose[table])
         try:
             site.release(known, labels)
-        except RefusedError:
+        except PolicyViolationError:
             continue
         allowed += 1
         for kind, sets in sets_of(table, labels).items():
@@ -199,14 +198,14 @@ def test_units_are_counted_and_not_their_rows(seed, tmp_path):
         def persons(atom, chosen):
             some = np.array(sorted(atom))
             return min(
-                len(np.unique(units[some[np.all([levels[c][some] == v for c, v in one], axis=0)]]))
+                len(np.unique(whose[some[np.all([levels[c][some] == v for c, v in one], axis=0)]]))
                 for one in chosen
                 if np.all([levels[c][some] == v for c, v in one], axis=0).any()
             )
 
         values = [(name, v) for name, own in levels.items() for v in np.unique(own)]
         for atom in plain.atoms("rows"):
-            assert len(np.unique(units[sorted(atom)])) >= 3
+            assert len(np.unique(whose[sorted(atom)])) >= 3
         for atom in plain.atoms("sums"):
             assert persons(atom, [(one,) for one in values]) >= 3
             assert persons(atom, combinations(values, 2)) >= 2
@@ -231,7 +230,7 @@ def everything(n):
 
 
 def test_what_makes_a_row_the_same(tmp_path):
-    """Order, last digits and the sign of 0 do not matter; a copy is another row, as is another unit's."""
+    """Order, last digits and the sign of 0 do not matter; a copy is another row, as is another person's."""
     site = memory(tmp_path)
     features, target = rows(40)
     features[0, 0] = 0.0
@@ -255,8 +254,8 @@ def test_what_makes_a_row_the_same(tmp_path):
     # Another key, another hash of everything: the file tells nothing without it.
     other = memory(tmp_path / "other").known(NUMBERS, features, target, None).hashes
     assert not set(other) & set(hashes)
-    units = np.arange(40, dtype=np.uint64)
-    assert not set(site.known(NUMBERS, features, target, units).hashes) & set(hashes)
+    whose = np.arange(40, dtype=np.uint64)
+    assert not set(site.known(NUMBERS, features, target, whose).hashes) & set(hashes)
 
 
 def test_one_row_more_or_less_or_changed_is_refused_and_ten_are_not(tmp_path):
@@ -268,14 +267,14 @@ def test_one_row_more_or_less_or_changed_is_refused_and_ten_are_not(tmp_path):
 
     site.release(known_of(0, 60), everything(60))
     for first, last in ((0, 61), (0, 69), (1, 60), (9, 60), (1, 61), (5, 68)):
-        with pytest.raises(RefusedError, match="use its table as it was, wait for more new units"):
+        with pytest.raises(PolicyViolationError, match="use its table as it was, wait for more new people"):
             site.release(known_of(first, last), everything(last - first))
         assert site.changes(known_of(first, last)) == (max(0, last - 60), first)
     # Refused is forgotten: the same table again is as before, and so is one with ten more.
     for first, last in ((0, 60), (0, 70), (0, 60), (10, 70), (0, 60)):
         site.release(known_of(first, last), everything(last - first))
     # Ten new rows were released with sixty, and without ten others: apart they are sets of ten.
-    with pytest.raises(RefusedError):
+    with pytest.raises(PolicyViolationError):
         site.release(known_of(0, 65), everything(65))
 
 
@@ -293,10 +292,10 @@ def test_rows_that_come_while_others_go_may_be_the_same_people(tmp_path):
     released(slice(0, 75))
     released(slice(15, 75))
     for some, digits in ((slice(30, 90), 9), (slice(15, 76), 1), (slice(80, 100), 9)):
-        with pytest.raises(RefusedError, match="no column tells whether these are the same people"):
+        with pytest.raises(PolicyViolationError, match="no column tells whether these are the same people"):
             released(some, digits)
     # Nor may others come later: half of a table that goes, and comes again with fewer digits, is the same.
-    with pytest.raises(RefusedError, match="no column tells whether these are the same people"):
+    with pytest.raises(PolicyViolationError, match="no column tells whether these are the same people"):
         released(slice(15, 90))
     # The same rows may.
     released(slice(0, 75))
@@ -311,7 +310,7 @@ def test_a_number_with_two_values_among_new_rows_is_a_level_there(tmp_path):
     features[59, 1] = 1
     first = site.known(NUMBERS, features[:40], target[:40], None)
     site.release(first, everything(40))
-    with pytest.raises(RefusedError, match="one of a column's two values"):
+    with pytest.raises(PolicyViolationError, match="one of a column's two values"):
         site.release(site.known(NUMBERS, features, target, None), everything(60))
 
 
@@ -322,7 +321,7 @@ def test_the_first_level_counts_although_it_has_no_column(tmp_path):
     ward = np.array([0] + [1] * 30 + [2] * 29)
     features = np.column_stack([rng.normal(size=60), ward == 1, ward == 2, np.arange(60) % 2])
     known = site.known(LEVELS, features, rng.normal(size=60), None)
-    with pytest.raises(RefusedError, match="with a level or class"):
+    with pytest.raises(PolicyViolationError, match="with a level or class"):
         site.release(known, everything(60))
 
 
@@ -335,12 +334,12 @@ def test_every_set_that_sums_are_told_of_has_more_than_two_people_a_parameter(tm
         if allowed:
             assert site.release(known, labels) == 21
         else:
-            with pytest.raises(RefusedError, match="too few people in a set"):
+            with pytest.raises(PolicyViolationError, match="too few people in a set"):
                 site.release(known, labels)
 
 
-OTHER = Schema("site", "y", None, (Column("u"), Column("w")), unit="patient")
-PATIENTS = Schema("site", "y", None, (Column("u"), Column("v")), unit="patient")
+OTHER = Schema("site", "y", None, (Column("u"), Column("w")), person="patient")
+PATIENTS = Schema("site", "y", None, (Column("u"), Column("v")), person="patient")
 
 
 def test_a_second_study_needs_a_column_of_persons_in_both(tmp_path):
@@ -349,17 +348,17 @@ def test_a_second_study_needs_a_column_of_persons_in_both(tmp_path):
     renamed = Schema("site", "y", None, (Column("u"), Column("w")))
     site = memory(tmp_path / "without")
     site.release(site.known(NUMBERS, features, target, None), everything(60))
-    for schema, units in ((renamed, None), (OTHER, persons(range(60)))):
-        with pytest.raises(RefusedError, match="name the column of persons"):
-            site.release(site.known(schema, features, target, units), everything(60))
+    for schema, whose in ((renamed, None), (OTHER, persons(range(60)))):
+        with pytest.raises(PolicyViolationError, match="name the column of people"):
+            site.release(site.known(schema, features, target, whose), everything(60))
     # What was known before is known still.
-    with pytest.raises(RefusedError, match="changed by too little"):
+    with pytest.raises(PolicyViolationError, match="changed by too little"):
         site.release(site.known(NUMBERS, features[1:], target[1:], None), everything(59))
     # Persons of another column are not those.
     site = memory(tmp_path / "other")
     site.release(site.known(PATIENTS, features, target, persons(range(60))), everything(60))
-    visits = Schema("site", "y", None, (Column("u"), Column("w")), unit="visit")
-    with pytest.raises(RefusedError, match="name the column of persons"):
+    visits = Schema("site", "y", None, (Column("u"), Column("w")), person="visit")
+    with pytest.raises(PolicyViolationError, match="name the column of people"):
         site.release(site.known(visits, features, target, persons(range(60))), everything(60))
 
 
@@ -381,18 +380,18 @@ def test_what_two_studies_tell_together_is_of_many_people(needed, tmp_path):
     first = np.arange(100)
     released(PATIENTS, first)
     for some in (np.arange(101), np.arange(99), np.arange(1, 101)):
-        with pytest.raises(RefusedError):
+        with pytest.raises(PolicyViolationError):
             released(OTHER, some)
-    with pytest.raises(RefusedError, match="its column 'u' was used in another study"):
+    with pytest.raises(PolicyViolationError, match="its column 'u' was used in another study"):
         released(OTHER, first, change=7)
     released(OTHER, first)
-    with pytest.raises(RefusedError, match="rows of people that earlier runs used have changed"):
+    with pytest.raises(PolicyViolationError, match="rows of people that earlier runs used have changed"):
         released(PATIENTS, first, change=range(100))
     # Twenty-five new people are enough for a study of twelve parameters, and not for two.
     enough = 5 if needed == 0 else 50
     for more in (4, enough):
         if more < enough:
-            with pytest.raises(RefusedError):
+            with pytest.raises(PolicyViolationError):
                 released(OTHER, np.arange(100 + more))
         else:
             released(OTHER, np.arange(100 + more))
@@ -416,7 +415,7 @@ def test_people_whose_rows_were_told_of_are_not_written_anew(went_before, tmp_pa
     if went_before:
         released(np.arange(50))
     for count, digits, later in ((100, 1, 0.0), (100, 9, 1.0), (101, 1, 0.0), (99, 1, 0.0)):
-        with pytest.raises(RefusedError, match="rows of people that earlier runs used have changed"):
+        with pytest.raises(PolicyViolationError, match="rows of people that earlier runs used have changed"):
             released(np.arange(count), digits, later)
     # Others may come while some go, and the same as they were.
     released(np.arange(40, 160))
@@ -453,7 +452,7 @@ def test_who_does_not_come_again_with_the_others_is_not_told_apart(again, times,
         if allowed or place + 1 < len(again):
             released()
         else:
-            with pytest.raises(RefusedError, match="could be worked out of these few"):
+            with pytest.raises(PolicyViolationError, match="could be worked out of these few"):
                 released()
 
 
@@ -463,14 +462,14 @@ def test_a_column_that_is_renamed_is_the_same_column(tmp_path):
     features, target = rows(100)
     who = persons(range(100))
     site.release(site.known(PATIENTS, features, target, who), everything(100))
-    renamed = Schema("site", "z", None, (Column("a"), Column("b")), unit="patient")
+    renamed = Schema("site", "z", None, (Column("a"), Column("b")), person="patient")
     corrected = features.copy()
     corrected[7, 0] += 1.0
-    with pytest.raises(RefusedError, match="its column 'a' was used in another study"):
+    with pytest.raises(PolicyViolationError, match="its column 'a' was used in another study"):
         site.release(site.known(renamed, corrected, target, who), everything(100))
     # As it was it tells nothing new, and another column is another.
     site.release(site.known(renamed, features, target, who), everything(100))
-    other = Schema("site", "w", None, (Column("c"), Column("d")), unit="patient")
+    other = Schema("site", "w", None, (Column("c"), Column("d")), person="patient")
     site.release(site.known(other, *rows(100, seed=5), who), everything(100))
 
 
@@ -479,7 +478,7 @@ def test_copies_count_as_one_and_tell_sets_apart(tmp_path):
     # Two people with many copies each are two.
     site = memory(tmp_path / "two", min_rows=10)
     twice = np.repeat([0, 1], 100)
-    with pytest.raises(RefusedError, match="fewer than 10"):
+    with pytest.raises(PolicyViolationError, match="fewer than 10"):
         site.release(site.known(NUMBERS, features[twice], target[twice], None), everything(200))
     # Copies of most rows are added: sums over all less those over the copies are those of the others.
     for copied, allowed in ((50, True), (51, False), (60, True)):
@@ -490,7 +489,7 @@ def test_copies_count_as_one_and_tell_sets_apart(tmp_path):
         if allowed:
             assert site.release(known, everything(len(some))) == (60 if copied == 60 else 10)
         else:
-            with pytest.raises(RefusedError, match="fewer than 10"):
+            with pytest.raises(PolicyViolationError, match="fewer than 10"):
                 site.release(known, everything(len(some)))
 
 
@@ -510,7 +509,7 @@ def test_a_few_rows_that_are_there_twice_tell_nothing_apart(apart, twice, tmp_pa
     side = np.concatenate([np.zeros(100, int), np.ones(93, int)])
     some = np.concatenate([np.arange(100), np.arange(93)])
     known = site.known(NUMBERS, features[some], target[some], None)
-    with pytest.raises(RefusedError):
+    with pytest.raises(PolicyViolationError):
         site.release(known, {"rows": side, "sums": side, "held_out": np.full(193, OUTSIDE)})
 
 
@@ -547,7 +546,7 @@ def test_a_state_of_an_earlier_version_is_read(tmp_path):
     features, target = rows(100)
     known = site.known(PATIENTS, features[:60], target[:60], persons(range(60)))
     zeros, none = np.zeros(60, np.int32), np.zeros((1, 0, 0), np.int32)
-    parts = {"names": np.frombuffer(b"[]", np.uint8), "hashes": known.hashes, "units": known.hashed_units}
+    parts = {"names": np.frombuffer(b"[]", np.uint8), "hashes": known.hashes, "units": known.hashed_people}
     for kind in ("rows", "sums", "moments"):
         parts |= {f"{kind}.atoms": zeros, f"{kind}.levels": none, f"{kind}.unit_levels": none}
     file = io.BytesIO()
@@ -560,7 +559,7 @@ def test_a_state_of_an_earlier_version_is_read(tmp_path):
         if allowed:
             site.release(again, everything(last - first))
         else:
-            with pytest.raises(RefusedError):
+            with pytest.raises(PolicyViolationError):
                 site.release(again, everything(last - first))
 
 
@@ -579,16 +578,16 @@ def test_every_set_rests_on_enough_people(first, allowed, tmp_path):
         assert site.release(whole, two) == first
         later.release(fewer, without)
         return
-    with pytest.raises(RefusedError, match="too few people in a set"):
+    with pytest.raises(PolicyViolationError, match="too few people in a set"):
         site.release(whole, two)
-    with pytest.raises(RefusedError, match="too few people in a set"):
+    with pytest.raises(PolicyViolationError, match="too few people in a set"):
         later.release(fewer, without)
 
 
 def test_the_refusal_of_a_first_run_speaks_of_no_earlier_one(tmp_path):
     features, target = rows(8)
     site = memory(tmp_path, min_rows=10)
-    with pytest.raises(RefusedError, match=r"could be worked out; use fewer folds"):
+    with pytest.raises(PolicyViolationError, match=r"could be worked out; use fewer folds"):
         site.release(site.known(NUMBERS, features, target, None), everything(8))
 
 
@@ -604,5 +603,5 @@ def test_many_rows_of_few_people_are_no_more_people(people, allowed, tmp_path):
     if allowed:
         site.release(known, everything(len(whose)))
     else:
-        with pytest.raises(RefusedError, match="too few people in a set"):
+        with pytest.raises(PolicyViolationError, match="too few people in a set"):
             site.release(known, everything(len(whose)))

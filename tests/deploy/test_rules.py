@@ -7,21 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bidro.algorithms import FedAvg
-from bidro.algorithms.contract import HeldRows, client_key
-from bidro.algorithms.model_and_weights import Broadcast
-from bidro.client import Client
-from bidro.deploy.rules import (
-    RefusedError,
+from bidro.core.sets import WholeSpace
+from bidro.core.splits import client_id
+from bidro.deploy.site.disclosure.rules import (
+    PolicyViolationError,
     rarest_value,
     require_allowed_loss,
     require_common,
     rows_behind,
 )
+from bidro.federated.algorithm import HostData, client_key
+from bidro.federated.algorithms.first_order import Broadcast
+from bidro.federated.baselines import FedAvg
 from bidro.losses import Absolute, Hinge, Huber, Logistic, Pinball, SmoothedHinge, Softmax, Squared
-from bidro.sets import WholeSpace
-from bidro.splits import client_id
-from bidro.transport import Transport
+from bidro.problem.client import Client
+from bidro.risk.transport import Transport
 
 
 def rows(count, rare=None, at=0):
@@ -49,7 +49,7 @@ def test_the_rarest_value_of_columns_with_two():
 
 def test_common_values_at_the_edge():
     require_common(rarest_value(rows(20, 10), False), 10, None)
-    with pytest.raises(RefusedError, match="fewer than its min_rows = 10"):
+    with pytest.raises(PolicyViolationError, match="fewer than its min_rows = 10"):
         require_common(rarest_value(rows(20, 9), False), 10, None)
 
 
@@ -67,26 +67,26 @@ def test_every_class_of_several_is_had_by_enough_rows():
 def test_all_losses_but_the_squared_need_consent():
     for loss in (Absolute(), Hinge(), Pinball(quantile=0.3), Huber(threshold=1.0), SmoothedHinge(width=0.5)):
         require_allowed_loss(loss, True, False)
-        with pytest.raises(RefusedError, match="this loss, or its slope, has kinks"):
+        with pytest.raises(PolicyViolationError, match="this loss, or its slope, has kinks"):
             require_allowed_loss(loss, False, True)
     for loss in (Logistic(), Softmax(classes=3)):
         require_allowed_loss(loss, False, True)
-        with pytest.raises(RefusedError, match="trusted_server = true"):
+        with pytest.raises(PolicyViolationError, match="trusted_server = true"):
             require_allowed_loss(loss, True, False)
     require_allowed_loss(Squared(), False, False)
 
 
-def asked(table, evidence="all rows", second_order=False, loss=None, folds=None):
-    held = HeldRows(Squared(), table, np.array([len(table)]))
+def query(table, rows_behind="all rows", second_order=False, loss=None, folds=None):
+    held = HostData(Squared(), table, np.array([len(table)]))
     if folds is not None:
-        held = held._replace(marks=folds, folds=int(folds.max()) + 1)
-    return SimpleNamespace(evidence=evidence, second_order=second_order), loss or Squared(), held
+        held = held._replace(fold_ids=folds, folds=int(folds.max()) + 1)
+    return SimpleNamespace(rows_behind=rows_behind, second_order=second_order), loss or Squared(), held
 
 
 def test_replies_from_one_row_need_consent():
-    assert rows_behind(*asked(rows(20), "one row"), 10, True) == 1
-    with pytest.raises(RefusedError, match="one_sample_replies = true"):
-        rows_behind(*asked(rows(20), "one row"), 10, False)
+    assert rows_behind(*query(rows(20), "one row"), 10, True) == 1
+    with pytest.raises(PolicyViolationError, match="one_sample_replies = true"):
+        rows_behind(*query(rows(20), "one row"), 10, False)
 
 
 def test_one_row_alone_is_one():
@@ -95,21 +95,21 @@ def test_one_row_alone_is_one():
 
 
 def test_batches_rest_on_no_more_rows_than_they_have():
-    """A rarer value may be had by one row of a batch, and a unit may fill it with its rows."""
+    """A rarer value may be had by one row of a batch, and a person may fill it with its rows."""
     consent = 10, False, True
-    assert rows_behind(*asked(rows(40), 16), *consent) == 16
-    assert rows_behind(*asked(rows(12), 16), *consent) == 12
-    with pytest.raises(RefusedError, match=r"a batch of 9 rows.* fewer rows than its min_rows = 10"):
-        rows_behind(*asked(rows(40), 9), *consent)
+    assert rows_behind(*query(rows(40), 16), *consent) == 16
+    assert rows_behind(*query(rows(12), 16), *consent) == 12
+    with pytest.raises(PolicyViolationError, match=r"a batch of 9 rows.* fewer rows than its min_rows = 10"):
+        rows_behind(*query(rows(40), 9), *consent)
     # 20 rows have a value: a batch that leaves 10 rows out has at least 10 of them.
-    assert rows_behind(*asked(rows(40, 30), 40), *consent) == 10
-    assert rows_behind(*asked(rows(40, 20), 30), *consent) == 10
-    with pytest.raises(RefusedError, match="a batch of 29 rows"):
-        rows_behind(*asked(rows(40, 20), 29), *consent)
-    assert rows_behind(*asked(rows(40, 20), 5), 10, True, True) == 1
-    algorithm, loss, held = asked(rows(40), 16)
-    in_pairs = held._replace(units=np.repeat(np.arange(20, dtype=np.uint64), 2))
-    with pytest.raises(RefusedError, match="fewer units than its min_rows = 10"):
+    assert rows_behind(*query(rows(40, 30), 40), *consent) == 10
+    assert rows_behind(*query(rows(40, 20), 30), *consent) == 10
+    with pytest.raises(PolicyViolationError, match="a batch of 29 rows"):
+        rows_behind(*query(rows(40, 20), 29), *consent)
+    assert rows_behind(*query(rows(40, 20), 5), 10, True, True) == 1
+    algorithm, loss, held = query(rows(40), 16)
+    in_pairs = held._replace(people=np.repeat(np.arange(20, dtype=np.uint64), 2))
+    with pytest.raises(PolicyViolationError, match="fewer people than its min_rows = 10"):
         rows_behind(algorithm, loss, in_pairs, *consent)
     assert rows_behind(algorithm, loss, in_pairs, 8, False, True) == 8
 
@@ -128,6 +128,6 @@ def test_batches_at_one_model_give_every_row_away_and_need_a_trusted_server():
     # The gradient of a row at 0 is -2 y theta.
     found = np.linalg.lstsq(np.array(members), np.array(sums))[0]
     np.testing.assert_allclose(found, -2 * table[:, 2:] * table[:, :2], atol=1e-9)
-    with pytest.raises(RefusedError, match="trusted_server = true"):
-        rows_behind(*asked(table, algorithm.evidence), 10, True)
-    assert rows_behind(*asked(table, algorithm.evidence), 10, False, True) == 10
+    with pytest.raises(PolicyViolationError, match="trusted_server = true"):
+        rows_behind(*query(table, algorithm.rows_behind), 10, True)
+    assert rows_behind(*query(table, algorithm.rows_behind), 10, False, True) == 10

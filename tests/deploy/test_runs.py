@@ -11,17 +11,28 @@ import pytest
 from typer.testing import CliRunner
 
 from bidro.cli import app
-from bidro.deploy import drive, persistent
-from bidro.deploy.drive import driven
-from bidro.deploy.followed import ROUNDS_FILE, Followed, in_words, mark, said_so_far
-from bidro.deploy.persistent import BrokenError, LostJobError, Persistent
-from bidro.deploy.progress import RunProgress
-from bidro.deploy.runs import Begun, begin, delete, expire, failed, find, listed, locked
-from bidro.deploy.server import run_job, serve
-from bidro.engines.carrier import Delivered, InMemory
-from bidro.engines.coordinator import Policy
-from bidro.engines.wire import header_of
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
+from bidro.deploy.server.runs import (
+    ROUNDS_FILE,
+    Begun,
+    Followed,
+    RunProgress,
+    begin,
+    delete,
+    expire,
+    failed,
+    find,
+    in_words,
+    listed,
+    locked,
+    mark,
+    said_so_far,
+)
+from bidro.deploy.server.serve import run_job, serve
+from bidro.deploy.transport import drive
+from bidro.deploy.transport.drive import BrokenError, LostJobError, Persistent, submit_and_wait
+from bidro.federated.engines.coordinator import Delivered, InMemory, Policy
+from bidro.federated.engines.wire import header_of
 from tests.deploy.sites import PAIR, SHORT, answering, job, table, write_sites
 
 DAY = 86_400.0
@@ -278,7 +289,7 @@ def failing(times, error=BrokenError):
 
 
 def test_a_broken_network_is_tried_again_ever_more_seldom(monkeypatch):
-    clock, said = Clock(monkeypatch, persistent), []
+    clock, said = Clock(monkeypatch, drive), []
     calls = Persistent(100.0, said.append)
     with pytest.raises(BrokenError):  # never reached: most likely a wrong address
         calls(failing(1))
@@ -318,7 +329,7 @@ LOST = LostJobError("the job was lost")
 def test_a_lost_job_is_followed_by_another_in_which_the_run_goes_on(consortium, monkeypatch):
     said = []
     jobs = driving(monkeypatch, [(5, LOST), (5, {"again.txt": b"west left"}), (5, WHOLE)])
-    assert driven(short(consortium[0]), "flare", {}, said.append) == WHOLE
+    assert submit_and_wait(short(consortium[0]), "flare", {}, said.append) == WHOLE
     assert [one["resume"] for one in jobs] == [False, True, True]
     assert said == ["the job was lost; it goes on in another job", "west left; it goes on in another job"]
 
@@ -335,10 +346,10 @@ def test_a_run_is_given_up_when_the_patience_ends(ends, jobs, consortium, monkey
     found = driving(monkeypatch, list(ends))
     run = short(consortium[0], policy=Policy(patience=1000.0))
     if ends[-1][1] is WHOLE:
-        assert driven(run, "flare", {}, lambda line: None) == WHOLE
+        assert submit_and_wait(run, "flare", {}, lambda line: None) == WHOLE
     else:
         with pytest.raises(BidroError, match="what was received is kept: go on with --resume"):
-            driven(run, "flare", {}, lambda line: None)
+            submit_and_wait(run, "flare", {}, lambda line: None)
     assert len(found) == jobs
 
 
@@ -347,5 +358,5 @@ def test_the_lead_is_told_every_site_s_reason_in_full(consortium, monkeypatch):
     files = {"error.txt": said.encode()}
     monkeypatch.setattr(drive, "engine", lambda name: SimpleNamespace(drive=lambda *_: files))
     with pytest.raises(BidroError) as refused:
-        driven(short(consortium[0], run="one"), "flare", {}, print)
+        submit_and_wait(short(consortium[0], run="one"), "flare", {}, print)
     assert str(refused.value) == " ".join(said.split())

@@ -8,27 +8,25 @@ import pytest
 from skl2onnx import to_onnx
 from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
 
-from bidro.deploy.agreed import Agreed
-from bidro.deploy.agreed_scores import AgreedScores
-from bidro.deploy.audit import in_words
-from bidro.deploy.certified import job_to_certify
-from bidro.deploy.job import Job
-from bidro.deploy.score_messages import Scores
-from bidro.deploy.scored_rows import rounded_up
-from bidro.deploy.server import run_job
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, holdout, site_log
-from bidro.engines.carrier import InMemory
-from bidro.engines.coordinator import Policy, reply_message
-from bidro.errors import BidroError
-from bidro.guarantees.certificate import Certificate
-from bidro.guarantees.held_out import client_bound
+from bidro.certify.certificate import Certificate
+from bidro.certify.held_out import client_bound
+from bidro.core.errors import BidroError
+from bidro.deploy.agreement.agreement import Agreement, ScoresAgreement
+from bidro.deploy.agreement.job import Job
+from bidro.deploy.messages.queries import Scores
+from bidro.deploy.server.audit import in_words
+from bidro.deploy.server.certified import job_to_certify
+from bidro.deploy.server.serve import run_job
+from bidro.deploy.site.answers import rounded_up
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import SiteRows, holdout, site_log
+from bidro.federated.engines.coordinator import InMemory, Policy, reply_message
 from bidro.losses.predicted import PredictedLoss, Scored
 from tests.deploy.sites import NAMES, PAIR, answering, carrier, retrained, table, write_sites
-from tests.scoring.graphs import DOUBLE, STRING, linear, made, of_matrix
+from tests.model.onnx.graphs import DOUBLE, STRING, linear, made, of_matrix
 from tests.small import mostly_slow
 
-ABSOLUTE = AgreedScores("absolute", largest=8.0)
+ABSOLUTE = ScoresAgreement("absolute", largest=8.0)
 ALLOWED = "score_models = true"
 FEW = {"hold_out": 0.4}
 
@@ -49,12 +47,12 @@ def sites(folder, whole=None, scores=ABSOLUTE, extra=ALLOWED, **parts):
 
 
 def certified(folder, agreed, data, run="scores", names=PAIR, policy=None, through=None):
-    asked = Job(run, tuple(names), agreed, policy or Policy(), certify=data)
-    return run_job(asked, through or carrier(folder, names), folder / "runs")
+    query = Job(run, tuple(names), agreed, policy or Policy(), certify=data)
+    return run_job(query, through or carrier(folder, names), folder / "runs")
 
 
 def losses_at(folder, name, predict):
-    """(losses (N,), mistakes or None) of a site's rows kept out, plainly."""
+    """(losses (N,), mistakes or None) of a site's held-out rows, plainly."""
     site = Site.read(folder / f"{name}.toml")
     rows = SiteRows.load(site)
     kept = holdout(site, rows)
@@ -92,7 +90,7 @@ def test_classes_by_label_and_by_probability(word, tmp_path):
     """No owner has to trust the server with training for this."""
     whole, most = table(classes=True), 3.0 if word == "log loss" else 1.0
     model, data = boosted(classes=True)
-    agreed = sites(tmp_path, whole, AgreedScores(word, largest=most if word == "log loss" else None))
+    agreed = sites(tmp_path, whole, ScoresAgreement(word, largest=most if word == "log loss" else None))
     for path in tmp_path.glob("*.toml"):
         path.write_text(path.read_text().replace("trusted_server = true\n", ""))
     found = Certificate.from_json(certified(tmp_path, agreed, data)["certificate.json"].decode())
@@ -123,7 +121,7 @@ def test_columns_by_their_names_and_the_client(tmp_path):
     ]
     text = (STRING, [None, 1])
     data = made(nodes, {"u": (DOUBLE, [None, 1]), "ward": text, "site": text}, {"y": (DOUBLE, [None, 1])})
-    agreed = sites(tmp_path, scores=AgreedScores("absolute", largest=50.0))
+    agreed = sites(tmp_path, scores=ScoresAgreement("absolute", largest=50.0))
     found = Certificate.from_json(certified(tmp_path, agreed, data)["certificate.json"].decode())
     assert found.clipped.clients["west"] == 50.0  # off by a hundred there
     losses = losses_at(tmp_path, "east", lambda x: x[:, 0] + x[:, 2])
@@ -199,7 +197,7 @@ def test_a_site_that_tells_less_than_its_rows_can_say_is_named(tmp_path):
         agreed,
         data,
         "without",
-        policy=Policy(lost="continue"),
+        policy=Policy(on_client_loss="continue"),
         through=InMemory({**replies, "west": liar}),
     )
     kept = Certificate.from_json(found["certificate.json"].decode())
@@ -209,13 +207,13 @@ def test_a_site_that_tells_less_than_its_rows_can_say_is_named(tmp_path):
 
 def test_the_agreement_and_the_job_as_text(tmp_path):
     agreed = sites(tmp_path)
-    assert Agreed.read(tmp_path / "schema.toml").digest == agreed.digest
-    assert Agreed.from_dict(agreed.to_dict()) == agreed
+    assert Agreement.read(tmp_path / "schema.toml").digest == agreed.digest
+    assert Agreement.from_dict(agreed.to_dict()) == agreed
     assert "scores" not in replace(agreed, scores=None).to_dict()
-    asked = Job("scores", NAMES, agreed, certify=b"\0\1")
-    assert Job.from_text(asked.to_text()) == asked
+    query = Job("scores", NAMES, agreed, certify=b"\0\1")
+    assert Job.from_text(query.to_text()) == query
     with pytest.raises(BidroError, match="job cannot be read"):
-        Job.from_text(asked.to_text().replace('"AAE="', '"A?"'))
+        Job.from_text(query.to_text().replace('"AAE="', '"A?"'))
     for parts, words in (
         ({}, "must name a loss"),
         ({"loss": "hinge"}, "loss must be one of"),
@@ -226,9 +224,9 @@ def test_the_agreement_and_the_job_as_text(tmp_path):
         ({"loss": "pinball", "largest": 1.0, "quantile": "high"}, "quantile in"),
     ):
         with pytest.raises(BidroError, match=words):
-            AgreedScores(**parts)
+            ScoresAgreement(**parts)
     with pytest.raises(BidroError, match="not for a target that is a number"):
-        replace(retrained(agreed), scores=AgreedScores("mistakes"))
+        replace(retrained(agreed), scores=ScoresAgreement("mistakes"))
 
 
 def test_rounding_up_never_lowers_and_ends_at_the_largest():

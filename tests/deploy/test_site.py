@@ -9,26 +9,23 @@ import pandas as pd
 import pytest
 
 import bidro
-from bidro.algorithms.exact_messages import Reply
-from bidro.algorithms.kinks import Following
-from bidro.client import WassersteinBall
-from bidro.deploy.agreed import Agreed, Unit
-from bidro.deploy.schema_file import written
-from bidro.deploy.site import reply_of, reply_to
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import SiteRows, site_log, table_id, training
-from bidro.deploy.site_state import KEY_FILE, write_key
-from bidro.engines.coordinator import Nothing
-from bidro.engines.plain import described
-from bidro.engines.wire import header_of, pack, unpack
-from bidro.errors import BidroError
-from bidro.federation import Federation
-from bidro.fitting.questions import Assess, Fixed, HoldoutBounds, Prepared
-from bidro.guarantees.own import SHRINKAGES
-from bidro.own_file import FILE as OWN_FILE
-from bidro.own_file import own_models_in
-from bidro.splits import choose_holdout, key_of_seed
-from bidro.tables import learn_schema
+from bidro.ambiguity import WassersteinBall
+from bidro.core.errors import BidroError
+from bidro.core.splits import choose_holdout, key_of_seed
+from bidro.data.federation import Federation
+from bidro.data.tables import learn_schema
+from bidro.deploy.agreement.agreement import Agreement, Unit, written
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.rows import SiteRows, site_log, table_id, training
+from bidro.deploy.site.session import reply_of, reply_to
+from bidro.deploy.site.state import KEY_FILE, write_key
+from bidro.federated.engines.coordinator import Nothing
+from bidro.federated.engines.wire import described, header_of, pack, unpack
+from bidro.fit.questions import Assess, HoldoutBounds, HoldoutQuery, Prepared
+from bidro.model.personal_file import FILE as PERSONAL_FILE
+from bidro.model.personal_file import personal_models_in
+from bidro.selection.personalise import SHRINKAGES
+from bidro.solvers.bundle.state import Following, Reply
 
 _RUNS = count()
 MODEL = np.array([1.0, -0.5, 0.25])
@@ -49,7 +46,7 @@ def frame(rows=60, seed=3):
 def site_at(folder, table=None, training=None, support=None, **parts):
     whole = frame() if table is None else table
     schema = learn_schema(whole.assign(site="east"), "site", "y", None, None, "refuse")
-    agreed = Agreed.of(schema, UNITS, support, {"hold_out": 0.25, "curves": "none", **(training or {})})
+    agreed = Agreement.of(schema, UNITS, support, {"hold_out": 0.25, "curves": "none", **(training or {})})
     (folder / "schema.toml").write_text(written(agreed))
     whole.to_csv(folder / "east.csv", index=False)
     (folder / "site.toml").write_text('client = "east"\ndata = "east.csv"\nschema = "schema.toml"\n')
@@ -75,7 +72,7 @@ def asked_of(site, question, message=None, **changes):
 
 
 def parts_of(site, hold_out=0.25):
-    """(training rows, rows kept out), features first."""
+    """(training rows, held-out rows), features first."""
     rows = SiteRows.load(site)
     kept = choose_holdout(np.full(len(rows.target), "east"), rows.features, rows.target, hold_out, 0)
     whole = np.column_stack([rows.features, rows.target])
@@ -154,7 +151,9 @@ def test_a_table_s_id_is_of_the_rows_and_not_of_their_order(tmp_path):
 
 def fixed(largest=(), seen=CLIP, levels=LEVELS, model=MODEL):
     nothing = np.zeros(0)
-    return Fixed(model, np.asarray(levels), np.asarray(seen), np.asarray(largest, float), nothing, nothing)
+    return HoldoutQuery(
+        model, np.asarray(levels), np.asarray(seen), np.asarray(largest, float), nothing, nothing
+    )
 
 
 @pytest.mark.parametrize("largest", [(), (500.0,)])
@@ -248,22 +247,22 @@ def test_a_loss_with_kinks_is_answered_where_the_site_allows_it(tmp_path):
 def test_models_through_which_kinks_are_followed_are_of_the_agreed_number_and_size(tmp_path):
     site = site_at(tmp_path, training={"loss": "absolute"}, losses_with_kinks=True)
     protocol = SiteRows.load(site).protocol
-    (algorithm,) = (one for one in protocol.algorithms[0].values() if getattr(one, "follows", 0))
-    earlier = np.tile(np.append(MODEL, 0.5), (algorithm.follows, 1))
+    (algorithm,) = (one for one in protocol.algorithms[0].values() if getattr(one, "kink_history", 0))
+    earlier = np.tile(np.append(MODEL, 0.5), (algorithm.kink_history, 1))
 
-    def asked(before):
+    def query(before):
         parts = {"folds": 0, "seed": 0, "algorithm": described(algorithm)}
         message = Following(MODEL, np.asarray(0.5), np.asarray(before))
         return asked_of(site, "round", message, ambiguity=described(WassersteinBall(0.1)), **parts)
 
-    refused, reply = asked(earlier)
+    refused, reply = query(earlier)
     assert refused is None
     plain = unpack(reply, Reply)
-    assert "other sizes" in asked(earlier[1:])[0]
-    assert "other sizes" in asked(earlier[:, 1:])[0]
-    assert "largest_coefficient" in asked(1e6 * earlier)[0]
-    assert "another shape or size" in asked(earlier * np.append(np.ones(3), -1.0))[0]
-    other = unpack(asked(earlier + 0.1)[1], Reply)
+    assert "other sizes" in query(earlier[1:])[0]
+    assert "other sizes" in query(earlier[:, 1:])[0]
+    assert "largest_coefficient" in query(1e6 * earlier)[0]
+    assert "another shape or size" in query(earlier * np.append(np.ones(3), -1.0))[0]
+    other = unpack(query(earlier + 0.1)[1], Reply)
     assert np.abs(other.curvature - plain.curvature).max() > 1e-3
     for name in ("upper", "attained", "gradient", "smoothing"):
         np.testing.assert_array_equal(getattr(other, name), getattr(plain, name))
@@ -276,8 +275,8 @@ def test_rows_in_training_and_kept_out_are_enough_or_none(tmp_path):
     for min_rows, answered in ((few, True), (few + 1, False)):
         refused, _ = asked_of(replace(site, min_rows=min_rows), "prepare")
         assert (refused is None) == answered
-    assert f"it keeps out {len(kept)} of its 60 rows, fewer than its min_rows = {few + 1}" in refused
-    # None kept out is nothing told of them; none to train on is nothing to tell.
+    assert f"it holds out {len(kept)} of its 60 rows, fewer than its min_rows = {few + 1}" in refused
+    # None held out is nothing told of them; none to train on is nothing to tell.
     for min_rows, answered in ((60, True), (61, False)):
         other = site_at(tmp_path, None, {"hold_out": 0.0}, min_rows=min_rows, state=tmp_path / "other")
         refused, _ = asked_of(other, "prepare")
@@ -315,7 +314,7 @@ def test_the_log_says_why_a_request_was_refused_and_what_was_answered(tmp_path, 
     log = site_log(site, SiteRows.load(site).agreed)
     unchecked, _ = asked_of(site, "bounds", fixed(), run="one", round=0)
     checked, _ = asked_of(site, "bounds", fixed(), run="two", table=1.0)
-    monkeypatch.setattr("bidro.deploy.site.answered", lambda *_: 1 / 0)
+    monkeypatch.setattr("bidro.deploy.site.session.answered", lambda *_: 1 / 0)
     broken, _ = asked_of(site, "bounds", fixed(), run="three")
     monkeypatch.undo()
     assert asked_of(site, "bounds", fixed(), run="four")[0] is None
@@ -347,27 +346,27 @@ def test_the_log_says_what_is_wrong_with_the_site_s_table(tmp_path, monkeypatch)
 
 
 def test_replays_under_new_names_fill_no_disk(tmp_path):
-    """A model that was assessed is assessed again by any run, and a site's own model is kept by run."""
+    """A model that was assessed is assessed again by any run, and a site's personal model is kept by run."""
     site = site_at(tmp_path, frame(400), max_runs=4)
     none, ball = np.zeros(0), described(WassersteinBall(0.0))
     message = Assess(MODEL, none, none, np.zeros(()), np.asarray(SHRINKAGES["auto"][3].freedom), none)
     said = [asked_of(site, "assess", message, ambiguity=ball, run=f"name-{k}")[0] for k in range(8)]
     assert said[:4] == [None] * 4
     assert all("raise max_runs at that site" in one for one in said[4:])
-    assert sorted(path.name for path in site.own.iterdir()) == [f"name-{k}" for k in range(4)]
+    assert sorted(path.name for path in site.personal.iterdir()) == [f"name-{k}" for k in range(4)]
     assert {entry.run for entry in site_log(site).entries() if entry.outcome != "refused"} == {
         f"name-{k}" for k in range(4)
     }
 
 
-def test_a_site_keeps_its_own_model_of_the_last_assessment_of_a_run(tmp_path):
+def test_a_site_keeps_its_personal_model_of_the_last_assessment_of_a_run(tmp_path):
     """Written with "assess"; a run that began again and gives this site none leaves none behind."""
     site = site_at(tmp_path, frame(400))
-    where, free = site.own / "one" / OWN_FILE, SHRINKAGES["auto"][3].freedom
+    where, free = site.personal / "one" / PERSONAL_FILE, SHRINKAGES["auto"][3].freedom
     none, ball = np.zeros(0), {"ambiguity": described(WassersteinBall(0.0)), "run": "one"}
     message = Assess(MODEL, none, none, np.zeros(()), np.asarray(free), none)
     asked_of(site, "assess", message, **ball)
-    kept = own_models_in(where.parent, MODEL)
+    kept = personal_models_in(where.parent, MODEL)
     rows = training(site, SiteRows.load(site)).host_rows
     # An offset alone, held at the shared one as by so many rows that it fits.
     assert free[1] == 0

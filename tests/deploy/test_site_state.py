@@ -7,18 +7,17 @@ import stat
 import subprocess
 import sys
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
 
-from bidro.deploy import site_log
-from bidro.deploy.row_memory import Demanded, RowMemory
-from bidro.deploy.rules import RefusedError
-from bidro.deploy.site_log import Question, RunLimits, SiteLog
-from bidro.deploy.site_state import SiteState, write_key
-from bidro.errors import BidroError
-from bidro.tables import Column, Schema
+from bidro.core.errors import BidroError
+from bidro.data.tables import Column, Schema
+from bidro.deploy.site import state as site_log
+from bidro.deploy.site.disclosure.memory import Demanded, RowMemory
+from bidro.deploy.site.disclosure.rules import PolicyViolationError
+from bidro.deploy.site.state import Question, RunLimits, SiteLog, SiteState, write_key
 
 
 def test_a_state_is_for_its_owner_s_eyes_and_nothing_of_the_rows_is_in_it(tmp_path):
@@ -78,7 +77,7 @@ def test_a_table_s_id_is_its_own_and_says_nothing_of_it(tmp_path):
     assert SiteState.open(tmp_path / "two", "east").table_id(b"a") not in ids.values()
 
 
-def asked(question="round", digest="d", run="r", models=1, at=1):
+def query(question="round", digest="d", run="r", models=1, at=1):
     return Question(run, question, at, digest, models)
 
 
@@ -86,29 +85,31 @@ def asked(question="round", digest="d", run="r", models=1, at=1):
 def test_one_question_of_a_kind_and_the_same_again_is_no_other(question, tmp_path):
     log = SiteLog(SiteState.open(tmp_path, "east"), limits=RunLimits(each=1))
     for _ in range(3):
-        log.allow(asked(question))
-    with pytest.raises(RefusedError, match=f"has asked another '{question}' question already"):
-        log.allow(asked(question, "other"))
-    log.allow(asked(question, "other", run="second"))
+        log.allow(query(question))
+    with pytest.raises(PolicyViolationError, match=f"has asked another '{question}' question already"):
+        log.allow(query(question, "other"))
+    log.allow(query(question, "other", run="second"))
     assert [entry.times for entry in log.entries("r")] == [3]
-    SiteLog(log.state, limits=RunLimits(each=2)).allow(asked(question, "other"))
+    SiteLog(log.state, limits=RunLimits(each=2)).allow(query(question, "other"))
 
 
 def test_rounds_and_models_are_counted_and_refused_ones_are_not(tmp_path):
     state = SiteState.open(tmp_path, "east")
     log = SiteLog(state, limits=RunLimits(rounds=3, models=10, models_in_all=12))
     for digest, models in (("a", 4), ("b", 4), ("b", 4)):
-        log.allow(asked(digest=digest, models=models))
-    with pytest.raises(RefusedError, match="more than 10 models"):
-        log.allow(asked(digest="c", models=3))
-    log.allow(asked(digest="c", models=2))
-    log.refused(asked(digest="c", models=2), "no", True)
-    log.allow(asked(digest="d", models=2))
-    with pytest.raises(RefusedError, match="has asked for 3 rounds"):
-        log.allow(asked(digest="e", models=0))
-    with pytest.raises(RefusedError, match="all runs together would have asked for more than 12 models"):
-        log.allow(asked(run="second", models=3))
-    log.allow(asked(run="second", models=2))
+        log.allow(query(digest=digest, models=models))
+    with pytest.raises(PolicyViolationError, match="more than 10 models"):
+        log.allow(query(digest="c", models=3))
+    log.allow(query(digest="c", models=2))
+    log.refused(query(digest="c", models=2), "no", True)
+    log.allow(query(digest="d", models=2))
+    with pytest.raises(PolicyViolationError, match="has asked for 3 rounds"):
+        log.allow(query(digest="e", models=0))
+    with pytest.raises(
+        PolicyViolationError, match="all runs together would have asked for more than 12 models"
+    ):
+        log.allow(query(run="second", models=3))
+    log.allow(query(run="second", models=2))
     assert [(e.run, e.outcome, e.models) for e in log.entries()].count(("r", "refused", 2)) == 1
 
 
@@ -118,63 +119,65 @@ def test_statements_are_counted_over_all_runs_of_a_table(question, tmp_path):
     log = SiteLog(SiteState.open(tmp_path, "east"), limits=RunLimits(statements=2))
 
     def statement(run, content, about="table"):
-        return asked(question, f"{run} {content}", run)._replace(about=about, content=content)
+        return query(question, f"{run} {content}", run)._replace(about=about, content=content)
 
     log.allow(statement("a", "x"))
     log.refused(statement("a", "x"), "its level is too low.", True)
     for run, content in (("b", "y"), ("c", "z")):
         log.allow(statement(run, content))
         log.answered(statement(run, content), 30, 500)
-    with pytest.raises(RefusedError, match=f"'{question}' has been answered of 2 models over this table"):
+    with pytest.raises(
+        PolicyViolationError, match=f"'{question}' has been answered of 2 models over this table"
+    ):
         log.allow(statement("d", "x"))
     log.allow(statement("d", "y"))
     log.refused(statement("d", "y"), "its table has changed.", True)
-    with pytest.raises(RefusedError, match="has been answered of 2 models"):
+    with pytest.raises(PolicyViolationError, match="has been answered of 2 models"):
         log.allow(statement("e", "x"))
     log.allow(statement("e", "x", "another table"))
     # One that was asked when this site stopped counts.
     again = SiteLog(SiteState.open(tmp_path, "east"), limits=RunLimits(statements=1))
-    with pytest.raises(RefusedError, match="has been answered of 1 models"):
+    with pytest.raises(PolicyViolationError, match="has been answered of 1 models"):
         again.allow(statement("f", "y", "another table"))
 
 
 def test_a_run_has_so_much_of_a_site_s_time(tmp_path):
     log = SiteLog(SiteState.open(tmp_path, "east"), limits=RunLimits(seconds=10.0))
-    log.allow(asked(digest="a"))
+    log.allow(query(digest="a"))
     for seconds in (4.0, 5.0):
         log.worked("r", seconds)
-    log.allow(asked(digest="b"))
+    log.allow(query(digest="b"))
     log.worked("r", 2.0)
     for digest in ("a", "c"):
-        with pytest.raises(RefusedError, match="has used its max_seconds = 10 of this site's time"):
-            log.allow(asked(digest=digest))
-    log.allow(asked(digest="a", run="second"))
+        with pytest.raises(PolicyViolationError, match="has used its max_seconds = 10 of this site's time"):
+            log.allow(query(digest=digest))
+    log.allow(query(digest="a", run="second"))
 
 
 def test_the_log_says_what_was_asked_and_what_left(tmp_path):
     log = SiteLog(SiteState.open(tmp_path, "east"))
-    log.allow(asked("prepare", models=0))
-    log.answered(asked("prepare", models=0), 30, 500)
-    log.allow(asked("round", "x", models=7, at=2))
+    log.allow(query("prepare", models=0))
+    log.answered(query("prepare", models=0), 30, 500)
+    log.allow(query("round", "x", models=7, at=2))
     for _ in range(2):
-        log.refused(asked("rows", "y"), "there is no such question.")
+        log.refused(query("rows", "y"), "there is no such question.")
     prepare, round_, refused = log.entries("r")
     assert prepare[1:] == ("r", "prepare", 1, 0, "answered", 1, 30, 500, None)
     assert round_[1:] == ("r", "round", 2, 7, "asked", 1, None, None, None)
     assert refused[1:] == ("r", "rows", 1, 1, "refused", 2, None, None, "there is no such question.")
     assert log.entries("other") == []
     # An answer that has left stays so whatever comes after.
-    log.refused(asked("prepare", models=0), "its table has changed.")
+    log.refused(query("prepare", models=0), "its table has changed.")
     assert log.entries("r")[0].outcome == "answered"
 
 
 def test_nobody_fills_the_disk_by_asking(tmp_path, monkeypatch):
-    monkeypatch.setattr("bidro.deploy.site_log._KEPT", 5)
+    monkeypatch.setattr("bidro.deploy.site.state.ENTRIES", 5)
     log = SiteLog(SiteState.open(tmp_path, "east"), ask=True)
     for k in range(9):
-        with pytest.raises(RefusedError):
-            log.allow(asked(run=f"run{k}"))
-        log.refused(asked(run=f"run{k}"), "no")
+        with pytest.raises(PolicyViolationError):
+            log.allow(query(run=f"run{k}"))
+        log.refused(query(run=f"run{k}"), "no")
     assert [entry.run for entry in log.entries()] == [f"run{k}" for k in range(4, 9)]
     assert [run for run, _ in log.waiting()] == [f"run{k}" for k in range(4, 9)]
 
@@ -184,17 +187,17 @@ def test_a_site_works_for_so_many_runs_and_keeps_nothing_of_others(tmp_path):
     state = SiteState.open(tmp_path, "east")
     log = SiteLog(state, limits=RunLimits(runs=3))
     for k in range(50):
-        question = asked("assess", run=f"run{k}")._replace(about="table", content="the same")
+        question = query("assess", run=f"run{k}")._replace(about="table", content="the same")
         if k < 3:
             log.allow(question)
             log.answered(question, 30, 500)
         else:
             with pytest.raises(
-                RefusedError, match="has worked for 3 runs, as many as its max_runs = 3 allows"
+                PolicyViolationError, match="has worked for 3 runs, as many as its max_runs = 3 allows"
             ):
                 log.allow(question)
         log.worked(question.run, 0.1)
-    log.allow(asked("assess", run="run1")._replace(about="table", content="the same"))
+    log.allow(query("assess", run="run1")._replace(about="table", content="the same"))
     with state.reading() as connection:
         for table in ("asked", "work"):
             assert connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone() == (3,)
@@ -202,35 +205,45 @@ def test_a_site_works_for_so_many_runs_and_keeps_nothing_of_others(tmp_path):
 
 def test_a_run_waits_for_its_owner(tmp_path):
     log = SiteLog(SiteState.open(tmp_path, "east"), ask=True)
-    with pytest.raises(RefusedError, match="its owner has not approved this run yet"):
-        log.allow(asked("prepare"))
+    with pytest.raises(PolicyViolationError, match="its owner has not approved this run yet"):
+        log.allow(query("prepare"))
     assert [run for run, _ in log.waiting()] == ["r"]
     assert log.decisions() == []
     log.approve("r", "", "", 30)
     log.approve("later", "", "", 30)  # a run that has not asked yet
     assert [one.run for one in log.decisions()] == ["later", "r"]
     assert log.waiting() == []
-    log.allow(asked("prepare"))
-    log.allow(asked("prepare", run="later"))
-    with pytest.raises(RefusedError):
-        log.allow(asked("prepare", run="another"))
+    log.allow(query("prepare"))
+    log.allow(query("prepare", run="later"))
+    with pytest.raises(PolicyViolationError):
+        log.allow(query("prepare", run="another"))
+
+
+def clock_ahead(days):
+    """`datetime` whose clock is ahead."""
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=days)
+
+    return Ahead
 
 
 def test_an_approval_is_for_one_agreement_and_one_table_and_for_some_days(tmp_path, monkeypatch):
     log = SiteLog(SiteState.open(tmp_path, "east"), ask=True)
     log.approve("r", "agreement", "table", 7)
-    meant = asked("prepare")._replace(agreed="agreement", table="table")
+    meant = query("prepare")._replace(agreed="agreement", table="table")
     log.allow(meant)
     for other in ({"agreed": "edited"}, {"table": "another"}):
-        with pytest.raises(RefusedError, match="expired, or was for another agreement or table"):
+        with pytest.raises(PolicyViolationError, match="expired, or was for another agreement or table"):
             log.allow(meant._replace(**other))
     log.allow(meant)
     assert [run for run, _ in log.waiting()] == ["r"]  # the owner sees that it asked for something else
-    now = site_log._now
-    monkeypatch.setattr(site_log, "_now", lambda later=timedelta(0): now(later + timedelta(days=6.9)))
+    monkeypatch.setattr(site_log, "datetime", clock_ahead(6.9))
     log.allow(meant)
-    monkeypatch.setattr(site_log, "_now", lambda later=timedelta(0): now(later + timedelta(days=7.1)))
-    with pytest.raises(RefusedError, match="has expired"):
+    monkeypatch.setattr(site_log, "datetime", clock_ahead(7.1))
+    with pytest.raises(PolicyViolationError, match="has expired"):
         log.allow(meant)
 
 
@@ -238,33 +251,33 @@ def test_an_approval_is_for_one_agreement_and_one_table_and_for_some_days(tmp_pa
 def test_an_owner_refuses_a_run_and_takes_either_word_back(ask, tmp_path):
     log = SiteLog(SiteState.open(tmp_path, "east"), ask=ask)
     log.approve("r", "", "", 30)
-    log.allow(asked("prepare"))
+    log.allow(query("prepare"))
     log.refuse("r")
-    with pytest.raises(RefusedError, match="its owner has refused this run"):
-        log.allow(asked("prepare"))
+    with pytest.raises(PolicyViolationError, match="its owner has refused this run"):
+        log.allow(query("prepare"))
     assert log.waiting() == []
     assert log.withdraw("r").outcome == "refused"
     if ask:
-        with pytest.raises(RefusedError, match="not approved this run yet"):
-            log.allow(asked("prepare"))
+        with pytest.raises(PolicyViolationError, match="not approved this run yet"):
+            log.allow(query("prepare"))
         log.approve("r", "", "", 30)
         assert log.withdraw("r").outcome == "approved"
-        with pytest.raises(RefusedError, match="not approved this run yet"):
-            log.allow(asked("prepare"))
+        with pytest.raises(PolicyViolationError, match="not approved this run yet"):
+            log.allow(query("prepare"))
     else:
-        log.allow(asked("prepare"))
+        log.allow(query("prepare"))
     assert log.withdraw("r") is None
 
 
 def test_a_version_of_a_table_is_another_when_it_has_enough_new_people(tmp_path):
-    """By any of the hashes of a row, and by units where these are named."""
+    """By any of the hashes of a row, and by people where these are named."""
     state = SiteState.open(tmp_path, "east")
     names = np.arange(300, dtype=np.uint64)
 
-    def version(rows, units=None, written=0):
+    def version(rows, people=None, written=0):
         # How a row is written may change its first hash; its second stays.
         hashes = [names[rows] + np.uint64(1000 * (1 + written)), names[rows] + np.uint64(10**6)]
-        return state.version(hashes, names[rows] if units is None else units, 10)
+        return state.version(hashes, names[rows] if people is None else people, 10)
 
     first = version(slice(0, 100))
     assert version(slice(0, 100), written=1) == version(slice(0, 109)) == version(slice(30, 60)) == first
@@ -273,19 +286,19 @@ def test_a_version_of_a_table_is_another_when_it_has_enough_new_people(tmp_path)
     assert version(slice(0, 110)) == version(slice(100, 110)) == second
     assert version(slice(0, 100)) == first
     # Fifty new rows of nine persons are no new people enough.
-    units = np.concatenate([names[:110], names[200 + np.arange(50) % 9]])
-    assert version(slice(0, 160), units) == second
+    people = np.concatenate([names[:110], names[200 + np.arange(50) % 9]])
+    assert version(slice(0, 160), people) == second
     assert version(slice(250, 253)) not in (first, second)  # nobody is known
 
 
 PROMISES = """
 import sys, numpy as np
 from pathlib import Path
-from bidro.deploy.row_memory import Demanded, RowMemory
-from bidro.deploy.rules import RefusedError
-from bidro.deploy.site_log import Question, RunLimits, SiteLog
-from bidro.deploy.site_state import SiteState
-from bidro.tables import Column, Schema
+from bidro.deploy.site.disclosure.memory import Demanded, RowMemory
+from bidro.deploy.site.disclosure.rules import PolicyViolationError
+from bidro.deploy.site.state import Question, RunLimits, SiteLog
+from bidro.deploy.site.state import SiteState
+from bidro.data.tables import Column, Schema
 
 folder, seed = Path(sys.argv[1]), int(sys.argv[2])
 rng = np.random.default_rng(seed)
@@ -302,7 +315,7 @@ for k in range(10**6):
     marks = rng.permutation(last - first) % 7 if rng.random() < 0.2 else np.zeros(last - first, int)
     try:
         memory.release(known, {"rows": marks})
-    except RefusedError:
+    except PolicyViolationError:
         continue
     log.allow(Question(f"run{k % 3}", "round", 1, f"{seed} {k}", 0))
     print("released", first, last, *marks, flush=True)
@@ -332,9 +345,9 @@ def test_two_processes_that_are_killed_lose_nothing_that_was_promised(kills, tmp
             one.wait()
         promised += [[int(word) for word in line.split()[1:]] for line in lines]
     sets = []
-    for first, last, *marks in promised:
+    for first, last, *fold_ids in promised:
         rows = np.arange(first, last)
-        sets += [set(rows[np.asarray(marks) == mark].tolist()) for mark in set(marks)]
+        sets += [set(rows[np.asarray(fold_ids) == mark].tolist()) for mark in set(fold_ids)]
     classes = {}
     for row in set().union(*sets):
         classes.setdefault(tuple(row in one for one in sets), set()).add(row)
@@ -345,9 +358,9 @@ def test_two_processes_that_are_killed_lose_nothing_that_was_promised(kills, tmp
     memory = RowMemory(SiteState.open(tmp_path, "east"), Demanded(5, 3, 0))
     content = np.random.default_rng(0).normal(size=(400, 3))
     schema = Schema("site", "y", None, (Column("u"), Column("v")))
-    for first, last, *marks in promised:
-        labels = {"rows": np.asarray(marks)}
+    for first, last, *fold_ids in promised:
+        labels = {"rows": np.asarray(fold_ids)}
         memory.release(memory.known(schema, content[first:last, :2], content[first:last, 2], None), labels)
         fewer = memory.known(schema, content[first + 1 : last, :2], content[first + 1 : last, 2], None)
-        with pytest.raises(RefusedError):
+        with pytest.raises(PolicyViolationError):
             memory.release(fewer, {"rows": labels["rows"][1:]})

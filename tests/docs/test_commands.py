@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from bidro.cli import app
-from bidro.deploy.requests import QUESTIONS
+from bidro.deploy.messages.queries import QUERIES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -116,4 +116,4 @@ def test_the_page_of_messages_names_every_question_and_no_other():
     text = (ROOT / "docs/messages.md").read_text("utf-8")
     table = text.split("| question |")[1].split("\n\n")[0]
     first = [line.split("|")[1] for line in table.splitlines()[2:]]
-    assert sorted(re.findall(r"`(\w+)`", " ".join(first))) == sorted(QUESTIONS)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(first))) == sorted(QUERIES)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bidro.deploy.agreed_network import AgreedNetwork
-from bidro.deploy.agreed_scores import AgreedScores
-from bidro.deploy.site_config import Site
-from bidro.deploy.site_rows import check_site
-from bidro.model_file import NETWORK_FILE
+from bidro.deploy.agreement.agreement import NetworkAgreement, ScoresAgreement
+from bidro.deploy.site.check import check_site
+from bidro.deploy.site.config import Site
+from bidro.model.model_file import NETWORK_FILE
 from tests.deploy.networks import FACTORY, network_sites, run
 from tests.deploy.sites import table
 
@@ -23,9 +22,9 @@ def sites(folder, rounds):
     text = PAGE.read_text("utf-8").replace("hospital_nets.stay:make", FACTORY)
     agreement, site = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
     parts = tomllib.loads(agreement)
-    network = AgreedNetwork(**{**parts["neural_network"], "rounds": rounds})
+    network = NetworkAgreement(**{**parts["neural_network"], "rounds": rounds})
     whole = table(sizes=(300, 300, 300, 300, 300))
-    agreed = network_sites(folder, network, whole, AgreedScores(**parts["scores"]), extra=site)
+    agreed = network_sites(folder, network, whole, ScoresAgreement(**parts["scores"]), extra=site)
     assert any(column.levels for column in agreed.schema.columns)
     return agreed
 

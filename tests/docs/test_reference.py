@@ -2,16 +2,27 @@
 
 import dataclasses
 import doctest
+import importlib
 import inspect
 import re
 import warnings
+from pathlib import Path
 
 import pytest
+from sklearn.base import BaseEstimator
 
 import bidro
 from tests.small import mostly_slow
 
-NAMES = [name for name in bidro.__all__ if name != "__version__"]
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+PUBLIC = [name for name in bidro.__all__ if name != "__version__"]
+# What the reference shows: the public names, what they return, and more that stands in its module alone.
+SHOWN = {
+    path.rpartition(".")[2]: path
+    for page in REFERENCE.glob("*.md")
+    for path in re.findall(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)
+}
+NAMES = sorted(SHOWN)
 # Their examples take seconds, mostly to compile; one of the kind is run every time.
 LONG = {
     "AFL", "BacktrackingAscent", "BiDROCompressed", "BiDROFL", "BiDROGossip", "BiDROLocal", "Calibration",
@@ -29,11 +40,16 @@ CALLED = (
 )
 
 
+def thing_of(name):
+    module, _, own = SHOWN[name].rpartition(".")
+    return getattr(importlib.import_module(module), own)
+
+
 def methods(name):
     """A public class's own methods that take something, by name; scikit-learn's describe themselves."""
     found = {}
-    for method in dir(getattr(bidro, name)):
-        thing = inspect.unwrap(getattr(getattr(bidro, name), method, None))
+    for method in dir(thing_of(name)):
+        thing = inspect.unwrap(getattr(thing_of(name), method, None))
         ours = inspect.isroutine(thing) and (getattr(thing, "__module__", None) or "").startswith("bidro")
         if not method.startswith("_") and ours and parameters(thing):
             found[method] = thing
@@ -42,7 +58,7 @@ def methods(name):
 
 def sections(name):
     """The text below each heading of a public name's own docstring."""
-    return sections_of(getattr(bidro, name))
+    return sections_of(thing_of(name))
 
 
 def sections_of(thing):
@@ -77,9 +93,31 @@ def is_protocol(thing):
     return getattr(thing, "_is_protocol", False) or inspect.isabstract(thing)
 
 
+def test_every_public_name_is_in_the_reference_with_the_reason_why_it_is_public():
+    assert not set(PUBLIC) - set(SHOWN)
+    assert all(thing_of(name) is getattr(bidro, name) for name in PUBLIC)
+    assert all(thing_of(name).__module__ == SHOWN[name].rpartition(".")[0] for name in NAMES)
+    index = (REFERENCE / "index.md").read_text()
+    reasons = re.findall(r"^\| `(\w+)` \| (\S.+) \|$", index, flags=re.MULTILINE)
+    assert sorted(name for name, _ in reasons) == sorted(PUBLIC)
+
+
+def test_no_two_public_names_differ_by_case_alone():
+    plain = [name.lower().replace("_", "") for name in PUBLIC]
+    assert len(set(plain)) == len(plain)
+
+
+def test_a_deprecated_name_works_and_says_what_to_write():
+    assert not set(bidro._DEPRECATED) & set(PUBLIC)
+    for name, (home, new) in bidro._DEPRECATED.items():
+        with pytest.warns(FutureWarning, match=f"`from {home} import {new}`"):
+            thing = getattr(bidro, name)
+        assert thing is getattr(importlib.import_module(home), new)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_public_name_says_what_it_takes_returns_and_raises(name):
-    thing, found = getattr(bidro, name), sections(name)
+    thing, found = thing_of(name), sections(name)
     assert re.match(r"\S.*[.:)]", found[""], flags=re.DOTALL), "there is no first sentence"
     assert ">>> " in found.get("Examples", ""), "there is no example"
     if inspect.isfunction(thing):
@@ -110,10 +148,11 @@ def test_a_method_that_users_call_says_what_it_takes_and_returns(name):
 def test_whatever_is_described_is_there():
     """A parameter that was renamed or removed is not described any more."""
     for name in NAMES:
-        thing, found = getattr(bidro, name), sections(name)
+        thing, found = thing_of(name), sections(name)
         if "Args" in found:
             assert listed(found["Args"]) <= parameters(thing), name
-        if dataclasses.is_dataclass(thing):
+        # What an estimator has is there after `fit`.
+        if dataclasses.is_dataclass(thing) and not issubclass(thing, BaseEstimator):
             fields = {field.name for field in dataclasses.fields(thing)}
             assert listed(found.get("Attributes", "")) <= fields | set(dir(thing)), name
 
@@ -121,7 +160,7 @@ def test_whatever_is_described_is_there():
 @pytest.mark.parametrize("name", mostly_slow(NAMES, lambda name: name not in LONG))
 def test_the_example_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    thing = getattr(bidro, name)
+    thing = thing_of(name)
     finder = doctest.DocTestFinder(recurse=False)
     runner = doctest.DocTestRunner(verbose=False)
     said = []

@@ -13,11 +13,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bidro import BidroError, RobustClassifier, RobustRegressor
-from bidro.estimators import given
+from bidro.data import given_rows as given
 
 
 def data(rows=40):
-    """Two clients far apart, so that each has a model of its own."""
+    """Two clients far apart, so that each has a personal model."""
     rng = np.random.default_rng(4)
     clients = np.repeat(["north", "south"], rows)
     X = rng.normal(size=(2 * rows, 2))
@@ -32,7 +32,7 @@ def regressor(**options):
 def test_a_score_is_of_the_models_that_clients_use():
     X, y, clients = data()
     model = regressor().fit(X, y, clients=clients)
-    assert model.own_coef_
+    assert model.personal_coef_
     own, shared = model.score(X, y, clients=clients), model.score(X, y)
     assert own == pytest.approx(r2_score(y, model.predict(X, clients)))
     assert shared == pytest.approx(r2_score(y, model.predict(X)))
@@ -51,16 +51,16 @@ def test_a_classifiers_score_is_of_the_models_that_clients_use():
     assert model.score(X, labels) < 0.7
 
 
-def test_a_grid_search_with_routed_clients_scores_their_own_models():
+def test_a_grid_search_with_routed_clients_scores_personal_models():
     X, y, clients = data()
     with config_context(enable_metadata_routing=True):
         whole = make_pipeline(StandardScaler(), regressor().set_fit_request(clients=True))
         folds = KFold(2, shuffle=True, random_state=0)
-        search = GridSearchCV(whole, {"robustregressor__own": [None, "offset"]}, cv=folds)
+        search = GridSearchCV(whole, {"robustregressor__personal": [None, "offset"]}, cv=folds)
         search.fit(X, y, clients=clients)
-        assert search.best_params_ == {"robustregressor__own": "offset"}
-        without, with_own = search.cv_results_["mean_test_score"]
-        assert with_own > 0.8 > 0.5 > without
+        assert search.best_params_ == {"robustregressor__personal": "offset"}
+        without, with_personal = search.cv_results_["mean_test_score"]
+        assert with_personal > 0.8 > 0.5 > without
         # Who asks for scores of the shared model has them.
         plain = regressor().set_fit_request(clients=True).set_score_request(clients=False)
         found = cross_val_score(plain, X, y, params={"clients": clients}, cv=folds)
@@ -71,17 +71,17 @@ def test_a_client_of_one_row_gets_the_shared_model():
     X, y, clients = data()
     X, y, clients = np.vstack([X, [[9.0, 9.0]]]), np.append(y, 99.0), np.append(clients, "alone")
     with pytest.warns(UserWarning, match="Client 'alone' has one row, too few .* 1 of 81 rows are left out"):
-        model = regressor(own="offset").fit(X, y, clients=clients)
+        model = regressor(personal="offset").fit(X, y, clients=clients)
     assert set(model.client_weights_) == {"north", "south"}
-    same = regressor(own="offset").fit(X[:-1], y[:-1], clients=clients[:-1])
+    same = regressor(personal="offset").fit(X[:-1], y[:-1], clients=clients[:-1])
     np.testing.assert_array_equal(model.model_, same.model_)
     np.testing.assert_array_equal(model.predict(X[-1:], clients[-1:].tolist()), model.predict(X[-1:]))
     # Where nothing is cross-validated, it is trained on as any other.
-    assert "alone" in regressor(own=None).fit(X, y, clients=clients).client_weights_
-    units = np.append(np.arange(80), 0)
-    units[:40] = 7
-    with pytest.warns(UserWarning, match="2 clients, such as 'alone', have one unit"):
-        assert set(regressor().fit(X, y, clients, units).client_weights_) == {"south"}
+    assert "alone" in regressor(personal=None).fit(X, y, clients=clients).client_weights_
+    people = np.append(np.arange(80), 0)
+    people[:40] = 7
+    with pytest.warns(UserWarning, match="2 clients, such as 'alone', have one person"):
+        assert set(regressor().fit(X, y, clients, people).client_weights_) == {"south"}
 
 
 @pytest.mark.filterwarnings("ignore:Client 'alone' has one row", "ignore:None of these clients")
@@ -89,7 +89,7 @@ def test_a_client_of_one_row_does_not_stop_a_cross_validation():
     X, y, clients = data()
     clients[0] = "alone"
     with config_context(enable_metadata_routing=True):
-        model = regressor(own="offset").set_fit_request(clients=True)
+        model = regressor(personal="offset").set_fit_request(clients=True)
         found = cross_val_score(model, X, y, params={"clients": clients}, cv=4, error_score="raise")
     assert np.isfinite(found).all()
 
@@ -98,8 +98,8 @@ def test_a_client_of_one_row_does_not_stop_a_cross_validation():
 def test_a_column_of_the_frame_may_name_the_clients(kind):
     X, y, clients = data()
     frame = kind({"age": X[:, 0], "school": clients, "dose": X[:, 1], "pupil": np.arange(80)})
-    expected = regressor().fit(X, y, clients=clients, units=np.arange(80))
-    model = regressor().fit(frame, y, clients="school", units="pupil")
+    expected = regressor().fit(X, y, clients=clients, people=np.arange(80))
+    model = regressor().fit(frame, y, clients="school", people="pupil")
     assert list(model.feature_names_in_) == ["age", "dose"]
     np.testing.assert_array_equal(model.model_, expected.model_)
     own = expected.predict(X, clients)
@@ -137,6 +137,6 @@ def test_sparse_rows_are_as_dense_ones(form, monkeypatch):
     np.testing.assert_array_equal(model.model_, expected.model_)
     np.testing.assert_array_equal(model.predict(sparse, clients), expected.predict(X, clients))
     assert model.score(sparse, y, clients=clients) == expected.score(X, y, clients=clients)
-    monkeypatch.setattr(given, "_memory", lambda: 4 * X.nbytes - 1)
+    monkeypatch.setattr(given, "machine_memory", lambda: 4 * X.nbytes - 1)
     with pytest.raises(BidroError, match="Sparse rows are trained on as dense ones, which here take"):
         regressor().fit(sparse, y, clients=clients)

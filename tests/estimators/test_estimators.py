@@ -16,13 +16,13 @@ from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import has_fit_parameter
 
 from bidro import BidroError, RobustClassifier, RobustRegressor
-from bidro.client import WassersteinBall
-from bidro.engines.solve import solve
-from bidro.federation import Federation
+from bidro.ambiguity import WassersteinBall
+from bidro.core.sets import Box, CappedSimplex
+from bidro.data.federation import Federation
 from bidro.losses import Squared
-from bidro.problem import Problem
-from bidro.sets import Box, CappedSimplex
-from bidro.transport import Transport
+from bidro.problem.problem import Problem
+from bidro.risk.transport import Transport
+from bidro.solvers.solve import solve
 from tests.small import classifier, regressor
 
 SIZES = (20, 30, 60)
@@ -100,7 +100,7 @@ def test_units_of_the_target_do_not_matter(unit):
     assert other.client_risks_["north"] == pytest.approx(unit**2 * one.client_risks_["north"], rel=1e-4)
 
 
-def test_the_default_chooses_a_weighing_and_radii_on_request():
+def test_the_default_chooses_mixtures_and_radii_on_request():
     X, y, clients = data()
     model = regressor().fit(X, y, clients=clients)
     assert set(model.radii_.values()) == {0.0}
@@ -110,7 +110,7 @@ def test_the_default_chooses_a_weighing_and_radii_on_request():
     np.testing.assert_allclose(list(both.radii_.values()), chosen.scale / np.sqrt(SIZES))
     assert len(both.calibration_.candidates) == 60
     fixed = regressor(weights="fixed").fit(X, y, clients=clients)
-    assert {c.cap for c in fixed.calibration_.candidates} == {1.0}
+    assert {c.max_weight_ratio for c in fixed.calibration_.candidates} == {1.0}
     np.testing.assert_allclose(list(fixed.client_weights_.values()), np.array(SIZES) / sum(SIZES), atol=1e-6)
 
 
@@ -234,7 +234,7 @@ def test_pipelines_grids_and_frames():
         (lambda X, y, c: regressor(radius=-1.0).fit(X, y, clients=c), "radius"),
         (lambda X, y, c: regressor(radius={"north": 1.0}).fit(X, y, clients=c), "no radius for client"),
         (lambda X, y, c: regressor(radius="explicit").fit(X, y, clients=c), "declared support"),
-        (lambda X, y, c: regressor(weights=0.5).fit(X, y, clients=c), "cap"),
+        (lambda X, y, c: regressor(weights=0.5).fit(X, y, clients=c), "largest weight ratio"),
         (lambda X, y, c: regressor(weights="odd").fit(X, y, clients=c), "weights must be"),
         (lambda X, y, c: regressor(metric="odd").fit(X, y, clients=c), "metric must be"),
         (lambda X, y, c: regressor(label_cost=0).fit(X, y, clients=c), "label_cost"),

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from bidro import RobustClassifier, RobustRegressor
-from bidro.errors import BidroError
-from bidro.fitting import Progress
+from bidro.core.errors import BidroError
+from bidro.fit.fitted import Progress
 from bidro.workflow.fit import fit_tables
 from bidro.workflow.options import FitOptions
 from tests.small import classifier, regressor
@@ -68,7 +68,7 @@ def test_certify_on_sorted_rows_covers_as_promised():
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_the_whole_command_on_sorted_tables_covers_as_promised(task, tmp_path):
-    """With one seed: rows are kept out of tables sorted by target or class, 40 times."""
+    """With one seed: rows are held out of tables sorted by target or class, 40 times."""
     many = visits(np.random.default_rng(3), 200_000)
     held, repetitions, path = 0, 40, tmp_path / "table.csv"
     for k in range(repetitions):
@@ -103,12 +103,12 @@ def test_rows_outside_the_declared_support_are_refused():
         model.certify(X, X[:, 0], site)
 
 
-def test_units_are_given_by_row():
+def test_people_are_given_by_row():
     rng = np.random.default_rng(6)
     X, site = rng.uniform(size=(60, 1)), np.tile(["a", "b"], 30)
     model = regressor(radius=0.05).fit(X, X[:, 0] + rng.normal(size=60), clients=site)
-    found = model.certify(X, X[:, 0] + rng.normal(size=60), site, units=np.arange(60) // 4)
+    found = model.certify(X, X[:, 0] + rng.normal(size=60), site, people=np.arange(60) // 4)
     assert found.clipped.rows == {"a": 15, "b": 15}
     assert "a mean of people" in found.clipped.promise or found.clipped.vacuous
-    with pytest.raises(BidroError, match="60 rows but 2 unit labels"):
-        model.certify(X, X[:, 0], site, units=[1, 2])
+    with pytest.raises(BidroError, match="60 rows but 2 person labels"):
+        model.certify(X, X[:, 0], site, people=[1, 2])

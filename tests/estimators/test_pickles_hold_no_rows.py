@@ -8,12 +8,14 @@ import pandas as pd
 import pytest
 
 from bidro import Federation, RobustClassifier, RobustNetRegressor, RobustRegressor
-from bidro.curves import Basis
-from bidro.fitting import LocalNetwork, Options, fit
+from bidro.data.splines import Basis
+from bidro.data.standardise import Standard
+from bidro.fit.fit import fit
+from bidro.fit.fitted import Options
+from bidro.fit.network import LocalNetwork
+from bidro.fit.settings import FitSettings
 from bidro.losses.registry import LossChoice
-from bidro.standard import Standard
-from bidro.training import Choices
-from bidro.workflow.drawn_curves import QUANTILES, rows_lie
+from bidro.workflow.page_content import QUANTILES, row_quantiles
 
 FEATURES, SMALL = 7, 4  # no other axis is as long as folds (4), folds and one, or features
 NETWORK = "tests.estimators.test_pickles_hold_no_rows:network"
@@ -137,7 +139,7 @@ def test_what_follows_from_the_knots_is_not_pickled():
 
 def test_a_sketch_is_pickled_whole():
     features, target, names = rows_of()
-    sketch = RobustRegressor(weights="fixed", own=None, curves=None).fit(features, target, clients=names)
+    sketch = RobustRegressor(weights="fixed", personal=None, curves=None).fit(features, target, clients=names)
     one, again = sketch._trained_rows, pickle.loads(pickle.dumps(sketch._trained_rows))
     assert again.to_json() == one.to_json()
 
@@ -150,7 +152,7 @@ def test_a_worst_case_tells_the_means_of_no_client_that_has_few_rows(small):
     table = pd.DataFrame(features[:60, :3], columns=["a", "b", "c"]).assign(y=target[:60], site=names[:60])
     owners, columns = table["site"].to_numpy(str), ["a", "b", "c", "y"]
     network = LocalNetwork.of(table[["a", "b", "c"]].to_numpy(), table["y"].to_numpy(), owners, columns)
-    choices = Choices(radius=0.1, weights="fixed", own=None, curves=None)
+    choices = FitSettings(radius=0.1, weights="fixed", personal=None, curves=None)
     found = fit(network, Options(LossChoice("squared", None), choices))
     assert (found.displaced["small"].before is not None) == (small == 10)
     assert found.displaced["large"].before is not None
@@ -161,7 +163,7 @@ def test_quantiles_are_of_no_client_that_has_few_rows():
     rng = np.random.default_rng(0)
     sizes = {"a": 9, "b": 10, "c": 1, "d": 40}
     rows = {name: rng.normal(size=(count, 3)) for name, count in sizes.items()}
-    found = rows_lie(Federation.from_arrays(rows, "unbounded"), Standard.as_they_are(2))
+    found = row_quantiles(Federation.from_arrays(rows, "unbounded"), Standard.as_they_are(2))
     assert found.clients == ("b", "d")
     for name, own in zip(found.clients, found.quantiles, strict=True):
         np.testing.assert_allclose(own, np.quantile(rows[name][:, :2], QUANTILES, axis=0).T)

@@ -7,14 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bidro.algorithms import FedAvg
-from bidro.errors import BidroError
-from bidro.experiments import compare, comparison_page, methods, real_tables
+from bidro.core.errors import BidroError
+from bidro.core.splits import choose_holdout
+from bidro.data.tables import learn_schema
+from bidro.experiments import compare, methods
 from bidro.experiments.splits import SHIFTS, Grouped, Split, groups_of_clients
-from bidro.guarantees.calibration import worst_fifth
-from bidro.report.comparison_figure import ranks_figure
-from bidro.splits import choose_holdout
-from bidro.tables import learn_schema
+from bidro.federated.baselines import FedAvg
+from bidro.selection.calibrate import worst_fifth
+from studies import comparison_page, real_tables
+from studies.comparison_figure import ranks_figure
 
 
 def made_up(classes=0, rows=60, clients=3, seed=0):
@@ -76,7 +77,7 @@ def test_what_is_measured_against_numpy():
     table = made_up()
     split = Split.of(table, 3)
     w, b = np.array([0.7, -0.2]), 0.1
-    found = split.judged(np.append(w, b))
+    found = split.evaluate(np.append(w, b))
     holdout = choose_holdout(table.clients, table.features, table.target, 0.3, 3)
     spread = table.target[~holdout].std()
     residuals = spread * (split.test[:, :2] @ w + b - split.test[:, 2])
@@ -136,7 +137,7 @@ def test_every_method_trains_and_none_is_far_off(classes, names):
     table = made_up(classes)
     split = Split.of(table, 0)
     found = compare.compare_methods(table, 1, 30, names)
-    constant = split.judged(np.zeros(3))["mean"]
+    constant = split.evaluate(np.zeros(3))["mean"]
     only_for_classes = {"FDR-SVM": "it is for two classes"}
     assert found["failed"] == ({} if classes else only_for_classes)
     for name, one in found["methods"].items():
@@ -228,21 +229,21 @@ def differing(rows=60, clients=6):
     return Grouped(X, y, np.char.add("c", owner.astype(str)), ("a", "b"), 0)
 
 
-def test_every_method_is_also_judged_with_the_clients_own_corrections():
+def test_every_method_is_also_judged_with_personal_models():
     found = compare.compare_methods(differing(), 2, 20, ["FedAvg", "exact MW-DRO"])
     for one in found["methods"].values():
-        assert set(one["own"]) == set(one) - {"own", "chosen", "seconds"}
-        assert one["own"]["mean"]["mean"] < 0.5 * one["mean"]["mean"]
+        assert set(one["personal"]) == set(one) - {"personal", "chosen", "seconds"}
+        assert one["personal"]["mean"]["mean"] < 0.5 * one["mean"]["mean"]
     text = compare.comparison_table(found)
     assert [line.split()[0] for line in text.splitlines()[2:]].count("with") == 2
     study = comparison_page.page({"made-up": {**found, "failed": {}}})
     assert "| FedAvg, with own |" in study
 
 
-def test_models_in_use_are_the_clients_own_or_the_shared_one():
+def test_models_in_use_are_the_clients_personal_or_the_shared_one():
     split = Split.of(differing(), 0)
     x = np.array([0.7, -0.7, 0.0])
-    own = split.own_around(np.tile(x, (split.folds + 1, 1)))
+    own = split.personal_around(np.tile(x, (split.folds + 1, 1)))
     assert own.adopts.all()
     some = replace(own, adopts=np.arange(6) < 2)
     models = split.models_used(x, some)
@@ -255,7 +256,7 @@ def test_models_in_use_are_the_clients_own_or_the_shared_one():
     step = np.linalg.solve(psi.T @ psi + pull, psi.T @ (rows[:, 2] - psi @ x))
     np.testing.assert_allclose(models[1], x + step, rtol=1e-6, atol=1e-9)
     # One model for all, written out for every client, is judged as that one model.
-    both = split.judged(x), split.judged(np.tile(x, (6, 1)))
+    both = split.evaluate(x), split.evaluate(np.tile(x, (6, 1)))
     assert both[0] == pytest.approx(both[1])
     by_hand = split.unit * np.array(
         [
@@ -263,7 +264,7 @@ def test_models_in_use_are_the_clients_own_or_the_shared_one():
             for row, k in zip(split.test, split.test_client, strict=True)
         ]
     )
-    assert split.judged(models)["mean"] == pytest.approx(by_hand.mean())
+    assert split.evaluate(models)["mean"] == pytest.approx(by_hand.mean())
 
 
 def test_clients_left_out_are_judged_by_models_that_never_saw_them(monkeypatch):
@@ -285,7 +286,7 @@ def test_clients_left_out_are_judged_by_models_that_never_saw_them(monkeypatch):
     one = found["methods"]["FedAvg"]
     assert one["mean"]["mean"] == pytest.approx(losses.mean(), rel=1e-6)
     assert one["worst_client"]["mean"] == pytest.approx(losses.reshape(6, 60).mean(axis=1).max(), rel=1e-6)
-    assert "own" not in one
+    assert "personal" not in one
     text = compare.comparison_table(found)
     assert "clients that were not in training" in text
     assert "shift" not in text

@@ -14,12 +14,17 @@ from typer.testing import CliRunner
 
 from bidro.cli import app
 from bidro.experiments import reproduce
-from bidro.experiments.ambiguity import ambiguity_picture
-from bidro.experiments.reference import ClientRisks, minimise_largest
-from bidro.experiments.reproduce import PAPER_MSE, PAPER_ROUNDS, admissible_problem
+from bidro.experiments.reproduce import (
+    PAPER_MSE,
+    PAPER_ROUNDS,
+    ClientRisks,
+    admissible_problem,
+    ambiguity_picture,
+    minimise_largest,
+)
 from bidro.experiments.simulation import COEFFICIENTS, simulate
 from bidro.report.figures import clean_test_loss
-from bidro.worst_case import Exact
+from bidro.risk.inner import Exact
 
 
 def bidro(*arguments, **kwargs):

@@ -71,7 +71,7 @@ def test_allotments_sum_up_and_stay_within_one(weights):
 def test_the_problem_of_section_vi():
     plain = paper_problem(simulate(2026), None)
     assert plain.federation.sizes == SIZES
-    assert plain.rho is None
+    assert plain.ambiguity is None
     np.testing.assert_allclose(plain.initial_weights, np.array(SIZES) / 600)
     assert np.array_equal(plain.initial_model, np.zeros(3))
     assert float(plain.models.upper[0]) == 100.0

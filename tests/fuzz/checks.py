@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 import jax.numpy as jnp
 import numpy as np
 
-from bidro.algorithms.exact import ExactMWDRO
-from bidro.algorithms.exact_messages import Broadcast
-from bidro.engines.local import IN_PROCESS
-from bidro.engines.solve import GapNotReachedWarning, Solution, solve
-from bidro.errors import BidroError
-from bidro.guarantees import worst_case_distribution
-from bidro.problem import Problem
-from bidro.worst_case import default_oracle
+from bidro.core.errors import BidroError
+from bidro.federated.engines.in_process import IN_PROCESS
+from bidro.problem.problem import Problem
+from bidro.problem.worst_case import worst_case_distribution
+from bidro.risk.inner import default_oracle
+from bidro.solvers.bundle.algorithm import ExactMWDRO
+from bidro.solvers.bundle.state import Broadcast
+from bidro.solvers.solve import GapNotReachedWarning, Solution, solve
 from tests.fuzz import reference
 from tests.fuzz.measures import (
     PROOF_UNITS,

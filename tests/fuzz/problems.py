@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bidro import losses, sets
-from bidro.client import Penalty, WassersteinBall
-from bidro.federation import Federation
-from bidro.problem import NonconcaveInnerWarning, Problem, UncheckedDomainWarning
-from bidro.transport import Transport
+from bidro import losses
+from bidro.ambiguity import NonconcaveInnerWarning, Penalty, UncheckedDomainWarning, WassersteinBall
+from bidro.core import sets
+from bidro.data.federation import Federation
+from bidro.problem.problem import Problem
+from bidro.risk.transport import Transport
 from tests.fuzz.data import REGRESSION_STYLES, STYLES, sample
 
 CASES_A_GROUP = 8
@@ -75,7 +76,7 @@ class Case:
     half_width: float
     planted: np.ndarray  # (d,) the model that the data came from
     references: np.ndarray | None  # (n,) taken off the risks
-    blend: tuple[float, float] | None  # (kappa, mu), where the weights are a blend
+    mixed: tuple[float, float] | None  # (kappa, mu) of `CappedSimplex.mixed`
 
     @property
     def taken_off(self) -> np.ndarray:
@@ -114,8 +115,8 @@ class Case:
             mixtures = sets.Simplex(n)
         elif self.weights == "l1 ball":
             mixtures = sets.L1SimplexBall(*self.weight_bounds)
-        elif self.blend is not None:
-            mixtures = sets.CappedSimplex.blended(np.asarray(f.sizes), *self.blend)
+        elif self.mixed is not None:
+            mixtures = sets.CappedSimplex.mixed(np.asarray(f.sizes), *self.mixed)
         else:
             mixtures = sets.CappedSimplex(*self.weight_bounds)
         if self.models == "ball":
@@ -213,9 +214,9 @@ def case_of(number: int, quick: bool = False) -> Case:
     half_width = float(rng.choice(HALF_WIDTHS))
     # Drawn apart, so that a number still means the same rows.
     apart = np.random.default_rng([4, number])
-    blend = None
+    mixed = None
     if weights.startswith("capped") and apart.random() < 0.6:
-        weights, bounds, blend = _blend(apart, family.sizes)
+        weights, bounds, mixed = _mixed(apart, family.sizes)
     references = _references(apart, family, float(usual[-1])) if apart.random() < 0.4 else None
     return Case(
         number,
@@ -231,7 +232,7 @@ def case_of(number: int, quick: bool = False) -> Case:
         half_width,
         planted,
         references,
-        blend,
+        mixed,
     )
 
 
@@ -243,12 +244,12 @@ def _references(rng, family, spread) -> np.ndarray | None:
     return found if np.all(np.isfinite(found)) else None
 
 
-def _blend(rng, sizes) -> tuple[str, tuple[np.ndarray, ...], tuple[float, float]]:
+def _mixed(rng, sizes) -> tuple[str, tuple[np.ndarray, ...], tuple[float, float]]:
     """Bounds of {(1 - mu) p + mu a : a <= kappa p} by hand."""
     share = np.asarray(sizes) / np.sum(sizes)
     kappa, mu = float(rng.choice([1.0, 1.5, 3.0, np.inf])), float(rng.choice([0.0, 0.1, 0.5, 1.0]))
     upper = np.array([(1 - mu) * p + mu * min(1.0, kappa * p) for p in share])
-    return "blend", ((1 - mu) * share, upper), (kappa, mu)
+    return "mixed", ((1 - mu) * share, upper), (kappa, mu)
 
 
 def _levels(rng, family, scale, usual, planted) -> np.ndarray:

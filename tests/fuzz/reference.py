@@ -54,7 +54,7 @@ def _ball(case: Case, x: np.ndarray, rows: np.ndarray, eps: Wide) -> Bounds:
     """A search for the multiplier: a trial gives a bound above, a bracket a distribution in the ball."""
     budget = eps**case.family.p
     # What moves without end earn a unit of cost.
-    endless = _endless(case, x, rows) if case.support is None and case.family.p == 1 else Wide(0)
+    infimum_at_infinity = _endless(case, x, rows) if case.support is None and case.family.p == 1 else Wide(0)
 
     def at(price: Wide) -> _Trial:
         found = moves(case, x, rows, price)
@@ -64,13 +64,13 @@ def _ball(case: Case, x: np.ndarray, rows: np.ndarray, eps: Wide) -> Bounds:
             price, found.loss.mean() if finite else INF, found.cost.mean() if finite else INF, upper
         )
 
-    low = at(endless)
+    low = at(infimum_at_infinity)
     if low.cost <= budget:
-        return Bounds(low.loss + (budget - low.cost) * endless, low.upper)
-    high = at(max(losses(case, x, rows).mean() / budget, endless, Wide(1e-290)))
+        return Bounds(low.loss + (budget - low.cost) * infimum_at_infinity, low.upper)
+    high = at(max(losses(case, x, rows).mean() / budget, infimum_at_infinity, Wide(1e-290)))
     while high.cost > budget:
         low, high = high, at(64 * high.price)
-    best = Bounds(high.loss + (budget - high.cost) * endless, min(low.upper, high.upper))
+    best = Bounds(high.loss + (budget - high.cost) * infimum_at_infinity, min(low.upper, high.upper))
     for step in range(_SEARCH):
         if np.isfinite(low.cost):
             share = (budget - high.cost) / (low.cost - high.cost)

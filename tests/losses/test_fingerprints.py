@@ -27,10 +27,10 @@ from bidro import (
     solve,
     train_network,
 )
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
 from bidro.losses import Loss
 from bidro.losses.fingerprints import UnknownFingerprintError, digest_of
-from bidro.networks.models import JaxNetwork, loss_of
+from bidro.neural.models import JaxNetwork, loss_of
 from tests.losses import helper_numbers
 from tests.losses.helper_numbers import scaled
 

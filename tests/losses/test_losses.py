@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
+from bidro.core.sets import Box
 from bidro.losses import (
     Absolute,
     CustomLoss,
@@ -166,6 +167,8 @@ def test_tangents_lie_below_and_the_smoothed_loss_above(loss, width):
     scalar, grid = loss.scalar, jnp.linspace(-4, 4, 1601)
     at = jnp.asarray([-2.3, -0.71, -0.1, 0.05, 0.4, 0.93, 1.04, 2.6])
     line = scalar.tangent(at, jnp.asarray(width))
+    for ours, compiled in zip(scalar.tangent(np.asarray(at), np.asarray(width)), line, strict=True):
+        np.testing.assert_allclose(ours, compiled, rtol=1e-12, atol=1e-14)
     lines = line.value[:, None] + line.slope[:, None] * (grid[None] - at[:, None])
     assert float(jnp.max(lines - scalar.value(grid)[None])) <= 1e-12
     assert np.all(line.smoothed >= scalar.value(at) - 1e-14)
@@ -211,6 +214,34 @@ def test_slopes_of_kinks_follow_newtons_steps(loss):
     # Where no model comes before but the same one, there is nothing to follow.
     still = scalar.tangent(u, np.asarray(0.1), Followed(np.tile(u, (3, 1)), np.full(3, 0.1)))
     np.testing.assert_allclose(still.curvature, plain.curvature, rtol=1e-10)
+
+
+@pytest.mark.parametrize("loss", [*LINEAR, SOFTMAX], ids=lambda v: type(v).__name__)
+def test_numpy_arrays_give_what_compiled_programs_give(loss):
+    rng = np.random.default_rng(3)
+    rows = np.stack([sample(loss, rng) for _ in range(6)])
+    x, inverse = rng.normal(size=loss.dimension(4)), np.array([0.5, 1.0, 0.0, 0.3])
+    models = Box.cube(2.0, loss.dimension(4))
+    calls = [
+        lambda xp: loss.value(xp.asarray(x), xp.asarray(rows[0])),
+        lambda xp: loss.values(xp.asarray(x), xp.asarray(rows)),
+        lambda xp: loss.lipschitz(xp.asarray(x), xp.asarray(inverse)),
+        lambda xp: loss.curvature(xp.asarray(x), xp.asarray(inverse)),
+        lambda xp: loss.largest_curvature(models, xp.asarray(inverse)),
+    ]
+    if isinstance(loss, Softmax):
+        calls += [
+            lambda xp: loss.mistakes(xp.asarray(x), xp.asarray(rows)),
+            lambda xp: loss.hessian_sum(xp.asarray(x), xp.asarray(rows), np.arange(6.0)),
+            lambda xp: loss.steepness(xp.asarray(x), inverse, xp.asarray(rows[0, -1])),
+        ]
+    else:
+        calls += [lambda xp, k=k: loss.of_model(xp.asarray(rows[0]))[k] for k in (0, 1)]
+    for call in calls:
+        on_host = call(np)
+        assert not isinstance(on_host, jax.Array)
+        compiled = jax.jit(lambda call=call: call(jnp))()
+        np.testing.assert_allclose(on_host, compiled, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("intercept", [pytest.param(False, marks=pytest.mark.slow), True])

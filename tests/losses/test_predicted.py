@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
 from bidro.losses.predicted import PredictedLoss, Scored
 
 CLASSES = ("a", "b", "c")

@@ -8,13 +8,14 @@ import pandas as pd
 import pytest
 
 from bidro import RobustRegressor
-from bidro.errors import BidroError
-from bidro.fitting import Progress
+from bidro.core.errors import BidroError
+from bidro.fit.fitted import Progress
+from bidro.fit.settings import FitSettings, settings_of
 from bidro.losses import Huber, Logistic, Softmax, losses_of, registry
 from bidro.losses.linear import ResidualLoss, SmoothedHinge
-from bidro.losses.registry import Entry, LossChoice
+from bidro.losses.registry import LossChoice, LossEntry
 from bidro.losses.scalar import PiecewiseQuadratic
-from bidro.model_file import Model
+from bidro.model.model_file import Model
 from bidro.workflow.fit import fit_tables
 from bidro.workflow.folder import folder_files
 from bidro.workflow.options import FitOptions
@@ -32,7 +33,9 @@ class Insensitive(ResidualLoss):
 @pytest.fixture
 def insensitive(monkeypatch):
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    registry.register(Entry("insensitive", Insensitive, "regression", "insensitive error", "{target}"))
+    registry.register_loss(
+        LossEntry("insensitive", Insensitive, "regression", "insensitive error", "{target}")
+    )
 
 
 def test_one_entry_is_enough(insensitive, tmp_path):
@@ -64,9 +67,9 @@ def test_one_entry_is_enough(insensitive, tmp_path):
 
 def test_a_word_or_a_class_is_taken_once(insensitive):
     with pytest.raises(BidroError, match="already"):
-        registry.register(Entry("insensitive", Huber, "regression", "", ""))
+        registry.register_loss(LossEntry("insensitive", Huber, "regression", "", ""))
     with pytest.raises(BidroError, match="already"):
-        registry.register(Entry("other", Huber, "regression", "", ""))
+        registry.register_loss(LossEntry("other", Huber, "regression", "", ""))
 
 
 def test_choices_become_losses_in_the_units_of_training():
@@ -86,10 +89,8 @@ def test_choices_become_losses_in_the_units_of_training():
 
 
 def test_the_command_s_help_names_every_loss():
-    from bidro.cli.fit import fit
-
-    help_text = fit.__annotations__["loss"]
-    assert all(word in str(help_text) for word in registry.words())
+    (help_text,) = (known.help for field, known in settings_of(FitSettings) if field.name == "loss")
+    assert all(word in help_text for word in registry.words())
 
 
 @pytest.mark.parametrize("word", list(registry.kinds()))

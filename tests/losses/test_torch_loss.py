@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from bidro.client import Penalty
-from bidro.engines.in_process import run
-from bidro.errors import BidroError
-from bidro.federation import Federation
+from bidro.ambiguity import Penalty
+from bidro.core.errors import BidroError
+from bidro.core.sets import Box
+from bidro.data.federation import Federation
+from bidro.federated.engines.in_process import run
 from bidro.losses import CustomLoss, TorchLoss, losses_of, mistakes_of
-from bidro.problem import Problem
-from bidro.sets import Box
-from bidro.transport import Transport
-from bidro.worst_case import Exact, FixedStepAscent
-from tests.algorithms.cases import CASES
+from bidro.problem.problem import Problem
+from bidro.risk.inner import Exact, FixedStepAscent
+from bidro.risk.transport import Transport
+from tests.federated.cases import CASES
 from tests.small import mostly_slow
 
 RNG = np.random.default_rng(0)

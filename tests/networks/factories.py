@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bidro.networks.models import JaxNetwork
+from bidro.neural.models import JaxNetwork
 
 
 def small():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
 from bidro.privacy.accounting import epsilon_of, noise_variance, rho_of
 
 BUDGETS = [(0.1, 1e-6), (0.5, 1e-6), (1.0, 1e-6), (3.0, 1e-6), (10.0, 1e-5), (1.0, 1e-12), (0.5, 0.01)]

@@ -10,7 +10,7 @@ import pytest
 from bidro.privacy.accounting import epsilon_of, rho_of
 from bidro.privacy.discrete_gaussian import seeded_bits
 from bidro.privacy.mechanisms import bernstein, gradients, moments, moments_scale, symmetric, upper
-from bidro.privacy.row_losses import losses_and_gradients
+from bidro.privacy.row_arithmetic import losses_and_gradients
 from tests.privacy.canary import area_under_curve, audit, largest_area, least_epsilon, log_likelihood_ratio
 from tests.small import mostly_slow
 
@@ -50,9 +50,9 @@ def transcript_score(rho, present, seed):
     second = symmetric(noisy.sums, 5) + 100 * np.eye(5)
     x = np.linalg.solve(second[:-1, :-1], second[:-1, -1])
     for _ in range(ROUNDS):
-        asked = [losses_and_gradients(z, x, "squared") for z in (rows, with_canary, KNOWN)]
-        noisy = gradients(asked[0], GRADIENT_CLIP, LOSS_CLIP, rho * Fraction(7, 40), 1, bits)
-        clean = [gradients(one, GRADIENT_CLIP, LOSS_CLIP, None).values for one in asked[1:]]
+        requested = [losses_and_gradients(z, x, "squared") for z in (rows, with_canary, KNOWN)]
+        noisy = gradients(requested[0], GRADIENT_CLIP, LOSS_CLIP, rho * Fraction(7, 40), 1, bits)
+        clean = [gradients(one, GRADIENT_CLIP, LOSS_CLIP, None).values for one in requested[1:]]
         score += log_likelihood_ratio(noisy.values, *clean, noisy.scale.variance)
         x = x - np.linalg.solve(second[:-1, :-1], noisy.sums[:-1])
     return score

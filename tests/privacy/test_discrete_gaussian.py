@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
 from bidro.privacy import discrete_gaussian as module
 from bidro.privacy.discrete_gaussian import _Coins, discrete_gaussian, seeded_bits
 
@@ -111,13 +111,13 @@ def test_seeds_and_the_systems_own_bits():
 
 def test_ten_thousand_values_take_few_words():
     """What a draw costs is the random words that it uses, of which there are about ten."""
-    asked = 0
+    requested = 0
     bits = seeded_bits(1)
 
     def counted(count):
-        nonlocal asked
-        asked += count
+        nonlocal requested
+        requested += count
         return bits(count)
 
     discrete_gaussian(Fraction(2**75, 3), 10_000, counted)
-    assert asked / 8 / 10_000 < 20
+    assert requested / 8 / 10_000 < 20

@@ -3,17 +3,21 @@
 import os
 import random
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import closing
+from datetime import datetime
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
 from bidro.privacy import ledger as module
 from bidro.privacy.discrete_gaussian import discrete_gaussian
 from bidro.privacy.ledger import Ledger, OverspentError
@@ -29,6 +33,17 @@ def noise():
 
 def never():
     raise AssertionError("drawn again")
+
+
+def clock_at(day):
+    """`datetime` whose clock stands still."""
+
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.fromisoformat(day).replace(tzinfo=tz)
+
+    return Stopped
 
 
 def other_process(script, *arguments):
@@ -144,14 +159,14 @@ def test_the_name_of_a_run_and_the_clock_change_nothing(tmp_path, monkeypatch):
     ledger = Ledger.open(tmp_path / "ledger.sqlite")
     first = ledger.release(b"key", "training", BUDGET, BUDGET, {"run": "a"}, noise)
     for day, run in (("1970-01-01", "b"), ("2100-01-01", "b"), ("2100-01-02", "c")):
-        monkeypatch.setattr(module, "_now", lambda day=day: day)
+        monkeypatch.setattr(module, "datetime", clock_at(day))
         assert ledger.release(b"key", "training", BUDGET, BUDGET, {"run": run}, never) == first
         with pytest.raises(OverspentError, match="new to this site"):
             ledger.release(b"other", "training", BUDGET / 10**9, BUDGET, {"run": run}, never)
     (entry,) = ledger.releases()
     assert [(s.about["run"], s.last, s.times) for s in entry.sent[1:]] == [
-        ("b", "2100-01-01", 2),
-        ("c", "2100-01-02", 1),
+        ("b", "2100-01-01T00:00:00+00:00", 2),
+        ("c", "2100-01-02T00:00:00+00:00", 1),
     ]
 
 
@@ -166,7 +181,7 @@ def test_a_spent_budget_refuses_what_is_new_and_says_what_is_left(tmp_path):
         ledger.release(b"4", "training", Fraction(1, 10**30), BUDGET, {}, never)
     # Which rows it is over changes nothing: there is one budget.
     with pytest.raises(OverspentError, match="of which 0 is left"):
-        ledger.release(b"5", "kept-out", BUDGET / 100, BUDGET, {}, never)
+        ledger.release(b"5", "held-out", BUDGET / 100, BUDGET, {}, never)
     # A budget that was lowered since counts as it is now.
     with pytest.raises(OverspentError, match="of which 0 is left"):
         ledger.release(b"6", "training", BUDGET / 100, BUDGET / 2, {}, never)
@@ -195,19 +210,18 @@ def test_more_rows_a_person_make_what_was_released_cost_more(tmp_path):
 def test_a_thousand_random_schedules_never_spend_more_than_the_budget(tmp_path, monkeypatch):
     """Questions old and new, of odd fractions, of either part, with draws that fail: against a plain
     account."""
+
     # What is on the disk and when is for the tests of killed processes.
-    connect = Ledger._connection
+    class Quick(sqlite3.Connection):
+        def execute(self, statement, *parts):
+            return super().execute(statement.replace("synchronous = FULL", "synchronous = OFF"), *parts)
 
-    def quick(self):
-        connection = connect(self)
-        connection.execute("PRAGMA synchronous = OFF")
-        return connection
-
-    monkeypatch.setattr(Ledger, "_connection", quick)
+    connect = partial(sqlite3.connect, factory=Quick)
+    monkeypatch.setattr(sqlite3, "connect", connect)
     refused = failed = 0
     ledger = Ledger.open(tmp_path / "ledger.sqlite")
     # As long as this one is open the log is not written back, which takes most of the time of closing.
-    open_throughout = ledger._connection()
+    open_throughout = connect(ledger.path, isolation_level=None)
     open_throughout.execute("SELECT * FROM releases").fetchall()
     for schedule in range(1000):
         chance = random.Random(schedule)
@@ -216,7 +230,7 @@ def test_a_thousand_random_schedules_never_spend_more_than_the_budget(tmp_path, 
         # All schedules are in one file, one after the other.
         open_throughout.execute("DELETE FROM releases")
         for step in range(chance.randint(1, 6)):
-            part = chance.choice(["training", "kept-out"])
+            part = chance.choice(["training", "held-out"])
             key = f"{schedule} {part} {chance.randint(0, 4)}".encode()
             rho = budget * Fraction(chance.randint(1, 9), chance.choice([7, 9, 11, 13]))
             payload, broken = f"{schedule} {step}".encode(), chance.random() < 0.1
@@ -251,23 +265,34 @@ def test_only_the_owner_may_read_it(tmp_path):
     path = tmp_path / "ledger.sqlite"
     before = os.umask(0)
     try:
-        ledger = Ledger.open(path)
-        with ledger._transaction() as connection:
-            connection.execute("SELECT * FROM releases")
-            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+        modes = {}
+
+        def looked():
+            modes.update((file.name, stat.S_IMODE(file.stat().st_mode)) for file in tmp_path.iterdir())
+            return b"payload"
+
+        Ledger.open(path).release(b"key", "training", BUDGET, BUDGET, {}, looked)
         assert len(modes) == 3, "the database, its log and its index"
         assert set(modes.values()) == {0o600}
     finally:
         os.umask(before)
 
 
-def test_it_is_on_the_disk_before_it_is_sent(tmp_path):
-    """Settings of SQLite, as a new connection has them."""
+def test_it_is_on_the_disk_before_it_is_sent(tmp_path, monkeypatch):
+    """Settings of SQLite, as they are inside a release."""
+    made, connect = [], sqlite3.connect
+
+    def noted(*parts, **how):
+        made.append(connect(*parts, **how))
+        return made[-1]
+
+    def requested():
+        found = [made[-1].execute(f"PRAGMA {name}").fetchone() for name in ("journal_mode", "synchronous")]
+        return repr(found).encode()
+
     ledger = Ledger.open(tmp_path / "ledger.sqlite")
-    connection = ledger._connection()
-    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
-    connection.close()
+    monkeypatch.setattr(sqlite3, "connect", noted)
+    assert ledger.release(b"key", "training", BUDGET, BUDGET, {}, requested) == b"[('wal',), (2,)]"
 
 
 def test_bad_files_and_requests_say_what_is_wrong(tmp_path):
@@ -279,7 +304,7 @@ def test_bad_files_and_requests_say_what_is_wrong(tmp_path):
     ledger = Ledger.open(tmp_path / "ledger.sqlite")
     with pytest.raises(BidroError, match="must cost a positive rho"):
         ledger.release(b"1", "training", Fraction(0), BUDGET, {}, never)
-    with ledger._transaction() as connection:
+    with closing(sqlite3.connect(ledger.path)) as connection:
         connection.execute("DROP TABLE sent")
     with pytest.raises(BidroError, match="nothing was released"):
         ledger.release(b"1", "training", BUDGET, BUDGET, {}, noise)

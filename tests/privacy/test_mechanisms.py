@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
 from bidro.losses import Logistic, Squared
 from bidro.privacy.accounting import rho_of
 from bidro.privacy.discrete_gaussian import seeded_bits
-from bidro.privacy.fixed_point import clipped_rows, column_sums, gram
 from bidro.privacy.mechanisms import (
     BERNSTEIN_STEPS,
     MOMENT_STEPS,
@@ -29,7 +28,15 @@ from bidro.privacy.mechanisms import (
     symmetric,
     upper,
 )
-from bidro.privacy.row_losses import along, logistic, losses_and_gradients, softplus
+from bidro.privacy.row_arithmetic import (
+    along,
+    clipped_rows,
+    column_sums,
+    gram,
+    logistic,
+    losses_and_gradients,
+    softplus,
+)
 
 RHO = Fraction(1, 40)
 CLIP, LOSS_CLIP, DEGREE = math.sqrt(2.5), 3.0, 4

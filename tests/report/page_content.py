@@ -5,17 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from bidro.guarantees.scored import Range
+from bidro.data.tables import Schema
 from bidro.losses.predicted import PredictedLoss, Scored
-from bidro.tables import Schema
-from bidro.workflow.scored import Columns, ScoredTable
-from bidro.workflow.scored_page import bounds_content, scored_content
+from bidro.workflow.certify import Columns, Range, ScoredRows
+from bidro.workflow.page_content import bounds_content, scored_content
 
 HOSPITALS = ["Northfield General", "St Anne's", "Harbour Road", "West Moor", "Queen's Cross", "Alder Vale"]
 CONFIDENCES = [0.5, 0.8, 0.9, 0.95, 0.99]
 FEATURES = ["age", "systolic pressure", "prior admissions", "creatinine", "weekend", "distance to ward"]
-BINDING = {"binding": "West Moor", "rows": 44, "enough": 120, "units": False}
-WEIGHINGS = [(1.0, 1.0), (5.0, 0.02), (5.0, 0.05), (5.0, 0.1), (5.0, 0.4), (5.0, 1.0), (None, 1.0)]
+BINDING = {"binding": "West Moor", "rows": 44, "enough": 120, "people": False}
+MIXTURE_SPECS = [(1.0, 1.0), (5.0, 0.02), (5.0, 0.05), (5.0, 0.1), (5.0, 0.4), (5.0, 1.0), (None, 1.0)]
 
 
 def content(names=HOSPITALS, seed=0):
@@ -40,20 +39,20 @@ def content(names=HOSPITALS, seed=0):
             "by so many standard deviations.",
             "weights": "Training guarded against mixtures in which up to 5% of the weight goes to other "
             "clients than by their rows, none of it for more than 5 times a client's share of the rows.",
-            "price": "Against pooled training it pays 1.4% on average; the worst tenth of the clients gains "
-            "9.0% (on rows left out).",
-            "own": "Some clients use their own correction of the model, which lowers the mean loss on rows "
-            "left out by 6.0%; new clients get the shared model.",
+            "robustness_cost": "Against pooled training it pays 1.4% on average; the worst tenth of the "
+            "clients gains 9.0% (on rows left out).",
+            "personal": "Some clients use a personal model, which lowers the mean loss on "
+            "rows left out by 6.0%; new clients get the shared model.",
         },
         "concerns": [],
-        "paid": {"mean": 0.014, "worst_decile": -0.09, "pooled": False, "same_radius": False},
+        "robustness_cost": {"mean": 0.014, "worst_decile": -0.09, "pooled": False, "same_radius": False},
         "varies": 0.93,
         "settings": [
             ["Loss", "squared error, with an intercept"],
             ["Radius", "cross-validated, c = 0.5"],
             ["Weights", "capped at 3 times each share"],
             ["Metric", "Euclidean, features in units of their spread"],
-            ["Rows kept out", "one in five of each client, drawn with seed 0"],
+            ["Held-out rows", "one in five of each client, drawn with seed 0"],
         ],
         "features": _features(rng),
         "intercept": 1.2034,
@@ -68,7 +67,7 @@ def content(names=HOSPITALS, seed=0):
         "clients": clients,
         "overall": {
             **_over_clients(losses, rows),
-            "own": _over_clients(np.array([c["own"] for c in clients]), rows),
+            "personal": _over_clients(np.array([c["personal"] for c in clients]), rows),
             "pooled": _over_clients(np.array([c["pooled"] for c in clients]), rows),
         },
         "plainly": _plainly(clients, math.sqrt, "mean", 6.4),
@@ -98,9 +97,15 @@ def classes():
     for level in made["levels"]:
         level["mistakes"] = {"bound": 0.21, "clients": np.linspace(0.12, 0.21, len(made["clients"])).tolist()}
         level["promises"]["mistakes"] = "At most 21% of predictions on new rows are wrong."
-        level["own_mistakes"] = {"bound": 0.19, "clients": [0.11] * len(made["clients"])}
-        level["promises"]["own_mistakes"] = "At most 19% are wrong, each client with its own model."
-        level["plainly"] = {"of": "own_mistakes", "bound": 0.81, "largest": None, "shortage": None, **BINDING}
+        level["personal_mistakes"] = {"bound": 0.19, "clients": [0.11] * len(made["clients"])}
+        level["promises"]["personal_mistakes"] = "At most 19% are wrong, each client with its personal model."
+        level["plainly"] = {
+            "of": "personal_mistakes",
+            "bound": 0.81,
+            "largest": None,
+            "shortage": None,
+            **BINDING,
+        }
     changed = {"task": "classification", "classes": ["home", "ward", "intensive care"]}
     for client in made["clients"]:
         client["typical_error"] = None
@@ -135,7 +140,7 @@ def curves(scores=1, rows_here=True):
 
 
 def bare():
-    """Nothing kept out, no declared box, no calibration, no own models, no worst case."""
+    """Nothing held out, no declared box, no calibration, no personal models, no worst case."""
     made = content(seed=4)
     for client in made["clients"]:
         client |= {
@@ -143,22 +148,27 @@ def bare():
             "loss": client["training_loss"],
             "radius": 0.0,
             "robust": client["training_loss"],
-            **{"own": client["training_loss"], "pooled": None, "shared_change": None, "own_change": None},
-            **{"verdict": None, "has_own": False},
+            **{
+                "personal": client["training_loss"],
+                "pooled": None,
+                "shared_change": None,
+                "personal_change": None,
+            },
+            **{"verdict": None, "has_personal": False},
         }
     reasons = {
         "interval": "the support is not declared.",
-        "held_out": "no rows were kept out of training.",
-        "clipped": "no rows were kept out of training.",
+        "held_out": "no rows were held out of training.",
+        "clipped": "no rows were held out of training.",
         "shift": "no shift radius was chosen.",
         "calibration": "the radius was set by hand.",
         "worst_case": "the model was trained without radii.",
     }
     levels = [{"confidence": c, "interval": None, "promises": {}} for c in CONFIDENCES]
     absent = {"held_out_rows": 0, "levels": levels, "calibration": None, "worst_case": None}
-    overall = made["overall"] | {"own": None, "pooled": None}
+    overall = made["overall"] | {"personal": None, "pooled": None}
     chosen = {name: made["chosen"][name] for name in ("radius", "weights")}
-    unknown = {"overall": overall, "chosen": chosen, "paid": None, "varies": None, "plainly": None}
+    unknown = {"overall": overall, "chosen": chosen, "robustness_cost": None, "varies": None, "plainly": None}
     return made | absent | unknown | {"absent": reasons}
 
 
@@ -180,7 +190,7 @@ def predictions_table(classes=False):
     else:
         scored, against = Scored.numbers(target, said), Scored.numbers(target, other)
         loss, known = PredictedLoss("squared"), Range(None, 4.0, "Losses are clipped at 4, as was said.")
-    return ScoredTable(columns, scored, clients, None, loss, known, against)
+    return ScoredRows(scored, clients, loss, known, against=against, columns=columns)
 
 
 def bounds():
@@ -213,13 +223,13 @@ def _clients(names, rng):
                 "held_out_rows": held,
                 "loss": loss,
                 "se": float(1.4 * loss / math.sqrt(held)),
-                "own": own,
+                "personal": own,
                 "pooled": pooled,
                 "shared_change": {"mean": loss - pooled, "se": error},
-                "own_change": {"mean": change, "se": error},
+                "personal_change": {"mean": change, "se": error},
                 "verdict": None if abs(change) <= 2 * error else "gains" if change < 0 else "loses",
                 "typical_error": math.sqrt(own),
-                "has_own": k % 3 != 0,
+                "has_personal": k % 3 != 0,
                 "training_loss": float(training[k]),
                 "robust": float(training[k] * 1.25),
                 "weight": float(weights[k]) if k < count - 1 or count == 1 else 1e-9,
@@ -234,7 +244,7 @@ def _clients(names, rng):
 def _plainly(clients, typical, kind, value):
     """Typical errors, or shares of right predictions; the guess costs half more than pooled training."""
     rows = [client["held_out_rows"] for client in clients]
-    losses = {name: [client[name] for client in clients] for name in ("own", "pooled")}
+    losses = {name: [client[name] for client in clients] for name in ("personal", "pooled")}
     losses |= {"shared": [client["loss"] for client in clients], "guess": [1.5 * p for p in losses["pooled"]]}
     return {
         "measure": "error",
@@ -245,7 +255,7 @@ def _plainly(clients, typical, kind, value):
             for i, client in enumerate(clients)
         },
         "guess": {"kind": kind, "value": value},
-        "guess_kept_out": True,
+        "guess_held_out": True,
     }
 
 
@@ -271,11 +281,11 @@ def _level(confidence, clients):
         "held_out": {"bound": max(held), "clients": held},
         "clipped": {"bound": max(clipped), "largest": top, "clients": clipped},
         "mistakes": None,
-        "own": {"bound": 0.9 * max(clipped), "largest": top, "clients": [0.9 * one for one in clipped]},
-        "own_mistakes": None,
+        "personal": {"bound": 0.9 * max(clipped), "largest": top, "clients": [0.9 * one for one in clipped]},
+        "personal_mistakes": None,
         "shift": {"radius": 0.05, "bound": with_shift},
         "plainly": {
-            "of": "own",
+            "of": "personal",
             "bound": math.sqrt(0.9 * max(clipped)),
             "largest": math.sqrt(top),
             "shortage": None,
@@ -287,14 +297,15 @@ def _level(confidence, clients):
 
 def _promises(confidence, upper, held, clipped, with_shift):
     level, counted = f"With confidence {confidence:g} the mean loss", ", each counted as at most 6.21,"
-    rest = "on new rows, drawn as those kept out were and mixed in any admissible way, is at most"
+    rest = "on new rows, drawn as those held out were and mixed in any admissible way, is at most"
     not_said = "It says nothing about shift inside a client."
     return {
         "interval": f"With probability at least {confidence:g} over the clients' samples, the true mean "
         f"loss under any mixture of the clients is at most {upper:.6g}.",
         "held_out": f"{level} of this model {rest} {held:.6g}. {not_said}",
         "clipped": f"{level}{counted} of this model {rest} {clipped:.6g}. {not_said}",
-        "own": f"{level}{counted} of the models that the clients use {rest} {0.9 * clipped:.6g}. {not_said}",
+        "personal": f"{level}{counted} of the models that the clients use {rest} {0.9 * clipped:.6g}. "
+        f"{not_said}",
         "shift": f"{level}{counted} stays at most {with_shift:.6g} if, after the rows were drawn, every "
         "client's distribution moves by at most 0.05 in the metric of the problem.",
     }
@@ -322,7 +333,7 @@ def _over_clients(losses, rows):
     }
 
 
-# Changes of the mean and of the worst tenth against pooled training, of each of WEIGHINGS.
+# Changes of the mean and of the worst tenth against pooled training, of each of MIXTURE_SPECS.
 MEANS = [0.0, 0.005, 0.014, 0.073, 0.1, 0.15, 0.71]
 WORST = [0.0, -0.056, -0.09, -0.12, -0.15, -0.16, -0.2]
 
@@ -331,24 +342,24 @@ def _calibration(scales=(0.0,)):
     candidates = [
         {
             "scale": scale,
-            "cap": cap,
-            "blend": blend,
+            "max_weight_ratio": max_weight_ratio,
+            "mixing": mixing,
             "score": 0.7 * (1 + 0.8 * worst + 0.01 * scale),
             "mean": 0.4 * (1 + mean + 0.02 * scale),
             "worst_decile": 0.8 * (1 + worst + 0.01 * scale),
         }
         for scale in scales
-        for (cap, blend), mean, worst in zip(WEIGHINGS, MEANS, WORST, strict=True)
+        for (max_weight_ratio, mixing), mean, worst in zip(MIXTURE_SPECS, MEANS, WORST, strict=True)
     ]
     own = {"mean": 0.4 * 0.93, "worst_decile": 0.8 * 0.85}
-    marks = {"pooled": 0, "afl": len(WEIGHINGS) - 1, "chosen": 2}
-    return {"folds": 5, "price": 0.02, "given": False, "candidates": candidates, **marks, "own": own}
+    marks = {"pooled": 0, "afl": len(MIXTURE_SPECS) - 1, "chosen": 2}
+    return {"folds": 5, "max_cost": 0.02, "given": False, "candidates": candidates, **marks, "personal": own}
 
 
 def radii():
     """Radii were cross-validated as well, whatever they cost."""
     made = content(seed=6)
-    return made | {"calibration": _calibration((0.0, 0.5, 1.0, 2.0)) | {"price": None, "own": None}}
+    return made | {"calibration": _calibration((0.0, 0.5, 1.0, 2.0)) | {"max_cost": None, "personal": None}}
 
 
 def regret():
@@ -363,13 +374,13 @@ def pooled():
     made = content(seed=7)
     words = (
         "The shared model is that of pooled training: no candidate was better for the worst clients beyond "
-        "chance, within the price."
+        "chance, within the largest cost."
     )
-    concerns = ["This model hardly varies.", "On rows kept out these clients lose: 'St Anne's' (+12%)."]
+    concerns = ["This model hardly varies.", "On held-out rows these clients lose: 'St Anne's' (+12%)."]
     return made | {
-        "calibration": made["calibration"] | {"chosen": 0, "own": {"mean": 0.2, "worst_decile": 0.3}},
-        "chosen": made["chosen"] | {"price": words},
-        "paid": {"mean": 0.0, "worst_decile": 0.0, "pooled": True, "same_radius": False},
+        "calibration": made["calibration"] | {"chosen": 0, "personal": {"mean": 0.2, "worst_decile": 0.3}},
+        "chosen": made["chosen"] | {"robustness_cost": words},
+        "robustness_cost": {"mean": 0.0, "worst_decile": 0.0, "pooled": True, "same_radius": False},
         "concerns": concerns,
     }
 
@@ -422,12 +433,12 @@ def federated():
             _left("Segments that rows bear", [first, second, *others], 1, 5, 240),
             _left("Second moments", [first, second, *others], 2, 129, 1352),
             _left("Losses in training", [first, second, *others], 1, 17, 816),
-            _left("Losses on rows kept out", [second, *others], 1, 22, 992),
+            _left("Losses on held-out rows", [second, *others], 1, 22, 992),
         ],
         "refused": [{"site": first, "why": "it tells of 12 rows behind a reply, and of 9 in all."}],
         "lost": {"Far Field": "it did not answer for 300 s"},
     }
-    made["plainly"]["guess_kept_out"] = False
+    made["plainly"]["guess_held_out"] = False
     return made
 
 

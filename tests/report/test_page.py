@@ -39,7 +39,7 @@ STATEMENTS = {
     "interval-upper": ("interval", "upper"),
     "held-out-bound": ("held_out", "bound"),
     "clipped-bound": ("clipped", "bound"),
-    "own-bound": ("own", "bound"),
+    "personal-bound": ("personal", "bound"),
     "shift-bound": ("shift", "bound"),
 }
 
@@ -311,7 +311,7 @@ def test_what_is_absent_says_why(visit):
     assert find(browser, "#not-stated summary").text.startswith("Not stated: interval, held-out bound")
     assert texts(browser, "#statements article") == []
     assert texts(browser, "#promised-words") == [
-        "Nothing is promised of new rows: no rows were kept out of training."
+        "Nothing is promised of new rows: no rows were held out of training."
     ]
     assert "No statement can be made" in find(browser, "#statement").text
     assert values(browser, "td.radius, td.robust, td.loss, #interval-upper") == []
@@ -476,7 +476,7 @@ def test_what_says_nothing_is_left_out(visit):
     """A picture of one round, robust risks without a radius, changes where pooled training is used."""
     content = page_content.pooled()
     for one in content["clients"]:
-        one |= {"radius": 0.0, "has_own": False}
+        one |= {"radius": 0.0, "has_personal": False}
     content["solver"] |= {"rounds": 1, "history": content["solver"]["history"][-1:]}
     browser = visit(content)
     assert browser.get_log("browser") == []
@@ -485,7 +485,8 @@ def test_what_says_nothing_is_left_out(visit):
     assert "Training took 1 round of messages" in texts(browser, "#solver-words")[0]
     assert browser.find_elements("css selector", "#bounds-figure, #gap-figure") == []
     assert texts(browser, "#gains-words") == [
-        "The shared model is that of pooled training, and no client has its own: nobody gains or loses by it."
+        "The shared model is that of pooled training, and no client has a personal one: nobody gains or "
+        "loses by it."
     ]
     assert [word for word in texts(browser, "#gains-figure text.aside") if "%" in word] == []
     certified = 2 if content["levels"][0]["interval"] else 0
@@ -512,15 +513,15 @@ def test_the_frontier_is_on_the_first_screen_and_marks_what_is_compared(visit):
     content = page_content.content()
     browser = visit(content)
     assert (
-        "pays 1.4% on average; the worst tenth of the clients gains 9.0%" in texts(browser, "#price-words")[0]
+        "pays 1.4% on average; the worst tenth of the clients gains 9.0%" in texts(browser, "#cost-words")[0]
     )
     # AFL is far off, and so its numbers are beside it.
-    labels = {"Any mixture (AFL): +71.0%, −20.0%", "Chosen", "Pooled training", "With own models"}
+    labels = {"Any mixture (AFL): +71.0%, −20.0%", "Chosen", "Pooled training", "With personal models"}
     assert set(texts(browser, "#frontier-figure text.tagged")) == labels
     said = texts(browser, "#frontier-figure .mark title")
-    assert len(said) == len(content["calibration"]["candidates"]) + 2  # own models, and the price
+    assert len(said) == len(content["calibration"]["candidates"]) + 2  # personal models, and the largest cost
     assert any("Mean +1.4%. Worst tenth −9.0%" in words for words in said)
-    assert "The price. The mean may rise by at most 2%" in said
+    assert "The largest cost. The mean may rise by at most 2%" in said
     # Shapes, and not colours alone, tell the marks apart.
     shapes = (
         "return [...document.querySelectorAll('#frontier-figure .legend .symbol')].map((e) => e.outerHTML)"
@@ -533,12 +534,12 @@ def test_the_frontier_is_on_the_first_screen_and_marks_what_is_compared(visit):
     )
 
 
-def test_a_frontier_with_pooled_training_chosen_and_one_with_no_price(visit):
+def test_a_frontier_with_pooled_training_chosen_and_one_with_no_max_cost(visit):
     content = page_content.pooled()
     browser = visit(content, 390, 844)
     labels = texts(browser, "#frontier-figure text.tagged")
     assert "Chosen: Pooled training" in labels
-    assert "Own models: −50.0%, −62.5%" in labels
+    assert "Personal: −50.0%, −62.5%" in labels
     assert texts(browser, "#concerns li") == content["concerns"]
     assert find(browser, "#concerns").is_displayed()
     content = page_content.radii()
@@ -564,11 +565,11 @@ def test_the_candidates_are_in_a_table(visit):
 
 def test_losses_with_own_models_are_shown_where_some_client_has_one(visit):
     content = page_content.content()
-    assert "Mean loss, own models" in texts(visit(content), "#facts dt")
+    assert "Mean loss, personal models" in texts(visit(content), "#facts dt")
     for client in content["clients"]:
-        client["has_own"] = False
+        client["has_personal"] = False
     browser = visit(content)
-    assert not any("own models" in title for title in texts(browser, "#facts dt"))
+    assert not any("personal models" in title for title in texts(browser, "#facts dt"))
     assert "of the shared model" not in find(browser, "#about").text
 
 
@@ -598,7 +599,7 @@ def test_bounds_on_a_surrogate_are_not_called_those_of_the_worst_case(visit):
 def test_who_gains_and_who_loses(visit):
     content = page_content.content()
     browser = visit(content)
-    for cell, field in (("td.pooled", "pooled"), ("td.own", "own")):
+    for cell, field in (("td.pooled", "pooled"), ("td.personal", "personal")):
         assert in_table(browser, cell) == {client["name"]: client[field] for client in content["clients"]}
     gaining = [client["name"] for client in content["clients"] if client["verdict"] == "gains"]
     losing = [client["name"] for client in content["clients"] if client["verdict"] == "loses"]
@@ -610,7 +611,7 @@ def test_who_gains_and_who_loses(visit):
     shown = " ".join(texts(browser, "#gains-figure text.name"))
     assert shown.count("(gains)") == len(gaining)
     assert shown.count("(loses)") == len(losing)
-    series = ["Pooled training", "Shared model", "Own model", "Always the mean"]
+    series = ["Pooled training", "Shared model", "Personal model", "Always the mean"]
     assert texts(browser, "#gains-figure .legend span") == series
     names = texts(browser, "#plain tbody th")
     plain = content["plainly"]["clients"]
@@ -618,7 +619,7 @@ def test_who_gains_and_who_loses(visit):
         shown = dict(zip(names, values(browser, f"#plain td.plain-{cell}"), strict=True))
         assert shown == {name: own[which] for name, own in plain.items()}
     browser = visit(page_content.bare())
-    assert "no rows were kept out of training" in find(browser, "#gains-words").text
+    assert "no rows were held out of training" in find(browser, "#gains-words").text
 
 
 def test_a_bound_that_says_nothing_is_called_too_few_rows(visit):
@@ -639,7 +640,7 @@ def test_a_bound_that_says_nothing_is_called_too_few_rows(visit):
     assert texts(browser, "#promised-value") == []
 
 
-OF_TRAINING = ("price", "binds", "worst", "solver", "calibration", "coefficients")
+OF_TRAINING = ("cost", "binds", "worst", "solver", "calibration", "coefficients")
 
 
 def test_of_a_model_that_was_not_trained_here_nothing_is_said_about_training(visit):
@@ -695,7 +696,7 @@ def test_the_first_screen_speaks_of_what_people_have(visit, name):
     browser = visit(content)
     words = texts(browser, "#well-words")[0]
     assert [part for part in FIRST_SCREEN[name] if part not in words] == []
-    in_use = content["plainly"]["models"].get("own", content["plainly"]["models"]["shared"])
+    in_use = content["plainly"]["models"].get("personal", content["plainly"]["models"]["shared"])
     assert values(browser, "#well-value") == [in_use]
     level = content["levels"][content["default_level"]]
     assert values(browser, "#promised-value") == [level["plainly"]["bound"]]
@@ -716,7 +717,7 @@ def test_the_first_screen_speaks_of_what_people_have(visit, name):
 def test_what_the_target_is_counted_in_stands_behind_errors(visit):
     """Where it is said; the rest of the page is as without."""
     plain = texts(visit(page_content.content()), "#well-words, #promised-words, #promised-note")
-    browser = visit(page_content.content() | {"measured_in": "days"})
+    browser = visit(page_content.content() | {"target_unit": "days"})
     well, promised, note = texts(browser, "#well-words, #promised-words, #promised-note")
     in_use, bound = texts(browser, "#well-value, #promised-value")
     assert well.startswith(f"Predictions are typically off by {in_use} days, ")
@@ -732,7 +733,7 @@ def test_what_the_target_is_counted_in_stands_behind_errors(visit):
 
 def test_of_classes_nothing_is_counted_in_anything(visit):
     content = page_content.classes()
-    assert texts(visit(content | {"measured_in": None}), "#message") == texts(visit(content), "#message")
+    assert texts(visit(content | {"target_unit": None}), "#message") == texts(visit(content), "#message")
 
 
 def test_the_promise_follows_the_confidence(visit):
@@ -748,7 +749,7 @@ def test_the_promise_follows_the_confidence(visit):
 
 def test_a_model_that_is_no_better_than_one_guess_is_called_that(visit):
     content = page_content.content()
-    content["plainly"]["models"]["guess"] = content["plainly"]["models"]["own"]
+    content["plainly"]["models"]["guess"] = content["plainly"]["models"]["personal"]
     assert "no better than always guessing the mean (6.4)." in texts(visit(content), "#well-words")[0]
 
 
@@ -762,7 +763,7 @@ def test_a_bound_that_a_guess_keeps_as_well_is_called_too_few_rows(visit, better
     browser = visit(content)
     assert ("Too few rows to promise anything of use." in texts(browser, "#promised-words")[0]) is not better
     note = texts(browser, "#promised-note")[0]
-    assert "The bound is set by West Moor, with 44 rows kept out" in note
+    assert "The bound is set by West Moor, with 44 rows held out" in note
     assert ("120 with the same mean would bring it half way to that mean." in note) is not better
 
 
@@ -819,7 +820,7 @@ def test_what_left_each_site_is_shown_where_rows_are_elsewhere(visit):
     assert "St Anne's: Second moments. 2.7 kB, 258 numbers in 2 messages" in said
     assert texts(browser, "#left-figure text.aside").count("nothing") == 1
     assert sorted(texts(browser, "#left tbody th")) == sorted(kind["what"] for kind in left)
-    assert "sites are not asked" in texts(browser, "#well-figure figcaption")[0]
+    assert "sites do not send more" in texts(browser, "#well-figure figcaption")[0]
     assert texts(visit(page_content.content()), "#federated") == []
 
 
@@ -876,11 +877,17 @@ def test_an_error_that_noise_hides_is_less_than_what_it_may_be(visit):
     name = content["clients"][1]["name"]
     content["overall"]["pooled"] = None
     for one in content["plainly"]["clients"].values():
-        del one["own"], one["pooled"]
-    for model in ("own", "pooled"):
+        del one["personal"], one["pooled"]
+    for model in ("personal", "pooled"):
         del content["plainly"]["models"][model]
     for one in content["clients"]:
-        one |= {"has_own": False, "own": one["loss"], "pooled": None, "own_change": None, "verdict": None}
+        one |= {
+            "has_personal": False,
+            "personal": one["loss"],
+            "pooled": None,
+            "personal_change": None,
+            "verdict": None,
+        }
     content["plainly"]["clients"][name]["shared"] = 0.0
     content["plainly"]["untold"] = {name: 2.75}
     browser = visit(content)
@@ -889,8 +896,8 @@ def test_an_error_that_noise_hides_is_less_than_what_it_may_be(visit):
     assert sum("less than" in words for words in cells.values()) == 1
     well = find(browser, "#well-words").text
     assert f"best for {name}" not in well
-    assert "For 1 client the noise does not let it be told." in well
-    assert "does not let more be told: there are too few of them" in find(browser, "#gains-figure").text
+    assert "For 1 client the noise does not allow it to be said." in well
+    assert "does not allow more to be said: there are too few of them" in find(browser, "#gains-figure").text
 
 
 def test_what_is_private_is_on_the_first_screen_where_something_is(visit):

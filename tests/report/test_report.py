@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bidro.errors import BidroError
-from bidro.report.files import require_file_place, require_writable, write_json, write_text, write_whole
+from bidro.core.errors import BidroError
+from bidro.core.files import require_file_place, require_writable, write_json, write_text, write_whole
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -69,7 +69,7 @@ def test_pipes_and_devices_are_written_through(tmp_path):
 def test_an_open_file_is_added_to(tmp_path, mode):
     """`--out /dev/stdout > file` and `>> file`: what is in it stays, and what follows follows."""
     code = (
-        "from pathlib import Path; from bidro.report.files import write_text; import sys\n"
+        "from pathlib import Path; from bidro.core.files import write_text; import sys\n"
         "write_text(Path('/dev/stdout'), 'rows\\n'); print('said', file=sys.stderr)"
     )
     (tmp_path / "log").write_text("before\n")

@@ -9,8 +9,9 @@ from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
 import bidro
-from bidro.errors import BidroError
-from bidro.report.certificate_figure import certificate_figure
+from bidro.certify.held_out import Paired
+from bidro.core.errors import BidroError
+from bidro.report.figures import certificate_figure
 
 
 def rows(seed, count=150):
@@ -20,7 +21,7 @@ def rows(seed, count=150):
     return features, target, np.array(["north", "south", "west"])[np.arange(count) % 3]
 
 
-class Told:
+class Reported:
     """A score on paper: nothing but `predict`."""
 
     def predict(self, features):
@@ -30,7 +31,7 @@ class Told:
 def test_any_model_with_predict_and_its_predictions_are_the_same():
     X, y, clients = rows(0)
     other = rows(1)
-    found = bidro.certify_model(Told(), X, y, clients, clip_from=other[:2], confidence=0.9)
+    found = bidro.certify_model(Reported(), X, y, clients, clip_from=other[:2], confidence=0.9)
     same = bidro.certify_predictions(
         y.tolist(), X[:, 0], clients, clip_from=(other[1], other[0][:, 0]), confidence=0.9
     )
@@ -43,9 +44,9 @@ def test_any_model_with_predict_and_its_predictions_are_the_same():
     table = pd.DataFrame({"x": X[:, 0], "z": X[:, 1]})
     framed = bidro.certify_model(
         LinearRegression().fit(table, y), table, pd.Series(y), pd.Series(clients), largest=90.0,
-        loss="pinball", quantile=0.8, units=pd.Series(np.arange(150) // 2),
+        loss="pinball", quantile=0.8, people=pd.Series(np.arange(150) // 2),
     )  # fmt: skip
-    assert framed.held_out.units
+    assert framed.held_out.people
 
 
 def test_numbers_that_pandas_keeps_in_a_type_of_its_own():
@@ -67,7 +68,7 @@ def test_a_better_model_is_called_better_and_the_worse_is_not():
     most = 1.01 * max(np.max((model.predict(X) - y) ** 2) for model in (good, poor))
     found = bidro.certify_model(good, X, y, clients, against=poor, largest=most)
     assert found.against.better
-    assert isinstance(found.against, bidro.Paired)
+    assert isinstance(found.against, Paired)
     clipped = bidro.certify_model(good, X, y, clients, against=poor, clip_from=rows(4)[:2])
     assert clipped.against.lower
     assert not clipped.against.better
@@ -147,7 +148,7 @@ SHARES = np.full((len(Y), 2), 0.5)
         (lambda: bidro.certify_predictions(Y, X, largest=9), "Probabilities need `classes`"),
         (lambda: bidro.certify_predictions(Y, X[:-1, 0], largest=9), "150 targets but predictions of 149"),
         (lambda: bidro.certify_predictions(Y, X[:, 0], OWNERS[1:], largest=99), "150 rows but 149 client"),
-        (lambda: bidro.certify_predictions(Y, X[:, 0], units=OWNERS[1:], largest=99), "149 unit labels"),
+        (lambda: bidro.certify_predictions(Y, X[:, 0], people=OWNERS[1:], largest=99), "149 person labels"),
         (lambda: bidro.certify_predictions(Y, X[:, 0], largest=99, confidence=1), "confidence"),
         (lambda: bidro.certify_predictions(Y[:1], X[:1, 0], largest=9), "too few rows"),
         (lambda: bidro.certify_predictions([], [], largest=9), "too few rows"),
@@ -161,7 +162,7 @@ SHARES = np.full((len(Y), 2), 0.5)
         (lambda: bidro.certify_predictions(WORDS, SHARES[:, 0], classes=["no", "yes"]), "got shape"),
         (lambda: bidro.certify_predictions(Y, X[:, 0], largest=99, against=X[1:, 0]), "predictions of 149"),
         (lambda: bidro.certify_model(Silent(), X, Y, OWNERS, largest=9), "predictions of 149"),
-        (lambda: bidro.certify_model(Told(), X, WORDS, loss="brier"), "Told has no `classes_`"),
+        (lambda: bidro.certify_model(Reported(), X, WORDS, loss="brier"), "Reported has no `classes_`"),
         (lambda: bidro.certify_model("model", X, Y, largest=9), "str has no `predict`"),
     ],
 )  # fmt: skip

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bidro.fitting import Progress
-from bidro.workflow.drawn_curves import QUANTILES, drawn_curves
+from bidro.fit.fitted import Progress
 from bidro.workflow.fit import fit_tables
 from bidro.workflow.options import FitOptions
+from bidro.workflow.page_content import QUANTILES, drawn_curves, row_quantiles
 from tests.cli.test_command import run
 
 
@@ -33,7 +33,12 @@ def visits(tmp_path_factory):
 
 def fitted(path, **more):
     options = FitOptions(
-        (str(path),), client="hospital", target="stay", own="none", hold_out=0.0, **{"curves": "auto", **more}
+        (str(path),),
+        client="hospital",
+        target="stay",
+        personal=None,
+        hold_out=0.0,
+        **{"curves": "auto", **more},
     )
     return fit_tables(options, Progress())
 
@@ -41,7 +46,7 @@ def fitted(path, **more):
 def test_what_is_drawn_adds_up_to_the_predictions(visits):
     path, table = visits
     done = fitted(path)
-    found = drawn_curves(done.model, done.lie)
+    found = drawn_curves(done.model, row_quantiles(done.clients.federation, done.standard))
     columns = {one["name"]: one for one in found["columns"]}
     assert [one["name"] for one in found["columns"]] == ["age", "ward", "dull"]
     by_hand = done.model.predictor().base[0] + sum(
@@ -56,7 +61,10 @@ def test_what_is_drawn_adds_up_to_the_predictions(visits):
 def test_how_much_a_column_matters_is_how_much_its_share_varies(visits):
     path, table = visits
     done = fitted(path)
-    found = {one["name"]: one for one in drawn_curves(done.model, done.lie)["columns"]}
+    found = {
+        one["name"]: one
+        for one in drawn_curves(done.model, row_quantiles(done.clients.federation, done.standard))["columns"]
+    }
     shares = done.model.predictor().explained(
         done.model.schema.matrix(table), done.model.schema.features, None
     )
@@ -73,7 +81,7 @@ def test_how_much_a_column_matters_is_how_much_its_share_varies(visits):
 def test_without_rows_a_column_matters_by_its_unit(visits):
     """Over a normal distribution a line of slope w varies by w times the spread, about."""
     path, table = visits
-    done = fitted(path, curves={"dull": "none"})
+    done = fitted(path, curves={"dull": None})
     found = drawn_curves(done.model, None)
     assert not found["rows_here"]
     dull = next(one for one in found["columns"] if one["name"] == "dull")
@@ -84,7 +92,7 @@ def test_without_rows_a_column_matters_by_its_unit(visits):
 
 def test_lines_are_not_drawn_as_curves(visits, tmp_path, capsys):
     path, _ = visits
-    base = ("fit", path, "--client", "hospital", "--target", "stay", "--own", "none", "--hold-out", "0")
+    base = ("fit", path, "--client", "hospital", "--target", "stay", "--personal", "none", "--hold-out", "0")
     assert run(capsys, *base, "--curves", "none", "--out", tmp_path / "line")[0] == 0
     assert json.loads((tmp_path / "line" / "report.json").read_text())["curves"] is None
     code, _, err = run(capsys, "report", tmp_path / "line", "--curves", tmp_path / "pictures")
@@ -95,7 +103,7 @@ def test_lines_are_not_drawn_as_curves(visits, tmp_path, capsys):
 def test_pictures_of_curves_are_written(visits, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     path, _ = visits
-    base = ("fit", path, "--client", "hospital", "--target", "stay", "--own", "none", "--hold-out", "0")
+    base = ("fit", path, "--client", "hospital", "--target", "stay", "--personal", "none", "--hold-out", "0")
     assert run(capsys, *base, "--curves", "auto", "--out", tmp_path / "model")[0] == 0
     code, out, _ = run(capsys, "report", tmp_path / "model", "--curves", tmp_path / "pictures", "--json")
     assert code == 0

@@ -6,23 +6,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bidro.fitting import LocalNetwork, Progress
-from bidro.fitting.fitted import ClientLoss
-from bidro.guarantees.certificate import Certificate
-from bidro.guarantees.held_out import ClientBound, worst_mixture
-from bidro.sets import Simplex
+from bidro.certify.certificate import Certificate
+from bidro.certify.held_out import ClientBound, worst_mixture
+from bidro.core.sets import Simplex
+from bidro.fit.fitted import ClientLoss, Progress
+from bidro.fit.network import LocalNetwork
 from bidro.workflow.fit import fit_tables
 from bidro.workflow.options import FitOptions
-from bidro.workflow.page_content import page_content
-from bidro.workflow.plainly import plain_promise, untold
+from bidro.workflow.page_content import page_content, plain_promise, untold
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """By task, the page's content and the rows kept out: features, target and client of each."""
+    """By task, the page's content and the held-out rows: features, target and client of each."""
     rng = np.random.default_rng(1)
     clients = np.repeat(["north", "south"], [90, 60])
-    # Numbers that are in the table as they are here: what is kept out hangs on them.
+    # Numbers that are in the table as they are here: what is held out hangs on them.
     x = rng.normal(size=150).round(2)
     number = (3 + 2 * x + rng.normal(size=150)).round(2)
     columns = {"number": number, "class": np.where(number > 2.5, "yes", "no")}
@@ -30,7 +29,7 @@ def made(tmp_path_factory):
     for task, target in columns.items():
         path = tmp_path_factory.mktemp(task) / "table.csv"
         pd.DataFrame({"site": clients, "x": x, "y": target}).to_csv(path, index=False)
-        options = FitOptions(tables=(str(path),), client="site", target="y", own="none", weights="fixed")
+        options = FitOptions(tables=(str(path),), client="site", target="y", personal=None, weights="fixed")
         fit = fit_tables(options, Progress())
         code = number if task == "number" else np.where(target == "yes", 1.0, -1.0)
         network = LocalNetwork.of(x[:, None].copy(), code, clients, ["x", "y"], 0.2)
@@ -43,15 +42,17 @@ def test_a_typical_error_is_the_root_of_the_mean_square_on_rows_kept_out(made):
     slope, intercept = content["features"][0]["coefficient"], content["intercept"]
     fresh, sizes = network.fresh, network.holdout_sizes
     errors = fresh[:, -1] - (intercept + slope * fresh[:, 0])
-    plainly = content["plainly"]
-    assert plainly["measure"] == "error"
-    assert plainly["models"]["shared"] == pytest.approx(math.sqrt(np.mean(errors**2)))
-    assert plainly["clients"]["south"]["shared"] == pytest.approx(math.sqrt(np.mean(errors[sizes[0] :] ** 2)))
+    headline = content["plainly"]
+    assert headline["measure"] == "error"
+    assert headline["models"]["shared"] == pytest.approx(math.sqrt(np.mean(errors**2)))
+    assert headline["clients"]["south"]["shared"] == pytest.approx(
+        math.sqrt(np.mean(errors[sizes[0] :] ** 2))
+    )
     mean = network.rows[:, -1].mean()
-    assert plainly["guess"] == {"kind": "mean", "value": pytest.approx(mean)}
-    assert plainly["models"]["guess"] == pytest.approx(math.sqrt(np.mean((fresh[:, -1] - mean) ** 2)))
-    assert plainly["guess_kept_out"] is True
-    assert "own" not in plainly["models"]
+    assert headline["guess"] == {"kind": "mean", "value": pytest.approx(mean)}
+    assert headline["models"]["guess"] == pytest.approx(math.sqrt(np.mean((fresh[:, -1] - mean) ** 2)))
+    assert headline["guess_held_out"] is True
+    assert "personal" not in headline["models"]
     level = content["levels"][content["default_level"]]
     assert level["plainly"]["bound"] == pytest.approx(math.sqrt(level["clipped"]["bound"]))
     assert level["plainly"]["largest"] == pytest.approx(math.sqrt(level["clipped"]["largest"]))
@@ -62,12 +63,12 @@ def test_of_classes_it_is_the_share_of_right_predictions(made):
     fresh = network.fresh
     predicted = content["intercept"] + content["features"][0]["coefficient"] * fresh[:, 0] > 0
     right = predicted == (fresh[:, -1] > 0)
-    plainly = content["plainly"]
-    assert plainly["measure"] == "right"
-    assert plainly["models"]["shared"] == pytest.approx(right.mean())
+    headline = content["plainly"]
+    assert headline["measure"] == "right"
+    assert headline["models"]["shared"] == pytest.approx(right.mean())
     commonest = np.sign(network.rows[:, -1].mean())
-    assert plainly["guess"] == {"kind": "class", "value": "yes" if commonest > 0 else "no"}
-    assert plainly["models"]["guess"] == pytest.approx(np.mean(fresh[:, -1] == commonest))
+    assert headline["guess"] == {"kind": "class", "value": "yes" if commonest > 0 else "no"}
+    assert headline["models"]["guess"] == pytest.approx(np.mean(fresh[:, -1] == commonest))
     level = content["levels"][content["default_level"]]
     assert level["plainly"]["of"] == "mistakes"
     assert level["plainly"]["bound"] == pytest.approx(1 - level["mistakes"]["bound"])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bidro.cli import adapt, certify, federate, fit, reproduce, runs, site, use
+from bidro.cli import certify, federate, fit, reproduce, site, use
 
 app = typer.Typer(
     name="bidro",
@@ -43,7 +43,7 @@ app.command(epilog="Example: `bidro fit visits.csv --client hospital --target st
 )
 app.command(epilog="Example: `bidro predict stay-model new.csv --out predictions.csv`")(use.predict)
 app.command(epilog="Example: `bidro export stay-model --onnx stay.onnx`")(use.export)
-app.command(epilog="Example: `bidro adapt stay-model south.csv --client south`")(adapt.adapt)
+app.command(epilog="Example: `bidro adapt stay-model south.csv --client south`")(use.adapt)
 app.command(epilog="Example: `bidro evaluate stay-model test.csv --json`")(use.evaluate)
 app.command(
     epilog="Examples: `bidro certify stay-model fresh.csv --confidence 0.9 --shift 0.1`, "
@@ -63,7 +63,7 @@ app.command(
 app.command(epilog="Example: `bidro audit stay-model`")(federate.audit)
 app.add_typer(site.app, name="site")
 app.command(epilog="Example: `bidro ledger site.toml`")(site.ledger)
-app.add_typer(runs.app)
+app.add_typer(federate.runs)
 app.command(epilog="Example: `bidro report stay-model --out stay.html`")(use.report)
 app.command(epilog="Example: `bidro example visits.csv`")(use.example)
 app.command(epilog="Example: `bidro reproduce --runs 5 --rounds 2000 --out out/quick`")(reproduce.reproduce)
@@ -89,7 +89,7 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        from bidro.errors import BidroError
+        from bidro.core.errors import BidroError
 
         kind = "" if isinstance(error, BidroError | OSError) else f"{type(error).__name__}: "
         print(f"bidro: {kind}{error}", file=sys.stderr)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
-from bidro.cli.notes import note, noted_here
-from bidro.cli.use import AsJson
+from bidro.cli.options import AsJson
+from bidro.cli.output import noted_rows, say
+from bidro.core.errors import BidroError
 
 if TYPE_CHECKING:
-    from bidro.guarantees.certificate import Certificate
-    from bidro.model_file import Model
-    from bidro.workflow.scored import ScoredTable
+    from bidro.certify.certificate import Certificate
+    from bidro.model.model_file import Model
+    from bidro.workflow.certify import ScoredRows
 
 _PREDICTED = "A model that was not trained here"
 _NOT_LOCKED = (
     "this machine cannot shut the model's process off from network and files; its file was checked, and the "
     "process has limits of memory and time alone."
 )
+
+
+def _other(help: str) -> Any:
+    """An option of a model that was not trained here."""
+    return typer.Option(help=help, rich_help_panel=_PREDICTED)
 
 
 def certify(
@@ -34,106 +39,68 @@ def certify(
     shift: Annotated[
         float | None, typer.Option(help="Also bound the loss under a shift of so many standard deviations.")
     ] = None,
-    unit: Annotated[
+    person: Annotated[
         str | None,
         typer.Option(
             help="Column that names the person or thing that a row is of, where some have several. [that of "
             "the fit, if any]"
         ),
     ] = None,
-    rows_per_unit: Annotated[
+    rows_per_person: Annotated[
         int | None,
         typer.Option(
-            help="The largest number of rows that a unit can have, known beforehand: means over rows are "
+            help="The largest number of rows that a person can have, known beforehand: means over rows are "
             "then bounded, too.",
             min=1,
         ),
     ] = None,
     json: AsJson = False,
     predictions: Annotated[
-        Path | None,
-        typer.Option(
-            help="CSV or Parquet with the predictions of any model beside the truth.",
-            rich_help_panel=_PREDICTED,
-        ),
+        Path | None, _other("CSV or Parquet with the predictions of any model and the true targets.")
     ] = None,
     onnx: Annotated[
-        Path | None,
-        typer.Option(
-            help="ONNX file of any model, which is run on the tables in a process of its own.",
-            rich_help_panel=_PREDICTED,
-        ),
+        Path | None, _other("ONNX file of any model, which is run on the tables in a process of its own.")
     ] = None,
     features: Annotated[
         str | None,
-        typer.Option(
-            help="With --onnx, for a model that takes all columns as one input: these, separated by commas.",
-            rich_help_panel=_PREDICTED,
-        ),
+        _other("With --onnx, for a model that takes all columns as one input: these, separated by commas."),
     ] = None,
-    client: Annotated[
-        str | None, typer.Option(help="Column that names the client.", rich_help_panel=_PREDICTED)
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Column of the truth.", rich_help_panel=_PREDICTED)
-    ] = None,
-    prediction: Annotated[
-        str | None,
-        typer.Option(help="Column of the predicted number or class.", rich_help_panel=_PREDICTED),
-    ] = None,
+    client: Annotated[str | None, _other("Column that names the client.")] = None,
+    target: Annotated[str | None, _other("Column of the truth.")] = None,
+    prediction: Annotated[str | None, _other("Column of the predicted number or class.")] = None,
     probability: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="CLASS=COLUMN: the column of a class's probabilities; once for every class.",
-            rich_help_panel=_PREDICTED,
-        ),
+        list[str] | None, _other("CLASS=COLUMN: the column of a class's probabilities; once for every class.")
     ] = None,
     loss: Annotated[
         str | None,
-        typer.Option(
-            help="squared, absolute, pinball; mistakes, log loss, brier. [squared, or for classes mistakes]",
-            rich_help_panel=_PREDICTED,
-        ),
+        _other("squared, absolute, pinball; mistakes, log loss, brier. [squared, or for classes mistakes]"),
     ] = None,
-    quantile: Annotated[float, typer.Option(help="Of the pinball loss.", rich_help_panel=_PREDICTED)] = 0.5,
-    largest: Annotated[
-        float | None,
-        typer.Option(help="The largest loss that is possible, known beforehand.", rich_help_panel=_PREDICTED),
-    ] = None,
+    quantile: Annotated[float, _other("Of the pinball loss.")] = 0.5,
+    largest: Annotated[float | None, _other("The largest loss that is possible, known beforehand.")] = None,
     clip_from: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table of other rows: losses count as at most the largest of theirs.",
-            rich_help_panel=_PREDICTED,
-        ),
+        Path | None, _other("Table of other rows: losses count as at most the largest of theirs.")
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(
-            help="Table of another model's predictions of the same rows, to bound the difference; with "
-            "--onnx the file of another model.",
-            rich_help_panel=_PREDICTED,
+        _other(
+            "Table of another model's predictions of the same rows, to bound the difference; with "
+            "--onnx the file of another model."
         ),
     ] = None,
     key: Annotated[
-        str | None,
-        typer.Option(
-            help="Column that names every row, where the rows of --against are in another order.",
-            rich_help_panel=_PREDICTED,
-        ),
+        str | None, _other("Column that names every row, where the rows of --against are in another order.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Also write a report page there.", rich_help_panel=_PREDICTED)
-    ] = None,
+    report: Annotated[Path | None, _other("Also write a report page there.")] = None,
 ) -> None:
     """What rows that training never saw say of a model, under any mixture of its clients.
 
-    Rows must be independent draws, in any order. With --unit, a unit is one draw, with the mean loss of its
-    rows; no row of it may have been trained on. With --predictions the model may be of any kind: only what it
-    predicted is needed. With --onnx FILE TABLES it is run here: its inputs are columns by their names, or all
+    Rows must be independent draws, in any order. With --person, a person is one draw, with the mean loss of
+    its rows; no row of it may have been trained on. With --predictions the model may be of any kind: only
+    what it predicted is needed. With --onnx FILE TABLES it is run here: its inputs are columns by their
+    names, or all
     --features as one.
     """
-    from bidro.guarantees.asked import check_confidence, check_shift
+    from bidro.certify.held_out import check_confidence, check_shift
 
     check_confidence(confidence)
     check_shift(shift)
@@ -145,31 +112,31 @@ def certify(
     fresh = [*([] if model is None else [model]), *(tables or [])]
     _require_usage(given, fresh, predictions, onnx, shift)
     if predictions is None and onnx is None:
-        found = _of_folder(fresh[0], fresh[1:], confidence, shift, unit, rows_per_unit)
+        found = _of_folder(fresh[0], fresh[1:], confidence, shift, person, rows_per_person)
     else:
-        from bidro.report.files import require_file_place
+        from bidro.core.files import require_file_place
 
         if report is not None:
             require_file_place(report)
         assert client is not None
         assert target is not None
         if predictions is not None:
-            from bidro.workflow.scored import Columns, read_scored
+            from bidro.workflow.certify import Columns, read_scored
 
             columns = Columns(
-                client, target, prediction, _by_class(probability or [], predictions), unit, key
+                client, target, prediction, _by_class(probability or [], predictions), person, key
             )
             scored = read_scored(predictions, columns, loss, quantile, largest, clip_from, against)
         else:
-            from bidro.workflow.scored_onnx import OnnxScores
+            from bidro.workflow.certify import OnnxScores
 
             assert onnx is not None
             chosen = tuple(name.strip() for name in features.split(",")) if features else ()
-            by = OnnxScores(client, target, unit, chosen, loss, quantile)
+            by = OnnxScores(client, target, person, chosen, loss, quantile)
             scored, locked = by.scored(onnx, fresh, largest, clip_from, against)
             if not locked:
-                print(f"bidro: {_NOT_LOCKED}", file=sys.stderr)
-        found = _stated(dataclasses.replace(scored, rows_per_unit=rows_per_unit), confidence, report)
+                say(_NOT_LOCKED)
+        found = _stated(dataclasses.replace(scored, rows_per_person=rows_per_person), confidence, report)
     print(found.to_json() if json else found, end="" if json else "\n")
 
 
@@ -202,25 +169,24 @@ def _require_usage(
         raise click.UsageError(f"{odd[0]} goes with --predictions TABLE: an ONNX model predicts here.")
 
 
-def _stated(table: ScoredTable, confidence: float, report: Path | None) -> Certificate:
+def _stated(table: ScoredRows, confidence: float, report: Path | None) -> Certificate:
     if table.known.note is not None:
-        print(f"bidro: {table.known.note}", file=sys.stderr)
+        say(table.known.note)
     found = table.certificate(confidence)
     if report is not None:
-        from bidro.report.files import write_text
+        from bidro.core.files import write_text
         from bidro.report.page import page_html
-        from bidro.workflow.scored_page import scored_content
+        from bidro.workflow.page_content import scored_content
 
         write_text(report, page_html(scored_content(table, confidence)))
-        print(f"bidro: the report is in {report}: open it in a browser.", file=sys.stderr)
+        say(f"the report is in {report}: open it in a browser.")
     return found
 
 
 def _by_class(given: list[str], predictions: Path) -> dict[str, str]:
     """Columns of probabilities by class, from texts CLASS=COLUMN. Both may have '=' in them ("<=50K"): of
     several ways to cut a text the one whose column the table has is meant."""
-    from bidro.errors import BidroError
-    from bidro.tables import read_one
+    from bidro.data.tables import read_one
 
     names = read_one(predictions).columns if any(text.count("=") > 1 for text in given) else ()
     found: dict[str, str] = {}
@@ -244,29 +210,28 @@ def _of_folder(
     tables: list[Path],
     confidence: float,
     shift: float | None,
-    unit: str | None,
-    rows_per_unit: int | None,
+    person: str | None,
+    rows_per_person: int | None,
 ) -> Certificate:
-    from bidro.engines.compiled import compilation_cache
-    from bidro.errors import BidroError
-    from bidro.given_files import read_text
-    from bidro.guarantees.certificate import Certificate
-    from bidro.guarantees.statements import with_holdout
-    from bidro.model_file import load_model
+    from bidro.certify.certificate import Certificate
+    from bidro.certify.statements import with_holdout
+    from bidro.core.files import read_text
+    from bidro.core.pytrees import compilation_cache
+    from bidro.model.model_file import load_model
 
     compilation_cache()
     loaded = load_model(model)
     path = model / "certificate.json"
     if not path.exists():
         raise BidroError(f"There is no certificate in '{model}'; give the folder that `bidro fit` wrote.")
-    fresh, units = _holdout_rows(loaded, tables, unit)
+    fresh, people = _holdout_rows(loaded, tables, person)
     missing = [name for name in loaded.clients if name not in fresh]
     unknown = [name for name in fresh if name not in loaded.clients]
     if unknown:
         raise BidroError(f"Client '{unknown[0]}' was not in training; certify rows of the same clients.")
     if missing:
         raise BidroError(f"There are no rows of client '{missing[0]}'; every client of the model needs some.")
-    own_is_told = _refuse_rows_trained_on(model, loaded, fresh)
+    personal_is_told = _refuse_rows_trained_on(model, loaded, fresh)
     ordered = {name: fresh[name] for name in loaded.clients}
     return with_holdout(
         Certificate.from_json(read_text(path)),
@@ -274,44 +239,45 @@ def _of_folder(
         ordered,
         confidence,
         shift,
-        units=units,
-        own=(loaded.own or None) if own_is_told else None,
-        rows_per_unit=rows_per_unit,
+        people=people,
+        personal=(loaded.personal or None) if personal_is_told else None,
+        rows_per_person=rows_per_person,
     )
 
 
 def _holdout_rows(
-    model: Model, tables: list[Path], unit: str | None
+    model: Model, tables: list[Path], person: str | None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """(rows (N_i, m) of every client in the standard units of training, the person or thing that each is of,
-    by the column `unit` or that of the fit; None where there is neither).
+    by the column `person` or that of the fit; None where there is neither).
 
     Raises BidroError for a row outside the support that the model was declared on.
     """
-    from bidro.tables import read, require_declared
-    from bidro.workflow.judged import rows_by_client, units_by_client
+    from bidro.data.tables import read, require_declared
+    from bidro.workflow.evaluation import people_by_client
 
-    schema = model.schema if unit is None else dataclasses.replace(model.schema, unit=unit)
+    schema = model.schema if person is None else dataclasses.replace(model.schema, person=person)
     whole, _ = read(tables, schema.client)
-    units = units_by_client(schema, whole)
+    people = people_by_client(schema, whole)
     if (declared := model.settings["support"]) is not None:
         require_declared(declared, schema, whole)
-    with noted_here():
-        by_client = rows_by_client(model, whole)
-    note(model, whole)
-    return by_client, units
+    return noted_rows(model, whole), people
 
 
 def _refuse_rows_trained_on(folder: Path, model: Model, rows: dict[str, Any]) -> bool:
-    """Raise BidroError for rows that were trained on, or that a client's own model was adapted on, and note
-    it where that cannot be told. Returns whether these rows may speak of own models: few rows are adapted on,
-    so that of these it must be plain that they are others."""
-    from bidro.guarantees.trained_rows import FILE, trained_rows_in
-    from bidro.own_file import own_file_in
+    """Raise BidroError for rows that were trained on, or that a client's personal model was adapted on, and
+    note where that is not known. Returns whether these rows may speak of personal models: few rows are
+    adapted on, so that of these it must be plain that they are others."""
+    from bidro.certify.trained_rows import FILE, trained_rows_in
+    from bidro.model.personal_file import personal_file_in
 
-    known, adapted = trained_rows_in(folder), own_file_in(folder, model.x).adapted
-    of_own = [sketch.refused_or_note(rows) for name, sketch in adapted.items() if name in rows]
-    doubts = [f"{words} The statement with own models is left out." for words in of_own if words is not None]
+    known, adapted = trained_rows_in(folder), personal_file_in(folder, model.x).adapted
+    of_personal = [sketch.refused_or_note(rows) for name, sketch in adapted.items() if name in rows]
+    doubts = [
+        f"{words} The statement with personal models is left out."
+        for words in of_personal
+        if words is not None
+    ]
     if known is None:
         said: str | None = (
             f"There is no {FILE} in '{folder}' (a federated run leaves none), so that it cannot be told "
@@ -320,5 +286,5 @@ def _refuse_rows_trained_on(folder: Path, model: Model, rows: dict[str, Any]) ->
     else:
         said = known.refused_or_note(rows)
     for words in [*([] if said is None else [said]), *doubts]:
-        print(f"bidro: {words}", file=sys.stderr)
+        say(words)
     return not doubts

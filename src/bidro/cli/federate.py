@@ -1,66 +1,56 @@
-"""`bidro schema`, `bidro federate`, `bidro audit`."""
+"""`bidro schema`, `bidro federate`, `bidro audit`, and `bidro runs`: the runs that a server keeps."""
 
 from __future__ import annotations
 
+import json as plain_json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bidro.cli.columns import Categories, Dates, Drop
-from bidro.cli.fit import names_in
+from bidro.cli.options import AsJson, with_options
+from bidro.cli.output import SETTINGS_SHOWN, print_json, print_result, said_lines
+from bidro.core.errors import BidroError
+from bidro.workflow.options import FitOptions, TableColumns
+
+# What the columns of a table are that a run is rehearsed with.
+_OF_A_REHEARSAL = ("client", "target", "target_unit", "person", "categories", "drop", "dates", "missing")
 
 
+@with_options(
+    *(
+        "table",
+        "target",
+        "target_unit",
+        "client",
+        "features",
+        "categories",
+        "drop",
+        "dates",
+        "person",
+        "task",
+    ),
+    *("missing", "out"),
+    client="Column that names the client; sites need not have it. [client]",
+)
 def schema(
     table: Annotated[Path, typer.Argument(help="CSV or Parquet: the rows of one site, or of all.")],
     target: Annotated[str, typer.Option(help="Column to be predicted.")],
-    measured_in: Annotated[
-        str | None, typer.Option(help="What the target is counted in, such as days: for the report page.")
-    ] = None,
-    client: Annotated[
-        str, typer.Option(help="Column that names the client; sites need not have it.")
-    ] = "client",
-    features: Annotated[str | None, typer.Option(help="Columns to use, separated by commas.")] = None,
-    categories: Categories = None,
-    drop: Drop = None,
-    dates: Dates = None,
-    unit: Annotated[
-        str | None,
-        typer.Option(help="Column of the person or thing that a row is of: rows of one stay together."),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="regression or classification; guessed if not given.")
-    ] = None,
-    missing: Annotated[
-        str,
-        typer.Option(
-            help="refuse missing values; median: fill numbers by their median, tell which in a column of its "
-            "own, and give categories a level 'missing'; median-alone: fill numbers by their median and "
-            "categories by their commonest level."
-        ),
-    ] = "refuse",
     out: Annotated[Path | None, typer.Option(help="File to write; the screen by default.")] = None,
+    **given: Any,
 ) -> None:
     """Draft what all sites agree on before a federated run: columns, levels, units, bounds, training."""
-    import dataclasses
+    from bidro.core.files import require_file_place, write_text
+    from bidro.data.tables import read_one
+    from bidro.deploy.agreement.agreement import draft
 
-    from bidro.deploy.schema_file import draft
-    from bidro.report.files import require_file_place, write_text
-    from bidro.tables import learn_schema, read_one
-    from bidro.tables.schema import require_measure
-    from bidro.workflow.options import check_task
-
-    check_task(task, missing)
-    if measured_in is not None:
-        require_measure(measured_in)
+    columns = TableColumns(target=target, **{"client": "client", **given})
     if out is not None:
         require_file_place(out)
-    rows = read_one(table)
+    rows, client = read_one(table), columns.client or "client"
     if client not in rows:
         rows = rows.assign(**{client: table.stem})
-    kinds = (names_in(names) or () for names in (categories, drop, dates))
-    learned = learn_schema(rows, client, target, names_in(features), task, missing, unit, *kinds)
-    text = draft(dataclasses.replace(learned, measured_in=measured_in), rows)
+    text = draft(columns.learned(rows, client), rows)
     if out is None:
         print(text, end="")
         return
@@ -68,6 +58,19 @@ def schema(
     print(f"Written to {out}: see to units, bounds and [training], and let every site keep the same copy.")
 
 
+@with_options(
+    *("config", "engine", "out", "run", "resume", "one_sample_replies", "local", *_OF_A_REHEARSAL, "epsilon"),
+    *("certify", "force", "json"),
+    client="With --local and without a schema: column that names the client.",
+    target="With --local and without a schema: column to be predicted.",
+    target_unit="With --local and without a schema: what the target is counted in, such as days.",
+    person="With --local: column of the person (or thing) that a row is of.",
+    categories="With --local and without a schema: columns that are categories, by commas.",
+    drop="With --local and without a schema: columns to leave out, by commas.",
+    dates="With --local and without a schema: columns of dates, which count as days since 1970-01-01.",
+    missing="With --local and without a schema: refuse, median or median-alone. [refuse]",
+    epsilon="With --local: every client's privacy budget, with delta = 1e-6, to rehearse it.",
+)
 def federate(
     config: Annotated[Path | None, typer.Argument(help="federate.toml: clients, schema, network.")] = None,
     engine: Annotated[str, typer.Option(help="flare or flower.")] = "flare",
@@ -89,49 +92,16 @@ def federate(
         Path | None,
         typer.Option(help="Rehearse on this machine with this table, a process for every client."),
     ] = None,
-    client: Annotated[
-        str | None, typer.Option(help="With --local and without a schema: column that names the client.")
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="With --local and without a schema: column to be predicted.")
-    ] = None,
-    measured_in: Annotated[
-        str | None,
-        typer.Option(help="With --local and without a schema: what the target is counted in, such as days."),
-    ] = None,
-    unit: Annotated[
-        str | None, typer.Option(help="With --local: column of the person or thing that a row is of.")
-    ] = None,
-    categories: Annotated[
-        str | None,
-        typer.Option(help="With --local and without a schema: columns that are categories, by commas."),
-    ] = None,
-    drop: Annotated[
-        str | None, typer.Option(help="With --local and without a schema: columns to leave out, by commas.")
-    ] = None,
-    dates: Annotated[
-        str | None,
-        typer.Option(
-            help="With --local and without a schema: columns of dates, which count as days since 1970-01-01."
-        ),
-    ] = None,
-    missing: Annotated[
-        str | None,
-        typer.Option(help="With --local and without a schema: refuse, median or median-alone. [refuse]"),
-    ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="With --local: every client's privacy budget, with delta = 1e-6, to rehearse it."),
-    ] = None,
     certify: Annotated[
         Path | None,
         typer.Option(
             help="Train nothing, and certify the model in this ONNX file: sites that allow it run it on rows "
-            "that they keep out, and tell bounds alone."
+            "that they hold out, and tell bounds alone."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out already.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: AsJson = False,
+    **given: Any,
 ) -> None:
     """Train across machines that keep their rows, over NVIDIA FLARE or Flower, and write a model folder.
 
@@ -146,16 +116,12 @@ def federate(
 
     import click
 
-    from bidro.cli.output import said_lines
-    from bidro.deploy.certified import job_to_certify
-    from bidro.deploy.drive import driven, require_engine
-    from bidro.deploy.job import Config, agreement_in
-    from bidro.deploy.rehearsal import rehearsed, split_by_client
-    from bidro.errors import BidroError
+    from bidro.deploy.agreement.job import Config, agreement_in
+    from bidro.deploy.server.certified import job_to_certify
+    from bidro.deploy.transport.drive import require_engine, submit_and_wait
+    from bidro.deploy.transport.rehearsal import rehearsed, split_by_client
     from bidro.privacy.terms import Budget
-    from bidro.tables.learned import require_filling
-    from bidro.tables.schema import require_measure
-    from bidro.workflow.fit import require_place, write_folder
+    from bidro.workflow.folder import require_place, write_folder
 
     if out is None:
         raise click.UsageError("Name the folder for the model: --out DIR.")
@@ -164,31 +130,25 @@ def federate(
             "Give a configuration, or rehearse with --local TABLE --client COLUMN --target COLUMN."
         )
     agreed = agreement_in(config) if local is not None else None
-    if local is not None and agreed is None and (client is None or target is None):
+    epsilon = given.pop("epsilon", None)
+    if local is not None and agreed is None and not {"client", "target"} <= given.keys():
         raise click.UsageError(
             "A rehearsal needs --client COLUMN and --target COLUMN, or a configuration that names a schema."
         )
-    kinds = (categories, drop, dates, missing)
-    if agreed is not None and any(one is not None for one in (client, target, measured_in, unit, *kinds)):
+    if agreed is not None and given:
         raise click.UsageError(
-            "The schema says which columns these are; leave --client, --target, --measured-in, --unit, "
+            "The schema says which columns these are; leave --client, --target, --target-unit, --person, "
             "--categories, --drop, --dates, --missing out."
         )
-    if local is None and any(one is not None for one in kinds):
+    if local is None and given.keys() - {"client", "target"}:
+        first = next(name for name in _OF_A_REHEARSAL[2:] if name in given)
+        says = "names the person" if first == "person" else "says it"
         raise click.UsageError(
-            "--categories, --drop, --dates and --missing are for a rehearsal; between sites the agreed "
-            "schema says what columns are."
+            f"--{first.replace('_', '-')} is for a rehearsal; between sites the agreed schema {says}."
         )
-    if missing is not None:
-        require_filling(missing)
-    if local is None and unit is not None:
-        raise click.UsageError("--unit is for a rehearsal; between sites the agreed schema names the unit.")
-    if local is None and measured_in is not None:
-        raise click.UsageError("--measured-in is for a rehearsal; between sites the agreed schema says it.")
-    if measured_in is not None:
-        require_measure(measured_in)
     if local is None and epsilon is not None:
         raise click.UsageError("--epsilon is for a rehearsal; between sites each has a budget of its own.")
+    columns = TableColumns(**given)
     budget = None if epsilon is None else Budget(epsilon)
     require_engine(engine)
     require_place(out, force)
@@ -198,19 +158,7 @@ def federate(
         if local is not None:
             if resume:
                 raise click.UsageError("A rehearsal leaves nothing to resume; begin it again.")
-            sites = split_by_client(
-                local,
-                client,
-                target,
-                Path(scratch),
-                one_sample_replies,
-                unit,
-                agreed,
-                budget,
-                measured_in,
-                missing or "refuse",
-                *(names_in(names) or () for names in (categories, drop, dates)),
-            )
+            sites = split_by_client(local, columns, Path(scratch), one_sample_replies, agreed, budget)
         whole = Config.read(config, name, sites, resume)
         if certify is not None:
             whole = dataclasses.replace(whole, job=job_to_certify(whole.job, certify))
@@ -223,7 +171,7 @@ def federate(
         if local is not None:
             files = rehearsed(whole.job, engine, Path(scratch), say)
         elif engine in whole.engines:
-            files = driven(whole.job, engine, whole.engines[engine], say)
+            files = submit_and_wait(whole.job, engine, whole.engines[engine], say)
         else:
             raise BidroError(f"'{config}' has no [{engine}] part that says how to reach the network.")
         write_folder(out, dict(files))
@@ -237,19 +185,17 @@ def federate(
 
 def audit(
     model: Annotated[Path, typer.Argument(help="Model folder that `bidro federate` wrote.")],
-    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
     """What left the sites in a federated run: each kind of message, its size, its rows, what it reveals."""
-    import json as plain_json
-
-    from bidro.deploy.audit import in_words, read_audit
+    from bidro.deploy.server.audit import in_words, read_audit
 
     found = read_audit(model)
-    print(plain_json.dumps(found, indent=2) if json else in_words(found))
+    print_result(found, in_words(found), json)
 
 
 def _print_certified(out: Path, as_json: bool) -> None:
-    from bidro.guarantees.certificate import Certificate
+    from bidro.certify.certificate import Certificate
 
     text = (out / "certificate.json").read_text()
     if as_json:
@@ -261,11 +207,9 @@ def _print_certified(out: Path, as_json: bool) -> None:
 
 
 def _print_network(out: Path, as_json: bool) -> None:
-    import json as plain_json
-
-    from bidro.deploy.audit import read_audit
-    from bidro.guarantees.certificate import Certificate
-    from bidro.networks.folder import CERTIFICATE_FILE, ONNX_FILE, load_network
+    from bidro.certify.certificate import Certificate
+    from bidro.deploy.server.audit import read_audit
+    from bidro.neural.folder import CERTIFICATE_FILE, ONNX_FILE, load_network
 
     found, audit = load_network(out), read_audit(out)
     stated = out / CERTIFICATE_FILE
@@ -282,24 +226,20 @@ def _print_network(out: Path, as_json: bool) -> None:
             "no_onnx": found.no_onnx,
             "certificate": None if certificate is None else plain_json.loads(certificate.to_json()),
         }
-        print(plain_json.dumps(summary, indent=2, allow_nan=False))
+        print_json(summary)
         return
     count = sum(one.size for one in found.weights.values())
     print(f"Trained the network of '{found.factory}', {count:,} weights, by {rounds} messages from sites.")
-    print("No rows were kept out, so that nothing is stated of it." if certificate is None else certificate)
+    print("No rows were held out, so that nothing is stated of it." if certificate is None else certificate)
     print(f"\nWritten to {out}: bidro.load_network reads it, and runs nothing.")
     print(found.no_onnx or f"For other programs: {out / ONNX_FILE}")
     print(f"What left the sites: bidro audit {out}")
 
 
 def _print(out: Path, as_json: bool) -> None:
-    import json as plain_json
-
-    from bidro.cli.output import SETTINGS_SHOWN
-    from bidro.deploy.audit import read_audit
-    from bidro.guarantees.certificate import Certificate
-    from bidro.model_file import load_model
-    from bidro.workflow.options import FitOptions
+    from bidro.certify.certificate import Certificate
+    from bidro.deploy.server.audit import read_audit
+    from bidro.model.model_file import load_model
 
     certificate = Certificate.from_json((out / "certificate.json").read_text())
     audit, settings = read_audit(out), load_model(out).settings
@@ -315,14 +255,14 @@ def _print(out: Path, as_json: bool) -> None:
             "lost": audit["lost"],
             "certificate": plain_json.loads(certificate.to_json()),
         }
-        print(plain_json.dumps(summary, indent=2, allow_nan=False))
+        print_json(summary)
         return
     gap, wanted = settings["gap"], FitOptions.from_toml(out / "run.toml").gap
     words = "without a certified gap" if gap is None else f"to a certified gap of {gap:.1e}"
     if gap is not None and settings["surrogate"] is not None:
         words += " of a surrogate for the worst case"
     if gap is not None and gap > wanted:
-        words += f", SHORT of the {wanted:.1e} that was asked for"
+        words += f", SHORT of the {wanted:.1e} that was requested"
     print(f"Trained in {audit['rounds']} rounds {words}.")
     print("\n".join(settings["chosen"].values()))
     print(certificate)
@@ -333,10 +273,80 @@ def _print(out: Path, as_json: bool) -> None:
 
 
 def _evaluation(out: Path) -> dict[str, Any]:
-    """How the clients fare on rows kept out, or on training rows, as the report page has it."""
-    import json as plain_json
-
+    """The clients' losses on held-out rows, or on training rows, as the report page has it."""
     content = plain_json.loads((out / "report.json").read_text())
     clients = {client.pop("name"): client for client in content["clients"]}
-    on = "rows kept out" if content["held_out_rows"] else "training rows"
+    on = "held-out rows" if content["held_out_rows"] else "training rows"
     return {"on": on, **content["overall"], "clients": clients}
+
+
+runs = typer.Typer(
+    name="runs",
+    help="List, show and delete the runs that a server keeps. For the server's own user, on its machine.",
+    no_args_is_help=True,
+)
+
+_Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", help="Folder of the runs; by default that of BIDRO_RUNS."),
+]
+
+
+@runs.command("list", epilog="Example: `bidro runs list`")
+def list_runs(folder: _Folder = None, json: AsJson = False) -> None:
+    """All runs, the latest first: done, failed, cut off or going on, and what is kept of what sites sent."""
+    from bidro.deploy.server.runs import listed, runs_folder
+
+    found = listed(runs_folder() if folder is None else folder)
+    if json:
+        print_json([run.to_dict() for run in found])
+        return
+    for run in found:
+        kept = f"{run.record_bytes:,} bytes from sites" if run.record_bytes else "nothing from sites"
+        print(f"{run.name}: {run.state}, begun {run.began:%Y-%m-%d %H:%M}, keeps {kept}")
+    if not found:
+        print("There are no runs.")
+
+
+@runs.command(epilog="Example: `bidro runs show stay-model`")
+def show(run: str, folder: _Folder = None, json: AsJson = False) -> None:
+    """One run: how far it came, why it failed, and the last lines that it said."""
+    from bidro.deploy.server.runs import find, runs_folder, said_so_far
+
+    where = runs_folder() if folder is None else folder
+    found, said = find(where, run), said_so_far(run, str(where))
+    if json:
+        print_json({**found.to_dict(), "said": said.last, "now": said.now})
+        return
+    print(f"{found.name}: {found.state}")
+    print(f"begun {found.began:%Y-%m-%d %H:%M}, last changed {found.changed:%Y-%m-%d %H:%M} (UTC)")
+    print(f"keeps {found.record_bytes:,} bytes that sites sent")
+    if found.why:
+        print(f"failed: {found.why}")
+    for line in [*said.last, said.now]:
+        print(f"  {line}")
+
+
+@runs.command(epilog="Examples: `bidro runs delete stay-model`, `bidro runs delete --older-than 7`")
+def delete(
+    run: Annotated[str | None, typer.Argument(help="Its name.")] = None,
+    older_than: Annotated[
+        float | None,
+        typer.Option(help="Instead: all without a result, unchanged for so many days."),
+    ] = None,
+    folder: _Folder = None,
+) -> None:
+    """Delete a run with all that is kept of it, or all old ones that failed or were cut off."""
+    import click
+
+    from bidro.deploy.server import runs as kept
+
+    if (run is None) == (older_than is None):
+        raise click.UsageError("Name one run, or give --older-than DAYS.")
+    where = kept.runs_folder() if folder is None else folder
+    if run is not None:
+        kept.delete(where, run)
+        print(f"Deleted {run}.")
+        return
+    names = kept.expire(where, older_than)
+    print(f"Deleted {', '.join(names)}." if names else "There is nothing so old.")

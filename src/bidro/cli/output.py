@@ -1,16 +1,21 @@
-"""Progress on the screen."""
+"""Output of commands: results on stdout; progress, and notes about a table that a model is used on, on
+stderr."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
-    from bidro.fitting import Progress
+    from bidro.fit.fitted import Progress
+    from bidro.model.model_file import Model
 
 _STAGES = {
     "reading": "reading tables",
@@ -23,7 +28,18 @@ _STAGES = {
 # Seconds from one plain line to the next of a round.
 _BETWEEN_LINES = 5.0
 # What a script sees of a model's settings.
-SETTINGS_SHOWN = ("chosen", "cap", "radii", "client_weights", "paid", "own", "varies", "concerns")
+SETTINGS_SHOWN = (
+    *(
+        "chosen",
+        "max_weight_ratio",
+        "radii",
+        "client_weights",
+        "robustness_cost",
+        "personal",
+        "varies",
+        "concerns",
+    ),
+)
 
 
 @contextmanager
@@ -61,21 +77,21 @@ def shown_progress(quiet: bool, gap: float = 0.0) -> Iterator[Progress]:
 
 def _progress(stage: Callable[[str], None], of_round: Callable[[str], None], gap: float) -> Progress:
     """Calls that say what goes on in words."""
-    from bidro.fitting import Progress
-    from bidro.fitting.pace import Pace, left_in_words
+    from bidro.fit.fitted import Progress
+    from bidro.fit.time_left import TimeLeft, left_in_words
 
-    pace = Pace(gap)
+    time_left = TimeLeft(gap)
 
     def begun(name: str) -> None:
-        pace.begin()
+        time_left.begin()
         stage(_STAGES.get(name, name))
 
     def calibration(t: int, going_on: int) -> None:
-        left = left_in_words(pace.choosing(going_on))
+        left = left_in_words(time_left.choosing(going_on))
         of_round(f"choosing radius and weights: round {t}, {going_on} candidates to go{left}")
 
     def solving(t: int, found: float) -> None:
-        of_round(f"solving: round {t}, gap {found:.1e}{left_in_words(pace.solving(found))}")
+        of_round(f"solving: round {t}, gap {found:.1e}{left_in_words(time_left.solving(found))}")
 
     return Progress(stage=begun, calibration=calibration, solving=solving)
 
@@ -98,7 +114,7 @@ class _Lines:
 
 @contextmanager
 def said_lines(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A line on stderr that shows the last thing said, on a terminal; every thing said where it is none."""
+    """Status lines on stderr: on a terminal the last one, elsewhere all of them."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -110,3 +126,100 @@ def said_lines(quiet: bool) -> Iterator[Callable[[str], None]]:
     else:
         with console.status("starting") as status:
             yield lambda line: status.update(escape(line))
+
+
+@contextmanager
+def noted_here() -> Iterator[None]:
+    """Silence warnings that `note` prints anyway."""
+    import warnings
+
+    from bidro.data.tables import UnseenLevelsWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnseenLevelsWarning)
+        yield
+
+
+def say(words: str) -> None:
+    """One remark, on stderr."""
+    print(f"bidro: {words}", file=sys.stderr)
+
+
+def note_what_is_new(model: Model, table: pd.DataFrame) -> None:
+    """Say which clients and how many levels of a table the model does not know."""
+    named = model.schema.client in table
+    new = sorted(set(model.schema.clients(table).tolist()) - set(model.clients)) if named else []
+    note(model, table, new)
+
+
+def note_personal_models(model: Model, table: pd.DataFrame) -> None:
+    """Say for how many rows of a table clients' personal models are used."""
+    import numpy as np
+
+    client = model.schema.client
+    if model.personal and client not in table:
+        say(f"the table has no column '{client}', so all rows were predicted by the shared model.")
+    elif model.personal:
+        count = int(np.isin(model.schema.clients(table), list(model.personal)).sum())
+        say(f"{count:,} of {len(table):,} rows were predicted by their client's personal model.")
+
+
+def note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) -> None:
+    """Say how many cells of a table are filled, outside what was seen or count as another level or as the
+    average one, and which clients are new."""
+    from bidro.data.tables.schema import in_words_unseen
+
+    schema, columns = model.schema, {column.name: column for column in model.schema.columns}
+    elsewhere = sorted(set((model.settings.get("personal") or {}).get("clients", [])) - set(model.personal))
+    if elsewhere:
+        which = f"'{elsewhere[0]}'" + (f" and {len(elsewhere) - 1} more" if len(elsewhere) > 1 else "")
+        say(
+            f"the personal model of {which} is not in this folder (after a federated run it is at its site); "
+            "the shared model is used there."
+        )
+    if new_clients:
+        which = f"client '{new_clients[0]}' was"
+        if len(new_clients) > 1:
+            which = f"{len(new_clients):,} clients ('{new_clients[0]}' and others) were"
+        say(f"{which} not in training; no statement about the model covers such a client.")
+    for name, count in model.outside(table).items():
+        rows = "1 row lies" if count == 1 else f"{count:,} rows lie"
+        seen = f"the values of '{name}' seen in training"
+        say(f"{rows} outside {seen}; its curve is extended by its last slope.")
+    for name, count in schema.filled(table).items():
+        cells = "1 missing cell" if count == 1 else f"{count:,} missing cells"
+        say(f"{cells} of '{name}' filled by {columns[name].filled_by}, as in training.")
+    for name, count in schema.counted_as_other(table).items():
+        rows = "1 row has" if count == 1 else f"{count:,} rows have"
+        other = columns[name].other
+        say(f"{rows} a level of '{name}' that the model does not know by name; it counts as '{other}'.")
+    if unseen := schema.unseen_levels(table):
+        say(in_words_unseen(unseen))
+
+
+def noted_rows(model: Model, table: pd.DataFrame) -> dict[str, Any]:
+    """Rows (N_i, m) of every client in a table, in the units of training; says what `note` says."""
+    from bidro.workflow.evaluation import rows_by_client
+
+    with noted_here():
+        found = rows_by_client(model, table)
+    note(model, table)
+    return found
+
+
+def print_json(content: Any) -> None:
+    """A result for programs, on stdout."""
+    import json
+
+    print(json.dumps(content, indent=2, allow_nan=False))
+
+
+def print_result(content: Any, words: str, as_json: bool, out: Path | None = None) -> None:
+    """A result for programs or for people: on stdout, or words on stderr where the file `out` that was
+    written may itself be stdout."""
+    from bidro.core.files import is_stream
+
+    if as_json:
+        print_json(content)
+    else:
+        print(words, file=sys.stderr if out is not None and is_stream(out) else sys.stdout)

@@ -22,17 +22,17 @@ def reproduce(
     """Run the paper's simulation: BiDRO-FL, DRO-FL, AFL and FedAvg on the data of Section VI.
 
     Writes results.json and the figures convergence.png (Fig. 2a), clean_test_loss.png (Fig. 2b) and
-    ambiguity_set.png (Fig. 1), and prints our figures beside the paper's.
+    ambiguity_set.png (Fig. 1), and prints our figures next to the paper's.
     """
     import warnings
 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from bidro.ambiguity import NonconcaveInnerWarning
+    from bidro.core.files import require_writable
     from bidro.experiments import reproduce as experiment
-    from bidro.problem import NonconcaveInnerWarning
-    from bidro.report.files import require_writable
-    from bidro.transport import require_distances
+    from bidro.risk.transport import require_distances
 
     console = Console()
     require_distances()

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bidro.cli.use import AsJson
+from bidro.cli.options import AsJson
+from bidro.cli.output import print_json, print_result
+from bidro.core.errors import BidroError
 
 if TYPE_CHECKING:
-    from bidro.deploy.site_config import Site
+    from bidro.deploy.site.config import Site
 
 app = typer.Typer(
     help="At a site: what it would answer, what it has answered, and whether a run may begin.",
@@ -22,6 +24,7 @@ app = typer.Typer(
 # For how long a run may be approved at most.
 _MOST_DAYS = 366
 
+_Run = Annotated[str, typer.Argument(help="The run's name, as `bidro site log` shows it.")]
 Configuration = Annotated[
     Path | None, typer.Option("--site", help="The site's site.toml; else the one that BIDRO_SITE names.")
 ]
@@ -38,14 +41,13 @@ def check(
     """Say which levels and pairs of levels are too rare, how many folds the site's rules allow, which columns
     look as if they were in another unit, and whether a run would be answered, by a rehearsal with this site
     alone. Nothing leaves, and nothing is remembered."""
-    import json as plain_json
-
-    from bidro.deploy.agreed import Agreed
-    from bidro.deploy.promised import said_to_owner
-    from bidro.deploy.site_rows import check_site, state_of
+    from bidro.deploy.agreement.agreement import Agreement
+    from bidro.deploy.site.check import check_site
+    from bidro.deploy.site.ledger import said_to_owner
+    from bidro.deploy.site.rows import state_of
 
     chosen = _site(site)
-    promised = said_to_owner(chosen, state_of(chosen), Agreed.read(chosen.schema).units_drafted)
+    promised = said_to_owner(chosen, state_of(chosen), Agreement.read(chosen.schema).units_drafted)
     if chosen.privacy is not None and not json:
         print(
             f"This site has a privacy budget (epsilon = {chosen.privacy.epsilon:g}, delta = "
@@ -53,10 +55,8 @@ def check(
             "(`bidro ledger`), and no others. Levels, folds and moments below are what rules without it say."
         )
     found = check_site(chosen, rehearse=not quick)
-    if json:
-        print(plain_json.dumps({**found.as_json(), "promised": promised}, indent=2))
-        return
-    print("\n".join([*promised, found.in_words()]))
+    words = "\n".join([*promised, found.in_words()])
+    print_result({**found.as_json(), "promised": promised}, words, json)
 
 
 @app.command(epilog="Example: `bidro site log --run stay-2026`")
@@ -67,9 +67,7 @@ def log(
 ) -> None:
     """Show every question that the site answered or refused: when, for which run, over how many rows, how
     many bytes left; the runs that wait for approval, and what the owner has decided."""
-    import json as plain_json
-
-    from bidro.deploy.site_rows import site_log
+    from bidro.deploy.site.rows import site_log
 
     kept = site_log(_site(site))
     entries, waiting, decided = kept.entries(run), kept.waiting(), kept.decisions()
@@ -79,12 +77,12 @@ def log(
             "waiting": [run for run, _ in waiting],
             "decisions": [one._asdict() for one in decided],
         }
-        print(plain_json.dumps(content, indent=2))
+        print_json(content)
         return
     for entry in entries:
         print(_line(entry._asdict()))
     if not entries:
-        print("Nothing was asked.")
+        print("There were no requests.")
     for one in decided:
         until = f" until {one.until}, by agreement {one.agreed[:12]}" if one.outcome == "approved" else ""
         table = f" and with table {one.table}" if one.table else ""
@@ -98,15 +96,14 @@ def log(
 
 @app.command(epilog="Example: `bidro site approve stay-2026 --days 7`")
 def approve(
-    run: Annotated[str, typer.Argument(help="The run's name, as `bidro site log` shows it.")],
+    run: _Run,
     site: Configuration = None,
     days: Annotated[int, typer.Option(help="For how many days the run may be answered.")] = 30,
 ) -> None:
     """Let a run begin at a site with `approve = "ask"`: by the agreement and with the table that the site has
     now, for some days."""
-    from bidro.deploy.site import approved_for
-    from bidro.deploy.site_rows import SiteRows, site_log
-    from bidro.errors import BidroError
+    from bidro.deploy.site.rows import SiteRows, site_log
+    from bidro.deploy.site.session import approved_for
 
     if not 1 <= days <= _MOST_DAYS:
         raise BidroError(f"--days must be a whole number from 1 to {_MOST_DAYS}; got {days}.")
@@ -120,13 +117,10 @@ def approve(
     )
 
 
-_Run = Annotated[str, typer.Argument(help="The run's name, as `bidro site log` shows it.")]
-
-
 @app.command(epilog="Example: `bidro site refuse stay-2026`")
 def refuse(run: _Run, site: Configuration = None) -> None:
     """Answer nothing more to a run, also at a site that answers runs without asking its owner."""
-    from bidro.deploy.site_rows import site_log
+    from bidro.deploy.site.rows import site_log
 
     _require_name(run)
     site_log(_site(site)).refuse(run)
@@ -136,8 +130,7 @@ def refuse(run: _Run, site: Configuration = None) -> None:
 @app.command(epilog="Example: `bidro site withdraw stay-2026`")
 def withdraw(run: _Run, site: Configuration = None) -> None:
     """Take back that a run was approved, or refused; what it was answered before stays answered."""
-    from bidro.deploy.site_rows import site_log
-    from bidro.errors import BidroError
+    from bidro.deploy.site.rows import site_log
 
     was = site_log(_site(site)).withdraw(run)
     if was is None:
@@ -147,11 +140,12 @@ def withdraw(run: _Run, site: Configuration = None) -> None:
 
 def _require_name(run: str) -> None:
     """Raise BidroError for what cannot be the name of a run: nobody would ever ask under it."""
-    from bidro.deploy.requests import RUN_NAME
-    from bidro.errors import BidroError
+    from bidro.deploy.messages.queries import RUN_NAME
 
     if not RUN_NAME.fullmatch(run):
-        raise BidroError(f"'{_plain(run)}' is no run's name; see `bidro site log` for those that have asked.")
+        raise BidroError(
+            f"'{_plain(run)}' is no run's name; see `bidro site log` for those that made requests."
+        )
 
 
 def ledger(
@@ -162,13 +156,9 @@ def ledger(
 ) -> None:
     """Show what a site with a privacy budget has released: to which run, when, for how much, and what is
     left."""
-    import json as plain_json
-
-    from bidro.deploy.private_answers import ledger_of
-    from bidro.deploy.promised import said_to_owner
-    from bidro.deploy.site_rows import state_of
-    from bidro.deploy.spent import in_words, spent_content
-    from bidro.errors import BidroError
+    from bidro.deploy.site.answers import ledger_of
+    from bidro.deploy.site.ledger import in_words, said_to_owner, spent_content
+    from bidro.deploy.site.rows import state_of
 
     chosen = _site(site)
     promised = said_to_owner(chosen, state_of(chosen))
@@ -179,13 +169,12 @@ def ledger(
             )
         )
     found = spent_content(ledger_of(chosen), chosen.privacy, promised)
-    print(plain_json.dumps(found, indent=2) if json else in_words(found))
+    print_result(found, in_words(found), json)
 
 
 def _site(path: Path | None) -> Site:
-    from bidro.deploy.site import VARIABLE
-    from bidro.deploy.site_config import Site
-    from bidro.errors import BidroError
+    from bidro.deploy.site.config import Site
+    from bidro.deploy.site.session import VARIABLE
 
     named = os.environ.get(VARIABLE) if path is None else path
     if named is None:

@@ -1,24 +1,36 @@
-"""The commands that use a trained model, and `compare`."""
+"""The commands that use a trained model, `adapt` and `compare`."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
-from bidro.cli.columns import Categories, Dates, Drop
-from bidro.cli.fit import names_in
-from bidro.cli.notes import note, note_own_models, note_what_is_new, noted_here
+from bidro.cli.options import AsJson, with_options
+from bidro.cli.output import (
+    note,
+    note_personal_models,
+    note_what_is_new,
+    noted_here,
+    noted_rows,
+    print_json,
+    print_result,
+    say,
+    shown_progress,
+)
+from bidro.core.errors import BidroError
+from bidro.workflow.options import TableColumns
 
 if TYPE_CHECKING:
-    from bidro.model_file import Model
+    from bidro.model.model_file import Model
+
 
 ModelFolder = Annotated[Path, typer.Argument(help="Model folder that `bidro fit` wrote.")]
 Tables = Annotated[list[Path], typer.Argument(help="CSV or Parquet, with the columns of training.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def predict(
@@ -38,13 +50,10 @@ def predict(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is in --out already.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Predict the target for every row of a table: by the row's client's own model, where it has one."""
-    import sys
-
-    from bidro.errors import BidroError
-    from bidro.model_file import load_model
-    from bidro.report.files import is_stream, require_file_place, write_text
-    from bidro.tables import as_csv, read_one
+    """Predict the target for every row of a table: by the row's client's personal model, where it has one."""
+    from bidro.core.files import is_stream, require_file_place, write_text
+    from bidro.data.tables import as_csv, read_one
+    from bidro.model.model_file import load_model
 
     if out is not None:
         require_file_place(out)
@@ -62,14 +71,14 @@ def predict(
         names = [name if isinstance(name, str) else " for ".join(reversed(name)) for name in shares]
         found = found.join(shares.set_axis([f"share of {name}" for name in names], axis=1))
     note_what_is_new(loaded, rows)
-    note_own_models(loaded, rows)
+    note_personal_models(loaded, rows)
     unseen = {"unseen_levels": loaded.schema.unseen_levels(rows)}
     if out is not None:
         write_text(out, as_csv(found))
         words = f"{len(found):,} predictions written to {out}."
-        _say_of_file(out, {"rows": len(found), "out": str(out), **unseen}, json, words)
+        print_result({"rows": len(found), "out": str(out), **unseen}, words, json, out)
     elif json:
-        _print_json({"rows": len(found), **unseen, "predictions": found.to_dict("list")})
+        print_json({"rows": len(found), **unseen, "predictions": found.to_dict("list")})
     else:
         sys.stdout.write(as_csv(found))
 
@@ -83,34 +92,33 @@ def export(
 
     Numbers are doubles, categories texts, each one column wide. Coding, filling and curves are in the file,
     and levels that training did not see count as in `predict`; a cell that the model refuses gives NaN, and
-    for classes an empty label. Where clients have models of their own, the client column is an input, too.
+    for classes an empty label. Where clients have personal models, the client column is an input, too.
     """
-    from bidro.model_file import load_model
-    from bidro.report.files import require_file_place, write_bytes
-    from bidro.scoring.exported import onnx_of
+    from bidro.core.files import require_file_place, write_bytes
+    from bidro.model.model_file import load_model
+    from bidro.model.onnx.exported import onnx_of
 
     require_file_place(onnx)
     loaded = load_model(model)
     data = onnx_of(loaded)
     write_bytes(onnx, data)
     inputs = [*loaded.schema.read]
-    inputs += [loaded.schema.client] if loaded.own else []
+    inputs += [loaded.schema.client] if loaded.personal else []
     words = f"The model was written to {onnx}; its inputs are the columns {', '.join(inputs)}."
-    _say_of_file(onnx, {"out": str(onnx), "bytes": len(data), "inputs": inputs}, json, words)
+    print_result({"out": str(onnx), "bytes": len(data), "inputs": inputs}, words, json, onnx)
 
 
 def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
-    """How good a model is on a table with known targets: under the shared model, the clients' own models and
-    pooled training, with who gains and who loses.
+    """How good a model is on a table with known targets: under the shared model, the clients' personal models
+    and pooled training, with who gains and who loses.
 
     Of each the mean loss, the worst client and the worst decile, for classes with accuracy, mistakes, the
     area under the curve and calibration, for squared loss with the root mean squared error. Of more than 50
     clients the quantiles and the ten worst are shown; --json has all of them.
     """
-    from bidro.model_file import load_model
-    from bidro.tables import read
-    from bidro.workflow.judged import evaluated, rows_by_client
-    from bidro.workflow.judged_words import in_words
+    from bidro.data.tables import read
+    from bidro.model.model_file import load_model
+    from bidro.workflow.evaluation import evaluated, in_words, rows_by_client
 
     loaded = load_model(model)
     whole, _ = read(tables, loaded.schema.client)
@@ -118,10 +126,7 @@ def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:
         found = evaluated(loaded, whole)
         note(loaded, whole, found["not_in_training"])
         _note_rows_trained_on(model, loaded, rows_by_client(loaded, whole))
-    if json:
-        _print_json(found)
-    else:
-        print(in_words(found))
+    print_result(found, in_words(found), json)
 
 
 def plan(
@@ -150,34 +155,34 @@ def plan(
     import dataclasses
     import math
 
-    from bidro.engines.compiled import compilation_cache
-    from bidro.guarantees.plan import check_plan
-    from bidro.guarantees.plan import plan as planned
-    from bidro.model_file import load_model
-    from bidro.workflow.declared import declared_problem
+    from bidro.certify.plan import check_plan
+    from bidro.certify.plan import plan_sample_size as planned
+    from bidro.core.pytrees import compilation_cache
+    from bidro.data.tables import read
+    from bidro.model.model_file import load_model
+    from bidro.workflow.plan import declared_problem
 
     if epsilon is not None:
         if radius is not None or width is not None:
             raise click.UsageError("Give one target: --radius, --width or --epsilon.")
-        from bidro.workflow.private_rows import private_rows
+        from bidro.workflow.plan import rows_for_budget
 
         loaded = load_model(model)
         budget = (epsilon, 1e-6 if delta is None else delta)
-        private = private_rows(loaded, _rows_by_client(loaded, tables), *budget, excess)
-        if json:
-            _print_json({**dataclasses.asdict(private), "advice": private.advice})
-        else:
-            print(private.advice)
+        private = rows_for_budget(
+            loaded, noted_rows(loaded, read(tables, loaded.schema.client)[0]), *budget, excess
+        )
+        print_result({**dataclasses.asdict(private), "advice": private.advice}, private.advice, json)
         return
     check_plan(radius, width, confidence, delta)
     compilation_cache()
     loaded = load_model(model)
-    problem = declared_problem(loaded, _rows_by_client(loaded, tables))
+    problem = declared_problem(loaded, noted_rows(loaded, read(tables, loaded.schema.client)[0]))
     found = planned(problem, loaded.x, radius=radius, width=width, confidence=confidence, delta=delta)
     if json:
         content = dataclasses.asdict(found)
         content["radius"] = found.radius if math.isfinite(found.radius) else None
-        _print_json({**content, "advice": found.advice})
+        print_json({**content, "advice": found.advice})
         return
     lines = [f"Now the {found.target} is {found.now:.4g}; wanted is {found.wanted:.4g}."]
     for name, needed in found.needed.items():
@@ -186,22 +191,12 @@ def plan(
     print("\n".join([*lines, found.advice]))
 
 
+@with_options(
+    *("tables", "client", "target", "task", "features", "person", "categories", "drop", "dates", "missing"),
+    *("methods", "passes", "splits", "leave_clients_out", "json"),
+)
 def compare(
     tables: Annotated[list[Path], typer.Argument(help="CSV or Parquet, as for `bidro fit`.")],
-    client: Annotated[str | None, typer.Option(help="Column that names the client.")] = None,
-    target: Annotated[str | None, typer.Option(help="Column to be predicted.")] = None,
-    task: Annotated[str | None, typer.Option(help="regression or classification.")] = None,
-    features: Annotated[str | None, typer.Option(help="Columns to use, separated by commas.")] = None,
-    unit: Annotated[
-        str | None,
-        typer.Option(help="Column of the person or thing that a row is of: rows of one stay together."),
-    ] = None,
-    categories: Categories = None,
-    drop: Drop = None,
-    dates: Dates = None,
-    missing: Annotated[
-        str, typer.Option(help="refuse missing values, or median or median-alone, as in `bidro fit`.")
-    ] = "refuse",
     methods: Annotated[
         str | None, typer.Option(help="Some of them, separated by commas; else all sixteen.")
     ] = None,
@@ -212,35 +207,28 @@ def compare(
         typer.Option("--leave-clients-out", help="Test on whole clients that were not in training."),
     ] = False,
     json: AsJson = False,
+    **given: Any,
 ) -> None:
     """All methods on the same rows, each tuned over as many candidates by the same cross-validation.
 
-    Every method is also judged with the clients' own corrections of its model, chosen in the same way for
-    each. With --leave-clients-out it is trained without every fifth of the clients, and judged on these.
+    Every method is also evaluated with the clients' personal models around its model, chosen in the same way
+    for each. With --leave-clients-out it is trained without every fifth of the clients, and evaluated on
+    these.
     """
-    from bidro.cli.output import shown_progress
-    from bidro.engines.compiled import compilation_cache
-    from bidro.errors import BidroError
+    from bidro.core.pytrees import compilation_cache
+    from bidro.data.tables import read
     from bidro.experiments.compare import compare_methods, comparison_table, grouped_from, known_methods
-    from bidro.tables import learn_schema, read
-    from bidro.workflow.options import check_task
 
-    if target is None:
-        raise BidroError("Name the column to be predicted: --target COLUMN.")
-    check_task(task, missing)
+    columns = TableColumns(**given)
+    columns.require_target()
     chosen = known_methods(None if methods is None else [name.strip() for name in methods.split(",")])
     compilation_cache()
     with shown_progress(quiet=json) as progress:
         progress.begin("reading")
-        whole, owner = read(tables, client)
-        kinds = (names_in(names) or () for names in (categories, drop, dates))
-        schema = learn_schema(whole, owner, target, names_in(features), task, missing, unit, *kinds)
-        grouped = grouped_from(schema, whole)
+        whole, owner = read(tables, columns.client)
+        grouped = grouped_from(columns.learned(whole, owner), whole)
         found = compare_methods(grouped, splits, passes, chosen, progress, leave_clients_out)
-    if json:
-        _print_json(found)
-    else:
-        print(comparison_table(found))
+    print_result(found, comparison_table(found), json)
 
 
 def report(
@@ -253,10 +241,8 @@ def report(
     json: AsJson = False,
 ) -> None:
     """Write the report page of a model folder anew, and pictures of its curves."""
-    from bidro.errors import BidroError
-    from bidro.given_files import parsed_json, read_text
-    from bidro.model_file import load_model
-    from bidro.report.files import write_text
+    from bidro.core.files import parsed_json, read_text, write_text
+    from bidro.model.model_file import load_model
     from bidro.report.page import page_html
 
     load_model(model)
@@ -274,22 +260,20 @@ def report(
     if drawn:
         words += f" {len(drawn)} pictures are in {curves}."
     result = {"out": str(where), **({} if curves is None else {"curves": drawn})}
-    _say_of_file(where, result, json, words)
+    print_result(result, words, json, where)
 
 
 def _draw_curves(content: dict[str, Any], folder: Path, model: Path) -> list[str]:
     """A picture for each column of a model with curves, what matters most first; the paths."""
-    from bidro.errors import BidroError
-    from bidro.report.files import write_whole
+    from bidro.core.files import write_whole
 
     if not content.get("curves"):
         raise BidroError(
             f"The model in '{model}' has no curves; it is of straight lines, or of an older bidro."
         )
-    from bidro.report.curves_figure import curves_figure
-    from bidro.report.style import save
+    from bidro.report.figures import curves_figure, save
 
-    measure = content.get("measured_in")
+    measure = content.get("target_unit")
     target = content["target"] if content["task"] == "regression" else "the score"
     target += "" if measure is None else f", in {measure}"
     found = []
@@ -310,57 +294,75 @@ def example(
     json: AsJson = False,
 ) -> None:
     """Write a made-up table of visits to six hospitals, to try the other commands on."""
-    from bidro.report.files import write_text
-    from bidro.workflow.example import example_visits
+    from bidro.core.files import write_text
+    from bidro.data.example import example_visits
 
     table = example_visits(seed)
     write_text(out, table.to_csv(index=False))
     words = f"{len(table):,} made-up visits written to {out}."
-    _say_of_file(out, {"rows": len(table), "out": str(out)}, json, words)
-
-
-def _rows_by_client(model: Model, tables: list[Path]) -> dict[str, Any]:
-    """Rows (N_i, m) of every client in the tables, in the units of training."""
-    from bidro.tables import read
-    from bidro.workflow.judged import rows_by_client
-
-    whole, _ = read(tables, model.schema.client)
-    with noted_here():
-        found = rows_by_client(model, whole)
-    note(model, whole)
-    return found
+    print_result({"rows": len(table), "out": str(out)}, words, json, out)
 
 
 def _note_rows_trained_on(folder: Path, model: Model, rows: dict[str, Any]) -> None:
-    """A line about rows that were trained on, and about a client's that its own model was adapted on: losses
-    on them are no guide to losses on new ones."""
-    import sys
-
-    from bidro.guarantees.trained_rows import trained_rows_in
-    from bidro.own_file import own_file_in
+    """A line about rows that were trained on, and about a client's that its personal model was adapted on:
+    losses on them are no guide to losses on new ones."""
+    from bidro.certify.trained_rows import trained_rows_in
+    from bidro.model.personal_file import personal_file_in
 
     known = trained_rows_in(folder)
     sketches = [] if known is None else [known]
-    adapted = own_file_in(folder, model.x).adapted
+    adapted = personal_file_in(folder, model.x).adapted
     sketches += [sketch for name, sketch in adapted.items() if name in rows]
     for sketch in sketches:
         if (equal := sketch.compare(rows).equal_rows) is not None:
-            print(f"bidro: {equal}; losses on new ones may be larger.", file=sys.stderr)
+            say(f"{equal}; losses on new ones may be larger.")
 
 
-def _print_json(content: Any) -> None:
-    import json
+def adapt(
+    model: ModelFolder,
+    table: Annotated[
+        Path, typer.Argument(help="CSV or Parquet with rows of the newcomer: features and target.")
+    ],
+    client: Annotated[str, typer.Option(help="The newcomer's name, as tables to predict for will have it.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for a copy of the model with it; else it is put into MODEL.")
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also for a client that is known, or over a model that is in --out."),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Give a client that was not in training its personal version of a model, from a few rows.
 
-    print(json.dumps(content, indent=2, allow_nan=False))
+    It is shrunk to the shared model as strongly as the clients of training suggest, so that few rows do no
+    harm; where these gain nothing by corrections, a newcomer is given none.
+    """
+    from bidro.data.tables import read_one
+    from bidro.model.model_file import load_model
+    from bidro.workflow.adapt import adapt as adapted_to
+    from bidro.workflow.adapt import newcomers_shrinkage, require_newcomer, write_adapted
+    from bidro.workflow.folder import require_place
 
-
-def _say_of_file(out: Path, content: dict[str, Any], as_json: bool, words: str) -> None:
-    """What was written where; on stderr where the result itself may go to stdout."""
-    import sys
-
-    from bidro.report.files import is_stream
-
-    if as_json:
-        _print_json(content)
-    else:
-        print(words, file=sys.stderr if is_stream(out) else sys.stdout)
+    if not model.is_dir():
+        raise BidroError(f"'{model}' is not a folder; give the one that `bidro fit` wrote.")
+    if out is not None:
+        require_place(out, force)
+    loaded = load_model(model)
+    require_newcomer(loaded, client, force)
+    shrinkage = newcomers_shrinkage(loaded)
+    if shrinkage is None:
+        words = (
+            "The clients of this model gain nothing by personal models, so that nothing was "
+            f"written: '{client}' does best with the shared model."
+        )
+        print_result({"client": client, "adapted": False}, words, json)
+        return
+    rows = read_one(table)
+    with noted_here():
+        found = adapted_to(loaded, rows, client, shrinkage)
+    note(loaded, rows)
+    write_adapted(model, loaded, found, out, force)
+    words = found.in_words(loaded.schema.target, loaded.schema.target_unit)
+    result = {**found.as_json(), "out": str(out or model)}
+    print_result(result, f"{words}\nWritten to {out or model}.", json)

@@ -1,11 +1,11 @@
 """`bidro compare`: all methods on the same splits, each tuned by the same cross-validation.
 
 In every split 30% of each client's rows are the test. A method is tuned on the other rows, by folds inside
-the clients, and trained on all of them. Nothing of the test is seen before. Every method is judged twice: its
-shared model, and with the clients' own corrections of that, chosen for every method in the same way.
+the clients, and trained on all of them. Nothing of the test is seen before. Every method is evaluated twice:
+its shared model, and with the clients' personal models around that, chosen for every method in the same way.
 
 With clients left out, the test is whole clients that were not in training: in every split, the clients are in
-random groups, a method is trained without each, and the clients of all groups are judged together.
+random groups, a method is trained without each, and the clients of all groups are evaluated together.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
+from bidro.core.splits import label_ids
+from bidro.data.tables import Schema
 from bidro.experiments.methods import CANDIDATES, METHODS, Chosen
 from bidro.experiments.splits import Grouped, Split, groups_of_clients, measures
-from bidro.fitting import Progress
-from bidro.splits import unit_ids
-from bidro.standard import signs
-from bidro.tables import Schema
+from bidro.fit.fitted import Progress
+from bidro.model.model_file import target_numbers
 
 PASSES = 100
 FIRST_SEED = 7000
 OURS = "exact MW-DRO"
-_WITH_OWN = "  with own"
+_WITH_PERSONAL = "  with personal"
 _LEAST_CLIENTS = 3
 # What is shown, and under which words.
 MEASURES = {
@@ -44,15 +44,10 @@ MEASURES = {
 
 def grouped_from(schema: Schema, table: pd.DataFrame) -> Grouped:
     """A user's table as numbers."""
-    labels = schema.labels(table)
-    if schema.classes is None:
-        target, classes = np.asarray(labels, float), 0
-    else:
-        classes = len(schema.classes)
-        target = signs(np.searchsorted(np.asarray(schema.classes), labels), classes)
-    clients, labels_of_units = schema.clients(table), schema.units(table)
-    units = None if labels_of_units is None else unit_ids(labels_of_units)
-    return Grouped(schema.matrix(table), target, clients, tuple(schema.features), classes, units)
+    target, clients, labels = target_numbers(schema, table), schema.clients(table), schema.people(table)
+    people = None if labels is None else label_ids(labels)
+    classes = 0 if schema.classes is None else len(schema.classes)
+    return Grouped(schema.matrix(table), target, clients, tuple(schema.features), classes, people)
 
 
 def compare_methods(
@@ -64,8 +59,8 @@ def compare_methods(
     leave_clients_out: bool = False,
 ) -> dict[str, Any]:
     """For each method (all of them by default) its test losses in every split, in the target's own unit, with
-    those under the clients' own corrections under `own`; or, with `leave_clients_out`, on clients that were
-    not in training, who have none.
+    those under the clients' personal models under `personal`; or, with `leave_clients_out`, on clients that
+    were not in training, who have none.
 
     A method that cannot be trained on some split is absent, with the reason under `failed`.
     """
@@ -79,7 +74,7 @@ def compare_methods(
         )
     progress = progress or Progress()
     found: dict[str, dict[str, list[float]]] = {name: {} for name in names}
-    own: dict[str, dict[str, list[float]]] = {name: {} for name in names}
+    personal: dict[str, dict[str, list[float]]] = {name: {} for name in names}
     chosen: dict[str, list[str]] = {name: [] for name in names}
     seconds: dict[str, float] = dict.fromkeys(names, 0.0)
     failures: dict[str, str] = {}
@@ -99,15 +94,19 @@ def compare_methods(
                 continue
             seconds[name] += time.perf_counter() - began
             chosen[name] += [one.words for one in trained]
-            shared, corrected = _judged(parts, trained, leave_clients_out)
-            for values, of_split in ((found[name], shared), (own[name], corrected)):
+            shared, corrected = _evaluated(parts, trained, leave_clients_out)
+            for values, of_split in ((found[name], shared), (personal[name], corrected)):
                 for key, value in of_split.items():
                     values.setdefault(key, []).append(value)
     split = parts[0].split
     methods = {
         name: {
             **{key: _summary(values) for key, values in found[name].items()},
-            **({"own": {key: _summary(values) for key, values in own[name].items()}} if own[name] else {}),
+            **(
+                {"personal": {key: _summary(values) for key, values in personal[name].items()}}
+                if personal[name]
+                else {}
+            ),
             "chosen": chosen[name],
             "seconds": round(seconds[name], 1),
         }
@@ -143,16 +142,16 @@ def _parts(table: Grouped, seed: int, leave_clients_out: bool) -> list[_Part]:
     return [_Part(Split.with_test(table, test, seed), codes[test]) for test in tests]
 
 
-def _judged(
+def _evaluated(
     parts: Sequence[_Part], trained: Sequence[Chosen], leave_clients_out: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """(of the shared models, with the clients' own corrections: nothing where there can be none)."""
+    """(of the shared models, with the clients' personal models: nothing where there can be none)."""
     if leave_clients_out:
         losses = [part.split.test_losses(one.x) for part, one in zip(parts, trained, strict=True)]
         return measures(np.concatenate(losses), np.concatenate([part.clients for part in parts])), {}
     ((split, _),), (one,) = parts, trained
-    shared = split.judged(one.x)
-    return shared, {} if one.own is None else split.judged(split.models_used(one.x, one.own))
+    shared = split.evaluate(one.x)
+    return shared, {} if one.personal is None else split.evaluate(split.models_used(one.x, one.personal))
 
 
 def known_methods(names: Sequence[str] | None) -> list[str]:
@@ -175,13 +174,13 @@ def comparison_table(found: Mapping[str, Any]) -> str:
         f"Test losses{of} over {found['splits']} splits, mean ± standard error; every method tuned over "
         f"{found['candidates']} candidates by {found['folds']}-fold cross-validation inside the clients"
     )
-    width = max(len(name) for name in (*found["methods"], *found["failed"], "method", _WITH_OWN))
+    width = max(len(name) for name in (*found["methods"], *found["failed"], "method", _WITH_PERSONAL))
     shown = {
         key: word for key, word in MEASURES.items() if all(key in one for one in found["methods"].values())
     }
     lines = [head, f"  {'method':<{width}} " + " ".join(f"{word:>17}" for word in shown.values())]
     for name, one in sorted(found["methods"].items(), key=lambda item: item[1]["worst_decile"]["mean"]):
-        for title, values in ((name, one), (_WITH_OWN, one.get("own"))):
+        for title, values in ((name, one), (_WITH_PERSONAL, one.get("personal"))):
             if values is not None:
                 words = [in_words(values[key]) for key in shown]
                 lines.append(f"  {title:<{width}} " + " ".join(f"{word:>17}" for word in words))

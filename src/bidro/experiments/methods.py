@@ -2,7 +2,7 @@
 
 Steps and penalties are for rows in standard units. A method is trained on the training rows of every fold
 and on all rows; the candidate with the lowest mean held-out loss over the worst fifth of the clients is
-taken, and the clients' own corrections are chosen around its models of the folds, for every method alike.
+taken, and the clients' personal models are chosen around its models of the folds, for every method alike.
 `passes` is how often a method that uses all rows may go over them; one that uses one row of a client a round
 gets ten times as many rounds. The mixture ball is solved exactly here, as the barycentre's is: `MixtureBall`
 comes to the same model by steps.
@@ -19,32 +19,24 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from bidro.algorithms import (
-    AFL,
-    DRFA,
-    FDRSVM,
-    QFFL,
-    BiDROFL,
-    FedAvg,
-    GroupDRO,
-    GroupDROBalls,
-    UnbalancedDRO,
-)
-from bidro.algorithms.barycentre import barycentre
-from bidro.algorithms.contract import Algorithm
-from bidro.arrays import Floats
-from bidro.client import Penalty, WassersteinBall
-from bidro.engines.side_by_side import Setting, train_settings
-from bidro.engines.solve import GapNotReachedWarning, Method, solve
-from bidro.errors import BidroError
+from bidro.ambiguity import NonconcaveInnerWarning, Penalty, UncheckedDomainWarning, WassersteinBall
+from bidro.core.arrays import Floats
+from bidro.core.errors import BidroError
+from bidro.data.federation import Federation
+from bidro.experiments.side_by_side import Setting, train_settings
 from bidro.experiments.splits import Split
-from bidro.federation import Federation
-from bidro.guarantees.own import Own
-from bidro.guarantees.price import worst_fifth
+from bidro.federated.algorithm import Algorithm
+from bidro.federated.algorithms import BiDROFL
+from bidro.federated.baselines import AFL, DRFA, FDRSVM, QFFL, FedAvg, GroupDRO, GroupDROBalls, UnbalancedDRO
+from bidro.federated.baselines.barycentre import barycentre
+from bidro.fit.settings import FitSettings
+from bidro.fit.training import train, unrestricted
 from bidro.losses import Hinge, Squared
-from bidro.problem import NonconcaveInnerWarning, Problem, UncheckedDomainWarning
-from bidro.training import Choices, train, unrestricted
-from bidro.worst_case import default_oracle
+from bidro.problem.problem import Problem
+from bidro.risk.inner import default_oracle
+from bidro.selection.personalise import PersonalChoice
+from bidro.selection.rule import worst_fifth
+from bidro.solvers.solve import GapNotReachedWarning, Method, solve
 
 # Every method that takes steps tries so many.
 CANDIDATES = 28
@@ -61,7 +53,7 @@ _BALL_SCALES = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # of N_i^-1/2
 class Chosen(NamedTuple):
     x: Floats  # trained on all training rows
     words: str  # the candidate
-    own: Own | None  # the clients' own models around it; None for a single client
+    personal: PersonalChoice | None  # the clients' personal models around it; None for a single client
 
 
 class Trainer(Protocol):
@@ -125,7 +117,7 @@ class OneBall:
         for fold in range(split.folds + 1):
             kept = split.of_row != fold
             sizes = np.bincount(owner[kept], minlength=federation.n).tolist()
-            rows = replace(federation, samples=federation.samples[kept], sizes=tuple(sizes), units=None)
+            rows = replace(federation, samples=federation.samples[kept], sizes=tuple(sizes), people=None)
             centre = self.centre(rows, problem.loss.labels is not None)
             whole = replace(problem, federation=centre, mixtures=None)
             with warnings.catch_warnings():
@@ -142,16 +134,18 @@ class ExactDefault:
 
     def train(self, split: Split, passes: int, progress: Callable[[float], None]) -> Chosen:
         problem = split.problem
-        choices = Choices(folds=split.folds)
+        choices = FitSettings(folds=split.folds)
         whole = unrestricted(problem.federation, problem.loss, problem.transport, 1.0)
         found = train(whole, choices)
         assert found.calibration is not None
         best = found.calibration.chosen
-        return Chosen(found.x, f"cap = {best.cap:g}, blend = {best.blend:g}", found.own)
+        words = f"max_weight_ratio = {best.max_weight_ratio:g}, mixing = {best.mixing:g}"
+        return Chosen(found.x, words, found.personal)
 
 
 def _best(split: Split, models: Floats, words: Sequence[str]) -> Chosen:
-    """The candidate with the lowest held-out loss; models (candidates, folds + 1, d)."""
+    """The candidate with the lowest held-out loss over the worst fifth of the clients; models (candidates,
+    folds + 1, d)."""
     finite = np.all(np.isfinite(models), axis=(1, 2))
     scores = np.full(len(models), math.inf)
     if finite.any():
@@ -159,128 +153,110 @@ def _best(split: Split, models: Floats, words: Sequence[str]) -> Chosen:
     if not np.isfinite(scores).any():
         raise BidroError("none of its candidates could be trained")
     best = int(np.nanargmin(scores))
-    own = split.own_around(np.asarray(models[best])) if split.problem.n > 1 else None
-    return Chosen(models[best, -1], words[best], own)
+    personal = split.personal_around(np.asarray(models[best])) if split.problem.n > 1 else None
+    return Chosen(models[best, -1], words[best], personal)
 
 
-def _plain(make: Callable[..., Algorithm], **grid: Sequence[float]) -> Callable[[Problem], list[Candidate]]:
-    """Candidates without ambiguity inside clients: the product of a grid."""
+def _grid(
+    make: Callable[..., tuple[Algorithm, Penalty | WassersteinBall | None]], **grid: Sequence[float]
+) -> Callable[[Problem], list[Candidate]]:
+    """The product of a grid: `make(problem, *values)` is the algorithm and the ambiguity inside clients."""
 
-    def candidates(problem: Problem) -> list[Candidate]:
-        del problem
-        return [
-            Candidate(make(**dict(zip(grid, values, strict=True))), None, _words(grid, values))
-            for values in product(*grid.values())
-        ]
+    def words(values: Sequence[float]) -> str:
+        return ", ".join(f"{name} = {value:.3g}" for name, value in zip(grid, values, strict=True))
 
-    return candidates
-
-
-def _words(names: Sequence[str] | dict[str, Sequence[float]], values: Sequence[float]) -> str:
-    return ", ".join(f"{name} = {value:.3g}" for name, value in zip(names, values, strict=True))
-
-
-def _drfa(problem: Problem) -> list[Candidate]:
-    sampled = max(1, -(-problem.n // 4))
-    grid = product(_SMALL_ETAS, _ETA_ALPHAS)
-    return [
-        Candidate(DRFA(x, a, _LOCAL_STEPS, sampled), None, _words(("eta_x", "eta_alpha"), (x, a)))
-        for x, a in grid
+    return lambda problem: [
+        Candidate(*make(problem, *values), words(values)) for values in product(*grid.values())
     ]
 
 
-def _group_dro(problem: Problem) -> list[Candidate]:
+def _drfa(problem: Problem, eta_x: float, eta_alpha: float) -> tuple[Algorithm, None]:
+    return DRFA(eta_x, eta_alpha, _LOCAL_STEPS, max(1, -(-problem.n // 4))), None
+
+
+def _group_dro(problem: Problem, eta_x: float, eta_alpha: float, c: float = 0.0) -> tuple[Algorithm, None]:
     # The published step is weighted by alpha_g, of the size of 1 / n.
-    grid = product((0.0003, 0.001, 0.003, 0.01), _ETA_ALPHAS)
-    return [
-        Candidate(GroupDRO(problem.n * x, a), None, _words(("eta_x / n", "eta_alpha"), (x, a)))
-        for x, a in grid
-    ]
+    return GroupDRO(problem.n * eta_x, eta_alpha, c), None
 
 
-def _group_dro_adjusted(problem: Problem) -> list[Candidate]:
-    grid = product((0.001, 0.003), (0.01, 0.1), (0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0))
-    return [
-        Candidate(GroupDRO(problem.n * x, a, c), None, _words(("eta_x / n", "eta_alpha", "C"), (x, a, c)))
-        for x, a, c in grid
-    ]
+def _balls(problem: Problem, c: float) -> WassersteinBall:
+    return WassersteinBall(c / np.sqrt(np.asarray(problem.federation.sizes, float)))
 
 
-def _group_dro_balls(problem: Problem) -> list[Candidate]:
+def _group_dro_balls(
+    problem: Problem, eta_x: float, eta_alpha: float, c: float
+) -> tuple[Algorithm, WassersteinBall]:
+    return GroupDROBalls(eta_x, eta_alpha, default_oracle(problem.inner)), _balls(problem, c)
+
+
+def _one_penalty(problem: Problem, eta: float, rho: float) -> tuple[Algorithm, Penalty]:
+    return BiDROFL(eta, eta, default_oracle(problem.inner)), Penalty(np.full(problem.n, rho))
+
+
+def _penalty_by_size(problem: Problem, eta: float, rho: float) -> tuple[Algorithm, Penalty]:
+    """Small clients get larger penalties, as in the paper."""
     sizes = np.asarray(problem.federation.sizes, float)
-    oracle = default_oracle(problem.inner)
-    grid = product((0.03, 0.1), (0.01, 0.1), _BALL_SCALES)
-    return [
-        Candidate(
-            GroupDROBalls(x, a, oracle),
-            WassersteinBall(c / np.sqrt(sizes)),
-            _words(("eta_x", "eta_alpha", "c"), (x, a, c)),
-        )
-        for x, a, c in grid
-    ]
-
-
-def _penalised(by_size: bool) -> Callable[[Problem], list[Candidate]]:
-    """BiDRO-FL; with `by_size` small clients get larger penalties, as in the paper."""
-
-    def candidates(problem: Problem) -> list[Candidate]:
-        sizes = np.asarray(problem.federation.sizes, float)
-        share = np.sqrt(sizes.max() / sizes) if by_size else np.ones(len(sizes))
-        oracle = default_oracle(problem.inner)
-        return [
-            Candidate(BiDROFL(x, x, oracle), Penalty(rho * share), _words(("eta", "rho"), (x, rho)))
-            for x, rho in product(_SMALL_ETAS, _RHOS)
-        ]
-
-    return candidates
+    return BiDROFL(eta, eta, default_oracle(problem.inner)), Penalty(rho * np.sqrt(sizes.max() / sizes))
 
 
 def _unbalanced(sign: Literal["up", "down"]) -> Callable[[Problem], list[Candidate]]:
-    def candidates(problem: Problem) -> list[Candidate]:
-        oracle = default_oracle(problem.inner)
-        grid = product((0.03, 0.1), (5.0, 50.0), (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0))
-        return [
-            Candidate(
-                UnbalancedDRO(tau / rho, x, x, sign, oracle),
-                Penalty(rho),
-                _words(("eta", "rho", "rho tau"), (x, rho, tau)),
-            )
-            for x, rho, tau in grid
-        ]
+    def make(problem: Problem, eta: float, rho: float, rho_tau: float) -> tuple[Algorithm, Penalty]:
+        return UnbalancedDRO(rho_tau / rho, eta, eta, sign, default_oracle(problem.inner)), Penalty(rho)
 
-    return candidates
+    taus = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+    return _grid(make, **{"eta": (0.03, 0.1), "rho": (5.0, 50.0), "rho tau": taus})
 
 
-def _fdr_svm(problem: Problem) -> list[Candidate]:
-    sizes = np.asarray(problem.federation.sizes, float)
-    return [
-        Candidate(
-            FDRSVM(c, 100), WassersteinBall(scale / np.sqrt(sizes)), _words(("penalty", "c"), (c, scale))
-        )
-        for c, scale in product((0.01, 0.03, 0.1, 0.3), _BALL_SCALES)
-    ]
-
-
+_PENALTIES = {"eta": _SMALL_ETAS, "rho": _RHOS}
 METHODS: dict[str, Trainer] = {
     "FedAvg": Steps(
-        _plain(lambda eta_x: FedAvg(eta_x, _LOCAL_STEPS), eta_x=tuple(np.geomspace(0.001, 1.0, CANDIDATES))),
+        _grid(
+            lambda problem, eta_x: (FedAvg(eta_x, _LOCAL_STEPS), None),
+            eta_x=tuple(np.geomspace(0.001, 1.0, CANDIDATES)),
+        ),
         1 / _LOCAL_STEPS,
     ),
-    "AFL": Steps(_plain(AFL, eta_x=_ETAS, eta_alpha=_ETA_ALPHAS)),
-    "DRFA": Steps(_drfa, 2 / _LOCAL_STEPS),
-    "q-FFL": Steps(_plain(QFFL, eta_x=_ETAS, q=(0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0))),
+    "AFL": Steps(_grid(lambda problem, *etas: (AFL(*etas), None), eta_x=_ETAS, eta_alpha=_ETA_ALPHAS)),
+    "DRFA": Steps(_grid(_drfa, eta_x=_SMALL_ETAS, eta_alpha=_ETA_ALPHAS), 2 / _LOCAL_STEPS),
+    "q-FFL": Steps(
+        _grid(
+            lambda problem, eta_x, q: (QFFL(eta_x=eta_x, q=q), None),
+            eta_x=_ETAS,
+            q=(0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0),
+        )
+    ),
     # One row of one client a round, where the others below take one of every client.
-    "Group DRO": Steps(_group_dro, 3 * _ONE_ROW),
-    "adjusted Group DRO": Steps(_group_dro_adjusted, 3 * _ONE_ROW),
-    "Group DRO with balls": Steps(_group_dro_balls),
-    "WRM": Steps(_penalised(by_size=False), _ONE_ROW, pooled=True),
+    "Group DRO": Steps(
+        _grid(_group_dro, **{"eta_x / n": (0.0003, 0.001, 0.003, 0.01), "eta_alpha": _ETA_ALPHAS}),
+        3 * _ONE_ROW,
+    ),
+    "adjusted Group DRO": Steps(
+        _grid(
+            _group_dro,
+            **{"eta_x / n": (0.001, 0.003), "eta_alpha": (0.01, 0.1)},
+            C=(0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0),
+        ),
+        3 * _ONE_ROW,
+    ),
+    "Group DRO with balls": Steps(
+        _grid(_group_dro_balls, eta_x=(0.03, 0.1), eta_alpha=(0.01, 0.1), c=_BALL_SCALES)
+    ),
+    "WRM": Steps(_grid(_one_penalty, **_PENALTIES), _ONE_ROW, pooled=True),
     "mixture ball": OneBall(lambda rows, classes: rows.pooled(), many_rows=True),
     "barycentre ball": OneBall(lambda rows, classes: barycentre(rows, 50, 100, classes), many_rows=False),
     # A round of these goes over the rows twice.
     "unbalanced up": Steps(_unbalanced("up"), 1 / 2),
     "unbalanced down": Steps(_unbalanced("down"), 1 / 2),
-    "FDR-SVM": Steps(_fdr_svm, 1 / 10, hinge=True),
-    "DRO-FL": Steps(_penalised(by_size=False), _ONE_ROW),
-    "BiDRO-FL": Steps(_penalised(by_size=True), _ONE_ROW),
+    "FDR-SVM": Steps(
+        _grid(
+            lambda problem, penalty, c: (FDRSVM(penalty, 100), _balls(problem, c)),
+            penalty=(0.01, 0.03, 0.1, 0.3),
+            c=_BALL_SCALES,
+        ),
+        1 / 10,
+        hinge=True,
+    ),
+    "DRO-FL": Steps(_grid(_one_penalty, **_PENALTIES), _ONE_ROW),
+    "BiDRO-FL": Steps(_grid(_penalty_by_size, **_PENALTIES), _ONE_ROW),
     "exact MW-DRO": ExactDefault(),
 }

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bidro.arrays import Floats
-from bidro.client import Penalty
-from bidro.federation import Federation
+from bidro.ambiguity import Penalty
+from bidro.core.arrays import Floats
+from bidro.core.sets import Box
+from bidro.data.federation import Federation
 from bidro.losses import Squared
-from bidro.problem import Problem
-from bidro.sets import Box
-from bidro.transport import Transport
+from bidro.problem.problem import Problem
+from bidro.risk.transport import Transport
 
 COEFFICIENTS = np.array([1.0, 0.5, -0.5])  # a
 SIZES = (30, 40, 80, 150, 300)

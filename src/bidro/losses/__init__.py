@@ -1,14 +1,15 @@
 """Loss functions l(x, xi) of a model and a sample, with what is known of each of them."""
 
-from bidro.losses.base import Growth, Loss, has_curves
+from bidro.losses.base import Growth, Loss, has_curves, losses_of, mistakes_of, parts_of
 from bidro.losses.custom import CustomLoss
-from bidro.losses.evaluate import losses_of, mistakes_of, parts_of
 from bidro.losses.linear import (
     Absolute,
     Hinge,
     Huber,
     LinearLoss,
+    LinearScores,
     Logistic,
+    MarginLoss,
     Pinball,
     ResidualLoss,
     SmoothedHinge,
@@ -24,8 +25,10 @@ __all__ = [
     "Hinge",
     "Huber",
     "LinearLoss",
+    "LinearScores",
     "Logistic",
     "Loss",
+    "MarginLoss",
     "Pinball",
     "ResidualLoss",
     "ScoreDifference",

@@ -1,4 +1,4 @@
-"""What a loss is: l(x, xi), and a declaration of what is known about it.
+"""What a loss is: l(x, xi), what is known about it, and its values over many rows.
 
 A model x is a flat vector of shape (d,). A sample xi is a vector of shape (m,), the features first
 and the label (or target) last. Distances between samples are taken in the scaled norm ||S v||;
@@ -8,19 +8,22 @@ and the label (or target) last. Distances between samples are taken in the scale
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
+from bidro.core.pytrees import loaded_jax
+from bidro.core.sets import VectorSet
+from bidro.core.sets.base import AnyArray
 from bidro.losses.fingerprints import digest_of
-from bidro.sets import VectorSet
-from bidro.sets.base import Held
+
+if TYPE_CHECKING:
+    from jax import Array
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class Loss(ABC):
         return False
 
     @property
-    def endless(self) -> bool:
+    def infimum_at_infinity(self) -> bool:
         """Whether l falls to 0, its infimum, only as the model goes to infinity."""
         return False
 
@@ -165,11 +168,11 @@ class Loss(ABC):
 
     @property
     def code_digest(self) -> str:
-        """Of what it computes, besides what its repr tells: of a loss of this package its name, of a user's
+        """Of what it computes, besides what its repr shows: of a loss of this package its name, of a user's
         own class the code and all that this names. Raises UnknownFingerprintError where that is not known."""
         return digest_of(type(self) if type(self).__module__.startswith("bidro.") else self)
 
-    def initial(self, m: int) -> Held:
+    def initial(self, m: int) -> AnyArray:
         """The model that training starts from, shape (d,): zero unless the loss says otherwise."""
         return np.zeros(self.dimension(m))
 
@@ -181,17 +184,22 @@ class Loss(ABC):
         """l(x, xi) for every row of `rows` (shape (rows, m)); shape (rows,).
 
         Where the loss has `host_values`, NumPy arrays give NumPy arrays."""
-        return jax.vmap(self.value, in_axes=(None, 0))(x, rows)
+        jax = loaded_jax()
+        if jax is None:
+            return np.array([self.value(x, xi) for xi in rows], float)  # type: ignore[return-value]
+        found: Array = jax.vmap(self.value, in_axes=(None, 0))(x, rows)
+        return found
 
     def mistakes(self, x: Array, rows: Array) -> Array:
         """1 for every row of `rows` whose label the model does not predict, else 0; shape (rows,)."""
         raise BidroError(f"{type(self).__name__} has no labels to be mistaken about.")
 
     def hessian_sum(self, x: Array, rows: Array, weights: Array) -> Array:
-        """sum_k weights_k d^2 l(x, rows_k) / dx^2, shape (d, d)."""
-        return jax.hessian(lambda v: jnp.sum(weights * self.values(v, rows)))(x)
+        """sum_k weights_k d^2 l(x, rows_k) / dx^2, shape (d, d), by JAX unless the loss has its own."""
+        found: Array = loaded_jax().hessian(lambda v: (weights * self.values(v, rows)).sum())(x)
+        return found
 
-    def together(self, m: int) -> NDArray[np.int64]:
+    def shift_invariance(self, m: int) -> NDArray[np.int64]:
         """(groups, members) coordinates of x that can all rise by the same without l changing, none of them
         in two groups; m as in `dimension`."""
         return np.zeros((0, 0), np.int64)
@@ -201,18 +209,18 @@ class Loss(ABC):
         so to the last bit."""
         return gradient
 
-    def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
+    def lipschitz(self, x: Array, inverse_scale: Array) -> AnyArray:
         """A Lipschitz constant of xi -> l(x, xi) on the whole space; inf where none is known."""
-        return jnp.asarray(jnp.inf)
+        return np.asarray(np.inf)
 
-    def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
+    def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> AnyArray:
         """An upper bound of `curvature` over all models of a set; inf where none is known."""
-        return jnp.asarray(jnp.inf)
+        return np.asarray(np.inf)
 
-    def curvature(self, x: Array, inverse_scale: Array) -> Array:
+    def curvature(self, x: Array, inverse_scale: Array) -> AnyArray:
         """An upper bound of the second derivative of xi -> l(x, xi) along any unit direction of the
         scaled norm; inf where none is known."""
-        return jnp.asarray(jnp.inf)
+        return np.asarray(np.inf)
 
     def steepness_cones(self, inverse_scale: Array) -> list[Cone]:
         """Functions of x whose maximum is the steepness that a radius multiplies on an unbounded support:
@@ -223,3 +231,53 @@ class Loss(ABC):
 def has_curves(loss: Loss) -> bool:
     """Whether features are curves: then rows are not what the model is multiplied with."""
     return getattr(loss, "basis", None) is not None
+
+
+_LARGEST_BLOCK = 1 << 13
+# Numbers that are made of rows together on the host: with curves rows are wider than the table.
+_NUMBERS = 1 << 18
+_SMALLEST_BLOCK = 1 << 6
+
+
+def losses_of(loss: Loss, x: ArrayLike, rows: ArrayLike) -> NDArray[np.float64]:
+    """l(x, xi) for every row (N, m); shape (N,)."""
+    return _in_blocks("values", loss, x, rows)
+
+
+def mistakes_of(loss: Loss, x: ArrayLike, rows: ArrayLike) -> NDArray[np.float64]:
+    """1 for every row (N, m) whose label the model does not predict, else 0; shape (N,)."""
+    return _in_blocks("mistakes", loss, x, rows)
+
+
+def parts_of(loss: Loss, table: NDArray[np.float64]) -> list[slice]:
+    """Rows (N, m) that are handled together, so few that what is made of them stays small."""
+    height = max(_SMALLEST_BLOCK, min(_LARGEST_BLOCK, _NUMBERS // loss.columns(table.shape[1])))
+    return [slice(begin, begin + height) for begin in range(0, len(table), height)]
+
+
+@cache
+def _compiled(method: str) -> Callable[[Loss, Any, Any], Any]:
+    """The loss's method of this name as a program, compiled once for every loss and shape."""
+
+    def of(loss: Loss, x: Any, rows: Any) -> Any:
+        return getattr(loss, method)(x, rows)
+
+    program: Callable[[Loss, Any, Any], Any] = loaded_jax().jit(of, static_argnums=0)
+    return program
+
+
+def _in_blocks(method: str, loss: Loss, x: ArrayLike, rows: ArrayLike) -> NDArray[np.float64]:
+    table, model = np.asarray(rows, float), np.asarray(x, float)
+    found = np.empty(len(table))
+    if loss.host_values or loaded_jax() is None:
+        for some in parts_of(loss, table):
+            found[some] = getattr(loss, method)(model, table[some])
+        return found
+    for begin in range(0, len(table), _LARGEST_BLOCK):
+        block = table[begin : begin + _LARGEST_BLOCK]
+        # Sizes are powers of two; what is added is cut off again.
+        size = max(_SMALLEST_BLOCK, 1 << (len(block) - 1).bit_length())
+        padded = np.concatenate([block, np.repeat(block[-1:], size - len(block), axis=0)])
+        values = _compiled(method)(loss, model, padded)
+        found[begin : begin + len(block)] = np.asarray(values)[: len(block)]
+    return found

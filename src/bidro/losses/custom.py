@@ -1,4 +1,6 @@
-"""Any differentiable function of a model and a sample, the model being any JAX pytree."""
+"""Losses of which only what the user declares is known, and one of them: any differentiable function of a
+model (any JAX pytree) and a sample.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,70 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.flatten_util import ravel_pytree
 
-from bidro.errors import BidroError
-from bidro.losses.declared import DeclaredLoss, name_of
-from bidro.losses.fingerprints import digest_of
+from bidro.core.errors import BidroError
+from bidro.core.sets import VectorSet
+from bidro.core.sets.base import AnyArray
+from bidro.losses.base import Growth, Loss
+from bidro.losses.fingerprints import UnknownFingerprintError, digest_of
+
+if TYPE_CHECKING:
+    from jax import Array
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DeclaredLoss(Loss):
+    """Nothing is assumed that is not declared. With `convex` left False (a neural network), the
+    algorithms run but the paper's convergence theorem and every certificate that needs convexity do
+    not apply. `curvature_bound` is a bound of the second derivative in xi along unit directions of
+    the scaled norm, `lipschitz_bound` one of the slope; each is a number valid for all models in X.
+    `never_negative` says that l >= 0.
+    """
+
+    convex: bool = False
+    curvature_bound: float = np.inf
+    lipschitz_bound: float = np.inf
+    growth_order: float | None = None
+    never_negative: bool = False
+
+    @property
+    def convex_in_x(self) -> bool:
+        return self.convex
+
+    @property
+    def nonnegative(self) -> bool:
+        return self.never_negative
+
+    @property
+    def growth(self) -> Growth | None:
+        return None if self.growth_order is None else Growth(self.growth_order, np.inf)
+
+    def work(self, m: int) -> int:
+        return max(m, self.dimension(m))
+
+    def lipschitz(self, x: Array, inverse_scale: Array) -> AnyArray:
+        return np.asarray(self.lipschitz_bound)
+
+    def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> AnyArray:
+        return np.asarray(self.curvature_bound)
+
+    def curvature(self, x: Array, inverse_scale: Array) -> AnyArray:
+        return np.asarray(self.curvature_bound)
+
+
+def name_of(function: Any) -> str:
+    """The same for the same function in every process: where it is defined, and a digest of what it computes
+    with, where there is one."""
+    where = (
+        f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    )
+    try:
+        return f"{where} {digest_of(function)}"
+    except UnknownFingerprintError:
+        return where
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +120,12 @@ class CustomLoss(DeclaredLoss):
 
     @cached_property
     def _flat(self) -> tuple[Array, Callable[[Array], Any]]:
+        from jax.flatten_util import ravel_pytree  # not where a process has other losses only
+
         flat, unravel = ravel_pytree(self.template)
         if flat.size == 0:
             raise BidroError("The template of a CustomLoss has no parameters to train.")
-        return jnp.asarray(flat, float), unravel
+        return flat.astype(float), unravel
 
     @property
     def labels(self) -> tuple[float, ...] | None:

@@ -1,8 +1,8 @@
-"""What tells losses, and problems, apart: digests of all that a function computes with, to the last constant.
+"""What distinguishes losses and problems: digests of all that a function computes with, to the last constant.
 
 Of a user's function that is its code with the constants in it, its defaults, what it closes over, and the
 globals that it names, each in the same way. Python itself and the packages in `_BY_VERSION` stand for
-themselves, by name and version. Where something has no such digest, it cannot be told whether a loss is still
+themselves, by name and version. Where something has no such digest, it is not known whether a loss is still
 the same, and `UnknownFingerprintError` says why; then nothing can be resumed.
 """
 
@@ -18,11 +18,10 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
+from bidro.core.pytrees import loaded_jax, namespace
 
 if TYPE_CHECKING:
     from bidro.losses.base import Loss
@@ -41,24 +40,25 @@ _Met = dict[int, tuple[int, Any]]
 
 
 class UnknownFingerprintError(BidroError):
-    """It cannot be told whether a loss is the same as another."""
+    """It is not known whether a loss is the same as another."""
 
 
-def fingerprint_of(loss: Loss, words: Any, parts: Iterable[Any]) -> str:
-    """Of a problem: its loss, what its repr tells, and numbers to the last bit. Where the loss has none, the
-    reason, which `require_known` raises."""
+def fingerprint_of(loss: Loss, kinds: Iterable[type], words: Any, parts: Iterable[Any]) -> str:
+    """Of a problem: its loss, the classes of its sets, what its repr shows, and numbers to the last bit.
+    Where the loss or a class has none, the reason, which `require_known` raises."""
     try:
-        digest = hashlib.blake2b(repr((words, loss.code_digest)).encode())
+        codes = (loss.code_digest, *map(digest_of, kinds))
+        digest = hashlib.blake2b(repr((words, codes)).encode())
     except UnknownFingerprintError as error:
         return f"{_UNKNOWN}{error}"
     for part in parts:
-        numbers = isinstance(part, jax.Array | np.ndarray)
+        numbers = isinstance(part, np.ndarray) or namespace(part) is not np
         digest.update(np.ascontiguousarray(part).data if numbers else repr(part).encode())
     return digest.hexdigest()
 
 
 def require_known(fingerprint: str) -> None:
-    """Raise BidroError where a run cannot be gone on with, as nobody can tell whether it is the same."""
+    """Raise BidroError where a run cannot be resumed, as it is not known whether it is the same."""
     if fingerprint.startswith(_UNKNOWN):
         raise BidroError(
             "This cannot be resumed, as it cannot be told whether the loss is the same: "
@@ -79,11 +79,13 @@ def _parts(thing: Any, met: _Met) -> Any:
         return ("enum", _parts(type(thing), met), thing.name)
     if isinstance(thing, _PLAIN):
         return (type(thing).__name__, repr(thing))
-    if isinstance(thing, jax.core.Tracer):
-        raise UnknownFingerprintError("it holds a value that is being traced")
-    if isinstance(thing, jax.Array) and jnp.issubdtype(thing.dtype, jax.dtypes.prng_key):
-        return ("key", _parts(np.asarray(jax.random.key_data(thing)), met))
-    if isinstance(thing, jax.Array | np.ndarray) and thing.dtype != object:
+    if traceable := namespace(thing) is not np:
+        jax = loaded_jax()
+        if isinstance(thing, jax.core.Tracer):
+            raise UnknownFingerprintError("it holds a value that is being traced")
+        if jax.numpy.issubdtype(thing.dtype, jax.dtypes.prng_key):
+            return ("key", _parts(np.asarray(jax.random.key_data(thing)), met))
+    if traceable or (isinstance(thing, np.ndarray) and thing.dtype != object):
         numbers = np.ascontiguousarray(thing)
         return ("array", str(thing.dtype), thing.shape, hashlib.blake2b(numbers.tobytes()).hexdigest())
     if (name := _known_by_name(thing)) is not None:

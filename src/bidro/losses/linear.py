@@ -1,6 +1,6 @@
 """Losses of a linear predictor: l(x, xi) = L(u), u affine in the sample.
 
-The model is x = (w, b): one coefficient a feature, and an intercept b if asked for.
+The model is x = (w, b): one coefficient a feature, and an intercept b where `intercept` is set.
 - Regression: xi = (theta, y), u = <w, theta> + b - y, the residual.
 - Classification: the label y is -1 or 1 and u = y (<w, theta> + b), the margin.
 
@@ -12,41 +12,32 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
-from bidro.curves import Basis
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
+from bidro.core.pytrees import namespace
+from bidro.core.sets import VectorSet
+from bidro.core.sets.base import AnyArray
+from bidro.data.splines import Basis
 from bidro.losses.base import Cone, Growth, Loss
 from bidro.losses.scalar import PiecewiseQuadratic, Scalar, Softplus
-from bidro.sets import VectorSet
-from bidro.trees import namespace
+
+if TYPE_CHECKING:
+    from jax import Array
 
 
-def slope_shares(basis: Basis | None, columns: int) -> NDArray[np.float64]:
-    """(columns,) 1 over the number of segments of the curve that a column is of; 1 for straight lines."""
-    if basis is None:
-        return np.ones(columns)
-    return np.asarray(1 / np.bincount(basis.curve)[basis.curve])
+class LinearScores(Loss):
+    """A loss of K scores that are linear in the model, s_k = <x[layout_k], psi(row)>: the one place that
+    knows how losses, their slopes and their second derivatives follow from scores, on the host. What sums
+    over rows are made of them is the business of `risk`."""
 
-
-@dataclass(frozen=True)
-class LinearLoss(Loss):
-    """Shared by all losses of a linear predictor; a subclass declares its scalar form L."""
-
-    intercept: bool = False
-    basis: Basis | None = field(default=None, kw_only=True)  # of curves; None for straight lines
-    smoothing: float = field(default=0.0, kw_only=True)  # of curves in training: see `penalty`
-    pseudo_rows: float = field(default=0.0, kw_only=True)  # of every client in training: see `pull`
-
-    @property
-    @abstractmethod
-    def scalar(self) -> Scalar:
-        """The convex function L of the residual or margin."""
+    intercept: bool
+    basis: Basis | None  # of curves; None for straight lines
+    smoothing: float  # of curves in training: see `penalty`
+    pseudo_rows: float  # of every client in training: see `pull`
 
     @property
     def convex_in_x(self) -> bool:
@@ -57,11 +48,14 @@ class LinearLoss(Loss):
         return True
 
     @property
-    def growth(self) -> Growth:
-        return Growth(self.scalar.growth_order, self.scalar.growth_coefficient)
+    def nonnegative(self) -> bool:
+        return True
 
     def columns(self, m: int) -> int:
         return m if self.basis is None else self.basis.columns + 1
+
+    def dimension(self, m: int) -> int:
+        return self.scores * (self.columns(m) - 1 + int(self.intercept))
 
     def design(self, rows: Array) -> Array:
         return rows if self.basis is None else self.basis.rows(rows)
@@ -70,20 +64,93 @@ class LinearLoss(Loss):
     def penalty(self) -> NDArray[np.float64] | None:
         if self.basis is None or self.smoothing == 0:
             return None
-        return np.pad(self.smoothing * self.basis.roughness, (0, int(self.intercept)))
+        return self._of_slopes(self.smoothing * self.basis.roughness)
 
     def pull(self, d: int) -> NDArray[np.float64] | None:
         """That of so many rows more, for which a model is right whose slopes are 0, with features of size 1
-        and the largest curvature of the loss: c / 2 times their number times ||w||^2. Of a curve the mean
+        and the largest curvature c of the loss: c / 2 times their number times ||w||^2. Of a curve the mean
         over its segments counts."""
         if self.pseudo_rows == 0:
             return None
-        slopes = slope_shares(self.basis, d - int(self.intercept))
-        weight = 0.5 * self.scalar.curvature * self.pseudo_rows
-        return np.diag(np.pad(weight * slopes, (0, int(self.intercept))))
+        shares = np.ones(d // self.scores - int(self.intercept))
+        if self.basis is not None:
+            shares = 1 / np.bincount(self.basis.curve)[self.basis.curve]
+        return self._of_slopes(np.diag(0.5 * self.score_curvature(0.0) * self.pseudo_rows * shares))
 
-    def dimension(self, m: int) -> int:
-        return self.columns(m) - 1 + int(self.intercept)
+    def _of_slopes(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(d, d) a quadratic form (q, q) of a score's slopes as one of the model: of several scores, of their
+        slopes around the mean, as what all have in common does not change the loss; 0 for offsets."""
+        k = self.scores
+        apart = np.eye(k) - 1 / k if k > 1 else np.ones((1, 1))
+        return np.pad(np.kron(apart, matrix), (0, k * int(self.intercept)))
+
+    def layout(self, m: int) -> NDArray[np.int64]:
+        """(K, q) where a model for samples with m coordinates has the coefficient of each of the q columns of
+        `score_columns` in each score: slopes of one score after the other, then the offsets."""
+        q = self.columns(m) - 1
+        slopes = np.arange(self.scores * q).reshape(self.scores, q)
+        offsets = self.scores * q + np.arange(self.scores)[:, None]
+        return np.concatenate([slopes, offsets], axis=1) if self.intercept else slopes
+
+    def score_columns(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(..., q) psi of rows (..., m): features, or what curves make of them, and 1 for offsets."""
+        theta = np.asarray(self.design(rows))[..., :-1]  # type: ignore[arg-type]
+        return np.concatenate([theta, np.ones((*theta.shape[:-1], int(self.intercept)))], axis=-1)
+
+    @abstractmethod
+    def of_scores(
+        self, target: NDArray[np.float64], scores: NDArray[np.float64], width: Any = 0.0
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(losses (...), their derivatives in the scores (K, ...)) at scores (K, ...) of rows with these
+        labels or targets, which broadcast to (...); kinks smoothed over `width`."""
+
+    @abstractmethod
+    def score_curvature(self, width: Any) -> Any:
+        """The largest second derivative in a score, kinks smoothed over `width`; inf at a kink of width 0."""
+
+    @abstractmethod
+    def score_hessian(self, target: NDArray[np.float64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(K, K, ...) second derivatives in the scores."""
+
+
+@dataclass(frozen=True)
+class LinearLoss(LinearScores):
+    """Shared by all losses of a linear predictor; a subclass declares its scalar form L."""
+
+    intercept: bool = False
+    basis: Basis | None = field(default=None, kw_only=True)
+    smoothing: float = field(default=0.0, kw_only=True)
+    pseudo_rows: float = field(default=0.0, kw_only=True)
+
+    @property
+    @abstractmethod
+    def scalar(self) -> Scalar:
+        """The convex function L of the residual or margin."""
+
+    @property
+    def growth(self) -> Growth:
+        return Growth(self.scalar.growth_order, self.scalar.growth_coefficient)
+
+    def of_scores(
+        self, target: NDArray[np.float64], scores: NDArray[np.float64], width: Any = 0.0
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        line = self.scalar.tangent(self.of_residuals(target, scores[0]), np.asarray(width))
+        slope = line.slope if self.labels is None else self.sign(target) * line.slope
+        return np.asarray(line.value), np.asarray(slope)[None]
+
+    def score_hessian(self, target: NDArray[np.float64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(self.scalar.tangent(self.of_residuals(target, scores[0]), np.zeros(())).curvature)[
+            None, None
+        ]
+
+    def score_curvature(self, width: Any) -> Any:
+        return (
+            self.scalar.curvature if np.ndim(width) == 0 and width == 0 else self.scalar.curvature_of(width)
+        )
+
+    def of_residuals(self, target: NDArray[np.float64], score: NDArray[np.float64]) -> Any:
+        """u, the residual or margin of a score."""
+        return score - target if self.labels is None else self.sign(target) * score
 
     def split(self, x: Array) -> tuple[Array, Array]:
         """(coefficients w (m - 1,), intercept b)."""
@@ -104,7 +171,7 @@ class LinearLoss(Loss):
 
     def value(self, x: Array, xi: Array) -> Array:
         w, b = self.split(x)
-        score = jnp.sum(w * self.design(xi)[:-1]) + b
+        score = (w * self.design(xi)[:-1]).sum() + b
         return self.scalar.value(score - xi[-1] if self.labels is None else self.sign(xi[-1]) * score)
 
     def values(self, x: Array, rows: Array) -> Array:
@@ -123,13 +190,9 @@ class LinearLoss(Loss):
 
     def of_model(self, xi: Array) -> tuple[Array, Array]:
         """(psi, offset) with u = <psi, x> + offset at the sample xi; psi is (d,)."""
-        columns = self.design(xi)[:-1]
-        psi = jnp.append(columns, 1.0) if self.intercept else columns
-        return (psi, -xi[-1]) if self.labels is None else (self.sign(xi[-1]) * psi, jnp.zeros(()))
-
-    @property
-    def nonnegative(self) -> bool:
-        return True
+        columns, xp = self.design(xi)[:-1], namespace(xi)
+        psi = xp.append(columns, 1.0) if self.intercept else columns
+        return (psi, -xi[-1]) if self.labels is None else (self.sign(xi[-1]) * psi, xp.zeros(()))
 
     def steepness_cones(self, inverse_scale: Array) -> list[Cone]:
         features, groups = np.asarray(inverse_scale)[:-1], None
@@ -145,19 +208,19 @@ class LinearLoss(Loss):
             groups = np.append(self.basis.feature, self.basis.features)
         return [Cone(np.vstack([matrix, np.zeros(matrix.shape[1])]), target, groups)]
 
-    def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
-        if self.scalar.lipschitz == jnp.inf:
-            return jnp.asarray(jnp.inf)
+    def lipschitz(self, x: Array, inverse_scale: Array) -> AnyArray:
+        if self.scalar.lipschitz == np.inf:
+            return np.asarray(np.inf)
         return self.scalar.lipschitz * self.dual_norm(x, inverse_scale)
 
-    def curvature(self, x: Array, inverse_scale: Array) -> Array:
-        if self.scalar.curvature == jnp.inf or self.basis is not None:
-            return jnp.asarray(jnp.inf)
+    def curvature(self, x: Array, inverse_scale: Array) -> AnyArray:
+        if self.scalar.curvature == np.inf or self.basis is not None:
+            return np.asarray(np.inf)
         return self.scalar.curvature * self.dual_norm(x, inverse_scale) ** 2
 
-    def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
-        if self.scalar.curvature == jnp.inf or self.basis is not None:
-            return jnp.asarray(jnp.inf)
+    def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> AnyArray:
+        if self.scalar.curvature == np.inf or self.basis is not None:
+            return np.asarray(np.inf)
         xp = namespace(inverse_scale)
         features = xp.append(inverse_scale[:-1], 0.0) if self.intercept else inverse_scale[:-1]
         label = inverse_scale[-1] if self.labels is None else 0.0
@@ -174,15 +237,43 @@ class LinearLoss(Loss):
 
 
 class ResidualLoss(LinearLoss):
-    """u = <w, theta> + b - y."""
+    """The base of losses L(u) of the residual u = <w, theta> + b - y of a number.
+
+    A subclass is a frozen dataclass with the property `scalar`, the convex function L (`PiecewiseQuadratic`).
+
+    Args:
+        intercept: whether the model has b, its last entry, besides w.
+        basis: of curves; None for straight lines.
+        smoothing: of curves in training.
+        pseudo_rows: of every client in training.
+
+    Examples:
+        >>> from bidro import Huber, ResidualLoss
+        >>> issubclass(Huber, ResidualLoss), Huber(threshold=2.0).scalar.knots
+        (True, (-2.0, 2.0))
+    """
 
     def middle(self, targets: NDArray[np.float64]) -> float:
         """A prediction in the middle of the targets (N,): their median, unless the loss has its own."""
         return float(np.median(targets))
 
 
-class _Margin(LinearLoss):
-    """u = y (<w, theta> + b) with y in {-1, 1}."""
+class MarginLoss(LinearLoss):
+    """The base of losses L(u) of the margin u = y (<w, theta> + b) of a label y in {-1, 1}.
+
+    A subclass is a frozen dataclass with the property `scalar`, the convex function L (`PiecewiseQuadratic`).
+
+    Args:
+        intercept: whether the model has b, its last entry, besides w.
+        basis: of curves; None for straight lines.
+        smoothing: of curves in training.
+        pseudo_rows: of every client in training.
+
+    Examples:
+        >>> from bidro import Hinge, MarginLoss
+        >>> issubclass(Hinge, MarginLoss), Hinge().labels
+        (True, (-1.0, 1.0))
+    """
 
     @property
     def labels(self) -> tuple[float, ...]:
@@ -194,7 +285,7 @@ class Squared(ResidualLoss):
     """(y - <w, theta> - b)^2.
 
     Args:
-        intercept: whether the model has b, its last entry, beside w.
+        intercept: whether the model has b, its last entry, besides w.
         basis: of curves; None for straight lines.
         smoothing: of curves in training.
         pseudo_rows: of every client in training.
@@ -298,7 +389,7 @@ class Pinball(ResidualLoss):
 
 
 @dataclass(frozen=True)
-class Logistic(_Margin):
+class Logistic(MarginLoss):
     """log(1 + exp(-margin)), in nats.
 
     The margin is y (<w, theta> + b) with y in {-1, 1}. Parameters are those of `Squared`.
@@ -311,7 +402,7 @@ class Logistic(_Margin):
     """
 
     @property
-    def endless(self) -> bool:
+    def infimum_at_infinity(self) -> bool:
         return True
 
     @property
@@ -320,7 +411,7 @@ class Logistic(_Margin):
 
 
 @dataclass(frozen=True)
-class Hinge(_Margin):
+class Hinge(MarginLoss):
     """max(0, 1 - margin).
 
     The margin is y (<w, theta> + b) with y in {-1, 1}. Parameters are those of `Squared`.
@@ -338,7 +429,7 @@ class Hinge(_Margin):
 
 
 @dataclass(frozen=True)
-class SmoothedHinge(_Margin):
+class SmoothedHinge(MarginLoss):
     """The hinge with its corner replaced by (1 - margin)^2 / (2 width) over [1 - width, 1].
 
     Parameters that are not listed are those of `Squared`.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.arrays import Floats
-from bidro.errors import BidroError
+from bidro.core.arrays import Floats
+from bidro.core.errors import BidroError
 from bidro.losses import registry
 from bidro.losses.linear import ResidualLoss
 

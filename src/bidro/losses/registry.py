@@ -1,7 +1,7 @@
 """Every loss by its word: what options, model files, messages and the report page know of it.
 
-A loss is added by one `Entry`: with it the estimators and the command accept the word, a model with it can be
-saved and sent to sites, and the page has words for it.
+A loss is added by one `LossEntry`: with it the estimators and the command accept the word, a model with it
+can be saved and sent to sites, and the page has words for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Literal
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
 from bidro.losses.base import Loss
 from bidro.losses.linear import (
     Absolute,
@@ -30,7 +30,7 @@ from bidro.losses.softmax import Softmax
 Task = Literal["regression", "classification"]
 
 # Where a loss falls for ever as the model grows, a level that only four rows have, all of one class, would be
-# told apart with certainty. So every client's sum of losses has so much of a row more that asks for slopes of
+# separated with certainty. So every client's sum of losses has so much of a row more that pulls slopes to
 # 0: a client of few rows is held back by its own, however much it counts in a mixture, and a client of a
 # thousand hardly. A whole row of every client would be felt where many have few.
 PSEUDO_ROWS = 0.25
@@ -39,18 +39,27 @@ TASKS: tuple[Task, ...] = ("regression", "classification")
 
 
 @dataclass(frozen=True)
-class Entry:
-    """`parameters` are the loss's own fields that users choose, by the names that estimators and options have
-    for them; a field that is not chosen keeps its own default. Those in `in_target_spreads` are chosen in
-    standard deviations of the target."""
+class LossEntry:
+    """All that options, model files, messages and the report page know of a loss.
 
-    word: str
-    kind: type[Loss]
-    task: Task
+    `parameters` are the loss's own fields that users choose, by the names that estimators and options have
+    for them; a field that is not chosen keeps its own default. Those in `in_target_spreads` are chosen in
+    standard deviations of the target.
+
+    Examples:
+        >>> from bidro import Absolute, LossEntry
+        >>> entry = LossEntry("absolute", Absolute, "regression", "absolute error", "{target}")
+        >>> entry.unit_in("days")
+        'days'
+    """
+
+    word: str  # that users choose it by
+    kind: type[Loss]  # its class
+    task: Task  # "regression" or "classification"
     in_words: str  # on the report page
     unit: str  # of the loss; {target} stands for what the target is measured in
-    parameters: tuple[str, ...] = ()
-    in_target_spreads: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()  # fields that users choose
+    in_target_spreads: tuple[str, ...] = ()  # those of them that are in standard deviations of the target
     offered: bool = True  # whether users choose it by its word
     many_classes: str | None = None  # the word of the loss that takes its place for more than two classes
     probabilities: bool = False  # whether its scores are logarithms of odds
@@ -74,18 +83,36 @@ class Entry:
         return self.kind(intercept=intercept, **own)  # type: ignore[call-arg]
 
 
-_ENTRIES: dict[str, Entry] = {}
+_ENTRIES: dict[str, LossEntry] = {}
 
 
-def register(entry: Entry) -> None:
-    """Make a loss known by its word. Raises BidroError for a word or a class that is taken."""
+def register_loss(entry: LossEntry) -> None:
+    """Make a loss known by its word, to estimators, the command, model files and messages of this process.
+
+    Args:
+        entry: the loss's class, its word, and the words for it on the page.
+
+    Returns:
+        Nothing.
+
+    Raises:
+        BidroError: for a word or a class that is taken.
+
+    Examples:
+        >>> from bidro import Absolute, BidroError, LossEntry, register_loss
+        >>> try:
+        ...     register_loss(LossEntry("absolute", Absolute, "regression", "absolute error", "{target}"))
+        ... except BidroError as error:
+        ...     print(error)
+        There is a loss 'absolute' or one of its class already.
+    """
     if any(entry.word == known.word or entry.kind is known.kind for known in _ENTRIES.values()):
         raise BidroError(f"There is a loss '{entry.word}' or one of its class already.")
     _ENTRIES[entry.word] = entry
 
 
 for _entry in (
-    Entry(
+    LossEntry(
         "squared",
         Squared,
         "regression",
@@ -95,7 +122,7 @@ for _entry in (
         typical=math.sqrt,
         typical_words="the root of the mean squared error",
     ),
-    Entry(
+    LossEntry(
         "absolute",
         Absolute,
         "regression",
@@ -104,7 +131,7 @@ for _entry in (
         typical=float,
         typical_words="the mean absolute error",
     ),
-    Entry(
+    LossEntry(
         "huber",
         Huber,
         "regression",
@@ -115,7 +142,7 @@ for _entry in (
         typical=lambda mean: math.sqrt(2 * mean),  # below its threshold it is half the square
         typical_words="the root of twice the mean Huber loss, in which large errors count less",
     ),
-    Entry(
+    LossEntry(
         "pinball",
         Pinball,
         "regression",
@@ -125,7 +152,7 @@ for _entry in (
         typical=float,
         typical_words="the mean pinball loss, in which errors above and below count differently",
     ),
-    Entry(
+    LossEntry(
         "logistic",
         Logistic,
         "classification",
@@ -134,11 +161,11 @@ for _entry in (
         many_classes="softmax",
         probabilities=True,
     ),
-    Entry("smoothed hinge", SmoothedHinge, "classification", "smoothed hinge loss", "", ("width",)),
-    Entry("softmax", Softmax, "classification", "log loss", "nats", offered=False, probabilities=True),
-    Entry("hinge", Hinge, "classification", "hinge loss", "", offered=False),
+    LossEntry("smoothed hinge", SmoothedHinge, "classification", "smoothed hinge loss", "", ("width",)),
+    LossEntry("softmax", Softmax, "classification", "log loss", "nats", offered=False, probabilities=True),
+    LossEntry("hinge", Hinge, "classification", "hinge loss", "", offered=False),
 ):
-    register(_entry)
+    register_loss(_entry)
 
 
 def words(task: str | None = None) -> tuple[str, ...]:
@@ -146,7 +173,7 @@ def words(task: str | None = None) -> tuple[str, ...]:
     return tuple(e.word for e in _ENTRIES.values() if e.offered and task in (None, e.task))
 
 
-def entry_of(loss: Loss) -> Entry:
+def entry_of(loss: Loss) -> LossEntry:
     """Raises BidroError for a loss that is not registered."""
     for entry in _ENTRIES.values():
         if type(loss) is entry.kind:
@@ -155,7 +182,7 @@ def entry_of(loss: Loss) -> Entry:
 
 
 def unit_of(word: str, measure: str) -> str:
-    """The unit of a loss by its word: `Entry.unit_in`."""
+    """The unit of a loss by its word: `LossEntry.unit_in`."""
     return _ENTRIES[word].unit_in(measure)
 
 
@@ -206,7 +233,7 @@ class LossChoice:
             made: Loss = many(self.classes, self.intercept)
         else:
             made = entry.made(self.intercept, self.parameters, target_spread)
-        if isinstance(made, LinearLoss | Softmax) and made.endless:
+        if isinstance(made, LinearLoss | Softmax) and made.infimum_at_infinity:
             return replace(made, pseudo_rows=PSEUDO_ROWS)
         return made
 

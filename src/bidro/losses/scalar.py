@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
-from bidro.trees import namespace
+from bidro.core.pytrees import namespace
 
-Numbers = TypeVar("Numbers", Array, NDArray[np.float64])
+if TYPE_CHECKING:
+    from jax import Array
+
+Numbers = TypeVar("Numbers", "Array", NDArray[np.float64])
 
 
 class Tangent(NamedTuple):
@@ -27,7 +29,7 @@ class Tangent(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """Where L was asked for before, oldest first."""
+    """Arguments at which L was evaluated before, oldest first."""
 
     u: Any  # (models, ...)
     width: Any  # (models,) kinks were smoothed over
@@ -50,8 +52,18 @@ class Followed(NamedTuple):
 class PiecewiseQuadratic:
     """L(u) = q2 u^2 + q1 u + q0 on each piece, convex and continuous.
 
-    `pieces` holds (q2, q1, q0) from left to right and `knots` the points between them. Squared,
-    absolute, Huber, hinge, smoothed hinge and pinball loss are all of this form.
+    Squared, absolute, Huber, hinge, smoothed hinge and pinball loss are all of this form.
+
+    Args:
+        knots: the points between the pieces, rising.
+        pieces: (q2, q1, q0) of each piece from left to right, one more than there are knots.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro import PiecewiseQuadratic
+        >>> absolute = PiecewiseQuadratic((0.0,), ((0.0, -1.0, 0.0), (0.0, 1.0, 0.0)))
+        >>> absolute.value(np.array([-2.0, 3.0])).tolist()
+        [2.0, 3.0]
     """
 
     knots: tuple[float, ...]
@@ -73,7 +85,7 @@ class PiecewiseQuadratic:
         The second derivative of r is (1 - s t / r) / r at s = t / r. With `followed` (widths above 0) s is
         not t / r but what Newton's steps for s r = t make of it from one model to the next, as in the
         primal-dual method of Chan, Golub and Mulet (1999). Of a narrow kink the second derivative at u says
-        nothing about where the next step ends; this one does, since s changes by no more than steps ask for.
+        nothing about where the next step ends; this one does, since s changes by no more than steps require.
         """
         xp = namespace(u, width)
         q2, q1, _ = self.pieces[0]
@@ -88,13 +100,14 @@ class PiecewiseQuadratic:
             safe = xp.where(root > 0, root, 1.0)
             sign = xp.where(t >= 0, 1.0, -1.0)
             turned = xp.where(width > 0, t / safe, sign)
-            value += half * (turned * t - xp.abs(t))
-            slope += half * (turned - sign)
-            smoothed += half * (root - xp.abs(t))
+            # Not in place: of NumPy's arrays `value` and `smoothed` begin as one.
+            value = value + half * (turned * t - xp.abs(t))
+            slope = slope + half * (turned - sign)
+            smoothed = smoothed + half * (root - xp.abs(t))
             if followed is None:
-                curvature += xp.where(width > 0, half * (width / safe) ** 2 / safe, 0.0)
+                curvature = curvature + xp.where(width > 0, half * (width / safe) ** 2 / safe, 0.0)
             else:
-                curvature += half * (1 - followed.slope(knot, t) * turned) / safe
+                curvature = curvature + half * (1 - followed.slope(knot, t) * turned) / safe
         return Tangent(value, slope, smoothed, curvature)
 
     @property
@@ -140,8 +153,10 @@ class PiecewiseQuadratic:
 
     def curvature_of(self, width: Numbers) -> Numbers:
         """An upper bound of the second derivative once kinks are smoothed over `width` > 0."""
-        bent = sum((after - before) / 2 for _, before, after in self._kinks) / width if self._kinks else 0.0
-        return 2 * max(q2 for q2, _, _ in self.pieces) + bent + 0 * width
+        of_kinks = (
+            sum((after - before) / 2 for _, before, after in self._kinks) / width if self._kinks else 0.0
+        )
+        return 2 * max(q2 for q2, _, _ in self.pieces) + of_kinks + 0 * width
 
 
 @dataclass(frozen=True)

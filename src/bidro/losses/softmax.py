@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
-from bidro.curves import Basis
-from bidro.errors import BidroError
-from bidro.losses.base import Cone, Growth, Loss
-from bidro.losses.linear import Logistic, slope_shares
-from bidro.sets import VectorSet
-from bidro.trees import namespace
+from bidro.core.errors import BidroError
+from bidro.core.pytrees import namespace
+from bidro.core.sets import VectorSet
+from bidro.core.sets.base import AnyArray
+from bidro.data.splines import Basis
+from bidro.losses.base import Cone, Growth
+from bidro.losses.linear import LinearScores, Logistic
+
+if TYPE_CHECKING:
+    from jax import Array
 
 
 @dataclass(frozen=True)
-class Softmax(Loss):
+class Softmax(LinearScores):
     """log sum_k exp(<w_k, theta> + b_k) - (<w_y, theta> + b_y), in nats.
 
     The flat model is the row-major matrix (w_1, ..., w_K), followed by b where `intercept` is set. With a
@@ -48,23 +49,15 @@ class Softmax(Loss):
     classes: int = 2
     intercept: bool = False
     basis: Basis | None = field(default=None, kw_only=True)
-    smoothing: float = field(default=0.0, kw_only=True)  # of curves in training: see `penalty`
-    pseudo_rows: float = field(default=0.0, kw_only=True)  # of every client in training: see `pull`
+    smoothing: float = field(default=0.0, kw_only=True)
+    pseudo_rows: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.classes != int(self.classes) or self.classes < 2:
             raise BidroError(f"Softmax needs at least 2 classes, a whole number; got {self.classes}.")
 
     @property
-    def convex_in_x(self) -> bool:
-        return True
-
-    @property
-    def endless(self) -> bool:
-        return True
-
-    @property
-    def host_values(self) -> bool:
+    def infimum_at_infinity(self) -> bool:
         return True
 
     @property
@@ -79,34 +72,6 @@ class Softmax(Loss):
     def growth(self) -> Growth:
         return Growth(1, 1.0)
 
-    def columns(self, m: int) -> int:
-        return m if self.basis is None else self.basis.columns + 1
-
-    def design(self, rows: Array) -> Array:
-        return rows if self.basis is None else self.basis.rows(rows)
-
-    @property
-    def penalty(self) -> NDArray[np.float64] | None:
-        """Of the classes' slopes around their mean: what all classes have in common does not matter."""
-        if self.basis is None or self.smoothing == 0:
-            return None
-        apart = np.eye(self.classes) - 1 / self.classes
-        return np.pad(
-            np.kron(apart, self.smoothing * self.basis.roughness), (0, self.classes * int(self.intercept))
-        )
-
-    def pull(self, d: int) -> NDArray[np.float64] | None:
-        """As that of linear losses, of the classes' slopes around their mean, with a curvature of 1/2."""
-        if self.pseudo_rows == 0:
-            return None
-        slopes = slope_shares(self.basis, d // self.classes - int(self.intercept))
-        apart = np.eye(self.classes) - 1 / self.classes
-        whole = np.kron(apart, np.diag(0.25 * self.pseudo_rows * slopes))
-        return np.pad(whole, (0, self.classes * int(self.intercept)))
-
-    def dimension(self, m: int) -> int:
-        return self.classes * (self.columns(m) - 1 + int(self.intercept))
-
     def split(self, x: Array) -> tuple[Array, Array]:
         """(weights of shape (K, features), intercepts of shape (K,))."""
         if self.intercept:
@@ -117,12 +82,42 @@ class Softmax(Loss):
         return self.values(x, xi[None])[0]
 
     def values(self, x: Array, rows: Array) -> Array:
-        scores, xp = self._scores(x, rows), namespace(rows)
+        scores, xp = self._scores(x, rows), namespace(x, rows)
         # From differences to the own score: a small loss then keeps its digits, however large the scores are.
         apart = scores - xp.take_along_axis(scores, rows[:, -1:].astype(int), axis=1)
         first = apart.argmax(axis=1)[:, None]
         highest, others = xp.take_along_axis(apart, first, axis=1), xp.arange(self.classes) != first
         return highest[:, 0] + xp.log1p(xp.where(others, xp.exp(apart - highest), 0.0).sum(axis=1))
+
+    def of_scores(
+        self, target: NDArray[np.float64], scores: NDArray[np.float64], width: Any = 0.0
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        shape = scores.shape[1:]
+        own = np.broadcast_to(np.asarray(target).astype(int), shape)[None]
+        # As in `values`: a small loss keeps its digits.
+        apart = scores - np.take_along_axis(scores, own, axis=0)
+        first = apart.argmax(axis=0)[None]
+        highest = np.take_along_axis(apart, first, axis=0)
+        shares = np.exp(apart - highest)
+        np.put_along_axis(shares, first, 0.0, axis=0)
+        others = shares.sum(axis=0)
+        np.put_along_axis(shares, first, 1.0, axis=0)
+        shares /= 1.0 + others
+        # 1 less the own share is the sum of the others, which keeps its digits too.
+        np.put_along_axis(shares, own, 0.0, axis=0)
+        np.put_along_axis(shares, own, -shares.sum(axis=0, keepdims=True), axis=0)
+        return np.asarray(highest[0] + np.log1p(others)), shares
+
+    def score_curvature(self, width: Any) -> Any:
+        return 0.5
+
+    def score_hessian(self, target: NDArray[np.float64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        shares = np.exp(scores - scores.max(axis=0))
+        shares /= shares.sum(axis=0)
+        hessian = -shares[:, None] * shares[None, :]
+        each = np.arange(len(shares))
+        hessian[each, each] += shares
+        return np.asarray(hessian)
 
     def mistakes(self, x: Array, rows: Array) -> Array:
         return (self._scores(x, rows).argmax(axis=1) != rows[:, -1]).astype(float)
@@ -136,26 +131,26 @@ class Softmax(Loss):
         """sum_k weights_k (diag(q_k) - q_k q_k') (x) theta_k theta_k', q_k the classes' probabilities."""
         matrix, intercepts = self.split(x)
         theta = self.design(rows)[:, :-1]
-        q = jax.nn.softmax(theta @ matrix.T + intercepts, axis=1)
-        bent = q[:, :, None] * (jnp.eye(self.classes) - q[:, None, :]) * weights[:, None, None]
+        xp = namespace(x, rows)
+        scores = theta @ matrix.T + intercepts
+        odds = xp.exp(scores - scores.max(axis=1, keepdims=True))
+        q = odds / odds.sum(axis=1, keepdims=True)
+        hessians = q[:, :, None] * (np.eye(self.classes) - q[:, None, :]) * weights[:, None, None]
         if self.intercept:
-            theta = jnp.concatenate([theta, jnp.ones((len(theta), 1))], axis=1)
+            theta = xp.concatenate([theta, np.ones((len(theta), 1))], axis=1)
         size = theta.shape[1]
         classes = range(self.classes)
-        pairs = [[(theta.T * bent[:, j, k]) @ theta for k in classes] for j in classes]
-        full = jnp.asarray(pairs).transpose(0, 2, 1, 3).reshape(self.classes * size, -1)
+        pairs = [[(theta.T * hessians[:, j, k]) @ theta for k in classes] for j in classes]
+        full = xp.asarray(pairs).transpose(0, 2, 1, 3).reshape(self.classes * size, -1)
         if not self.intercept:
             return full
         # The model lists all weights first and the intercepts last.
-        order = jnp.arange(self.classes * size).reshape(self.classes, size)
-        flat = jnp.append(order[:, :-1].ravel(), order[:, -1])
+        order = np.arange(self.classes * size).reshape(self.classes, size)
+        flat = np.append(order[:, :-1].ravel(), order[:, -1])
         return full[flat][:, flat]
 
-    def together(self, m: int) -> NDArray[np.int64]:
-        columns = self.columns(m) - 1
-        weights = np.arange(self.classes * columns).reshape(self.classes, columns).T
-        intercepts = self.classes * columns + np.arange(self.classes)[None]
-        return np.vstack([weights, intercepts]) if self.intercept else weights
+    def shift_invariance(self, m: int) -> NDArray[np.int64]:
+        return self.layout(m).T
 
     @property
     def difference(self) -> ScoreDifference | None:
@@ -166,7 +161,7 @@ class Softmax(Loss):
 
     def apart(self, m: int) -> NDArray[np.float64]:
         """(d / 2, d) D, for two classes: D x is the second's weights and intercept less the first's."""
-        pairs, k = self.together(m), np.arange(self.dimension(m) // 2)
+        pairs, k = self.shift_invariance(m), np.arange(self.dimension(m) // 2)
         matrix = np.zeros((len(k), 2 * len(k)))
         matrix[k, pairs[:, 0]], matrix[k, pairs[:, 1]] = -1.0, 1.0
         return matrix
@@ -195,14 +190,10 @@ class Softmax(Loss):
         weights, _ = self.split(x)
         apart = weights - weights[label.astype(int)]
         gaps = (apart if self.basis is None else self.basis.steepest(apart)) * inverse_scale[:-1]
-        squared = jnp.sum(gaps**2, axis=1)
+        squared, xp = (gaps**2).sum(axis=1), namespace(gaps)
         # A label's distance to itself is 0, where the norm has no derivative: its own is taken as 0.
         apart = squared > 0
-        return jnp.max(jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0))
-
-    @property
-    def nonnegative(self) -> bool:
-        return True
+        return xp.where(apart, xp.sqrt(xp.where(apart, squared, 1.0)), 0.0).max()
 
     def steepness_cones(self, inverse_scale: Array) -> list[Cone]:
         """||S^-1 (w_j - w_k)|| for every pair of classes."""
@@ -219,7 +210,7 @@ class Softmax(Loss):
             cones.append(Cone(matrix, np.zeros(len(features)), groups))
         return cones
 
-    def lipschitz(self, x: Array, inverse_scale: Array) -> Array:
+    def lipschitz(self, x: Array, inverse_scale: Array) -> AnyArray:
         """max ||S^-1 (w_j - w_k)|| over pairs of classes; of curves, of their steepest slopes."""
         weights, xp = self.split(x)[0], namespace(x, inverse_scale)
         one, other = np.triu_indices(self.classes, 1)
@@ -227,17 +218,18 @@ class Softmax(Loss):
         apart = apart if self.basis is None else self.basis.steepest(apart)
         return xp.linalg.norm(apart * inverse_scale[:-1], axis=1).max()
 
-    def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> Array:
+    def largest_curvature(self, models: VectorSet, inverse_scale: Array) -> AnyArray:
         if self.basis is not None:
-            return jnp.asarray(jnp.inf)
+            return np.asarray(np.inf)
         # ||w_j - w_k||^2 <= 2 (||w_j||^2 + ||w_k||^2).
-        scale = jnp.tile(inverse_scale[:-1], self.classes)
-        scale = jnp.append(scale, jnp.zeros(self.classes)) if self.intercept else scale
+        xp = namespace(inverse_scale)
+        scale = xp.tile(inverse_scale[:-1], self.classes)
+        scale = xp.append(scale, np.zeros(self.classes)) if self.intercept else scale
         return 0.5 * models.largest_norm(scale) ** 2
 
-    def curvature(self, x: Array, inverse_scale: Array) -> Array:
+    def curvature(self, x: Array, inverse_scale: Array) -> AnyArray:
         if self.basis is not None:
-            return jnp.asarray(jnp.inf)
+            return np.asarray(np.inf)
         # Along a unit direction it is the variance of the scores' slopes under the classes' probabilities,
         # which is at most a quarter of their range squared.
         return 0.25 * self.lipschitz(x, inverse_scale) ** 2

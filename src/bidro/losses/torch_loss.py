@@ -2,7 +2,7 @@
 
 The module's parameters are one flat vector x. Values and both gradients, in x and in the samples, are
 computed by PyTorch for a whole batch at once and called from the compiled program (`jax.pure_callback`). What
-a program does not use is not called: a step in x asks for no gradient in the samples, and the reverse.
+a program does not use is not called: a step in x needs no gradient in the samples, and the reverse.
 Clients with models of their own are one batch, too (`torch.func.vmap`): at small sizes that is faster than a
 loop over clients, and at large ones as fast.
 """
@@ -17,16 +17,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import jax
 import numpy as np
-from jax import Array
 
-from bidro.arrays import Floats
-from bidro.errors import BidroError
-from bidro.losses.declared import DeclaredLoss, name_of
+from bidro.core.arrays import Floats
+from bidro.core.errors import BidroError
+from bidro.core.pytrees import namespace
+from bidro.losses.custom import DeclaredLoss, name_of
 from bidro.losses.fingerprints import digest_of
+
+if TYPE_CHECKING:
+    from jax import Array
 
 # `functional_call` puts parameters into the module for the time of a call, and compiled programs call from
 # several threads.
@@ -171,15 +173,15 @@ class TorchLoss(DeclaredLoss):
         return self.values(x, xi[None])[0]
 
     def values(self, x: Array, rows: Array) -> Array:
-        if not isinstance(x, jax.Array) and not isinstance(rows, jax.Array):
-            return self._host_values(x, rows)
+        if namespace(x, rows) is np:
+            return self._host_values(x, rows)  # type: ignore[return-value]
         return self._traced(x, rows)
 
     def mistakes(self, x: Array, rows: Array) -> Array:
         if self.classes is None:
             return super().mistakes(x, rows)
-        if not isinstance(x, jax.Array) and not isinstance(rows, jax.Array):
-            return self._host_mistakes(x, rows)
+        if namespace(x, rows) is np:
+            return self._host_mistakes(x, rows)  # type: ignore[return-value]
         return _call(self._host_mistakes, rows.shape[:-1], x, rows)
 
     def hessian_sum(self, x: Array, rows: Array, weights: Array) -> Array:
@@ -201,6 +203,7 @@ class TorchLoss(DeclaredLoss):
     @cached_property
     def _traced(self) -> Callable[[Array, Array], Array]:
         """`values` inside a compiled program, with its derivative."""
+        import jax  # not where values are needed on the host only
 
         def values(x: Array, rows: Array) -> Array:
             return _call(self._host_values, rows.shape[:-1], x, rows)
@@ -355,6 +358,8 @@ class TorchLoss(DeclaredLoss):
 
 def _call(function: Callable[..., Floats], shape: tuple[int, ...], *arguments: Array) -> Array:
     """A function of the host inside a compiled program."""
+    import jax  # as above
+
     kind = jax.ShapeDtypeStruct(shape, np.dtype(float))  # type: ignore[no-untyped-call]
     return jax.pure_callback(function, kind, *arguments, vmap_method="expand_dims")
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
 
 # A budget is a multiple of 1 / _PARTS, so that its shares are fractions that can be read.
 _PARTS = 2**40

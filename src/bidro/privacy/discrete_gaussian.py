@@ -16,15 +16,15 @@ from math import isqrt
 
 import numpy as np
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
 
-# So many random bytes, whenever they are asked for.
+# So many random bytes at every call.
 Bits = Callable[[int], bytes]
 
 # The operating system's random bits: what a site uses.
 SECRET_BITS: Bits = secrets.token_bytes
 
-_BYTES = 4096  # asked for at once
+_BYTES = 4096  # drawn at once
 _WORD = 64
 
 
@@ -32,12 +32,12 @@ def seeded_bits(seed: int | bytes) -> Bits:
     """Bits that follow from a seed, for rehearsals and tests: who knows the seed knows the noise."""
     secret = seed if isinstance(seed, bytes) else str(seed).encode()
     key = hashlib.blake2b(b"bidro noise " + secret).digest()
-    asked = 0
+    requested = 0
 
     def bits(count: int) -> bytes:
-        nonlocal asked
-        asked += 1
-        return hashlib.shake_256(key + asked.to_bytes(8, "little")).digest(count)
+        nonlocal requested
+        requested += 1
+        return hashlib.shake_256(key + requested.to_bytes(8, "little")).digest(count)
 
     return bits
 

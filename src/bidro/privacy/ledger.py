@@ -1,18 +1,18 @@
-"""What a site has released under its budget: nothing is sent that was not first charged and kept.
+"""What a site has released under its budget: nothing is sent that was not first charged and stored.
 
-Every release is one transaction of an SQLite database (write-ahead log, every commit on the disk before it
-returns): look for the key; where it is known, the bytes that were sent before are sent again, for nothing;
-else check that the budget lasts, in exact fractions, draw, keep the bytes, commit, and only then return
-them. Whatever ends a process or a machine, a question is answered once with one draw of noise: averaging
-over repeated questions, runs or crashes yields nothing.
+A release is one transaction of an SQLite database (write-ahead log, every commit on the disk before it
+returns). Where the key is known, the bytes that were sent before are sent again, at no cost. Otherwise the
+budget is checked in exact fractions, the noise is drawn, the bytes are stored and committed, and only then
+returned. Whatever ends a process or a machine, a query is answered once with one draw of noise: averaging
+over repeated queries, runs or crashes yields nothing.
 
-All releases are charged to one budget, whichever rows they are over. That nobody is both in training and kept
-out holds within one agreement and one version of a table: another hold_out, a column less or one corrected
-cell deals rows anew, and a person may pay for what is told of either side.
+All releases are charged to one budget, whichever rows they are over. That nobody is both in training and held
+out is true within one agreement and one version of a table: another hold_out, a column less or one corrected
+cell splits the rows anew, and a person may be charged for releases of either side.
 
-The key stands for all that determines a release; who asked and when is kept beside it and changes nothing.
-What it cannot see: a database restored from a copy has forgotten what was released since, and two copies of
-a site each have the whole budget.
+The key stands for all that determines a release; who requested it and when is stored with it and changes
+nothing. What the ledger cannot see: a database restored from a copy has forgotten what was released since,
+and two copies of a site each have the whole budget.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -28,8 +29,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from bidro.errors import BidroError
-from bidro.privacy.write_ahead import write_ahead
+from bidro.core.errors import BidroError
 
 _WAIT = 120.0  # seconds for another process of this site to end its transaction
 
@@ -216,3 +216,21 @@ def _spent(connection: sqlite3.Connection, most: int) -> Fraction:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+_PAUSE = 0.01
+
+
+def write_ahead(connection: sqlite3.Connection, seconds: float) -> None:
+    """Let the file keep its log. Where other processes do the same at this moment SQLite says at once that it
+    is locked, whatever the connection's timeout: so it is tried again for so many seconds. Raises
+    sqlite3.OperationalError after that."""
+    last = time.monotonic() + seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > last:
+                raise
+            time.sleep(_PAUSE)

@@ -1,4 +1,4 @@
-"""The three releases of a site with a budget: second moments, gradients, and kept-out losses as sums.
+"""The three releases of a site with a budget: second moments, gradients, and held-out losses as sums.
 
 Each is a sum over rows of whole numbers plus discrete Gaussian noise. What one row can change it by, in the
 L2 norm, is a whole number of steps that some row attains; a person with k rows can change it by k times as
@@ -16,15 +16,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.arrays import Floats
-from bidro.errors import BidroError
+from bidro.core.arrays import Floats
+from bidro.core.errors import BidroError
 from bidro.privacy.accounting import noise_variance
 from bidro.privacy.discrete_gaussian import SECRET_BITS, Bits, discrete_gaussian
-from bidro.privacy.fixed_point import Integers, check_clip, clipped_rows, column_sums, gram
+from bidro.privacy.row_arithmetic import Integers, check_clip, clipped_rows, column_sums, gram
 
 # Steps of the longest row. Sums of squares of 2^27 such rows still fit in 64 bits.
 MOMENT_STEPS = 2**18
-# Of a gradient, of the loss beside it, and of both together: 24^2 + 7^2 = 25^2.
+# Of a gradient, of the loss with it, and of both together: 24^2 + 7^2 = 25^2.
 GRADIENT_STEPS, LOSS_STEPS, JOINT_STEPS = 24 * 2**14, 7 * 2**14, 25 * 2**14
 BERNSTEIN_STEPS = 2**30
 MOST_DEGREE = 64
@@ -80,7 +80,7 @@ def moments(
     scale = moments_scale(z.shape[1], clip, rho, rows_per_person)
     sums = gram(clipped_rows(z, clip, MOMENT_STEPS))
     rows, columns = upper(z.shape[1])
-    return _noisy([sums[i][j] for i, j in zip(rows, columns, strict=True)], scale, bits)
+    return with_noise([sums[i][j] for i, j in zip(rows, columns, strict=True)], scale, bits)
 
 
 def upper(m: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -121,7 +121,7 @@ def gradients(
     scale = gradients_scale(rows.shape[1] - 1, clip, loss_clip, rho, rows_per_person)
     gradient = clipped_rows(rows[:, :-1], clip, GRADIENT_STEPS)
     loss = clipped_rows(rows[:, -1:], loss_clip, LOSS_STEPS)
-    return _noisy(column_sums(np.hstack([gradient, loss])), scale, bits)
+    return with_noise(column_sums(np.hstack([gradient, loss])), scale, bits)
 
 
 def bernstein_scale(degree: int, rho: Fraction | None, rows_per_person: int = 1) -> Scale:
@@ -141,7 +141,7 @@ def bernstein(
     With degree 1 and values 0 and 1 these are two counts: of zeros and of ones.
     """
     scale = bernstein_scale(degree, rho, rows_per_person)
-    return _noisy(column_sums(bernstein_steps(v, degree)), scale, bits)
+    return with_noise(column_sums(bernstein_steps(v, degree)), scale, bits)
 
 
 def bernstein_steps(v: Floats, degree: int) -> Integers:
@@ -177,7 +177,7 @@ def _variance(rho: Fraction | None, sensitivity: int, rows_per_person: int) -> F
     return Fraction(0) if rho is None else noise_variance(rho, (sensitivity * rows_per_person) ** 2)
 
 
-def _noisy(sums: list[int], scale: Scale, bits: Bits) -> Noisy:
+def with_noise(sums: list[int], scale: Scale, bits: Bits) -> Noisy:
     """The sums with noise; numbers beyond 64 bits count as the largest, which is done after the noise."""
     counts = Counter(scale.variance)
     drawn = {variance: iter(discrete_gaussian(variance, n, bits)) for variance, n in counts.items()}

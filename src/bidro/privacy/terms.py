@@ -2,7 +2,7 @@
 every release (`Plan`): what it may cost, how rows are clipped and how large the noise is.
 
 All of it is public and depends on no row. The plan is the site's own: it follows from its budget and the
-agreement, so that a server can neither spend a budget in one question nor ask for less noise.
+agreement, so that a server can neither spend a budget in one query nor request less noise.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
-from bidro.errors import BidroError
+from bidro.core.errors import BidroError
 from bidro.privacy.accounting import rho_of
 from bidro.privacy.mechanisms import MOST_DEGREE, Scale, bernstein_scale, gradients_scale, moments_scale
-from bidro.privacy.row_losses import PrivateLoss
+from bidro.privacy.row_arithmetic import PrivateLoss
 
 # The two parts of a site's rows. They have one budget: by another agreement, or with a cell corrected, a
 # person may be in the other part.
-TRAINING, KEPT_OUT = "training", "kept-out"
+TRAINING, HELD_OUT = "training", "kept-out"
 # Rounds of gradients where the agreement says no number.
 _ROUNDS: dict[PrivateLoss, int] = {"squared": 8, "logistic": 6}
 _MOST_ROUNDS = 100
@@ -33,10 +33,10 @@ class Terms:
     """The part [privacy] of an agreement; None stands for what suits the loss and the columns."""
 
     gradients: int | None = None  # rounds of gradients
-    losses: float = 0.3  # the share of the budget that losses of rows kept out cost, where some are
+    losses: float = 0.3  # the share of the budget that losses of held-out rows cost, where there are some
     moments: float = 0.2  # the share of the rest that second moments cost
     clip: float | None = None  # the norm of (features, 1, target) beyond which rows count less
-    degree: int = 4  # of the polynomials that losses of rows kept out are told by
+    degree: int = 4  # of the polynomials by which losses of held-out rows are released
 
     def __post_init__(self) -> None:
         if self.gradients is not None and not _is_whole(self.gradients, 1, _MOST_ROUNDS):
@@ -87,12 +87,12 @@ class Budget:
 
     @property
     def numbers(self) -> tuple[float, float, float]:
-        """As they are told."""
+        """As they are sent."""
         return float(self.epsilon), float(self.delta), float(self.rows_per_person)
 
     @classmethod
-    def told(cls, numbers: tuple[float, float, float]) -> Budget | None:
-        """From what a site tells; None for three zeros, which say that it has none. Raises BidroError for
+    def reported(cls, numbers: tuple[float, float, float]) -> Budget | None:
+        """From what a site reports; None for three zeros, which say that it has none. Raises BidroError for
         what is no budget."""
         if numbers == (0.0, 0.0, 0.0):
             return None
@@ -105,7 +105,7 @@ class Budget:
 class Cost(NamedTuple):
     """Of one release."""
 
-    part: str  # of the rows that it is over: `TRAINING` or `KEPT_OUT`
+    part: str  # of the rows that it is over: `TRAINING` or `HELD_OUT`
     rho: Fraction
 
 
@@ -116,60 +116,60 @@ class Plan:
     loss: PrivateLoss
     columns: int  # m = features + 2
     rounds: int  # of gradients
-    of_losses: Fraction  # the share of the budget that losses of rows kept out cost; 0 where none are
+    of_losses: Fraction  # the share of the budget that losses of held-out rows cost; 0 where there are none
     of_moments: Fraction  # the share of the rest that second moments cost
     clip: float  # of z
     degree: int
-    units: bool = False  # whether rows are of units, so that kept-out losses are means over one's rows
+    people: bool = False  # whether rows are of people, so that held-out losses are means over one's rows
 
     @classmethod
     def of(
-        cls, terms: Terms, loss: PrivateLoss, features: int, units: bool = False, kept_out: bool = True
+        cls, terms: Terms, loss: PrivateLoss, features: int, people: bool = False, held_out: bool = True
     ) -> Plan:
-        """`kept_out`: whether rows are, whose losses are told."""
+        """`held_out`: whether there are held-out rows, whose losses are released."""
         m = features + 2
-        of_losses = Fraction(terms.losses) if kept_out else Fraction(0)
+        of_losses = Fraction(terms.losses) if held_out else Fraction(0)
         clip = math.sqrt(m / 2) if terms.clip is None else float(terms.clip)
         rounds = _ROUNDS[loss] if terms.gradients is None else terms.gradients
-        return cls(loss, m, rounds, of_losses, Fraction(terms.moments), clip, terms.degree, units)
+        return cls(loss, m, rounds, of_losses, Fraction(terms.moments), clip, terms.degree, people)
 
     @property
     def classes(self) -> bool:
         return self.loss == "logistic"
 
     def cost(self, question: str, budget: Budget) -> Cost:
-        """What a release costs: losses of rows kept out their share of the budget, of the rest second moments
+        """What a release costs: losses of held-out rows their share of the budget, of the rest second moments
         theirs, and every round of gradients as much of what is left. A whole run costs the budget."""
         losses = budget.rho * self.of_losses
         if question == "losses":
-            return Cost(KEPT_OUT, losses)
+            return Cost(HELD_OUT, losses)
         moments = (budget.rho - losses) * self.of_moments
         if question == "moments":
             return Cost(TRAINING, moments)
         return Cost(TRAINING, (budget.rho - losses - moments) / self.rounds)
 
     def moments_scale(self, budget: Budget | None) -> Scale:
-        return moments_scale(self.columns, self.clip, *self._paid("moments", budget))
+        return moments_scale(self.columns, self.clip, *self.charge("moments", budget))
 
     def gradients_scale(self, budget: Budget | None, clip: float, loss_clip: float) -> Scale:
         """Of the gradient, of the number of rows that are not clipped, and of the loss."""
-        return gradients_scale(self.columns, clip, loss_clip, *self._paid("gradients", budget))
+        return gradients_scale(self.columns, clip, loss_clip, *self.charge("gradients", budget))
 
     def losses_scale(self, budget: Budget | None) -> Scale:
-        return bernstein_scale(self.degree, *self.paid_for_losses(budget))
+        return bernstein_scale(self.degree, *self.charge_of_losses(budget))
 
     def mistakes_scale(self, budget: Budget | None) -> Scale:
         """Of the numbers of right and wrong predictions."""
-        return bernstein_scale(1, *self.paid_for_losses(budget))
+        return bernstein_scale(1, *self.charge_of_losses(budget))
 
-    def paid_for_losses(self, budget: Budget | None) -> tuple[Fraction | None, int]:
-        """(rho, rows a person) of the losses, and again of the mistakes, where there are classes; a unit is
+    def charge_of_losses(self, budget: Budget | None) -> tuple[Fraction | None, int]:
+        """(rho, rows a person) of the losses, and again of the mistakes, where there are classes; a person is
         one value, however many rows it has."""
-        rho, rows = self._paid("losses", budget)
+        rho, rows = self.charge("losses", budget)
         halved = rho / 2 if rho is not None and self.classes else rho
-        return halved, 1 if self.units else rows
+        return halved, 1 if self.people else rows
 
-    def _paid(self, question: str, budget: Budget | None) -> tuple[Fraction | None, int]:
+    def charge(self, question: str, budget: Budget | None) -> tuple[Fraction | None, int]:
         return (None, 1) if budget is None else (self.cost(question, budget).rho, budget.rows_per_person)
 
 

@@ -3,8 +3,8 @@
 Names of clients and columns come from others' data, so nothing of the content is ever markup: the page holds
 it as JSON, its script writes it as text, and its policy allows that one script and one style sheet only.
 
-In the content, `rows` are those that training used and `held_out_rows` those kept out of it, both for each
-client and in all. Where no rows were kept out, the losses of `overall` are those of training.
+In the content, `rows` are those that training used and `held_out_rows` held-out ones, both for each
+client and in all. Where no rows were held out, the losses of `overall` are those of training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 # One script, in this order.
 _SCRIPTS = tuple(
     f"page_{part}.js"
-    for part in ("parts", "promises", "message", "price", "clients", "curves", "sites", "training")
+    for part in ("parts", "promises", "message", "cost", "clients", "curves", "sites", "training")
 )
 # In a script element the parser looks for these, whatever the JSON around them.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}

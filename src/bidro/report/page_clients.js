@@ -1,10 +1,10 @@
-// The clients side by side: under pooled training, the shared model and their own.
+// The clients side by side: under pooled training, the shared model and their personal ones.
 
 const plainOf = (client, which) => (which === "shared" ? untold[client.name] : null) ?? plainly?.clients?.[client.name]?.[which] ?? null;
 
 /** What is inOrder and listed of each client: typical errors or shares of right predictions, else losses. */
 function sideBySide() {
-  const same = report.paid?.pooled;
+  const same = report.robustness_cost?.pooled;
   const of = (which, field) => (plainly ? (c) => plainOf(c, which) : field);
   const all = [
     {
@@ -22,14 +22,14 @@ function sideBySide() {
           value: of("shared", (c) => c.loss),
           before: (c) => (c.name in untold ? "less than " : ""),
         }]),
-    { label: "Own model", shape: "down", tone: "sky", value: (c) => (c.has_own ? of("own", (o) => o.own)(c) : null) },
+    { label: "Personal model", shape: "down", tone: "sky", value: (c) => (c.has_personal ? of("personal", (o) => o.personal)(c) : null) },
     { label: guessLabel(), shape: "circle", tone: "grey", value: of("guess", () => null) },
   ];
   return all.filter((s) => clients.some((c) => isKnown(s.value(c))));
 }
 
 // All use one model, which is what there would be to compare with.
-const nobodyMoves = Boolean(report.paid?.pooled) && !someOwn;
+const nobodyMoves = Boolean(report.robustness_cost?.pooled) && !somePersonal;
 
 const guessLabel = () =>
   plainly?.guess?.kind === "class" ? `Always “${plainly.guess.value}”` : `Always ${GUESSES[plainly?.guess?.kind]}`;
@@ -43,7 +43,7 @@ function gains() {
     return absentFigure("gains-figure", `Not shown: ${reason}`);
   }
   element("gains-words").textContent = gainsWords();
-  const change = (c) => (comparable && !nobodyMoves ? c.own_change.mean / c.pooled : -byLoss(c));
+  const change = (c) => (comparable && !nobodyMoves ? c.personal_change.mean / c.pooled : -byLoss(c));
   const ordered = [...clients].sort((a, b) => change(a) - change(b));
   const caption = () => {
     const shown = shownOf();
@@ -90,25 +90,25 @@ function shareScale(values) {
   return (from, to) => linearScale(Math.max(0, low - room), Math.min(1, high + room), from, to);
 }
 
-const changeWords = ({ own_change: { mean, se }, pooled }) =>
+const changeWords = ({ personal_change: { mean, se }, pooled }) =>
   signed(mean / pooled) + (isKnown(se) ? ` ± ${(100 * (se / pooled)).toFixed(1)}%` : "");
 
 function gainsWords() {
   const words = [];
-  const { pooled, own } = report.overall ?? {};
-  if (nobodyMoves) words.push("The shared model is that of pooled training, and no client has its own: nobody gains or loses by it.");
+  const { pooled, personal } = report.overall ?? {};
+  if (nobodyMoves) words.push("The shared model is that of pooled training, and no client has a personal one: nobody gains or loses by it.");
   else if (comparable && pooled) {
-    const after = own ?? report.overall;
+    const after = personal ?? report.overall;
     const change = (field) => signed(after[field] / pooled[field] - 1);
     const counted = (verdict) => count(clients.filter((c) => c.verdict === verdict).length);
     words.push(
-      `Against pooled training, with every client using ${someOwn ? "its own model where it has one" : "the shared model"},`,
-      `the mean loss on rows kept out changes by ${change("mean")}, that of the worst tenth of the clients by ${change("worst_decile")}.`,
+      `Against pooled training, with every client using ${somePersonal ? "its personal model where it has one" : "the shared model"},`,
+      `the mean loss on held-out rows changes by ${change("mean")}, that of the worst tenth of the clients by ${change("worst_decile")}.`,
       `Of ${plural(clients.length, "client")}, ${counted("gains")} clearly gain and ${counted("loses")} clearly`,
       "lose (by more than two standard errors).",
     );
   } else if (trained) words.push(`There is nothing to compare with: ${report.held_out_rows > 0 ? why("pooled") : why("held_out")}`);
-  if (isKnown(report.varies) && !report.paid?.pooled) {
+  if (isKnown(report.varies) && !report.robustness_cost?.pooled) {
     const share = `${Math.round(100 * report.varies)}%`;
     words.push(`The shared model's predictions vary ${share} as much as those of pooled training.`);
   }
@@ -120,7 +120,7 @@ function plainTable(series) {
   const format = areRight ? () => tenths : undefined;
   const columns = [
     { label: "Client", words: true, value: (c) => c.name },
-    { label: judged ? "Rows kept out" : "Rows", value: (c) => (judged ? c.held_out_rows : c.rows), format: () => count },
+    { label: judged ? "Held-out rows" : "Rows", value: (c) => (judged ? c.held_out_rows : c.rows), format: () => count },
     ...series.map((s) => ({ label: s.short ?? s.label, value: s.value, before: s.before, format, classes: `plain-${s.shape}` })),
   ];
   const what = areRight ? "Shares of right predictions" : `Typical errors in ${measure}`;

@@ -9,7 +9,7 @@ const threeDigits = (value) => minus(new Intl.NumberFormat("en-GB", { maximumSig
 
 /** Of a client whose loss is told with noise as large as it is: what its typical error is less than. */
 const untold = plainly?.untold ?? {};
-const UNTOLD = "Where it says “less than”, the noise that protects the rows kept out does not let more be told: there are too few of them.";
+const UNTOLD = "Where it says “less than”, the noise that protects the held-out rows does not allow more to be said: there are too few of them.";
 
 function concerns() {
   const given = report.concerns ?? [];
@@ -30,7 +30,7 @@ function lead() {
   const seen = trained
     ? judged
       ? ` Trained on ${noisy}${plural(report.rows, "row")}, and judged on ${plural(report.held_out_rows, "other row")} that training never saw.`
-      : ` Trained on ${noisy}${plural(report.rows, "row")}; no rows were kept out to judge it by.`
+      : ` Trained on ${noisy}${plural(report.rows, "row")}; no rows were held out to judge it by.`
     : ` Judged on ${plural(report.held_out_rows, "row")}.`;
   element("lead").replaceChildren(
     "A model that predicts ",
@@ -53,9 +53,9 @@ function guessWords() {
 /** [what it is called, its value, tone, shape], the models in use first. */
 function plainModels() {
   const { models } = plainly;
-  const same = report.paid?.pooled;
+  const same = report.robustness_cost?.pooled;
   const all = [
-    ["own", "With own corrections", "sky"],
+    ["personal", "With personal models", "sky"],
     ["shared", same ? "Shared model (= pooled training)" : trained ? "Shared model" : "This model", "blue"],
     ...(same ? [] : [["pooled", "Pooled training", "orange"]]),
     ["guess", plainly.guess?.kind === "class" ? `Always “${plainly.guess.value}”` : `Always ${GUESSES[plainly.guess?.kind]}`, "grey"],
@@ -79,7 +79,7 @@ function well() {
   element("well-words").append(ends(shown[0].name));
   const caption =
     (areRight ? "Right predictions, longer is better." : `Typical error in ${measure}, shorter is better: ${plainly.words}.`) +
-    (plainly.guess_kept_out === false && judged ? " The guess is judged on training rows: sites are not asked for more." : "");
+    (plainly.guess_held_out === false && judged ? " The guess is evaluated on training rows: sites do not send more." : "");
   const most = Math.max(...shown.map((m) => m.value));
   figure("well-figure", caption, (width) => wellChart(width, shown, areRight ? 1 : most));
 }
@@ -88,13 +88,13 @@ function well() {
 function ends(which) {
   const told = clients.filter((c) => !(c.name in untold));
   const each = told.map((c) => [c.name, plainly.clients[c.name][which]]).sort((a, b) => a[1] - b[1]);
-  const some = told.length < clients.length ? ` For ${plural(clients.length - told.length, "client")} the noise does not let it be told.` : "";
+  const some = told.length < clients.length ? ` For ${plural(clients.length - told.length, "client")} the noise does not allow it to be said.` : "";
   if (each.length < 2) return some;
   const [[least, low], [most, high]] = areRight ? [each.at(-1), each[0]] : [each[0], each.at(-1)];
   return ` It does best for ${least} (${plain(low)}) and worst for ${most} (${plain(high)}).${some}`;
 }
 
-/** What the model is worth beside one guess for everybody. */
+/** What the model is worth compared with one guess for everybody. */
 function againstGuess(inUse) {
   const guess = plainly.models.guess;
   if (!isKnown(guess)) return ".";
@@ -150,9 +150,9 @@ function promised() {
 }
 
 /** Words, and what to know of them. A bound that one guess for everybody keeps as well promises nothing of use. */
-function plainPromise({ of, bound, largest, shortage, binding, rows, enough, units, over_rows: overRows }) {
+function plainPromise({ of, bound, largest, shortage, binding, rows, enough, people: byPeople, over_rows: overRows }) {
   const level = `With ${levelWords()} confidence`;
-  const draws = units ? "people" : "rows";
+  const draws = byPeople ? "people" : "rows";
   if (shortage) return [[make("strong", {}, `Too few ${draws} to promise anything`), ` with ${levelWords()} confidence: ${shortage}.`], ""];
   // The bound is for any mixture, and so is what it is held against: the client for which the guess is worst.
   const guesses = known(clients.map((c) => plainOf(c, "guess")));
@@ -160,28 +160,28 @@ function plainPromise({ of, bound, largest, shortage, binding, rows, enough, uni
   const useless = guesses.length > 0 && (areRight ? bound < guess : bound > guess);
   const size = useless ? "" : "big";
   const big = make("strong", { class: size, id: "promised-value", "data-value": bound }, plain(bound));
-  const people = units ? " as a mean of people," : "";
-  const whom = `${people} for ${report.mixtures}${of.startsWith("own") ? ", each using its own model" : ""}.`;
+  const people = byPeople ? " as a mean of people," : "";
+  const whom = `${people} for ${report.mixtures}${of.startsWith("personal") ? ", each using its personal model" : ""}.`;
   const words = areRight
     ? [`${level}, at least `, big, ` of predictions are right,${whom}`]
     : [`${level}, predictions are typically off by at most `, big, `${counted},${whom}`];
   const cut = isKnown(largest) ? ` An error counts as at most ${plain(largest)}${counted}.` : "";
-  const set = ` The bound is set by ${binding}, with ${units ? people1(rows) : plural(rows, "row")} kept out`;
+  const set = ` The bound is set by ${binding}, with ${byPeople ? people1(rows) : plural(rows, "row")} held out`;
   if (useless) {
     const few = make("strong", {}, `Too few ${draws} to promise anything of use.`);
     const more = enough > rows ? `; ${count(enough)} with the same mean would bring it half way to that mean.` : "; more lower it.";
     const reached = `${sentence(guessWords())} came to ${plain(guess)}${areRight ? "" : counted} where it is worst.`;
-    return [[few, " ", ...words], `${reached}${set}${more}${ofRows(units, overRows)}`];
+    return [[few, " ", ...words], `${reached}${set}${more}${ofRows(byPeople, overRows)}`];
   }
-  return [words, `For new ${draws} like those kept out, whichever client they come from.${cut}${set}.${ofRows(units, overRows)}`];
+  return [words, `For new ${draws} like those held out, whichever client they come from.${cut}${set}.${ofRows(byPeople, overRows)}`];
 }
 
 const people1 = (number) => (number === 1 ? "1 person" : `${count(number)} people`);
 
 /** Beside what is promised of a mean of people: the mean of rows, in which people with many rows count for more. */
-function ofRows(units, overRows) {
-  if (!units) return "";
-  if (!overRows) return " As a mean of rows it is not told: people with many rows count for more in that.";
+function ofRows(byPeople, overRows) {
+  if (!byPeople) return "";
+  if (!overRows) return " As a mean of rows it is not reported: people with many rows count for more in that.";
   const of = (value) => (areRight ? `${plain(value)} right` : `${plain(value)}${counted}`);
   const seen = `was ${of(overRows.observed)} where it is worst`;
   if (!isKnown(overRows.bound))

@@ -10,14 +10,14 @@ const NARROW = 480;
 const LOG_FROM = 25; // times the smallest value, where a linear axis would hide the small ones
 const unit = report.loss.unit ? ` ${report.loss.unit}` : "";
 // What the target is counted in, where somebody said so, behind a number; and behind an error, else its name.
-const counted = report.measured_in ? ` ${report.measured_in}` : "";
+const counted = report.target_unit ? ` ${report.target_unit}` : "";
 const offBy = counted || ` in ${report.target}`;
-const measure = report.measured_in ?? report.target;
+const measure = report.target_unit ?? report.target;
 const levels = report.levels ?? [];
 const clients = report.clients;
 // Of a model that was trained elsewhere only predictions are known.
 const trained = report.trained !== false;
-const someOwn = clients.some((c) => c.has_own);
+const somePersonal = clients.some((c) => c.has_personal);
 let chosen = Math.min(Math.max(report.default_level ?? 0, 0), Math.max(levels.length - 1, 0));
 const followers = []; // called when the confidence changes
 
@@ -203,7 +203,7 @@ function figure(id, caption, render, legend = []) {
 /** About the width of a page, so that words in a picture are printed at their size. */
 const PAPER_WIDTHS = [
   ["#well-figure", 320],
-  ["#price", 470],
+  ["#cost", 470],
   [".half, .pair", 500],
 ];
 const paperWidth = (plot) => PAPER_WIDTHS.find(([where]) => plot.closest(where))?.[1] ?? 820;

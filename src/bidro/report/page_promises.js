@@ -1,6 +1,6 @@
 // What was trained, what is promised of it exactly, and how each client fares.
 
-// Without rows kept out, a client's loss is that of training over again.
+// Without held-out rows, a client's loss is that of training over again.
 const judged = report.held_out_rows > 0 && clients.some((c) => isKnown(c.loss));
 const byLoss = (client) => (judged ? client.loss : null) ?? client.training_loss ?? 0;
 
@@ -44,14 +44,14 @@ function howItDoes() {
   const where = !trained
     ? ["On these rows, which it must not have been trained on,"]
     : judged
-    ? [`A further ${plural(report.held_out_rows, "row")} were kept out of training.`, "On those,"]
+    ? [`A further ${plural(report.held_out_rows, "row")} were held out of training.`, "On those,"]
     : [
         `How it does on rows that training never saw is not known: ${why("held_out")}`,
         "On the rows of training,",
       ];
   return [
     ...where,
-    `the mean loss${someOwn ? " of the shared model" : ""} is ${loss(overall.mean)};`,
+    `the mean loss${somePersonal ? " of the shared model" : ""} is ${loss(overall.mean)};`,
     `that of the worst client, ${worst.name}, is ${loss(overall.worst_client)};`,
     `and that of the worst tenth of the clients is ${loss(overall.worst_decile)}.`,
   ];
@@ -61,15 +61,15 @@ function facts() {
   const all = [
     ["Clients", count(clients.length)],
     ...(trained ? [["Rows trained on", count(report.rows)]] : []),
-    ["Rows kept out", count(report.held_out_rows)],
+    ["Held-out rows", count(report.held_out_rows)],
     ["Mean loss", loss(report.overall?.mean)],
     ["Worst client", loss(report.overall?.worst_client)],
     ["Worst tenth of clients", loss(report.overall?.worst_decile)],
   ];
-  if (someOwn)
+  if (somePersonal)
     all.push(
-      ["Mean loss, own models", loss(report.overall?.own?.mean)],
-      ["Worst tenth, own models", loss(report.overall?.own?.worst_decile)],
+      ["Mean loss, personal models", loss(report.overall?.personal?.mean)],
+      ["Worst tenth, personal models", loss(report.overall?.personal?.worst_decile)],
     );
   const given = all.filter(([, value]) => value !== "–");
   element("facts").replaceChildren(
@@ -89,14 +89,14 @@ const STATEMENTS = {
   interval: { title: "Interval", tone: "blue" },
   held_out: { title: "Held-out bound", tone: "green", id: "held-out-bound" },
   clipped: { title: "Held-out bound, losses clipped", tone: "orange", id: "clipped-bound" },
-  own: { title: "With own models, losses clipped", tone: "sky", id: "own-bound" },
+  personal: { title: "With personal models, losses clipped", tone: "sky", id: "personal-bound" },
   mistakes: { title: "Share of mistakes", tone: "purple", id: "mistakes-bound" },
-  own_mistakes: { title: "Share of mistakes, with own models", tone: "sky", id: "own-mistakes-bound" },
+  personal_mistakes: { title: "Share of mistakes, with personal models", tone: "sky", id: "personal-mistakes-bound" },
   shift: { title: "Clipped, with room for shift", tone: "vermilion", id: "shift-bound" },
 };
 
-// Stated only where there are classes, or own models; what is not wanted is not called absent.
-const OPTIONAL = ["mistakes", "own", "own_mistakes"];
+// Stated only where there are classes, or personal models; what is not wanted is not called absent.
+const OPTIONAL = ["mistakes", "personal", "personal_mistakes"];
 const isShare = (name) => name.endsWith("mistakes");
 
 const levelWords = () => (isKnown(here().confidence) ? percent(here().confidence) : "no stated confidence");
@@ -132,24 +132,24 @@ function confidenceControl() {
 }
 
 function statement() {
-  const { interval, held_out: held, clipped, mistakes, shift, own, own_mistakes: ownMistakes } = here();
+  const { interval, held_out: held, clipped, mistakes, shift, personal, personal_mistakes: personalMistakes } = here();
   const parts = [];
-  const people = (part) => (part?.units ? " as a mean of people" : "");
+  const people = (part) => (part?.people ? " as a mean of people" : "");
   const subject = () => (parts.length ? "it" : "the true mean loss");
   if (interval) parts.push(`${subject()} lies ${between(interval)}`);
-  if (held) parts.push(`judged by rows kept out, ${subject()} is at most ${loss(held.bound)}${people(held)}`);
+  if (held) parts.push(`by held-out rows, ${subject()} is at most ${loss(held.bound)}${people(held)}`);
   if (clipped)
     parts.push(
       `with each loss counted as at most ${loss(clipped.largest)}, ${subject()} is at most ${loss(clipped.bound)}${people(clipped)}`,
     );
-  if (own)
-    parts.push(`counted so, with every client using its own model, ${subject()} is at most ${loss(own.bound)}${people(own)}`);
+  if (personal)
+    parts.push(`counted so, with every client using its personal model, ${subject()} is at most ${loss(personal.bound)}${people(personal)}`);
   if (shift)
     parts.push(
       `with room for a shift of ${number(shift.radius)} inside each client as well, it is at most ${loss(shift.bound)}${people(clipped)}`,
     );
   if (mistakes) parts.push(`at most ${percent(mistakes.bound)} of predictions are wrong${people(mistakes)}`);
-  if (ownMistakes) parts.push(`with own models, at most ${percent(ownMistakes.bound)} of predictions are wrong${people(ownMistakes)}`);
+  if (personalMistakes) parts.push(`with personal models, at most ${percent(personalMistakes.bound)} of predictions are wrong${people(personalMistakes)}`);
   if (parts.length === 0 && Object.keys(here().too_few ?? {}).length)
     return `There are too few rows to promise anything at a confidence of ${levelWords()}. How many would do is below.`;
   if (parts.length === 0) return "No statement can be made about new rows. The reasons are below.";
@@ -199,7 +199,7 @@ function intervalFigures({ lower, upper }) {
   return make("p", { class: "figures" }, ...from, top, unit);
 }
 
-function boundFigures(name, id, { bound, units }) {
+function boundFigures(name, id, { bound, people }) {
   const text = isShare(name) ? percent(bound) : number(bound);
   return make(
     "p",
@@ -207,7 +207,7 @@ function boundFigures(name, id, { bound, units }) {
     "at most ",
     valued(id, bound, text),
     isShare(name) ? "" : unit,
-    units ? " as a mean of people" : "",
+    people ? " as a mean of people" : "",
   );
 }
 
@@ -219,7 +219,7 @@ function extra(name, found) {
 }
 
 function certificateFigure() {
-  const names = ["interval", "held_out", "clipped", "own", "shift"].filter(inSomeLevel);
+  const names = ["interval", "held_out", "clipped", "personal", "shift"].filter(inSomeLevel);
   if (names.length === 0)
     return absentFigure(
       "certificate-figure",
@@ -229,7 +229,7 @@ function certificateFigure() {
     { value: report.overall?.mean, tone: "ink dashed", label: "mean over all clients" },
     { value: report.overall?.worst_client, tone: "ink", label: "worst client" },
   ].filter((line) => isKnown(line.value));
-  const source = judged ? "observed on rows kept out" : "observed in training";
+  const source = judged ? "observed on held-out rows" : "observed in training";
   const ends = levels.flatMap((l) => names.map((n) => l[n]?.upper ?? l[n]?.bound));
   const scale = lossScale([...ends, ...lines.map((l) => l.value)]);
   const caption =
@@ -273,8 +273,8 @@ function against() {
     { label: "At most", value: atLevel("against", "clients"), format: () => number, classes: "difference-bound" },
   ];
   const inUnits = report.loss.unit ? `, in ${report.loss.unit}` : "";
-  const { largest: most, units } = here().against;
-  const people = units ? " as a mean of people" : "";
+  const { largest: most, people: byPeople } = here().against;
+  const people = byPeople ? " as a mean of people" : "";
   const below = isKnown(most)
     ? `each counted as at most ${loss(most)}: below 0 it is lower as counted${people}`
     : `below 0 this model is better${people}`;
@@ -304,7 +304,7 @@ function clientsTable() {
       data: (c) => ({ "data-client": c.name }),
     },
     ...(trained ? [{ label: "Rows", group: "Client", value: (c) => c.rows, format: () => count }] : []),
-    ...(judged ? heldOutColumns("On rows kept out") : []),
+    ...(judged ? heldOutColumns("On held-out rows") : []),
     ...(judged || trained ? [] : [{ label: "Rows", group: "Client", value: (c) => c.held_out_rows, format: () => count }]),
     ...(trained ? trainingColumns("In training") : []),
     ...certificateColumns("At the chosen confidence"),
@@ -351,11 +351,11 @@ function heldOutColumns(group) {
 
 /** Losses on the same rows under pooled training and the model that the client uses, and what changed. */
 function againstPooled(group) {
-  const plusMinus = (c, text) => (isKnown(c.own_change.se) ? ` ± ${text(c.own_change.se)}` : "");
+  const plusMinus = (c, text) => (isKnown(c.personal_change.se) ? ` ± ${text(c.personal_change.se)}` : "");
   return [
     { label: "Pooled", group, value: (c) => c.pooled, classes: "pooled" },
-    { label: "Model in use", group, value: (c) => c.own, classes: "own" },
-    { label: "Change ± error", group, value: (c) => c.own_change.mean, tail: plusMinus, classes: "change" },
+    { label: "Model in use", group, value: (c) => c.personal, classes: "personal" },
+    { label: "Change ± error", group, value: (c) => c.personal_change.mean, tail: plusMinus, classes: "change" },
   ];
 }
 
@@ -363,9 +363,9 @@ function certificateColumns(group) {
   const all = [
     ["held_out", "clients", "Held\u2011out bound", "held-out"],
     ["clipped", "clients", "Clipped bound", "clipped"],
-    ["own", "clients", "Clipped, own model", "own-bound"],
+    ["personal", "clients", "Clipped, personal model", "personal-bound"],
     ["mistakes", "clients", "Mistakes at most", "mistakes"],
-    ["own_mistakes", "clients", "Mistakes, own model", "own-mistakes"],
+    ["personal_mistakes", "clients", "Mistakes, personal model", "personal-mistakes"],
     ["interval", "radii", "Radius", "radius"],
     ["interval", "risks", "Robust risk", "robust"],
   ];
@@ -393,19 +393,19 @@ function clientsCaption() {
 
 function clientsWords() {
   const words = judged
-    ? "The loss on rows kept out is what to expect of new rows like those. " +
+    ? "The loss on held-out rows is what to expect of new rows like those. " +
       (trained ? "The loss in training is for comparison: it is usually a little lower." : "")
     : trained
       ? "Only losses on the rows of training are known, and these flatter a model."
-      : "The clients have told bounds alone: their losses are not known.";
+      : "The clients reported bounds alone: their losses are not known.";
   const clipped = judged ? here().clipped : null;
-  const most = clipped ? ` No row kept out is counted as more than ${loss(clipped.largest)}.` : "";
-  const used = report.overall?.own
-    ? " Both are of the shared model; “model in use” is the client's own, where it has one."
+  const most = clipped ? ` No held-out row is counted as more than ${loss(clipped.largest)}.` : "";
+  const used = report.overall?.personal
+    ? " Both are of the shared model; “model in use” is the client's personal one, where it has one."
     : "";
   element("clients-words").textContent = words + most + used;
   const missing = [];
-  if (!judged && trained) missing.push(`The loss on rows kept out is absent: ${why("held_out")}`);
+  if (!judged && trained) missing.push(`The loss on held-out rows is absent: ${why("held_out")}`);
   element("clients-absent").textContent = missing.join(" ");
   element("clients-absent").hidden = missing.length === 0;
 }
@@ -415,8 +415,8 @@ function clientsWords() {
 const SERIES = [
   { label: "Loss in training", shape: "circle", tone: "grey", dy: -6, value: (c) => c.training_loss },
   {
-    label: "Loss on rows kept out, ± one standard error",
-    short: "Loss on rows kept out",
+    label: "Loss on held-out rows, ± one standard error",
+    short: "Loss on held-out rows",
     shape: "square",
     tone: "sky",
     dy: 6,
@@ -460,7 +460,7 @@ function dots() {
   const series = SERIES.filter((s) => known(allValues(s)).length);
   const shown = [...clients].sort((a, b) => byLoss(b) - byLoss(a)).slice(0, MOST_ROWS);
   const scale = lossScale(series.flatMap(allValues));
-  const by = judged ? "loss on rows kept out" : "loss in training";
+  const by = judged ? "loss on held-out rows" : "loss in training";
   const which =
     shown.length < clients.length
       ? `The ${shown.length} clients with the highest ${by}, of ${count(clients.length)}; the table above has all.`

@@ -76,7 +76,7 @@ function leftTable(left) {
     { label: "Numbers", value: (kind) => kind.numbers, format: () => count },
     { label: "Bytes", value: (kind) => kind.bytes, format: () => count },
     { label: "Rows behind a number", value: (kind) => kind.fewest_rows, format: () => count },
-    { label: "What it tells", value: (kind) => kind.reveals, format: () => String, classes: "words" },
+    { label: "What it reveals", value: (kind) => kind.reveals, format: () => String, classes: "words" },
   ];
   const caption = "All that left the sites, in all. Of each number, the fewest rows that it is computed from.";
   sortableTable(element("left"), "left-caption", caption, columns, left, { column: 3, up: false });

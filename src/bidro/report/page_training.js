@@ -21,7 +21,7 @@ function binds() {
         ? ` The ${shown.length} clients with the largest weights, of ${count(clients.length)};` +
           ` the others weigh ${percent(rest)} together.`
         : "";
-    return `The weight of each client in the worst mixture, beside its share of the rows.${which}`;
+    return `The weight of each client in the worst mixture, with its share of the rows.${which}`;
   };
   const most = Math.max(...clients.flatMap((c) => [c.weight, c.share]));
   figure(
@@ -118,7 +118,7 @@ function shiftBars({ client, moved }, extent) {
   const caption =
     `${client}: how far the worst case typically moves a row, feature by feature, largest first. ` +
     "Rows move in both directions, so that the mean may stay: on the right, the mean in the data and in " +
-    "the worst case, or by how much it moves where that is not told (by clients, or of few rows). The axis is the same for all clients.";
+    "the worst case, or by how much it moves where that is not reported (by clients, or of few rows). The axis is the same for all clients.";
   signedBars("worst-figure", caption, "Average move, in standard deviations", rows, signTone, extent);
 }
 
@@ -263,16 +263,16 @@ function calibration() {
   );
 }
 
-function choiceRule({ price, given, pooled }) {
+function choiceRule({ max_cost: most, given, pooled }) {
   if (given) return "Its weights were given: candidates with other weights are only to compare.";
   const by = "the loss of the worst fifth of the clients on the rows left out";
-  if (!isKnown(price)) return `Of all it is the one with the lowest value of ${by}.`;
+  if (!isKnown(most)) return `Of all it is the one with the lowest value of ${by}.`;
   // Of one client alone there is no mixture, and radii alone are compared.
   const before = isKnown(pooled) ? "pooled training" : "training without a radius";
   return (
     `Against ${before}, a candidate counts if it lowers ${by} by more than two standard errors (over the ` +
     "clients' folds), and if the rise of the mean loss plus one standard error (over the clients) is at most " +
-    `${percent(price)}; of few clients a little more than two and one is asked. Of those that count it is the one ` +
+    `${percent(most)}; of few clients a little more than two and one is required. Of those that count it is the one ` +
     `with the lowest worst fifth; where none does, it is ${before}. So a candidate in the table that looks better ` +
     "than the choice may be so by chance."
   );

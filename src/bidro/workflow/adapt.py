@@ -1,7 +1,7 @@
-"""A newcomer's own correction of a model that was trained without it, from a few rows.
+"""A personal correction of a model for a client that was not in training, from a few rows.
 
-It is held at the shared model as strongly as the clients of training allow: by the strongest shrinkage that
-was within a standard error of the best for them, so that few rows do no harm where clients are alike.
+It is shrunk to the shared model by the strongest shrinkage that was within a standard error of the best for
+the clients of training, so that few rows do no harm where clients are alike.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bidro.algorithms.own_correction import NONE, Shrinkage, own_models
-from bidro.arrays import Floats
-from bidro.errors import BidroError
-from bidro.guarantees.trained_rows import TrainedRows
-from bidro.model_file import Model
-from bidro.own_file import FILE, OwnModels, own_file_in, write_private
-from bidro.workflow.fit import require_place, write_folder
+from bidro.certify.trained_rows import TrainedRows
+from bidro.core.arrays import Floats
+from bidro.core.errors import BidroError
+from bidro.model.model_file import Model
+from bidro.model.personal_file import FILE, PersonalModels, personal_file_in, write_private
+from bidro.selection.personal import NONE, Shrinkage, personal_models
+from bidro.workflow.folder import require_place, write_folder
 
 
 @dataclass(frozen=True, eq=False)
 class Adapted:
-    """A client's own model, and how its predictions for the rows given differ from the shared model's."""
+    """A client's personal model, and how its predictions for the rows given differ from the shared
+    model's."""
 
     client: str
     x: Floats  # (d,) in the units of training
@@ -36,9 +37,9 @@ class Adapted:
     deviation: float | None  # of the shared model's predictions of a number; None for classes
     trained: TrainedRows  # the sketch of these rows, by which `bidro certify` notices them
 
-    def in_words(self, target: str, measured_in: str | None = None) -> str:
+    def in_words(self, target: str, target_unit: str | None = None) -> str:
         """Two sentences: what was done, and what is not known."""
-        unit = "" if measured_in is None else f" {measured_in}"
+        unit = "" if target_unit is None else f" {target_unit}"
         rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
         if self.deviation is None:
             what = f"the predicted class differs for {self.change:.0%} of them"
@@ -49,7 +50,7 @@ class Adapted:
             )
         kind = "offset" if math.isinf(self.shrinkage.slopes) else "correction"
         return (
-            f"Client '{self.client}' has its own {kind} of the model, from {rows}: {what}. No statement "
+            f"Client '{self.client}' has a personal {kind} of the model, from {rows}: {what}. No statement "
             "covers it, and these rows cannot tell how good it is: `bidro evaluate` on others can."
         )
 
@@ -65,15 +66,15 @@ class Adapted:
 
 
 def newcomers_shrinkage(model: Model) -> Shrinkage | None:
-    """How strongly a newcomer's model is held at the shared one; None where the clients of training gain
-    nothing by models of their own. Raises BidroError where nobody has looked."""
-    own: Mapping[str, Any] | None = model.settings.get("own")
-    if own is None:
+    """The shrinkage of a newcomer's model to the shared one; None where the clients of training gain nothing
+    by personal models. Raises BidroError for a model trained without personal models."""
+    personal: Mapping[str, Any] | None = model.settings.get("personal")
+    if personal is None:
         raise BidroError(
-            "This model was trained without own corrections, so that it is not known how strongly one must "
-            "be held; fit it with own corrections of its clients."
+            "This model was trained without personal models, so that it is not known how strongly one must "
+            "be held; fit it with personal models of its clients."
         )
-    found = Shrinkage(*(math.inf if part is None else float(part) for part in own["newcomers"]))
+    found = Shrinkage(*(math.inf if part is None else float(part) for part in personal["newcomers"]))
     return None if found == NONE else found
 
 
@@ -89,11 +90,12 @@ def adapt(model: Model, table: pd.DataFrame, client: str, shrinkage: Shrinkage) 
                 f"'{client}' alone, or a table without that column."
             )
     rows = model.rows(table)
-    x = own_models(model.loss, rows, [len(table)], model.x, shrinkage)[0]
+    x = personal_models(model.loss, rows, [len(table)], model.x, shrinkage)[0]
     trained = TrainedRows.of({client: rows}, adapted=client)
     named = table.assign(**{model.schema.client: client})
     before, after = (
-        np.asarray(replace(model, own=own).predict(named)["prediction"]) for own in ({}, {client: x})
+        np.asarray(replace(model, personal=personal).predict(named)["prediction"])
+        for personal in ({}, {client: x})
     )
     if model.schema.classes is not None:
         return Adapted(client, x, len(table), shrinkage, float(np.mean(before != after)), None, trained)
@@ -107,32 +109,32 @@ def require_newcomer(model: Model, client: str, force: bool) -> None:
         raise BidroError("Name the newcomer: --client NAME.")
     if force:
         return
-    if client in model.own:
+    if client in model.personal:
         raise BidroError(
-            f"Client '{client}' has a model of its own already; name another, or replace it with --force."
+            f"Client '{client}' has a personal model already; name another, or replace it with --force."
         )
     if client in model.clients:
         raise BidroError(
             f"Client '{client}' was in training, where it was seen to by itself; name another, or give it a "
-            "model of its own from these rows alone with --force."
+            "personal model from these rows alone with --force."
         )
 
 
 def write_adapted(
     folder: Path, model: Model, adapted: Adapted, out: Path | None, force: bool = False
 ) -> None:
-    """Put the correction, with the sketch of its rows, beside the others in the model folder or a copy."""
-    before = own_file_in(folder, model.x)
-    own = OwnModels(
+    """Put the correction, with the sketch of its rows, into the model folder or a copy."""
+    before = personal_file_in(folder, model.x)
+    personal = PersonalModels(
         {**before.clients, adapted.client: adapted.x},
         model.x,
         {**before.adapted, adapted.client: adapted.trained},
     ).to_bytes()
     if out is None:
-        write_private(folder / FILE, own)
+        write_private(folder / FILE, personal)
         return
     require_place(out, force)
     files: dict[str, str | bytes] = {
         path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()
     }
-    write_folder(out, {**files, FILE: own})
+    write_folder(out, {**files, FILE: personal})

@@ -1,90 +1,128 @@
-"""All options of `bidro fit` as one object, from a TOML file and back."""
+"""The options of `bidro fit` as one object, read from and written to TOML.
+
+The options of a table's columns are those of every command that reads one. As in `fit.settings`, what
+takes long to import is imported where it is used, so that the command's help is instant.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-from bidro.errors import BidroError
-from bidro.guarantees.asked import check_shift, is_number
-from bidro.guarantees.price import PRICE
-from bidro.guarantees.segments import DEFAULT_CURVES
-from bidro.losses.registry import TASKS, LossChoice, default_word, require_word
-from bidro.privacy.terms import Budget
-from bidro.tables.learned import require_filling
-from bidro.tables.schema import require_measure
-from bidro.training import Choices, Replies
-from bidro.transport import require_distances
-from bidro.workflow.toml_files import read_toml
+from bidro.core.errors import BidroError
+from bidro.core.files import read_toml
+from bidro.fit.settings import FitSettings, check_settings, names, setting, settings_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bidro.data.tables import Schema
+    from bidro.fit.fitted import Options
+    from bidro.privacy.terms import Budget, Terms
+
+# The levels of confidence that the report can show.
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+
+
+def _task(name: str, value: Any) -> None:
+    from bidro.losses.registry import TASKS
+
+    if value is not None and value not in TASKS:
+        raise BidroError(f"{name} must be one of {', '.join(TASKS)}; got {value!r}.")
+
+
+def _missing(name: str, value: Any) -> None:
+    from bidro.data.tables.learned import require_filling
+
+    require_filling(value)
+
+
+def _measure(name: str, value: Any) -> None:
+    from bidro.data.tables.schema import require_measure
+
+    if value is not None:
+        require_measure(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumns:
+    """What the columns of a table are. Raises BidroError for what stands for nothing, before one is read."""
+
+    client: str | None = setting(None, "Column that names the client; without it, a file's name does.")
+    target: str | None = setting(None, "Column to be predicted.")
+    target_unit: str | None = setting(
+        None, "What the target is counted in, such as days: for the report page.", _measure
+    )
+    schema: str | None = setting(
+        None,
+        "schema.toml that sites agree on: columns, units and all of training are as it says, as in `bidro "
+        "federate`.",
+        option=Path,
+        from_option=str,
+    )
+    task: str | None = setting(None, "regression or classification; guessed if not given.", _task)
+    features: tuple[str, ...] | None = names("Columns to use, separated by commas; all by default.", None)
+    categories: tuple[str, ...] = names(
+        "Columns that are categories whatever their cells look like, separated by commas."
+    )
+    drop: tuple[str, ...] = names("Columns to leave out, separated by commas.")
+    dates: tuple[str, ...] = names(
+        "Columns of dates, separated by commas; they count as days since 1970-01-01."
+    )
+    person: str | None = setting(
+        None,
+        "Column of the person or thing that a row is of: rows of one stay together, and it is no feature.",
+    )
+    missing: str = setting(
+        "refuse",
+        "refuse missing values; median: fill numbers by their median, tell which in a column of its own, and "
+        "give categories a level 'missing'; median-alone: fill numbers by their median and categories by "
+        "their commonest level.",
+        _missing,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def require_target(self) -> str:
+        if self.target is None:
+            raise BidroError("Name the column to be predicted: --target COLUMN.")
+        return self.target
+
+    def learned(self, table: pd.DataFrame, client: str) -> Schema:
+        """The schema of a table whose clients are named in this column."""
+        from bidro.data.tables import learn_schema
+
+        of_columns = (self.features, self.task, self.missing, self.person)
+        kinds = (self.categories, self.drop, self.dates)
+        found = learn_schema(table, client, self.require_target(), *of_columns, *kinds)
+        return replace(found, target_unit=self.target_unit)
 
 
 @dataclass(frozen=True)
-class FitOptions:
+class FitOptions(FitSettings, TableColumns):
     """See `bidro fit --help`. `support` has [lower, upper] by column."""
 
-    tables: tuple[str, ...] = ()
-    schema: str | None = None  # the file that sites agree on, where it says all the rest
-    client: str | None = None
-    target: str | None = None
-    measured_in: str | None = None  # what a target that is a number is counted in: for people
-    task: str | None = None
-    features: tuple[str, ...] | None = None
-    categories: tuple[str, ...] = ()  # columns that are categories whatever their cells look like
-    drop: tuple[str, ...] = ()
-    dates: tuple[str, ...] = ()  # columns of dates, which count as days since 1970-01-01
-    unit: str | None = None
-    loss: str | None = None
-    quantile: float = 0.5
-    threshold: float = 1.35
-    radius: float | str | Mapping[str, float] = 0.0
-    weights: float | str = "auto"
-    price: float | str = PRICE
-    criterion: str = "risk"
-    own: str = "auto"
-    curves: int | str | Mapping[str, int | str] = DEFAULT_CURVES
-    increasing: tuple[str, ...] = ()
-    decreasing: tuple[str, ...] = ()
-    metric: str = "features"
-    label_cost: float = 1.0
-    support: Mapping[str, Any] | None = None
-    confidence: float = 0.95
-    shift: float | None = None
-    hold_out: float = 0.2
-    missing: str = "refuse"
-    folds: int | None = None
-    gap: float = 1e-6
-    seed: int = 0
-    epsilon: float | None = None  # of a private fit in one process; between sites it is each site's own
-    delta: float = 1e-6
-    rows_per_person: int = 1
+    tables: tuple[str, ...] = names(option=None)
+    epsilon: float | None = setting(  # in one process; between sites it is each site's own
+        None, "Privacy budget of every client, to try a private fit: needs --schema.", option=float
+    )
+    delta: float = setting(1e-6, "Of the privacy budget.", option=float)
+    rows_per_person: int = setting(
+        1, "Rows that a person may have: needs the column `person` in the schema.", option=int
+    )
 
-    def changed(self, given: Mapping[str, Any]) -> FitOptions:
-        """With the options that were given; None stands for "not given"."""
-        return dataclasses.replace(self, **{k: v for k, v in given.items() if v is not None})
+    def __post_init__(self) -> None:
+        """Whether the loss is one of the task's is said here only where the task is given."""
+        from bidro.losses.registry import require_word
+        from bidro.risk.transport import require_distances
 
-    def check(self) -> None:
-        """Raise BidroError for an option that stands for nothing, as far as it shows before tables are read.
-
-        Whether the loss is one of the task's is said here only where the task is given.
-        """
-        self.choices()
-        check_shift(self.shift)
+        super().__post_init__()
         if self.radius == "bootstrap" or (self.support is not None and self.metric == "joint"):
             require_distances()
-        if not is_number(self.hold_out) or not 0 <= self.hold_out < 1:
-            raise BidroError(f"hold_out must be a share from 0 to below 1; got {self.hold_out!r}.")
-        if not is_number(self.quantile) or not 0 < self.quantile < 1:
-            raise BidroError(f"quantile must be a number strictly between 0 and 1; got {self.quantile!r}.")
-        if not is_number(self.threshold) or not 0 < self.threshold < math.inf:
-            raise BidroError(f"threshold must be a positive number; got {self.threshold!r}.")
-        check_task(self.task, self.missing)
-        if self.measured_in is not None:
-            require_measure(self.measured_in)
         self.budget()
         if self.loss is not None:
             require_word(self.loss, self.task)
@@ -92,6 +130,8 @@ class FitOptions:
     def budget(self) -> Budget | None:
         """The privacy budget of every client; None where the fit is not private. Raises BidroError for what
         is none, and where units would be read off the rows."""
+        from bidro.privacy.terms import Budget
+
         if self.epsilon is None:
             return None
         if self.schema is None:
@@ -102,84 +142,79 @@ class FitOptions:
             )
         return Budget(self.epsilon, self.delta, self.rows_per_person)
 
-    def choices(self, replies: Replies = "curvature") -> Choices:
-        """What training is to choose by. Raises BidroError for what stands for nothing."""
-        return Choices(
-            radius=self.radius,
-            weights=self.weights,
-            # A TOML file of this program holds no infinite numbers.
-            price=math.inf if self.price == "inf" else self.price,  # type: ignore[arg-type]
-            criterion=self.criterion,
-            own=None if self.own == "none" else self.own,
-            metric=self.metric,
-            label_cost=self.label_cost,
-            gap=self.gap,
-            folds=self.folds,
-            seed=self.seed,
-            confidence=self.confidence,
-            replies=replies,
-            curves=self._curves(),
-            increasing=self.increasing,
-            decreasing=self.decreasing,
+    def requested(self, schema: Schema, **more: Any) -> Options:
+        """What `fit` is to do with a table of this schema; `more` are fields of `Options`, and `replies`,
+        the most that clients may answer. Raises BidroError where the schema and the options have no loss."""
+        from bidro.data.tables import bounds_of
+        from bidro.fit.fitted import Options
+
+        settings = replace(
+            self,
+            curves=_with_categories(self.curves, schema),
+            replies=more.pop("replies", self.replies),
         )
-
-    def _curves(self) -> Any:
-        """As `Choices` has them: a TOML file has no word for None but "none"."""
-        if isinstance(self.curves, Mapping):
-            return {name: _curve(one) for name, one in self.curves.items()}
-        return None if self.curves == "none" else self.curves
-
-    def loss_choice(self, classes: int | None) -> LossChoice:
-        """The loss for a number (None) or for so many classes. Raises BidroError where there is none."""
-        word = self.loss or default_word("regression" if classes is None else "classification")
-        return LossChoice(word, classes, True, {"threshold": self.threshold, "quantile": self.quantile})
+        loss = self.loss_choice(None if schema.classes is None else len(schema.classes))
+        support = None if self.support is None else bounds_of(self.support, schema)
+        return Options(loss, settings, support, LEVELS, **more)
 
     def to_toml(self) -> str:
-        lines, tables = [], []
-        for name, value in dataclasses.asdict(self).items():
-            if isinstance(value, Mapping):
-                tables += ["", f"[{name}]", *(f"{_quoted(k)} = {_toml(v)}" for k, v in value.items())]
-            elif value is not None:
-                # Only a price may be infinite, and JSON has no word for that.
-                lines.append(f"{name} = {_toml('inf' if value == math.inf else value)}")
-        return "\n".join([*lines, *tables, ""])
+        content = self.in_file()
+        columns = dict.fromkeys(("tables", *(field.name for field, _ in settings_of(TableColumns))))
+        return "\n".join([*toml_lines({name: content[name] for name in {**columns, **content}}), ""])
 
     @classmethod
-    def from_toml(cls, path: Path) -> FitOptions:
-        content = read_toml(path)
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(content) - known)
-        if unknown:
-            raise BidroError(
-                f"'{path}' has an unknown option '{unknown[0]}'; there are {', '.join(sorted(known))}."
-            )
-        for name in ("tables", "features", "categories", "drop", "dates", "increasing", "decreasing"):
-            if name in content:
-                if not isinstance(content[name], list):
-                    raise BidroError(f"'{path}': {name} is a list of names; got {content[name]!r}.")
-                content[name] = tuple(map(str, content[name]))
-        return cls(**content)
+    def from_toml(cls, path: Path, **given: Any) -> Self:
+        """From a file, with what was `given` in place of what it says."""
+        return cls.from_file(read_toml(path), f"'{path}'", **given)
 
 
-def _curve(asked: int | str) -> Any:
-    """Segments, or segments and the category that there is a curve for each level of: "8@sex"."""
-    if not isinstance(asked, str) or "@" not in asked:
-        return None if asked == "none" else asked
-    segments, category = asked.split("@", 1)
-    return (int(segments) if segments.isdigit() else segments), category
+def toml_lines(content: Mapping[str, Any], part: str = "", mark: str = "") -> list[str]:
+    """Entries of a TOML file, those that are tables last, each as a part of its own below `part`; None is
+    left out. `mark` begins every line that is no table's."""
+    lines, tables = [], []
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            tables += ["", f"[{part}{name}]", *(f"{toml(str(k))} = {toml(v)}" for k, v in value.items())]
+        elif value is not None:
+            lines.append(f"{mark}{name} = {toml(value)}")
+    return [*lines, *tables]
 
 
-def check_task(task: str | None, missing: str) -> None:
-    """Raise BidroError for words that `tables.learn_schema` would refuse once a table is read."""
-    if task is not None and task not in TASKS:
-        raise BidroError(f"task must be one of {', '.join(TASKS)}; got {task!r}.")
-    require_filling(missing)
-
-
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     """Text, finite numbers and lists of them are the same in TOML as in JSON."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml(str(name))} = {toml(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _quoted(key: str) -> str:
-    return json.dumps(str(key), ensure_ascii=False)
+def private_terms(agreed: Terms | None, budget: Budget | None) -> Terms | None:
+    """What a fit in one process releases under a budget: as agreed, or by default. Raises BidroError where
+    a private run was agreed on and there is no budget."""
+    from bidro.privacy.terms import Terms
+
+    if budget is not None:
+        return agreed or Terms()
+    if agreed is not None:
+        raise BidroError(
+            "The schema is of a private run: say how private it is to be with --epsilon, such as --epsilon 1."
+        )
+    return None
+
+
+def _with_categories(curves: Any, schema: Schema) -> Any:
+    """Curves by level name a category, of which numbers have a column for each level but the first."""
+    from bidro.data.splines import Category
+
+    if not isinstance(curves, dict):
+        return curves
+    known = {
+        column.name: Category(column.name, column.coded, column.levels)
+        for column in schema.columns
+        if column.levels is not None
+    }
+    return {
+        name: (one[0], known.get(one[1], one[1])) if isinstance(one, tuple) else one
+        for name, one in curves.items()
+    }

@@ -1,0 +1,86 @@
+"""Wasserstein balls around the clients' samples (eq. problem_separability)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from bidro.ambiguity.base import Ambiguity, Domain, numbers_per_client
+from bidro.core.errors import BidroError
+from bidro.core.pytrees import pytree
+from bidro.core.sets import VectorSet, WholeSpace
+from bidro.core.sets.base import AnyArray
+from bidro.data.federation import Federation
+from bidro.losses import Softmax, has_curves
+from bidro.risk.client_rows import ClientRows
+from bidro.risk.inner import Inner, Oracle
+from bidro.risk.inner.ball import ball_risk, has_closed_form, is_lifted
+from bidro.risk.rows_jax import Point, RiskModel
+
+
+@pytree
+class WassersteinBall(Ambiguity):
+    """eps_i >= 0 for each client (a single number is shared): how far its distribution may lie from
+    its samples, in W_p of the problem's transport cost.
+
+    Args:
+        radius: one number, or one a client (n,); in units of the transport cost's metric.
+
+    Raises:
+        BidroError: from `Problem`, for a negative radius, or not one a client.
+
+    Examples:
+        >>> from bidro import WassersteinBall
+        >>> WassersteinBall([0.1, 0.2]).per_client(2).radii.tolist()
+        [0.1, 0.2]
+    """
+
+    radius: AnyArray
+
+    over_balls: ClassVar[bool] = True
+    has_curvature: ClassVar[bool] = True
+
+    def risk(self, rows: ClientRows, inner: Inner, oracle: Oracle, at: Point, curvature: bool) -> RiskModel:
+        return ball_risk(rows, inner, oracle, at, self.radius, curvature)
+
+    @property
+    def radii(self) -> AnyArray:
+        return self.radius
+
+    def lifted(self, inner: Inner) -> bool:
+        return is_lifted(inner)
+
+    def closed_form(self, inner: Inner) -> bool:
+        return has_closed_form(inner)
+
+    def domain(self, federation: Federation, inner: Inner, models: VectorSet) -> Domain:
+        loss, p = inner.loss, inner.transport.p
+        if has_curves(loss) and not is_lifted(inner):
+            orders = "1" if isinstance(loss, Softmax) else "1 or 2"
+            raise BidroError(
+                f"Curves with {type(loss).__name__} loss need a transport cost of order p = {orders}; "
+                f"got {p:g}."
+            )
+        require_growth(inner)
+        return Domain(models, models)
+
+    def widened(self, by: AnyArray) -> WassersteinBall:
+        return WassersteinBall(self.radius + by)
+
+    def per_client(self, n: int) -> WassersteinBall:
+        eps = numbers_per_client("radii", self.radius, n)
+        if np.any(eps < 0):
+            raise BidroError(f"Every radius must be a number of at least 0; got {eps}.")
+        return WassersteinBall(eps)
+
+
+def require_growth(inner: Inner) -> None:
+    """Raise BidroError where moves pay without end for every model: the loss grows faster than the cost."""
+    growth, p = inner.loss.growth, inner.transport.p
+    if isinstance(inner.support, WholeSpace) and growth is not None and growth.order > p:
+        raise BidroError(
+            f"{type(inner.loss).__name__} loss grows with order {growth.order:g}, faster than the transport "
+            f"cost with p = {p:g}: the worst case over an unbounded support is infinite for every model; "
+            "raise p or declare a bounded support."
+        )

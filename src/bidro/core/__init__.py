@@ -1,0 +1,1 @@
+"""What every room uses and that knows nothing of learning: errors, arrays, pytrees, splits, sets, files."""

@@ -1,0 +1,1 @@
+"""From tables to clients' rows of numbers: tables, schema, standard units, curves' bases, federations."""

@@ -1,0 +1,343 @@
+"""Additive models of piecewise-linear curves: a basis in which they are linear predictors.
+
+    f(v) = b + sum_j f_j(v_j),   f_j continuous, linear between knots and beyond the outermost of them.
+
+The parameters are the slopes, one a segment. The column of segment s of feature j is
+phi_js(v) = clip(v_j, low_s, high_s) - clip(0, low_s, high_s): how far v_j has come through the segment,
+counted from 0. The columns of a feature add up to v_j, so that equal slopes are a straight line, and a
+feature of one segment is its own column.
+
+A feature may have a curve of its own for each level of a category: then a row's columns of all other levels
+are 0. Such a category does not move.
+
+Rows move in the space of the features. f changes by at most nu t when a row moves by t in the scaled norm,
+nu = || (max over segments |slope_js|) / scale_j ||_2: the largest slope of every feature, at any level,
+counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.core.arrays import Floats
+from bidro.core.errors import BidroError
+from bidro.core.pytrees import namespace
+
+Indices = NDArray[np.int64]
+
+# The most segments that a curve has, and all that cross-validation tries, from the most; each contains the
+# next, so that fewer segments are equalities between neighbouring slopes.
+SEGMENTS = (16, 8, 4, 1)
+# A segment holds at least this many rows of all clients together.
+FEWEST_ROWS = 20
+# Places at which a client says how its rows are spread over a column.
+PLACES = 64
+
+
+class Category(NamedTuple):
+    """What a feature has a curve by each level of."""
+
+    name: str
+    columns: tuple[str, ...]  # the features in which it is coded
+    levels: tuple[str, ...] = ()  # the first is 0 in all columns; none where every value of one column is one
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A category for each of whose levels a feature has a curve of its own. A row is of the level with the
+    values that are nearest to its own. Immutable, hashable."""
+
+    columns: tuple[int, ...]  # the features in which it is coded
+    values: tuple[tuple[float, ...], ...]  # (levels, columns) what each level has there
+    names: tuple[str, ...]  # of the levels
+
+    def __post_init__(self) -> None:
+        numbers = [number for own in self.values for number in own]
+        if not all(np.isfinite(numbers)) or len(set(self.values)) < len(self.values):
+            raise BidroError(f"Levels must have different finite values; got {self.values}.")
+        if len(self.names) != len(self.values) or {len(own) for own in self.values} != {len(self.columns)}:
+            raise BidroError("Every level needs a name, and a value in each of the category's columns.")
+
+    def of(self, features: Any) -> Any:
+        """(...,) of which level rows (..., k) are, from 0, NumPy or traced."""
+        away = features[..., None, np.array(self.columns)] - np.array(self.values)
+        return (away**2).sum(axis=-1).argmin(axis=-1)
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The inner knots of every curve, ascending; none where it is a straight line. A feature has one curve,
+    or one for each level of a category, one after the other. Immutable, hashable."""
+
+    knots: tuple[tuple[float, ...], ...]
+    by: tuple[Levels | None, ...] = ()  # (k,) of every feature; empty where none has curves by level
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what follows from the knots, which may be far larger."""
+        return {"knots": self.knots, "by": self.by}
+
+    def __post_init__(self) -> None:
+        for own in self.knots:
+            if not all(np.isfinite(own)) or any(b <= a for a, b in pairwise(own)):
+                raise BidroError(f"Knots must be finite numbers in ascending order; got {own}.")
+        columns = [column for levels in self.by if levels is not None for column in levels.columns]
+        if len(self.feature_of_curve) != len(self.knots) or max(columns, default=0) >= max(self.features, 1):
+            raise BidroError(
+                f"There are {len(self.feature_of_curve)} curves of {self.features} features, and knots of "
+                f"{len(self.knots)}."
+            )
+
+    @property
+    def features(self) -> int:
+        return len(self.by or self.knots)
+
+    @property
+    def straight(self) -> bool:
+        """Whether every feature has one segment."""
+        return not any(self.knots) and not any(self.by)
+
+    @cached_property
+    def feature_of_curve(self) -> Indices:
+        """(curves,)"""
+        counts = [
+            1 if levels is None else len(levels.values) for levels in self.by or (None,) * self.features
+        ]
+        return np.repeat(np.arange(self.features), np.array(counts, dtype=np.int64))
+
+    def each_curve(self) -> list[tuple[int, int]]:
+        """(of which feature, of which level of its category, from 0) every curve is."""
+        of = self.feature_of_curve.tolist()
+        return [(j, curve - of.index(j)) for curve, j in enumerate(of)]
+
+    @cached_property
+    def segments(self) -> Indices:
+        """(curves,) how many each curve has."""
+        return np.array([len(own) + 1 for own in self.knots], dtype=np.int64)
+
+    @cached_property
+    def most_segments(self) -> Indices:
+        """(k,) of every feature's curves, the most."""
+        found = np.zeros(self.features, np.int64)
+        np.maximum.at(found, self.feature_of_curve, self.segments)
+        return found
+
+    @property
+    def columns(self) -> int:
+        return int(self.segments.sum())
+
+    @cached_property
+    def curve(self) -> Indices:
+        """(columns,) whose segment each is."""
+        return np.repeat(np.arange(len(self.knots)), self.segments)
+
+    @cached_property
+    def feature(self) -> Indices:
+        """(columns,) of which feature each is."""
+        return self.feature_of_curve[self.curve]
+
+    @cached_property
+    def ends(self) -> tuple[Floats, Floats]:
+        """(low, high), both (columns,), of every segment; infinite at the outermost."""
+        low = [np.concatenate([[-np.inf], own]) for own in self.knots]
+        high = [np.concatenate([own, [np.inf]]) for own in self.knots]
+        none = np.zeros(0)
+        return np.concatenate([none, *low]), np.concatenate([none, *high])
+
+    @cached_property
+    def _begin(self) -> Floats:
+        """(columns,) where each segment counts from."""
+        return np.clip(0.0, *self.ends)
+
+    @cached_property
+    def _table(self) -> Indices:
+        """(k, most columns) the columns of every feature, filled up with one past the last."""
+        counts = np.bincount(self.feature, minlength=self.features)
+        place = np.arange(counts.max(initial=1))
+        starts = np.cumsum(counts) - counts
+        return np.where(place < counts[:, None], starts[:, None] + place, self.columns)
+
+    @cached_property
+    def roughness(self) -> Floats:
+        """(columns, columns) R with <w, R w> the sum of squares of the differences between neighbouring
+        slopes: 0 for straight lines."""
+        found = np.zeros((self.columns, self.columns))
+        for before in np.flatnonzero(np.diff(self.curve) == 0):
+            both = np.ix_([before, before + 1], [before, before + 1])
+            found[both] += np.array([[1.0, -1.0], [-1.0, 1.0]])
+        return found
+
+    def curves_of(self, features: Any) -> Any:
+        """(..., k) which curve of every feature rows (..., k) are on: of their level, or the only one."""
+        xp, first = namespace(features), np.searchsorted(self.feature_of_curve, np.arange(self.features))
+        every = [xp.full(features.shape[:-1], one) for one in first.tolist()]
+        for j, levels in enumerate(self.by):
+            every[j] = every[j] if levels is None else every[j] + levels.of(features)
+        return xp.stack(every, axis=-1)
+
+    def on(self, features: Any) -> Any:
+        """(..., columns) whether each segment is of a curve that rows (..., k) are on."""
+        return self.curves_of(features)[..., self.feature] == self.curve
+
+    def expand(self, features: Any) -> Any:
+        """(..., columns) from rows (..., k), NumPy or traced."""
+        xp = namespace(features)
+        values = features[..., self.feature]
+        if any(self.by):
+            # At 0 a curve is 0: so it is for rows of another level.
+            values = xp.where(self.on(features), values, 0.0)
+        return xp.clip(values, *self.ends) - self._begin
+
+    def along(self, columns: Indices, values: Floats) -> Floats:
+        """(N, columns) what some segments, of one feature and level, are at its values (N,)."""
+        low, high = (end[columns] for end in self.ends)
+        return np.asarray(np.clip(values[:, None], low, high) - self._begin[columns])
+
+    def rows(self, rows: Any) -> Any:
+        """(..., columns + 1) rows (..., k + 1) with their features expanded, the target last."""
+        return namespace(rows).concatenate([self.expand(rows[..., :-1]), rows[..., -1:]], axis=-1)
+
+    def steepest(self, slopes: Any) -> Any:
+        """(..., k) the largest size of each feature's slopes (..., columns), of any level."""
+        xp = namespace(slopes)
+        sizes = xp.abs(slopes)
+        padded = xp.concatenate([sizes, xp.zeros((*sizes.shape[:-1], 1))], axis=-1)
+        return padded[..., self._table].max(axis=-1)
+
+    def contributions(self, features: Floats, slopes: Floats) -> Floats:
+        """(..., k) f_j(v), 0 at v_j = 0, of rows (..., k) and slopes (columns,)."""
+        starts = np.searchsorted(self.feature, np.arange(self.features))
+        return np.asarray(np.add.reduceat(self.expand(features) * slopes, starts, axis=-1))
+
+    def ranges(self, slopes: Floats, lower: Floats, upper: Floats) -> tuple[Floats, Floats]:
+        """(least, most), both (k,), of f_j over [lower_j, upper_j] and all levels: at an end, or at a knot
+        between them."""
+        least, most = np.full(self.features, np.inf), np.full(self.features, -np.inf)
+        starts = np.cumsum(self.segments) - self.segments
+        for start, own, j in zip(starts, self.knots, self.feature_of_curve.tolist(), strict=True):
+            places = np.clip(np.array([lower[j], *own, upper[j]]), lower[j], upper[j])
+            some = slice(start, start + len(own) + 1)
+            low, high = (end[some] for end in self.ends)
+            values = (np.clip(places[:, None], low, high) - self._begin[some]) @ slopes[some]
+            least[j], most[j] = min(least[j], values.min()), max(most[j], values.max())
+        return least, most
+
+    def thinned(self, most: int | Sequence[int]) -> Basis:
+        """With at most so many segments a curve, or those of each feature (k,): every second knot goes until
+        there are few enough."""
+        each = np.broadcast_to(most, self.features)[self.feature_of_curve].tolist()
+        found = []
+        for own, segments in zip(self.knots, each, strict=True):
+            kept = own
+            while len(kept) + 1 > segments:
+                kept = kept[1::2]
+            found.append(kept)
+        return replace(self, knots=tuple(found))
+
+    def onto(self, fewer: Basis) -> Indices:
+        """(columns,) the column of `fewer`, whose knots are some of these, that holds each segment: slopes
+        of it are slopes[onto], and its columns the sums of those that they hold."""
+        if any(not set(few) <= set(many) for few, many in zip(fewer.knots, self.knots, strict=True)):
+            raise BidroError("Curves with fewer segments must have some of the knots of those with more.")
+        starts = np.cumsum(fewer.segments) - fewer.segments
+        inside = [
+            np.searchsorted(few, many, side="right")
+            for few, many in zip(fewer.knots, self.knots, strict=True)
+        ]
+        parts = [start + np.concatenate([[0], own]) for start, own in zip(starts, inside, strict=True)]
+        return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
+
+    def in_units(self, mean: Floats, spread: Floats) -> Basis:
+        """The same knots where a feature v is mean + spread v."""
+        each = zip(self.knots, self.feature_of_curve.tolist(), strict=True)
+        knots = tuple(tuple(float(mean[j] + spread[j] * knot) for knot in own) for own, j in each)
+        return Basis(knots, tuple(_in_units(levels, mean, spread) for levels in self.by))
+
+
+def _in_units(levels: Levels | None, mean: Floats, spread: Floats) -> Levels | None:
+    if levels is None:
+        return None
+    some = list(levels.columns)
+    values = mean[some] + spread[some] * np.array(levels.values)
+    return replace(levels, values=tuple(map(tuple, values.tolist())))
+
+
+def spread_over(rows: Floats, places: int = PLACES) -> tuple[Floats, Floats]:
+    """(values (k, places), counts (k, places)): how rows (N, k) are spread over every column. A column of at
+    most so many values is reported exactly; else counts are of rows up to a value and above the one before
+    it, at the least value and at quantiles. Places that are not used repeat the last value with a count of
+    0."""
+    n, k = rows.shape
+    values, counts = np.zeros((k, places)), np.zeros((k, places))
+    for j in range(k):
+        ordered = np.sort(rows[:, j])
+        different = np.unique(ordered)
+        if len(different) > places:
+            at = -(-np.arange(1, places) * n // (places - 1)) - 1
+            different = np.unique(ordered[np.append(0, at)])
+        below = np.searchsorted(ordered, different, side="right")
+        values[j, : len(different)], values[j, len(different) :] = different, different[-1]
+        counts[j, : len(different)] = np.diff(below, prepend=0)
+    return values, counts
+
+
+def common_knots(
+    values: Floats, counts: Floats, most: Sequence[int], fewest_rows: int = FEWEST_ROWS
+) -> Basis:
+    """Knots for all clients from how the rows of each are spread, values and counts (n, k, places); `most`
+    (k,) segments of every feature.
+
+    Knots are at quantiles of all rows together, so that segments hold about as many each; a knot is left out
+    where a segment would hold fewer than `fewest_rows`, and so are the ends: a column of three values has two
+    segments, one of two is straight.
+    """
+    return Basis(
+        tuple(
+            _knots(values[:, j].ravel(), counts[:, j].ravel(), segments, fewest_rows)
+            for j, segments in enumerate(most)
+        )
+    )
+
+
+def by_level(basis: Basis, by: tuple[Levels | None, ...], features: Floats, most: Sequence[int]) -> Basis:
+    """With a curve for each level where features (k,) have them by level: knots are at quantiles of the rows
+    (N, k) of that level, `most` (k,) segments at the most."""
+    knots = []
+    for j, levels in enumerate(by):
+        if levels is None:
+            knots.append(basis.knots[j])
+            continue
+        of_level = levels.of(features)
+        for level in range(len(levels.values)):
+            own = of_level == level
+            enough = np.count_nonzero(own) >= 2 * FEWEST_ROWS
+            values, counts = spread_over(features[own][:, [j]]) if enough else np.zeros((2, 1, 0))
+            knots.append(_knots(values[0], counts[0], most[j], FEWEST_ROWS))
+    return Basis(tuple(knots), by)
+
+
+def _knots(values: Floats, counts: Floats, most: int, fewest_rows: int) -> tuple[float, ...]:
+    used = counts > 0
+    places, where = np.unique(values[used], return_inverse=True)
+    if len(places) < 3 or most < 2:
+        return ()
+    up_to = np.cumsum(np.bincount(where, counts[used]))
+    total = up_to[-1]
+    at = np.searchsorted(up_to, np.arange(1, most) / most * total)
+    # Of few values every inner one may be a knot.
+    if len(places) - 1 <= most:
+        at = np.arange(1, len(places) - 1)
+    inner = np.unique(at[(at > 0) & (at < len(places) - 1)])
+    kept: list[int] = []
+    before = 0.0
+    for place in inner.tolist():
+        if up_to[place] - before >= fewest_rows and total - up_to[place] >= fewest_rows:
+            kept.append(place)
+            before = up_to[place]
+    return tuple(float(places[place]) for place in kept)

@@ -1,0 +1,30 @@
+"""Tables of several sites as numbers: reading, the schema that people agree on, and what does not fit it."""
+
+from bidro.data.tables.cells import as_words, require_numbers, row_name
+from bidro.data.tables.files import as_csv, as_meant, read, read_one
+from bidro.data.tables.learned import learn_schema
+from bidro.data.tables.schema import (
+    Column,
+    Schema,
+    UnseenLevelsWarning,
+    bounds_of,
+    require_declared,
+    require_every_class,
+)
+
+__all__ = [
+    "Column",
+    "Schema",
+    "UnseenLevelsWarning",
+    "as_csv",
+    "as_meant",
+    "as_words",
+    "bounds_of",
+    "learn_schema",
+    "read",
+    "read_one",
+    "require_declared",
+    "require_every_class",
+    "require_numbers",
+    "row_name",
+]

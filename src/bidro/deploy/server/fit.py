@@ -1,0 +1,428 @@
+"""A network of sites on machines of their own, and a fit over it.
+
+If a client is lost and the policy is to go on without it, all of it begins again with the others: then the
+model is exactly the one that they would have had by themselves. What they have answered already is not asked
+again where the question is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+import bidro
+from bidro.certify.statements import CertifiedModel
+from bidro.core.arrays import Floats
+from bidro.core.errors import BidroError
+from bidro.core.pytrees import stack_trees
+from bidro.core.sets import Box
+from bidro.data.federation import Federation
+from bidro.data.splines import Basis, Levels
+from bidro.data.standardise import Standard
+from bidro.deploy.agreement.agreement import Agreement, far_units
+from bidro.deploy.agreement.job import Job
+from bidro.deploy.messages.plan import BORNE, PARTS, STEPS, QueryPlan, padded, protocol_of
+from bidro.deploy.server.influence import influence
+from bidro.deploy.server.plausibility import (
+    Consistency,
+    ReportedWithNoise,
+    Values,
+    others_lost,
+    require_assessment,
+    require_bounds,
+    require_prepared,
+)
+from bidro.federated.engines.coordinator import Coordinator, LostClientsError, Nothing
+from bidro.federated.engines.remote import Remote
+from bidro.federated.engines.rounds import Ask, FoldSpec
+from bidro.federated.engines.wire import described
+from bidro.fit.fit import fit
+from bidro.fit.fitted import Progress
+from bidro.fit.questions import (
+    Assess,
+    Assessment,
+    AtModel,
+    Bend,
+    Bends,
+    HoldoutBounds,
+    HoldoutQuery,
+    NoisyGradients,
+    NoisyHoldoutQuery,
+    NoisyLosses,
+    NoisyMoments,
+    Places,
+    Prepared,
+)
+from bidro.losses import Loss, has_curves
+from bidro.privacy.terms import Plan
+from bidro.problem.problem import Problem
+from bidro.selection.segments import MOST_SEGMENTS
+from bidro.workflow.fit import Fit, described_fit
+
+T = TypeVar("T")
+
+# Under a budget nobody is asked what this would take.
+NO_INFLUENCE = {
+    "words": "How the model would change without a site is not worked out of sums with noise.",
+    "sites": [],
+}
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateSites:
+    """Sites that answer one by one, as bytes; `about` is what every request says."""
+
+    names: tuple[str, ...]
+    coordinator: Coordinator
+    about: Mapping[str, Any]
+    plan: Plan
+    reported: dict[str, ReportedWithNoise] = field(default_factory=dict)
+
+    def moments(self) -> NoisyMoments:
+        like = NoisyMoments.like(self.plan.columns)
+        return self._ask("moments", 1, Nothing(), like, ReportedWithNoise.moments)
+
+    def gradients(self, t: int, message: AtModel) -> NoisyGradients:
+        like = NoisyGradients.like(self.plan.columns)
+        return self._ask("gradients", t, message, like, partial(ReportedWithNoise.gradients, query=message))
+
+    def losses(self, message: NoisyHoldoutQuery) -> NoisyLosses:
+        like = NoisyLosses.like(self.plan.degree, self.plan.classes)
+        return self._ask("losses", 1, message, like, ReportedWithNoise.losses)
+
+    def _ask(self, question: str, t: int, message: Any, like: T, require: Callable[..., None]) -> T:
+        def check(name: str, reply: T, rows: int) -> None:
+            own = self.reported.setdefault(name, ReportedWithNoise(self.plan))
+            require(own, reply=reply, rows=rows)
+
+        settings, messages = dict.fromkeys(self.names, self.about), dict.fromkeys(self.names, message)
+        found = self.coordinator.ask(question, t, settings, messages, like, check=check, counts_rows=False)
+        return stack_trees(found.values())
+
+
+def federated_fit(
+    job: Job, coordinator: Coordinator, created: str, solved_to: Callable[[float], None] = lambda _: None
+) -> Fit:
+    """The model has `created` as its day; `solved_to` is called with the gap after every round that has one.
+    Raises BidroError where the run must stop."""
+    agreed = job.agreed
+
+    def fitted_by(names: tuple[str, ...], lost: Mapping[str, str]) -> Fit:
+        network = SiteNetwork(agreed, coordinator, names, job.max_weight)
+        fitted = fit(network, agreed.fit_options, _said(agreed, coordinator, solved_to))
+        found, far = NO_INFLUENCE, list[str]()
+        if fitted.clients is not None:
+            assert isinstance(fitted.clients, SiteClients)
+            told = fitted.clients.consistency.reported
+            found = influence(fitted.trained, told, agreed.schema.measure)
+            # Everybody who gets the model reads this: no numbers of a site.
+            far = [
+                f"Of client '{name}', {one.in_words(numbers=False)}"
+                for name, own in told.items()
+                for one in far_units(agreed, own.moments.mean, own.moments.deviation)
+            ]
+        done = described_fit(agreed.options, agreed.schema, fitted, created)
+        settings = {**done.model.settings, "concerns": [*far, *done.model.settings["concerns"]]}
+        done = replace(done, model=replace(done.model, settings=settings))
+        return _reported(lost, replace(done, influence=found))
+
+    return with_clients_left(job, coordinator, fitted_by)
+
+
+def with_clients_left(
+    job: Job, coordinator: Coordinator, attempt: Callable[[tuple[str, ...], Mapping[str, str]], T]
+) -> T:
+    """What comes of an attempt with all clients, or, where some are lost and the policy is to go on, of
+    another with the others: it is called with their names, and why which others are lost. Raises BidroError
+    where the run must stop."""
+    lost: dict[str, str] = {}
+    for head in coordinator.record.heads:
+        lost |= head.get("lost", {})
+    coordinator.wait_for([name for name in job.clients if name not in lost])
+    while True:
+        try:
+            return attempt(tuple(sorted(name for name in job.clients if name not in lost)), lost)
+        except LostClientsError as error:
+            lost |= error.reasons
+            coordinator.say(f"going on without {', '.join(error.reasons)}")
+
+
+def _said(agreed: Agreement, coordinator: Coordinator, solved_to: Callable[[float], None]) -> Progress:
+    """What goes on, in lines."""
+    say = coordinator.say
+    words = {
+        "preparing": "preparing",
+        "assessing": "assessing the model",
+        "certifying": "certifying on held-out rows",
+    }
+
+    def begun(stage: str) -> None:
+        if stage in words:
+            say(words[stage])
+
+    def solving(t: int, gap: float) -> None:
+        solved_to(gap)
+        say(f"solving: round {t}, gap {gap:.1e}")
+
+    def stepping(t: int) -> None:
+        if agreed.plan is not None:
+            return say(f"gradients with noise: round {t} of {agreed.plan.rounds}")
+        assert agreed.algorithm is not None
+        say(f"Algorithm 1: round {t} of {agreed.algorithm.rounds}")
+
+    return Progress(
+        stage=begun,
+        calibration=lambda t, left: say(f"cross-validating: round {t}, {left} candidates to go"),
+        solving=solving,
+        stepping=stepping,
+    )
+
+
+def _reported(lost: Mapping[str, str], done: Fit) -> Fit:
+    """The fit with certificates that say by whose word they hold, and whom they do not cover."""
+    words = f"any mixture of {', '.join(done.model.clients)}"
+    if lost:
+        without = ", ".join(f"'{name}'" for name in lost)
+        words += f" (not of {without}: lost in training)"
+    words += ", as reported by the sites"
+    certificates = {level: replace(one, mixtures=words) for level, one in done.certificates.items()}
+    return replace(done, certificates=certificates)
+
+
+@dataclass(frozen=True)
+class SiteNetwork:
+    agreed: Agreement
+    coordinator: Coordinator
+    names: tuple[str, ...]
+    max_share: float = 1.0
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.agreed.schema.features, self.agreed.schema.target)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What every request says: by which agreement it asks."""
+        return {"version": bidro.__version__, "agreed": self.agreed.digest}
+
+    @property
+    def hold_out(self) -> float:
+        return self.agreed.options.hold_out
+
+    @property
+    def has_people(self) -> bool:
+        return self.agreed.schema.person is not None
+
+    @property
+    def keeps_account(self) -> bool:
+        return True
+
+    def privately(self, standard: Standard, plan: Plan) -> PrivateSites:
+        del standard  # sites have agreed on it
+        return PrivateSites(self.names, self.coordinator, self.about, plan)
+
+    def prepare(self) -> Prepared:
+        settings = dict.fromkeys(self.names, self.about)
+        nothing = dict.fromkeys(self.names, Nothing())
+        like, values = Prepared.like(len(self.columns)), Values(self.agreed)
+
+        def check(name: str, reply: Prepared, rows: int) -> None:
+            del name
+            require_prepared(values, reply, rows)
+
+        told = stack_trees(self.coordinator.ask("prepare", 1, settings, nothing, like, check=check).values())
+        if lost := others_lost(self.names, self.columns, told, self.agreed.standard):
+            said = {name: f"Client '{name}': {why}" for name, why in lost.items()}
+            self.coordinator.leave_out("prepare", 1, said, self.names)
+        for name, mean, deviation in zip(self.names, told.mean, told.deviation, strict=True):
+            for far in far_units(self.agreed, np.asarray(mean), np.asarray(deviation)):
+                self.coordinator.say(f"WARNING: client '{name}': {far.in_words(numbers=False)}")
+        return told
+
+    def in_units(self, standard: Standard, prepared: Prepared) -> SiteClients:
+        settings = {
+            name: {**self.about, "table": float(table)}
+            for name, table in zip(self.names, prepared.table, strict=True)
+        }
+        sizes = dict(zip(self.names, (int(rows) for rows in prepared.rows), strict=True))
+        federation = Federation.elsewhere(
+            sizes, self.columns, has_people=self.has_people, max_share=self.max_share
+        )
+        consistency = Consistency.of(Values(self.agreed), self.names, prepared, standard)
+        protocol, needs_all = protocol_of(self.agreed), self.agreed.algorithm is None
+        return SiteClients(federation, self.coordinator, settings, protocol, consistency, needs_all)
+
+
+@dataclass(frozen=True, eq=False)
+class SiteClients:
+    """Sites that answer one by one, as bytes; `settings` are what every request to a site says."""
+
+    federation: Federation
+    coordinator: Coordinator
+    settings: Mapping[str, Mapping[str, Any]]
+    protocol: QueryPlan
+    consistency: Consistency  # of what they have told
+    needs_all: bool  # of rounds: whether one is over only when every site has replied
+
+    def clients_of(self, problem: Problem, fold_spec: FoldSpec | None = None, seed: int = 0) -> Ask:
+        remote = Remote(self.coordinator, self.settings, self.needs_all, self.consistency, self._about)
+        return remote.clients_of(problem, fold_spec, seed)
+
+    def _about(self, loss: Loss) -> dict[str, Any]:
+        """What a request says of the curves that it is about, where curves are agreed on."""
+        if not self.protocol.has_curves:
+            return {}
+        if not has_curves(loss):
+            return {"curves": None}
+        places = self.protocol.places_of(loss.basis)  # type: ignore[attr-defined]
+        smoothing = float(loss.smoothing)  # type: ignore[attr-defined]
+        return {"curves": {"places": [list(own) for own in places], "smoothing": smoothing}}
+
+    def finest(
+        self, most: Sequence[int], folds: int, curvature: bool, by: tuple[Levels | None, ...] = ()
+    ) -> tuple[Basis, tuple[Floats, Floats] | None]:
+        """Places of the public grid that suit all sites, as fine as all of them bear; curves are drawn over
+        the grid, as nobody tells its least and largest values."""
+        del most, by  # as agreed on, without coded levels; by level there is none
+        wanted, names = self.protocol.wanted.most, self.federation.names
+        settings = {name: {**self.settings[name], "folds": folds} for name in names}
+        like = Places.like(len(wanted), PARTS - 1)
+        nothing = dict.fromkeys(names, Nothing())
+        told = self.coordinator.ask("spread", 1, settings, nothing, like, check=self._check_places)
+        edges = np.asarray(stack_trees(told.values()).edges, np.int64)  # (n, k, parts - 1)
+        counted = self.federation.counted
+        places = tuple(common_places(edges[:, j], counted, own) for j, own in enumerate(wanted))
+        message = Bend(padded(places, max(wanted) - 1))
+        settings = {name: {**own, "moments": curvature} for name, own in settings.items()}
+        messages = dict.fromkeys(names, message)
+        finest, like_bends = self.protocol.basis_of(places), Bends.like(len(wanted))
+        borne = self.coordinator.ask("bends", 1, settings, messages, like_bends, check=_check_bends)
+        fewest = np.min([np.asarray(one.segments) for one in borne.values()], axis=0).astype(int)
+        return finest.thinned(fewest.tolist()), self.protocol.ends
+
+    def _check_places(self, name: str, reply: Places, rows: int) -> None:
+        """Raise BidroError for what are no places of the grid."""
+        if rows > self.consistency.reported[name].rows:
+            raise BidroError(f"it tells of {rows} rows behind a reply, and of fewer in all.")
+        for own, most in zip(np.asarray(reply.edges), self.protocol.wanted.most, strict=True):
+            used = own[own != -1]
+            whole = np.all((used >= 0) & (used <= STEPS) & (used == np.rint(used)))
+            if not whole or np.any(np.diff(used) <= 0) or np.any(own[len(used) :] != -1):
+                raise BidroError("it tells places that are not those of the public grid, in their order.")
+            if most == 1 and len(used):
+                raise BidroError("it tells places of a feature that is a straight line.")
+
+    def _each(self, message: T) -> dict[str, T]:
+        """A message to every site, with its own freedom alone."""
+        every = np.asarray(message.freedom)  # type: ignore[attr-defined]
+        return {
+            name: message._replace(freedom=every[i])  # type: ignore[attr-defined]
+            for i, name in enumerate(self.federation.names)
+        }
+
+    def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
+        del declared  # a site takes the support that it has agreed to, not one that the server names
+        radii = np.asarray(message.radii)
+        settings = {
+            name: {
+                **self.settings[name],
+                **self._about(problem.loss),
+                "ambiguity": described(problem.own_ambiguity(i)),
+            }
+            for i, name in enumerate(self.federation.names)
+        }
+        messages = {
+            name: own._replace(radii=radii[i], shown=np.asarray(message.shown[i]), reference=np.zeros(0))
+            for i, (name, own) in enumerate(self._each(message).items())
+        }
+        pooled = np.asarray(message.pooled)
+        scores = problem.loss.scores if pooled.size else 0
+        like = Assessment.like(radii.shape[1], len(message.reference), self.federation.m - 1, scores)
+
+        def check(name: str, reply: Assessment, rows: int) -> None:
+            place = self.federation.names.index(name)
+            eps = float(problem.eps[place])
+            # A site has the cloud from the agreement, not from the message.
+            query = messages[name]._replace(reference=message.reference)
+            require_assessment(self.consistency.reported[name], problem, eps, query, reply, rows)
+
+        return stack_trees(self.coordinator.ask("assess", 1, settings, messages, like, check=check).values())
+
+    def personal_models(self, loss: Loss, message: Assess) -> Mapping[str, Floats]:
+        return {}
+
+    def bounds(self, of: CertifiedModel, message: HoldoutQuery) -> HoldoutBounds:
+        like = HoldoutBounds.like(
+            len(message.levels),
+            of.largest is not None,
+            of.loss.labels is not None,
+            np.asarray(message.freedom).size > 0,
+            np.asarray(message.pooled).size > 0,
+        )
+        messages = self._each(message)
+
+        def check(name: str, reply: HoldoutBounds, rows: int) -> None:
+            require_bounds(self.consistency.reported[name], of, messages[name], reply, rows)
+
+        settings = {name: {**own, **self._about(of.loss)} for name, own in self.settings.items()}
+        return stack_trees(self.coordinator.ask("bounds", 1, settings, messages, like, check=check).values())
+
+    def baselines(self, of: CertifiedModel, message: HoldoutQuery) -> None:
+        """Sites are not asked: see `fitting.baselines`."""
+
+    def reference(self, stated: Problem, standard: Standard) -> Floats:
+        return self.protocol.reference
+
+    def distances(self, stated: Problem, found: Assessment) -> Floats:
+        far = np.asarray(found.distance)[:, 0]
+        apart = far[:, None] + far[None, :]
+        np.fill_diagonal(apart, 0.0)
+        return apart
+
+
+def _check_bends(name: str, reply: Bends, rows: int) -> None:
+    """Raise BidroError for a number of segments that curves cannot have."""
+    del name, rows
+    told = np.asarray(reply.segments)
+    wrong = told[(told < 1) | (told > MOST_SEGMENTS) | (told != np.rint(told))]
+    if wrong.size:
+        raise BidroError(f"it tells that its rows bear {wrong[0]:g} segments.")
+
+
+def common_places(edges: NDArray[np.int64], sizes: Floats, most: int) -> tuple[int, ...]:
+    """Places for all sites, from those of each, edges (n, parts - 1) with -1 for none, where a curve of at
+    most so many segments bends: at about equal shares of all rows, sizes (n,), and between any two, and
+    beyond the outermost, there is a whole part of every site. Where so many are not to be had, there are as
+    many as a power of two, so that fewer segments, at every second place, are of equal shares too."""
+    parts = [np.concatenate([[-1], own[own >= 0], [STEPS + 1]]) for own in edges]
+    below = sum(
+        size * np.interp(np.arange(STEPS + 1), own, np.linspace(0.0, 1.0, len(own)))
+        for size, own in zip(sizes, parts, strict=True)
+    ) / np.sum(sizes)
+    for segments in (most, *(fewer for fewer in BORNE if fewer < most)):
+        found = _shares(parts, np.asarray(below), segments)
+        if len(found) == segments - 1:
+            return tuple(found)
+    return ()
+
+
+def _shares(parts: list[NDArray[np.int64]], below: Floats, segments: int) -> list[int]:
+    """At most so many segments less one, from the share of rows (places,) that is below each place."""
+
+    def holds(left: int, right: int) -> bool:
+        """Whether every site has a whole part between two places."""
+        return all(np.any((own[:-1] >= left) & (own[1:] <= right)) for own in parts)
+
+    found: list[int] = []
+    for place in range(STEPS + 1):
+        wanted = (len(found) + 1) / segments
+        # Half a step before a share is as near as half a step behind it.
+        if wanted < 1 and (below[place] + below[min(place + 1, STEPS)]) / 2 >= wanted:
+            last = found[-1] if found else -1
+            found += [place] if holds(last, place) and holds(place, STEPS + 1) else []
+    return found

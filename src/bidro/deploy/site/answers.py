@@ -1,0 +1,572 @@
+"""What a site answers from its rows, one function a question; requests have been checked before.
+
+PRIVATE RUNS are answered by sums over rows, with noise that the site's budget pays for. A site with a budget
+adds noise, and sends nothing that is not in its ledger, and noted in its state, first. What it answers or
+refuses, and how, depends on its rows through these sums alone: no rule about rows is looked at, rows that lie
+far out are scaled down, and a table with few rows, or none on one side, is answered as any other. A site
+without a budget answers the same questions exactly, by the rules of any other run, where its owner trusts the
+server, which chooses where rows are clipped.
+
+OF A MODEL THAT WAS SENT to it a site tells confidence bounds from its held-out rows, rounded up. The model is
+whatever the server likes. One that is right on a single person, and absurd elsewhere, would make
+that person's loss of the mean; one that fails, or that looks at other rows, on a certain row alone would tell
+that it is there. So rows are run one by one, by a process that can do nothing else (`model.onnx.run`); a row
+without a prediction counts as the largest loss, and so do all where the process broke; and a bound goes up to
+the next place of a grid whose steps are what `min_rows` rows can change, and whose offset only the site
+knows: what one row changes is seen for one offset in `min_rows`. Rounded up it still holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.ambiguity import Penalty, WassersteinBall
+from bidro.certify.held_out import ClientBound
+from bidro.certify.out_of_sample import largest_loss
+from bidro.certify.rounding import Rounding
+from bidro.certify.statements import CLIP, CertifiedModel, Limits, RowLosses, client_report
+from bidro.core.arrays import Floats
+from bidro.core.errors import BidroError
+from bidro.core.pytrees import mapped
+from bidro.core.sets import Simplex, WholeSpace
+from bidro.core.splits import holdout_of
+from bidro.data.federation import Federation
+from bidro.data.splines import Basis
+from bidro.data.tables import Schema
+from bidro.deploy.messages.plan import BORNE, PARTS, NetworkQueryPlan, QueryPlan, padded
+from bidro.deploy.messages.queries import PRIVATE, Request, Scores
+from bidro.deploy.site.config import Site
+from bidro.deploy.site.disclosure.information import ROWS_A_PARAMETER
+from bidro.deploy.site.disclosure.memory import Looks, own_places
+from bidro.deploy.site.disclosure.rules import (
+    CLIPPED,
+    PolicyViolationError,
+    draws,
+    require_known_shrinkages,
+    rows_behind,
+)
+from bidro.deploy.site.ledger import begin_release, end_release, exact_left, ledger_in
+from bidro.deploy.site.rows import (
+    SiteRows,
+    fold_ids_by_count,
+    holdout,
+    known_rows,
+    releases,
+    state_of,
+    table_id,
+    training,
+)
+from bidro.federated.engines.remote import Participant
+from bidro.federated.engines.wire import pack, unpack
+from bidro.fit import client_side
+from bidro.fit.private_side import Answering, PrivateRows, in_agreed_units
+from bidro.fit.questions import Assess, Bends, HoldoutQuery, Places
+from bidro.losses import losses_of
+from bidro.losses.predicted import SUM_TOLERANCE, PredictedLoss, Scored
+from bidro.model.onnx.run import OnnxModel, Predictions, Roles, by_name
+from bidro.model.personal_file import FILE as PERSONAL_FILE
+from bidro.model.personal_file import PersonalModels, write_private
+from bidro.privacy.ledger import Ledger, OverspentError
+from bidro.privacy.terms import Budget, Plan
+from bidro.selection.calibrate import FOLDS
+from bidro.selection.personal import Shrinkage
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
+    """(the reply, the fewest rows that a number in it rests on, 0 where that is not told)."""
+    if request.query.by != "private":
+        releases(site, rows)
+        if request.query.of_model:
+            _require_known_curves(site, rows, request.protocol)
+    return ANSWERS[request.question](site, rows, request)
+
+
+def _prepared(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
+    """How many rows there are, what may be asked of them, and the mean and deviation of every column, against
+    which the server holds all that this site tells later."""
+    kept = holdout(site, rows)
+    answerable = releases(site, rows).answerable(fold_ids_by_count(site, rows))
+    folds = np.isin(np.arange(1, FOLDS + 1), answerable)[None].astype(float)
+    whole = rows.whole(~kept)
+    sizes = [len(whole)], [int(kept.sum())]
+    people = rows.people_of(~kept), rows.people_of(kept)
+    found = _own(client_side.prepared(whole, *sizes, folds, table_id(site, rows), *people))
+    # The mean of a column of 0 and 1 counts the rows of a level.
+    return found, known_rows(site, rows)[1].rarest(~kept)
+
+
+def _places(site: Site, rows: SiteRows, request: Request) -> tuple[Places, int]:
+    """At which places of the public grid this site's rows are cut into parts of enough rows, and the fewest
+    that one has: of every fold, of every set that earlier runs have told apart, and of those held out."""
+    protocol = request.protocol
+    sets = releases(site, rows).parts(fold_ids_of(site, rows, request.folds))
+    found, fewest = [], [draws(~holdout(site, rows), rows.people)]
+    for j, most in enumerate(protocol.wanted.most):
+        own: list[int] = []
+        if most > 1:
+            own, least = own_places(rows.features[:, j], protocol.grid[j], sets, rows.people, site.min_rows)
+            fewest += [least] if own else []
+        found.append(own)
+    return Places(padded(found, PARTS - 1).astype(float)), min(fewest)
+
+
+def _borne(site: Site, rows: SiteRows, request: Request) -> tuple[Bends, int]:
+    """How many of the segments that curves are to have the rows bear. Every second knot of all features goes
+    until they do; where they bear none so, one feature after the other has as many as they bear."""
+    of_lines, k = rows.protocol, len(rows.protocol.wanted.most)
+    over = draws(~holdout(site, rows), rows.people)
+    if request.protocol.curved is None:
+        return Bends(np.ones(k)), over
+    looks, wanted = _looks(site, rows), request.protocol.curved.knots
+    looks.allow(wanted)
+    fold_ids, may = fold_ids_of(site, rows, request.folds), releases(site, rows)
+    finest: Basis = request.protocol.loss.basis  # type: ignore[attr-defined]
+
+    def borne(segments: Sequence[int]) -> bool:
+        curved = of_lines.at(of_lines.places_of(finest.thinned(segments))).curved
+        return curved is None or may.bears(fold_ids, curved)
+
+    most = int(finest.segments.max())
+    levels = [most, *(fewer for fewer in BORNE if fewer < most)]
+    found = [next(level for level in levels if borne([level] * k))] * k
+    if found[0] == 1:
+        for j in np.flatnonzero(finest.segments > 1).tolist():
+            found[j] = next(n for n in levels if n == 1 or borne([*found[:j], n, *found[j + 1 :]]))
+    kept = of_lines.at(of_lines.places_of(finest.thinned(found))).curved
+    looks.keep(wanted, {} if kept is None else kept.knots)
+    return Bends(np.array(found, float)), over
+
+
+@lru_cache(maxsize=16)
+def _require_known_curves(site: Site, rows: SiteRows, protocol: QueryPlan) -> None:
+    """Raise PolicyViolationError for curves of which this site has not said that its rows bear them, without
+    a look at these. What mean losses tell of them is known to its memory before they leave."""
+    if protocol.curved is None:
+        return
+    memory, known = known_rows(site, rows)
+    _looks(site, rows).require(protocol.curved.knots, lambda: memory.knots(known))
+    releases(site, rows).folds(None, curved=protocol.curved)
+
+
+def _looks(site: Site, rows: SiteRows) -> Looks:
+    return Looks(state_of(site), known_rows(site, rows)[1].coding)
+
+
+def fold_ids_of(site: Site, rows: SiteRows, folds: int) -> NDArray[np.int64]:
+    """(training rows,) the folds."""
+    fold_ids = fold_ids_by_count(site, rows)
+    if folds not in fold_ids:
+        raise PolicyViolationError(f"it has too few rows for {folds} folds.")
+    return fold_ids[folds]
+
+
+def _round(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
+    parts = request.protocol, request.described, request.folds, request.ambiguity
+    query, over = _participant(site, rows, *parts)
+    return query.reply(request.message, request.seed, request.round), over
+
+
+@lru_cache(maxsize=2)
+def _participant(
+    site: Site,
+    rows: SiteRows,
+    protocol: QueryPlan,
+    described: str,
+    folds: int,
+    ambiguity: Penalty | WassersteinBall | None,
+) -> tuple[Participant, int]:
+    """A round on the training rows, and over how many its reply is; kept, as the next round of the same run
+    asks for the same. Raises PolicyViolationError where the reply would tell too much."""
+    here = training(site, rows)
+    algorithm = protocol.algorithms[folds][described]
+    support = WholeSpace(here.m)
+    fold_spec = (folds, state_of(site).key) if folds else None
+    found = Participant.of(algorithm, here, protocol.loss, protocol.transport, support, ambiguity, fold_spec)
+    allowed = site.min_rows, site.one_sample_replies, site.trusted_server
+    behind = rows_behind(algorithm, found.loss, found.rows, *allowed)
+    if algorithm.rows_behind in ("all rows", "folds"):
+        behind = releases(site, rows).folds(found.rows.fold_ids, protocol.curved)
+    return found, behind
+
+
+def _used(protocol: QueryPlan, here: Federation, message: Assess | HoldoutQuery) -> Floats:
+    """(1, d) the model that this site uses: its own around the server's, made anew from its training rows, or
+    the server's."""
+    freedom = np.asarray(message.freedom, float)
+    if freedom.size:
+        require_known_shrinkages([Shrinkage.of_freedom(freedom)])
+    return client_side.personal_models(protocol.loss, here.host_rows, here.sizes, message.x, freedom)
+
+
+def _keep_personal(site: Site, request: Request, used: Floats) -> None:
+    """Write the model `used` (1, d) where it is this site's own; one of the same run that began again with
+    fewer clients is in its place."""
+    message, where = request.message, site.personal / request.run / PERSONAL_FILE
+    try:
+        if not np.any(np.asarray(message.freedom) > 0):
+            where.unlink(missing_ok=True)
+            return
+        where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(where, PersonalModels({site.client: used[0]}, np.asarray(message.x, float)).to_bytes())
+    except OSError as error:
+        _log.error("this site's personal model cannot be written to %s: %s", where, error)
+        raise PolicyViolationError(
+            "its personal model cannot be written; set personal in its site.toml to a folder that it may "
+            "write to, or agree on personal = none."
+        ) from error
+    _log.info("run %s: this site's personal model was written to %s; it has not left.", request.run, where)
+
+
+def _own(found: T) -> T:
+    """The reply of the one client that is here."""
+    alone: T = mapped(lambda part: np.asarray(part[0]), found)
+    return alone
+
+
+def _assessment(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
+    """How the model does on the training rows; the site makes its personal model, if it is to have one."""
+    protocol, here, message = request.protocol, training(site, rows), request.message
+    problem = replace(protocol.problem(here), ambiguity=request.ambiguity)
+    if message.radii.size:
+        message = message._replace(reference=protocol.reference)
+    used = _used(protocol, here, message)
+    found = _own(client_side.assessment(problem, protocol.box, message, used))
+    _keep_personal(site, request, used)
+    return found, draws(~holdout(site, rows), rows.people)
+
+
+def _bounds(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
+    """Of the held-out rows, by what was fixed before anybody looked at them."""
+    protocol, fixed, kept = request.protocol, request.message, _held_out(site, rows)
+    fresh = rows.in_units(site.client, kept)
+    x, largest = np.asarray(fixed.x), None
+    if protocol.box is not None:
+        declared = Federation.elsewhere({site.client: 1}, protocol.columns, protocol.box)
+        largest = largest_loss(protocol.problem(declared), x)
+    if (largest is None) != (fixed.largest.size == 0):
+        raise PolicyViolationError("the largest loss follows from the support that was agreed on.")
+    here = training(site, rows)
+    if float(fixed.seen) < CLIP * float(losses_of(protocol.loss, x, here.host_rows).mean()) * (1 - 1e-9):
+        raise PolicyViolationError(
+            "losses are clipped at no less than eight times a site's mean loss in training: where lower ones "
+            "are clipped tells of single rows."
+        )
+    of = CertifiedModel(protocol.loss, x, Simplex(1), float(fixed.seen), largest, None, False)
+    used = _used(protocol, here, fixed)
+    parts = [site.client], fresh.host_rows, fresh.sizes
+    return _own(client_side.bounds(*parts, of, fixed, used, fresh.people)), draws(kept, rows.people)
+
+
+def _held_out(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
+    """(N,) which rows are held out. Raises PolicyViolationError where none are."""
+    kept = holdout(site, rows)
+    if not kept.any():
+        raise PolicyViolationError("no rows are held out, by what was agreed on.")
+    return kept
+
+
+def _private(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
+    """(the reply, the fewest rows that a number in it rests on, which with noise is not told)."""
+    plan = rows.agreed.plan
+    assert plan is not None
+    if site.privacy is None:
+        over = _require_rules(site, rows, plan, request)
+        return _reply(Answering(_rows(site, rows), plan, None), request), over
+    return _released(site, rows, plan, site.privacy, request), 0
+
+
+def ledger_of(site: Site) -> Ledger:
+    """What the site has released under its budget."""
+    return ledger_in(state_of(site))
+
+
+def _released(site: Site, rows: SiteRows, plan: Plan, budget: Budget, request: Request) -> Any:
+    """What the ledger has, or what is drawn now and then in it, and whether exact sums have left before.
+    Raises PolicyViolationError where the budget does not last, or what was spent of it is not known."""
+    cost = plan.cost(request.question, budget)
+    about = {"run": request.run, "question": request.question, "round": str(request.round)}
+
+    def draw() -> bytes:
+        return pack(_reply(Answering(_rows(site, rows), plan, budget), request))
+
+    key, state, charged = _key(rows, budget, request), state_of(site), False
+    ledger = ledger_in(state)
+    begin_release(state, ledger, key)
+    try:
+        found = ledger.release(key, cost.part, cost.rho, budget.rho, about, draw, budget.rows_per_person)
+        charged = True
+    except OverspentError as error:
+        raise PolicyViolationError(str(error)) from error
+    finally:
+        end_release(state, key, charged)
+    assert request.query.reply is not None
+    reply = unpack(found, request.query.reply)
+    # As it is now, also of what was released before.
+    return reply._replace(exact=np.array(float(exact_left(state))))
+
+
+def _key(rows: SiteRows, budget: Budget, request: Request) -> bytes:
+    """Of all that determines a release but the rows themselves: what was released stays released, whatever
+    becomes of the table."""
+    about = {
+        "agreed": rows.agreed.digest,
+        "question": request.question,
+        "round": request.round,
+        "budget": list(budget.numbers),
+    }
+    text = json.dumps(about, sort_keys=True).encode()
+    return hashlib.sha256(text + b"\0" + pack(request.message)).digest()
+
+
+def _reply(answering: Answering, request: Request) -> Any:
+    if request.question == "moments":
+        return answering.moments()
+    return getattr(answering, request.question)(request.message)
+
+
+@lru_cache(maxsize=2)
+def _rows(site: Site, rows: SiteRows) -> PrivateRows:
+    """The site's rows z, those of training and those held out. Under a budget on which side a row is says
+    nothing of others."""
+    agreed, everyone = rows.agreed, np.zeros(len(rows.target), np.int64)
+    if site.privacy is None:
+        kept = holdout(site, rows)
+    else:
+        share, by_row = agreed.options.hold_out, rows.people is None
+        kept = holdout_of(
+            np.array([site.client]), everyone, rows.ids, share, state_of(site).key, by_row, alone=True
+        )
+    training, fresh = (
+        in_agreed_units(
+            agreed.standard.rows(rows.features[part], rows.target[part]), agreed.standard.target_spread
+        )
+        for part in (~kept, kept)
+    )
+    people = rows.people_of(~kept), rows.people_of(kept)
+    try:
+        return PrivateRows.of(training, fresh, *people, site.privacy)
+    except BidroError as error:
+        raise PolicyViolationError(f"its site.toml cannot be followed: {error}") from error
+
+
+def _require_rules(site: Site, rows: SiteRows, plan: Plan, request: Request) -> int:
+    """The fewest rows that a reply without noise rests on. Raises PolicyViolationError where these are too
+    few."""
+    if not site.trusted_server:
+        # With the first question already, before others spend their budgets on the later ones.
+        raise PolicyViolationError(CLIPPED)
+    kept, may = holdout(site, rows), releases(site, rows)
+    if request.question != "losses":
+        return may.folds(None)
+    count = draws(kept, rows.people)
+    if count <= ROWS_A_PARAMETER * (plan.degree + 1):
+        raise PolicyViolationError(
+            f"it holds out {count} rows, too few to tell {plan.degree + 1} sums of their losses without "
+            "noise; agree on a smaller degree, or give this site a privacy budget."
+        )
+    return count
+
+
+# One of n rows changes a bound by at most so many n-ths of the largest loss (found by trying: 2.9 at
+# confidence 0.99).
+ROW_CHANGES = 3
+
+
+def _score(site: Site, rows: SiteRows, request: Request) -> tuple[Scores, int]:
+    """Raises PolicyViolationError for a model that does not fit, in words that hold nothing of the rows: it
+    is read and tried before any of them is looked at."""
+    kept, schema = _held_out(site, rows), rows.agreed.schema
+    agreed_scores = rows.agreed.scores
+    assert agreed_scores is not None
+    probabilities = agreed_scores.predicted.of_probabilities
+    try:
+        model, roles = checked_model(
+            request.message.model.tobytes(), schema, site.client, probabilities, True
+        )
+        model.require_time(int(kept.sum()))
+    except BidroError as error:
+        raise PolicyViolationError(f"it does not score this model: {error}") from error
+    said = None
+    try:
+        found = model.run(_inputs(model, schema, rows.features[kept], site.client))
+    except BidroError as error:
+        # That it broke on these rows would tell of them: it counts, and is answered as all else.
+        _log.error("a model could not be run, and all its losses count as the largest: %s", error)
+    else:
+        said = Predictions.of(model, roles, found, schema.classes or ())
+    return _bounds_of_losses(site, rows, said)
+
+
+def _evaluation(site: Site, rows: SiteRows, request: Request) -> tuple[Scores, int]:
+    """The same of the agreed network with these weights, which is not run row by row: nobody but the agreed
+    factory says what it does, and no row of it has a part in another's."""
+    protocol, kept = rows.protocol, _held_out(site, rows)
+    assert isinstance(protocol, NetworkQueryPlan)
+    found = protocol.predicted(request.message.x, rows.features[kept])
+    if protocol.classes is None:
+        return _bounds_of_losses(site, rows, Predictions(found))
+    return _bounds_of_losses(site, rows, Predictions(shares=found, classes=protocol.classes))
+
+
+def _bounds_of_losses(site: Site, rows: SiteRows, said: Predictions | None) -> tuple[Scores, int]:
+    """From what a model says of the held-out rows; None where it says nothing."""
+    kept, agreed, schema = holdout(site, rows), rows.agreed, rows.agreed.schema
+    assert agreed.scores is not None
+    loss, most = agreed.scores.predicted, agreed.scores.most(schema.classes)
+    losses, wrong = np.full(int(kept.sum()), most), np.ones(int(kept.sum()))
+    if said is not None and schema.classes is None:
+        losses = _of_numbers(said, rows.target[kept], loss, most)
+    elif said is not None and schema.classes is not None:
+        losses, wrong = _of_classes(said, schema.classes, rows.target[kept], loss, most)
+    counted = RowLosses(
+        None if loss.word == "mistakes" else losses, None if schema.classes is None else wrong
+    )
+    levels, grid = [1 - agreed.options.confidence], SiteGrid(site, rows)
+    found = client_report(
+        "it", counted, Limits(most, None), levels, people=rows.people_of(kept), rounding=grid
+    ).bounds
+    both = (np.array([one.bound for one in found.get(part, ())]) for part in ("clipped", "mistakes"))
+    return Scores(*both), draws(kept, rows.people)
+
+
+def checked_model(
+    data: bytes, schema: Schema, client: str, probabilities: bool, must_lock: bool
+) -> tuple[OnnxModel, Roles]:
+    """The model in a file, if it is one for rows of this schema. Raises BidroError where it is not."""
+    examples = {column.name: column.levels[0] for column in schema.columns if column.levels and not column.of}
+    model = OnnxModel.of(data, {**examples, schema.client: client}, len(schema.features), must_lock)
+    roles = Roles.of(model.outputs, schema.classes is None)
+    if probabilities and roles.shares is None:
+        raise BidroError("The agreed loss needs probabilities, and the model gives classes alone.")
+    if (
+        roles.shares is not None
+        and model.classes is not None
+        and set(model.classes) != set(schema.classes or ())
+    ):
+        raise BidroError("The model has other classes than those of the agreed schema.")
+    if by_name(model.inputs, [*schema.read, schema.client], schema.features):
+        texts = {column.name for column in schema.columns if column.levels is not None} | {schema.client}
+        for port in model.inputs:
+            if (port.kind == "text") != (port.name in texts):
+                raise BidroError(
+                    f"The model takes '{port.name}' as {port.kind}, and by the schema it is not that."
+                )
+    return model, roles
+
+
+def _inputs(
+    model: OnnxModel, schema: Schema, features: Floats, client: str
+) -> dict[str, Floats | NDArray[np.str_]]:
+    """Rows (N, k), as the schema codes them, as the model takes them."""
+    if not by_name(model.inputs, [*schema.read, schema.client], schema.features):
+        return {model.inputs[0].name: features}
+    found: dict[str, Floats | NDArray[np.str_]] = {schema.client: np.full(len(features), client)}
+    begin = 0
+    for column in schema.columns:
+        own = features[:, begin : begin + len(column.coded)]
+        begin += len(column.coded)
+        if column.levels is None:
+            found[column.name] = own
+        elif column.of is not None:
+            # What the schema has filled is empty for a model that fills by itself.
+            found[column.of] = np.where(own == 1, np.nan, found[column.of])
+        else:
+            found[column.name] = np.array(column.levels)[own.astype(int) @ np.arange(1, len(column.levels))]
+    return found
+
+
+def _of_numbers(said: Predictions, target: Floats, loss: PredictedLoss, most: float) -> Floats:
+    """(N,) losses; a row without a finite prediction counts as the largest."""
+    assert said.numbers is not None
+    known = np.isfinite(said.numbers)
+    with np.errstate(over="ignore"):
+        losses = loss.values(Scored(target, np.where(known, said.numbers, 0.0)))
+    return np.where(known & np.isfinite(losses), np.minimum(losses, most), most)
+
+
+def _of_classes(
+    said: Predictions, classes: tuple[str, ...], target: Floats, loss: PredictedLoss, most: float
+) -> tuple[Floats, Floats]:
+    """(losses (N,), mistakes (N,)); a row of which no class, or no probabilities, are said counts as the
+    largest loss and a mistake, and so does one whose label is not of its highest probability."""
+    codes = (target + 1) / 2 if len(classes) == 2 else target
+    true = np.array(classes)[codes.astype(int)]
+    if said.shares is None:
+        assert said.labels is not None
+        wrong = np.asarray(said.labels != true, float)
+        return wrong, wrong
+    shares = said.shares[:, [said.classes.index(name) for name in classes]]
+    with np.errstate(invalid="ignore", over="ignore"):
+        fine = np.all((shares >= 0) & np.isfinite(shares), axis=1)
+        fine &= np.abs(shares.sum(axis=1) - 1) <= SUM_TOLERANCE
+    if said.labels is not None:
+        fine &= ~said.contradicts & (said.labels != "")
+    safe = np.where(fine[:, None], shares, 1 / len(classes))
+    scored = Scored(codes, safe / safe.sum(axis=1, keepdims=True), classes)
+    labels = np.array(classes)[scored.predicted.argmax(axis=1)] if said.labels is None else said.labels
+    wrong = np.asarray((labels != true) | ~fine, float)
+    if loss.word == "mistakes":
+        return wrong, wrong
+    losses = loss.values(scored)
+    return np.where(fine, np.minimum(losses, most), most), wrong
+
+
+@dataclass(frozen=True, eq=False)
+class SiteGrid(Rounding):
+    """Bounds go up to the next place of the site's own grid; at most to what counts as the largest."""
+
+    site: Site
+    rows: SiteRows
+
+    def bounds(
+        self, found: list[ClientBound], losses: Floats, draws: int, largest: float, mean: float | None
+    ) -> list[ClientBound]:
+        return [self._up("loss", one, largest) for one in found]
+
+    def mistakes(self, found: list[ClientBound]) -> list[ClientBound]:
+        return [self._up("mistakes", one, 1.0) for one in found]
+
+    def _up(self, what: str, one: ClientBound, most: float) -> ClientBound:
+        secret = state_of(self.site).derived(f"grid of {what}, table {table_id(self.site, self.rows):.0f}")
+        offset = int.from_bytes(secret[:7], "little") / 2**56
+        share = ROW_CHANGES * self.site.min_rows / one.rows
+        return ClientBound(rounded_up(one.bound, most, share, offset), None, one.rows)
+
+
+def rounded_up(bound: float, most: float, share: float, offset: float) -> float:
+    """The least of most share (k + offset), k a whole number, that is not below the bound; `most` where that
+    is above it."""
+    step = most * share
+    place = math.ceil(bound / step - offset)
+    while (place + offset) * step < bound:
+        place += 1
+    return min((place + offset) * step, most)
+
+
+# By question: (the reply, the fewest rows that a number in it rests on).
+ANSWERS: dict[str, Callable[[Site, SiteRows, Request], tuple[Any, int]]] = {
+    "prepare": _prepared,
+    "spread": _places,
+    "bends": _borne,
+    "round": _round,
+    "assess": _assessment,
+    "bounds": _bounds,
+    "score": _score,
+    "train": _round,
+    "evaluate": _evaluation,
+    **dict.fromkeys(PRIVATE, _private),
+}

@@ -1,0 +1,1 @@
+"""The rules that decide what a site may release of its rows."""

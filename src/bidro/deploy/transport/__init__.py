@@ -1,0 +1,1 @@
+"""How runs reach a network: NVIDIA FLARE, Flower, and networks on one machine."""

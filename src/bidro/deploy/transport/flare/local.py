@@ -1,0 +1,110 @@
+"""A whole FLARE network on this machine, with mutual TLS, for rehearsals and tests."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import StringIO
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from nvflare.lighter.constants import CtxKey
+from nvflare.lighter.prov_utils import prepare_builders
+from nvflare.lighter.provision import prepare_project
+from nvflare.lighter.provisioner import Provisioner
+
+from bidro.core.errors import BidroError
+from bidro.deploy.transport.flare.drive import session
+from bidro.deploy.transport.local import LocalNetwork, free_port
+
+_ADMIN = "admin@bidro.local"
+_GRACE = 2.0  # seconds between asking a process to stop and killing it
+_START = 60.0  # seconds for the server and all sites to come up
+
+
+class FlareNetwork(LocalNetwork):
+    """kits: a folder with one for each participant. environments: by site, and for "server"."""
+
+    def __init__(self, kits: Path, environments: Mapping[str, Mapping[str, str]]) -> None:
+        super().__init__(kits)
+        self._environments = environments
+        clients = [name for name in environments if name != "server"]
+        self.settings = {"startup_kit": str(kits / _ADMIN), "clients": clients}
+
+    def start(self, names: Sequence[str]) -> None:
+        """Start these processes and wait for the sites among them, for all sites if the server is one."""
+        began = time.time()
+        for name in names:
+            role = "server" if name == "server" else "client"
+            kit = self.folder / ("localhost" if name == "server" else name)
+            command = [sys.executable, "-m", f"nvflare.private.fed.app.{role}.{role}_train"]
+            command += ["-m", str(kit), "-s", f"fed_{role}.json"]
+            command += ["--set", "secure_train=true", "org=bidro", "config_folder=config"]
+            if role == "client":
+                command += [f"uid={name}", "heart_beat_interval=2"]
+            self.launch(name, command, self._environments[name], self.folder / f"{name}.log")
+        expected = self.processes if "server" in names else names
+        self._await(set(expected) - {"server"}, began)
+
+    def _await(self, sites: set[str], since: float) -> None:
+        deadline = since + _START
+        while time.time() < deadline and all(process.poll() is None for process in self.processes.values()):
+            with suppress(Exception), session(self.settings) as admin:  # as long as the server is not ready
+                while time.time() < deadline:
+                    info = admin.get_system_info().client_info
+                    if sites <= {site.name for site in info if site.last_connect_time > since}:
+                        return
+                    time.sleep(0.2)
+        raise BidroError(f"the local FLARE network did not come up; see the logs in {self.folder}")
+
+
+@contextmanager
+def network(folder: Path, sites: Mapping[str, Path], runs: Path) -> Iterator[FlareNetwork]:
+    """Run a server and a process for each site (name and its site.toml) until the end of the block."""
+    for name in sites:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or name in ("server", "localhost"):
+            raise BidroError(
+                f"On FLARE a client cannot be called '{name}': letters, digits, dashes and underscores only, "
+                "and not 'server' or 'localhost'; rename it, or use --engine flower."
+            )
+    environments = {name: {"BIDRO_SITE": str(path.resolve())} for name, path in sites.items()}
+    environments["server"] = {"BIDRO_RUNS": str(runs.resolve()), "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "3"}
+    net = FlareNetwork(provisioned(folder.resolve(), list(sites), free_port()), environments)
+    try:
+        net.start(list(environments))
+        yield net
+    finally:
+        net.close(_GRACE)
+
+
+def provisioned(
+    folder: Path,
+    sites: Sequence[str],
+    port: int,
+    admins: Mapping[str, str] = MappingProxyType({_ADMIN: "lead"}),
+) -> Path:
+    """The folder of the startup kits, made as for a real network; admins are roles by name."""
+    ports = {"fed_learn_port": port, "admin_port": port}
+    people: list[dict[str, Any]] = [{"name": "localhost", "type": "server", **ports}]
+    people += [{"name": name, "type": "client"} for name in sites]
+    people += [{"name": name, "type": "admin", "role": role} for name, role in admins.items()]
+    steps = {
+        "nvflare.lighter.impl.workspace.WorkspaceBuilder": {},
+        "nvflare.lighter.impl.static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "tcp"},
+        "bidro.deploy.transport.flare.kit.BidroBuilder": {"storage": str(folder / "storage")},
+        "bidro.deploy.transport.flare.kit.BidroCertBuilder": {},
+        "nvflare.lighter.impl.signature.SignatureBuilder": {},
+    }
+    project = {
+        "api_version": 4,
+        "name": "bidro",
+        "participants": [{**one, "org": "bidro"} for one in people],
+        "builders": [{"path": path, "args": arguments} for path, arguments in steps.items()],
+    }
+    provisioner = Provisioner(str(folder), prepare_builders(project))
+    with redirect_stdout(StringIO()):
+        return Path(provisioner.provision(prepare_project(project))[CtxKey.CURRENT_PROD_DIR])

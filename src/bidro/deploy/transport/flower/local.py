@@ -1,0 +1,158 @@
+"""A whole Flower network on this machine, for rehearsals and tests: a SuperLink and one node per site.
+
+It is what a consortium runs, with TLS and authenticated nodes; only the machines are missing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import NameOID
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+
+from bidro.core.errors import BidroError
+from bidro.deploy.transport.flower.drive import control
+from bidro.deploy.transport.local import HOST, LocalNetwork, free_port
+
+_NODE = (sys.executable, "-m", "bidro.deploy.transport.flower.node")
+_PATIENCE = 120.0  # seconds for a process to be ready; a few are usual
+ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; by default 1
+    "NO_PROXY": HOST,
+    # Flower finds its own commands by name.
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+}
+
+
+class FlowerNetwork(LocalNetwork):
+    """Keys, certificates, databases and logs are in `folder`; sites have their site.toml by name."""
+
+    def __init__(self, folder: Path, sites: Mapping[str, Path], runs: Path) -> None:
+        super().__init__(folder)
+        self._sites = sites
+        self._port = free_port()
+        self.settings: dict[str, Any] = {
+            "address": f"{HOST}:{self._port}",
+            "root_certificates": str(folder / "ca.pem"),
+            "runs": str(runs),
+        }
+
+    def start(self, names: Sequence[str]) -> None:
+        """Start these processes, the server first, on the database it had, and wait until they are ready."""
+        if "server" in names:
+            self._start_server()
+        sites = [name for name in names if name != "server"]
+        nodes = {self.start_node(name, _NODE) for name in sites}
+        self.wait(lambda: nodes <= self._online(), sites)
+
+    def _start_server(self) -> None:
+        folder = self.folder
+        command = ["flower-superlink", "--host", HOST, "--port", str(self._port), "--enable-supernode-auth"]
+        command += ["--ssl-ca-certfile", str(folder / "ca.pem")]
+        command += ["--ssl-certfile", str(folder / "server.pem"), "--ssl-keyfile", str(folder / "server.key")]
+        command += ["--database", str(folder / "server" / "state.db")]
+        self._launch("server", command, {"BIDRO_RUNS": self.settings["runs"]})
+        self.wait(self._listens, ["server"])
+
+    def start_node(self, name: str, command: Sequence[str]) -> int:
+        """Register a node under a name, start it by this command, with what tells it its key and the
+        SuperLink, and return its id.
+
+        Each gets a new key: with the old one, a node that was killed is refused until the SuperLink takes its
+        last session for lost, which is up to a minute.
+        """
+        key = ec.generate_private_key(ec.SECP384R1())
+        secret = self.folder / f"{self._called(name)}.key"
+        secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        with control(self.settings) as superlink:
+            node: int = superlink.RegisterNode(RegisterNodeRequest(public_key=public, name=name)).node_id
+        way = ["--superlink", self.settings["address"], "--auth-supernode-private-key", str(secret)]
+        way += ["--root-certificates", self.settings["root_certificates"]]
+        site = {"BIDRO_SITE": str(self._sites[name].resolve())} if name in self._sites else {}
+        self._launch(name, [*command, *way], site)
+        return node
+
+    def _launch(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        folder = self.folder / self._called(name)
+        home = {"FLWR_HOME": str(folder / "flwr")}
+        self.launch(name, command, {**ENVIRONMENT, **home, **environment}, folder / "log.txt")
+
+    def _called(self, name: str) -> str:
+        """What the folder of a process is called; a site's name may be no name of a folder."""
+        return f"site-{list(self._sites).index(name)}" if name in self._sites else name
+
+    def wait(self, ready: Callable[[], bool], names: Sequence[str]) -> None:
+        """Until these processes are ready. Raises BidroError where one ends before, or is not in time."""
+        deadline = time.monotonic() + _PATIENCE
+        while not ready():
+            for name in names:
+                if self.processes[name].poll() is not None or time.monotonic() > deadline:
+                    log = self.folder / self._called(name) / "log.txt"
+                    raise BidroError(f"{self._called(name)} did not start: {log} says why.")
+            time.sleep(0.1)
+
+    def _listens(self) -> bool:
+        with socket.socket() as attempt:
+            return attempt.connect_ex((HOST, self._port)) == 0
+
+    def _online(self) -> set[int]:
+        with control(self.settings) as superlink:
+            nodes = superlink.ListNodes(ListNodesRequest()).nodes_info
+        return {node.node_id for node in nodes if node.status == "online"}
+
+
+@contextmanager
+def network(folder: Path, sites: Mapping[str, Path], runs: Path) -> Iterator[FlowerNetwork]:
+    """Run a SuperLink and a node for each site (name and its site.toml) until the end of the block."""
+    folder, runs = folder.resolve(), runs.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    runs.mkdir(parents=True, exist_ok=True)
+    certificates(folder)
+    net = FlowerNetwork(folder, sites, runs)
+    try:
+        net.start(["server", *sites])
+        yield net
+    finally:
+        net.close()
+
+
+def certificates(folder: Path) -> None:
+    """An authority, and the SuperLink's certificate signed by it: ca.pem, server.pem and server.key."""
+    now = datetime.now(UTC)
+    authority_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bidro rehearsal")])
+    server = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HOST)])
+
+    def signed(subject: x509.Name, public: ec.EllipticCurvePublicKey, extension: x509.ExtensionType) -> bytes:
+        certificate = (
+            x509.CertificateBuilder(authority, subject, public, x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(days=30))
+            .add_extension(extension, critical=True)
+            .sign(authority_key, hashes.SHA384())
+        )
+        return certificate.public_bytes(Encoding.PEM)
+
+    is_authority = x509.BasicConstraints(ca=True, path_length=0)
+    is_here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))])
+    (folder / "ca.pem").write_bytes(signed(authority, authority_key.public_key(), is_authority))
+    (folder / "server.pem").write_bytes(signed(server, key.public_key(), is_here))
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "server.key").write_bytes(secret)

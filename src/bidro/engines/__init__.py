@@ -1,1 +1,0 @@
-"""Who runs the rounds. Engines know the contract of `bidro.algorithms` and no algorithm by name."""

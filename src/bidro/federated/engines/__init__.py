@@ -1,0 +1,1 @@
+"""Who runs the rounds. Engines know the contract of `bidro.federated.algorithms` and no algorithm by name."""

@@ -1,0 +1,129 @@
+"""What to hold a model against: one guess for everybody, and shares of wrong predictions.
+
+Where the rows are here, the guess is judged on the rows that the model is judged on. Sites are not asked for
+it: every mean loss over their held-out rows counts among the few that they tell of a table
+(`deploy.site_log`), and what they tell first, the means and deviations of their columns, gives the same over
+training rows for squared loss and two classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.certify.statements import STATEMENTS
+from bidro.core.arrays import Floats
+from bidro.data.standardise import Standard
+from bidro.fit.client_side import means_of
+from bidro.fit.questions import HoldoutBounds, Prepared
+from bidro.losses import Loss, Squared, has_curves, losses_of, mistakes_of
+from bidro.losses.linear import ResidualLoss
+
+
+class Guess(NamedTuple):
+    """One number, or one class, for everybody: the middle, or the commonest, of all training rows."""
+
+    value: float  # in the units of training; of a class its label
+    costs: Floats  # (n,) mean losses, or for classes shares of mistakes
+    held_out: bool  # whether that is on held-out rows, else on training rows
+
+
+@dataclass(frozen=True, eq=False)
+class Baselines:
+    """`costs` are mean losses (n,), for classes shares of wrong predictions, on the rows that models are
+    judged on, by model: "shared", "personal" (those that clients use) and "pooled", as far as known. No loss
+    in them is clipped, unlike in what clients tell of held-out rows: that is at a level of the model's own
+    losses, and far more of the guess's are above it."""
+
+    guess: Guess | None
+    costs: Mapping[str, Floats]
+    of_people: bool = False  # whether they are means of people, each of its rows, and not of rows
+
+
+def baselines_of_rows(
+    loss: Loss,
+    targets: Floats,
+    rows: Floats,
+    sizes: Sequence[int],
+    models: Mapping[str, Floats],
+    held_out: bool,
+) -> Baselines:
+    """Of rows (N, k + 1) in the units of training, `sizes` of each client, under models (n, d) by client.
+
+    targets: (T,) those of all training rows, which the guess is made from.
+    held_out: whether the rows are held out, or training rows.
+    """
+    counts, labels = np.asarray(sizes), loss.labels
+    if labels is None and not isinstance(loss, ResidualLoss):
+        return Baselines(None, {})  # nobody knows what it takes for the middle
+    if isinstance(loss, ResidualLoss):
+        value = loss.middle(targets)
+        guess = Guess(value, means_of(_of_constant(loss, value, rows[:, -1]), counts), held_out)
+        return Baselines(guess, _by_client(losses_of, loss, rows, counts, models))
+    assert labels is not None
+    value = labels[int(np.argmax([(targets == label).sum() for label in labels]))]
+    guess = Guess(value, means_of((rows[:, -1] != value).astype(float), counts), held_out)
+    return Baselines(guess, _by_client(mistakes_of, loss, rows, counts, models))
+
+
+def _by_client(
+    cost: Callable[[Loss, Floats, Floats], Floats],
+    loss: Loss,
+    rows: Floats,
+    counts: NDArray[np.int64],
+    models: Mapping[str, Floats],
+) -> dict[str, Floats]:
+    """The clients' means (n,) of what their rows cost, by model."""
+    parts = np.split(rows, np.cumsum(counts)[:-1])
+    return {
+        name: np.array([cost(loss, x, own).mean() for x, own in zip(each, parts, strict=True)])
+        for name, each in models.items()
+    }
+
+
+def baselines_of_replies(
+    loss: Loss,
+    prepared: Prepared,
+    standard: Standard,
+    bounds: HoldoutBounds | None,
+    personal: bool,
+    people: bool = False,
+) -> Baselines:
+    """The same as far as clients have told it: by their columns' moments in training, and by what they said
+    of held-out rows, of a person its mean over rows."""
+    costs: dict[str, Floats] = {}
+    if bounds is not None and loss.labels is not None:
+        means = dict(zip(STATEMENTS, np.asarray(bounds.means).T, strict=True))
+        costs = {
+            "shared": means["mistakes"],
+            "personal": means["personal_mistakes" if personal else "mistakes"],
+        }
+    return Baselines(_guess_of_moments(loss, prepared, standard), costs, bool(costs) and people)
+
+
+def _guess_of_moments(loss: Loss, prepared: Prepared, standard: Standard) -> Guess | None:
+    if not np.size(prepared.mean):
+        return None
+    rows = np.asarray(prepared.rows, float)
+    mean, deviation = (np.asarray(part)[:, -1] for part in (prepared.mean, prepared.deviation))
+    centre = float(rows @ mean / rows.sum())
+    if isinstance(loss, Squared):
+        return Guess(centre - standard.middle, deviation**2 + (mean - centre) ** 2, False)
+    if loss.labels is None or len(loss.labels) != 2:
+        return None
+    low, high = loss.labels
+    shares = np.clip((mean - low) / (high - low), 0.0, 1.0)
+    if centre > (low + high) / 2:
+        return Guess(high, 1 - shares, False)
+    return Guess(low, shares, False)
+
+
+def _of_constant(loss: ResidualLoss, value: float, targets: Floats) -> Floats:
+    """(N,) the losses of predicting `value` whatever the features, which then need not be there."""
+    alone = replace(loss, basis=None) if has_curves(loss) else loss
+    model = np.zeros(alone.dimension(1))
+    return losses_of(alone, model, (targets - value)[:, None])

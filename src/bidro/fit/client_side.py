@@ -1,0 +1,245 @@
+"""What clients answer in a fit, over rows in memory: those of one client at a site, of all in one process.
+
+Rows stand one client after the other, and every answer has a leading axis of clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bidro.ambiguity import WassersteinBall
+from bidro.certify.out_of_sample import distance_to_reference
+from bidro.certify.rounding import QUANTISED
+from bidro.certify.statements import CLIP, STATEMENTS, CertifiedModel, client_report
+from bidro.core.arrays import Floats
+from bidro.core.sets import Box
+from bidro.core.splits import Draws
+from bidro.data.splines import spread_over
+from bidro.data.standardise import client_moments
+from bidro.fit.questions import Assess, Assessment, HoldoutBounds, HoldoutQuery, Prepared
+from bidro.losses import Loss, losses_of, parts_of
+from bidro.problem.problem import Problem
+from bidro.problem.worst_case import mean_displacements, robust_risk
+from bidro.selection.personal import Shrinkage
+from bidro.selection.personal import personal_models as fit_personal_models
+from bidro.selection.segments import without_smoothing
+
+# How finely clients tell what their rows cost.
+ROUNDING = QUANTISED
+
+
+def prepared(
+    rows: Floats,
+    sizes: Sequence[int],
+    holdout: Sequence[int],
+    folds: ArrayLike,
+    table: float = 0.0,
+    people: NDArray[np.uint64] | None = None,
+    holdout_people: NDArray[np.uint64] | None = None,
+) -> Prepared:
+    """Of training rows (N, k + 1) as they are in the table; sizes and holdout are by client (n,), and so are
+    the numbers of folds that are answered (n, FOLDS).
+
+    `people` and `holdout_people` say of which person each row in training and held out is, where these are
+    named.
+    """
+    mean, deviation = client_moments(rows, sizes)
+    return Prepared(
+        np.asarray(sizes, float),
+        np.asarray(holdout, float),
+        draw_counts(sizes, people),
+        draw_counts(holdout, holdout_people),
+        np.asarray(folds, float),
+        np.full(len(sizes), table),
+        mean,
+        deviation,
+    )
+
+
+def spread(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
+    """(values, counts), both (n, k, places): how training rows (N, k + 1) in standard units, `sizes` of each
+    client, are spread over the features: see `spread_over`."""
+    parts = np.split(rows[:, :-1], np.cumsum(sizes)[:-1])
+    values, counts = zip(*(spread_over(part) for part in parts), strict=True)
+    return np.stack(values), np.stack(counts)
+
+
+def personal_models(
+    loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, freedoms: ArrayLike
+) -> Floats:
+    """(n, d) the model that each client uses: its own around x, trained on its rows, or x itself where its
+    freedom (n, 2) is 0. That of all clients that have some is the same."""
+    shared, wanted = np.asarray(x, float), np.asarray(freedoms, float).reshape(len(sizes), -1)
+    used = np.tile(shared, (len(sizes), 1))
+    adopts = np.any(wanted > 0, axis=1)
+    if adopts.any():
+        counts, common = np.asarray(sizes), Shrinkage.of_freedom(wanted[adopts][0])
+        some = rows if adopts.all() else rows[np.repeat(adopts, counts)]
+        used[adopts] = fit_personal_models(loss, some, counts[adopts], shared, common)
+    return used
+
+
+def assessment(problem: Problem, declared: Box | None, message: Assess, used: Floats) -> Assessment:
+    """Of the rows of `problem`, which is as trained; explicit radii are around them on the declared support.
+    `used` (n, d) are the models that the clients use."""
+    # A site knows the loss as it is trained with.
+    problem = without_smoothing(problem)
+    federation, x = problem.federation, np.asarray(message.x)
+    n, k, sizes = problem.n, federation.m - 1, np.asarray(federation.sizes)
+    samples = np.asarray(federation.samples)
+    losses = losses_of(problem.loss, x, samples)
+    errors = _errors(_curbed(problem.loss, losses, sizes), sizes, federation.people)
+    mean, se = means_of(losses, sizes), ROUNDING.error(errors)
+    personal_mean = means_of(_personal_losses(problem.loss, used, samples, sizes), sizes)
+    radii = np.asarray(message.radii).reshape(n, -1)
+    robust = np.zeros((n, radii.shape[1]))
+    for level in range(radii.shape[1]):
+        assert declared is not None
+        balls = replace(
+            problem,
+            federation=replace(federation, support=declared),
+            ambiguity=WassersteinBall(radii[:, level]),
+        )
+        robust[:, level] = np.asarray(robust_risk(balls, x, curvature=False).value)
+    distance = np.zeros((n, 0))
+    if len(message.reference):
+        far = [
+            distance_to_reference(own, message.reference, problem.transport)
+            for own in np.split(samples, np.cumsum(sizes)[:-1])
+        ]
+        distance = np.asarray(far)[:, None]
+    moved, typical = np.zeros((n, k)), np.zeros((n, k))
+    if problem.ambiguity_set.over_balls:
+        shown = np.flatnonzero(np.broadcast_to(message.shown, n))
+        found = mean_displacements(problem, x, [federation.names[i] for i in shown])
+        moved[shown], typical[shown] = map(ROUNDING.moves, found)
+    predicted, centre = _predicted(problem.loss, [x, np.asarray(message.pooled)], samples, sizes)
+    return Assessment(mean, se, personal_mean, predicted, centre, robust, distance, moved, typical)
+
+
+def bounds(
+    names: Sequence[str],
+    rows: Floats,
+    sizes: Sequence[int],
+    of: CertifiedModel,
+    message: HoldoutQuery,
+    used: Floats,
+    people: NDArray[np.uint64] | None = None,
+) -> HoldoutBounds:
+    """Of held-out rows (M, k + 1) in the standard units of training, `sizes` of each client; `used` (n, d)
+    are the models that the clients use. With `people` (M,), one that several rows are of is one draw.
+
+    All mean losses count a row as at most what losses are clipped at, so that none of them less another is
+    what is clipped of a few rows; those over the declared support count it whole. What is told of them is
+    rounded: see `rounding`."""
+    ends = np.cumsum(sizes)[:-1]
+    labels = [None] * len(sizes) if people is None else np.split(people, ends)
+    personal = used if np.asarray(message.freedom).size else [None] * len(sizes)
+    each = [
+        _client_bounds(name, of, message, *parts)
+        for name, *parts in zip(names, np.split(rows, ends), personal, labels, strict=True)
+    ]
+    return HoldoutBounds(*(np.stack(parts) for parts in zip(*each, strict=True)))
+
+
+def _client_bounds(
+    name: str,
+    of: CertifiedModel,
+    message: HoldoutQuery,
+    rows: Floats,
+    personal: Floats | None,
+    people: NDArray[np.uint64] | None,
+) -> HoldoutBounds:
+    """The same of one client, `personal` (d,) being the model that it uses where clients have their own."""
+    pooled, size = np.asarray(message.pooled), np.array([len(rows)])
+    losses = of.losses(rows, personal, pooled if pooled.size else None)
+    found, means = client_report(
+        name, losses, of.limits, np.asarray(message.levels).tolist(), people=people, rounding=ROUNDING
+    )
+    models = losses.loss, losses.loss if personal is None else losses.personal, losses.pooled
+    curbed = [_curbed(of.loss, np.minimum(one, of.seen), size) for one in models if one is not None]
+
+    def error(values: Floats) -> float:
+        return float(ROUNDING.error(_errors(values, size, people))[0])
+
+    changes = [np.zeros(0)] * 2
+    if len(curbed) > 2:
+        changes = [np.array([means[k] - means[2], error(curbed[k] - curbed[2])]) for k in (1, 0)]
+    bounds = [np.array([one.bound for one in found.get(part, ())]) for part in STATEMENTS]
+    of_each = [found[part][0].mean if part in found else 0.0 for part in STATEMENTS]
+    told = [means[0], min(error(curbed[0]), means[0]), means[1], *changes, *bounds, np.array(of_each)]
+    return HoldoutBounds(*told)
+
+
+def _predicted(
+    loss: Loss, models: Sequence[Floats], rows: Floats, sizes: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """(mean squares (n, models) of the models' scores around their means, these means (n, models, scores));
+    nothing where a model is empty."""
+    if not all(x.size for x in models):
+        return np.zeros((len(sizes), 0)), np.zeros((len(sizes), 0, 0))
+    first, each = np.cumsum(sizes) - sizes, sizes[:, None]
+    squares, centres = [], []
+    for x in models:
+        w, b = loss.split(x)  # type: ignore[attr-defined]
+        scores = np.concatenate(
+            [loss.design(rows[some])[:, :-1] @ np.atleast_2d(w).T for some in parts_of(loss, rows)]  # type: ignore[arg-type]
+        ) + np.atleast_1d(b)
+        # A common part of the scores of several classes says nothing.
+        scores = scores - scores.mean(axis=1, keepdims=True) if scores.shape[1] > 1 else scores
+        centre = np.add.reduceat(scores, first, axis=0) / each
+        away = (scores - np.repeat(centre, sizes, axis=0)) ** 2
+        squares.append((np.add.reduceat(away, first, axis=0) / each).sum(axis=1))
+        centres.append(centre)
+    return np.stack(squares, axis=1), np.stack(centres, axis=1)
+
+
+def _personal_losses(loss: Loss, models: Floats, rows: Floats, sizes: NDArray[np.int64]) -> Floats:
+    """(N,) each row under the model (n, d) of its own client."""
+    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    return np.concatenate([losses_of(loss, x, own) for x, own in zip(models, parts, strict=True)])
+
+
+def error_by_person(losses: Floats, people: NDArray[Any]) -> float:
+    """The standard error of the mean of losses (N,) where people are independent and their rows are not: that
+    of a mean over clusters, which for people of one row each is the usual one; 0 for a single person."""
+    _, of_row = np.unique(people, return_inverse=True)
+    apart = np.bincount(of_row, losses - losses.mean())
+    count = len(apart)
+    return float(np.sqrt(apart @ apart * count / (count - 1)) / len(losses)) if count > 1 else 0.0
+
+
+def draw_counts(sizes: Sequence[int], people: NDArray[np.uint64] | None) -> Floats:
+    """(n,) how many people each client has, as many as rows where none are named."""
+    if people is None:
+        return np.asarray(sizes, float)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    return Draws.of(owner, people).counts(len(sizes)).astype(float)
+
+
+def means_of(values: Floats, sizes: NDArray[np.int64]) -> Floats:
+    """(n,) the clients' means of values (N,)."""
+    return np.asarray(np.add.reduceat(values, np.cumsum(sizes) - sizes) / sizes)
+
+
+def _curbed(loss: Loss, losses: Floats, sizes: NDArray[np.int64]) -> Floats:
+    """Losses (N,) counted as at most `CLIP` times their client's mean: standard errors are made of these, as
+    squares of losses would be all but one row's where it lies far out."""
+    if not loss.nonnegative:
+        return losses
+    return np.minimum(losses, np.repeat(CLIP * means_of(losses, sizes), sizes))
+
+
+def _errors(values: Floats, sizes: NDArray[np.int64], people: NDArray[np.uint64] | None) -> Floats:
+    """(n,) the standard errors of the clients' means of values (N,), 0 for a single row or person."""
+    first = np.cumsum(sizes) - sizes
+    if people is not None:
+        parts = [np.split(part, first[1:]) for part in (values, people)]
+        return np.array([error_by_person(*own) for own in zip(*parts, strict=True)])
+    squares = np.add.reduceat((values - np.repeat(means_of(values, sizes), sizes)) ** 2, first)
+    return np.asarray(np.sqrt(squares / np.maximum(sizes - 1, 1) / sizes))

@@ -1,0 +1,377 @@
+"""`fit`: from a network of clients to a model and all that is stated of it.
+
+The same steps are gone whether the rows are in this process or on machines of their own: prepare, choose,
+solve, personalise, assess, state. `RobustRegressor.fit`, `bidro fit` and `bidro federate` are callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bidro.certify.certificate import Certificate
+from bidro.certify.held_out import ClientBound, client_level
+from bidro.certify.out_of_sample import explicit_radii
+from bidro.certify.statements import (
+    STATEMENTS,
+    CertifiedModel,
+    clip_level,
+    interval_obstacle,
+    loss_unit,
+    statements_of,
+    with_statements,
+    without_holdout,
+)
+from bidro.core.arrays import Floats
+from bidro.core.sets import Box, Simplex, capped_sizes
+from bidro.data.standardise import Moments, Standard
+from bidro.fit.baselines import Baselines, baselines_of_replies
+from bidro.fit.fitted import (
+    FEWEST_DESCRIBED,
+    Change,
+    Changes,
+    ClientLoss,
+    Displacement,
+    Fitted,
+    Options,
+    Progress,
+)
+from bidro.fit.network import Clients, Network
+from bidro.fit.private import private_fit
+from bidro.fit.questions import Assess, Assessment, HoldoutBounds, HoldoutQuery, Prepared
+from bidro.fit.settings import FitSettings
+from bidro.fit.training import (
+    Trained,
+    held_still,
+    require_lines,
+    train,
+    train_penalised,
+    transport_of,
+    unrestricted,
+    wanted_curves,
+)
+from bidro.losses import has_curves
+from bidro.problem.problem import Problem
+from bidro.risk.transport import Transport
+from bidro.selection.calibrate import Limits, spread_of
+from bidro.selection.segments import Wanted
+
+# Clients whose worst case is shown.
+MOST_WORST_CASES = 12
+
+
+def fit(network: Network, options: Options, progress: Progress | None = None) -> Fitted:
+    """Prepare, choose, solve, personalise, assess, state: from clients to a model and what is stated of it.
+
+    Args:
+        network: who answers; in this process or across machines.
+        options: what is to be done.
+        progress: what to call on the way.
+
+    Returns:
+        The model, its certificates, and what to hold it against.
+
+    Raises:
+        BidroError: for anything in tables or options that does not fit.
+    """
+    progress = progress or Progress()
+    if options.privacy is not None:
+        return private_fit(network, options, progress)
+    task = _prepare(network, options, progress)
+    trained, seen = _train(task, options, progress)  # choose, solve, personalise
+    found = _assess(task, trained, options, progress)
+    return _state(task, _with_risks(trained, found.assessment), found, options, seen)
+
+
+class _Task(NamedTuple):
+    """Clients in common units, and the problem over their rows before anything is chosen."""
+
+    clients: Clients
+    prepared: Prepared
+    standard: Standard
+    problem: Problem  # of straight lines
+    declared: Box | None  # the declared support, in standard units
+    wanted: Wanted  # of the features' lines and curves
+    limits: Limits  # of what clients answer over folds
+    radius_spread: float | None  # what cross-validated radii are in units of
+
+
+def _prepare(network: Network, options: Options, progress: Progress) -> _Task:
+    choices, names = options.choices, network.columns[:-1]
+    wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
+    if options.algorithm is not None:
+        require_lines(wanted)
+    progress.begin("preparing")
+    prepared = network.prepare()
+    standard, deviations = _units(network, options, prepared)
+    loss = options.loss.in_units(standard.target_spread)
+    declared = None if options.support is None else standard.box(options.support, loss.labels)
+    clients = network.in_units(standard, prepared)
+    federation = clients.federation
+    transport = transport_of(loss, federation.m, choices, standard.target_spread)
+    transport = held_still(transport, wanted, names)
+    problem = unrestricted(federation, loss, transport, standard.target_spread, options.largest_coefficient)
+    offered = np.asarray(prepared.folds)
+    without = [name for name, own in zip(federation.names, offered, strict=True) if not own[1:].any()]
+    limits, spread = Limits(_by_all(offered), tuple(without)), radius_spread(deviations, transport, choices)
+    return _Task(clients, prepared, standard, problem, declared, wanted, limits, spread)
+
+
+def _units(network: Network, options: Options, prepared: Prepared) -> tuple[Standard, Floats]:
+    """(the units of training, the deviation (m,) of every column in them)."""
+    if options.units is not None:
+        return options.units, agreed_deviations(options.units)
+    counted = capped_sizes(np.asarray(prepared.rows, float), network.max_share)
+    moments = Moments.pooled(counted, prepared.mean, prepared.deviation)
+    standard = Standard.of(moments, options.loss.classes is not None)
+    units = np.append(standard.spread, 1.0)
+    return standard, np.where(moments.varying, moments.deviation, 0.0) / units
+
+
+def _train(task: _Task, options: Options, progress: Progress) -> tuple[Trained, tuple[Floats, Floats] | None]:
+    """(the model, between what values (k,) in their own units curves are drawn, None where there are none);
+    by Algorithm 1 where that is wanted."""
+    progress.begin("choosing")
+    clients, choices, problem = task.clients, options.choices, task.problem
+    if options.algorithm is not None:
+        return train_penalised(problem, options.algorithm, choices.seed, clients, progress.stepping), None
+    draws = int(np.min(task.prepared.people))
+    curves, seen = wanted_curves(clients, problem, task.wanted, choices, task.limits, task.standard, draws)
+    trained = train(
+        problem,
+        choices,
+        task.declared,
+        progress.calibration,
+        progress.solving,
+        clients,
+        task.radius_spread,
+        task.limits,
+        curves,
+    )
+    if seen is not None:
+        low, high = (task.standard.mean + task.standard.spread * side for side in seen)
+        seen = low, high
+    return trained, seen
+
+
+class _Found(NamedTuple):
+    """What clients have answered of a trained model."""
+
+    stated: Problem  # as trained, but for any mixture, on the declared support
+    of: CertifiedModel
+    message: Assess  # what was asked of their training rows
+    assessment: Assessment
+    personal_models: Mapping[str, Floats]
+    distances: Floats | None  # (n, n) between the clients' training rows
+    bounds: HoldoutBounds | None  # None where no rows are held out
+    baselines: Baselines | None  # None where clients are not asked for it
+
+
+def _assess(task: _Task, trained: Trained, options: Options, progress: Progress) -> _Found:
+    """How the model does on training rows, and what held-out rows say of it."""
+    progress.begin("assessing")
+    clients, federation, levels = task.clients, task.clients.federation, options.confidences
+    if task.declared is not None:
+        federation = replace(federation, support=task.declared)
+    stated = replace(trained.problem, federation=federation, mixtures=Simplex(federation.n))
+    message = _assess_message(task, trained, stated, options)
+    found = clients.assess(trained.problem, task.declared, message)
+    personal_models = clients.personal_models(stated.loss, message)
+    distances = clients.distances(stated, found) if len(message.radii[0]) else None
+    unit = loss_unit(stated.loss, federation.m, task.standard.target_spread)
+    of = CertifiedModel.of(stated, trained.x, clip_level(float(np.max(found.loss)), unit))
+    fixed, bounds = _fixed(of, levels, message), None
+    if np.any(np.asarray(task.prepared.holdout)):
+        progress.begin("certifying")
+        bounds = clients.bounds(of, fixed)
+    baselines = clients.baselines(of, fixed) if options.shown else Baselines(None, {})
+    return _Found(stated, of, message, found, personal_models, distances, bounds, baselines)
+
+
+def _state(
+    task: _Task, trained: Trained, found: _Found, options: Options, seen: tuple[Floats, Floats] | None
+) -> Fitted:
+    """All that came of it, with its certificates."""
+    prepared, stated, bounds, baselines = task.prepared, found.stated, found.bounds, found.baselines
+    names, people = stated.federation.names, stated.federation.people is not None
+    compared = np.size(found.message.pooled) > 0
+    changes, judged = None, _judged(names, found.assessment, prepared.rows, prepared.people)
+    if bounds is not None:
+        judged = _judged(names, bounds, prepared.holdout, prepared.holdout_people)
+        changes = _changes(names, bounds, prepared.holdout_people) if compared else None
+    over_rows: dict[str, Any] = {}
+    if bounds is not None and people:
+        over_rows = {"clipped": bounds.loss, "personal": bounds.personal_loss}
+        if baselines is not None and baselines.costs and found.of.loss.labels is not None:
+            over_rows |= {
+                "mistakes": baselines.costs["shared"],
+                "personal_mistakes": baselines.costs["personal"],
+            }
+    if baselines is None:
+        personal = np.size(found.message.freedom) > 0
+        baselines = baselines_of_replies(found.of.loss, prepared, task.standard, bounds, personal, people)
+    certificates = {
+        level: _certificate(trained, found, options, prepared.holdout_people, over_rows, k)
+        for k, level in enumerate(options.confidences)
+    }
+    return Fitted(
+        task.clients,
+        task.standard,
+        trained,
+        stated,
+        found.of,
+        found.distances,
+        certificates,
+        judged,
+        int(np.sum(prepared.holdout)),
+        _displaced(task, found, _count_most(trained, options)),
+        found.personal_models,
+        changes,
+        _varies(found.assessment, prepared.rows) if compared else None,
+        baselines,
+        seen,
+    )
+
+
+def _displaced(task: _Task, found: _Found, shown: list[int]) -> dict[str, Displacement]:
+    """How the worst cases that are shown move their clients' features."""
+    prepared, standard, before = task.prepared, task.standard, None
+    if np.size(prepared.mean):
+        before = (np.asarray(prepared.mean)[:, :-1] - standard.mean) / standard.spread
+    return {
+        found.stated.federation.names[i]: Displacement(
+            None if before is None or prepared.rows[i] < FEWEST_DESCRIBED else before[i],
+            np.asarray(found.assessment.moved)[i],
+            np.asarray(found.assessment.typical)[i],
+        )
+        for i in shown
+    }
+
+
+def _count_most(trained: Trained, options: Options) -> list[int]:
+    """The clients whose worst case is shown: those that count most in the worst mixture."""
+    if not options.shown or not trained.problem.ambiguity_set.over_balls:
+        return []
+    return [int(i) for i in np.argsort(-trained.alpha, kind="stable")[:MOST_WORST_CASES]]
+
+
+def _certificate(
+    trained: Trained, found: _Found, options: Options, draws: Any, over_rows: Mapping[str, Any], k: int
+) -> Certificate:
+    """At the k-th confidence; draws and `over_rows` are as in `_by_client`."""
+    stated, of, level = found.stated, found.of, options.confidences[k]
+    risks = None if found.distances is None else np.asarray(found.assessment.robust)[:, k]
+    means = np.asarray(found.assessment.loss)
+    bare = without_holdout(stated, of.x, level, distances=found.distances, risks=risks, means=means)
+    bare = replace(bare, weights=tuple(trained.alpha.tolist()))
+    if found.bounds is None:
+        return bare
+    own = _by_client(stated.federation.names, found.bounds, draws, over_rows, k)
+    people = stated.federation.people is not None
+    made = statements_of(own, of.limits, level, of.mixtures, people=people)
+    return with_statements(bare, of, made, level, options.choices.shift)
+
+
+def _with_risks(trained: Trained, found: Assessment) -> Trained:
+    """Where curves were smoothed and there is no radius, the risks are the mean losses; with a radius those
+    of the solution, smoothing included, are upper ends of them."""
+    loss = trained.problem.loss
+    smoothed = loss.infimum_at_infinity or (trained.segments is not None and has_curves(loss))
+    if not smoothed or trained.solution is None or np.any(np.asarray(trained.problem.eps) > 0):
+        return trained
+    return replace(trained, solution=replace(trained.solution, risks=np.asarray(found.loss, float)))
+
+
+def agreed_deviations(units: Standard) -> Floats:
+    """(m,) the deviations of the columns where these are agreed on, in these units: the agreed spreads."""
+    return np.append(np.ones(len(units.mean)), units.target_spread)
+
+
+def radius_spread(deviations: Floats, transport: Transport, choices: FitSettings) -> float | None:
+    """What cross-validated radii are in units of; None where there are none."""
+    if not choices.cross_validates_radius:
+        return None
+    return spread_of(deviations, transport)
+
+
+def _by_all(offered: Any) -> tuple[int, ...]:
+    """The numbers of folds that all clients answer, from what each (n, FOLDS) offers."""
+    return tuple((np.flatnonzero(np.asarray(offered).all(axis=0)) + 1).tolist())
+
+
+def _freedoms(trained: Trained) -> Floats:
+    """(n, 2) of the clients' personal models; (n, 0) where there are none."""
+    n, personal = trained.problem.n, trained.personal
+    if personal is None or not personal.adopts.any():
+        return np.zeros((n, 0))
+    return np.where(personal.adopts[:, None], personal.shrinkage.freedom, 0.0)
+
+
+def _varies(found: Assessment, rows: Any) -> float:
+    """The deviation of the model's scores over all training rows, as a share of that of pooled training."""
+    share = np.asarray(rows, float) / np.sum(rows)
+    centre = np.asarray(found.centre)  # (n, 2, scores)
+    between = np.sum((centre - np.einsum("n,nms->ms", share, centre)) ** 2, axis=-1)
+    shared, pooled = share @ (np.asarray(found.predicted) + between)
+    return float(np.sqrt(shared / pooled)) if pooled > 0 else 1.0
+
+
+def _assess_message(task: _Task, trained: Trained, stated: Problem, options: Options) -> Assess:
+    n, x = stated.n, trained.x
+    radii, reference = np.zeros((n, 0)), np.zeros((0, stated.federation.m))
+    if interval_obstacle(stated, x) is None:
+        radii = np.stack([explicit_radii(stated, level) for level in options.confidences], axis=1)
+        reference = task.clients.reference(stated, task.standard)
+    shown = np.isin(np.arange(n), _count_most(trained, options)).astype(float)
+    pooled = np.zeros(0) if trained.pooled is None else trained.pooled
+    return Assess(x, radii, reference, shown, _freedoms(trained), pooled)
+
+
+def _fixed(of: CertifiedModel, levels: list[float], message: Assess) -> HoldoutQuery:
+    largest = np.zeros(0) if of.largest is None else np.array([of.largest])
+    betas = [client_level(level, of.mixtures.dimension, of.mixtures) for level in levels]
+    return HoldoutQuery(of.x, np.array(betas), np.asarray(of.seen), largest, message.freedom, message.pooled)
+
+
+def _judged(names: tuple[str, ...], found: Any, rows: Any, draws: Any) -> dict[str, ClientLoss]:
+    """From the mean losses and standard errors of an `Assessment` or of `HoldoutBounds`; draws are rows, or
+    units."""
+    return {
+        name: ClientLoss(float(loss), float(se) if drawn > 1 else None, int(count), float(used))
+        for name, loss, se, used, count, drawn in zip(
+            names, found.loss, found.se, found.personal_loss, rows, draws, strict=True
+        )
+    }
+
+
+def _changes(names: tuple[str, ...], found: HoldoutBounds, draws: Any) -> dict[str, Changes]:
+    def change(numbers: Floats, count: float) -> Change:
+        return Change(float(numbers[0]), float(numbers[1]) if count > 1 else None)
+
+    each = zip(names, np.asarray(found.shared_change), np.asarray(found.personal_change), draws, strict=True)
+    return {name: Changes(change(shared, count), change(used, count)) for name, shared, used, count in each}
+
+
+def _by_client(
+    names: tuple[str, ...], found: HoldoutBounds, draws: Any, over_rows: Mapping[str, Any], k: int
+) -> dict[str, dict[str, ClientBound]]:
+    """The clients' bounds at one level, by statement; draws (n,) are held-out rows, or people, and
+    `over_rows` has by statement the means (n,) over rows where these are people, as far as they are known."""
+    parts = {name: getattr(found, name) for name in STATEMENTS}
+    means = np.asarray(found.means)
+    return {
+        name: {
+            part: ClientBound(
+                float(values[i, k]),
+                float(means[i, j]),
+                int(draws[i]),
+                float(over_rows[part][i]) if part in over_rows else None,
+            )
+            for j, (part, values) in enumerate(parts.items())
+            if np.asarray(values).size
+        }
+        for i, name in enumerate(names)
+    }

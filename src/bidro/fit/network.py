@@ -1,0 +1,385 @@
+"""Who answers all that a fit asks: a `Network`, and the one whose clients' rows are all in this process.
+
+What clients answer is computed in `client_side`, whoever asks; a network only decides where: here for all
+clients together, across machines (`deploy.site_network`) one by one, as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.certify.out_of_sample import cloud_distances
+from bidro.certify.statements import CertifiedModel
+from bidro.core.arrays import Floats, aligned, read_only, release
+from bidro.core.errors import BidroError
+from bidro.core.pytrees import stack_trees
+from bidro.core.sets import Box
+from bidro.core.splits import arranged, holdout_of, label_ids
+from bidro.data.federation import Federation
+from bidro.data.splines import Basis, Levels, by_level, common_knots
+from bidro.data.standardise import Standard
+from bidro.federated.engines.in_process import IN_PROCESS
+from bidro.federated.engines.rounds import Ask, FoldSpec, Rounds
+from bidro.fit import client_side, private_side
+from bidro.fit.baselines import Baselines, baselines_of_rows
+from bidro.fit.private_side import Answering, PrivateRows
+from bidro.fit.questions import (
+    Assess,
+    Assessment,
+    AtModel,
+    HoldoutBounds,
+    HoldoutQuery,
+    NoisyGradients,
+    NoisyHoldoutQuery,
+    NoisyLosses,
+    NoisyMoments,
+    Prepared,
+)
+from bidro.losses import Loss
+from bidro.privacy.discrete_gaussian import SECRET_BITS, Bits
+from bidro.privacy.terms import Budget, Plan
+from bidro.problem.problem import Problem
+from bidro.selection.calibrate import FOLDS
+
+
+class Clients(Rounds, Protocol):
+    """The clients of a fit once units are agreed on."""
+
+    @property
+    def federation(self) -> Federation:
+        """Their names, sizes and columns; their rows in standard units where these are here."""
+
+    def finest(
+        self, most: Sequence[int], folds: int, curvature: bool, by: tuple[Levels | None, ...] = ()
+    ) -> tuple[Basis, tuple[Floats, Floats] | None]:
+        """(the finest knots of curves that are asked about, with at most so many segments a feature (k,); the
+        least and the largest value of every feature (k,) between which curves are drawn), in standard units.
+        What follows is asked over so many folds, with curvature or without. `by` (k,) are the levels for each
+        of which a feature has a curve."""
+
+    def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
+        """How a model does on the training rows, by client; `problem` is as trained, `declared` the support
+        that explicit radii are on. Clients make the personal models that they are to have."""
+
+    def personal_models(self, loss: Loss, message: Assess) -> Mapping[str, Floats]:
+        """Those (d,) that are known here, by name: all in one process, none where they stay at sites."""
+
+    def bounds(self, of: CertifiedModel, message: HoldoutQuery) -> HoldoutBounds:
+        """What the held-out rows say, by client."""
+
+    def baselines(self, of: CertifiedModel, message: HoldoutQuery) -> Baselines | None:
+        """What to hold the model against, over rows that are here; None where they are elsewhere, and clients
+        are not asked for it."""
+
+    def reference(self, stated: Problem, standard: Standard) -> Floats:
+        """(points, m) a cloud to which distances are asked for with `assess`; empty for none."""
+
+    def distances(self, stated: Problem, found: Assessment) -> Floats:
+        """(n, n): at most this far apart are the clients' training rows, in W_p."""
+
+
+class PrivateClients(Protocol):
+    """The clients of a private fit; replies have a leading axis of clients."""
+
+    def moments(self) -> NoisyMoments:
+        """Second moments of the training rows."""
+
+    def gradients(self, t: int, message: AtModel) -> NoisyGradients:
+        """Gradients and losses over the training rows, in round t from 1."""
+
+    def losses(self, message: NoisyHoldoutQuery) -> NoisyLosses:
+        """Losses of the held-out rows."""
+
+
+class Network(Protocol):
+    """Everything that a fit asks of clients, beginning with what is in their tables.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bidro.fit.network import LocalNetwork
+        >>> X, y, site = np.ones((4, 1)), np.arange(4.0), np.array(["north", "south"] * 2)
+        >>> LocalNetwork.of(X, y, site, ["age", "stay"]).names
+        ('north', 'south')
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients', in the order of every answer."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The features', and last the target's."""
+
+    @property
+    def max_share(self) -> float:
+        """No client counts for more than this share of all rows; 1 where there is no such rule."""
+
+    @property
+    def hold_out(self) -> float:
+        """The share of rows, or people, that is held out."""
+
+    @property
+    def has_people(self) -> bool:
+        """Whether rows are of people that are named."""
+
+    @property
+    def keeps_account(self) -> bool:
+        """Whether clients with privacy budgets remember what they have released in other runs."""
+
+    def prepare(self) -> Prepared:
+        """What units are chosen by, and how many rows there are."""
+
+    def in_units(self, standard: Standard, prepared: Prepared) -> Clients:
+        """The clients with their rows in these units."""
+
+    def privately(self, standard: Standard, plan: Plan) -> PrivateClients:
+        """The clients with their rows in these units, for a private fit."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalNetwork:
+    """Clients whose rows are all here, in the order of `arranged`. For one fit: rows are put into
+    standard units where they are, so that there is never a second copy of them."""
+
+    names: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: Floats  # (N, k + 1) of training, client after client
+    sizes: tuple[int, ...]
+    fresh: Floats  # (M, k + 1) held out
+    holdout_sizes: tuple[int, ...]
+    places: NDArray[np.int64]  # (N,) where the training rows stood in what was given
+    people: NDArray[np.uint64] | None = None  # (N,) of which person each is; None where all are by themselves
+    fresh_people: NDArray[np.uint64] | None = None  # (M,)
+    ids: NDArray[np.uint64] | None = None  # (N,) what training rows are dealt to folds by
+    hold_out: float = 0.0
+    budget: Budget | None = None  # of every client, for a private fit
+    bits: Bits = SECRET_BITS  # what its noise is drawn from
+
+    max_share = 1.0
+    keeps_account = False
+
+    @classmethod
+    def of(
+        cls,
+        features: Floats | list[Floats],
+        target: Floats,
+        clients: NDArray[np.str_],
+        columns: Sequence[str],
+        hold_out: float = 0.0,
+        seed: int = 0,
+        people: NDArray[np.str_] | None = None,
+        budget: Budget | None = None,
+    ) -> LocalNetwork:
+        """From rows (N, k), targets (N,) and the client of each (N,); columns have names, the target's last.
+        Rows may be given as a list of their columns (N,), which is emptied on the way, so that what has been
+        moved need not be kept.
+
+        A share `hold_out` of every client's rows is held out of training; with `people` (N,), the person or
+        thing that each row is of, a share of these. Nothing depends on the order in which rows are given.
+        With a privacy budget every row, or person, is held out or not whatever the others are.
+        """
+        names, codes = np.unique(clients, return_inverse=True)
+        ids = None if people is None else label_ids(people)
+        order, dealt_by = arranged(codes, features, target, ids)
+        holdout = holdout_of(names, codes, dealt_by, hold_out, seed, ids is None, budget is not None)
+        training, fresh = order[~holdout[order]], order[holdout[order]]
+        rows, held_out = column_layout(features, target, (training, fresh))
+        return cls(
+            tuple(str(name) for name in names),
+            tuple(columns),
+            rows,
+            tuple(np.bincount(codes[training], minlength=len(names)).tolist()),
+            held_out,
+            tuple(np.bincount(codes[fresh], minlength=len(names)).tolist()),
+            training,
+            None if ids is None else ids[training],
+            None if ids is None else ids[fresh],
+            dealt_by[training],
+            hold_out,
+            budget,
+        )
+
+    @property
+    def has_people(self) -> bool:
+        return self.people is not None
+
+    def prepare(self) -> Prepared:
+        draws = client_side.draw_counts(self.sizes, self.people)
+        # A client with fewer rows than folds is told so when these are dealt.
+        offered = np.arange(1, FOLDS + 1) <= np.maximum(draws, 2)[:, None]
+        people, sizes = (self.people, self.fresh_people), (self.sizes, self.holdout_sizes)
+        return client_side.prepared(self.rows, *sizes, offered, 0.0, *people)
+
+    def in_units(self, standard: Standard, prepared: Prepared) -> LocalClients:
+        self._convert(standard)
+        federation = Federation.from_samples(
+            read_only(self.rows), self.sizes, "unbounded", self.names, self.columns, self.people, self.ids
+        )
+        return LocalClients(federation, self.fresh, self.holdout_sizes, {}, self.fresh_people)
+
+    def privately(self, standard: Standard, plan: Plan) -> LocalPrivate:
+        self._convert(standard)
+        parts = []
+        for rows, sizes, people in (
+            (self.rows, self.sizes, self.people),
+            (self.fresh, self.holdout_sizes, self.fresh_people),
+        ):
+            ends = np.cumsum(sizes)[:-1]
+            z = np.split(private_side.in_agreed_units(rows, standard.target_spread), ends)
+            parts.append((z, [None] * len(sizes) if people is None else np.split(people, ends)))
+        (training, of_training), (fresh, of_fresh) = parts
+        return LocalPrivate(
+            tuple(
+                Answering(PrivateRows.of(*own, self.budget), plan, self.budget, self.bits)
+                for own in zip(training, fresh, of_training, of_fresh, strict=True)
+            )
+        )
+
+    def _convert(self, standard: Standard) -> None:
+        """Put all rows into these units, where they are."""
+        if not self.rows.flags.writeable:
+            raise BidroError("A network of rows in this process is for one fit; make another for the next.")
+        for rows in (self.rows, self.fresh):
+            standard.convert(rows)
+            rows.setflags(write=False)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalClients:
+    """All clients in this process, their rows in standard units."""
+
+    federation: Federation
+    fresh: Floats  # (M, k + 1) held-out rows, client after client
+    holdout_sizes: tuple[int, ...]
+    made: dict[bytes, Floats]  # models (n, d) that clients use, so that they are made once
+    fresh_people: NDArray[np.uint64] | None = None  # (M,)
+
+    def clients_of(self, problem: Problem, fold_spec: FoldSpec | None = None, seed: int = 0) -> Ask:
+        return IN_PROCESS.clients_of(problem, fold_spec, seed)
+
+    def finest(
+        self, most: Sequence[int], folds: int, curvature: bool, by: tuple[Levels | None, ...] = ()
+    ) -> tuple[Basis, tuple[Floats, Floats] | None]:
+        del folds, curvature  # rows that are here bear any knots
+        values, counts = client_side.spread(self.federation.host_rows, self.federation.sizes)
+        seen = values[:, :, 0].min(axis=0), values[:, :, -1].max(axis=0)
+        found = common_knots(values, counts, most)
+        return by_level(found, by, self.federation.host_rows[:, :-1], most) if by else found, seen
+
+    def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
+        used = self._used(problem.loss, message)
+        return client_side.assessment(problem, declared, message, used)
+
+    def personal_models(self, loss: Loss, message: Assess) -> Mapping[str, Floats]:
+        used, personal = self._used(loss, message), np.any(np.asarray(message.freedom) > 0, axis=1)
+        return {name: used[i] for i, name in enumerate(self.federation.names) if personal[i]}
+
+    def bounds(self, of: CertifiedModel, message: HoldoutQuery) -> HoldoutBounds:
+        names, sizes, used = self.federation.names, self.holdout_sizes, self._used(of.loss, message)
+        return client_side.bounds(names, self.fresh, sizes, of, message, used, self.fresh_people)
+
+    def baselines(self, of: CertifiedModel, message: HoldoutQuery) -> Baselines:
+        kept, trained_on = bool(sum(self.holdout_sizes)), self.federation.host_rows
+        models = {"shared": np.asarray(message.x)[None], "personal": self._used(of.loss, message)}
+        if np.asarray(message.pooled).size:
+            models["pooled"] = np.asarray(message.pooled)[None]
+        return baselines_of_rows(
+            of.loss,
+            trained_on[:, -1],
+            self.fresh if kept else trained_on,
+            self.holdout_sizes if kept else self.federation.sizes,
+            {name: np.broadcast_to(x, (self.federation.n, x.shape[1])) for name, x in models.items()},
+            kept,
+        )
+
+    def _used(self, loss: Loss, message: Assess | HoldoutQuery) -> Floats:
+        """(n, d) the models that clients use, by what a message says of them."""
+        x, freedom = np.asarray(message.x), np.asarray(message.freedom)
+        key = x.tobytes() + freedom.tobytes()
+        if key not in self.made:
+            rows, sizes = self.federation.host_rows, self.federation.sizes
+            self.made[key] = client_side.personal_models(loss, rows, sizes, x, freedom)
+        return self.made[key]
+
+    def reference(self, stated: Problem, standard: Standard) -> Floats:
+        return np.zeros((0, stated.federation.m))
+
+    def distances(self, stated: Problem, found: Assessment) -> Floats:
+        return cloud_distances(stated)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalPrivate:
+    """All clients in this process, each with its own noise."""
+
+    clients: tuple[Answering, ...]
+
+    def moments(self) -> NoisyMoments:
+        return stack_trees([one.moments() for one in self.clients])
+
+    def gradients(self, t: int, message: AtModel) -> NoisyGradients:
+        return stack_trees([one.gradients(message) for one in self.clients])
+
+    def losses(self, message: NoisyHoldoutQuery) -> NoisyLosses:
+        return stack_trees([one.losses(message) for one in self.clients])
+
+
+# Rows that are moved together, so that no second copy of all of them is made.
+_TOGETHER = 65_536
+# And so few that they stay in the processor's cache while columns become rows.
+_TURNED = 2_048
+# The memory of smaller arrays is not always given back at once.
+_GIVEN_BACK = 1 << 25
+
+
+def column_layout(
+    features: Floats | list[Floats], target: Floats, orders: Sequence[NDArray[np.int64]]
+) -> list[Floats]:
+    """For each order, the rows (len(order), k + 1) of these places, the target last, as one block of memory
+    that JAX takes over without a copy.
+
+    `features` is (N, k), or a list of its columns (N,). A list is emptied on the way: then columns that
+    nobody else keeps go as they are moved, and there is never a second copy of all numbers.
+    """
+    if isinstance(features, np.ndarray):
+        return [_of_rows(features, target, order) for order in orders]
+    width = len(features) + 1
+    count = max(_TOGETHER, _GIVEN_BACK // (8 * width) + 1)
+    parts = [[order[b : b + count] for b in range(0, len(order), count)] for order in orders]
+    # First blocks of columns, while the columns go; then rows, while the blocks go.
+    blocks = [[np.empty((width, len(part))) for part in own] for own in parts]
+    for j in range(width):
+        column = features.pop(0) if features else target
+        for own, into in zip(parts, blocks, strict=True):
+            for part, block in zip(own, into, strict=True):
+                np.take(column, part, out=block[j])
+        del column
+        release()
+    return [_turned(own, width) for own in blocks]
+
+
+def _of_rows(features: Floats, target: Floats, order: NDArray[np.int64]) -> Floats:
+    rows = aligned((len(order), features.shape[1] + 1))
+    for begin in range(0, len(order), _TOGETHER):
+        part = order[begin : begin + _TOGETHER]
+        rows[begin : begin + len(part), :-1] = features[part]
+        rows[begin : begin + len(part), -1] = target[part]
+    return rows
+
+
+def _turned(blocks: list[Floats], width: int) -> Floats:
+    """Blocks (width, rows) as rows, one below the other; the list is emptied."""
+    rows = aligned((sum(block.shape[1] for block in blocks), width))
+    end = 0
+    while blocks:
+        block = blocks.pop(0)
+        for begin in range(0, block.shape[1], _TURNED):
+            part = block[:, begin : begin + _TURNED].T
+            rows[end + begin : end + begin + len(part)] = part
+        end += block.shape[1]
+    return rows

@@ -1,0 +1,333 @@
+"""A fit over clients with privacy budgets: three questions, each answered with noise, and what follows.
+
+Second moments once; least squares from them, or the minimax problem where weights are not fixed; a few
+rounds of gradients; and the losses of held-out rows, from which the certificate is. Whatever else a fit may
+ask (means, folds, distances, worst cases) is not asked. All that is computed here comes of noisy sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bidro.ambiguity import WassersteinBall
+from bidro.certify.certificate import Certificate, Privacy
+from bidro.certify.held_out import client_level, noisy_client_bound
+from bidro.certify.mean_bounds import noisy_mean
+from bidro.certify.statements import CertifiedModel, statements_of, with_statements, without_holdout
+from bidro.core.arrays import Floats
+from bidro.core.errors import BidroError
+from bidro.core.pytrees import Frozen
+from bidro.core.sets import Box, Simplex, capped_sizes
+from bidro.data.federation import Federation
+from bidro.data.standardise import Standard
+from bidro.fit.baselines import Baselines
+from bidro.fit.fitted import ClientLoss, Fitted, Options, Progress
+from bidro.fit.network import Network
+from bidro.fit.private_side import FACTOR
+from bidro.fit.questions import AtModel, NoisyGradients, NoisyHoldoutQuery, NoisyLosses, NoisyMoments
+from bidro.fit.training import MixtureSpec, Trained, transport_of, unrestricted
+from bidro.losses import Squared
+from bidro.privacy.mechanisms import Noisy, symmetric
+from bidro.privacy.noisy_model import Direction, NoisySteps, NoisySums, Pooled, around_means
+from bidro.privacy.terms import Budget, Plan
+from bidro.risk.moments import MomentsOracle
+from bidro.selection.cross_validate import Candidate
+from bidro.solvers.minimax_newton import minimax_newton
+
+# The minimax problem on noisy moments is solved to this gap.
+_GAP = 1e-6
+_NO_INTERVAL = (
+    "it needs distances between clients' rows and risks over balls around them, which are not told under a "
+    "privacy budget."
+)
+_ONE_LEVEL = "under a privacy budget losses are told as counted at most at one level: see the clipped bound."
+
+
+def private_plan(options: Options, features: int, people: bool, held_out: bool = True) -> Plan:
+    """What is released by these options, with losses of rows where some are `held_out`. Raises BidroError for
+    what cannot be had under a budget."""
+    assert options.privacy is not None
+    choices, loss = options.choices, options.loss
+    if options.units is None:
+        raise BidroError(
+            "A private fit needs units that are public: agree on a schema (`bidro schema`) and give it, as "
+            "means and deviations of the rows themselves would tell of them."
+        )
+    if loss.word not in ("squared", "logistic") or (loss.classes or 2) > 2:
+        raise BidroError(
+            "Under a privacy budget the loss is squared, or logistic for two classes; choose one of them."
+        )
+    refused = {
+        "the radius must be 0: cross-validated, bootstrapped and other radii": not _is_zero(choices.radius),
+        "the criterion is risk: regret": choices.criterion != "risk",
+        "every client uses the shared model: its personal model": choices.personal not in (None, "auto"),
+        "features are straight lines: curves": choices.curves not in (None, "auto"),
+        "features may have any sign: rising and falling ones": bool(choices.increasing or choices.decreasing),
+        "Algorithm 1, with replies from one row,": options.algorithm is not None,
+    }
+    for what, query in refused.items():
+        if query:
+            raise BidroError(f"Under a privacy budget {what} cannot be had; leave it out.")
+    if loss.word == "logistic" and not _mixture_spec(choices.weights).fixed:
+        raise BidroError("Under a privacy budget weights of logistic loss are fixed: weights = 'fixed'.")
+    return Plan.of(options.privacy, loss.word, features, people, held_out)  # type: ignore[arg-type]
+
+
+def _is_zero(radius: Any) -> bool:
+    return isinstance(radius, int | float) and radius == 0
+
+
+def _mixture_spec(weights: Any) -> MixtureSpec:
+    """Weights that would be cross-validated are fixed."""
+    if isinstance(weights, str):
+        return MixtureSpec(math.inf if weights == "simplex" else 1.0)
+    return MixtureSpec(float(weights))
+
+
+def private_fit(network: Network, options: Options, progress: Progress) -> Fitted:
+    """Raises BidroError for options that cannot be had under a budget, before anything is asked."""
+    plan = private_plan(options, len(network.columns) - 1, network.has_people, network.hold_out > 0)
+    assert options.units is not None
+    return _PrivateFit(network, options, progress, plan, options.units).run()
+
+
+class _HeldOutSums(NamedTuple):
+    """What n clients tell of held-out rows: sums of polynomials of their losses in parts of a level."""
+
+    sums: tuple[Noisy, ...]
+    mistakes: tuple[Noisy, ...]  # () for a number
+    expected: Floats  # (n,) about how many rows, known from elsewhere
+
+    @classmethod
+    def of(
+        cls, plan: Plan, told: NoisyLosses, budgets: Sequence[Budget | None], expected: Floats
+    ) -> _HeldOutSums:
+        values, wrong = np.asarray(told.values), np.asarray(told.mistakes)
+        sums = tuple(Noisy(v, plan.losses_scale(b)) for v, b in zip(values, budgets, strict=True))
+        mistakes: tuple[Noisy, ...] = ()
+        if plan.classes:
+            mistakes = tuple(Noisy(v, plan.mistakes_scale(b)) for v, b in zip(wrong, budgets, strict=True))
+        return cls(sums, mistakes, expected)
+
+    @property
+    def rows(self) -> Floats:
+        """(n,) held-out rows, or people, with noise."""
+        return np.array([one.sums.sum() for one in self.sums])
+
+    def losses(self, names: Sequence[str], largest: float) -> dict[str, ClientLoss]:
+        """Mean losses by client, and how far off they may be, noise included."""
+        found = {}
+        for name, one, rows in zip(names, self.sums, self.rows, strict=True):
+            mean, count = noisy_mean(one), max(1, round(float(rows)))
+            places = np.arange(len(one.values)) / (len(one.values) - 1)
+            of_noise = float(np.sum((one.scale.sigma * (places - mean)) ** 2)) / count**2
+            # No spread of values between 0 and 1 is larger.
+            error = float(np.sqrt(mean * (1 - mean) / count + of_noise)) * largest
+            found[name] = ClientLoss(mean * largest, error, count, mean * largest)
+        return found
+
+    def stated(
+        self, bare: Certificate, of: CertifiedModel, confidence: float, shift: float | None, people: bool
+    ) -> Certificate:
+        """The certificate with what the held-out rows say at this confidence."""
+        beta = client_level(confidence, len(bare.names), of.mixtures)
+        each = [("clipped", self.sums, of.seen), ("mistakes", self.mistakes, 1.0)]
+        bounds = {
+            name: {
+                part: noisy_client_bound(sums[i], beta, float(self.expected[i]), largest)
+                for part, sums, largest in each
+                if sums
+            }
+            for i, name in enumerate(bare.names)
+        }
+        found = statements_of(bounds, of.limits, confidence, of.mixtures, "private", people)
+        stated = with_statements(bare, of, found, confidence, shift)
+        return replace(stated, absent=Frozen({**stated.absent, "held_out": _ONE_LEVEL}))
+
+
+class _Counted(NamedTuple):
+    """How clients count: a row of client i for `by`[i], all its rows for about alpha[i]."""
+
+    alpha: Floats  # (n,)
+    by: Floats  # (n,)
+    pooled: Pooled  # of one row
+
+    @classmethod
+    def of(cls, alpha: Floats, by: Floats, pooled: Pooled) -> _Counted:
+        rows = pooled.rows
+        return cls(alpha, by / rows, pooled.divided(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class _PrivateFit:
+    network: Network
+    options: Options
+    progress: Progress
+    plan: Plan
+    standard: Standard
+
+    def run(self) -> Fitted:
+        plan, largest = self.plan, self.options.largest_coefficient
+        clients = self.network.privately(self.standard, plan)
+        self.progress.begin("preparing")
+        moments = clients.moments()
+        budgets, exact = told_budgets(moments.budget), np.asarray(moments.exact)
+        sums = noisy_sums(plan, moments, budgets)
+        counted = self._counted(sums)
+        one = [plan.gradients_scale(budget, 1.0, 1.0).sigma[0] for budget in budgets]
+        noise = float(np.linalg.norm(counted.by * np.array(one)))
+        steps = NoisySteps.begin(plan.loss, counted.pooled, plan.clip, noise, plan.rounds, largest)
+        self.progress.begin("choosing")
+        for t in range(1, plan.rounds + 1):
+            if self.progress.stepping is not None:
+                self.progress.stepping(t)
+            query = AtModel(steps.x, steps.directions, np.array(steps.clip), np.array(steps.level))
+            gradients = clients.gradients(t, query)
+            exact = np.maximum(exact, gradients.exact)
+            steps = steps.step(_direction(plan, query, gradients, budgets, counted.by), largest)
+        judged = None
+        if self.network.hold_out > 0:
+            self.progress.begin("certifying")
+            judge = NoisyHoldoutQuery(steps.x, np.array(steps.level))
+            told, share = clients.losses(judge), self.network.hold_out
+            exact = np.maximum(exact, told.exact)
+            expected = np.maximum(sums.counts, 1.0) * share / (1 - share)
+            judged = _HeldOutSums.of(plan, told, budgets, expected)
+        left = tuple(name for name, one in zip(self.network.names, exact, strict=True) if one)
+        return self._fitted(budgets, left, sums, counted, steps, judged)
+
+    def _counted(self, sums: NoisySums) -> _Counted:
+        """Weights, and the moments of all rows as they count."""
+        n, most = len(sums.counts), self.network.max_share
+        trusted, mixture_spec = sums.trusted, _mixture_spec(self.options.choices.weights)
+        if mixture_spec.fixed or n == 1:
+            by = np.ones(n)
+            alpha = np.maximum(sums.counts, 0.0) if np.any(sums.counts > 0) else np.ones(n)
+            if most < 1:
+                alpha = np.asarray(capped_sizes(trusted, most)) / trusted.sum()
+                by = alpha / trusted
+            return _Counted.of(alpha / alpha.sum(), by, sums.pooled(by))
+        sizes = np.asarray(capped_sizes(trusted, most))
+        means, mixtures = sums.shrunk(), Candidate(0.0, *mixture_spec).mixtures(sizes, most)
+
+        def pooled(alpha: Floats) -> Pooled:
+            noise = float(np.linalg.norm(alpha / trusted * sums.noise))
+            return Pooled(np.einsum("n,nij->ij", alpha, means), noise)
+
+        alpha = np.asarray(mixtures.project(sizes / sizes.sum()))
+        begun = pooled(alpha)
+        risks = MomentsOracle.given(Squared(intercept=True), around_means(means, begun.ridge), np.zeros(n))
+        models = Box.cube(self.options.largest_coefficient, self.plan.columns - 1)
+        start = np.asarray(models.project(begun.least_squares()))
+        (found,) = minimax_newton(risks, models, [mixtures], start[None], alpha[None], _GAP)
+        return _Counted.of(found.alpha, found.alpha / trusted, pooled(found.alpha))
+
+    def _fitted(
+        self,
+        budgets: Sequence[Budget | None],
+        exact: tuple[str, ...],
+        sums: NoisySums,
+        counted: _Counted,
+        steps: NoisySteps,
+        judged: _HeldOutSums | None,
+    ) -> Fitted:
+        network, standard, choices = self.network, self.standard, self.options.choices
+        names, spread, share = network.names, standard.target_spread, network.hold_out
+        rows = sums.counts if judged is None else judged.rows * (1 - share) / share
+        sizes = {name: max(1, round(float(count))) for name, count in zip(names, rows, strict=True)}
+        federation = Federation.elsewhere(
+            sizes, network.columns, has_people=network.has_people, max_share=network.max_share
+        )
+        loss = self.options.loss.in_units(spread)
+        transport = transport_of(loss, federation.m, choices, spread)
+        whole = unrestricted(federation, loss, transport, spread, self.options.largest_coefficient)
+        problem = replace(whole, ambiguity=WassersteinBall(np.zeros(len(names))))
+        mixture_spec = _mixture_spec(choices.weights)
+        trained = Trained(
+            replace(problem, mixtures=Candidate(0.0, *mixture_spec).mixtures_of(federation)),
+            steps.x * spread,
+            counted.alpha,
+            1 + self.plan.rounds,
+            "noisy second moments and gradients",
+            None,
+            "No radius was chosen from rows that are told with noise.",
+            mixture_spec,
+            None,
+        )
+        stated = replace(problem, mixtures=Simplex(len(names)))
+        # A model is told in spreads of the target, and so are losses.
+        unit = spread**2 if self.plan.loss == "squared" else 1.0
+        of = replace(CertifiedModel.of(stated, trained.x, steps.level * unit), largest=None)
+        told = {name: _numbers(budget) for name, budget in zip(names, budgets, strict=True)}
+        privacy = Privacy(
+            told,
+            steps.expected_excess,
+            network.keeps_account,
+            network.has_people,
+            exact,
+            self.options.units_drafted,
+        )
+        # Without held-out rows nothing is known of the loss but about what it is in training.
+        bare = without_holdout(stated, trained.x, 0.5, means=np.full(stated.n, steps.mean_loss * unit))
+        absent = Frozen({**bare.absent, "interval": _NO_INTERVAL})
+        bare = replace(bare, weights=tuple(trained.alpha.tolist()), privacy=privacy, absent=absent)
+        certificates = {
+            level: replace(bare, confidence=level)
+            if judged is None
+            else judged.stated(bare, of, level, choices.shift, network.has_people)
+            for level in self.options.confidences
+        }
+        losses = {name: ClientLoss(bare.empirical[0], None, sizes[name], bare.empirical[0]) for name in names}
+        if judged is not None:
+            losses = judged.losses(names, of.seen)
+        return Fitted(
+            None,
+            standard,
+            trained,
+            stated,
+            of,
+            None,
+            certificates,
+            losses,
+            0 if judged is None else sum(one.rows for one in losses.values()),
+            {},
+            {},
+            None,
+            None,
+            Baselines(None, {}),
+        )
+
+
+def _numbers(budget: Budget | None) -> tuple[float, float, int] | None:
+    return None if budget is None else (float(budget.epsilon), float(budget.delta), budget.rows_per_person)
+
+
+def told_budgets(numbers: Any) -> tuple[Budget | None, ...]:
+    """The budgets of n clients, from what they tell (n, 3)."""
+    return tuple(Budget.reported(tuple(one)) for one in np.asarray(numbers, float).tolist())
+
+
+def noisy_sums(plan: Plan, told: NoisyMoments, budgets: Sequence[Budget | None]) -> NoisySums:
+    scales = [plan.moments_scale(budget) for budget in budgets]
+    each = zip(np.asarray(told.values), scales, strict=True)
+    values = [symmetric(Noisy(one, scale).sums, plan.columns) for one, scale in each]
+    return NoisySums(np.stack(values), np.array([scale.sigma[0] for scale in scales]))
+
+
+def _direction(
+    plan: Plan, query: AtModel, told: NoisyGradients, budgets: Sequence[Budget | None], by: Floats
+) -> Direction:
+    """From the clients' sums, as their rows count (n,)."""
+    clip, level = float(query.clip), float(query.level)
+    scales = [plan.gradients_scale(budget, clip, level) for budget in budgets]
+    each = zip(np.asarray(told.values), scales, strict=True)
+    sums = by @ np.stack([Noisy(one, scale).sums for one, scale in each])
+    error = np.linalg.norm(by[:, None] * np.stack([scale.sigma for scale in scales]), axis=0)
+    unclipped, of_unclipped = (float(v[-2]) / (FACTOR * clip) for v in (sums, error))
+    of_gradient, of_loss = float(error[0]), float(error[-1])
+    return Direction(sums[:-2], unclipped, of_unclipped, float(sums[-1]), of_loss, of_gradient**2)

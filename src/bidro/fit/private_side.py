@@ -1,0 +1,137 @@
+"""What a client answers in a private fit, over its rows in memory: sums with noise, and nothing else.
+
+Rows are z = (features, 1, target) in the agreed units, a numeric target in spreads of it; how they are
+clipped, what is summed and how much noise is added is the `Plan`'s. Every number that is summed depends on
+one row alone, to the last bit (`privacy.row_arithmetic`).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bidro.core.arrays import Floats
+from bidro.core.errors import BidroError
+from bidro.fit.questions import AtModel, NoisyGradients, NoisyHoldoutQuery, NoisyLosses, NoisyMoments
+from bidro.privacy import mechanisms
+from bidro.privacy.discrete_gaussian import SECRET_BITS, Bits
+from bidro.privacy.row_arithmetic import along, losses_and_gradients, sum_of_columns
+from bidro.privacy.terms import Budget, Plan
+
+# In a row of gradients the number beside them, as a share of the clip, where the gradient is so short that
+# both together need not be clipped, and 0 elsewhere: it tells how many rows answer to a change of the model.
+FACTOR = 0.25
+
+
+class PrivateRows(NamedTuple):
+    """One client's rows, those of training and those held out."""
+
+    training: Floats  # (N, m) z
+    held_out: Floats  # (M, m)
+    people: NDArray[np.uint64] | None = None  # (M,) of which person each held-out row is, if named
+
+    @classmethod
+    def of(
+        cls,
+        training: Floats,
+        held_out: Floats,
+        people: NDArray[np.uint64] | None,
+        held_out_people: NDArray[np.uint64] | None,
+        budget: Budget | None,
+    ) -> PrivateRows:
+        """From all rows z of both parts and the people that they are of, where these are named; of a person
+        no more rows are used than the budget is for. Raises BidroError where several rows of a person could
+        not be told to be one's."""
+        require_people(budget, people is not None)
+        if people is None or held_out_people is None:
+            return cls(training, held_out)
+        if budget is not None:
+            used, used_out = (at_most_each(own, budget.rows_per_person) for own in (people, held_out_people))
+            training, held_out, held_out_people = (
+                training[used],
+                held_out[used_out],
+                held_out_people[used_out],
+            )
+        return cls(training, held_out, held_out_people)
+
+
+def require_people(budget: Budget | None, named: bool) -> None:
+    """Raise BidroError for a budget for people with several rows where nothing says whose a row is."""
+    if budget is not None and budget.rows_per_person > 1 and not named:
+        raise BidroError(
+            "rows_per_person above 1 needs a column that says whose a row is: name it as `person`, so that "
+            "all rows of one person are on one side of the split."
+        )
+
+
+class Answering(NamedTuple):
+    """Who answers: its rows, by which plan, under which budget, with which random bits."""
+
+    rows: PrivateRows
+    plan: Plan
+    budget: Budget | None  # None: without noise
+    bits: Bits = SECRET_BITS
+
+    @property
+    def told(self) -> Floats:
+        """The budget as it is sent."""
+        return np.zeros(3) if self.budget is None else np.array(self.budget.numbers)
+
+    def moments(self) -> NoisyMoments:
+        found = mechanisms.moments(
+            self.rows.training, self.plan.clip, *self.charge("moments"), bits=self.bits
+        )
+        return NoisyMoments(found.values, self.told)
+
+    def gradients(self, query: AtModel) -> NoisyGradients:
+        clip, level = float(query.clip), float(query.level)
+        rows = losses_and_gradients(self.rows.training, np.asarray(query.x, float), self.plan.loss)
+        slopes = along(rows[:, :-1], np.asarray(query.directions, float))
+        with np.errstate(over="ignore"):
+            short = sum_of_columns(slopes**2) <= (1 - FACTOR**2) * clip**2
+        baselines = np.column_stack([slopes, FACTOR * clip * short, rows[:, -1]])
+        found = mechanisms.gradients(baselines, clip, level, *self.charge("gradients"), bits=self.bits)
+        return NoisyGradients(found.values, self.told)
+
+    def losses(self, query: NoisyHoldoutQuery) -> NoisyLosses:
+        """Of held-out rows: their losses in parts of the level, and of classes the mistakes."""
+        x, z = np.asarray(query.x, float), self.rows.held_out
+        shares = np.minimum(losses_and_gradients(z, x, self.plan.loss)[:, -1] / float(query.level), 1.0)
+        paid = self.plan.charge_of_losses(self.budget)
+        found = mechanisms.bernstein(self._draws(shares), self.plan.degree, *paid, bits=self.bits)
+        mistakes = np.zeros(0, np.int64)
+        if self.plan.classes:
+            wrong = (sum_of_columns(z[:, :-1] * x) * z[:, -1] <= 0).astype(float)
+            mistakes = mechanisms.bernstein(self._draws(wrong), 1, *paid, bits=self.bits).values
+        return NoisyLosses(found.values, mistakes, self.told)
+
+    def charge(self, question: str) -> tuple[Fraction | None, int]:
+        if self.budget is None:
+            return None, 1
+        return self.plan.cost(question, self.budget).rho, self.budget.rows_per_person
+
+    def _draws(self, values: Floats) -> Floats:
+        """Values of held-out rows, or of people the means over their rows."""
+        people = self.rows.people
+        if people is None or not len(values):
+            return values
+        order = np.argsort(people, kind="stable")
+        _, first, counts = np.unique(people[order], return_index=True, return_counts=True)
+        return np.minimum(np.add.reduceat(values[order], first) / counts, 1.0)
+
+
+def in_agreed_units(rows: Floats, target_spread: float) -> Floats:
+    """z (N, k + 2) of rows (N, k + 1) in standard units, the target last."""
+    return np.column_stack([rows[:, :-1], np.ones(len(rows)), rows[:, -1] / target_spread])
+
+
+def at_most_each(people: NDArray[np.uint64], most: int) -> NDArray[np.bool_]:
+    """(N,) whether a row is among the first so many of its person."""
+    order = np.argsort(people, kind="stable")
+    _, first, counts = np.unique(people[order], return_index=True, return_counts=True)
+    rank = np.empty(len(people), np.int64)
+    rank[order] = np.arange(len(people)) - np.repeat(first, counts)
+    return rank < most

@@ -1,0 +1,1 @@
+"""A trained model: what it predicts, its files, and as ONNX."""

@@ -1,0 +1,1 @@
+"""Networks: training with held-out rows, scikit-learn's face, weights in a folder."""

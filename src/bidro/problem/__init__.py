@@ -1,0 +1,1 @@
+"""MW-DRO: federation, loss, models, ambiguity and mixtures; its clients' risks and worst distributions."""

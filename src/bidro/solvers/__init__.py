@@ -1,0 +1,1 @@
+"""Minimax solvers over a `RiskOracle`."""

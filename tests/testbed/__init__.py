@@ -1,0 +1,1 @@
+"""Networks of processes on this machine that tests break on purpose."""
