@@ -1,6 +1,9 @@
 """Shared by all tests."""
 
+import contextlib
 import os
+import random
+import secrets
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,26 @@ def pytest_collection_modifyitems(config, items):
         slow = durations.left_out(list(found), marked, known)
     for name in slow:
         found[name].add_marker(pytest.mark.slow)
+
+
+@contextlib.contextmanager
+def _secrets_of(name):
+    """Keys and noise that this process draws from the operating system follow from a test's name instead, so
+    that what passes once passes always."""
+    drawn = random.Random(name)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(secrets, "token_bytes", lambda count=32: drawn.randbytes(count))
+        patched.setattr(secrets, "randbits", drawn.getrandbits)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    with _secrets_of(item.nodeid):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef, request):
+    with _secrets_of(f"{request.node.nodeid} {fixturedef.argname}"):
+        return (yield)

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import pickle
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,13 +23,6 @@ from bidro.certify.trained_rows import (
 )
 
 KEY = 12345
-
-
-@pytest.fixture(autouse=True)
-def _the_same_flips_in_every_run(monkeypatch):
-    rng = np.random.default_rng(0)
-    drawn = SimpleNamespace(randbits=lambda bits: int.from_bytes(rng.bytes(bits // 8)), token_bytes=rng.bytes)
-    monkeypatch.setattr(trained_rows, "secrets", drawn)
 
 
 def continuous(rng, count):

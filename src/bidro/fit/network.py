@@ -41,7 +41,7 @@ from bidro.fit.questions import (
     Prepared,
 )
 from bidro.losses import Loss
-from bidro.privacy.discrete_gaussian import SECRET_BITS, Bits
+from bidro.privacy.discrete_gaussian import Bits, secret_bits
 from bidro.privacy.terms import Budget, Plan
 from bidro.problem.problem import Problem
 from bidro.selection.calibrate import FOLDS
@@ -158,7 +158,7 @@ class LocalNetwork:
     ids: NDArray[np.uint64] | None = None  # (N,) what training rows are dealt to folds by
     hold_out: float = 0.0
     budget: Budget | None = None  # of every client, for a private fit
-    bits: Bits = SECRET_BITS  # what its noise is drawn from
+    bits: Bits = secret_bits  # what its noise is drawn from
 
     max_share = 1.0
     keeps_account = False

@@ -17,7 +17,7 @@ from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.fit.questions import AtModel, NoisyGradients, NoisyHoldoutQuery, NoisyLosses, NoisyMoments
 from bidro.privacy import mechanisms
-from bidro.privacy.discrete_gaussian import SECRET_BITS, Bits
+from bidro.privacy.discrete_gaussian import Bits, secret_bits
 from bidro.privacy.row_arithmetic import along, losses_and_gradients, sum_of_columns
 from bidro.privacy.terms import Budget, Plan
 
@@ -73,7 +73,7 @@ class Answering(NamedTuple):
     rows: PrivateRows
     plan: Plan
     budget: Budget | None  # None: without noise
-    bits: Bits = SECRET_BITS
+    bits: Bits = secret_bits
 
     @property
     def told(self) -> Floats:

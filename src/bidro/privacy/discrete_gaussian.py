@@ -21,11 +21,13 @@ from bidro.core.errors import BidroError
 # So many random bytes at every call.
 Bits = Callable[[int], bytes]
 
-# The operating system's random bits: what a site uses.
-SECRET_BITS: Bits = secrets.token_bytes
-
 _BYTES = 4096  # drawn at once
 _WORD = 64
+
+
+def secret_bits(count: int) -> bytes:
+    """The operating system's random bytes: what a site uses."""
+    return secrets.token_bytes(count)
 
 
 def seeded_bits(seed: int | bytes) -> Bits:
@@ -42,7 +44,7 @@ def seeded_bits(seed: int | bytes) -> Bits:
     return bits
 
 
-def discrete_gaussian(variance: Fraction, count: int, bits: Bits = SECRET_BITS) -> list[int]:
+def discrete_gaussian(variance: Fraction, count: int, bits: Bits = secret_bits) -> list[int]:
     """`count` independent draws with sigma^2 = `variance`, as whole numbers of any size.
 
     Their variance is at most sigma^2, and E exp(t x) <= exp(t^2 sigma^2 / 2) for every t.

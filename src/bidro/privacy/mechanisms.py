@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.privacy.accounting import noise_variance
-from bidro.privacy.discrete_gaussian import SECRET_BITS, Bits, discrete_gaussian
+from bidro.privacy.discrete_gaussian import Bits, discrete_gaussian, secret_bits
 from bidro.privacy.row_arithmetic import Integers, check_clip, clipped_rows, column_sums, gram
 
 # Steps of the longest row. Sums of squares of 2^27 such rows still fit in 64 bits.
@@ -74,7 +74,7 @@ def moments_scale(m: int, clip: float, rho: Fraction | None, rows_per_person: in
 
 
 def moments(
-    z: Floats, clip: float, rho: Fraction | None, rows_per_person: int = 1, bits: Bits = SECRET_BITS
+    z: Floats, clip: float, rho: Fraction | None, rows_per_person: int = 1, bits: Bits = secret_bits
 ) -> Noisy:
     """sum w^2 z z' over rows z (N, m) with w = min(1, clip / ||z||), its upper triangle."""
     scale = moments_scale(z.shape[1], clip, rho, rows_per_person)
@@ -114,7 +114,7 @@ def gradients(
     loss_clip: float,
     rho: Fraction | None,
     rows_per_person: int = 1,
-    bits: Bits = SECRET_BITS,
+    bits: Bits = secret_bits,
 ) -> Noisy:
     """Sums over rows (N, d + 1) of the gradient, scaled to a norm of at most `clip`, and of the loss, which
     is the last number of a row and counts as at most `loss_clip`."""
@@ -134,7 +134,7 @@ def bernstein_scale(degree: int, rho: Fraction | None, rows_per_person: int = 1)
 
 
 def bernstein(
-    v: Floats, degree: int, rho: Fraction | None, rows_per_person: int = 1, bits: Bits = SECRET_BITS
+    v: Floats, degree: int, rho: Fraction | None, rows_per_person: int = 1, bits: Bits = secret_bits
 ) -> Noisy:
     """Sums over values (N,) in [0, 1] of the Bernstein polynomials B_k(v) = C(K, k) v^k (1 - v)^(K - k).
 
