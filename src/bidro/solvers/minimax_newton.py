@@ -62,6 +62,8 @@ _ROUNDING = 1e-14
 # one, down to the least.
 _SHARE_FOR_WEIGHTS, _LEAST_SHARE = 1e-2, 1e-10
 _MOST_CORNERS = 400
+# Slopes over the root of the Hessian are squared and summed: beyond this there is no curvature to divide by.
+_LARGEST_IMAGE = 1e140
 # Of a search without proof: a step is the last where it promises less than the first multiple of the gap and
 # the one before brought what it promised within the second share; Hessians stay where within the third.
 _LAST, _RIGHT, _SAME_HESSIAN = 8.0, 0.15, 0.02
@@ -265,6 +267,8 @@ def _predicted(
             first = abs(risk) if first is None else first
             size = max(abs(risk), _SMALL * first)
             ended = Minimax(x, mix.mean[: len(R)], upper, -np.inf, size, first, False, curved)
+            if size == 0:
+                return ended._replace(settled=True)  # nothing is lost, and there was nothing to lose
             if infimum_at_infinity and risk < _VANISHING * first:
                 return ended._replace(x=_far_out(models, x, risk / first), settled=True)
             # What nu adds to the risks; near 0 it has a kink.
@@ -282,7 +286,11 @@ def _predicted(
                 pieces = _Pieces.of(here, references)
                 found = _step(models, mixtures, x, pieces, mix, _SHARE_FOR_WEIGHTS * gap * size, everyone)
                 if found is None:
-                    return ended
+                    if everyone >= _MOST_OF_EVERYONE:
+                        return ended
+                    # Those with weight have no curvature here, as where all residuals are large.
+                    everyone = max(10 * everyone, _LEAST_OF_EVERYONE)
+                    continue
                 mix, step, reached = found
                 trial = np.asarray(models.project(x + step))
                 promised = upper - reached
@@ -440,6 +448,8 @@ def _step(
             # (free, n + P)
             image = solve_triangular(root, pieces.slopes[:, free].T, lower=True, check_finite=False)
         except (np.linalg.LinAlgError, ValueError):
+            return None
+        if not np.max(np.abs(image), initial=0.0) < _LARGEST_IMAGE:
             return None
         mix = _best_mix(mixtures, pieces, image, mix.corners, enough)
         value, slope = pieces.linear(mix)

@@ -212,8 +212,8 @@ class State(NamedTuple):
     @property
     def size(self) -> float:
         """max(|risk|, floor), the mean risk being `upper` where there are no references, and the floor a
-        small share of the first model's."""
-        return max(abs(self.model.references.risk(self.best.upper)), self.target.floor)
+        small share of the first model's; never 0, also where that model has no loss at all."""
+        return max(abs(self.model.references.risk(self.best.upper)), self.target.floor, _TINY)
 
     @property
     def scale(self) -> float:
