@@ -70,15 +70,15 @@ def spread(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
 
 
 def personal_models(
-    loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, freedoms: ArrayLike
+    loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, inverse_shrinkage: ArrayLike
 ) -> Floats:
     """(n, d) the model that each client uses: its own around x, trained on its rows, or x itself where its
-    freedom (n, 2) is 0. That of all clients that have some is the same."""
-    shared, wanted = np.asarray(x, float), np.asarray(freedoms, float).reshape(len(sizes), -1)
+    inverse shrinkage (n, 2) is 0. All clients with a personal model have the same shrinkage."""
+    shared, wanted = np.asarray(x, float), np.asarray(inverse_shrinkage, float).reshape(len(sizes), -1)
     used = np.tile(shared, (len(sizes), 1))
     adopts = np.any(wanted > 0, axis=1)
     if adopts.any():
-        counts, common = np.asarray(sizes), Shrinkage.of_freedom(wanted[adopts][0])
+        counts, common = np.asarray(sizes), Shrinkage.of_inverse(wanted[adopts][0])
         some = rows if adopts.all() else rows[np.repeat(adopts, counts)]
         used[adopts] = fit_personal_models(loss, some, counts[adopts], shared, common)
     return used
@@ -139,7 +139,7 @@ def bounds(
     rounded: see `rounding`."""
     ends = np.cumsum(sizes)[:-1]
     labels = [None] * len(sizes) if people is None else np.split(people, ends)
-    personal = used if np.asarray(message.freedom).size else [None] * len(sizes)
+    personal = used if np.asarray(message.inverse_shrinkage).size else [None] * len(sizes)
     each = [
         _client_bounds(name, of, message, *parts)
         for name, *parts in zip(names, np.split(rows, ends), personal, labels, strict=True)

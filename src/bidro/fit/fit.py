@@ -211,7 +211,7 @@ def _state(
                 "personal_mistakes": baselines.costs["personal"],
             }
     if baselines is None:
-        personal = np.size(found.message.freedom) > 0
+        personal = np.size(found.message.inverse_shrinkage) > 0
         baselines = baselines_of_replies(found.of.loss, prepared, task.standard, bounds, personal, people)
     certificates = {
         level: _certificate(trained, found, options, prepared.holdout_people, over_rows, k)
@@ -302,12 +302,12 @@ def _by_all(offered: Any) -> tuple[int, ...]:
     return tuple((np.flatnonzero(np.asarray(offered).all(axis=0)) + 1).tolist())
 
 
-def _freedoms(trained: Trained) -> Floats:
+def _inverse_shrinkages(trained: Trained) -> Floats:
     """(n, 2) of the clients' personal models; (n, 0) where there are none."""
     n, personal = trained.problem.n, trained.personal
     if personal is None or not personal.adopts.any():
         return np.zeros((n, 0))
-    return np.where(personal.adopts[:, None], personal.shrinkage.freedom, 0.0)
+    return np.where(personal.adopts[:, None], personal.shrinkage.inverse, 0.0)
 
 
 def _varies(found: Assessment, rows: Any) -> float:
@@ -327,13 +327,15 @@ def _assess_message(task: _Task, trained: Trained, stated: Problem, options: Opt
         reference = task.clients.reference(stated, task.standard)
     shown = np.isin(np.arange(n), _count_most(trained, options)).astype(float)
     pooled = np.zeros(0) if trained.pooled is None else trained.pooled
-    return Assess(x, radii, reference, shown, _freedoms(trained), pooled)
+    return Assess(x, radii, reference, shown, _inverse_shrinkages(trained), pooled)
 
 
 def _fixed(of: CertifiedModel, levels: list[float], message: Assess) -> HoldoutQuery:
     largest = np.zeros(0) if of.largest is None else np.array([of.largest])
     betas = [client_level(level, of.mixtures.dimension, of.mixtures) for level in levels]
-    return HoldoutQuery(of.x, np.array(betas), np.asarray(of.seen), largest, message.freedom, message.pooled)
+    return HoldoutQuery(
+        of.x, np.array(betas), np.asarray(of.seen), largest, message.inverse_shrinkage, message.pooled
+    )
 
 
 def _judged(names: tuple[str, ...], found: Any, rows: Any, draws: Any) -> dict[str, ClientLoss]:

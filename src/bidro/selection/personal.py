@@ -53,13 +53,13 @@ class Shrinkage(NamedTuple):
     slopes: float  # lambda_1
 
     @property
-    def freedom(self) -> tuple[float, float]:
-        """The inverses, which are finite: what messages hold."""
+    def inverse(self) -> tuple[float, float]:
+        """(1 / lambda_0, 1 / lambda_1), which are finite: what messages hold."""
         return 1 / self.offset, 1 / self.slopes
 
     @classmethod
-    def of_freedom(cls, freedom: Iterable[float]) -> Shrinkage:
-        offset, slopes = (1 / part if part > 0 else math.inf for part in freedom)
+    def of_inverse(cls, inverse: Iterable[float]) -> Shrinkage:
+        offset, slopes = (1 / part if part > 0 else math.inf for part in inverse)
         return cls(offset, slopes)
 
 

@@ -382,15 +382,15 @@ def _require_models(plan: QueryPlan, x: Any, shape: Sequence[int] | None = None)
     return math.prod(leading)
 
 
-def _shrinkage(plan: QueryPlan, freedom: Any) -> None:
+def _shrinkage(plan: QueryPlan, inverse: Any) -> None:
     """Of a personal model: one of the agreed shrinkages, or none."""
-    if freedom.size == 0:
+    if inverse.size == 0:
         return
     word = plan.agreed.options.personal
-    if freedom.shape != (2,) or freedom.dtype != np.float64 or np.any(freedom < 0):
+    if inverse.shape != (2,) or inverse.dtype != np.float64 or np.any(inverse < 0):
         raise PolicyViolationError("a personal model has two numbers that say how free it is.")
     known = () if word is None else SHRINKAGES[word]
-    if np.any(freedom > 0) and Shrinkage.of_freedom(freedom) not in known:
+    if np.any(inverse > 0) and Shrinkage.of_inverse(inverse) not in known:
         raise PolicyViolationError(
             "it was asked for a personal model with a shrinkage that was not agreed on."
         )
@@ -481,7 +481,7 @@ def _require_among(value: Any, shape: tuple[int, ...], known: NDArray[np.float64
 
 
 def _means_of_bounds(plan: QueryPlan, message: questions.HoldoutQuery) -> int:
-    models = 1 + bool(np.any(message.freedom > 0)) + bool(message.pooled.size)
+    models = 1 + bool(np.any(message.inverse_shrinkage > 0)) + bool(message.pooled.size)
     return models + (plan.box is not None)
 
 
@@ -507,7 +507,7 @@ def _number(least: float, most: float, matrix: bool = False) -> Rule:
 
 _OF_A_MODEL: dict[str, Rule] = {
     "x": lambda plan, x: _require_models(plan, x, ()),
-    "freedom": _shrinkage,
+    "inverse_shrinkage": _shrinkage,
     "pooled": lambda plan, x: _require_models(plan, x, ()) if x.size else None,
 }
 # Of a private run: a model in spreads of the target, and what losses in squares of these are clipped at.

@@ -206,10 +206,10 @@ def _participant(
 def _used(protocol: QueryPlan, here: Federation, message: Assess | HoldoutQuery) -> Floats:
     """(1, d) the model that this site uses: its own around the server's, made anew from its training rows, or
     the server's."""
-    freedom = np.asarray(message.freedom, float)
-    if freedom.size:
-        require_known_shrinkages([Shrinkage.of_freedom(freedom)])
-    return client_side.personal_models(protocol.loss, here.host_rows, here.sizes, message.x, freedom)
+    inverse = np.asarray(message.inverse_shrinkage, float)
+    if inverse.size:
+        require_known_shrinkages([Shrinkage.of_inverse(inverse)])
+    return client_side.personal_models(protocol.loss, here.host_rows, here.sizes, message.x, inverse)
 
 
 def _keep_personal(site: Site, request: Request, used: Floats) -> None:
@@ -217,7 +217,7 @@ def _keep_personal(site: Site, request: Request, used: Floats) -> None:
     fewer clients is in its place."""
     message, where = request.message, site.personal / request.run / PERSONAL_FILE
     try:
-        if not np.any(np.asarray(message.freedom) > 0):
+        if not np.any(np.asarray(message.inverse_shrinkage) > 0):
             where.unlink(missing_ok=True)
             return
         where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
