@@ -128,8 +128,8 @@ class Privacy:
             "If rows are as the noisy sums show them, noise and clipping raise the mean loss in training by "
             f"about {self.excess:.1%}. That is no upper end, and none is known: where a feature nearly "
             "follows from others, few rows have a level, or rows lie far out, it can be many times as much; "
-            "what the loss is at most is told by held-out rows. Numbers of rows and losses of clients are "
-            "shown with the noise that they were told with."
+            "held-out rows bound the loss. Numbers of rows and losses of clients are "
+            "shown with the noise that they were released with."
         )
 
 

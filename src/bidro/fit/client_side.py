@@ -29,7 +29,7 @@ from bidro.selection.personal import Shrinkage
 from bidro.selection.personal import personal_models as fit_personal_models
 from bidro.selection.segments import without_smoothing
 
-# How finely clients tell what their rows cost.
+# How finely clients round the losses that they report.
 ROUNDING = QUANTISED
 
 
@@ -135,7 +135,7 @@ def bounds(
     are the models that the clients use. With `people` (M,), one that several rows are of is one draw.
 
     All mean losses count a row as at most what losses are clipped at, so that none of them less another is
-    what is clipped of a few rows; those over the declared support count it whole. What is told of them is
+    what is clipped of a few rows; those over the declared support count it whole. What is reported of them is
     rounded: see `rounding`."""
     ends = np.cumsum(sizes)[:-1]
     labels = [None] * len(sizes) if people is None else np.split(people, ends)
@@ -172,8 +172,8 @@ def _client_bounds(
         changes = [np.array([means[k] - means[2], error(curbed[k] - curbed[2])]) for k in (1, 0)]
     bounds = [np.array([one.bound for one in found.get(part, ())]) for part in STATEMENTS]
     of_each = [found[part][0].mean if part in found else 0.0 for part in STATEMENTS]
-    told = [means[0], min(error(curbed[0]), means[0]), means[1], *changes, *bounds, np.array(of_each)]
-    return HoldoutBounds(*told)
+    of_rows = means[0], min(error(curbed[0]), means[0]), means[1]
+    return HoldoutBounds(*of_rows, *changes, *bounds, np.array(of_each))
 
 
 def _predicted(

@@ -1,6 +1,6 @@
-"""What a fit may ask its clients besides rounds, and all that they send back: one declared type a question.
+"""The queries of a fit to its clients, rounds aside, and their replies: one declared type each.
 
-A reply is of one client; those of several clients together have a leading axis of clients.
+A reply is of one client; replies of several clients have a leading axis of clients.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class Places(NamedTuple):
         return cls(np.zeros((features, most)))
 
 
-class Bend(NamedTuple):
+class KnotQuery(NamedTuple):
     """The message of "bends"."""
 
-    places: NDArray[np.int64]  # (k, most) of the public grid, ascending, where curves bend; -1 for none
+    places: NDArray[np.int64]  # (k, most) of the public grid, ascending, of the knots of curves; -1 for none
 
 
-class Bends(NamedTuple):
+class KnotReply(NamedTuple):
     """ "bends": how many segments the rows bear."""
 
     segments: Numbers  # (k,) at the most; 1 where a straight line alone is answered
 
     @classmethod
-    def like(cls, features: int) -> Bends:
+    def like(cls, features: int) -> KnotReply:
         return cls(np.zeros(features))
 
 
@@ -160,11 +160,11 @@ class NoisyMoments(NamedTuple):
         return cls(np.zeros(columns * (columns + 1) // 2, np.int64), np.zeros(3))
 
 
-class AtModel(NamedTuple):
-    """The message of "gradients"; targets are in their spreads, and so is the model."""
+class GradientsQuery(NamedTuple):
+    """The message of "gradients"; targets and the model are in spreads of the target."""
 
     x: Numbers  # (d,) coefficients and intercept
-    directions: Numbers  # (d, d) whose columns are what gradients are told along
+    directions: Numbers  # (d, d) whose columns are the directions along which gradients are released
     clip: Numbers  # () the norm beyond which a row's gradient, along these, is scaled down
     level: Numbers  # () what its loss counts as at the most
 
@@ -184,7 +184,7 @@ class NoisyGradients(NamedTuple):
 class NoisyHoldoutQuery(NamedTuple):
     """The message of "losses"."""
 
-    x: Numbers  # (d,) as in `AtModel`
+    x: Numbers  # (d,) as in `GradientsQuery`
     level: Numbers  # () what losses are clipped at: a power of two
 
 

@@ -340,7 +340,7 @@ class FitSettings:
         option=int,
         parameter="random_state",
     )
-    # What clients may be asked for at the most; in an agreement it stands by itself.
+    # The most that clients may be queried for; in an agreement it is an entry of its own.
     replies: Replies = of_python(
         "curvature", _must(lambda v: v in ("curvature", "gradient"), "replies are 'curvature' or 'gradient'")
     )

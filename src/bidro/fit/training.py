@@ -442,6 +442,6 @@ def held_still(transport: Transport, wanted: Wanted, names: Sequence[str]) -> Tr
 
 
 def require_lines(wanted: Wanted) -> None:
-    """Raise BidroError where more than straight lines of any sign is asked for: Algorithm 1 trains these."""
+    """Raise BidroError where curves or signs are demanded: Algorithm 1 trains straight lines of any sign."""
     if wanted.demands:
         raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")

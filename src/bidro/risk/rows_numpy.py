@@ -47,7 +47,7 @@ def has_mean_losses(loss: Loss) -> bool:
 
 def needs_no_search(inner: Inner, radii: Numbers) -> bool:
     """Whether risks over balls of these radii are known here: of losses without kinks; of squared loss with
-    radii second moments tell all."""
+    radii second moments are enough."""
     loss = inner.loss
     if isinstance(loss, LinearLoss) and np.isinf(loss.scalar.curvature):
         return False

@@ -184,7 +184,7 @@ def cross_validate(
     solves = _Solves(problem, candidates, fold_spec.folds, spread)
     moving = bool(np.any(solves.scales))
     clients = Clients(network.clients_of(problem, fold_spec), progress)
-    if second_moments_tell(problem, sends_curvature):
+    if second_moments_suffice(problem, sends_curvature):
         if sent is None and not moving and moments_too_large(problem, fold_spec.folds):
             return _from_curves(solves, problem.federation.folds(*fold_spec))
         if sent is None:
@@ -221,7 +221,7 @@ def cross_validate(
 # Risks from second moments.
 
 
-def second_moments_tell(problem: Problem, sends_curvature: bool) -> bool:
+def second_moments_suffice(problem: Problem, sends_curvature: bool) -> bool:
     """Whether cross-validation needs nothing of the clients but second moments."""
     return isinstance(problem.loss, Squared) and problem.with_balls().lifted and sends_curvature
 
@@ -237,7 +237,7 @@ def moments_too_large(problem: Problem, folds: int) -> bool:
 
 
 def fold_moments(problem: Problem, fold_spec: FoldSpec, network: Rounds) -> TrainingMoments:
-    """The second moments of every fold's training rows, where these tell all."""
+    """The second moments of every fold's training rows, where nothing else is needed."""
     clients = Clients(network.clients_of(problem, fold_spec))
     return TrainingMoments(*map(np.asarray, clients.replies(FoldMoments(), MomentsBroadcast())))
 

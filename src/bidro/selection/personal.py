@@ -310,8 +310,8 @@ def _minimised(
     width, curvature = scored.smoothing(base, kept)
     (G, _, q), P, K = scored.design.shape, len(shrinkages), len(base)
     scale = _scales(scored.loss, q, shrinkages)
-    bent = scale[:, :, None] * (weighed @ scored.design)[:, None] * scale[:, None, :]
-    inverse = np.linalg.inv(bent + np.eye(q))  # (G, P, columns, columns)
+    hessian = scale[:, :, None] * (weighed @ scored.design)[:, None] * scale[:, None, :]
+    inverse = np.linalg.inv(hessian + np.eye(q))  # (G, P, columns, columns)
     step = before = np.zeros((G, P, q, K))
     momentum = np.ones((G, P, 1, 1))
     for _ in range(most_steps):

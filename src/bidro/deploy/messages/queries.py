@@ -268,7 +268,7 @@ def _read_spread(request: Request, header: Mapping[str, Any], data: bytes) -> Re
 def _read_bends(request: Request, header: Mapping[str, Any], data: bytes) -> Request:
     """Where curves are to bend."""
     request, plan = _read_spread(request, header, data), request.protocol
-    message, moments = unpack(data, questions.Bend), header["moments"]
+    message, moments = unpack(data, questions.KnotQuery), header["moments"]
     array, most = np.asarray(message.places), plan.wanted.most
     fits = array.dtype == np.int64 and array.shape == (len(most), max(most) - 1)
     if not fits or type(moments) is not bool:
@@ -554,8 +554,8 @@ _DECLARED = (
         "Segments that rows bear",
         "How many segments of the curves that were asked about the site's rows bear, with enough rows in "
         "every one, in every fold and together with every level and other curve: a number a feature.",
-        message=questions.Bend,
-        reply=questions.Bends,
+        message=questions.KnotQuery,
+        reply=questions.KnotReply,
         header=frozenset({"table", "folds", "moments"}),
         read=_read_bends,
     ),
@@ -685,7 +685,7 @@ _DECLARED = (
         "Gradients with noise",
         "Sums over the training rows of the loss and its slopes at a model, none counted as more than a "
         "level, and how many slopes are below it, with noise; without noise at a site without a budget.",
-        message=questions.AtModel,
+        message=questions.GradientsQuery,
         reply=questions.NoisyGradients,
         numbers={
             **_IN_SPREADS,

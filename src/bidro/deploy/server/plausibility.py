@@ -52,7 +52,7 @@ from bidro.fit.private_side import FACTOR
 from bidro.fit.questions import (
     Assess,
     Assessment,
-    AtModel,
+    GradientsQuery,
     HoldoutBounds,
     HoldoutQuery,
     NoisyGradients,
@@ -1083,7 +1083,7 @@ class ReportedWithNoise:
                 f"it tells second moments with an eigenvalue of {least:.3g}, which no rows and no noise have."
             )
 
-    def gradients(self, query: AtModel, reply: NoisyGradients, rows: int) -> None:
+    def gradients(self, query: GradientsQuery, reply: NoisyGradients, rows: int) -> None:
         """Raise BidroError for gradients and losses that no rows have."""
         self._require_budget(reply.budget, rows, reply.exact)
         clip, level = float(query.clip), float(query.level)
