@@ -62,7 +62,7 @@ class Privacy:
     def restored(cls, content: Mapping[str, Any]) -> Privacy:
         """From JSON. Raises ValueError, TypeError or KeyError for what is none."""
         part = renamed(content)
-        # Certificates of before speak of units where these speak of people.
+        # Earlier certificates have "units" in place of "people".
         said = part.pop("promise").replace("one unit, of which at most", "one person, of whom at most")
         budgets = {
             str(name): None if one is None else (float(one[0]), float(one[1]), int(one[2]))
@@ -201,7 +201,7 @@ class Certificate:
     def to_json(self) -> str:
         content = {"format": FORMAT, "version": VERSION, **_plain(self)}
         if self.against is None:
-            # Certificates of models that were compared with none are as they were before any could be.
+            # Left out where there is no other model, as in certificates of before comparisons.
             del content["against"]
         if self.privacy is None:
             del content["privacy"]
@@ -343,7 +343,7 @@ def _plain(value: Any) -> Any:
         if not isinstance(value, HeldOut | Paired):
             return plain
         for name in ("over_rows", "above"):
-            # What there is nothing to say of is not there: other certificates are as they were.
+            # Empty parts are left out, as earlier versions did.
             if plain.get(name, 0) is None:
                 del plain[name]
         return {**plain, "vacuous": value.vacuous}

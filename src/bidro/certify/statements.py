@@ -375,7 +375,7 @@ def with_holdout(
 ) -> Certificate:
     """The certificate with what rows (N_i, m) that training never saw add to it, in the order of its clients.
 
-    `people` and `rows_per_person` as in `held_out`; `personal` (d,) are the models of clients that have a
+    `people` and `rows_per_person` as in `held_out_bound`; `personal` (d,) are the models of clients that have a
     personal one, where there are any. An interval for another confidence is left out.
     """
     losses = {

@@ -19,7 +19,7 @@ from bidro.certify.statements import CLIP, STATEMENTS, CertifiedModel, client_re
 from bidro.core.arrays import Floats
 from bidro.core.sets import Box
 from bidro.core.splits import Draws
-from bidro.data.splines import spread_over
+from bidro.data.splines import quantile_counts
 from bidro.data.standardise import client_moments
 from bidro.fit.questions import Assess, Assessment, HoldoutBounds, HoldoutQuery, Prepared
 from bidro.losses import Loss, losses_of, parts_of
@@ -61,11 +61,11 @@ def prepared(
     )
 
 
-def spread(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
+def quantiles(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
     """(values, counts), both (n, k, places): how training rows (N, k + 1) in standard units, `sizes` of each
-    client, are spread over the features: see `spread_over`."""
+    client, are distributed over the features: see `quantile_counts`."""
     parts = np.split(rows[:, :-1], np.cumsum(sizes)[:-1])
-    values, counts = zip(*(spread_over(part) for part in parts), strict=True)
+    values, counts = zip(*(quantile_counts(part) for part in parts), strict=True)
     return np.stack(values), np.stack(counts)
 
 

@@ -117,4 +117,6 @@ class Fitted:
     changes: Mapping[str, Changes] | None  # on held-out rows; None where there is nothing to compare with
     varies: float | None  # deviation of the predictions, as a share of that under pooled training
     baselines: Baselines  # what to hold the model against
-    seen: tuple[Floats, Floats] | None = None  # (k,) least and largest values in training, where curves ask
+    seen: tuple[Floats, Floats] | None = (
+        None  # (k,) least and largest values in training, where curves need them
+    )

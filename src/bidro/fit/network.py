@@ -266,7 +266,7 @@ class LocalClients:
         self, most: Sequence[int], folds: int, curvature: bool, by: tuple[Levels | None, ...] = ()
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
         del folds, curvature  # rows that are here bear any knots
-        values, counts = client_side.spread(self.federation.host_rows, self.federation.sizes)
+        values, counts = client_side.quantiles(self.federation.host_rows, self.federation.sizes)
         seen = values[:, :, 0].min(axis=0), values[:, :, -1].max(axis=0)
         found = common_knots(values, counts, most)
         return by_level(found, by, self.federation.host_rows[:, :-1], most) if by else found, seen

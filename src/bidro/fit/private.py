@@ -1,4 +1,4 @@
-"""A fit over clients with privacy budgets: three queries, each answered with noise, and the model and certificate from them.
+"""A fit over clients with privacy budgets: three queries, each answered with noise.
 
 Second moments once; least squares from them, or the minimax problem where weights are not fixed; a few
 rounds of gradients; and the losses of held-out rows, from which the certificate is. No other query of a fit

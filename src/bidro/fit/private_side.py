@@ -92,20 +92,20 @@ class PrivateClient(NamedTuple):
         with np.errstate(over="ignore"):
             short = sum_of_columns(slopes**2) <= (1 - FACTOR**2) * clip**2
         columns = np.column_stack([slopes, FACTOR * clip * short, rows[:, -1]])
-        paid = self.plan.charge("gradients", self.budget)
-        found = mechanisms.gradients(columns, clip, level, *paid, bits=self.bits)
+        charge = self.plan.charge("gradients", self.budget)
+        found = mechanisms.gradients(columns, clip, level, *charge, bits=self.bits)
         return NoisyGradients(found.values, self.budget_numbers)
 
     def losses(self, query: NoisyHoldoutQuery) -> NoisyLosses:
         """Of held-out rows: their losses in parts of the level, and of classes the mistakes."""
         x, z = np.asarray(query.x, float), self.rows.held_out
         shares = np.minimum(losses_and_gradients(z, x, self.plan.loss)[:, -1] / float(query.level), 1.0)
-        paid = self.plan.charge_of_losses(self.budget)
-        found = mechanisms.bernstein(self._draws(shares), self.plan.degree, *paid, bits=self.bits)
+        charge = self.plan.charge_of_losses(self.budget)
+        found = mechanisms.bernstein(self._draws(shares), self.plan.degree, *charge, bits=self.bits)
         mistakes = np.zeros(0, np.int64)
         if self.plan.classes:
             wrong = (sum_of_columns(z[:, :-1] * x) * z[:, -1] <= 0).astype(float)
-            mistakes = mechanisms.bernstein(self._draws(wrong), 1, *paid, bits=self.bits).values
+            mistakes = mechanisms.bernstein(self._draws(wrong), 1, *charge, bits=self.bits).values
         return NoisyLosses(found.values, mistakes, self.budget_numbers)
 
     def _draws(self, values: Floats) -> Floats:

@@ -42,7 +42,7 @@ _TABLES = (
 
 
 class OverspentError(BidroError):
-    """A new question for which too little of a budget is left."""
+    """A new query for which too little of a budget is left."""
 
 
 class Sent(NamedTuple):
@@ -110,7 +110,7 @@ class Ledger:
 
         rho is what it costs a person with `rows_per_person` rows; where releases were for more rows a person,
         it is charged for as many as the most that ever were. `draw` is called inside the transaction, at most
-        once. Raises OverspentError where the question is new and too little is left.
+        once. Raises OverspentError where the query is new and too little is left.
         """
         if rho <= 0:
             raise BidroError(f"A release must cost a positive rho; got {float(rho):g}.")

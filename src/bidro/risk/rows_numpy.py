@@ -130,8 +130,8 @@ class RowsOracle:
 @dataclass(frozen=True, eq=False)
 class RowsExpansion:
     """Models of one batch with the same scale of radii share their Hessians where they leave out different
-    folds: these are taken over all rows at the models' mean, as rows that a fold leaves out hardly bend a
-    risk."""
+    folds: these are taken over all rows at the models' mean, as rows that a fold leaves out hardly change
+    them."""
 
     inner: Inner
     rows: FoldedRows

@@ -228,7 +228,7 @@ def second_moments_suffice(problem: Problem, sends_curvature: bool) -> bool:
 
 def moments_too_large(problem: Problem, folds: int) -> bool:
     """Whether the second moments of every client and fold would be larger by far than the rows, which are
-    here and tell the same: of curves, and without radii."""
+    here and give the same: of curves, and without radii."""
     federation = problem.federation
     if federation.rows_elsewhere or not has_curves(problem.loss) or np.any(problem.eps):
         return False

@@ -282,8 +282,8 @@ def without_smoothing(problem: Problem) -> Problem:
 
 
 def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Callable[[int], Floats]) -> SegmentChoice:
-    """The candidate with the lowest mean loss on rows left out, among the first and those that are better than
-    it by a standard error and, as clients would use them, hardly worse. `used` gives the clients' losses (n,)
+    """The candidate with the lowest mean loss on rows left out, of the first and those that are better than it
+    by a standard error and, as clients would use them, hardly worse. `used` gives the clients' losses (n,)
     of one candidate as they would use it, and is called no more often than is needed."""
     losses, rows = left_out
     share = rows / rows.sum()

@@ -533,7 +533,7 @@ def scored_content(table: ScoredRows, confidence: float) -> dict[str, Any]:
 def _scored_plainly(
     evaluated: Mapping[str, Any], word: str, typical: Typical | None
 ) -> dict[str, Any] | None:
-    """How well the predictions do in a measure for people, as `workflow.headline` has it; None for losses
+    """How well the predictions do in a measure for people, as `headline` has it; None for losses
     without one."""
     if word != "mistakes" and typical is None:
         return None
