@@ -126,7 +126,7 @@ def test_a_new_question_is_refused_when_the_budget_is_spent(ran):
     query = unpack(request, GradientsQuery)
     other = query._replace(x=query.x + 0.125)
     reply = header_of(reply_of(site, rows, pack(other, header_of(request))))
-    assert "This question is new to this site and would cost 0.07 of its privacy budget" in reply["refused"]
+    assert "This query is new to this site and would cost 0.07 of its privacy budget" in reply["refused"]
     assert site_log(site).entries("test")[-1].outcome == "refused"
     # What was answered is answered again, under any name.
     header = {**header_of(request), "run": "yet-another"}

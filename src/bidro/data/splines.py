@@ -269,7 +269,7 @@ def _in_units(levels: Levels | None, mean: Floats, spread: Floats) -> Levels | N
 
 
 def quantile_counts(rows: Floats, places: int = PLACES) -> tuple[Floats, Floats]:
-    """(values (k, places), counts (k, places)): how rows (N, k) are distributed over every column. A column of at
+    """(values (k, places), counts (k, places)): the distribution of rows (N, k) in every column. A column of at
     most so many values is reported exactly; else counts are of rows up to a value and above the one before
     it, at the least value and at quantiles. Places that are not used repeat the last value with a count of
     0."""

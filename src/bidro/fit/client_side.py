@@ -172,8 +172,8 @@ def _client_bounds(
         changes = [np.array([means[k] - means[2], error(curbed[k] - curbed[2])]) for k in (1, 0)]
     bounds = [np.array([one.bound for one in found.get(part, ())]) for part in STATEMENTS]
     of_each = [found[part][0].mean if part in found else 0.0 for part in STATEMENTS]
-    of_rows = means[0], min(error(curbed[0]), means[0]), means[1]
-    return HoldoutBounds(*of_rows, *changes, *bounds, np.array(of_each))
+    parts = [means[0], min(error(curbed[0]), means[0]), means[1], *changes, *bounds, np.array(of_each)]
+    return HoldoutBounds(*parts)
 
 
 def _predicted(

@@ -53,11 +53,14 @@ def setting(default: Any, help: str = "", check: Check | None = None, **more: An
 
 def names(help: str = "", default: tuple[str, ...] | None = (), **more: Any) -> Any:
     """A list of names, which the command has separated by commas."""
-    return setting(default, help, names=True, from_option=names_in, from_file=_texts, **more)
-
-
-def _texts(values: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(map(str, values))
+    return setting(
+        default,
+        help,
+        names=True,
+        from_option=names_in,
+        from_file=lambda values: tuple(map(str, values)),
+        **more,
+    )
 
 
 def of_python(default: Any, check: Check | None = None, **more: Any) -> Any:

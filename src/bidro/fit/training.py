@@ -160,7 +160,7 @@ def train(
         begin = {"start": calibration.start, "mixture": calibration.start_mixture}
         # What was sent for cross-validation of squared loss is all that it depends on.
         begin["moments"] = calibration.moments and calibration.moments.whole
-    # What the solver may ask of the clients: None for whatever it likes best.
+    # Without curvature from the clients, gradients alone; else by the rule of `solve`.
     method: Method | None = None if choices.replies == "curvature" else "gradients"
     solution = solve(chosen.problem, choices.gap, method, progress=on_round, network=network, **begin)
     personal = (

@@ -175,7 +175,7 @@ class Ledger:
         if cost > left:
             share = max(float(left / budget), 0.0) if budget > 0 else 0.0
             raise OverspentError(
-                f"This question is new to this site and would cost {float(cost / budget):.3g} of its privacy "
+                f"This query is new to this site and would cost {float(cost / budget):.3g} of its privacy "
                 f"budget, of which {share:.3g} is left; what was answered before is answered again for "
                 "nothing."
                 if budget > 0

@@ -8,7 +8,7 @@ const plain = (value) => (!isKnown(value) ? "–" : areRight ? tenths(value) : t
 const threeDigits = (value) => minus(new Intl.NumberFormat("en-GB", { maximumSignificantDigits: 3 }).format(value));
 
 /** Of a client whose loss is told with noise as large as it is: what its typical error is less than. */
-const untold = plainly?.untold ?? {};
+const hiddenByNoise = plainly?.hidden_by_noise ?? {};
 const UNTOLD = "Where it says “less than”, the noise that protects the held-out rows does not allow more to be said: there are too few of them.";
 
 function concerns() {
@@ -86,7 +86,7 @@ function well() {
 
 /** The clients that it does best and worst for, of those of which it can be told. */
 function ends(which) {
-  const told = clients.filter((c) => !(c.name in untold));
+  const told = clients.filter((c) => !(c.name in hiddenByNoise));
   const each = told.map((c) => [c.name, plainly.clients[c.name][which]]).sort((a, b) => a[1] - b[1]);
   const some = told.length < clients.length ? ` For ${plural(clients.length - told.length, "client")} the noise does not allow it to be said.` : "";
   if (each.length < 2) return some;

@@ -27,7 +27,6 @@ from bidro.losses import LinearLoss, Loss, Squared, has_curves
 from bidro.problem.problem import Problem
 from bidro.risk.inner import Exact, Oracle
 from bidro.risk.moments import (
-    LeftOutSums,
     Moments,
     MomentsOracle,
     TrainingMoments,
@@ -255,15 +254,10 @@ def _from_moments(solves: _Solves, trained: TrainingMoments) -> CrossValidated:
         found, weights = _one_by_one(solves, oracle)
         models.append(found)
         if fold >= 0:
-            losses.append(_mean_squares(left_out, fold, found))
+            losses.append(np.maximum(left_out.squares(fold, found), 0.0) / left_out.rows[:, fold, None])
     return CrossValidated(
         np.stack(models), np.stack(losses), left_out.rows.T, weights, SentMoments(trained, whole), 1
     )
-
-
-def _mean_squares(left_out: LeftOutSums, fold: int, models: Numbers) -> Numbers:
-    """(n, candidates)"""
-    return np.asarray(np.maximum(left_out.squares(fold, models), 0.0) / left_out.rows[:, fold, None])
 
 
 def _from_curves(solves: _Solves, fold_ids: NDArray[np.int64]) -> CrossValidated:

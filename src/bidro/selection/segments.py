@@ -212,7 +212,7 @@ def _chosen(
     def used(place: int) -> Floats:
         return _used(problems[place], each[place], personal, network, of(bases[place]))
 
-    choice = taken(bases, LeftOut(losses, each[0].left_out.rows), used)
+    choice = chosen_segments(bases, LeftOut(losses, each[0].left_out.rows), used)
     return problems[choice.place], choice, of(choice.basis)
 
 
@@ -281,10 +281,12 @@ def without_smoothing(problem: Problem) -> Problem:
     return replace(problem, loss=replace(problem.loss, smoothing=0.0, pseudo_rows=0.0))  # type: ignore[type-var]
 
 
-def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Callable[[int], Floats]) -> SegmentChoice:
-    """The candidate with the lowest mean loss on rows left out, of the first and those that are better than it
-    by a standard error and, as clients would use them, hardly worse. `used` gives the clients' losses (n,)
-    of one candidate as they would use it, and is called no more often than is needed."""
+def chosen_segments(
+    bases: tuple[Basis, ...], left_out: LeftOut, used: Callable[[int], Floats]
+) -> SegmentChoice:
+    """The candidate with the lowest mean loss on rows left out, of the first and those that are better by a
+    standard error and, as clients would use them, hardly worse. `used` gives the clients' losses (n,) of one
+    candidate as they would use it, and is called no more often than is needed."""
     losses, rows = left_out
     share = rows / rows.sum()
     means = left_out.means
