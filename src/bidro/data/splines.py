@@ -269,8 +269,8 @@ def _in_units(levels: Levels | None, mean: Floats, spread: Floats) -> Levels | N
 
 
 def quantile_counts(rows: Floats, places: int = PLACES) -> tuple[Floats, Floats]:
-    """(values (k, places), counts (k, places)): the distribution of rows (N, k) in every column. A column of at
-    most so many values is reported exactly; else counts are of rows up to a value and above the one before
+    """(values (k, places), counts (k, places)): the distribution of rows (N, k) in every column. A column of
+    at most so many values is reported exactly; else counts are of rows up to a value and above the one before
     it, at the least value and at quantiles. Places that are not used repeat the last value with a count of
     0."""
     n, k = rows.shape
