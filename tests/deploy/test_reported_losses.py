@@ -34,9 +34,9 @@ def own(**changes):
 STILL = Assessment(LOSS, 0.1, LOSS, NONE, np.zeros((0, 1)), NONE, NONE, np.zeros(4), np.zeros(4))
 
 
-def assessed(radii=NONE, shown=0.0, freedom=NONE, pooled=NONE, behind=40, **told):
+def assessed(radii=NONE, shown=0.0, inverse_shrinkage=NONE, pooled=NONE, behind=40, **told):
     """With a radius of 0.5."""
-    message = Assess(X, radii, np.zeros((0, 0)), np.asarray(shown), freedom, pooled)
+    message = Assess(X, radii, np.zeros((0, 0)), np.asarray(shown), inverse_shrinkage, pooled)
     require_assessment(own(), PROBLEM, 0.5, message, STILL._replace(**told), behind)
 
 
@@ -50,7 +50,7 @@ def test_an_assessment_that_fits():
     assessed(se=LOSS)
     assessed(behind=0)
     assessed(personal_loss=LOSS * (1 + 0.9e-6))
-    assessed(freedom=np.array([0.1, 0.0]), personal_loss=0.2 * LOSS)
+    assessed(inverse_shrinkage=np.array([0.1, 0.0]), personal_loss=0.2 * LOSS)
     assessed(personal_loss=0.0, loss=0.0, se=0.0)
     assessed(loss=0.999 * allowed_at(X, MOMENTS.size), personal_loss=0.999 * allowed_at(X, MOMENTS.size))
 
@@ -62,7 +62,10 @@ def test_an_assessment_that_fits():
         ("below 0", {"loss": -1e-9}),
         ("which none has", {"se": 1.000002 * LOSS}),
         ("which none has", {"se": -1e-9}),
-        ("'personal_loss', which is below 0", {"personal_loss": -1e-9, "freedom": np.array([0.1, 0.0])}),
+        (
+            "'personal_loss', which is below 0",
+            {"personal_loss": -1e-9, "inverse_shrinkage": np.array([0.1, 0.0])},
+        ),
         ("its columns allow", {"loss": 1.001 * allowed_at(X, MOMENTS.size)}),
         ("which is the shared one", {"personal_loss": LOSS * (1 + 1.1e-6)}),
         ("which is the shared one", {"personal_loss": LOSS * (1 - 1.1e-6)}),
@@ -136,21 +139,21 @@ def test_a_distance_is_at_most_the_sizes_of_rows_and_cloud():
 
 
 def test_own_models_are_hardly_worse_on_the_rows_that_they_are_trained_on():
-    freedom = np.array([0.1, 0.0])
+    inverse_shrinkage = np.array([0.1, 0.0])
     slack = 1e-6 * allowed_at(X, MOMENTS.size)
-    assessed(freedom=freedom, personal_loss=2 * LOSS + 0.9 * slack)
+    assessed(inverse_shrinkage=inverse_shrinkage, personal_loss=2 * LOSS + 0.9 * slack)
     with pytest.raises(BidroError, match="under its personal model, where"):
-        assessed(freedom=freedom, personal_loss=2 * LOSS + 1.1 * slack)
+        assessed(inverse_shrinkage=inverse_shrinkage, personal_loss=2 * LOSS + 1.1 * slack)
 
 
 OF = SimpleNamespace(loss=Squared(True), x=X, seen=8.0, largest=None)
 
 
-def told_bounds(of=OF, own_told=None, behind=20, pooled=NONE, freedom=NONE, **told):
+def told_bounds(of=OF, own_told=None, behind=20, pooled=NONE, inverse_shrinkage=NONE, **told):
     means = np.array([1.5, 0, 0, 0, 0])
     clipped = bounds_of(np.full(20, 1.5), 8.0)
     reply = HoldoutBounds(1.5, 0.1, 1.5, NONE, NONE, clipped, NONE, NONE, NONE, NONE, means)
-    message = HoldoutQuery(X, LEVELS, np.asarray(8.0), NONE, freedom, pooled)
+    message = HoldoutQuery(X, LEVELS, np.asarray(8.0), NONE, inverse_shrinkage, pooled)
     require_bounds(own_told or own(), of, message, reply._replace(**told), behind)
 
 
@@ -206,11 +209,13 @@ def test_no_mean_loss_is_above_the_declared_largest():
 
 def test_changes_are_those_of_the_losses():
     """Losses 1.5 and 1.2 under the personal model, 1.7 under that of pooled training."""
-    freedom = np.array([0.1, 0.0])
+    inverse_shrinkage = np.array([0.1, 0.0])
 
     def told(shared=(-0.2, 0.1), by_personal=(-0.5, 0.1), personal_loss=1.2):
         changes = {"shared_change": np.array(shared), "personal_change": np.array(by_personal)}
-        told_bounds(pooled=POOLED, freedom=freedom, personal_loss=personal_loss, **changes)
+        told_bounds(
+            pooled=POOLED, inverse_shrinkage=inverse_shrinkage, personal_loss=personal_loss, **changes
+        )
 
     told()
     told(by_personal=(-0.5 + 3e-6, 0.1))  # of sizes of 3.4 in all
@@ -251,6 +256,6 @@ def test_of_a_loss_of_which_nothing_is_known_no_size_is_too_large():
     told_bounds(of=all_of_it, **told, clipped=np.full(2, 2e300))
     problem = SimpleNamespace(loss=unknown, transport=TRANSPORT)
     huge = STILL._replace(loss=1e300, personal_loss=1e300, robust=np.full(1, 1e301))
-    for freedom in (NONE, np.array([0.1, 0.0])):
-        message = Assess(X, np.array([0.1]), np.zeros((0, 0)), np.zeros(()), freedom, NONE)
+    for inverse_shrinkage in (NONE, np.array([0.1, 0.0])):
+        message = Assess(X, np.array([0.1]), np.zeros((0, 0)), np.zeros(()), inverse_shrinkage, NONE)
         require_assessment(own(), problem, 0.0, message, huge, 40)

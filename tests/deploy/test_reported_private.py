@@ -5,7 +5,7 @@ import pytest
 
 from bidro.core.errors import BidroError
 from bidro.deploy.server.plausibility import ReportedWithNoise
-from bidro.fit.questions import AtModel, NoisyGradients, NoisyLosses, NoisyMoments
+from bidro.fit.questions import GradientsQuery, NoisyGradients, NoisyLosses, NoisyMoments
 from bidro.privacy.terms import Budget, Plan, Terms
 
 
@@ -45,7 +45,7 @@ class TestWhatIsTold:
             self.told().moments(NoisyMoments(values, self.budget), 0)
 
     def test_gradients(self):
-        query = AtModel(np.zeros(3), np.eye(3), np.array(1e-3), np.array(2.0**-10))
+        query = GradientsQuery(np.zeros(3), np.eye(3), np.array(1e-3), np.array(2.0**-10))
         noise = np.sqrt(float(self.plan.gradients_scale(Budget(1.0), 1.0, 1.0).variance[0]))
         for place in (3, 4):
             values = np.zeros(5, np.int64)

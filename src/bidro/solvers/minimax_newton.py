@@ -44,9 +44,9 @@ from bidro.solvers.references import NO_REFERENCES, References
 Numbers = NDArray[np.float64]
 
 _MOST_STEPS = 100
-# A step is shortened so often. A search without proof asks for every one, which may be a round: the bundle
+# A step is shortened so often. In a search without proof every one may take a round: the bundle
 # method soon goes on.
-_MOST_SHORTENED, _MOST_SHORTENED_ASKED = 12, 4
+_MOST_SHORTENED, _MOST_SHORTENED_UNPROVEN = 12, 4
 # It is shortened to between these shares of what it was, found by so many sections of the interval.
 _SHORTEST, _LONGEST, _SECTIONS = 0.02, 0.7, 12
 # Where steps of a search without proof fail, so much of the Hessian is that of all clients alike, then ten
@@ -74,7 +74,7 @@ _FIRST_SMOOTHING, _LESS_SMOOTH, _INNER_GAP, _MOST_INNER = 0.1, 20.0, 0.1, 80
 _NEAR_KINK = 1e-2
 # Risks below this share of the first model's count as that share.
 _SMALL = 1e-4
-# A loss whose infimum is at infinity falls by a factor e a step where classes can be told apart. Below this
+# A loss whose infimum is at infinity falls by a factor e a step where classes are separable. Below this
 # share of the first model's risk that is taken for granted, and the model goes out along its own direction to
 # where the risk would be the second share: about where the bundle method stops.
 _VANISHING, _VANISHED = 1e-3, 1e-12
@@ -298,7 +298,7 @@ def _predicted(
                 return ended._replace(x=trial, alpha=mix.mean[: len(R)], settled=True)
             gradients, at_x = lift.chained(there, b, x).gradients, (there, b)
             moved = False
-            for shortened in range(_MOST_SHORTENED_ASKED):
+            for shortened in range(_MOST_SHORTENED_UNPROVEN):
                 renewed = wrong > _SAME_HESSIAN
                 there, b = yield _Request(trial, renewed)
                 ahead = references.off(there.values[b])
@@ -466,10 +466,10 @@ def _step(
 def _shorter(mixtures: MixtureSet, R: Numbers, slopes: Numbers, ahead: Numbers) -> tuple[float, float]:
     """(share of a failed step, worst mixture) where that is least, if risks that are R (n,) with `slopes`
     (n,) along the step before it and `ahead` (n,) after it are quadratic between."""
-    bends = np.maximum(ahead - R - slopes, 0.0)
+    curvature = np.maximum(ahead - R - slopes, 0.0)
 
     def worst(length: float) -> float:
-        return float(mixtures.linear_maximum(R + length * slopes + length**2 * bends)[0])
+        return float(mixtures.linear_maximum(R + length * slopes + length**2 * curvature)[0])
 
     golden = (math.sqrt(5) - 1) / 2
     low, high = _SHORTEST, _LONGEST

@@ -52,7 +52,7 @@ from bidro.fit.private_side import FACTOR
 from bidro.fit.questions import (
     Assess,
     Assessment,
-    AtModel,
+    GradientsQuery,
     HoldoutBounds,
     HoldoutQuery,
     NoisyGradients,
@@ -855,7 +855,7 @@ def require_assessment(
     if allowed is not None:
         require(loss, allowed.risk, "a mean loss of {0:.6g}, where its columns allow at most {1:.6g}")
     _require_trained(own, problem, x, loss)
-    if not np.asarray(message.freedom).any():
+    if not np.asarray(message.inverse_shrinkage).any():
         _require_shared(loss, float(reply.personal_loss))
     elif allowed is not None:
         # A personal model is trained on these very rows, and only to do better on them.
@@ -908,7 +908,7 @@ def require_bounds(
         most = float(of.largest)
     if most is not None:
         require(loss, most * (1 + _SAME), "a mean loss of {0:.6g}, where no loss is above {1:.6g}")
-    if not np.asarray(message.freedom).any():
+    if not np.asarray(message.inverse_shrinkage).any():
         _require_shared(loss, float(reply.personal_loss))
     if np.asarray(reply.shared_change).size:
         shared, by_personal = (np.asarray(part) for part in (reply.shared_change, reply.personal_change))
@@ -1083,7 +1083,7 @@ class ReportedWithNoise:
                 f"it tells second moments with an eigenvalue of {least:.3g}, which no rows and no noise have."
             )
 
-    def gradients(self, query: AtModel, reply: NoisyGradients, rows: int) -> None:
+    def gradients(self, query: GradientsQuery, reply: NoisyGradients, rows: int) -> None:
         """Raise BidroError for gradients and losses that no rows have."""
         self._require_budget(reply.budget, rows, reply.exact)
         clip, level = float(query.clip), float(query.level)
