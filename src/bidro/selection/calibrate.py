@@ -76,9 +76,7 @@ class Calibration:
     spread: float  # that radii are in units of
     fold_spec: FoldSpec  # of the folds
     rounds: int  # with the clients
-    models: (
-        Floats | None
-    )  # (folds + 1, candidates, d): last those of all rows; None for a model already trained
+    models: Floats | None  # (folds + 1, candidates, d), last of all rows; None for a model already trained
     moments: SentMoments | None = None  # of squared loss, where clients have sent them
     mixtures: Floats | None = None  # (candidates, n) the worst at the models of all rows, where known
 
