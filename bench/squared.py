@@ -86,10 +86,10 @@ def large(rows: int, columns: int, clients: int) -> dict[str, object]:
         trained = of_folds(samples, sizes, marks, FOLDS)
         return cross_validate(problem, candidates, FoldSpec(FOLDS, 0), 1.0, Exact(), IN_PROCESS, sent=trained)
 
-    def solve() -> float:
+    def solved() -> float:
         return solve(problem, moments=of_clients(samples, sizes)).gap
 
-    ours = {"choose_seconds": seconds(choose), "solve_seconds": seconds(solve), "gap": solve()}
+    ours = {"choose_seconds": seconds(choose), "solve_seconds": seconds(solved), "gap": solved()}
     memory = (peak_mb() - before) * 2**20 / samples.nbytes
     ridge = seconds(lambda: RidgeCV(np.logspace(-3, 3, 28)).fit(samples[:, :-1], samples[:, -1]), 1)
     ratio = (float(ours["choose_seconds"]) + float(ours["solve_seconds"])) / ridge

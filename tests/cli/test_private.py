@@ -47,7 +47,7 @@ def test_a_private_fit_in_one_process(capsys, tmp_path):
     # What noise hides of a client is not shown as if it were known.
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     hidden = {one["name"] for one in report["clients"] if one["loss"] < 2 * one["se"]}
-    assert set(report["plainly"]["untold"]) == hidden
+    assert set(report["plainly"]["hidden_by_noise"]) == hidden
     code, out, _ = run(capsys, *asked, *schema, "--force")
     assert code == 0
     assert "Solved in 9 rounds. On held-out rows" in out

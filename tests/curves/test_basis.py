@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bidro.core.errors import BidroError
-from bidro.data.splines import PLACES, Basis, common_knots, spread_over
+from bidro.data.splines import PLACES, Basis, common_knots, quantile_counts
 from tests.curves.references import columns
 
 KNOTS = ((-0.7, 0.0, 0.6), (), (0.5, 0.9))
@@ -59,7 +59,7 @@ def test_the_range_of_a_curve_over_an_interval():
 
 @pytest.mark.parametrize("most", [8, 4, 1])
 def test_fewer_segments_are_equalities_between_neighbouring_slopes(most):
-    values, counts = spread_over(rows(2000))
+    values, counts = quantile_counts(rows(2000))
     basis = common_knots(values[None], counts[None], [16, 16, 5])
     coarse = basis.thinned(most)
     assert coarse.segments.max() <= most
@@ -74,7 +74,7 @@ def test_fewer_segments_are_equalities_between_neighbouring_slopes(most):
 
 def test_knots_are_quantiles_of_all_clients_rows_together():
     parts = [rows(3000, 1) - 1, rows(1000, 2) + 2]
-    told = [spread_over(part) for part in parts]
+    told = [quantile_counts(part) for part in parts]
     values, counts = (np.stack(part) for part in zip(*told, strict=True))
     basis = common_knots(values, counts, [16, 8, 1])
     assert basis.segments.tolist() == [16, 8, 1]
@@ -86,7 +86,7 @@ def test_knots_are_quantiles_of_all_clients_rows_together():
 def test_columns_of_few_values_have_fewer_segments():
     n = 300
     table = np.column_stack([np.zeros(n), np.arange(n) % 2, np.arange(n) % 3, np.maximum(rows(n)[:, 0], 0.5)])
-    values, counts = spread_over(table)
+    values, counts = quantile_counts(table)
     basis = common_knots(values[None], counts[None], [16] * 4)
     assert basis.knots[:3] == ((), (), (1.0,))
     # Most rows are at one value: what is left of the knots has enough rows on either side.
@@ -96,7 +96,7 @@ def test_columns_of_few_values_have_fewer_segments():
 
 def test_every_segment_holds_enough_rows():
     table = np.concatenate([np.zeros(100), np.arange(1, 31)])[:, None]
-    values, counts = spread_over(table)
+    values, counts = quantile_counts(table)
     assert common_knots(values[None], counts[None], [16], fewest_rows=20).segments[0] <= 2
     assert common_knots(values[None], counts[None], [16], fewest_rows=200).straight
 
@@ -113,15 +113,15 @@ def test_knots_that_are_none():
 def test_spreads_by_hand():
     """At the least value and at thirds of ten rows; four values at four places are told as they are."""
     column = np.arange(10.0)[::-1, None]
-    values, counts = spread_over(column, 4)
+    values, counts = quantile_counts(column, 4)
     assert values.tolist() == [[0.0, 3.0, 6.0, 9.0]]
     assert counts.tolist() == [[1.0, 3.0, 3.0, 3.0]]
     few = np.array([5.0, 1.0, 1.0, 7.0, 2.0])[:, None]
-    assert spread_over(few, 4)[0].tolist() == [[1.0, 2.0, 5.0, 7.0]]
-    assert spread_over(few, 4)[1].tolist() == [[2.0, 1.0, 1.0, 1.0]]
-    assert spread_over(few, 6)[0].tolist() == [[1.0, 2.0, 5.0, 7.0, 7.0, 7.0]]
-    assert spread_over(few, 6)[1].tolist() == [[2.0, 1.0, 1.0, 1.0, 0.0, 0.0]]
-    assert spread_over(np.arange(65.0)[:, None])[0].shape == (1, 64)
+    assert quantile_counts(few, 4)[0].tolist() == [[1.0, 2.0, 5.0, 7.0]]
+    assert quantile_counts(few, 4)[1].tolist() == [[2.0, 1.0, 1.0, 1.0]]
+    assert quantile_counts(few, 6)[0].tolist() == [[1.0, 2.0, 5.0, 7.0, 7.0, 7.0]]
+    assert quantile_counts(few, 6)[1].tolist() == [[2.0, 1.0, 1.0, 1.0, 0.0, 0.0]]
+    assert quantile_counts(np.arange(65.0)[:, None])[0].shape == (1, 64)
 
 
 @pytest.mark.parametrize(

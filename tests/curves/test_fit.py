@@ -14,7 +14,7 @@ from bidro.data.splines import Basis
 from bidro.losses import Squared
 from bidro.risk.moments import of_folds
 from bidro.selection.rule import LeftOut
-from bidro.selection.segments import Wanted, coarser, taken
+from bidro.selection.segments import Wanted, chosen_segments, coarser
 from tests.small import classifier, regressor
 
 
@@ -222,7 +222,7 @@ def test_the_rule_by_which_segments_are_taken():
         losses = 1.0 + noise - np.array(gains) + spread * rng.normal(size=(5, 4, 3)) * [0, 1, 1]
         left_out = LeftOut(losses, rows_of)
         as_used = left_out.pooled if used is None else np.tile(used, (4, 1))
-        return taken(bases, left_out, lambda place: as_used[:, place]).place
+        return chosen_segments(bases, left_out, lambda place: as_used[:, place]).place
 
     assert place([0, 0.1, 0.2]) == 2
     assert place([0, 0.2, 0.1]) == 1
@@ -286,7 +286,7 @@ def test_curves_are_better_by_a_standard_error_over_clients_and_folds(ratio, pla
     error = np.sqrt(5 / 4 * np.sum((share * gain) ** 2))
     gain += ratio * stats.t.ppf(stats.norm.cdf(1.0), 4) * error
     left_out = LeftOut(np.stack([np.full((3, 2), 2.0), 2.0 - gain], axis=-1), rows_of)
-    found = taken(one_feature(1, 4), left_out, lambda place: np.ones(2))
+    found = chosen_segments(one_feature(1, 4), left_out, lambda place: np.ones(2))
     assert found.place == place
     np.testing.assert_allclose(found.errors, [0.0, error])
     np.testing.assert_allclose(found.means, [2.0, 2.0 - np.sum(share * gain)])
@@ -309,7 +309,7 @@ def test_curves_are_hardly_worse_as_they_are_used(rise, place):
     rows_of = np.tile([20.0, 10.0, 10.0], (2, 1))
     left_out = LeftOut(np.stack([np.full((2, 3), 2.0), np.full((2, 3), 1.0)], axis=-1), rows_of)
     used = np.stack([np.array([3.0, 4.0, 6.0]), np.array([3.0, 4.0, 6.0]) + rise], axis=1)
-    assert taken(one_feature(1, 4), left_out, lambda candidate: used[:, candidate]).place == place
+    assert chosen_segments(one_feature(1, 4), left_out, lambda candidate: used[:, candidate]).place == place
 
 
 def test_of_one_client_alone_the_folds_tell():
@@ -318,12 +318,14 @@ def test_of_one_client_alone_the_folds_tell():
     for rise, place in ((0.039, 1), (0.041, 0)):
         with np.errstate(all="raise"):
             used = np.array([4.0, 4.0 + rise])
-            found = taken(one_feature(1, 4), left_out, lambda candidate, used=used: used[[candidate]])
+            found = chosen_segments(
+                one_feature(1, 4), left_out, lambda candidate, used=used: used[[candidate]]
+            )
             assert found.place == place
     # Nor has what a single fold tells of it.
     with np.errstate(all="raise"):
         one_fold = LeftOut(left_out.losses[:1], left_out.rows[:1])
-        alone = taken(one_feature(1, 4), one_fold, lambda candidate: np.ones(1))
+        alone = chosen_segments(one_feature(1, 4), one_fold, lambda candidate: np.ones(1))
     assert (alone.place, alone.errors.tolist()) == (1, [0.0, 0.0])
 
 

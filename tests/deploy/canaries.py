@@ -5,8 +5,8 @@ import numpy as np
 from safetensors.numpy import load
 
 from bidro.federated.engines.wire import header_of, unpack
-from bidro.fit.private_side import Answering, PrivateRows
-from bidro.fit.questions import AtModel, NoisyHoldoutQuery
+from bidro.fit.private_side import PrivateClient, PrivateRows
+from bidro.fit.questions import GradientsQuery, NoisyHoldoutQuery
 from tests.privacy.canary import log_likelihood_ratio
 
 
@@ -29,11 +29,11 @@ def transcript_score(transcript, plan, budget, others, canary, held_out=False):
 def _exactly(request, question, plan, rows, held_out):
     """What would be told of these rows without noise."""
     here = PrivateRows(rows[:0], rows) if held_out else PrivateRows(rows, rows[:0])
-    exact = Answering(here, plan, None)
+    exact = PrivateClient(here, plan, None)
     if question == "moments":
         return exact.moments().values
     if question == "gradients":
-        return exact.gradients(unpack(request, AtModel)).values
+        return exact.gradients(unpack(request, GradientsQuery)).values
     return exact.losses(unpack(request, NoisyHoldoutQuery)).values
 
 
@@ -42,5 +42,5 @@ def _scale(plan, budget, request, question):
         return plan.moments_scale(budget)
     if question == "losses":
         return plan.losses_scale(budget)
-    query = unpack(request, AtModel)
+    query = unpack(request, GradientsQuery)
     return plan.gradients_scale(budget, float(query.clip), float(query.level))

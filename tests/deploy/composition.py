@@ -23,7 +23,7 @@ from bidro.deploy.site.rows import SiteRows, state_of
 from bidro.deploy.site.session import reply_of
 from bidro.federated.engines.coordinator import Nothing
 from bidro.federated.engines.wire import header_of, pack
-from bidro.fit.questions import AtModel, NoisyHoldoutQuery
+from bidro.fit.questions import GradientsQuery, NoisyHoldoutQuery
 from bidro.privacy import mechanisms
 from tests.deploy.sites import agree, private_sites
 
@@ -79,7 +79,7 @@ def requests(agreed: Agreement, query: tuple[str, ...], run: str) -> list[bytes]
             low, x = np.array(2.0**-6), np.zeros(d)
             message = {
                 "moments": Nothing(),
-                "gradients": AtModel(x, np.eye(d), low, low),
+                "gradients": GradientsQuery(x, np.eye(d), low, low),
                 "losses": NoisyHoldoutQuery(x, low),
             }[question]
             found.append(pack(message, header))

@@ -24,7 +24,7 @@ from bidro.deploy.site.rows import SiteRows, holdout, table_id
 from bidro.deploy.site.session import reply_of
 from bidro.federated.engines.coordinator import InMemory, Nothing, Policy
 from bidro.federated.engines.wire import described, header_of, pack, unpack
-from bidro.fit.questions import Bend, Bends, Prepared
+from bidro.fit.questions import KnotQuery, KnotReply, Prepared
 from bidro.selection.fold_queries import (
     CutsBroadcast,
     FoldCuts,
@@ -180,8 +180,8 @@ class Server:
         k = len(of_lines.wanted.most)
         places = tuple((STEPS // 2,) if j in bent else () for j in range(k))
         most = max(of_lines.wanted.most) - 1
-        bend = Bend(padded(places, most))
-        borne = self.ask("bends", bend, Bends, folds=folds, moments=False).segments
+        bend = KnotQuery(padded(places, most))
+        borne = self.ask("bends", bend, KnotReply, folds=folds, moments=False).segments
         if any(borne[j] < 2 for j in bent):
             self.refused.append("these curves are not borne")
             raise NotToldError(self.refused[-1])

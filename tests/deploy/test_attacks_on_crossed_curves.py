@@ -8,7 +8,7 @@ from bidro.deploy.messages.plan import QueryPlan
 from bidro.deploy.site.disclosure.memory import Releases
 from bidro.deploy.site.rows import SiteRows
 from bidro.federated.engines.wire import unpack
-from bidro.fit.questions import Bend, Bends
+from bidro.fit.questions import KnotQuery, KnotReply
 from tests.deploy.test_attacks_on_curves import AUTO, padded, place_of, query
 from tests.deploy.test_site import site_at
 
@@ -17,9 +17,11 @@ APART = np.array([2.8, -1.49])
 
 
 def both_bend(site, *places):
-    said, reply = query(site, "bends", Bend(padded([(own,) for own in places], 15)), folds=2, moments=True)
+    said, reply = query(
+        site, "bends", KnotQuery(padded([(own,) for own in places], 15)), folds=2, moments=True
+    )
     assert said is None, said
-    return unpack(reply, Bends).segments.tolist() == [2, 2]
+    return unpack(reply, KnotReply).segments.tolist() == [2, 2]
 
 
 def corner(site):

@@ -79,15 +79,15 @@ def from_coarse_bounds(mean, bounds, level, rows):
 def row_from_bounds(site, rows, residual_from):
     """The row far out, from what four answers say of two models each, at one level of clipping."""
     loaded = SiteRows.load(site)
-    freedom, here = np.array(SHRINKAGES["auto"][-1].freedom), training(site, loaded)
+    inverse, here = np.array(SHRINKAGES["auto"][-1].inverse), training(site, loaded)
     level = loaded.protocol.loss_unit * 2.0**POWER
     design, residuals = [], []
     for k, slopes in enumerate(SLOPES):
         x = np.append(slopes, 0.0)
-        told, refused = told_at(site, x, f"run-{k}", POWER, freedom)
+        told, refused = told_at(site, x, f"run-{k}", POWER, inverse)
         assert refused is None
         # The site's personal model follows from second moments, which a server has.
-        own = client_side.personal_models(loaded.protocol.loss, here.host_rows, here.sizes, x, freedom)[0]
+        own = client_side.personal_models(loaded.protocol.loss, here.host_rows, here.sizes, x, inverse)[0]
         for model, mean, bounds in ((x, told.means[0], told.clipped), (own, told.means[3], told.personal)):
             residuals.append(residual_from(float(mean), bounds, level, rows) - model[-1])
             design.append([*model[:-1], -1.0])

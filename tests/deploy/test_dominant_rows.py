@@ -146,21 +146,21 @@ def test_an_answer_about_three_models_is_no_three_equations(seed, tmp_path):
     of their losses less those of the clipped ones were an equation each: two answers gave a held-out row. And
     squares of losses, in standard errors, were those of the row that lies farthest."""
     site, far, rows = with_a_row_far_out(tmp_path, seed, personal="auto")
-    freedom = np.array(SHRINKAGES["auto"][-1].freedom)
+    inverse = np.array(SHRINKAGES["auto"][-1].inverse)
     models = 0.3 * np.random.default_rng(seed).normal(size=(20, 5))
     power = clipping(site, models[0])
-    first, _ = told_at(site, models[0], "low", power, freedom, models[1])
+    first, _ = told_at(site, models[0], "low", power, inverse, models[1])
     assert first.loss == pytest.approx(first.means[0], rel=1e-12)
     assert first.personal_loss == pytest.approx(first.means[3], rel=1e-12)
-    second, _ = told_at(site, models[1], "high", HIGH, freedom, models[0])
+    second, _ = told_at(site, models[1], "high", HIGH, inverse, models[0])
     assert second.loss - second.shared_change[0] > first.loss + 1.0  # the first was clipped
     for told, model in ((second, models[1]), (first, models[0])):
         squares = rows * (rows - 1) * told.se**2 + rows * told.loss**2
         assert abs(squares**0.25 - abs(model @ [*far[:-1], 1.0] - far[-1])) > 1.0
     # Nine means in all, one less than two for each of the five numbers of a row.
-    told = [told_at(site, x, f"run-{k}", HIGH, freedom, models[0])[0] for k, x in enumerate(models[2:])]
+    told = [told_at(site, x, f"run-{k}", HIGH, inverse, models[0])[0] for k, x in enumerate(models[2:])]
     assert [one is not None for one in told] == [True] + [False] * 17
-    assert told_at(site, models[0], "again", power, freedom, models[1])[0].loss == first.loss
+    assert told_at(site, models[0], "again", power, inverse, models[1])[0].loss == first.loss
 
 
 def test_a_refusal_elsewhere_makes_no_room_for_another_statement(tmp_path):

@@ -22,7 +22,7 @@ from bidro.deploy.site.session import reply_of
 from bidro.federated.engines.coordinator import Delivered, InMemory
 from bidro.federated.engines.wire import header_of, pack, unpack
 from bidro.fit.private_side import FACTOR
-from bidro.fit.questions import AtModel, NoisyMoments
+from bidro.fit.questions import GradientsQuery, NoisyMoments
 from bidro.privacy.terms import Budget, Terms
 from tests.deploy.fuzz_requests import changed
 from tests.deploy.sites import (
@@ -123,10 +123,10 @@ def test_a_new_question_is_refused_when_the_budget_is_spent(ran):
     site = Site.read(folder / "west.toml")
     rows = SiteRows.load(site)
     request, _ = transcripts["west"][1]
-    query = unpack(request, AtModel)
+    query = unpack(request, GradientsQuery)
     other = query._replace(x=query.x + 0.125)
     reply = header_of(reply_of(site, rows, pack(other, header_of(request))))
-    assert "This question is new to this site and would cost 0.07 of its privacy budget" in reply["refused"]
+    assert "This query is new to this site and would cost 0.07 of its privacy budget" in reply["refused"]
     assert site_log(site).entries("test")[-1].outcome == "refused"
     # What was answered is answered again, under any name.
     header = {**header_of(request), "run": "yet-another"}
@@ -262,7 +262,7 @@ def test_without_a_budget_a_server_that_chooses_where_to_clip_finds_a_row(truste
     def above(least):
         """How many training rows have a target of at least so many spreads; or why that is not told."""
         clip = 2 * (8.0 - least) / np.sqrt(1 - FACTOR**2)
-        query = AtModel(x, along, np.array(clip), np.array(1.0))
+        query = GradientsQuery(x, along, np.array(clip), np.array(1.0))
         reply = reply_of(site, rows, pack(query, header))
         if "refused" in header_of(reply):
             return header_of(reply)["refused"]

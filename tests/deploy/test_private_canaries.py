@@ -16,7 +16,7 @@ from bidro.deploy.site.state import write_key
 from bidro.federated.engines.coordinator import Coordinator, InMemory
 from bidro.federated.engines.record import Record
 from bidro.fit.fit import fit
-from bidro.fit.private_side import Answering, in_agreed_units
+from bidro.fit.private_side import PrivateClient, in_agreed_units
 from bidro.privacy.discrete_gaussian import seeded_bits
 from bidro.privacy.terms import Budget, Plan, Terms
 from tests.deploy.canaries import transcript_score
@@ -52,7 +52,9 @@ def _audited(folder, monkeypatch, times, held_out):
         return None if rho is None else rho * times, rows
 
     monkeypatch.setattr(Plan, "charge", paid)
-    monkeypatch.setattr(Answering, "charge", lambda self, question: paid(self.plan, question, self.budget))
+    monkeypatch.setattr(
+        PrivateClient, "charge", lambda self, question: paid(self.plan, question, self.budget)
+    )
     whole = table(sizes=(_ROWS,) * 5)
     here = whole[whole["site"] == "east"].drop(columns="site").reset_index(drop=True)
     # A row so far out that it changes sums by all that a row can, on the side that is looked at.
@@ -74,7 +76,7 @@ def _audited(folder, monkeypatch, times, held_out):
         site = replace(read, state=folder / f"state-{seed}")
         site.state.mkdir()
         write_key(site.state, state_of(read).key)
-        monkeypatch.setattr(private_answers, "Answering", lambda *parts: Answering(*parts, bits))
+        monkeypatch.setattr(private_answers, "PrivateClient", lambda *parts: PrivateClient(*parts, bits))
 
         def reply(request):
             transcript.append((request, reply_of(site, found[present], request)))

@@ -15,7 +15,7 @@ from bidro.deploy.site.config import Site
 from bidro.deploy.site.rows import SiteRows, state_of
 from bidro.deploy.site.session import reply_of
 from bidro.deploy.site.state import write_key
-from bidro.fit.private_side import Answering
+from bidro.fit.private_side import PrivateClient
 from bidro.privacy.accounting import epsilon_of
 from bidro.privacy.discrete_gaussian import seeded_bits
 from bidro.privacy.terms import Budget, Terms
@@ -206,7 +206,7 @@ def test_the_best_attack_on_somebody_on_both_sides_finds_no_more_than_the_budget
         fresh.state.mkdir()
         write_key(fresh.state, key)
         bits = seeded_bits(seed)
-        monkeypatch.setattr(private_answers, "Answering", lambda *parts: Answering(*parts, bits))
+        monkeypatch.setattr(private_answers, "PrivateClient", lambda *parts: PrivateClient(*parts, bits))
         told = [
             load(reply_of(fresh, rows, request))["values"]
             for step, rows in zip(steps, tables[present], strict=True)

@@ -178,7 +178,7 @@ def test_a_process_that_ends_between_any_two_steps_of_a_release_loses_nothing(si
     honest = private_answers.end_release
     monkeypatch.setattr(private_answers, "end_release", lambda *parts: None)
     assert refused(folder, first) is None  # charged, and never said to have left
-    monkeypatch.setattr(private_answers.Answering, "gradients", lambda *parts: 1 / 0)
+    monkeypatch.setattr(private_answers.PrivateClient, "gradients", lambda *parts: 1 / 0)
     assert "could not be followed" in refused(folder, second)  # noted, and never charged
     monkeypatch.undo()
     assert honest is private_answers.end_release
@@ -203,9 +203,9 @@ def test_a_question_that_the_budget_does_not_last_for_leaves_no_note(site):
 
 
 def _at(parts, x):
-    from bidro.fit.questions import AtModel
+    from bidro.fit.questions import GradientsQuery
 
-    return AtModel(**{**parts, "x": np.full_like(parts["x"], x)})
+    return GradientsQuery(**{**parts, "x": np.full_like(parts["x"], x)})
 
 
 def test_whether_its_table_has_changed_is_not_told_under_a_budget(tmp_path):

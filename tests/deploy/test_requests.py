@@ -32,7 +32,7 @@ NONE, NUMBER = np.zeros(0), np.zeros(())
 BALL = {"kind": "WassersteinBall", "radius": 0.25}
 # The agreed largest coefficient is 20, in targets' spreads of 1.5.
 LARGEST = 30.0
-FREE = np.array(SHRINKAGES["auto"][1].freedom)
+FREE = np.array(SHRINKAGES["auto"][1].inverse)
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +185,8 @@ def edge(value):
                 fixed(x=edge(LARGEST)),
                 fixed(x=edge(LARGEST * (1 + 0.9e-9))),
                 fixed(pooled=edge(LARGEST)),
-                fixed(freedom=FREE),
-                fixed(freedom=np.zeros(2)),
+                fixed(inverse_shrinkage=FREE),
+                fixed(inverse_shrinkage=np.zeros(2)),
                 fixed(seen=np.asarray(2.0**-40 * 1.5**2)),
                 fixed(seen=np.asarray(2.0**40 * 1.5**2)),
             ],
@@ -198,12 +198,12 @@ def edge(value):
                 fixed(x=MODEL.astype(np.float32)),
                 fixed(pooled=edge(1.01 * LARGEST)),
                 fixed(pooled=MODEL[None]),
-                fixed(freedom=2 * FREE),
-                fixed(freedom=-FREE),
-                fixed(freedom=FREE[:1]),
-                fixed(freedom=FREE[None]),
-                fixed(freedom=FREE.astype(np.float32)),
-                fixed(freedom=np.array([FREE[0], 0.7])),
+                fixed(inverse_shrinkage=2 * FREE),
+                fixed(inverse_shrinkage=-FREE),
+                fixed(inverse_shrinkage=FREE[:1]),
+                fixed(inverse_shrinkage=FREE[None]),
+                fixed(inverse_shrinkage=FREE.astype(np.float32)),
+                fixed(inverse_shrinkage=np.array([FREE[0], 0.7])),
                 fixed(levels=LEVELS[::-1]),
                 fixed(levels=np.append(LEVELS, 0.5)),
                 fixed(seen=np.asarray(1.5 * CLIP)),
@@ -219,7 +219,7 @@ def edge(value):
                 assess(shown=np.asarray(1.0)),
                 assess(radii=np.zeros(5)),
                 assess(radii=np.full(5, 1e3)),
-                assess(freedom=FREE, pooled=MODEL, x=edge(LARGEST)),
+                assess(inverse_shrinkage=FREE, pooled=MODEL, x=edge(LARGEST)),
             ],
             [
                 assess(shown=np.asarray(2.0)),
@@ -232,7 +232,7 @@ def edge(value):
                 assess(reference=np.zeros((1, 3))),
                 assess(x=edge(1.01 * LARGEST)),
                 assess(x=MODEL[None]),
-                assess(freedom=2 * FREE),
+                assess(inverse_shrinkage=2 * FREE),
                 assess(pooled=edge(1.01 * LARGEST)),
             ],
         ),
@@ -250,11 +250,11 @@ def test_numbers_of_a_question(question, allowed, not_allowed, protocols):
 def test_no_radii_without_a_support_and_no_personal_model_where_none_was_agreed_on(protocols):
     boundless = protocols["boundless"]
     query(boundless, "assess", assess(), ambiguity=BALL)
-    query(boundless, "bounds", fixed(freedom=np.zeros(2)))
+    query(boundless, "bounds", fixed(inverse_shrinkage=np.zeros(2)))
     with pytest.raises(PolicyViolationError, match="no support"):
         query(boundless, "assess", assess(radii=np.zeros(5)), ambiguity=BALL)
     with pytest.raises(PolicyViolationError, match="shrinkage"):
-        query(boundless, "bounds", fixed(freedom=FREE))
+        query(boundless, "bounds", fixed(inverse_shrinkage=FREE))
 
 
 def whole(*values):

@@ -300,3 +300,25 @@ def test_certify_is_refused_before_rows_are_looked_at():
     for asked, word in (({"confidence": 1.0}, "strictly between"), ({"shift": -1}, "a distance")):
         with pytest.raises(BidroError, match=word):
             model.certify("no rows", "no targets", **asked)
+
+
+@pytest.mark.parametrize("settings", [{}, {"radius": 0.1}], ids=["no radius", "radius"])
+@pytest.mark.parametrize("loss", ["squared", "absolute", "huber", "pinball"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_target_that_does_not_vary_is_predicted(loss, settings):
+    X, _, clients = data()
+    model = RobustRegressor(loss=loss, **settings).fit(X, np.full(len(X), 3.3), clients=clients)
+    assert model.predict(X) == pytest.approx(np.full(len(X), 3.3))
+    assert model.duality_gap_ == 0
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_steps_are_not_divided_by_curvature_that_is_not_there():
+    # Beside such a value a step of Huber's loss leads to where all residuals are large.
+    rng = np.random.default_rng(0)
+    X, clients = rng.normal(size=(150, 3)), np.repeat(list("abcde"), 30)
+    y = X @ [1.0, 0.0, -1.0] + 0.3 * rng.normal(size=150)
+    X[0, 0] = 1e12
+    model = RobustRegressor(loss="huber").fit(X, y, clients=clients)
+    assert model.duality_gap_ <= 1e-6
+    assert np.isfinite(model.calibration_.losses).all()

@@ -11,9 +11,9 @@ from bidro.data.standardise import Standard
 from bidro.fit.fit import fit
 from bidro.fit.fitted import Options
 from bidro.fit.network import LocalNetwork
-from bidro.fit.private import noisy_sums, private_plan, told_budgets
-from bidro.fit.private_side import Answering, PrivateRows, at_most_each, in_agreed_units
-from bidro.fit.questions import AtModel, NoisyHoldoutQuery
+from bidro.fit.private import noisy_sums, private_plan, reported_budgets
+from bidro.fit.private_side import PrivateClient, PrivateRows, at_most_each, in_agreed_units
+from bidro.fit.questions import GradientsQuery, NoisyHoldoutQuery
 from bidro.fit.settings import FitSettings
 from bidro.fit.training import AlgorithmOne
 from bidro.losses.registry import LossChoice
@@ -72,7 +72,7 @@ def test_least_squares_on_noisy_moments_against_a_cone_program():
     net = network(Budget(1.0), bits=1)
     plan = private_plan(OPTIONS, 2, people=False)
     told = net.privately(UNITS, plan).moments()
-    budgets = told_budgets(told.budget)
+    budgets = reported_budgets(told.budget)
     assert budgets == (Budget(1.0),) * 3
     sums = noisy_sums(plan, told, budgets)
     by = np.full(3, 1 / sums.counts.sum())
@@ -96,7 +96,7 @@ def test_the_sums_are_those_of_the_rows_as_they_are_clipped_and_their_noise_is_a
     z, plan = z_of(net), private_plan(OPTIONS, 2, people=False)
     weight = np.minimum(1.0, plan.clip / np.linalg.norm(z, axis=1))
     expected = np.einsum("ni,nj->ij", z * weight[:, None], z * weight[:, None])
-    one = Answering(PrivateRows(z, z[:0]), plan, None)
+    one = PrivateClient(PrivateRows(z, z[:0]), plan, None)
     exact = symmetric(Noisy(one.moments().values, plan.moments_scale(None)).sums, 4)
     np.testing.assert_allclose(exact, expected, rtol=1e-4, atol=1e-2)
     scale = plan.moments_scale(Budget(1.0))
@@ -106,7 +106,7 @@ def test_the_sums_are_those_of_the_rows_as_they_are_clipped_and_their_noise_is_a
     assert scale.sigma[0] == pytest.approx(plan.clip**2 / np.sqrt(2 * rho), rel=1e-9)
     drawn = np.stack(
         [
-            Noisy(Answering(one.rows, plan, Budget(1.0), seeded_bits(s)).moments().values, scale).sums
+            Noisy(PrivateClient(one.rows, plan, Budget(1.0), seeded_bits(s)).moments().values, scale).sums
             for s in range(200)
         ]
     )
@@ -121,9 +121,9 @@ def test_gradients_are_those_of_the_loss(classes):
     net = network(Budget(1.0), classes=classes)
     options = CLASSES if classes else OPTIONS
     z, plan = z_of(net, options.units), private_plan(options, 2, people=False)
-    x, one = np.array([0.3, -0.2, 0.1]), Answering(PrivateRows(z, z[:0]), plan, None)
+    x, one = np.array([0.3, -0.2, 0.1]), PrivateClient(PrivateRows(z, z[:0]), plan, None)
     turned = np.array([[1.0, 0.5, 0.0], [-0.5, 1.0, 0.0], [0.25, 0.0, 2.0]])
-    query = AtModel(x, turned, np.array(1e4), np.array(2.0**30))
+    query = GradientsQuery(x, turned, np.array(1e4), np.array(2.0**30))
     sums = Noisy(one.gradients(query).values, plan.gradients_scale(None, 1e4, 2.0**30)).sums
     score, y = z[:, :-1] @ x, z[:, -1]
     slope = -y / (1 + np.exp(y * score)) if classes else 2 * (score - y)
@@ -151,14 +151,15 @@ def test_a_row_more_changes_what_is_told_of_gradients_by_no_more_than_is_paid_fo
     for _ in range(300):
         z = np.column_stack([rng.normal(size=(20, 2)) * 10.0 ** rng.uniform(-3, 3), np.ones(20)])
         z = np.column_stack([z, np.where(rng.normal(size=20) > 0, 1.0, -1.0)])
-        query = AtModel(
+        query = GradientsQuery(
             rng.normal(size=3) * 10.0 ** rng.uniform(-2, 2),
             rng.normal(size=(3, 3)) * 10.0 ** rng.uniform(-3, 3, size=3),
             np.array(10.0 ** rng.uniform(-3, 3)),
             np.array(2.0 ** rng.integers(-6, 6)),
         )
         whole, less = (
-            Answering(PrivateRows(rows, rows[:0]), plan, None).gradients(query).values for rows in (z, z[1:])
+            PrivateClient(PrivateRows(rows, rows[:0]), plan, None).gradients(query).values
+            for rows in (z, z[1:])
         )
         square = sum(int(v) ** 2 for v in whole - less)
         assert square <= JOINT_STEPS**2
@@ -199,7 +200,7 @@ def test_capped_weights_solve_the_minimax_problem_of_the_shrunk_moments():
     plan = private_plan(OPTIONS, 2, people=False)
     clients = net.privately(UNITS, plan)
     told = clients.moments()
-    sums = noisy_sums(plan, told, told_budgets(told.budget))
+    sums = noisy_sums(plan, told, reported_budgets(told.budget))
     means = sums.shrunk()
     share = sums.counts / sums.counts.sum()
     noise = float(np.linalg.norm(share / sums.counts * sums.noise))
@@ -297,7 +298,7 @@ def test_kept_out_losses_of_a_person_are_one_value():
     plan = Plan.of(Terms(degree=1), "squared", 2, people=True)
     z = np.column_stack([np.zeros((4, 2)), np.ones(4), [1.0, 0.0, 1.0, 1.0]])
     people = np.array([7, 7, 8, 8], np.uint64)
-    one = Answering(PrivateRows(z, z, people), plan, None)
+    one = PrivateClient(PrivateRows(z, z, people), plan, None)
     told = one.losses(NoisyHoldoutQuery(np.zeros(3), np.array(1.0)))
     # Means of 1/2 and 1 in parts of the level: 1 - v and v, added up.
     np.testing.assert_allclose(Noisy(told.values, plan.losses_scale(None)).sums, [0.5, 1.5], atol=1e-8)

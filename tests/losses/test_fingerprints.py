@@ -191,7 +191,7 @@ def test_what_cannot_be_told_is_not_resumed(why, tmp_path):
     unused = UNTOLD[why]
     given = problem(custom(lambda w, xi: (w @ xi[:-1] - xi[-1]) ** 2 + (0.0 if unused else 1.0)))
     begun = run(FedAvg(0.1), given, 2)
-    sentence = f"cannot be resumed, as it cannot be told whether the loss is the same: it .*{why}"
+    sentence = f"cannot be resumed, as it is unknown whether the loss is the same: it .*{why}"
     with pytest.raises(BidroError, match=sentence):
         run(FedAvg(0.1), given, 4, resume=begun)
     with pytest.raises(BidroError, match=sentence):

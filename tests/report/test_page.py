@@ -889,7 +889,7 @@ def test_an_error_that_noise_hides_is_less_than_what_it_may_be(visit):
             "verdict": None,
         }
     content["plainly"]["clients"][name]["shared"] = 0.0
-    content["plainly"]["untold"] = {name: 2.75}
+    content["plainly"]["hidden_by_noise"] = {name: 2.75}
     browser = visit(content)
     cells = {row.split("\n")[0]: row for row in texts(browser, "#plain tbody tr")}
     assert "less than 2.75" in next(words for row, words in cells.items() if row.startswith(name))

@@ -13,7 +13,7 @@ from bidro.fit.fitted import ClientLoss, Progress
 from bidro.fit.network import LocalNetwork
 from bidro.workflow.fit import fit_tables
 from bidro.workflow.options import FitOptions
-from bidro.workflow.page_content import page_content, plain_promise, untold
+from bidro.workflow.page_content import hidden_by_noise, page_content, plain_promise
 
 
 @pytest.fixture(scope="module")
@@ -102,4 +102,4 @@ def test_a_loss_that_is_no_larger_than_its_noise_is_less_than_both_together():
         "far": ClientLoss(5.0, 9.0, 1, 5.0),
         "single": ClientLoss(2.0, None, 1, 2.0),
     }
-    assert untold(judged, 8.0) == {"hidden": 2.5, "nought": 6.0, "far": 8.0}
+    assert hidden_by_noise(judged, 8.0) == {"hidden": 2.5, "nought": 6.0, "far": 8.0}

@@ -108,7 +108,7 @@ class Ambiguity(ABC):
         return replace(self, **given)  # type: ignore[type-var]
 
     def of_client(self, i: int) -> Self:
-        """What client i is told of it: its own numbers, and no other's; of one with a number a client."""
+        """The ambiguity of client i alone, with its own numbers; for one made by `per_client`."""
         own = {name: np.asarray(getattr(self, name))[i].tolist() for name in self._levels}
         return replace(self, **own)  # type: ignore[type-var]
 

@@ -62,7 +62,7 @@ class Privacy:
     def restored(cls, content: Mapping[str, Any]) -> Privacy:
         """From JSON. Raises ValueError, TypeError or KeyError for what is none."""
         part = renamed(content)
-        # Certificates of before speak of units where these speak of people.
+        # Earlier certificates have "units" in place of "people".
         said = part.pop("promise").replace("one unit, of which at most", "one person, of whom at most")
         budgets = {
             str(name): None if one is None else (float(one[0]), float(one[1]), int(one[2]))
@@ -128,8 +128,8 @@ class Privacy:
             "If rows are as the noisy sums show them, noise and clipping raise the mean loss in training by "
             f"about {self.excess:.1%}. That is no upper end, and none is known: where a feature nearly "
             "follows from others, few rows have a level, or rows lie far out, it can be many times as much; "
-            "what the loss is at most is told by held-out rows. Numbers of rows and losses of clients are "
-            "shown with the noise that they were told with."
+            "held-out rows bound the loss. Numbers of rows and losses of clients are "
+            "shown with the noise that they were released with."
         )
 
 
@@ -201,7 +201,7 @@ class Certificate:
     def to_json(self) -> str:
         content = {"format": FORMAT, "version": VERSION, **_plain(self)}
         if self.against is None:
-            # Certificates of models that were compared with none are as they were before any could be.
+            # Left out where there is no other model, as in certificates of before comparisons.
             del content["against"]
         if self.privacy is None:
             del content["privacy"]
@@ -343,7 +343,7 @@ def _plain(value: Any) -> Any:
         if not isinstance(value, HeldOut | Paired):
             return plain
         for name in ("over_rows", "above"):
-            # What there is nothing to say of is not there: other certificates are as they were.
+            # Empty parts are left out, as earlier versions did.
             if plain.get(name, 0) is None:
                 del plain[name]
         return {**plain, "vacuous": value.vacuous}

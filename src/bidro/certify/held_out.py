@@ -217,7 +217,7 @@ class HeldOut(_OfClients):
     @property
     def _over_rows(self) -> str:
         if self.over_rows is None:
-            return "The mean of rows, in which people with many rows count for more, is not told. "
+            return "The mean of rows, in which people with many rows count for more, is not released. "
         return self.over_rows.sentence("{:.6g}".format)
 
     @property

@@ -191,15 +191,14 @@ def fewest(too_few: Callable[[int], bool]) -> int:
 def noisy_bound(noisy: Noisy, beta: float, rows: float) -> float:
     """The mean of independent values in [0, 1] is at most this, which fails with probability at most `beta`.
 
-    Parameters
-    ----------
-    noisy : sums of Bernstein polynomials, from `bidro.privacy.mechanisms.bernstein`.
-    rows : about how many values there are, known from elsewhere than these sums and their noise: stakes are
-        made for it. However wrong it is, the bound is true.
+    Args:
+        noisy: sums of Bernstein polynomials, from `bidro.privacy.mechanisms.bernstein`.
+        beta: the failure probability.
+        rows: about how many values there are, known from elsewhere than these sums and their noise: stakes
+            are made for it. However wrong it is, the bound is true.
 
-    Returns
-    -------
-    A number up to 1.0, which says nothing.
+    Returns:
+        A number up to 1.0, which says nothing.
     """
     if not 0 < beta < 1:
         raise BidroError(f"The failure probability must lie strictly between 0 and 1; got {beta}.")

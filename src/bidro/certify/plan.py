@@ -240,10 +240,9 @@ def noise_cost(
 ) -> NoiseCost:
     """From rows z = (features, 1, target) (N, m) in public units that stand for those of the sites.
 
-    rho : what the release of moments costs; see `bidro.privacy.accounting.rho_of`.
-    clip : the norm C to which rows are scaled; C^2 = m / 2 unless it is given.
-
-    Raises BidroError for rows that least squares fits exactly or that do not determine it.
+    `rho` is what the release of moments costs (`bidro.privacy.accounting.rho_of`), `clip` the norm C to which
+    rows are scaled, C^2 = m / 2 unless it is given. Raises BidroError for rows that least squares fits
+    exactly or that do not determine it.
     """
     norm = math.sqrt(z.shape[1] / 2) if clip is None else clip
     weights = np.minimum(1.0, norm / np.maximum(np.linalg.norm(z, axis=1), 1e-300))

@@ -1,4 +1,4 @@
-"""How finely a client reports what its rows cost, so that no row's own loss can be worked out of it.
+"""How finely a client rounds the losses that it reports, so that no single row's can be reconstructed.
 
 The mean of n losses and a confidence bound of it are 16 digits each, and where one row lies far out its loss
 follows from the two, as the others hardly count in how far the bound is above the mean. So `QUANTISED` has a

@@ -375,8 +375,8 @@ def with_holdout(
 ) -> Certificate:
     """The certificate with what rows (N_i, m) that training never saw add to it, in the order of its clients.
 
-    `people` and `rows_per_person` as in `held_out`; `personal` (d,) are the models of clients that have a
-    personal one, where there are any. An interval for another confidence is left out.
+    `people` and `rows_per_person` as in `held_out_bound`; `personal` (d,) are the clients' personal models,
+    where there are any. An interval for another confidence is left out.
     """
     losses = {
         name: of.losses(rows, None if personal is None else personal.get(name, of.x))

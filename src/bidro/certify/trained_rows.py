@@ -204,7 +204,8 @@ class TrainedRows:
         }
         if self.adapted is not None:
             content["adapted"] = self.adapted
-        return json.dumps({**content, "check": _check(content)}, indent=1) + "\n"
+        check = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return json.dumps({**content, "check": check}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> TrainedRows:
@@ -334,7 +335,3 @@ def _at_least(hits: int, count: int, probability: float) -> float:
 
 def _times(trained: int, given: int) -> float:
     return max(1.0, trained / (given - 1)) if given > 1 else math.inf
-
-
-def _check(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

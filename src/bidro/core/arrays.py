@@ -1,5 +1,4 @@
-"""Arrays on the host: their types, tables of numbers, and memory: what there is, what JAX takes over, what is
-given back."""
+"""Arrays on the host: types, tables of numbers, memory that JAX takes over, and the machine's memory."""
 
 from __future__ import annotations
 

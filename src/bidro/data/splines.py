@@ -37,7 +37,7 @@ Indices = NDArray[np.int64]
 SEGMENTS = (16, 8, 4, 1)
 # A segment holds at least this many rows of all clients together.
 FEWEST_ROWS = 20
-# Places at which a client says how its rows are spread over a column.
+# Quantiles by which a client describes a column.
 PLACES = 64
 
 
@@ -268,9 +268,9 @@ def _in_units(levels: Levels | None, mean: Floats, spread: Floats) -> Levels | N
     return replace(levels, values=tuple(map(tuple, values.tolist())))
 
 
-def spread_over(rows: Floats, places: int = PLACES) -> tuple[Floats, Floats]:
-    """(values (k, places), counts (k, places)): how rows (N, k) are spread over every column. A column of at
-    most so many values is reported exactly; else counts are of rows up to a value and above the one before
+def quantile_counts(rows: Floats, places: int = PLACES) -> tuple[Floats, Floats]:
+    """(values (k, places), counts (k, places)): the distribution of rows (N, k) in every column. A column of
+    at most so many values is reported exactly; else counts are of rows up to a value and above the one before
     it, at the least value and at quantiles. Places that are not used repeat the last value with a count of
     0."""
     n, k = rows.shape
@@ -290,7 +290,7 @@ def spread_over(rows: Floats, places: int = PLACES) -> tuple[Floats, Floats]:
 def common_knots(
     values: Floats, counts: Floats, most: Sequence[int], fewest_rows: int = FEWEST_ROWS
 ) -> Basis:
-    """Knots for all clients from how the rows of each are spread, values and counts (n, k, places); `most`
+    """Knots for all clients from their `quantile_counts`, values and counts (n, k, places); `most`
     (k,) segments of every feature.
 
     Knots are at quantiles of all rows together, so that segments hold about as many each; a knot is left out
@@ -317,7 +317,7 @@ def by_level(basis: Basis, by: tuple[Levels | None, ...], features: Floats, most
         for level in range(len(levels.values)):
             own = of_level == level
             enough = np.count_nonzero(own) >= 2 * FEWEST_ROWS
-            values, counts = spread_over(features[own][:, [j]]) if enough else np.zeros((2, 1, 0))
+            values, counts = quantile_counts(features[own][:, [j]]) if enough else np.zeros((2, 1, 0))
             knots.append(_knots(values[0], counts[0], most[j], FEWEST_ROWS))
     return Basis(tuple(knots), by)
 

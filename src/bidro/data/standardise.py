@@ -132,7 +132,11 @@ class Standard:
         k = len(self.mean)
         lower, upper = declared_bounds(support, k, labels is None)
         ends = [(side[:k] - self.mean) / self.spread for side in (lower, upper)]
-        last = (lower[-1] - self.middle, upper[-1] - self.middle) if labels is None else _range(labels)
+        last = (
+            (lower[-1] - self.middle, upper[-1] - self.middle)
+            if labels is None
+            else (min(labels), max(labels))
+        )
         return Box(*(np.append(end, edge) for end, edge in zip(ends, last, strict=True)))
 
     def coefficients(self, w: Floats, b: Floats | float) -> tuple[Floats, Floats]:
@@ -157,10 +161,6 @@ def declared_bounds(
     if not np.all(lower < upper) or not np.all(np.isfinite([lower, upper])):
         raise BidroError("The support needs finite bounds with every lower one below its upper one.")
     return lower, upper
-
-
-def _range(labels: tuple[float, ...]) -> tuple[float, float]:
-    return min(labels), max(labels)
 
 
 def require_inside(

@@ -1,1 +1,1 @@
-"""One path for a fit: what is asked of clients, what they answer, and how a model comes of it."""
+"""One path for a fit: the queries to clients, their replies, and the steps from these to a model."""

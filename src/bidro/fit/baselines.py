@@ -1,9 +1,9 @@
 """What to hold a model against: one guess for everybody, and shares of wrong predictions.
 
-Where the rows are here, the guess is judged on the rows that the model is judged on. Sites are not asked for
-it: every mean loss over their held-out rows counts among the few that they tell of a table
-(`deploy.site_log`), and what they tell first, the means and deviations of their columns, gives the same over
-training rows for squared loss and two classes.
+Where the rows are here, the guess is evaluated on the rows that the model is evaluated on. Sites get no query
+for it: every mean loss over their held-out rows counts among the few that they release of a table, and the
+means and deviations of their columns, which they report first, give the same over training rows for squared
+loss and two classes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Guess(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Baselines:
     """`costs` are mean losses (n,), for classes shares of wrong predictions, on the rows that models are
-    judged on, by model: "shared", "personal" (those that clients use) and "pooled", as far as known. No loss
-    in them is clipped, unlike in what clients tell of held-out rows: that is at a level of the model's own
+    evaluated on, by model: "shared", "personal" (those that clients use) and "pooled", as far as known. None
+    is clipped, unlike in what clients report of held-out rows: that is at a level of the model's own
     losses, and far more of the guess's are above it."""
 
     guess: Guess | None
@@ -93,8 +93,8 @@ def baselines_of_replies(
     personal: bool,
     people: bool = False,
 ) -> Baselines:
-    """The same as far as clients have told it: by their columns' moments in training, and by what they said
-    of held-out rows, of a person its mean over rows."""
+    """The same from replies, as far as these go: from the moments of columns in training, and from the bounds
+    over held-out rows, where a person counts with its mean over rows."""
     costs: dict[str, Floats] = {}
     if bounds is not None and loss.labels is not None:
         means = dict(zip(STATEMENTS, np.asarray(bounds.means).T, strict=True))

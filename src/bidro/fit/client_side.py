@@ -19,7 +19,7 @@ from bidro.certify.statements import CLIP, STATEMENTS, CertifiedModel, client_re
 from bidro.core.arrays import Floats
 from bidro.core.sets import Box
 from bidro.core.splits import Draws
-from bidro.data.splines import spread_over
+from bidro.data.splines import quantile_counts
 from bidro.data.standardise import client_moments
 from bidro.fit.questions import Assess, Assessment, HoldoutBounds, HoldoutQuery, Prepared
 from bidro.losses import Loss, losses_of, parts_of
@@ -29,7 +29,7 @@ from bidro.selection.personal import Shrinkage
 from bidro.selection.personal import personal_models as fit_personal_models
 from bidro.selection.segments import without_smoothing
 
-# How finely clients tell what their rows cost.
+# How finely clients round the losses that they report.
 ROUNDING = QUANTISED
 
 
@@ -61,24 +61,24 @@ def prepared(
     )
 
 
-def spread(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
+def quantiles(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
     """(values, counts), both (n, k, places): how training rows (N, k + 1) in standard units, `sizes` of each
-    client, are spread over the features: see `spread_over`."""
+    client, are distributed over the features: see `quantile_counts`."""
     parts = np.split(rows[:, :-1], np.cumsum(sizes)[:-1])
-    values, counts = zip(*(spread_over(part) for part in parts), strict=True)
+    values, counts = zip(*(quantile_counts(part) for part in parts), strict=True)
     return np.stack(values), np.stack(counts)
 
 
 def personal_models(
-    loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, freedoms: ArrayLike
+    loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, inverse_shrinkage: ArrayLike
 ) -> Floats:
     """(n, d) the model that each client uses: its own around x, trained on its rows, or x itself where its
-    freedom (n, 2) is 0. That of all clients that have some is the same."""
-    shared, wanted = np.asarray(x, float), np.asarray(freedoms, float).reshape(len(sizes), -1)
+    inverse shrinkage (n, 2) is 0. All clients with a personal model have the same shrinkage."""
+    shared, wanted = np.asarray(x, float), np.asarray(inverse_shrinkage, float).reshape(len(sizes), -1)
     used = np.tile(shared, (len(sizes), 1))
     adopts = np.any(wanted > 0, axis=1)
     if adopts.any():
-        counts, common = np.asarray(sizes), Shrinkage.of_freedom(wanted[adopts][0])
+        counts, common = np.asarray(sizes), Shrinkage.of_inverse(wanted[adopts][0])
         some = rows if adopts.all() else rows[np.repeat(adopts, counts)]
         used[adopts] = fit_personal_models(loss, some, counts[adopts], shared, common)
     return used
@@ -135,11 +135,11 @@ def bounds(
     are the models that the clients use. With `people` (M,), one that several rows are of is one draw.
 
     All mean losses count a row as at most what losses are clipped at, so that none of them less another is
-    what is clipped of a few rows; those over the declared support count it whole. What is told of them is
+    what is clipped of a few rows; those over the declared support count it whole. What is reported of them is
     rounded: see `rounding`."""
     ends = np.cumsum(sizes)[:-1]
     labels = [None] * len(sizes) if people is None else np.split(people, ends)
-    personal = used if np.asarray(message.freedom).size else [None] * len(sizes)
+    personal = used if np.asarray(message.inverse_shrinkage).size else [None] * len(sizes)
     each = [
         _client_bounds(name, of, message, *parts)
         for name, *parts in zip(names, np.split(rows, ends), personal, labels, strict=True)
@@ -172,8 +172,8 @@ def _client_bounds(
         changes = [np.array([means[k] - means[2], error(curbed[k] - curbed[2])]) for k in (1, 0)]
     bounds = [np.array([one.bound for one in found.get(part, ())]) for part in STATEMENTS]
     of_each = [found[part][0].mean if part in found else 0.0 for part in STATEMENTS]
-    told = [means[0], min(error(curbed[0]), means[0]), means[1], *changes, *bounds, np.array(of_each)]
-    return HoldoutBounds(*told)
+    parts = [means[0], min(error(curbed[0]), means[0]), means[1], *changes, *bounds, np.array(of_each)]
+    return HoldoutBounds(*parts)
 
 
 def _predicted(

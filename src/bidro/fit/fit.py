@@ -1,6 +1,6 @@
 """`fit`: from a network of clients to a model and all that is stated of it.
 
-The same steps are gone whether the rows are in this process or on machines of their own: prepare, choose,
+The steps are the same whether the rows are in this process or on machines of their own: prepare, choose,
 solve, personalise, assess, state. `RobustRegressor.fit`, `bidro fit` and `bidro federate` are callers.
 """
 
@@ -116,7 +116,10 @@ def _prepare(network: Network, options: Options, progress: Progress) -> _Task:
     problem = unrestricted(federation, loss, transport, standard.target_spread, options.largest_coefficient)
     offered = np.asarray(prepared.folds)
     without = [name for name, own in zip(federation.names, offered, strict=True) if not own[1:].any()]
-    limits, spread = Limits(_by_all(offered), tuple(without)), radius_spread(deviations, transport, choices)
+    limits, spread = (
+        Limits(_common_folds(offered), tuple(without)),
+        radius_spread(deviations, transport, choices),
+    )
     return _Task(clients, prepared, standard, problem, declared, wanted, limits, spread)
 
 
@@ -162,12 +165,12 @@ class _Found(NamedTuple):
 
     stated: Problem  # as trained, but for any mixture, on the declared support
     of: CertifiedModel
-    message: Assess  # what was asked of their training rows
+    message: Assess  # the query about their training rows
     assessment: Assessment
     personal_models: Mapping[str, Floats]
     distances: Floats | None  # (n, n) between the clients' training rows
     bounds: HoldoutBounds | None  # None where no rows are held out
-    baselines: Baselines | None  # None where clients are not asked for it
+    baselines: Baselines | None  # None where clients get no query for it
 
 
 def _assess(task: _Task, trained: Trained, options: Options, progress: Progress) -> _Found:
@@ -198,9 +201,9 @@ def _state(
     prepared, stated, bounds, baselines = task.prepared, found.stated, found.bounds, found.baselines
     names, people = stated.federation.names, stated.federation.people is not None
     compared = np.size(found.message.pooled) > 0
-    changes, judged = None, _judged(names, found.assessment, prepared.rows, prepared.people)
+    changes, evaluation = None, _evaluation(names, found.assessment, prepared.rows, prepared.people)
     if bounds is not None:
-        judged = _judged(names, bounds, prepared.holdout, prepared.holdout_people)
+        evaluation = _evaluation(names, bounds, prepared.holdout, prepared.holdout_people)
         changes = _changes(names, bounds, prepared.holdout_people) if compared else None
     over_rows: dict[str, Any] = {}
     if bounds is not None and people:
@@ -211,7 +214,7 @@ def _state(
                 "personal_mistakes": baselines.costs["personal"],
             }
     if baselines is None:
-        personal = np.size(found.message.freedom) > 0
+        personal = np.size(found.message.inverse_shrinkage) > 0
         baselines = baselines_of_replies(found.of.loss, prepared, task.standard, bounds, personal, people)
     certificates = {
         level: _certificate(trained, found, options, prepared.holdout_people, over_rows, k)
@@ -225,9 +228,9 @@ def _state(
         found.of,
         found.distances,
         certificates,
-        judged,
+        evaluation,
         int(np.sum(prepared.holdout)),
-        _displaced(task, found, _count_most(trained, options)),
+        _displaced(task, found, _heaviest(trained, options)),
         found.personal_models,
         changes,
         _varies(found.assessment, prepared.rows) if compared else None,
@@ -251,7 +254,7 @@ def _displaced(task: _Task, found: _Found, shown: list[int]) -> dict[str, Displa
     }
 
 
-def _count_most(trained: Trained, options: Options) -> list[int]:
+def _heaviest(trained: Trained, options: Options) -> list[int]:
     """The clients whose worst case is shown: those that count most in the worst mixture."""
     if not options.shown or not trained.problem.ambiguity_set.over_balls:
         return []
@@ -297,17 +300,17 @@ def radius_spread(deviations: Floats, transport: Transport, choices: FitSettings
     return spread_of(deviations, transport)
 
 
-def _by_all(offered: Any) -> tuple[int, ...]:
+def _common_folds(offered: Any) -> tuple[int, ...]:
     """The numbers of folds that all clients answer, from what each (n, FOLDS) offers."""
     return tuple((np.flatnonzero(np.asarray(offered).all(axis=0)) + 1).tolist())
 
 
-def _freedoms(trained: Trained) -> Floats:
+def _inverse_shrinkages(trained: Trained) -> Floats:
     """(n, 2) of the clients' personal models; (n, 0) where there are none."""
     n, personal = trained.problem.n, trained.personal
     if personal is None or not personal.adopts.any():
         return np.zeros((n, 0))
-    return np.where(personal.adopts[:, None], personal.shrinkage.freedom, 0.0)
+    return np.where(personal.adopts[:, None], personal.shrinkage.inverse, 0.0)
 
 
 def _varies(found: Assessment, rows: Any) -> float:
@@ -325,20 +328,22 @@ def _assess_message(task: _Task, trained: Trained, stated: Problem, options: Opt
     if interval_obstacle(stated, x) is None:
         radii = np.stack([explicit_radii(stated, level) for level in options.confidences], axis=1)
         reference = task.clients.reference(stated, task.standard)
-    shown = np.isin(np.arange(n), _count_most(trained, options)).astype(float)
+    shown = np.isin(np.arange(n), _heaviest(trained, options)).astype(float)
     pooled = np.zeros(0) if trained.pooled is None else trained.pooled
-    return Assess(x, radii, reference, shown, _freedoms(trained), pooled)
+    return Assess(x, radii, reference, shown, _inverse_shrinkages(trained), pooled)
 
 
 def _fixed(of: CertifiedModel, levels: list[float], message: Assess) -> HoldoutQuery:
     largest = np.zeros(0) if of.largest is None else np.array([of.largest])
     betas = [client_level(level, of.mixtures.dimension, of.mixtures) for level in levels]
-    return HoldoutQuery(of.x, np.array(betas), np.asarray(of.seen), largest, message.freedom, message.pooled)
+    return HoldoutQuery(
+        of.x, np.array(betas), np.asarray(of.seen), largest, message.inverse_shrinkage, message.pooled
+    )
 
 
-def _judged(names: tuple[str, ...], found: Any, rows: Any, draws: Any) -> dict[str, ClientLoss]:
+def _evaluation(names: tuple[str, ...], found: Any, rows: Any, draws: Any) -> dict[str, ClientLoss]:
     """From the mean losses and standard errors of an `Assessment` or of `HoldoutBounds`; draws are rows, or
-    units."""
+    people."""
     return {
         name: ClientLoss(float(loss), float(se) if drawn > 1 else None, int(count), float(used))
         for name, loss, se, used, count, drawn in zip(

@@ -22,7 +22,7 @@ from bidro.losses.registry import LossChoice
 from bidro.privacy.terms import Terms
 from bidro.problem.problem import Problem
 
-# Where a client's rows lie is said of so many at the least: of fewer, means and quantiles are the rows.
+# Means and quantiles are shown of clients with so many rows at the least: of fewer, they are the rows.
 FEWEST_DESCRIBED = 10
 
 
@@ -62,7 +62,7 @@ class Progress:
 
 class ClientLoss(NamedTuple):
     loss: float  # mean over its rows
-    se: float | None  # standard error of the mean; None for a single row or unit
+    se: float | None  # standard error of the mean; None for a single row or person
     rows: int
     personal: float  # mean under the model that the client uses: its own, or the shared one
 
@@ -94,7 +94,7 @@ class Changes(NamedTuple):
 class Displacement(NamedTuple):
     """How a client's worst case moves its features, in pooled standard deviations."""
 
-    before: Floats | None  # (k,) the means; None where clients do not tell them, or have too few rows
+    before: Floats | None  # (k,) the means; None where clients do not report them, or have too few rows
     moved: Floats  # (k,) how far these move
     typical: Floats  # (k,) how far rows move on average
 
@@ -103,7 +103,7 @@ class Displacement(NamedTuple):
 class Fitted:
     """A model, how it came about, and what is stated of it."""
 
-    clients: Clients | None  # None where they have told sums with noise alone
+    clients: Clients | None  # None where they have released noisy sums alone
     standard: Standard
     trained: Trained
     stated: Problem  # as trained, but for any mixture, on the declared support
@@ -117,4 +117,6 @@ class Fitted:
     changes: Mapping[str, Changes] | None  # on held-out rows; None where there is nothing to compare with
     varies: float | None  # deviation of the predictions, as a share of that under pooled training
     baselines: Baselines  # what to hold the model against
-    seen: tuple[Floats, Floats] | None = None  # (k,) least and largest values in training, where curves ask
+    seen: tuple[Floats, Floats] | None = (
+        None  # (k,) least and largest values in training, where curves need them
+    )

@@ -1,7 +1,7 @@
-"""Who answers all that a fit asks: a `Network`, and the one whose clients' rows are all in this process.
+"""The clients that reply to the queries of a fit: a `Network`, and the one with all rows in this process.
 
-What clients answer is computed in `client_side`, whoever asks; a network only decides where: here for all
-clients together, across machines (`deploy.site_network`) one by one, as bytes.
+Replies are computed in `client_side`; a network only decides where: here for all clients together, or across
+machines (`deploy.server.fit`) one by one, as bytes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bidro.federated.engines.in_process import IN_PROCESS
 from bidro.federated.engines.rounds import Ask, FoldSpec, Rounds
 from bidro.fit import client_side, private_side
 from bidro.fit.baselines import Baselines, baselines_of_rows
-from bidro.fit.private_side import Answering, PrivateRows
+from bidro.fit.private_side import PrivateClient, PrivateRows
 from bidro.fit.questions import (
     Assess,
     Assessment,
-    AtModel,
+    GradientsQuery,
     HoldoutBounds,
     HoldoutQuery,
     NoisyGradients,
@@ -57,9 +57,9 @@ class Clients(Rounds, Protocol):
     def finest(
         self, most: Sequence[int], folds: int, curvature: bool, by: tuple[Levels | None, ...] = ()
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
-        """(the finest knots of curves that are asked about, with at most so many segments a feature (k,); the
+        """(the finest knots of curves that are considered, with at most so many segments a feature (k,); the
         least and the largest value of every feature (k,) between which curves are drawn), in standard units.
-        What follows is asked over so many folds, with curvature or without. `by` (k,) are the levels for each
+        Later queries are over so many folds, with curvature or without. `by` (k,) are the levels for each
         of which a feature has a curve."""
 
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
@@ -74,10 +74,10 @@ class Clients(Rounds, Protocol):
 
     def baselines(self, of: CertifiedModel, message: HoldoutQuery) -> Baselines | None:
         """What to hold the model against, over rows that are here; None where they are elsewhere, and clients
-        are not asked for it."""
+        get no query for it."""
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
-        """(points, m) a cloud to which distances are asked for with `assess`; empty for none."""
+        """(points, m) the reference cloud of `assess`, to which clients report distances; empty for none."""
 
     def distances(self, stated: Problem, found: Assessment) -> Floats:
         """(n, n): at most this far apart are the clients' training rows, in W_p."""
@@ -89,7 +89,7 @@ class PrivateClients(Protocol):
     def moments(self) -> NoisyMoments:
         """Second moments of the training rows."""
 
-    def gradients(self, t: int, message: AtModel) -> NoisyGradients:
+    def gradients(self, t: int, message: GradientsQuery) -> NoisyGradients:
         """Gradients and losses over the training rows, in round t from 1."""
 
     def losses(self, message: NoisyHoldoutQuery) -> NoisyLosses:
@@ -97,7 +97,7 @@ class PrivateClients(Protocol):
 
 
 class Network(Protocol):
-    """Everything that a fit asks of clients, beginning with what is in their tables.
+    """Clients that reply to all queries of a fit, beginning with what is in their tables.
 
     Examples:
         >>> import numpy as np
@@ -210,7 +210,7 @@ class LocalNetwork:
 
     def prepare(self) -> Prepared:
         draws = client_side.draw_counts(self.sizes, self.people)
-        # A client with fewer rows than folds is told so when these are dealt.
+        # A client with fewer rows than folds is an error when these are dealt.
         offered = np.arange(1, FOLDS + 1) <= np.maximum(draws, 2)[:, None]
         people, sizes = (self.people, self.fresh_people), (self.sizes, self.holdout_sizes)
         return client_side.prepared(self.rows, *sizes, offered, 0.0, *people)
@@ -222,7 +222,7 @@ class LocalNetwork:
         )
         return LocalClients(federation, self.fresh, self.holdout_sizes, {}, self.fresh_people)
 
-    def privately(self, standard: Standard, plan: Plan) -> LocalPrivate:
+    def privately(self, standard: Standard, plan: Plan) -> LocalPrivateClients:
         self._convert(standard)
         parts = []
         for rows, sizes, people in (
@@ -233,9 +233,9 @@ class LocalNetwork:
             z = np.split(private_side.in_agreed_units(rows, standard.target_spread), ends)
             parts.append((z, [None] * len(sizes) if people is None else np.split(people, ends)))
         (training, of_training), (fresh, of_fresh) = parts
-        return LocalPrivate(
+        return LocalPrivateClients(
             tuple(
-                Answering(PrivateRows.of(*own, self.budget), plan, self.budget, self.bits)
+                PrivateClient(PrivateRows.of(*own, self.budget), plan, self.budget, self.bits)
                 for own in zip(training, fresh, of_training, of_fresh, strict=True)
             )
         )
@@ -266,7 +266,7 @@ class LocalClients:
         self, most: Sequence[int], folds: int, curvature: bool, by: tuple[Levels | None, ...] = ()
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
         del folds, curvature  # rows that are here bear any knots
-        values, counts = client_side.spread(self.federation.host_rows, self.federation.sizes)
+        values, counts = client_side.quantiles(self.federation.host_rows, self.federation.sizes)
         seen = values[:, :, 0].min(axis=0), values[:, :, -1].max(axis=0)
         found = common_knots(values, counts, most)
         return by_level(found, by, self.federation.host_rows[:, :-1], most) if by else found, seen
@@ -276,7 +276,7 @@ class LocalClients:
         return client_side.assessment(problem, declared, message, used)
 
     def personal_models(self, loss: Loss, message: Assess) -> Mapping[str, Floats]:
-        used, personal = self._used(loss, message), np.any(np.asarray(message.freedom) > 0, axis=1)
+        used, personal = self._used(loss, message), np.any(np.asarray(message.inverse_shrinkage) > 0, axis=1)
         return {name: used[i] for i, name in enumerate(self.federation.names) if personal[i]}
 
     def bounds(self, of: CertifiedModel, message: HoldoutQuery) -> HoldoutBounds:
@@ -299,11 +299,11 @@ class LocalClients:
 
     def _used(self, loss: Loss, message: Assess | HoldoutQuery) -> Floats:
         """(n, d) the models that clients use, by what a message says of them."""
-        x, freedom = np.asarray(message.x), np.asarray(message.freedom)
-        key = x.tobytes() + freedom.tobytes()
+        x, inverse = np.asarray(message.x), np.asarray(message.inverse_shrinkage)
+        key = x.tobytes() + inverse.tobytes()
         if key not in self.made:
             rows, sizes = self.federation.host_rows, self.federation.sizes
-            self.made[key] = client_side.personal_models(loss, rows, sizes, x, freedom)
+            self.made[key] = client_side.personal_models(loss, rows, sizes, x, inverse)
         return self.made[key]
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
@@ -314,15 +314,15 @@ class LocalClients:
 
 
 @dataclass(frozen=True, eq=False)
-class LocalPrivate:
+class LocalPrivateClients:
     """All clients in this process, each with its own noise."""
 
-    clients: tuple[Answering, ...]
+    clients: tuple[PrivateClient, ...]
 
     def moments(self) -> NoisyMoments:
         return stack_trees([one.moments() for one in self.clients])
 
-    def gradients(self, t: int, message: AtModel) -> NoisyGradients:
+    def gradients(self, t: int, message: GradientsQuery) -> NoisyGradients:
         return stack_trees([one.gradients(message) for one in self.clients])
 
     def losses(self, message: NoisyHoldoutQuery) -> NoisyLosses:

@@ -1,8 +1,8 @@
-"""A fit over clients with privacy budgets: three questions, each answered with noise, and what follows.
+"""A fit over clients with privacy budgets: three queries, each answered with noise.
 
 Second moments once; least squares from them, or the minimax problem where weights are not fixed; a few
-rounds of gradients; and the losses of held-out rows, from which the certificate is. Whatever else a fit may
-ask (means, folds, distances, worst cases) is not asked. All that is computed here comes of noisy sums.
+rounds of gradients; and the losses of held-out rows, from which the certificate is. No other query of a fit
+(means, folds, distances, worst cases) is sent. All that is computed here comes of noisy sums.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bidro.fit.baselines import Baselines
 from bidro.fit.fitted import ClientLoss, Fitted, Options, Progress
 from bidro.fit.network import Network
 from bidro.fit.private_side import FACTOR
-from bidro.fit.questions import AtModel, NoisyGradients, NoisyHoldoutQuery, NoisyLosses, NoisyMoments
+from bidro.fit.questions import GradientsQuery, NoisyGradients, NoisyHoldoutQuery, NoisyLosses, NoisyMoments
 from bidro.fit.training import MixtureSpec, Trained, transport_of, unrestricted
 from bidro.losses import Squared
 from bidro.privacy.mechanisms import Noisy, symmetric
@@ -42,10 +42,10 @@ from bidro.solvers.minimax_newton import minimax_newton
 # The minimax problem on noisy moments is solved to this gap.
 _GAP = 1e-6
 _NO_INTERVAL = (
-    "it needs distances between clients' rows and risks over balls around them, which are not told under a "
-    "privacy budget."
+    "it needs distances between clients' rows and risks over balls around them, which are not released under "
+    "a privacy budget."
 )
-_ONE_LEVEL = "under a privacy budget losses are told as counted at most at one level: see the clipped bound."
+_ONE_LEVEL = "under a privacy budget losses are released clipped at one level: see the clipped bound."
 
 
 def private_plan(options: Options, features: int, people: bool, held_out: bool = True) -> Plan:
@@ -90,14 +90,14 @@ def _mixture_spec(weights: Any) -> MixtureSpec:
 
 
 def private_fit(network: Network, options: Options, progress: Progress) -> Fitted:
-    """Raises BidroError for options that cannot be had under a budget, before anything is asked."""
+    """Raises BidroError for options that cannot be had under a budget, before any query is sent."""
     plan = private_plan(options, len(network.columns) - 1, network.has_people, network.hold_out > 0)
     assert options.units is not None
     return _PrivateFit(network, options, progress, plan, options.units).run()
 
 
 class _HeldOutSums(NamedTuple):
-    """What n clients tell of held-out rows: sums of polynomials of their losses in parts of a level."""
+    """What n clients report of held-out rows: sums of polynomials of their losses in parts of a level."""
 
     sums: tuple[Noisy, ...]
     mistakes: tuple[Noisy, ...]  # () for a number
@@ -105,9 +105,9 @@ class _HeldOutSums(NamedTuple):
 
     @classmethod
     def of(
-        cls, plan: Plan, told: NoisyLosses, budgets: Sequence[Budget | None], expected: Floats
+        cls, plan: Plan, reply: NoisyLosses, budgets: Sequence[Budget | None], expected: Floats
     ) -> _HeldOutSums:
-        values, wrong = np.asarray(told.values), np.asarray(told.mistakes)
+        values, wrong = np.asarray(reply.values), np.asarray(reply.mistakes)
         sums = tuple(Noisy(v, plan.losses_scale(b)) for v, b in zip(values, budgets, strict=True))
         mistakes: tuple[Noisy, ...] = ()
         if plan.classes:
@@ -176,7 +176,7 @@ class _PrivateFit:
         clients = self.network.privately(self.standard, plan)
         self.progress.begin("preparing")
         moments = clients.moments()
-        budgets, exact = told_budgets(moments.budget), np.asarray(moments.exact)
+        budgets, exact = reported_budgets(moments.budget), np.asarray(moments.exact)
         sums = noisy_sums(plan, moments, budgets)
         counted = self._counted(sums)
         one = [plan.gradients_scale(budget, 1.0, 1.0).sigma[0] for budget in budgets]
@@ -186,20 +186,20 @@ class _PrivateFit:
         for t in range(1, plan.rounds + 1):
             if self.progress.stepping is not None:
                 self.progress.stepping(t)
-            query = AtModel(steps.x, steps.directions, np.array(steps.clip), np.array(steps.level))
+            query = GradientsQuery(steps.x, steps.directions, np.array(steps.clip), np.array(steps.level))
             gradients = clients.gradients(t, query)
             exact = np.maximum(exact, gradients.exact)
             steps = steps.step(_direction(plan, query, gradients, budgets, counted.by), largest)
-        judged = None
+        held_out = None
         if self.network.hold_out > 0:
             self.progress.begin("certifying")
-            judge = NoisyHoldoutQuery(steps.x, np.array(steps.level))
-            told, share = clients.losses(judge), self.network.hold_out
-            exact = np.maximum(exact, told.exact)
+            holdout_query = NoisyHoldoutQuery(steps.x, np.array(steps.level))
+            replies, share = clients.losses(holdout_query), self.network.hold_out
+            exact = np.maximum(exact, replies.exact)
             expected = np.maximum(sums.counts, 1.0) * share / (1 - share)
-            judged = _HeldOutSums.of(plan, told, budgets, expected)
+            held_out = _HeldOutSums.of(plan, replies, budgets, expected)
         left = tuple(name for name, one in zip(self.network.names, exact, strict=True) if one)
-        return self._fitted(budgets, left, sums, counted, steps, judged)
+        return self._fitted(budgets, left, sums, counted, steps, held_out)
 
     def _counted(self, sums: NoisySums) -> _Counted:
         """Weights, and the moments of all rows as they count."""
@@ -234,11 +234,11 @@ class _PrivateFit:
         sums: NoisySums,
         counted: _Counted,
         steps: NoisySteps,
-        judged: _HeldOutSums | None,
+        held_out: _HeldOutSums | None,
     ) -> Fitted:
         network, standard, choices = self.network, self.standard, self.options.choices
         names, spread, share = network.names, standard.target_spread, network.hold_out
-        rows = sums.counts if judged is None else judged.rows * (1 - share) / share
+        rows = sums.counts if held_out is None else held_out.rows * (1 - share) / share
         sizes = {name: max(1, round(float(count))) for name, count in zip(names, rows, strict=True)}
         federation = Federation.elsewhere(
             sizes, network.columns, has_people=network.has_people, max_share=network.max_share
@@ -255,17 +255,17 @@ class _PrivateFit:
             1 + self.plan.rounds,
             "noisy second moments and gradients",
             None,
-            "No radius was chosen from rows that are told with noise.",
+            "No radius was chosen from rows that are released with noise.",
             mixture_spec,
             None,
         )
         stated = replace(problem, mixtures=Simplex(len(names)))
-        # A model is told in spreads of the target, and so are losses.
+        # A model is in spreads of the target, and so are losses.
         unit = spread**2 if self.plan.loss == "squared" else 1.0
         of = replace(CertifiedModel.of(stated, trained.x, steps.level * unit), largest=None)
-        told = {name: _numbers(budget) for name, budget in zip(names, budgets, strict=True)}
+        reported = {name: _numbers(budget) for name, budget in zip(names, budgets, strict=True)}
         privacy = Privacy(
-            told,
+            reported,
             steps.expected_excess,
             network.keeps_account,
             network.has_people,
@@ -278,13 +278,13 @@ class _PrivateFit:
         bare = replace(bare, weights=tuple(trained.alpha.tolist()), privacy=privacy, absent=absent)
         certificates = {
             level: replace(bare, confidence=level)
-            if judged is None
-            else judged.stated(bare, of, level, choices.shift, network.has_people)
+            if held_out is None
+            else held_out.stated(bare, of, level, choices.shift, network.has_people)
             for level in self.options.confidences
         }
         losses = {name: ClientLoss(bare.empirical[0], None, sizes[name], bare.empirical[0]) for name in names}
-        if judged is not None:
-            losses = judged.losses(names, of.seen)
+        if held_out is not None:
+            losses = held_out.losses(names, of.seen)
         return Fitted(
             None,
             standard,
@@ -294,7 +294,7 @@ class _PrivateFit:
             None,
             certificates,
             losses,
-            0 if judged is None else sum(one.rows for one in losses.values()),
+            0 if held_out is None else sum(one.rows for one in losses.values()),
             {},
             {},
             None,
@@ -307,25 +307,25 @@ def _numbers(budget: Budget | None) -> tuple[float, float, int] | None:
     return None if budget is None else (float(budget.epsilon), float(budget.delta), budget.rows_per_person)
 
 
-def told_budgets(numbers: Any) -> tuple[Budget | None, ...]:
-    """The budgets of n clients, from what they tell (n, 3)."""
+def reported_budgets(numbers: Any) -> tuple[Budget | None, ...]:
+    """The budgets of n clients, from the numbers that they report (n, 3)."""
     return tuple(Budget.reported(tuple(one)) for one in np.asarray(numbers, float).tolist())
 
 
-def noisy_sums(plan: Plan, told: NoisyMoments, budgets: Sequence[Budget | None]) -> NoisySums:
+def noisy_sums(plan: Plan, reply: NoisyMoments, budgets: Sequence[Budget | None]) -> NoisySums:
     scales = [plan.moments_scale(budget) for budget in budgets]
-    each = zip(np.asarray(told.values), scales, strict=True)
+    each = zip(np.asarray(reply.values), scales, strict=True)
     values = [symmetric(Noisy(one, scale).sums, plan.columns) for one, scale in each]
     return NoisySums(np.stack(values), np.array([scale.sigma[0] for scale in scales]))
 
 
 def _direction(
-    plan: Plan, query: AtModel, told: NoisyGradients, budgets: Sequence[Budget | None], by: Floats
+    plan: Plan, query: GradientsQuery, reply: NoisyGradients, budgets: Sequence[Budget | None], by: Floats
 ) -> Direction:
     """From the clients' sums, as their rows count (n,)."""
     clip, level = float(query.clip), float(query.level)
     scales = [plan.gradients_scale(budget, clip, level) for budget in budgets]
-    each = zip(np.asarray(told.values), scales, strict=True)
+    each = zip(np.asarray(reply.values), scales, strict=True)
     sums = by @ np.stack([Noisy(one, scale).sums for one, scale in each])
     error = np.linalg.norm(by[:, None] * np.stack([scale.sigma for scale in scales]), axis=0)
     unclipped, of_unclipped = (float(v[-2]) / (FACTOR * clip) for v in (sums, error))

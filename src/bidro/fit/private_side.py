@@ -7,7 +7,6 @@ one row alone, to the last bit (`privacy.row_arithmetic`).
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +14,14 @@ from numpy.typing import NDArray
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
-from bidro.fit.questions import AtModel, NoisyGradients, NoisyHoldoutQuery, NoisyLosses, NoisyMoments
+from bidro.fit.questions import GradientsQuery, NoisyGradients, NoisyHoldoutQuery, NoisyLosses, NoisyMoments
 from bidro.privacy import mechanisms
 from bidro.privacy.discrete_gaussian import Bits, secret_bits
 from bidro.privacy.row_arithmetic import along, losses_and_gradients, sum_of_columns
 from bidro.privacy.terms import Budget, Plan
 
-# In a row of gradients the number beside them, as a share of the clip, where the gradient is so short that
-# both together need not be clipped, and 0 elsewhere: it tells how many rows answer to a change of the model.
+# The number after a row's gradient, as a share of the clip, where the gradient is so short that both together
+# need not be clipped, and 0 elsewhere: its sum counts the rows whose gradients are not clipped.
 FACTOR = 0.25
 
 
@@ -43,8 +42,8 @@ class PrivateRows(NamedTuple):
         budget: Budget | None,
     ) -> PrivateRows:
         """From all rows z of both parts and the people that they are of, where these are named; of a person
-        no more rows are used than the budget is for. Raises BidroError where several rows of a person could
-        not be told to be one's."""
+        no more rows are used than the budget is for. Raises BidroError where nothing says which rows are of
+        one person."""
         require_people(budget, people is not None)
         if people is None or held_out_people is None:
             return cls(training, held_out)
@@ -67,8 +66,8 @@ def require_people(budget: Budget | None, named: bool) -> None:
         )
 
 
-class Answering(NamedTuple):
-    """Who answers: its rows, by which plan, under which budget, with which random bits."""
+class PrivateClient(NamedTuple):
+    """A client of a private fit: its rows, the plan of releases, its budget and its random bits."""
 
     rows: PrivateRows
     plan: Plan
@@ -76,42 +75,38 @@ class Answering(NamedTuple):
     bits: Bits = secret_bits
 
     @property
-    def told(self) -> Floats:
+    def budget_numbers(self) -> Floats:
         """The budget as it is sent."""
         return np.zeros(3) if self.budget is None else np.array(self.budget.numbers)
 
     def moments(self) -> NoisyMoments:
         found = mechanisms.moments(
-            self.rows.training, self.plan.clip, *self.charge("moments"), bits=self.bits
+            self.rows.training, self.plan.clip, *self.plan.charge("moments", self.budget), bits=self.bits
         )
-        return NoisyMoments(found.values, self.told)
+        return NoisyMoments(found.values, self.budget_numbers)
 
-    def gradients(self, query: AtModel) -> NoisyGradients:
+    def gradients(self, query: GradientsQuery) -> NoisyGradients:
         clip, level = float(query.clip), float(query.level)
         rows = losses_and_gradients(self.rows.training, np.asarray(query.x, float), self.plan.loss)
         slopes = along(rows[:, :-1], np.asarray(query.directions, float))
         with np.errstate(over="ignore"):
             short = sum_of_columns(slopes**2) <= (1 - FACTOR**2) * clip**2
-        baselines = np.column_stack([slopes, FACTOR * clip * short, rows[:, -1]])
-        found = mechanisms.gradients(baselines, clip, level, *self.charge("gradients"), bits=self.bits)
-        return NoisyGradients(found.values, self.told)
+        columns = np.column_stack([slopes, FACTOR * clip * short, rows[:, -1]])
+        charge = self.plan.charge("gradients", self.budget)
+        found = mechanisms.gradients(columns, clip, level, *charge, bits=self.bits)
+        return NoisyGradients(found.values, self.budget_numbers)
 
     def losses(self, query: NoisyHoldoutQuery) -> NoisyLosses:
         """Of held-out rows: their losses in parts of the level, and of classes the mistakes."""
         x, z = np.asarray(query.x, float), self.rows.held_out
         shares = np.minimum(losses_and_gradients(z, x, self.plan.loss)[:, -1] / float(query.level), 1.0)
-        paid = self.plan.charge_of_losses(self.budget)
-        found = mechanisms.bernstein(self._draws(shares), self.plan.degree, *paid, bits=self.bits)
+        charge = self.plan.charge_of_losses(self.budget)
+        found = mechanisms.bernstein(self._draws(shares), self.plan.degree, *charge, bits=self.bits)
         mistakes = np.zeros(0, np.int64)
         if self.plan.classes:
             wrong = (sum_of_columns(z[:, :-1] * x) * z[:, -1] <= 0).astype(float)
-            mistakes = mechanisms.bernstein(self._draws(wrong), 1, *paid, bits=self.bits).values
-        return NoisyLosses(found.values, mistakes, self.told)
-
-    def charge(self, question: str) -> tuple[Fraction | None, int]:
-        if self.budget is None:
-            return None, 1
-        return self.plan.cost(question, self.budget).rho, self.budget.rows_per_person
+            mistakes = mechanisms.bernstein(self._draws(wrong), 1, *charge, bits=self.bits).values
+        return NoisyLosses(found.values, mistakes, self.budget_numbers)
 
     def _draws(self, values: Floats) -> Floats:
         """Values of held-out rows, or of people the means over their rows."""

@@ -1,6 +1,6 @@
-"""What a fit may ask its clients besides rounds, and all that they send back: one declared type a question.
+"""The queries of a fit to its clients, rounds aside, and their replies: one declared type each.
 
-A reply is of one client; those of several clients together have a leading axis of clients.
+A reply is of one client; replies of several clients have a leading axis of clients.
 """
 
 from __future__ import annotations
@@ -48,34 +48,34 @@ class Places(NamedTuple):
         return cls(np.zeros((features, most)))
 
 
-class Bend(NamedTuple):
+class KnotQuery(NamedTuple):
     """The message of "bends"."""
 
-    places: NDArray[np.int64]  # (k, most) of the public grid, ascending, where curves bend; -1 for none
+    places: NDArray[np.int64]  # (k, most) of the public grid, ascending, of the knots of curves; -1 for none
 
 
-class Bends(NamedTuple):
+class KnotReply(NamedTuple):
     """ "bends": how many segments the rows bear."""
 
     segments: Numbers  # (k,) at the most; 1 where a straight line alone is answered
 
     @classmethod
-    def like(cls, features: int) -> Bends:
+    def like(cls, features: int) -> KnotReply:
         return cls(np.zeros(features))
 
 
 class Assess(NamedTuple):
-    """The message of "assess"; radii, `shown` and `freedom` are each client's own, with a leading axis for
-    several. A client whose freedom is not 0 makes a personal model around x and keeps it."""
+    """The message of "assess"; radii, `shown` and `inverse_shrinkage` are each client's own, with a leading
+    axis for several. A client whose inverse shrinkage is not 0 trains a personal model around x and keeps
+    it."""
 
     x: Numbers  # (d,)
     radii: Numbers  # (levels,) explicit radii; empty where there is no interval
     reference: Numbers  # (points, m) a cloud that everybody has; empty where its distance is not wanted
     shown: Numbers  # () 1 where the worst case is to be shown, else 0
-    freedom: (
-        Numbers  # (2,) of the personal model's offset and slopes: 1 / lambda, see `Shrinkage`; 0 keeps them
-    )
-    # as shared; empty where no client has a personal model
+    # (2,) 1 / lambda of the personal model's offset and slopes (see `Shrinkage`); 0 keeps them as shared, and
+    # empty where no client has a personal model
+    inverse_shrinkage: Numbers
     pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
 
 
@@ -109,7 +109,7 @@ class HoldoutQuery(NamedTuple):
     levels: Numbers  # (levels,) beta of every bound
     seen: Numbers  # () what losses are clipped at: see `statements.clip_level`
     largest: Numbers  # (1,) the largest loss on the declared support; empty where it is not known
-    freedom: Numbers  # (2,) as in `Assess`, with a leading axis for several
+    inverse_shrinkage: Numbers  # (2,) as in `Assess`, with a leading axis for several
     pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
 
 
@@ -160,11 +160,11 @@ class NoisyMoments(NamedTuple):
         return cls(np.zeros(columns * (columns + 1) // 2, np.int64), np.zeros(3))
 
 
-class AtModel(NamedTuple):
-    """The message of "gradients"; targets are in their spreads, and so is the model."""
+class GradientsQuery(NamedTuple):
+    """The message of "gradients"; targets and the model are in spreads of the target."""
 
     x: Numbers  # (d,) coefficients and intercept
-    directions: Numbers  # (d, d) whose columns are what gradients are told along
+    directions: Numbers  # (d, d) whose columns are the directions along which gradients are released
     clip: Numbers  # () the norm beyond which a row's gradient, along these, is scaled down
     level: Numbers  # () what its loss counts as at the most
 
@@ -184,7 +184,7 @@ class NoisyGradients(NamedTuple):
 class NoisyHoldoutQuery(NamedTuple):
     """The message of "losses"."""
 
-    x: Numbers  # (d,) as in `AtModel`
+    x: Numbers  # (d,) as in `GradientsQuery`
     level: Numbers  # () what losses are clipped at: a power of two
 
 

@@ -53,11 +53,14 @@ def setting(default: Any, help: str = "", check: Check | None = None, **more: An
 
 def names(help: str = "", default: tuple[str, ...] | None = (), **more: Any) -> Any:
     """A list of names, which the command has separated by commas."""
-    return setting(default, help, names=True, from_option=names_in, from_file=_texts, **more)
-
-
-def _texts(values: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(map(str, values))
+    return setting(
+        default,
+        help,
+        names=True,
+        from_option=names_in,
+        from_file=lambda values: tuple(map(str, values)),
+        **more,
+    )
 
 
 def of_python(default: Any, check: Check | None = None, **more: Any) -> Any:
@@ -340,7 +343,7 @@ class FitSettings:
         option=int,
         parameter="random_state",
     )
-    # What clients may be asked for at the most; in an agreement it stands by itself.
+    # The most that clients may be queried for; in an agreement it is an entry of its own.
     replies: Replies = of_python(
         "curvature", _must(lambda v: v in ("curvature", "gradient"), "replies are 'curvature' or 'gradient'")
     )

@@ -160,7 +160,7 @@ def train(
         begin = {"start": calibration.start, "mixture": calibration.start_mixture}
         # What was sent for cross-validation of squared loss is all that it depends on.
         begin["moments"] = calibration.moments and calibration.moments.whole
-    # What the solver may ask of the clients: None for whatever it likes best.
+    # Without curvature from the clients, gradients alone; else by the rule of `solve`.
     method: Method | None = None if choices.replies == "curvature" else "gradients"
     solution = solve(chosen.problem, choices.gap, method, progress=on_round, network=network, **begin)
     personal = (
@@ -279,8 +279,8 @@ def grid(choices: FitSettings, clients: int) -> Grid:
 
 
 def cross_validates(choices: FitSettings, clients: int, can_be_personal: bool) -> bool:
-    """Whether `train` asks so many clients about folds: there is something to choose, or there can be own
-    models."""
+    """Whether `train` cross-validates over so many clients: there is something to choose, or there can be
+    personal models."""
     wanted = grid(choices, clients)
     several = len(wanted.scales) * len(wanted.mixture_specs) > 1
     return several or choices.criterion == "regret" or (choices.personal is not None and can_be_personal)
@@ -385,7 +385,7 @@ def wanted_curves(
 ) -> tuple[tuple[Wanted, Basis] | None, tuple[Floats, Floats] | None]:
     """(what is wanted of the features, with the finest knots, None where every one is a straight line of any
     sign; between what values curves are drawn, None where there are none). `problem` is of straight lines,
-    `wanted` what the user asks for; `limits` are those of the clients' answers, `draws` the fewest rows, or
+    `wanted` what the user wants; `limits` are those of the clients' answers, `draws` the fewest rows, or
     people, that a client has. What is left to the rows is a straight line where there can be no curves, no
     cross-validation to choose them by, one of radii, each a cone program with curves, or a loss with kinks,
     of which every number of segments takes as long as a whole fit of lines."""
@@ -442,6 +442,6 @@ def held_still(transport: Transport, wanted: Wanted, names: Sequence[str]) -> Tr
 
 
 def require_lines(wanted: Wanted) -> None:
-    """Raise BidroError where more than straight lines of any sign is asked for: Algorithm 1 trains these."""
+    """Raise BidroError where curves or signs are demanded: Algorithm 1 trains straight lines of any sign."""
     if wanted.demands:
         raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")

@@ -61,7 +61,7 @@ def require_known(fingerprint: str) -> None:
     """Raise BidroError where a run cannot be resumed, as it is not known whether it is the same."""
     if fingerprint.startswith(_UNKNOWN):
         raise BidroError(
-            "This cannot be resumed, as it cannot be told whether the loss is the same: "
+            "This cannot be resumed, as it is unknown whether the loss is the same: "
             f"{fingerprint.removeprefix(_UNKNOWN)}; make the loss of functions, numbers and arrays, or run "
             "it in one go."
         )

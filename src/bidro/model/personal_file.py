@@ -28,7 +28,7 @@ from bidro.core.pytrees import Frozen
 
 FORMAT, VERSION = "bidro personal models", 1
 FILE = "personal.safetensors"
-# What folders of before have.
+# The name in earlier folders.
 _EARLIER_FORMAT, _EARLIER_FILE = "bidro own models", "own.safetensors"
 
 

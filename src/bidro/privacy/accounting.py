@@ -34,7 +34,8 @@ def rho_of(epsilon: float, delta: float) -> Fraction:
 
     Raises BidroError for an epsilon or delta that is none, or one so small that nothing can be released.
     """
-    _check_epsilon(epsilon)
+    if not 0 < epsilon < math.inf:
+        raise BidroError(f"epsilon must be a positive number; got {epsilon}.")
     check_delta(delta)
 
     def at(order: float) -> float:
@@ -85,11 +86,6 @@ def check_delta(delta: float) -> None:
         raise BidroError(
             f"delta must lie strictly between 0 and 1, well below one in the number of rows; got {delta}."
         )
-
-
-def _check_epsilon(epsilon: float) -> None:
-    if not 0 < epsilon < math.inf:
-        raise BidroError(f"epsilon must be a positive number; got {epsilon}.")
 
 
 def _beyond(order: float, delta: float) -> float:

@@ -42,7 +42,7 @@ _TABLES = (
 
 
 class OverspentError(BidroError):
-    """A new question for which too little of a budget is left."""
+    """A new query for which too little of a budget is left."""
 
 
 class Sent(NamedTuple):
@@ -110,7 +110,7 @@ class Ledger:
 
         rho is what it costs a person with `rows_per_person` rows; where releases were for more rows a person,
         it is charged for as many as the most that ever were. `draw` is called inside the transaction, at most
-        once. Raises OverspentError where the question is new and too little is left.
+        once. Raises OverspentError where the query is new and too little is left.
         """
         if rho <= 0:
             raise BidroError(f"A release must cost a positive rho; got {float(rho):g}.")
@@ -175,7 +175,7 @@ class Ledger:
         if cost > left:
             share = max(float(left / budget), 0.0) if budget > 0 else 0.0
             raise OverspentError(
-                f"This question is new to this site and would cost {float(cost / budget):.3g} of its privacy "
+                f"This query is new to this site and would cost {float(cost / budget):.3g} of its privacy "
                 f"budget, of which {share:.3g} is left; what was answered before is answered again for "
                 "nothing."
                 if budget > 0

@@ -152,7 +152,7 @@ def bernstein_steps(v: Floats, degree: int) -> Integers:
     at least v and at most 2e-9 (K + 1) above it. A bound of its mean is one of the mean of v.
     """
     if np.any(np.isnan(v)):
-        raise BidroError("Losses must be numbers before noise is added to what is told of them.")
+        raise BidroError("Losses must be numbers before noise is added to sums over them.")
     inside = np.clip(v, 0.0, 1.0)
     # By the recurrence of the polynomials in their degree: sums and products of single numbers.
     basis = [np.ones(len(v))]

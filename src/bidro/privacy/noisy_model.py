@@ -6,7 +6,7 @@ clients the noise grows as a root and the rows do not. So clients are added up f
 the sum is projected to what second moments can be. One client's own is the common one and its deviation from
 that, which counts by how far it is beyond its noise (James and Stein's estimate).
 
-Features are turned and scaled by these moments, drawn clear of noise, so that along every new direction they
+Features are rotated and scaled by these moments, denoised, so that along every new direction they
 have mean square 1 and are not correlated, as far as is known: x = A u. Rows' gradients in u are what is
 clipped, summed and released with noise. No other directions have less noise for it: with a clip in proportion
 to the norm of a typical gradient, noise along A raises the loss in proportion to

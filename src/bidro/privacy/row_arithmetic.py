@@ -40,8 +40,8 @@ def clipped_rows(rows: Floats, clip: float, steps: int) -> Integers:
         raise ValueError(f"steps must be from 1 to {MOST_STEPS}; got {steps}")
     if not np.all(np.isfinite(rows)):
         raise BidroError(
-            "Rows must be finite numbers before noise is added to what is told of them; leave out or fill "
-            "in what is missing."
+            "Rows must be finite numbers before noise is added to sums over them; leave out or fill in "
+            "what is missing."
         )
     largest = np.zeros(len(rows))
     for column in rows.T:
@@ -118,7 +118,7 @@ def losses_and_gradients(z: Floats, x: Floats, loss: PrivateLoss) -> Floats:
     that is not finite, before any row is looked at.
     """
     if not np.all(np.abs(x) <= _LARGEST_IN_MODEL):
-        raise BidroError("A model must be of finite numbers, none above 1e30, to be asked about rows.")
+        raise BidroError("A model must be of finite numbers, none above 1e30, to be evaluated on rows.")
     inside = np.clip(z, -_LARGEST_IN_ROWS, _LARGEST_IN_ROWS)
     theta, y = inside[:, :-1], inside[:, -1]
     predicted = sum_of_columns(theta * x)
@@ -139,9 +139,7 @@ def along(rows: Floats, directions: Floats) -> Floats:
     Raises BidroError for directions that are not of finite numbers, before any row is looked at.
     """
     if not np.all(np.abs(directions) <= _LARGEST_IN_DIRECTIONS):
-        raise BidroError(
-            "Directions must be of finite numbers, none above a million, to be asked about rows."
-        )
+        raise BidroError("Directions must be of finite numbers, none above a million, for gradients of rows.")
     return np.column_stack([sum_of_columns(rows * column) for column in directions.T])
 
 

@@ -137,14 +137,14 @@ class Plan:
     def classes(self) -> bool:
         return self.loss == "logistic"
 
-    def cost(self, question: str, budget: Budget) -> Cost:
+    def cost(self, query: str, budget: Budget) -> Cost:
         """What a release costs: losses of held-out rows their share of the budget, of the rest second moments
         theirs, and every round of gradients as much of what is left. A whole run costs the budget."""
         losses = budget.rho * self.of_losses
-        if question == "losses":
+        if query == "losses":
             return Cost(HELD_OUT, losses)
         moments = (budget.rho - losses) * self.of_moments
-        if question == "moments":
+        if query == "moments":
             return Cost(TRAINING, moments)
         return Cost(TRAINING, (budget.rho - losses - moments) / self.rounds)
 
@@ -169,8 +169,8 @@ class Plan:
         halved = rho / 2 if rho is not None and self.classes else rho
         return halved, 1 if self.people else rows
 
-    def charge(self, question: str, budget: Budget | None) -> tuple[Fraction | None, int]:
-        return (None, 1) if budget is None else (self.cost(question, budget).rho, budget.rows_per_person)
+    def charge(self, query: str, budget: Budget | None) -> tuple[Fraction | None, int]:
+        return (None, 1) if budget is None else (self.cost(query, budget).rho, budget.rows_per_person)
 
 
 def _is_number(value: object) -> bool:

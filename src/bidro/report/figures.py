@@ -374,13 +374,9 @@ def ambiguity_set(picture: AmbiguityPicture) -> Figure:
         return figure
 
 
-def _spread(values: Floats) -> Floats:
-    spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-    return np.asarray(spread)
-
-
 def _band(axes: Axes, rounds: NDArray[np.int64], values: Floats, label: str, colour: str, style: str) -> None:
-    mean, spread = values.mean(axis=0), _spread(values)
+    mean = values.mean(axis=0)
+    spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
     axes.plot(rounds, mean, style, color=colour, label=label, linewidth=1.8)
     low = mean - spread
     # On a logarithmic axis a band that reaches zero is cut at a tenth of the smallest mean.

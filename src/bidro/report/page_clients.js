@@ -1,6 +1,6 @@
 // The clients side by side: under pooled training, the shared model and their personal ones.
 
-const plainOf = (client, which) => (which === "shared" ? untold[client.name] : null) ?? plainly?.clients?.[client.name]?.[which] ?? null;
+const plainOf = (client, which) => (which === "shared" ? hiddenByNoise[client.name] : null) ?? plainly?.clients?.[client.name]?.[which] ?? null;
 
 /** What is inOrder and listed of each client: typical errors or shares of right predictions, else losses. */
 function sideBySide() {
@@ -20,7 +20,7 @@ function sideBySide() {
           shape: "diamond",
           tone: "blue",
           value: of("shared", (c) => c.loss),
-          before: (c) => (c.name in untold ? "less than " : ""),
+          before: (c) => (c.name in hiddenByNoise ? "less than " : ""),
         }]),
     { label: "Personal model", shape: "down", tone: "sky", value: (c) => (c.has_personal ? of("personal", (o) => o.personal)(c) : null) },
     { label: guessLabel(), shape: "circle", tone: "grey", value: of("guess", () => null) },
@@ -59,7 +59,7 @@ function gains() {
     const right = gaining
       ? " On the right the change of the mean loss against pooled training, ± one standard error; “gains” and “loses” where it is more than two."
       : "";
-    return which + right + (Object.keys(untold).length ? ` ${UNTOLD}` : "");
+    return which + right + (Object.keys(hiddenByNoise).length ? ` ${UNTOLD}` : "");
   };
   const shownOf = () => {
     if (ordered.length <= mostRows()) return ordered;
@@ -70,7 +70,7 @@ function gains() {
   const row = (c) => ({
     name: c.name,
     tag: c.verdict ? `(${c.verdict})` : "",
-    note: nobodyMoves ? undefined : comparable ? changeWords(c) : c.name in untold ? `less than ${plain(untold[c.name])}` : undefined,
+    note: nobodyMoves ? undefined : comparable ? changeWords(c) : c.name in hiddenByNoise ? `less than ${plain(hiddenByNoise[c.name])}` : undefined,
     marks: (x, y) => [guide(x, y), ...inOrder.filter((s) => isKnown(s.value(c))).flatMap((s) => dot(c, s, x, y, plainly ? plain : loss))],
   });
   const values = series.flatMap((s) => clients.map(s.value));

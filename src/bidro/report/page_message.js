@@ -7,8 +7,9 @@ const areRight = plainly?.measure === "right";
 const plain = (value) => (!isKnown(value) ? "–" : areRight ? tenths(value) : threeDigits(value));
 const threeDigits = (value) => minus(new Intl.NumberFormat("en-GB", { maximumSignificantDigits: 3 }).format(value));
 
-/** Of a client whose loss is told with noise as large as it is: what its typical error is less than. */
-const untold = plainly?.untold ?? {};
+/** Of a client whose loss is released with noise as large as it is: what its typical error is less than. */
+// `untold` is the name in earlier report.json files, which `bidro report` still reads.
+const hiddenByNoise = plainly?.hidden_by_noise ?? plainly?.untold ?? {};
 const UNTOLD = "Where it says “less than”, the noise that protects the held-out rows does not allow more to be said: there are too few of them.";
 
 function concerns() {
@@ -84,11 +85,11 @@ function well() {
   figure("well-figure", caption, (width) => wellChart(width, shown, areRight ? 1 : most));
 }
 
-/** The clients that it does best and worst for, of those of which it can be told. */
+/** The clients that it does best and worst for, of those whose losses noise does not hide. */
 function ends(which) {
-  const told = clients.filter((c) => !(c.name in untold));
-  const each = told.map((c) => [c.name, plainly.clients[c.name][which]]).sort((a, b) => a[1] - b[1]);
-  const some = told.length < clients.length ? ` For ${plural(clients.length - told.length, "client")} the noise does not allow it to be said.` : "";
+  const visible = clients.filter((c) => !(c.name in hiddenByNoise));
+  const each = visible.map((c) => [c.name, plainly.clients[c.name][which]]).sort((a, b) => a[1] - b[1]);
+  const some = visible.length < clients.length ? ` For ${plural(clients.length - visible.length, "client")} the noise does not allow it to be said.` : "";
   if (each.length < 2) return some;
   const [[least, low], [most, high]] = areRight ? [each.at(-1), each[0]] : [each[0], each.at(-1)];
   return ` It does best for ${least} (${plain(low)}) and worst for ${most} (${plain(high)}).${some}`;

@@ -4,7 +4,7 @@ risks of squared loss, which depend on nothing else (`MomentsOracle`).
 Plain NumPy over rows in memory, sorted by client: nothing is compiled, no copy of the table is made, and the
 rows are read once. Rows are centred at the mean of their own block before they are squared, and blocks are
 joined by adding squares only (Chan, Golub and LeVeque), so that nothing cancels. Means are kept with what
-rounding took from them until then: a column whose mean is huge beside its spread keeps the latter's digits.
+rounding took from them until then: a column whose mean is huge next to its spread keeps the latter's digits.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class MomentsOracle:
     def values(self, X: Numbers) -> Numbers:
         return self.expand(X).values
 
-    def expand(self, X: Numbers, curved: ArrayLike = True) -> MomentsExpansion:
+    def expand(self, X: Numbers, curvature: ArrayLike = True) -> MomentsExpansion:
         scale, fold = self.views.of(len(X))
         each = zip(X, fold.tolist(), scale.tolist(), strict=True)
         return MomentsExpansion(tuple(self.at(x, f, c) for x, f, c in each))
@@ -390,11 +390,11 @@ class SquaredRisks:
         some: Any = np.flatnonzero(alpha) if 4 * np.count_nonzero(alpha) < len(alpha) else slice(None)
         around, features, slope = self.moments.around[some], self.features[some], self.slope[some]
         weight, root, eps = alpha[some], self.root[some], self.eps[some]
-        bend = weight * root / np.where(self.squares[some] > 0, self.rmse[some], 1.0)
+        curvature = weight * root / np.where(self.squares[some] > 0, self.rmse[some], 1.0)
         d, k = len(self.x), around.shape[1] - 1
         H = np.zeros((d + self.lifted, d + self.lifted))
-        H[:d, :d] = (slope.T * (weight - bend)) @ slope + (features.T * bend) @ features
-        H[:k, :k] += np.tensordot(bend, around, axes=1)[:k, :k]
+        H[:d, :d] = (slope.T * (weight - curvature)) @ slope + (features.T * curvature) @ features
+        H[:k, :k] += np.tensordot(curvature, around, axes=1)[:k, :k]
         if self.lifted:
             H[:d, d] = H[d, :d] = (weight * eps) @ slope
             H[d, d] = weight @ eps**2

@@ -6,7 +6,7 @@ interval u +- delta, delta = n eps (sum_j |psi_j z_j| + |offset|), and a loss ov
 delta times its steepest slope there. All bounds here are twice what the analysis gives to first order, which
 covers the terms of second order and their own rounding. JAX arrays give JAX arrays, NumPy's NumPy's.
 
-The rounding of a cut's slope is not bounded here: it is left to what `algorithms/proof` says of sums.
+The rounding of a cut's slope is not bounded here: `solvers.bundle.bound` does that.
 """
 
 from __future__ import annotations

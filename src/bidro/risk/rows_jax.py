@@ -62,7 +62,7 @@ class Pass(NamedTuple):
     smoothing: Array  # what the losses with smoothed kinks, whose tangents these lines are, exceed them by
     hessian: Array | None = None  # (k, k) of phi in z
     coupling: Array | None = None  # (k,) minus the mixed second derivative of phi in z and lambda
-    bend: Array | None = None  # second derivative of phi in lambda
+    lambda_curvature: Array | None = None  # second derivative of phi in lambda
 
 
 class RiskModel(NamedTuple):
@@ -242,7 +242,7 @@ def _means(
             return sums
         # Moves held fixed: a lower end of the curvature, and positive semidefinite for a convex loss.
         hessian = at.padded(at.padded(inner.loss.hessian_sum(at.x, points, weights)).T)
-        return sums._replace(hessian=hessian, coupling=jnp.zeros(at.size), bend=jnp.zeros(()))
+        return sums._replace(hessian=hessian, coupling=jnp.zeros(at.size), lambda_curvature=jnp.zeros(()))
 
     block_sum = linear if isinstance(inner.loss, LinearLoss) else general
     means: Pass = jax.tree.map(lambda s: s / rows.size, rows.sum(block_sum, (at, price, inner)))
@@ -282,8 +282,8 @@ def _with_curvature(sums: Pass, weights: Array, atom: _Atom, line: Tangent, pric
     pull = slope / jnp.where(price > 0, price, 1.0) * give
     mixed = (bent * atom.stretch)[:, None] * atom.psi + slope[:, None] * atom.drift
     coupling = (weights * pull) @ mixed
-    bend = weights @ (pull * slope / jnp.where(price > 0, price, 1.0) * atom.stretch)
-    return sums._replace(hessian=hessian, coupling=coupling, bend=bend)
+    lambda_curvature = weights @ (pull * slope / jnp.where(price > 0, price, 1.0) * atom.stretch)
+    return sums._replace(hessian=hessian, coupling=coupling, lambda_curvature=lambda_curvature)
 
 
 def _direct_atom(oracle: Oracle, at: Point, price: Array, inner: Inner, zeta: Array) -> _Atom:

@@ -47,7 +47,7 @@ def has_mean_losses(loss: Loss) -> bool:
 
 def needs_no_search(inner: Inner, radii: Numbers) -> bool:
     """Whether risks over balls of these radii are known here: of losses without kinks; of squared loss with
-    radii second moments tell all."""
+    radii second moments are enough."""
     loss = inner.loss
     if isinstance(loss, LinearLoss) and np.isinf(loss.scalar.curvature):
         return False
@@ -130,8 +130,8 @@ class RowsOracle:
 @dataclass(frozen=True, eq=False)
 class RowsExpansion:
     """Models of one batch with the same scale of radii share their Hessians where they leave out different
-    folds: these are taken over all rows at the models' mean, as rows that a fold leaves out hardly bend a
-    risk."""
+    folds: these are taken over all rows at the models' mean, as rows that a fold leaves out hardly change
+    them."""
 
     inner: Inner
     rows: FoldedRows

@@ -65,7 +65,7 @@ class Calibration:
     """
 
     candidates: tuple[Candidate, ...]  # what was tried
-    left_out: LeftOut  # losses by fold and client; beside a trained model over all folds at once
+    left_out: LeftOut  # losses by fold and client; of a model already trained, over all folds at once
     names: tuple[str, ...]  # the clients'
     sizes: tuple[int, ...]  # their rows
     max_cost: float  # that the choice was held to
@@ -76,7 +76,9 @@ class Calibration:
     spread: float  # that radii are in units of
     fold_spec: FoldSpec  # of the folds
     rounds: int  # with the clients
-    models: Floats | None  # (folds + 1, candidates, d): last those of all rows; None beside a trained model
+    models: (
+        Floats | None
+    )  # (folds + 1, candidates, d): last those of all rows; None for a model already trained
     moments: SentMoments | None = None  # of squared loss, where clients have sent them
     mixtures: Floats | None = None  # (candidates, n) the worst at the models of all rows, where known
 
@@ -110,7 +112,7 @@ class Calibration:
 
     @property
     def start(self) -> Floats | None:
-        """(d,) to begin a solve with; None where second moments tell all that a solve asks for."""
+        """(d,) to begin a solve with; None where a solve depends on second moments alone."""
         return None if self.moments is not None or self.models is None else self.models[-1, self.place]
 
     @property

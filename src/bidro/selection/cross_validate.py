@@ -27,7 +27,6 @@ from bidro.losses import LinearLoss, Loss, Squared, has_curves
 from bidro.problem.problem import Problem
 from bidro.risk.inner import Exact, Oracle
 from bidro.risk.moments import (
-    LeftOutSums,
     Moments,
     MomentsOracle,
     TrainingMoments,
@@ -184,7 +183,7 @@ def cross_validate(
     solves = _Solves(problem, candidates, fold_spec.folds, spread)
     moving = bool(np.any(solves.scales))
     clients = Clients(network.clients_of(problem, fold_spec), progress)
-    if second_moments_tell(problem, sends_curvature):
+    if second_moments_suffice(problem, sends_curvature):
         if sent is None and not moving and moments_too_large(problem, fold_spec.folds):
             return _from_curves(solves, problem.federation.folds(*fold_spec))
         if sent is None:
@@ -221,14 +220,14 @@ def cross_validate(
 # Risks from second moments.
 
 
-def second_moments_tell(problem: Problem, sends_curvature: bool) -> bool:
+def second_moments_suffice(problem: Problem, sends_curvature: bool) -> bool:
     """Whether cross-validation needs nothing of the clients but second moments."""
     return isinstance(problem.loss, Squared) and problem.with_balls().lifted and sends_curvature
 
 
 def moments_too_large(problem: Problem, folds: int) -> bool:
     """Whether the second moments of every client and fold would be larger by far than the rows, which are
-    here and tell the same: of curves, and without radii."""
+    here and give the same: of curves, and without radii."""
     federation = problem.federation
     if federation.rows_elsewhere or not has_curves(problem.loss) or np.any(problem.eps):
         return False
@@ -237,7 +236,7 @@ def moments_too_large(problem: Problem, folds: int) -> bool:
 
 
 def fold_moments(problem: Problem, fold_spec: FoldSpec, network: Rounds) -> TrainingMoments:
-    """The second moments of every fold's training rows, where these tell all."""
+    """The second moments of every fold's training rows, where nothing else is needed."""
     clients = Clients(network.clients_of(problem, fold_spec))
     return TrainingMoments(*map(np.asarray, clients.replies(FoldMoments(), MomentsBroadcast())))
 
@@ -255,15 +254,10 @@ def _from_moments(solves: _Solves, trained: TrainingMoments) -> CrossValidated:
         found, weights = _one_by_one(solves, oracle)
         models.append(found)
         if fold >= 0:
-            losses.append(_mean_squares(left_out, fold, found))
+            losses.append(np.maximum(left_out.squares(fold, found), 0.0) / left_out.rows[:, fold, None])
     return CrossValidated(
         np.stack(models), np.stack(losses), left_out.rows.T, weights, SentMoments(trained, whole), 1
     )
-
-
-def _mean_squares(left_out: LeftOutSums, fold: int, models: Numbers) -> Numbers:
-    """(n, candidates)"""
-    return np.asarray(np.maximum(left_out.squares(fold, models), 0.0) / left_out.rows[:, fold, None])
 
 
 def _from_curves(solves: _Solves, fold_ids: NDArray[np.int64]) -> CrossValidated:

@@ -55,7 +55,7 @@ class Query(BaseAlgorithm):
         return Answered(replies) if np.all(np.asarray(replied)) else state
 
     def snapshot(self, state: Any) -> Snapshot:
-        """Nothing is trained: the first of the models that are asked about."""
+        """Nothing is trained: the first of the models in the query."""
         first = np.asarray(state.x).reshape(-1, np.shape(state.x)[-1])[0]
         return Snapshot(first, first, jnp.zeros(0))
 
@@ -144,14 +144,14 @@ class FoldRisks(Query):
         if not needs_no_search(rows.inner, radii):
             return None
         found = risks(rows.inner, folded, x[:models], fold[:models], radii)
-        bent = curvatures(rows.inner, folded, bend_x[:bends], bend_fold[:bends])
+        hessians = curvatures(rows.inner, folded, bend_x[:bends], bend_fold[:bends])
 
         def padded(part: Numbers, length: int) -> Numbers:
             return np.concatenate([part, np.zeros((n, length - part.shape[1], *part.shape[2:]))], axis=1)
 
         value = padded(found.value, len(x))
         return RisksReply(
-            value, np.zeros_like(value), padded(found.gradient, len(x)), padded(bent, len(bend_x))
+            value, np.zeros_like(value), padded(found.gradient, len(x)), padded(hessians, len(bend_x))
         )
 
 
@@ -167,7 +167,7 @@ class CutsBroadcast(NamedTuple):
 
 @pytree
 class FoldCuts(Query):
-    """What the bundle method asks of clients, for many solves at once: one `exact_messages.Reply` each."""
+    """The query of the bundle method, for many solves at once: one `bundle.state.Reply` each."""
 
     oracle: Oracle = static()
     sends_curvature: bool = static(default=True)

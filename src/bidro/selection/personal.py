@@ -53,13 +53,13 @@ class Shrinkage(NamedTuple):
     slopes: float  # lambda_1
 
     @property
-    def freedom(self) -> tuple[float, float]:
-        """The inverses, which are finite: what messages hold."""
+    def inverse(self) -> tuple[float, float]:
+        """(1 / lambda_0, 1 / lambda_1), which are finite: what messages hold."""
         return 1 / self.offset, 1 / self.slopes
 
     @classmethod
-    def of_freedom(cls, freedom: Iterable[float]) -> Shrinkage:
-        offset, slopes = (1 / part if part > 0 else math.inf for part in freedom)
+    def of_inverse(cls, inverse: Iterable[float]) -> Shrinkage:
+        offset, slopes = (1 / part if part > 0 else math.inf for part in inverse)
         return cls(offset, slopes)
 
 
@@ -310,8 +310,8 @@ def _minimised(
     width, curvature = scored.smoothing(base, kept)
     (G, _, q), P, K = scored.design.shape, len(shrinkages), len(base)
     scale = _scales(scored.loss, q, shrinkages)
-    bent = scale[:, :, None] * (weighed @ scored.design)[:, None] * scale[:, None, :]
-    inverse = np.linalg.inv(bent + np.eye(q))  # (G, P, columns, columns)
+    hessian = scale[:, :, None] * (weighed @ scored.design)[:, None] * scale[:, None, :]
+    inverse = np.linalg.inv(hessian + np.eye(q))  # (G, P, columns, columns)
     step = before = np.zeros((G, P, q, K))
     momentum = np.ones((G, P, 1, 1))
     for _ in range(most_steps):

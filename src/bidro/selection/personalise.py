@@ -2,8 +2,9 @@
 
 One shrinkage is common to all: that with the lowest mean loss over all rows left out, each under models
 trained without it, if it is lower than that of the shared model by more than a standard error, over clients
-and over their folds; few clients tell it badly, and more is asked of them (`rule.errors_asked`). A client
-then takes its personal model only if that lowers its own loss by half a standard error over its folds.
+and over their folds. Of few clients that error is itself uncertain, and more is required
+(`rule.required_errors`). A client then takes its personal model only if that lowers its own loss by half a
+standard error over its folds.
 
 For clients that come later, with few rows, the strongest shrinkage counts that is within a standard error of
 the best: what few rows gain by less they lose where the clients are not alike.
@@ -28,7 +29,7 @@ from bidro.problem.problem import Problem
 from bidro.risk.moments import TrainingMoments
 from bidro.selection.calibrate import Calibration
 from bidro.selection.personal import NONE, Losses, PersonalCorrections, Shrinkage, has_personal_models
-from bidro.selection.rule import errors_asked
+from bidro.selection.rule import required_errors
 
 PersonalWord = Literal["auto", "offset"]
 PERSONAL_WORDS = ("auto", "offset")
@@ -77,7 +78,7 @@ def personal_losses(
     """The clients' losses by shrinkage of SHRINKAGES[word], around the models of one candidate.
 
     For squared loss they follow from what clients have sent for the calibration, or from what they have
-    `sent` before; else one round asks.
+    `sent` before; else they take one round.
     """
     assert calibration.models is not None
     algorithm, models = PersonalCorrections(SHRINKAGES[word]), calibration.models[:-1, place]
@@ -118,7 +119,7 @@ def personal_choice(losses: Losses, word: PersonalWord, problem: Problem) -> Per
         n = len(apart)
         over_clients = n / (n - 1) * np.sum((apart - apart.mean()) ** 2)
         over_folds = np.sum((rows[:, 0] * losses.error[:, best]) ** 2)
-        return errors_asked(1.0, n - 1) * float(np.sqrt(over_clients + over_folds))
+        return required_errors(1.0, n - 1) * float(np.sqrt(over_clients + over_folds))
 
     if totals[0] - totals[best] <= error(0):
         best = 0

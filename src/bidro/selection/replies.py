@@ -56,7 +56,7 @@ class Clients:
 class RepliesOracle:
     """A `RiskOracle` whose batches are rounds. Models of one batch with the same scale of the radii that
     leave out different folds share one curvature, over all rows at their mean: rows that a fold leaves out
-    hardly bend a risk, and curvature is most of a reply. `groups` says which do."""
+    hardly change it, and curvature is most of a reply. `groups` says which do."""
 
     clients: Clients
     oracle: Oracle  # of the inner problems
@@ -74,13 +74,15 @@ class RepliesOracle:
     def expand(self, X: Numbers, curved: ArrayLike = True) -> Given:
         scale, fold = self._views(len(X))
         models = np.column_stack([X, fold, scale])
-        # Solves with the same model, fold and radius ask once.
+        # Solves with the same model, fold and radius share one entry of the query.
         different, of_model = np.unique(models, axis=0, return_inverse=True)
-        bent, of_bend = self._bends(models, np.broadcast_to(curved, len(X)))
+        curved_at, of_hessian = self._curved_at(models, np.broadcast_to(curved, len(X)))
         # Filled up to the same lengths in every round, for which clients' programs are compiled once.
         length = -(-self.solves // TOGETHER) * TOGETHER
-        asked, bends = _filled(different, length), _filled(bent, self.candidates)
-        message = RisksBroadcast(np.asarray(len(different)), *asked, np.asarray(len(bent)), *bends)
+        valued, curved_parts = _filled(different, length), _filled(curved_at, self.candidates)
+        message = RisksBroadcast(
+            np.asarray(len(different)), *valued, np.asarray(len(curved_at)), *curved_parts
+        )
         reply = self.clients.replies(FoldRisks(self.oracle), message)
         attained, smoothing, gradient, packed = (np.moveaxis(np.asarray(v), 0, 1) for v in reply)
         values = (attained + smoothing)[of_model.ravel()]
@@ -93,14 +95,14 @@ class RepliesOracle:
         above, right = np.triu_indices(columns)
         inside = right < k
         above, right = above[inside], right[inside]
-        hessians = np.zeros((len(bent), self.n, k, k))
-        hessians[..., above, right] = hessians[..., right, above] = packed[: len(bent)][..., inside]
+        hessians = np.zeros((len(curved_at), self.n, k, k))
+        hessians[..., above, right] = hessians[..., right, above] = packed[: len(curved_at)][..., inside]
         # Of replies from rows on the host, rounding is not taken off.
         lower, upper = np.full_like(values, -np.inf), np.full_like(values, np.inf)
-        return Given(values, gradient[of_model.ravel()][..., :k], hessians, of_bend, lower, upper)
+        return Given(values, gradient[of_model.ravel()][..., :k], hessians, of_hessian, lower, upper)
 
-    def _bends(self, models: Numbers, curved: NDArray[np.bool_]) -> tuple[Numbers, Whole]:
-        """(where curvature is wanted (bends, d + 2), which of these is each model's (B,), -1 for none)."""
+    def _curved_at(self, models: Numbers, curved: NDArray[np.bool_]) -> tuple[Numbers, Whole]:
+        """(where Hessians are wanted (hessians, d + 2), which of these is each model's (B,), -1 for none)."""
         which, middle = np.full(len(models), -1), models.copy()
         for group in np.unique(self.groups[curved]):
             some = self.groups == group
@@ -127,7 +129,7 @@ class RepliesOracle:
         return Views(scale, np.where(fold < 0, self.folds, fold))
 
     def cuts(self, X: Numbers, widths: Numbers, sends_curvature: bool) -> list[Cut]:
-        """What the bundle method asks at each model, kinks smoothed over the widths (B,)."""
+        """The bundle method's cuts at each model, kinks smoothed over the widths (B,)."""
         scale, fold = self._views(len(X))
         parts: Any = (_padded(part, self.solves) for part in (X, widths, fold, scale))
         message = CutsBroadcast(np.asarray(len(X)), *parts)

@@ -4,12 +4,12 @@ Of the candidates of a cross-validation, those count whose mean loss on rows lef
 `max_cost` above that of pooled training, with a standard error to spare, and whose worst fifth (the mean over
 the worst fifth of the clients: of few clients the worst decile is too noisy to choose by) is lower by two
 standard errors: the best of several is lower by chance. And a choice must gain more than it pays: the share
-by which the worst tenth falls, which is what users are told, must be above the share by which the mean rises
+by which the worst tenth falls, which is what users are shown, must be above the share by which the mean rises
 by two standard errors of the difference, on the same folds. Of these the one with the lowest worst fifth is
 taken; where there is none it is pooled training.
 
-The error of a worst fifth is that of its clients' means over their folds, so that nothing more is asked of
-clients than losses by fold; that of a mean is over the clients, few as they are of those that a model meets.
+The error of a worst fifth is that of its clients' means over their folds, so that clients report nothing
+more than losses by fold; that of a mean is over the clients, few as they are of those that a model meets.
 Constants and rules were fixed on 12 tables and held on 14 others: see docs/choosing.md.
 """
 
@@ -111,8 +111,8 @@ def choice(left_out: LeftOut, pooled: int, max_cost: float) -> int:
     (gain, error), (cost, error_of_cost) = left_out.gain(pooled), left_out.cost(pooled)
     net, error_of_net = left_out.net(pooled)
     folds, n = left_out.rows.shape
-    of_gain, of_net = (errors_asked(_ERRORS_OF_GAIN, (folds - 1) * -(-n // parts)) for parts in (5, 10))
-    of_cost = errors_asked(_ERRORS_OF_COST, n - 1)
+    of_gain, of_net = (required_errors(_ERRORS_OF_GAIN, (folds - 1) * -(-n // parts)) for parts in (5, 10))
+    of_cost = required_errors(_ERRORS_OF_COST, n - 1)
     taken = (gain > of_gain * error) & (cost + of_cost * error_of_cost <= max_cost * abs(mean))
     taken &= net > of_net * error_of_net
     return _lowest(np.where(taken, scores, math.inf)) if taken.any() else pooled
@@ -124,9 +124,9 @@ def _lowest(scores: Floats) -> int:
     return int(np.flatnonzero(scores <= least + _SAME * abs(least))[0])
 
 
-def errors_asked(errors: float, degrees: int) -> float:
-    """So many standard errors of an estimate with so many degrees of freedom are as unlikely as `errors` are
-    of a normal variable with a known one: Student's t in place of the normal distribution."""
+def required_errors(errors: float, degrees: int) -> float:
+    """The quantile of Student's t that is as unlikely, with so many degrees of freedom, as `errors` standard
+    deviations are of a normal variable: for standard errors that are estimated."""
     return float(stdtrit(max(degrees, 1), ndtr(errors)))
 
 

@@ -29,9 +29,9 @@ from bidro.losses import LinearLoss, Softmax, has_curves
 from bidro.problem.problem import Problem
 from bidro.risk.moments import Moments, TrainingMoments
 from bidro.selection.calibrate import Calibration, calibrate
-from bidro.selection.cross_validate import fold_moments, moments_too_large, second_moments_tell
+from bidro.selection.cross_validate import fold_moments, moments_too_large, second_moments_suffice
 from bidro.selection.personalise import PersonalWord, choose_personal
-from bidro.selection.rule import LeftOut, errors_asked
+from bidro.selection.rule import LeftOut, required_errors
 
 MOST_SEGMENTS = 64
 # Slopes are held at their neighbours' as strongly as by so many rows more. Without it 16 segments follow the
@@ -50,7 +50,7 @@ _ERRORS, _HARDLY = 1.0, 0.01
 
 @dataclass(frozen=True)
 class Wanted:
-    """The curves that a user asked for, feature by feature."""
+    """The curves that a user wants, feature by feature."""
 
     most: tuple[int, ...]  # (k,) segments at the most; 1 for a straight line
     chosen: tuple[bool, ...]  # (k,) whether cross-validation chooses how many
@@ -79,7 +79,7 @@ class Wanted:
 
     @property
     def demands(self) -> bool:
-        """Whether more is asked for than straight lines of any sign, and not left to the rows."""
+        """Whether more is wanted than straight lines of any sign, and not left to cross-validation."""
         fixed = (most > 1 and not free for most, free in zip(self.most, self.chosen, strict=True))
         return any(self.signs) or any(self.by) or any(fixed)
 
@@ -190,7 +190,7 @@ def _chosen(
     bases = wanted.bases(finest)
     problems = [with_curves(problem, basis, wanted.signs) for basis in bases]
     sent = None
-    if second_moments_tell(problems[-1].with_balls(), sends_curvature) and not moments_too_large(
+    if second_moments_suffice(problems[-1].with_balls(), sends_curvature) and not moments_too_large(
         problems[-1], folds
     ):
         sent = fold_moments(problems[-1].with_balls(), FoldSpec(folds, seed), network)
@@ -212,7 +212,7 @@ def _chosen(
     def used(place: int) -> Floats:
         return _used(problems[place], each[place], personal, network, of(bases[place]))
 
-    choice = taken(bases, LeftOut(losses, each[0].left_out.rows), used)
+    choice = chosen_segments(bases, LeftOut(losses, each[0].left_out.rows), used)
     return problems[choice.place], choice, of(choice.basis)
 
 
@@ -224,7 +224,7 @@ def _used(
     sent: TrainingMoments | None,
 ) -> Floats:
     """(n,) losses on rows left out of the models that clients would use: their own, where they gain; `sent`
-    are the clients' second moments, where these tell all."""
+    are the clients' second moments, where nothing else is needed."""
     if (chosen := choose_personal(problem, found, personal, network, sent)) is None:
         return found.losses[:, 0]
     return np.where(chosen.adopts, chosen.personal, chosen.shared)
@@ -262,7 +262,7 @@ def _smoothing(problem: Problem) -> float:
     loss = problem.loss
     curvature = loss.scalar.curvature if isinstance(loss, LinearLoss) else 0.5
     if math.isinf(curvature):
-        # Losses with kinks bend over about the size of the residuals.
+        # A loss with kinks has a curvature of about one over the size of the residuals.
         curvature = 1 / problem.constant_risk if 0 < problem.constant_risk < math.inf else 1.0
     return 0.5 * curvature * SMOOTHING_ROWS / sum(problem.federation.sizes)
 
@@ -281,11 +281,12 @@ def without_smoothing(problem: Problem) -> Problem:
     return replace(problem, loss=replace(problem.loss, smoothing=0.0, pseudo_rows=0.0))  # type: ignore[type-var]
 
 
-def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Callable[[int], Floats]) -> SegmentChoice:
-    """Of the candidates, whose losses on rows left out stand one beside the other, the first and those count
-    that are better than it by a standard error and, as clients would use them, hardly worse; the lowest mean
-    is taken. `used` gives the clients' losses (n,) of one candidate as they would use it, and is asked for no
-    more than is needed."""
+def chosen_segments(
+    bases: tuple[Basis, ...], left_out: LeftOut, used: Callable[[int], Floats]
+) -> SegmentChoice:
+    """The candidate with the lowest mean loss on rows left out, of the first and those that are better by a
+    standard error and, as clients would use them, hardly worse. `used` gives the clients' losses (n,) of one
+    candidate as they would use it, and is called no more often than is needed."""
     losses, rows = left_out
     share = rows / rows.sum()
     means = left_out.means
@@ -294,7 +295,7 @@ def taken(bases: tuple[Basis, ...], left_out: LeftOut, used: Callable[[int], Flo
     cells = int(np.count_nonzero(rows))
     away = np.sum((share[..., None] * (apart - gain)) ** 2, axis=(0, 1)) * cells / max(cells - 1, 1)
     errors = np.sqrt(away)
-    better = gain > errors_asked(_ERRORS, cells - 1) * errors
+    better = gain > required_errors(_ERRORS, cells - 1) * errors
     place, first = 0, used(0) if better.any() else np.zeros(0)
     for candidate in np.argsort(means, kind="stable").tolist():
         if candidate == 0 or (better[candidate] and _hardly_worse(share.sum(axis=0), used(candidate), first)):

@@ -44,9 +44,9 @@ from bidro.solvers.references import NO_REFERENCES, References
 Numbers = NDArray[np.float64]
 
 _MOST_STEPS = 100
-# A step is shortened so often. A search without proof asks for every one, which may be a round: the bundle
+# A step is shortened so often. In a search without proof every one may take a round: the bundle
 # method soon goes on.
-_MOST_SHORTENED, _MOST_SHORTENED_ASKED = 12, 4
+_MOST_SHORTENED, _MOST_SHORTENED_UNPROVEN = 12, 4
 # It is shortened to between these shares of what it was, found by so many sections of the interval.
 _SHORTEST, _LONGEST, _SECTIONS = 0.02, 0.7, 12
 # Where steps of a search without proof fail, so much of the Hessian is that of all clients alike, then ten
@@ -62,6 +62,8 @@ _ROUNDING = 1e-14
 # one, down to the least.
 _SHARE_FOR_WEIGHTS, _LEAST_SHARE = 1e-2, 1e-10
 _MOST_CORNERS = 400
+# Slopes over the root of the Hessian are squared and summed: beyond this there is no curvature to divide by.
+_LARGEST_IMAGE = 1e140
 # Of a search without proof: a step is the last where it promises less than the first multiple of the gap and
 # the one before brought what it promised within the second share; Hessians stay where within the third.
 _LAST, _RIGHT, _SAME_HESSIAN = 8.0, 0.15, 0.02
@@ -72,7 +74,7 @@ _FIRST_SMOOTHING, _LESS_SMOOTH, _INNER_GAP, _MOST_INNER = 0.1, 20.0, 0.1, 80
 _NEAR_KINK = 1e-2
 # Risks below this share of the first model's count as that share.
 _SMALL = 1e-4
-# A loss whose infimum is at infinity falls by a factor e a step where classes can be told apart. Below this
+# A loss whose infimum is at infinity falls by a factor e a step where classes are separable. Below this
 # share of the first model's risk that is taken for granted, and the model goes out along its own direction to
 # where the risk would be the second share: about where the bundle method stops.
 _VANISHING, _VANISHED = 1e-3, 1e-12
@@ -265,6 +267,8 @@ def _predicted(
             first = abs(risk) if first is None else first
             size = max(abs(risk), _SMALL * first)
             ended = Minimax(x, mix.mean[: len(R)], upper, -np.inf, size, first, False, curved)
+            if size == 0:
+                return ended._replace(settled=True)  # nothing is lost, and there was nothing to lose
             if infimum_at_infinity and risk < _VANISHING * first:
                 return ended._replace(x=_far_out(models, x, risk / first), settled=True)
             # What nu adds to the risks; near 0 it has a kink.
@@ -282,7 +286,11 @@ def _predicted(
                 pieces = _Pieces.of(here, references)
                 found = _step(models, mixtures, x, pieces, mix, _SHARE_FOR_WEIGHTS * gap * size, everyone)
                 if found is None:
-                    return ended
+                    if everyone >= _MOST_OF_EVERYONE:
+                        return ended
+                    # Those with weight have no curvature here, as where all residuals are large.
+                    everyone = max(10 * everyone, _LEAST_OF_EVERYONE)
+                    continue
                 mix, step, reached = found
                 trial = np.asarray(models.project(x + step))
                 promised = upper - reached
@@ -290,7 +298,7 @@ def _predicted(
                 return ended._replace(x=trial, alpha=mix.mean[: len(R)], settled=True)
             gradients, at_x = lift.chained(there, b, x).gradients, (there, b)
             moved = False
-            for shortened in range(_MOST_SHORTENED_ASKED):
+            for shortened in range(_MOST_SHORTENED_UNPROVEN):
                 renewed = wrong > _SAME_HESSIAN
                 there, b = yield _Request(trial, renewed)
                 ahead = references.off(there.values[b])
@@ -441,6 +449,8 @@ def _step(
             image = solve_triangular(root, pieces.slopes[:, free].T, lower=True, check_finite=False)
         except (np.linalg.LinAlgError, ValueError):
             return None
+        if not np.max(np.abs(image), initial=0.0) < _LARGEST_IMAGE:
+            return None
         mix = _best_mix(mixtures, pieces, image, mix.corners, enough)
         value, slope = pieces.linear(mix)
         # By these weights others may be held, or fewer.
@@ -456,10 +466,10 @@ def _step(
 def _shorter(mixtures: MixtureSet, R: Numbers, slopes: Numbers, ahead: Numbers) -> tuple[float, float]:
     """(share of a failed step, worst mixture) where that is least, if risks that are R (n,) with `slopes`
     (n,) along the step before it and `ahead` (n,) after it are quadratic between."""
-    bends = np.maximum(ahead - R - slopes, 0.0)
+    curvature = np.maximum(ahead - R - slopes, 0.0)
 
     def worst(length: float) -> float:
-        return float(mixtures.linear_maximum(R + length * slopes + length**2 * bends)[0])
+        return float(mixtures.linear_maximum(R + length * slopes + length**2 * curvature)[0])
 
     golden = (math.sqrt(5) - 1) / 2
     low, high = _SHORTEST, _LONGEST

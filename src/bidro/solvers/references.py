@@ -1,8 +1,8 @@
 """References: constants that are taken off the clients' risks where these reach the server.
 
 The server then bounds min over x of max over alpha in A of sum_i alpha_i (R_i(x) - b_i), the minimax regret;
-clients and messages know nothing of it. A regret may be 0 or negative, so that the size of an error is told
-from a risk instead: with alpha_1 in A, the clients' shares as far as A allows,
+clients and messages know nothing of it. A regret may be 0 or negative, so that gaps are relative
+to a risk instead: with alpha_1 in A, the clients' shares as far as A allows,
 
     regret + <alpha_1, b> >= <alpha_1, R(x)>     for the regret of x under the worst mixture.
 """

@@ -39,7 +39,7 @@ _WITHOUT_GAIN, _GAIN = 60, 0.99
 
 
 class GapNotReachedWarning(UserWarning):
-    """The solver stopped at a wider gap than was asked for.
+    """The solver stopped at a wider gap than was requested.
 
     Examples:
         >>> import warnings
@@ -139,9 +139,9 @@ def chosen_method(problem: Problem) -> tuple[Method, str]:
     """(method, why): the one rule by which `solve` chooses."""
     d = problem.dimension
     if OneShotMWDRO.suits(problem) and d <= LARGEST_MOMENTS:
-        return "one-shot", "of squared loss the second moments tell all"
+        return "one-shot", "squared loss depends on second moments alone"
     if not problem.ambiguity_set.has_curvature:
-        return "gradients", f"{type(problem.ambiguity_set).__name__} tells no curvature"
+        return "gradients", f"{type(problem.ambiguity_set).__name__} has no curvature"
     if d > LARGEST_CURVATURE:
         why = f"the model has {d} parameters, more than {LARGEST_CURVATURE}: curvature is too large"
         return "gradients", why
@@ -172,8 +172,8 @@ def solve(
         max_rounds: stop after so many in all, whatever the gap.
         oracle: solves inner problems without a closed form; exact where there is one, by default.
         progress: called after each round with its number and the gap.
-        resume: a solution of the same problem by the same method to go on from; refused where it cannot be
-            told whether a loss of your own is still the same.
+        resume: a solution of the same problem by the same method to go on from; refused where it is
+            unknown whether a loss of your own is still the same.
         network: answers the rounds; clients in this process by default.
         start: (d,) a model to begin with.
         moments: the replies of "one-shot", where clients have sent them before (they are taken to be of this
@@ -203,7 +203,7 @@ def solve(
     rule, why = chosen_method(problem)
     if moments is not None and OneShotMWDRO.suits(problem):
         # Nothing more is sent, however many parameters there are.
-        rule, why = "one-shot", "the second moments, which tell all, have been sent"
+        rule, why = "one-shot", "the second moments, which are all that it depends on, have been sent"
     elif start is not None and mixture is not None:
         rule, why = "gradients", "a solution was given, which one round is to prove"
     chosen: str = method or (rule if resume is None else resume.method)
@@ -222,13 +222,13 @@ def solve(
     run = _Run(chosen, why, time.perf_counter(), state)
     if resume is not None:
         run.go_on_from(resume, gap)
-    told = network if moments is None or chosen != "one-shot" else Answered(moments)
-    run.rounds(told, algorithm, problem, max_rounds, progress)
+    clients = network if moments is None or chosen != "one-shot" else Answered(moments)
+    run.rounds(clients, algorithm, problem, max_rounds, progress)
     by_rule = chosen == "one-shot" and method is None and resume is None
     if by_rule and not run.solver.gap <= gap and run.done < max_rounds:
         algorithm, one_shot = _algorithm(problem, "curvature", oracle, gap), (run.method, run.why, run.state)
         run.method, run.why = "curvature", "the rounding of second moments hides what is left"
-        # What counts as 0 is told by the first model, not by the one that is begun at.
+        # The first model sets the floor of risks, not the one that this solve begins at.
         x, floor = np.asarray(problem.domain.project(run.solver.best.x)), run.solver.target.floor
         run.state = algorithm.init(problem).at(x, floor=floor)
         run.rounds(network, algorithm, problem, max_rounds, progress)
@@ -351,9 +351,9 @@ def _algorithm(problem: Problem, method: str, oracle: Oracle, gap: float) -> Alg
     if method == "one-shot":
         return OneShotMWDRO(gap)
     if method in ("curvature", "gradients"):
-        bends = method == "curvature"
-        history = kink_history(problem.inner, bends) if problem.ambiguity_set.over_balls else 0
-        return ExactMWDRO(oracle, bends, gap, kink_history=history)
+        curvature = method == "curvature"
+        history = kink_history(problem.inner, curvature) if problem.ambiguity_set.over_balls else 0
+        return ExactMWDRO(oracle, curvature, gap, kink_history=history)
     raise BidroError(f"The method must be 'curvature', 'gradients' or 'one-shot'; got {method!r}.")
 
 

@@ -67,8 +67,8 @@ def headline(fit: Fit, evaluated: Mapping[str, Any]) -> dict[str, Any] | None:
     `measure` is "error" or "right". `models` has over all rows what the models in use, the shared model,
     pooled training and one guess for everybody come to, as far as known, and `clients` the same by client
     (`guess_held_out` says whether the guess is evaluated on held-out rows; `of_people` whether all of it is
-    of means of people, not of rows). `guess` is what is guessed. `untold` has by client what a typical error
-    is less than where privacy's noise hides more.
+    of means of people, not of rows). `guess` is what is guessed. `hidden_by_noise` has by client
+    what a typical error is less than where privacy's noise hides more.
     """
     entry, classes = registry.entry_of(fit.model.loss), fit.model.schema.classes
     rows = np.array([one.rows for one in fit.evaluation.values()], float)
@@ -92,7 +92,7 @@ def headline(fit: Fit, evaluated: Mapping[str, Any]) -> dict[str, Any] | None:
     plain, clipped = _for_people(typical), fit.certificate.clipped
     bounded = {}
     if fit.certificate.privacy is not None and clipped is not None:
-        bounded = untold(fit.evaluation, clipped.largest)
+        bounded = hidden_by_noise(fit.evaluation, clipped.largest)
     return {
         "measure": "error" if classes is None else "right",
         "words": entry.typical_words if classes is None else _RIGHT,
@@ -103,7 +103,7 @@ def headline(fit: Fit, evaluated: Mapping[str, Any]) -> dict[str, Any] | None:
             client: {name: plain(float(cost[i])) for name, cost in losses.items()}
             for i, client in enumerate(fit.evaluation)
         },
-        "untold": {name: plain(most) for name, most in bounded.items()},
+        "hidden_by_noise": {name: plain(most) for name, most in bounded.items()},
         "of_people": fit.baselines.of_people,
         "guess": None if guess is None else _guessed(fit, guess),
         "guess_held_out": None if guess is None else guess.held_out,
@@ -116,7 +116,7 @@ def _for_people(typical: Typical | None) -> Typical:
     return (lambda cost: 1 - cost) if typical is None else (lambda cost: float(typical(cost)))
 
 
-def untold(evaluated: Mapping[str, ClientLoss], largest: float) -> dict[str, float]:
+def hidden_by_noise(evaluated: Mapping[str, ClientLoss], largest: float) -> dict[str, float]:
     """By client what its mean loss is less than, where its standard error is so large that it cannot be
     distinguished from 0: the loss and twice that error, and no more than any loss counts as."""
     return {
@@ -533,7 +533,7 @@ def scored_content(table: ScoredRows, confidence: float) -> dict[str, Any]:
 def _scored_plainly(
     evaluated: Mapping[str, Any], word: str, typical: Typical | None
 ) -> dict[str, Any] | None:
-    """How well the predictions do in a measure for people, as `workflow.headline` has it; None for losses
+    """How well the predictions do in a measure for people, as `headline` has it; None for losses
     without one."""
     if word != "mistakes" and typical is None:
         return None
@@ -676,7 +676,8 @@ def drawn_curves(model: Model, of_rows: RowQuantiles | None) -> dict[str, Any] |
             ]
         else:
             values, weights = _of_levels(model, some, of_rows)
-            content = {"levels": list(column.levels), "values": _one_or_each(values).tolist()}
+            shown = values[:, 0] if values.shape[1] == 1 else values  # of two classes, one score
+            content = {"levels": list(column.levels), "values": shown.tolist()}
             if of_rows is not None:
                 content["shares"] = weights.tolist()
             found.append({"name": column.name, "matters": _varies(values, weights), **content})
@@ -697,11 +698,6 @@ def _varies(values: Floats, weights: Floats) -> float:
 def _rows(of_rows: RowQuantiles, place: int) -> dict[str, list[float]]:
     """By client, of those with enough rows."""
     return {name: own[place].tolist() for name, own in zip(of_rows.clients, of_rows.quantiles, strict=True)}
-
-
-def _one_or_each(values: Floats) -> Floats:
-    """(levels,), or (levels, classes) for more than two classes."""
-    return values[:, 0] if values.shape[1] == 1 else values
 
 
 def _of_number(model: Model, place: int, of_rows: RowQuantiles | None, level: int) -> Floats:

@@ -59,7 +59,7 @@ class MixtureSet(ABC):
 
     @property
     def is_polytope(self) -> bool:
-        """Whether `polytope` states the set: asked without making its matrices, which grow with n^2."""
+        """Whether `polytope` states the set, without making its matrices, which grow with n^2."""
         return type(self).polytope is not MixtureSet.polytope
 
     def contains(self, v: V, tolerance: float = 1e-9) -> V:

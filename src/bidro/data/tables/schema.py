@@ -213,8 +213,8 @@ class Schema:
     """What a table must have: its client column, its target and its features, and for training and
     statements the column that names the person of every row, where several rows are of one.
 
-    Raises BidroError for two columns of numbers of one name, a unit that is the client or the target, or what
-    is no name of something that a target is measured in.
+    Raises BidroError for two columns of numbers of one name, a person column that is the client or the
+    target, or what is no name of something that a target is measured in.
     """
 
     client: str

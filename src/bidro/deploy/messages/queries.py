@@ -268,7 +268,7 @@ def _read_spread(request: Request, header: Mapping[str, Any], data: bytes) -> Re
 def _read_bends(request: Request, header: Mapping[str, Any], data: bytes) -> Request:
     """Where curves are to bend."""
     request, plan = _read_spread(request, header, data), request.protocol
-    message, moments = unpack(data, questions.Bend), header["moments"]
+    message, moments = unpack(data, questions.KnotQuery), header["moments"]
     array, most = np.asarray(message.places), plan.wanted.most
     fits = array.dtype == np.int64 and array.shape == (len(most), max(most) - 1)
     if not fits or type(moments) is not bool:
@@ -382,15 +382,15 @@ def _require_models(plan: QueryPlan, x: Any, shape: Sequence[int] | None = None)
     return math.prod(leading)
 
 
-def _shrinkage(plan: QueryPlan, freedom: Any) -> None:
+def _shrinkage(plan: QueryPlan, inverse: Any) -> None:
     """Of a personal model: one of the agreed shrinkages, or none."""
-    if freedom.size == 0:
+    if inverse.size == 0:
         return
     word = plan.agreed.options.personal
-    if freedom.shape != (2,) or freedom.dtype != np.float64 or np.any(freedom < 0):
+    if inverse.shape != (2,) or inverse.dtype != np.float64 or np.any(inverse < 0):
         raise PolicyViolationError("a personal model has two numbers that say how free it is.")
     known = () if word is None else SHRINKAGES[word]
-    if np.any(freedom > 0) and Shrinkage.of_freedom(freedom) not in known:
+    if np.any(inverse > 0) and Shrinkage.of_inverse(inverse) not in known:
         raise PolicyViolationError(
             "it was asked for a personal model with a shrinkage that was not agreed on."
         )
@@ -481,7 +481,7 @@ def _require_among(value: Any, shape: tuple[int, ...], known: NDArray[np.float64
 
 
 def _means_of_bounds(plan: QueryPlan, message: questions.HoldoutQuery) -> int:
-    models = 1 + bool(np.any(message.freedom > 0)) + bool(message.pooled.size)
+    models = 1 + bool(np.any(message.inverse_shrinkage > 0)) + bool(message.pooled.size)
     return models + (plan.box is not None)
 
 
@@ -507,7 +507,7 @@ def _number(least: float, most: float, matrix: bool = False) -> Rule:
 
 _OF_A_MODEL: dict[str, Rule] = {
     "x": lambda plan, x: _require_models(plan, x, ()),
-    "freedom": _shrinkage,
+    "inverse_shrinkage": _shrinkage,
     "pooled": lambda plan, x: _require_models(plan, x, ()) if x.size else None,
 }
 # Of a private run: a model in spreads of the target, and what losses in squares of these are clipped at.
@@ -554,8 +554,8 @@ _DECLARED = (
         "Segments that rows bear",
         "How many segments of the curves that were asked about the site's rows bear, with enough rows in "
         "every one, in every fold and together with every level and other curve: a number a feature.",
-        message=questions.Bend,
-        reply=questions.Bends,
+        message=questions.KnotQuery,
+        reply=questions.KnotReply,
         header=frozenset({"table", "folds", "moments"}),
         read=_read_bends,
     ),
@@ -685,7 +685,7 @@ _DECLARED = (
         "Gradients with noise",
         "Sums over the training rows of the loss and its slopes at a model, none counted as more than a "
         "level, and how many slopes are below it, with noise; without noise at a site without a budget.",
-        message=questions.AtModel,
+        message=questions.GradientsQuery,
         reply=questions.NoisyGradients,
         numbers={
             **_IN_SPREADS,

@@ -45,11 +45,11 @@ from bidro.fit.fitted import Progress
 from bidro.fit.questions import (
     Assess,
     Assessment,
-    AtModel,
-    Bend,
-    Bends,
+    GradientsQuery,
     HoldoutBounds,
     HoldoutQuery,
+    KnotQuery,
+    KnotReply,
     NoisyGradients,
     NoisyHoldoutQuery,
     NoisyLosses,
@@ -85,7 +85,7 @@ class PrivateSites:
     def moments(self) -> NoisyMoments:
         return self._ask("moments", 1, Nothing(), NoisyMoments.like(self.plan.columns))
 
-    def gradients(self, t: int, message: AtModel) -> NoisyGradients:
+    def gradients(self, t: int, message: GradientsQuery) -> NoisyGradients:
         return self._ask("gradients", t, message, NoisyGradients.like(self.plan.columns))
 
     def losses(self, message: NoisyHoldoutQuery) -> NoisyLosses:
@@ -292,10 +292,10 @@ class SiteClients:
         edges = np.asarray(stack_trees(told.values()).edges, np.int64)  # (n, k, parts - 1)
         counted = self.federation.counted
         places = tuple(common_places(edges[:, j], counted, own) for j, own in enumerate(wanted))
-        message = Bend(padded(places, max(wanted) - 1))
+        message = KnotQuery(padded(places, max(wanted) - 1))
         settings = {name: {**own, "moments": curvature} for name, own in settings.items()}
         messages = dict.fromkeys(names, message)
-        finest, like_bends = self.protocol.basis_of(places), Bends.like(len(wanted))
+        finest, like_bends = self.protocol.basis_of(places), KnotReply.like(len(wanted))
         borne = self.coordinator.ask("bends", 1, settings, messages, like_bends, check=_check_bends)
         fewest = np.min([np.asarray(one.segments) for one in borne.values()], axis=0).astype(int)
         return finest.thinned(fewest.tolist()), self.protocol.ends
@@ -312,10 +312,10 @@ class SiteClients:
                 raise BidroError("it tells places of a feature that is a straight line.")
 
     def _each(self, message: T) -> dict[str, T]:
-        """A message to every site, with its own freedom alone."""
-        every = np.asarray(message.freedom)  # type: ignore[attr-defined]
+        """A message to every site, with its own inverse shrinkage alone."""
+        every = np.asarray(message.inverse_shrinkage)  # type: ignore[attr-defined]
         return {
-            name: message._replace(freedom=every[i])  # type: ignore[attr-defined]
+            name: message._replace(inverse_shrinkage=every[i])  # type: ignore[attr-defined]
             for i, name in enumerate(self.federation.names)
         }
 
@@ -351,7 +351,7 @@ class SiteClients:
             len(message.levels),
             of.largest is not None,
             of.loss.labels is not None,
-            np.asarray(message.freedom).size > 0,
+            np.asarray(message.inverse_shrinkage).size > 0,
             np.asarray(message.pooled).size > 0,
         )
         messages = self._each(message)
@@ -375,7 +375,7 @@ class SiteClients:
         return apart
 
 
-def _check_bends(name: str, reply: Bends, rows: int) -> None:
+def _check_bends(name: str, reply: KnotReply, rows: int) -> None:
     """Raise BidroError for a number of segments that curves cannot have."""
     del name, rows
     told = np.asarray(reply.segments)

@@ -565,7 +565,7 @@ def require_assessment(
     if problem.loss.nonnegative or problem.loss.infimum_at_infinity:
         _not_negative(reply, ("loss", "personal_loss"))
     own.require_trained(problem, np.asarray(message.x), loss)
-    if not np.asarray(message.freedom).any():
+    if not np.asarray(message.inverse_shrinkage).any():
         _require_shared(loss, float(reply.personal_loss))
     # The risk over a ball of radius 0 is the mean loss.
     rising = np.append(loss, np.asarray(reply.robust)[np.argsort(np.asarray(message.radii))])
@@ -582,7 +582,7 @@ def require_bounds(
     _not_negative(reply, ("se",))
     if of.loss.nonnegative or of.loss.infimum_at_infinity:
         _not_negative(reply, ("loss", "personal_loss", "means"))
-    if not np.asarray(message.freedom).any():
+    if not np.asarray(message.inverse_shrinkage).any():
         _require_shared(float(reply.loss), float(reply.personal_loss))
     for mean, part in zip(np.asarray(reply.means).tolist(), STATEMENTS, strict=True):
         largest = of.largest if part == "held_out" else of.seen

@@ -69,8 +69,8 @@ from bidro.deploy.site.rows import (
 from bidro.federated.engines.remote import Participant
 from bidro.federated.engines.wire import pack, unpack
 from bidro.fit import client_side
-from bidro.fit.private_side import Answering, PrivateRows, in_agreed_units
-from bidro.fit.questions import Assess, Bends, HoldoutQuery, Places
+from bidro.fit.private_side import PrivateClient, PrivateRows, in_agreed_units
+from bidro.fit.questions import Assess, HoldoutQuery, KnotReply, Places
 from bidro.losses import losses_of
 from bidro.losses.predicted import SUM_TOLERANCE, PredictedLoss, Scored
 from bidro.model.onnx.run import OnnxModel, Predictions, Roles, by_name
@@ -124,13 +124,13 @@ def _places(site: Site, rows: SiteRows, request: Request) -> tuple[Places, int]:
     return Places(padded(found, PARTS - 1).astype(float)), min(fewest)
 
 
-def _borne(site: Site, rows: SiteRows, request: Request) -> tuple[Bends, int]:
+def _borne(site: Site, rows: SiteRows, request: Request) -> tuple[KnotReply, int]:
     """How many of the segments that curves are to have the rows bear. Every second knot of all features goes
     until they do; where they bear none so, one feature after the other has as many as they bear."""
     of_lines, k = rows.protocol, len(rows.protocol.wanted.most)
     over = draws(~holdout(site, rows), rows.people)
     if request.protocol.curved is None:
-        return Bends(np.ones(k)), over
+        return KnotReply(np.ones(k)), over
     looks, wanted = _looks(site, rows), request.protocol.curved.knots
     looks.allow(wanted)
     fold_ids, may = fold_ids_of(site, rows, request.folds), releases(site, rows)
@@ -148,7 +148,7 @@ def _borne(site: Site, rows: SiteRows, request: Request) -> tuple[Bends, int]:
             found[j] = next(n for n in levels if n == 1 or borne([*found[:j], n, *found[j + 1 :]]))
     kept = of_lines.at(of_lines.places_of(finest.thinned(found))).curved
     looks.keep(wanted, {} if kept is None else kept.knots)
-    return Bends(np.array(found, float)), over
+    return KnotReply(np.array(found, float)), over
 
 
 @lru_cache(maxsize=16)
@@ -206,10 +206,10 @@ def _participant(
 def _used(protocol: QueryPlan, here: Federation, message: Assess | HoldoutQuery) -> Floats:
     """(1, d) the model that this site uses: its own around the server's, made anew from its training rows, or
     the server's."""
-    freedom = np.asarray(message.freedom, float)
-    if freedom.size:
-        require_known_shrinkages([Shrinkage.of_freedom(freedom)])
-    return client_side.personal_models(protocol.loss, here.host_rows, here.sizes, message.x, freedom)
+    inverse = np.asarray(message.inverse_shrinkage, float)
+    if inverse.size:
+        require_known_shrinkages([Shrinkage.of_inverse(inverse)])
+    return client_side.personal_models(protocol.loss, here.host_rows, here.sizes, message.x, inverse)
 
 
 def _keep_personal(site: Site, request: Request, used: Floats) -> None:
@@ -217,7 +217,7 @@ def _keep_personal(site: Site, request: Request, used: Floats) -> None:
     fewer clients is in its place."""
     message, where = request.message, site.personal / request.run / PERSONAL_FILE
     try:
-        if not np.any(np.asarray(message.freedom) > 0):
+        if not np.any(np.asarray(message.inverse_shrinkage) > 0):
             where.unlink(missing_ok=True)
             return
         where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -285,7 +285,7 @@ def _private(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     assert plan is not None
     if site.privacy is None:
         over = _require_rules(site, rows, plan, request)
-        return _reply(Answering(_rows(site, rows), plan, None), request), over
+        return _reply(PrivateClient(_rows(site, rows), plan, None), request), over
     return _released(site, rows, plan, site.privacy, request), 0
 
 
@@ -301,7 +301,7 @@ def _released(site: Site, rows: SiteRows, plan: Plan, budget: Budget, request: R
     about = {"run": request.run, "question": request.question, "round": str(request.round)}
 
     def draw() -> bytes:
-        return pack(_reply(Answering(_rows(site, rows), plan, budget), request))
+        return pack(_reply(PrivateClient(_rows(site, rows), plan, budget), request))
 
     key, state, charged = _key(rows, budget, request), state_of(site), False
     ledger = ledger_in(state)
@@ -332,7 +332,7 @@ def _key(rows: SiteRows, budget: Budget, request: Request) -> bytes:
     return hashlib.sha256(text + b"\0" + pack(request.message)).digest()
 
 
-def _reply(answering: Answering, request: Request) -> Any:
+def _reply(answering: PrivateClient, request: Request) -> Any:
     if request.question == "moments":
         return answering.moments()
     return getattr(answering, request.question)(request.message)

@@ -160,7 +160,7 @@ class MixtureBall(ModelAndWeights):
         # Without a budget no sample moves: lambda is infinite.
         plain = rows.mean_and_gradient(inner.loss.values, x)[1]
         gradient = jnp.where(client.eps > 0, gradient, plain)
-        curvature = jnp.zeros(()) if found.bend is None else found.bend
+        curvature = jnp.zeros(()) if found.lambda_curvature is None else found.lambda_curvature
         return Reply(x - self.eta_x * gradient, found.cost, curvature * by_s * excess)
 
     def server(self, state: State, replies: Reply, replied: Array) -> State:

@@ -150,14 +150,14 @@ class Coordinator:
     record: Record
     policy: Policy = field(default_factory=Policy)
     say: Callable[[str], None] = lambda _: None
-    # Called with what is requested (a question, or the algorithm of a round), the round, who is waited for
+    # Called with what is requested (a query, or the algorithm of a round), the round, who is waited for
     # and how many bytes have been sent both ways so far, when a round begins and whenever others are waited
     # for.
     watch: Callable[[str, int, Sequence[str], int], None] = lambda *_: None
 
     def ask(
         self,
-        question: str,
+        query: str,
         round_number: int,
         settings: Mapping[str, Mapping[str, Any]],
         messages: Mapping[str, Any],
@@ -166,7 +166,7 @@ class Coordinator:
         check: Check[T] | None = None,
         counts_rows: bool = True,
     ) -> dict[str, T]:
-        """The replies to one question, of the shapes in `like`; settings, messages and replies are by client.
+        """The replies to one query, of the shapes in `like`; settings, messages and replies are by client.
         Without `counts_rows` they need not say over how many rows they are.
 
         `check` is called with every reply, also with those on the record, and raises BidroError for one that
@@ -179,7 +179,7 @@ class Coordinator:
         requests = {
             name: pack(
                 messages[name],
-                {"run": self.run, "question": question, "round": round_number, "client": name, **own},
+                {"run": self.run, "question": query, "round": round_number, "client": name, **own},
             )
             for name, own in settings.items()
         }
@@ -194,22 +194,22 @@ class Coordinator:
                 try:
                     require_consistent(check, name, answered[name], rows)
                 except ContradictionError as error:
-                    self.leave_out(question, round_number, {name: _contradicts(name, error)}, requests)
+                    self.leave_out(query, round_number, {name: _contradicts(name, error)}, requests)
         began = time.monotonic()
         missed = {name for name in requests if self.record.missed(name, _digest(requests[name]))}
         said: list[str] = []
         while waiting := [name for name in requests if name not in answered and name not in missed]:
             if waiting != said:
-                self.watch(_requested(question, settings), round_number, waiting, self._bytes())
+                self.watch(_requested(query, settings), round_number, waiting, self._bytes())
                 said = waiting
             faults, refusals, gone = self._exchange(
-                question, round_number, requests, waiting, like, answered, check, counts_rows
+                query, round_number, requests, waiting, like, answered, check, counts_rows
             )
             if not faults and not refusals:
                 break
             if refusals:
-                self.leave_out(question, round_number, {**refusals, **faults}, requests)
-            self._note(question, round_number, faults)
+                self.leave_out(query, round_number, {**refusals, **faults}, requests)
+            self._note(query, round_number, faults)
             if partial:
                 self._require(answered, faults)
                 for name in faults:
@@ -230,11 +230,11 @@ class Coordinator:
         return {name: answered[name] for name in requests if name in answered}
 
     def leave_out(
-        self, question: str, round_number: int, reasons: Mapping[str, str], participating: Iterable[str]
+        self, query: str, round_number: int, reasons: Mapping[str, str], participating: Iterable[str]
     ) -> NoReturn:
         """Do without clients that will not answer, or cannot be believed, for these reasons: raises
         LostClientsError where the policy is to go on with the other participants, else BidroError."""
-        self._note(question, round_number, reasons)
+        self._note(query, round_number, reasons)
         if self.policy.on_client_loss == "wait":
             raise BidroError(" ".join(_sentence(name, why) for name, why in reasons.items()))
         self._lose(reasons, participating)
@@ -251,7 +251,7 @@ class Coordinator:
         said: list[str] = []
         while absent := sorted(self.carrier.absent(names)):
             if time.monotonic() - began > limit:
-                return  # the first question will find them missing
+                return  # the first query will find them missing
             if absent != said:
                 self.say(f"waiting for {', '.join(absent)}")
                 said = absent
@@ -259,7 +259,7 @@ class Coordinator:
 
     def _exchange(
         self,
-        question: str,
+        query: str,
         round_number: int,
         requests: Mapping[str, bytes],
         names: Sequence[str],
@@ -294,7 +294,7 @@ class Coordinator:
             head = {
                 "client": name,
                 "request": _digest(requests[name]),
-                "question": question,
+                "question": query,
                 "round": round_number,
                 "rows": rows,
                 "bytes_down": len(requests[name]),
@@ -310,9 +310,9 @@ class Coordinator:
         """Sent both ways so far, in all sessions of the run."""
         return sum(head["bytes_down"] + head["bytes_up"] for head in self.record.heads if "request" in head)
 
-    def _note(self, question: str, round_number: int, faults: Mapping[str, str]) -> None:
+    def _note(self, query: str, round_number: int, faults: Mapping[str, str]) -> None:
         for name, why in faults.items():
-            self.record.append({"client": name, "question": question, "round": round_number, "fault": why})
+            self.record.append({"client": name, "question": query, "round": round_number, "fault": why})
             self.say(f"{name}: {why}")
 
     def _require(self, left: Sequence[str] | Mapping[str, Any], faults: Mapping[str, str]) -> None:
@@ -324,10 +324,10 @@ class Coordinator:
             )
 
 
-def _requested(question: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """The question, or the algorithm of a round."""
+def _requested(query: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """The query, or the algorithm of a round."""
     described = next(iter(settings.values())).get("algorithm")
-    return str(described["kind"]) if isinstance(described, Mapping) and "kind" in described else question
+    return str(described["kind"]) if isinstance(described, Mapping) and "kind" in described else query
 
 
 def _digest(request: bytes) -> str:

@@ -117,7 +117,7 @@ class Remote:
     needs_all: bool = True
     check: RoundCheck | None = None
     about: Callable[[Loss], Mapping[str, Any]] = lambda _: {}  # what requests say of the loss
-    question: str = "round"  # the name of a round's query
+    query: str = "round"  # the name of a round's query
 
     def clients_of(self, problem: Problem, fold_spec: FoldSpec | None = None, seed: int = 0) -> Ask:
         names = problem.federation.names
@@ -141,7 +141,7 @@ class Remote:
                 if self.check is not None:
                     self.check(name, problem, fold_spec, algorithm, messages[name], reply, rows)
 
-            found = self.coordinator.ask(self.question, t, settings, messages, like, self.needs_all, check)
+            found = self.coordinator.ask(self.query, t, settings, messages, like, self.needs_all, check)
             none = jax.tree.map(lambda v: np.zeros(v.shape, v.dtype), like)
             replies = [found.get(name, none) for name in names]
             stacked = jax.tree.map(lambda *v: np.stack(v), *replies)

@@ -191,10 +191,10 @@ def _searched(
         attained = attained + left * floor
         gradient = gradient.at[-1].add(left * far)
     hessian = None
-    if spent.hessian is not None and spent.coupling is not None and spent.bend is not None:
+    if spent.hessian is not None and spent.coupling is not None and spent.lambda_curvature is not None:
         # Where moves do not jump, lambda gives way to the model, which lowers the curvature.
-        gives = ~free & (room <= _JUMP * budget) & (spent.bend > 0)
-        rank_one = jnp.outer(spent.coupling, spent.coupling) / jnp.where(gives, spent.bend, 1.0)
+        gives = ~free & (room <= _JUMP * budget) & (spent.lambda_curvature > 0)
+        rank_one = jnp.outer(spent.coupling, spent.coupling) / jnp.where(gives, spent.lambda_curvature, 1.0)
         hessian = spent.hessian - jnp.where(gives, rank_one, 0.0)
     found = RiskModel(dual, attained, gradient, spent.smoothing, hessian, high, low, share)
     if at.nu is not None and inner.transport.p == 2:

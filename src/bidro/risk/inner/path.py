@@ -1,12 +1,12 @@
 """The cheapest way to move a linear predictor, and the exact maximum along it.
 
 For a loss L(u) with u = <a, xi> + offset, only u matters, and the cheapest way to change it is along
-xi(nu) = clip(zeta + nu S^-2 a) for nu in R: a ray where the support is unbounded, a path that bends
+xi(nu) = clip(zeta + nu S^-2 a) for nu in R: a ray where the support is unbounded, a path with kinks
 where a coordinate meets the box. Along it, with side s = sign(nu) and nu >= 0 from here on,
 
     u = u0 + s (travel + rate nu)      and      ||S (xi - zeta)||^2 = spent + rate nu^2
 
-on each piece between two bends. The objective L(u) - rho ||S (xi - zeta)||^p is not concave, so its
+on each piece between two kinks. The objective L(u) - rho ||S (xi - zeta)||^p is not concave, so its
 global maximum is taken over the ends and all local maxima of all pieces.
 
 Those inside a piece come from `squared_cost_maxima` and `norm_cost_maxima`, whose candidates include every

@@ -338,8 +338,10 @@ def _cancelled(
     np.add.at(mean, cuts.owner, answer.multipliers[:, None] * np.column_stack([cuts.gradient, values]))
     mean = mean[owner] / weight[:, None]
     instead = np.column_stack([others.gradient, values[lent]]) - mean
-    beside = np.column_stack([others.gradient, values[lent] - float(answer.multipliers @ values) / weight])
-    offered = np.vstack([instead, beside])
+    additional = np.column_stack(
+        [others.gradient, values[lent] - float(answer.multipliers @ values) / weight]
+    )
+    offered = np.vstack([instead, additional])
     cost = np.maximum(-offered[:, -1], 0.0)
     twice, k = cuts.with_more(others).with_more(cuts), len(owner)
     matrix = model.cone_matrix

@@ -47,7 +47,7 @@ class Cuts(NamedTuple):
     """
 
     owner: Indices  # (cuts,)
-    value: Numbers  # (cuts,) at the point where the client was asked
+    value: Numbers  # (cuts,) at the point that the client assessed
     gradient: Numbers  # (cuts, k)
     origin: Indices  # (cuts,) which point that was, never falling
     idle: Indices  # (cuts,) rounds since a program used it

@@ -99,7 +99,7 @@ class OneShotMWDRO(BaseAlgorithm):
 
     @staticmethod
     def suits(problem: Problem) -> bool:
-        """Whether the second moments tell all of this problem."""
+        """Whether the problem depends on second moments alone."""
         return isinstance(problem.loss, Squared) and problem.ambiguity_set.closed_form(problem.inner)
 
     def init(self, problem: Problem, seed: int = 0) -> OneShotState:
@@ -121,8 +121,8 @@ class OneShotMWDRO(BaseAlgorithm):
         """Needs all clients: until then, the round is repeated."""
         if not np.all(np.asarray(replied)):
             return state._replace(solver=state.solver._replace(t=state.solver.t + 1))
-        told = Moments(np.asarray(replies.mean), np.asarray(replies.around))
-        moments = smoothed(told, state.inner.loss)
+        received = Moments(np.asarray(replies.mean), np.asarray(replies.around))
+        moments = smoothed(received, state.inner.loss)
         risks = partial(risks_from_moments, state.lifted, moments, state.eps, state.inner)
         before, solver = state.solver.t, _by_newton(state, moments, risks)
         proven = proven_as_begun(assessed(solver, risks(solver.x, 0.0, curvature=False), replied))
@@ -133,7 +133,7 @@ class OneShotMWDRO(BaseAlgorithm):
             solver = exact.server(solver, risks(solver.x, solver.smoothing.width), replied)
             since = 0 if solver.gap < _GAIN * least else since + 1
             least = min(least, solver.gap)
-        # Nothing new would come of asking again.
+        # Another round would bring nothing new.
         return state._replace(solver=solver._replace(t=before + 1, stalled=True))
 
     def snapshot(self, state: OneShotState) -> Snapshot:
@@ -147,7 +147,7 @@ def _by_newton(state: OneShotState, moments: Moments, risks: Callable[..., Risks
     assert isinstance(loss, Squared)
     assert isinstance(model.models, Box | Ball)
     if not np.isfinite(solver.best.upper):
-        # What counts as 0 is told by the first model, which Newton's method leaves.
+        # The first model, which Newton's method leaves, sets the floor of risks.
         x = solver.x
         first = references.off(np.asarray(risks(x, 0.0, curvature=False).upper))
         floor = solver.floor_from(references.risk(model.worst_mixture(first)))

@@ -38,7 +38,7 @@ class Following(NamedTuple):
 
     x: Any  # (d,) the model to be assessed
     width: Any  # kinks of the loss are smoothed over this, in the client's own units
-    before: Any  # (models, d + 1) those asked about before x, oldest first, each with its width
+    before: Any  # (models, d + 1) those assessed before x, oldest first, each with its width
 
     @classmethod
     def of(cls, x: Numbers, width: Numbers, history: Numbers, count: int) -> Following:
@@ -118,7 +118,7 @@ class Step(NamedTuple):
     mixture: Numbers  # (n,) weights of the step, by which curvatures are mixed
     singly: Indices = np.zeros(0, np.int64)  # the clients that its program held one by one
     predicted: float = 0.0  # by how much the worst mixture of smoothed risks should fall
-    extra_cut: bool = False  # whether the model is asked about for its cuts alone
+    extra_cut: bool = False  # whether the model is assessed for its cuts alone
 
 
 class Prox(NamedTuple):
@@ -132,15 +132,16 @@ class Smoothing(NamedTuple):
     """How kinks of the loss are smoothed, and through which models they are followed."""
 
     width: float
-    history: Numbers = np.zeros((0, 0))  # (models, d + 1) asked about, each with its width
+    history: Numbers = np.zeros((0, 0))  # (models, d + 1) assessed, each with its width
     left: float = np.inf  # upper minus lower bound, a round ago
 
     def after(self, x: Numbers, count: int) -> Smoothing:
         """With the last `count` models, now that all clients have answered for x too."""
         if not count:
             return self
-        asked = np.append(x, self.width)[None]
-        return self._replace(history=np.vstack([self.history.reshape(-1, asked.shape[1]), asked])[-count:])
+        latest = np.append(x, self.width)[None]
+        earlier = self.history.reshape(-1, latest.shape[1])
+        return self._replace(history=np.vstack([earlier, latest])[-count:])
 
 
 class State(NamedTuple):
@@ -212,8 +213,8 @@ class State(NamedTuple):
     @property
     def size(self) -> float:
         """max(|risk|, floor), the mean risk being `upper` where there are no references, and the floor a
-        small share of the first model's."""
-        return max(abs(self.model.references.risk(self.best.upper)), self.target.floor)
+        small share of the first model's; never 0, also where that model has no loss at all."""
+        return max(abs(self.model.references.risk(self.best.upper)), self.target.floor, _TINY)
 
     @property
     def scale(self) -> float:

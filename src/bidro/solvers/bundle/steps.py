@@ -3,7 +3,7 @@
 Where A holds one mixture and no risk has kinks, the next model is Newton's (`newton_step`); where risks fall
 to 0 only at infinity, it is far out along a ray (`scale_along_ray`); else it minimises the program over the
 cuts with the curvature of the worst mixture in its proximal term (`next_model`). Once the best model is
-settled, what is asked for is a cut that the lower bound lacks (`extra_cut`).
+settled, the next model is where clients have a cut that the lower bound lacks (`extra_cut`).
 
 Scores of softmax can all rise together without any risk changing. Along such a rise nobody has curvature, and
 the program would allow a step along it of millions of times the size of those that matter, and lose these in
@@ -48,7 +48,7 @@ _FOUND = 1e-14
 # Curvatures are mixed anew where the weights of the step differ by more than this in all.
 _SAME_MIXTURE = 1e-3
 # Where a step promises less than this share of the gap that is wanted, only the proof is short of it, and
-# what is asked for is cuts for it: at models that are worse by these multiples of the gap.
+# the next models are to give cuts for it: models that are worse by these multiples of the gap.
 _SETTLED = 1e-4
 _LENGTHS = (1.0, 100.0, 0.01)
 # An edge of X is near from this share of the way from the middle to it. A rise of all scores from edge to
@@ -60,9 +60,9 @@ _SAME_FALL, _SHORTEST = 1e-3, 1e-3
 # What a weight may be off by in a sum of weights.
 _ROUNDING = 4 * float(np.finfo(float).eps)
 # Directions with less than this share of the largest curvature are left out of extra cuts: no cut differs
-# along them. So are coordinates bent by the cones alone, but for the second share.
+# along them. So are coordinates with curvature from the cones alone, but for the second share.
 _LEAST, _OWN = 1e-12, 1e-6
-# Coordinates whose slope costs less than this share of the costliest are not asked about.
+# Coordinates whose slope costs less than this share of the costliest get no extra cut.
 _COSTLY = 1e-2
 # Risks that fall to 0 only at infinity have come near it below this multiple of the floor. Along a ray they
 # are then brought to the second share of what still counts, by a model at most so many times farther out.
@@ -134,7 +134,7 @@ def next_model(state: State) -> State:
     move, cuts = step.answer.z - centre.z, state.cuts
     predicted = max(centre.merit - step.value - M.of_step(move), 0.0)
     idle = np.where(step.used | (cuts.origin == centre.origin), 0, cuts.idle + 1)
-    asked = state.step.extra_cut
+    was_extra_cut = state.step.extra_cut
     state = state._replace(
         x=centre_shifts(model.models, step.answer.z[: model.models.dimension], model.shift_invariance),
         cuts=cuts._replace(idle=idle).only(idle < _IDLE_ROUNDS),
@@ -152,7 +152,7 @@ def next_model(state: State) -> State:
         return state._replace(smoothing=smoothing._replace(width=width, left=left), centre=centre)
     state = state._replace(smoothing=smoothing._replace(left=left))
     size = state.target.gap * state.size
-    if predicted <= _SETTLED * size and not state.finished and not asked:
+    if predicted <= _SETTLED * size and not state.finished and not was_extra_cut:
         # By turns what either program's proof lacked, and steps of other lengths: one that did not help once
         # does not help again.
         turn = state.t // 2
@@ -193,8 +193,8 @@ def scale_along_ray(state: State) -> State | None:
     """With the next model t x on the ray through the centre's x, where risks fall to 0 as they do far out;
     None where that is not so, or has just been tried in vain.
 
-    Without a radius, classes that x can tell apart have risks that fall like exp(-margin t), with the margin
-    told by the slope along the ray. Newton's method would bring them down by a factor e a round.
+    Without a radius, classes that x separates have risks that fall like exp(-margin t), with the margin
+    given by the slope along the ray. Newton's method would bring them down by a factor e a round.
     """
     centre, model, floor = state.centre, state.model, state.target.floor
     goal = _VANISHED * state.target.gap * floor
@@ -233,14 +233,14 @@ def extra_cut(
     M (k, k) is the mixture's curvature at z, r_nu its slope in nu, `slope` (d,) what is to be cancelled.
     """
     d = model.models.dimension
-    x, H, bent_itself = z[:d], M[:d, :d], np.diag(M)[:d] > 0
+    x, H, own_curvature = z[:d], M[:d, :d], np.diag(M)[:d] > 0
     if model.cones and z[d] > 0:
         slopes = np.append(np.zeros(d), r_nu)
         risk = QuadraticRisks(z, np.zeros(1), slopes[None], M[None], Lift(model.cones))
         H = risk.lift.chained(risk.at(z[None]), 0, x).hessian(np.ones(1))
-        bent_itself = np.diag(M)[:d] > _OWN * np.diag(H)
+        own_curvature = np.diag(M)[:d] > _OWN * np.diag(H)
     width = reach(model, z, slope)
-    free = (width > 0) & bent_itself
+    free = (width > 0) & own_curvature
     loss = np.where(free, np.abs(slope) * width, 0.0)
     slope = np.where(loss > _COSTLY * loss.max(), slope, 0.0)
     if not free.any():
@@ -248,9 +248,9 @@ def extra_cut(
     units = 1 / np.sqrt(np.diag(H)[free])
     values, vectors = np.linalg.eigh(H[np.ix_(free, free)] * np.outer(units, units))
     along = vectors.T @ (units * slope[free])
-    bent = values > _LEAST * values[-1]
-    steps = np.where(bent, along / np.where(bent, values, 1.0), 0.0)
-    fall = 0.5 * float(along[bent] @ steps[bent])
+    curved = values > _LEAST * values[-1]
+    steps = np.where(curved, along / np.where(curved, values, 1.0), 0.0)
+    fall = 0.5 * float(along[curved] @ steps[curved])
     if not fall > 0 or not np.isfinite(fall):
         return None
     move = np.zeros(d)
@@ -264,16 +264,16 @@ def quasi_newton(B: Numbers | None, s: Numbers, y: Numbers) -> Numbers | None:
     Powell's damping keeps it positive definite. The first estimate is the multiple of the identity that fits
     the move.
     """
-    length, bend = float(s @ s), float(s @ y)
-    if length == 0 or not np.isfinite(bend) or (B is None and bend <= 0):
+    length, sy = float(s @ s), float(s @ y)
+    if length == 0 or not np.isfinite(sy) or (B is None and sy <= 0):
         return B
     if B is None:
-        B = np.eye(len(s)) * bend / length
+        B = np.eye(len(s)) * sy / length
     Bs = B @ s
     sBs = float(s @ Bs)
     if not sBs > 0:  # what is left of B along s is rounding
         return B
-    share = 1.0 if bend >= 0.2 * sBs else 0.8 * sBs / (sBs - bend)
+    share = 1.0 if sy >= 0.2 * sBs else 0.8 * sBs / (sBs - sy)
     y = share * y + (1 - share) * Bs
     updated: Numbers = B - np.outer(Bs, Bs) / sBs + np.outer(y, y) / float(s @ y)
     return updated
@@ -355,7 +355,7 @@ def newton_step(model: ConeModel, z: Numbers, gradient: Numbers, curvature: Numb
 
     Where A holds one mixture and no risk has kinks, F(x) = sum_i alpha_i R_i(x, nu(x)) is smooth around
     models at which nu(x) = ||B x + b|| is not 0. Its Newton step is then as good as that of the program over
-    cuts, and a system of equations in place of an interior point method. None where F is not bent in every
+    cuts, and a system of equations in place of an interior point method. None where F is not curved in every
     direction, its minimum may lie at a kink, or the step leads out of X.
     """
     d, x = model.models.dimension, z[: model.models.dimension]
@@ -393,14 +393,14 @@ def _inside(model: ConeModel, x: Numbers, there: Numbers, fall: float) -> Newton
     return NewtonStep(there, fall) if inside else None
 
 
-def _solved(bent: Numbers, wanted: Numbers) -> Numbers | None:
-    """The v with bent v = wanted, None where `bent` is not positive definite."""
-    diagonal = np.diag(bent)
+def _solved(H: Numbers, wanted: Numbers) -> Numbers | None:
+    """The v with H v = wanted, None where H is not positive definite."""
+    diagonal = np.diag(H)
     if not np.all(diagonal > 0):
         return None
     units = 1 / np.sqrt(diagonal)
     try:
-        found = units * cho_solve(cho_factor(bent * np.outer(units, units)), units * wanted)
+        found = units * cho_solve(cho_factor(H * np.outer(units, units)), units * wanted)
     except (LinAlgError, ValueError):  # not positive definite, or not finite
         return None
     return found if np.all(np.isfinite(found)) else None
