@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,12 +29,12 @@ from bidro.deploy.messages.plan import BORNE, PARTS, STEPS, QueryPlan, padded, p
 from bidro.deploy.server.influence import influence
 from bidro.deploy.server.plausibility import (
     Consistency,
-    ReportedWithNoise,
-    Values,
+    ReportedBudget,
     others_lost,
     require_assessment,
     require_bounds,
     require_prepared,
+    require_rows_behind,
 )
 from bidro.federated.engines.coordinator import Coordinator, LostClientsError, Nothing
 from bidro.federated.engines.remote import Remote
@@ -81,24 +80,20 @@ class PrivateSites:
     coordinator: Coordinator
     about: Mapping[str, Any]
     plan: Plan
-    reported: dict[str, ReportedWithNoise] = field(default_factory=dict)
+    budgets: dict[str, ReportedBudget] = field(default_factory=dict)  # as reported
 
     def moments(self) -> NoisyMoments:
-        like = NoisyMoments.like(self.plan.columns)
-        return self._ask("moments", 1, Nothing(), like, ReportedWithNoise.moments)
+        return self._ask("moments", 1, Nothing(), NoisyMoments.like(self.plan.columns))
 
     def gradients(self, t: int, message: GradientsQuery) -> NoisyGradients:
-        like = NoisyGradients.like(self.plan.columns)
-        return self._ask("gradients", t, message, like, partial(ReportedWithNoise.gradients, query=message))
+        return self._ask("gradients", t, message, NoisyGradients.like(self.plan.columns))
 
     def losses(self, message: NoisyHoldoutQuery) -> NoisyLosses:
-        like = NoisyLosses.like(self.plan.degree, self.plan.classes)
-        return self._ask("losses", 1, message, like, ReportedWithNoise.losses)
+        return self._ask("losses", 1, message, NoisyLosses.like(self.plan.degree, self.plan.classes))
 
-    def _ask(self, question: str, t: int, message: Any, like: T, require: Callable[..., None]) -> T:
-        def check(name: str, reply: T, rows: int) -> None:
-            own = self.reported.setdefault(name, ReportedWithNoise(self.plan))
-            require(own, reply=reply, rows=rows)
+    def _ask(self, question: str, t: int, message: Any, like: T) -> T:
+        def check(name: str, reply: Any, rows: int) -> None:
+            self.budgets.setdefault(name, ReportedBudget()).require(reply, rows)
 
         settings, messages = dict.fromkeys(self.names, self.about), dict.fromkeys(self.names, message)
         found = self.coordinator.ask(question, t, settings, messages, like, check=check, counts_rows=False)
@@ -124,7 +119,7 @@ def federated_fit(
             far = [
                 f"Of client '{name}', {one.in_words(numbers=False)}"
                 for name, own in told.items()
-                for one in far_units(agreed, own.moments.mean, own.moments.deviation)
+                for one in far_units(agreed, own.mean, own.deviation)
             ]
         done = described_fit(agreed.options, agreed.schema, fitted, created)
         settings = {**done.model.settings, "concerns": [*far, *done.model.settings["concerns"]]}
@@ -229,11 +224,11 @@ class SiteNetwork:
     def prepare(self) -> Prepared:
         settings = dict.fromkeys(self.names, self.about)
         nothing = dict.fromkeys(self.names, Nothing())
-        like, values = Prepared.like(len(self.columns)), Values(self.agreed)
+        like = Prepared.like(len(self.columns))
 
         def check(name: str, reply: Prepared, rows: int) -> None:
             del name
-            require_prepared(values, reply, rows)
+            require_prepared(self.columns, self.has_people, reply, rows)
 
         told = stack_trees(self.coordinator.ask("prepare", 1, settings, nothing, like, check=check).values())
         if lost := others_lost(self.names, self.columns, told, self.agreed.standard):
@@ -253,7 +248,7 @@ class SiteNetwork:
         federation = Federation.elsewhere(
             sizes, self.columns, has_people=self.has_people, max_share=self.max_share
         )
-        consistency = Consistency.of(Values(self.agreed), self.names, prepared, standard)
+        consistency = Consistency.of(self.columns, self.names, prepared, standard)
         protocol, needs_all = protocol_of(self.agreed), self.agreed.algorithm is None
         return SiteClients(federation, self.coordinator, settings, protocol, consistency, needs_all)
 
@@ -307,8 +302,7 @@ class SiteClients:
 
     def _check_places(self, name: str, reply: Places, rows: int) -> None:
         """Raise BidroError for what are no places of the grid."""
-        if rows > self.consistency.reported[name].rows:
-            raise BidroError(f"it tells of {rows} rows behind a reply, and of fewer in all.")
+        require_rows_behind(rows, self.consistency.reported[name].rows)
         for own, most in zip(np.asarray(reply.edges), self.protocol.wanted.most, strict=True):
             used = own[own != -1]
             whole = np.all((used >= 0) & (used <= STEPS) & (used == np.rint(used)))
@@ -345,11 +339,7 @@ class SiteClients:
         like = Assessment.like(radii.shape[1], len(message.reference), self.federation.m - 1, scores)
 
         def check(name: str, reply: Assessment, rows: int) -> None:
-            place = self.federation.names.index(name)
-            eps = float(problem.eps[place])
-            # A site has the cloud from the agreement, not from the message.
-            query = messages[name]._replace(reference=message.reference)
-            require_assessment(self.consistency.reported[name], problem, eps, query, reply, rows)
+            require_assessment(self.consistency.reported[name], problem, messages[name], reply, rows)
 
         return stack_trees(self.coordinator.ask("assess", 1, settings, messages, like, check=check).values())
 

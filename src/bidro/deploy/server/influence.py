@@ -92,7 +92,7 @@ class _Sites:
         problem = trained.problem
         names, loss = problem.federation.names, problem.loss
         eps = problem.eps
-        sizes = np.stack([told[name].moments.sizes(getattr(loss, "basis", None)) for name in names])
+        sizes = np.stack([told[name].sizes(getattr(loss, "basis", None)) for name in names])
         known = [part for name in names if (part := told[name].moments_of(loss)) is not None]
         if isinstance(loss, Squared) and len(known) == problem.n:
             moments = Moments(np.stack([one.mean for one in known]), np.stack([one.around for one in known]))
