@@ -392,5 +392,5 @@ def test_a_liar_is_left_out_with_its_name(tmp_path):
         arrays["values"] = -np.abs(arrays["values"]) * 1000 - 2**55
         return pack(NoisyMoments(arrays["values"], arrays["budget"]), header)
 
-    with pytest.raises(BidroError, match="Client 'mid' contradicts itself: it tells second moments"):
+    with pytest.raises(BidroError, match="Client 'mid' contradicts itself: it reports second moments"):
         run_job(private_job(agreed), InMemory({**answers, "mid": lying}), tmp_path / "runs")

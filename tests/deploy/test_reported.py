@@ -16,7 +16,6 @@ from bidro.deploy.server.plausibility import (
     Consistency,
     Cuts,
     Reported,
-    ReportedBudget,
     ReportedRisks,
     _require_ends,
     lower_end,
@@ -30,7 +29,7 @@ from bidro.deploy.server.plausibility import (
 )
 from bidro.federated.engines.rounds import FoldSpec
 from bidro.fit.client_side import prepared
-from bidro.fit.questions import Assess, Assessment, HoldoutBounds, HoldoutQuery, NoisyMoments
+from bidro.fit.questions import Assess, Assessment, HoldoutBounds, HoldoutQuery
 from bidro.losses import Absolute, Hinge, Huber, Logistic, Softmax, Squared, losses_of
 from bidro.losses.base import Cone
 from bidro.risk.moments import Moments, of_clients, of_folds
@@ -611,25 +610,6 @@ def test_bounds_that_agree():
 def test_bounds_that_contradict_themselves(words, parts):
     with pytest.raises(BidroError, match=words):
         bounds(**parts)
-
-
-def test_budgets():
-    zero, budget = NoisyMoments.like(4), np.array([1.0, 1e-6, 1.0])
-    for wrong in ([1.0, 0.0, 1.0], [-1.0, 1e-6, 1.0], [1.0, 1e-6, 0.5], [np.nan, 1e-6, 1.0]):
-        with pytest.raises(BidroError, match="a privacy budget that is none"):
-            ReportedBudget().require(zero._replace(budget=np.array(wrong)), 0)
-    own = ReportedBudget()
-    own.require(zero._replace(budget=budget), 0)
-    own.require(zero._replace(budget=budget), 0)
-    with pytest.raises(BidroError, match="another privacy budget"):
-        own.require(zero._replace(budget=np.array([2.0, 1e-6, 1.0])), 0)
-    with pytest.raises(BidroError, match="the number of rows"):
-        ReportedBudget().require(zero._replace(budget=budget), 5)
-    with pytest.raises(BidroError, match="the number of rows"):
-        ReportedBudget().require(zero, 0)
-    for wrong in (2.0, -1.0, np.nan):
-        with pytest.raises(BidroError, match="whether exact sums have left it before"):
-            ReportedBudget().require(zero._replace(budget=budget, exact=np.array(wrong)), 0)
 
 
 # ---- what a consistent lie may change

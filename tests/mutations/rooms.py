@@ -129,9 +129,6 @@ _SITE = (
     ),
 )
 _LIARS = (
-    "tests/deploy/test_consistency.py",
-    "tests/deploy/test_reported_losses.py",
-    "tests/deploy/test_reported_moments.py",
     "tests/deploy/test_reported.py",
     "tests/deploy/test_reply_fuzz.py",
     "tests/deploy/test_liars.py",
@@ -533,7 +530,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "(at <= len(places) - 1)",
         "above the last place there are no rows, which are fewer than any number that is asked",
     ),
-    Equivalent("deploy/server/plausibility.py", "if robust.size:", "True", "of no risks none is looked at"),
     Equivalent(
         "deploy/server/plausibility.py",
         "safe = np.where(scale > 0, scale, 1.0)",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,7 +30,7 @@ from bidro.deploy.messages.plan import BORNE, PARTS, STEPS, QueryPlan, padded, p
 from bidro.deploy.server.influence import influence
 from bidro.deploy.server.plausibility import (
     Consistency,
-    ReportedBudget,
+    ReportedWithNoise,
     others_lost,
     require_assessment,
     require_bounds,
@@ -80,20 +81,24 @@ class PrivateSites:
     coordinator: Coordinator
     about: Mapping[str, Any]
     plan: Plan
-    budgets: dict[str, ReportedBudget] = field(default_factory=dict)  # as reported
+    reported: dict[str, ReportedWithNoise] = field(default_factory=dict)
 
     def moments(self) -> NoisyMoments:
-        return self._ask("moments", 1, Nothing(), NoisyMoments.like(self.plan.columns))
+        like = NoisyMoments.like(self.plan.columns)
+        return self._ask("moments", 1, Nothing(), like, ReportedWithNoise.moments)
 
     def gradients(self, t: int, message: GradientsQuery) -> NoisyGradients:
-        return self._ask("gradients", t, message, NoisyGradients.like(self.plan.columns))
+        like = NoisyGradients.like(self.plan.columns)
+        return self._ask("gradients", t, message, like, partial(ReportedWithNoise.gradients, query=message))
 
     def losses(self, message: NoisyHoldoutQuery) -> NoisyLosses:
-        return self._ask("losses", 1, message, NoisyLosses.like(self.plan.degree, self.plan.classes))
+        like = NoisyLosses.like(self.plan.degree, self.plan.classes)
+        return self._ask("losses", 1, message, like, ReportedWithNoise.losses)
 
-    def _ask(self, question: str, t: int, message: Any, like: T) -> T:
-        def check(name: str, reply: Any, rows: int) -> None:
-            self.budgets.setdefault(name, ReportedBudget()).require(reply, rows)
+    def _ask(self, question: str, t: int, message: Any, like: T, require: Callable[..., None]) -> T:
+        def check(name: str, reply: T, rows: int) -> None:
+            own = self.reported.setdefault(name, ReportedWithNoise(self.plan))
+            require(own, reply=reply, rows=rows)
 
         settings, messages = dict.fromkeys(self.names, self.about), dict.fromkeys(self.names, message)
         found = self.coordinator.ask(question, t, settings, messages, like, check=check, counts_rows=False)

@@ -21,7 +21,9 @@ or a larger one, no lower end above its upper end, and no mean loss below a cut 
 Where worst cases are known exactly, both ends of a risk agree. For squared loss, second moments determine the
 mean loss. A confidence bound is at least the mean that it bounds, and at most the largest value of a loss.
 
-BUDGET. Every reply with noise states one privacy budget, and all of them the same.
+NOISE. Every reply with noise states one privacy budget, and all of them the same. No sum with noise lies
+further than the noise from what rows can have: second moments are positive semidefinite, counts and losses
+not negative, and held-out rows are counted alike by losses and by mistakes.
 
 All comparisons allow for rounding.
 """
@@ -45,9 +47,11 @@ from bidro.data.splines import Basis
 from bidro.data.standardise import Standard
 from bidro.federated.algorithm import Algorithm
 from bidro.federated.engines.rounds import FoldSpec
+from bidro.fit.private_side import FACTOR
 from bidro.fit.questions import (
     Assess,
     Assessment,
+    GradientsQuery,
     HoldoutBounds,
     HoldoutQuery,
     NoisyGradients,
@@ -56,7 +60,8 @@ from bidro.fit.questions import (
     Prepared,
 )
 from bidro.losses import LinearLoss, Loss, Softmax, Squared
-from bidro.privacy.terms import Budget
+from bidro.privacy.mechanisms import Noisy, Scale, symmetric
+from bidro.privacy.terms import Budget, Plan
 from bidro.problem.problem import Problem
 from bidro.risk.inner import Exact
 from bidro.risk.moments import Moments, TrainingMoments, left_out_sums, of_all_folds
@@ -603,24 +608,81 @@ def _require_shared(loss: float, personal: float) -> None:
         )
 
 
+# Normal noise beyond so many standard deviations is met once in 10^100 times.
+_FAR_NOISE = 22.0
+# Rounding to whole steps, and of this check, as a share of a sum.
+_STEP_ROUNDING = 1e-6
+
+
 @dataclass(eq=False)
-class ReportedBudget:
-    """The privacy budget that one client's replies state."""
+class ReportedWithNoise:
+    """What one client has told so far."""
 
+    plan: Plan
     budget: Budget | None = None
-    known: bool = False
+    begun: bool = field(default=False)
 
-    def require(self, reply: NoisyMoments | NoisyGradients | NoisyLosses, rows: int) -> None:
-        """Raise BidroError for a budget that is none or another than before, for a reply with noise that
-        states its number of rows, and for one without that does not."""
+    def moments(self, reply: NoisyMoments, rows: int) -> None:
+        """Raise BidroError for second moments that no rows have."""
+        self._require_budget(reply.budget, rows, reply.exact)
+        scale = self.plan.moments_scale(self.budget)
+        told, noise = symmetric(self._sums(reply.values, scale), self.plan.columns), float(scale.sigma[0])
+        # The largest eigenvalue of the noise is about s sqrt(2 m), and strays by s.
+        m = self.plan.columns
+        room = noise * (np.sqrt(2 * m) + _FAR_NOISE) + _STEP_ROUNDING * float(np.abs(told).max())
+        least = float(np.linalg.eigvalsh(told)[0])
+        if least < -room:
+            raise BidroError(
+                f"it reports second moments with an eigenvalue of {least:.3g}, which no rows with noise have."
+            )
+
+    def gradients(self, query: GradientsQuery, reply: NoisyGradients, rows: int) -> None:
+        """Raise BidroError for gradients and losses that no rows have."""
+        self._require_budget(reply.budget, rows, reply.exact)
+        clip, level = float(query.clip), float(query.level)
+        scale = self.plan.gradients_scale(self.budget, clip, level)
+        sums, noise = self._sums(reply.values, scale), scale.sigma
+        factor, loss = float(sums[-2]) / (FACTOR * clip), float(sums[-1])
+        of_factor = _FAR_NOISE * float(noise[-2]) / (FACTOR * clip)
+        if factor < -of_factor or loss < -_FAR_NOISE * float(noise[-1]):
+            raise BidroError("it reports a number of rows, or a sum of losses, far below 0.")
+
+    def losses(self, reply: NoisyLosses, rows: int) -> None:
+        """Raise BidroError for counts of held-out rows that no rows have."""
+        self._require_budget(reply.budget, rows, reply.exact)
+        scale = self.plan.losses_scale(self.budget)
+        sums, noise = self._sums(reply.values, scale), float(scale.sigma[0])
+        self._require_counts(sums, noise)
+        if not self.plan.classes:
+            return
+        scale = self.plan.mistakes_scale(self.budget)
+        wrong, of_wrong = self._sums(reply.mistakes, scale), float(scale.sigma[0])
+        self._require_counts(wrong, of_wrong)
+        both = float(np.hypot(noise * np.sqrt(len(sums)), of_wrong * np.sqrt(2)))
+        if abs(float(sums.sum() - wrong.sum())) > _FAR_NOISE * both + _STEP_ROUNDING * float(
+            np.abs(sums).sum()
+        ):
+            raise BidroError(
+                f"it reports about {sums.sum():.0f} held-out rows by their losses, and of about "
+                f"{wrong.sum():.0f} by its mistakes."
+            )
+
+    def _require_counts(self, sums: Any, noise: float) -> None:
+        if float(sums.min()) < -_FAR_NOISE * noise:
+            raise BidroError(f"it reports {sums.min():.3g} as a sum of shares of held-out rows.")
+
+    def _require_budget(self, numbers: Any, rows: int, exact: Any) -> None:
         try:
-            found = Budget.reported(tuple(np.asarray(reply.budget, float).tolist()))
+            found = Budget.reported(tuple(np.asarray(numbers, float).tolist()))
         except BidroError as error:
             raise BidroError(f"it reports a privacy budget that is none: {error}") from error
-        if self.known and found != self.budget:
+        if self.begun and found != self.budget:
             raise BidroError("it reports another privacy budget than before.")
         if (found is None) != (rows > 0):
-            raise BidroError("it states the number of rows behind a reply with noise, or not of one without.")
-        if float(reply.exact) not in (0.0, 1.0):
-            raise BidroError("it does not state whether exact sums have left it before.")
-        self.budget, self.known = found, True
+            raise BidroError("it says over how many rows a reply with noise is, or not of one without.")
+        if float(exact) not in (0.0, 1.0):
+            raise BidroError("it does not say whether exact sums have left it before.")
+        self.budget, self.begun = found, True
+
+    def _sums(self, values: Any, scale: Scale) -> Any:
+        return Noisy(np.asarray(values), scale).sums
