@@ -4,7 +4,6 @@
 from bidro.ambiguity import Ambiguity as Ambiguity
 from bidro.ambiguity import NonconcaveInnerWarning as NonconcaveInnerWarning
 from bidro.ambiguity import Penalty as Penalty
-from bidro.ambiguity import UncheckedDomainWarning as UncheckedDomainWarning
 from bidro.ambiguity import WassersteinBall as WassersteinBall
 from bidro.certify import Certificate as Certificate
 from bidro.certify import certify_solution as certify_solution
@@ -29,17 +28,13 @@ from bidro.data.federation import Federation as Federation
 from bidro.estimators import RobustClassifier as RobustClassifier
 from bidro.estimators import RobustRegressor as RobustRegressor
 from bidro.federated.algorithm import BaseAlgorithm as BaseAlgorithm
-from bidro.federated.algorithms import Adam as Adam
 from bidro.federated.algorithms import BiDROFL as BiDROFL
-from bidro.federated.algorithms import Momentum as Momentum
-from bidro.federated.algorithms import ServerOptimised as ServerOptimised
 from bidro.federated.algorithms.first_order import ModelAndWeights as ModelAndWeights
 from bidro.federated.baselines import AFL as AFL
 from bidro.federated.baselines import DRFA as DRFA
 from bidro.federated.baselines import FedAvg as FedAvg
 from bidro.federated.engines.coordinator import Carrier as Carrier
 from bidro.federated.engines.coordinator import Delivered as Delivered
-from bidro.federated.engines.in_process import Result as Result
 from bidro.federated.engines.in_process import run as run
 from bidro.losses import Absolute as Absolute
 from bidro.losses import CustomLoss as CustomLoss
@@ -57,7 +52,6 @@ from bidro.losses import TorchLoss as TorchLoss
 from bidro.losses.registry import LossEntry as LossEntry
 from bidro.losses.registry import register_loss as register_loss
 from bidro.losses.scalar import PiecewiseQuadratic as PiecewiseQuadratic
-from bidro.model.model_file import Model as Model
 from bidro.model.model_file import load_model as load_model
 from bidro.neural.estimators import RobustNetClassifier as RobustNetClassifier
 from bidro.neural.estimators import RobustNetRegressor as RobustNetRegressor
@@ -73,9 +67,7 @@ from bidro.risk.inner import FixedStepAscent as FixedStepAscent
 from bidro.risk.rows_jax import RiskModel as RiskModel
 from bidro.risk.transport import Transport as Transport
 from bidro.selection.calibrate import calibrate as calibrate
-from bidro.selection.rule import worst_decile as worst_decile
 from bidro.solvers.solve import GapNotReachedWarning as GapNotReachedWarning
-from bidro.solvers.solve import Solution as Solution
 from bidro.solvers.solve import solve as solve
 from bidro.workflow.certify import certify_model as certify_model
 from bidro.workflow.certify import certify_predictions as certify_predictions

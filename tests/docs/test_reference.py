@@ -107,14 +107,6 @@ def test_no_two_public_names_differ_by_case_alone():
     assert len(set(plain)) == len(plain)
 
 
-def test_a_deprecated_name_works_and_says_what_to_write():
-    assert not set(bidro._DEPRECATED) & set(PUBLIC)
-    for name, (home, new) in bidro._DEPRECATED.items():
-        with pytest.warns(FutureWarning, match=f"`from {home} import {new}`"):
-            thing = getattr(bidro, name)
-        assert thing is getattr(importlib.import_module(home), new)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_public_name_says_what_it_takes_returns_and_raises(name):
     thing, found = thing_of(name), sections(name)

@@ -44,7 +44,7 @@ class UncheckedDomainWarning(UserWarning):
 
     Examples:
         >>> import warnings
-        >>> from bidro import UncheckedDomainWarning
+        >>> from bidro.ambiguity import UncheckedDomainWarning
         >>> warnings.simplefilter("error", UncheckedDomainWarning)  # stop where that is so
     """
 

@@ -152,7 +152,7 @@ def worst_decile(losses: Floats) -> Floats:
 
     Examples:
         >>> import numpy as np
-        >>> from bidro import worst_decile
+        >>> from bidro.selection.rule import worst_decile
         >>> float(worst_decile(np.arange(20.0)))
         18.5
     """

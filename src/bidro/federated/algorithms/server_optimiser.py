@@ -47,7 +47,8 @@ class Momentum:
         BidroError: for a rate that is negative or not finite, or a share that is none.
 
     Examples:
-        >>> from bidro import FedAvg, Momentum, ServerOptimised
+        >>> from bidro import FedAvg
+        >>> from bidro.federated.algorithms import Momentum, ServerOptimised
         >>> ServerOptimised(FedAvg(0.1), Momentum(rate=0.5)).optimiser.momentum
         0.9
     """
@@ -79,7 +80,8 @@ class Adam:
         BidroError: for a rate that is negative or not finite, or a weight that is none.
 
     Examples:
-        >>> from bidro import AFL, Adam, ServerOptimised
+        >>> from bidro import AFL
+        >>> from bidro.federated.algorithms import Adam, ServerOptimised
         >>> ServerOptimised(AFL(eta_x=1.0), Adam(rate=0.005)).optimiser.first
         0.9
     """
@@ -121,8 +123,9 @@ class ServerOptimised:
             model to be moved.
 
     Examples:
-        >>> from bidro import Adam, FedAvg, ServerOptimised, run
+        >>> from bidro import FedAvg, run
         >>> from bidro.experiments.simulation import paper_problem, simulate
+        >>> from bidro.federated.algorithms import Adam, ServerOptimised
         >>> algorithm = ServerOptimised(FedAvg(0.1), Adam(0.05))
         >>> run(algorithm, paper_problem(simulate(0), None), 200).x.round(1).tolist()
         [1.0, 0.5, -0.5]

@@ -60,7 +60,8 @@ class Exact:
 
     Examples:
         >>> import jax.numpy as jnp
-        >>> from bidro import Exact, Inner, Squared, Transport, WholeSpace
+        >>> from bidro import Exact, Squared, Transport, WholeSpace
+        >>> from bidro.risk.inner import Inner
         >>> inner, zeta = Inner(Transport.euclidean(2), WholeSpace(2), Squared()), jnp.array([1.0, 0.0])
         >>> found = Exact().maximise(inner, jnp.array([0.5]), zeta, jnp.asarray(2.0))
         >>> round(float(found.value), 4), float(found.error_bound)  # 0.25 / (1 - 1.25 / 2)
