@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test fuzz mutants test-slow durations test-deploy browser study bench docs notebooks wheel clean
+.PHONY: demo test fuzz mutants test-slow durations test-deploy browser postgres study bench docs notebooks wheel clean
 
 $(STAMP): pyproject.toml
 	@echo "== creating $(VENV) and installing bidro (once; later runs skip this)"
@@ -21,7 +21,7 @@ demo: $(STAMP)
 	@echo "== the paper's simulation: 20 runs of 10,000 rounds, four methods"
 	$(BIN)/bidro reproduce --out out/reproduce
 
-test: $(STAMP) browser
+test: $(STAMP) browser postgres
 	@echo "== lint"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -66,6 +66,13 @@ browser:
 	  echo "== installing axe-core by npm, which tests whether the page is accessible"; \
 	  npm install --silent --no-save --no-package-lock --no-audit --no-fund --prefix out/axe axe-core@4 \
 	    >/dev/null 2>&1 || echo "   could not: those tests will skip"; }
+
+# Queries are tested on a real PostgreSQL. Where Debian's package cannot be installed, that test skips and says so.
+postgres:
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { \
+	  echo "== installing Debian's postgresql for the tests of queries"; \
+	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	    postgresql) >/dev/null 2>&1 || echo "   could not: that test will skip"; }
 
 study: $(STAMP)
 	@echo "== the studies that the docs quote (those on real tables take hours)"

@@ -11,7 +11,7 @@ import pytest
 
 from bidro import Federation, TorchLoss, Transport
 from bidro.core.errors import BidroError
-from bidro.data.tables import read_one
+from bidro.data.tables import Query, read_one
 from bidro.deploy.transport.drive import ENGINES, require_engine
 from bidro.federated.baselines.barycentre import barycentre
 from bidro.risk.transport import wasserstein_distance
@@ -22,6 +22,8 @@ EXTRAS = {
     "ot": "distances",
     "matplotlib": "figures",
     "pyarrow": "parquet",
+    "duckdb": "database",
+    "sqlalchemy": "database",
     "nvflare": "flare",
     "flwr": "flower",
     "torch": "torch",
@@ -88,6 +90,10 @@ def test_what_needs_an_extra_says_which(without, tmp_path):
         (tmp_path / name).write_bytes(b"PAR1")
         with pytest.raises(BidroError, match=rf"{name}' needs .* pip install 'bidro\[parquet\]'"):
             read_one(tmp_path / name)
+    (tmp_path / "table.duckdb").touch()
+    for address in ("duckdb:///table.duckdb", "postgresql://db/visits"):
+        with pytest.raises(BidroError, match=r"needs .* pip install 'bidro\[database\]'"):
+            read_one(Query(address, "select 1", tmp_path))
     with pytest.raises(BidroError, match=r"PyTorch modules need .* pip install 'bidro\[torch\]'"):
         TorchLoss(None)
     for engine in ENGINES:
@@ -109,5 +115,16 @@ def test_the_extras_are_those_of_the_messages_and_development_has_all():
     everything = next(one for one in extras["dev"] if one.startswith("bidro["))
     assert set(everything.removeprefix("bidro[").removesuffix("]").split(",")) == set(EXTRAS.values())
     plain = " ".join(project["dependencies"]).lower()
-    extra = ("pot>", "matplotlib", "pyarrow", "nvflare", "flwr", "torch", "optax", "onnx")
+    extra = (
+        "pot>",
+        "matplotlib",
+        "pyarrow",
+        "nvflare",
+        "flwr",
+        "torch",
+        "optax",
+        "onnx",
+        "duckdb",
+        "sqlalchemy",
+    )
     assert not [name for name in extra if name in plain]

@@ -30,26 +30,34 @@ _OF_A_REHEARSAL = ("client", "target", "target_unit", "person", "categories", "d
         "person",
         "task",
     ),
-    *("missing", "out"),
+    *("missing", "database", "query", "out"),
     client="Column that names the client; sites need not have it. [client]",
 )
 def schema(
-    table: Annotated[Path, typer.Argument(help="CSV or Parquet: the rows of one site, or of all.")],
     target: Annotated[str, typer.Option(help="Column to be predicted.")],
+    table: Annotated[
+        Path | None, typer.Argument(help="CSV or Parquet: the rows of one site, or of all.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; the screen by default.")] = None,
     **given: Any,
 ) -> None:
     """Draft what all sites agree on before a federated run: columns, levels, units, bounds, training."""
+    import click
+
     from bidro.core.files import require_file_place, write_text
-    from bidro.data.tables import read_one
+    from bidro.data.tables import query_in, read_one
     from bidro.deploy.agreement.agreement import draft
 
+    of_database = {name: given.pop(name, None) for name in ("database", "query")}
+    source = query_in(of_database, Path(), "A draft") or table
+    if source is None or (table is not None and source is not table):
+        raise click.UsageError("Give one table, CSV or Parquet, or --database with --query.")
     columns = TableColumns(target=target, **{"client": "client", **given})
     if out is not None:
         require_file_place(out)
-    rows, client = read_one(table), columns.client or "client"
+    rows, client = read_one(source), columns.client or "client"
     if client not in rows:
-        rows = rows.assign(**{client: table.stem})
+        rows = rows.assign(**{client: "rows"})
     text = draft(columns.learned(rows, client), rows)
     if out is None:
         print(text, end="")

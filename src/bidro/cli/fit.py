@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # Options that a schema does not say.
-_WITH_A_SCHEMA = ("tables", "schema", "epsilon", "delta", "rows_per_person")
+_WITH_A_SCHEMA = ("tables", "database", "query", "schema", "epsilon", "delta", "rows_per_person")
 _COLUMNS = ("client", "target", "target_unit")
 _OTHERS = tuple(name for name in names_of(FitOptions) if name not in _COLUMNS)
 
@@ -56,8 +56,8 @@ def fit(
     options = FitOptions(**given) if config is None else FitOptions.from_toml(config, **given)
     if out is None:
         raise click.UsageError("Name the folder for the model: --out DIR.")
-    if not options.tables:
-        raise click.UsageError("Give at least one table, CSV or Parquet.")
+    if not options.sources():
+        raise click.UsageError("Give at least one table, CSV or Parquet, or --database with --query.")
     require_place(out, force)
     if "schema" in given:
         more = [name for name in given if name not in _WITH_A_SCHEMA]

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import bidro
 from bidro.certify.certificate import Certificate
 from bidro.certify.trained_rows import TrainedRows
 from bidro.core.arrays import release
-from bidro.data.tables import Schema, read, read_one, require_declared, require_every_class
+from bidro.data.tables import Schema, Source, read, read_one, require_declared, require_every_class
 from bidro.fit.fit import fit
 from bidro.fit.fitted import Fitted, Options, Progress
 from bidro.fit.network import LocalNetwork
@@ -67,7 +66,7 @@ def fit_tables(
     """
     options.require_target()
     progress.begin("reading")
-    paths = [Path(p) for p in options.tables]
+    paths = options.sources()
     if agreed is None:
         table, client = read(paths, options.client)
         schema = options.learned(table, client)
@@ -97,7 +96,7 @@ def fit_tables(
     return replace(found, trained_rows=TrainedRows.of(fitted.clients.federation.by_client()))
 
 
-def _by_schema(paths: list[Path], schema: Schema) -> pd.DataFrame:
+def _by_schema(paths: list[Source], schema: Schema) -> pd.DataFrame:
     """The rows of all tables, with the client column that the schema names, or else a file a client."""
     named = len(paths) == 1 or schema.client in read_one(paths[0])
     table, client = read(paths, schema.client if named else None)

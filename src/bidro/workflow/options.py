@@ -19,7 +19,7 @@ from bidro.fit.settings import FitSettings, check_settings, names, setting, sett
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bidro.data.tables import Schema
+    from bidro.data.tables import Schema, Source
     from bidro.fit.fitted import Options
     from bidro.privacy.terms import Budget, Terms
 
@@ -107,6 +107,11 @@ class FitOptions(FitSettings, TableColumns):
     """See `bidro fit --help`. `support` has [lower, upper] by column."""
 
     tables: tuple[str, ...] = names(option=None)
+    database: str | None = setting(
+        None,
+        "In place of tables: a database, duckdb:///visits.duckdb or postgresql://user:${VARIABLE}@host/name.",
+    )
+    query: str | None = setting(None, "Of the database: the query that gives the rows, 'select ...'.")
     epsilon: float | None = setting(  # in one process; between sites it is each site's own
         None, "Privacy budget of every client, to try a private fit: needs --schema.", option=float
     )
@@ -121,11 +126,23 @@ class FitOptions(FitSettings, TableColumns):
         from bidro.risk.transport import require_distances
 
         super().__post_init__()
+        self.sources()
         if self.radius == "bootstrap" or (self.support is not None and self.metric == "joint"):
             require_distances()
         self.budget()
         if self.loss is not None:
             require_word(self.loss, self.task)
+
+    def sources(self) -> list[Source]:
+        """Where the rows are: files, or a query. Raises BidroError where both are named, or half a query."""
+        from bidro.data.tables.databases import query_in
+
+        found = query_in({"database": self.database, "query": self.query}, Path(), "A fit")
+        if found is None:
+            return [Path(path) for path in self.tables]
+        if self.tables:
+            raise BidroError("Give tables, or a database with a query, and not both.")
+        return [found]
 
     def budget(self) -> Budget | None:
         """The privacy budget of every client; None where the fit is not private. Raises BidroError for what

@@ -1,7 +1,8 @@
 """Tables of several sites as numbers: reading, the schema that people agree on, and what does not fit it."""
 
 from bidro.data.tables.cells import as_words, require_numbers, row_name
-from bidro.data.tables.files import as_csv, as_meant, read, read_one
+from bidro.data.tables.databases import Query, query_in
+from bidro.data.tables.files import Source, as_csv, as_meant, read, read_one
 from bidro.data.tables.learned import learn_schema
 from bidro.data.tables.schema import (
     Column,
@@ -14,13 +15,16 @@ from bidro.data.tables.schema import (
 
 __all__ = [
     "Column",
+    "Query",
     "Schema",
+    "Source",
     "UnseenLevelsWarning",
     "as_csv",
     "as_meant",
     "as_words",
     "bounds_of",
     "learn_schema",
+    "query_in",
     "read",
     "read_one",
     "require_declared",

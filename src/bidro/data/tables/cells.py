@@ -14,7 +14,6 @@ import numbers
 import re
 from collections.abc import Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ from bidro.data.federation import LARGEST_SIZE
 _FILES = "files"
 
 
-def remember_files(table: pd.DataFrame, files: Sequence[tuple[Path, int]]) -> None:
+def remember_files(table: pd.DataFrame, files: Sequence[tuple[object, int]]) -> None:
     table.attrs = {_FILES: tuple((str(path), rows) for path, rows in files)}
 
 

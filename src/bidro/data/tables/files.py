@@ -24,6 +24,7 @@ from bidro.core.arrays import machine_memory, release, repeated
 from bidro.core.errors import BidroError, listed, require_package
 from bidro.core.files import require_file
 from bidro.data.tables.cells import remember_files
+from bidro.data.tables.databases import Query
 from bidro.data.tables.schema import require_single_columns
 
 _log = logging.getLogger(__name__)
@@ -63,7 +64,11 @@ _UNPACKED: Mapping[str, Callable[[Path], Any]] = {
 }
 
 
-def read(paths: Sequence[Path], client: str | None) -> tuple[pd.DataFrame, str]:
+# Where rows are: in a file, or what a query of a database gives.
+Source = Path | Query
+
+
+def read(paths: Sequence[Source], client: str | None) -> tuple[pd.DataFrame, str]:
     """(the rows of all tables, the name of the client column).
 
     One table with a client column; or, without `client`, one file a client, whose name is the client's. A
@@ -80,7 +85,9 @@ def read(paths: Sequence[Path], client: str | None) -> tuple[pd.DataFrame, str]:
     if client is None or by_file:
         if len(paths) == 1 and not by_file:
             raise BidroError("One table needs --client COLUMN, which says whose row each is.")
-        names = [_client_of(path) for path in paths]
+        if any(isinstance(path, Query) for path in paths):
+            raise BidroError("Rows of a query need --client COLUMN, which says whose row each is.")
+        names = [_client_of(path) for path in paths if isinstance(path, Path)]
         if (twice := repeated(names)) is not None:
             raise BidroError(f"Two files are named '{twice}'; a file's name is that of its client.")
         parts = [part.assign(**{FILE_CLIENT: name}) for part, name in zip(parts, names, strict=True)]
@@ -111,7 +118,7 @@ def _client_of(path: Path) -> str:
     return Path(path.stem).stem if path.suffix.lower() in _UNPACKED else path.stem
 
 
-def _refuse_the_same_twice(paths: Sequence[Path], parts: Sequence[pd.DataFrame]) -> None:
+def _refuse_the_same_twice(paths: Sequence[Source], parts: Sequence[pd.DataFrame]) -> None:
     """Raise BidroError for two files of the same rows: some would be both trained on and held out."""
     seen: dict[tuple[Any, ...], list[int]] = {}
     for k, part in enumerate(parts):
@@ -127,8 +134,11 @@ def _refuse_the_same_twice(paths: Sequence[Path], parts: Sequence[pd.DataFrame])
         alike.append(k)
 
 
-def read_one(path: Path) -> pd.DataFrame:
-    """A CSV file (also packed, with other separators or in another encoding) or a Parquet file."""
+def read_one(path: Source) -> pd.DataFrame:
+    """A CSV file (also packed, with other separators or in another encoding), a Parquet file, or what a query
+    gives."""
+    if isinstance(path, Query):
+        return path.read()
     if path.is_dir():
         raise BidroError(f"'{path}' is a folder; give the tables in it.")
     if not path.exists():

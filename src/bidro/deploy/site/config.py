@@ -8,6 +8,7 @@ from typing import Any
 
 from bidro.core.errors import BidroError
 from bidro.core.files import read_toml, renamed
+from bidro.data.tables import Source, query_in
 from bidro.neural.models import require_factory_name
 from bidro.privacy.terms import Budget
 
@@ -20,7 +21,7 @@ class Site:
     """`site.toml`; paths are relative to it."""
 
     client: str
-    data: Path
+    data: Source  # a file, or what a query of a database gives
     schema: Path
     personal: Path  # folder for the site's personal models, one folder a run
     state: Path  # folder for what the site remembers: see `state`
@@ -44,18 +45,26 @@ class Site:
         given_up = part == GIVEN_UP
         privacy = None if given_up else _budget(part, path)
         networks = _factories(content.pop("networks", []), path)
-        known = {one.name: str(one.type).replace("Path", "str") for one in fields(cls)}
+        of_database: dict[str, Any] = {
+            name: content.pop(name) for name in ("database", "query") if name in content
+        }
+        query = query_in(of_database, path.parent, f"'{path}'")
+        if query is not None and "data" in content:
+            raise BidroError(f"'{path}' names both data and a database; a site has one table.")
+        kinds = {"Path": "str", "Source": "str"}
+        known = {one.name: kinds.get(str(one.type), str(one.type)) for one in fields(cls)}
         known["privacy_given_up"] = "privacy"  # which has been taken out
         for name, value in content.items():
             if type(value).__name__ != known.get(name):
                 raise BidroError(
-                    f"'{path}': there is no entry {name} = {value!r}; a site has client, data, "
-                    "schema, personal, "
-                    "state, approve (texts), min_rows, min_cell, max_seconds, max_runs (numbers), "
+                    f"'{path}': there is no entry {name} = {value!r}; a site has client, data (or database "
+                    "and query), schema, personal, state, approve (texts), min_rows, min_cell, max_seconds, "
+                    "max_runs (numbers), "
                     "one_sample_replies, losses_with_kinks, trusted_server and score_models (true or false), "
                     "networks (a list of texts), and a part [privacy]."
                 )
-        missing = [name for name in ("client", "data", "schema") if name not in content]
+        wanted = ("client", "data", "schema") if query is None else ("client", "schema")
+        missing = [name for name in wanted if name not in content]
         if missing:
             raise BidroError(f"'{path}' does not say '{missing[0]}'.")
         if content.get("min_rows", 10) < 2:
@@ -68,7 +77,10 @@ class Site:
         if content.get("approve", "always") not in ("always", "ask"):
             raise BidroError(f'\'{path}\': approve must be "always" or "ask".')
         content = {"personal": "personal", "state": "state", **content}
-        paths = {name: path.parent / content[name] for name in ("data", "schema", "personal", "state")}
+        named = [name for name in ("data", "schema", "personal", "state") if name in content]
+        paths: dict[str, Any] = {name: path.parent / content[name] for name in named}
+        if query is not None:
+            paths["data"] = query
         return cls(**{**content, **paths}, privacy=privacy, privacy_given_up=given_up, networks=networks)
 
 

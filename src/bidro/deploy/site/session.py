@@ -50,7 +50,7 @@ def reply_to(request: bytes) -> bytes:
         _log.error("this site cannot answer: %s", error)
         return refusal_message(request, _NOT_IN_ORDER)
     try:
-        rows = _loaded(site, _stamp(site))
+        rows = _loaded(site, _stamp(site, request))
     except Exception as error:
         _log.error("this site cannot answer: %s", error)
         _note_refusal(site, request, error)
@@ -81,14 +81,16 @@ def _unchecked(header: Mapping[str, Any], data: bytes) -> Question:
     return Question(str(header.get("run"))[:100], str(header.get("question"))[:100], 0, digest)
 
 
-def _stamp(site: Site) -> tuple[int, ...]:
-    """Changes when the site's files do."""
-    stats = [path.stat() if path.exists() else None for path in (site.data, site.schema)]
-    return tuple(part for stat in stats if stat for part in (stat.st_mtime_ns, stat.st_size))
+def _stamp(site: Site, request: bytes) -> tuple[Any, ...]:
+    """Changes when the site's files do; a query is asked anew for every run."""
+    files = [path for path in (site.data, site.schema) if isinstance(path, Path)]
+    stats = [path.stat() if path.exists() else None for path in files]
+    run = () if site.data in files else (str(header_of(request).get("run")),)
+    return (*run, *(part for stat in stats if stat for part in (stat.st_mtime_ns, stat.st_size)))
 
 
 @lru_cache(maxsize=1)
-def _loaded(site: Site, stamp: tuple[int, ...]) -> SiteRows:
+def _loaded(site: Site, stamp: tuple[Any, ...]) -> SiteRows:
     del stamp
     return SiteRows.load(site)
 
