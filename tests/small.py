@@ -105,6 +105,11 @@ def admissible(rho=(20.0, 12.0, 9.0), seed=0, **kwargs):
     )
 
 
+def plain(problem):
+    """The same problem of mean losses: no ambiguity inside the clients."""
+    return replace(problem, ambiguity=None)
+
+
 def paper_like(rho=(15.0, 5.0, 2.5), seed=0):
     """Penalties below the curvature on a large model set, as in the paper; the warning is expected."""
     with warnings.catch_warnings():

@@ -22,7 +22,7 @@ OF_ROW = np.concatenate([np.sort(np.arange(size) % FOLDS) for size in SIZES])
 def problem(rho=20.0):
     made = penalised()
     fed = Federation.from_arrays(rows(sizes=SIZES), made.federation.support)
-    return replace(made, federation=fed, ambiguity=Penalty(rho))
+    return replace(made, federation=fed, ambiguity=rho and Penalty(rho))
 
 
 def second_half(result):
@@ -33,10 +33,10 @@ def second_half(result):
 @pytest.mark.parametrize(
     "settings",
     [
-        [Setting(AFL(eta, 0.1), problem()) for eta in (0.01, 0.05)],
+        [Setting(AFL(eta, 0.1), problem(None)) for eta in (0.01, 0.05)],
         [Setting(BiDROFL(0.05, 0.02, Exact()), problem(rho)) for rho in (15.0, 30.0)],
-        [Setting(GroupDRO(eta, 0.1), problem()) for eta in (0.05, 0.1)],
-        [Setting(DRFA(eta, 0.1, 2, 2), problem()) for eta in (0.05, 0.1)],
+        [Setting(GroupDRO(eta, 0.1), problem(None)) for eta in (0.05, 0.1)],
+        [Setting(DRFA(eta, 0.1, 2, 2), problem(None)) for eta in (0.05, 0.1)],
     ],
     ids=["AFL", "BiDRO-FL", "Group DRO", "DRFA"],
 )
@@ -52,7 +52,7 @@ def test_settings_side_by_side_are_runs_one_by_one(settings):
 
 def test_a_fold_is_left_out():
     """AFL with fixed steps in x alone, so that nothing hangs on the shares of rows."""
-    settings = [Setting(AFL(0.05, 0.0), problem())]
+    settings = [Setting(AFL(0.05, 0.0), problem(None))]
     models = train_settings(settings, OF_ROW, FOLDS, ROUNDS, seed=5)
     whole = settings[0].problem
     owner = np.repeat(np.arange(3), SIZES)
@@ -71,7 +71,7 @@ def test_a_fold_is_left_out():
 
 def test_rows_of_a_fold_are_never_drawn():
     """One row a round: poison in the fold that is left out leaves no trace, and elsewhere does."""
-    made = problem()
+    made = problem(None)
     samples = made.federation.samples.copy()
     samples[OF_ROW == 1] = 3.0
     poisoned = made.with_samples(samples)
@@ -83,7 +83,7 @@ def test_rows_of_a_fold_are_never_drawn():
 
 
 def test_a_setting_that_runs_away_spoils_nobody_else():
-    settings = [Setting(AFL(eta, 0.1), problem()) for eta in (0.05, 1e200)]
+    settings = [Setting(AFL(eta, 0.1), problem(None)) for eta in (0.05, 1e200)]
     models = train_settings(settings, OF_ROW, FOLDS, ROUNDS)
     alone = train_settings(settings[:1], OF_ROW, FOLDS, ROUNDS)
     np.testing.assert_allclose(models[0], alone[0], rtol=1e-12)

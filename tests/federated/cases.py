@@ -36,6 +36,11 @@ def penalised(names=NAMES, rho=RHO):
     return Problem(fed, Squared(), Box.cube(1.5, 3), Transport.euclidean(4), Penalty([rho[k] for k in names]))
 
 
+def plain(names=NAMES):
+    """Mean losses: no ambiguity inside the clients."""
+    return replace(penalised(names), ambiguity=None)
+
+
 def shared_penalty(names=NAMES):
     return penalised(names, dict.fromkeys(NAMES, 20.0))
 
@@ -65,14 +70,14 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "FedAvg": Case(FedAvg(eta_x=0.05), alpha_moves=False),
-    "FedAvg, 3 local steps": Case(FedAvg(eta_x=0.05, local_steps=3), alpha_moves=False),
-    "AFL": Case(AFL(eta_x=0.05, eta_alpha=0.02)),
-    "DRFA": Case(DRFA(eta_x=0.05, eta_alpha=0.02, local_steps=3, sampled=2)),
-    "q-FFL": Case(QFFL(q=2.0, eta_x=0.1)),
-    "Group DRO": Case(GroupDRO(eta_x=0.1, eta_alpha=0.02)),
+    "FedAvg": Case(FedAvg(eta_x=0.05), plain, alpha_moves=False),
+    "FedAvg, 3 local steps": Case(FedAvg(eta_x=0.05, local_steps=3), plain, alpha_moves=False),
+    "AFL": Case(AFL(eta_x=0.05, eta_alpha=0.02), plain),
+    "DRFA": Case(DRFA(eta_x=0.05, eta_alpha=0.02, local_steps=3, sampled=2), plain),
+    "q-FFL": Case(QFFL(q=2.0, eta_x=0.1), plain),
+    "Group DRO": Case(GroupDRO(eta_x=0.1, eta_alpha=0.02), plain),
     "Group DRO by weights, adjusted": Case(
-        GroupDRO(eta_x=0.05, eta_alpha=0.01, adjustment=0.5, sampling="weights")
+        GroupDRO(eta_x=0.05, eta_alpha=0.01, adjustment=0.5, sampling="weights"), plain
     ),
     "Group DRO with balls": Case(GroupDROBalls(eta_x=0.05, eta_alpha=0.05), balls),
     "mixture ball": Case(MixtureBall(eta_x=0.05), shared_ball, alpha_moves=False),
@@ -86,17 +91,17 @@ CASES = {
     "BiDRO-FL, local steps, part of the clients": Case(
         BiDROLocal(eta_x=0.02, eta_alpha=0.02, local_steps=3, participation=0.6)
     ),
-    "FedAvg, batches": Case(FedAvg(eta_x=0.05, local_steps=3, batch=8), alpha_moves=False),
-    "AFL, batches": Case(AFL(eta_x=0.05, eta_alpha=0.02, batch=8)),
-    "DRFA, batches": Case(DRFA(eta_x=0.05, eta_alpha=0.02, local_steps=3, sampled=2, batch=8)),
-    "q-FFL, batches": Case(QFFL(q=2.0, eta_x=0.1, local_steps=2, batch=8)),
-    "Group DRO, batches": Case(GroupDRO(eta_x=0.1, eta_alpha=0.02, batch=8)),
+    "FedAvg, batches": Case(FedAvg(eta_x=0.05, local_steps=3, batch=8), plain, alpha_moves=False),
+    "AFL, batches": Case(AFL(eta_x=0.05, eta_alpha=0.02, batch=8), plain),
+    "DRFA, batches": Case(DRFA(eta_x=0.05, eta_alpha=0.02, local_steps=3, sampled=2, batch=8), plain),
+    "q-FFL, batches": Case(QFFL(q=2.0, eta_x=0.1, local_steps=2, batch=8), plain),
+    "Group DRO, batches": Case(GroupDRO(eta_x=0.1, eta_alpha=0.02, batch=8), plain),
     "BiDRO-FL, batches": Case(
         BiDROLocal(eta_x=0.02, eta_alpha=0.02, local_steps=3, participation=0.6, batch=8)
     ),
-    "FedAvg, Adam": Case(ServerOptimised(FedAvg(eta_x=0.05), Adam(0.02)), alpha_moves=False),
+    "FedAvg, Adam": Case(ServerOptimised(FedAvg(eta_x=0.05), Adam(0.02)), plain, alpha_moves=False),
     "DRFA, momentum": Case(
-        ServerOptimised(DRFA(eta_x=0.05, eta_alpha=0.02, local_steps=3), Momentum(0.5, 0.8))
+        ServerOptimised(DRFA(eta_x=0.05, eta_alpha=0.02, local_steps=3), Momentum(0.5, 0.8)), plain
     ),
     "BiDRO-FL, batches, Adam": Case(
         ServerOptimised(BiDROLocal(eta_x=0.02, eta_alpha=0.02, participation=0.6, batch=8), Adam(0.02))

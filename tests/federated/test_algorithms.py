@@ -1,20 +1,22 @@
 """One contract suite over all algorithms, then each of them against its paper, step by step."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import norm
 
-from bidro.ambiguity import NonconcaveInnerWarning, Penalty
+from bidro.ambiguity import NonconcaveInnerWarning, Penalty, WassersteinBall
 from bidro.core.errors import BidroError
 from bidro.core.sets import Box, CappedSimplex, L1SimplexBall
 from bidro.core.splits import client_id
 from bidro.data.federation import Federation
 from bidro.experiments.simulation import COEFFICIENTS, PENALTIES, paper_problem, simulate
 from bidro.federated.algorithm import client_key
-from bidro.federated.algorithms import BiDROFL
-from bidro.federated.baselines import AFL, FedAvg
+from bidro.federated.algorithms import BiDROFL, Momentum, ServerOptimised
+from bidro.federated.baselines import AFL, DRFA, QFFL, FedAvg, GroupDRO
 from bidro.federated.engines.in_process import HostClients, participating, run, run_many
 from bidro.federated.engines.rounds import run_over
 from bidro.losses import (
@@ -32,7 +34,7 @@ from bidro.problem.problem import Problem
 from bidro.risk.inner import BacktrackingAscent, Exact
 from bidro.risk.transport import Transport
 from tests.federated.cases import CASES, over_transport
-from tests.small import SIZES, admissible, federation, mostly_slow, paper_like, rows
+from tests.small import SIZES, admissible, federation, mostly_slow, paper_like, plain, rows
 
 
 def stacked_replies(algorithm, problem, state, t=1, seed=0):
@@ -242,7 +244,7 @@ def test_every_row_is_sampled_equally_often():
 
 def test_afl_against_plain_numpy_and_its_weights_enter_the_model():
     """A public AFL ignores the mixture weights in its documented mode; here they steer the model."""
-    problem = admissible()
+    problem = plain(admissible())
     result = run(AFL(eta_x=0.05, eta_alpha=0.3), problem, 8)
     x, alpha = np.zeros(3), np.array(SIZES) / sum(SIZES)
     for _ in range(8):
@@ -266,7 +268,7 @@ def test_afl_reaches_the_minimax_solution():
     x, t = cp.Variable(3), cp.Variable()
     cuts = [cp.sum_squares(p[:, :3] @ x - p[:, 3]) / len(p) <= t for p in rows().values()]
     cp.Problem(cp.Minimize(t), cuts).solve(cp.CLARABEL)
-    result = run(AFL(eta_x=0.02, eta_alpha=0.02), admissible(), 40_000)
+    result = run(AFL(eta_x=0.02, eta_alpha=0.02), plain(admissible()), 40_000)
     risks = [np.mean((p[:, :3] @ result.x_average - p[:, 3]) ** 2) for p in rows().values()]
     assert max(risks) == pytest.approx(float(t.value), rel=2e-3)
 
@@ -274,7 +276,7 @@ def test_afl_reaches_the_minimax_solution():
 @pytest.mark.parametrize("local_steps", [1, 4])
 def test_fedavg_first_round_uses_proportional_weights(local_steps):
     """A public baseline aggregates its first round with all-zero weights and returns zeros."""
-    problem = admissible()
+    problem = plain(admissible())
     result = run(FedAvg(eta_x=0.05, local_steps=local_steps), problem, 1)
     shares, models = np.array(SIZES) / sum(SIZES), []
     for part in rows().values():
@@ -289,13 +291,13 @@ def test_fedavg_first_round_uses_proportional_weights(local_steps):
 def test_fedavg_converges_to_pooled_least_squares():
     pooled = np.concatenate(list(rows().values()))
     solution, *_ = np.linalg.lstsq(pooled[:, :3], pooled[:, 3])
-    result = run(FedAvg(eta_x=0.1), admissible(), 3000)
+    result = run(FedAvg(eta_x=0.1), plain(admissible()), 3000)
     np.testing.assert_allclose(result.x, solution, rtol=1e-8)
 
 
 def test_the_average_over_those_who_replied_is_weighted_by_client():
     """Mixture weights indexed by position among the participants would give other shares."""
-    algorithm, problem = FedAvg(eta_x=0.05), admissible()
+    algorithm, problem = FedAvg(eta_x=0.05), plain(admissible())
     state = algorithm.init(problem)
     replies = stacked_replies(algorithm, problem, state)
     after = algorithm.server(state, replies, jnp.array([False, True, True]))
@@ -307,12 +309,12 @@ def test_restricted_mixtures_restrict_the_weights():
     capped = CappedSimplex.around_proportions(SIZES, 1.5)
     near = L1SimplexBall(np.array(SIZES) / sum(SIZES), 0.1)
     for mixtures in (capped, near):
-        result = run(AFL(eta_x=0.05, eta_alpha=0.5), admissible(mixtures=mixtures), 200)
+        result = run(AFL(eta_x=0.05, eta_alpha=0.5), plain(admissible(mixtures=mixtures)), 200)
         assert all(bool(mixtures.contains(jnp.asarray(a))) for a in result.history.alpha)
     fixed = CappedSimplex(np.array(SIZES) / sum(SIZES), np.array(SIZES) / sum(SIZES))
-    same = run(AFL(eta_x=0.05, eta_alpha=0.5), admissible(mixtures=fixed), 200)
-    plain = run(FedAvg(eta_x=0.05), admissible(), 200)
-    np.testing.assert_allclose(same.x, plain.x, rtol=1e-9)
+    same = run(AFL(eta_x=0.05, eta_alpha=0.5), plain(admissible(mixtures=fixed)), 200)
+    average = run(FedAvg(eta_x=0.05), plain(admissible()), 200)
+    np.testing.assert_allclose(same.x, average.x, rtol=1e-9)
 
 
 LABELS = {k: np.column_stack([v[:, :3], np.where(v[:, 3] > 0, 1.0, -1.0)]) for k, v in rows().items()}
@@ -345,14 +347,58 @@ def test_every_algorithm_trains_every_loss(loss):
         AFL(eta_x=0.05, eta_alpha=0.02),
         FedAvg(eta_x=0.05),
     ):
-        result = run(algorithm, problem, 400)
+        own = problem if isinstance(algorithm, BiDROFL) else plain(problem)
+        result = run(algorithm, own, 400)
         assert worst(result.x_average) < 0.9 * start
 
 
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(), AFL(), QFFL(), DRFA(), GroupDRO()], ids=lambda a: type(a).__name__
+)
+def test_algorithms_of_mean_losses_refuse_an_ambiguity_that_they_would_ignore(algorithm):
+    for ambiguity in (Penalty(20.0), WassersteinBall([0.0, 0.0, 0.1])):
+        with pytest.raises(
+            BidroError, match=f"{type(algorithm).__name__} .* would ignore .*{type(ambiguity).__name__}"
+        ):
+            run(algorithm, replace(admissible(), ambiguity=ambiguity), 2)
+    run(algorithm, replace(admissible(), ambiguity=WassersteinBall(0.0)), 2)
+
+
+def test_algorithm_1_begins_where_it_is_told():
+    """x_1 and alpha_1 are inputs of Algorithm 1: its a round in plain NumPy, and rounds without steps."""
+    x, alpha = np.array([0.5, -1.0, 0.25]), np.array([0.2, 0.5, 0.3])
+    still = run(BiDROFL(0.0, 0.0), admissible(), 3, x=x, alpha=alpha)
+    assert np.array_equal(still.x, x)
+    np.testing.assert_allclose(still.alpha, alpha, atol=1e-15)
+    slopes = [2 * part[:, :3].T @ (part[:, :3] @ x - part[:, 3]) / len(part) for part in rows().values()]
+    one = run(AFL(0.01, 0.0), plain(admissible()), 1, x=x, alpha=alpha)
+    np.testing.assert_allclose(one.x, x - 0.01 * alpha @ np.array(slopes), rtol=1e-12)
+    whole = run(BiDROFL(), admissible(), 20, x=x, alpha=alpha)
+    part = run(BiDROFL(), admissible(), 9, x=x, alpha=alpha)
+    assert np.array_equal(run(BiDROFL(), admissible(), 20, resume=part).x, whole.x)
+    inside = ServerOptimised(AFL(0.01, 0.0), Momentum(1.0, 0.0))
+    np.testing.assert_allclose(run(inside, plain(admissible()), 1, x=x, alpha=alpha).x, one.x, rtol=1e-12)
+
+
+def test_where_a_run_cannot_begin():
+    problem, x = admissible(), np.zeros(3)
+    for wrong, words in (
+        ({"x": [9.0, 0.0, 0.0]}, "3 finite numbers in X"),
+        ({"x": [0.0]}, "3 finite numbers in X"),
+        ({"x": [np.nan, 0.0, 0.0]}, "3 finite numbers in X"),
+        ({"alpha": [0.5, 0.5, 0.5]}, "3 numbers in the problem's set A"),
+        ({"alpha": [0.5, 0.5]}, "3 numbers in the problem's set A"),
+        ({"x": x, "resume": run(BiDROFL(), problem, 2)}, "give no x"),
+    ):
+        with pytest.raises(BidroError, match=words):
+            run(BiDROFL(), problem, 5, **wrong)
+    with pytest.raises(BidroError, match="FedAvg has mixture weights of its own"):
+        run(FedAvg(), plain(problem), 5, alpha=[0.5, 0.25, 0.25])
+
+
 def test_bidro_fl_says_what_it_needs():
-    plain = Problem(federation(), Squared(), Box.cube(1.5, 3), Transport.euclidean(4))
     with pytest.raises(BidroError, match="Penalty"):
-        run(BiDROFL(), plain, 3)
+        run(BiDROFL(), plain(admissible()), 3)
     cubic = Problem(federation(), Squared(), Box.cube(1.5, 3), Transport.euclidean(4, 3.0), Penalty(5.0))
     with pytest.raises(BidroError, match="BacktrackingAscent"):
         run(BiDROFL(oracle=Exact()), cubic, 3)

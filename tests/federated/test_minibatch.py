@@ -15,7 +15,7 @@ from bidro.federated.algorithms.first_order import draw_batches
 from bidro.federated.baselines import AFL, DRFA, QFFL, FedAvg, GroupDRO
 from bidro.federated.engines.in_process import HostClients, run
 from bidro.risk.inner import Exact
-from tests.small import SIZES, admissible, rows
+from tests.small import SIZES, admissible, plain, rows
 
 DATA = list(rows().values())
 SHARES = np.array(SIZES) / sum(SIZES)
@@ -70,9 +70,9 @@ LARGE = {
 def test_a_batch_of_all_rows_is_all_rows(name):
     """Batches as large as the largest client: the algorithm that takes all rows, up to the order of sums."""
     algorithm = LARGE[name]
-    plain, batched = (run(a, admissible(), 12) for a in (algorithm, replace(algorithm, batch=30)))
-    np.testing.assert_allclose(batched.x, plain.x, rtol=1e-12)
-    np.testing.assert_allclose(batched.alpha, plain.alpha, atol=1e-13)
+    whole, batched = (run(a, plain(admissible()), 12) for a in (algorithm, replace(algorithm, batch=30)))
+    np.testing.assert_allclose(batched.x, whole.x, rtol=1e-12)
+    np.testing.assert_allclose(batched.alpha, whole.alpha, atol=1e-13)
 
 
 def test_fedavg_and_q_ffl_over_batches_in_plain_numpy():
@@ -86,7 +86,7 @@ def test_fedavg_and_q_ffl_over_batches_in_plain_numpy():
         counts = SHARES * (values / scale) ** 2
         bent = 1 + 2 * np.sum(moves**2, axis=1) / (eta * values)
         power = power - counts @ moves / (counts @ bent)
-    problem = admissible()
+    problem = plain(admissible())
     found = run(FedAvg(eta_x=eta, local_steps=steps, batch=batch), problem, 2)
     np.testing.assert_allclose(found.x, x, rtol=1e-12)
     fair = run(QFFL(q=2.0, eta_x=eta, local_steps=steps, batch=batch), problem, 2)
@@ -101,7 +101,7 @@ def local(x, client, t, steps, batch, eta):
 
 def test_replies_of_single_batches_in_plain_numpy():
     """AFL, Group DRO, and both parts of a stage of DRFA."""
-    problem, x = admissible(), np.array([0.3, -0.2, 0.1])
+    problem, x = plain(admissible()), np.array([0.3, -0.2, 0.1])
     at = [mean_and_slope(batches(i, 1, 1, 8)[0], x) for i in range(3)]
     for algorithm in (AFL(batch=8), GroupDRO(batch=8)):
         state = algorithm.init(problem)._replace(x=jnp.asarray(x))

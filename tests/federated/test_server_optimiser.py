@@ -15,7 +15,7 @@ from bidro.federated.engines.in_process import run
 from bidro.risk.inner import Exact
 from bidro.solvers.bundle.algorithm import ExactMWDRO
 from tests.federated.cases import NAMES
-from tests.small import SIZES, admissible, rows
+from tests.small import SIZES, admissible, plain, rows
 
 PAIRS = {
     "momentum": (Momentum(0.3, 0.8), lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.8)),
@@ -46,17 +46,20 @@ def test_fedavg_with_momentum_in_plain_numpy():
         slopes = [2 * part[:, :3].T @ (part[:, :3] @ x - part[:, 3]) / len(part) for part in data]
         speed = 0.8 * speed - 0.05 * shares @ np.array(slopes)
         x = x + 0.3 * speed
-    found = run(ServerOptimised(FedAvg(eta_x=0.05), Momentum(0.3, 0.8)), admissible(), 6)
+    found = run(ServerOptimised(FedAvg(eta_x=0.05), Momentum(0.3, 0.8)), plain(admissible()), 6)
     np.testing.assert_allclose(found.x, x, rtol=1e-11)
 
 
 @pytest.mark.parametrize(
-    "plain",
-    [DRFA(eta_x=0.05, eta_alpha=0.02, local_steps=3), BiDROCompressed(0.05, 0.02, TopK(1))],
+    ("own", "problem"),
+    [
+        (DRFA(eta_x=0.05, eta_alpha=0.02, local_steps=3), plain(admissible())),
+        (BiDROCompressed(0.05, 0.02, TopK(1)), admissible()),
+    ],
     ids=["DRFA", "compressed"],
 )
-def test_rate_one_and_no_momentum_change_nothing(plain):
-    one, two = (run(a, admissible(), 9) for a in (plain, ServerOptimised(plain, Momentum(1.0, 0.0))))
+def test_rate_one_and_no_momentum_change_nothing(own, problem):
+    one, two = (run(a, problem, 9) for a in (own, ServerOptimised(own, Momentum(1.0, 0.0))))
     np.testing.assert_allclose(one.x, two.x, rtol=1e-13)
     np.testing.assert_array_equal(one.alpha, two.alpha)
 

@@ -70,6 +70,11 @@ class Ambiguity(ABC):
         return np.zeros(())
 
     @property
+    def matters(self) -> bool:
+        """Whether some client guards against more than its own rows."""
+        return True
+
+    @property
     def penalties(self) -> AnyArray:
         """rho_i, the price of moving a sample; inf where none is set."""
         return np.full((), np.inf)

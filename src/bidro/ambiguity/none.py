@@ -21,5 +21,9 @@ class NoAmbiguity(Ambiguity):
     def risk(self, rows: ClientRows, inner: Inner, oracle: Oracle, at: Point, curvature: bool) -> RiskModel:
         return unmoved_risk(rows, inner, at, curvature)
 
+    @property
+    def matters(self) -> bool:
+        return False
+
     def closed_form(self, inner: Inner) -> bool:
         return True

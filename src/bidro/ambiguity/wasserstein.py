@@ -48,6 +48,10 @@ class WassersteinBall(Ambiguity):
     def radii(self) -> AnyArray:
         return self.radius
 
+    @property
+    def matters(self) -> bool:
+        return bool(np.any(np.asarray(self.radius) > 0))
+
     def lifted(self, inner: Inner) -> bool:
         return is_lifted(inner)
 

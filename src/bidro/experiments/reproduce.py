@@ -112,17 +112,21 @@ def minimise_largest(risks: ClientRisks, problem: Problem, starts: list[Floats])
 def ambiguity_picture(
     run: SimulatedRun, cloud: int = 300, mixtures: int = 24, draws: int = 40
 ) -> AmbiguityPicture:
-    """Positions and radii for one run; `cloud` points stand for each true distribution."""
+    """Positions and radii for one run; `cloud` points stand for each true distribution. The paper draws six
+    clients and simulates five: here the sixth is like the fifth, but for its direction and its size."""
     rng = np.random.default_rng([run.seed, 2])
     transport = Transport.euclidean(4)
-    n = len(SIZES)
+    sizes = (*SIZES, 60)
+    n = len(sizes)
+    offsets, shifts = np.append(OFFSETS, OFFSETS[-1]), np.append(SHIFTS, SHIFTS[-1])
+    directions = np.vstack([run.directions, -run.directions[-1]])
 
     def true_rows(i: int, count: int) -> Floats:
-        v = run.directions[i]
-        return observed_rows(OFFSETS[i] * v, SHIFTS[i] * v, count, rng)
+        v = directions[i]
+        return observed_rows(offsets[i] * v, shifts[i] * v, count, rng)
 
     true = [true_rows(i, cloud) for i in range(n)]
-    empirical = np.split(run.samples, np.cumsum(SIZES)[:-1])
+    empirical = [*np.split(run.samples, np.cumsum(SIZES)[:-1]), true_rows(n - 1, sizes[-1])]
     mixed = []
     for weights in rng.dirichlet(np.full(n, 0.6), mixtures):
         owners = rng.choice(n, size=cloud, p=weights)
@@ -137,7 +141,7 @@ def ambiguity_picture(
 
     def radius(i: int) -> float:
         distances = [
-            wasserstein_distance(true_rows(i, SIZES[i]), true_rows(i, cloud), transport) for _ in range(draws)
+            wasserstein_distance(true_rows(i, sizes[i]), true_rows(i, cloud), transport) for _ in range(draws)
         ]
         return float(np.quantile(distances, 0.95))
 
@@ -146,7 +150,7 @@ def ambiguity_picture(
         places[n : 2 * n],
         places[2 * n :],
         np.array([radius(i) for i in range(n)]),
-        SIZES,
+        sizes,
         explained,
     )
 

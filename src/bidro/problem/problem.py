@@ -83,8 +83,11 @@ class Problem:
             object.__setattr__(self, "mixtures", Simplex(n))
         if not isinstance(self.loss, Loss):
             raise BidroError(f"The loss must be an object such as Squared(); got {self.loss!r}.")
-        if not isinstance(self.transport, Transport):
-            raise BidroError(f"The transport cost must be a Transport; got {self.transport!r}.")
+        if type(self.transport) is not Transport:
+            raise BidroError(
+                "The transport cost must be a Transport itself, whose suprema are known: a cost of your own "
+                f"belongs in an Ambiguity; got {self.transport!r}."
+            )
         if not isinstance(self.models, Box | Ball | WholeSpace | ScaledNormCut):
             raise BidroError(f"The models must be a Box, a Ball or WholeSpace; got {self.models!r}.")
         if not isinstance(self.mixtures, MixtureSet):
@@ -230,6 +233,22 @@ class Problem:
         other = replace(self, mixtures=mixtures)
         # A frozen dataclass keeps its cached properties here.
         other.__dict__.update(constant_model=self.constant_model, constant_risk=self.constant_risk)
+        return other
+
+    def begun_at(self, x: ArrayLike | None = None, alpha: ArrayLike | None = None) -> Problem:
+        """The same problem whose `initial_model` is x (d,) and whose `initial_weights` are alpha (n,), where
+        they are given. Raises BidroError where they do not lie in X and A."""
+        other, n = replace(self), self.n
+        if x is not None:
+            model = np.array(x, float)
+            if model.shape != (self.dimension,) or not bool(self.domain.contains(model)):
+                raise BidroError(f"A first model has {self.dimension} finite numbers in X; got {model}.")
+            other.__dict__["initial_model"] = model
+        if alpha is not None:
+            weights = np.array(alpha, float)
+            if weights.shape != (n,) or not bool(self.mixture_set.contains(weights)):
+                raise BidroError(f"First weights are {n} numbers in the problem's set A; got {weights}.")
+            other.__dict__["initial_weights"] = weights
         return other
 
     def with_samples(self, samples: Any) -> Problem:

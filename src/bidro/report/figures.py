@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 from scipy.spatial import ConvexHull
 
 from bidro.certify.certificate import EACH_BY_ITSELF, Certificate
@@ -345,33 +346,51 @@ def ambiguity_set(picture: AmbiguityPicture) -> Figure:
                     label=r"ball $\mathcal{W}_i(\varepsilon_i)$ around the samples" if k == 0 else None,
                 )
             )
-            # The label stands on the circle, on the side away from the nearest other client.
-            others = np.delete(picture.empirical, k, axis=0)
-            away = place - others[np.argmin(np.linalg.norm(others - place, axis=1))]
-            spot = place + radius * away / np.linalg.norm(away)
+        spots = _apart(picture)
+        for k, spot in enumerate(spots):
+            place, radius = picture.empirical[k], picture.radii[k]
             axes.annotate(
                 f"client {k + 1}\nN = {picture.sizes[k]}",
+                place + radius * (spot - place) / np.linalg.norm(spot - place),
                 spot,
                 ha="center",
                 va="center",
                 fontsize=8.5,
-                bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"},
+                arrowprops={"arrowstyle": "-", "color": BLUE, "linewidth": 0.7},
             )
         axes.plot(*picture.empirical.T, "s", color="black", markersize=6, label="samples")
         axes.plot(*picture.true.T, "o", color=VERMILION, markersize=6, label="true distributions")
         axes.set_aspect("equal", adjustable="box")
-        axes.margins(0.08)
+        axes.margins(0.04)
+        axes.set_ylim(spots[:, 1].min() - 0.4, spots[:, 1].max() + 0.4)
         axes.set_xlabel("first coordinate (units of $W_2$)")
         axes.set_ylabel("second coordinate (units of $W_2$)")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2, fontsize=9)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.18), ncols=2, fontsize=9)
         caption(
             figure,
-            "The clients of the simulation's first run, placed by exact 2-Wasserstein distances between "
-            f"their rows (classical scaling; the plane shows {picture.explained:.0%} of the squared "
+            "The five clients of the simulation's first run, and a sixth as the paper draws it, placed by "
+            "exact 2-Wasserstein distances between their rows (classical scaling; the plane shows "
+            f"{picture.explained:.0%} of the squared "
             "distances; 300 fresh rows stand for each true distribution, dots are random mixtures of "
             "them). ε_i contains the client's true distribution in 95% of 40 fresh draws of N_i samples.",
         )
         return figure
+
+
+def _apart(picture: AmbiguityPicture) -> Floats:
+    """(n, 2) places for labels that do not cover each other: in a row above all circles and a row below, by
+    turns from left to right, each as near its circle as the width of a label allows."""
+    centres, radii = picture.empirical, picture.radii
+    top, bottom = np.max(centres[:, 1] + radii), np.min(centres[:, 1] - radii)
+    wide = 0.16 * float(np.max(centres[:, 0] + radii) - np.min(centres[:, 0] - radii))
+    spots, order = np.empty_like(centres), np.argsort(centres[:, 0])
+    for side, height in ((order[::2], top), (order[1::2], bottom)):
+        # The least squares of the distances to the circles' middles: pooled where labels would touch.
+        steps = wide * np.arange(len(side))
+        along = isotonic_regression(centres[side, 0] - steps).x + steps
+        away = 0.35 * wide if height == top else -0.35 * wide
+        spots[side] = np.column_stack([along, np.full(len(side), height + away)])
+    return spots
 
 
 def _band(axes: Axes, rounds: NDArray[np.int64], values: Floats, label: str, colour: str, style: str) -> None:

@@ -13,12 +13,16 @@ from bidro.federated.algorithms.bidro_fl import Reply
 from bidro.federated.baselines import AFL, FedAvg
 from bidro.federated.engines import in_process
 from bidro.federated.engines.in_process import run, run_many
-from tests.small import admissible, paper_like
+from tests.small import admissible, paper_like, plain
+
+
+def means(seed=0):
+    return plain(admissible(seed=seed))
 
 
 @pytest.mark.parametrize("algorithm", [BiDROFL(), AFL(), FedAvg(local_steps=2)])
 def test_a_resumed_run_is_the_same_to_the_bit(algorithm):
-    problem = paper_like()
+    problem = paper_like() if isinstance(algorithm, BiDROFL) else plain(paper_like())
     whole = run(algorithm, problem, 90, seed=4, record_every=10)
     part = run(algorithm, problem, 40, seed=4, record_every=10)
     resumed = run(algorithm, problem, 90, seed=4, record_every=10, resume=part)
@@ -30,7 +34,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(algorithm):
 
 
 def test_records_are_where_they_should_be(monkeypatch):
-    result = run(AFL(), paper_like(), 25, record_every=10)
+    result = run(AFL(), plain(paper_like()), 25, record_every=10)
     assert result.history_rounds.tolist() == [10, 20, 25]
     assert np.array_equal(result.history.x[-1], result.x)
     # Small limits cut the work into many calls and the records into parts of a record.
@@ -45,7 +49,7 @@ def test_records_are_where_they_should_be(monkeypatch):
 def test_progress_is_reported_and_can_interrupt(monkeypatch):
     monkeypatch.setattr(in_process, "_READ_NUMBERS", 10 * 49 * 4)
     seen = []
-    run(AFL(), paper_like(), 50, record_every=5, progress=seen.append)
+    run(AFL(), plain(paper_like()), 50, record_every=5, progress=seen.append)
     assert seen == [10, 20, 30, 40, 50]
 
     def stop(done):
@@ -53,12 +57,12 @@ def test_progress_is_reported_and_can_interrupt(monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(AFL(), paper_like(), 50, record_every=5, progress=stop)
+        run(AFL(), plain(paper_like()), 50, record_every=5, progress=stop)
 
 
 @pytest.mark.parametrize("algorithm", [BiDROFL(), AFL(), FedAvg()])
 def test_repeated_runs_equal_single_runs(algorithm):
-    problem = paper_like()
+    problem = paper_like() if isinstance(algorithm, BiDROFL) else plain(paper_like())
     samples = np.stack([paper_like(seed=s).federation.samples for s in range(5)])
     many = run_many(algorithm, problem, samples, 40, seeds=[10, 11, 12, 13, 14], record_every=20)
     for k, result in enumerate(many):
@@ -122,17 +126,35 @@ def paper_like_unbounded():
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: run(AFL(), admissible(), 0), "at least one; got 0"),
-        (lambda: run(AFL(), admissible(), 5, record_every=0), "record_every"),
-        (lambda: run(AFL(), admissible(), 2.5), "whole number of rounds"),
-        (lambda: run(AFL(), admissible(), 5, seed=2**70), "seed"),
-        (lambda: run(AFL(), admissible(seed=1), 5, resume=run(AFL(), admissible(), 3)), "problem"),
-        (lambda: run(AFL(), admissible(rho=9.0), 5, resume=run(AFL(), admissible(), 3)), "problem"),
-        (lambda: run(AFL(eta_x=0.5), admissible(), 5, resume=run(AFL(), admissible(), 3)), "algorithm"),
-        (lambda: run(AFL(), admissible(), 5, seed=1, resume=run(AFL(), admissible(), 3)), "seed"),
-        (lambda: run(AFL(), admissible(), 3, resume=run(AFL(), admissible(), 3)), "3 rounds already"),
-        (lambda: run_many(AFL(), admissible(), np.zeros((2, 49, 4)), 3, [0]), "one table of rows a seed"),
-        (lambda: run_many(AFL(), admissible(), np.zeros((1, 48, 4)), 3, [0]), "(49, 4)"),
+        (lambda: run(AFL(), means(), 0), "at least one; got 0"),
+        (lambda: run(AFL(), means(), 5, record_every=0), "record_every"),
+        (lambda: run(AFL(), means(), 2.5), "whole number of rounds"),
+        (lambda: run(AFL(), means(), 5, seed=2**70), "seed"),
+        (
+            lambda: run(AFL(), means(seed=1), 5, resume=run(AFL(), means(), 3)),
+            "problem",
+        ),
+        (
+            lambda: run(AFL(), means(seed=2), 5, resume=run(AFL(), means(), 3)),
+            "problem",
+        ),
+        (
+            lambda: run(AFL(eta_x=0.5), means(), 5, resume=run(AFL(), means(), 3)),
+            "algorithm",
+        ),
+        (
+            lambda: run(AFL(), means(), 5, seed=1, resume=run(AFL(), means(), 3)),
+            "seed",
+        ),
+        (
+            lambda: run(AFL(), means(), 3, resume=run(AFL(), means(), 3)),
+            "3 rounds already",
+        ),
+        (
+            lambda: run_many(AFL(), means(), np.zeros((2, 49, 4)), 3, [0]),
+            "one table of rows a seed",
+        ),
+        (lambda: run_many(AFL(), means(), np.zeros((1, 48, 4)), 3, [0]), "(49, 4)"),
     ],
 )
 def test_bad_requests_say_what_is_wrong(make, word):

@@ -89,8 +89,8 @@ class ModelAndWeights(BaseAlgorithm):
 
 
 class Batched(ModelAndWeights):
-    """The base of algorithms with the settings `batch`, rows a gradient step (None for all), and
-    `local_steps`, gradient steps a round."""
+    """The base of algorithms of mean losses, with the settings `batch`, rows a gradient step (None for all),
+    and `local_steps`, gradient steps a round."""
 
     batch: int | None
     needs_steps: ClassVar[str] = ""  # the algorithm's name where `local_steps` is checked
@@ -106,6 +106,16 @@ class Batched(ModelAndWeights):
         batch = self.batch
         if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
             raise BidroError(f"A batch must be a whole number of rows, at least 1, or None; got {batch!r}.")
+
+    def init(self, problem: Problem, seed: int = 0) -> State:
+        """Raises BidroError for an ambiguity inside the clients, which mean losses know nothing of."""
+        if problem.ambiguity_set.matters:
+            raise BidroError(
+                f"{type(self).__name__} trains on mean losses and would ignore this problem's "
+                f"{type(problem.ambiguity).__name__}; leave the ambiguity out, or use an algorithm that "
+                "guards against it."
+            )
+        return super().init(problem, seed)
 
     @property
     def rows_behind(self) -> RowsBehind:

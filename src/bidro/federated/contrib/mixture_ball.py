@@ -131,7 +131,8 @@ class MixtureBall(ModelAndWeights):
         self.oracle.check(problem.inner)
         budget = problem.eps[0] ** problem.transport.p
         excess = Excess(jnp.ones(()), jnp.log(_FACTOR), jnp.zeros(()), budget)
-        return FedAvg().init(problem)._replace(extra=excess)
+        shares = jnp.asarray(problem.federation.proportions)
+        return super().init(problem, seed)._replace(alpha=shares, extra=excess)
 
     def broadcast(self, state: State) -> Broadcast:
         return Broadcast(state.x, state.extra.excess)

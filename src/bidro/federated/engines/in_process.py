@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from bidro.core.errors import BidroError
 from bidro.federated.algorithm import Algorithm, HostData, Snapshot, client_key
@@ -99,6 +99,8 @@ def run(
     progress: Progress | None = None,
     resume: Result | None = None,
     watch: Watch | None = None,
+    x: ArrayLike | None = None,
+    alpha: ArrayLike | None = None,
 ) -> Result:
     """Run so many rounds of an algorithm, or go on from a result to that many in all.
 
@@ -111,12 +113,15 @@ def run(
         progress: called with the number of rounds done.
         resume: a result of the same algorithm, problem and seed.
         watch: called between blocks of rounds; where it returns True, the run ends there.
+        x: x_1 (d,), in X; by default the loss's first model, which is 0 but for networks.
+        alpha: alpha_1 (n,), in A; by default the clients' shares of the rows, projected on A.
 
     Returns:
         Models, weights and their history.
 
     Raises:
-        BidroError: for a problem that the algorithm cannot treat, and when a value stops being finite.
+        BidroError: for a problem that the algorithm cannot treat, a first model or weights that are not
+            admissible or that the algorithm does not begin with, and when a value stops being finite.
 
     Examples:
         >>> from bidro import FedAvg, run
@@ -136,8 +141,10 @@ def run(
             raise BidroError("A run resumes only with the algorithm, problem and seed that it began with.")
         if rounds <= done:
             raise BidroError(f"The run to resume has {done} rounds already; ask for more than that.")
+        if x is not None or alpha is not None:
+            raise BidroError("A run that is resumed goes on from where it is: give no x and no alpha.")
     started = time.perf_counter()
-    state = first_state(algorithm, problem, seed) if resume is None else resume.state
+    state = _begun(algorithm, problem, seed, x, alpha) if resume is None else resume.state
     if algorithm.traceable_server:
         advance = partial(_compiled_rounds, _one_run, algorithm, problem.clients, key)
     else:
@@ -240,6 +247,24 @@ def run_many(
     groups = np.array_split(np.arange(len(seeds)), min(workers, len(seeds)))
     with ThreadPoolExecutor(len(groups)) as pool:
         return [result for group in pool.map(some_runs, groups) for result in group]
+
+
+def _begun(
+    algorithm: Algorithm, problem: Problem, seed: int, x: ArrayLike | None, alpha: ArrayLike | None
+) -> Any:
+    """The state before round 1, with the model and weights that are given."""
+    if x is None and alpha is None:
+        return first_state(algorithm, problem, seed)
+    state = first_state(algorithm, problem.begun_at(x, alpha), seed)
+    shown = algorithm.snapshot(state)
+    for what, given, first in (("model", x, shown.x), ("mixture weights", alpha, shown.alpha)):
+        if given is not None and not np.array_equal(np.asarray(first), np.asarray(given, float)):
+            raise BidroError(
+                f"{type(algorithm).__name__} has a first {what} of its own; leave out yours."
+                if what == "model"
+                else f"{type(algorithm).__name__} has {what} of its own; leave out alpha."
+            )
+    return state
 
 
 def _seed_key(seed: int) -> Array:

@@ -262,7 +262,8 @@ class Curvature(NamedTuple):
             return cls(np.full(len(M), otherwise), np.eye(len(M)), np.ones(len(M)))
         units = 1 / np.sqrt(np.where(diagonal > 0, diagonal, diagonal[diagonal > 0].min()))
         if cones and not diagonal[-1] > 0:
-            units[-1] = max(float(np.linalg.norm(cone.matrix * units[:-1])) for cone in cones)
+            moved = max(float(np.linalg.norm(cone.matrix * units[:-1])) for cone in cones)
+            units[-1] = moved or units[-1]
         values, vectors = np.linalg.eigh(M * np.outer(units, units))
         return cls(np.maximum(values, _LEAST_CURVATURE * values[-1]), vectors, units)
 
@@ -364,12 +365,19 @@ class ConeModel(NamedTuple):
         the solution, where all are small, it would else be solved to no more than the root of the tolerance.
         """
         k, n, d = len(z), self.mixtures.dimension, self.models.dimension
-        if self.cones and not np.any(cuts.gradient[:, d]):
-            # Nobody's risk depends on nu, which would be free to rise without end.
+        if self.cones and not (np.any(cuts.gradient[:, d]) and np.any(self.cone_matrix)):
+            # Nobody's risk depends on nu, which would be free to rise without end; or nu, which is that of
+            # the target alone, does not depend on the model.
             in_x = cuts._replace(gradient=cuts.gradient[:, :d], points=cuts.points[:, :d])
             of_x = None if curvature is None else curvature.first(d)
             flat = self._replace(cones=()).solve(in_x, z[:d], of_x, scale)
-            return flat and flat._replace(z=self.lift(flat.z), cone_duals=np.zeros(len(self.cone_matrix)))
+            if flat is None:
+                return None
+            vectors = [cone.at(z[:d]) for cone in self.cones]
+            norms = [cone.norm(v) for cone, v in zip(self.cones, vectors, strict=True)]
+            r_nu = float(flat.multipliers @ cuts.gradient[:, d]) * np.eye(len(norms))[int(np.argmax(norms))]
+            duals = [r * cone.slope(v) for r, cone, v in zip(r_nu, self.cones, vectors, strict=True)]
+            return flat._replace(z=self.lift(flat.z), cone_duals=np.concatenate(duals))
         polytope, limits = self.mixtures.polytope(), self.models.constraints()
         assert polytope is not None
         heights, highest = cuts.at(z), cuts.highest(z, n)
