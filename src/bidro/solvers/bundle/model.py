@@ -374,10 +374,10 @@ class ConeModel(NamedTuple):
             if flat is None:
                 return None
             vectors = [cone.at(z[:d]) for cone in self.cones]
-            norms = [cone.norm(v) for cone, v in zip(self.cones, vectors, strict=True)]
-            r_nu = float(flat.multipliers @ cuts.gradient[:, d]) * np.eye(len(norms))[int(np.argmax(norms))]
-            duals = [r * cone.slope(v) for r, cone, v in zip(r_nu, self.cones, vectors, strict=True)]
-            return flat._replace(z=self.lift(flat.z), cone_duals=np.concatenate(duals))
+            top = int(np.argmax([cone.norm(v) for cone, v in zip(self.cones, vectors, strict=True)]))
+            r_nu = float(flat.multipliers @ cuts.gradient[:, d]) * np.eye(len(vectors))[top]
+            held = [r * cone.slope(v) for r, cone, v in zip(r_nu, self.cones, vectors, strict=True)]
+            return flat._replace(z=self.lift(flat.z), cone_duals=np.concatenate(held))
         polytope, limits = self.mixtures.polytope(), self.models.constraints()
         assert polytope is not None
         heights, highest = cuts.at(z), cuts.highest(z, n)
