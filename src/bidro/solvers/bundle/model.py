@@ -373,10 +373,10 @@ class ConeModel(NamedTuple):
             flat = self._replace(cones=()).solve(in_x, z[:d], of_x, scale)
             if flat is None:
                 return None
-            vectors = [cone.at(z[:d]) for cone in self.cones]
-            top = int(np.argmax([cone.norm(v) for cone, v in zip(self.cones, vectors, strict=True)]))
-            r_nu = float(flat.multipliers @ cuts.gradient[:, d]) * np.eye(len(vectors))[top]
-            held = [r * cone.slope(v) for r, cone, v in zip(r_nu, self.cones, vectors, strict=True)]
+            here = [cone.at(z[:d]) for cone in self.cones]
+            steepest = int(np.argmax([cone.norm(v) for cone, v in zip(self.cones, here, strict=True)]))
+            r_nu = float(flat.multipliers @ cuts.gradient[:, d]) * np.eye(len(here))[steepest]
+            held = [r * cone.slope(v) for r, cone, v in zip(r_nu, self.cones, here, strict=True)]
             return flat._replace(z=self.lift(flat.z), cone_duals=np.concatenate(held))
         polytope, limits = self.mixtures.polytope(), self.models.constraints()
         assert polytope is not None
