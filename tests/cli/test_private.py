@@ -48,7 +48,7 @@ def test_a_private_fit_in_one_process(capsys, tmp_path):
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     hidden = {one["name"] for one in report["clients"] if one["loss"] < 2 * one["se"]}
     assert set(report["plainly"]["hidden_by_noise"]) == hidden
-    code, out, _ = run(capsys, *asked, *schema, "--force")
+    code, out, _ = run(capsys, *asked, *schema, "--force", "--verbose")
     assert code == 0
     assert "Solved in 9 rounds. On held-out rows" in out
     # A schema of private runs says that a budget is needed.

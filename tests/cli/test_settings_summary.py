@@ -138,7 +138,7 @@ def test_the_command_and_the_page_say_what_was_chosen(tmp_path, capsys, radius, 
     visits().to_csv(tmp_path / "visits.csv", index=False)
     fit = (
         *("fit", tmp_path / "visits.csv", "--client", "hospital", "--target", "stay"),
-        *("--radius", radius, "--weights", weights, "--out", tmp_path / "model", "--force"),
+        *("--radius", radius, "--weights", weights, "--out", tmp_path / "model", "--force", "--verbose"),
     )
     code, out, err = run(capsys, *fit)
     assert code == 0, err
@@ -170,7 +170,7 @@ def test_regret_is_said_on_the_screen_and_on_the_page(tmp_path, capsys):
         code, out, err = run(
             capsys,
             *("fit", tmp_path / "visits.csv", "--client", "hospital", "--target", "stay"),
-            *("--criterion", criterion, "--out", tmp_path / criterion),
+            *("--criterion", criterion, "--out", tmp_path / criterion, "--verbose"),
         )
         assert code == 0, err
         page = json.loads((tmp_path / criterion / "report.json").read_text())
@@ -183,7 +183,7 @@ def test_regret_is_said_on_the_screen_and_on_the_page(tmp_path, capsys):
 @pytest.fixture(scope="module")
 def example():
     table = example_visits()
-    columns = ["age", "bmi", "earlier"]
+    columns = ["age", "bmi", "earlier", "walk", "frailty"]
     train, test = train_test_split(table, test_size=0.2, stratify=table["hospital"], random_state=0)
     model = RobustRegressor(radius=0.02).fit(train[columns], train["stay"], clients=train["hospital"])
     return model, columns, test

@@ -34,7 +34,8 @@ def folder(tmp_path_factory):
 def fit(capsys, folder, name, *options):
     return run(
         capsys, "fit", folder / "visits.csv", "--client", "hospital", "--target", "stay", "--radius", "0.1",
-        "--weights", "simplex", "--curves", "none", "--personal", "none", "--out", folder / name, *options,
+        "--weights", "simplex", "--curves", "none", "--personal", "none", "--verbose",
+        "--out", folder / name, *options,
     )  # fmt: skip
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json as plain_json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,7 +25,7 @@ _COLUMNS = ("client", "target", "target_unit")
 _OTHERS = tuple(name for name in names_of(FitOptions) if name not in _COLUMNS)
 
 
-@with_options("tables", *_COLUMNS, "out", *_OTHERS, "config", "force", "json")
+@with_options("tables", *_COLUMNS, "out", "prefer", *_OTHERS, "config", "verbose", "force", "json")
 def fit(
     tables: Annotated[
         list[Path] | None,
@@ -37,6 +38,16 @@ def fit(
         Path | None,
         typer.Option(help="TOML file with any of these options, as `run.toml` of a model folder."),
     ] = None,
+    prefer: Annotated[
+        Literal["mean", "balanced", "worst"] | None,
+        typer.Option(
+            help="What the shared model is to be good at: the mean over all rows, the worst-served clients "
+            "whatever that costs on average, or both (balanced, the default: at most 2% on average)."
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print how training went and the whole certificate, too.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out already.")] = False,
     json: AsJson = False,
     **given: Any,
@@ -50,7 +61,12 @@ def fit(
     import click
 
     from bidro.workflow.folder import require_place
+    from bidro.workflow.offer import PREFERENCES
 
+    if prefer is not None:
+        if "max_cost" in given:
+            raise click.UsageError("--prefer and --max-cost say the same; leave one of them out.")
+        given["max_cost"] = PREFERENCES[prefer]
     if tables:
         given["tables"] = tuple(str(path) for path in tables)
     options = FitOptions(**given) if config is None else FitOptions.from_toml(config, **given)
@@ -65,10 +81,10 @@ def fit(
             raise click.UsageError(
                 f"The schema says all of training; leave --{more[0].replace('_', '-')} out, or change it."
             )
-    _run(options, out, json)
+    _run(options, out, json, verbose)
 
 
-def _run(options: FitOptions, out: Path, as_json: bool) -> None:
+def _run(options: FitOptions, out: Path, as_json: bool, verbose: bool) -> None:
     from bidro.core.pytrees import compilation_cache
     from bidro.deploy.agreement.agreement import Agreement
     from bidro.workflow.evaluation import evaluation
@@ -102,7 +118,7 @@ def _run(options: FitOptions, out: Path, as_json: bool) -> None:
         }
         print_json(summary)
         return
-    _print(done, out)
+    _print(done, out, verbose)
 
 
 def _evaluated_on(done: Fit) -> str:
@@ -115,14 +131,40 @@ def _cut(done: Fit) -> str:
     return "" if clipped is None else f", none counted as more than {clipped.largest:.4g}"
 
 
-def _print(done: Fit, out: Path) -> None:
+def _print(done: Fit, out: Path, verbose: bool) -> None:
     from rich.console import Console
 
-    from bidro.losses.registry import entry_of
     from bidro.workflow.evaluation import evaluation
+    from bidro.workflow.offer import in_words, offer_of, promise, why
 
-    console = Console()
-    trained, losses = done.trained, evaluation(done.evaluation)
+    console, losses = Console(), evaluation(done.evaluation, done.changes)
+
+    def say(words: str) -> None:
+        console.print(words, highlight=False, markup=False, soft_wrap=True)
+
+    offer = offer_of(done, losses)
+    on = f"{done.held_out_rows:,} held-out rows" if done.held_out_rows else "training rows"
+    if offer is not None:
+        say(in_words(offer, on) + "\n")
+    if offer is None or verbose:
+        say(_solved(done, losses))
+    say(why(done))
+    if (promised := promise(done)) is not None:
+        say(promised)
+    if verbose:
+        for words in done.model.settings["chosen"].values():
+            say(words)
+        say(str(done.certificate))
+    say(f"Written to {out}: open {out / 'report.html'} in a browser.")
+    for words in done.model.settings["concerns"]:
+        say(f"CONCERN: {words}")
+
+
+def _solved(done: Fit, losses: Mapping[str, Any]) -> str:
+    """How training went and what losses it came to."""
+    from bidro.losses.registry import entry_of
+
+    trained = done.trained
     how = f"Solved in {trained.rounds} round{'s' * (trained.rounds != 1)}"
     # Of sums with noise there is no gap to certify.
     gap = "" if trained.gap is None else f" to a certified relative gap of {trained.gap:.1e}"
@@ -130,17 +172,7 @@ def _print(done: Fit, out: Path) -> None:
         gap += " of a surrogate for the worst case"
     measure = done.model.schema.target_unit
     unit = "" if measure is None else f", in {entry_of(done.model.loss).unit_in(measure)}"
-    console.print(
+    return (
         f"{how}{gap}. On {_evaluated_on(done)}{_cut(done)}{unit}: mean loss {losses['mean']:.4g}, worst "
-        f"client {losses['worst_client']:.4g}, worst decile {losses['worst_decile']:.4g}.",
-        highlight=False,
-        markup=False,
+        f"client {losses['worst_client']:.4g}, worst decile {losses['worst_decile']:.4g}."
     )
-    for words in done.model.settings["chosen"].values():
-        console.print(words, highlight=False, markup=False, soft_wrap=True)
-    console.print(str(done.certificate), highlight=False, markup=False)
-    console.print(
-        f"\nWritten to {out}: open {out / 'report.html'} in a browser.", highlight=False, soft_wrap=True
-    )
-    for words in done.model.settings["concerns"]:
-        console.print(f"CONCERN: {words}", highlight=False, markup=False, soft_wrap=True)

@@ -291,13 +291,19 @@ def _draw_curves(content: dict[str, Any], folder: Path, model: Path) -> list[str
 def example(
     out: Annotated[Path, typer.Argument(help="CSV file to write.")] = Path("visits.csv"),
     seed: Annotated[int, typer.Option(help="Another seed gives fresh rows of the same hospitals.")] = 0,
+    later: Annotated[
+        bool,
+        typer.Option(
+            "--later", help="Visits of a year later: another mix of the hospitals, one with a worn device."
+        ),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Write a made-up table of visits to six hospitals, to try the other commands on."""
     from bidro.core.files import write_text
     from bidro.data.example import example_visits
 
-    table = example_visits(seed)
+    table = example_visits(seed, later)
     write_text(out, table.to_csv(index=False))
     words = f"{len(table):,} made-up visits written to {out}."
     print_result({"rows": len(table), "out": str(out)}, words, json, out)

@@ -35,9 +35,10 @@ class Guess(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Baselines:
     """`costs` are mean losses (n,), for classes shares of wrong predictions, on the rows that models are
-    evaluated on, by model: "shared", "personal" (those that clients use) and "pooled", as far as known. None
-    is clipped, unlike in what clients report of held-out rows: that is at a level of the model's own
-    losses, and far more of the guess's are above it."""
+    evaluated on, by model: "shared", "personal" (those that clients use), "pooled" and "robust" (the best
+    worst fifth of the clients, whatever it costs), as far as known. None is clipped, unlike in what clients
+    report of held-out rows: that is at a level of the model's own losses, and far more of the guess's are
+    above it."""
 
     guess: Guess | None
     costs: Mapping[str, Floats]

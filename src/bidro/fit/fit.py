@@ -190,7 +190,8 @@ def _assess(task: _Task, trained: Trained, options: Options, progress: Progress)
     if np.any(np.asarray(task.prepared.holdout)):
         progress.begin("certifying")
         bounds = clients.bounds(of, fixed)
-    baselines = clients.baselines(of, fixed) if options.shown else Baselines(None, {})
+    others = {} if trained.robust is None else {"robust": trained.robust}
+    baselines = clients.baselines(of, fixed, others) if options.shown else Baselines(None, {})
     return _Found(stated, of, message, found, personal_models, distances, bounds, baselines)
 
 

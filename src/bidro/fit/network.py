@@ -72,9 +72,11 @@ class Clients(Rounds, Protocol):
     def bounds(self, of: CertifiedModel, message: HoldoutQuery) -> HoldoutBounds:
         """What the held-out rows say, by client."""
 
-    def baselines(self, of: CertifiedModel, message: HoldoutQuery) -> Baselines | None:
+    def baselines(
+        self, of: CertifiedModel, message: HoldoutQuery, others: Mapping[str, Floats]
+    ) -> Baselines | None:
         """What to hold the model against, over rows that are here; None where they are elsewhere, and clients
-        get no query for it."""
+        get no query for it. `others` are models (d,) that the user could have instead."""
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
         """(points, m) the reference cloud of `assess`, to which clients report distances; empty for none."""
@@ -283,11 +285,12 @@ class LocalClients:
         names, sizes, used = self.federation.names, self.holdout_sizes, self._used(of.loss, message)
         return client_side.bounds(names, self.fresh, sizes, of, message, used, self.fresh_people)
 
-    def baselines(self, of: CertifiedModel, message: HoldoutQuery) -> Baselines:
+    def baselines(self, of: CertifiedModel, message: HoldoutQuery, others: Mapping[str, Floats]) -> Baselines:
         kept, trained_on = bool(sum(self.holdout_sizes)), self.federation.host_rows
         models = {"shared": np.asarray(message.x)[None], "personal": self._used(of.loss, message)}
         if np.asarray(message.pooled).size:
             models["pooled"] = np.asarray(message.pooled)[None]
+        models |= {name: x[None] for name, x in others.items()}
         return baselines_of_rows(
             of.loss,
             trained_on[:, -1],

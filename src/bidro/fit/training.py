@@ -38,7 +38,7 @@ from bidro.selection.personalise import (
     choose_personal,
     personal_losses,
 )
-from bidro.selection.rule import MIXTURE_SPECS
+from bidro.selection.rule import MIXTURE_SPECS, choice
 from bidro.selection.segments import SegmentChoice, Wanted, can_have_curves, choose_curves, without_smoothing
 from bidro.solvers.solve import Method, Solution, solve
 
@@ -78,6 +78,9 @@ class Trained:
     solution: Solution | None  # None where a model was trained without proof
     personal: PersonalChoice | None = None  # the clients' personal models; None where there are none
     segments: SegmentChoice | None = None  # of curves; None where there are none to choose from
+    robust: Floats | None = (
+        None  # (d,) the candidate with the best worst fifth, whatever it costs; to compare
+    )
 
     @property
     def pooled(self) -> Floats | None:
@@ -86,6 +89,12 @@ class Trained:
         if not has_pooled(found := self.calibration):
             return None
         return self.x if found.place == found.pooled and self.gap is not None else found.pooled_model
+
+    @property
+    def shares_robust(self) -> bool:
+        """Whether the model is the one with the best worst fifth."""
+        found = self.calibration
+        return found is not None and found.place == choice(found.left_out, found.pooled, math.inf)
 
     @property
     def gap(self) -> float | None:
@@ -180,7 +189,16 @@ def train(
         solution,
         personal,
         chosen.segments,
+        most_robust(calibration),
     )
+
+
+def most_robust(found: Calibration | None) -> Floats | None:
+    """(d,) the model that max_cost = inf would take, as cross-validation solved it; None where the weights
+    were not chosen, or its models are elsewhere."""
+    if found is None or found.models is None or len({one.mixture_spec for one in found.candidates}) < 3:
+        return None
+    return np.asarray(found.models[-1, choice(found.left_out, found.pooled, math.inf)])
 
 
 def choose(

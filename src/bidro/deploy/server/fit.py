@@ -367,7 +367,7 @@ class SiteClients:
         settings = {name: {**own, **self._about(of.loss)} for name, own in self.settings.items()}
         return stack_trees(self.coordinator.ask("bounds", 1, settings, messages, like, check=check).values())
 
-    def baselines(self, of: CertifiedModel, message: HoldoutQuery) -> None:
+    def baselines(self, of: CertifiedModel, message: HoldoutQuery, others: Mapping[str, Floats]) -> None:
         """Sites are not asked: see `fitting.baselines`."""
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
