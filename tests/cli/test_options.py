@@ -141,3 +141,10 @@ def test_the_version(capsys):
 
     code, out, _ = run(capsys, "--version")
     assert (code, out) == (0, f"bidro {bidro.__version__}\n")
+
+
+def test_every_option_that_few_people_need_stands_in_a_panel():
+    from bidro.cli import options
+
+    first = {"client", "target", "target_unit", "person"}
+    assert set(options._KNOWN) == first | set(options._PANEL_OF)

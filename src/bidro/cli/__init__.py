@@ -38,35 +38,55 @@ def _options(
     del debug, version
 
 
-app.command(epilog="Example: `bidro fit visits.csv --client hospital --target stay --out stay-model`")(
-    fit.fit
-)
-app.command(epilog="Example: `bidro predict stay-model new.csv --out predictions.csv`")(use.predict)
-app.command(epilog="Example: `bidro export stay-model --onnx stay.onnx`")(use.export)
-app.command(epilog="Example: `bidro adapt stay-model south.csv --client south`")(use.adapt)
-app.command(epilog="Example: `bidro evaluate stay-model test.csv --json`")(use.evaluate)
 app.command(
+    rich_help_panel="Train",
+    epilog="Example: `bidro fit visits.csv --client hospital --target stay --out stay-model`",
+)(fit.fit)
+app.command(
+    rich_help_panel="Use a model", epilog="Example: `bidro predict stay-model new.csv --out predictions.csv`"
+)(use.predict)
+app.command(rich_help_panel="Use a model", epilog="Example: `bidro export stay-model --onnx stay.onnx`")(
+    use.export
+)
+app.command(rich_help_panel="Train", epilog="Example: `bidro adapt stay-model south.csv --client south`")(
+    use.adapt
+)
+app.command(rich_help_panel="Use a model", epilog="Example: `bidro evaluate stay-model test.csv --json`")(
+    use.evaluate
+)
+app.command(
+    rich_help_panel="Promise",
     epilog="Examples: `bidro certify stay-model fresh.csv --confidence 0.9 --shift 0.1`, "
     "`bidro certify --predictions scored.csv --client hospital --target stay --prediction predicted "
     "--clip-from other.csv`, `bidro certify --onnx model.onnx fresh.csv --client hospital --target stay "
-    "--largest 30`"
+    "--largest 30`",
 )(certify.certify)
-app.command(epilog="Example: `bidro plan stay-model visits.csv --width 2.0`")(use.plan)
+app.command(rich_help_panel="Promise", epilog="Example: `bidro plan stay-model visits.csv --width 2.0`")(
+    use.plan
+)
 app.command(
-    epilog="Example: `bidro compare visits.csv --client hospital --target stay --methods 'FedAvg,AFL'`"
-)(use.compare)
-app.command(epilog="Example: `bidro schema north.csv --target stay --out schema.toml`")(federate.schema)
+    rich_help_panel="Federate", epilog="Example: `bidro schema north.csv --target stay --out schema.toml`"
+)(federate.schema)
 app.command(
+    rich_help_panel="Federate",
     epilog="Examples: `bidro federate --local visits.csv --client hospital --target stay --out rehearsal`, "
-    "`bidro federate federate.toml --engine flare --out stay-model`"
+    "`bidro federate federate.toml --engine flare --out stay-model`",
 )(federate.federate)
-app.command(epilog="Example: `bidro audit stay-model`")(federate.audit)
-app.add_typer(site.app, name="site")
-app.command(epilog="Example: `bidro ledger site.toml`")(site.ledger)
-app.add_typer(federate.runs)
-app.command(epilog="Example: `bidro report stay-model --out stay.html`")(use.report)
-app.command(epilog="Example: `bidro example visits.csv`")(use.example)
-app.command(epilog="Example: `bidro reproduce --runs 5 --rounds 2000 --out out/quick`")(reproduce.reproduce)
+app.command(rich_help_panel="Federate", epilog="Example: `bidro audit stay-model`")(federate.audit)
+app.add_typer(site.app, name="site", rich_help_panel="At a site")
+app.command(rich_help_panel="At a site", epilog="Example: `bidro ledger site.toml`")(site.ledger)
+app.add_typer(federate.runs, rich_help_panel="Federate")
+app.command(rich_help_panel="Use a model", epilog="Example: `bidro report stay-model --out stay.html`")(
+    use.report
+)
+app.command(rich_help_panel="Train", epilog="Example: `bidro example visits.csv`")(use.example)
+app.command(
+    rich_help_panel="Study",
+    epilog="Example: `bidro compare visits.csv --client hospital --target stay --methods 'FedAvg,AFL'`",
+)(use.compare)
+app.command(
+    rich_help_panel="Study", epilog="Example: `bidro reproduce --runs 5 --rounds 2000 --out out/quick`"
+)(reproduce.reproduce)
 
 
 def main() -> None:

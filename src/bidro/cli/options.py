@@ -13,6 +13,15 @@ from bidro.fit.settings import settings_of
 from bidro.workflow.options import FitOptions
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+# What an option is for, where it is not among those that most people need, which come first.
+_PANELS = {
+    "Data": ("schema", "task", "features", "categories", "drop", "dates", "missing", "database", "query"),
+    "Model": ("loss", "quantile", "personal", "curves", "increasing", "decreasing", "folds", "gap", "seed"),
+    "Robustness": ("radius", "weights", "max_cost", "criterion", "metric", "label_cost"),
+    "Promises": ("support", "confidence", "shift", "hold_out"),
+    "Privacy": ("epsilon", "delta", "rows_per_person"),
+}
+_PANEL_OF = {name: panel for panel, some in _PANELS.items() for name in some}
 _KNOWN = {field.name: (field, known) for field, known in settings_of(FitOptions) if known.option is not None}
 
 
@@ -56,5 +65,5 @@ def _parameter(name: str, said: str | None) -> inspect.Parameter:
         shown = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
         words += f" [{shown.replace('e-0', 'e-')}]"
     kind: Any = known.option
-    typed = Annotated[kind | None, typer.Option(help=words)]
+    typed = Annotated[kind | None, typer.Option(help=words, rich_help_panel=_PANEL_OF.get(name))]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=typed)
