@@ -47,7 +47,8 @@ test-deploy: $(STAMP)
 	@echo "== all tests on real networks of processes (an hour or two; one worker, as they fill the machine)"
 	$(BIN)/pytest -n 0 -m 'deploy or not slow' \
 	  tests/deploy/test_flare.py tests/deploy/test_flare_kit.py tests/deploy/test_flower.py \
-	  tests/deploy/test_faults.py tests/deploy/test_networks_deployed.py tests/deploy/test_private_faults.py
+	  tests/deploy/test_faults.py tests/deploy/test_networks_deployed.py tests/deploy/test_private_faults.py \
+	  tests/deploy/test_install.py
 
 # ROOM is a folder or file under src/bidro, BUDGET the number of changes tried in each file.
 BUDGET ?= 20

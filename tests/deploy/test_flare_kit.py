@@ -1,5 +1,6 @@
 """Startup kits: what they allow, whose keys are where, and that certificates can be renewed."""
 
+import io
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import stat
 import subprocess
 import sys
 import zipfile
+from contextlib import redirect_stderr
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
+from bidro.cli import main
 from bidro.core.errors import BidroError
 from bidro.deploy.transport.flare import kit as flare_kit
 from bidro.deploy.transport.flare.local import FlareNetwork, provisioned
@@ -59,8 +62,13 @@ def test_the_state_holds_the_authoritys_key_and_no_participants(kits):
 
 
 def sealed(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["flare_kit", *map(str, arguments)])
-    flare_kit.main()
+    """As its operator seals a kit; SystemExit with what is said where it fails."""
+    monkeypatch.setattr(sys, "argv", ["bidro", "site", "seal", *map(str, arguments)])
+    err = io.StringIO()
+    with pytest.raises(SystemExit) as end, redirect_stderr(err):
+        main()
+    if end.value.code:
+        raise SystemExit(err.getvalue())
 
 
 def test_a_site_seals_the_kit_that_it_has(kits, tmp_path, monkeypatch, capsys):
@@ -102,6 +110,10 @@ def test_a_servers_kit_needs_its_storage(kits, tmp_path, monkeypatch):
     roles = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]
     assert roles["project_admin"]["operate"] == "any"
     assert roles["lead"]["operate"] == roles["project_admin"]["byoc"] == "none"
+    # Whatever is sealed how often, the server watches once who is connected.
+    sealed(monkeypatch, kit, "--storage", "/var/lib/bidro/flare")
+    parts = json.loads((kit / "local" / "resources.json").read_text())["components"]
+    assert [one["id"] for one in parts].count("bidro_watch") == 1
     with pytest.raises(BidroError, match="not the folder 'local' of a startup kit"):
         flare_kit.seal(tmp_path, None)
     with pytest.raises(SystemExit, match="not the folder 'local'"):

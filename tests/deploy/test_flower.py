@@ -23,8 +23,9 @@ from bidro.deploy.server.serve import run_job
 from bidro.deploy.transport.flower import app as flower_app
 from bidro.deploy.transport.flower import drive as flower_drive
 from bidro.deploy.transport.flower import local as flower_local
-from bidro.deploy.transport.flower.local import ENVIRONMENT, certificates
-from bidro.deploy.transport.local import free_port
+from bidro.deploy.transport.flower.kit import certificates
+from bidro.deploy.transport.flower.local import ENVIRONMENT
+from bidro.deploy.transport.local import HOST, free_port
 from bidro.federated.engines.coordinator import Policy
 from bidro.fit.training import AlgorithmOne
 from bidro.model.model_file import Model
@@ -194,7 +195,7 @@ def test_who_is_not_registered_or_has_another_authority_is_refused(pair, tmp_pat
     code, said = said_by(FLOWERS_NODE, tmp_path, address, authority)
     assert code != 0
     assert "2001" in said
-    certificates(tmp_path)
+    certificates(tmp_path, [HOST])
     other = tmp_path / "ca.pem"
     code, said = said_by(BIDROS_NODE, tmp_path, address, other, *with_key)
     assert code != 0

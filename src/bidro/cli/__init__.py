@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bidro.cli import certify, federate, fit, reproduce, site, use
+from bidro.cli import certify, consortium, federate, fit, reproduce, site, use
 
 app = typer.Typer(
     name="bidro",
@@ -73,6 +73,7 @@ app.command(
     "`bidro federate federate.toml --engine flare --out stay-model`",
 )(federate.federate)
 app.command(rich_help_panel="Federate", epilog="Example: `bidro audit stay-model`")(federate.audit)
+app.add_typer(consortium.app, name="consortium", rich_help_panel="Federate")
 app.add_typer(site.app, name="site", rich_help_panel="At a site")
 app.command(rich_help_panel="At a site", epilog="Example: `bidro ledger site.toml`")(site.ledger)
 app.add_typer(federate.runs, rich_help_panel="Federate")

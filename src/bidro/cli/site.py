@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bidro.cli.consortium import FOLDER, UNITS, HealthPort, ServiceFolder, ServiceUser, Start, Units, started
 from bidro.cli.options import AsJson
 from bidro.cli.output import print_json, print_result
 from bidro.core.errors import BidroError
@@ -28,6 +29,66 @@ _Run = Annotated[str, typer.Argument(help="The run's name, as `bidro site log` s
 Configuration = Annotated[
     Path | None, typer.Option("--site", help="The site's site.toml; else the one that BIDRO_SITE names.")
 ]
+
+
+@app.command(
+    epilog="Examples: `bidro site init --kit north.zip --table visits.parquet --person patient --start`; "
+    "with a renewed kit `bidro site init --kit north.zip --start`"
+)
+def init(
+    kit: Annotated[Path, typer.Option(help="The kit that the coordinator made for this site.")],
+    table: Annotated[Path | None, typer.Option(help="CSV or Parquet: this site's rows.")] = None,
+    database: Annotated[
+        str | None, typer.Option(help="In place of a table: postgresql://user:${VARIABLE}@host/name.")
+    ] = None,
+    query: Annotated[str | None, typer.Option(help="Of the database: 'select ...'.")] = None,
+    person: Annotated[
+        str | None, typer.Option(help="Column of the person that a row is of, as in the agreement.")
+    ] = None,
+    ask: Annotated[bool, typer.Option("--ask", help="Let every run wait for your approval.")] = False,
+    folder: ServiceFolder = FOLDER,
+    user: ServiceUser = "bidro",
+    health: HealthPort = None,
+    start: Start = False,
+    units: Units = UNITS,
+) -> None:
+    """Set this site up from its kit: its folder, what you decide (site.toml), and a service. Then the table
+    is looked at, as by `bidro site check --quick`. Where the site is set up already, its kit is replaced."""
+    from bidro.data.tables import query_in
+    from bidro.deploy.consortium import setup
+
+    of_database = {"database": database, "query": query}
+    source = query_in(of_database, Path(), "A site") or table
+    if source is not None and table is not None and source is not table:
+        raise BidroError("Give a table, or a database with a query, and not both.")
+    unit = setup.set_up_site(kit, source, person, folder, user, ask, (), health, print)
+    print(setup.checked(folder.resolve(), user))
+    started(unit, start, units)
+
+
+@app.command(epilog="Example: `bidro site run /var/lib/bidro`")
+def run(folder: Annotated[Path, typer.Argument()] = FOLDER, health: HealthPort = None) -> None:
+    """Take part: what the site's service runs. What changes is a line of JSON on standard output."""
+    from bidro.deploy.consortium.service import run as run_service
+
+    raise typer.Exit(run_service(folder, health))
+
+
+@app.command(epilog="Example: `bidro site seal kits/bidro/prod_00/north`")
+def seal(
+    kit: Annotated[Path, typer.Argument(help="Folder of a FLARE startup kit.")],
+    storage: Annotated[
+        str | None, typer.Option(help="Of a server's kit: absolute path of the folder for its jobs.")
+    ] = None,
+) -> None:
+    """Let a FLARE startup kit that bidro did not make allow bidro's jobs and nothing else: no code, no shell
+    commands. Say until when its certificate is valid; fail for one that has expired."""
+    from bidro.core.errors import require_package
+
+    require_package("nvflare", "flare", "A FLARE kit")
+    from bidro.deploy.transport.flare.kit import sealed
+
+    print(sealed(kit, storage))
 
 
 @app.command(epilog="Example: `bidro site check --site site.toml`")

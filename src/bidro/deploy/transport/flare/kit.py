@@ -1,27 +1,32 @@
 """Startup kits of NVIDIA FLARE that take bidro's jobs and nothing else.
 
-`BidroBuilder` and `BidroCertBuilder` are steps for project.yml, for kits that a coordinator provisions. A
+`BidroBuilder` and `BidroCertBuilder` are steps of FLARE's provisioning, as `bidro consortium init` does it. A
 site that makes its own key and kit (`nvflare cert request`, `nvflare package`), or that does not want to rely
-on the coordinator's, does the same to the kit that it has:
-
-    python -m bidro.deploy.transport.flare.kit /opt/bidro/kit
-
-It also says until when the kit's certificate is valid, and fails for one that has expired.
+on the coordinator's, does the same to the kit that it has, by `bidro site seal KIT`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.impl.cert import CertBuilder, _CertState
+from nvflare.lighter.prov_utils import prepare_builders
+from nvflare.lighter.provision import prepare_project
+from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.spec import Builder
 
 from bidro.core.errors import BidroError
+from bidro.deploy.consortium.kits import SERVER, Provisioned
 
 # The classes that a job may name, and no others: some on FLARE's own list read and write files.
 _CLASSES = (
@@ -55,6 +60,8 @@ _ROLES = {
     "member": _NOTHING | {"view": "any"},
 }
 _SERVERS_ADMIN = _NOTHING | {"view": "any", "operate": "any", "manage_job": "any"}
+# Tells the server's monitoring which sites are connected.
+_WATCH = {"id": "bidro_watch", "path": "bidro.deploy.transport.flare.watch.Watch", "args": {}}
 _DAY = timedelta(days=1)
 _ROOT_DAYS = 3650  # of the authority; those of participants are valid for FLARE's 360
 
@@ -69,10 +76,13 @@ def seal(local: Path, storage: str | None, ending: str = "") -> None:
         text = (local / "resources.json.default").read_text(encoding="utf-8")
     except OSError as error:
         raise BidroError(f"'{local}' is not the folder 'local' of a startup kit: {error}") from error
-    resources = json.loads(text if storage is None else text.replace("/tmp/nvflare", storage))
+    resources = json.loads(text if storage is None else text.replace(_TEMPORARY, storage))
     resources["class_list_enforcement_mode"] = "enforce"
     resources["class_allow_list"] = list(_CLASSES)
     resources["allow_log_streaming"] = False
+    if storage is not None:
+        known = [one for one in resources.get("components", []) if one["id"] != _WATCH["id"]]
+        resources["components"] = [*known, _WATCH]
     for server in resources.get("servers", []):
         server.update(heart_beat_timeout=60, check_engine_frequency=0.5)
     roles = _ROLES if storage is None else {**_ROLES, "project_admin": _SERVERS_ADMIN}
@@ -152,30 +162,74 @@ def valid_until(kit: Path) -> datetime:
     raise BidroError(f"'{kit}' is not a startup kit: it has no certificate in 'startup'.")
 
 
-def main() -> None:
-    """The command; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m bidro.deploy.transport.flare.kit", description=__doc__)
-    parser.add_argument("kit", type=Path, help="folder of the startup kit")
-    parser.add_argument("--storage", help="of a server: absolute path of the folder for its jobs")
-    given = parser.parse_args()
-    try:
-        server = (given.kit / "startup" / "fed_server.json").is_file()
-        if server != (given.storage is not None):
-            raise BidroError("--storage is needed for the kit of a server, and for no other.")
-        if not (given.kit / "startup" / "fed_admin.json").is_file():
-            seal(given.kit / "local", given.storage)
-        given.kit.chmod(0o700)
-        until = valid_until(given.kit)
-    except (OSError, BidroError) as error:
-        raise SystemExit(f"bidro: {error}") from error
+def sealed(kit: Path, storage: str | None = None) -> str:
+    """Seal a participant's kit, whoever made it, and say until when its certificate is valid.
+
+    storage: of a server, the absolute path of the folder for its jobs. Raises BidroError for what is no kit,
+    and for one that has expired.
+    """
+    server = (kit / "startup" / "fed_server.json").is_file()
+    if server != (storage is not None):
+        raise BidroError("--storage is needed for the kit of a server, and for no other.")
+    if not (kit / "startup" / "fed_admin.json").is_file():
+        seal(kit / "local", storage)
+    kit.chmod(0o700)
+    until = valid_until(kit)
     left = until - datetime.now(UTC)
     if left.total_seconds() <= 0:
-        raise SystemExit(
-            f"bidro: The certificate of '{given.kit}' expired on {until:%Y-%m-%d}, {-left // _DAY} days ago: "
-            "no other participant accepts it; ask the coordinator for a new kit."
+        raise BidroError(
+            f"The certificate of '{kit}' expired on {until:%Y-%m-%d}, {-left // _DAY} days ago: no other "
+            "participant accepts it; ask the coordinator for a new kit."
         )
-    print(f"The certificate is valid until {until:%Y-%m-%d}, {left // _DAY} days.")
+    return f"The certificate is valid until {until:%Y-%m-%d}, {left // _DAY} days."
 
 
-if __name__ == "__main__":
-    main()
+def kits_of(
+    folder: Path, host: str, port: int, sites: Sequence[str], admins: Mapping[str, str], storage: str
+) -> Path:
+    """The folder of new startup kits, one a participant, under the authority in `folder`, which is made where
+    there is none; the server's is named by its host. admins are roles by name."""
+    ports = {"fed_learn_port": port, "admin_port": port}
+    people: list[dict[str, Any]] = [{"name": host, "type": "server", **ports}]
+    people += [{"name": name, "type": "client"} for name in sites]
+    people += [{"name": name, "type": "admin", "role": role} for name, role in admins.items()]
+    steps = {
+        "nvflare.lighter.impl.workspace.WorkspaceBuilder": {},
+        "nvflare.lighter.impl.static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "tcp"},
+        f"{__name__}.BidroBuilder": {"storage": storage},
+        f"{__name__}.BidroCertBuilder": {},
+        "nvflare.lighter.impl.signature.SignatureBuilder": {},
+    }
+    project = {
+        "api_version": 4,
+        "name": "bidro",
+        "participants": [{**one, "org": "bidro"} for one in people],
+        "builders": [{"path": path, "args": arguments} for path, arguments in steps.items()],
+    }
+    provisioner = Provisioner(str(folder), prepare_builders(project))
+    with redirect_stdout(StringIO()):
+        return Path(provisioner.provision(prepare_project(project))[CtxKey.CURRENT_PROD_DIR])
+
+
+_LEAD = "lead@bidro.local"
+_TEMPORARY = "/tmp/nvflare"  # where FLARE's own kits of servers keep jobs
+
+
+def provisioned(authority: Path, scratch: Path, host: str, port: int, sites: Sequence[str]) -> Provisioned:
+    """Kits for the server, which is told its storage when it is set up, and the sites; the lead's own."""
+    made = kits_of(authority, host, port, sites, {_LEAD: "lead"}, _TEMPORARY)
+    names = {SERVER: host, **{name: name for name in sites}, "lead": _LEAD}
+    kits = {name: scratch / name for name in names}
+    for name, called in names.items():
+        (made / called).rename(kits[name])
+    shutil.rmtree(made)  # participants' keys are in their kits alone
+    return Provisioned(kits, '[flare]\nstartup_kit = "lead"\n', kits.pop("lead"))
+
+
+def command(kit: Path, name: str, server: bool) -> list[str]:
+    """What runs the participant with this kit."""
+    role = "server" if server else "client"
+    ways = ["secure_train=true", "org=bidro", "config_folder=config"]
+    ways += [] if server else [f"uid={name}"]
+    module = f"nvflare.private.fed.app.{role}.{role}_train"
+    return [sys.executable, "-m", module, "-m", str(kit), "-s", f"fed_{role}.json", "--set", *ways]

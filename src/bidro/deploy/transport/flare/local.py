@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
-from io import StringIO
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
-
-from nvflare.lighter.constants import CtxKey
-from nvflare.lighter.prov_utils import prepare_builders
-from nvflare.lighter.provision import prepare_project
-from nvflare.lighter.provisioner import Provisioner
 
 from bidro.core.errors import BidroError
 from bidro.deploy.transport.flare.drive import session
+from bidro.deploy.transport.flare.kit import command, kits_of
 from bidro.deploy.transport.local import LocalNetwork, free_port
 
 _ADMIN = "admin@bidro.local"
@@ -39,14 +32,10 @@ class FlareNetwork(LocalNetwork):
         """Start these processes and wait for the sites among them, for all sites if the server is one."""
         began = time.time()
         for name in names:
-            role = "server" if name == "server" else "client"
-            kit = self.folder / ("localhost" if name == "server" else name)
-            command = [sys.executable, "-m", f"nvflare.private.fed.app.{role}.{role}_train"]
-            command += ["-m", str(kit), "-s", f"fed_{role}.json"]
-            command += ["--set", "secure_train=true", "org=bidro", "config_folder=config"]
-            if role == "client":
-                command += [f"uid={name}", "heart_beat_interval=2"]
-            self.launch(name, command, self._environments[name], self.folder / f"{name}.log")
+            server = name == "server"
+            ways = command(self.folder / ("localhost" if server else name), name, server)
+            ways += [] if server else ["heart_beat_interval=2"]
+            self.launch(name, ways, self._environments[name], self.folder / f"{name}.log")
         expected = self.processes if "server" in names else names
         self._await(set(expected) - {"server"}, began)
 
@@ -88,23 +77,4 @@ def provisioned(
     admins: Mapping[str, str] = MappingProxyType({_ADMIN: "lead"}),
 ) -> Path:
     """The folder of the startup kits, made as for a real network; admins are roles by name."""
-    ports = {"fed_learn_port": port, "admin_port": port}
-    people: list[dict[str, Any]] = [{"name": "localhost", "type": "server", **ports}]
-    people += [{"name": name, "type": "client"} for name in sites]
-    people += [{"name": name, "type": "admin", "role": role} for name, role in admins.items()]
-    steps = {
-        "nvflare.lighter.impl.workspace.WorkspaceBuilder": {},
-        "nvflare.lighter.impl.static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "tcp"},
-        "bidro.deploy.transport.flare.kit.BidroBuilder": {"storage": str(folder / "storage")},
-        "bidro.deploy.transport.flare.kit.BidroCertBuilder": {},
-        "nvflare.lighter.impl.signature.SignatureBuilder": {},
-    }
-    project = {
-        "api_version": 4,
-        "name": "bidro",
-        "participants": [{**one, "org": "bidro"} for one in people],
-        "builders": [{"path": path, "args": arguments} for path, arguments in steps.items()],
-    }
-    provisioner = Provisioner(str(folder), prepare_builders(project))
-    with redirect_stdout(StringIO()):
-        return Path(provisioner.provision(prepare_project(project))[CtxKey.CURRENT_PROD_DIR])
+    return kits_of(folder, "localhost", port, sites, admins, str(folder / "storage"))

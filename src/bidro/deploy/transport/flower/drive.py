@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 from flwr.common.serde import user_config_to_proto
-from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StartRunRequest, StopRunRequest
 from flwr.proto.fab_pb2 import Fab
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
@@ -119,3 +119,10 @@ def control(settings: Mapping[str, Any]) -> Iterator[ControlHttpClient]:
         raise BidroError(f"The SuperLink at {address} refused: {why}") from error
     except (OSError, httpx.HTTPError) as error:
         raise BrokenError(f"The SuperLink at {address} cannot be reached: {error}") from error
+
+
+def online(settings: Mapping[str, Any]) -> list[str]:
+    """The names of the nodes that are connected."""
+    with control(settings) as superlink:
+        nodes = superlink.ListNodes(ListNodesRequest()).nodes_info
+    return sorted(node.name for node in nodes if node.status == "online")

@@ -5,35 +5,27 @@ It is what a consortium runs, with TLS and authenticated nodes; only the machine
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from cryptography.x509.oid import NameOID
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
 
 from bidro.core.errors import BidroError
 from bidro.deploy.transport.flower.drive import control
+from bidro.deploy.transport.flower.kit import ENVIRONMENT as _ENVIRONMENT
+from bidro.deploy.transport.flower.kit import certificates, server_command, site_key
 from bidro.deploy.transport.local import HOST, LocalNetwork, free_port
 
 _NODE = (sys.executable, "-m", "bidro.deploy.transport.flower.node")
 _PATIENCE = 120.0  # seconds for a process to be ready; a few are usual
 ENVIRONMENT = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; by default 1
+    **_ENVIRONMENT,
     "NO_PROXY": HOST,
     # Flower finds its own commands by name.
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
@@ -63,10 +55,7 @@ class FlowerNetwork(LocalNetwork):
 
     def _start_server(self) -> None:
         folder = self.folder
-        command = ["flower-superlink", "--host", HOST, "--port", str(self._port), "--enable-supernode-auth"]
-        command += ["--ssl-ca-certfile", str(folder / "ca.pem")]
-        command += ["--ssl-certfile", str(folder / "server.pem"), "--ssl-keyfile", str(folder / "server.key")]
-        command += ["--database", str(folder / "server" / "state.db")]
+        command = server_command(folder, folder / "server" / "state.db", self._port)
         self._launch("server", command, {"BIDRO_RUNS": self.settings["runs"]})
         self.wait(self._listens, ["server"])
 
@@ -77,10 +66,8 @@ class FlowerNetwork(LocalNetwork):
         Each gets a new key: with the old one, a node that was killed is refused until the SuperLink takes its
         last session for lost, which is up to a minute.
         """
-        key = ec.generate_private_key(ec.SECP384R1())
         secret = self.folder / f"{self._called(name)}.key"
-        secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-        public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        public = site_key(secret)
         with control(self.settings) as superlink:
             node: int = superlink.RegisterNode(RegisterNodeRequest(public_key=public, name=name)).node_id
         way = ["--superlink", self.settings["address"], "--auth-supernode-private-key", str(secret)]
@@ -124,35 +111,10 @@ def network(folder: Path, sites: Mapping[str, Path], runs: Path) -> Iterator[Flo
     folder, runs = folder.resolve(), runs.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     runs.mkdir(parents=True, exist_ok=True)
-    certificates(folder)
+    certificates(folder, [HOST])
     net = FlowerNetwork(folder, sites, runs)
     try:
         net.start(["server", *sites])
         yield net
     finally:
         net.close()
-
-
-def certificates(folder: Path) -> None:
-    """An authority, and the SuperLink's certificate signed by it: ca.pem, server.pem and server.key."""
-    now = datetime.now(UTC)
-    authority_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bidro rehearsal")])
-    server = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HOST)])
-
-    def signed(subject: x509.Name, public: ec.EllipticCurvePublicKey, extension: x509.ExtensionType) -> bytes:
-        certificate = (
-            x509.CertificateBuilder(authority, subject, public, x509.random_serial_number())
-            .not_valid_before(now - timedelta(hours=1))
-            .not_valid_after(now + timedelta(days=30))
-            .add_extension(extension, critical=True)
-            .sign(authority_key, hashes.SHA384())
-        )
-        return certificate.public_bytes(Encoding.PEM)
-
-    is_authority = x509.BasicConstraints(ca=True, path_length=0)
-    is_here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))])
-    (folder / "ca.pem").write_bytes(signed(authority, authority_key.public_key(), is_authority))
-    (folder / "server.pem").write_bytes(signed(server, key.public_key(), is_here))
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (folder / "server.key").write_bytes(secret)

@@ -1,0 +1,1 @@
+"""Setting up a consortium: kits, services, and what monitoring is told."""
