@@ -21,9 +21,9 @@ def test_columns_and_rows_give_the_same(monkeypatch, block):
     order = rng.permutation(1234)
     orders = order[:1000], order[1000:], order[:0]
     columns = [column.copy() for column in features.T]
-    found = column_layout(columns, target, orders)
+    found = column_layout(columns, 6, target, orders)
     assert columns == []
-    for rows, same, places in zip(found, column_layout(features, target, orders), orders, strict=True):
+    for rows, same, places in zip(found, column_layout(features, 6, target, orders), orders, strict=True):
         wanted = np.column_stack([features, target])[places]
         np.testing.assert_array_equal(rows, wanted)
         np.testing.assert_array_equal(same, wanted)
@@ -36,5 +36,5 @@ def test_a_column_is_gone_before_the_next_is_moved(monkeypatch):
     alive = [weakref.ref(column) for column in columns]
     seen = []
     monkeypatch.setattr(module, "release", lambda: seen.append(sum(one() is not None for one in alive)))
-    column_layout(columns, np.zeros(10), [np.arange(10)])
+    column_layout(columns, 5, np.zeros(10), [np.arange(10)])
     assert seen == [3, 2, 1, 0, 0]

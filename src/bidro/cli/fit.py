@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 # Options that a schema does not say.
-_WITH_A_SCHEMA = ("tables", "database", "query", "schema", "epsilon", "delta", "rows_per_person")
+_WITH_A_SCHEMA = (
+    *("tables", "database", "query", "memory", "schema", "epsilon", "delta", "rows_per_person"),
+)
 _COLUMNS = ("client", "target", "target_unit")
 _OTHERS = tuple(name for name in names_of(FitOptions) if name not in _COLUMNS)
 

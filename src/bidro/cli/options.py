@@ -15,7 +15,18 @@ from bidro.workflow.options import FitOptions
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 # What an option is for, where it is not among those that most people need, which come first.
 _PANELS = {
-    "Data": ("schema", "task", "features", "categories", "drop", "dates", "missing", "database", "query"),
+    "Data": (
+        "schema",
+        "task",
+        "features",
+        "categories",
+        "drop",
+        "dates",
+        "missing",
+        "database",
+        "query",
+        "memory",
+    ),
     "Model": ("loss", "quantile", "personal", "curves", "increasing", "decreasing", "folds", "gap", "seed"),
     "Robustness": ("radius", "weights", "max_cost", "criterion", "metric", "label_cost"),
     "Promises": ("support", "confidence", "shift", "hold_out"),

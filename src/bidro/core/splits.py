@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,28 @@ _TOGETHER = 65_536
 _HASHED = 8_192
 
 
+class Words(NamedTuple):
+    """A word for every row, as the different ones in alphabetical order and which of them each row has: for
+    a million rows the words themselves would take more memory, and longer to sort."""
+
+    values: NDArray[np.str_]
+    codes: NDArray[np.intp]  # (N,)
+
+    @classmethod
+    def of(cls, words: NDArray[np.str_]) -> Words:
+        return cls(*np.unique(words, return_inverse=True))
+
+    @property
+    def each(self) -> NDArray[np.str_]:
+        """(N,)"""
+        return self.values[self.codes]
+
+    @property
+    def empty(self) -> NDArray[np.bool_]:
+        """(N,) which are "", as of empty cells."""
+        return np.asarray((self.values == "")[self.codes])
+
+
 class Arranged(NamedTuple):
     order: NDArray[np.int64]  # (N,) the rows client after client, each client's by what is in them alone
     ids: NDArray[np.uint64]  # (N,) what a row is dealt by: its content and copy number, or its person
@@ -48,7 +71,7 @@ class Arranged(NamedTuple):
 
 def arranged(
     codes: NDArray[np.int64],
-    features: NDArray[np.float64] | Sequence[NDArray[np.float64]],
+    features: NDArray[np.float64] | Iterable[NDArray[np.float64]],
     target: NDArray[np.float64],
     people: NDArray[np.uint64] | None = None,
 ) -> Arranged:
@@ -63,10 +86,14 @@ def arranged(
         return Arranged(np.lexsort((people, content, codes)), people)
     order = np.lexsort((content, codes))
     first = np.ones(len(order), bool)
-    first[1:] = (np.diff(codes[order]) != 0) | (content[order][1:] != content[order][:-1])
-    runs = np.flatnonzero(first)
-    copies = np.empty(len(order), np.uint64)
-    copies[order] = places(np.diff(np.append(runs, len(order)))).astype(np.uint64)
+    first[1:] = np.diff(codes[order]) != 0
+    in_order = content[order]
+    first[1:] |= in_order[1:] != in_order[:-1]
+    del in_order
+    copies = np.zeros(len(order), np.uint64)
+    if not first.all():
+        runs = np.append(np.flatnonzero(first), len(order))
+        copies[order] = places(np.diff(runs)).astype(np.uint64)
     return Arranged(order, scrambled(content, copies))
 
 
@@ -210,12 +237,12 @@ def dealt(names: Sequence[str], draws: Draws, what: str, folds: int, key: Key) -
     return found[draws.of_row]
 
 
-def label_ids(labels: NDArray[np.str_]) -> NDArray[np.uint64]:
+def label_ids(labels: NDArray[np.str_] | Words) -> NDArray[np.uint64]:
     """(N,) 64 bits from the label of every row's person: the same on every machine. That two labels of a
     million have the same bits happens once in forty million times."""
-    words, which = np.unique(labels, return_inverse=True)
+    words, codes = labels if isinstance(labels, Words) else Words.of(labels)
     digests = b"".join(hashlib.blake2b(str(word).encode(), digest_size=8).digest() for word in words)
-    return np.frombuffer(digests, dtype=">u8").astype(np.uint64)[which]
+    return np.frombuffer(digests, dtype=">u8").astype(np.uint64)[codes]
 
 
 def client_id(name: str) -> NDArray[np.uint32]:
@@ -311,13 +338,15 @@ def _fractions(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def _content_bits(
-    features: NDArray[np.float64] | Sequence[NDArray[np.float64]], target: NDArray[np.float64]
+    features: NDArray[np.float64] | Iterable[NDArray[np.float64]], target: NDArray[np.float64]
 ) -> NDArray[np.uint64]:
     """64 bits a row from its numbers; those of 0.0 and -0.0 are the same."""
-    columns = [*(features.T if isinstance(features, np.ndarray) else features), target]
     bits = np.zeros(len(target), np.uint64)
-    for begin in range(0, len(target), _HASHED):
-        part = slice(begin, begin + _HASHED)
-        for column in columns:
-            bits[part] = scrambled(bits[part], (column[part] + 0.0).view(np.uint64))
+    parts = [slice(begin, begin + _HASHED) for begin in range(0, len(target), _HASHED)]
+    # Columns one after the other, where they are made one after the other; of a matrix all at once.
+    together = [features.T] if isinstance(features, np.ndarray) else ([column] for column in features)
+    for columns in chain(together, [[target]]):
+        for part in parts:
+            for column in columns:
+                bits[part] = scrambled(bits[part], (column[part] + 0.0).view(np.uint64))
     return bits

@@ -6,8 +6,9 @@ machines (`deploy.server.fit`) one by one, as bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -18,8 +19,9 @@ from bidro.certify.statements import CertifiedModel
 from bidro.core.arrays import Floats, aligned, read_only, release
 from bidro.core.errors import BidroError
 from bidro.core.pytrees import stack_trees
+from bidro.core.scratch import Scratch
 from bidro.core.sets import Box
-from bidro.core.splits import arranged, holdout_of, label_ids
+from bidro.core.splits import Words, arranged, holdout_of, label_ids
 from bidro.data.federation import Federation
 from bidro.data.splines import Basis, Levels, by_level, common_knots
 from bidro.data.standardise import Standard
@@ -168,29 +170,33 @@ class LocalNetwork:
     @classmethod
     def of(
         cls,
-        features: Floats | list[Floats],
+        features: Floats | list[Floats] | Callable[[], Iterable[Floats]],
         target: Floats,
-        clients: NDArray[np.str_],
+        clients: NDArray[np.str_] | Words,
         columns: Sequence[str],
         hold_out: float = 0.0,
         seed: int = 0,
-        people: NDArray[np.str_] | None = None,
+        people: NDArray[np.str_] | Words | None = None,
         budget: Budget | None = None,
+        scratch: Scratch | None = None,
     ) -> LocalNetwork:
         """From rows (N, k), targets (N,) and the client of each (N,); columns have names, the target's last.
         Rows may be given as a list of their columns (N,), which is emptied on the way, so that what has been
-        moved need not be kept.
+        moved need not be kept, or as what makes these one after the other, twice. With `scratch` rows are
+        laid out there, and not in memory.
 
         A share `hold_out` of every client's rows is held out of training; with `people` (N,), the person or
         thing that each row is of, a share of these. Nothing depends on the order in which rows are given.
         With a privacy budget every row, or person, is held out or not whatever the others are.
         """
-        names, codes = np.unique(clients, return_inverse=True)
-        ids = None if people is None else label_ids(people)
-        order, dealt_by = arranged(codes, features, target, ids)
+        names, codes = clients if isinstance(clients, Words) else Words.of(clients)
+        ids = None if people is None else label_ids(people if isinstance(people, Words) else Words.of(people))
+        order, dealt_by = arranged(codes, features() if callable(features) else features, target, ids)
         holdout = holdout_of(names, codes, dealt_by, hold_out, seed, ids is None, budget is not None)
         training, fresh = order[~holdout[order]], order[holdout[order]]
-        rows, held_out = column_layout(features, target, (training, fresh))
+        del order, holdout
+        made = features() if callable(features) else features
+        rows, held_out = column_layout(made, len(columns), target, (training, fresh), scratch)
         return cls(
             tuple(str(name) for name in names),
             tuple(columns),
@@ -341,29 +347,44 @@ _GIVEN_BACK = 1 << 25
 
 
 def column_layout(
-    features: Floats | list[Floats], target: Floats, orders: Sequence[NDArray[np.int64]]
+    features: Floats | Iterable[Floats],
+    width: int,
+    target: Floats,
+    orders: Sequence[NDArray[np.int64]],
+    scratch: Scratch | None = None,
 ) -> list[Floats]:
-    """For each order, the rows (len(order), k + 1) of these places, the target last, as one block of memory
-    that JAX takes over without a copy.
+    """For each order, the rows (len(order), width) of these places, the target last, as one block of memory
+    that JAX takes over without a copy, or of `scratch`.
 
-    `features` is (N, k), or a list of its columns (N,). A list is emptied on the way: then columns that
-    nobody else keeps go as they are moved, and there is never a second copy of all numbers.
+    `features` is (N, k), a list of its columns (N,), or what makes them one after the other. A list is
+    emptied on the way: then columns that nobody else keeps go as they are moved, and there is never a second
+    copy of all numbers.
     """
-    if isinstance(features, np.ndarray):
+    if isinstance(features, np.ndarray) and scratch is None:
         return [_of_rows(features, target, order) for order in orders]
-    width = len(features) + 1
+    room = np.empty if scratch is None else scratch.empty
     count = max(_TOGETHER, _GIVEN_BACK // (8 * width) + 1)
     parts = [[order[b : b + count] for b in range(0, len(order), count)] for order in orders]
     # First blocks of columns, while the columns go; then rows, while the blocks go.
-    blocks = [[np.empty((width, len(part))) for part in own] for own in parts]
+    blocks = [[room((width, len(part))) for part in own] for own in parts]
+    columns = chain(_given_up(features), [target])
     for j in range(width):
-        column = features.pop(0) if features else target
+        column = next(columns)
         for own, into in zip(parts, blocks, strict=True):
             for part, block in zip(own, into, strict=True):
                 np.take(column, part, out=block[j])
         del column
         release()
-    return [_turned(own, width) for own in blocks]
+    return [_turned(own, width, aligned if scratch is None else scratch.empty) for own in blocks]
+
+
+def _given_up(features: Floats | Iterable[Floats]) -> Iterator[Floats]:
+    """Columns one after the other; those of a list are no longer in it."""
+    if isinstance(features, list):
+        while features:
+            yield features.pop(0)
+    else:
+        yield from features.T if isinstance(features, np.ndarray) else features
 
 
 def _of_rows(features: Floats, target: Floats, order: NDArray[np.int64]) -> Floats:
@@ -375,9 +396,9 @@ def _of_rows(features: Floats, target: Floats, order: NDArray[np.int64]) -> Floa
     return rows
 
 
-def _turned(blocks: list[Floats], width: int) -> Floats:
+def _turned(blocks: list[Floats], width: int, room: Callable[[tuple[int, int]], Floats]) -> Floats:
     """Blocks (width, rows) as rows, one below the other; the list is emptied."""
-    rows = aligned((sum(block.shape[1] for block in blocks), width))
+    rows = room((sum(block.shape[1] for block in blocks), width))
     end = 0
     while blocks:
         block = blocks.pop(0)

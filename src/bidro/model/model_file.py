@@ -315,10 +315,9 @@ class Model:
 
 def target_numbers(schema: Schema, table: pd.DataFrame) -> Floats:
     """(N,) the target as losses know it."""
-    given, classes = schema.labels(table), schema.classes
-    if classes is None:
-        return np.asarray(given, float)
-    return signs(np.searchsorted(np.asarray(classes), given), len(classes))
+    if schema.classes is None:
+        return np.asarray(schema.labels(table), float)
+    return signs(schema.class_codes(table), len(schema.classes))
 
 
 def load_model(folder: Path | str) -> Model:

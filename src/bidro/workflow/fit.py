@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 import bidro
 from bidro.certify.certificate import Certificate
 from bidro.certify.trained_rows import TrainedRows
 from bidro.core.arrays import release
-from bidro.data.tables import Schema, Source, read, read_one, require_declared, require_every_class
+from bidro.core.errors import BidroError
+from bidro.core.scratch import Scratch
+from bidro.data.standardise import signs
+from bidro.data.tables import (
+    Schema,
+    Source,
+    TableOnDisk,
+    cells_bytes,
+    memory_here,
+    read,
+    read_on_disk,
+    read_one,
+    require_declared,
+    require_every_class,
+    tables_in,
+)
 from bidro.fit.fit import fit
 from bidro.fit.fitted import Fitted, Options, Progress
 from bidro.fit.network import LocalNetwork
@@ -25,7 +41,13 @@ from bidro.fit.training import Trained
 from bidro.losses import has_curves
 from bidro.model.model_file import Model, target_numbers
 from bidro.privacy.terms import Budget
-from bidro.workflow.options import FitOptions
+from bidro.workflow.options import (
+    LEAST_MEMORY,
+    MEMORY_OF_A_ROW,
+    MEMORY_OF_CELLS,
+    FitOptions,
+    bytes_in,
+)
 from bidro.workflow.settings_summary import (
     concerns,
     curves_settings,
@@ -33,6 +55,9 @@ from bidro.workflow.settings_summary import (
     robustness_cost,
     settings_summary,
 )
+
+# Of the memory that a fit may take, so much at the most is pages of scratch files.
+_RESIDENT_PART = 8
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,40 +91,100 @@ def fit_tables(
     """
     options.require_target()
     progress.begin("reading")
-    paths = options.sources()
-    if agreed is None:
-        table, client = read(paths, options.client)
-        schema = options.learned(table, client)
-        what = options.requested(schema)
-    else:
-        schema, what = agreed
-        table = _by_schema(paths, schema)
-        schema.require_listed_levels(table)
-    clients, labels, people = schema.clients(table), schema.labels(table), schema.people(table)
-    target, features = target_numbers(schema, table), schema.numbers(table)
-    if options.support is not None and budget is None:
-        require_declared(options.support, schema, table)
-    del table
-    release()
-    columns = [*schema.features, schema.target]
-    network = LocalNetwork.of(
-        features, target, clients, columns, options.hold_out, options.seed, people, budget
-    )
-    release()
-    if what.privacy is None:
-        require_every_class(schema, labels[network.places])
-    fitted = fit(network, what, progress)
-    found = described_fit(options, schema, fitted, datetime.now(UTC).date().isoformat())
-    if fitted.clients is None:
-        # Which rows were trained on is not to be known under a privacy budget.
-        return found
-    return replace(found, trained_rows=TrainedRows.of(fitted.clients.federation.by_client()))
+    paths = tables_in(options.sources())
+    with ExitStack() as held:
+        in_batches = _in_batches(options, paths)
+        scratch = None
+        if in_batches is not None:
+            progress.begin(in_batches.words)
+            scratch = held.enter_context(Scratch(in_batches.resident))
+
+        def table_of(client: str | None) -> tuple[Any, str]:
+            return read(paths, client) if scratch is None else read_on_disk(paths, client, scratch.folder)
+
+        if agreed is None:
+            table, client = table_of(options.client)
+            schema = options.learned(table, client)
+            what = options.requested(schema)
+        else:
+            schema, what = agreed
+            table = _by_schema(paths, schema, table_of)
+            schema.require_listed_levels(table)
+        if in_batches is not None:
+            in_batches.require_room(len(table))
+        if options.support is not None and budget is None:
+            require_declared(options.support, schema, table)
+        clients, people, target = schema.owners(table), schema.persons(table), target_numbers(schema, table)
+        # In memory columns go while rows are made of them; else they are read when they are wanted.
+        features: Any = schema.numbers(table) if scratch is None else partial(schema.each_number, table)
+        del table
+        release()
+        columns = [*schema.features, schema.target]
+        network = LocalNetwork.of(
+            features, target, clients, columns, options.hold_out, options.seed, people, budget, scratch
+        )
+        if what.privacy is None and schema.classes is not None:
+            labels = signs(np.arange(len(schema.classes)), len(schema.classes)).tolist()
+            seen = np.unique(target[network.places])
+            require_every_class(schema, [schema.classes[labels.index(label)] for label in seen])
+        del clients, people, target, features
+        release()
+        fitted = fit(network, what, progress)
+        found = described_fit(options, schema, fitted, datetime.now(UTC).date().isoformat())
+        if fitted.clients is None:
+            # Which rows were trained on is not to be known under a privacy budget.
+            return found
+        return replace(found, trained_rows=TrainedRows.of(fitted.clients.federation.by_client()))
 
 
-def _by_schema(paths: list[Source], schema: Schema) -> pd.DataFrame:
+@dataclass(frozen=True)
+class _Batches:
+    """A table that is read in batches, as it does not fit into the memory that a fit may take."""
+
+    words: str
+    memory: int
+    resident: int  # bytes of scratch arrays that are in memory
+
+    def require_room(self, rows: int) -> None:
+        """Raise BidroError where not even what is kept of every row fits."""
+        needed = LEAST_MEMORY + self.resident + MEMORY_OF_A_ROW * rows
+        if needed > self.memory:
+            raise BidroError(
+                f"Even in batches a fit of {rows:,} rows takes about {needed / 1e9:.1f} GB; give it --memory "
+                f"{-(-needed // 10**9)}GB, or fewer rows."
+            )
+
+
+def _in_batches(options: FitOptions, paths: list[Source]) -> _Batches | None:
+    """Whether the tables are read in batches; None where they are read into memory. Raises BidroError for
+    what cannot be had of them in batches."""
+    cells = cells_bytes(paths)
+    memory = memory_here() // 2 if options.memory is None else bytes_in(options.memory)
+    if cells is None and options.memory is None:
+        return None
+    if cells is not None and LEAST_MEMORY + MEMORY_OF_CELLS * cells <= memory:
+        return None
+    large = "The query may give" if cells is None else f"The table's cells take about {cells / 1e9:.1f} GB,"
+    for wanted, what in (
+        (options.epsilon is not None, "a private fit"),
+        (options.radius == "bootstrap", "--radius bootstrap"),
+    ):
+        if wanted:
+            raise BidroError(
+                f"{large} too much for {memory / 1e9:.1f} GB of memory, and {what} needs them there as a "
+                "whole; give more --memory, or do without."
+            )
+    size = "" if cells is None else f"the cells take about {cells / 1e9:.1f} GB, and "
+    words = f"reading tables in batches: {size}a fit may take {memory / 1e9:.1f} GB of memory"
+    return _Batches(words, memory, memory // _RESIDENT_PART)
+
+
+def _by_schema(paths: list[Source], schema: Schema, table_of: Callable[[str | None], tuple[Any, str]]) -> Any:
     """The rows of all tables, with the client column that the schema names, or else a file a client."""
     named = len(paths) == 1 or schema.client in read_one(paths[0])
-    table, client = read(paths, schema.client if named else None)
+    table, client = table_of(schema.client if named else None)
+    if isinstance(table, TableOnDisk):
+        return table.renamed(client, schema.client)
     return table.rename(columns={client: schema.client})
 
 

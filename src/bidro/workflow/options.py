@@ -7,6 +7,7 @@ takes long to import is imported where it is used, so that the command's help is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 # The levels of confidence that the report can show.
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+# What a fit takes whatever its table, and for each row of a table that is read in batches: measured, rounded
+# up.
+LEAST_MEMORY, MEMORY_OF_A_ROW = 800_000_000, 80
+# A fit with the table in memory takes so many times what its cells do.
+MEMORY_OF_CELLS = 4
 
 
 def _task(name: str, value: Any) -> None:
@@ -45,6 +51,23 @@ def _measure(name: str, value: Any) -> None:
 
     if value is not None:
         require_measure(value)
+
+
+def _memory(name: str, value: Any) -> None:
+    if value is not None:
+        bytes_in(value)
+
+
+def bytes_in(text: str) -> int:
+    """ "2GB" as a number of bytes. Raises BidroError for what is none, and for too little to begin with."""
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([MGT])i?B?\s*", str(text), re.IGNORECASE)
+    if parts is None:
+        raise BidroError(f"memory must be a number of MB, GB or TB, such as 2GB; got {text!r}.")
+    found = float(parts[1]) * 10 ** {"M": 6, "G": 9, "T": 12}[parts[2].upper()]
+    if found < LEAST_MEMORY:
+        least = f"{LEAST_MEMORY / 1e9:g}GB"
+        raise BidroError(f"memory must be at least {least}, which any fit takes; got {text!r}.")
+    return int(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +135,12 @@ class FitOptions(FitSettings, TableColumns):
         "In place of tables: a database, duckdb:///visits.duckdb or postgresql://user:${VARIABLE}@host/name.",
     )
     query: str | None = setting(None, "Of the database: the query that gives the rows, 'select ...'.")
+    memory: str | None = setting(
+        None,
+        "How much memory a fit may take, such as 2GB: a table that needs more is laid out in a scratch file "
+        "and read in batches. By default half of this machine's.",
+        _memory,
+    )
     epsilon: float | None = setting(  # in one process; between sites it is each site's own
         None, "Privacy budget of every client, to try a private fit: needs --schema.", option=float
     )

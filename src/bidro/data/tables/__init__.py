@@ -2,8 +2,19 @@
 
 from bidro.data.tables.cells import as_words, require_numbers, row_name
 from bidro.data.tables.databases import Query, query_in
-from bidro.data.tables.files import Source, as_csv, as_meant, read, read_one
+from bidro.data.tables.files import (
+    Source,
+    as_csv,
+    as_meant,
+    cells_bytes,
+    memory_here,
+    read,
+    read_on_disk,
+    read_one,
+    tables_in,
+)
 from bidro.data.tables.learned import learn_schema
+from bidro.data.tables.on_disk import TableOnDisk
 from bidro.data.tables.schema import (
     Column,
     Schema,
@@ -18,17 +29,22 @@ __all__ = [
     "Query",
     "Schema",
     "Source",
+    "TableOnDisk",
     "UnseenLevelsWarning",
     "as_csv",
     "as_meant",
     "as_words",
     "bounds_of",
+    "cells_bytes",
     "learn_schema",
+    "memory_here",
     "query_in",
     "read",
+    "read_on_disk",
     "read_one",
     "require_declared",
     "require_every_class",
     "require_numbers",
     "row_name",
+    "tables_in",
 ]

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
+from bidro.core.splits import Words
 from bidro.data.federation import LARGEST_SIZE
 
 # Under this name a table remembers its files: (path, rows) of each, in the order of its rows.
@@ -126,8 +127,21 @@ def empty_cells(column: pd.Series) -> NDArray[np.bool_]:
 
 def as_words(column: pd.Series) -> NDArray[np.str_]:
     """(N,) cells as text, "" for an empty one; whole numbers have no decimal point, however they are kept."""
+    return coded_words(column).each
+
+
+def coded_words(column: pd.Series) -> Words:
+    """The same, without a text for every row."""
     found = distinct(column)
-    return np.array([*words_of(found), ""], str)[found.codes]
+    return _words(found, words_of(found))
+
+
+def _words(found: Distinct, words: list[str]) -> Words:
+    values, which = np.unique(np.array([*words, ""], str), return_inverse=True)
+    codes = which[found.codes]
+    if (found.codes >= 0).all():
+        return Words(values[1:], codes - 1)  # nothing is empty
+    return Words(values, codes)
 
 
 def words_of(found: Distinct) -> list[str]:
@@ -141,11 +155,11 @@ def _word(value: Any) -> str:
     return str(value)
 
 
-def as_labels(column: pd.Series) -> NDArray[np.str_]:
-    """(N,) cells as names of something, "" for an empty one: what is the same number is the same name. Of 007
+def coded_labels(column: pd.Series) -> Words:
+    """Cells as names of something, "" for an empty one: what is the same number is the same name. Of 007
     a file's reader leaves 7 where all cells of the column are numbers, and 007 where one is not."""
     found = distinct(column)
-    return np.array([*(_label(word) for word in words_of(found)), ""], str)[found.codes]
+    return _words(found, [_label(word) for word in words_of(found)])
 
 
 def _label(word: str) -> str:

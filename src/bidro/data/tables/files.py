@@ -12,9 +12,10 @@ import logging
 import lzma
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -25,9 +26,12 @@ from bidro.core.errors import BidroError, listed, require_package
 from bidro.core.files import require_file
 from bidro.data.tables.cells import remember_files
 from bidro.data.tables.databases import Query
+from bidro.data.tables.on_disk import File, TableOnDisk, batch_rows, file_of_batches, parquet_file, same_rows
 from bidro.data.tables.schema import require_single_columns
 
 _log = logging.getLogger(__name__)
+
+_Read = TypeVar("_Read")
 
 # The column that says whose row it is, where each client has a file of its own.
 FILE_CLIENT = "client"
@@ -39,6 +43,8 @@ _SEPARATORS = (",", ";", "\t", "|")
 _HEAD_BYTES, _HEAD_LINES = 65_536, 20
 # A number takes so much.
 _CELL_BYTES = 8
+# Packed text is about so many times as long when it is unpacked.
+_PACKED_TIMES = 4
 # How packed files and workbooks begin.
 _PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PAR1", b"\xd0\xcf\x11\xe0")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -72,36 +78,93 @@ def read(paths: Sequence[Source], client: str | None) -> tuple[pd.DataFrame, str
     """(the rows of all tables, the name of the client column).
 
     One table with a client column; or, without `client`, one file a client, whose name is the client's. A
-    model that was fitted on such files may be used on one of them alone.
+    model that was fitted on such files may be used on one of them alone. Of a folder, all tables in it.
     """
-    if not paths:
-        raise BidroError("Give at least one table, CSV or Parquet.")
+    paths = tables_in(paths)
     parts = [read_one(path) for path in paths]
+    _refuse_the_same_twice(paths, parts, lambda one: [one.iloc[k].tolist() for k in (0, -1)], _equal)
+    client, names = _owners(paths, parts, client)
+    if names is not None:
+        parts = [part.assign(**{client: name}) for part, name in zip(parts, names, strict=True)]
+    first = list(parts[0].columns)
+    whole = parts[0] if len(parts) == 1 else _joined([part[first] for part in parts])
+    remember_files(whole, [(path, len(part)) for path, part in zip(paths, parts, strict=True)])
+    return whole, client
+
+
+def read_on_disk(paths: Sequence[Source], client: str | None, folder: Path) -> tuple[TableOnDisk, str]:
+    """The same, without any table in memory as a whole; text is laid out in this folder."""
+    paths = tables_in(paths)
+    files = [_file_on_disk(path, folder / str(k)) for k, path in enumerate(paths)]
+    _refuse_the_same_twice(paths, files, lambda one: [one.parts[0].rows], same_rows)
+    client, names = _owners(paths, files, client)
+    return TableOnDisk(files, None if names is None else (client, names)), client
+
+
+def tables_in(paths: Sequence[Source]) -> list[Source]:
+    """The files, and for a folder the tables in it, by name. Raises BidroError where there is none."""
+    found: list[Source] = []
+    for path in paths:
+        inside: list[Source] = [path]
+        if isinstance(path, Path) and path.is_dir():
+            inside = [one for one in sorted(path.iterdir()) if _is_table(one)]
+        if not inside:
+            raise BidroError(f"The folder '{path}' holds no table, CSV or Parquet.")
+        found += inside
+    if not found:
+        raise BidroError("Give at least one table, CSV or Parquet.")
+    return found
+
+
+def _is_table(path: Path) -> bool:
+    kind = Path(path.stem).suffix if path.suffix.lower() in _UNPACKED else path.suffix
+    return not path.name.startswith((".", "_")) and kind.lower() in (*_TEXT, *_PARQUET)
+
+
+def cells_bytes(paths: Sequence[Source]) -> int | None:
+    """About how much memory the cells of these tables take as numbers; None where a query tells nothing of
+    it."""
+    total = 0
+    for path in tables_in(paths):
+        if isinstance(path, Query):
+            return None
+        require_file(path)
+        size = path.stat().st_size
+        if path.suffix.lower() in _PARQUET:
+            _require_arrow(path)
+            total += parquet_bytes(path)
+        else:
+            total += size * (_PACKED_TIMES if path.suffix.lower() in _UNPACKED else 1)
+    return total
+
+
+def _owners(
+    paths: Sequence[Source], parts: Sequence[Any], client: str | None
+) -> tuple[str, tuple[str, ...] | None]:
+    """(the client column, the client of each file where its name says it). Raises BidroError for a table
+    without rows, or without the columns of the first, and where nothing says whose a row is."""
     for path, part in zip(paths, parts, strict=True):
         if len(part) == 0:
             raise BidroError(f"'{path}' has no rows.")
-    _refuse_the_same_twice(paths, parts)
-    by_file = client == FILE_CLIENT and FILE_CLIENT not in parts[0]
+    names = None
+    by_file = client == FILE_CLIENT and FILE_CLIENT not in parts[0].columns
     if client is None or by_file:
         if len(paths) == 1 and not by_file:
             raise BidroError("One table needs --client COLUMN, which says whose row each is.")
         if any(isinstance(path, Query) for path in paths):
             raise BidroError("Rows of a query need --client COLUMN, which says whose row each is.")
-        names = [_client_of(path) for path in paths if isinstance(path, Path)]
+        names = tuple(_client_of(path) for path in paths if isinstance(path, Path))
         if (twice := repeated(names)) is not None:
             raise BidroError(f"Two files are named '{twice}'; a file's name is that of its client.")
-        parts = [part.assign(**{FILE_CLIENT: name}) for part, name in zip(parts, names, strict=True)]
         client = FILE_CLIENT
     first = list(parts[0].columns)
     for path, part in zip(paths, parts, strict=True):
         if set(part.columns) != set(first):
             odd = sorted(set(map(str, part.columns)) ^ set(map(str, first)))[0]
             raise BidroError(f"'{path}' and '{paths[0]}' have other columns: '{odd}' is in one only.")
-        if client not in part:
+        if names is None and client not in part.columns:
             raise BidroError(f"'{path}' has no column '{client}'; it has {listed(part.columns)}.")
-    whole = parts[0] if len(parts) == 1 else _joined([part[first] for part in parts])
-    remember_files(whole, [(path, len(part)) for path, part in zip(paths, parts, strict=True)])
-    return whole, client
+    return client, names
 
 
 def _joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -118,15 +181,20 @@ def _client_of(path: Path) -> str:
     return Path(path.stem).stem if path.suffix.lower() in _UNPACKED else path.stem
 
 
-def _refuse_the_same_twice(paths: Sequence[Source], parts: Sequence[pd.DataFrame]) -> None:
+def _refuse_the_same_twice(
+    paths: Sequence[Source],
+    parts: Sequence[Any],
+    ends: Callable[[Any], list[Any]],
+    equal: Callable[[Any, Any], bool],
+) -> None:
     """Raise BidroError for two files of the same rows: some would be both trained on and held out."""
     seen: dict[tuple[Any, ...], list[int]] = {}
     for k, part in enumerate(parts):
         # Few tables agree in these, and only those are compared as a whole.
-        ends = [str(part.iloc[place].tolist()) for place in (0, -1)]
-        alike = seen.setdefault((len(part), *map(str, part.columns), *ends), [])
+        looks = map(str, ends(part)) if len(part) else ()
+        alike = seen.setdefault((len(part), *map(str, part.columns), *looks), [])
         for j in alike:
-            if part.equals(parts[j]):
+            if equal(part, parts[j]):
                 raise BidroError(
                     f"'{paths[j]}' and '{paths[k]}' hold the same rows, which would be on both sides of the "
                     "hold-out; give each table once."
@@ -134,11 +202,50 @@ def _refuse_the_same_twice(paths: Sequence[Source], parts: Sequence[pd.DataFrame
         alike.append(k)
 
 
+def _equal(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+    return bool(one.equals(other))
+
+
 def read_one(path: Source) -> pd.DataFrame:
     """A CSV file (also packed, with other separators or in another encoding), a Parquet file, or what a query
     gives."""
     if isinstance(path, Query):
         return path.read()
+    table = _opened(path, _read_parquet, _parsed)
+    remember_files(table, [(path, len(table))])
+    return table
+
+
+def _file_on_disk(path: Source, folder: Path) -> File:
+    """The same as columns that are read when they are wanted; text, and what a query gives, are laid out in
+    this folder."""
+    if isinstance(path, Query):
+        return file_of_batches(path, path.frames(), folder)
+
+    def parsed(path: Path, unpacked: Callable[[Path], IO[bytes]], sep: str, encoding: str) -> File:
+        names, shared = _header(path, unpacked, sep, encoding)
+
+        def batches(**more: Any) -> Iterator[pd.DataFrame]:
+            with unpacked(path) as stream, _named_parser_errors(path):
+                yield from pd.read_csv(
+                    stream, low_memory=False, chunksize=batch_rows(len(names)), **_EXACTLY, **shared, **more
+                )
+
+        return file_of_batches(path, batches(), folder, batches)
+
+    def as_it_is(path: Path) -> File:
+        _require_arrow(path)
+        from pyarrow import parquet
+
+        require_single_columns(parquet.read_schema(path).names, f"'{path}'")
+        return parquet_file(path)
+
+    _require_arrow(path)
+    return _opened(path, as_it_is, parsed)
+
+
+def _opened(path: Path, parquet: Callable[[Path], _Read], text: Callable[..., _Read]) -> _Read:
+    """What these make of a file of either kind. Raises BidroError for any other, and for what they raise."""
     if path.is_dir():
         raise BidroError(f"'{path}' is a folder; give the tables in it.")
     if not path.exists():
@@ -148,27 +255,24 @@ def read_one(path: Source) -> pd.DataFrame:
     packed = kind in _UNPACKED
     try:
         if kind in _PARQUET:
-            table = _read_parquet(path)
-        elif (Path(path.stem).suffix.lower() if packed else kind) in _TEXT:
-            table = _read_text(path, _counted(_UNPACKED[kind]) if packed else lambda p: p.open("rb"))
-        else:
-            raise BidroError(
-                f"'{path}' is neither .csv, .tsv or .txt (also .gz, .bz2, .xz or .zst of these) nor "
-                ".parquet; save it as one of them."
-            )
+            return parquet(path)
+        if (Path(path.stem).suffix.lower() if packed else kind) in _TEXT:
+            return _read_text(path, _counted(_UNPACKED[kind]) if packed else lambda p: p.open("rb"), text)
+        raise BidroError(
+            f"'{path}' is neither .csv, .tsv or .txt (also .gz, .bz2, .xz or .zst of these) nor .parquet; "
+            "save it as one of them."
+        )
     except BidroError:
         raise
     except Exception as error:
         raise BidroError(f"'{path}' could not be read as a table: {_first_line(error)}") from error
-    remember_files(table, [(path, len(table))])
-    return table
 
 
 def _counted(unpacked: Callable[[Path], Any]) -> Callable[[Path], IO[bytes]]:
     return lambda path: cast("IO[bytes]", io.BufferedReader(_Counted(path, unpacked(path))))
 
 
-def _read_text(path: Path, unpacked: Callable[[Path], IO[bytes]]) -> pd.DataFrame:
+def _read_text(path: Path, unpacked: Callable[[Path], IO[bytes]], parsed: Callable[..., _Read]) -> _Read:
     with unpacked(path) as stream:
         head = stream.read(_HEAD_BYTES)
     if not head.strip():
@@ -182,7 +286,7 @@ def _read_text(path: Path, unpacked: Callable[[Path], IO[bytes]]) -> pd.DataFram
     encodings = ("utf-16",) if wide else ("utf-8", "cp1252")
     for encoding in encodings:
         try:
-            table = _parsed(path, unpacked, _separator(path, head.decode(encoding, "replace")), encoding)
+            table = parsed(path, unpacked, _separator(path, head.decode(encoding, "replace")), encoding)
         except UnicodeDecodeError:
             continue
         if encoding == "cp1252":
@@ -208,15 +312,29 @@ def _separator(path: Path, head: str) -> str:
 
 
 def _parsed(path: Path, unpacked: Callable[[Path], IO[bytes]], sep: str, encoding: str) -> pd.DataFrame:
+    shared = _header(path, unpacked, sep, encoding)[1]
+    with unpacked(path) as stream, _named_parser_errors(path):
+        return pd.read_csv(stream, low_memory=False, **_EXACTLY, **shared)
+
+
+def _header(
+    path: Path, unpacked: Callable[[Path], IO[bytes]], sep: str, encoding: str
+) -> tuple[list[str], dict[str, Any]]:
+    """(the names of the columns, how the file is parsed)"""
     shared: dict[str, Any] = {"sep": sep, "encoding": encoding, "index_col": False}
     with unpacked(path) as stream:
         header = pd.read_csv(stream, header=None, nrows=1, dtype=str, keep_default_na=False, **shared)
     names = [str(name).lstrip("\ufeff") for name in header.iloc[0]]
     require_single_columns([name for name in names if name], f"'{path}'")
-    with unpacked(path) as stream, warnings.catch_warnings():
+    return names, shared
+
+
+@contextmanager
+def _named_parser_errors(path: Path) -> Iterator[None]:
+    with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
-            return pd.read_csv(stream, low_memory=False, **_EXACTLY, **shared)
+            yield
         except pd.errors.ParserWarning as error:
             raise BidroError(f"'{path}': rows have more cells than the header; name every column.") from error
         except pd.errors.ParserError as error:

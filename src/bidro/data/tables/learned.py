@@ -297,8 +297,9 @@ def _note_numbered(numbers: Floats, name: str) -> None:
 
 
 def _refuse_missing(table: pd.DataFrame, client: str, names: Sequence[str]) -> None:
-    gaps = pd.DataFrame({name: empty_cells(table[name]) for name in names})
-    if not gaps.to_numpy().any():
+    each = ((name, empty_cells(table[name])) for name in names)
+    gaps = pd.DataFrame({name: own for name, own in each if own.any()})
+    if gaps.empty:
         return
     counts = gaps.groupby(as_words(table[client])).sum()
     places = [
@@ -310,7 +311,7 @@ def _refuse_missing(table: pd.DataFrame, client: str, names: Sequence[str]) -> N
     left = len(places) - _COLUMNS_LISTED
     more = f" and {left} more column{'s' * (left > 1)}" if left > 0 else ""
     first = row_name(table, int(np.argmax(gaps.to_numpy().any(axis=1))))
-    useless = f" Rows without '{names[0]}', the target, can only be dropped." if gaps[names[0]].any() else ""
+    useless = f" Rows without '{names[0]}', the target, can only be dropped." if names[0] in gaps else ""
     raise BidroError(
         f"There are missing values: {', '.join(places[:_COLUMNS_LISTED])}{more}. {first} has the first. Fix "
         f"them, drop the rows, or fill features with --missing median.{useless}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from bidro.core.arrays import Floats, repeated
 from bidro.core.errors import BidroError, listed, one_line
 from bidro.core.files import renamed
+from bidro.core.splits import Words
 from bidro.data.tables.cells import (
     ORDERS,
     Distinct,
-    as_labels,
-    as_words,
+    coded_labels,
+    coded_words,
     days,
     distinct,
     empty_cells,
@@ -101,20 +102,23 @@ class Column:
             return f"'{self.filler}'"
         return "the average level" if self.other is None else f"'{self.other}'"
 
-    def coding(self, values: pd.Series) -> list[Floats]:
-        """(N,) each of its columns of numbers, from the cells of its source. Raises BidroError for a cell
-        that is no number, and for an empty one without a filler."""
+    def coding(self, values: pd.Series) -> Iterator[Floats]:
+        """(N,) each of its columns of numbers, one after the other, from the cells of its source. Raises
+        BidroError for a cell that is no number, and for an empty one without a filler."""
         if self.of is not None:
-            return [empty_cells(values).astype(float)]
+            yield empty_cells(values).astype(float)
+            return
         self._require_filled(values)
         if self.levels is None:
             numbers = self.numbers(values)
             if self.filler is not None:
                 numbers = np.where(np.isnan(numbers), float(self.filler), numbers)
-            return [numbers]
+            yield numbers
+            return
         cells, levels = distinct(values), len(self.levels)
         codes = np.append(self.codes(cells), self._code(str(self.filler)))[cells.codes]
-        return [np.where(codes == UNSEEN, 1 / levels, codes == k) for k in range(1, levels)]
+        for k in range(1, levels):
+            yield np.where(codes == UNSEEN, 1 / levels, codes == k)
 
     def numbers(self, values: pd.Series) -> Floats:
         """(N,) the cells of a number, NaN for an empty one."""
@@ -278,6 +282,10 @@ class Schema:
         return np.stack(self.numbers(table), axis=1)
 
     def numbers(self, table: pd.DataFrame) -> list[Floats]:
+        """The features as numbers, (N,) each, as `each_number` gives them one after the other."""
+        return list(self.each_number(table))
+
+    def each_number(self, table: pd.DataFrame) -> Iterator[Floats]:
         """The features as numbers, (N,) each; those that the table has as such are not copied.
 
         A level that is not listed counts as the column's `other`. Where there is none it is coded as the
@@ -287,7 +295,8 @@ class Schema:
         `require_listed_levels`. Raises BidroError for a column that is missing or a cell that is no number.
         """
         self._require_columns(table)
-        return [numbers for column in self.columns for numbers in column.coding(table[column.source])]
+        for column in self.columns:
+            yield from column.coding(table[column.source])
 
     def counted_as_other(self, table: pd.DataFrame) -> dict[str, int]:
         """By column, how many rows have a level that is not listed and counts as `other`."""
@@ -353,43 +362,61 @@ class Schema:
 
     def labels(self, table: pd.DataFrame) -> Floats | NDArray[np.str_]:
         """(N,) the target: numbers, or classes as text."""
+        if self.classes is None:
+            return require_numbers(self._known_targets(table))
+        return np.asarray(self.classes, str)[self.class_codes(table)]
+
+    def class_codes(self, table: pd.DataFrame) -> NDArray[np.intp]:
+        """(N,) which class, from 0, each target is."""
+        assert self.classes is not None
+        words = coded_words(self._known_targets(table))
+        place = {word: k for k, word in enumerate(self.classes)}
+        which = np.array([place.get(word, UNSEEN) for word in words.values.tolist()], np.intp)
+        if (unknown := which == UNSEEN).any():
+            row = int(np.argmax(unknown[words.codes]))
+            raise BidroError(
+                f"{row_name(table, row)}: '{words.values[words.codes[row]]}' is not a class of "
+                f"'{self.target}'; there are {listed(self.classes)}."
+            )
+        return which[words.codes]
+
+    def _known_targets(self, table: pd.DataFrame) -> pd.Series:
         if self.target not in table:
             raise BidroError(f"The table has no column '{self.target}', the target.")
         values = table[self.target]
         require_known_target(values)
-        if self.classes is None:
-            return require_numbers(values)
-        words = as_words(values)
-        unknown = ~np.isin(words, self.classes)
-        if unknown.any():
-            place = int(np.argmax(unknown))
-            raise BidroError(
-                f"{row_name(table, place)}: '{words[place]}' is not a class of '{self.target}'; "
-                f"there are {listed(self.classes)}."
-            )
-        return words
+        return values
 
     def clients(self, table: pd.DataFrame) -> NDArray[np.str_]:
         """(N,) whose row each is."""
+        return self.owners(table).each
+
+    def owners(self, table: pd.DataFrame) -> Words:
+        """The same, without a text for every row."""
         if self.client not in table:
             raise BidroError(f"The table has no column '{self.client}', which says whose row each is.")
-        words = as_words(table[self.client])
-        if np.any(words == ""):
-            place = int(np.argmax(words == ""))
+        words = coded_words(table[self.client])
+        if (gaps := words.empty).any():
+            place = int(np.argmax(gaps))
             raise BidroError(f"{row_name(table, place)} has no '{self.client}'; name a client for every row.")
         return words
 
     def people(self, table: pd.DataFrame) -> NDArray[np.str_] | None:
         """(N,) the person or thing that each row is of; None where every row is one by itself."""
+        words = self.persons(table)
+        return None if words is None else words.each
+
+    def persons(self, table: pd.DataFrame) -> Words | None:
+        """The same, without a text for every row."""
         if self.person is None:
             return None
         if self.person not in table:
             raise BidroError(
                 f"The table has no column '{self.person}', which is to name the person of every row."
             )
-        words = as_labels(table[self.person])
-        if np.any(words == ""):
-            place = int(np.argmax(words == ""))
+        words = coded_labels(table[self.person])
+        if (gaps := words.empty).any():
+            place = int(np.argmax(gaps))
             raise BidroError(f"{row_name(table, place)} has no '{self.person}'; name one for every row.")
         return words
 
@@ -499,11 +526,11 @@ def require_declared(support: Mapping[str, Any], schema: Schema, table: pd.DataF
             )
 
 
-def require_every_class(schema: Schema, training: NDArray[Any]) -> None:
-    """Raise BidroError where a class has no row left among the targets (N,) of training."""
+def require_every_class(schema: Schema, training: Iterable[Any]) -> None:
+    """Raise BidroError where a class is not among those of training rows."""
     if schema.classes is None:
         return
-    absent = sorted(set(schema.classes) - set(training.tolist()))
+    absent = sorted(set(schema.classes) - set(training))
     if absent:
         raise BidroError(
             f"All rows of class '{absent[0]}' of '{schema.target}' were held out of training: it has too "
