@@ -218,9 +218,9 @@ def test_what_is_no_memory(text):
 
 def test_what_a_query_gives_is_read_in_batches_too(monkeypatch, tmp_path):
     duckdb = pytest.importorskip("duckdb")
-    table = visits(5)
     with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
-        connection.sql("create table visits as select * from table")
+        connection.register("given", visits(5))
+        connection.sql("create table visits as select * from given")
     how = {
         "client": "site",
         "database": f"duckdb:///{tmp_path / 't.duckdb'}",
