@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from bidro.certify.certificate import Certificate
 from bidro.certify.held_out import Bound, check_confidence, check_shift
+from bidro.certify.intervals import Fits, HeldOutFits, Intervals, class_sets
 from bidro.certify.statements import with_holdout, without_holdout
 from bidro.certify.trained_rows import TrainedRows
 from bidro.core.arrays import Floats
@@ -167,6 +168,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         self.personal_coef_ = {name: slopes for name, (slopes, _) in shaped.items()}
         self.personal_intercept_ = {name: offset for name, (_, offset) in shaped.items()}
         self._trained_rows = TrainedRows.of(trained.problem.federation.by_client())
+        self.intervals_: Intervals | None = None
+        self._spread, self._steepness = fitted.spread(), fitted.steepness
 
     def _predictor(self, x: Floats) -> Predictor:
         return Predictor(self._assessed.loss, x, self.standard_)
@@ -258,6 +261,74 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         return with_holdout(
             bare, self._assessed, fresh, confidence, shift, bound, parts, personal, rows_per_person
         )
+
+    def conformalize(
+        self,
+        X: Any,
+        y: Any,
+        clients: ArrayLike | str | None = None,
+        people: ArrayLike | str | None = None,
+    ) -> Self:
+        """Make intervals for rows, from rows that were not used in `fit`: see `predict_interval`.
+
+        Args:
+            X: rows (N, k).
+            y: their targets (N,).
+            clients: whose row each is (N,). Rows of clients that were not in training make the interval for
+                clients that are new.
+            people: of which person (or thing) each row is (N,), where several are of one: a person is then
+                one draw, and a random row of a new one what is promised.
+
+        Returns:
+            The estimator itself, with `intervals_`.
+
+        Raises:
+            BidroError: for rows that were used in `fit`, and a loss without intervals.
+        """
+        check_is_fitted(self)
+        X, clients, people = self._taken(X, clients, people)
+        if self._has_people and people is None:
+            raise BidroError("This model was fitted with `people`; give the person of every row.")
+        owners = client_labels(clients, len(y))
+        labels = None if people is None else row_labels(people, len(y), "person")
+        X, y = validate_data(self, X, y, accept_sparse=True, dtype=np.float64, reset=False, y_numeric=False)
+        rows = self.standard_.rows(dense(X), self._codes(y))
+        parts = {str(name): rows[owners == name] for name in np.unique(owners)}
+        self._trained_rows.require_new({n: own for n, own in parts.items() if n in self.client_weights_})
+        known = {name: own for name, own in parts.items() if name in self.client_weights_}
+        if not known:
+            raise BidroError("None of these clients was in training; give rows of some that were.")
+        loss, shared = self._assessed.loss, self.model_
+        used = {name: self._personal_models.get(name, shared) for name in known}
+        new = {name: own for name, own in parts.items() if name not in known}
+        fits = HeldOutFits(
+            Fits.of(loss, known, used),
+            Fits.of(loss, known, dict.fromkeys(known, shared)),
+            spread=self._spread,
+            new=Fits.of(loss, new, dict.fromkeys(new, shared)) if new else None,
+            people=None if labels is None else {name: labels[owners == name] for name in known},
+        )
+        self.intervals_ = Intervals.of(fits, *self._steepness)
+        return self
+
+    def _interval(
+        self, X: Any, clients: ArrayLike | str | None, confidence: float, shift: float | None
+    ) -> tuple[Floats, Floats]:
+        """(the scores (N, outputs) that intervals are around, the largest (N,) that fits)."""
+        check_is_fitted(self)
+        intervals = self.intervals_
+        if intervals is None:
+            raise BidroError("Intervals need rows that were not used in `fit`; call `conformalize` first.")
+        X, clients, _ = self._taken(X, clients)
+        X = self._checked(X)
+        owners = None if clients is None else client_labels(clients, len(X))
+        rows = self.standard_.rows(X, np.zeros(len(X)))[:, :-1]
+        half = intervals.half_widths(rows, owners, confidence, shift)
+        scores = self._predictor(self.model_).scores(X)
+        for name, own in self._rows_of_personal(X, clients):
+            if name in intervals.quantiles[0].clients:
+                scores[own] = self._predictor(self._personal_models[name]).scores(X[own])
+        return scores, half
 
     def _holdout_rows(self, X: Any, y: Any, clients: ArrayLike | None) -> dict[str, Floats]:
         """Each client's rows (N_i, k + 1) in the units of training, in the order of the clients."""
@@ -460,6 +531,31 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         """
         return self._scores(X, clients)[:, 0]
 
+    def predict_interval(
+        self,
+        X: ArrayLike,
+        clients: ArrayLike | str | None = None,
+        confidence: float = 0.9,
+        shift: float | None = None,
+    ) -> tuple[Floats, Floats]:
+        """Where the targets of rows lie, after `conformalize`: on average over the rows given to that, a
+        share `confidence` of new rows is inside. `intervals_.promise(confidence)` says it in full.
+
+        Args:
+            X: rows (N, k).
+            clients: as in `predict`; without it intervals hold under any mixture of the clients.
+            confidence: the share of rows: 0.5, 0.8, 0.9, 0.95 or 0.99.
+            shift: room for rows that move by so many pooled standard deviations in the mean.
+
+        Returns:
+            Lower and upper ends (N,), infinite where there are too few rows.
+
+        Raises:
+            BidroError: before `conformalize`, and for a share that is not kept.
+        """
+        scores, half = self._interval(X, clients, confidence, shift)
+        return scores[:, 0] - half, scores[:, 0] + half
+
     def score(
         self,
         X: ArrayLike,
@@ -557,6 +653,24 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         scores = self.decision_function(X, clients)
         best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[best])
+
+    def predict_set(
+        self, X: ArrayLike, clients: ArrayLike | str | None = None, confidence: float = 0.9
+    ) -> NDArray[np.bool_]:
+        """Which classes rows may be of, after `conformalize`: see `RobustRegressor.predict_interval`.
+
+        Args:
+            X: rows (N, k).
+            clients: as in `decision_function`; without it sets hold under any mixture of the clients.
+            confidence: the share of rows whose class is in the set: 0.5, 0.8, 0.9, 0.95 or 0.99.
+
+        Returns:
+            Whether each class (N, classes) is in it, in the order of `classes_`; the likeliest always is.
+
+        Raises:
+            BidroError: before `conformalize`, and for a share that is not kept.
+        """
+        return class_sets(*self._interval(X, clients, confidence, None))
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: ArrayLike, clients: ArrayLike | str | None = None) -> Floats:

@@ -16,6 +16,7 @@ from bidro.certify.intervals import (
     Calibration,
     Fits,
     Groups,
+    HeldOutFits,
     Intervals,
     Spread,
     class_scores,
@@ -259,7 +260,7 @@ def _intervals() -> Intervals:
     models = dict.fromkeys(rows, np.array([1.0, 0.0]))
     fits = Fits.of(Squared(), rows, models)
     spread = Spread(1.0, np.array([0]), np.array([[-1.0, 0.0, 1.0]]), np.ones((1, 3)), np.zeros((1, 3)))
-    return Intervals.of(fits, fits, spread, slope=1.5, order=2.0)
+    return Intervals.of(HeldOutFits(fits, fits, spread=spread), slope=1.5, order=2.0)
 
 
 def test_kept_intervals_are_the_same_when_they_are_read_again():

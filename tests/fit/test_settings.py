@@ -35,6 +35,7 @@ NUMBERLESS = ("0.5", None, True, False, [0.5], 1j)
         ("quantile", (1e-9, 0.5), (0, 1, math.nan, *NUMBERLESS[:1])),
         ("threshold", (1e-9, 5), (0, -1.0, math.inf, math.nan)),
         ("hold_out", (0, 0.0, 0.99), (1, -0.1, math.nan, "0.2", True)),
+        ("new_clients", (0, 0.0, 0.99), (1, -0.1, math.nan, "0.2", True)),
         ("gap", (1e-12, 1), (0, -1, math.inf, math.nan, "1e-6")),
         ("folds", (None, 2, np.int64(7)), (1, 2.0, "5")),
         ("seed", (0, 2**62 - 1, np.int64(3)), (-1, 2**62, 0.0, "0")),
@@ -77,7 +78,7 @@ def test_estimators_have_the_settings_as_parameters(estimator):
     assert (loss.name, loss.kind) == ("loss", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     assert {p.kind for p in others} == {inspect.Parameter.KEYWORD_ONLY}
     own = {"threshold", "quantile"} if estimator is RobustRegressor else {"width"}
-    elsewhere = {"hold_out", "shift", "replies", "threshold", "quantile", "width"} - own
+    elsewhere = {"hold_out", "new_clients", "shift", "replies", "threshold", "quantile", "width"} - own
     assert set(parameters) == named.keys() - elsewhere
     radius = {"north": 0.1}
     again = clone(estimator(radius=radius, random_state=3, curves={"age": 8}))

@@ -43,7 +43,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,6 +63,8 @@ from bidro.losses.linear import ResidualLoss
 # 1 - 0.9 is a little less than 0.1; ranks must not notice.
 _ROUNDING = 1e-9
 _MOST_NAMED = 5
+# Rows that are put into a basis together, so that no wide copy of all is made.
+_TOGETHER = 16_384
 # Features that a spread is made of at the most, rows that it takes at the least, and the least part of the
 # mean error that it is anywhere.
 _MOST_FEATURES, _FEWEST_FOR_SPREAD, _LEAST_SPREAD = 20, 60, 0.1
@@ -118,8 +120,9 @@ class Calibration:
         where they are too few. Of draws with several rows: the score of one of its rows, at random."""
         if self.strata:
             plain = self if self.single else self.one_row_each()
-            rank = stratified_rank(plain.count, alpha)
-            return _ranked(plain.scores, rank)
+            return _ranked(plain.scores, stratified_rank(plain.count, alpha))
+        if self.single:
+            return _ranked(self.scores, rank_of(self.count, alpha))
         missed, scores = _missed(self)
         enough = missed * self.count + 1 <= alpha * (self.count + 1) + _ROUNDING
         return float(scores[np.argmax(enough)]) if enough.any() else math.inf
@@ -420,7 +423,11 @@ class Spread:
 
     def of(self, features: Floats) -> Floats:
         """(N,) for features (N, k) in the units of training."""
-        return np.asarray(self.base + _hinges(features[:, self.columns], self.knots) @ self._weights)
+        found = np.empty(len(features))
+        for begin in range(0, len(features), _TOGETHER):
+            part = features[begin : begin + _TOGETHER, self.columns]
+            found[begin : begin + len(part)] = self.base + _hinges(part, self.knots) @ self._weights
+        return found
 
     @property
     def _weights(self) -> Floats:
@@ -512,6 +519,17 @@ class Fits(NamedTuple):
         )
 
 
+class HeldOutFits(NamedTuple):
+    """All that statements about rows are made of, of rows that training never saw."""
+
+    used: Fits  # under the models that clients use
+    shared: Fits  # under the shared model
+    guess: Fits | None = None  # of one number for everybody; None for classes
+    spread: Spread | None = None  # from training rows
+    new: Fits | None = None  # of clients that training did not have, under the shared model
+    people: Mapping[str, NDArray[Any]] | None = None  # labels (N_i,) by client, where draws are people
+
+
 def interval_obstacle(loss: Loss) -> str | None:
     """Why there are no intervals for rows under a loss; None where there are."""
     if loss.labels is not None or isinstance(loss, ResidualLoss):
@@ -529,6 +547,13 @@ def class_scores(outputs: Floats) -> Floats:
     return np.asarray(logsumexp(outputs, axis=1, keepdims=True) - outputs)
 
 
+def class_sets(outputs: Floats, most: Floats) -> NDArray[np.bool_]:
+    """(N, classes) the classes whose score is at most so much (N,), and the likeliest: an empty set would be
+    of no use."""
+    scores = class_scores(outputs)
+    return np.asarray((scores <= most[:, None]) | (scores == scores.min(axis=1, keepdims=True)))
+
+
 def row_scores(loss: Loss, x: Floats, rows: Floats) -> Floats:
     """(N,) the score of rows (N, k + 1), target last, under a model (d,). Raises BidroError for a loss that
     has none."""
@@ -536,11 +561,16 @@ def row_scores(loss: Loss, x: Floats, rows: Floats) -> Floats:
         raise BidroError(why)
     columns: Any = loss
     w, b = columns.split(x)
-    outputs = np.asarray(columns.design(rows))[:, :-1] @ np.atleast_2d(w).T + np.atleast_1d(b)
-    if loss.labels is None:
-        return np.asarray(np.abs(rows[:, -1] - outputs[:, 0]))
-    places = np.searchsorted(np.asarray(loss.labels), rows[:, -1])
-    return np.asarray(class_scores(outputs)[np.arange(len(rows)), places])
+    found = np.empty(len(rows))
+    for begin in range(0, len(rows), _TOGETHER):
+        part = rows[begin : begin + _TOGETHER]
+        outputs = np.asarray(columns.design(part))[:, :-1] @ np.atleast_2d(w).T + np.atleast_1d(b)
+        if loss.labels is None:
+            found[begin : begin + len(part)] = np.abs(part[:, -1] - outputs[:, 0])
+        else:
+            places = np.searchsorted(np.asarray(loss.labels), part[:, -1])
+            found[begin : begin + len(part)] = class_scores(outputs)[np.arange(len(part)), places]
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -554,23 +584,15 @@ class Intervals:
     order: float = 1.0  # p of W_p
 
     @classmethod
-    def of(
-        cls,
-        used: Fits,
-        shared: Fits,
-        spread: Spread | None = None,
-        new: Fits | None = None,
-        people: Mapping[str, ArrayLike] | None = None,
-        slope: float | None = None,
-        order: float = 1.0,
-    ) -> Intervals:
-        """From held-out rows under the models that clients use and under the shared one; `new` are rows of
-        clients that training did not have, under the shared one."""
+    def of(cls, fits: HeldOutFits, slope: float | None = None, order: float = 1.0) -> Intervals:
+        """`slope`: what a score changes at most as a row moves by 1 in the metric of W_p, p the `order`."""
 
         def quantiles(shares: tuple[float, ...], by: Spread | None) -> tuple[RowQuantiles, ...]:
-            others = None if new is None else new.over(by)
-            own, common = used.over(by), shared.over(by)
-            return tuple(row_quantiles(own, s, shared=common, new=others, people=people) for s in shares)
+            new = None if fits.new is None else fits.new.over(by)
+            own, common = fits.used.over(by), fits.shared.over(by)
+            return tuple(row_quantiles(own, s, shared=common, new=new, people=fits.people) for s in shares)
+
+        spread = fits.spread
 
         after = tuple(room_for_shift(0.0, order, 0.0, share)[0] for share in SHARES)
         return cls(
@@ -609,6 +631,17 @@ class Intervals:
         found, more = self.at(share, shift)
         q = found.of_clients(clients, len(features))
         return q + more if self.spread is None or shift else q * self.spread.of(features)
+
+    def promise(self, share: float, shift: float | None = None) -> str:
+        """What holds for the intervals of a share of rows."""
+        found, _ = self.at(share, shift)
+        if not shift:
+            return found.promise
+        return (
+            f"{replace(found, share=share).promise} It holds where rows have moved, after these were held "
+            f"out, by at most {shift:g} standard deviations in the mean (W_{self.order:g}): half of the "
+            "misses are for rows that moved farther than was fixed beforehand."
+        )
 
     def to_json(self) -> str:
         content = {

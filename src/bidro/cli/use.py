@@ -47,14 +47,31 @@ def predict(
             "the score.",
         ),
     ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            help="Also where the target lies for this share of new rows, such as 0.9: `lower` and "
+            "`upper`, or which classes it may be."
+        ),
+    ] = None,
+    shift: Annotated[
+        float | None,
+        typer.Option(help="With --interval: room for rows that move by so many standard deviations."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is in --out already.")] = False,
     json: AsJson = False,
 ) -> None:
     """Predict the target for every row of a table: by the row's client's personal model, where it has one."""
+    import numpy as np
+
+    from bidro.certify.held_out import check_shift
     from bidro.core.files import is_stream, require_file_place, write_text
     from bidro.data.tables import as_csv, read_one
     from bidro.model.model_file import load_model
 
+    check_shift(shift)
+    if shift is not None and interval is None:
+        raise click.UsageError("--shift goes with --interval SHARE.")
     if out is not None:
         require_file_place(out)
         if out.is_file() and table.exists() and out.samefile(table):
@@ -67,18 +84,26 @@ def predict(
     with noted_here():
         found = loaded.predict(rows)
         shares = loaded.explain(rows) if explain else None
+        if interval is not None:
+            found = found.join(loaded.predict_interval(rows, interval, shift))
     if shares is not None:
         names = [name if isinstance(name, str) else " for ".join(reversed(name)) for name in shares]
         found = found.join(shares.set_axis([f"share of {name}" for name in names], axis=1))
     note_what_is_new(loaded, rows)
     note_personal_models(loaded, rows)
-    unseen = {"unseen_levels": loaded.schema.unseen_levels(rows)}
+    unseen: dict[str, Any] = {"unseen_levels": loaded.schema.unseen_levels(rows)}
+    if interval is not None:
+        assert loaded.intervals is not None
+        unseen["promise"] = loaded.intervals.promise(interval, shift)
+        say(unseen["promise"])
     if out is not None:
         write_text(out, as_csv(found))
         words = f"{len(found):,} predictions written to {out}."
         print_result({"rows": len(found), "out": str(out), **unseen}, words, json, out)
     elif json:
-        print_json({"rows": len(found), **unseen, "predictions": found.to_dict("list")})
+        # JSON has no infinite number: an end that is one is null.
+        plain = found.replace([np.inf, -np.inf], None).to_dict("list")
+        print_json({"rows": len(found), **unseen, "predictions": plain})
     else:
         sys.stdout.write(as_csv(found))
 

@@ -36,6 +36,7 @@ KEY_BYTES = 32
 
 # Rows are held out by other random bits than those that deal folds with the same key.
 _OF_HOLDOUT, _OF_FOLDS, _OF_LABELS, _OF_SAMPLES = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
+_OF_CLIENTS = np.uint64(4)
 # Rows that are hashed together, so that no copy of all of them is made.
 _TOGETHER = 65_536
 # And so few that what is computed of them stays in the processor's cache.
@@ -150,6 +151,20 @@ def holdout_of(
     rank = np.empty(len(order), np.int64)
     rank[order] = places(sizes)
     return np.asarray((rank < wanted[dealt_out.owner])[dealt_out.of_row])
+
+
+def left_out_clients(names: Sequence[str], share: float, key: Key) -> tuple[str, ...]:
+    """Clients that training is to do without: round(share n) of n, a half up, by their names alone. Raises
+    BidroError where fewer than two are left."""
+    count = math.floor(share * len(names) + 0.5)
+    if count and len(names) - count < 2:
+        raise BidroError(
+            f"Of {len(names)} clients {count} would be left out of training, and fewer than 2 stay; leave "
+            "fewer out with --new-clients."
+        )
+    ids = np.array([0] * len(names), np.uint64)
+    bits = random_bits(names, np.arange(len(names)), ids, key, _OF_CLIENTS)
+    return tuple(sorted(names[i] for i in np.argsort(bits, kind="stable")[:count]))
 
 
 def cut_of(name: str, ids: NDArray[np.uint64], kept: NDArray[np.bool_], key: Key) -> int:

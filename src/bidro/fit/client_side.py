@@ -5,24 +5,28 @@ Rows stand one client after the other, and every answer has a leading axis of cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.ambiguity import WassersteinBall
+from bidro.certify.intervals import Fits, HeldOutFits, Spread, interval_obstacle, row_scores
 from bidro.certify.out_of_sample import distance_to_reference
 from bidro.certify.rounding import QUANTISED
 from bidro.certify.statements import CLIP, STATEMENTS, CertifiedModel, client_report
 from bidro.core.arrays import Floats
 from bidro.core.sets import Box
 from bidro.core.splits import Draws
+from bidro.data.federation import Federation
 from bidro.data.splines import quantile_counts
 from bidro.data.standardise import client_moments
 from bidro.fit.questions import Assess, Assessment, HoldoutBounds, HoldoutQuery, Prepared
 from bidro.losses import Loss, losses_of, parts_of
+from bidro.losses.linear import ResidualLoss
 from bidro.problem.problem import Problem
 from bidro.problem.worst_case import mean_displacements, robust_risk
 from bidro.selection.personal import Shrinkage
@@ -31,6 +35,8 @@ from bidro.selection.segments import without_smoothing
 
 # How finely clients round the losses that they report.
 ROUNDING = QUANTISED
+# Training rows that a spread is fitted to, about.
+MOST_FOR_SPREAD = 20_000
 
 
 def prepared(
@@ -145,6 +151,45 @@ def bounds(
         for name, *parts in zip(names, np.split(rows, ends), personal, labels, strict=True)
     ]
     return HoldoutBounds(*(np.stack(parts) for parts in zip(*each, strict=True)))
+
+
+def row_spread(federation: Federation, loss: Loss, used: Floats) -> Spread | None:
+    """How far training rows lie from the models (n, d) that the clients use, from some where they are many;
+    None where it is even, and for classes."""
+    if not isinstance(loss, ResidualLoss):
+        return None
+    rows, ends = federation.host_rows, np.cumsum([0, *federation.sizes])
+    step = 1 + len(rows) // MOST_FOR_SPREAD
+    some = [rows[a:b:step] for a, b in pairwise(ends)]
+    errors = [row_scores(loss, x, part) for x, part in zip(used, some, strict=True)]
+    return Spread.fitted(np.concatenate(some)[:, :-1], np.concatenate(errors))
+
+
+def row_fits(
+    federation: Federation,
+    rows: Floats,
+    sizes: Sequence[int],
+    of: CertifiedModel,
+    used: Floats,
+    people: NDArray[np.uint64] | None,
+    apart: Mapping[str, Floats],
+) -> HeldOutFits | None:
+    """Of held-out rows (M, k + 1) in the standard units of training, `sizes` of each client; `used` (n, d)
+    are the models that the clients use, `apart` the rows of clients that training did not have. None for a
+    loss that has no scores of rows."""
+    if interval_obstacle(of.loss) is not None:
+        return None
+    names, ends = federation.names, np.cumsum(sizes)[:-1]
+    parts = dict(zip(names, np.split(rows, ends), strict=True))
+    own = Fits.of(of.loss, parts, dict(zip(names, used, strict=True)))
+    shared = Fits.of(of.loss, parts, dict.fromkeys(names, of.x))
+    new = Fits.of(of.loss, apart, dict.fromkeys(apart, of.x)) if apart else None
+    labels = None if people is None else dict(zip(names, np.split(people, ends), strict=True))
+    if not isinstance(of.loss, ResidualLoss):
+        return HeldOutFits(own, shared, None, None, new, labels)
+    spread, middle = row_spread(federation, of.loss, used), of.loss.middle(federation.host_rows[:, -1])
+    guess = Fits({name: np.abs(part[:, -1] - middle) for name, part in parts.items()}, own.features)
+    return HeldOutFits(own, shared, guess, spread, new, labels)
 
 
 def _client_bounds(

@@ -14,6 +14,7 @@ import numpy as np
 
 from bidro.certify.certificate import Certificate
 from bidro.certify.held_out import ClientBound, client_level
+from bidro.certify.intervals import HeldOutFits, Intervals
 from bidro.certify.out_of_sample import explicit_radii
 from bidro.certify.statements import (
     STATEMENTS,
@@ -54,6 +55,7 @@ from bidro.fit.training import (
     wanted_curves,
 )
 from bidro.losses import has_curves
+from bidro.losses.linear import ResidualLoss
 from bidro.problem.problem import Problem
 from bidro.risk.transport import Transport
 from bidro.selection.calibrate import Limits, spread_of
@@ -171,6 +173,7 @@ class _Found(NamedTuple):
     distances: Floats | None  # (n, n) between the clients' training rows
     bounds: HoldoutBounds | None  # None where no rows are held out
     baselines: Baselines | None  # None where clients get no query for it
+    fits: HeldOutFits | None  # of held-out rows; None where none are here
 
 
 def _assess(task: _Task, trained: Trained, options: Options, progress: Progress) -> _Found:
@@ -186,13 +189,13 @@ def _assess(task: _Task, trained: Trained, options: Options, progress: Progress)
     distances = clients.distances(stated, found) if len(message.radii[0]) else None
     unit = loss_unit(stated.loss, federation.m, task.standard.target_spread)
     of = CertifiedModel.of(stated, trained.x, clip_level(float(np.max(found.loss)), unit))
-    fixed, bounds = _fixed(of, levels, message), None
+    fixed, bounds, fits = _fixed(of, levels, message), None, None
     if np.any(np.asarray(task.prepared.holdout)):
         progress.begin("certifying")
-        bounds = clients.bounds(of, fixed)
+        bounds, fits = clients.bounds(of, fixed), clients.row_fits(of, fixed)
     others = {} if trained.robust is None else {"robust": trained.robust}
     baselines = clients.baselines(of, fixed, others) if options.shown else Baselines(None, {})
-    return _Found(stated, of, message, found, personal_models, distances, bounds, baselines)
+    return _Found(stated, of, message, found, personal_models, distances, bounds, baselines, fits)
 
 
 def _state(
@@ -237,7 +240,20 @@ def _state(
         _varies(found.assessment, prepared.rows) if compared else None,
         baselines,
         seen,
+        None if found.fits is None else Intervals.of(found.fits, *_steepness(found)),
+        _steepness(found),
     )
+
+
+def _steepness(found: _Found) -> tuple[float | None, float]:
+    """(how fast a residual changes as rows move in W_p, under the steepest model, None for classes;
+    p)."""
+    loss, transport = found.of.loss, found.stated.transport
+    if not isinstance(loss, ResidualLoss):
+        return None, transport.p
+    steepness: Any = loss.dual_norm
+    models = [found.of.x, *found.personal_models.values()]
+    return max(float(steepness(x, transport.inverse_scale)) for x in models), transport.p
 
 
 def _displaced(task: _Task, found: _Found, shown: list[int]) -> dict[str, Displacement]:

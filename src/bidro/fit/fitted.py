@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.certify.certificate import Certificate
+from bidro.certify.intervals import Intervals, Spread
 from bidro.certify.statements import CertifiedModel
 from bidro.core.arrays import Floats
 from bidro.data.standardise import Standard
 from bidro.fit.baselines import Baselines
-from bidro.fit.client_side import error_by_person
+from bidro.fit.client_side import error_by_person, row_spread
 from bidro.fit.network import Clients
 from bidro.fit.settings import FitSettings
 from bidro.fit.training import LARGEST_COEFFICIENT, AlgorithmOne, Trained
@@ -120,3 +121,12 @@ class Fitted:
     seen: tuple[Floats, Floats] | None = (
         None  # (k,) least and largest values in training, where curves need them
     )
+    intervals: Intervals | None = None  # for rows; None where no rows that are here were held out
+    steepness: tuple[float | None, float] = None, 1.0  # of residuals, as in `Intervals`: slope and order
+
+    def spread(self) -> Spread | None:
+        """Of training rows that are here, around the models that their clients use."""
+        assert self.clients is not None
+        problem = self.trained.problem
+        used = np.stack([self.personal_models.get(n, self.assessed.x) for n in problem.federation.names])
+        return row_spread(problem.federation, self.assessed.loss, used)

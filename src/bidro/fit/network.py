@@ -7,13 +7,14 @@ machines (`deploy.server.fit`) one by one, as bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bidro.certify.intervals import HeldOutFits
 from bidro.certify.out_of_sample import cloud_distances
 from bidro.certify.statements import CertifiedModel
 from bidro.core.arrays import Floats, aligned, read_only, release
@@ -21,7 +22,7 @@ from bidro.core.errors import BidroError
 from bidro.core.pytrees import stack_trees
 from bidro.core.scratch import Scratch
 from bidro.core.sets import Box
-from bidro.core.splits import Words, arranged, holdout_of, label_ids
+from bidro.core.splits import Words, arranged, holdout_of, label_ids, left_out_clients
 from bidro.data.federation import Federation
 from bidro.data.splines import Basis, Levels, by_level, common_knots
 from bidro.data.standardise import Standard
@@ -79,6 +80,9 @@ class Clients(Rounds, Protocol):
     ) -> Baselines | None:
         """What to hold the model against, over rows that are here; None where they are elsewhere, and clients
         get no query for it. `others` are models (d,) that the user could have instead."""
+
+    def row_fits(self, of: CertifiedModel, message: HoldoutQuery) -> HeldOutFits | None:
+        """How well held-out rows that are here fit the model; None where they are elsewhere."""
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
         """(points, m) the reference cloud of `assess`, to which clients report distances; empty for none."""
@@ -163,6 +167,8 @@ class LocalNetwork:
     hold_out: float = 0.0
     budget: Budget | None = None  # of every client, for a private fit
     bits: Bits = secret_bits  # what its noise is drawn from
+    # (N_k, k + 1) of clients that training does without, by name
+    apart: Mapping[str, Floats] = field(default_factory=dict)
 
     max_share = 1.0
     keeps_account = False
@@ -179,6 +185,7 @@ class LocalNetwork:
         people: NDArray[np.str_] | Words | None = None,
         budget: Budget | None = None,
         scratch: Scratch | None = None,
+        new_clients: float = 0.0,
     ) -> LocalNetwork:
         """From rows (N, k), targets (N,) and the client of each (N,); columns have names, the target's last.
         Rows may be given as a list of their columns (N,), which is emptied on the way, so that what has been
@@ -187,29 +194,40 @@ class LocalNetwork:
 
         A share `hold_out` of every client's rows is held out of training; with `people` (N,), the person or
         thing that each row is of, a share of these. Nothing depends on the order in which rows are given.
-        With a privacy budget every row, or person, is held out or not whatever the others are.
+        With a privacy budget every row, or person, is held out or not whatever the others are. A share
+        `new_clients` of the clients is left out as a whole, chosen by their names.
         """
         names, codes = clients if isinstance(clients, Words) else Words.of(clients)
+        left_out = np.isin(names, left_out_clients([str(n) for n in names], new_clients, seed))
         ids = None if people is None else label_ids(people if isinstance(people, Words) else Words.of(people))
         order, dealt_by = arranged(codes, features() if callable(features) else features, target, ids)
         holdout = holdout_of(names, codes, dealt_by, hold_out, seed, ids is None, budget is not None)
+        new = order[left_out[codes[order]]]
+        if len(new):
+            order = order[~left_out[codes[order]]]
         training, fresh = order[~holdout[order]], order[holdout[order]]
         del order, holdout
         made = features() if callable(features) else features
-        rows, held_out = column_layout(made, len(columns), target, (training, fresh), scratch)
+        rows, held_out, others = column_layout(made, len(columns), target, (training, fresh, new), scratch)
+
+        def sizes(which: NDArray[np.int64], whose: NDArray[np.bool_]) -> list[int]:
+            return [int(n) for n in np.bincount(codes[which], minlength=len(names))[whose]]
+
+        parts = np.split(others, np.cumsum(sizes(new, left_out))[:-1]) if len(new) else []
         return cls(
-            tuple(str(name) for name in names),
+            tuple(str(name) for name in names[~left_out]),
             tuple(columns),
             rows,
-            tuple(np.bincount(codes[training], minlength=len(names)).tolist()),
+            tuple(sizes(training, ~left_out)),
             held_out,
-            tuple(np.bincount(codes[fresh], minlength=len(names)).tolist()),
+            tuple(sizes(fresh, ~left_out)),
             training,
             None if ids is None else ids[training],
             None if ids is None else ids[fresh],
             dealt_by[training],
             hold_out,
             budget,
+            apart={str(n): part for n, part in zip(names[left_out], parts, strict=True)},
         )
 
     @property
@@ -228,7 +246,7 @@ class LocalNetwork:
         federation = Federation.from_samples(
             read_only(self.rows), self.sizes, "unbounded", self.names, self.columns, self.people, self.ids
         )
-        return LocalClients(federation, self.fresh, self.holdout_sizes, {}, self.fresh_people)
+        return LocalClients(federation, self.fresh, self.holdout_sizes, {}, self.fresh_people, self.apart)
 
     def privately(self, standard: Standard, plan: Plan) -> LocalPrivateClients:
         self._convert(standard)
@@ -252,7 +270,7 @@ class LocalNetwork:
         """Put all rows into these units, where they are."""
         if not self.rows.flags.writeable:
             raise BidroError("A network of rows in this process is for one fit; make another for the next.")
-        for rows in (self.rows, self.fresh):
+        for rows in (self.rows, self.fresh, *self.apart.values()):
             standard.convert(rows)
             rows.setflags(write=False)
 
@@ -266,6 +284,7 @@ class LocalClients:
     holdout_sizes: tuple[int, ...]
     made: dict[bytes, Floats]  # models (n, d) that clients use, so that they are made once
     fresh_people: NDArray[np.uint64] | None = None  # (M,)
+    apart: Mapping[str, Floats] = field(default_factory=dict)  # of clients that training does without
 
     def clients_of(self, problem: Problem, fold_spec: FoldSpec | None = None, seed: int = 0) -> Ask:
         return IN_PROCESS.clients_of(problem, fold_spec, seed)
@@ -304,6 +323,17 @@ class LocalClients:
             self.holdout_sizes if kept else self.federation.sizes,
             {name: np.broadcast_to(x, (self.federation.n, x.shape[1])) for name, x in models.items()},
             kept,
+        )
+
+    def row_fits(self, of: CertifiedModel, message: HoldoutQuery) -> HeldOutFits | None:
+        return client_side.row_fits(
+            self.federation,
+            self.fresh,
+            self.holdout_sizes,
+            of,
+            self._used(of.loss, message),
+            self.fresh_people,
+            self.apart,
         )
 
     def _used(self, loss: Loss, message: Assess | HoldoutQuery) -> Floats:

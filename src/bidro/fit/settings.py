@@ -318,6 +318,14 @@ class FitSettings:
         _must(lambda v: is_number(v) and 0 <= v < 1, "{name} must be a share from 0 to below 1"),
         option=float,
     )
+    new_clients: float = setting(
+        0.0,
+        "Share of the clients left out of training, so that intervals can be promised for a new client: 9 of "
+        "them for 90%.",
+        _must(lambda v: is_number(v) and 0 <= v < 1, "{name} must be a share from 0 to below 1"),
+        option=float,
+        agreed=False,
+    )
     folds: int | None = setting(
         None,
         "Of cross-validation. [5]",

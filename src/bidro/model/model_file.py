@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,10 +19,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
+from bidro.certify.intervals import FILE as INTERVALS_FILE
+from bidro.certify.intervals import Intervals, class_sets
 from bidro.certify.statements import CertifiedModel
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
-from bidro.core.files import read_bytes, renamed
+from bidro.core.files import read_bytes, read_text, renamed
 from bidro.core.packed import decoded, encoded
 from bidro.core.sets import Simplex
 from bidro.data.splines import Basis, Levels
@@ -73,6 +75,7 @@ class Model:
     personal: Mapping[str, Floats] = field(default_factory=dict)  # (d,) of clients, in a file of their own
     low: Floats | None = None  # (k,) the least value seen in training, where curves could be chosen
     high: Floats | None = None  # (k,) the largest
+    intervals: Intervals | None = None  # for rows, in a file of their own
 
     @property
     def assessed(self) -> CertifiedModel:
@@ -127,6 +130,51 @@ class Model:
             found |= {f"probability of {name}": shares[:, k] for k, name in enumerate(classes)}
         return pd.DataFrame(found, index=table.index)
 
+    def predict_interval(
+        self, table: pd.DataFrame, confidence: float = 0.9, shift: float | None = None
+    ) -> pd.DataFrame:
+        """Where the target of every row lies, by the rows that were held out of training: on average over
+        such rows, with a share `confidence` of new rows inside. `intervals.at(confidence)` has the promise.
+
+        Where the table names clients, each row has its client's interval, around the prediction of the model
+        that the client uses; else one that holds under any mixture of the clients, around the shared model's.
+
+        Args:
+            table: as in `predict`.
+            confidence: the share of rows: 0.5, 0.8, 0.9, 0.95 or 0.99.
+            shift: room for rows that move by so many standard deviations in the mean.
+
+        Returns:
+            One row a row: of a number `lower` and `upper`, infinite where there are too few rows, or the
+            client is new and training left no clients out; of classes a column `may be <class>` each.
+
+        Raises:
+            BidroError: for a model without intervals, and what `predict` refuses.
+        """
+        if self.intervals is None:
+            raise BidroError(
+                "This model has no intervals: they need rows that were held out of training and are in this "
+                "process; fit it with --hold-out, of a number or of classes."
+            )
+        named = self.schema.client in table
+        clients = self.schema.clients(table) if named else None
+        features = self.schema.matrix(table)
+        rows = self.standard.rows(features, np.zeros(len(features)))[:, :-1]
+        half = self.intervals.half_widths(rows, clients, confidence, shift)
+        scores = self.predictor().scores(features)
+        # A client that was adapted after training is new: held-out rows say nothing of its own model.
+        known = self.intervals.quantiles[0].clients
+        for own, model in self._personal_rows(table, known):
+            scores[own] = model.scores(features[own])
+        classes = self.schema.classes
+        if classes is None:
+            found = {"lower": scores[:, 0] - half, "upper": scores[:, 0] + half}
+            return pd.DataFrame(found, index=table.index)
+        inside = class_sets(scores, half)
+        return pd.DataFrame(
+            {f"may be {name}": inside[:, k] for k, name in enumerate(classes)}, index=table.index
+        )
+
     def explain(self, table: pd.DataFrame) -> pd.DataFrame:
         """What every feature contributes to a prediction.
 
@@ -159,11 +207,13 @@ class Model:
         counts = outside(self.schema.matrix(table), self.low, self.high)
         return {name: int(n) for name, n in zip(self.schema.features, counts, strict=True) if n}
 
-    def _personal_rows(self, table: pd.DataFrame) -> Iterator[tuple[NDArray[np.bool_], Predictor]]:
-        """The rows of clients that have a personal model, with it."""
+    def _personal_rows(
+        self, table: pd.DataFrame, among: Container[str] | None = None
+    ) -> Iterator[tuple[NDArray[np.bool_], Predictor]]:
+        """The rows of clients (`among` these) that have a personal model, with it."""
         if self.personal and self.schema.client in table:
             clients = self.schema.clients(table)
-            for name in set(clients.tolist()) & set(self.personal):
+            for name in set(clients.tolist()) & {n for n in self.personal if among is None or n in among}:
                 yield clients == name, self.predictor(self.personal[name])
 
     def rows(self, table: pd.DataFrame) -> Floats:
@@ -347,7 +397,10 @@ def load_model(folder: Path | str) -> Model:
     if not path.exists():
         raise BidroError(f"There is no model in '{folder}': '{path}' does not exist.")
     model = Model.from_bytes(read_bytes(path), str(path))
-    return replace(model, personal=personal_models_in(path.parent, model.x))
+    kept, intervals = path.parent / INTERVALS_FILE, None
+    if kept.exists():
+        intervals = Intervals.from_json(read_text(kept), str(kept))
+    return replace(model, personal=personal_models_in(path.parent, model.x), intervals=intervals)
 
 
 def _names(clients: Any) -> tuple[str, ...]:

@@ -121,7 +121,8 @@ def fit_tables(
         release()
         columns = [*schema.features, schema.target]
         network = LocalNetwork.of(
-            features, target, clients, columns, options.hold_out, options.seed, people, budget, scratch
+            *(features, target, clients, columns, options.hold_out, options.seed, people, budget, scratch),
+            new_clients=options.new_clients,
         )
         if what.privacy is None and schema.classes is not None:
             labels = signs(np.arange(len(schema.classes)), len(schema.classes)).tolist()
@@ -235,6 +236,8 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         settings["chosen"] |= {"privacy": privacy.promise, "noise": privacy.cost}
     settings["concerns"] = concerns(fitted)
     settings["varies"] = fitted.varies
+    # Between what values curves are drawn; a model of straight lines is as without them.
+    low, high = (fitted.seen if has_curves(of.loss) else None) or (None, None)
     versions = {
         "bidro": bidro.__version__,
         "jax": version("jax"),
@@ -255,6 +258,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         versions,
         trained.pooled,
         fitted.personal_models,
-        # Between what values curves are drawn; a model of straight lines is as without them.
-        *((fitted.seen if has_curves(of.loss) else None) or (None, None)),
+        low,
+        high,
+        fitted.intervals,
     )

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from bidro.certify.intervals import FILE as INTERVALS_FILE
 from bidro.certify.trained_rows import FILE as TRAINED_ROWS_FILE
 from bidro.core.errors import BidroError
 from bidro.core.files import require_writable
@@ -31,6 +32,8 @@ def folder_files(done: Fit) -> dict[str, str | bytes]:
     }
     if done.trained_rows is not None:
         files[TRAINED_ROWS_FILE] = done.trained_rows.to_json()
+    if done.model.intervals is not None:
+        files[INTERVALS_FILE] = done.model.intervals.to_json()
     if done.model.personal:
         files[PERSONAL_FILE] = PersonalModels(done.model.personal, done.model.x).to_bytes()
     return files

@@ -370,6 +370,9 @@ class SiteClients:
     def baselines(self, of: CertifiedModel, message: HoldoutQuery, others: Mapping[str, Floats]) -> None:
         """Sites are not asked: see `fitting.baselines`."""
 
+    def row_fits(self, of: CertifiedModel, message: HoldoutQuery) -> None:
+        """Sites are not asked: scores are single rows'."""
+
     def reference(self, stated: Problem, standard: Standard) -> Floats:
         return self.protocol.reference
 
