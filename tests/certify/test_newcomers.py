@@ -7,7 +7,7 @@ import pytest
 
 from bidro import RobustClassifier, RobustRegressor
 from bidro.losses import losses_of
-from bidro.selection.personal import NONE, personal_models
+from bidro.selection.personal import personal_models
 
 ROWS = (5, 10, 20, 40)
 FEATURES = 3
@@ -39,15 +39,15 @@ def changes(seed, offsets, slopes, classes=False, sizes=20 * (40,), newcomers=15
     X, y = (np.concatenate([one[k] for one in known]) for k in (0, 1))
     make = RobustClassifier if classes else RobustRegressor
     model = make(random_state=seed).fit(X, y, np.repeat([f"c{k:02}" for k in range(len(sizes))], sizes))
-    shrinkage, loss = model._fitted.trained.personal.newcomers, model._assessed.loss
-    if shrinkage == NONE:
+    freedom, loss = model._fitted.trained.personal.newcomers, model._assessed.loss
+    if not freedom.any():
         return None
     found = np.empty((newcomers, len(ROWS)))
     for k in range(newcomers):
         few, fresh = (model.standard_.rows(*part) for part in population.client([max(ROWS), 400]))
         before = losses_of(loss, model.model_, fresh).mean()
         for j, rows in enumerate(ROWS):
-            own = personal_models(loss, few[:rows], [rows], model.model_, shrinkage)[0]
+            own = personal_models(loss, few[:rows], [rows], model.model_, freedom)[0]
             found[k, j] = losses_of(loss, own, fresh).mean() / before - 1
     return found
 

@@ -10,7 +10,7 @@ import pytest
 from bidro.core.errors import BidroError
 from bidro.fit.fitted import Progress
 from bidro.model.model_file import load_model
-from bidro.workflow.adapt import adapt, newcomers_shrinkage, require_newcomer
+from bidro.workflow.adapt import adapt, newcomers_freedom, require_newcomer
 from bidro.workflow.fit import fit_tables
 from bidro.workflow.folder import folder_files, write_folder
 from bidro.workflow.options import FitOptions
@@ -78,13 +78,13 @@ def test_a_newcomer_is_predicted_by_its_personal_model_and_the_others_as_before(
 
 def test_what_is_said_is_how_far_predictions_move(model, newcomer):
     loaded, rows = load_model(model), pd.read_csv(newcomer)
-    found = adapt(loaded, rows, "new", newcomers_shrinkage(loaded))
+    found = adapt(loaded, rows, "new", newcomers_freedom(loaded))
     shared = loaded.scores(loaded.rows(rows))[:, 0]
     own = loaded.scores(loaded.rows(rows), found.x)[:, 0]
     assert found.change == pytest.approx(np.sqrt(np.mean((own - shared) ** 2)))
     assert found.deviation == pytest.approx(shared.std())
     # The client's column is not needed.
-    alone = adapt(loaded, rows.drop(columns="hospital"), "new", found.shrinkage)
+    alone = adapt(loaded, rows.drop(columns="hospital"), "new", found.freedom)
     assert np.array_equal(alone.x, found.x)
 
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(capsys, model
 
 def test_clients_that_gain_nothing_tell_that_a_newcomer_would_not(capsys, newcomer, tmp_path):
     model = fitted(tmp_path / "alike", visits(dict.fromkeys(OFFSETS, 0.0), seed=3))
-    assert load_model(model).settings["personal"]["newcomers"] == [None, None]
+    assert load_model(model).settings["personal"]["newcomers"] == [0.0, 0.0]
     before = sorted(path.name for path in model.iterdir())
     code, said, _ = run(capsys, "adapt", model, newcomer, "--client", "new")
     assert code == 0
@@ -151,7 +151,7 @@ def test_a_model_without_personal_models_is_refused(capsys, newcomer, tmp_path):
 def test_of_classes_it_is_said_how_many_change(tmp_path):
     model = load_model(fitted(tmp_path / "classes", visits(OFFSETS), target="ill"))
     rows = visits({"new": 6.0}, 20, 7)
-    found = adapt(model, rows, "new", newcomers_shrinkage(model))
+    found = adapt(model, rows, "new", newcomers_freedom(model))
     assert found.deviation is None
     assert 0 < found.change <= 1
     assert "the predicted class differs" in found.in_words("ill")

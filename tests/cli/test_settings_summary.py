@@ -11,7 +11,7 @@ from bidro.certify.certificate import Certificate
 from bidro.certify.held_out import held_out_bound
 from bidro.model.model_file import load_model
 from bidro.workflow import page_content
-from bidro.workflow.settings_summary import settings_summary, shrinkage_in_words
+from bidro.workflow.settings_summary import personal_in_words, settings_summary
 from tests.cli.test_command import run, visits
 
 
@@ -114,23 +114,24 @@ def test_why_it_is_pooled_training_in_words():
 
 
 def test_personal_models_in_words():
-    own = {"shrinkage": [16.0, 64.0], "newcomers": [64.0, None], "clients": ["h0"], "mean": -0.031}
+    own = {"freedom": [0.1, 0.4], "newcomers": [0.1, 0.2], "clients": ["h0"], "mean": -0.031, "unit": "days"}
+    own |= {"level": 1.25, "slopes": {"age": 0.5}, "kept": {"h0": 0.8}}
     for changed, words, held in (
         (
             {},
             "1 of 2 clients uses a personal model, which lowers",
-            "each coefficient as by 64",
+            "features changes: 0.5 for age; of their own",
         ),
         (
-            {"clients": ["h0", "h1"], "shrinkage": [16.0, None]},
+            {"clients": ["h0", "h1"], "freedom": [0.0, 0.4]},
             "use a personal offset",
-            "coefficients are shared",
+            "by 1.25 days in their level",
         ),
-        ({"clients": [], "shrinkage": [None, None]}, "No client gains by a personal model", "none"),
+        ({"clients": []}, "No client gains by a personal model", "none"),
     ):
         assert words in settings_summary(settings(personal=own | changed))["personal"]
-        assert held in shrinkage_in_words(own | changed)
-    assert "as strongly as by 16 rows more that agree with it" in shrinkage_in_words(own)
+        assert held.replace("features", "a feature") in personal_in_words(own | changed)
+    assert "of their own level they keep 80% to 80%" in personal_in_words(own)
 
 
 @pytest.mark.parametrize(("radius", "weights"), [("0", "fixed"), ("0.1", "simplex")])

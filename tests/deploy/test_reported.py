@@ -515,12 +515,12 @@ X = np.array([0.3, -0.2, 0.1, 0.5, 0.2])
 OWN, SAMPLES = reported_of(ROWS)
 LOSS = float(losses_of(Squared(True), X, SAMPLES).mean())
 PROBLEM = SimpleNamespace(loss=Squared(True), transport=Transport.features_only(5, 2.0))
-PERSONAL = np.array([0.1, 0.0])
+PERSONAL = np.array([0.0, 0.1, 1.0])
 STILL = Assessment(LOSS, 0.1, LOSS, NONE, np.zeros((0, 1)), NONE, NONE, np.zeros(4), np.zeros(4))
 
 
-def assessed(radii=NONE, inverse_shrinkage=NONE, behind=40, own=OWN, **parts):
-    message = Assess(X, radii, np.zeros((0, 0)), np.zeros(()), inverse_shrinkage, NONE)
+def assessed(radii=NONE, freedom=NONE, behind=40, own=OWN, **parts):
+    message = Assess(X, radii, np.zeros((0, 0)), np.zeros(()), freedom, NONE)
     require_assessment(own, PROBLEM, message, STILL._replace(**parts), behind)
 
 
@@ -528,7 +528,7 @@ def test_assessments_that_agree():
     assessed()
     assessed(behind=0)
     assessed(personal_loss=LOSS * (1 + 0.9e-6))
-    assessed(inverse_shrinkage=PERSONAL, personal_loss=0.2 * LOSS)
+    assessed(freedom=PERSONAL, personal_loss=0.2 * LOSS)
     assessed(personal_loss=0.0, loss=0.0, se=0.0)
     # Risks rise with the radius, in whatever order these come, from the mean loss on.
     radii = np.array([0.2, 0.1])
@@ -545,8 +545,8 @@ def test_assessments_that_agree():
         ("41 rows behind", {"behind": 41}),
         ("'loss', which is below 0", {"loss": -1e-9}),
         ("'se', which is below 0", {"se": -1e-9}),
-        ("'personal_loss', which is below 0", {"personal_loss": -1e-9, "inverse_shrinkage": PERSONAL}),
-        ("'personal_loss' above", {"personal_loss": 1e131, "inverse_shrinkage": PERSONAL}),
+        ("'personal_loss', which is below 0", {"personal_loss": -1e-9, "freedom": PERSONAL}),
+        ("'personal_loss' above", {"personal_loss": 1e131, "freedom": PERSONAL}),
         ("which is the shared one", {"personal_loss": LOSS * (1 + 1.1e-6)}),
         ("which is the shared one", {"personal_loss": LOSS * (1 - 1.1e-6)}),
         ("'typical', which is below 0", {"typical": np.array([0, 0, -1e-9, 0])}),
@@ -574,11 +574,11 @@ def test_the_mean_loss_is_what_second_moments_make_it():
             assessed(own=own, loss=loss, personal_loss=loss)
 
 
-def bounds(behind=20, inverse_shrinkage=NONE, **parts):
+def bounds(behind=20, freedom=NONE, **parts):
     """Of a loss that counts as at most 8, and a declared largest of 9."""
     means, of = np.array([1.5, 0, 0, 0, 0]), SimpleNamespace(loss=Squared(True), x=X, seen=8.0, largest=9.0)
     reply = HoldoutBounds(1.5, 0.1, 1.5, NONE, NONE, np.full(2, 3.0), NONE, NONE, NONE, NONE, means)
-    message = HoldoutQuery(X, np.array([0.1, 0.05]), np.asarray(8.0), NONE, inverse_shrinkage, NONE)
+    message = HoldoutQuery(X, np.array([0.1, 0.05]), np.asarray(8.0), NONE, freedom, NONE)
     require_bounds(OWN, of, message, reply._replace(**parts), behind)
 
 
@@ -588,7 +588,7 @@ def test_bounds_that_agree():
     bounds(clipped=np.full(2, 1.5 * (1 - 0.9e-6)))
     bounds(held_out=np.full(2, 8.9), means=np.array([1.5, 1.5, 0, 0, 0]))
     bounds(mistakes=np.full(2, 0.5), means=np.array([1.5, 0, 0.25, 0, 0]))
-    bounds(inverse_shrinkage=PERSONAL, personal_loss=0.5)
+    bounds(freedom=PERSONAL, personal_loss=0.5)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from bidro.selection.fold_queries import (
     RisksBroadcast,
     ScoresBroadcast,
 )
-from bidro.selection.personalise import SHRINKAGES
+from bidro.selection.personal import Broadcast as Shared
+from bidro.selection.personal import ExpansionsBroadcast
 from bidro.solvers.bundle.state import Broadcast
 from tests.deploy.test_site import CLIP, LEVELS, MODEL, SUPPORT, site_at
 
@@ -32,7 +33,7 @@ NONE, NUMBER = np.zeros(0), np.zeros(())
 BALL = {"kind": "WassersteinBall", "radius": 0.25}
 # The agreed largest coefficient is 20, in targets' spreads of 1.5.
 LARGEST = 30.0
-FREE = np.array(SHRINKAGES["auto"][1].inverse)
+FREE = np.array([0.0, 0.1, 1 / 32, 1.0])
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +186,8 @@ def edge(value):
                 fixed(x=edge(LARGEST)),
                 fixed(x=edge(LARGEST * (1 + 0.9e-9))),
                 fixed(pooled=edge(LARGEST)),
-                fixed(inverse_shrinkage=FREE),
-                fixed(inverse_shrinkage=np.zeros(2)),
+                fixed(freedom=FREE),
+                fixed(freedom=np.zeros(4)),
                 fixed(seen=np.asarray(2.0**-40 * 1.5**2)),
                 fixed(seen=np.asarray(2.0**40 * 1.5**2)),
             ],
@@ -198,12 +199,12 @@ def edge(value):
                 fixed(x=MODEL.astype(np.float32)),
                 fixed(pooled=edge(1.01 * LARGEST)),
                 fixed(pooled=MODEL[None]),
-                fixed(inverse_shrinkage=2 * FREE),
-                fixed(inverse_shrinkage=-FREE),
-                fixed(inverse_shrinkage=FREE[:1]),
-                fixed(inverse_shrinkage=FREE[None]),
-                fixed(inverse_shrinkage=FREE.astype(np.float32)),
-                fixed(inverse_shrinkage=np.array([FREE[0], 0.7])),
+                fixed(freedom=2e13 * FREE),
+                fixed(freedom=-FREE),
+                fixed(freedom=FREE[:1]),
+                fixed(freedom=FREE[None]),
+                fixed(freedom=FREE.astype(np.float32)),
+                fixed(freedom=np.append(FREE[:-1], 1.1)),
                 fixed(levels=LEVELS[::-1]),
                 fixed(levels=np.append(LEVELS, 0.5)),
                 fixed(seen=np.asarray(1.5 * CLIP)),
@@ -219,7 +220,7 @@ def edge(value):
                 assess(shown=np.asarray(1.0)),
                 assess(radii=np.zeros(5)),
                 assess(radii=np.full(5, 1e3)),
-                assess(inverse_shrinkage=FREE, pooled=MODEL, x=edge(LARGEST)),
+                assess(freedom=FREE, pooled=MODEL, x=edge(LARGEST)),
             ],
             [
                 assess(shown=np.asarray(2.0)),
@@ -232,7 +233,7 @@ def edge(value):
                 assess(reference=np.zeros((1, 3))),
                 assess(x=edge(1.01 * LARGEST)),
                 assess(x=MODEL[None]),
-                assess(inverse_shrinkage=2 * FREE),
+                assess(freedom=np.append(FREE[:-1], 1.01)),
                 assess(pooled=edge(1.01 * LARGEST)),
             ],
         ),
@@ -250,11 +251,11 @@ def test_numbers_of_a_question(question, allowed, not_allowed, protocols):
 def test_no_radii_without_a_support_and_no_personal_model_where_none_was_agreed_on(protocols):
     boundless = protocols["boundless"]
     query(boundless, "assess", assess(), ambiguity=BALL)
-    query(boundless, "bounds", fixed(inverse_shrinkage=np.zeros(2)))
+    query(boundless, "bounds", fixed(freedom=np.zeros(4)))
     with pytest.raises(PolicyViolationError, match="no support"):
         query(boundless, "assess", assess(radii=np.zeros(5)), ambiguity=BALL)
-    with pytest.raises(PolicyViolationError, match="shrinkage"):
-        query(boundless, "bounds", fixed(inverse_shrinkage=FREE))
+    with pytest.raises(PolicyViolationError, match="personal model that was not agreed on"):
+        query(boundless, "bounds", fixed(freedom=FREE))
 
 
 def whole(*values):
@@ -286,8 +287,26 @@ def whole(*values):
         (
             "PersonalCorrections",
             3,
-            [Broadcast(np.zeros((3, 3)), NUMBER)],
-            [Broadcast(np.zeros((2, 3)), NUMBER), Broadcast(MODEL, NUMBER)],
+            [Shared(np.zeros((3, 3)), np.full((3, 3), 1e12))],
+            [
+                Shared(np.zeros((2, 3)), np.zeros((2, 3))),
+                Shared(MODEL, FREE[:3]),
+                Shared(np.zeros((3, 3)), np.zeros((3, 2))),
+                Shared(np.zeros((3, 3)), np.full((3, 3), -1e-9)),
+                Shared(np.zeros((3, 3)), np.full((3, 3), 1.1e12)),
+            ],
+        ),
+        (
+            "PersonalExpansions",
+            3,
+            [
+                ExpansionsBroadcast(np.zeros((4, 3)), np.zeros((4, 3)), np.tile(np.arange(3), (4, 1))),
+                ExpansionsBroadcast(np.zeros((4, 3)), np.ones((4, 3)), np.zeros((4, 0), np.int64)),
+            ],
+            [
+                ExpansionsBroadcast(np.zeros((3, 3)), np.zeros((3, 3)), np.tile(np.arange(3), (3, 1))),
+                ExpansionsBroadcast(np.zeros((4, 3)), np.zeros((4, 3)), np.tile(np.arange(1, 4), (4, 1))),
+            ],
         ),
         (
             "FoldScores",
@@ -354,8 +373,6 @@ def whole(*values):
     ],
 )
 def test_numbers_of_a_round(kind, folds, allowed, not_allowed, protocols):
-    if kind == "PersonalCorrections":
-        allowed, not_allowed = ([ScoresBroadcast(one.x) for one in some] for some in (allowed, not_allowed))
     for message in allowed:
         rounds(protocols["usual"], kind, folds, message)
     for message in not_allowed:

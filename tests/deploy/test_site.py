@@ -24,11 +24,12 @@ from bidro.federated.engines.wire import described, header_of, pack, unpack
 from bidro.fit.questions import Assess, HoldoutBounds, HoldoutQuery, Prepared
 from bidro.model.personal_file import FILE as PERSONAL_FILE
 from bidro.model.personal_file import personal_models_in
-from bidro.selection.personalise import SHRINKAGES
 from bidro.solvers.bundle.state import Following, Reply
 
 _RUNS = count()
 MODEL = np.array([1.0, -0.5, 0.25])
+# Of a personal offset that is held at the shared one as by 16 rows, squared loss having curvature 2.
+FREE = np.array([0.0, 0.0, 1 / 32, 1.0])
 UNITS = {"u": Unit(1.0, 2.0), "v": Unit(-2.0, 0.5), "y": Unit(3.0, 1.5)}
 SUPPORT = {"u": (-9.0, 9.0), "v": (-9.0, 9.0), "y": (-20.0, 20.0)}
 # beta of the bounds that are asked for: of the levels of a report.
@@ -212,8 +213,8 @@ def test_what_a_site_does_not_answer(question, changes, words, tmp_path):
         (fixed(model=np.append(MODEL, 0.0)), "other sizes"),
         (fixed(model=np.stack([MODEL, MODEL])), "other sizes"),
         (fixed(largest=(1.0,)), "the largest loss follows"),
-        (fixed()._replace(inverse_shrinkage=np.array([0.3, 0.0])), "a shrinkage that was not agreed on"),
-        (fixed()._replace(inverse_shrinkage=np.array([-1.0, 0.0])), "how free it is"),
+        (fixed()._replace(freedom=np.array([0.3, 0.0])), "how free it is"),
+        (fixed()._replace(freedom=np.array([-1.0, 0.0, 0.0, 1.0])), "another shape or size"),
         (fixed()._replace(pooled=1e6 * MODEL), "largest_coefficient"),
     ],
 )
@@ -349,7 +350,7 @@ def test_replays_under_new_names_fill_no_disk(tmp_path):
     """A model that was assessed is assessed again by any run, and a site's personal model is kept by run."""
     site = site_at(tmp_path, frame(400), max_runs=4)
     none, ball = np.zeros(0), described(WassersteinBall(0.0))
-    message = Assess(MODEL, none, none, np.zeros(()), np.asarray(SHRINKAGES["auto"][3].inverse), none)
+    message = Assess(MODEL, none, none, np.zeros(()), FREE, none)
     said = [asked_of(site, "assess", message, ambiguity=ball, run=f"name-{k}")[0] for k in range(8)]
     assert said[:4] == [None] * 4
     assert all("raise max_runs at that site" in one for one in said[4:])
@@ -362,17 +363,16 @@ def test_replays_under_new_names_fill_no_disk(tmp_path):
 def test_a_site_keeps_its_personal_model_of_the_last_assessment_of_a_run(tmp_path):
     """Written with "assess"; a run that began again and gives this site none leaves none behind."""
     site = site_at(tmp_path, frame(400))
-    where, free = site.personal / "one" / PERSONAL_FILE, SHRINKAGES["auto"][3].inverse
+    where, free = site.personal / "one" / PERSONAL_FILE, FREE
     none, ball = np.zeros(0), {"ambiguity": described(WassersteinBall(0.0)), "run": "one"}
-    message = Assess(MODEL, none, none, np.zeros(()), np.asarray(free), none)
+    message = Assess(MODEL, none, none, np.zeros(()), free, none)
     asked_of(site, "assess", message, **ball)
     kept = personal_models_in(where.parent, MODEL)
     rows = training(site, SiteRows.load(site)).host_rows
     # An offset alone, held at the shared one as by so many rows that it fits.
-    assert free[1] == 0
     left = rows[:, 2] - rows[:, :2] @ MODEL[:2] - MODEL[2]
-    offset = MODEL[2] + left.sum() / (len(left) + 1 / free[0])
+    offset = MODEL[2] + left.sum() / (len(left) + 16)
     np.testing.assert_allclose(kept["east"], [*MODEL[:2], offset], rtol=1e-12)
     assert where.stat().st_mode & 0o077 == 0
-    asked_of(site, "assess", message._replace(inverse_shrinkage=np.zeros(2)), **ball)
+    asked_of(site, "assess", message._replace(freedom=np.zeros(4)), **ball)
     assert not where.exists()

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from bidro.data.splines import Basis
 from bidro.federated.algorithm import HostData
 from bidro.losses import Absolute, Huber, Logistic, Pinball, SmoothedHinge, Softmax, Squared, losses_of
-from bidro.risk.moments import of_folds
-from bidro.selection.personal import NONE, PersonalCorrections, Shrinkage, personal_models
+from bidro.risk.moments import of_clients, of_folds
+from bidro.selection.personal import (
+    SCALES,
+    Broadcast,
+    ExpansionsBroadcast,
+    PersonalCorrections,
+    PersonalExpansions,
+    expansion_of_squares,
+    expansions,
+    lifted,
+    personal_models,
+)
 
-SHRINKAGES = (NONE, Shrinkage(4.0, math.inf), Shrinkage(4.0, 16.0), Shrinkage(64.0, 2.0))
-CURVATURE = {Squared: 2.0, Huber: 1.0, Logistic: 0.25, SmoothedHinge: 1.0, Softmax: 0.5}
+# Of three slopes and the offset.
+FREEDOMS = (np.zeros(4), np.array([0, 0, 0, 0.25]), np.array([0.1, 0.0, 0.02, 0.5]), np.full(4, 0.3))
 LOSSES = (Squared(True), Huber(True), Logistic(True), SmoothedHinge(True), Softmax(3, True))
 
 
@@ -36,61 +45,76 @@ def clients(loss, sizes=(30, 7, 45, 12), k=3, seed=0):
     return np.column_stack([theta, target]), np.array(sizes), x
 
 
-def offsets(loss, x):
-    """Which coordinates of a model are intercepts."""
-    place = np.arange(len(x))
-    return np.isin(place, np.atleast_1d(loss.split(place)[1])) if loss.intercept else place < 0
-
-
-def by_scipy(loss, rows, x, shrinkage):
+def by_scipy(loss, rows, x, freedom):
     """The same problem, written down plainly."""
-    weight = np.where(offsets(loss, x), shrinkage.offset, shrinkage.slopes)
-    free = np.isfinite(weight)
-    if not free.any():
+    free = np.flatnonzero(freedom)
+    K, q = loss.scores, len(freedom)
+    if not len(free):
         return x
 
-    def objective(change):
-        own = x.copy()
-        own[free] += change
-        return losses_of(loss, own, rows).sum() + CURVATURE[type(loss)] / 2 * np.sum(weight[free] * change**2)
+    def own(change):
+        parts = np.zeros((K, q))
+        parts[:, free] = change.reshape(K, -1)
+        return x + lifted(loss, rows.shape[1], parts)
 
-    found = x.copy()
-    found[free] += minimize(objective, np.zeros(free.sum()), method="BFGS", options={"gtol": 1e-9}).x
-    return found
+    def objective(change):
+        pull = change.reshape(K, -1) ** 2 / freedom[free]
+        return losses_of(loss, own(change), rows).sum() + pull.sum() / 2
+
+    return own(minimize(objective, np.zeros(K * len(free)), method="BFGS", options={"gtol": 1e-9}).x)
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
-@pytest.mark.parametrize("shrinkage", SHRINKAGES)
-def test_personal_models_are_the_minimisers(loss, shrinkage):
+@pytest.mark.parametrize("freedom", FREEDOMS, ids=["none", "offset", "some", "all"])
+def test_personal_models_are_the_minimisers(loss, freedom):
     samples, sizes, x = clients(loss)
-    found = personal_models(loss, samples, sizes, x, shrinkage)
+    found = personal_models(loss, samples, sizes, x, freedom)
     for own, rows in zip(found, np.split(samples, np.cumsum(sizes)[:-1]), strict=True):
-        assert own == pytest.approx(by_scipy(loss, rows, x, shrinkage), abs=2e-5)
+        assert own == pytest.approx(by_scipy(loss, rows, x, freedom), abs=2e-5)
 
 
-@pytest.mark.parametrize("loss", LOSSES[1:], ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("loss", [Squared(True), Logistic(True)], ids=["squared", "logistic"])
 @pytest.mark.parametrize("sizes", [(5, 6), (5, 9), (1,)], ids=str)
 def test_fewer_rows_than_columns(loss, sizes):
-    """What slopes add lies in the span of the client's rows: of some clients of a batch, and of one row."""
     samples, sizes, x = clients(loss, sizes, k=8)
-    shrinkage = Shrinkage(4.0, 2.0)
-    found = personal_models(loss, samples, sizes, x, shrinkage)
+    freedom = np.linspace(0.1, 0.9, 9)
+    found = personal_models(loss, samples, sizes, x, freedom)
     for own, rows in zip(found, np.split(samples, np.cumsum(sizes)[:-1]), strict=True):
-        assert own == pytest.approx(by_scipy(loss, rows, x, shrinkage), abs=2e-5)
+        assert own == pytest.approx(by_scipy(loss, rows, x, freedom), abs=2e-5)
+
+
+def test_a_client_keeps_a_share_of_its_change():
+    samples, sizes, x = clients(Squared(True))
+    whole = personal_models(Squared(True), samples, sizes, x, FREEDOMS[2])
+    half = personal_models(Squared(True), samples, sizes, x, FREEDOMS[2], [1.0, 0.5, 0.0, 0.5])
+    np.testing.assert_allclose(half - x, np.array([1.0, 0.5, 0.0, 0.5])[:, None] * (whole - x))
+
+
+@pytest.mark.parametrize("loss", [Squared, Logistic])
+def test_of_curves_all_segments_become_as_much_steeper(loss):
+    """With slopes of the features, whatever the curves: the changes are those around the same scores."""
+    curved = loss(True, basis=Basis(((-0.5, 0.4), (), (0.0,))))
+    samples, sizes, _ = clients(loss(True))
+    slopes = np.array([1.0, -0.5, 0.2, 0.7, 0.3, -1.0, 0.4])
+    found = personal_models(curved, samples, sizes, slopes, FREEDOMS[2])
+    change = found - slopes
+    np.testing.assert_allclose(change[:, [0, 0, 4, 6]], change[:, [1, 2, 5, 6]], atol=1e-12)
+    for own, rows in zip(found, np.split(samples, np.cumsum(sizes)[:-1]), strict=True):
+        assert own == pytest.approx(by_scipy(curved, rows, slopes, FREEDOMS[2]), abs=2e-5)
 
 
 def test_without_an_intercept_only_slopes_are_corrected():
-    loss = Logistic(False)
+    loss, freedom = Logistic(False), np.array([0.5, 0.5, 0.1])
     samples, sizes, x = clients(loss)
-    found = personal_models(loss, samples, sizes, x, Shrinkage(1.0, 8.0))
-    assert found[0] == pytest.approx(by_scipy(loss, samples[:30], x, Shrinkage(1.0, 8.0)), abs=2e-5)
+    found = personal_models(loss, samples, sizes, x, freedom)
+    assert found[0] == pytest.approx(by_scipy(loss, samples[:30], x, freedom), abs=2e-5)
 
 
 @pytest.mark.parametrize("loss", [Absolute(True), Pinball(True, 0.8)], ids=["absolute", "pinball"])
 def test_losses_with_kinks_come_close(loss):
     """Kinks are smoothed: what is lost is small beside what is gained."""
     samples, sizes, x = clients(loss, sizes=(60, 80))
-    found = personal_models(loss, samples, sizes, x, Shrinkage(0.01, 0.01))
+    found = personal_models(loss, samples, sizes, x, np.full(4, 100.0))
     for own, rows in zip(found, np.split(samples, [60]), strict=True):
         best = minimize(lambda v, rows=rows: losses_of(loss, v, rows).mean(), own, method="Nelder-Mead")
         best = minimize(
@@ -100,22 +124,22 @@ def test_losses_with_kinks_come_close(loss):
         assert losses_of(loss, own, rows).mean() < best + 0.03 * (shared - best)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize(
+    "loss", [Squared(True), Logistic(True), Huber(True)], ids=lambda loss: type(loss).__name__
+)
 def test_rows_are_judged_by_models_that_never_saw_them(loss):
     samples, sizes, x = clients(loss, sizes=(24, 30), seed=3)
     folds, fold_ids = 3, np.arange(54) % 3
-    models = np.stack([x, 0.5 * x, -x])
-    reply = PersonalCorrections(SHRINKAGES).client_batch_numpy(
-        broadcast=PersonalCorrections(SHRINKAGES).broadcast(models),
-        rows=HostData(loss, samples, sizes, fold_ids, folds),
+    models, freedom = np.stack([x, 0.5 * x, -x]), np.outer([0.1, 0.2, 0.05], [1.0, 0.5, 0.2, 2.0])
+    reply = PersonalCorrections().client_batch_numpy(
+        Broadcast(models, freedom), HostData(loss, samples, sizes, fold_ids, folds)
     )
-    starts = [0, 24]
-    for i, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+    for i, (start, size) in enumerate(zip([0, 24], sizes, strict=True)):
         rows, fold = samples[start : start + size], fold_ids[start : start + size]
-        for p, shrinkage in enumerate(SHRINKAGES):
+        for p in (0, 2, 4, 6):
             total, inside, above = 0.0, [], []
             for f in range(folds):
-                own = by_scipy(loss, rows[fold != f], models[f], shrinkage)
+                own = by_scipy(loss, rows[fold != f], models[f], SCALES[p] * freedom[f])
                 out = losses_of(loss, own, rows[fold == f])
                 total += out.sum()
                 above.append(np.mean(out - losses_of(loss, models[f], rows[fold == f])))
@@ -134,12 +158,13 @@ def test_second_moments_tell_the_same():
     samples, sizes, x = clients(loss, seed=5)
     fold_ids = np.arange(len(samples)) % 4
     models = np.stack([x + 0.1 * f for f in range(4)])
-    algorithm = PersonalCorrections(SHRINKAGES)
-    from_moments = algorithm.from_moments(loss, of_folds(samples, sizes, fold_ids, 4), models)
+    told = Broadcast(models, np.tile([0.3, 0.1, 0.0, 1.0], (4, 1)))
+    algorithm = PersonalCorrections()
+    moments = of_folds(samples, sizes, fold_ids, 4)
+    from_moments = algorithm.from_moments(loss, moments, *told)
     rows = HostData(loss, samples, sizes, fold_ids, 4)
-    assert from_moments.left_out == pytest.approx(
-        algorithm.client_batch_numpy(algorithm.broadcast(models), rows).left_out
-    )
+    by_rows = algorithm.client_batch_numpy(told, rows)
+    assert from_moments.left_out == pytest.approx(by_rows.left_out)
     # The shared model itself is the one that nothing is changed of.
     shared = [
         np.mean(
@@ -151,3 +176,50 @@ def test_second_moments_tell_the_same():
         for own in np.split(np.arange(len(samples)), np.cumsum(sizes)[:-1])
     ]
     assert from_moments.left_out[:, 0] == pytest.approx(shared)
+
+
+def expanded(loss, samples, sizes, x, freedom):
+    """By the round, over all rows and over those of two folds."""
+    fold_ids = np.arange(len(samples)) % 2
+    reply = PersonalExpansions().client_batch_numpy(
+        ExpansionsBroadcast(np.tile(x, (3, 1)), np.tile(freedom, (3, 1)), np.tile(np.arange(4), (3, 1))),
+        HostData(loss, samples, sizes, fold_ids, 2),
+    )
+    return [expansions(reply, f, np.arange(4)) for f in range(3)], fold_ids
+
+
+def test_expansions_of_squares_from_moments_and_rows_are_one():
+    loss = Squared(True, basis=Basis(((0.1,), (), (-0.3, 0.5))))
+    samples, sizes, _ = clients(Squared(True))
+    x = np.random.default_rng(1).normal(size=7)
+    (*_, whole), _ = expanded(loss, samples, sizes, x, np.zeros(4))
+    known = expansion_of_squares(loss, of_clients(samples, sizes, loss), sizes.astype(float), x)
+    for one, other in zip(whole, known, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("loss", [Logistic(True), Huber(True)], ids=["logistic", "huber"])
+def test_expansions_are_the_second_order_of_sums_of_losses(loss):
+    """Around the most probable models: by differences of sums of losses."""
+    samples, sizes, x = clients(loss)
+    freedom = np.full(4, 0.2)
+    found, fold_ids = expanded(loss, samples, sizes, x, freedom)
+    rows = samples[: sizes[0]][fold_ids[: sizes[0]] != 1]
+    change = by_scipy(loss, rows, x, freedom) - x
+    step = 1e-4
+
+    def total(u):
+        return losses_of(loss, x + u, rows).sum()
+
+    eye = step * np.eye(4)
+    slope = np.array([(total(change + e) - total(change - e)) / (2 * step) for e in eye])
+    told = found[1].at(np.array([0]))
+    assert told.rows[0] == len(rows)
+    # At the change itself the slope is that of the expansion.
+    np.testing.assert_allclose(told.curvature[0] @ change - told.pull[0], slope, atol=0.02)
+    if isinstance(loss, Logistic):
+        bent = [
+            [total(change + e + f) - total(change + e) - total(change + f) + total(change) for f in eye]
+            for e in eye
+        ]
+        np.testing.assert_allclose(told.curvature[0], np.array(bent) / step**2, atol=0.01)

@@ -8,9 +8,9 @@ from scipy import stats
 
 from bidro.core.errors import BidroError
 from bidro.losses import Softmax, Squared
-from bidro.selection.personal import NONE, Losses, Shrinkage
+from bidro.selection.personal import SCALES, Losses
 from bidro.selection.personalise import (
-    SHRINKAGES,
+    Freedoms,
     attainable,
     can_be_personal,
     check_personal,
@@ -18,13 +18,19 @@ from bidro.selection.personalise import (
 )
 
 ROWS = np.array([10.0, 20.0, 30.0, 40.0])
-PROBLEM = SimpleNamespace(federation=SimpleNamespace(counted=ROWS))
+FREE = Freedoms(np.array([[0.0, 0.0], [0.1, 0.4]]), np.array([0.3, 0.6]), None, np.arange(2))
 # What one standard error is of an estimate from four clients.
 STUDENT = stats.t.ppf(stats.norm.cdf(1.0), 3)
 
 
+def problem(rows=ROWS, draws=None):
+    return SimpleNamespace(
+        federation=SimpleNamespace(counted=rows, draw_counts=rows if draws is None else draws)
+    )
+
+
 def losses(totals, errors=0.0):
-    """From how far each client's total loss (n, shrinkages) is below that of the shared model."""
+    """From how far each client's total loss (n, scales) is below that of the shared model."""
     left_out = 5.0 - totals / ROWS[:, None]
     return Losses(left_out, np.broadcast_to(errors, left_out.shape), left_out)
 
@@ -37,49 +43,47 @@ def gains(ratio, of_folds=0.0):
     return spread + ratio * error / 4
 
 
-def test_shrinkages_from_the_strongest_to_the_weakest():
-    inf = np.inf
-    assert SHRINKAGES["offset"] == (NONE, *(Shrinkage(offset, inf) for offset in (256, 64, 16, 4)))
-    assert SHRINKAGES["auto"][:5] == SHRINKAGES["offset"]
-    assert SHRINKAGES["auto"][5:] == tuple(
-        Shrinkage(offset, slopes) for slopes in (1024, 256, 64) for offset in (256, 64, 16, 4)
-    )
+def at(place, totals):
+    """(n, scales) with these at one place."""
+    found = np.zeros((len(totals), len(SCALES)))
+    found[:, place] = totals
+    return found
 
 
 @pytest.mark.parametrize("of_folds", [0.0, 0.02])
-@pytest.mark.parametrize(("ratio", "place"), [(1.01, 2), (0.99, 0), (-1.0, 0)])
-def test_personal_models_gain_more_than_a_standard_error_over_clients_and_folds(ratio, place, of_folds):
-    nothing = np.zeros(4)
-    told = losses(np.stack([nothing, nothing, gains(ratio, of_folds), nothing, nothing], axis=1), of_folds)
-    found = personal_choice(told, "offset", PROBLEM)
-    assert found.shrinkage == SHRINKAGES["offset"][place]
+@pytest.mark.parametrize(("ratio", "scale"), [(1.01, 0.25), (0.99, 0.0), (-1.0, 0.0)])
+def test_personal_models_gain_more_than_a_standard_error_over_clients_and_folds(ratio, scale, of_folds):
+    told = losses(at(2, gains(ratio, of_folds)), of_folds)
+    found = personal_choice(told, FREE, problem())
+    assert found.scale == scale
+    np.testing.assert_allclose(found.freedom, scale * np.array([0.1, 0.4]))
     np.testing.assert_array_equal(found.shared, 5.0)
-    np.testing.assert_array_equal(found.personal, told.left_out[:, place])
+    assert found.adopts.any() == (scale > 0)
 
 
-def test_newcomers_are_held_as_strongly_as_is_hardly_worse():
-    """The best is the fourth of five; the second is within a standard error of it, the first is not."""
-    best = np.full(4, 40.0)
-    totals = np.stack([np.zeros(4), best - gains(1.01), best - gains(0.99), best, best - 0.01], axis=1)
-    found = personal_choice(losses(totals), "offset", PROBLEM)
-    assert (found.shrinkage, found.newcomers) == (SHRINKAGES["offset"][3], SHRINKAGES["offset"][2])
-    alone = np.stack([np.zeros(4), *[best - gains(1.01)] * 2, best, np.zeros(4)], axis=1)
-    assert personal_choice(losses(alone), "offset", PROBLEM).newcomers == SHRINKAGES["offset"][3]
+@pytest.mark.parametrize(("place", "scale"), [(1, 1 / 16), (3, 1 / 2), (8, 1 / 2)])
+def test_newcomers_differ_at_most_by_half(place, scale):
+    found = personal_choice(losses(at(place, np.full(4, 40.0))), FREE, problem())
+    assert found.scale == SCALES[place]
+    np.testing.assert_allclose(found.newcomers, scale * np.array([0.1, 0.4]))
 
 
-def test_a_client_takes_its_personal_model_for_half_a_standard_error():
-    """Nine clients gain without a doubt; of four others one just enough, one too little, two nothing."""
-    gain = np.array([*[1.0] * 9, 0.102, 0.098, 0.0, -0.5])
-    error = np.array([*[0.1] * 9, 0.2, 0.2, 0.0, 0.0])
-    left_out = np.stack([np.full(13, 5.0), 5.0 - gain, *[np.full(13, 6.0)] * 3], axis=1)
-    told = Losses(left_out, np.outer(error, [0, 1, 0, 0, 0]), left_out)
-    found = personal_choice(told, "offset", SimpleNamespace(federation=SimpleNamespace(counted=np.ones(13))))
-    assert found.shrinkage == SHRINKAGES["offset"][1]
-    assert found.adopts.tolist() == [*[True] * 10, False, False, False]
+def test_a_client_keeps_what_its_own_rows_confirm():
+    """By how many standard errors of its own it gains; where the folds agree to the bit, all or nothing."""
+    gain, error = (
+        np.array([*[1.0] * 9, 0.2, -0.2, 1.0, 0.0, 1.0]),
+        np.array([*[0.1] * 9, 0.2, 0.2, 0, 0, 0.1]),
+    )
+    rows, left_out = np.ones(14), 5.0 - at(4, gain)
+    told = Losses(left_out, at(4, error), left_out)
+    found = personal_choice(told, FREE, problem(rows, np.array([*[9] * 13, 1])))
+    one = stats.norm.cdf(1.0)
+    np.testing.assert_allclose(found.share, [*[1.0] * 9, one, 1 - one, 1.0, 0.0, 0.0], atol=1e-12)
+    np.testing.assert_allclose(found.used[9:11], [5 - 0.2 * one, 5 + 0.2 * (1 - one)])
 
 
 def test_the_loss_that_each_client_could_attain():
-    """That of the shrinkage which is best on rows left out, half way to what it is inside training."""
+    """That of the scale which is best on rows left out, half way to what it is inside training."""
     told = Losses(
         np.array([[3.0, 2.0, 4.0], [1.0, 2.0, 3.0]]), np.zeros((2, 3)), np.array([[9, 1, 0], [0.5, 0, 0]])
     )

@@ -366,13 +366,13 @@ def adapt(
 ) -> None:
     """Give a client that was not in training its personal version of a model, from a few rows.
 
-    It is shrunk to the shared model as strongly as the clients of training suggest, so that few rows do no
-    harm; where these gain nothing by corrections, a newcomer is given none.
+    It differs from the shared model at most half as freely as the clients of training do, so that few rows do
+    no harm; where these gain nothing by corrections, a newcomer is given none.
     """
     from bidro.data.tables import read_one
     from bidro.model.model_file import load_model
     from bidro.workflow.adapt import adapt as adapted_to
-    from bidro.workflow.adapt import newcomers_shrinkage, require_newcomer, write_adapted
+    from bidro.workflow.adapt import newcomers_freedom, require_newcomer, write_adapted
     from bidro.workflow.folder import require_place
 
     if not model.is_dir():
@@ -381,8 +381,8 @@ def adapt(
         require_place(out, force)
     loaded = load_model(model)
     require_newcomer(loaded, client, force)
-    shrinkage = newcomers_shrinkage(loaded)
-    if shrinkage is None:
+    freedom = newcomers_freedom(loaded)
+    if freedom is None:
         words = (
             "The clients of this model gain nothing by personal models, so that nothing was "
             f"written: '{client}' does best with the shared model."
@@ -391,7 +391,7 @@ def adapt(
         return
     rows = read_one(table)
     with noted_here():
-        found = adapted_to(loaded, rows, client, shrinkage)
+        found = adapted_to(loaded, rows, client, freedom)
     note(loaded, rows)
     write_adapted(model, loaded, found, out, force)
     words = found.in_words(loaded.schema.target, loaded.schema.target_unit)

@@ -22,7 +22,7 @@ from bidro.losses import Logistic, Loss, Softmax, Squared, losses_of, mistakes_o
 from bidro.problem.problem import Problem
 from bidro.selection.calibrate import FOLDS
 from bidro.selection.personal import Broadcast, Losses, PersonalCorrections, personal_models
-from bidro.selection.personalise import SHRINKAGES, PersonalChoice, personal_choice
+from bidro.selection.personalise import PersonalChoice, freedoms, personal_choice
 from bidro.selection.rule import worst_decile
 
 TEST_SHARE = 0.3
@@ -131,24 +131,24 @@ class Split:
         return _means_of(losses, np.repeat(np.arange(federation.n), federation.sizes), federation.n)
 
     def personal_around(self, models: Floats) -> PersonalChoice:
-        """Which clients would take a personal model around a method's models (folds or more, d) of the
-        folds, and how strongly held: chosen as `bidro fit` chooses it."""
+        """Which clients would take a personal model around a method's models (folds + 1, d) of the folds
+        and of all rows, and how strongly held: chosen as `bidro fit` chooses it."""
         federation = self.problem.federation
         samples, sizes = np.asarray(federation.samples), np.asarray(federation.sizes)
         rows = HostData(self.problem.loss, samples, sizes, self.of_row, self.folds)
-        reply = PersonalCorrections(SHRINKAGES["auto"]).client_batch_numpy(
-            Broadcast(models[: self.folds]), rows
+        free = freedoms(
+            self.problem, models, "auto", lambda query, message: query.client_batch_numpy(message, rows)
         )
-        return personal_choice(Losses(*(np.asarray(part) for part in reply)), "auto", self.problem)
+        reply = PersonalCorrections().client_batch_numpy(Broadcast(models[:-1], free.freedom[:-1]), rows)
+        return personal_choice(Losses(*(np.asarray(part) for part in reply)), free, self.problem)
 
     def models_used(self, x: Floats, personal: PersonalChoice) -> Floats:
         """(n, d) what each client uses: its personal model around x, trained on its training rows, or x."""
         federation = self.problem.federation
         samples = np.asarray(federation.samples)
-        found = personal_models(
-            self.problem.loss, samples, federation.sizes, np.asarray(x), personal.shrinkage
+        return personal_models(
+            self.problem.loss, samples, federation.sizes, np.asarray(x), personal.freedom, personal.share
         )
-        return np.where(personal.adopts[:, None], found, x)
 
     def test_losses(self, x: Floats, shifts: Floats | None = None) -> Floats:
         """(M,) of the test rows under one model (d,), or each under its client's of (n, d), in the target's

@@ -29,7 +29,6 @@ from bidro.losses import Loss, losses_of, parts_of
 from bidro.losses.linear import ResidualLoss
 from bidro.problem.problem import Problem
 from bidro.problem.worst_case import mean_displacements, robust_risk
-from bidro.selection.personal import Shrinkage
 from bidro.selection.personal import personal_models as fit_personal_models
 from bidro.selection.segments import without_smoothing
 
@@ -76,17 +75,19 @@ def quantiles(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
 
 
 def personal_models(
-    loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, inverse_shrinkage: ArrayLike
+    loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, freedom: ArrayLike
 ) -> Floats:
     """(n, d) the model that each client uses: its own around x, trained on its rows, or x itself where its
-    inverse shrinkage (n, 2) is 0. All clients with a personal model have the same shrinkage."""
-    shared, wanted = np.asarray(x, float), np.asarray(inverse_shrinkage, float).reshape(len(sizes), -1)
+    freedom (n, q + 1), see `Assess`, is 0. All clients with a personal model have the same
+    freedoms."""
+    shared, wanted = np.asarray(x, float), np.asarray(freedom, float).reshape(len(sizes), -1)
     used = np.tile(shared, (len(sizes), 1))
     adopts = np.any(wanted > 0, axis=1)
     if adopts.any():
-        counts, common = np.asarray(sizes), Shrinkage.of_inverse(wanted[adopts][0])
+        counts, common = np.asarray(sizes), wanted[adopts][0, :-1]
         some = rows if adopts.all() else rows[np.repeat(adopts, counts)]
-        used[adopts] = fit_personal_models(loss, some, counts[adopts], shared, common)
+        share = wanted[adopts, -1]
+        used[adopts] = fit_personal_models(loss, some, counts[adopts], shared, common, share)
     return used
 
 
@@ -145,7 +146,7 @@ def bounds(
     rounded: see `rounding`."""
     ends = np.cumsum(sizes)[:-1]
     labels = [None] * len(sizes) if people is None else np.split(people, ends)
-    personal = used if np.asarray(message.inverse_shrinkage).size else [None] * len(sizes)
+    personal = used if np.asarray(message.freedom).size else [None] * len(sizes)
     each = [
         _client_bounds(name, of, message, *parts)
         for name, *parts in zip(names, np.split(rows, ends), personal, labels, strict=True)

@@ -218,7 +218,7 @@ def _state(
                 "personal_mistakes": baselines.costs["personal"],
             }
     if baselines is None:
-        personal = np.size(found.message.inverse_shrinkage) > 0
+        personal = np.size(found.message.freedom) > 0
         baselines = baselines_of_replies(found.of.loss, prepared, task.standard, bounds, personal, people)
     certificates = {
         level: _certificate(trained, found, options, prepared.holdout_people, over_rows, k)
@@ -322,12 +322,14 @@ def _common_folds(offered: Any) -> tuple[int, ...]:
     return tuple((np.flatnonzero(np.asarray(offered).all(axis=0)) + 1).tolist())
 
 
-def _inverse_shrinkages(trained: Trained) -> Floats:
-    """(n, 2) of the clients' personal models; (n, 0) where there are none."""
+def _freedoms(trained: Trained) -> Floats:
+    """(n, q + 1) of the clients' personal models, see `Assess`; (n, 0) where there are none."""
     n, personal = trained.problem.n, trained.personal
     if personal is None or not personal.adopts.any():
         return np.zeros((n, 0))
-    return np.where(personal.adopts[:, None], personal.shrinkage.inverse, 0.0)
+    return np.where(personal.adopts[:, None], np.append(personal.freedom, 1.0), 0.0) * np.column_stack(
+        [np.ones((n, len(personal.freedom))), personal.share]
+    )
 
 
 def _varies(found: Assessment, rows: Any) -> float:
@@ -347,15 +349,13 @@ def _assess_message(task: _Task, trained: Trained, stated: Problem, options: Opt
         reference = task.clients.reference(stated, task.standard)
     shown = np.isin(np.arange(n), _heaviest(trained, options)).astype(float)
     pooled = np.zeros(0) if trained.pooled is None else trained.pooled
-    return Assess(x, radii, reference, shown, _inverse_shrinkages(trained), pooled)
+    return Assess(x, radii, reference, shown, _freedoms(trained), pooled)
 
 
 def _fixed(of: CertifiedModel, levels: list[float], message: Assess) -> HoldoutQuery:
     largest = np.zeros(0) if of.largest is None else np.array([of.largest])
     betas = [client_level(level, of.mixtures.dimension, of.mixtures) for level in levels]
-    return HoldoutQuery(
-        of.x, np.array(betas), np.asarray(of.seen), largest, message.inverse_shrinkage, message.pooled
-    )
+    return HoldoutQuery(of.x, np.array(betas), np.asarray(of.seen), largest, message.freedom, message.pooled)
 
 
 def _evaluation(names: tuple[str, ...], found: Any, rows: Any, draws: Any) -> dict[str, ClientLoss]:

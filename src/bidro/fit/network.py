@@ -303,7 +303,7 @@ class LocalClients:
         return client_side.assessment(problem, declared, message, used)
 
     def personal_models(self, loss: Loss, message: Assess) -> Mapping[str, Floats]:
-        used, personal = self._used(loss, message), np.any(np.asarray(message.inverse_shrinkage) > 0, axis=1)
+        used, personal = self._used(loss, message), np.any(np.asarray(message.freedom) > 0, axis=1)
         return {name: used[i] for i, name in enumerate(self.federation.names) if personal[i]}
 
     def bounds(self, of: CertifiedModel, message: HoldoutQuery) -> HoldoutBounds:
@@ -338,7 +338,7 @@ class LocalClients:
 
     def _used(self, loss: Loss, message: Assess | HoldoutQuery) -> Floats:
         """(n, d) the models that clients use, by what a message says of them."""
-        x, inverse = np.asarray(message.x), np.asarray(message.inverse_shrinkage)
+        x, inverse = np.asarray(message.x), np.asarray(message.freedom)
         key = x.tobytes() + inverse.tobytes()
         if key not in self.made:
             rows, sizes = self.federation.host_rows, self.federation.sizes

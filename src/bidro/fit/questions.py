@@ -65,17 +65,17 @@ class KnotReply(NamedTuple):
 
 
 class Assess(NamedTuple):
-    """The message of "assess"; radii, `shown` and `inverse_shrinkage` are each client's own, with a leading
-    axis for several. A client whose inverse shrinkage is not 0 trains a personal model around x and keeps
+    """The message of "assess"; radii, `shown` and `freedom` are each client's own, with a leading
+    axis for several. A client whose freedom is not 0 trains a personal model around x and keeps
     it."""
 
     x: Numbers  # (d,)
     radii: Numbers  # (levels,) explicit radii; empty where there is no interval
     reference: Numbers  # (points, m) a cloud that everybody has; empty where its distance is not wanted
     shown: Numbers  # () 1 where the worst case is to be shown, else 0
-    # (2,) 1 / lambda of the personal model's offset and slopes (see `Shrinkage`); 0 keeps them as shared, and
-    # empty where no client has a personal model
-    inverse_shrinkage: Numbers
+    # (q + 1,) how freely a personal model's coefficients differ from the shared ones (`selection.personal`),
+    # and what share of its change is kept; 0 keeps all as shared, empty where no client has a personal model
+    freedom: Numbers
     pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
 
 
@@ -109,7 +109,7 @@ class HoldoutQuery(NamedTuple):
     levels: Numbers  # (levels,) beta of every bound
     seen: Numbers  # () what losses are clipped at: see `statements.clip_level`
     largest: Numbers  # (1,) the largest loss on the declared support; empty where it is not known
-    inverse_shrinkage: Numbers  # (2,) as in `Assess`, with a leading axis for several
+    freedom: Numbers  # (q + 1,) as in `Assess`, with a leading axis for several
     pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
 
 

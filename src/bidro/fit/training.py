@@ -175,7 +175,13 @@ def train(
     personal = (
         None
         if calibration is None
-        else choose_personal(chosen.problem, calibration, choices.personal, network)
+        else choose_personal(
+            chosen.problem,
+            calibration,
+            choices.personal,
+            network,
+            sends_curvature=choices.replies == "curvature",
+        )
     )
     return Trained(
         without_smoothing(chosen.problem),
@@ -244,7 +250,8 @@ def choose(
 
         if choices.criterion == "regret":
             pooled = calibrated(balls, *POOLED)
-            balls = replace(balls, references=attainable(personal_losses(balls, pooled, 0, "auto", network)))
+            told, _ = personal_losses(balls, pooled, 0, "auto", network, sends_curvature=curvature)
+            balls = replace(balls, references=attainable(told))
         whole = wanted.compared(problem.n)
         calibration = calibrated(balls, *whole)
         calibration = calibration if whole == wanted else calibration.held_to(mixture_specs[0])

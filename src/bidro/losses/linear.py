@@ -44,6 +44,11 @@ class LinearScores(Loss):
         return True
 
     @property
+    def log_likelihood(self) -> bool:
+        """Whether it is minus a log-likelihood with nothing left to estimate but the model."""
+        return False
+
+    @property
     def host_values(self) -> bool:
         return True
 
@@ -109,8 +114,10 @@ class LinearScores(Loss):
         """The largest second derivative in a score, kinks smoothed over `width`; inf at a kink of width 0."""
 
     @abstractmethod
-    def score_hessian(self, target: NDArray[np.float64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(K, K, ...) second derivatives in the scores."""
+    def score_hessian(
+        self, target: NDArray[np.float64], scores: NDArray[np.float64], width: Any = 0.0
+    ) -> NDArray[np.float64]:
+        """(K, K, ...) second derivatives in the scores, kinks smoothed over `width`."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +145,11 @@ class LinearLoss(LinearScores):
         slope = line.slope if self.labels is None else self.sign(target) * line.slope
         return np.asarray(line.value), np.asarray(slope)[None]
 
-    def score_hessian(self, target: NDArray[np.float64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(self.scalar.tangent(self.of_residuals(target, scores[0]), np.zeros(())).curvature)[
-            None, None
-        ]
+    def score_hessian(
+        self, target: NDArray[np.float64], scores: NDArray[np.float64], width: Any = 0.0
+    ) -> NDArray[np.float64]:
+        line = self.scalar.tangent(self.of_residuals(target, scores[0]), np.asarray(width))
+        return np.asarray(line.curvature)[None, None]
 
     def score_curvature(self, width: Any) -> Any:
         return (
@@ -403,6 +411,10 @@ class Logistic(MarginLoss):
 
     @property
     def infimum_at_infinity(self) -> bool:
+        return True
+
+    @property
+    def log_likelihood(self) -> bool:
         return True
 
     @property

@@ -61,6 +61,10 @@ class Softmax(LinearScores):
         return True
 
     @property
+    def log_likelihood(self) -> bool:
+        return True
+
+    @property
     def labels(self) -> tuple[float, ...]:
         return tuple(float(k) for k in range(self.classes))
 
@@ -111,7 +115,9 @@ class Softmax(LinearScores):
     def score_curvature(self, width: Any) -> Any:
         return 0.5
 
-    def score_hessian(self, target: NDArray[np.float64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    def score_hessian(
+        self, target: NDArray[np.float64], scores: NDArray[np.float64], width: Any = 0.0
+    ) -> NDArray[np.float64]:
         shares = np.exp(scores - scores.max(axis=0))
         shares /= shares.sum(axis=0)
         hessian = -shares[:, None] * shares[None, :]

@@ -1,40 +1,47 @@
 """Each client's personal version of a shared model, shrunk towards it.
 
-Client i's personal model minimises its sum of losses plus a pull back to the shared model (w, b),
+Client i's personal model adds u_i to the slope of every feature, and to the offset: of curves all segments
+become as much steeper. u_i minimises its sum of losses plus a pull back to the shared model x,
 
-    sum_k l(x_i, xi_i^k) + c / 2 (lambda_1 ||w_i - w||^2 + lambda_0 (b_i - b)^2),
+    sum_k l(x + u, xi_i^k) + 1/2 sum_j u_j^2 / f_j,
 
-c the largest curvature of the loss in the score: lambda_0 and lambda_1 are then numbers of pseudo-rows, of a
-client that the shared model fits, with features of size 1. Squared loss needs nothing but second moments.
-Other losses are minimised by accelerated steps of a quadratic majorant with curvature c (Boehning and Lindsay
-1988; Nesterov 1983, restarted as by O'Donoghue and Candes 2015), kinks smoothed, all shrinkages at once, for
-stacks of clients of like sizes: plain NumPy, nothing is compiled.
+where the freedoms f_j = tau D_j / phi are common to all clients: D the variance components of the
+coefficients and phi the dispersion of the rows (`components`), tau a scale that cross-validation chooses.
+Squared loss needs nothing but second moments. Other losses are minimised by accelerated steps of a quadratic
+majorant with curvature c (Boehning and Lindsay 1988; Nesterov 1983, restarted as by O'Donoghue and Candes
+2015), kinks smoothed, all scales at once, for stacks of clients of like sizes: plain NumPy, nothing is
+compiled.
 
-`PersonalCorrections` is the round by which a common shrinkage is chosen: how well each client would do with
-each, on rows that neither its own nor the shared model was trained on.
+`PersonalExpansions` is the round that components are estimated from: risks to second order around the
+clients' most probable models. `PersonalCorrections` is the round by which the scale is chosen: how well each
+client would do with each, on rows that neither its own nor the shared model was trained on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from bidro.core.errors import BidroError
-from bidro.core.pytrees import pytree, static
+from bidro.core.pytrees import pytree
 from bidro.federated.algorithm import BaseAlgorithm, HostData, RowsBehind, Snapshot
 from bidro.losses import LinearScores, Loss, Squared
 from bidro.problem.problem import Problem
 from bidro.risk.moments import Moments, TrainingMoments, left_out_sums, of_clients, of_folds
+from bidro.selection.components import Expansion, changes
+from bidro.selection.fold_queries import Query
 
 if TYPE_CHECKING:
     from jax import Array
 
 Numbers = NDArray[np.float64]
 
+# The scales tau of the components that are tried; the first changes nothing.
+SCALES = (0.0, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 64.0)
 # Numbers that are handled together, so that no second copy of the table is made.
 _STACK_NUMBERS = 1 << 20
 # And of second moments.
@@ -46,57 +53,52 @@ _TRIAL_STEPS, _MOST_STEPS = 15, 1000
 _LEAST_CHANGE = 1e-10
 
 
-class Shrinkage(NamedTuple):
-    """How strongly a client's personal model is held at the shared one, in pseudo-rows; inf: not changed."""
-
-    offset: float  # lambda_0
-    slopes: float  # lambda_1
-
-    @property
-    def inverse(self) -> tuple[float, float]:
-        """(1 / lambda_0, 1 / lambda_1), which are finite: what messages hold."""
-        return 1 / self.offset, 1 / self.slopes
-
-    @classmethod
-    def of_inverse(cls, inverse: Iterable[float]) -> Shrinkage:
-        offset, slopes = (1 / part if part > 0 else math.inf for part in inverse)
-        return cls(offset, slopes)
-
-
-NONE = Shrinkage(math.inf, math.inf)
-
-
 def has_personal_models(loss: Loss) -> bool:
-    """Whether corrections are known for this loss: linear scores, one or one a class."""
+    """Whether corrections are known for this loss: linear scores, or one a class."""
     return isinstance(loss, LinearScores)
+
+
+def coefficients(loss: Loss, m: int) -> int:
+    """q: how many coefficients a personal model changes in each score: a slope a feature, and the offset."""
+    return m - 1 + int(loss.intercept)  # type: ignore[attr-defined]
+
+
+def lifted(loss: LinearScores, m: int, changes: Numbers) -> Numbers:
+    """(..., d) what changes (..., K, q) of the coefficients add to a model."""
+    layout, feature = loss.layout(m), np.arange(m - 1)
+    if loss.basis is not None:
+        feature = loss.basis.feature
+    columns = np.append(feature, [m - 1] * int(loss.intercept)).astype(np.int64)
+    found = np.zeros((*changes.shape[:-2], loss.dimension(m)))
+    found[..., layout] = changes[..., columns]
+    return found
 
 
 class Broadcast(NamedTuple):
     x: Numbers | Array  # (folds, d) the shared model of every fold
+    freedom: Numbers | Array  # (folds, q) of its coefficients, at scale 1
 
 
 class Reply(NamedTuple):
-    """Mean losses of a client under its personal model, by shrinkage."""
+    """Mean losses of a client under its personal model, by the scales of `SCALES`."""
 
-    left_out: Numbers | Array  # (shrinkages,) each row under the models that were not trained on it
-    error: Numbers | Array  # (shrinkages,) over the folds, of how far that is above the first
-    trained: Numbers | Array  # (shrinkages,) on the rows that models were trained on, mean over the folds
+    left_out: Numbers | Array  # (scales,) each row under the models that were not trained on it
+    error: Numbers | Array  # (scales,) over the folds, of how far that is above the first
+    trained: Numbers | Array  # (scales,) on the rows that models were trained on, mean over the folds
 
 
 class Losses(NamedTuple):
     """The replies of all clients."""
 
-    left_out: Numbers  # (n, shrinkages)
-    error: Numbers  # (n, shrinkages)
-    trained: Numbers  # (n, shrinkages)
+    left_out: Numbers  # (n, scales)
+    error: Numbers  # (n, scales)
+    trained: Numbers  # (n, scales)
 
 
 @pytree
 class PersonalCorrections(BaseAlgorithm):
-    """One round; its state is the shared models (folds, d) before it, and `Losses` after it. It needs all
-    clients: until then the round is repeated. The first of the shrinkages changes nothing."""
-
-    shrinkages: tuple[Shrinkage, ...] = static()
+    """One round; its state is the `Broadcast` before it, and `Losses` after it. It needs all clients: until
+    then the round is repeated."""
 
     broadcast_type: ClassVar[type] = Broadcast
     reply_type: ClassVar[type] = Reply
@@ -110,23 +112,23 @@ class PersonalCorrections(BaseAlgorithm):
     def init(self, problem: Problem, seed: int = 0) -> Numbers:
         raise BidroError("PersonalCorrections corrects models: its first state is those of the folds.")
 
-    def broadcast(self, state: Numbers) -> Broadcast:
-        return Broadcast(state)
+    def broadcast(self, state: Broadcast) -> Broadcast:
+        return state
 
     def client_batch_numpy(self, broadcast: Broadcast, rows: HostData) -> Reply:
         assert rows.fold_ids is not None
-        models = np.asarray(broadcast.x)
+        models, freedom = np.asarray(broadcast.x), np.asarray(broadcast.freedom)
         if isinstance(rows.loss, Squared):
-            return self._of_squares(rows.loss, rows, models)
+            return self._of_squares(rows.loss, rows, models, freedom)
         assert isinstance(rows.loss, LinearScores)
-        n, count = len(rows.sizes), len(self.shrinkages)
+        n, count = len(rows.sizes), len(SCALES)
         sums, held, inside = np.zeros((n, rows.folds, count)), np.zeros((n, rows.folds)), np.zeros((n, count))
         for stack in _stacks(rows.samples, rows.sizes):
             fold_ids, scored = rows.fold_ids[stack.at], _Scored(rows.loss, stack.rows)
             for fold, x in enumerate(models):
                 kept = stack.used & (fold_ids != fold)
                 # As many steps for everybody, so that a client alone finds the same.
-                found = _minimised(scored, kept, x, self.shrinkages, _TRIAL_STEPS, 0.0)
+                found = _minimised(scored, kept, x, _scaled(freedom[fold]), _TRIAL_STEPS, 0.0)
                 losses = scored.losses(scored.base(x), found)
                 out = stack.used & (fold_ids == fold)
                 sums[stack.clients, fold] = np.einsum("gh,ghp->gp", out, losses)
@@ -135,24 +137,26 @@ class PersonalCorrections(BaseAlgorithm):
                 inside[stack.clients] += mean / len(models)
         return Reply(*_over_folds(sums, held), inside)
 
-    def _of_squares(self, loss: Squared, rows: HostData, models: Numbers) -> Reply:
+    def _of_squares(self, loss: Squared, rows: HostData, models: Numbers, freedom: Numbers) -> Reply:
         """A few clients at a time: second moments of all may be larger than the table."""
         assert rows.fold_ids is not None
         found = []
         for clients, some in _few_clients(rows.sizes, rows.folds * loss.columns(rows.samples.shape[1]) ** 2):
             own = rows.samples[some], rows.sizes[clients], rows.fold_ids[some]
-            found.append(self.from_moments(loss, of_folds(*own, rows.folds, loss), models))
+            found.append(self.from_moments(loss, of_folds(*own, rows.folds, loss), models, freedom))
         return Reply(*(np.concatenate(part) for part in zip(*found, strict=True)))
 
-    def from_moments(self, loss: Squared, trained: TrainingMoments, models: Numbers) -> Reply:
+    def from_moments(
+        self, loss: Squared, trained: TrainingMoments, models: Numbers, freedom: Numbers
+    ) -> Reply:
         """What clients with these moments would reply, of squared loss."""
         left_out = left_out_sums(trained)
-        n, count = len(trained.rows), len(self.shrinkages)
+        n, count = len(trained.rows), len(SCALES)
         sums, inside = np.zeros((n, len(models), count)), np.zeros((n, count))
         for fold, x in enumerate(models):
             own = Moments(trained.mean[:, fold], trained.around[:, fold])
             rows = trained.rows[:, fold].astype(float)
-            found = _least_squares(loss, own, rows, x, self.shrinkages)
+            found = _least_squares(loss, own, rows, x, _scaled(freedom[fold]))
             sums[:, fold] = np.maximum(left_out.squares(fold, found), 0.0)
             inside += np.maximum(_mean_squares(own, found), 0.0) / len(models)
         return Reply(*_over_folds(sums, left_out.rows), inside)
@@ -162,14 +166,101 @@ class PersonalCorrections(BaseAlgorithm):
             return state
         return Losses(*(np.asarray(part, float) for part in replies))
 
-    def snapshot(self, state: Numbers) -> Snapshot:
+    def snapshot(self, state: Broadcast) -> Snapshot:
         """Nothing is trained that is kept: the first of the shared models."""
-        return Snapshot(state[0], state[0], np.zeros(0))
+        return Snapshot(state.x[0], state.x[0], np.zeros(0))
+
+
+class ExpansionsBroadcast(NamedTuple):
+    x: Numbers | Array  # (folds + 1, d) the shared model of every fold, and last of all rows
+    freedom: Numbers | Array  # (folds + 1, q) of the personal models that risks are expanded around
+    columns: NDArray[np.int64] | Array  # (folds + 1, s) between which curvature is wanted; s = 0 for none
+
+
+class ExpansionsReply(NamedTuple):
+    """Of one client, over the training rows of every fold and over all rows; see `Expansion`."""
+
+    curvature: Numbers | Array  # (folds + 1, K, s, s)
+    diagonal: Numbers | Array  # (folds + 1, K, q) of the curvature in all columns
+    gradient: Numbers | Array  # (folds + 1, K, q) minus the pull
+    squares: Numbers | Array  # (folds + 1, K)
+    bend: Numbers | Array  # (folds + 1, K)
+    rows: Numbers | Array  # (folds + 1,)
+
+
+@pytree
+class PersonalExpansions(Query):
+    """Sums of losses to second order around the clients' most probable models, as functions of how these
+    differ from the shared model; of several scores, of each alone."""
+
+    broadcast_type: ClassVar[type] = ExpansionsBroadcast
+    reply_type: ClassVar[type] = ExpansionsReply
+    second_order: ClassVar[bool] = True
+
+    def client_batch_numpy(self, broadcast: ExpansionsBroadcast, rows: HostData) -> ExpansionsReply:
+        assert rows.fold_ids is not None
+        assert isinstance(rows.loss, LinearScores)
+        models, freedom = np.asarray(broadcast.x), np.asarray(broadcast.freedom)
+        columns = np.asarray(broadcast.columns)
+        n, K, q = len(rows.sizes), rows.loss.scores, freedom.shape[1]
+        s = columns.shape[1]
+        shapes = ((K, s, s), (K, q), (K, q), (K,), (K,), ())
+        found = ExpansionsReply(*(np.zeros((n, len(models), *shape)) for shape in shapes))
+        for stack in _stacks(rows.samples, rows.sizes):
+            fold_ids, scored = rows.fold_ids[stack.at], _Scored(rows.loss, stack.rows)
+            for fold, x in enumerate(models):
+                kept = stack.used & (fold_ids != fold)
+                added = _minimised(scored, kept, x, freedom[fold][None], _TRIAL_STEPS, 0.0)
+                for part, own in zip(found, scored.expanded(x, added, kept, columns[fold]), strict=True):
+                    np.asarray(part)[stack.clients, fold] = own
+        return found
+
+
+def expansions(reply: ExpansionsReply, fold: int, columns: NDArray[np.int64]) -> Expansion:
+    """Of all clients' replies, for one fold; every score is as a client of its own."""
+    n, _, K, q = np.shape(reply.gradient)
+    s = len(columns)
+    pull = -np.asarray(reply.gradient)[:, fold].reshape(n * K, q)
+    return Expansion(
+        np.asarray(reply.curvature)[:, fold].reshape(n * K, s, s),
+        pull[:, columns],
+        np.asarray(reply.squares)[:, fold].ravel(),
+        np.asarray(reply.bend)[:, fold].ravel(),
+        np.repeat(np.asarray(reply.rows, float)[:, fold], K),
+    )
+
+
+def expansion_of_squares(loss: Squared, moments: Moments, rows: Numbers, x: Numbers) -> Expansion:
+    """That of squared loss, around the shared model x (d,), from the moments of so many rows (n,)."""
+    features = moments.mean.shape[1] - 1
+    v = np.append(x[:features], -1.0)
+    bent = moments.around @ v
+    residual = moments.mean @ v + x[features:].sum()
+    starts = np.arange(features) if loss.basis is None else _starts(loss.basis.feature)
+    mean = np.add.reduceat(moments.mean[:, :-1], starts, axis=1) if features else moments.mean[:, :0]
+    slopes = np.add.reduceat(bent[:, :-1], starts, axis=1) + residual[:, None] * mean
+    around = moments.around[:, :-1, :-1]
+    if len(starts) < features:
+        around = np.add.reduceat(np.add.reduceat(around, starts, axis=1), starts, axis=2)
+    curvature = around + mean[:, :, None] * mean[:, None, :]
+    if loss.intercept:
+        curvature = np.block([[curvature, mean[:, :, None]], [mean[:, None, :], np.ones((len(mean), 1, 1))]])
+        slopes = np.concatenate([slopes, residual[:, None]], axis=1)
+    squares = np.maximum(bent @ v, 0.0) + residual**2
+    twice = 2 * rows
+    return Expansion(
+        twice[:, None, None] * curvature, -twice[:, None] * slopes, 2 * twice * squares, twice, rows
+    )
+
+
+def _starts(feature: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where the columns of each feature begin, in ascending order."""
+    return np.flatnonzero(np.diff(feature, prepend=-1))
 
 
 def _over_folds(sums: Numbers, rows: Numbers) -> tuple[Numbers, Numbers]:
-    """(mean losses (n, shrinkages), the standard errors of what they are above the first), from the folds'
-    sums (n, folds, shrinkages) and numbers of rows (n, folds)."""
+    """(mean losses (n, scales), the standard errors of what they are above the first), from the folds'
+    sums (n, folds, scales) and numbers of rows (n, folds)."""
     total, folds = rows.sum(axis=1)[:, None], rows.shape[1]
     mean = sums.sum(axis=1) / total
     above = (mean - mean[:, :1])[:, None] * rows[..., None]
@@ -177,24 +268,45 @@ def _over_folds(sums: Numbers, rows: Numbers) -> tuple[Numbers, Numbers]:
     return mean, np.sqrt(folds / (folds - 1) * np.sum(away**2, axis=1))
 
 
+def _scaled(freedom: Numbers) -> Numbers:
+    """(scales, q)"""
+    return np.multiply.outer(np.array(SCALES), freedom)
+
+
 def personal_models(
-    loss: Loss, samples: Numbers, sizes: Sequence[int] | NDArray[np.int64], x: Numbers, shrinkage: Shrinkage
+    loss: Loss,
+    samples: Numbers,
+    sizes: Sequence[int] | NDArray[np.int64],
+    x: Numbers,
+    freedom: Numbers,
+    share: ArrayLike = 1.0,
 ) -> Numbers:
-    """(n, d) every client's personal model around the shared model x (d,), from all its rows; `samples` (N,
-    m) hold one client's after the other's."""
-    counts = np.asarray(sizes)
-    found = np.empty((len(counts), len(x)))
-    if isinstance(loss, Squared):
-        for clients, some in _few_clients(counts, loss.columns(samples.shape[1]) ** 2):
-            own = counts[clients].astype(float)
-            moments = of_clients(samples[some], counts[clients], loss)
-            found[clients] = _least_squares(loss, moments, own, x, (shrinkage,))[:, 0]
-        return found
+    """(n, d) every client's personal model around the shared model x (d,), from all its rows, at freedoms
+    (q,); `samples` (N, m) hold one client's after the other's. Of its changes a client keeps a share (n,)."""
     assert isinstance(loss, LinearScores)
-    for stack in _stacks(samples, counts):
-        scored, layout = _Scored(loss, stack.rows), loss.layout(samples.shape[1])
-        added = _minimised(scored, stack.used, x, (shrinkage,), _MOST_STEPS, _LEAST_CHANGE)[:, 0]
-        found[stack.clients[:, None, None], layout] = x[layout] + scored.in_columns(added).swapaxes(1, 2)
+    counts, m, kept = np.asarray(sizes), samples.shape[1], np.asarray(share)
+    if not np.any(freedom > 0):
+        return np.tile(x, (len(counts), 1))
+    found = np.empty((len(counts), loss.scores, len(freedom)))
+    if isinstance(loss, Squared):
+        for clients, some in _few_clients(counts, loss.columns(m) ** 2):
+            own = expansion_of_squares(
+                loss, of_clients(samples[some], counts[clients], loss), counts[clients].astype(float), x
+            )
+            found[clients] = _changes(own, freedom[None])
+    else:
+        for stack in _stacks(samples, counts):
+            scored = _Scored(loss, stack.rows)
+            added = _minimised(scored, stack.used, x, freedom[None], _MOST_STEPS, _LEAST_CHANGE)[:, 0]
+            found[stack.clients] = added.swapaxes(1, 2)
+    return np.asarray(x + np.broadcast_to(kept, len(counts))[:, None] * lifted(loss, m, found))
+
+
+def _changes(expansion: Expansion, freedoms: Numbers) -> Numbers:
+    """(n, P, q) `changes`, solved in the columns that are free."""
+    found = np.zeros((len(expansion.rows), *freedoms.shape))
+    some = np.flatnonzero(freedoms.max(axis=0) > 0)
+    found[..., some] = changes(expansion.among(some), freedoms[:, some])
     return found
 
 
@@ -206,61 +318,17 @@ def _few_clients(sizes: NDArray[np.int64], numbers: int) -> Iterator[tuple[slice
         yield clients, slice(int(ends[clients.start]), int(ends[clients.stop]))
 
 
-def _scales(loss: Loss, columns: int, shrinkages: Sequence[Shrinkage]) -> Numbers:
-    """(shrinkages, columns) lambda^-1/2 of every row of a model's matrix; 0 for what does not change."""
-    found = np.empty((len(shrinkages), columns))
-    for p, one in enumerate(shrinkages):
-        found[p] = 1 / math.sqrt(one.slopes)
-        if loss.intercept:  # type: ignore[attr-defined]
-            found[p, -1] = 1 / math.sqrt(one.offset)
-    return found
-
-
-def _least_squares(
-    loss: Squared, moments: Moments, rows: Numbers, x: Numbers, shrinkages: Sequence[Shrinkage]
-) -> Numbers:
-    """(n, shrinkages, d) the minimisers for squared loss, of clients with so many rows (n,).
-
-    With mu the mean and C the second moments of the features around it, r the mean residual of x and c its
-    moments with the features, the change of the slopes solves (M + kappa mu mu') dw = -N c - kappa r mu,
-    M = N C + lambda_1 I and kappa = N lambda_0 / (N + lambda_0), once the intercept is eliminated. So one
-    system a lambda_1 serves every lambda_0.
-    """
+def _least_squares(loss: Squared, moments: Moments, rows: Numbers, x: Numbers, freedoms: Numbers) -> Numbers:
+    """(n, P, d) the personal models for squared loss, of clients with so many rows (n,), at freedoms
+    (P, q)."""
     together = max(1, _STACK_NUMBERS // len(x) ** 2)
-    if len(rows) > together:
-        parts = [slice(begin, begin + together) for begin in range(0, len(rows), together)]
-        some = [Moments(moments.mean[part], moments.around[part]) for part in parts]
-        found = [
-            _least_squares(loss, *own, x, shrinkages)
-            for own in zip(some, (rows[p] for p in parts), strict=True)
-        ]
-        return np.concatenate(found)
-    mean, around = moments
-    features = mean.shape[1] - 1
-    v = np.append(x[:features], -1.0)
-    mu, residual = mean[:, :-1], mean @ v + x[features:].sum()
-    sides = np.stack([rows[:, None] * (around @ v)[:, :-1], mu], axis=-1)  # (n, features, 2)
-    change = np.zeros((len(rows), len(shrinkages), len(x)))
-    for slopes in sorted({one.slopes for one in shrinkages}):
-        solved = np.zeros_like(sides)
-        if math.isfinite(slopes):
-            M = rows[:, None, None] * around[:, :-1, :-1]
-            M[:, np.arange(features), np.arange(features)] += slopes
-            solved = np.linalg.solve(M, sides)
-        p, q = solved[..., 0], solved[..., 1]
-        ahead, share = np.sum(mu * p, axis=1), np.sum(mu * q, axis=1)
-        for place, one in enumerate(shrinkages):
-            if one.slopes != slopes:
-                continue
-            kappa = rows.copy()
-            if loss.intercept and math.isfinite(one.offset):
-                kappa = rows * one.offset / (rows + one.offset)
-            own = p + (kappa * (residual - ahead) / (1 + kappa * share))[:, None] * q
-            change[:, place, :features] = own
-            if loss.intercept and math.isfinite(one.offset):
-                left = residual - np.sum(mu * own, axis=1)
-                change[:, place, -1] = rows * left / (rows + one.offset)
-    return np.asarray(x - change)
+    found = []
+    for begin in range(0, len(rows), together):
+        part = slice(begin, begin + together)
+        own = expansion_of_squares(loss, Moments(moments.mean[part], moments.around[part]), rows[part], x)
+        m = len(own.pull[0]) - int(loss.intercept) + 1
+        found.append(x + lifted(loss, m, _changes(own, freedoms)[..., None, :]))
+    return np.concatenate(found)
 
 
 def _mean_squares(moments: Moments, models: Numbers) -> Numbers:
@@ -299,25 +367,27 @@ def _minimised(
     scored: _Scored,
     kept: NDArray[np.bool_],
     x: Numbers,
-    shrinkages: Sequence[Shrinkage],
+    freedoms: Numbers,
     most_steps: int,
     least_change: float,
 ) -> Numbers:
-    """(G, shrinkages, columns, K) what clients' personal models add to the shared model x (d,), from the rows
-    kept (G, H): scale * step, so that `step` is pulled to 0 with weight 1, whatever the shrinkage."""
+    """(G, P, q, K) what clients' personal models add to the coefficients of the shared model x (d,), from the
+    rows kept (G, H), at freedoms (P, q): scale * step, so that `step` is pulled to 0 with weight 1."""
+    free = np.flatnonzero(freedoms.max(axis=0) > 0)
+    design = scored.design if len(free) == freedoms.shape[1] else scored.design[..., free]
     base = scored.base(x)
-    weighed = np.where(kept[..., None], scored.design, 0.0).swapaxes(1, 2)  # (G, columns, H)
+    weighed = np.where(kept[..., None], design, 0.0).swapaxes(1, 2)  # (G, columns, H)
     width, curvature = scored.smoothing(base, kept)
-    (G, _, q), P, K = scored.design.shape, len(shrinkages), len(base)
-    scale = _scales(scored.loss, q, shrinkages)
-    hessian = scale[:, :, None] * (weighed @ scored.design)[:, None] * scale[:, None, :]
+    (G, _, q), P, K = design.shape, len(freedoms), len(base)
+    scale = np.sqrt(freedoms[:, free] * curvature[..., 0])  # (G, P, columns)
+    hessian = scale[..., :, None] * (weighed @ design)[:, None] * scale[..., None, :]
     inverse = np.linalg.inv(hessian + np.eye(q))  # (G, P, columns, columns)
     step = before = np.zeros((G, P, q, K))
     momentum = np.ones((G, P, 1, 1))
-    for _ in range(most_steps):
+    for _ in range(most_steps if q else 0):
         raised = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
         ahead = step + (momentum - 1) / raised * (step - before)
-        slopes = scored.slopes(base, scale[..., None] * ahead, width)
+        slopes = scored.slopes(base, design, scale[..., None] * ahead, width)
         pull = (weighed @ slopes.reshape(G, -1, P * K)).reshape(G, q, P, K).transpose(0, 2, 1, 3)
         after = ahead - inverse @ (scale[..., None] * pull / curvature + ahead)
         # Momentum that works against the step is given up.
@@ -326,50 +396,52 @@ def _minimised(
         before, step = step, after
         if np.max(np.abs(step - before)) <= least_change * max(1.0, float(np.max(np.abs(step)))):
             break
-    return np.asarray(scale[..., None] * step)
+    found = np.zeros((G, P, freedoms.shape[1], K))
+    found[:, :, free] = scale[..., None] * step
+    return found
 
 
 class _Scored:
-    """Clients' rows (G, H, m) as what scores are made of, and the losses and slopes of models' scores.
-
-    Slopes are all held alike, so that what they add lies in the span of the client's rows: where these are
-    fewer than the columns, changes are given in an orthonormal basis of that span.
-    """
+    """Clients' rows (G, H, m) as what personal models change, and the losses and slopes of models' scores."""
 
     def __init__(self, loss: LinearScores, rows: Numbers) -> None:
-        self.loss, self.target, self._layout = loss, rows[..., -1], loss.layout(rows.shape[-1])
-        self._full = self.design = loss.score_columns(rows)  # (G, H, q)
-        self._span: Numbers | None = None  # (G, features, H)
-        features = self._full.shape[2] - loss.intercept
-        if rows.shape[1] < features:
-            self._span, factor = np.linalg.qr(self._full[..., :features].swapaxes(1, 2))
-            self.design = np.concatenate([factor.swapaxes(1, 2), self._full[..., features:]], axis=2)
+        self.loss, self.target, self._rows = loss, rows[..., -1], rows
+        ones = np.ones((*rows.shape[:-1], int(loss.intercept)))
+        self.design = np.concatenate([rows[..., :-1], ones], axis=-1)  # (G, H, q)
 
     def base(self, x: Numbers) -> Numbers:
         """(K, G, H, 1) scores of the shared model x (d,)."""
-        return np.asarray((self._full @ x[self._layout].T).transpose(2, 0, 1)[..., None])
+        loss = self.loss
+        columns = self.design if loss.basis is None else loss.score_columns(self._rows)
+        return np.asarray((columns @ x[loss.layout(self._rows.shape[-1])].T).transpose(2, 0, 1)[..., None])
 
     def losses(self, base: Numbers, changes: Numbers) -> Numbers:
-        """(G, H, P) of the shared model with changes (G, P, columns, K)."""
-        return self.loss.of_scores(self.target[:, :, None], self._scores(base, changes))[0]
+        """(G, H, P) of the shared model with changes (G, P, q, K)."""
+        return self.loss.of_scores(self.target[:, :, None], _scores(base, self.design, changes))[0]
 
-    def slopes(self, base: Numbers, changes: Numbers, width: Numbers) -> Numbers:
-        """(G, H, P, K) derivatives of the losses in the scores."""
-        slopes = self.loss.of_scores(self.target[:, :, None], self._scores(base, changes), width)[1]
+    def slopes(self, base: Numbers, design: Numbers, changes: Numbers, width: Numbers) -> Numbers:
+        """(G, H, P, K) derivatives of the losses in the scores, of changes in the columns of `design`."""
+        slopes = self.loss.of_scores(self.target[:, :, None], _scores(base, design, changes), width)[1]
         return slopes.transpose(1, 2, 3, 0)
 
-    def _scores(self, base: Numbers, changes: Numbers) -> Numbers:
-        """(K, G, H, P)"""
-        G, P, q, K = changes.shape
-        found = self.design @ changes.transpose(0, 2, 3, 1).reshape(G, q, K * P)
-        return base + found.reshape(G, -1, K, P).transpose(2, 0, 1, 3)
-
-    def in_columns(self, changes: Numbers) -> Numbers:
-        """(G, q, K) changes (G, columns, K) of the models' own coefficients."""
-        if self._span is None:
-            return changes
-        rows = self._span.shape[2]
-        return np.concatenate([self._span @ changes[:, :rows], changes[:, rows:]], axis=1)
+    def expanded(
+        self, x: Numbers, changes: Numbers, kept: NDArray[np.bool_], columns: NDArray[np.int64]
+    ) -> tuple[Numbers, ...]:
+        """The fields of `ExpansionsReply` of sums over the rows kept (G, H), to second order around changes
+        (G, 1, q, K), as functions of the whole change from x."""
+        base = self.base(x)
+        width, _ = self.smoothing(base, kept)
+        scores = _scores(base, self.design, changes)
+        slopes = np.where(kept, self.loss.of_scores(self.target[..., None], scores, width)[1][..., 0], 0.0)
+        hessian = self.loss.score_hessian(self.target[..., None], scores, width)
+        bends = np.where(kept, np.einsum("kkgh->kgh", hessian[..., 0]), 0.0)  # (K, G, H)
+        some = self.design[..., columns]
+        curvature = np.stack([(some * own[..., None]).swapaxes(1, 2) @ some for own in bends], axis=1)
+        moved = np.einsum("ghq,gqk->kgh", self.design, changes[:, 0])
+        gradient = np.einsum("kgh,ghq->gkq", slopes - bends * moved, self.design)
+        diagonal = np.einsum("kgh,ghq->gkq", bends, self.design**2)
+        squares = np.sum((slopes - bends * moved) ** 2, axis=2).T
+        return curvature, diagonal, gradient, squares, bends.sum(axis=2).T, kept.sum(axis=1).astype(float)
 
     def smoothing(self, base: Numbers, kept: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
         """(width (G, 1, 1) that kinks are smoothed over, largest curvature (G, 1, 1, 1) that is left), around
@@ -382,3 +454,10 @@ class _Scored:
             spread = np.sqrt(np.sum(kept * away**2, axis=1) / kept.sum(axis=1))[:, None, None]
             width = _SMOOTHING * np.where(spread > 0, spread, 1.0)
         return width, np.asarray(self.loss.score_curvature(width) + 0 * width)[..., None]
+
+
+def _scores(base: Numbers, design: Numbers, changes: Numbers) -> Numbers:
+    """(K, G, H, P) of a shared model's scores with changes (G, P, columns, K) in the columns of `design`."""
+    G, P, q, K = changes.shape
+    found = design @ changes.transpose(0, 2, 3, 1).reshape(G, q, K * P)
+    return base + found.reshape(G, -1, K, P).transpose(2, 0, 1, 3)

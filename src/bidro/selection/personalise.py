@@ -1,59 +1,100 @@
-"""Which clients take a personal model, and how strongly these are held at the shared one.
+"""Which clients take a personal model, and how freely these differ from the shared one.
 
-One shrinkage is common to all: that with the lowest mean loss over all rows left out, each under models
-trained without it, if it is lower than that of the shared model by more than a standard error, over clients
-and over their folds. Of few clients that error is itself uncertain, and more is required
-(`rule.required_errors`). A client then takes its personal model only if that lowers its own loss by half a
-standard error over its folds.
+Variance components say how much clients differ in each coefficient (`components`); they are estimated on the
+training rows of every fold, and on all rows. One scale of them is common to all clients: that with the lowest
+mean loss over all rows left out, each under models trained without it, if it is lower than that of the shared
+model by more than a standard error, over clients and over their folds. Of few clients that error is itself
+uncertain, and more is required (`rule.required_errors`). Of its own change a client keeps the share
+Phi(gain / error), by what its own rows left out gain and by the standard error of that over its folds; a
+client of one row, or person, keeps nothing.
 
-For clients that come later, with few rows, the strongest shrinkage counts that is within a standard error of
-the best: what few rows gain by less they lose where the clients are not alike.
+For clients that come later, with few rows, the scale is at most `_MOST_OF_NEWCOMERS`.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.federated.engines.in_process import IN_PROCESS
 from bidro.federated.engines.rounds import Rounds, last_state, rounds
-from bidro.losses import Squared
+from bidro.losses import LinearScores, Squared
 from bidro.problem.problem import Problem
-from bidro.risk.moments import TrainingMoments
+from bidro.risk.moments import Moments, TrainingMoments, of_all_folds
 from bidro.selection.calibrate import Calibration
-from bidro.selection.personal import NONE, Losses, PersonalCorrections, Shrinkage, has_personal_models
+from bidro.selection.components import (
+    MOST_SLOPES,
+    Components,
+    Expansion,
+    columns_that_differ,
+    components,
+    weights,
+)
+from bidro.selection.personal import (
+    SCALES,
+    Broadcast,
+    ExpansionsBroadcast,
+    ExpansionsReply,
+    Losses,
+    PersonalCorrections,
+    PersonalExpansions,
+    coefficients,
+    expansion_of_squares,
+    expansions,
+    has_personal_models,
+)
+from bidro.selection.replies import Clients
 from bidro.selection.rule import required_errors
 
 PersonalWord = Literal["auto", "offset"]
 PERSONAL_WORDS = ("auto", "offset")
 
-# Of the cross-validation; the first changes nothing.
-_OFFSETS, _SLOPES = (256.0, 64.0, 16.0, 4.0), (math.inf, 1024.0, 256.0, 64.0)
-# From the strongest to the weakest.
-SHRINKAGES = {
-    "offset": (NONE, *(Shrinkage(offset, math.inf) for offset in _OFFSETS)),
-    "auto": (NONE, *(Shrinkage(offset, slopes) for slopes, offset in product(_SLOPES, _OFFSETS))),
-}
-# A client's own loss must be lower by so many of its standard errors.
-_ERRORS_OF_CLIENT = 0.5
+# What few rows gain by a larger scale they lose where the clients are not alike.
+_MOST_OF_NEWCOMERS = 0.5
+# Expansions of a loss that is no square: around the shared models, and around the most probable ones.
+_EXPANSIONS = 3
+
+
+class Freedoms(NamedTuple):
+    """What clients differ by, from the training rows of every fold, and last from all rows."""
+
+    freedom: Floats  # (folds + 1, q) D / phi of every coefficient
+    deviation: Floats  # (q,) D^1/2, from all rows
+    whole: Expansion | None  # of all clients on all rows; None where no curvature is sent
+    columns: NDArray[np.int64]  # of which coefficients that is
 
 
 @dataclass(frozen=True, eq=False)
 class PersonalChoice:
-    """The choice, and the clients' losses on rows left out."""
+    """The choice, and the clients' losses on rows left out.
 
-    shrinkage: Shrinkage
-    newcomers: Shrinkage  # for clients that come later
-    adopts: NDArray[np.bool_]  # (n,)
-    shared: Floats  # (n,) under the shared model
-    personal: Floats  # (n,) under their own; of clients that do not take it, what it would have been
+    Coefficients are the slope of every feature, and last the offset where the model has one."""
+
+    scale: float  # tau; 0 where every client uses the shared model
+    freedom: Floats  # (q,) tau D / phi, of all clients' models
+    newcomers: Floats  # (q,) for clients that come later
+    share: Floats  # (n,) of its own change that a client keeps; 0 for the shared model
+    shared: Floats  # (n,) losses under the shared model
+    personal: Floats  # (n,) under their own, kept whole
+    deviation: Floats  # (q,) D^1/2: by how much clients differ
+    own: Floats  # (n,) what a client keeps of its own last coefficient, from 0 to 1
+
+    @property
+    def adopts(self) -> NDArray[np.bool_]:
+        """(n,) who has a personal model."""
+        return self.share > 0
+
+    @property
+    def used(self) -> Floats:
+        """(n,) losses on rows left out under the models in use, or above that: losses are convex."""
+        return self.share * self.personal + (1 - self.share) * self.shared
 
 
 def check_personal(personal: Any) -> None:
@@ -67,6 +108,89 @@ def can_be_personal(problem: Problem) -> bool:
     return problem.n > 1 and has_personal_models(problem.loss)
 
 
+def freedoms(
+    problem: Problem,
+    models: Floats,
+    word: PersonalWord,
+    replies: Callable[[PersonalExpansions, ExpansionsBroadcast], ExpansionsReply],
+    sent: TrainingMoments | None = None,
+    sends_curvature: bool = True,
+) -> Freedoms:
+    """How much clients differ, around the models (folds + 1, d) of the folds and of all rows.
+
+    Of squared loss it follows from the second moments that clients have sent; else it takes a few rounds.
+    Without curvature all coefficients count the same, by how many rows clients have.
+    """
+    loss, m = problem.loss, problem.federation.m
+    assert isinstance(loss, LinearScores)
+    q = coefficients(loss, m)
+    if sent is not None:
+        assert isinstance(loss, Squared)
+        folds = sent.rows.shape[1]
+        every = [(Moments(sent.mean[:, f], sent.around[:, f]), sent.rows[:, f]) for f in range(folds)]
+        every.append((of_all_folds(sent), sent.rows.sum(axis=1) / (folds - 1)))
+        told = [
+            expansion_of_squares(loss, own, np.asarray(rows, float), x)
+            for (own, rows), x in zip(every, models, strict=True)
+        ]
+        diagonals = [np.einsum("nqq->nq", one.curvature) for one in told]
+        columns = [_columns(one.pull, d, problem, word) for one, d in zip(told, diagonals, strict=True)]
+        parts = [one.among(some) for one, some in zip(told, columns, strict=True)]
+        found = [_components(problem, one, len(models[0])) for one in parts]
+        return _freedoms(found, columns, parts[-1], q)
+    if not sends_curvature:
+        curvature = loss.score_curvature(1.0 if np.isinf(loss.score_curvature(0.0)) else 0.0)
+        free = np.full(q, 1 / (curvature * float(np.mean(problem.federation.counted))))
+        free[: q - 1] *= word != "offset"
+        return Freedoms(np.tile(free, (len(models), 1)), np.zeros(q), None, np.arange(q))
+    free = np.zeros((len(models), q))
+    chosen = [np.arange(q)] * len(models)
+    if q - loss.intercept > MOST_SLOPES or word == "offset":
+        none = np.zeros((len(models), 0), np.int64)
+        first = replies(PersonalExpansions(), ExpansionsBroadcast(models, free, none))
+        # Every score as a client of its own: (K n, folds + 1, q).
+        pull, diagonal = (
+            np.concatenate(np.moveaxis(np.asarray(part), 2, 0)) for part in (first.gradient, first.diagonal)
+        )
+        chosen = [_columns(pull[:, f], diagonal[:, f], problem, word) for f in range(len(models))]
+    around: list[Components] = []
+    for _ in range(1 if isinstance(loss, Squared) else _EXPANSIONS):
+        reply = replies(PersonalExpansions(), ExpansionsBroadcast(models, free, np.stack(chosen)))
+        parts = [expansions(reply, f, some) for f, some in enumerate(chosen)]
+        around = [
+            _components(problem, one, len(models[0]), around[f] if around else None)
+            for f, one in enumerate(parts)
+        ]
+        free = _freedoms(around, chosen, parts[-1], q).freedom
+    return _freedoms(around, chosen, parts[-1], q)
+
+
+def _columns(pull: Floats, diagonal: Floats, problem: Problem, word: PersonalWord) -> NDArray[np.int64]:
+    """The coefficients that may differ."""
+    offset: bool = problem.loss.intercept  # type: ignore[attr-defined]
+    if word == "offset":
+        return np.arange(pull.shape[1])[-1:] if offset else np.zeros(0, np.int64)
+    return columns_that_differ(pull, diagonal, offset)
+
+
+def _components(
+    problem: Problem, told: Expansion, parameters: int, begin: Components | None = None
+) -> Components:
+    loss = problem.loss
+    assert isinstance(loss, LinearScores)
+    return components(told, loss.intercept, loss.log_likelihood, parameters, begin)
+
+
+def _freedoms(
+    found: Sequence[Components], columns: Sequence[NDArray[np.int64]], whole: Expansion, q: int
+) -> Freedoms:
+    freedom, deviation = np.zeros((len(found), q)), np.zeros(q)
+    for own, one, some in zip(freedom, found, columns, strict=True):
+        own[some] = one.freedom
+    deviation[columns[-1]] = np.sqrt(found[-1].variance)
+    return Freedoms(freedom, deviation, whole, columns[-1])
+
+
 def personal_losses(
     problem: Problem,
     calibration: Calibration,
@@ -74,22 +198,22 @@ def personal_losses(
     word: PersonalWord,
     network: Rounds = IN_PROCESS,
     sent: TrainingMoments | None = None,
-) -> Losses:
-    """The clients' losses by shrinkage of SHRINKAGES[word], around the models of one candidate.
-
-    For squared loss they follow from what clients have sent for the calibration, or from what they have
-    `sent` before; else they take one round.
-    """
+    sends_curvature: bool = True,
+) -> tuple[Losses, Freedoms]:
+    """(the clients' losses by scale, how much they differ), around the models of one candidate: of squared
+    loss from what clients have sent for the calibration, or from what they have `sent` before; else by a few
+    rounds."""
     assert calibration.models is not None
-    algorithm, models = PersonalCorrections(SHRINKAGES[word]), calibration.models[:-1, place]
+    algorithm, models = PersonalCorrections(), calibration.models[:, place]
     if sent is None and calibration.moments is not None:
         sent = calibration.moments.trained
+    ask = network.clients_of(problem, calibration.fold_spec)
+    free = freedoms(problem, models, word, Clients(ask).replies, sent, sends_curvature)
     if sent is not None:
         assert isinstance(problem.loss, Squared)
-        return Losses(*map(np.asarray, algorithm.from_moments(problem.loss, sent, models)))
-    ask = network.clients_of(problem, calibration.fold_spec)
-    done: Losses = last_state(rounds(ask, algorithm, models, 1), None)
-    return done
+        reply = algorithm.from_moments(problem.loss, sent, models[:-1], free.freedom[:-1])
+        return Losses(*map(np.asarray, reply)), free
+    return last_state(rounds(ask, algorithm, Broadcast(models[:-1], free.freedom[:-1]), 1), None), free
 
 
 def choose_personal(
@@ -98,41 +222,44 @@ def choose_personal(
     word: PersonalWord | None,
     network: Rounds = IN_PROCESS,
     sent: TrainingMoments | None = None,
+    sends_curvature: bool = True,
 ) -> PersonalChoice | None:
     """The corrections around the calibration's choice; None where none are wanted or possible. `sent` as in
     `personal_losses`."""
     if word is None or not can_be_personal(problem):
         return None
-    losses = personal_losses(problem, calibration, calibration.place, word, network, sent)
-    return personal_choice(losses, word, problem)
+    told = personal_losses(problem, calibration, calibration.place, word, network, sent, sends_curvature)
+    return personal_choice(*told, problem)
 
 
-def personal_choice(losses: Losses, word: PersonalWord, problem: Problem) -> PersonalChoice:
-    """From the clients' losses by shrinkage of SHRINKAGES[word]."""
+def personal_choice(losses: Losses, free: Freedoms, problem: Problem) -> PersonalChoice:
+    """From the clients' losses by scale."""
     rows = problem.federation.counted[:, None]
     shared, totals = losses.left_out[:, 0], np.sum(rows * losses.left_out, axis=0)
     best = int(np.argmin(totals))
-
-    def error(place: int) -> float:
-        """Of how much the total is above that of the best, over clients and their folds."""
-        apart = rows[:, 0] * (losses.left_out[:, place] - losses.left_out[:, best])
-        n = len(apart)
-        over_clients = n / (n - 1) * np.sum((apart - apart.mean()) ** 2)
-        over_folds = np.sum((rows[:, 0] * losses.error[:, best]) ** 2)
-        return required_errors(1.0, n - 1) * float(np.sqrt(over_clients + over_folds))
-
-    if totals[0] - totals[best] <= error(0):
+    apart = rows[:, 0] * (shared - losses.left_out[:, best])
+    n = len(apart)
+    # Of how much the total is above that of the best, over clients and their folds.
+    over_clients = n / (n - 1) * np.sum((apart - apart.mean()) ** 2)
+    over_folds = np.sum((rows[:, 0] * losses.error[:, best]) ** 2)
+    if totals[0] - totals[best] <= required_errors(1.0, n - 1) * float(np.sqrt(over_clients + over_folds)):
         best = 0
-    close = [place for place in range(best) if totals[place] - totals[best] <= error(place)]
+    scale = SCALES[best]
     personal = losses.left_out[:, best]
-    adopts = shared - personal > _ERRORS_OF_CLIENT * losses.error[:, best]
-    known = SHRINKAGES[word]
-    return PersonalChoice(known[best], known[close[0] if close else best], adopts, shared, personal)
+    gain, error = shared - personal, losses.error[:, best]
+    certain = np.where(gain > 0, 1.0, 0.0)
+    share = np.where(error > 0, ndtr(gain / np.where(error > 0, error, 1.0)), certain)
+    share *= (np.asarray(problem.federation.draw_counts) > 1) & (scale > 0)
+    whole, own = free.freedom[-1], np.zeros(n)
+    if free.whole is not None and len(free.columns) and scale > 0:
+        own = weights(free.whole, scale * whole[free.columns]).reshape(n, -1).mean(axis=1) * share
+    newcomers = min(scale, _MOST_OF_NEWCOMERS) * whole
+    return PersonalChoice(scale, scale * whole, newcomers, share, shared, personal, free.deviation, own)
 
 
 def attainable(losses: Losses) -> Floats:
     """(n,) the loss that each client could attain with a personal model: half the sum of the losses inside
-    training and on rows left out, of the shrinkage that is best for it there."""
+    training and on rows left out, of the scale that is best for it there."""
     best = np.argmin(losses.left_out, axis=1)[:, None]
     both = np.take_along_axis(losses.left_out, best, 1) + np.take_along_axis(losses.trained, best, 1)
     return np.asarray(both[:, 0] / 2)

@@ -210,7 +210,7 @@ def _chosen(
     losses = np.concatenate([found.left_out.losses for found in each], axis=-1)
 
     def used(place: int) -> Floats:
-        return _used(problems[place], each[place], personal, network, of(bases[place]))
+        return _used(problems[place], each[place], personal, network, of(bases[place]), sends_curvature)
 
     choice = chosen_segments(bases, LeftOut(losses, each[0].left_out.rows), used)
     return problems[choice.place], choice, of(choice.basis)
@@ -222,12 +222,13 @@ def _used(
     personal: PersonalWord | None,
     network: Rounds,
     sent: TrainingMoments | None,
+    sends_curvature: bool,
 ) -> Floats:
     """(n,) losses on rows left out of the models that clients would use: their own, where they gain; `sent`
     are the clients' second moments, where nothing else is needed."""
-    if (chosen := choose_personal(problem, found, personal, network, sent)) is None:
+    if (chosen := choose_personal(problem, found, personal, network, sent, sends_curvature)) is None:
         return found.losses[:, 0]
-    return np.where(chosen.adopts, chosen.personal, chosen.shared)
+    return chosen.used
 
 
 def can_have_curves(problem: Problem) -> bool:

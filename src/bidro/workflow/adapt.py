@@ -1,12 +1,11 @@
 """A personal correction of a model for a client that was not in training, from a few rows.
 
-It is shrunk to the shared model by the strongest shrinkage that was within a standard error of the best for
-the clients of training, so that few rows do no harm where clients are alike.
+It differs from the shared model as the clients of training do, and at most by half as much as these, so that
+few rows do no harm.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.model.model_file import Model
 from bidro.model.personal_file import FILE, PersonalModels, personal_file_in, write_private
-from bidro.selection.personal import NONE, Shrinkage, personal_models
+from bidro.selection.personal import personal_models
 from bidro.workflow.folder import require_place, write_folder
 
 
@@ -32,7 +31,7 @@ class Adapted:
     client: str
     x: Floats  # (d,) in the units of training
     rows: int
-    shrinkage: Shrinkage
+    freedom: Floats  # (q,) of its coefficients: see `selection.personal`
     change: float  # of a number: root mean square, in its unit; of classes: of how many the class differs
     deviation: float | None  # of the shared model's predictions of a number; None for classes
     trained: TrainedRows  # the sketch of these rows, by which `bidro certify` notices them
@@ -48,7 +47,7 @@ class Adapted:
                 f"predictions of '{target}' for them change by {self.change:.3g}{unit} (root mean square; "
                 f"the shared model's deviate by {self.deviation:.3g}{unit})"
             )
-        kind = "offset" if math.isinf(self.shrinkage.slopes) else "correction"
+        kind = "correction" if np.any(self.freedom[:-1] > 0) else "offset"
         return (
             f"Client '{self.client}' has a personal {kind} of the model, from {rows}: {what}. No statement "
             "covers it, and these rows cannot tell how good it is: `bidro evaluate` on others can."
@@ -59,26 +58,32 @@ class Adapted:
             "client": self.client,
             "adapted": True,
             "rows": self.rows,
-            "shrinkage": [None if math.isinf(part) else part for part in self.shrinkage],
+            "freedom": self.freedom.tolist(),
             "change": self.change,
             "deviation": self.deviation,
         }
 
 
-def newcomers_shrinkage(model: Model) -> Shrinkage | None:
-    """The shrinkage of a newcomer's model to the shared one; None where the clients of training gain nothing
-    by personal models. Raises BidroError for a model trained without personal models."""
+def newcomers_freedom(model: Model) -> Floats | None:
+    """How freely a newcomer's coefficients differ from the shared ones (q,); None where the clients of
+    training gain nothing by personal models. Raises BidroError for a model trained without personal models,
+    or before their variance components were estimated."""
     personal: Mapping[str, Any] | None = model.settings.get("personal")
     if personal is None:
         raise BidroError(
             "This model was trained without personal models, so that it is not known how strongly one must "
             "be held; fit it with personal models of its clients."
         )
-    found = Shrinkage(*(math.inf if part is None else float(part) for part in personal["newcomers"]))
-    return None if found == NONE else found
+    if "freedom" not in personal:
+        raise BidroError(
+            "This model is of an earlier version of bidro, which did not estimate how much clients differ; "
+            "fit it again."
+        )
+    found = np.array(personal["newcomers"], float)
+    return found if found.any() else None
 
 
-def adapt(model: Model, table: pd.DataFrame, client: str, shrinkage: Shrinkage) -> Adapted:
+def adapt(model: Model, table: pd.DataFrame, client: str, freedom: Floats) -> Adapted:
     """Raises BidroError for a table without rows, or with rows of another client."""
     if table.empty:
         raise BidroError(f"There are no rows of client '{client}'; give it at least one.")
@@ -90,7 +95,7 @@ def adapt(model: Model, table: pd.DataFrame, client: str, shrinkage: Shrinkage) 
                 f"'{client}' alone, or a table without that column."
             )
     rows = model.rows(table)
-    x = personal_models(model.loss, rows, [len(table)], model.x, shrinkage)[0]
+    x = personal_models(model.loss, rows, [len(table)], model.x, freedom)[0]
     trained = TrainedRows.of({client: rows}, adapted=client)
     named = table.assign(**{model.schema.client: client})
     before, after = (
@@ -98,9 +103,9 @@ def adapt(model: Model, table: pd.DataFrame, client: str, shrinkage: Shrinkage) 
         for personal in ({}, {client: x})
     )
     if model.schema.classes is not None:
-        return Adapted(client, x, len(table), shrinkage, float(np.mean(before != after)), None, trained)
+        return Adapted(client, x, len(table), freedom, float(np.mean(before != after)), None, trained)
     change = float(np.sqrt(np.mean((after - before) ** 2)))
-    return Adapted(client, x, len(table), shrinkage, change, float(before.std()), trained)
+    return Adapted(client, x, len(table), freedom, change, float(before.std()), trained)
 
 
 def require_newcomer(model: Model, client: str, force: bool) -> None:

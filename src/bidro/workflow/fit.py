@@ -214,7 +214,9 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
         # As trained: Algorithm 1 knows no regret.
         "criterion": "risk" if trained.problem.references is None else "regret",
         "robustness_cost": robustness_cost(trained.calibration),
-        "personal": personal_settings(trained),
+        "personal": personal_settings(
+            trained, (schema.target_unit or "") if schema.classes is None else "in log-odds"
+        ),
         "curves": curves_settings(fitted, options),
         "metric": options.metric,
         "label_cost": options.label_cost,

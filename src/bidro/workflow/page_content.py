@@ -43,7 +43,7 @@ from bidro.workflow.certify import Columns, ScoredRows
 from bidro.workflow.evaluation import evaluation
 from bidro.workflow.fit import Fit, radii_of
 from bidro.workflow.options import LEVELS
-from bidro.workflow.settings_summary import shrinkage_in_words
+from bidro.workflow.settings_summary import personal_in_words
 
 Typical = Callable[[float], float]
 
@@ -278,7 +278,7 @@ def _settings(fit: Fit) -> list[list[str]]:
     if "criterion" in settings["chosen"]:
         rows.insert(1, ["Criterion", settings["chosen"]["criterion"]])
     if settings["personal"] is not None:
-        rows.insert(-2, ["Personal models", shrinkage_in_words(settings["personal"])])
+        rows.insert(-2, ["Personal models", personal_in_words(settings["personal"])])
     for title, name in (("Privacy", "privacy"), ("What the noise costs", "noise")):
         if name in settings["chosen"]:
             rows.insert(0, [title, settings["chosen"][name]])
@@ -368,7 +368,7 @@ def _calibration(
 
 def _with_personal(found: Calibration, personal: PersonalChoice) -> dict[str, float]:
     """Mean and worst decile on rows left out, every client with the model that it uses."""
-    used = np.where(personal.adopts, personal.personal, personal.shared)
+    used = personal.used
     return {
         "mean": float(np.average(used, weights=found.sizes)),
         "worst_decile": float(worst_decile(used)),

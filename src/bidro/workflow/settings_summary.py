@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from bidro.core.errors import listed
 from bidro.fit.fitted import Fitted
 from bidro.fit.settings import FitSettings
@@ -160,7 +158,7 @@ def _personal(personal: Mapping[str, Any], clients: int) -> str:
     count = len(personal["clients"])
     if count == 0:
         return "No client gains by a personal model: all use the shared one."
-    what = "offset" if personal["shrinkage"][1] is None else "model"
+    what = "model" if any(personal.get("freedom", [1.0, 0.0])[:-1]) else "offset"
     who = "uses" if count == 1 else "use"
     return (
         f"{count} of {clients} clients {who} a personal {what}, which lowers the mean loss on rows left out "
@@ -168,16 +166,26 @@ def _personal(personal: Mapping[str, Any], clients: int) -> str:
     )
 
 
-def shrinkage_in_words(personal: Mapping[str, Any]) -> str:
-    """How strongly clients' personal models are held at the shared one; `personal` as in a model's
+def personal_in_words(personal: Mapping[str, Any]) -> str:
+    """How much clients differ, and how far their personal models follow them; `personal` as in a model's
     settings."""
-    offset, slopes = personal["shrinkage"]
-    if not personal["clients"] or offset is None:
+    if not personal["clients"]:
         return "none: every client uses the shared model"
-    held = f"held at the shared model as strongly as by {offset:g} rows more that agree with it"
-    if slopes is None:
-        return f"a personal offset, {held}; the coefficients are shared"
-    return f"the offset is {held}, each coefficient as by {slopes:g} such rows"
+    if "freedom" not in personal:
+        return "as an earlier version of bidro has held them at the shared model"
+    unit = personal.get("unit") or ""
+    parts = []
+    if personal["level"]:
+        parts.append(f"by {personal['level']:.3g}{unit and ' '}{unit} in their level")
+    slopes = sorted(personal["slopes"].items(), key=lambda one: -one[1])[:MOST_NAMED]
+    named = [f"{own:.3g} for {name}" for name, own in slopes]
+    if named and any(personal["freedom"][:-1]):
+        parts.append(f"in what a standard deviation of a feature changes: {', '.join(named)}")
+    kept = sorted(personal["kept"].values())
+    words = f"clients differ (one standard deviation) {'; '.join(parts)}" if parts else "clients differ"
+    if kept and kept[-1] > 0:
+        words += f"; of their own level they keep {kept[0]:.0%} to {kept[-1]:.0%}"
+    return words
 
 
 def _worst_mixture(settings: Mapping[str, Any]) -> str:
@@ -216,18 +224,31 @@ def robustness_cost(found: Calibration | None) -> dict[str, Any] | None:
     }
 
 
-def personal_settings(trained: Trained) -> dict[str, Any] | None:
+def personal_settings(trained: Trained, unit: str = "") -> dict[str, Any] | None:
     """Who uses a personal model, held how strongly, and what that changes on rows left out."""
     if trained.personal is None:
         return None
     personal, federation = trained.personal, trained.problem.federation
     rows = federation.counted
-    used = np.where(personal.adopts, personal.personal, personal.shared)
+    with_own = [(name, i) for i, name in enumerate(federation.names) if personal.adopts[i]]
+    columns = [*federation.columns[:-1], None][: len(personal.deviation)]
     return {
-        "shrinkage": [None if math.isinf(part) else part for part in personal.shrinkage],
-        "newcomers": [None if math.isinf(part) else part for part in personal.newcomers],
-        "clients": [name for name, adopts in zip(federation.names, personal.adopts, strict=True) if adopts],
-        "mean": _share(float(rows @ used), float(rows @ personal.shared)),
+        "scale": personal.scale,
+        "unit": unit,  # of scores
+        "freedom": personal.freedom.tolist(),
+        "newcomers": personal.newcomers.tolist(),
+        "clients": [name for name, _ in with_own],
+        # Standard deviations between clients, in the target's unit, or in log-odds: of the level, and of the
+        # slope of every feature, a standard deviation of it.
+        "level": float(personal.deviation[-1]) if None in columns else None,
+        "slopes": {
+            name: float(own)
+            for name, own in zip(columns, personal.deviation, strict=True)
+            if name is not None and own > 0
+        },
+        # How much of its own level a client keeps: 0 is the shared one, 1 its own.
+        "kept": {name: float(personal.own[i]) for name, i in with_own},
+        "mean": _share(float(rows @ personal.used), float(rows @ personal.shared)),
     }
 
 

@@ -54,8 +54,7 @@ from bidro.risk.transport import Transport
 from bidro.selection.calibrate import FOLDS, candidates_of
 from bidro.selection.cross_validate import Candidate
 from bidro.selection.fold_queries import TOGETHER, FoldCuts, FoldMoments, FoldRisks, FoldScores
-from bidro.selection.personal import PersonalCorrections
-from bidro.selection.personalise import SHRINKAGES
+from bidro.selection.personal import PersonalCorrections, PersonalExpansions
 from bidro.selection.segments import Wanted
 from bidro.solvers.bundle.algorithm import ExactMWDRO
 from bidro.solvers.bundle.one_shot import OneShotMWDRO
@@ -263,15 +262,14 @@ class QueryPlan:
         agreed, oracle = self.agreed, self._oracle
         if agreed.algorithm is not None:
             return []
-        words = {"auto"} if agreed.options.criterion == "regret" else set()
-        words |= set() if agreed.options.personal is None else {agreed.options.personal}
-        found: list[Algorithm] = [
-            FoldScores(),
-            *(PersonalCorrections(SHRINKAGES[word]) for word in sorted(words)),
-        ]
+        personal = agreed.options.criterion == "regret" or agreed.options.personal is not None
+        found: list[Algorithm] = [FoldScores()]
+        if personal:
+            found.append(PersonalCorrections())
         found.append(FoldCuts(oracle, False))
         if agreed.replies == "curvature":
             found += [FoldMoments(), FoldRisks(oracle), FoldCuts(oracle, True)]
+            found += [PersonalExpansions()] * personal
         return found
 
     @cached_property

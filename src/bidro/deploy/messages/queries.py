@@ -38,8 +38,7 @@ from bidro.fit import questions
 from bidro.model.onnx.run import MOST_BYTES
 from bidro.selection.calibrate import FOLDS
 from bidro.selection.fold_queries import FoldScores
-from bidro.selection.personal import PersonalCorrections, Shrinkage
-from bidro.selection.personalise import SHRINKAGES
+from bidro.selection.personal import PersonalCorrections, PersonalExpansions, coefficients
 
 # The names of runs, which become folders at sites.
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -49,6 +48,8 @@ _LARGEST_SMOOTHING = 1e6
 _LARGEST_DIRECTION = 1e6
 # Radii, in agreed spreads, and widths over which kinks are smoothed may be so large.
 _LARGEST_RADIUS, _LARGEST_WIDTH = 1e3, 1e12
+# A personal model differs from the shared one as freely as if its pull were of 1 / freedom rows.
+_LARGEST_FREEDOM = 1e12
 # Gradients are clipped at norms between such powers of two.
 _CLIP_BITS = 40
 # Models may be outside the box, and other numbers beyond their limits, by rounding.
@@ -382,18 +383,26 @@ def _require_models(plan: QueryPlan, x: Any, shape: Sequence[int] | None = None)
     return math.prod(leading)
 
 
-def _shrinkage(plan: QueryPlan, inverse: Any) -> None:
-    """Of a personal model: one of the agreed shrinkages, or none."""
-    if inverse.size == 0:
+def _freedom(plan: QueryPlan, freedom: Any) -> None:
+    """Of a personal model, as was agreed on, or of none."""
+    if freedom.size == 0:
         return
-    word = plan.agreed.options.personal
-    if inverse.shape != (2,) or inverse.dtype != np.float64 or np.any(inverse < 0):
-        raise PolicyViolationError("a personal model has two numbers that say how free it is.")
-    known = () if word is None else SHRINKAGES[word]
-    if np.any(inverse > 0) and Shrinkage.of_inverse(inverse) not in known:
-        raise PolicyViolationError(
-            "it was asked for a personal model with a shrinkage that was not agreed on."
-        )
+    q, word = _coefficients(plan), plan.agreed.options.personal
+    if freedom.shape != (q + 1,) or freedom.dtype != np.float64:
+        raise PolicyViolationError("a personal model has a number a coefficient that says how free it is.")
+    _require_freedom(freedom[:-1], (q,))
+    _require_in(freedom[-1], (), 0.0, 1.0)
+    if np.any(freedom > 0) and (word is None or (word == "offset" and np.any(freedom[: q - 1] > 0))):
+        raise PolicyViolationError("it was asked for a personal model that was not agreed on.")
+
+
+def _coefficients(plan: QueryPlan) -> int:
+    """How many coefficients of a score a personal model changes."""
+    return coefficients(plan.loss, len(plan.columns))
+
+
+def _require_freedom(freedom: Any, shape: tuple[int, ...]) -> None:
+    _require_in(freedom, shape, 0.0, _LARGEST_FREEDOM)
 
 
 def _radii(plan: QueryPlan, radii: Any) -> None:
@@ -433,6 +442,8 @@ def _models_of_round(plan: QueryPlan, algorithm: Algorithm, message: Any, folds:
     if "x" in fields:
         if isinstance(algorithm, PersonalCorrections):
             shape = (folds,)
+        elif isinstance(algorithm, PersonalExpansions):
+            shape = (folds + 1,)
         elif isinstance(algorithm, FoldScores):
             shape = (folds, fields["x"].shape[1] if fields["x"].ndim == 3 else 0)
         elif not folds:
@@ -453,6 +464,10 @@ def _models_of_round(plan: QueryPlan, algorithm: Algorithm, message: Any, folds:
     for name, value in fields.items():
         if name == "fold":
             _require_in(value, leading, 0, folds, whole=True)
+        elif name == "freedom":
+            _require_freedom(value, (*leading, _coefficients(plan)))
+        elif name == "columns":
+            _require_in(value, (*leading, value.shape[-1]), 0, _coefficients(plan) - 1, whole=True)
         elif name == "scale":
             _require_among(value, leading, plan.scales)
         elif name == "width":
@@ -481,7 +496,7 @@ def _require_among(value: Any, shape: tuple[int, ...], known: NDArray[np.float64
 
 
 def _means_of_bounds(plan: QueryPlan, message: questions.HoldoutQuery) -> int:
-    models = 1 + bool(np.any(message.inverse_shrinkage > 0)) + bool(message.pooled.size)
+    models = 1 + bool(np.any(message.freedom > 0)) + bool(message.pooled.size)
     return models + (plan.box is not None)
 
 
@@ -507,7 +522,7 @@ def _number(least: float, most: float, matrix: bool = False) -> Rule:
 
 _OF_A_MODEL: dict[str, Rule] = {
     "x": lambda plan, x: _require_models(plan, x, ()),
-    "inverse_shrinkage": _shrinkage,
+    "freedom": _freedom,
     "pooled": lambda plan, x: _require_models(plan, x, ()) if x.size else None,
 }
 # Of a private run: a model in spreads of the target, and what losses in squares of these are clipped at.
@@ -762,7 +777,8 @@ _OF_FOLDS = (
 # What a round is for, by its algorithm.
 _STAGES = {
     **dict.fromkeys(
-        ("FoldMoments", "FoldRisks", "FoldCuts", "FoldScores", "PersonalCorrections"), "choosing"
+        ("FoldMoments", "FoldRisks", "FoldCuts", "FoldScores", "PersonalCorrections", "PersonalExpansions"),
+        "choosing",
     ),
     **dict.fromkeys(("OneShotMWDRO", "ExactMWDRO", "BiDROFL"), "solving"),
     **dict.fromkeys(("FedAvg", "AFL", "DRFA", "QFFL", "GroupDRO", "BiDROLocal"), "training"),

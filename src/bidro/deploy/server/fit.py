@@ -318,9 +318,9 @@ class SiteClients:
 
     def _each(self, message: T) -> dict[str, T]:
         """A message to every site, with its own inverse shrinkage alone."""
-        every = np.asarray(message.inverse_shrinkage)  # type: ignore[attr-defined]
+        every = np.asarray(message.freedom)  # type: ignore[attr-defined]
         return {
-            name: message._replace(inverse_shrinkage=every[i])  # type: ignore[attr-defined]
+            name: message._replace(freedom=every[i])  # type: ignore[attr-defined]
             for i, name in enumerate(self.federation.names)
         }
 
@@ -356,7 +356,7 @@ class SiteClients:
             len(message.levels),
             of.largest is not None,
             of.loss.labels is not None,
-            np.asarray(message.inverse_shrinkage).size > 0,
+            np.asarray(message.freedom).size > 0,
             np.asarray(message.pooled).size > 0,
         )
         messages = self._each(message)

@@ -68,6 +68,7 @@ from bidro.risk.moments import Moments, TrainingMoments, left_out_sums, of_all_f
 from bidro.risk.transport import Transport
 from bidro.selection.calibrate import FOLDS
 from bidro.selection.fold_queries import FoldCuts, MomentsReply, RisksReply, ScoresReply
+from bidro.selection.personal import ExpansionsReply
 from bidro.selection.personal import Reply as PersonalReply
 from bidro.selection.segments import coarser, straight
 from bidro.solvers.bundle import one_shot
@@ -486,6 +487,8 @@ class Consistency:
             _not_negative(reply, ("loss",) if problem.loss.nonnegative else ())
         elif isinstance(reply, PersonalReply):
             _not_negative(reply, reply._fields)
+        elif isinstance(reply, ExpansionsReply):
+            _not_negative(reply, ("diagonal", "squares", "bend", "rows"))
         elif isinstance(reply, Risks | RisksReply) and not problem.ambiguity_set.penalised:
             eps = float(problem.eps[problem.federation.names.index(name)])
             _require_risks(own, problem, fold_spec, algorithm, eps, message, reply)
@@ -570,7 +573,7 @@ def require_assessment(
     if problem.loss.nonnegative or problem.loss.infimum_at_infinity:
         _not_negative(reply, ("loss", "personal_loss"))
     own.require_trained(problem, np.asarray(message.x), loss)
-    if not np.asarray(message.inverse_shrinkage).any():
+    if not np.asarray(message.freedom).any():
         _require_shared(loss, float(reply.personal_loss))
     # The risk over a ball of radius 0 is the mean loss.
     rising = np.append(loss, np.asarray(reply.robust)[np.argsort(np.asarray(message.radii))])
@@ -587,7 +590,7 @@ def require_bounds(
     _not_negative(reply, ("se",))
     if of.loss.nonnegative or of.loss.infimum_at_infinity:
         _not_negative(reply, ("loss", "personal_loss", "means"))
-    if not np.asarray(message.inverse_shrinkage).any():
+    if not np.asarray(message.freedom).any():
         _require_shared(float(reply.loss), float(reply.personal_loss))
     for mean, part in zip(np.asarray(reply.means).tolist(), STATEMENTS, strict=True):
         largest = of.largest if part == "held_out" else of.seen

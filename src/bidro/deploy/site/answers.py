@@ -52,7 +52,6 @@ from bidro.deploy.site.disclosure.rules import (
     CLIPPED,
     PolicyViolationError,
     draws,
-    require_known_shrinkages,
     rows_behind,
 )
 from bidro.deploy.site.ledger import begin_release, end_release, exact_left, ledger_in
@@ -79,7 +78,6 @@ from bidro.model.personal_file import PersonalModels, write_private
 from bidro.privacy.ledger import Ledger, OverspentError
 from bidro.privacy.terms import Budget, Plan
 from bidro.selection.calibrate import FOLDS
-from bidro.selection.personal import Shrinkage
 
 T = TypeVar("T")
 
@@ -206,10 +204,9 @@ def _participant(
 def _used(protocol: QueryPlan, here: Federation, message: Assess | HoldoutQuery) -> Floats:
     """(1, d) the model that this site uses: its own around the server's, made anew from its training rows, or
     the server's."""
-    inverse = np.asarray(message.inverse_shrinkage, float)
-    if inverse.size:
-        require_known_shrinkages([Shrinkage.of_inverse(inverse)])
-    return client_side.personal_models(protocol.loss, here.host_rows, here.sizes, message.x, inverse)
+    return client_side.personal_models(
+        protocol.loss, here.host_rows, here.sizes, message.x, np.asarray(message.freedom, float)
+    )
 
 
 def _keep_personal(site: Site, request: Request, used: Floats) -> None:
@@ -217,7 +214,7 @@ def _keep_personal(site: Site, request: Request, used: Floats) -> None:
     fewer clients is in its place."""
     message, where = request.message, site.personal / request.run / PERSONAL_FILE
     try:
-        if not np.any(np.asarray(message.inverse_shrinkage) > 0):
+        if not np.any(np.asarray(message.freedom) > 0):
             where.unlink(missing_ok=True)
             return
         where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

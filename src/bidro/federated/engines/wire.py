@@ -82,7 +82,7 @@ _KINDS = frozenset(
         *("AFL", "BiDROCompressed", "BiDROLocal", "DRFA", "FDRSVM", "FedAvg", "GroupDRO", "GroupDROBalls"),
         *("MixtureBall", "QFFL", "UnbalancedDRO", "EightBit", "TopK", "ServerOptimised", "Momentum", "Adam"),
         *("BiDROFL", "ExactMWDRO", "OneShotMWDRO", "FoldScores", "FoldCuts", "FoldRisks", "FoldMoments"),
-        *("PersonalCorrections", "Shrinkage", "BacktrackingAscent", "Exact", "FixedStepAscent"),
+        *("PersonalCorrections", "PersonalExpansions", "BacktrackingAscent", "Exact", "FixedStepAscent"),
         *("Penalty", "WassersteinBall"),
     )
 )

