@@ -450,7 +450,8 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
     certified duality gap, and chooses how much of that is worth its cost by cross-validation.
 
     Args:
-        loss: "squared", "absolute", "huber" or "pinball".
+        loss: "squared", "absolute", "huber" or "pinball"; "poisson" for counts, "gamma" or "tweedie" for
+            costs, whose means are exponentials of scores.
         radius: how far each client's distribution may shift: a number (0: no shift), one a client (names in
             alphabetical order), a mapping by client, "cross-validate", "bootstrap" or "explicit" (needs
             `support` and metric="joint"); in pooled standard deviations of the features.
@@ -529,7 +530,7 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
         Returns:
             Predictions (N,), in the target's unit.
         """
-        return self._scores(X, clients)[:, 0]
+        return self._assessed.loss.predicted(self._scores(X, clients)[:, 0])
 
     def predict_interval(
         self,

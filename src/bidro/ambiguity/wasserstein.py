@@ -12,7 +12,7 @@ from bidro.core.pytrees import pytree
 from bidro.core.sets import VectorSet, WholeSpace
 from bidro.core.sets.base import AnyArray
 from bidro.data.federation import Federation
-from bidro.losses import Softmax, has_curves
+from bidro.losses import Softmax, Tweedie, has_curves
 from bidro.risk.client_rows import ClientRows
 from bidro.risk.inner import Inner, Oracle
 from bidro.risk.inner.ball import ball_risk, has_closed_form, is_lifted
@@ -60,7 +60,8 @@ class WassersteinBall(Ambiguity):
 
     def domain(self, federation: Federation, inner: Inner, models: VectorSet) -> Domain:
         loss, p = inner.loss, inner.transport.p
-        if has_curves(loss) and not is_lifted(inner):
+        still = isinstance(loss, Tweedie) and not np.any(self.radii)
+        if has_curves(loss) and not is_lifted(inner) and not still:
             orders = "1" if isinstance(loss, Softmax) else "1 or 2"
             raise BidroError(
                 f"Curves with {type(loss).__name__} loss need a transport cost of order p = {orders}; "

@@ -9,7 +9,7 @@ loss and two classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +20,7 @@ from bidro.core.arrays import Floats
 from bidro.data.standardise import Standard
 from bidro.fit.client_side import means_of
 from bidro.fit.questions import HoldoutBounds, Prepared
-from bidro.losses import Loss, Squared, has_curves, losses_of, mistakes_of
-from bidro.losses.linear import ResidualLoss
+from bidro.losses import LinearScores, Loss, Squared, losses_of, mistakes_of
 
 
 class Guess(NamedTuple):
@@ -59,10 +58,10 @@ def baselines_of_rows(
     held_out: whether the rows are held out, or training rows.
     """
     counts, labels = np.asarray(sizes), loss.labels
-    if labels is None and not isinstance(loss, ResidualLoss):
-        return Baselines(None, {})  # nobody knows what it takes for the middle
-    if isinstance(loss, ResidualLoss):
+    if labels is None:
         value = loss.middle(targets)
+        if value is None:
+            return Baselines(None, {})  # nobody knows what it takes for the middle
         guess = Guess(value, means_of(_of_constant(loss, value, rows[:, -1]), counts), held_out)
         return Baselines(guess, _by_client(losses_of, loss, rows, counts, models))
     assert labels is not None
@@ -123,8 +122,7 @@ def _guess_of_moments(loss: Loss, prepared: Prepared, standard: Standard) -> Gue
     return Guess(low, shares, False)
 
 
-def _of_constant(loss: ResidualLoss, value: float, targets: Floats) -> Floats:
-    """(N,) the losses of predicting `value` whatever the features, which then need not be there."""
-    alone = replace(loss, basis=None) if has_curves(loss) else loss
-    model = np.zeros(alone.dimension(1))
-    return losses_of(alone, model, (targets - value)[:, None])
+def _of_constant(loss: Loss, value: float, targets: Floats) -> Floats:
+    """(N,) the losses of a score `value` whatever the features, which then need not be there."""
+    assert isinstance(loss, LinearScores)
+    return loss.of_scores(targets, np.full((1, len(targets)), value))[0]

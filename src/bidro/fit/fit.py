@@ -27,6 +27,7 @@ from bidro.certify.statements import (
     without_holdout,
 )
 from bidro.core.arrays import Floats
+from bidro.core.errors import BidroError
 from bidro.core.sets import Box, Simplex, capped_sizes
 from bidro.data.standardise import Moments, Standard
 from bidro.fit.baselines import Baselines, baselines_of_replies
@@ -110,9 +111,13 @@ def _prepare(network: Network, options: Options, progress: Progress) -> _Task:
     prepared = network.prepare()
     standard, deviations = _units(network, options, prepared)
     loss = options.loss.in_units(standard.target_spread)
+    if options.loss.log_link:
+        _require_no_radius(options.choices, options.loss.word)
     declared = None if options.support is None else standard.box(options.support, loss.labels)
     clients = network.in_units(standard, prepared)
     federation = clients.federation
+    if not federation.rows_elsewhere:
+        loss.require_targets(federation.host_rows[:, -1], network.columns[-1])
     transport = transport_of(loss, federation.m, choices, standard.target_spread)
     transport = held_still(transport, wanted, names)
     problem = unrestricted(federation, loss, transport, standard.target_spread, options.largest_coefficient)
@@ -125,13 +130,29 @@ def _prepare(network: Network, options: Options, progress: Progress) -> _Task:
     return _Task(clients, prepared, standard, problem, declared, wanted, limits, spread)
 
 
+def _require_no_radius(choices: FitSettings, word: str) -> None:
+    """Raise BidroError for a radius with a loss of a log link."""
+    radius = choices.radius
+    if isinstance(radius, str) or np.any(
+        np.asarray(list(radius.values()) if isinstance(radius, Mapping) else radius)
+    ):
+        raise BidroError(
+            f"With a radius the worst case of {word} loss is infinite, as its mean grows exponentially with "
+            "how far rows move; leave the radius at 0."
+        )
+
+
 def _units(network: Network, options: Options, prepared: Prepared) -> tuple[Standard, Floats]:
     """(the units of training, the deviation (m,) of every column in them)."""
     if options.units is not None:
-        return options.units, agreed_deviations(options.units)
+        standard = replace(options.units, middle=0.0) if options.loss.log_link else options.units
+        return standard, agreed_deviations(standard)
     counted = capped_sizes(np.asarray(prepared.rows, float), network.max_share)
     moments = Moments.pooled(counted, prepared.mean, prepared.deviation)
     standard = Standard.of(moments, options.loss.classes is not None)
+    if options.loss.log_link:
+        # What the logarithm is of is not to be centred.
+        standard = replace(standard, middle=0.0)
     units = np.append(standard.spread, 1.0)
     return standard, np.where(moments.varying, moments.deviation, 0.0) / units
 

@@ -15,12 +15,14 @@ from bidro.losses.linear import (
     SmoothedHinge,
     Squared,
 )
+from bidro.losses.log_link import Gamma, Poisson, Tweedie
 from bidro.losses.softmax import ScoreDifference, Softmax
 from bidro.losses.torch_loss import TorchLoss
 
 __all__ = [
     "Absolute",
     "CustomLoss",
+    "Gamma",
     "Growth",
     "Hinge",
     "Huber",
@@ -30,12 +32,14 @@ __all__ = [
     "Loss",
     "MarginLoss",
     "Pinball",
+    "Poisson",
     "ResidualLoss",
     "ScoreDifference",
     "SmoothedHinge",
     "Softmax",
     "Squared",
     "TorchLoss",
+    "Tweedie",
     "has_curves",
     "losses_of",
     "mistakes_of",

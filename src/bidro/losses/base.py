@@ -133,6 +133,18 @@ class Loss(ABC):
         """Whether l falls to 0, its infimum, only as the model goes to infinity."""
         return False
 
+    def middle(self, targets: NDArray[np.float64]) -> float | None:
+        """The score of a constant prediction in the middle of the targets (N,); None where there is none."""
+        return None
+
+    def predicted(self, scores: Any) -> Any:
+        """What is predicted at scores, in the target's unit: the scores, unless there is a link."""
+        return scores
+
+    def require_targets(self, targets: NDArray[np.float64], named: str) -> None:
+        """Raise BidroError for targets (N,) of a column of this name that the loss is not defined for."""
+        return
+
     @property
     def host_values(self) -> bool:
         """Whether `values` and `mistakes` of NumPy arrays need no compiled program."""

@@ -44,6 +44,11 @@ class LinearScores(Loss):
         return True
 
     @property
+    def bounded_curvature(self) -> bool:
+        """Whether second derivatives in a score are at most `score_curvature`."""
+        return True
+
+    @property
     def log_likelihood(self) -> bool:
         """Whether it is minus a log-likelihood with nothing left to estimate but the model."""
         return False

@@ -19,12 +19,13 @@ from bidro.losses.linear import (
     Absolute,
     Hinge,
     Huber,
-    LinearLoss,
+    LinearScores,
     Logistic,
     Pinball,
     SmoothedHinge,
     Squared,
 )
+from bidro.losses.log_link import Gamma, Poisson, Tweedie
 from bidro.losses.softmax import Softmax
 
 Task = Literal["regression", "classification"]
@@ -162,6 +163,9 @@ for _entry in (
         probabilities=True,
     ),
     LossEntry("smoothed hinge", SmoothedHinge, "classification", "smoothed hinge loss", "", ("width",)),
+    LossEntry("poisson", Poisson, "regression", "half the Poisson deviance of counts", ""),
+    LossEntry("gamma", Gamma, "regression", "half the Gamma deviance of costs", ""),
+    LossEntry("tweedie", Tweedie, "regression", "half the Tweedie deviance", "", ("power",)),
     LossEntry("softmax", Softmax, "classification", "log loss", "nats", offered=False, probabilities=True),
     LossEntry("hinge", Hinge, "classification", "hinge loss", "", offered=False),
 ):
@@ -224,6 +228,11 @@ class LossChoice:
             if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
                 raise BidroError(f"{name} must be a finite number; got {value!r}.")
 
+    @property
+    def log_link(self) -> bool:
+        """Whether scores are logarithms of means: then targets are not centred."""
+        return issubclass(_ENTRIES[self.word].kind, Tweedie)
+
     def in_units(self, target_spread: float) -> Loss:
         """The loss in the units of training, in which the target has this standard deviation."""
         entry = _ENTRIES[self.word]
@@ -233,8 +242,10 @@ class LossChoice:
             made: Loss = many(self.classes, self.intercept)
         else:
             made = entry.made(self.intercept, self.parameters, target_spread)
-        if isinstance(made, LinearLoss | Softmax) and made.infimum_at_infinity:
-            return replace(made, pseudo_rows=PSEUDO_ROWS)
+        if isinstance(made, Tweedie):
+            made = replace(made, size=target_spread)
+        if isinstance(made, LinearScores) and made.infimum_at_infinity:
+            return replace(made, pseudo_rows=PSEUDO_ROWS)  # type: ignore[type-var]
         return made
 
 

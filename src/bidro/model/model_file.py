@@ -121,7 +121,7 @@ class Model:
             scores[own] = model.scores(features[own])
         classes = self.schema.classes
         if classes is None:
-            return pd.DataFrame({"prediction": scores[:, 0]}, index=table.index)
+            return pd.DataFrame({"prediction": self.loss.predicted(scores[:, 0])}, index=table.index)
         two = scores.shape[1] == 1
         best = (scores[:, 0] > 0).astype(int) if two else scores.argmax(axis=1)
         found = {"prediction": np.asarray(classes)[best]}

@@ -27,7 +27,7 @@ from bidro.core.pytrees import structured
 from bidro.core.sets import Ball, Box, MixtureSet, ScaledNormCut, Simplex, VectorSet, WholeSpace
 from bidro.core.sets.base import AnyArray, NormBound
 from bidro.data.federation import Federation
-from bidro.losses import Loss, ResidualLoss, losses_of
+from bidro.losses import Loss, ResidualLoss, Tweedie, losses_of
 from bidro.losses.base import Cone
 from bidro.losses.fingerprints import fingerprint_of
 from bidro.problem.client import Client, check_samples, checked_references
@@ -148,10 +148,10 @@ class Problem:
         """The model that predicts the middle of all targets for every row, projected on X: `initial_model`
         where targets are classes, the model has no intercept, or the rows are elsewhere."""
         loss, rows = self.loss, self.federation.samples
-        if not isinstance(loss, ResidualLoss) or not loss.intercept or len(rows) == 0:
+        middle = None if len(rows) == 0 else loss.middle(np.asarray(rows)[:, -1])
+        if middle is None or not getattr(loss, "intercept", False):
             return self.initial_model
-        middle = np.append(self.initial_model[:-1], loss.middle(np.asarray(rows)[:, -1]))
-        return self.domain.project(middle)
+        return self.domain.project(np.append(self.initial_model[:-1], middle))
 
     @cached_property
     def constant_risk(self) -> float:
@@ -162,9 +162,15 @@ class Problem:
             row = np.zeros((1, self.federation.m))
             row[0, -1] = self.loss.labels[0]
             return float(losses_of(self.loss, np.zeros(self.dimension), row)[0])
-        if not isinstance(self.loss, ResidualLoss) or len(rows) == 0:
+        if len(rows) == 0:
             return math.inf
         target = np.asarray(rows)[:, -1]
+        if isinstance(self.loss, Tweedie):
+            return float(
+                np.mean(self.loss.of_scores(target, np.full((1, len(target)), self.loss.middle(target)))[0])
+            )
+        if not isinstance(self.loss, ResidualLoss):
+            return math.inf
         # Targets that are all the same leave what rounding does to them.
         residuals: Any = self.loss.middle(target) - target + 1e-14 * np.abs(target).max()
         return float(np.mean(self.loss.scalar.value(residuals)))

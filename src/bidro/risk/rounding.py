@@ -17,7 +17,7 @@ import numpy as np
 
 from bidro.core.pytrees import namespace
 from bidro.core.sets.base import AnyArray
-from bidro.losses import Softmax
+from bidro.losses import Softmax, Tweedie
 from bidro.losses.scalar import PiecewiseQuadratic, Scalar
 
 _EPS = float(np.finfo(float).eps)
@@ -33,6 +33,18 @@ def of_linear(scalar: Scalar, u: AnyArray, psi: AnyArray, z: AnyArray, slope: An
     terms = abs(psi) @ abs(z)
     delta = (psi.shape[1] + 2) * _EPS * (2 * terms + abs(u))
     return delta * _steepest(scalar, slope, delta) + _OPERATIONS * _EPS * _sizes(scalar, u)
+
+
+def of_log_link(loss: Tweedie, target: AnyArray, psi: AnyArray, z: AnyArray) -> AnyArray:
+    """(rows,) of losses at scores <psi, z>, summed from psi (rows, k) and z (k,): the steepest slope within
+    what rounding moves a score by, and the sizes of the terms that a loss is summed from."""
+    score = psi @ z
+    delta = (psi.shape[1] + 2) * _EPS * 2 * (abs(psi) @ abs(z))
+    ends = [loss.of_scores(target, (score + side)[None]) for side in (-delta, delta)]
+    steepest = np.maximum(*(abs(slope[0]) for _, slope in ends))
+    # Logarithms and powers of the target are within a unit of the score or of it.
+    sizes = np.maximum(*(value for value, _ in ends)) + steepest * (1 + abs(score))
+    return np.asarray(delta * steepest + 8 * _OPERATIONS * _EPS * (sizes + target ** (2 - loss.power)))
 
 
 def _steepest(scalar: Scalar, slope: AnyArray, delta: AnyArray) -> AnyArray:

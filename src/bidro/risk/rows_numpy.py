@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.core.sets.base import AnyArray
-from bidro.losses import LinearLoss, LinearScores, Loss, Softmax, Squared
+from bidro.losses import LinearLoss, LinearScores, Loss, Softmax, Squared, Tweedie
 from bidro.risk.inner.ball import has_closed_form, is_lifted
 from bidro.risk.inner.problem import Inner
 from bidro.risk.oracle import ALL_ROWS, Lift, Views
-from bidro.risk.rounding import of_linear, of_softmax, of_sum, of_value
+from bidro.risk.rounding import of_linear, of_log_link, of_softmax, of_sum, of_value
 from bidro.risk.rows_jax import RiskModel
 
 Numbers = NDArray[np.float64]
@@ -431,6 +431,8 @@ def _rounding(loss: Loss, rows: FoldedRows, x: Numbers, fold: int = -1) -> Numbe
         if isinstance(loss, LinearLoss):
             u: Any = loss.of_residuals(block.target, block.design @ x)
             off = of_linear(loss.scalar, u, block.design, x, loss.scalar.tangent(u, np.zeros(())).slope)
+        elif isinstance(loss, Tweedie):
+            off = of_log_link(loss, block.target, block.design, x)
         else:
             assert isinstance(loss, Softmax)
             off = of_softmax(loss, x, block.rows)

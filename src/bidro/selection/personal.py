@@ -51,6 +51,7 @@ _SMOOTHING = 0.1
 # Steps in cross-validation, and for a model that is kept; they end earlier where they have become small.
 _TRIAL_STEPS, _MOST_STEPS = 15, 1000
 _LEAST_CHANGE = 1e-10
+_NEWTON_STEPS = 50
 
 
 def has_personal_models(loss: Loss) -> bool:
@@ -380,6 +381,11 @@ def _minimised(
     width, curvature = scored.smoothing(base, kept)
     (G, _, q), P, K = design.shape, len(freedoms), len(base)
     scale = np.sqrt(freedoms[:, free] * curvature[..., 0])  # (G, P, columns)
+    if not scored.loss.bounded_curvature:
+        found = np.zeros((G, P, freedoms.shape[1], K))
+        steps = min(most_steps, _NEWTON_STEPS) if q else 0
+        found[:, :, free, 0] = _by_newton(scored, base, design, weighed, freedoms[:, free], steps)
+        return found
     hessian = scale[..., :, None] * (weighed @ design)[:, None] * scale[..., None, :]
     inverse = np.linalg.inv(hessian + np.eye(q))  # (G, P, columns, columns)
     step = before = np.zeros((G, P, q, K))
@@ -399,6 +405,29 @@ def _minimised(
     found = np.zeros((G, P, freedoms.shape[1], K))
     found[:, :, free] = scale[..., None] * step
     return found
+
+
+def _by_newton(
+    scored: _Scored, base: Numbers, design: Numbers, weighed: Numbers, freedoms: Numbers, steps: int
+) -> Numbers:
+    """(G, P, q) the same of a smooth loss of one score whose curvature is not bounded, by Newton's method:
+    no step moves a score by more than 1, within which the curvature of a log link hardly changes."""
+    (G, _, q), P = design.shape, len(freedoms)
+    scale, used = np.sqrt(freedoms), np.any(weighed != 0, axis=1)[..., None]  # (P, q), (G, H, 1)
+    step, target = np.zeros((G, P, q)), scored.target[..., None]
+    for _ in range(steps):
+        scores = _scores(base, design, (scale * step)[..., None])
+        slopes = scored.loss.of_scores(target, scores)[1][0]  # (G, H, P)
+        bends = scored.loss.score_hessian(target, scores)[0, 0]
+        pull = scale * (weighed @ slopes).swapaxes(1, 2) + step
+        hessian = np.einsum("gqh,ghp,ghr->gpqr", weighed, bends, design, optimize=True)
+        hessian = scale[:, :, None] * hessian * scale[:, None, :] + np.eye(q)
+        ahead = -np.linalg.solve(hessian, pull[..., None])[..., 0]
+        moves = np.abs(design @ (scale * ahead).swapaxes(1, 2)) * used
+        step = step + ahead / np.maximum(1.0, moves.max(axis=1))[..., None]
+        if np.max(np.abs(ahead), initial=0.0) <= _LEAST_CHANGE * max(1.0, float(np.abs(step).max())):
+            break
+    return scale * step
 
 
 class _Scored:

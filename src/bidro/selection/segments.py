@@ -25,7 +25,7 @@ from bidro.data.federation import thinned
 from bidro.data.splines import SEGMENTS, Basis, Category
 from bidro.federated.engines.in_process import IN_PROCESS
 from bidro.federated.engines.rounds import FoldSpec, Rounds
-from bidro.losses import LinearLoss, Softmax, has_curves
+from bidro.losses import LinearLoss, LinearScores, Softmax, Tweedie, has_curves
 from bidro.problem.problem import Problem
 from bidro.risk.moments import Moments, TrainingMoments
 from bidro.selection.calibrate import Calibration, calibrate
@@ -235,7 +235,9 @@ def can_have_curves(problem: Problem) -> bool:
     """Whether worst cases of curves are bounded for this loss and transport cost."""
     loss = problem.loss
     several = isinstance(loss, Softmax)
-    return isinstance(loss, LinearLoss | Softmax) and problem.transport.p in ((1,) if several else (1, 2))
+    return isinstance(loss, LinearLoss | Softmax | Tweedie) and problem.transport.p in (
+        (1,) if several else (1, 2)
+    )
 
 
 def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem:
@@ -261,7 +263,8 @@ def _smoothing(problem: Problem) -> float:
     """What training adds to the mean loss a unit of roughness: SMOOTHING_ROWS rows more, of all clients
     together, that ask for equal slopes, in the units of the loss's curvature in the score."""
     loss = problem.loss
-    curvature = loss.scalar.curvature if isinstance(loss, LinearLoss) else 0.5
+    assert isinstance(loss, LinearScores)
+    curvature = float(loss.score_curvature(0.0))
     if math.isinf(curvature):
         # A loss with kinks has a curvature of about one over the size of the residuals.
         curvature = 1 / problem.constant_risk if 0 < problem.constant_risk < math.inf else 1.0

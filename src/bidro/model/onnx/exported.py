@@ -24,7 +24,7 @@ from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError, require_package
 from bidro.data.splines import Levels
 from bidro.data.tables import Column
-from bidro.losses import registry
+from bidro.losses import Tweedie, registry
 from bidro.model.model_file import Model
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class _Graph:
         model, info, double = self.model, self.helper.make_tensor_value_info, self.types.DOUBLE
         classes = model.schema.classes
         if classes is None:
-            self._node("Identity", [scores], "prediction")
+            self._node("Exp" if isinstance(model.loss, Tweedie) else "Identity", [scores], "prediction")
             return [info("prediction", double, [None, 1])]
         if model.loss.scores == 1:
             above = self._node("Greater", [scores, self._constant(np.zeros((1, 1)))])
