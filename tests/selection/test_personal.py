@@ -185,7 +185,8 @@ def expanded(loss, samples, sizes, x, freedom):
         ExpansionsBroadcast(np.tile(x, (3, 1)), np.tile(freedom, (3, 1)), np.tile(np.arange(4), (3, 1))),
         HostData(loss, samples, sizes, fold_ids, 2),
     )
-    return [expansions(reply, f, np.arange(4)) for f in range(3)], fold_ids
+    exact = isinstance(loss, Squared)
+    return [expansions(reply, f, np.arange(4), exact) for f in range(3)], fold_ids
 
 
 def test_expansions_of_squares_from_moments_and_rows_are_one():

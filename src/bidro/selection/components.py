@@ -45,13 +45,15 @@ class Expansion(NamedTuple):
 
     curvature: Numbers  # (c, q, q) A_i
     pull: Numbers  # (c, q) r_i
-    squares: Numbers  # (c,) sums of squared slopes of the losses in the score
+    squares: Numbers  # (c,) sums of squared slopes of the losses in the score, where it was expanded
     bend: Numbers  # (c,) sums of second derivatives in the score
     rows: Numbers  # (c,)
+    exact: bool = False  # of squared loss, expanded around the shared model, where these are known anywhere
 
     def at(self, which: NDArray[np.int64] | slice) -> Expansion:
         """Of some of the clients."""
-        return Expansion(*(part[which] for part in self))
+        A, r, squares, bend, rows = (part[which] for part in self[:-1])
+        return Expansion(A, r, squares, bend, rows, self.exact)
 
     def among(self, columns: NDArray[np.int64]) -> Expansion:
         """With changes in some of the columns alone."""
@@ -131,7 +133,7 @@ def components(
         weight = told + held
         after = np.where(weight > 0, (squares + held * mean) / np.where(weight > 0, weight, 1.0), 0.0)
         if not fixed:
-            left = expansion.squares.sum() + bend * parts
+            left = expansion.squares.sum() + (bend * parts if expansion.exact else 0.0)
             free = expansion.rows.sum() - told.sum() - parameters
             phi = max(float(left / (bend * max(free, 1.0))), 0.0)
         moved = np.abs(after - variance).max(initial=0.0) > least_change * after.max(initial=0.0)

@@ -217,8 +217,10 @@ class PersonalExpansions(Query):
         return found
 
 
-def expansions(reply: ExpansionsReply, fold: int, columns: NDArray[np.int64]) -> Expansion:
-    """Of all clients' replies, for one fold; every score is as a client of its own."""
+def expansions(
+    reply: ExpansionsReply, fold: int, columns: NDArray[np.int64], exact: bool = False
+) -> Expansion:
+    """Of all clients' replies, for one fold; every score is as a client of its own. `exact` as there."""
     n, _, K, q = np.shape(reply.gradient)
     s = len(columns)
     pull = -np.asarray(reply.gradient)[:, fold].reshape(n * K, q)
@@ -228,6 +230,7 @@ def expansions(reply: ExpansionsReply, fold: int, columns: NDArray[np.int64]) ->
         np.asarray(reply.squares)[:, fold].ravel(),
         np.asarray(reply.bend)[:, fold].ravel(),
         np.repeat(np.asarray(reply.rows, float)[:, fold], K),
+        exact,
     )
 
 
@@ -250,7 +253,7 @@ def expansion_of_squares(loss: Squared, moments: Moments, rows: Numbers, x: Numb
     squares = np.maximum(bent @ v, 0.0) + residual**2
     twice = 2 * rows
     return Expansion(
-        twice[:, None, None] * curvature, -twice[:, None] * slopes, 2 * twice * squares, twice, rows
+        twice[:, None, None] * curvature, -twice[:, None] * slopes, 2 * twice * squares, twice, rows, True
     )
 
 
@@ -469,7 +472,7 @@ class _Scored:
         moved = np.einsum("ghq,gqk->kgh", self.design, changes[:, 0])
         gradient = np.einsum("kgh,ghq->gkq", slopes - bends * moved, self.design)
         diagonal = np.einsum("kgh,ghq->gkq", bends, self.design**2)
-        squares = np.sum((slopes - bends * moved) ** 2, axis=2).T
+        squares = np.sum(slopes**2, axis=2).T
         return curvature, diagonal, gradient, squares, bends.sum(axis=2).T, kept.sum(axis=1).astype(float)
 
     def smoothing(self, base: Numbers, kept: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:

@@ -156,7 +156,7 @@ def freedoms(
     around: list[Components] = []
     for _ in range(1 if isinstance(loss, Squared) else _EXPANSIONS):
         reply = replies(PersonalExpansions(), ExpansionsBroadcast(models, free, np.stack(chosen)))
-        parts = [expansions(reply, f, some) for f, some in enumerate(chosen)]
+        parts = [expansions(reply, f, some, isinstance(loss, Squared)) for f, some in enumerate(chosen)]
         around = [
             _components(problem, one, len(models[0]), around[f] if around else None)
             for f, one in enumerate(parts)
