@@ -1,23 +1,20 @@
 """The report page: what is in the file, and what it does in a real browser.
 
-The browser is Chromium with its driver, from the system, and selenium. Where one is missing these tests are
-skipped, unless BIDRO_REQUIRE_BROWSER=1.
+The browser is that of `tests/testbed/browser.py`; where there is none these tests are skipped.
 """
 
 import base64
 import hashlib
 import html
 import json
-import os
 import re
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bidro.report.page import json_in_script, page_html
 from tests.report import page_content
+from tests.testbed.browser import axe, chromium, shown_as
 
 CONTENTS = {
     "six clients": page_content.content(),
@@ -98,26 +95,8 @@ def test_the_script_never_makes_markup_of_text():
 
 @pytest.fixture(scope="module")
 def browser():
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    driver = shutil.which("chromedriver")
-    try:
-        from selenium import webdriver
-    except ImportError:
-        webdriver = None
-    parts = {"chromium": chromium, "chromedriver": driver, "selenium": webdriver}
-    if missing := [name for name, found in parts.items() if not found]:
-        words = f"the page is tested in a browser, and there is no {' and no '.join(missing)} here"
-        (pytest.fail if os.environ.get("BIDRO_REQUIRE_BROWSER") == "1" else pytest.skip)(words)
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    # With both paths given selenium looks for no driver, and so downloads none.
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    started.set_script_timeout(60)
-    yield started
-    started.quit()
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture
@@ -125,13 +104,7 @@ def visit(browser, tmp_path):
     """Opens the page of a content at a width, light or dark."""
 
     def opened(content, width=1280, height=900, scheme="light"):
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        still = {"name": "prefers-reduced-motion", "value": "reduce"}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature, still]})
-        # Tab can leave the page for the browser's own buttons; the next page has the focus all the same.
-        browser.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
+        shown_as(browser, width, height, scheme)
         browser.get_log("browser")
         path = tmp_path / "page.html"
         path.write_text(page_html(content), encoding="utf-8")
@@ -824,9 +797,6 @@ def test_what_left_each_site_is_shown_where_rows_are_elsewhere(visit):
     assert texts(visit(page_content.content()), "#federated") == []
 
 
-AXE = Path(__file__).parents[2] / "out/axe/node_modules/axe-core/axe.min.js"
-
-
 @pytest.mark.parametrize(
     ("name", "width", "scheme"),
     [
@@ -837,17 +807,9 @@ AXE = Path(__file__).parents[2] / "out/axe/node_modules/axe-core/axe.min.js"
     ],
 )
 def test_axe_finds_nothing(visit, name, width, scheme):
-    if not AXE.exists():
-        words = "axe-core, by which accessibility is tested, is not here; `make browser` installs it with npm"
-        (pytest.fail if os.environ.get("BIDRO_REQUIRE_BROWSER") == "1" else pytest.skip)(words)
     browser = visit(CONTENTS[name], width, 900, scheme)
     browser.execute_script("document.querySelectorAll('details').forEach((d) => (d.open = true))")
-    browser.execute_script(AXE.read_text(encoding="utf-8"))
-    run = (
-        "const done = arguments[0]; axe.run(document, { resultTypes: ['violations'] }).then((r) => done("
-        "[r.passes.length, r.violations.map((v) => [v.impact, v.id, v.nodes[0].html.slice(0, 200)])]));"
-    )
-    passed, found = browser.execute_async_script(run)
+    passed, found = axe(browser)
     assert passed > 20
     assert found == []
 

@@ -22,9 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-# For how long a run may be approved at most.
-_MOST_DAYS = 366
-
 _Run = Annotated[str, typer.Argument(help="The run's name, as `bidro site log` shows it.")]
 Configuration = Annotated[
     Path | None, typer.Option("--site", help="The site's site.toml; else the one that BIDRO_SITE names.")
@@ -163,14 +160,10 @@ def approve(
 ) -> None:
     """Let a run begin at a site with `approve = "ask"`: by the agreement and with the table that the site has
     now, for some days."""
-    from bidro.deploy.site.rows import SiteRows, site_log
-    from bidro.deploy.site.session import approved_for
+    from bidro.deploy.site.page import decide
 
-    if not 1 <= days <= _MOST_DAYS:
-        raise BidroError(f"--days must be a whole number from 1 to {_MOST_DAYS}; got {days}.")
-    _require_name(run)
-    chosen = _site(site)
-    done = site_log(chosen).approve(run, *approved_for(chosen, SiteRows.load(chosen)), days)
+    done = decide(_site(site), "approve", run, days)
+    assert done is not None
     what = "agreement and the table" if done.table else "agreement"
     print(
         f"Run '{run}' may begin, or go on, at this site until {done.until}, by the {what} that it has now: "
@@ -181,32 +174,41 @@ def approve(
 @app.command(epilog="Example: `bidro site refuse stay-2026`")
 def refuse(run: _Run, site: Configuration = None) -> None:
     """Answer nothing more to a run, also at a site that answers runs without asking its owner."""
-    from bidro.deploy.site.rows import site_log
+    from bidro.deploy.site.page import decide
 
-    _require_name(run)
-    site_log(_site(site)).refuse(run)
+    decide(_site(site), "refuse", run)
     print(f"Run '{run}' is answered nothing more; `bidro site withdraw {run}` takes that back.")
 
 
 @app.command(epilog="Example: `bidro site withdraw stay-2026`")
 def withdraw(run: _Run, site: Configuration = None) -> None:
     """Take back that a run was approved, or refused; what it was answered before stays answered."""
-    from bidro.deploy.site.rows import site_log
+    from bidro.deploy.site.page import decide
 
-    was = site_log(_site(site)).withdraw(run)
-    if was is None:
-        raise BidroError(f"Run '{_plain(run)}' is neither approved nor refused here: see `bidro site log`.")
+    was = decide(_site(site), "withdraw", run)
+    assert was is not None
     print(f"Run '{run}' is no longer {was.outcome}.")
 
 
-def _require_name(run: str) -> None:
-    """Raise BidroError for what cannot be the name of a run: nobody would ever ask under it."""
-    from bidro.deploy.messages.queries import RUN_NAME
+@app.command(epilog="Example: `sudo -u bidro bidro site page --site /var/lib/bidro/site.toml`")
+def page(
+    site: Configuration = None,
+    port: Annotated[int, typer.Option(help="Of this machine; 0 for one that is free.")] = 0,
+) -> None:
+    """Serve the owner's page on this machine, for a browser: what waits for approval and what that would
+    send, what has left, the budget. Whoever has its address can decide for you; Ctrl-C ends it."""
+    from bidro.deploy.consortium.kits import ABOUT, days_left, kit_in
+    from bidro.deploy.site.page import Page
 
-    if not RUN_NAME.fullmatch(run):
-        raise BidroError(
-            f"'{_plain(run)}' is no run's name; see `bidro site log` for those that made requests."
-        )
+    chosen = _site(site)
+    folder = chosen.schema.parent
+    asks = kit_in(folder).host if (folder / ABOUT).exists() else ""
+    with Page(chosen, port, days_left(folder), asks) as served:
+        print(f"Open this address, and tell it to nobody: {served.address}", flush=True)
+        try:
+            served.serve_forever()
+        except KeyboardInterrupt:
+            print("The page is closed.")
 
 
 def ledger(
