@@ -144,7 +144,7 @@ def test_an_owner_refuses_a_run_and_takes_it_back(capsys, tmp_path):
         (("withdraw", "r"), "is neither approved nor refused here"),
         (("refuse", "no such name"), "is no run's name"),
         (("approve", "../r"), "is no run's name"),
-        (("approve", "r", "--days", 0), "--days must be a whole number from 1 to 366"),
+        (("approve", "r", "--days", 0), "approved for 1 to 366 days"),
     ):
         code, _, err = run(capsys, "site", *command, *here)
         assert code == 1

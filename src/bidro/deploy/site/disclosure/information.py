@@ -112,7 +112,7 @@ def _column(values: Floats) -> tuple[float, int, float]:
 
 def _bits(variance: Floats | float) -> Floats | float:
     """The entropy of a whole number of this variance, about."""
-    return np.maximum(0.5 * np.log2(2 * np.pi * np.e * (variance + 1 / 12)), 0.0)
+    return np.maximum(0.5 * np.log2(2 * np.pi * math.e * (variance + 1 / 12)), 0.0)
 
 
 def _independent(rows: Floats) -> NDArray[np.intp]:
