@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.core.sets import ConvexSet, VectorSet
 from bidro.core.sets.base import AnyArray, NormBound
@@ -44,6 +45,7 @@ class Ambiguity(ABC):
     over_balls: ClassVar[bool] = False  # whether R_i is that over a Wasserstein ball of radius `radii`
     penalised: ClassVar[bool] = False  # whether samples move in R_i at the prices `penalties`
     moves_samples: ClassVar[bool] = True  # whether `risk` may ask the oracle for the inner supremum
+    has_kinks: ClassVar[bool] = False  # whether `risk` smooths kinks of its own over `at.of_loss`
     has_curvature: ClassVar[bool] = False  # whether `risk` returns a curvature where it is wanted
 
     @abstractmethod
@@ -63,6 +65,24 @@ class Ambiguity(ABC):
             distribution of the set, as `RiskModel.of` puts them together. What training adds to a loss
             (`Loss.penalty` and `Loss.pull`) is part of it.
         """
+
+    def row_weights(self, losses: Floats) -> Floats | None:
+        """(N,) the worst weights, with mean 1, of one client's rows with these losses; None for a set that is
+        not one of weights of rows."""
+        return None
+
+    def on_host(
+        self,
+        inner: Inner,
+        samples: Floats,
+        sizes: NDArray[np.int64],
+        x: Floats,
+        width: float,
+        curvature: bool,
+    ) -> RiskModel | None:
+        """What the clients say of their risks at x (d,) where nothing needs to be compiled, with a leading
+        axis of clients; their rows (N, m) lie one client after the other. None for a compiled program."""
+        return None
 
     @property
     def radii(self) -> AnyArray:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bidro.ambiguity.base import Ambiguity, Domain, numbers_per_client
+from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.core.pytrees import pytree
 from bidro.core.sets import VectorSet, WholeSpace
@@ -17,6 +19,7 @@ from bidro.risk.client_rows import ClientRows
 from bidro.risk.inner import Inner, Oracle
 from bidro.risk.inner.ball import ball_risk, has_closed_form, is_lifted
 from bidro.risk.rows_jax import Point, RiskModel
+from bidro.risk.rows_numpy import FoldedRows, needs_no_search, proven_risks
 
 
 @pytree
@@ -43,6 +46,21 @@ class WassersteinBall(Ambiguity):
 
     def risk(self, rows: ClientRows, inner: Inner, oracle: Oracle, at: Point, curvature: bool) -> RiskModel:
         return ball_risk(rows, inner, oracle, at, self.radius, curvature)
+
+    def on_host(
+        self,
+        inner: Inner,
+        samples: Floats,
+        sizes: NDArray[np.int64],
+        x: Floats,
+        width: float,
+        curvature: bool,
+    ) -> RiskModel | None:
+        radii = np.broadcast_to(np.asarray(self.radius, float), len(sizes))
+        if not needs_no_search(inner, radii):
+            return None
+        rows = FoldedRows(samples, sizes, np.zeros(len(samples), np.int64))
+        return proven_risks(inner, rows, x, radii, curvature)
 
     @property
     def radii(self) -> AnyArray:

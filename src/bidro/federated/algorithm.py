@@ -69,8 +69,9 @@ class HostData(NamedTuple):
     fold_ids: NDArray[np.int64] | None = None  # (N,) the fold of every row, from 0, where rows are dealt out
     folds: int = 0
     people: NDArray[np.uint64] | None = None  # (N,) that each row is of, where they are named
-    inner: Inner | None = None  # what the clients' risks over balls of radii `eps` (n,) are made of, if they
-    eps: NDArray[np.float64] | None = None  # have balls
+    inner: Inner | None = None  # what the clients' risks are made of,
+    ambiguity: Ambiguity | None = None  # with one number a client,
+    eps: NDArray[np.float64] | None = None  # and the radii (n,) of their balls, if they have any
 
     @property
     def folded(self) -> FoldedRows:
@@ -85,8 +86,9 @@ class HostData(NamedTuple):
         """Those of a federation whose ambiguity has one number a client; in folds where `fold_spec` says how
         many and by which key."""
         rows = cls(inner.loss, here.host_rows, np.asarray(here.sizes), people=here.people)
+        rows = rows._replace(inner=inner, ambiguity=ambiguity)
         if ambiguity.over_balls:
-            rows = rows._replace(inner=inner, eps=np.broadcast_to(ambiguity.radii, (here.n,)))
+            rows = rows._replace(eps=np.broadcast_to(ambiguity.radii, (here.n,)))
         if fold_spec is None:
             return rows
         return rows._replace(fold_ids=here.folds(*fold_spec), folds=fold_spec[0])

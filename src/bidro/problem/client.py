@@ -109,7 +109,10 @@ class Client:
             # Softmax has no kinks to follow through the models before.
             inner, x, before = two.inner, two.model(x), None
         nu = steepness(inner, x) if self.ambiguity.lifted(inner) else None
-        found = self.ambiguity.risk(self.rows, inner, oracle, Point(x, nu, width * unit, before), curvature)
+        at = Point(x, nu, width * unit, before)
+        if self.ambiguity.has_kinks:
+            at = at._replace(of_loss=width * self.rows.mean(inner.loss.values, self._start(inner)))
+        found = self.ambiguity.risk(self.rows, inner, oracle, at, curvature)
         if two is not None:
             found = found.through(two.apart)
         k = found.gradient.shape[-1]
@@ -127,12 +130,16 @@ class Client:
             isinstance(loss, LinearLoss) and loss.scalar.curvature == math.inf
         ):
             return jnp.ones(())
-        start = jnp.asarray(loss.initial(self.rows.samples.shape[-1]))
-        if isinstance(loss, ResidualLoss) and loss.intercept:
+        mean = self.rows.mean(loss.values, self._start(self.inner))
+        return jnp.sqrt(mean) if isinstance(loss, Squared) else mean
+
+    def _start(self, inner: Inner) -> Array:
+        """A model of which the size of the losses is known before anything is trained."""
+        start = jnp.asarray(inner.loss.initial(self.rows.samples.shape[-1]))
+        if isinstance(inner.loss, ResidualLoss) and inner.loss.intercept:
             # How far the client's targets are from 0 says nothing of residuals.
             start = start.at[-1].set(self.rows.mean(lambda _, rows: rows[:, -1], jnp.zeros(())))
-        mean = self.rows.mean(loss.values, start)
-        return jnp.sqrt(mean) if isinstance(loss, Squared) else mean
+        return start
 
     def client_axes(self) -> Client:
         """The `in_axes` that map a function of one client over all clients."""

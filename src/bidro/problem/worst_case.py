@@ -271,10 +271,10 @@ class WorstCase:
 def robust_risk(
     problem: Problem, x: ArrayLike, oracle: Oracle | None = None, curvature: bool = True
 ) -> RiskModel:
-    """R_i(x) of every client: the supremum of its mean loss over its ball.
+    """R_i(x) of every client: the supremum of its mean loss over its set.
 
     Args:
-        problem: over balls.
+        problem: over balls, or sets of weights of rows (`bidro.ambiguity`).
         x: the model (d,).
         oracle: the exact one where there is one. With ascent in its place the value is an upper bound only
             where the loss declares a curvature that makes the inner problem concave, else inf.
@@ -284,7 +284,7 @@ def robust_risk(
         Arrays with a leading axis of clients; the risk lies in [attained, value].
 
     Raises:
-        BidroError: for a problem without balls, or an oracle that does not suit.
+        BidroError: for a problem without such sets, or an oracle that does not suit.
 
     Examples:
         >>> import numpy as np
@@ -302,14 +302,15 @@ def robust_risk(
 def worst_case_distribution(
     problem: Problem, x: ArrayLike, client: str, oracle: Oracle | None = None
 ) -> WorstCase:
-    """Atoms and masses of the worst distribution in one client's ball.
+    """Atoms and masses of the worst distribution in one client's set.
 
-    Every sample keeps its mass 1 / N_i, split in two where the radius binds at a jump. Where the supremum
-    is finite but not attained (p = 1 on an unbounded support), mass is moved far enough that the deficit
-    is below 1e-7 of the risk. With curves it is the worst distribution that was found.
+    In a set of weights of rows the rows stay and their masses change. In a ball every sample keeps its mass
+    1 / N_i, split in two where the radius binds at a jump. Where the supremum is finite but not
+    attained (p = 1 on an unbounded support), mass is moved far enough that the deficit is below 1e-7 of the
+    risk. With curves it is the worst distribution that was found.
 
     Args:
-        problem: over balls.
+        problem: as in `robust_risk`.
         x: the model (d,).
         client: its name.
         oracle: as in `robust_risk`.
@@ -344,6 +345,9 @@ def _atoms(problem: Problem, oracle: Oracle, x: Array, client: str, risks: Calla
     i = problem.federation.names.index(client)
     eps = float(problem.eps[i])
     points, masses, origins = rows, np.full(len(rows), 1 / len(rows)), np.arange(len(rows))
+    weights = problem.ambiguity_set.of_client(i).row_weights(losses_of(problem.loss, x, rows))
+    if weights is not None:
+        return rows, weights / weights.sum(), origins
     if eps == 0:
         return points, masses, origins
     if has_curves(problem.loss):
@@ -426,8 +430,11 @@ def worst_case_mixture(
 
 
 def _checked(problem: Problem, x: ArrayLike, oracle: Oracle | None) -> tuple[AnyArray, Oracle]:
-    if not problem.ambiguity_set.over_balls:
-        raise BidroError("The robust risk needs a problem with WassersteinBall(radius).")
+    ambiguity = problem.ambiguity_set
+    if not ambiguity.over_balls and ambiguity.of_client(0).row_weights(np.zeros(1)) is None:
+        raise BidroError(
+            "The robust risk needs a problem with WassersteinBall(radius) or a set of weights of rows."
+        )
     model, chosen = _model_and_oracle(problem, x, oracle)
     if np.abs(model).max(initial=0.0) > LARGEST_SIZE:
         raise BidroError(

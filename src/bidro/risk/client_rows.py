@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -161,6 +162,40 @@ class ClientRows:
         size = jnp.sum(jnp.where(kept, self.folds.counts, 0), axis=-1)
         return replace(self, size=size, folds=replace(self.folds, kept=kept))
 
+    def mapped(self, function: Callable[[Any, Array], Array], arguments: Any) -> ClientRows:
+        """The same clients with function(arguments, rows (B, m)) -> (B, k) in place of the rows' numbers."""
+
+        @custom_vmap
+        def go(rows: ClientRows, args: Any) -> tuple[Array, Array | None]:
+            tiled = None if rows.tiled is None else jax.vmap(partial(function, args))(rows.tiled)
+            return function(args, rows.samples), tiled
+
+        @go.def_vmap
+        def _(size: int, batched: Any, rows: ClientRows, args: Any) -> tuple[Any, Any]:
+            of_rows, of_args = batched
+            if not of_rows.first:
+                axes = jax.tree.map(lambda b: 0 if b else None, of_args)
+                many = jax.vmap(lambda own: go(rows, own), in_axes=(axes,))(args)
+                return many, jax.tree.map(lambda _: True, many)
+            if not any(jax.tree.leaves(of_args)):
+                found = go(replace(rows, first=rows.first[0], size=rows.size[0]), args)
+                return found, jax.tree.map(lambda _: False, found)
+
+            # All clients' rows lie in one array: each goes with what its own client's arguments are.
+            def with_own(owner: Array, block: Array) -> Array:
+                own = jax.tree.map(lambda v, b: v[owner] if b else v, args, of_args)
+                return function(own, block)
+
+            owner = jnp.searchsorted(rows.first, jnp.arange(len(rows.samples)), side="right") - 1
+            samples = jax.vmap(lambda i, row: with_own(i, row[None])[0])(owner, rows.samples)
+            tiled = (
+                None if rows.tiled is None else jax.vmap(with_own)(jnp.asarray(rows.tiles.owner), rows.tiled)
+            )
+            return (samples, tiled), (False, None if tiled is None else False)
+
+        samples, tiled = go(self, arguments)
+        return replace(self, samples=samples, tiled=tiled)
+
     def row(self, k: Array) -> Array:
         """The k-th of the client's rows that sums run over, shape (m,). With folds, rows must stand fold
         after fold."""
@@ -219,7 +254,17 @@ class ClientRows:
         @go.def_vmap
         def _(size: int, batched: Any, rows: ClientRows, args: Any) -> tuple[Any, Any]:
             of_rows, of_args = batched
-            if of_rows.first:
+            if of_rows.samples:
+                # Rows that were mapped in several ways: each way by itself.
+                def alone(some: list[Any]) -> Any:
+                    own: tuple[ClientRows, Any] = jax.tree.unflatten(structure, _joined(marks, some, rest))
+                    return own[0]._marked(block_sum, own[1], reduction)
+
+                leaves, structure = jax.tree.flatten((rows, args))
+                marks = jax.tree.leaves((of_rows, of_args))
+                rest = [v for v, b in zip(leaves, marks, strict=True) if not b]
+                totals = jax.lax.map(alone, [v for v, b in zip(leaves, marks, strict=True) if b])
+            elif of_rows.first:
                 totals = rows._all_clients(block_sum, args, of_args, size, reduction)
             else:
                 # Not a map over clients but over arguments: the same rows, many sums of each.
@@ -272,6 +317,12 @@ class ClientRows:
         return jax.lax.fori_loop(
             0, tiles.blocks, lambda k, acc: jax.tree.map(reduction.join, acc, one_block(k)), zero
         )
+
+
+def _joined(marks: list[bool], some: list[Any], rest: list[Any]) -> list[Any]:
+    """What `marks` takes from `some` where it is true, and from `rest` where it is not, in order."""
+    one, other = iter(some), iter(rest)
+    return [next(one) if mark else next(other) for mark in marks]
 
 
 def _over_folds(block_sum: BlockSum) -> MarkedSum:

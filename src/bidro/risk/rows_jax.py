@@ -40,6 +40,7 @@ class Point(NamedTuple):
     nu: Array | None  # steepness; None where the risk is not lifted
     width: Array  # kinks of the loss are smoothed over this distance in u
     before: Array | None = None  # (models, d + 1) at which the risk was modelled before, and these widths
+    of_loss: Array | float = 0.0  # kinks of the ambiguity are smoothed over this, in units of the loss
 
     @property
     def size(self) -> int:
@@ -203,6 +204,35 @@ def _slopes(at: Point, inner: Inner, block: Array) -> Array:
     return loss.scalar.tangent(loss.arguments(at.x, block), at.width).slope
 
 
+class RowLosses(NamedTuple):
+    """The losses of a block of unmoved rows at a model, each (rows,)."""
+
+    value: Array
+    line: Array  # of the tangent at the model, which lies below the loss
+    smoothed: Array  # with kinks smoothed
+    off: Array  # what rounding can get wrong
+    slopes: Array | None  # (rows, d) of the smoothed losses in the model, for a linear predictor
+    columns: Array | None  # (rows, d) what the model is multiplied with, and
+    bent: Array | None  # the second derivative in that product
+
+    @classmethod
+    def of(cls, inner: Inner, at: Point, block: Array) -> RowLosses:
+        loss = inner.loss
+        value = loss.values(at.x, block)
+        if isinstance(loss, LinearLoss):
+            xp = namespace(block, at.x)
+            psi, u = loss.design(block)[:, :-1], loss.arguments(at.x, block)
+            if loss.intercept:
+                psi = xp.concatenate([psi, xp.ones((len(block), 1))], axis=1)
+            if loss.labels is not None:
+                psi = loss.sign(block[:, -1])[:, None] * psi
+            line = loss.scalar.tangent(u, at.width)
+            off = of_linear(loss.scalar, u, psi, at.x, line.slope)
+            return cls(value, line.value, line.smoothed, off, line.slope[:, None] * psi, psi, line.curvature)
+        off = of_softmax(loss, at.x, block) if isinstance(loss, Softmax) else jnp.zeros_like(value)
+        return cls(value, value, value, off, None, None, None)
+
+
 def _followed(at: Point, loss: LinearLoss, block: Array) -> Followed | None:
     if at.before is None:
         return None
@@ -246,6 +276,11 @@ def _means(
 
     block_sum = linear if isinstance(inner.loss, LinearLoss) else general
     means: Pass = jax.tree.map(lambda s: s / rows.size, rows.sum(block_sum, (at, price, inner)))
+    return completed(means, rows, inner, at)
+
+
+def completed(means: Pass, rows: ClientRows, inner: Inner, at: Point) -> Pass:
+    """Means over a client's rows with what training adds to the loss, and beyond what their sums round."""
     if inner.loss.penalty is not None:
         means = _with_penalty(means, at, inner.loss.penalty)
     if (pull := inner.loss.pull(at.x.shape[0])) is not None:

@@ -83,7 +83,7 @@ _KINDS = frozenset(
         *("MixtureBall", "QFFL", "UnbalancedDRO", "EightBit", "TopK", "ServerOptimised", "Momentum", "Adam"),
         *("BiDROFL", "ExactMWDRO", "OneShotMWDRO", "FoldScores", "FoldCuts", "FoldRisks", "FoldMoments"),
         *("PersonalCorrections", "PersonalExpansions", "BacktrackingAscent", "Exact", "FixedStepAscent"),
-        *("Penalty", "WassersteinBall"),
+        *("Penalty", "WassersteinBall", "KLBall", "ChiSquaredBall", "CVaR", "TotalVariationBall"),
     )
 )
 

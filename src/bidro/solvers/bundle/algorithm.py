@@ -35,7 +35,6 @@ from bidro.losses import Squared
 from bidro.problem.client import Client
 from bidro.problem.problem import Problem
 from bidro.risk.inner import Oracle
-from bidro.risk.rows_numpy import needs_no_search, proven_risks
 from bidro.solvers.bundle import steps
 from bidro.solvers.bundle.bound import DualBound
 from bidro.solvers.bundle.model import ConeModel, Cuts
@@ -146,10 +145,11 @@ class ExactMWDRO(BaseAlgorithm):
         return Reply.of(client.risk(self.oracle, broadcast.x, broadcast.width, self.sends_curvature, before))
 
     def client_batch_numpy(self, broadcast: Broadcast | Following, rows: HostData) -> Reply | None:
-        if rows.inner is None or rows.eps is None or not needs_no_search(rows.inner, rows.eps):
+        if rows.ambiguity is None or rows.inner is None:
             return None
-        x = np.asarray(broadcast.x)
-        return Reply.of(proven_risks(rows.inner, rows.folded, x, rows.eps, self.sends_curvature))
+        x, width = np.asarray(broadcast.x), float(broadcast.width)
+        found = rows.ambiguity.on_host(rows.inner, rows.samples, rows.sizes, x, width, self.sends_curvature)
+        return None if found is None else Reply.of(found)
 
     def server(self, state: State, replies: Reply, replied: Array) -> State:
         """A round that not all clients answer is repeated, with the cuts of those who did.
