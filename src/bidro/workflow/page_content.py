@@ -67,8 +67,9 @@ def headline(fit: Fit, evaluated: Mapping[str, Any]) -> dict[str, Any] | None:
     `measure` is "error" or "right". `models` has over all rows what the models in use, the shared model,
     pooled training and one guess for everybody come to, as far as known, and `clients` the same by client
     (`guess_held_out` says whether the guess is evaluated on held-out rows; `of_people` whether all of it is
-    of means of people, not of rows). `guess` is what is guessed. `hidden_by_noise` has by client
-    what a typical error is less than where privacy's noise hides more.
+    of means of people, not of rows; `robust_in_use` whether the shared model is the most robust one).
+    `guess` is what is guessed. `hidden_by_noise` has by client what a typical error is less than where
+    privacy's noise hides more.
     """
     entry, classes = registry.entry_of(fit.model.loss), fit.model.schema.classes
     rows = np.array([one.rows for one in fit.evaluation.values()], float)
@@ -107,6 +108,7 @@ def headline(fit: Fit, evaluated: Mapping[str, Any]) -> dict[str, Any] | None:
         "of_people": fit.baselines.of_people,
         "guess": None if guess is None else _guessed(fit, guess),
         "guess_held_out": None if guess is None else guess.held_out,
+        "robust_in_use": fit.trained.shares_robust,
     }
 
 
