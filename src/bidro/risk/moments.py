@@ -303,6 +303,9 @@ class MomentsExpansion:
     def upper(self) -> Numbers:
         return np.stack([one.bounds[1] for one in self.each])
 
+    def curved_at(self, b: int) -> int:
+        return b
+
     def hessian(self, b: int, alpha: Numbers) -> Numbers:
         return self.each[b].hessian(alpha)
 

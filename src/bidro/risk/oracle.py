@@ -46,6 +46,9 @@ class Expansion(Protocol):
     def upper(self) -> Numbers:
         """(B, n) R_i is at most this, rounding included; inf where nothing is proven."""
 
+    def curved_at(self, b: int) -> int:
+        """Models of the batch with the same number have the same Hessians."""
+
     def hessian(self, b: int, alpha: Numbers) -> Numbers:
         """(k, k) sum_i alpha_i H_i at model b, for any weights (n,) and as often as wanted: no other pass
         over rows of clients elsewhere, and no other round."""
@@ -307,6 +310,9 @@ class Given:
     which: Whole  # (B,) which of these is a model's
     lower: Numbers
     upper: Numbers
+
+    def curved_at(self, b: int) -> int:
+        return int(self.which[b])
 
     def hessian(self, b: int, alpha: Numbers) -> Numbers:
         mixed = np.tensordot(alpha, self.hessians(b), axes=1)

@@ -206,6 +206,9 @@ class CurveExpansion(NamedTuple):
     def upper(self) -> Numbers:
         return np.full_like(self.values, np.inf)
 
+    def curved_at(self, b: int) -> int:
+        return b
+
     def hessian(self, b: int, alpha: Numbers) -> Numbers:
         return self.of.second_derivative(alpha)
 

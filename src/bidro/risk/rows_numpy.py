@@ -171,6 +171,9 @@ class RowsExpansion:
                     found[b] = shared
         return found
 
+    def curved_at(self, b: int) -> int:
+        return self._places[b][0]
+
     def hessian(self, b: int, alpha: Numbers) -> Numbers:
         n, k = self.values.shape[1], self.gradients.shape[-1]
         if 8 * n * k**2 <= max(_SMALL_HESSIANS, self.rows.samples.nbytes):

@@ -182,15 +182,17 @@ def cross_validate(
     """
     solves = _Solves(problem, candidates, fold_spec.folds, spread)
     moving = bool(np.any(solves.scales))
-    clients = Clients(network.clients_of(problem, fold_spec), progress)
     if second_moments_suffice(problem, sends_curvature):
         if sent is None and not moving and moments_too_large(problem, fold_spec.folds):
             return _from_curves(solves, problem.federation.folds(*fold_spec))
+        rounds = 1
         if sent is None:
-            sent = TrainingMoments(*map(np.asarray, clients.replies(FoldMoments(), MomentsBroadcast())))
+            sent, rounds = _sent(problem, fold_spec, network)
         found = _from_moments(solves, sent)
-        clients.progress(0)
-        return found._replace(rounds=max(clients.rounds, 1))
+        if progress is not None:
+            progress(rounds, 0)
+        return found._replace(rounds=rounds)
+    clients = Clients(network.clients_of(problem, fold_spec), progress)
     B = len(candidates) * (fold_spec.folds + 1)
     groups = np.repeat(np.arange(len(candidates)), fold_spec.folds + 1)
     folds = np.tile(np.append(np.arange(fold_spec.folds), -1), len(candidates))
@@ -237,8 +239,15 @@ def moments_too_large(problem: Problem, folds: int) -> bool:
 
 def fold_moments(problem: Problem, fold_spec: FoldSpec, network: Rounds) -> TrainingMoments:
     """The second moments of every fold's training rows, where nothing else is needed."""
+    return _sent(problem, fold_spec, network)[0]
+
+
+def _sent(problem: Problem, fold_spec: FoldSpec, network: Rounds) -> tuple[TrainingMoments, int]:
+    """(the second moments, rounds that they took)."""
     clients = Clients(network.clients_of(problem, fold_spec))
-    return TrainingMoments(*map(np.asarray, clients.replies(FoldMoments(), MomentsBroadcast())))
+    return TrainingMoments(
+        *map(np.asarray, clients.replies(FoldMoments(), MomentsBroadcast()))
+    ), clients.rounds
 
 
 def _from_moments(solves: _Solves, trained: TrainingMoments) -> CrossValidated:
@@ -246,17 +255,22 @@ def _from_moments(solves: _Solves, trained: TrainingMoments) -> CrossValidated:
     assert isinstance(loss, Squared)
     left_out, whole = left_out_sums(trained), of_all_folds(trained)
     counts, everything = np.asarray(trained.rows, float), left_out.rows.sum(axis=1)
+    oracle = MomentsOracle.given(loss, smoothed(whole, loss), problem.eps, solves.lift, everything)
     models, losses = [], []
-    for fold in (*range(solves.folds), -1):
-        own = whole if fold < 0 else Moments(trained.mean[:, fold], trained.around[:, fold])
-        rows = everything if fold < 0 else counts[:, fold]
-        oracle = MomentsOracle.given(loss, smoothed(own, loss), problem.eps, solves.lift, rows)
-        found, weights = _one_by_one(solves, oracle)
+    of_all = _one_by_one(solves, oracle)
+    for fold in range(solves.folds):
+        own = smoothed(Moments(trained.mean[:, fold], trained.around[:, fold]), loss)
+        oracle = MomentsOracle.given(loss, own, problem.eps, solves.lift, counts[:, fold])
+        found = _one_by_one(solves, oracle, near=of_all).models
         models.append(found)
-        if fold >= 0:
-            losses.append(np.maximum(left_out.squares(fold, found), 0.0) / left_out.rows[:, fold, None])
+        losses.append(np.maximum(left_out.squares(fold, found), 0.0) / left_out.rows[:, fold, None])
     return CrossValidated(
-        np.stack(models), np.stack(losses), left_out.rows.T, weights, SentMoments(trained, whole), 1
+        np.stack([*models, of_all.models]),
+        np.stack(losses),
+        left_out.rows.T,
+        of_all.weights,
+        SentMoments(trained, whole),
+        1,
     )
 
 
@@ -273,7 +287,8 @@ def _from_curves(solves: _Solves, fold_ids: NDArray[np.int64]) -> CrossValidated
         # What is divided by is made of all other folds'.
         squares = np.stack([rows.squared((fold_ids == fold).astype(float)) for fold in range(folds)])
     models, losses = [], []
-    for fold in (*range(folds), -1):
+    of_all: _Ended | None = None
+    for fold in (-1, *range(folds)):
         used = fold_ids != fold
         oracle: MomentsOracle | CurveOracle
         if squares is None:
@@ -284,34 +299,53 @@ def _from_curves(solves: _Solves, fold_ids: NDArray[np.int64]) -> CrossValidated
             pooled = sum(squares[other] for other in range(folds) if other != fold)
             oracle = CurveOracle(rows, used, pooled / np.count_nonzero(used))
         if squares is None:
-            found, weights = _one_by_one(solves, oracle)
+            found = _one_by_one(solves, oracle, near=of_all)
         else:
-            found, weights = _one_by_one(solves, oracle, _OF_CURVES if fold >= 0 else _OF_ALL_ROWS, True)
-        models.append(found)
-        if fold >= 0:
-            some = rows.only(~used)
-            sums = np.stack([some.by_client(some.residuals(x) ** 2) for x in found], axis=1)
-            losses.append(sums / counts[fold][:, None])
-    return CrossValidated(np.stack(models), np.stack(losses), counts, weights, None, 1)
+            found = _one_by_one(solves, oracle, of_all, _OF_CURVES if fold >= 0 else _OF_ALL_ROWS, True)
+        if fold < 0:
+            of_all = found
+            continue
+        models.append(found.models)
+        some = rows.only(~used)
+        sums = np.stack([some.by_client(some.residuals(x) ** 2) for x in found.models], axis=1)
+        losses.append(sums / counts[fold][:, None])
+    assert of_all is not None
+    return CrossValidated(
+        np.stack([*models, of_all.models]), np.stack(losses), counts, of_all.weights, None, 1
+    )
+
+
+# A model and weights to begin with, and a solve that was nearly the same.
+Begun = tuple[Numbers, Numbers, Minimax | None]
+
+
+class _Ended(NamedTuple):
+    """Of every candidate."""
+
+    models: Numbers  # (candidates, d)
+    weights: Numbers  # (candidates, n) of their worst mixtures
 
 
 def _one_by_one(
     solves: _Solves,
     oracle: MomentsOracle | CurveOracle,
+    near: _Ended | None = None,
     gap: float = _FROM_MOMENTS,
     certified: bool = False,
-) -> tuple[Numbers, Numbers]:
-    """(models (candidates, d), weights (candidates, n) of their worst mixtures), each begun at
-    one with the same mixtures, or at the one before it."""
+) -> _Ended:
+    """Each begun at one with the same mixtures, or at the one before it; where there are solutions `near`, as
+    those of all rows are, at what these have changed by since."""
     problem, references = solves.problem, References.of(solves.problem)
     eps = problem.eps
     models = solves.models
-    ended = dict[tuple[float, float], tuple[Numbers, Numbers]]()
-    x, alpha = solves.first(solves.candidates[0])
-    found = []
-    for one, scale in zip(solves.candidates, solves.scales, strict=True):
+    ended = dict[tuple[float, float], int]()
+    found: list[Minimax] = []
+    for j, (one, scale) in enumerate(zip(solves.candidates, solves.scales, strict=True)):
         mixtures = solves.mixtures(one)
-        x, alpha = ended.get(one.mixture_spec, (x, alpha))
+        before = ended.get(one.mixture_spec, j - 1)
+        x, alpha = (found[before].x, found[before].alpha) if j else solves.first(one)
+        if near is not None:
+            x, alpha = _along(solves, near.models[j], x - near.models[before] if j else 0.0), near.weights[j]
         if not mixtures.contains(alpha):
             alpha = solves.first(one)[1]
         view: Any = oracle.with_radii(eps, scale)
@@ -319,10 +353,14 @@ def _one_by_one(
         (newton,) = minimax_newton(view, *start, certified=certified)
         if not newton.settled and newton.size > _EXACT_FIT * oracle.target_spread:
             newton = _retried(solves, view, one, newton, gap, references)
-        x, alpha = ended[one.mixture_spec] = newton.x, newton.alpha
-        found.append((x, alpha))
-    xs, alphas = map(np.stack, zip(*found, strict=True))
-    return xs, alphas
+        ended[one.mixture_spec] = j
+        found.append(newton)
+    return _Ended(np.stack([one.x for one in found]), np.stack([one.alpha for one in found]))
+
+
+def _along(solves: _Solves, x: Numbers, away: Numbers | float) -> Numbers:
+    """A model to begin with, as far away from x (d,), the solution of all rows, as an earlier one was."""
+    return np.asarray(solves.models.project(x + away))
 
 
 def _retried(
@@ -380,29 +418,52 @@ def _rows_here(solves: _Solves, ask: Ask) -> RowsOracle | None:
 
 
 def _from_rows(solves: _Solves, rows: RowsOracle, replies: RepliesOracle) -> Numbers:
-    """(candidates * (folds + 1), d): all folds and radii of one set of mixtures at once, each begun where it
-    ended with the set before."""
-    folds = np.append(np.arange(solves.folds), -1)
-    B, found = len(folds), dict[int, list[Minimax]]()
+    """(candidates * (folds + 1), d): all radii of one set of mixtures at once, first of all rows, each begun
+    where it ended with the set before; then without each fold, begun at what these have changed by since, and
+    with their second derivatives."""
+    without, every = np.arange(solves.folds), np.full(1, -1)
+    found = dict[int, list[Minimax]]()  # by candidate, last those of all rows
     before = dict[float, list[Minimax]]()  # by scale
     for mixture_spec in dict.fromkeys(one.mixture_spec for one in solves.candidates):
         some = [j for j, one in enumerate(solves.candidates) if one.mixture_spec == mixture_spec]
         scales = [float(solves.scales[j]) for j in some]
         mixtures = solves.mixtures(solves.candidates[some[0]])
-        neighbours: list[Minimax] | None = None
-        if not all(scale in before for scale in scales):
-            starts, weights = _starts(solves, [solves.candidates[j] for j in some], folds)
-        else:
-            neighbours = [one for scale in scales for one in before[scale]]
-            starts = np.stack([one.x for one in neighbours])
-            weights = np.stack([_inside(mixtures, one.alpha) for one in neighbours])
-        view = rows.without_fold(np.tile(folds, len(some))).with_radii(rows.eps, np.repeat(scales, B))
-        each = [scale for scale in scales for _ in folds]
-        ended = _newton(solves, view, [mixtures] * len(each), starts, weights, None, each, neighbours)
+
+        begun: list[Begun] = []
+        for j, scale in zip(some, scales, strict=True):
+            known = before.get(scale)
+            if known is None:
+                begun.append((*solves.first(solves.candidates[j]), None))
+            else:
+                begun.append((known[-1].x, _inside(mixtures, known[-1].alpha), known[-1]))
+        of_all = _begun(solves, rows, mixtures, every, scales, begun)
+        begun = []
+        for scale, one in zip(scales, of_all, strict=True):
+            known = before.get(scale)
+            for fold in without.tolist():
+                away = 0.0 if known is None else known[fold].x - known[-1].x
+                begun.append((_along(solves, one.x, away), one.alpha, one))
+        of_folds = _begun(solves, rows, mixtures, without, np.repeat(scales, len(without)).tolist(), begun)
         for place, (j, scale) in enumerate(zip(some, scales, strict=True)):
-            found[j] = before[scale] = ended[place * B : (place + 1) * B]
-        replies.clients.progress(B * (len(solves.candidates) - len(found)))
+            own = of_folds[place * solves.folds : (place + 1) * solves.folds]
+            found[j] = before[scale] = [*own, of_all[place]]
+        replies.clients.progress((solves.folds + 1) * (len(solves.candidates) - len(found)))
     return _settled(solves, [one for j in range(len(solves.candidates)) for one in found[j]], replies)
+
+
+def _begun(
+    solves: _Solves,
+    rows: RowsOracle,
+    mixtures: MixtureSet,
+    folds: NDArray[np.int64],
+    scales: list[float],
+    begun: list[Begun],
+) -> list[Minimax]:
+    """Where solves end that are begun so, one a scale, with the folds from first to last in turn."""
+    view = rows.without_fold(np.tile(folds, len(scales) // len(folds))).with_radii(rows.eps, scales)
+    starts, weights, neighbours = zip(*begun, strict=True)
+    each = [mixtures] * len(scales)
+    return _newton(solves, view, each, np.stack(starts), np.stack(weights), None, scales, neighbours)
 
 
 def _inside(mixtures: MixtureSet, alpha: Numbers) -> Numbers:
@@ -438,7 +499,7 @@ def _newton(
     weights: Numbers,
     clients: Clients | None,
     scales: Sequence[float],
-    neighbours: Sequence[Minimax] | None = None,
+    neighbours: Sequence[Minimax | None] | None = None,
 ) -> list[Minimax]:
     problem = solves.problem
     return minimax_newton(

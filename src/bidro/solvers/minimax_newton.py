@@ -30,14 +30,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dpotrf, dtrtrs
 
 from bidro.core.arrays import one_thread
 from bidro.core.sets import Ball, Box, MixtureSet
+from bidro.core.sets.base import Constraints
 from bidro.risk.oracle import Expansion, InModel, Lift, QuadraticRisks, RiskOracle
 from bidro.solvers.references import NO_REFERENCES, References
 
@@ -56,6 +58,9 @@ _LEAST_OF_EVERYONE, _MOST_OF_EVERYONE = 1e-4, 0.5
 _MOST_HELD = 10
 # A step must bring this share of what its model promises.
 _ENOUGH = 1e-4
+# Of a search without proof: factors serve while the weights that they are of differ by no more than the first
+# number in all, and where steps have not brought what they promised, than the second.
+_TURNED, _TURNED_LITTLE = 0.3, 1e-3
 # Near the solution steps bring nothing but a smaller s; risks are compared up to this.
 _ROUNDING = 1e-14
 # Weights are found to this share of the gap that is wanted; where that hides what a step brings, to a smaller
@@ -90,7 +95,8 @@ class Minimax(NamedTuple):
     size: float  # a mean risk at x: what gaps are relative to
     first: float  # that of the model that was begun with, or one that was given
     settled: bool  # whether the search ended as it should
-    curved: tuple[Expansion, int] | None = None  # of a search without proof: where its last Hessians are
+    curved: Curvature | None = None  # of a search without proof: its last
+    wrong: float = np.inf  # and by which share its last step but one brought less, or more, than promised
 
     def reaches(self, gap: float) -> bool:
         return self.upper - self.lower <= gap * self.size
@@ -101,8 +107,50 @@ class _Request(NamedTuple):
     curved: bool  # with Hessians
 
 
-# What a solve is sent: the expansion, and which of its models is the solve's.
-_Search = Generator[_Request, tuple[Expansion, int], Minimax]
+class _Factor(NamedTuple):
+    """L L' = the mixture of second derivatives, over the coordinates that no edge of X holds."""
+
+    weights: Numbers  # (n + P,) of risks and norms, as in `Mix`
+    free: NDArray[np.bool_]  # (d,)
+    L: Numbers  # (free, free) lower, above its diagonal whatever was there
+
+
+@dataclass(eq=False)
+class Curvature:
+    """Second derivatives around a model, which solves of one candidate share over folds and radii, and the
+    factor that was last made of them. What steps are divided by need not be exact: they are checked against
+    what they promise, and the factor serves as long as weights turn little."""
+
+    expansion: Expansion
+    b: int
+    factor: _Factor | None = None
+
+    def divisor(
+        self, here: InModel, weights: Numbers, free: NDArray[np.bool_], turned: float
+    ) -> _Factor | None:
+        """Of these weights (n + P,), or such as differ by at most `turned` in all; None where the matrix
+        cannot be divided by."""
+        known = self.factor
+        if (
+            known is not None
+            and np.abs(known.weights - weights).sum() <= turned
+            and np.array_equal(known.free, free)
+        ):
+            return known
+        n = len(here.values)
+        H = here._replace(expansion=self.expansion, b=self.b).hessian(
+            weights[:n], weights[n:] if len(weights) > n else None
+        )
+        # The transpose of what is symmetric has LAPACK's order, and is factored in its own memory.
+        L, failed = dpotrf(H.T if free.all() else H[np.ix_(free, free)].T, lower=1, clean=0, overwrite_a=1)
+        if failed:
+            return None
+        self.factor = _Factor(weights, free, L)
+        return self.factor
+
+
+# What a solve is sent: the expansion, which of its models is the solve's, and the curvature there.
+_Search = Generator[_Request, tuple[Expansion, int, Curvature], Minimax]
 
 
 def minimax_newton(
@@ -168,9 +216,11 @@ def _ended(
         view = oracle if len(which) == len(searches) else oracle.only(which)
         curved = np.array([request.curved for request in going.values()])
         there = view.expand(np.stack([request.x for request in going.values()]), curved)
+        shared = dict[int, Curvature]()
         for place, j in enumerate(which.tolist()):
+            around = shared.setdefault(there.curved_at(place), Curvature(there, place))
             try:
-                going[j] = searches[j].send((there, place))
+                going[j] = searches[j].send((there, place, around))
             except StopIteration as ended:
                 found[j] = ended.value
                 del going[j]
@@ -199,7 +249,8 @@ def _searched(
     best = Minimax(x, alpha, np.inf, -np.inf, np.inf, np.inf, False)
     share, mix = _SHARE_FOR_WEIGHTS, Mix.of(lift, x, alpha)
     try:
-        here = lift.chained(*(yield _Request(x, True)), x)
+        there, b, around = yield _Request(x, True)
+        here, limits = lift.chained(there, b, x), models.constraints()
         for _ in range(_MOST_STEPS):
             pieces = _Pieces.of(here, references)
             R = pieces.R
@@ -212,7 +263,7 @@ def _searched(
             if best.reaches(gap):
                 return best._replace(settled=True)
             enough = share * min(gap, 1e-5) * best.size
-            found = _step(models, mixtures, x, pieces, mix, enough)
+            found = _step(limits, mixtures, x, pieces, mix, enough, around)
             if found is None:
                 return best
             mix, step, reached = found
@@ -220,11 +271,11 @@ def _searched(
             moved = None
             for _ in range(_MOST_SHORTENED):
                 trial = np.asarray(models.project(x + step))
-                there = lift.chained(*(yield _Request(trial, True)), trial)
-                ahead = references.off(there.values)
+                there, b, around_trial = yield _Request(trial, True)
+                ahead = references.off(there.values[b])
                 reached = float(mixtures.linear_maximum(ahead)[0])
                 if reached <= upper * (1 + _ROUNDING) + _ROUNDING * references.mean - _ENOUGH * promised:
-                    moved = trial, there
+                    moved = trial, lift.chained(there, b, trial), around_trial
                     break
                 length, least = _shorter(mixtures, R, here.gradients @ (trial - x), ahead)
                 step, promised = length * step, length * promised
@@ -235,7 +286,7 @@ def _searched(
                     return best
                 share *= 1e-4
                 continue
-            x, here = moved
+            x, here, around = moved
     except TimeoutError:
         pass
     return best
@@ -253,38 +304,41 @@ def _predicted(
     neighbour: Minimax | None,
 ) -> _Search:
     """Ends where a step promises less than a relative `gap`: without proof, for the choice among models."""
-    first, curved = (None, None) if neighbour is None else (neighbour.first, neighbour.curved)
-    mix, wrong, expected, stuck = Mix.of(lift, x, alpha), np.inf, np.inf, not lift.smooth
-    everyone = 0.0
+    first, curved, wrong = None, None, np.inf
+    if neighbour is not None:
+        first, curved, wrong = neighbour.first, neighbour.curved, neighbour.wrong
+    mix, expected, stuck = Mix.of(lift, x, alpha), np.inf, not lift.smooth
+    everyone, turned, limits = 0.0, _TURNED, models.constraints()
     ended = Minimax(x, alpha, np.inf, -np.inf, np.inf, np.inf, False)
     try:
-        there, b = yield _Request(x, curved is None)
-        curved = curved or (there, b)
+        there, b, around = yield _Request(x, curved is None)
+        curved = curved or around
+        R = references.off(there.values[b])
+        upper = float(mixtures.linear_maximum(R)[0])
         while True:
-            R = references.off(there.values[b])
-            upper = float(mixtures.linear_maximum(R)[0])
             risk = references.risk(upper)
             first = abs(risk) if first is None else first
             size = max(abs(risk), _SMALL * first)
-            ended = Minimax(x, mix.mean[: len(R)], upper, -np.inf, size, first, False, curved)
+            ended = Minimax(x, mix.mean[: len(R)], upper, -np.inf, size, first, False, curved, wrong)
             if size == 0:
                 return ended._replace(settled=True)  # nothing is lost, and there was nothing to lose
             if infimum_at_infinity and risk < _VANISHING * first:
                 return ended._replace(x=_far_out(models, x, risk / first), settled=True)
             # What nu adds to the risks; near 0 it has a kink.
-            steep = float(np.max(there.gradients[b][:, len(x) :], initial=0.0))
+            steep = float(there.gradients[b][:, len(x)].max()) if lift.cones else 0.0
             near_kink = steep > 0 and (stuck or steep * float(lift.at(x)) <= _NEAR_KINK * size)
+            here = lift.chained(there, b, x)
             if near_kink:
-                known = there.values[b], there.gradients[b], curved[0].hessians(curved[1])
-                around = QuadraticRisks(lift.lifted(x), *known, lift)
+                known = there.values[b], there.gradients[b], curved.expansion.hessians(curved.b)
+                quadratic = QuadraticRisks(lift.lifted(x), *known, lift)
                 enough, most = _INNER_GAP * gap * size, min(expected, _FIRST_SMOOTHING * size)
-                trial, mix = quadratic_minimax(around, models, mixtures, x, mix, enough, most, references)
-                reached = float(mixtures.linear_maximum(references.off(around.values(trial[None])[0]))[0])
+                trial, mix = quadratic_minimax(quadratic, models, mixtures, x, mix, enough, most, references)
+                reached = float(mixtures.linear_maximum(references.off(quadratic.values(trial[None])[0]))[0])
                 promised = expected = upper - reached
             else:
-                here = lift.chained(there, b, x)._replace(expansion=curved[0], b=curved[1])
                 pieces = _Pieces.of(here, references)
-                found = _step(models, mixtures, x, pieces, mix, _SHARE_FOR_WEIGHTS * gap * size, everyone)
+                enough = _SHARE_FOR_WEIGHTS * gap * size
+                found = _step(limits, mixtures, x, pieces, mix, enough, curved, everyone, turned)
                 if found is None:
                     if everyone >= _MOST_OF_EVERYONE:
                         return ended
@@ -296,17 +350,16 @@ def _predicted(
                 promised = upper - reached
             if promised <= (_LAST if wrong < _RIGHT else 1.0) * gap * size:
                 return ended._replace(x=trial, alpha=mix.mean[: len(R)], settled=True)
-            gradients, at_x = lift.chained(there, b, x).gradients, (there, b)
-            moved = False
+            at_x, moved = (there, b, around), False
             for shortened in range(_MOST_SHORTENED_UNPROVEN):
                 renewed = wrong > _SAME_HESSIAN
-                there, b = yield _Request(trial, renewed)
+                there, b, around = yield _Request(trial, renewed)
                 ahead = references.off(there.values[b])
                 reached = float(mixtures.linear_maximum(ahead)[0])
                 moved = upper - reached >= _ENOUGH * promised - 1e-11 * abs(risk)
                 if moved:
                     break
-                length, least = _shorter(mixtures, R, gradients @ (trial - x), ahead)
+                length, least = _shorter(mixtures, R, here.gradients @ (trial - x), ahead)
                 trial, promised, wrong = x + length * (trial - x), length * promised, np.inf
                 # The minimum lies at a kink of nu, or near one.
                 stuck |= shortened > 0
@@ -317,12 +370,14 @@ def _predicted(
                 if near_kink or everyone >= _MOST_OF_EVERYONE:
                     return ended
                 everyone = max(10 * everyone, _LEAST_OF_EVERYONE)
-                there, b = at_x
+                there, b, around = at_x
                 continue
             wrong = abs((upper - reached) / promised - 1) if promised > 0 else 0.0
-            if renewed and wrong > _SAME_HESSIAN:
-                curved = there, b
-            x = trial
+            if wrong > _SAME_HESSIAN:
+                turned = _TURNED_LITTLE
+                if renewed:
+                    curved = around
+            x, R, upper = trial, ahead, reached
     except TimeoutError:
         return ended
 
@@ -340,17 +395,18 @@ def quadratic_minimax(
     """(model, weights): the minimax of risks that are quadratic in (x, nu), to a few times `enough`, from x.
     Norms, which have kinks, are smoothed over less and less, at first by what changes the risks by as much as
     is expected to be gained."""
-    lift, d = risks.lift, len(x)
+    lift, d, limits = risks.lift, len(x), models.constraints()
     steep = float(np.max(risks.gradient[:, d])) * lift.overshoot
     least = enough / steep
     delta = max(min(expected / steep, 1e3 + float(risks.z[d])), least)
 
     for _ in range(_MOST_INNER):
         nu = lift.smoothed(x, delta)
-        here = lift.chained(risks.at(np.append(x, nu.nu)[None]), 0, x, nu)
+        there_x = risks.at(np.append(x, nu.nu)[None])
+        here = lift.chained(there_x, 0, x, nu)
         pieces = _Pieces.of(here, references)
         upper = float(mixtures.linear_maximum(pieces.R)[0])
-        found = _step(models, mixtures, x, pieces, mix, 1e-2 * enough)
+        found = _step(limits, mixtures, x, pieces, mix, 1e-2 * enough, Curvature(there_x, 0))
         if found is None:
             break
         mix, step, reached = found
@@ -426,40 +482,42 @@ class _Pieces(NamedTuple):
 
 
 def _step(
-    models: Box | Ball,
+    limits: Constraints,
     mixtures: MixtureSet,
     x: Numbers,
     pieces: _Pieces,
     mix: Mix,
     enough: float,
+    curved: Curvature,
     everyone: float = 0.0,
+    turned: float = 0.0,
 ) -> tuple[Mix, Numbers, float] | None:
     """(weights, step, what the worst mixture comes to by its quadratic model); None where the mixed Hessian
-    cannot be divided by. A share of the Hessian is that of `everyone`, all clients alike."""
+    cannot be divided by. A share of the Hessian is that of `everyone`, all clients alike; it may be that of
+    weights that differ by `turned`."""
     here, n = pieces.here, len(pieces.R)
-    held = _held(models, x, pieces.linear(mix)[1])
+    held = _held(limits, x, pieces.linear(mix)[1])
     for _ in range(_MOST_HELD):
-        free = ~held
-        try:
-            weights = (1 - everyone) * mix.mean[:n] + everyone / n
-            H = here.hessian(weights, mix.mean[n:] if len(mix.mean) > n else None)
-            root = np.linalg.cholesky(H if free.all() else H[np.ix_(free, free)])
-            del H  # with curves it may be as large as the table
-            # (free, n + P)
-            image = solve_triangular(root, pieces.slopes[:, free].T, lower=True, check_finite=False)
-        except (np.linalg.LinAlgError, ValueError):
+        free, weights = ~held, mix.mean
+        if everyone:
+            weights = np.append((1 - everyone) * weights[:n] + everyone / n, weights[n:])
+        factor = curved.divisor(here, weights, free, turned)
+        if factor is None:
             return None
-        if not np.max(np.abs(image), initial=0.0) < _LARGEST_IMAGE:
+        # (free, n + P)
+        image = dtrtrs(factor.L, (pieces.slopes if free.all() else pieces.slopes[:, free]).T, lower=1)[0]
+        if not np.abs(image).max(initial=0.0) < _LARGEST_IMAGE:
             return None
         mix = _best_mix(mixtures, pieces, image, mix.corners, enough)
         value, slope = pieces.linear(mix)
         # By these weights others may be held, or fewer.
-        before, held = held, _held(models, x, slope)
+        before, held = held, _held(limits, x, slope)
         if np.array_equal(before, held):
             break
     step = np.zeros(len(x))
+    assert factor is not None
     ahead = image @ pieces.weights(mix.mean)
-    step[free] = -solve_triangular(root, ahead, lower=True, trans="T", check_finite=False)
+    step[free] = -dtrtrs(factor.L, ahead, lower=1, trans=1)[0]
     return mix, step, value + 0.5 * float(slope @ step)
 
 
@@ -487,9 +545,8 @@ def _shorter(mixtures: MixtureSet, R: Numbers, slopes: Numbers, ahead: Numbers) 
     return ((low + high) / 2, worst((low + high) / 2))
 
 
-def _held(models: Box | Ball, x: Numbers, slope: Numbers) -> NDArray[np.bool_]:
+def _held(limits: Constraints, x: Numbers, slope: Numbers) -> NDArray[np.bool_]:
     """(d,) which coordinates are at a bound of X to which they fall: they stay there."""
-    limits = models.constraints()
     return np.asarray(((x <= limits.lower) & (slope > 0)) | ((x >= limits.upper) & (slope < 0)))
 
 
@@ -517,7 +574,7 @@ def _best_mix(mixtures: MixtureSet, pieces: _Pieces, image: Numbers, corners: Nu
         if not most - float(share @ (weights @ rise)) > enough:
             break
         # The maximum over it is known as well as rounding allows, as where columns are collinear.
-        if np.any(np.all(corners == corner, axis=1)):
+        if (corners == corner).all(axis=1).any():
             break
         added = pieces.weights(corner)
         corners, weights = np.vstack([corners, corner]), np.vstack([weights, added])
@@ -537,13 +594,15 @@ def _mixed(values: Numbers, images: Numbers, share: Numbers) -> tuple[Numbers, N
     points, or of those of them that are left: on the way from `share` to the maximum without signs, a point
     whose share comes to 0 is left out."""
     kept = np.arange(len(share))
+    if len(kept) == 1:
+        return np.ones(1), kept
     squares = images @ images.T
     squares[np.diag_indices(len(share))] += 1e-13 * np.trace(squares) + np.finfo(float).tiny
+    system = np.ones((len(share) + 1, len(share) + 1))
+    system[:-1, :-1], system[-1, -1] = squares, 0.0
+    target = np.append(values, 1.0)
     while len(kept) > 1:
-        size = len(kept)
-        system = np.ones((size + 1, size + 1))
-        system[:size, :size], system[size, size] = squares[np.ix_(kept, kept)], 0.0
-        wanted = np.linalg.solve(system, np.append(values[kept], 1.0))[:size]
+        wanted = np.linalg.solve(system, target)[:-1]
         falls = wanted < 0
         if not falls.any():
             return wanted / wanted.sum(), kept
@@ -551,5 +610,6 @@ def _mixed(values: Numbers, images: Numbers, share: Numbers) -> tuple[Numbers, N
         far = np.where(falls, here / np.where(falls, here - wanted, 1.0), np.inf)
         first = int(np.argmin(far))
         share[kept] = np.maximum(here + far[first] * (wanted - here), 0.0)
-        kept = np.delete(kept, first)
+        left = np.arange(len(system)) != first
+        kept, system, target = kept[left[:-1]], system[left][:, left], target[left]
     return np.ones(1), kept

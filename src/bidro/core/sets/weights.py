@@ -456,7 +456,7 @@ def _fill_in_order(room: V, total: Any) -> V:
     """Pour `total` into slots of size `room`, filling each before the next."""
     xp = namespace(room, total)
     before = xp.cumsum(room) - room
-    return xp.clip(total - before, 0.0, room)
+    return xp.minimum(xp.maximum(total - before, 0.0), room)
 
 
 def _finite_or_nan(v: V, projected: V) -> V:
