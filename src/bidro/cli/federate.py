@@ -68,7 +68,7 @@ def schema(
 
 @with_options(
     *("config", "engine", "out", "run", "resume", "one_sample_replies", "local", *_OF_A_REHEARSAL, "epsilon"),
-    *("certify", "force", "json"),
+    *("certify", "check", "force", "json"),
     client="With --local and without a schema: column that names the client.",
     target="With --local and without a schema: column to be predicted.",
     target_unit="With --local and without a schema: what the target is counted in, such as days.",
@@ -107,6 +107,14 @@ def federate(
             "that they hold out, and tell bounds alone."
         ),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Train nothing: ask every site whether it would answer, and name those that would not. The "
+            "verdict leaves, and nothing else; sites log it.",
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out already.")] = False,
     json: AsJson = False,
     **given: Any,
@@ -126,13 +134,16 @@ def federate(
 
     from bidro.deploy.agreement.job import Config, agreement_in
     from bidro.deploy.server.certified import job_to_certify
+    from bidro.deploy.server.check import VERDICTS, in_words, job_to_check
     from bidro.deploy.transport.drive import require_engine, submit_and_wait
     from bidro.deploy.transport.rehearsal import rehearsed, split_by_client
     from bidro.privacy.terms import Budget
     from bidro.workflow.folder import require_place, write_folder
 
-    if out is None:
+    if out is None and not check:
         raise click.UsageError("Name the folder for the model: --out DIR.")
+    if check and (certify is not None or resume):
+        raise click.UsageError("--check trains and certifies nothing; leave --certify and --resume out.")
     if local is None and config is None:
         raise click.UsageError(
             "Give a configuration, or rehearse with --local TABLE --client COLUMN --target COLUMN."
@@ -159,8 +170,9 @@ def federate(
     columns = TableColumns(**given)
     budget = None if epsilon is None else Budget(epsilon)
     require_engine(engine)
-    require_place(out, force)
-    name = out.resolve().name if run is None else run
+    if out is not None:
+        require_place(out, force)
+    name = run or (out.resolve().name if out is not None else "check")
     with said_lines(quiet=json) as say, tempfile.TemporaryDirectory(prefix="bidro-") as scratch:
         sites = None
         if local is not None:
@@ -168,6 +180,8 @@ def federate(
                 raise click.UsageError("A rehearsal leaves nothing to resume; begin it again.")
             sites = split_by_client(local, columns, Path(scratch), one_sample_replies, agreed, budget)
         whole = Config.read(config, name, sites, resume)
+        if check:
+            whole = dataclasses.replace(whole, job=job_to_check(whole.job))
         if certify is not None:
             whole = dataclasses.replace(whole, job=job_to_certify(whole.job, certify))
         if whole.job.agreed.algorithm is not None and certify is None and not one_sample_replies:
@@ -182,7 +196,13 @@ def federate(
             files = submit_and_wait(whole.job, engine, whole.engines[engine], say)
         else:
             raise BidroError(f"'{config}' has no [{engine}] part that says how to reach the network.")
-        write_folder(out, dict(files))
+        if out is not None and not check:
+            write_folder(out, dict(files))
+    if check:
+        verdicts = plain_json.loads(files[VERDICTS])
+        print_result(verdicts, in_words(verdicts), json)
+        raise typer.Exit(int(not all(one["answers"] for one in verdicts["sites"].values())))
+    assert out is not None
     if certify is not None:
         _print_certified(out, json)
     elif whole.job.agreed.neural_network is not None:

@@ -254,7 +254,8 @@ def _line(entry: dict[str, object]) -> str:
         f"{entry['time']} run '{_plain(entry['run'])}' {_plain(entry['question'])} {entry['round']}{times}: "
     )
     if entry["outcome"] == "answered":
-        over = f"over at least {entry['rows']} rows" if entry["rows"] else "with noise"
+        without = "by a verdict" if entry["question"] == "check" else "with noise"
+        over = f"over at least {entry['rows']} rows" if entry["rows"] else without
         remark = f"; WARNING: {_plain(entry['reason'])}" if entry["reason"] else ""
         return f"{head}answered {over}, {entry['bytes']:,} bytes{remark}"
     if entry["outcome"] == "refused":

@@ -26,6 +26,7 @@ class Job:
     policy: Policy = field(default_factory=Policy)
     resume: bool = False
     max_weight: float = 1.0  # no site counts for more than this in training, however many rows it reports
+    check: bool = False  # whether sites are asked for verdicts alone
     certify: bytes | None = None  # an ONNX file to be certified; None where a model is to be trained
 
     def __post_init__(self) -> None:
@@ -51,6 +52,8 @@ class Job:
             "resume": self.resume,
             "max_weight": self.max_weight,
         }
+        if self.check:
+            content["check"] = True
         if self.certify is not None:
             content["certify"] = base64.b64encode(self.certify).decode()
         return json.dumps(content, sort_keys=True)

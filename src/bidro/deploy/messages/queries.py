@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 import bidro
 from bidro.ambiguity import Penalty, WassersteinBall
 from bidro.certify.statements import is_clip_level
+from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.deploy.messages.plan import (
     HEADER_BYTES,
@@ -62,6 +63,21 @@ _OTHER_CURVES = "it was asked about curves that were not agreed on."
 _OTHER_PENALTY = "it was asked for another penalty than was agreed on."
 _OTHER_ROUND = "it was asked for a round of something that was not agreed on."
 _OTHER_NUMBER = "a message holds a number of another shape or size than agreed on."
+
+
+# What a site's verdict warns of, in this order; which column, row or run it is its owner sees.
+WARNINGS = (
+    "a column lies far from the agreed units: is it in another unit?",
+    "rows look like people with several rows each whom no column names, or are copies of others.",
+    "less than a tenth of its privacy budget is left.",
+    "its certificate ends within 30 days; ask the coordinator for a new kit.",
+)
+
+
+class Verdict(NamedTuple):
+    """That a site would answer a run."""
+
+    warnings: Floats  # (4,) of 0 and 1, see WARNINGS
 
 
 class Score(NamedTuple):
@@ -145,7 +161,7 @@ class Query:
     """
 
     name: str
-    by: Literal["every", "linear", "curves", "network", "private"]
+    by: Literal["any", "every", "linear", "curves", "network", "private"]
     what: str = ""
     reveals: str = ""
     message: type[Any] = Nothing
@@ -164,6 +180,8 @@ class Query:
 
     def asked_by(self, plan: QueryPlan) -> bool:
         """Whether an agreement has this question."""
+        if self.by == "any":
+            return True
         if plan.agreed.privacy is not None or self.by == "private":
             return plan.agreed.privacy is not None and self.by == "private"
         if self.by == "curves":
@@ -544,6 +562,17 @@ _IN_SPREADS: dict[str, Rule] = {
 }
 
 _DECLARED = (
+    Query(
+        "check",
+        "any",
+        "A verdict",
+        "Whether the site would answer a run by this agreement, and whether it is warned of units, repeated "
+        "people, its budget and its certificate (under a privacy budget of the last two alone); where it "
+        "would not, the sentence with which it would refuse. Asked by bidro federate --check, and by no run.",
+        reply=Verdict,
+        once=False,
+        stage="checking",
+    ),
     Query(
         "prepare",
         "every",

@@ -20,6 +20,7 @@ from bidro.core.pytrees import compilation_cache
 from bidro.deploy.agreement.job import Job
 from bidro.deploy.server.audit import audit_content, audit_of
 from bidro.deploy.server.certified import federated_network, federated_scores
+from bidro.deploy.server.check import verdicts_of
 from bidro.deploy.server.fit import federated_fit
 from bidro.deploy.server.runs import (
     RECORD,
@@ -67,6 +68,8 @@ def leave_files(job: str, carrier: Carrier, folder: Path) -> None:
 
 def run_job(job: Job, carrier: Carrier, runs: Path) -> dict[str, bytes]:
     """Run the job, or go on with it. Raises BidroError where it cannot be run to its end."""
+    if job.check:
+        return verdicts_of(job, carrier, runs)
     folder = runs / job.run
     # Who resumes a run that goes on in a job of before, whose lead died, waits for its end.
     with locked(folder, job.run, job.policy.patience if job.resume else 0.0):

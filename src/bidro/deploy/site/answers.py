@@ -86,7 +86,7 @@ _log = logging.getLogger(__name__)
 
 def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     """(the reply, the fewest rows that a number in it rests on, 0 where that is not told)."""
-    if request.query.by != "private":
+    if request.query.by not in ("private", "any"):
         releases(site, rows)
         if request.query.of_model:
             _require_known_curves(site, rows, request.protocol)
@@ -555,7 +555,15 @@ def rounded_up(bound: float, most: float, share: float, offset: float) -> float:
 
 
 # By question: (the reply, the fewest rows that a number in it rests on).
+def _verdict(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
+    # The check is a run, answered by this module.
+    from bidro.deploy.site.check import verdict
+
+    return verdict(site, rows), 0
+
+
 ANSWERS: dict[str, Callable[[Site, SiteRows, Request], tuple[Any, int]]] = {
+    "check": _verdict,
     "prepare": _prepared,
     "spread": _places,
     "bends": _borne,

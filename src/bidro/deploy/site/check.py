@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from bidro.core.errors import BidroError
 from bidro.deploy.agreement.agreement import Agreement, far_units_of
 from bidro.deploy.agreement.job import Job
+from bidro.deploy.consortium.kits import days_left
+from bidro.deploy.messages.queries import Verdict
 from bidro.deploy.server.certified import federated_network
 from bidro.deploy.server.fit import federated_fit
 from bidro.deploy.site.answers import fold_ids_of, ledger_of
@@ -33,7 +35,7 @@ from bidro.deploy.site.disclosure.information import LARGEST_SHARE, Some, larges
 from bidro.deploy.site.disclosure.known_rows import KnownRows, copies_in_words
 from bidro.deploy.site.disclosure.memory import Releases, RowMemory
 from bidro.deploy.site.disclosure.rules import PolicyViolationError, draws, words
-from bidro.deploy.site.ledger import LEDGER
+from bidro.deploy.site.ledger import LEDGER, spent_content
 from bidro.deploy.site.rows import (
     SiteRows,
     dealt,
@@ -298,15 +300,35 @@ def _forget_what_is_said_again(site: Site, rows: SiteRows) -> None:
         connection.execute("DELETE FROM stated WHERE content LIKE ? || ' %'", (f"{agreed} {table}",))
 
 
-def check_site(site: Site, rehearse: bool = True) -> Checked:
+def check_site(site: Site, rehearse: bool = True, rows: SiteRows | None = None) -> Checked:
     """What the site would answer by its agreement, for its owner: counts, and whether a run would be
-    answered, by one with this site alone unless that is not wanted."""
-    found = on_a_copy(site, lambda copy: _checked(copy, rehearse))
+    answered, by one with this site alone unless that is not wanted. `rows` where they have been read."""
+    found = on_a_copy(site, lambda copy: _checked(copy, rehearse, rows or SiteRows.load(site)))
     return replace(found, asks=site.approve == "ask")
 
 
-def _checked(site: Site, rehearse: bool) -> Checked:
-    rows = SiteRows.load(site)
+# Days before the end of its certificate, and the share of its budget, from which on a site warns.
+_DAYS, _LEFT = 30, 0.1
+
+
+def verdict(site: Site, rows: SiteRows) -> Verdict:
+    """What leaves of a check: that a run would be answered, with what to look at. Raises PolicyViolationError
+    with why it would not. Under a privacy budget nothing that depends on the rows is told."""
+    found = check_site(site, rows=rows)
+    if found.refused is not None:
+        raise PolicyViolationError(found.refused)
+    days = days_left(site.schema.parent)
+    spent = 0.0
+    if site.privacy is not None:
+        spent = float(spent_content(ledger_of(site), site.privacy)["spent"])
+    of_rows = site.privacy is None
+    far = far_units_of(rows.agreed, rows.features, rows.target) if of_rows else []
+    repeated = of_rows and (found.copies > 0 or len(found.warnings) > len(far))
+    warned = (bool(far), repeated, spent > 1 - _LEFT, days is not None and days < _DAYS)
+    return Verdict(np.array(warned, float))
+
+
+def _checked(site: Site, rehearse: bool, rows: SiteRows) -> Checked:
     refused = None
     try:
         require_allowed(site, rows)

@@ -254,7 +254,7 @@ def what_would_leave(agreed: Agreement) -> list[tuple[str, str, str]]:
     return [
         (stage_of(query.name), query.what or _ROUNDS[0], query.reveals or _ROUNDS[1])
         for query in asked
-        if query.name != "score" or agreed.scores is not None
+        if query.by != "any" and (query.name != "score" or agreed.scores is not None)
     ]
 
 
@@ -324,11 +324,12 @@ def _line(run: str, kind: str, outcome: str, some: list[Entry]) -> str:
     words = {"asked": "asked; the site stopped before it answered"}.get(outcome, outcome)
     times = sum(one.times for one in some)
     rows = [one.rows for one in some if one.rows]
+    over = f"{min(rows):,}" if rows else "a verdict" if kind == "check" else "with noise"
     cells = [
         run,
         kind,
         f"{words}{f', {times} times' if times > 1 else ''}{f': {why}' if why else ''}",
-        (f"{min(rows):,}" if rows else "with noise") if outcome == "answered" else "",
+        over if outcome == "answered" else "",
         f"{sum(one.bytes or 0 for one in some):,}" if outcome == "answered" else "",
     ]
     last = _time(max(one.time for one in some))

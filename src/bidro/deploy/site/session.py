@@ -158,7 +158,7 @@ def _require_promised(site: Site, request: Request) -> None:
     of a private run, and after one nothing exactly."""
     if site.privacy is None:
         require_exact_may_leave(site, state_of(site))
-    elif request.question not in PRIVATE:
+    elif request.question not in (*PRIVATE, "check"):
         raise PolicyViolationError(
             "it has a privacy budget and answers private runs alone: agree on one by a part [privacy] in "
             "schema.toml."
@@ -200,6 +200,8 @@ def _require_current(site: Site, rows: SiteRows, request: Request) -> None:
     want a loss like this, or models from elsewhere."""
     if request.table is not None and request.table != table_id(site, rows):
         raise PolicyViolationError("its table has changed since the run began; begin a new run.")
+    if request.question == "check":
+        return
     if request.question == "score":
         if not site.score_models:
             raise PolicyViolationError(SCORED)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from bidro.core.errors import BidroError, one_line, require_package
 from bidro.deploy.agreement.job import Job
+from bidro.deploy.server.check import VERDICTS
 from bidro.deploy.server.serve import AGAIN_FILE, ERROR_FILE
 from bidro.model.model_file import NETWORK_FILE
 
@@ -147,6 +148,8 @@ def submit_and_wait(
 
 def _expected(job: Job) -> tuple[set[str], set[str]]:
     """(the files that a run leaves, those that it may leave besides)."""
+    if job.check:
+        return {VERDICTS}, set()
     if job.certify is not None:
         return _CERTIFIED, set()
     if job.agreed.neural_network is None:
