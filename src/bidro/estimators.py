@@ -35,6 +35,7 @@ from bidro.fit.network import LocalNetwork
 from bidro.fit.settings import FitSettings, settings_of
 from bidro.fit.training import cross_validates
 from bidro.model.predictor import Predictor
+from bidro.model.summary import Summary, summary_of
 from bidro.problem.worst_case import WorstCase, worst_case_distribution
 
 
@@ -261,6 +262,28 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         return with_holdout(
             bare, self._assessed, fresh, confidence, shift, bound, parts, personal, rows_per_person
         )
+
+    def summary(self, confidence: float = 0.95) -> Summary:
+        """The coefficients with standard errors, intervals and p-values, and how much clients differ.
+
+        Args:
+            confidence: of every interval by itself.
+
+        Returns:
+            Tables, which print as one; where there is no interval, a note says why.
+
+        Raises:
+            BidroError: for an unpickled estimator: training rows do not travel with it.
+        """
+        check_is_fitted(self)
+        if self._fitted is None:
+            raise BidroError(
+                "This estimator was unpickled, and training rows do not travel with it; fit it again for "
+                "standard errors."
+            )
+        classes = getattr(self, "classes_", None)
+        words = None if classes is None else [str(name) for name in classes]
+        return summary_of(self._fitted, self._columns(), confidence, words)
 
     def conformalize(
         self,
