@@ -19,6 +19,8 @@ from bidro.workflow.options import FitOptions
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = {
+    "jax": "jax",
+    "jaxlib": "jax",
     "ot": "distances",
     "matplotlib": "figures",
     "pyarrow": "parquet",
@@ -54,8 +56,13 @@ sys.meta_path.insert(0, Missing())
 from bidro.cli import main
 for command in (
     "example visits.csv",
+    "example fresh.csv --seed 1",
     "fit visits.csv --client hospital --target stay --radius 0.1 --out model",
+    "fit visits.csv --client hospital --target stay --loss huber --curves none --out huber",
+    "fit visits.csv --client hospital --target ward --curves none --out classes",
     "evaluate model visits.csv",
+    "predict model visits.csv --interval 0.9 --explain --out predicted.csv",
+    "certify model fresh.csv",
     "report model --out page.html",
 ):
     sys.argv = ["bidro", *command.split()]
@@ -69,6 +76,22 @@ for command in (
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "page.html").exists()
+
+
+def test_what_is_compiled_says_that_it_needs_jax(tmp_path):
+    script = """
+import sys
+from bidro import RobustRegressor, example_visits
+sys.modules["jax"] = None
+rows = example_visits()[:200]
+try:
+    RobustRegressor("absolute", weights="fixed").fit(rows[["age"]], rows["stay"], clients=rows["hospital"])
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert "needs JAX, which is not installed" in done.stdout, done.stderr
+    assert "pip install 'bidro[jax]'" in done.stdout
 
 
 def test_what_needs_an_extra_says_which(without, tmp_path):
@@ -116,6 +139,7 @@ def test_the_extras_are_those_of_the_messages_and_development_has_all():
     assert set(everything.removeprefix("bidro[").removesuffix("]").split(",")) == set(EXTRAS.values())
     plain = " ".join(project["dependencies"]).lower()
     extra = (
+        "jax",
         "pot>",
         "matplotlib",
         "pyarrow",

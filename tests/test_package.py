@@ -21,7 +21,7 @@ ORDER = [
 ]  # fmt: skip
 
 
-# Who imports JAX, and why. It is to become an extra: what has another reason than the first four is to leave.
+# Who uses JAX, the extra `bidro[jax]`, and why: what has another reason than the first four is to leave.
 TRACED = "is traced: the rows of clients, and the inner suprema, in compiled programs"
 ROUNDS = "a first-order method, or who runs its rounds: compiled, with JAX's random numbers"
 NETWORK = "trains neural networks"
@@ -37,6 +37,7 @@ IMPORTS_JAX = {
         "risk/inner/problem",
         "risk/inner/path",
         "risk/rows_jax",
+        "ambiguity/reweighting",
     ],
     ROUNDS: [
         "federated/baselines/afl",
@@ -118,19 +119,20 @@ def test_a_site_imports_no_more_than_an_answer_needs():
     assert found.stdout.strip() == "[]", found.stderr
 
 
-def test_jax_is_imported_only_where_it_is_needed():
+def test_jax_is_used_only_where_it_is_needed_and_imported_on_use():
     """Names for type checkers do not count, imports inside functions do."""
     importing = set()
     for path in SOURCE.rglob("*.py"):
         for node in executed(ast.parse(path.read_text())):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if any(module.partition(".")[0] in ("jax", "jaxlib") for module in modules):
+            assert not any(module.partition(".")[0] in ("jax", "jaxlib") for module in modules), path
+            if any(module == "bidro.core.jax_on_use" for module in modules):
                 importing.add(path.relative_to(SOURCE).with_suffix("").as_posix())
     allowed = [name for names in IMPORTS_JAX.values() for name in names]
     assert len(allowed) == len(set(allowed))
-    assert sorted(importing - set(allowed)) == [], "imports JAX and is not allowed to"
-    assert sorted(set(allowed) - importing) == [], "may import JAX and does not: shorten the list"
+    assert sorted(importing - set(allowed)) == [], "uses JAX and is not allowed to"
+    assert sorted(set(allowed) - importing) == [], "may use JAX and does not: shorten the list"
 
 
 def executed(tree):

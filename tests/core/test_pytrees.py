@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from bidro import Ball, Box, CappedSimplex, L1SimplexBall, Simplex, Transport, WholeSpace
-from bidro.core.pytrees import mapped, namespace, stack_trees, structured
+from bidro.core.pytrees import mapped, namespace, register_pytrees, stack_trees, structured
 from bidro.core.sets import ScaledNormCut
+
+register_pytrees()  # JAX may have been imported after the classes
 
 
 class Pair(NamedTuple):
@@ -62,8 +64,7 @@ def test_classes_that_were_made_before_jax_was_imported_are_traced_like_others()
 import sys
 from bidro import Box
 assert "jax" not in sys.modules
-import bidro.risk.client_rows
-import jax
+from bidro.core.jax_on_use import jax
 print(jax.jit(lambda box, v: box.project(v))(Box.cube(1.0, 2), jax.numpy.array([3.0, 0.5])).tolist())
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -101,7 +101,7 @@ def test_commands_have_the_settings_as_options():
     options = {one.name: one for one in fit.params}
     named = {field.name: known for field, known in settings_of(FitOptions)}
     made = {name for name, known in named.items() if known.option is not None}
-    assert options.keys() - made == {"tables", "out", "config", "force", "json"}
+    assert options.keys() - made == {"tables", "out", "config", "force", "json", "prefer", "verbose"}
     assert made <= options.keys()
     assert all(options[name].help.startswith(named[name].help) for name in made)
     ends = {

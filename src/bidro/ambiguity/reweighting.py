@@ -23,15 +23,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
 from bidro.ambiguity.base import Ambiguity, numbers_per_client
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import mapped, namespace, repeat_while
 from bidro.core.sets.base import AnyArray
 from bidro.losses import LinearLoss, Squared

@@ -139,7 +139,7 @@ def pytree(cls: type[T]) -> type[T]:
 
 
 def register_pytrees() -> None:
-    """Make all classes of `pytree` known to JAX; the modules that trace them call it after importing JAX."""
+    """Make all classes of `pytree` known to JAX, which is imported: `core.jax_on_use` calls it."""
     while _UNREGISTERED:
         _register(_UNREGISTERED.pop())
 

@@ -12,14 +12,12 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
@@ -28,6 +26,7 @@ from bidro.ambiguity import Penalty
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.core.files import write_json, write_whole
+from bidro.core.jax_on_use import Array, jax, jit, jnp
 from bidro.core.sets import Box
 from bidro.experiments import simulation
 from bidro.experiments.simulation import (
@@ -62,8 +61,12 @@ def _client_risks(
     return jax.ops.segment_sum(values, owner, num_segments=clients) / rows
 
 
-_risks = jax.jit(_client_risks, static_argnums=(0, 1))
-_jacobian = jax.jit(jax.jacfwd(_client_risks, argnums=6), static_argnums=(0, 1))
+_risks = jit(_client_risks, static_argnums=(0, 1))
+
+
+@partial(jit, static_argnums=(0, 1))
+def _jacobian(*given: Any) -> Any:
+    return jax.jacfwd(_client_risks, argnums=6)(*given)
 
 
 class ClientRisks:

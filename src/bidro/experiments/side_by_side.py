@@ -11,13 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
 from bidro.ambiguity import Ambiguity
+from bidro.core.jax_on_use import Array, jax, jit, jnp
 from bidro.federated.algorithm import Algorithm, Snapshot
 from bidro.federated.engines.in_process import block_rounds, rounds_of
 from bidro.federated.engines.rounds import first_state
@@ -112,7 +110,7 @@ def _train_group(
     return np.asarray((rounds * whole - half * np.asarray(at_half)) / (rounds - half))
 
 
-@partial(jax.jit, static_argnames="block")
+@partial(jit, static_argnames="block")
 def _advance(
     algorithms: Algorithm,
     clients: Client,

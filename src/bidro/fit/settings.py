@@ -226,7 +226,9 @@ class FitSettings:
     """
 
     loss: str | None = setting(  # None for the first one of the task
-        None, "squared, absolute, huber, pinball; logistic, 'smoothed hinge'. [squared or logistic]"
+        None,
+        "squared, absolute, huber, pinball; poisson for counts, gamma or tweedie for costs; logistic, "
+        "'smoothed hinge'. [squared or logistic]",
     )
     quantile: float = setting(
         0.5,

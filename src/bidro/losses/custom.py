@@ -8,18 +8,16 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax
 from bidro.core.sets import VectorSet
 from bidro.core.sets.base import AnyArray
 from bidro.losses.base import Growth, Loss
 from bidro.losses.fingerprints import UnknownFingerprintError, digest_of
-
-if TYPE_CHECKING:
-    from jax import Array
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -120,9 +118,7 @@ class CustomLoss(DeclaredLoss):
 
     @cached_property
     def _flat(self) -> tuple[Array, Callable[[Array], Any]]:
-        from jax.flatten_util import ravel_pytree  # not where a process has other losses only
-
-        flat, unravel = ravel_pytree(self.template)
+        flat, unravel = jax.flatten_util.ravel_pytree(self.template)
         if flat.size == 0:
             raise BidroError("The template of a CustomLoss has no parameters to train.")
         return flat.astype(float), unravel

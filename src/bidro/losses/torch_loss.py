@@ -17,18 +17,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax
 from bidro.core.pytrees import namespace
 from bidro.losses.custom import DeclaredLoss, name_of
 from bidro.losses.fingerprints import digest_of
-
-if TYPE_CHECKING:
-    from jax import Array
 
 # `functional_call` puts parameters into the module for the time of a call, and compiled programs call from
 # several threads.
@@ -203,7 +201,6 @@ class TorchLoss(DeclaredLoss):
     @cached_property
     def _traced(self) -> Callable[[Array, Array], Array]:
         """`values` inside a compiled program, with its derivative."""
-        import jax  # not where values are needed on the host only
 
         def values(x: Array, rows: Array) -> Array:
             return _call(self._host_values, rows.shape[:-1], x, rows)
@@ -358,7 +355,6 @@ class TorchLoss(DeclaredLoss):
 
 def _call(function: Callable[..., Floats], shape: tuple[int, ...], *arguments: Array) -> Array:
     """A function of the host inside a compiled program."""
-    import jax  # as above
 
     kind = jax.ShapeDtypeStruct(shape, np.dtype(float))  # type: ignore[no-untyped-call]
     return jax.pure_callback(function, kind, *arguments, vmap_method="expand_dims")

@@ -21,8 +21,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy.special import softmax
 
@@ -30,6 +28,7 @@ from bidro.certify.certificate import Certificate
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError, one_line, require_package
 from bidro.core.files import read_bytes, require_writable, write_bytes, write_text
+from bidro.core.jax_on_use import jax, jnp
 from bidro.core.packed import decoded, encoded
 from bidro.data.standardise import Standard
 from bidro.losses import CustomLoss, Loss, TorchLoss

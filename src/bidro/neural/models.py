@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError, one_line
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.losses import CustomLoss, Loss, TorchLoss
 from bidro.losses.torch_loss import require_torch
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from bidro.core.arrays import Floats
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.losses import losses_of
 from bidro.problem.problem import Problem
 from bidro.risk.inner import BacktrackingAscent, InnerMax, Oracle

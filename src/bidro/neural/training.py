@@ -15,15 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.core.files import read_bytes, require_file_place, write_bytes
+from bidro.core.jax_on_use import jax, jnp
 from bidro.core.packed import decoded, encoded
 from bidro.federated.algorithm import Algorithm, Snapshot
 from bidro.federated.engines.in_process import Result, run
@@ -218,7 +216,7 @@ class _Watcher:
 
 
 def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _numbers(leaf: Any) -> Floats:

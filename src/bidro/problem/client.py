@@ -9,14 +9,12 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.ambiguity import Ambiguity, NoAmbiguity
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jit, jnp
 from bidro.core.pytrees import pytree
 from bidro.core.sets import Ball, Box
 from bidro.core.sets.base import AnyArray
@@ -202,7 +200,7 @@ def checked_references(given: ArrayLike, n: int) -> NDArray[np.float64]:
     return references
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def risks_at(oracle: Oracle, curvature: bool, clients: Client, x: AnyArray) -> RiskModel:
     """Every client's R_i at x (d,), as a function of x alone also where it is one of (x, nu).
 
@@ -240,7 +238,7 @@ def _in_x(inner: Inner, x: Array, risk: RiskModel) -> RiskModel:
     return risk._replace(gradient=whole @ risk.gradient, curvature=curvature)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def moved_rows(oracle: Oracle, inner: Inner, x: AnyArray, rows: AnyArray, multiplier: Array) -> Array:
     """(N, m) where rows (N, m) are moved to at this multiplier: maximisers of l(x, xi) - multiplier c."""
     return jax.vmap(lambda zeta: oracle.maximise(inner, x, zeta, multiplier).point)(rows)
@@ -262,7 +260,7 @@ class PenalisedRisk(NamedTuple):
     mean_cost: Array  # mean_k c(xi^k, xi*_k) at the maximisers found
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def penalised_at(oracle: Oracle, clients: Client, x: AnyArray) -> PenalisedRisk:
     """Every client's penalised risk at x (d,), with a leading axis of clients."""
 

@@ -13,19 +13,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.custom_batching import custom_vmap
 from numpy.typing import NDArray
 
 from bidro.core.arrays import Floats
-from bidro.core.pytrees import pytree, register_pytrees, static
+from bidro.core.jax_on_use import Array, jax, jnp
+from bidro.core.pytrees import pytree, static
 from bidro.core.sets.base import AnyArray
-
-# What is traced holds rows, so that JAX knows all of it from here on.
-register_pytrees()
 
 # Up to this many numbers, tiles are laid out once and handled together.
 _COPY_NUMBERS = 1 << 23
@@ -49,8 +43,12 @@ class _Reduction(NamedTuple):
     start: float
 
 
-_SUMS = _Reduction(jax.ops.segment_sum, jnp.add, 0.0)
-_MAXIMA = _Reduction(jax.ops.segment_max, jnp.maximum, -float("inf"))
+def _sums() -> _Reduction:
+    return _Reduction(jax.ops.segment_sum, jnp.add, 0.0)
+
+
+def _maxima() -> _Reduction:
+    return _Reduction(jax.ops.segment_max, jnp.maximum, -float("inf"))
 
 
 @pytree
@@ -165,7 +163,7 @@ class ClientRows:
     def mapped(self, function: Callable[[Any, Array], Array], arguments: Any) -> ClientRows:
         """The same clients with function(arguments, rows (B, m)) -> (B, k) in place of the rows' numbers."""
 
-        @custom_vmap
+        @jax.custom_batching.custom_vmap
         def go(rows: ClientRows, args: Any) -> tuple[Array, Array | None]:
             tiled = None if rows.tiled is None else jax.vmap(partial(function, args))(rows.tiled)
             return function(args, rows.samples), tiled
@@ -228,7 +226,7 @@ class ClientRows:
         def top(args: Any, rows: Array, weights: Array) -> Array:
             return jnp.max(jnp.where(weights > 0, function(args, rows), -jnp.inf))
 
-        return self._over(top, arguments, _MAXIMA)
+        return self._over(top, arguments, _maxima())
 
     def sum(self, block_sum: BlockSum, arguments: Any) -> Any:
         """The sum over the client's rows of a quantity that `block_sum` adds up over a block.
@@ -236,7 +234,7 @@ class ClientRows:
         Everything that `block_sum` needs and that may be traced must come in `arguments`.
         """
 
-        return self._over(block_sum, arguments, _SUMS)
+        return self._over(block_sum, arguments, _sums())
 
     def _over(self, block_sum: BlockSum, arguments: Any, reduction: _Reduction) -> Any:
         if self.folds is not None:
@@ -246,7 +244,7 @@ class ClientRows:
         )
 
     def _marked(self, block_sum: MarkedSum, arguments: Any, reduction: _Reduction) -> Any:
-        @custom_vmap
+        @jax.custom_batching.custom_vmap
         def go(rows: ClientRows, args: Any) -> Any:
             totals = rows._all_clients(block_sum, args, None, 1, reduction)
             return jax.tree.map(lambda v: v[0], totals)

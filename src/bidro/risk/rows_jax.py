@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import namespace
 from bidro.core.sets import Box
 from bidro.losses import LinearLoss, Softmax

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import pytree, static
 from bidro.core.sets.base import AnyArray
 from bidro.federated.algorithm import BaseAlgorithm, HostData, RowsBehind, Snapshot

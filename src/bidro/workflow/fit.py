@@ -19,6 +19,7 @@ from bidro.certify.certificate import Certificate
 from bidro.certify.trained_rows import TrainedRows
 from bidro.core.arrays import release
 from bidro.core.errors import BidroError
+from bidro.core.pytrees import loaded_jax
 from bidro.core.scratch import Scratch
 from bidro.data.standardise import signs
 from bidro.data.tables import (
@@ -242,7 +243,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
     low, high = (fitted.seen if has_curves(of.loss) else None) or (None, None)
     versions = {
         "bidro": bidro.__version__,
-        "jax": version("jax"),
+        **({} if loaded_jax() is None else {"jax": version("jax")}),
         "numpy": np.__version__,
         "python": platform.python_version(),
     }

@@ -25,11 +25,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax import Array
-
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import pytree, static
 from bidro.federated.algorithm import RowsBehind, masked
 from bidro.federated.algorithms.bidro_fl import BiDROFL, Draw, Reply, normal_from_uniform

@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax import Array
-
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.sets import MixtureSet, VectorSet
 from bidro.federated.algorithm import BaseAlgorithm, RowsBehind, client_key, require_step
 from bidro.problem.client import Client

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-from jax import Array
-
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jnp
 from bidro.core.pytrees import pytree
 from bidro.federated.algorithm import Algorithm, BaseAlgorithm, HostData, RowsBehind, Snapshot, require_step
 from bidro.problem.client import Client

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import jax.numpy as jnp
-from jax import Array
-
+from bidro.core.jax_on_use import Array, jnp
 from bidro.core.pytrees import pytree, static
 from bidro.federated.algorithm import masked
 from bidro.federated.algorithms.first_order import (

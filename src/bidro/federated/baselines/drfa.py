@@ -19,11 +19,8 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax import Array
-
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import pytree, static
 from bidro.federated.algorithm import Snapshot, masked
 from bidro.federated.algorithms.first_order import Batched, Sampling, State, batch_rows, mean_and_gradient

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
-import jax.numpy as jnp
-from jax import Array
-
+from bidro.core.jax_on_use import Array, jnp
 from bidro.core.pytrees import pytree, static
 from bidro.federated.algorithms.first_order import Batched, Broadcast, State, descended
 from bidro.problem.client import Client

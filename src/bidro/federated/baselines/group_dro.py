@@ -30,12 +30,10 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import pytree, static
 from bidro.federated.algorithm import RowsBehind, masked
 from bidro.federated.algorithms.first_order import (

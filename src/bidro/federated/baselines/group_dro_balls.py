@@ -22,11 +22,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
-from jax import Array
-
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import pytree, static
 from bidro.federated.algorithm import masked
 from bidro.federated.algorithms.first_order import Broadcast, ModelAndWeights, State, ValueAndGradient

@@ -19,11 +19,10 @@ from __future__ import annotations
 import math
 from typing import ClassVar, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jnp
 from bidro.core.pytrees import pytree, static
 from bidro.federated.algorithm import masked
 from bidro.federated.algorithms.first_order import (

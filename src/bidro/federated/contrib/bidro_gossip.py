@@ -35,13 +35,11 @@ from __future__ import annotations
 from itertools import combinations
 from typing import ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import pytree, static
 from bidro.core.sets import MixtureSet, VectorSet
 from bidro.federated.algorithm import RowsBehind, Snapshot, masked

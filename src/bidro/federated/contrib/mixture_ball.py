@@ -30,12 +30,10 @@ from __future__ import annotations
 import math
 from typing import ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import pytree, static
 from bidro.core.sets import WholeSpace
 from bidro.federated.algorithm import masked

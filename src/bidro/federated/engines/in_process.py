@@ -16,13 +16,11 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jit, jnp
 from bidro.federated.algorithm import Algorithm, HostData, Snapshot, client_key
 from bidro.federated.engines.rounds import Ask, FoldSpec, Who, first_state, last_state, rounds
 from bidro.losses.fingerprints import require_known
@@ -404,10 +402,10 @@ def rounds_of(
     return jax.lax.fori_loop(0, count, to_next_place, (state, empty))
 
 
-_one_run = jax.jit(rounds_of, static_argnames="block")
+_one_run = jit(rounds_of, static_argnames="block")
 
 
-@partial(jax.jit, static_argnames="block")
+@partial(jit, static_argnames="block")
 def _many_runs(
     algorithm: Algorithm,
     clients: Client,
@@ -436,7 +434,7 @@ def _draws(algorithm: Algorithm, clients: Client, key: Array, t: Array) -> Any:
     return jax.vmap(draw, in_axes=(clients.client_axes(),))(clients)
 
 
-@jax.jit
+@jit
 def all_replies(algorithm: Algorithm, clients: Client, key: Array, broadcast: Any, t: Array) -> Any:
     """The replies of all clients in round t, with a leading axis of clients."""
     return _replies(algorithm, clients, broadcast, _draws(algorithm, clients, key, t))

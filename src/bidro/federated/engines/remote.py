@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from bidro.ambiguity import Ambiguity, NoAmbiguity
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jit, jnp
 from bidro.core.splits import Key
 from bidro.data.federation import Federation, Support
 from bidro.federated.algorithm import Algorithm, HostData, client_key, part_of
@@ -85,7 +83,7 @@ class Participant:
         return jax.eval_shape(one, message, self.client)
 
 
-@jax.jit
+@jit
 def _reply(algorithm: Algorithm, client: Client, key: Array, t: Array, broadcast: Any) -> Any:
     draw = algorithm.draw(client, client_key(key, t, client.id))
     return algorithm.client(broadcast, client, draw)

@@ -6,11 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
-from jax import Array
-
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.risk.inner.problem import Inner, InnerMax, best_over_labels
 
 # Steps tried, point, value, step size, whether to go on.

@@ -13,11 +13,9 @@ from __future__ import annotations
 import math
 from functools import partial
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import namespace
 from bidro.core.sets import WholeSpace
 from bidro.losses import LinearLoss, Softmax, Squared, has_curves

@@ -22,12 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from bidro.core.errors import BidroError
+from bidro.core.jax_on_use import Array, jax, jit, jnp
 from bidro.core.sets import Ball, Box, WholeSpace
 from bidro.losses import LinearLoss, Softmax, has_curves
 from bidro.losses.scalar import PiecewiseQuadratic
@@ -209,7 +207,7 @@ class Tops(NamedTuple):
     theta: Array  # (features,) the best of them, or the sample itself
 
 
-@jax.jit
+@jit
 def highest(sample: Sample) -> Tops:
     """The local maxima that turns lead to."""
 
@@ -257,7 +255,7 @@ class _Cells(NamedTuple):
     splits: Array
 
 
-@jax.jit
+@jit
 def ceiling(sample: Sample, tops: Tops, value: Array, needed: Array) -> Array:
     """An upper bound of the supremum, of which `value` is known to be attained; where it is not `needed`, the
     first that comes."""

@@ -19,11 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.sets import Box, WholeSpace
 from bidro.losses.scalar import PiecewiseQuadratic, Scalar
 

@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
+from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import pytree, static
 from bidro.data.federation import Support
 from bidro.losses import Loss, Softmax
