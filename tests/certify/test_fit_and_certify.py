@@ -26,8 +26,8 @@ def fitted(word, classes=None, by_people=False, **choices):
     sizes = (150, 200, 120)
     features = rng.normal(size=(sum(sizes), 2))
     score = features @ [1.0, -0.5] + rng.standard_t(4, sum(sizes)) * np.repeat([0.5, 1.0, 2.0], sizes)
-    target = score if classes is None else np.where(score > 0, 1.0, -1.0)
     score += np.repeat([-1.0, 0.0, 1.5], sizes)
+    target = score if classes is None else np.where(score > 0, 1.0, -1.0)
     people = (np.arange(sum(sizes)) // 3).astype(str) if by_people else None
     owner = np.repeat(["a", "b", "c"], sizes)
     network = LocalNetwork.of(features, target, owner, ["u", "v", "y"], 0.4, 0, people)

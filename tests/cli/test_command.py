@@ -151,7 +151,12 @@ def test_evaluate_predict_and_certify_agree_with_the_model_by_hand(model, folder
     used, has_personal = by_hand.copy(), fresh["hospital"].isin(loaded.personal)
     for name, x in loaded.personal.items():
         used[fresh["hospital"] == name] = predicted_by(loaded, x, fresh[fresh["hospital"] == name])
-    assert 0 < has_personal.sum() < len(fresh)
+    assert has_personal.all()
+    fresh.replace({"hospital": {"h0": "elsewhere"}}).to_csv(folder / "partly.csv", index=False)
+    code, out, err = run(capsys, "predict", where, folder / "partly.csv")
+    known = fresh["hospital"] != "h0"
+    assert f"{known.sum()} of {len(fresh)} rows were predicted by their client's personal model" in err
+    assert np.array(out.split()[1:], float) == pytest.approx(used.where(known, by_hand).to_numpy())
     code, out, err = run(capsys, "predict", where, folder / "fresh.parquet")
     assert code == 0
     assert f"{has_personal.sum()} of {len(fresh)} rows were predicted by their client's personal model" in err
@@ -211,7 +216,7 @@ def test_rows_that_were_trained_on_are_refused_and_losses_are_those_of_the_rows_
     where = folder / "on_all"
     code, out, err = run(
         capsys, "fit", folder / "all.csv", "--client", "hospital", "--target", "stay", "--radius", "0.1",
-        "--hold-out", "0", "--gap", "1e-3", "--out", where,
+        "--hold-out", "0", "--gap", "1e-3", "--out", where, "--verbose",
     )  # fmt: skip
     assert code == 0, err
     assert "training loss" in out
@@ -302,7 +307,7 @@ def test_files_of_clients_classes_and_no_rows_kept_out(folder, capsys):
     files = [folder / f"h{k}.csv" for k in range(3)]
     code, out, err = run(
         capsys, "fit", *files, "--target", "long", "--out", folder / "classes", "--radius", "0.05",
-        "--hold-out", "0", "--gap", "1e-4",
+        "--hold-out", "0", "--gap", "1e-4", "--verbose",
     )  # fmt: skip
     assert code == 0, err
     assert "absent: no rows were held out" in out

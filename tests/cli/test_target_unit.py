@@ -15,7 +15,6 @@ from bidro.deploy.server.serve import run_job
 from bidro.deploy.transport.rehearsal import split_by_client
 from bidro.losses import registry
 from bidro.model.model_file import Model, load_model
-from bidro.selection.personal import Shrinkage
 from bidro.workflow.adapt import Adapted
 from bidro.workflow.options import FitOptions, TableColumns
 from tests.cli.test_command import run, visits
@@ -171,7 +170,7 @@ def test_a_draft_and_a_rehearsal_say_it(folder, tmp_path, capsys):
 
 def test_a_newcomers_change_is_said_in_it():
     rows = TrainedRows.of({"east": np.zeros((40, 3))}, adapted="east")
-    found = Adapted("east", np.zeros(3), 40, Shrinkage(4.0, 64.0), 0.5, 2.0, rows)
+    found = Adapted("east", np.zeros(3), 40, np.array([0.25, 0.25, 1.0]), 0.5, 2.0, rows)
     assert "change by 0.5 (root mean square; the shared model's deviate by 2)" in found.in_words("stay")
     said = found.in_words("stay", "days")
     assert "change by 0.5 days (root mean square; the shared model's deviate by 2 days)" in said

@@ -101,8 +101,9 @@ def test_the_page_and_the_command_say_so(tmp_path, capsys, radius):
         {"x": feature, "y": np.abs(feature) + 0.1 * rng.normal(size=200), "site": ["a", "b"] * 100}
     )
     table.to_csv(tmp_path / "rows.csv", index=False)
-    given = ("--target", "y", "--client", "site", "--curves", 4, "--personal", "none", "--radius", radius)
-    code, out, _ = run(capsys, "fit", tmp_path / "rows.csv", *given, "--out", tmp_path / "model")
+    given = ("--target", "y", "--client", "site", "--curves", 4, "--personal", "none", "--verbose")
+    given += ("--radius", radius, "--out", tmp_path / "model")
+    code, out, _ = run(capsys, "fit", tmp_path / "rows.csv", *given)
     assert code == 0
     assert "of a surrogate for the worst case" in " ".join(out.split())
     words = json.loads((tmp_path / "model" / "report.json").read_text())["solver"]["surrogate"]

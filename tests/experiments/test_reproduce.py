@@ -127,7 +127,7 @@ def test_the_reference_of_the_admissible_problem_against_a_random_search():
 
 def test_the_picture_holds_real_distances():
     picture = FEW_DISTANCES(simulate(2026))
-    assert picture.true.shape == picture.empirical.shape == (5, 2)
+    assert picture.true.shape == picture.empirical.shape == (6, 2)
     assert 0.5 < picture.explained <= 1.0
     # Fewer samples need a larger ball: client 1 has 30 rows, client 5 has 300.
     assert picture.radii[0] > picture.radii[4] > 0

@@ -31,6 +31,9 @@ Numbers = NDArray[np.float64]
 # Clients of the mean that every slope's component is held at.
 _PRIOR = 2.0
 _STEPS, _LEAST_CHANGE = 60, 1e-3
+# Where clients' rows are fitted exactly D / phi has no limit: rows count at most so many times the prior,
+# with which coefficients are free to eight digits.
+_FREE = 1e8
 # Components are estimated from about so many clients: more tell hardly more of a variance.
 _ENOUGH_CLIENTS = 1_000
 # Numbers that are handled together.
@@ -123,6 +126,8 @@ def components(
     if not phi > 0:
         return Components(np.zeros_like(variance), 1.0)
     slopes = np.arange(len(variance)) < len(variance) - offset
+    diagonal = np.einsum("cjj->cj", expansion.curvature).mean(axis=0)
+    most = np.where(diagonal > 0, _FREE / np.where(diagonal > 0, diagonal, 1.0), 0.0)
     bend = expansion.bend.sum() / expansion.rows.sum()
     for _ in range(steps):
         change, told, parts = _step(expansion, np.sqrt(variance / phi))
@@ -136,6 +141,7 @@ def components(
             left = expansion.squares.sum() + (bend * parts if expansion.exact else 0.0)
             free = expansion.rows.sum() - told.sum() - parameters
             phi = max(float(left / (bend * max(free, 1.0))), 0.0)
+        after = np.minimum(after, phi * most)
         moved = np.abs(after - variance).max(initial=0.0) > least_change * after.max(initial=0.0)
         variance = after
         if not moved or not phi > 0:

@@ -310,7 +310,8 @@ def _changes(expansion: Expansion, freedoms: Numbers) -> Numbers:
     """(n, P, q) `changes`, solved in the columns that are free."""
     found = np.zeros((len(expansion.rows), *freedoms.shape))
     some = np.flatnonzero(freedoms.max(axis=0) > 0)
-    found[..., some] = changes(expansion.among(some), freedoms[:, some])
+    if len(some):
+        found[..., some] = changes(expansion.among(some), freedoms[:, some])
     return found
 
 
