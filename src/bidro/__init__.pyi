@@ -17,6 +17,9 @@ from bidro.core.pytrees import static as static
 from bidro.core.sets import Ball as Ball
 from bidro.core.sets import Box as Box
 from bidro.core.sets import CappedSimplex as CappedSimplex
+from bidro.core.sets import ChiSquaredSimplexBall as ChiSquaredSimplexBall
+from bidro.core.sets import ConstrainedSimplex as ConstrainedSimplex
+from bidro.core.sets import KLSimplexBall as KLSimplexBall
 from bidro.core.sets import L1SimplexBall as L1SimplexBall
 from bidro.core.sets import MixtureSet as MixtureSet
 from bidro.core.sets import Polytope as Polytope

@@ -31,7 +31,7 @@ from tests.fuzz.measures import (
     rounding,
     worst_mixture,
 )
-from tests.fuzz.plain import Wide, inverse_scale, losses, split, steepest_slope, steepness
+from tests.fuzz.plain import Wide, inverse_scale, length, losses, split, steepest_slope, steepness
 from tests.fuzz.problems import SMOOTH, Case
 from tests.fuzz.reference import Bounds
 
@@ -269,8 +269,7 @@ def _check_distribution(case: Case, found: Found, problem: Problem, solution: So
     inverse = inverse_scale(case)
     moved = points - start
     movable = inverse > 0
-    length = np.sqrt(((moved[:, movable] / inverse[movable]) ** 2).sum(axis=1))
-    cost = length**case.family.p
+    cost = length(case, moved) ** case.family.p
     held = moved[:, ~movable] != 0
     if case.family.labels is not None:
         cost = cost + np.where(held[:, -1], Wide(case.family.label_cost) ** case.family.p, 0)

@@ -10,7 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.fuzz.plain import INF, Wide, inverse_scale, knots, losses, split, steepest_slope, steepness
+from tests.fuzz.plain import (
+    INF,
+    Wide,
+    best_direction,
+    inverse_scale,
+    knots,
+    length,
+    losses,
+    split,
+    steepest_slope,
+    steepness,
+)
 from tests.fuzz.problems import RESIDUAL, Case
 
 # Intervals kept in each round of branch and bound, parts that each is cut into, and rounds.
@@ -118,6 +129,13 @@ def _path(case: Case, x: np.ndarray, rows: np.ndarray, price: Wide) -> tuple[_Pa
         if not residual:
             a *= rows[:, -1:]
     step = np.concatenate([a, -a]) * inverse**2
+    scale = np.where(inverse > 0, 1 / np.where(inverse > 0, inverse, 1), 0)
+    if f.norm != "euclidean":
+        # All rows move along one line, on which lengths are Euclidean ones times a number.
+        move = best_direction(case, np.append(w, -1 if residual else 0))
+        size, plain = length(case, move), np.sqrt(((move * scale) ** 2).sum())
+        rate = steepness(case, x)[0] / size if size > 0 else Wide(0)
+        step, scale = np.concatenate([0 * a + move * rate, 0 * a - move * rate]), scale * size / (plain or 1)
     start = np.concatenate([rows, rows])
     room = np.full(step.shape, INF)
     if case.support is not None:
@@ -132,7 +150,6 @@ def _path(case: Case, x: np.ndarray, rows: np.ndarray, price: Wide) -> tuple[_Pa
             if f.loss == "softmax":
                 furthest = steepness(case, x).max() / inverse[0] / price
             end = np.where(end > 0, np.minimum(end, furthest), 0)
-    scale = np.where(inverse > 0, 1 / np.where(inverse > 0, inverse, 1), 0)
     return _Path(start, np.sign(step), speed, room, scale), end
 
 

@@ -80,6 +80,44 @@ def inverse_scale(case: Case) -> np.ndarray:
     return inverse
 
 
+def length(case: Case, moved: np.ndarray) -> np.ndarray:
+    """(...) how long moves (..., m) of the coordinates that move are, in the metric."""
+    inverse = inverse_scale(case)
+    movable = inverse > 0
+    own = np.asarray(moved, Wide)[..., movable] / inverse[movable]
+    match case.family.norm:
+        case "l1":
+            return np.abs(own).sum(axis=-1)
+        case "linf":
+            return np.abs(own).max(axis=-1)
+        case "mahalanobis":
+            within = np.asarray(case.matrix, Wide)[np.ix_(movable, movable)]
+            return np.sqrt(((own @ within) * own).sum(axis=-1))
+        case _:
+            return np.sqrt((own**2).sum(axis=-1))
+
+
+def best_direction(case: Case, a: np.ndarray) -> np.ndarray:
+    """(m,) the move by which <a, move> rises most for its length; of any length."""
+    inverse = inverse_scale(case)
+    b, v = a * inverse, np.zeros(len(a), Wide)
+    movable = inverse > 0
+    match case.family.norm:
+        case "l1":
+            v[np.argmax(np.abs(b))] = np.sign(b[np.argmax(np.abs(b))])
+        case "linf":
+            v = np.sign(b)
+        case "mahalanobis":
+            within = np.asarray(case.matrix, float)[np.ix_(movable, movable)]
+            found = np.linalg.solve(within, np.asarray(b[movable], float)).astype(Wide)
+            # One step of refinement: the solve is in fewer digits than the rest.
+            left = b[movable] - np.asarray(within, Wide) @ found
+            v[movable] = found + np.linalg.solve(within, np.asarray(left, float))
+        case _:
+            v = b
+    return v * inverse
+
+
 def steepness(case: Case, x: np.ndarray) -> np.ndarray:
     """How much u changes for a unit of length: (1,) for a linear predictor, (K,) for softmax, where it is the
     largest slope of the loss far out from each label."""
@@ -89,4 +127,8 @@ def steepness(case: Case, x: np.ndarray) -> np.ndarray:
         gaps = (w[:, None] - w[None]) * inverse[:-1]
         return np.sqrt((gaps**2).sum(axis=-1)).max(axis=0)
     a = np.append(w[0], -1 if case.family.loss in RESIDUAL else 0)
-    return np.sqrt(((a * inverse) ** 2).sum())[None]
+    if case.family.norm == "euclidean":
+        return np.sqrt(((a * inverse) ** 2).sum())[None]
+    move = best_direction(case, a)
+    size = length(case, move)
+    return np.asarray((a @ move) / size if size > 0 else Wide(0))[None]

@@ -46,6 +46,7 @@ class Family:
     sizes: tuple[int, ...]
     features: int
     label_cost: float  # inf where labels keep their values
+    norm: str = "euclidean"  # or "l1", "linf", "mahalanobis"
 
     @property
     def labels(self) -> tuple[float, ...] | None:
@@ -77,6 +78,7 @@ class Case:
     planted: np.ndarray  # (d,) the model that the data came from
     references: np.ndarray | None  # (n,) taken off the risks
     mixed: tuple[float, float] | None  # (kappa, mu) of `CappedSimplex.mixed`
+    matrix: np.ndarray | None = None  # (m, m) of a Mahalanobis metric, in units of the scale
 
     @property
     def taken_off(self) -> np.ndarray:
@@ -107,7 +109,8 @@ class Case:
         f, n, d = self.family, len(self.rows), self.family.dimension
         support = "unbounded" if self.support is None else sets.Box(*self.support)
         federation = Federation.from_arrays(self.rows if rows is None else rows, support)
-        transport = Transport(self.scale, float(f.p), f.labels is not None, f.label_cost)
+        norm = {"l1": 1.0, "linf": np.inf}.get(f.norm, 2.0)
+        transport = Transport(self.scale, float(f.p), f.labels is not None, f.label_cost, norm, self.matrix)
         ambiguity = None
         if f.ambiguity != "none":
             ambiguity = (WassersteinBall if f.ambiguity == "ball" else Penalty)(self.levels)
@@ -135,6 +138,7 @@ class Case:
             "p": f.p,
             "support": "box" if f.bounded else "unbounded",
             "metric": f.metric,
+            "norm": f.norm,
             "ambiguity": f.ambiguity,
             "radius 0": f.ambiguity == "ball" and bool(np.any(self.levels == 0)),
             "method": f.method,
@@ -171,6 +175,10 @@ def family_of(group: int, quick: bool = False) -> Family:
     metric = str(rng.choice(["features only", "joint"]))
     flips = metric == "joint" and loss not in RESIDUAL
     label_cost = float(rng.choice([0.1, 0.5, 1.0, 3.0])) if flips else np.inf
+    # Drawn apart, so that a group still means the same family.
+    apart, norm = np.random.default_rng([6, group]), "euclidean"
+    if ambiguity == "ball" and not bounded and loss != "softmax" and apart.random() < 0.5:
+        norm = str(apart.choice(["l1", "linf", "mahalanobis"]))
     return Family(
         loss=loss,
         parameter=float(parameter),
@@ -183,6 +191,7 @@ def family_of(group: int, quick: bool = False) -> Family:
         sizes=sizes,
         features=features,
         label_cost=label_cost,
+        norm=norm,
     )
 
 
@@ -218,6 +227,10 @@ def case_of(number: int, quick: bool = False) -> Case:
     if weights.startswith("capped") and apart.random() < 0.6:
         weights, bounds, mixed = _mixed(apart, family.sizes)
     references = _references(apart, family, float(usual[-1])) if apart.random() < 0.4 else None
+    matrix = None
+    if family.norm == "mahalanobis":
+        root = apart.normal(size=(m, m)) + np.diag(apart.choice([1.0, 10.0], m))
+        matrix = root @ root.T + 0.1 * np.eye(m)
     return Case(
         number,
         family,
@@ -233,6 +246,7 @@ def case_of(number: int, quick: bool = False) -> Case:
         planted,
         references,
         mixed,
+        matrix,
     )
 
 

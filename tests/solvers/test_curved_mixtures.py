@@ -9,7 +9,10 @@ import pytest
 from bidro import (
     Absolute,
     Box,
+    ChiSquaredSimplexBall,
+    ConstrainedSimplex,
     Federation,
+    KLSimplexBall,
     MixtureSet,
     Problem,
     Squared,
@@ -99,3 +102,52 @@ def test_a_single_mixture_and_no_linear_program():
     found = solve(whole, 1e-7)
     np.testing.assert_allclose(found.alpha, np.full(N, 1 / N), atol=1e-9)
     assert found.upper <= even.upper
+
+
+CENTER = np.array([0.4, 0.3, 0.2, 0.1])
+
+
+def worst_of(mixtures, t):
+    """(max over the set of <alpha, t> by its dual in cvxpy, constraints)."""
+    match mixtures:
+        case ChiSquaredSimplexBall(center, radius):
+            eta = cp.Variable()
+            return eta + np.sqrt(1 + radius) * cp.norm(cp.multiply(np.sqrt(center), cp.pos(t - eta))), []
+        case KLSimplexBall(center, radius):
+            level, price, parts = cp.Variable(), cp.Variable(nonneg=True), cp.Variable(N)
+            cone = cp.ExpCone(t - level + price * np.log(center), price * np.ones(N), parts)
+            return level + price * radius, [cone, cp.sum(parts) <= price]
+        case ConstrainedSimplex(matrix, bound):
+            prices = cp.Variable(len(bound), nonneg=True)
+            return cp.max(t - matrix.T @ prices) + bound @ prices, []
+
+
+@pytest.mark.parametrize("word", ["squared", "absolute"])
+@pytest.mark.parametrize(
+    "mixtures",
+    [
+        ChiSquaredSimplexBall(CENTER, 0.3),
+        KLSimplexBall(CENTER, 0.2),
+        ConstrainedSimplex([[1.0, 1.0, 0, 0], [0, 1.0, -1.0, 0], [0, 0, -1.0, 0]], [0.6, 0.1, -0.05]),
+    ],
+    ids=["chi-squared", "KL", "constraints"],
+)
+def test_sets_around_given_weights_have_the_optima_of_a_cone_solver(word, mixtures):
+    loss = Squared(True) if word == "squared" else Absolute(True)
+    parts, whole = problem(loss, 0.25, 0.2)
+    x, t = cp.Variable(4), cp.Variable(N)
+    within = []
+    for own, top in zip(parts, t, strict=True):
+        away, nu = own[:, :3] @ x[:3] + x[3] - own[:, 3], cp.norm(x[:3])
+        root = cp.norm(away) / np.sqrt(len(own)) + 0.2 * nu
+        within.append((cp.square(root) if word == "squared" else cp.norm1(away) / len(own) + 0.2 * nu) <= top)
+    worst, more = worst_of(mixtures, t)
+    exact = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
+    best = cp.Problem(cp.Minimize(worst), within + more).solve(solver=cp.CLARABEL, **exact)
+    found = solve(replace(whole, mixtures=mixtures), 1e-8)
+    assert found.gap <= 1e-8
+    assert found.lower <= best * (1 + 1e-8)
+    assert found.upper == pytest.approx(best, rel=1e-7)
+    assert mixtures.contains(np.asarray(found.alpha))
+    # The weights carry the bound: they are a worst mixture at x.
+    assert float(found.alpha @ found.risks) == pytest.approx(found.upper, rel=1e-4)

@@ -107,7 +107,7 @@ class Ambiguity(ABC):
 
     def cones(self, inner: Inner) -> tuple[Cone, ...]:
         """The functions of a model whose maximum is nu; none where the risk is not lifted."""
-        return tuple(inner.loss.steepness_cones(inner.transport.inverse_scale)) if self.lifted(inner) else ()
+        return tuple(inner.transport.steepness_cones(inner.loss)) if self.lifted(inner) else ()
 
     def closed_form(self, inner: Inner) -> bool:
         """Whether R follows from the mean loss, the radius and nu, so that no compiled program is needed."""

@@ -29,7 +29,7 @@ class KLBall(Reweighting):
         >>> import numpy as np
         >>> from bidro.ambiguity import KLBall
         >>> KLBall(0.1).row_weights(np.array([0.0, 0.0, 1.0])).round(3).tolist()
-        [0.694, 0.694, 1.611]
+        [0.673, 0.673, 1.655]
     """
 
     radius: AnyArray

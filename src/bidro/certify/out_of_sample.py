@@ -40,6 +40,7 @@ from bidro.core.sets.base import AnyArray
 from bidro.losses import LinearLoss, Softmax, has_curves, losses_of
 from bidro.problem.problem import Problem
 from bidro.problem.worst_case import robust_risk
+from bidro.risk.inner.ball import steepness
 from bidro.risk.transport import Cloud, Transport, thinned, wasserstein_distance
 
 
@@ -56,6 +57,8 @@ def support_lipschitz(problem: Problem, x: ArrayLike) -> float:
         return _with_flips(slope, float(np.max(_score_gaps(loss, model, support))), transport)
     if not isinstance(loss, LinearLoss) or not isinstance(support, Box):
         known = float(loss.lipschitz(model, transport.inverse_scale))
+        if isinstance(loss, LinearLoss) and math.isfinite(known):
+            known = loss.scalar.lipschitz * float(steepness(problem.inner, model))
         flips = transport.discrete_label and math.isfinite(transport.label_cost)
         if not math.isfinite(known) or flips:
             raise BidroError(
@@ -66,7 +69,7 @@ def support_lipschitz(problem: Problem, x: ArrayLike) -> float:
     # At a kink the slope on its other side counts too.
     both_sides = np.concatenate([ends, np.nextafter(ends, -np.inf)])
     steep = float(np.max(np.abs(loss.scalar.tangent(both_sides, np.zeros(())).slope)))
-    slope = steep * float(loss.dual_norm(model, transport.inverse_scale))
+    slope = steep * float(steepness(problem.inner, model))
     if loss.labels is None:
         return slope
     values = loss.scalar.value(ends)

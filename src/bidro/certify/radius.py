@@ -451,7 +451,12 @@ def _each_client(problem: Problem, one: OneClient, seed: int) -> Floats:
         raise BidroError("No coordinate can move, so there is no distance to take a radius from.")
     transport = problem.transport
     inner = Transport(
-        transport.scale[kept], transport.p, label_moves, transport.label_cost if label_moves else math.inf
+        transport.scale[kept],
+        transport.p,
+        label_moves,
+        transport.label_cost if label_moves else math.inf,
+        transport.norm,
+        None if transport.matrix is None else transport.matrix[np.ix_(kept, kept)],
     )
     radii = []
     for i, name in enumerate(problem.federation.names):

@@ -44,6 +44,7 @@ from bidro.core.sets.base import AnyArray
 from bidro.data.federation import Federation
 from bidro.losses import Loss, Squared, losses_of, mistakes_of
 from bidro.problem.problem import Problem
+from bidro.risk.inner.ball import steepness
 
 # The held-out statements of a certificate, by their names there.
 STATEMENTS = ("clipped", "held_out", "mistakes", "personal", "personal_mistakes")
@@ -488,7 +489,7 @@ def shift_slope(problem: Problem, x: AnyArray) -> float | None:
     where it is not known."""
     loss, transport = problem.loss, problem.transport
     if isinstance(loss, Squared) and transport.p >= 2:
-        return float(loss.dual_norm(x, transport.inverse_scale))
+        return float(steepness(problem.inner, x))
     try:
         return support_lipschitz(problem, x)
     except BidroError:

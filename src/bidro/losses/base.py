@@ -39,11 +39,13 @@ class Growth:
 
 class Cone(NamedTuple):
     """The convex function N(matrix x + offset) of a model x, N(v) = ||v||; where rows are in groups,
-    N(v) = || max of |v_r| over each group ||, the l2 norm over groups of the largest of each."""
+    N(v) = || max of |v_r| over each group ||, the l2 norm over groups of the largest of each, or the sum
+    of these."""
 
     matrix: NDArray[np.float64]  # (rows, d)
     offset: NDArray[np.float64]  # (rows,)
     groups: NDArray[np.int64] | None = None  # (rows,) ascending from 0; None where each row is its own
+    summed: bool = False  # whether groups are summed up: with one row each N is the l1 norm
 
     def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """matrix x + offset."""
@@ -52,14 +54,21 @@ class Cone(NamedTuple):
 
     def norm(self, v: NDArray[np.float64]) -> float:
         """N(v) of v (rows,)."""
-        return float(np.linalg.norm(v if self.groups is None else self.largest(v)))
+        return float(self.norms(v))
+
+    def norms(self, v: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(...) N of vectors v (..., rows)."""
+        sizes = v if self.groups is None else self.largest(v)
+        return np.asarray(sizes.sum(axis=-1) if self.summed else np.linalg.norm(sizes, axis=-1))
 
     def largest(self, v: NDArray[np.float64]) -> NDArray[np.float64]:
         """(..., groups) the largest |v_r| of every group, of v (..., rows)."""
         return np.asarray(np.maximum.reduceat(np.abs(v), self._starts, axis=-1))
 
     def dual_norm(self, y: NDArray[np.float64]) -> float:
-        """The largest <y, v> with N(v) = 1: the l2 norm over groups of the sums of |y_r|."""
+        """The largest <y, v> with N(v) = 1: the l2 norm over groups of the sums of |y_r|, or the largest."""
+        if self.summed:
+            return float(self.sums(y).max())
         return float(np.linalg.norm(y if self.groups is None else self.sums(y)))
 
     def sums(self, y: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -71,7 +80,10 @@ class Cone(NamedTuple):
         size = self.dual_norm(y) or 1.0
         if self.groups is None:
             return np.asarray(y / size)
-        return np.asarray(np.sign(y) * self.sums(y)[self.groups] / size)
+        sums = self.sums(y)
+        if self.summed:
+            return np.asarray(np.sign(y) * (self.groups == int(sums.argmax())))
+        return np.asarray(np.sign(y) * sums[self.groups] / size)
 
     def slope(self, v: NDArray[np.float64]) -> NDArray[np.float64]:
         """(rows,) a slope of N at v, 0 at 0; in a group it is that of the first of the largest."""
@@ -82,7 +94,7 @@ class Cone(NamedTuple):
         top = np.abs(v) == self.largest(v)[self.groups]
         _, first = np.unique(self.groups[top], return_index=True)
         rows = np.flatnonzero(top)[first]
-        found[rows] = v[rows] / size
+        found[rows] = np.sign(v[rows]) if self.summed else v[rows] / size
         return found
 
     @property

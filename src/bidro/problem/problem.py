@@ -33,6 +33,7 @@ from bidro.losses.fingerprints import fingerprint_of
 from bidro.problem.client import Client, check_samples, checked_references
 from bidro.risk.client_rows import ClientRows
 from bidro.risk.inner import Inner
+from bidro.risk.inner.ball import is_lifted
 from bidro.risk.transport import Transport
 
 
@@ -105,6 +106,7 @@ class Problem:
         if self.references is not None:
             object.__setattr__(self, "references", checked_references(self.references, n))
         around = NoAmbiguity() if self.ambiguity is None else self.ambiguity.per_client(n)
+        self._check_metric(around)
         object.__setattr__(self, "ambiguity_set", around)
         found = around.domain(self.federation, self.inner, self.models)
         object.__setattr__(self, "finite", found.finite)
@@ -262,6 +264,17 @@ class Problem:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NonconcaveInnerWarning)
             return replace(self, federation=replace(self.federation, samples=samples))
+
+    def _check_metric(self, around: Ambiguity) -> None:
+        transport, loss, unmoved = self.transport, type(self.loss).__name__, not around.moves_samples
+        if transport.is_euclidean or unmoved or (is_lifted(self.inner) and not around.penalised):
+            return
+        why = "a penalty" if around.penalised else f"{loss} loss, p = {transport.p:g} and this support"
+        raise BidroError(
+            f"Worst cases in {transport.metric} are known for a loss of one linear predictor without curves, "
+            f"on an unbounded support, with p = 1 or 2, not for {why}; give WassersteinBall(radius), or use "
+            "the Euclidean metric."
+        )
 
     def _check_dimensions(self, n: int) -> None:
         if self.models.dimension != self.dimension:

@@ -205,6 +205,9 @@ def _outward(inner: Inner, x: Floats, rows: Floats) -> tuple[Floats, Floats]:
     def steepest(own: Any, slopes: Floats, target: float) -> tuple[Floats, Floats]:
         """Of what rises with a score of these slopes, and with the target by `target`, for some of the rows:
         (directions, slopes)."""
+        if not inner.transport.is_euclidean:  # nothing is curved: the same of all rows
+            a, every = np.append(slopes, target), np.ones(len(at[own]))
+            return np.outer(every, inner.transport.steepest(a)), float(inner.transport.dual_norm(a)) * every
         right, left = np.maximum(slopes[last[at[own]]], 0.0), np.maximum(-slopes[first[at[own]]], 0.0)
         outward = np.where(right >= left, right, -left)
         direction = np.column_stack([outward, np.full(len(outward), target)]) * inverse
@@ -481,18 +484,15 @@ def _within_budget(
 
 
 def _squared_atoms(inner: Inner, samples: Floats, x: Array, eps: float) -> Floats:
-    """p = 2, squared loss, unbounded: every sample moves along S^-2 a, in proportion to its residual."""
+    """p = 2, squared loss, unbounded: every sample moves to where u gains most, along S^-2 a in the Euclidean
+    metric, in proportion to its residual."""
     loss = inner.loss
     assert isinstance(loss, LinearLoss)
-    inverse = np.asarray(inner.transport.inverse_scale)
     a, offset = (np.asarray(v) for v in loss.direction(x, 1.0))
-    norm = float(np.linalg.norm(a * inverse))
-    if norm == 0:
-        return samples
     u = samples @ a + offset
     rmse = np.sqrt(np.mean(u**2))
     lengths = eps * (u / rmse if rmse > 0 else np.ones(len(u)))
-    return np.asarray(samples + lengths[:, None] * (a * inverse**2 / norm))
+    return np.asarray(samples + lengths[:, None] * inner.transport.steepest(a))
 
 
 def _spend_far_out(

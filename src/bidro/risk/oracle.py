@@ -140,14 +140,12 @@ class Lift(NamedTuple):
         if not self.cones:
             return 0.0
         sizes = np.unique(_groups(self.cones[0]), return_counts=True)[1]
-        return 1 + float(np.linalg.norm(1 + np.log(sizes)))
+        above = 1 + np.log(sizes)  # of every group
+        return float(above.sum()) if self.cones[0].summed else 1 + float(np.linalg.norm(above))
 
     def at(self, X: Numbers) -> Numbers:
         """(...) nu of models (..., d)."""
-        norms = []
-        for cone in self.cones:
-            v = X @ cone.matrix.T + cone.offset
-            norms.append(np.linalg.norm(v if cone.groups is None else cone.largest(v), axis=-1))
+        norms = [cone.norms(X @ cone.matrix.T + cone.offset) for cone in self.cones]
         return np.asarray(np.max(norms, axis=0))
 
     def lifted(self, X: Numbers) -> Numbers:
@@ -180,7 +178,7 @@ class Lift(NamedTuple):
         """The norms at x (d,), smoothed over delta > 0: with v = B_p x + b_p and g its groups of rows,
 
             a_r = sqrt(v_r^2 + delta^2),   m_g = delta log sum over r in g of exp(a_r / delta),
-            N_p = sqrt(sum_g m_g^2 + delta^2),
+            N_p = sqrt(sum_g m_g^2 + delta^2), or sum_g m_g where groups are summed,
 
         which is convex, above N_p, and above it by at most `overshoot` times delta.
         """
@@ -274,7 +272,7 @@ class _Smoothed(NamedTuple):
         powers = np.exp((a - tops[:, groups]) / delta)
         sums = np.add.reduceat(powers, starts, axis=1)
         m = tops + delta * np.log(sums)
-        norms = np.sqrt(np.sum(m**2, axis=1) + delta**2)
+        norms = m.sum(axis=1) if cones[0].summed else np.sqrt(np.sum(m**2, axis=1) + delta**2)
         return cls(cones, groups, starts, delta, v, a, powers / sums[:, groups], m, norms)
 
     def _of_groups(self, p: int) -> Numbers:
@@ -286,16 +284,22 @@ class _Smoothed(NamedTuple):
     def slopes(self) -> Numbers:
         """(P, d) the gradients of N_p."""
         each = range(len(self.cones))
-        return np.stack([self.m[p] / self.norms[p] @ self._of_groups(p) for p in each])
+        return np.stack([self._weights(p) @ self._of_groups(p) for p in each])
+
+    def _weights(self, p: int) -> Numbers:
+        """(G,) the slopes of N_p in m_g."""
+        return np.ones(len(self.m[p])) if self.cones[p].summed else self.m[p] / self.norms[p]
 
     def of_norm(self, p: int, cone: Cone) -> Numbers:
         """(d, d) the second derivative of N_p."""
         delta, norm, along = self.delta, self.norms[p], self.v[p] / self.a[p]
-        weight, of_groups = self.m[p] / norm, self._of_groups(p)
+        weight, of_groups = self._weights(p), self._of_groups(p)
         slope = weight @ of_groups
         # Of the rows: what B_r B_r' counts with; of the groups: the same of the squares of m_g's gradients.
         bent = weight[self.groups] * self.within[p] * (delta**2 / self.a[p] ** 3 + along**2 / delta)
         second = (cone.matrix.T * bent) @ cone.matrix
+        if cone.summed:
+            return np.asarray(second - (of_groups.T / delta) @ of_groups)
         second += (of_groups.T * (1 / norm - weight / delta)) @ of_groups
         return np.asarray(second - np.outer(slope, slope) / norm)
 

@@ -363,11 +363,10 @@ def _reward(inner: Inner, rows: FoldedRows, x: Numbers, fold: Whole) -> Means:
     """What moves earn a unit of radius in the closed forms: the steepness, and where labels matter that of
     the labels which the client has."""
     loss = inner.loss
-    cones = loss.steepness_cones(inner.transport.inverse_scale)
+    cones = inner.transport.steepness_cones(loss)
     matrix, offset = np.stack([cone.matrix for cone in cones]), np.stack([cone.offset for cone in cones])
     vectors = np.einsum("prd,qd->qpr", matrix, x) + offset
-    sizes = vectors if cones[0].groups is None else cones[0].largest(vectors)  # cones are all in these groups
-    norms = np.linalg.norm(sizes, axis=-1)  # (models, cones)
+    norms = cones[0].norms(vectors)  # (models, cones), which are all in the same groups
     n, models = len(rows.sizes), len(x)
     gradient = np.zeros((n, models, x.shape[1] + 1))
     if isinstance(loss, LinearLoss):

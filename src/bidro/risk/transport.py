@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from bidro.core.errors import BidroError, require_package
 from bidro.core.pytrees import namespace, pytree, static
 from bidro.core.sets.base import AnyArray, V
+from bidro.losses.base import Cone, Loss
 
 # Rows whose distances to all points of a cloud are looked at together.
 _THINNED_TOGETHER = 4096
@@ -17,32 +18,44 @@ _THINNED_TOGETHER = 4096
 
 @pytree
 class Transport:
-    """c(zeta, xi) = ||S (zeta - xi)||^p, with S = diag(scale).
+    """c(zeta, xi) = ||S (zeta - xi)||^p, with S = diag(scale), in the Euclidean norm or another.
 
     A large scale makes a coordinate costly to move, an infinite one immovable. With
     `discrete_label`, the last coordinate is a class instead:
     c = ||S (theta - theta')||^p + label_cost^p 1[y != y'], the scale of the label being unused.
+
+    The paper's norm is the Euclidean. In l1, l-infinity or sqrt(v' M v) (Mahalanobis), worst cases of linear
+    predictors on an unbounded support are known as well: what moves earn is the dual norm of the model.
 
     Args:
         scale: (m,) diagonal of S, above 0.
         p: the order, at least 1.
         discrete_label: whether the last coordinate is a class.
         label_cost: of a discrete label; inf where it cannot change.
+        norm: 1, 2 or inf.
+        matrix: M (m, m), symmetric and positive definite, or (m - 1, m - 1) where the last coordinate does
+            not move continuously; it goes with norm 2.
 
     Raises:
-        BidroError: for a scale or cost that is not above 0, an order below 1, or a label cost of no label.
+        BidroError: for a scale or cost that is not above 0, an order below 1, a label cost of no label,
+            another norm, or a matrix that is none of a norm.
 
     Examples:
         >>> import numpy as np
         >>> from bidro import Transport
-        >>> float(Transport.features_only(3).cost(np.array([0.0, 0.0, 1.0]), np.array([3.0, 4.0, 1.0])))
+        >>> here, there = np.array([0.0, 0.0, 1.0]), np.array([3.0, 4.0, 1.0])
+        >>> float(Transport.features_only(3).cost(here, there))
         25.0
+        >>> float(Transport([1.0, 1.0, np.inf], p=1, norm=np.inf).cost(here, there))
+        4.0
     """
 
     scale: AnyArray
     p: float = static(default=2.0)
     discrete_label: bool = static(default=False)
     label_cost: float = static(default=np.inf)
+    norm: float = static(default=2.0)
+    matrix: AnyArray = None
 
     def __post_init__(self) -> None:
         scale = np.atleast_1d(np.array(self.scale, float))
@@ -60,7 +73,33 @@ class Transport:
             raise BidroError(
                 "label_cost is for discrete labels; scale the last coordinate to price a continuous target."
             )
+        if self.norm not in (1, 2, np.inf):
+            raise BidroError(f"The norm of the transport cost must be 1, 2 or inf; got {self.norm!r}.")
         object.__setattr__(self, "scale", scale)
+        if self.matrix is not None:
+            object.__setattr__(self, "matrix", self._checked(self.matrix))
+
+    def _checked(self, given: ArrayLike) -> NDArray[np.float64]:
+        """M (m, m); of a coordinate that it is not given for, that of the Euclidean norm."""
+        if self.norm != 2:
+            raise BidroError(f"A matrix goes with the norm 2; got the norm {self.norm:g} beside it.")
+        matrix, m = np.array(given, float), len(self.scale)
+        if matrix.shape == (m - 1, m - 1) and (self.discrete_label or np.isinf(self.scale[-1])):
+            matrix = np.pad(matrix, (0, 1))
+            matrix[-1, -1] = 1.0
+        if matrix.shape != (m, m):
+            raise BidroError(
+                f"The matrix of the transport cost must be of shape ({m}, {m}), or without the last "
+                f"coordinate where that does not move; got {matrix.shape}."
+            )
+        size = np.abs(matrix).max(initial=0.0)
+        symmetric = np.isfinite(size) and np.allclose(matrix, matrix.T, rtol=0, atol=1e-12 * size)
+        if not symmetric or np.linalg.eigvalsh(matrix)[0] <= 1e-14 * size:
+            raise BidroError(
+                "The matrix of the transport cost must be symmetric and positive definite, such as the "
+                "inverse of a covariance."
+            )
+        return np.asarray((matrix + matrix.T) / 2)
 
     @classmethod
     def euclidean(cls, m: int, p: float = 2.0) -> Transport:
@@ -129,6 +168,89 @@ class Transport:
         jumps: V = xp.sum(xp.where(differs, self._jump_prices, 0.0))
         return self.movement_cost(zeta, xi) + jumps
 
+    @property
+    def is_euclidean(self) -> bool:
+        """Whether the norm is the paper's."""
+        return self.norm == 2 and self.matrix is None
+
+    @property
+    def metric(self) -> str:
+        """The norm in words."""
+        if self.matrix is not None:
+            return "a Mahalanobis metric"
+        return "the Euclidean metric" if self.norm == 2 else f"the l{self.norm:g} metric"
+
+    def dual_norm(self, a: V) -> V:
+        """max <a, v> over moves v of size 1: the dual norm of S^-1 a, over coordinates that move.
+
+        Args:
+            a: what a move earns by coordinates (m,).
+
+        Returns:
+            The norm.
+        """
+        xp = namespace(self.scale, a)
+        b = a * self.inverse_scale
+        if self.norm == 1:
+            return xp.max(xp.abs(b))
+        if self.norm == np.inf:
+            return xp.sum(xp.abs(b))
+        return xp.linalg.norm(b if self.matrix is None else self._inverse_root @ b)
+
+    def steepest(self, a: V) -> V:
+        """The move (m,) of size 1 that attains `dual_norm`; 0 where nothing is to be earned.
+
+        Args:
+            a: what a move earns by coordinates (m,).
+
+        Returns:
+            The move.
+        """
+        xp = namespace(self.scale, a)
+        b, size = a * self.inverse_scale, self.dual_norm(a)
+        if self.norm == 1:
+            v = xp.sign(b) * (xp.arange(self.dimension) == xp.argmax(xp.abs(b)))
+        elif self.norm == np.inf:
+            v = xp.sign(b)
+        else:
+            root = None if self.matrix is None else self._inverse_root
+            v = (b if root is None else root.T @ (root @ b)) / xp.where(size > 0, size, 1.0)
+        return v * self.inverse_scale
+
+    def steepness_cones(self, loss: Loss) -> list[Cone]:
+        """Functions of a model whose maximum is what moves of size 1 earn: see `Loss.steepness_cones`.
+
+        Args:
+            loss: of a linear predictor, unless the metric is Euclidean.
+
+        Returns:
+            The dual norms; empty where there is no such form.
+        """
+        cones = loss.steepness_cones(self.inverse_scale)
+        if self.is_euclidean:
+            return cones
+        (cone,) = cones
+        rows = len(cone.offset)
+        if self.norm == 1:
+            return [cone._replace(groups=np.zeros(rows, np.int64))]
+        if self.norm == np.inf:
+            return [cone._replace(groups=np.arange(rows), summed=True)]
+        root = np.asarray(self._inverse_root)[:rows, :rows]
+        return [Cone(root @ cone.matrix, root @ cone.offset)]
+
+    @property
+    def _root(self) -> AnyArray:
+        """(m, m) L' with ||v|| = ||L' v||, M = L L' over coordinates that move continuously."""
+        xp = namespace(self.scale, self.matrix)
+        free = self.inverse_scale > 0
+        moving = xp.where(free[:, None] & free[None, :], self.matrix, xp.eye(self.dimension))
+        return xp.linalg.cholesky(moving).T
+
+    @property
+    def _inverse_root(self) -> AnyArray:
+        """(m, m) L^-1, lower triangular."""
+        return namespace(self.scale, self.matrix).linalg.inv(self._root).T
+
     def movement_cost(self, zeta: V, xi: V) -> V:
         """||S (zeta - xi)||^p over the coordinates that move continuously.
 
@@ -144,7 +266,10 @@ class Transport:
         xp = namespace(self.scale, zeta, xi)
         movable = self.inverse_scale > 0
         step = xp.where(movable, xp.where(movable, self.scale, 1.0) * (zeta - xi), 0.0)
-        squared: V = xp.sum(step**2)
+        if self.norm != 2:
+            size: V = xp.sum(xp.abs(step)) if self.norm == 1 else xp.max(xp.abs(step))
+            return size**self.p
+        squared: V = xp.sum((step if self.matrix is None else self._root @ step) ** 2)
         if self.p == 2:
             return squared
         power: V = xp.where(squared > 0, xp.where(squared > 0, squared, 1.0) ** (self.p / 2), 0.0)
@@ -161,9 +286,17 @@ class Transport:
             Costs (N,).
         """
         movable = np.asarray(self.inverse_scale) > 0
-        steps = (left - right)[:, movable] * np.asarray(self.scale)[movable]
+        steps = self._measured(left) - self._measured(right)
         jumps = np.where((left != right)[:, ~movable], self._jump_prices[~movable], 0.0)
-        return np.asarray(np.linalg.norm(steps, axis=1) ** self.p + jumps.sum(axis=1))
+        return np.asarray(np.linalg.norm(steps, self.norm, axis=1) ** self.p + jumps.sum(axis=1))
+
+    def _measured(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Rows (N, m) as points whose differences have the cost's norm as their own, of order `norm`."""
+        movable = np.asarray(self.inverse_scale) > 0
+        points = rows[:, movable] * np.asarray(self.scale)[movable]
+        if self.matrix is None:
+            return np.asarray(points)
+        return np.asarray(points @ np.asarray(self._root)[np.ix_(movable, movable)].T)
 
     @property
     def _jump_prices(self) -> NDArray[np.float64]:
@@ -266,8 +399,9 @@ def _pairwise_costs(
     from scipy.spatial.distance import cdist  # as for `ot`
 
     movable = np.asarray(transport.inverse_scale) > 0
-    scale = np.asarray(transport.scale)[movable]
-    costs: NDArray[np.float64] = cdist(left[:, movable] * scale, right[:, movable] * scale) ** transport.p
+    name = {1.0: "cityblock", 2.0: "euclidean", np.inf: "chebyshev"}[float(transport.norm)]
+    points = (transport._measured(cloud) for cloud in (left, right))
+    costs: NDArray[np.float64] = cdist(*points, name) ** transport.p
     for j in np.flatnonzero(~movable):
         differs = left[:, j][:, None] != right[:, j][None, :]
         costs = costs + np.where(differs, transport._jump_prices[j], 0.0)

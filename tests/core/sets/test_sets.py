@@ -18,6 +18,9 @@ from bidro.core.sets import (
     Ball,
     Box,
     CappedSimplex,
+    ChiSquaredSimplexBall,
+    ConstrainedSimplex,
+    KLSimplexBall,
     L1SimplexBall,
     MixtureSet,
     Polytope,
@@ -51,6 +54,18 @@ def constraints(convex_set, v):
         case L1SimplexBall(center, radius):
             near = cp.norm1(v - np.asarray(center)) <= float(radius)
             return [v >= 0, cp.sum(v) == 1, near]
+        case ChiSquaredSimplexBall(center, radius) | KLSimplexBall(center, radius) if float(radius) == 0:
+            return [v == np.asarray(center)]
+        case ChiSquaredSimplexBall(center, radius):
+            c = np.asarray(center)
+            near = cp.sum_squares(cp.multiply(1 / np.sqrt(c[c > 0]), (v - c)[c > 0])) <= float(radius)
+            return [v >= 0, v[c == 0] == 0, cp.sum(v) == 1, near]
+        case KLSimplexBall(center, radius):
+            c = np.asarray(center)
+            near = cp.sum(cp.kl_div(v[c > 0], c[c > 0])) <= float(radius)
+            return [v >= 0, v[c == 0] == 0, cp.sum(v) == 1, near]
+        case ConstrainedSimplex(matrix, bound):
+            return [v >= 0, cp.sum(v) == 1, np.asarray(matrix) @ v <= np.asarray(bound)]
 
 
 VECTOR_SETS = {
@@ -68,6 +83,15 @@ WEIGHT_SETS = {
     "l1 ball": L1SimplexBall(CENTER, 0.3),
     "large l1 ball": L1SimplexBall(CENTER, 5.0),
     "l1 ball of radius 0": L1SimplexBall(CENTER, 0.0),
+    "chi-squared ball": ChiSquaredSimplexBall(CENTER, 0.2),
+    "large chi-squared ball": ChiSquaredSimplexBall(CENTER, 50.0),
+    "chi-squared ball of radius 0": ChiSquaredSimplexBall(CENTER, 0.0),
+    "KL ball": KLSimplexBall(CENTER, 0.2),
+    "large KL ball": KLSimplexBall(CENTER, 9.0),
+    "KL ball of radius 0": KLSimplexBall(CENTER, 0.0),
+    "constrained simplex": ConstrainedSimplex(
+        [[1.0, 1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, -2.0, 0.5], [0.0, 0.0, 0.0, -1.0, -1.0]], [0.6, 0.1, -0.2]
+    ),
 }
 SETS = {**VECTOR_SETS, **WEIGHT_SETS}
 POINTS = arrays(float, N, elements=st.floats(-4, 4, allow_subnormal=False))
@@ -410,6 +434,13 @@ def test_diameter_bounds_all_distances(name):
         (lambda: Ball(np.zeros(2), np.ones(2)), "radius"),
         (lambda: L1SimplexBall(np.array([0.5, 0.5]), -0.1), "radius"),
         (lambda: L1SimplexBall(np.array([1.2, -0.2]), 0.1), "nonnegative"),
+        (lambda: ChiSquaredSimplexBall([0.5, 0.5], -0.1), "radius"),
+        (lambda: ChiSquaredSimplexBall([0.7, 0.5], 0.1), "sum to 1"),
+        (lambda: KLSimplexBall([0.5, 0.5], np.inf), "finite"),
+        (lambda: KLSimplexBall([1.2, -0.2], 0.1), "nonnegative"),
+        (lambda: ConstrainedSimplex([[1.0, 1.0]], 0.9), "No weights of at least 0"),
+        (lambda: ConstrainedSimplex([[1.0, 1.0]], [0.9, 1.0]), "shapes"),
+        (lambda: ConstrainedSimplex([[1.0, np.nan]], 0.9), "finite"),
         (lambda: CappedSimplex(0.5 * np.ones(3), np.ones(3)), "lower ones sum to 1.5"),
         (lambda: CappedSimplex(np.array([0.5, 0.0]), np.array([0.4, 1.0])), "lower <= upper"),
         (lambda: L1SimplexBall(np.array([0.5, 0.5]), np.array([0.1, 0.2])), "radius"),
@@ -427,7 +458,7 @@ def test_bad_sets_say_what_is_wrong(make, word):
         make()
 
 
-@pytest.mark.parametrize("name", WEIGHT_SETS)
+@pytest.mark.parametrize("name", [name for name, one in WEIGHT_SETS.items() if one.is_polytope])
 def test_a_polytope_is_the_set_it_was_made_from(name):
     """max <c, alpha> over {offset + lift y : y >= 0, matrix y = total}, by HiGHS."""
     weights, rng = WEIGHT_SETS[name], np.random.default_rng(0)
@@ -543,7 +574,10 @@ def test_what_a_set_says_that_declares_no_more_than_it_must():
         assert dual == pytest.approx(float(segment.linear_maximum(c)[0]), abs=1e-9)
 
 
-@pytest.mark.parametrize("name", WEIGHT_SETS)
+GROUPED = [name for name, one in WEIGHT_SETS.items() if one.unsettled(np.arange(N)) is not None]
+
+
+@pytest.mark.parametrize("name", GROUPED)
 def test_members_in_place_of_clients_have_weights_of_the_set(name):
     """Shares sum to 1, and what members have, shared out, is a mixture of the set."""
     rng = np.random.default_rng(7)

@@ -107,6 +107,7 @@ class FDRSVM(ModelAndWeights):
                 "FDR-SVM is for hinge loss over balls: give it Hinge() and WassersteinBall(eps)."
             )
         unit = bool(jnp.all(transport.inverse_scale[:-1] == 1))
+        unit = unit and transport.is_euclidean
         if transport.p != 1 or not isinstance(inner.support, WholeSpace) or not unit:
             raise BidroError(
                 "FDR-SVM needs p = 1, an unbounded support and features in one unit: use "

@@ -40,6 +40,9 @@ def is_lifted(inner: Inner) -> bool:
 
     With curves it is an upper bound of the risk that is, on any support: u moves by at most nu t.
     """
+    straight = isinstance(inner.loss, LinearLoss) and not has_curves(inner.loss)
+    if not inner.transport.is_euclidean and not straight:
+        return False
     if not isinstance(inner.support, WholeSpace) and not has_curves(inner.loss):
         return False
     if isinstance(inner.loss, LinearLoss):
@@ -58,7 +61,11 @@ def has_closed_form(inner: Inner) -> bool:
 
 
 def steepness(inner: Inner, x: Array) -> Array:
-    """nu: ||S^-1 a(x)|| for a linear predictor, the Lipschitz constant for softmax."""
+    """nu: ||S^-1 a(x)|| for a linear predictor, in the dual norm of the metric, the Lipschitz constant for
+    softmax."""
+    if not inner.transport.is_euclidean:
+        assert isinstance(inner.loss, LinearLoss)
+        return inner.transport.dual_norm(inner.loss.direction(x, 1.0)[0])
     if isinstance(inner.loss, LinearLoss):
         return inner.loss.dual_norm(x, inner.transport.inverse_scale)
     return inner.loss.lipschitz(x, inner.transport.inverse_scale)

@@ -30,7 +30,7 @@ from bidro.core.sets import Ball, Box, WholeSpace
 from bidro.losses import LinearLoss, Softmax, has_curves
 from bidro.losses.scalar import PiecewiseQuadratic
 from bidro.risk.inner.ascent import measured
-from bidro.risk.inner.path import maximise_on_path, pieces_of_path
+from bidro.risk.inner.path import maximise_on_path, pieces_of_path, ray
 from bidro.risk.inner.problem import Inner, InnerMax, TwoClasses, best_over_labels
 
 _LINEAR = PiecewiseQuadratic((), ((0.0, 1.0, 0.0),))
@@ -73,6 +73,10 @@ class Exact:
             return f"{type(inner.loss).__name__} is not a loss of a linear predictor"
         if inner.transport.p not in (1, 2):
             return f"the order p = {inner.transport.p:g} of the cost is neither 1 nor 2"
+        if not inner.transport.is_euclidean and not (
+            isinstance(inner.support, WholeSpace) and isinstance(inner.loss, LinearLoss)
+        ):
+            return f"{inner.transport.metric} needs an unbounded support and a loss of one linear predictor"
         if has_curves(inner.loss):
             # Rows do not move along one line: what is known of the supremum is a bound, see `ball`.
             needs_one = isinstance(inner.loss, Softmax) and inner.transport.p != 1
@@ -108,8 +112,15 @@ def _linear(inner: Inner, loss: LinearLoss, x: Array, zeta: Array, label: Array,
     assert isinstance(support, Box | WholeSpace)
     start = zeta if loss.labels is None else zeta.at[-1].set(label)
     a, offset = loss.direction(x, label)
-    pieces = pieces_of_path(a, zeta, transport.inverse_scale, support)
     u0 = jnp.sum(a * zeta) + offset
+    if not transport.is_euclidean:
+        # On an unbounded support the best moves are along the steepest one, by which u gains its dual norm.
+        steep = transport.dual_norm(a)
+        along, best = maximise_on_path(loss.scalar, ray(steep**2), u0, rho, transport.p)
+        finite = best < jnp.inf
+        point = start + jnp.where(finite, along, 0.0) * steep * transport.steepest(a)
+        return InnerMax(point, jnp.where(finite, inner.phi(x, zeta, point, rho), jnp.inf), jnp.zeros(()))
+    pieces = pieces_of_path(a, zeta, transport.inverse_scale, support)
     nu, best = maximise_on_path(loss.scalar, pieces, u0, rho, transport.p)
     finite = best < jnp.inf
     moved = start + jnp.where(finite, nu, 0.0) * a * transport.inverse_scale**2

@@ -62,9 +62,9 @@ class Inner:
     def concavity(self, x: Array, rho: Array) -> Array:
         """A modulus mu with phi mu-strongly concave in the scaled norm, or a number <= 0.
 
-        Only a quadratic cost has curvature of its own to set against that of the loss.
+        Only a quadratic Euclidean cost has curvature of its own to set against that of the loss.
         """
-        if self.transport.p != 2:
+        if self.transport.p != 2 or not self.transport.is_euclidean:
             return jnp.asarray(-jnp.inf)
         return 2 * rho - self.loss.curvature(x, self.transport.inverse_scale)
 

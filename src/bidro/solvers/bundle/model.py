@@ -166,6 +166,12 @@ class ConeProgram:
         chosen[np.arange(len(tops)), first + np.arange(len(tops))] = unit
         return Largest(tops, chosen, start, near, unit)
 
+    def sum_at_most(self, top: Largest, along: Numbers, nu: float) -> None:
+        """sum of the largest of groups <= nu + <along, w>, for the step w."""
+        unit = _size(along[None], top.chosen.sum(axis=0))
+        left = np.array([nu - top.tops.sum()])
+        self.at_least_zero(left / unit, along[None] / unit, tau=-top.chosen.sum(axis=0)[None] / unit)
+
     def _add_cone(self, constant: Numbers, block: Numbers) -> None:
         """A block (rows, k) in the step, or (rows, k + taus) in the step and tau."""
         k = self.starts[1]
@@ -408,12 +414,17 @@ class ConeModel(NamedTuple):
             else program.largest_of_groups(cone, cone.matrix @ T[:d], cone.at(z[:d]), int(at), reach)
             for cone, at in zip(self.cones, first[:-1], strict=True)
         ]
+        for cone, top in zip(self.cones, tops, strict=True):
+            if cone.summed:
+                assert top is not None
+                program.sum_at_most(top, T[-1], z[-1])
         norms = (*limits.norms, *self.norm_bounds)
         for matrix, offset, radius in norms:
             program.norm_at_most(matrix @ T[:d], matrix @ z[:d] + offset, np.zeros(k), radius)
         for cone, top in zip(self.cones, tops, strict=True):
             if top is None:
                 program.under_nu(cone.matrix @ T[:d], cone.at(z[:d]), T[-1], z[-1])
+            if top is None or cone.summed:
                 continue
             matrix = np.hstack([np.zeros((len(top.tops), k)), top.chosen])
             along = np.append(T[-1], np.zeros(first[-1]))
@@ -432,9 +443,10 @@ class ConeModel(NamedTuple):
         multipliers, alpha = self.feasible(cuts, raw, heights)
         vectors = program.norm_multipliers(scale * dual)
         split = len(norms)
+        of_norms = iter(vectors[split:])
         of_cones = [
-            vector if top is None else top.multipliers(scale * dual, len(cone.offset))
-            for cone, top, vector in zip(self.cones, tops, vectors[split:], strict=True)
+            next(of_norms) if top is None else top.multipliers(scale * dual, len(cone.offset))
+            for cone, top in zip(self.cones, tops, strict=True)
         ]
         cone_duals = np.concatenate([np.zeros(0), *of_cones])
         return Answer(self.lift(x), value, multipliers, alpha, shares, cone_duals, vectors[:split])

@@ -27,7 +27,7 @@ from bidro.federated.algorithm import BaseAlgorithm, HostData, RowsBehind, Snaps
 from bidro.losses import Squared
 from bidro.problem.problem import Problem
 from bidro.risk.inner import Exact, Inner
-from bidro.risk.inner.ball import root_form
+from bidro.risk.inner.ball import root_form, steepness
 from bidro.risk.moments import Moments, MomentsOracle, of_clients, smoothed
 from bidro.risk.oracle import Lift
 from bidro.risk.rows_jax import Pass, Point, RiskModel
@@ -178,8 +178,7 @@ def risks_from_moments(
     known = MomentsOracle.given(loss, moments, eps).at(x)
     features, d = mean.shape[1] - 1, len(x)
     spread = around[:, -1, -1] + (0.0 if loss.intercept else mean[:, -1] ** 2)
-    scale: Any = np.asarray(inner.transport.inverse_scale)
-    nu = loss.dual_norm(cast("Array", x), scale) if lifted else None
+    nu = steepness(inner, cast("Array", x)) if lifted else None
     at: Any = (x, nu, width * np.sqrt(spread))
     k = d + lifted
     hessian = None
