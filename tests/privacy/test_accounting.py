@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bidro.core.errors import BidroError
-from bidro.privacy.accounting import epsilon_of, noise_variance, rho_of
+from bidro.privacy.accounting import (
+    epsilon_of,
+    honest_sites,
+    noise_variance,
+    of_one_share,
+    rho_of,
+    shared_rho,
+)
 
 BUDGETS = [(0.1, 1e-6), (0.5, 1e-6), (1.0, 1e-6), (3.0, 1e-6), (10.0, 1e-5), (1.0, 1e-12), (0.5, 0.01)]
 
@@ -137,3 +144,96 @@ def test_nothing_released_costs_nothing_and_more_costs_more():
 def test_bad_requests_say_what_is_wrong(call, words):
     with pytest.raises(BidroError, match=words):
         call()
+
+
+def shares_of_noise(variance, shares):
+    """(whole numbers, probabilities) of the sum of so many discrete Gaussians, convolved with 60 digits."""
+    with localcontext() as context:
+        context.prec = 60
+        reach = math.ceil(12 * math.sqrt(variance)) + 27  # order times shift goes to 24
+        weights = [(-Decimal(x * x) / (2 * Decimal(variance))).exp() for x in range(-reach, reach + 1)]
+        one = [w / sum(weights) for w in weights]
+        found = one
+        for _ in range(shares - 1):
+            whole = [Decimal(0)] * (len(found) + len(one) - 1)
+            for i, a in enumerate(found):
+                for j, b in enumerate(one):
+                    whole[i + j] += a * b
+            found = whole
+        return found
+
+
+def divergence(law, shift, order):
+    """Renyi's, between a law on whole numbers and that law shifted, in floats of what was found with 60
+    digits, over all numbers that count."""
+    moved = law[shift:] if shift else law
+    pairs = [(float(a.ln()), float(b.ln())) for a, b in zip(law, moved, strict=False) if a and b]
+    logs = [order * a + (1 - order) * b for a, b in pairs]
+    top = max(logs)
+    return (top + math.log(math.fsum(math.exp(v - top) for v in logs))) / (order - 1)
+
+
+@pytest.mark.parametrize("shares", [2, 3, 5])
+@pytest.mark.parametrize("variance", [0.25, 0.5, 1.0, 4.0])
+def test_shares_of_noise_cost_no_more_than_is_charged_by_exact_convolution(shares, variance):
+    """At every order and shift, on grids so coarse that the correction matters; and on one of four steps the
+    charge is what the divergence is."""
+    law = shares_of_noise(variance, shares)
+    for shift in (1, 2, 3):
+        charged = shared_rho(Fraction(shift**2) / (2 * Fraction(variance)), shares, Fraction(variance), 1)
+        for order in (1.1, 2.0, 4.0, 8.0):
+            found = divergence(law, shift, order)
+            assert found <= order * float(charged) * (1 + 1e-9)
+            if variance == 4:
+                assert found == pytest.approx(order * float(charged), rel=1e-6)
+
+
+def test_the_sum_of_shares_is_no_discrete_gaussian():
+    """Of which the charge without a correction would be true: on a coarse grid it is not."""
+    law, variance = shares_of_noise(0.25, 2), Fraction(1, 4)
+    plain = [
+        divergence(law, 1, order) / order / float(Fraction(1) / (2 * 2 * variance))
+        for order in (1.1, 2.0, 8.0)
+    ]
+    assert max(plain) > 1.001
+
+
+def test_many_numbers_add_up_by_coordinates():
+    """A shift of several numbers at once, each of its own variance, no smaller than what is stated, costs the
+    sum of their divergences: no more than is charged."""
+    variances, shifts, shares, order = (0.5, 1.0, 0.5), (1, 2, 0), 3, 2.0
+    found = sum(
+        divergence(shares_of_noise(v, shares), s, order) for v, s in zip(variances, shifts, strict=True) if s
+    )
+    alone = sum(Fraction(s**2) / (2 * Fraction(v)) for v, s in zip(variances, shifts, strict=True))
+    assert found <= order * float(shared_rho(alone, shares, Fraction(min(variances)), 3))
+
+
+@pytest.mark.parametrize("shares", [1, 2, 4, 50])
+def test_what_one_share_costs_covers_the_correction_on_a_fine_grid(shares):
+    rho = rho_of(1.0, 1e-6)
+    alone = of_one_share(rho, shares)
+    assert shared_rho(alone, shares, Fraction(100), 10_000) <= rho
+    assert float(shared_rho(alone, shares, Fraction(100), 10_000)) == pytest.approx(float(rho), rel=1e-8)
+    if shares > 1:
+        assert shared_rho(alone, shares, Fraction(1, 4), 10) > rho
+
+
+@pytest.mark.parametrize(
+    ("sites", "half", "everybody"), [(3, 1.45, 1.8), (8, 2.1, 3.1), (12, 2.6, 3.9), (63, 6.7, 10.0)]
+)
+def test_epsilon_of_a_site_by_itself_where_noise_is_shared(sites, half, everybody):
+    """What its own share alone would have cost at epsilon = 1 for all: the square root of h, about."""
+    rho = rho_of(1.0, 1e-6)
+    for honest, wanted in ((0.5, half), (1.0, everybody)):
+        h = honest_sites(honest, sites)
+        assert epsilon_of(of_one_share(rho, h), 1e-6) == pytest.approx(wanted, rel=0.03)
+
+
+def test_honest_sites():
+    assert [honest_sites(0.5, n) for n in (3, 4, 8, 9)] == [2, 2, 4, 5]
+    assert honest_sites(0, 8) == 1
+    with pytest.raises(BidroError, match="honest must be a share of the sites from 0 to 1"):
+        honest_sites(1.5, 3)
+    with pytest.raises(BidroError, match="variance of at least 1/4"):
+        shared_rho(Fraction(1), 2, Fraction(1, 5), 1)

@@ -11,6 +11,20 @@ rho-zCDP is (epsilon, delta)-differential privacy with, for any alpha > 1 (the s
 
 so that a search for the best alpha cannot make a claim false. What is found is evaluated with 50 digits and
 rounded to the safe side: epsilon up, rho down.
+
+Where h sites each add noise of variance sigma^2 to what they sum up, the sum of their noise is not itself
+a discrete Gaussian, but nearly: every probability is that of the discrete Gaussian of variance h sigma^2 but for
+a factor of at most e^(tau / 2), with
+
+    tau = 10 sum_{k=1}^{h-1} exp(-2 pi^2 sigma^2 k / (k + 1)) <= 10 (h - 1) exp(-pi^2 sigma^2),
+
+for sigma >= 1/2, and the release of d numbers costs (Kairouz, Liu and Steinke, 2021)
+
+    rho = (Delta / (sigma sqrt(h)) + tau sqrt(d))^2 / 2.
+
+So h shares cost the h-th part of what one costs by itself, but for a correction that a fine grid makes
+negligible. It is charged all the same: shares are a little larger than the h-th part (`of_one_share`), which
+covers it.
 """
 
 from __future__ import annotations
@@ -25,6 +39,8 @@ from bidro.core.errors import BidroError
 # A budget is a multiple of 1 / _PARTS, so that its shares are fractions that can be read.
 _PARTS = 2**40
 _DIGITS = Context(prec=50)
+# Corrections are rounded up to a multiple of 1 / _FINEST, and given this share of what a release costs.
+_FINEST, _OF_CORRECTION = 2**120, Fraction(1, 2**30)
 _SEARCHED = (-20.0, 60.0)  # of ln(alpha - 1)
 _STEPS = 120
 
@@ -78,6 +94,37 @@ def noise_variance(rho: Fraction, sensitivity2: Fraction | int) -> Fraction:
     if rho <= 0:
         raise BidroError(f"A release must cost a positive rho; got {float(rho):g}.")
     return Fraction(sensitivity2) / (2 * rho)
+
+
+def honest_sites(honest: float, sites: int) -> int:
+    """Of so many sites, how many keep their share of the noise to themselves where at least this share of
+    them does, one's own among them."""
+    if not 0 <= honest <= 1:
+        raise BidroError(f"honest must be a share of the sites from 0 to 1, such as 0.5; got {honest!r}.")
+    return max(1, math.ceil(honest * sites))
+
+
+def shared_rho(alone: Fraction, shares: int, variance: Fraction, numbers: int) -> Fraction:
+    """At most what a release of so many numbers costs with so many equal shares of noise, of which one costs
+    `alone` by itself and has no less than this variance."""
+    if shares == 1:
+        return alone
+    if variance < Fraction(1, 4):
+        raise BidroError(f"A share of noise needs a variance of at least 1/4 steps; got {float(variance):g}.")
+    with localcontext(_DIGITS):
+        # Never as small as it is, where that is below all that could matter.
+        exponent = -min(Decimal(math.floor(variance * 9)), Decimal(1000))  # pi^2 > 9
+        tau = 10 * (shares - 1) * exponent.exp()
+        of_noise = (2 * Decimal(alone.numerator) / Decimal(alone.denominator) / shares).sqrt()
+        beyond = tau * Decimal(numbers).sqrt()
+        exact = of_noise * beyond + beyond * beyond / 2
+        correction = Fraction(math.ceil(exact * _FINEST), _FINEST)
+    return alone / shares + correction
+
+
+def of_one_share(rho: Fraction, shares: int) -> Fraction:
+    """What the noise of one of so many shares costs by itself where all of them together cost rho."""
+    return rho * shares * (1 - _OF_CORRECTION) if shares > 1 else rho
 
 
 def check_delta(delta: float) -> None:
