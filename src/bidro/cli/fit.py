@@ -13,7 +13,7 @@ import typer
 from bidro.cli.options import AsJson, names_of, with_options
 from bidro.cli.output import SETTINGS_SHOWN, print_json, shown_progress
 from bidro.core.errors import BidroError
-from bidro.workflow.options import FitOptions, private_terms
+from bidro.workflow.options import FitOptions
 
 if TYPE_CHECKING:
     from bidro.workflow.fit import Fit
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Options that a schema does not say.
 _WITH_A_SCHEMA = (
-    *("tables", "database", "query", "memory", "schema", "epsilon", "delta", "rows_per_person"),
+    *("tables", "database", "query", "memory", "schema", "epsilon", "delta", "rows_per_person", "honest"),
 )
 _COLUMNS = ("client", "target", "target_unit")
 _OTHERS = tuple(name for name in names_of(FitOptions) if name not in _COLUMNS)
@@ -102,7 +102,7 @@ def _run(options: FitOptions, out: Path, as_json: bool, verbose: bool) -> None:
                 f"'{options.schema}' names a neural network, which `bidro fit` does not train; rehearse it "
                 "by `bidro federate federate.toml --local TABLE`, or leave [neural_network] out."
             )
-        whole = replace(whole, privacy=private_terms(whole.privacy, budget))
+        whole = replace(whole, privacy=options.private_terms(whole.privacy))
         options = replace(whole.options, **{name: getattr(options, name) for name in _WITH_A_SCHEMA})
         agreed = whole.schema, whole.fit_options
     with shown_progress(as_json, options.gap) as progress:

@@ -37,6 +37,7 @@ from bidro.fit.questions import (
     GradientsQuery,
     HoldoutBounds,
     HoldoutQuery,
+    NoisyCount,
     NoisyGradients,
     NoisyHoldoutQuery,
     NoisyLosses,
@@ -92,10 +93,14 @@ class Clients(Rounds, Protocol):
 
 
 class PrivateClients(Protocol):
-    """The clients of a private fit; replies have a leading axis of clients."""
+    """The clients of a private fit; replies have a leading axis of clients. Where noise is shared, moments
+    and gradients of each may be masked: only their sums modulo 2^64 mean something."""
 
     def moments(self) -> NoisyMoments:
         """Second moments of the training rows."""
+
+    def counts(self) -> NoisyCount:
+        """Numbers of training rows, where noise is shared."""
 
     def gradients(self, t: int, message: GradientsQuery) -> NoisyGradients:
         """Gradients and losses over the training rows, in round t from 1."""
@@ -259,9 +264,10 @@ class LocalNetwork:
             z = np.split(private_side.in_agreed_units(rows, standard.target_spread), ends)
             parts.append((z, [None] * len(sizes) if people is None else np.split(people, ends)))
         (training, of_training), (fresh, of_fresh) = parts
+        most = None if plan.shared is None else plan.shared.rows_per_person
         return LocalPrivateClients(
             tuple(
-                PrivateClient(PrivateRows.of(*own, self.budget), plan, self.budget, self.bits)
+                PrivateClient.of(PrivateRows.of(*own, self.budget, most), plan, self.budget, self.bits)
                 for own in zip(training, fresh, of_training, of_fresh, strict=True)
             )
         )
@@ -360,6 +366,9 @@ class LocalPrivateClients:
 
     def moments(self) -> NoisyMoments:
         return stack_trees([one.moments() for one in self.clients])
+
+    def counts(self) -> NoisyCount:
+        return stack_trees([one.counts() for one in self.clients])
 
     def gradients(self, t: int, message: GradientsQuery) -> NoisyGradients:
         return stack_trees([one.gradients(message) for one in self.clients])

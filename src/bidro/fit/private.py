@@ -3,6 +3,9 @@
 Second moments once; least squares from them, or the minimax problem where weights are not fixed; a few
 rounds of gradients; and the losses of held-out rows, from which the certificate is. No other query of a fit
 (means, folds, distances, worst cases) is sent. All that is computed here comes of noisy sums.
+
+Where noise is shared, second moments and gradients are those of all clients together: a whole network answers
+as one client would, with the noise of all shares. Then clients' numbers of rows are asked for by themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bidro.ambiguity import WassersteinBall
-from bidro.certify.certificate import Certificate, Privacy
+from bidro.certify.certificate import Certificate, Privacy, Shared
 from bidro.certify.held_out import client_level, noisy_client_bound
 from bidro.certify.mean_bounds import noisy_mean
 from bidro.certify.statements import CertifiedModel, statements_of, with_statements, without_holdout
@@ -32,7 +35,8 @@ from bidro.fit.private_side import FACTOR
 from bidro.fit.questions import GradientsQuery, NoisyGradients, NoisyHoldoutQuery, NoisyLosses, NoisyMoments
 from bidro.fit.training import MixtureSpec, Trained, transport_of, unrestricted
 from bidro.losses import Squared
-from bidro.privacy.mechanisms import Noisy, symmetric
+from bidro.privacy.masking import MIN_SITES, sum_of_masked
+from bidro.privacy.mechanisms import Noisy, Scale, symmetric
 from bidro.privacy.noisy_model import Direction, NoisySteps, NoisySums, Pooled, around_means
 from bidro.privacy.terms import Budget, Plan
 from bidro.risk.moments import MomentsOracle
@@ -48,9 +52,11 @@ _NO_INTERVAL = (
 _ONE_LEVEL = "under a privacy budget losses are released clipped at one level: see the clipped bound."
 
 
-def private_plan(options: Options, features: int, people: bool, held_out: bool = True) -> Plan:
-    """What is released by these options, with losses of rows where some are `held_out`. Raises BidroError for
-    what cannot be had under a budget."""
+def private_plan(
+    options: Options, features: int, people: bool, held_out: bool = True, sites: int | None = None
+) -> Plan:
+    """What is released by these options, with losses of rows where some are `held_out`, by so many clients,
+    where that is known. Raises BidroError for what cannot be had under a budget."""
     assert options.privacy is not None
     choices, loss = options.choices, options.loss
     if options.units is None:
@@ -75,7 +81,14 @@ def private_plan(options: Options, features: int, people: bool, held_out: bool =
             raise BidroError(f"Under a privacy budget {what} cannot be had; leave it out.")
     if loss.word == "logistic" and not _mixture_spec(choices.weights).fixed:
         raise BidroError("Under a privacy budget weights of logistic loss are fixed: weights = 'fixed'.")
-    return Plan.of(options.privacy, loss.word, features, people, held_out)  # type: ignore[arg-type]
+    shared = options.privacy.shared is not None
+    if shared and not _mixture_spec(choices.weights).fixed:
+        raise BidroError(
+            "Where noise is shared only sums over all clients are seen, and robust weights need their own: "
+            "weights = 'fixed', or leave [privacy.shared] out."
+        )
+    count = MIN_SITES if sites is None else sites
+    return Plan.of(options.privacy, loss.word, features, people, held_out, count)  # type: ignore[arg-type]
 
 
 def _is_zero(radius: Any) -> bool:
@@ -91,8 +104,14 @@ def _mixture_spec(weights: Any) -> MixtureSpec:
 
 def private_fit(network: Network, options: Options, progress: Progress) -> Fitted:
     """Raises BidroError for options that cannot be had under a budget, before any query is sent."""
-    plan = private_plan(options, len(network.columns) - 1, network.has_people, network.hold_out > 0)
+    features, sites = len(network.columns) - 1, len(network.names)
+    plan = private_plan(options, features, network.has_people, network.hold_out > 0, sites)
     assert options.units is not None
+    if plan.shared is not None and network.max_share < 1:
+        raise BidroError(
+            "Where noise is shared every row counts the same, and no client counts for less than its rows: "
+            "agree on a largest weight of 1, or leave [privacy.shared] out."
+        )
     return _PrivateFit(network, options, progress, plan, options.units).run()
 
 
@@ -179,7 +198,14 @@ class _PrivateFit:
         budgets, exact = reported_budgets(moments.budget), np.asarray(moments.exact)
         sums = noisy_sums(plan, moments, budgets)
         counted = self._counted(sums)
-        one = [plan.gradients_scale(budget, 1.0, 1.0).sigma[0] for budget in budgets]
+        told = sums.counts
+        if plan.shared is not None:
+            counts = clients.counts()
+            exact = np.maximum(exact, counts.exact)
+            told = np.asarray(counts.values, float)[:, 0]
+            rows = np.maximum(told, 0.0) if np.any(told > 0) else np.ones(len(told))
+            counted = counted._replace(alpha=rows / rows.sum())
+        one = [scale.sigma[0] for scale in _gradient_scales(plan, 1.0, 1.0, budgets)]
         noise = float(np.linalg.norm(counted.by * np.array(one)))
         steps = NoisySteps.begin(plan.loss, counted.pooled, plan.clip, noise, plan.rounds, largest)
         self.progress.begin("choosing")
@@ -196,10 +222,10 @@ class _PrivateFit:
             holdout_query = NoisyHoldoutQuery(steps.x, np.array(steps.level))
             replies, share = clients.losses(holdout_query), self.network.hold_out
             exact = np.maximum(exact, replies.exact)
-            expected = np.maximum(sums.counts, 1.0) * share / (1 - share)
+            expected = np.maximum(told, 1.0) * share / (1 - share)
             held_out = _HeldOutSums.of(plan, replies, budgets, expected)
         left = tuple(name for name, one in zip(self.network.names, exact, strict=True) if one)
-        return self._fitted(budgets, left, sums, counted, steps, held_out)
+        return self._fitted(budgets, left, told, counted, steps, held_out)
 
     def _counted(self, sums: NoisySums) -> _Counted:
         """Weights, and the moments of all rows as they count."""
@@ -231,14 +257,14 @@ class _PrivateFit:
         self,
         budgets: Sequence[Budget | None],
         exact: tuple[str, ...],
-        sums: NoisySums,
+        told: Floats,  # (n,) numbers of training rows, with noise
         counted: _Counted,
         steps: NoisySteps,
         held_out: _HeldOutSums | None,
     ) -> Fitted:
         network, standard, choices = self.network, self.standard, self.options.choices
         names, spread, share = network.names, standard.target_spread, network.hold_out
-        rows = sums.counts if held_out is None else held_out.rows * (1 - share) / share
+        rows = told if held_out is None else held_out.rows * (1 - share) / share
         sizes = {name: max(1, round(float(count))) for name, count in zip(names, rows, strict=True)}
         federation = Federation.elsewhere(
             sizes, network.columns, has_people=network.has_people, max_share=network.max_share
@@ -271,6 +297,7 @@ class _PrivateFit:
             network.has_people,
             exact,
             self.options.units_drafted,
+            _shared(self.plan),
         )
         # Without held-out rows nothing is known of the loss but about what it is in training.
         bare = without_holdout(stated, trained.x, 0.5, means=np.full(stated.n, steps.mean_loss * unit))
@@ -307,16 +334,38 @@ def _numbers(budget: Budget | None) -> tuple[float, float, int] | None:
     return None if budget is None else (float(budget.epsilon), float(budget.delta), budget.rows_per_person)
 
 
+def _shared(plan: Plan) -> Shared | None:
+    if plan.shared is None:
+        return None
+    return Shared(plan.shares, plan.sites, plan.shared.epsilon, plan.alone.epsilon, plan.shared.delta)
+
+
 def reported_budgets(numbers: Any) -> tuple[Budget | None, ...]:
     """The budgets of n clients, from the numbers that they report (n, 3)."""
     return tuple(Budget.reported(tuple(one)) for one in np.asarray(numbers, float).tolist())
 
 
+def _together(plan: Plan, values: Any, scales: Sequence[Scale]) -> list[Noisy]:
+    """What clients release (n, numbers), and where noise is shared its sum alone."""
+    told = np.asarray(values)
+    if plan.shared is not None:
+        told = sum_of_masked(told)[None]
+    return [Noisy(one, scale) for one, scale in zip(told, scales, strict=True)]
+
+
 def noisy_sums(plan: Plan, reply: NoisyMoments, budgets: Sequence[Budget | None]) -> NoisySums:
-    scales = [plan.moments_scale(budget) for budget in budgets]
-    each = zip(np.asarray(reply.values), scales, strict=True)
-    values = [symmetric(Noisy(one, scale).sums, plan.columns) for one, scale in each]
+    if plan.shared is not None:
+        scales = [plan.moments_scale(plan.shared.budget).over_sites]
+    else:
+        scales = [plan.moments_scale(budget) for budget in budgets]
+    values = [symmetric(one.sums, plan.columns) for one in _together(plan, reply.values, scales)]
     return NoisySums(np.stack(values), np.array([scale.sigma[0] for scale in scales]))
+
+
+def _gradient_scales(plan: Plan, clip: float, level: float, budgets: Sequence[Budget | None]) -> list[Scale]:
+    if plan.shared is not None:
+        return [plan.gradients_scale(plan.shared.budget, clip, level).over_sites]
+    return [plan.gradients_scale(budget, clip, level) for budget in budgets]
 
 
 def _direction(
@@ -324,9 +373,8 @@ def _direction(
 ) -> Direction:
     """From the clients' sums, as their rows count (n,)."""
     clip, level = float(query.clip), float(query.level)
-    scales = [plan.gradients_scale(budget, clip, level) for budget in budgets]
-    each = zip(np.asarray(reply.values), scales, strict=True)
-    sums = by @ np.stack([Noisy(one, scale).sums for one, scale in each])
+    scales = _gradient_scales(plan, clip, level, budgets)
+    sums = by @ np.stack([one.sums for one in _together(plan, reply.values, scales)])
     error = np.linalg.norm(by[:, None] * np.stack([scale.sigma for scale in scales]), axis=0)
     unclipped, of_unclipped = (float(v[-2]) / (FACTOR * clip) for v in (sums, error))
     of_gradient, of_loss = float(error[0]), float(error[-1])

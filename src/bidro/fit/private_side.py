@@ -7,6 +7,7 @@ one row alone, to the last bit (`privacy.row_arithmetic`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,14 @@ from numpy.typing import NDArray
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
-from bidro.fit.questions import GradientsQuery, NoisyGradients, NoisyHoldoutQuery, NoisyLosses, NoisyMoments
+from bidro.fit.questions import (
+    GradientsQuery,
+    NoisyCount,
+    NoisyGradients,
+    NoisyHoldoutQuery,
+    NoisyLosses,
+    NoisyMoments,
+)
 from bidro.privacy import mechanisms
 from bidro.privacy.discrete_gaussian import Bits, secret_bits
 from bidro.privacy.row_arithmetic import along, losses_and_gradients, sum_of_columns
@@ -40,10 +48,13 @@ class PrivateRows(NamedTuple):
         people: NDArray[np.uint64] | None,
         held_out_people: NDArray[np.uint64] | None,
         budget: Budget | None,
+        most: int | None = None,
     ) -> PrivateRows:
         """From all rows z of both parts and the people that they are of, where these are named; of a person
-        no more rows are used than the budget is for. Raises BidroError where nothing says which rows are of
-        one person."""
+        no more rows are used than the budget is for, nor than `most`. Raises BidroError where nothing says
+        which rows are of one person."""
+        if budget is not None and most is not None:
+            budget = replace(budget, rows_per_person=min(most, budget.rows_per_person))
         require_people(budget, people is not None)
         if people is None or held_out_people is None:
             return cls(training, held_out)
@@ -74,16 +85,34 @@ class PrivateClient(NamedTuple):
     budget: Budget | None  # None: without noise
     bits: Bits = secret_bits
 
+    @classmethod
+    def of(
+        cls, rows: PrivateRows, plan: Plan, budget: Budget | None, bits: Bits = secret_bits
+    ) -> PrivateClient:
+        """Raises BidroError where noise is shared and it has no budget, or too many rows for masked sums."""
+        if plan.shared is not None:
+            if budget is None:
+                raise BidroError(
+                    "Where noise is shared every site needs a privacy budget, and this one has none."
+                )
+            plan.require_room(len(rows.training))
+        return cls(rows, plan, budget, bits)
+
     @property
     def budget_numbers(self) -> Floats:
         """The budget as it is sent."""
         return np.zeros(3) if self.budget is None else np.array(self.budget.numbers)
 
     def moments(self) -> NoisyMoments:
-        found = mechanisms.moments(
-            self.rows.training, self.plan.clip, *self.plan.charge("moments", self.budget), bits=self.bits
-        )
+        rho, rows, sites = self.plan.charge("moments", self.budget)
+        found = mechanisms.moments(self.rows.training, self.plan.clip, rho, rows, self.bits, sites)
         return NoisyMoments(found.values, self.budget_numbers)
+
+    def counts(self) -> NoisyCount:
+        """Of the training rows, where noise is shared."""
+        rho, rows, _ = self.plan.charge("counts", self.budget)
+        found = mechanisms.count(len(self.rows.training), rho, rows, self.bits)
+        return NoisyCount(found.values, self.budget_numbers)
 
     def gradients(self, query: GradientsQuery) -> NoisyGradients:
         clip, level = float(query.clip), float(query.level)
@@ -92,8 +121,8 @@ class PrivateClient(NamedTuple):
         with np.errstate(over="ignore"):
             short = sum_of_columns(slopes**2) <= (1 - FACTOR**2) * clip**2
         columns = np.column_stack([slopes, FACTOR * clip * short, rows[:, -1]])
-        charge = self.plan.charge("gradients", self.budget)
-        found = mechanisms.gradients(columns, clip, level, *charge, bits=self.bits)
+        rho, most, sites = self.plan.charge("gradients", self.budget)
+        found = mechanisms.gradients(columns, clip, level, rho, most, self.bits, sites)
         return NoisyGradients(found.values, self.budget_numbers)
 
     def losses(self, query: NoisyHoldoutQuery) -> NoisyLosses:

@@ -160,6 +160,18 @@ class NoisyMoments(NamedTuple):
         return cls(np.zeros(columns * (columns + 1) // 2, np.int64), np.zeros(3))
 
 
+class NoisyCount(NamedTuple):
+    """ "counts", of a private run in which noise is shared: how many training rows there are, with noise."""
+
+    values: NDArray[np.int64]  # (1,)
+    budget: Numbers  # (3,) as in `NoisyMoments`
+    exact: Numbers = _NEVER  # ()
+
+    @classmethod
+    def like(cls) -> NoisyCount:
+        return cls(np.zeros(1, np.int64), np.zeros(3))
+
+
 class GradientsQuery(NamedTuple):
     """The message of "gradients"; targets and the model are in spreads of the target."""
 

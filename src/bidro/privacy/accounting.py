@@ -13,8 +13,8 @@ so that a search for the best alpha cannot make a claim false. What is found is 
 rounded to the safe side: epsilon up, rho down.
 
 Where h sites each add noise of variance sigma^2 to what they sum up, the sum of their noise is not itself
-a discrete Gaussian, but nearly: every probability is that of the discrete Gaussian of variance h sigma^2 but for
-a factor of at most e^(tau / 2), with
+a discrete Gaussian, but nearly: every probability is that of the discrete Gaussian of variance h sigma^2
+but for a factor of at most e^(tau / 2), with
 
     tau = 10 sum_{k=1}^{h-1} exp(-2 pi^2 sigma^2 k / (k + 1)) <= 10 (h - 1) exp(-pi^2 sigma^2),
 
@@ -96,12 +96,14 @@ def noise_variance(rho: Fraction, sensitivity2: Fraction | int) -> Fraction:
     return Fraction(sensitivity2) / (2 * rho)
 
 
-def honest_sites(honest: float, sites: int) -> int:
-    """Of so many sites, how many keep their share of the noise to themselves where at least this share of
-    them does, one's own among them."""
+def honest_sites(honest: float, sites: int, everyone: int | None = None) -> int:
+    """Of so many sites, how many keep their share of the noise to themselves, one's own among them, where at
+    least this share of `everyone` does (of the same, unless it is said). Who is left out of a sum is the
+    server's choice, so that all who are may be honest ones."""
     if not 0 <= honest <= 1:
         raise BidroError(f"honest must be a share of the sites from 0 to 1, such as 0.5; got {honest!r}.")
-    return max(1, math.ceil(honest * sites))
+    whole = sites if everyone is None else everyone
+    return max(1, math.ceil(honest * whole) - (whole - sites))
 
 
 def shared_rho(alone: Fraction, shares: int, variance: Fraction, numbers: int) -> Fraction:

@@ -37,6 +37,14 @@ class Scale(NamedTuple):
 
     unit: Floats  # (n,) one step of each, in the units of what is summed
     variance: tuple[Fraction, ...]  # (n,) of the noise, in steps squared; zeros without a budget
+    # Over so many sites' sums the sum is taken modulo 2^64, and this is the noise of one of them; 1 where a
+    # site's sums are seen by themselves.
+    sites: int = 1
+
+    @property
+    def over_sites(self) -> Scale:
+        """Of the sum over the sites."""
+        return Scale(self.unit, tuple(self.sites * one for one in self.variance))
 
     @property
     def sigma(self) -> Floats:
@@ -56,7 +64,9 @@ class Noisy(NamedTuple):
         return np.asarray(self.values * self.scale.unit)
 
 
-def moments_scale(m: int, clip: float, rho: Fraction | None, rows_per_person: int = 1) -> Scale:
+def moments_scale(
+    m: int, clip: float, rho: Fraction | None, rows_per_person: int = 1, sites: int = 1
+) -> Scale:
     """Of the upper triangle of sum w^2 z z', row after row (see `upper`), for z of m numbers.
 
     Noise of variance s^2 on the diagonal and s^2 / 2 off it is that of a symmetric matrix whose Frobenius
@@ -70,14 +80,19 @@ def moments_scale(m: int, clip: float, rho: Fraction | None, rows_per_person: in
     whole = _variance(rho, MOMENT_STEPS**2, rows_per_person)
     rows, columns = upper(m)
     variance = tuple(whole if diagonal else whole / 2 for diagonal in rows == columns)
-    return Scale(np.full(len(rows), (clip / MOMENT_STEPS) ** 2), variance)
+    return Scale(np.full(len(rows), (clip / MOMENT_STEPS) ** 2), variance, sites)
 
 
 def moments(
-    z: Floats, clip: float, rho: Fraction | None, rows_per_person: int = 1, bits: Bits = secret_bits
+    z: Floats,
+    clip: float,
+    rho: Fraction | None,
+    rows_per_person: int = 1,
+    bits: Bits = secret_bits,
+    sites: int = 1,
 ) -> Noisy:
     """sum w^2 z z' over rows z (N, m) with w = min(1, clip / ||z||), its upper triangle."""
-    scale = moments_scale(z.shape[1], clip, rho, rows_per_person)
+    scale = moments_scale(z.shape[1], clip, rho, rows_per_person, sites)
     sums = gram(clipped_rows(z, clip, MOMENT_STEPS))
     rows, columns = upper(z.shape[1])
     return with_noise([sums[i][j] for i, j in zip(rows, columns, strict=True)], scale, bits)
@@ -97,7 +112,12 @@ def symmetric(entries: Floats, m: int) -> Floats:
 
 
 def gradients_scale(
-    d: int, clip: float, loss_clip: float, rho: Fraction | None, rows_per_person: int = 1
+    d: int,
+    clip: float,
+    loss_clip: float,
+    rho: Fraction | None,
+    rows_per_person: int = 1,
+    sites: int = 1,
 ) -> Scale:
     """Of d sums of gradients and, last, the sum of losses: together one row changes them by 25 parts, of
     which a gradient of norm `clip` takes 24 and a loss of `loss_clip` 7."""
@@ -105,7 +125,7 @@ def gradients_scale(
     check_clip(loss_clip)
     variance = _variance(rho, JOINT_STEPS, rows_per_person)
     unit = np.append(np.full(d, clip / GRADIENT_STEPS), loss_clip / LOSS_STEPS)
-    return Scale(unit, (variance,) * (d + 1))
+    return Scale(unit, (variance,) * (d + 1), sites)
 
 
 def gradients(
@@ -115,10 +135,11 @@ def gradients(
     rho: Fraction | None,
     rows_per_person: int = 1,
     bits: Bits = secret_bits,
+    sites: int = 1,
 ) -> Noisy:
     """Sums over rows (N, d + 1) of the gradient, scaled to a norm of at most `clip`, and of the loss, which
     is the last number of a row and counts as at most `loss_clip`."""
-    scale = gradients_scale(rows.shape[1] - 1, clip, loss_clip, rho, rows_per_person)
+    scale = gradients_scale(rows.shape[1] - 1, clip, loss_clip, rho, rows_per_person, sites)
     gradient = clipped_rows(rows[:, :-1], clip, GRADIENT_STEPS)
     loss = clipped_rows(rows[:, -1:], loss_clip, LOSS_STEPS)
     return with_noise(column_sums(np.hstack([gradient, loss])), scale, bits)
@@ -170,6 +191,15 @@ def bernstein_steps(v: Floats, degree: int) -> Integers:
     return np.diff(below, axis=1)
 
 
+def count_scale(rho: Fraction | None, rows_per_person: int = 1) -> Scale:
+    return Scale(np.ones(1), (_variance(rho, 1, rows_per_person),))
+
+
+def count(rows: int, rho: Fraction | None, rows_per_person: int = 1, bits: Bits = secret_bits) -> Noisy:
+    """How many rows there are."""
+    return with_noise([rows], count_scale(rho, rows_per_person), bits)
+
+
 def _variance(rho: Fraction | None, sensitivity: int, rows_per_person: int) -> Fraction:
     """Of the noise, in steps squared, where one row changes what is released by `sensitivity` steps."""
     if rows_per_person < 1:
@@ -178,8 +208,11 @@ def _variance(rho: Fraction | None, sensitivity: int, rows_per_person: int) -> F
 
 
 def with_noise(sums: list[int], scale: Scale, bits: Bits) -> Noisy:
-    """The sums with noise; numbers beyond 64 bits count as the largest, which is done after the noise."""
+    """The sums with noise. Numbers beyond 64 bits count as the largest, which is done after the noise; where
+    sums are to be added up over sites, they are taken modulo 2^64, so that what comes of it is too."""
     counts = Counter(scale.variance)
     drawn = {variance: iter(discrete_gaussian(variance, n, bits)) for variance, n in counts.items()}
     whole = [s + next(drawn[variance]) for s, variance in zip(sums, scale.variance, strict=True)]
+    if scale.sites > 1:
+        return Noisy(np.array([v % 2**64 for v in whole], dtype=np.uint64).view(np.int64), scale)
     return Noisy(np.array([max(-_LARGEST, min(_LARGEST, v)) for v in whole], dtype=np.int64), scale)

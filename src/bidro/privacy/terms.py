@@ -3,29 +3,102 @@ every release (`Plan`): what it may cost, how rows are clipped and how large the
 
 All of it is public and depends on no row. The plan is the site's own: it follows from its budget and the
 agreement, so that a server can neither spend a budget in one query nor request less noise.
+
+Where noise is shared (`SharedNoise`) sites' sums are masked, so that only the sum over all of them is seen
+(`masking`), and each adds a share of the noise that this needs. How large a share is, is agreed on, as
+everybody relies on everybody's.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
 from bidro.core.errors import BidroError
-from bidro.privacy.accounting import rho_of
-from bidro.privacy.mechanisms import MOST_DEGREE, Scale, bernstein_scale, gradients_scale, moments_scale
+from bidro.privacy.accounting import epsilon_of, honest_sites, of_one_share, rho_of, shared_rho
+from bidro.privacy.masking import MIN_SITES, Roster, require_room
+from bidro.privacy.mechanisms import (
+    GRADIENT_STEPS,
+    MOMENT_STEPS,
+    MOST_DEGREE,
+    Scale,
+    bernstein_scale,
+    count_scale,
+    gradients_scale,
+    moments_scale,
+)
 from bidro.privacy.row_arithmetic import PrivateLoss
 
 # The two parts of a site's rows. They have one budget: by another agreement, or with a cell corrected, a
 # person may be in the other part.
 TRAINING, HELD_OUT = "training", "kept-out"
+# Queries whose answers are masked where noise is shared.
+MASKED = ("moments", "gradients")
 # Rounds of gradients where the agreement says no number.
 _ROUNDS: dict[PrivateLoss, int] = {"squared": 8, "logistic": 6}
 _MOST_ROUNDS = 100
 _MOST_ROWS_PER_PERSON = 10**6
 _MOST_CLIP = 1e6
+
+
+@dataclass(frozen=True)
+class SharedNoise:
+    """The part [privacy.shared] of an agreement: what a run costs everybody as long as `honest` of the sites,
+    one's own among them, keep their share of the noise to themselves. Sums over training rows are masked, and
+    sites' numbers of rows and losses of held-out rows, each told by itself, have all their noise."""
+
+    epsilon: float
+    delta: float = 1e-6
+    rows_per_person: int = 1
+    honest: float = 0.5
+    rows: float = 0.02  # the share of the budget that sites' numbers of rows cost
+    # Across machines, every site's name and public key, 64 hexadecimal digits (`bidro site key`).
+    keys: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", _keys(self.keys))
+        self.budget  # noqa: B018 - a budget that is none is said now
+        honest_sites(self.honest, 1)
+        if not _is_number(self.rows) or not 0.001 <= self.rows <= 0.5:
+            raise BidroError(
+                f"rows in [privacy.shared] must be a share from 0.001 to 0.5; got {self.rows!r}."
+            )
+
+    @classmethod
+    def of(cls, content: Mapping[str, object]) -> SharedNoise:
+        """From a file. Raises BidroError for what is not known, and where epsilon is missing."""
+        known = cls.__dataclass_fields__
+        for name in content:
+            if name not in known:
+                raise BidroError(f"[privacy.shared] has no '{name}'; it has {', '.join(known)}.")
+        if "epsilon" not in content:
+            raise BidroError("[privacy.shared] needs an epsilon, such as epsilon = 1: what a run is to cost.")
+        return cls(**content)  # type: ignore[arg-type]
+
+    @cached_property
+    def budget(self) -> Budget:
+        return Budget(self.epsilon, self.delta, self.rows_per_person)
+
+    def relied_on(self, sites: int, honest: float | None = None) -> int:
+        """h: of so many sites, on how many one relies, by what was agreed on or by one's own word."""
+        share = self.honest if honest is None else honest
+        return honest_sites(share, sites, max(len(self.keys), sites))
+
+    def roster(self, names: Sequence[str]) -> Roster:
+        """Of these sites. Raises BidroError where they are too few, or have no key that all agreed on."""
+        known = dict(self.keys)
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise BidroError(
+                f"Site '{missing[0]}' has no key in [privacy.shared.keys] of schema.toml: `bidro site key` "
+                "there shows it, and all sites agree on all keys."
+            )
+        return Roster({name: bytes.fromhex(known[name]) for name in names})
 
 
 @dataclass(frozen=True)
@@ -37,8 +110,11 @@ class Terms:
     moments: float = 0.2  # the share of the rest that second moments cost
     clip: float | None = None  # the norm of (features, 1, target) beyond which rows count less
     degree: int = 4  # of the polynomials by which losses of held-out rows are released
+    shared: SharedNoise | None = None  # None: every site adds all the noise that its own sums need
 
     def __post_init__(self) -> None:
+        if isinstance(self.shared, Mapping):
+            object.__setattr__(self, "shared", SharedNoise.of(self.shared))
         if self.gradients is not None and not _is_whole(self.gradients, 1, _MOST_ROUNDS):
             raise BidroError(
                 f"gradients in [privacy] must be a whole number of rounds from 1 to {_MOST_ROUNDS}; got "
@@ -67,8 +143,12 @@ class Budget:
     epsilon: float
     delta: float = 1e-6
     rows_per_person: int = 1
+    # Where noise is shared: on which share of the sites it relies; None for what is agreed on, 0 for its own.
+    honest: float | None = None
 
     def __post_init__(self) -> None:
+        if self.honest is not None:
+            honest_sites(self.honest, 1)
         if not _is_number(self.epsilon) or not 0 < self.epsilon <= 1e6:
             raise BidroError(f"epsilon must be a positive number, such as 1; got {self.epsilon!r}.")
         if not _is_number(self.delta) or not 1e-300 < self.delta <= 0.01:
@@ -121,32 +201,101 @@ class Plan:
     clip: float  # of z
     degree: int
     people: bool = False  # whether rows are of people, so that held-out losses are means over one's rows
+    shared: SharedNoise | None = None
+    sites: int = 1  # over which sums are masked, where noise is shared
 
     @classmethod
     def of(
-        cls, terms: Terms, loss: PrivateLoss, features: int, people: bool = False, held_out: bool = True
+        cls,
+        terms: Terms,
+        loss: PrivateLoss,
+        features: int,
+        people: bool = False,
+        held_out: bool = True,
+        sites: int = 1,
     ) -> Plan:
         """`held_out`: whether there are held-out rows, whose losses are released."""
         m = features + 2
         of_losses = Fraction(terms.losses) if held_out else Fraction(0)
         clip = math.sqrt(m / 2) if terms.clip is None else float(terms.clip)
         rounds = _ROUNDS[loss] if terms.gradients is None else terms.gradients
-        return cls(loss, m, rounds, of_losses, Fraction(terms.moments), clip, terms.degree, people)
+        fixed = Fraction(terms.moments), clip, terms.degree, people, terms.shared
+        return cls(loss, m, rounds, of_losses, *fixed).over(sites)
+
+    def over(self, sites: int) -> Plan:
+        """The same where sums are over so many sites. Raises BidroError where noise is shared by too few, or
+        is so small that steps are too coarse for it."""
+        if self.shared is None:
+            return self
+        if sites < MIN_SITES:
+            raise BidroError(
+                f"Noise is shared by at least {MIN_SITES} sites, and here are {sites}: leave "
+                "[privacy.shared] out."
+            )
+        found, agreed = replace(self, sites=sites), self.shared.budget
+        for query, scale in (
+            ("moments", found.moments_scale(agreed)),
+            ("gradients", found.gradients_scale(agreed, 1.0, 1.0)),
+        ):
+            of_share, least = found.charge(query, agreed)[0], min(scale.variance)
+            assert of_share is not None
+            if shared_rho(of_share, found.shares, least, len(scale.variance)) > found.cost(query, agreed).rho:
+                raise BidroError(
+                    f"epsilon = {agreed.epsilon:g} in [privacy.shared] leaves {sites} sites less noise than "
+                    "can be shared in whole numbers; agree on a smaller one."
+                )
+        return found
 
     @property
     def classes(self) -> bool:
         return self.loss == "logistic"
 
     def cost(self, query: str, budget: Budget) -> Cost:
-        """What a release costs: losses of held-out rows their share of the budget, of the rest second moments
-        theirs, and every round of gradients as much of what is left. A whole run costs the budget."""
-        losses = budget.rho * self.of_losses
+        """What a release costs: losses of held-out rows their share of the budget, numbers of rows theirs, of
+        the rest second moments theirs, and every round of gradients as much of what is left. A whole run
+        costs the budget: the site's, or where noise is shared that of the agreement, which the site charges
+        by how many sites it relies on itself."""
+        whole, by = budget.rho, Fraction(1)
+        if self.shared is not None:
+            whole = self.shared.budget.rho
+            by = Fraction(self.shares, self.shared.relied_on(self.sites, budget.honest))
+        losses = whole * self.of_losses
         if query == "losses":
             return Cost(HELD_OUT, losses)
-        moments = (budget.rho - losses) * self.of_moments
+        rows = whole * self._of_rows
+        if query == "counts":
+            return Cost(TRAINING, rows)
+        moments = (whole - losses - rows) * self.of_moments
         if query == "moments":
-            return Cost(TRAINING, moments)
-        return Cost(TRAINING, (budget.rho - losses - moments) / self.rounds)
+            return Cost(TRAINING, by * moments)
+        return Cost(TRAINING, by * (whole - losses - rows - moments) / self.rounds)
+
+    @property
+    def _of_rows(self) -> Fraction:
+        return Fraction(0) if self.shared is None else Fraction(self.shared.rows)
+
+    @property
+    def shares(self) -> int:
+        """h: how many of the sites' shares of noise are relied on; 1 where noise is not shared."""
+        return 1 if self.shared is None else self.shared.relied_on(self.sites)
+
+    @property
+    def alone(self) -> Budget:
+        """What a run costs whatever all other sites do, where noise is shared: by one's own share alone."""
+        assert self.shared is not None
+        agreed = self.shared.budget
+        together = self.cost("moments", agreed).rho + self.rounds * self.cost("gradients", agreed).rho
+        rho = agreed.rho - together + of_one_share(together, self.shares)
+        return Budget(epsilon_of(rho, agreed.delta), agreed.delta, agreed.rows_per_person)
+
+    def require_room(self, rows: int) -> None:
+        """Raise BidroError for a site with so many rows that masked sums might not fit in 64 bits."""
+        assert self.shared is not None
+        for steps, scale in (
+            (MOMENT_STEPS**2, self.moments_scale(self.shared.budget)),
+            (GRADIENT_STEPS, self.gradients_scale(self.shared.budget, 1.0, 1.0)),
+        ):
+            require_room(rows, self.sites, steps, max(scale.variance))
 
     def moments_scale(self, budget: Budget | None) -> Scale:
         return moments_scale(self.columns, self.clip, *self.charge("moments", budget))
@@ -154,6 +303,10 @@ class Plan:
     def gradients_scale(self, budget: Budget | None, clip: float, loss_clip: float) -> Scale:
         """Of the gradient, of the number of rows that are not clipped, and of the loss."""
         return gradients_scale(self.columns, clip, loss_clip, *self.charge("gradients", budget))
+
+    def rows_scale(self, budget: Budget | None) -> Scale:
+        rho, rows, _ = self.charge("counts", budget)
+        return count_scale(rho, rows)
 
     def losses_scale(self, budget: Budget | None) -> Scale:
         return bernstein_scale(self.degree, *self.charge_of_losses(budget))
@@ -165,12 +318,36 @@ class Plan:
     def charge_of_losses(self, budget: Budget | None) -> tuple[Fraction | None, int]:
         """(rho, rows a person) of the losses, and again of the mistakes, where there are classes; a person is
         one value, however many rows it has."""
-        rho, rows = self.charge("losses", budget)
+        rho, rows, _ = self.charge("losses", budget)
         halved = rho / 2 if rho is not None and self.classes else rho
         return halved, 1 if self.people else rows
 
-    def charge(self, query: str, budget: Budget | None) -> tuple[Fraction | None, int]:
-        return (None, 1) if budget is None else (self.cost(query, budget).rho, budget.rows_per_person)
+    def charge(self, query: str, budget: Budget | None) -> tuple[Fraction | None, int, int]:
+        """(rho, rows a person, sites): what a site's noise costs by itself, for people with so many rows, in
+        sums over so many sites."""
+        if self.shared is None:
+            rho = None if budget is None else self.cost(query, budget).rho
+            return rho, 1 if budget is None else budget.rows_per_person, 1
+        agreed = self.shared.budget
+        rho = self.cost(query, agreed).rho
+        if query not in MASKED:
+            return rho, agreed.rows_per_person, 1
+        return of_one_share(rho, self.shares), agreed.rows_per_person, self.sites
+
+
+def _keys(given: object) -> tuple[tuple[str, str], ...]:
+    """Names and public keys, from a table or a list of pairs."""
+    pairs = given.items() if isinstance(given, Mapping) else given
+    found = []
+    for pair in pairs:  # type: ignore[attr-defined]
+        name, key = pair
+        if not isinstance(name, str) or not isinstance(key, str) or not re.fullmatch("[0-9a-f]{64}", key):
+            raise BidroError(
+                f"[privacy.shared.keys] has a key of 64 hexadecimal digits for every site; got {name!r} = "
+                f"{key!r}."
+            )
+        found.append((name, key))
+    return tuple(sorted(found))
 
 
 def _is_number(value: object) -> bool:

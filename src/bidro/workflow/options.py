@@ -149,6 +149,13 @@ class FitOptions(FitSettings, TableColumns):
         1, "Rows that a person may have: needs the column `person` in the schema.", option=int
     )
 
+    honest: float | None = setting(
+        None,
+        "In place of noise at every client for itself: noise that clients share, of whom at least this share "
+        "keep theirs to themselves, such as 0.5.",
+        option=float,
+    )
+
     def __post_init__(self) -> None:
         """Whether the loss is one of the task's is said here only where the task is given."""
         from bidro.losses.registry import require_word
@@ -179,6 +186,8 @@ class FitOptions(FitSettings, TableColumns):
         from bidro.privacy.terms import Budget
 
         if self.epsilon is None:
+            if self.honest is not None:
+                raise BidroError("honest is of shared noise, which needs a budget: give --epsilon, too.")
             return None
         if self.schema is None:
             raise BidroError(
@@ -187,6 +196,24 @@ class FitOptions(FitSettings, TableColumns):
                 "schema.toml."
             )
         return Budget(self.epsilon, self.delta, self.rows_per_person)
+
+    def private_terms(self, agreed: Terms | None) -> Terms | None:
+        """What a fit in one process releases under a budget: as agreed, or by default. Raises BidroError
+        where a private run was agreed on and there is no budget."""
+        from bidro.privacy.terms import SharedNoise, Terms
+
+        if self.epsilon is None:
+            if agreed is not None:
+                raise BidroError(
+                    "The schema is of a private run: say how private it is to be with --epsilon, such as "
+                    "--epsilon 1."
+                )
+            return None
+        terms, shared = agreed or Terms(), None
+        honest = self.honest if terms.shared is None else terms.shared.honest
+        if honest is not None:
+            shared = SharedNoise(self.epsilon, self.delta, self.rows_per_person, honest)
+        return replace(terms, shared=shared)
 
     def requested(self, schema: Schema, **more: Any) -> Options:
         """What `fit` is to do with a table of this schema; `more` are fields of `Options`, and `replies`,
@@ -233,20 +260,6 @@ def toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def private_terms(agreed: Terms | None, budget: Budget | None) -> Terms | None:
-    """What a fit in one process releases under a budget: as agreed, or by default. Raises BidroError where
-    a private run was agreed on and there is no budget."""
-    from bidro.privacy.terms import Terms
-
-    if budget is not None:
-        return agreed or Terms()
-    if agreed is not None:
-        raise BidroError(
-            "The schema is of a private run: say how private it is to be with --epsilon, such as --epsilon 1."
-        )
-    return None
 
 
 def _with_categories(curves: Any, schema: Schema) -> Any:

@@ -425,10 +425,9 @@ class Agreement:
         """What is released in a private run; None where it is none."""
         if self.privacy is None:
             return None
-        held_out = self.options.hold_out > 0
-        return private_plan(
-            self.fit_options, len(self.schema.features), self.schema.person is not None, held_out
-        )
+        held_out, people = self.options.hold_out > 0, self.schema.person is not None
+        sites = None if self.privacy.shared is None else len(self.privacy.shared.keys) or None
+        return private_plan(self.fit_options, len(self.schema.features), people, held_out, sites)
 
     @cached_property
     def digest(self) -> str:
@@ -449,7 +448,11 @@ class Agreement:
         # Agreements of before there were the last two do not name them.
         made = {name: getattr(self, name) for name in _PARTS}
         said = {name: v for name, v in made.items() if v is not None or name in ("algorithm", "privacy")}
-        return content | {name: None if v is None else dataclasses.asdict(v) for name, v in said.items()}
+        content |= {name: None if v is None else dataclasses.asdict(v) for name, v in said.items()}
+        if self.privacy is not None and self.privacy.shared is None:
+            # Nor do private ones of before noise was shared.
+            del content["privacy"]["shared"]
+        return content
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Agreement:

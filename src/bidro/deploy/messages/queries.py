@@ -37,6 +37,8 @@ from bidro.federated.engines.coordinator import Nothing
 from bidro.federated.engines.wire import described, unpack
 from bidro.fit import questions
 from bidro.model.onnx.run import MOST_BYTES
+from bidro.privacy.masking import Roster
+from bidro.privacy.terms import SharedNoise
 from bidro.selection.calibrate import FOLDS
 from bidro.selection.fold_queries import FoldScores
 from bidro.selection.personal import PersonalCorrections, PersonalExpansions, coefficients
@@ -121,6 +123,7 @@ class Request:
     described: str = ""  # what the protocol knows the algorithm by
     seed: int = 0
     means: int = 0  # of losses, each of one model and clipped at one level or not, that tell of single rows
+    roster: Roster | None = None  # over which sites sums are masked, where noise is shared
 
     @property
     def question(self) -> str:
@@ -239,7 +242,9 @@ def _query(plan: QueryPlan, client: str, header: Mapping[str, Any]) -> Query:
             "how models are scored was not agreed on; agree on [scores] in schema.toml."
         )
     curves = {"curves"} if query.of_model and plan.has_curves else set()
-    if set(header) != _ALWAYS | query.header | curves:
+    shared = plan.agreed.privacy is not None and plan.agreed.privacy.shared is not None
+    roster = {"roster"} if shared and query.by == "private" else set()
+    if set(header) != _ALWAYS | query.header | curves | roster:
         raise PolicyViolationError("it was asked for something that was not agreed on.")
     if not isinstance(header["run"], str) or not RUN_NAME.fullmatch(header["run"]):
         raise PolicyViolationError("the run's name is not one that a folder can have.")
@@ -335,9 +340,26 @@ def _read_private(request: Request, header: Mapping[str, Any], data: bytes) -> R
     agreed = request.protocol.agreed
     assert agreed.plan is not None
     _whole(request.round, 1, agreed.plan.rounds if request.question == "gradients" else 1, "round")
+    if agreed.plan.shared is not None:
+        request = replace(request, roster=_roster(agreed.plan.shared, header))
+    elif request.question == "counts":
+        raise PolicyViolationError(_NO_SUCH_QUESTION)
     if request.question == "losses" and agreed.options.hold_out == 0:
         raise PolicyViolationError("no rows are held out, by what was agreed on.")
     return request
+
+
+def _roster(shared: SharedNoise, header: Mapping[str, Any]) -> Roster:
+    """Over which sites masked sums are, this one among them."""
+    names = header["roster"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise PolicyViolationError("a roster is a list of sites' names.")
+    if names != sorted(set(names)) or header["client"] not in names:
+        raise PolicyViolationError("a roster names every site once, in order, and the one that is asked.")
+    try:
+        return shared.roster(names)
+    except BidroError as error:
+        raise PolicyViolationError(str(error)) from error
 
 
 def _read_network(request: Request, header: Mapping[str, Any], data: bytes) -> Request:
@@ -721,6 +743,15 @@ _DECLARED = (
         "Sums of products of all columns over the training rows, with noise; rows far out count less. At a "
         "site without a budget the same without noise: the covariances of all its columns.",
         reply=questions.NoisyMoments,
+        read=_read_private,
+    ),
+    Query(
+        "counts",
+        "private",
+        "Number of rows with noise",
+        "How many training rows there are, with noise; asked where noise is shared, as sums of products are "
+        "then seen of all sites together alone.",
+        reply=questions.NoisyCount,
         read=_read_private,
     ),
     Query(

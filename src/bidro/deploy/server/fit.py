@@ -51,6 +51,7 @@ from bidro.fit.questions import (
     HoldoutQuery,
     KnotQuery,
     KnotReply,
+    NoisyCount,
     NoisyGradients,
     NoisyHoldoutQuery,
     NoisyLosses,
@@ -86,6 +87,9 @@ class PrivateSites:
     def moments(self) -> NoisyMoments:
         like = NoisyMoments.like(self.plan.columns)
         return self._ask("moments", 1, Nothing(), like, ReportedWithNoise.moments)
+
+    def counts(self) -> NoisyCount:
+        return self._ask("counts", 1, Nothing(), NoisyCount.like(), ReportedWithNoise.counts)
 
     def gradients(self, t: int, message: GradientsQuery) -> NoisyGradients:
         like = NoisyGradients.like(self.plan.columns)
@@ -224,7 +228,10 @@ class SiteNetwork:
 
     def privately(self, standard: Standard, plan: Plan) -> PrivateSites:
         del standard  # sites have agreed on it
-        return PrivateSites(self.names, self.coordinator, self.about, plan)
+        about = self.about
+        if plan.shared is not None:
+            about["roster"] = list(plan.shared.roster(self.names).names)
+        return PrivateSites(self.names, self.coordinator, about, plan)
 
     def prepare(self) -> Prepared:
         settings = dict.fromkeys(self.names, self.about)

@@ -54,6 +54,7 @@ from bidro.fit.questions import (
     GradientsQuery,
     HoldoutBounds,
     HoldoutQuery,
+    NoisyCount,
     NoisyGradients,
     NoisyLosses,
     NoisyMoments,
@@ -628,6 +629,8 @@ class ReportedWithNoise:
     def moments(self, reply: NoisyMoments, rows: int) -> None:
         """Raise BidroError for second moments that no rows have."""
         self._require_budget(reply.budget, rows, reply.exact)
+        if self.plan.shared is not None:
+            return  # under its mask anything may be
         scale = self.plan.moments_scale(self.budget)
         told, noise = symmetric(self._sums(reply.values, scale), self.plan.columns), float(scale.sigma[0])
         # The largest eigenvalue of the noise is about s sqrt(2 m), and strays by s.
@@ -642,6 +645,8 @@ class ReportedWithNoise:
     def gradients(self, query: GradientsQuery, reply: NoisyGradients, rows: int) -> None:
         """Raise BidroError for gradients and losses that no rows have."""
         self._require_budget(reply.budget, rows, reply.exact)
+        if self.plan.shared is not None:
+            return
         clip, level = float(query.clip), float(query.level)
         scale = self.plan.gradients_scale(self.budget, clip, level)
         sums, noise = self._sums(reply.values, scale), scale.sigma
@@ -649,6 +654,13 @@ class ReportedWithNoise:
         of_factor = _FAR_NOISE * float(noise[-2]) / (FACTOR * clip)
         if factor < -of_factor or loss < -_FAR_NOISE * float(noise[-1]):
             raise BidroError("it reports a number of rows, or a sum of losses, far below 0.")
+
+    def counts(self, reply: NoisyCount, rows: int) -> None:
+        """Raise BidroError for a number of rows that nobody has."""
+        self._require_budget(reply.budget, rows, reply.exact)
+        noise = float(self.plan.rows_scale(self.budget).sigma[0])
+        if float(np.asarray(reply.values)[0]) < -_FAR_NOISE * noise:
+            raise BidroError("it reports a number of rows far below 0.")
 
     def losses(self, reply: NoisyLosses, rows: int) -> None:
         """Raise BidroError for counts of held-out rows that no rows have."""

@@ -55,6 +55,7 @@ from bidro.deploy.site.disclosure.rules import (
     rows_behind,
 )
 from bidro.deploy.site.ledger import begin_release, end_release, exact_left, ledger_in
+from bidro.deploy.site.masked import asked_about, require_in_order, under_masks
 from bidro.deploy.site.rows import (
     SiteRows,
     fold_ids_by_count,
@@ -76,7 +77,7 @@ from bidro.model.onnx.run import OnnxModel, Predictions, Roles, by_name
 from bidro.model.personal_file import FILE as PERSONAL_FILE
 from bidro.model.personal_file import PersonalModels, write_private
 from bidro.privacy.ledger import Ledger, OverspentError
-from bidro.privacy.terms import Budget, Plan
+from bidro.privacy.terms import MASKED, Budget, Plan
 from bidro.selection.calibrate import FOLDS
 
 T = TypeVar("T")
@@ -280,6 +281,16 @@ def _private(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     """(the reply, the fewest rows that a number in it rests on, which with noise is not told)."""
     plan = rows.agreed.plan
     assert plan is not None
+    if plan.shared is not None:
+        assert request.roster is not None
+        plan = plan.over(len(request.roster.names))
+        if site.privacy is None:
+            raise PolicyViolationError(
+                "noise is shared by agreement, and it has no privacy budget: its owner adds [privacy] to its "
+                "site.toml."
+            )
+        reply = _released(site, rows, plan, site.privacy, request)
+        return (under_masks(site, rows, request, reply) if request.question in MASKED else reply), 0
     if site.privacy is None:
         over = _require_rules(site, rows, plan, request)
         return _reply(PrivateClient(_rows(site, rows), plan, None), request), over
@@ -295,16 +306,24 @@ def _released(site: Site, rows: SiteRows, plan: Plan, budget: Budget, request: R
     """What the ledger has, or what is drawn now and then in it, and whether exact sums have left before.
     Raises PolicyViolationError where the budget does not last, or what was spent of it is not known."""
     cost = plan.cost(request.question, budget)
-    about = {"run": request.run, "question": request.question, "round": str(request.round)}
+    about = asked_about(request)
 
     def draw() -> bytes:
-        return pack(_reply(PrivateClient(_rows(site, rows), plan, budget), request))
+        try:
+            client = PrivateClient.of(_rows(site, rows), plan, budget)
+        except BidroError as error:
+            raise PolicyViolationError(str(error)) from error
+        return pack(_reply(client, request))
 
     key, state, charged = _key(rows, budget, request), state_of(site), False
     ledger = ledger_in(state)
+    most = budget.rows_per_person
+    if plan.shared is not None:
+        require_in_order(ledger, key, about)
+        most = plan.shared.rows_per_person
     begin_release(state, ledger, key)
     try:
-        found = ledger.release(key, cost.part, cost.rho, budget.rho, about, draw, budget.rows_per_person)
+        found = ledger.release(key, cost.part, cost.rho, budget.rho, about, draw, most)
         charged = True
     except OverspentError as error:
         raise PolicyViolationError(str(error)) from error
@@ -318,20 +337,24 @@ def _released(site: Site, rows: SiteRows, plan: Plan, budget: Budget, request: R
 
 def _key(rows: SiteRows, budget: Budget, request: Request) -> bytes:
     """Of all that determines a release but the rows themselves: what was released stays released, whatever
-    becomes of the table."""
-    about = {
+    becomes of the table. Where noise is shared a site's own budget does not determine it, and over which
+    sites a sum is does: so that one mask never hides two values."""
+    about: dict[str, Any] = {
         "agreed": rows.agreed.digest,
         "question": request.question,
         "round": request.round,
-        "budget": list(budget.numbers),
     }
+    if request.roster is None:
+        about["budget"] = list(budget.numbers)
+    elif request.question in MASKED:
+        about["roster"] = request.roster.digest.hex()
     text = json.dumps(about, sort_keys=True).encode()
     return hashlib.sha256(text + b"\0" + pack(request.message)).digest()
 
 
 def _reply(answering: PrivateClient, request: Request) -> Any:
-    if request.question == "moments":
-        return answering.moments()
+    if request.question in ("moments", "counts"):
+        return getattr(answering, request.question)()
     return getattr(answering, request.question)(request.message)
 
 
@@ -355,7 +378,9 @@ def _rows(site: Site, rows: SiteRows) -> PrivateRows:
     )
     people = rows.people_of(~kept), rows.people_of(kept)
     try:
-        return PrivateRows.of(training, fresh, *people, site.privacy)
+        shared = agreed.plan.shared if agreed.plan is not None else None
+        most = None if shared is None else shared.rows_per_person
+        return PrivateRows.of(training, fresh, *people, site.privacy, most)
     except BidroError as error:
         raise PolicyViolationError(f"its site.toml cannot be followed: {error}") from error
 

@@ -100,10 +100,10 @@ def _budget(content: Any, path: Path) -> Budget | None:
     """The part [privacy]; None where there is none."""
     if content is None:
         return None
-    known = {"epsilon", "delta", "rows_per_person"}
+    known = {"epsilon", "delta", "rows_per_person", "honest"}
     if not isinstance(content, dict) or "epsilon" not in content or not set(content) <= known:
         raise BidroError(
-            f"'{path}': [privacy] says epsilon, and may say delta and rows_per_person, as in "
+            f"'{path}': [privacy] says epsilon, and may say delta, rows_per_person and honest, as in "
             f'[privacy] epsilon = 1; or, where a budget is given up, privacy = "{GIVEN_UP}".'
         )
     try:
