@@ -7,14 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from safetensors.numpy import load
+from typer.testing import CliRunner
 
 import bidro
 from bidro.certify.certificate import Certificate
+from bidro.cli import app
 from bidro.core.errors import BidroError
 from bidro.deploy.agreement.agreement import Agreement
 from bidro.deploy.server.serve import run_job
 from bidro.deploy.site.answers import ledger_of
+from bidro.deploy.site.check import check_site
 from bidro.deploy.site.config import Site
+from bidro.deploy.site.ledger import in_words, spent_content
 from bidro.deploy.site.masked import site_key
 from bidro.federated.engines.coordinator import Delivered, Nothing, Policy
 from bidro.federated.engines.wire import header_of, pack
@@ -134,6 +138,11 @@ def test_a_run_costs_what_was_agreed_on_and_the_certificate_says_both_figures(ra
     assert privacy.shared == (3, 5, 3.0, plan.alone.epsilon, 1e-6)
     assert "as long as 3 of the 5 clients" in privacy.promise
     assert privacy.kept
+    site = Site.read(folder / "east.toml")
+    found = spent_content(ledger_of(site), site.privacy)
+    assert found["epsilon"] == pytest.approx(3.0, rel=1e-6)
+    assert found["alone"] == pytest.approx(plan.alone.epsilon, rel=1e-6)
+    assert f"whatever all others do, epsilon = {plan.alone.epsilon:.3g}" in in_words(found)
 
 
 def test_another_run_gets_the_same_for_nothing_under_other_masks(ran):
@@ -284,6 +293,8 @@ def test_a_site_s_own_word_on_whom_it_relies_is_what_it_charges(tmp_path):
 
 def test_what_cannot_be_is_refused_before_anything_is_released(tmp_path):
     agreed = sharing(tmp_path, without=("mid",))
+    assert check_site(Site.read(tmp_path / "east.toml")).refused is None
+    assert "it has no privacy budget" in check_site(Site.read(tmp_path / "mid.toml")).refused
     with pytest.raises(BidroError, match="noise is shared by agreement, and it has no privacy budget"):
         run_job(job_of(agreed), Listening(tmp_path), tmp_path / "runs")
     keyless = agree(tmp_path, replace(agreed, privacy=Terms(shared=SHARED)))
@@ -292,6 +303,7 @@ def test_what_cannot_be_is_refused_before_anything_is_released(tmp_path):
     others = dict(agreed.privacy.shared.keys)
     others["east"] = "9" * 64
     wrong = agree(tmp_path, replace(agreed, privacy=Terms(shared=replace(SHARED, keys=others))))
+    assert "has not this site's key" in check_site(Site.read(tmp_path / "east.toml")).refused
     with pytest.raises(BidroError, match=r"names another key for site 'east'|no privacy budget"):
         run_job(job_of(wrong, "wrong"), Listening(tmp_path), tmp_path / "runs")
 
@@ -356,3 +368,16 @@ def test_in_one_process_a_consortium_of_classes_has_the_same_noise(tmp_path):
     files = run_job(job_of(agreed), Listening(tmp_path), tmp_path / "runs")
     found = Certificate.from_json(files["certificate.json"].decode())
     assert 0 < found.mistakes.bound < 1
+
+
+def test_the_key_is_shown_and_a_check_says_what_is_left(tmp_path):
+    """By the command; and a site that has paid for a run says so, and what another would cost."""
+    agreed = sharing(tmp_path, privacy="[privacy]\nepsilon = 4.0\n")
+    shown = CliRunner().invoke(app, ["site", "key", "--site", str(tmp_path / "east.toml")])
+    assert shown.output.strip() == f'"east" = "{dict(agreed.privacy.shared.keys)["east"]}"'
+    run_job(job_of(agreed), Listening(tmp_path), tmp_path / "runs")
+    site = Site.read(tmp_path / "east.toml")
+    assert check_site(site).refused is None
+    terms = replace(agreed.privacy, degree=5)
+    agree(tmp_path, replace(agreed, privacy=terms))
+    assert "of its privacy budget, of which" in check_site(site).refused

@@ -117,6 +117,17 @@ def check(
     print_result({**found.as_json(), "promised": promised}, words, json)
 
 
+@app.command(epilog="Example: `bidro site key --site site.toml`")
+def key(site: Configuration = None) -> None:
+    """Show this site's public key, a line for [privacy.shared.keys] of schema.toml: where noise is shared,
+    sums are masked by these keys, and all sites agree on all of them."""
+    from bidro.deploy.site.masked import site_key
+    from bidro.workflow.options import toml
+
+    chosen = _site(site)
+    print(f"{toml(chosen.client)} = {toml(site_key(chosen).public.hex())}")
+
+
 @app.command(epilog="Example: `bidro site log --run stay-2026`")
 def log(
     site: Configuration = None,

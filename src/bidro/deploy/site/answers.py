@@ -54,8 +54,8 @@ from bidro.deploy.site.disclosure.rules import (
     draws,
     rows_behind,
 )
-from bidro.deploy.site.ledger import begin_release, end_release, exact_left, ledger_in
-from bidro.deploy.site.masked import asked_about, require_in_order, under_masks
+from bidro.deploy.site.ledger import RELIED_ON, begin_release, end_release, exact_left, ledger_in
+from bidro.deploy.site.masked import NO_BUDGET, asked_about, require_in_order, under_masks
 from bidro.deploy.site.rows import (
     SiteRows,
     fold_ids_by_count,
@@ -285,10 +285,7 @@ def _private(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
         assert request.roster is not None
         plan = plan.over(len(request.roster.names))
         if site.privacy is None:
-            raise PolicyViolationError(
-                "noise is shared by agreement, and it has no privacy budget: its owner adds [privacy] to its "
-                "site.toml."
-            )
+            raise PolicyViolationError(NO_BUDGET)
         reply = _released(site, rows, plan, site.privacy, request)
         return (under_masks(site, rows, request, reply) if request.question in MASKED else reply), 0
     if site.privacy is None:
@@ -321,6 +318,8 @@ def _released(site: Site, rows: SiteRows, plan: Plan, budget: Budget, request: R
     if plan.shared is not None:
         require_in_order(ledger, key, about)
         most = plan.shared.rows_per_person
+        if request.question in MASKED:
+            about[RELIED_ON] = str(plan.shared.relied_on(plan.sites, budget.honest))
     begin_release(state, ledger, key)
     try:
         found = ledger.release(key, cost.part, cost.rho, budget.rho, about, draw, most)

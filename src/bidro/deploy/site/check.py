@@ -36,6 +36,7 @@ from bidro.deploy.site.disclosure.known_rows import KnownRows, copies_in_words
 from bidro.deploy.site.disclosure.memory import Releases, RowMemory
 from bidro.deploy.site.disclosure.rules import PolicyViolationError, draws, words
 from bidro.deploy.site.ledger import LEDGER, spent_content
+from bidro.deploy.site.masked import NO_BUDGET, require_pinned
 from bidro.deploy.site.rows import (
     SiteRows,
     dealt,
@@ -52,6 +53,7 @@ from bidro.deploy.site.state import DATABASE, KEY_FILE
 from bidro.federated.engines.coordinator import Coordinator, InMemory, Policy
 from bidro.federated.engines.record import Record
 from bidro.fit.training import cross_validates, folds_of
+from bidro.privacy.terms import Plan
 from bidro.selection.calibrate import Limits
 from bidro.selection.personal import has_personal_models
 
@@ -239,6 +241,8 @@ def on_a_copy(site: Site, look: Callable[[Site], T]) -> T:
 def refusal_of_a_run(site: Site, rows: SiteRows, folds: tuple[int, ...]) -> str | None:
     """Why a run by the site's agreement would end at this site, which offers these numbers of folds; None
     where it would not. The site's state is a copy, which changes."""
+    if rows.agreed.plan is not None and rows.agreed.plan.shared is not None:
+        return _refusal_of_shared_noise(site, rows, rows.agreed.plan)
     agreed = _of_one_round(rows.agreed)
     here = rows if agreed is rows.agreed else replace(rows, agreed=agreed)
     _forget_what_is_said_again(site, rows)
@@ -265,6 +269,28 @@ def refusal_of_a_run(site: Site, rows: SiteRows, folds: tuple[int, ...]) -> str 
         except BidroError as error:
             return str(error).removeprefix(f"Client '{site.client}': ")
     return None
+
+
+def _refusal_of_shared_noise(site: Site, rows: SiteRows, plan: Plan) -> str | None:
+    """The same where a run needs other sites: by what such a run would cost, unless it has been paid for."""
+    if site.privacy is None:
+        return NO_BUDGET
+    try:
+        require_pinned(site, rows)
+        plan.require_room(len(rows.target))
+    except BidroError as error:
+        return str(error)
+    ledger, budget = ledger_of(site), site.privacy
+    costs = [plan.cost(one, budget).rho for one in ("counts", "losses", "moments")]
+    whole = sum(costs, plan.rounds * plan.cost("gradients", budget).rho)
+    paid = {sent.about.get("agreed") for release in ledger.releases() for sent in release.sent}
+    left = budget.rho - ledger.spent(budget.rows_per_person)
+    if whole <= left or rows.agreed.digest in paid:
+        return None
+    return (
+        f"a run by this agreement would cost {float(whole / budget.rho):.3g} of its privacy budget, of which "
+        f"{max(float(left / budget.rho), 0.0):.3g} is left."
+    )
 
 
 def _require_folds(site: Site, rows: SiteRows, folds: tuple[int, ...]) -> None:

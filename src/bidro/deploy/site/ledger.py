@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from bidro.certify.certificate import TO_TRY
@@ -23,10 +24,12 @@ from bidro.deploy.site.config import Site
 from bidro.deploy.site.disclosure.rules import PolicyViolationError
 from bidro.deploy.site.state import SiteState
 from bidro.privacy.accounting import epsilon_of
-from bidro.privacy.ledger import Ledger
+from bidro.privacy.ledger import Ledger, Release
 from bidro.privacy.terms import HELD_OUT, Budget
 
 LEDGER = "ledger.sqlite"
+# What stands with a masked release: on how many sites, this one among them, its cost relies.
+RELIED_ON = "relied_on"
 
 _LEDGER_LOST = (
     "its ledger.sqlite lacks releases that its state.sqlite remembers, so that what was spent of its privacy "
@@ -154,6 +157,7 @@ def spent_content(ledger: Ledger, budget: Budget, promised: Sequence[str] = ()) 
         }
         for one in ledger.releases()
     ]
+    alone = sum((one.cost(most) * _relied_on(one) for one in ledger.releases()), Fraction(0))
     return {
         "budget": {
             "epsilon": budget.epsilon,
@@ -166,9 +170,15 @@ def spent_content(ledger: Ledger, budget: Budget, promised: Sequence[str] = ()) 
         "left": max(float(1 - spent / budget.rho), 0.0),
         # Of what was spent so far, at the delta of the budget.
         "epsilon": epsilon_of(spent, budget.delta),
+        # The same whatever all other sites do, whose noise is relied on in masked sums.
+        "alone": epsilon_of(alone, budget.delta),
         "releases": releases,
         "promised": list(promised),
     }
+
+
+def _relied_on(release: Release) -> int:
+    return max(int(sent.about.get(RELIED_ON, 1)) for sent in release.sent)
 
 
 def in_words(found: Mapping[str, Any]) -> str:
@@ -197,6 +207,11 @@ def in_words(found: Mapping[str, Any]) -> str:
             f"  rows_per_person is {budget['rows_per_person']} now; costs stay those of people with {rows}."
         )
     lines.append(f"  {found['spent']:.1%} spent (epsilon = {found['epsilon']:.3g}), {found['left']:.1%} left")
+    if found["alone"] > found["epsilon"]:
+        lines.append(
+            "  that is as long as enough sites keep their noise to themselves; whatever all others do, "
+            f"epsilon = {found['alone']:.3g}"
+        )
     lines += found["promised"]
     lines.append("A folder that is restored from a copy has forgotten what was released since.")
     return "\n".join(lines)

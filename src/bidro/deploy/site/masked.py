@@ -23,6 +23,10 @@ from bidro.federated.engines.wire import pack
 from bidro.privacy.ledger import Ledger
 from bidro.privacy.masking import Release, SiteKey, masked
 
+NO_BUDGET = (
+    "noise is shared by agreement, and it has no privacy budget: its owner adds [privacy] to its site.toml."
+)
+
 
 def site_key(site: Site) -> SiteKey:
     """The site's own key pair: it follows from the secret of its state folder."""
@@ -31,6 +35,18 @@ def site_key(site: Site) -> SiteKey:
 
 def key_from(state: SiteState, client: str) -> SiteKey:
     return SiteKey(state.derived(f"site key of client {client}"))
+
+
+def require_pinned(site: Site, rows: SiteRows) -> None:
+    """Raise PolicyViolationError where noise is shared and the agreement has not this site's key."""
+    terms = rows.agreed.privacy
+    if terms is None or terms.shared is None:
+        return
+    if dict(terms.shared.keys).get(site.client) != site_key(site).public.hex():
+        raise PolicyViolationError(
+            "noise is shared by agreement, and [privacy.shared.keys] of schema.toml has not this site's key, "
+            "which `bidro site key` shows."
+        )
 
 
 def under_masks(site: Site, rows: SiteRows, request: Request, reply: Any) -> Any:
@@ -48,7 +64,9 @@ def under_masks(site: Site, rows: SiteRows, request: Request, reply: Any) -> Any
 def asked_about(request: Request) -> dict[str, str]:
     """What stands in the ledger of a request."""
     about = {"run": request.run, "question": request.question, "round": str(request.round)}
-    return about if request.roster is None else {**about, "roster": request.roster.digest.hex()}
+    if request.roster is None:
+        return about
+    return {**about, "roster": request.roster.digest.hex(), "agreed": request.protocol.agreed.digest}
 
 
 def require_in_order(ledger: Ledger, key: bytes, about: Mapping[str, str]) -> None:
