@@ -41,7 +41,7 @@ def test_a_run_costs_what_was_agreed_on_if_as_many_are_honest(sites, loss, hones
     shared = SharedNoise(1.0, honest=honest)
     plan = Plan.of(Terms(shared=shared), loss, 5, sites=sites)
     budget, h = Budget(1.0), honest_sites(honest, sites)
-    whole = [plan.cost(query, budget).rho for query in ("rows", "losses", "moments")]
+    whole = [plan.cost(query, budget).rho for query in ("counts", "losses", "moments")]
     whole += [plan.cost("gradients", budget).rho] * plan.rounds
     assert sum(whole) == budget.rho
     for query, scale, size in (
@@ -64,7 +64,7 @@ def test_a_site_that_relies_on_fewer_is_charged_more_for_the_same_noise():
         budget = Budget(3.0, honest=honest)
         for query in ("moments", "gradients"):
             assert plan.cost(query, budget).rho == times * plan.cost(query, Budget(1.0)).rho
-        for query in ("rows", "losses"):
+        for query in ("counts", "losses"):
             assert plan.cost(query, budget).rho == plan.cost(query, Budget(1.0)).rho
         # And the noise is everybody's, whatever a site's own budget.
         assert plan.moments_scale(budget).variance == plan.moments_scale(Budget(0.1)).variance
@@ -184,7 +184,7 @@ def test_counts_have_all_the_noise_that_they_cost():
     exact = np.array([len(one.rows.training) for one in clients.clients])
     off = np.array([np.asarray(clients.counts().values)[:, 0] - exact for _ in range(40)])
     scale = plan.rows_scale(None)
-    rho = plan.cost("rows", Budget(1.0)).rho
+    rho = plan.cost("counts", Budget(1.0)).rho
     assert scale.variance[0] == 1 / (2 * rho)
     assert epsilon_of(rho, 1e-6) < 0.15
     assert off.std() == pytest.approx(scale.sigma[0], rel=0.2)
