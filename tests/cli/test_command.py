@@ -81,6 +81,7 @@ def test_a_model_folder(model):
     where, printed = model
     assert sorted(p.name for p in where.iterdir()) == [
         "certificate.json",
+        "frontier.zip",
         "intervals.json",
         "model.safetensors",
         "personal.safetensors",

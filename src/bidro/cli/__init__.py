@@ -51,6 +51,7 @@ app.command(rich_help_panel="Use a model", epilog="Example: `bidro export stay-m
 app.command(rich_help_panel="Train", epilog="Example: `bidro adapt stay-model south.csv --client south`")(
     use.adapt
 )
+app.command(rich_help_panel="Train", epilog="Example: `bidro choose stay-model --max-cost 0.1`")(use.choose)
 app.command(rich_help_panel="Use a model", epilog="Example: `bidro evaluate stay-model test.csv --json`")(
     use.evaluate
 )

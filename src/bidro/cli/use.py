@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 import typer
@@ -131,6 +131,53 @@ def export(
     inputs += [loaded.schema.client] if loaded.personal else []
     words = f"The model was written to {onnx}; its inputs are the columns {', '.join(inputs)}."
     print_result({"out": str(onnx), "bytes": len(data), "inputs": inputs}, words, json, onnx)
+
+
+def choose(
+    model: ModelFolder,
+    max_cost: Annotated[
+        float | None,
+        typer.Option(help="By which share the mean loss may rise over pooled training, such as 0.1, or inf."),
+    ] = None,
+    prefer: Annotated[
+        Literal["mean", "balanced", "worst"] | None, typer.Option(help="As in `bidro fit`.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Take another model that a fit gave, without training: one that costs more or less on average for its
+    worst-served clients. Without an option, which there are.
+
+    What is stated of it is stated of all of them at once, as you may have looked at each. Intervals for rows
+    are those of the fit's own model, and leave the folder with it.
+    """
+    from bidro.core.files import parsed_json, read_text
+    from bidro.selection.rule import check_max_cost
+    from bidro.workflow.folder import write_folder
+    from bidro.workflow.frontier import as_json, in_words, read_frontier, taken
+    from bidro.workflow.offer import PREFERENCES
+
+    if max_cost is not None and prefer is not None:
+        raise click.UsageError("--prefer and --max-cost say the same; leave one of them out.")
+    wanted = PREFERENCES[prefer] if prefer is not None else max_cost
+    if wanted is not None:
+        check_max_cost(wanted)
+    found, files = read_frontier(model)
+    place = None if wanted is None else found.place(wanted)
+    if place is not None:
+        write_folder(model, taken(model, files[place]))
+    else:
+        own = (model / "certificate.json").read_bytes()
+        place = next((k for k, one in enumerate(files) if one["certificate.json"] == own), None)
+    words = in_words(found, place)
+    if place is None:
+        chosen = parsed_json(read_text(model / "report.json"))["calibration"]["max_cost"]
+        words += (
+            "\nIn the folder is the model that the fit chose, for a largest cost of "
+            f"{'inf' if chosen is None else chosen}, with its intervals for rows."
+        )
+    elif (promised := found.models[place].promise) is not None:
+        words += f"\n{promised} All {len(found.models)} promises hold at once with {found.confidence:.0%}."
+    print_result({**as_json(found), "in_the_folder": place}, words, json)
 
 
 def evaluate(model: ModelFolder, tables: Tables, json: AsJson = False) -> None:

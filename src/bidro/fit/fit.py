@@ -86,7 +86,35 @@ def fit(network: Network, options: Options, progress: Progress | None = None) ->
     task = _prepare(network, options, progress)
     trained, seen = _train(task, options, progress)  # choose, solve, personalise
     found = _assess(task, trained, options, progress)
-    return _state(task, _with_risks(trained, found.assessment), found, options, seen)
+    fitted = _state(task, _with_risks(trained, found.assessment), found, options, seen)
+    return replace(fitted, frontier=_frontier(task, trained, options, seen))
+
+
+def _frontier(
+    task: _Task, trained: Trained, options: Options, seen: tuple[Floats, Floats] | None
+) -> tuple[Fitted, ...]:
+    """The models that other largest costs take, each stated with its share of the level: whoever takes one
+    after seeing them all has what is stated of it with the confidence that was asked for."""
+    many = len(trained.frontier)
+    if not options.frontier or many < 2:
+        return ()
+    shared = {level: 1 - (1 - level) / many for level in options.confidences}
+    choices = replace(options.choices, confidence=shared[options.choices.confidence])
+    stated = replace(options, choices=choices, levels=tuple(shared.values()))
+    models = list[Fitted]()
+    for one in trained.frontier:
+        other = trained.instead(one)
+        found = _assess(task, other, stated, Progress())
+        if one.alpha is None:
+            # A mixture that is worst at this model: several may be.
+            mixtures = other.problem.mixtures
+            assert mixtures is not None
+            worst = mixtures.linear_maximum(np.asarray(found.assessment.loss, float))[1]
+            other = replace(other, alpha=np.asarray(worst))
+        made = _state(task, _with_risks(other, found.assessment), found, stated, seen)
+        # An interval's share of rows is an average over rows that somebody who chooses by them has looked at.
+        models.append(replace(made, intervals=None))
+    return tuple(models)
 
 
 class _Task(NamedTuple):

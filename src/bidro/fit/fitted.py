@@ -40,6 +40,7 @@ class Options:
     units: Standard | None = None  # agreed beforehand; None for those of all clients' training rows
     largest_coefficient: float = LARGEST_COEFFICIENT  # of models, in standard units
     privacy: Terms | None = None  # of a fit over clients with privacy budgets
+    frontier: bool = False  # whether what other largest costs take is assessed, too, where rows are here
     units_drafted: bool = False  # whether the units were read off rows, so that no budget is promised
 
     @property
@@ -123,6 +124,7 @@ class Fitted:
     )
     intervals: Intervals | None = None  # for rows; None where no rows that are here were held out
     steepness: tuple[float | None, float] = None, 1.0  # of residuals, as in `Intervals`: slope and order
+    frontier: tuple[Fitted, ...] = ()  # the models of all largest costs, each with its share of the level
 
     def spread(self) -> Spread | None:
         """Of training rows that are here, around the models that their clients use."""

@@ -38,7 +38,7 @@ from bidro.selection.personalise import (
     choose_personal,
     personal_losses,
 )
-from bidro.selection.rule import MIXTURE_SPECS, choice
+from bidro.selection.rule import MIXTURE_SPECS, choice, frontier
 from bidro.selection.segments import SegmentChoice, Wanted, can_have_curves, choose_curves, without_smoothing
 from bidro.solvers.solve import Method, Solution, solve
 
@@ -63,6 +63,15 @@ def has_pooled(found: Calibration | None) -> TypeGuard[Calibration]:
     return found is not None and MixtureSpec(*found.candidates[found.pooled].mixture_spec).fixed
 
 
+class FrontierModel(NamedTuple):
+    """A candidate that some largest cost takes, as cross-validation solved it on all rows."""
+
+    max_cost: float  # the least that takes it
+    place: int  # among the candidates
+    x: Floats  # (d,)
+    alpha: Floats | None  # (n,) the worst mixture that it is optimal for, where it is known
+
+
 @dataclass(frozen=True, eq=False)
 class Trained:
     """A model, and how it came about."""
@@ -81,6 +90,8 @@ class Trained:
     robust: Floats | None = (
         None  # (d,) the candidate with the best worst fifth, whatever it costs; to compare
     )
+    frontier: tuple[FrontierModel, ...] = ()  # what other largest costs take; none where weights are given
+    taken_from: int = 1  # out of so many models somebody took it, who had seen what is stated of them
 
     @property
     def pooled(self) -> Floats | None:
@@ -89,6 +100,28 @@ class Trained:
         if not has_pooled(found := self.calibration):
             return None
         return self.x if found.place == found.pooled and self.gap is not None else found.pooled_model
+
+    def instead(self, one: FrontierModel) -> Trained:
+        """With another model of the frontier, around which clients correct as freely as around this one."""
+        found = self.calibration
+        assert found is not None
+        candidate = found.candidates[one.place]
+        more = found.spread * (candidate.scale - found.chosen.scale)
+        radii = found.radii + more / np.sqrt(np.asarray(found.sizes, float))
+        mixture_spec = MixtureSpec(*candidate.mixture_spec)
+        mixtures = Candidate(0.0, *mixture_spec).mixtures_of(self.problem.federation)
+        return replace(
+            self,
+            problem=replace(self.problem, ambiguity=WassersteinBall(radii), mixtures=mixtures),
+            x=one.x,
+            alpha=self.problem.federation.proportions if one.alpha is None else np.asarray(one.alpha),
+            rounds=found.rounds,
+            method="cross-validation",
+            calibration=replace(found, place=one.place, radii=radii, max_cost=one.max_cost),
+            mixture_spec=mixture_spec,
+            solution=None,
+            taken_from=len(self.frontier),
+        )
 
     @property
     def shares_robust(self) -> bool:
@@ -196,6 +229,18 @@ def train(
         personal,
         chosen.segments,
         most_robust(calibration),
+        _frontier(calibration) if _is_word(choices.weights, "auto") else (),
+    )
+
+
+def _frontier(found: Calibration | None) -> tuple[FrontierModel, ...]:
+    """What the largest costs take; none where the candidates' models are elsewhere."""
+    if found is None or found.models is None or not has_pooled(found):
+        return ()
+    models, mixtures = found.models[-1], found.mixtures
+    return tuple(
+        FrontierModel(cost, place, np.asarray(models[place]), None if mixtures is None else mixtures[place])
+        for cost, place in frontier(found.left_out, found.pooled)
     )
 
 

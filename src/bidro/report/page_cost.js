@@ -5,6 +5,42 @@ const hasPooled = isKnown(calibrated?.pooled);
 // Whether losses on held-out rows are known under pooled training too.
 const comparable = report.held_out_rows > 0 && clients.every((c) => isKnown(c.pooled));
 
+// ---- the models that could be had
+
+/** The handle along the frontier: what the model of each largest cost comes to, and how it is taken. */
+function offeredModels() {
+  const offered = report.frontier?.models ?? [];
+  element("choose").hidden = offered.length < 2;
+  if (offered.length < 2) return;
+  const slider = element("largest-cost");
+  slider.max = offered.length - 1;
+  const mine = calibrated.max_cost ?? Infinity;
+  slider.value = offered.findLastIndex((one) => (one.max_cost ?? Infinity) <= mine);
+  const value = (v) => (report.frontier.right ? tenths(v) : `${threeDigits(v)}${counted}`);
+  const both = ([all, worst]) =>
+    `${value(all)} over all rows and ${value(worst)} for the ${clients.length > 10 ? "worst tenth of the clients" : "worst client"}`;
+  const measured = report.frontier.right ? "is right in" : "is typically off by";
+  function show() {
+    const one = offered[Number(slider.value)];
+    const cost = isKnown(one.max_cost) ? `${threeDigits(100 * one.max_cost)}%` : "any";
+    element("largest-cost-is").textContent = cost;
+    slider.setAttribute("aria-valuetext", cost);
+    const said = [];
+    if (one.shared) said.push(`The shared model of this largest cost ${measured} ${both(one.shared)}.`);
+    if (one.personal) said.push(`With each client’s own model: ${both(one.personal)}.`);
+    if (one.promise) said.push(one.promise);
+    element("choose-words").textContent = said.join(" ");
+    const option = isKnown(one.max_cost) ? `--max-cost ${one.max_cost}` : "--prefer worst";
+    element("choose-note").replaceChildren(
+      "To have it, without training again: ",
+      make("code", {}, `bidro choose MODEL ${option}`),
+      `. These ${offered.length} promises hold all at once with ${percent(report.frontier.confidence)} confidence, whichever you take.`,
+    );
+  }
+  slider.addEventListener("input", show);
+  show();
+}
+
 // ---- the frontier
 
 const MARKED = {
@@ -27,7 +63,8 @@ function frontier() {
   const said = [report.chosen?.robustness_cost, report.chosen?.personal].filter(Boolean);
   element("cost-words").textContent = said.join(" ");
   element("cost-words").hidden = said.length === 0;
-  element("chosen-words").textContent = [report.chosen?.weights, report.chosen?.radius].filter(Boolean).join(" ");
+  element("chosen-words").textContent = [report.chosen?.taken, report.chosen?.weights, report.chosen?.radius].filter(Boolean).join(" ");
+  offeredModels();
   if (!hasPooled || calibrated.candidates.length < 2) {
     const reason = calibrated ? why(hasPooled ? "frontier" : "pooled") : why("calibration");
     return absentFigure("frontier-figure", `There is no picture: ${reason}`);

@@ -108,14 +108,33 @@ def choice(left_out: LeftOut, pooled: int, max_cost: float) -> int:
     mean, scores = left_out.means[pooled], worst_fifth(left_out.pooled)
     if math.isinf(max_cost):
         return _lowest(scores)
+    taken = _costs(left_out, pooled) <= max_cost * abs(mean)
+    return _lowest(np.where(taken, scores, math.inf)) if taken.any() else pooled
+
+
+def frontier(left_out: LeftOut, pooled: int) -> tuple[tuple[float, int], ...]:
+    """Every candidate that `choice` takes for some largest cost, as (the least such cost, its place), costs
+    rising: the last is at most inf. Costs are rounded up to a hundredth of a per cent."""
+    costs, mean = _costs(left_out, pooled), abs(left_out.means[pooled])
+    needed = costs[np.isfinite(costs) & (costs > 0)] / mean if mean > 0 else np.zeros(0)
+    steps = list[tuple[float, int]]()
+    for cost in (0.0, *np.unique(np.ceil(needed * 1e4 + 1e-9) / 1e4).tolist(), math.inf):
+        place = choice(left_out, pooled, cost)
+        if place not in [known for _, known in steps]:
+            steps.append((cost, place))
+    return tuple(steps)
+
+
+def _costs(left_out: LeftOut, pooled: int) -> Floats:
+    """(candidates,) by how much each raises the mean, with a standard error to spare; inf where it does not
+    gain enough."""
     (gain, error), (cost, error_of_cost) = left_out.gain(pooled), left_out.cost(pooled)
     net, error_of_net = left_out.net(pooled)
     folds, n = left_out.rows.shape
     of_gain, of_net = (required_errors(_ERRORS_OF_GAIN, (folds - 1) * -(-n // parts)) for parts in (5, 10))
     of_cost = required_errors(_ERRORS_OF_COST, n - 1)
-    taken = (gain > of_gain * error) & (cost + of_cost * error_of_cost <= max_cost * abs(mean))
-    taken &= net > of_net * error_of_net
-    return _lowest(np.where(taken, scores, math.inf)) if taken.any() else pooled
+    gains = (gain > of_gain * error) & (net > of_net * error_of_net)
+    return np.asarray(np.where(gains, cost + of_cost * error_of_cost, math.inf))
 
 
 def _lowest(scores: Floats) -> int:

@@ -131,7 +131,7 @@ def fit_tables(
             require_every_class(schema, [schema.classes[labels.index(label)] for label in seen])
         del clients, people, target, features
         release()
-        fitted = fit(network, what, progress)
+        fitted = fit(network, replace(what, frontier=scratch is None), progress)
         found = described_fit(options, schema, fitted, datetime.now(UTC).date().isoformat())
         if fitted.clients is None:
             # Which rows were trained on is not to be known under a privacy budget.

@@ -17,12 +17,25 @@ from bidro.model.personal_file import FILE as PERSONAL_FILE
 from bidro.model.personal_file import PersonalModels
 from bidro.report.page import page_html
 from bidro.workflow.fit import Fit
+from bidro.workflow.frontier import FRONTIER_FILE, Frontier, as_json, fits_of, frontier_bytes, frontier_of
 from bidro.workflow.page_content import page_content
 
 
 def folder_files(done: Fit) -> dict[str, str | bytes]:
     """The files of a model folder, by name."""
-    content = page_content(done)
+    fits = fits_of(done)
+    offered = frontier_of(done, fits) if fits else None
+    files = _of_one(done, offered)
+    if done.trained_rows is not None:
+        files[TRAINED_ROWS_FILE] = done.trained_rows.to_json()
+    if offered is not None:
+        files[FRONTIER_FILE] = frontier_bytes(offered, [_of_one(one, offered) for one in fits])
+    return files
+
+
+def _of_one(done: Fit, offered: Frontier | None) -> dict[str, str | bytes]:
+    """What depends on which model is in it."""
+    content = page_content(done) | ({} if offered is None else {"frontier": as_json(offered)})
     files: dict[str, str | bytes] = {
         "model.safetensors": done.model.to_bytes(),
         "certificate.json": done.certificate.to_json(),
@@ -30,8 +43,6 @@ def folder_files(done: Fit) -> dict[str, str | bytes]:
         "report.json": json.dumps(content, indent=1, allow_nan=False) + "\n",
         "run.toml": done.options.to_toml(),
     }
-    if done.trained_rows is not None:
-        files[TRAINED_ROWS_FILE] = done.trained_rows.to_json()
     if done.model.intervals is not None:
         files[INTERVALS_FILE] = done.model.intervals.to_json()
     if done.model.personal:

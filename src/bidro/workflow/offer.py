@@ -121,7 +121,7 @@ def promise(fit: Fit) -> str | None:
     found = plain_promise(certificate, entry.typical, entry.word in CUT_ERRORS)
     if found is None:
         return None
-    level = f"{certificate.confidence:.0%} confidence"
+    level = f"{100 * certificate.confidence:.4g}% confidence"
     if found["bound"] is None:
         return f"Too few rows to promise anything with {level}: {found['shortage']}."
     if fit.model.schema.classes is not None:

@@ -211,7 +211,9 @@ def page_content(fit: Fit) -> dict[str, Any]:
             "surrogate": model.settings.get("surrogate"),
             "history": [] if trained.solution is None else trained.solution.history.tolist(),
         },
-        "calibration": _calibration(trained.calibration, trained.personal, fit.options.weights != "auto"),
+        "calibration": _calibration(
+            *(trained.calibration, trained.personal, fit.options.weights != "auto", trained.taken_from > 1)
+        ),
         "clients": _clients(fit, evaluated),
         "overall": {name: part for name, part in evaluated.items() if name != "clients"},
         "plainly": headline(fit, evaluated),
@@ -333,11 +335,11 @@ def _curved_features(model: Model) -> list[dict[str, Any]]:
 
 
 def _calibration(
-    found: Calibration | None, personal: PersonalChoice | None, given: bool
+    found: Calibration | None, personal: PersonalChoice | None, given: bool, taken: bool
 ) -> dict[str, Any] | None:
     """The candidates on rows left out; which is pooled training, which guards against any mixture (AFL), and
-    which is chosen. `personal` has the same of the clients' personal models around the choice; with `given`
-    weights the largest cost does not count."""
+    which is chosen. `personal` has the same of the clients' personal models around the choice, not of a model
+    that was `taken` in its place; with `given` weights the largest cost does not count."""
     if found is None:
         return None
     candidates = [
@@ -363,7 +365,7 @@ def _calibration(
         "afl": min(any_mixture, key=lambda k: found.candidates[k].scale, default=None),
         "chosen": found.place,
         "personal": None
-        if personal is None or not personal.adopts.any()
+        if personal is None or not personal.adopts.any() or taken
         else _with_personal(found, personal),
     }
 
