@@ -8,8 +8,19 @@ import numpy as np
 from bidro.ambiguity import Penalty, WassersteinBall
 from bidro.core.sets import Box
 from bidro.data.federation import Federation
-from bidro.federated.algorithms import Adam, BiDROFL, BiDROLocal, Momentum, ServerOptimised
-from bidro.federated.baselines import AFL, DRFA, FDRSVM, QFFL, FedAvg, GroupDRO, GroupDROBalls, UnbalancedDRO
+from bidro.federated.algorithms import Adam, Adaptive, BiDROFL, BiDROLocal, Momentum, ServerOptimised
+from bidro.federated.baselines import (
+    AFL,
+    DRFA,
+    FDRSVM,
+    QFFL,
+    Ditto,
+    FedAvg,
+    GroupDRO,
+    GroupDROBalls,
+    Scaffold,
+    UnbalancedDRO,
+)
 from bidro.federated.contrib import BiDROCompressed, BiDROGossip, EightBit, MixtureBall, TopK
 from bidro.federated.contrib.bidro_gossip import ring
 from bidro.federated.engines.coordinator import Coordinator, InMemory, Policy, reply_message
@@ -39,6 +50,11 @@ def penalised(names=NAMES, rho=RHO):
 def plain(names=NAMES):
     """Mean losses: no ambiguity inside the clients."""
     return replace(penalised(names), ambiguity=None)
+
+
+def evenly(names=NAMES):
+    """Mean losses; all clients count alike."""
+    return plain(names).begun_at(alpha=np.full(len(names), 1 / len(names)))
 
 
 def shared_penalty(names=NAMES):
@@ -72,6 +88,16 @@ class Case(NamedTuple):
 CASES = {
     "FedAvg": Case(FedAvg(eta_x=0.05), plain, alpha_moves=False),
     "FedAvg, 3 local steps": Case(FedAvg(eta_x=0.05, local_steps=3), plain, alpha_moves=False),
+    "FedProx": Case(FedAvg(eta_x=0.05, local_steps=3, prox_weight=2.0), plain, alpha_moves=False),
+    "SCAFFOLD": Case(Scaffold(eta_x=0.05, local_steps=3), evenly, alpha_moves=False),
+    "SCAFFOLD, batches": Case(Scaffold(eta_x=0.05, local_steps=3, batch=8), evenly, alpha_moves=False),
+    "Ditto": Case(Ditto(eta_x=0.05, local_steps=3), plain, alpha_moves=False),
+    "Ditto, batches": Case(Ditto(eta_x=0.05, local_steps=3, batch=8), plain, alpha_moves=False),
+    "FedAdam": Case(ServerOptimised(FedAvg(eta_x=0.05), Adaptive("adam", 0.02)), plain, alpha_moves=False),
+    "FedYogi": Case(ServerOptimised(FedAvg(eta_x=0.05), Adaptive("yogi", 0.02)), plain, alpha_moves=False),
+    "FedAdagrad": Case(
+        ServerOptimised(FedAvg(eta_x=0.05), Adaptive("adagrad", 0.1, first=0.0)), plain, alpha_moves=False
+    ),
     "AFL": Case(AFL(eta_x=0.05, eta_alpha=0.02), plain),
     "DRFA": Case(DRFA(eta_x=0.05, eta_alpha=0.02, local_steps=3, sampled=2), plain),
     "q-FFL": Case(QFFL(q=2.0, eta_x=0.1), plain),

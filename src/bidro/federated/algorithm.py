@@ -206,9 +206,9 @@ def client_key(seed_key: Array, round_number: Array | int, client_id: Array) -> 
 
 
 def require_step(name: str, value: float) -> None:
-    """Raise BidroError unless a step size is finite and not negative."""
+    """Raise BidroError unless a step size, rate or weight is finite and not negative."""
     if not isinstance(value, int | float | np.number) or not 0 <= value < math.inf:
-        raise BidroError(f"The step size {name} must be a finite number and not negative; got {value!r}.")
+        raise BidroError(f"{name} must be a finite number and not negative; got {value!r}.")
 
 
 def masked(replied: Array, replies: Array, otherwise: Array) -> Array:

@@ -2,6 +2,6 @@
 
 from bidro.federated.algorithms.bidro_fl import BiDROFL
 from bidro.federated.algorithms.bidro_local import BiDROLocal
-from bidro.federated.algorithms.server_optimiser import Adam, Momentum, ServerOptimised
+from bidro.federated.algorithms.server_optimiser import Adam, Adaptive, Momentum, ServerOptimised
 
-__all__ = ["Adam", "BiDROFL", "BiDROLocal", "Momentum", "ServerOptimised"]
+__all__ = ["Adam", "Adaptive", "BiDROFL", "BiDROLocal", "Momentum", "ServerOptimised"]

@@ -133,18 +133,30 @@ def mean_and_gradient(client: Client, x: Array, positions: Array | None) -> tupl
     return jax.value_and_grad(lambda v: jnp.sum(weights * client.inner.loss.values(v, rows)))(x)
 
 
-def descended(client: Client, x: Array, eta_x: float, steps: int, batches: Array | None) -> Array:
+def descended(
+    client: Client,
+    x: Array,
+    eta_x: float,
+    steps: int,
+    batches: Array | None,
+    added: Callable[[Array], Array] | None = None,
+) -> Array:
     """x after `steps` gradient steps of size eta_x on the mean loss, over all rows or over `batches`
-    (steps, batch)."""
+    (steps, batch); `added` is what every step adds to the gradient at its model."""
+
+    def moved(x: Array, positions: Array | None) -> Array:
+        slope = mean_and_gradient(client, x, positions)[1]
+        return x - eta_x * (slope if added is None else slope + added(x))
+
     if batches is not None:
 
         def batch_step(x: Array, positions: Array) -> tuple[Array, None]:
-            return x - eta_x * mean_and_gradient(client, x, positions)[1], None
+            return moved(x, positions), None
 
         return jax.lax.scan(batch_step, x, batches)[0]
 
     def step(_: int, x: Array) -> Array:
-        return x - eta_x * mean_and_gradient(client, x, None)[1]
+        return moved(x, None)
 
     return step(0, x) if steps == 1 else jax.lax.fori_loop(0, steps, step, x)
 

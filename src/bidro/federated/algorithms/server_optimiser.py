@@ -10,11 +10,11 @@ These are a few lines, so that no package of optimisers is needed for them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bidro.core.errors import BidroError
 from bidro.core.jax_on_use import Array, jnp
-from bidro.core.pytrees import pytree
+from bidro.core.pytrees import pytree, static
 from bidro.federated.algorithm import Algorithm, BaseAlgorithm, HostData, RowsBehind, Snapshot, require_step
 from bidro.problem.client import Client
 from bidro.problem.problem import Problem
@@ -103,6 +103,60 @@ class Adam:
         return self.rate * mean / (1 - self.first**steps) / size, Memory(mean, square, steps)
 
 
+@pytree
+class Adaptive:
+    """FedAdagrad, FedYogi and FedAdam as published: s_t = rate m_t / (sqrt(v_t) + floor), m_t a running mean
+    of the moves d_t, without a correction for where they begin, v before the first move floor^2, and
+
+        adagrad  v_t = v_{t-1} + d_t^2,
+        yogi     v_t = v_{t-1} - (1 - second) d_t^2 sign(v_{t-1} - d_t^2),
+        adam     v_t = second v_{t-1} + (1 - second) d_t^2.
+
+    Args:
+        rule: "adagrad", "yogi" or "adam".
+        rate: step size.
+        first: weight of the moves before, in their running mean; the paper has 0 for FedAdagrad.
+        second: the same of their squares; not used by "adagrad".
+        floor: tau of the paper.
+
+    Raises:
+        BidroError: for another rule, a rate or floor that is negative or not finite, or a weight that is
+            none.
+
+    Examples:
+        >>> from bidro import FedAvg
+        >>> from bidro.federated.algorithms import Adaptive, ServerOptimised
+        >>> ServerOptimised(FedAvg(0.1, local_steps=5), Adaptive("yogi", rate=0.05)).optimiser.floor
+        0.001
+    """
+
+    rule: Literal["adagrad", "yogi", "adam"] = static(default="adam")
+    rate: float = 0.01
+    first: float = 0.9
+    second: float = 0.99
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("adagrad", "yogi", "adam"):
+            raise BidroError(f"The rule must be 'adagrad', 'yogi' or 'adam'; got {self.rule!r}.")
+        require_step("rate", self.rate)
+        require_step("floor", self.floor)
+        _require_share("first", self.first)
+        _require_share("second", self.second)
+
+    def step(self, memory: Memory, move: Array) -> tuple[Array, Memory]:
+        mean, new = self.first * memory.mean + (1 - self.first) * move, move**2
+        before = jnp.where(memory.steps == 0, self.floor**2, memory.square)
+        square = {
+            "adagrad": before + new,
+            "yogi": before - (1 - self.second) * new * jnp.sign(before - new),
+            "adam": self.second * before + (1 - self.second) * new,
+        }[self.rule]
+        size = jnp.sqrt(square) + self.floor
+        step = self.rate * mean / jnp.where(size > 0, size, 1.0)
+        return step, Memory(mean, square, memory.steps + 1)
+
+
 class State(NamedTuple):
     at: Any  # the algorithm's own
     memory: Memory
@@ -114,7 +168,7 @@ class ServerOptimised:
 
     Args:
         algorithm: such as `FedAvg(0.1)`.
-        optimiser: `Momentum(...)` or `Adam(...)`.
+        optimiser: `Momentum(...)`, `Adam(...)` or `Adaptive(...)`.
 
     Raises:
         BidroError: for an algorithm whose server cannot be compiled; `init` does so for one that keeps no one
@@ -130,14 +184,14 @@ class ServerOptimised:
     """
 
     algorithm: Any
-    optimiser: Momentum | Adam = Adam()
+    optimiser: Momentum | Adam | Adaptive = Adam()
 
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, BaseAlgorithm) or not self.algorithm.traceable_server:
             raise BidroError(
                 f"A {type(self.algorithm).__name__} takes no steps that an optimiser could change."
             )
-        if not isinstance(self.optimiser, Momentum | Adam):
+        if not isinstance(self.optimiser, Momentum | Adam | Adaptive):
             raise BidroError(f"The optimiser must be Momentum(...) or Adam(...); got {self.optimiser!r}.")
 
     @property

@@ -81,6 +81,7 @@ _KINDS = frozenset(
     (
         *("AFL", "BiDROCompressed", "BiDROLocal", "DRFA", "FDRSVM", "FedAvg", "GroupDRO", "GroupDROBalls"),
         *("MixtureBall", "QFFL", "UnbalancedDRO", "EightBit", "TopK", "ServerOptimised", "Momentum", "Adam"),
+        *("Adaptive", "Ditto", "Scaffold"),
         *("BiDROFL", "ExactMWDRO", "OneShotMWDRO", "FoldScores", "FoldCuts", "FoldRisks", "FoldMoments"),
         *("PersonalCorrections", "PersonalExpansions", "BacktrackingAscent", "Exact", "FixedStepAscent"),
         *("Penalty", "WassersteinBall", "KLBall", "ChiSquaredBall", "CVaR", "TotalVariationBall"),
