@@ -64,6 +64,9 @@ from bidro.neural.training import train_network as train_network
 from bidro.problem.problem import Problem as Problem
 from bidro.problem.worst_case import robust_risk as robust_risk
 from bidro.problem.worst_case import worst_case_distribution as worst_case_distribution
+from bidro.report.plots import plot_clients as plot_clients
+from bidro.report.plots import plot_curves as plot_curves
+from bidro.report.plots import plot_frontier as plot_frontier
 from bidro.risk.inner import BacktrackingAscent as BacktrackingAscent
 from bidro.risk.inner import Exact as Exact
 from bidro.risk.inner import FixedStepAscent as FixedStepAscent

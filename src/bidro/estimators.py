@@ -27,7 +27,16 @@ from bidro.certify.statements import with_holdout, without_holdout
 from bidro.certify.trained_rows import TrainedRows
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
-from bidro.data.given_rows import client_labels, column_taken, dense, enough_to_choose, refuse, row_labels
+from bidro.data.given_rows import (
+    client_labels,
+    coded,
+    column_taken,
+    dense,
+    enough_to_choose,
+    learned_columns,
+    refuse,
+    row_labels,
+)
 from bidro.data.standardise import require_inside, signs
 from bidro.fit.fit import fit
 from bidro.fit.fitted import Fitted, Options
@@ -99,7 +108,9 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         model.
 
         Args:
-            X: rows (N, k) of numbers. Sparse ones are made dense, where there is room for that.
+            X: rows (N, k) of numbers, or a frame of pandas or polars, whose columns of text or categories
+                become columns of 0 and 1, one for every level but the first, as in `bidro fit`. Sparse rows
+                are made dense, where there is room for that.
             y: their targets (N,).
             clients: whose row each is (N,), or the name of the column of a frame X that says it, which is
                 then no feature, now and in `predict`; without it all rows are one client's.
@@ -118,6 +129,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         self._named = {"client": _name(clients), "person": _name(people)}
         X, clients = column_taken(X, clients, "client")
         X, people = column_taken(X, people, "person")
+        self._schema = learned_columns(X, client_labels(clients, len(y)))
+        X = coded(X, self._schema)
         X, y = validate_data(
             self, X, y, accept_sparse=True, dtype=np.float64, ensure_min_samples=2, y_numeric=False
         )
@@ -178,6 +191,15 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
     def _shaped(self, coefficients: Floats, intercepts: Floats) -> tuple[Floats, Any]:
         """(coef_, intercept_) from those of every score."""
         raise NotImplementedError
+
+    def get_feature_names_out(self) -> NDArray[np.object_]:
+        """The columns that coefficients are of: those of X, of text and categories one a level.
+
+        Returns:
+            Names (k,).
+        """
+        check_is_fitted(self)
+        return np.asarray(self._columns(), object)
 
     def explain(self, X: Any, clients: ArrayLike | str | None = None) -> pd.DataFrame:
         """What every feature contributes to a prediction.
@@ -437,7 +459,8 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
                 given[what] = name
         for what, value in given.items():
             X, given[what] = column_taken(X, value, what)
-        return X, given["client"], given["person"]
+        # Estimators that were pickled before there were columns of text have no schema.
+        return coded(X, getattr(self, "_schema", None)), given["client"], given["person"]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

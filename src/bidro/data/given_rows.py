@@ -16,6 +16,7 @@ from sklearn.utils.validation import column_or_1d
 from bidro.core.arrays import machine_memory
 from bidro.core.errors import BidroError
 from bidro.core.splits import Draws, label_ids
+from bidro.data.tables import Schema, learn_schema
 
 # The one client of a table that names none.
 ONLY_CLIENT = "all"
@@ -73,6 +74,48 @@ def column_taken(X: Any, given: Any, what: str) -> tuple[Any, Any]:
     if given not in list(names):
         raise BidroError(f"X has no column '{given}', which is to name the {what} of every row.")
     return X[[name for name in names if name != given]], X[given]
+
+
+def learned_columns(X: Any, owners: NDArray[np.str_]) -> Schema | None:
+    """How a frame with columns of text or categories is put into numbers, as `bidro fit` does it: one column
+    of 0 and 1 for every level but the first. None for rows that are numbers already.
+
+    Raises BidroError for a column that is neither numbers nor levels, and for missing values.
+    """
+    if not hasattr(X, "columns") or not any(_has_words(X[name]) for name in X.columns):
+        return None
+    table = _as_pandas(X)
+    # Any target will do: it is looked at elsewhere.
+    client, target = "whose row it is", "what is predicted"
+    if {client, target} & set(map(str, table.columns)):
+        raise BidroError(f"A column may not be called '{client}' or '{target}'; rename it.")
+    whole = table.assign(**{client: owners, target: np.arange(len(table), dtype=float)})
+    return learn_schema(whole, client, target, task="regression")
+
+
+def coded(X: Any, schema: Schema | None) -> Any:
+    """Rows as a frame of numbers, for a schema of `learned_columns`; as they are without one."""
+    if schema is None:
+        return X
+    if not hasattr(X, "columns"):
+        raise BidroError("This model was fitted on a frame with columns of text; give a frame that has them.")
+    table = _as_pandas(X)
+    schema.warn_of_unseen_levels(table)
+    return pd.DataFrame(schema.matrix(table), columns=list(schema.features), index=table.index)
+
+
+def _as_pandas(X: Any) -> pd.DataFrame:
+    if isinstance(X, pd.DataFrame):
+        return X
+    return pd.DataFrame({name: X[name].to_list() for name in X.columns})
+
+
+def _has_words(column: Any) -> bool:
+    """Whether cells are text or declared levels."""
+    kind = str(column.dtype)
+    if kind in ("category", "string", "str", "String", "Categorical") or kind.startswith("Enum"):
+        return True
+    return kind == "object" and any(isinstance(value, str) for value in column)
 
 
 def dense(X: Any) -> Any:
