@@ -207,7 +207,7 @@ def test_what_cannot_be_followed(capsys, tmp_path, monkeypatch):
     assert code == 2
     assert "Missing argument" in err
     for line, words in (
-        ("min_cell = 0", "min_cell must be at least 1"),
+        ("min_cell = 0", "half of min_rows"),
         ('approve = "no"', "approve must be"),
     ):
         write_sites(tmp_path, table(), extra=line)

@@ -16,7 +16,7 @@ FACTORY = "tests.networks.factories:with_arguments"
 STEPS = {"eta_x": 0.05, "local_steps": 3, "batch": 40}
 SCORES = ScoresAgreement("absolute", largest=8.0)
 OF_CLASSES = ScoresAgreement("mistakes")
-ALLOWED = f'networks = ["{FACTORY}"]\ntrusted_server = true\none_sample_replies = true'
+ALLOWED = f'allows = ["{FACTORY}", "single rows"]'
 
 
 def network(rounds=3, arguments=None, settings=None, **parts):
@@ -31,8 +31,6 @@ def network_sites(
     parts = {"scores": scores, "neural_network": agreed_network or network()}
     options = {"hold_out": 0.3, **(training or {})}
     whole = table() if whole is None else whole
-    if scores is OF_CLASSES and extra == ALLOWED:
-        extra = extra.replace("trusted_server = true\n", "")  # which sites of classes have already
     return write_sites(folder, whole, None, extra, person, training=options, **parts)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from bidro.core.splits import key_of_seed
 from bidro.data.tables import learn_schema
-from bidro.deploy.agreement.agreement import Agreement, drafted, written
+from bidro.deploy.agreement.agreement import Agreement, drafted, proposed, written
 from bidro.deploy.agreement.job import Job
 from bidro.deploy.site.config import Site
 from bidro.deploy.site.rows import SiteRows
@@ -28,6 +28,8 @@ PAIR = ("east", "west")
 QUICK = {"radius": 0.1, "weights": "simplex", "personal": "none"}
 # Rounds are dear on a network: a wide gap, and no held-out rows.
 SHORT = {**QUICK, "hold_out": 0.0, "gap": 1e-2}
+# In site.toml: replies from one row may leave.
+SINGLE = 'release = "trusted"\nallows = ["single rows"]'
 SUPPORT = {"u": (-10.0, 10.0), "v": (-20.0, 40.0), "y": (-40.0, 40.0)}
 
 
@@ -54,13 +56,14 @@ def write_sites(
     lines, for tests that are not about curves."""
     schema = learn_schema(whole, "site", "y", None, None, "refuse", person)
     # Units that all have agreed on, whatever they were drafted from.
-    parts = {"units_drafted": False, **parts}
-    agreed = agree(folder, drafted(schema, whole, support, {"curves": "none", **(training or {})}, **parts))
+    training = {"curves": "none", **(training or {})}
+    parts = {"units_drafted": False, "release": least_release(schema, training, parts), **parts}
+    agreed = agree(folder, drafted(schema, whole, support, training, **parts))
     for name, own in whole.groupby("site"):
         own.drop(columns="site").to_csv(folder / f"{name}.csv", index=False)
         lines = [f'client = "{name}"', f'data = "{name}.csv"', 'schema = "schema.toml"', extra]
-        lines += [] if schema.classes is None else ["trusted_server = true"]
-        lines += [f'personal = "personal/{name}"', f'state = "state/{name}"', ""]
+        lines += ['release = "trusted"'] if agreed.release == "trusted" and "release" not in extra else []
+        lines += [f'state = "state/{name}"', ""]
         (folder / f"{name}.toml").write_text("\n".join(lines))
         state = folder / "state" / str(name)
         state.mkdir(parents=True, exist_ok=True)
@@ -115,13 +118,20 @@ def alone(folder: Path, whole: pd.DataFrame, **training):
     return fit_tables(options, Progress(), (agreed.schema, agreed.fit_options))
 
 
+def least_release(schema, training, parts) -> str:
+    """The kind of release that lets no more leave than training needs; tables here are small for noise."""
+    return proposed(schema, 0, training, parts)[0]
+
+
 def retrained(agreed: Agreement, training=None, **parts) -> Agreement:
-    """With other options of training, and other parts."""
+    """With other options of training, and other parts; what was trusted stays so."""
     content = agreed.to_dict()
     options = {**{k: v for k, v in content["training"].items() if v is not None}, **(training or {})}
-    return replace(
-        Agreement.of(agreed.schema, agreed.units, agreed.support, options), limits=agreed.limits, **parts
-    )
+    release = parts.pop("release", None) or least_release(agreed.schema, options, parts)
+    if agreed.release == "trusted" and release == "moments":
+        release = "trusted"
+    parts = {"limits": agreed.limits, **parts}
+    return Agreement.of(agreed.schema, agreed.units, agreed.support, options, release=release, **parts)
 
 
 def job(

@@ -1,13 +1,12 @@
 """Attacks that compare: each rebuilt rows, or read small cells, at sites as they were, and none does now."""
 
 import hashlib
-import json
 import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from bidro.core.errors import BidroError
 from bidro.deploy.server.serve import run_job
@@ -17,7 +16,10 @@ from bidro.deploy.site.disclosure.rules import rarest_value
 from bidro.deploy.site.rows import SiteRows, table_id
 from bidro.deploy.site.state import KEY_FILE, write_key
 from bidro.federated.engines.coordinator import InMemory
-from bidro.federated.engines.wire import header_of
+from bidro.federated.engines.wire import described, header_of, pack
+from bidro.risk.inner import Exact
+from bidro.solvers.bundle.algorithm import ExactMWDRO
+from bidro.solvers.bundle.state import Broadcast
 from tests.deploy.sites import answering, job, write_sites
 
 ALL_ROWS = {"hold_out": 0.0, "personal": "none"}
@@ -145,10 +147,12 @@ def smallest_cell_read(heard, agreed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_second_moments_of_two_columns_of_0_and_1_are_a_two_way_table(seed, tmp_path):
+def test_second_moments_of_two_columns_of_0_and_1_are_a_two_way_table(seed, tmp_path, monkeypatch):
     whole = table(seed, cell=2)
-    agreed = write_sites(tmp_path, whole, extra="min_cell = 1")
-    heard, refused = run(tmp_path, agreed, "open")
+    agreed = write_sites(tmp_path, whole)
+    with monkeypatch.context() as without_the_rule:
+        without_the_rule.setattr(Site, "min_cell", 1)
+        heard, refused = run(tmp_path, agreed, "open")
     assert refused is None
     assert smallest_cell_read(heard, agreed) <= 2
     forget(tmp_path)
@@ -165,38 +169,44 @@ def test_second_moments_of_two_columns_of_0_and_1_are_a_two_way_table(seed, tmp_
     assert 2 <= len(moments_in_table_units(heard, agreed)) < 5
 
 
-def test_gradients_at_three_models_tell_cells_as_second_moments_do(tmp_path):
+def test_gradients_at_three_models_tell_cells_as_second_moments_do(tmp_path, monkeypatch):
     """The gradient of squared loss is linear in the model, so that its differences along two coordinates are
     two columns of the second moments."""
     whole, options = table(0, cell=2), {"weights": "fixed", "radius": 0.0, "gap": 1e-2}
-    agreed = write_sites(tmp_path, whole, extra="min_cell = 1")
-    heard, refused = run(tmp_path, agreed, "open", options, replies="gradient")
+    agreed = write_sites(tmp_path, whole, extra='release = "trusted"', release="trusted")
+    with monkeypatch.context() as without_the_rule:
+        without_the_rule.setattr(Site, "min_cell", 1)
+        heard, refused = run(tmp_path, agreed, "open", options, release="trusted")
+        tells_a_cell(heard, agreed, tmp_path)
     assert refused is None
-    request = next(request for request, reply in heard if "gradient" in load(reply))
+    forget(tmp_path)
+    write_sites(tmp_path, whole, extra='release = "trusted"', release="trusted")
+    heard, refused = run(tmp_path, agreed, "closed", options, release="trusted")
+    assert "its min_cell" in refused
+    assert all("refused" in header_of(reply) for _, reply in heard)
+
+
+def tells_a_cell(heard, agreed, folder):
+    """Two rows in a cell are read off three gradients, which a server that is trusted may ask for."""
+    asked = next(header for header in (header_of(request) for request, _ in heard) if "algorithm" in header)
+    asked |= {"folds": 0, "round": 2, "ambiguity": {"kind": "WassersteinBall", "radius": 0.0}}
+    asked["algorithm"] = described(ExactMWDRO(Exact(), False, 1e-2))
     names = list(agreed.schema.features)
     d, a, b = len(names) + 1, names.index("ward=b"), names.index("smokes=yes")
 
     def gradient(x, answer):
-        header = json.dumps(header_of(request), sort_keys=True)
-        reply = answer(save({**load(request), "x": x}, metadata={"bidro": header}))
+        reply = answer(pack(Broadcast(x, np.zeros(())), asked))
         return header_of(reply).get("refused"), load(reply).get("gradient")
 
     def column(k, answer):
         return (gradient(np.eye(d)[k], answer)[1] - gradient(np.zeros(d), answer)[1])[:d] / 2
 
-    answer = answering(tmp_path, ("east",))["east"]
+    answer = answering(folder, ("east",))["east"]
     with_b, with_one = column(b, answer), column(d - 1, answer)
     units = agreed.standard
     (s_a, s_b), (m_a, m_b) = ([part[k] for k in (a, b)] for part in (units.spread, units.mean))
     share = s_a * s_b * with_b[a] + m_a * s_b * with_one[b] + m_b * s_a * with_one[a] + m_a * m_b
     assert 110 * share == pytest.approx(2.0, abs=1e-6)
-    forget(tmp_path)
-    write_sites(tmp_path, whole)
-    refused, told = gradient(np.zeros(d), answering(tmp_path, ("east",))["east"])
-    assert told is None
-    heard, refused = run(tmp_path, agreed, "closed", options, replies="gradient")
-    assert "its min_cell" in refused
-    assert all("refused" in header_of(reply) for _, reply in heard)
 
 
 def test_the_level_that_others_leave_is_a_sum_over_its_rows(tmp_path):

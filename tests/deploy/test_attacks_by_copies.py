@@ -50,7 +50,7 @@ def test_copies_of_few_rows_do_not_give_them_away(name, training, tmp_path):
 @pytest.mark.parametrize("name", TABLES)
 def test_the_owner_is_told_that_a_run_would_be_refused(name, tmp_path):
     site = site_of(tmp_path, *TABLES[name], DEFAULT)
-    assert (site.min_rows, site.trusted_server) == (10, False)
+    assert (site.min_rows, site.release) == (10, "moments")
     assert check_site(site).refused is not None
 
 

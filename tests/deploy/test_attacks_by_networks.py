@@ -42,7 +42,7 @@ def rebuilt(gradient):
 
 
 def test_one_gradient_holds_many_rows_and_goes_to_a_trusted_server_alone(tmp_path):
-    extra = ALLOWED.replace("\none_sample_replies = true", "")
+    extra = ALLOWED.replace(', "single rows"', "")
     agreed = network_sites(tmp_path, network(2, **AGREED), extra=extra)
     requests, reply = asked_in(tmp_path, agreed)
     hostile = other(requests["train", 2], {"x": chosen()})
@@ -54,6 +54,6 @@ def test_one_gradient_holds_many_rows_and_goes_to_a_trusted_server_alone(tmp_pat
     near = np.abs(found[:, None] - rows[None]).max(axis=2).min(axis=0) < 1e-6
     assert (near.sum(), len(rows)) == (38, 84)
     path = tmp_path / f"{PAIR[0]}.toml"
-    path.write_text(path.read_text().replace("trusted_server = true", ""))
+    path.write_text(path.read_text().replace('release = "trusted"', ""))
     wary = answering(tmp_path, PAIR)[PAIR[0]]
-    assert "can hold rows nearly as they are" in header_of(wary(hostile))["refused"]
+    assert 'set release = "trusted"' in header_of(wary(hostile))["refused"]

@@ -33,7 +33,7 @@ def victim(folder, models=2, key=None):
     if key is not None:
         write_key(state, key)
     scores = ScoresAgreement("absolute", largest=MOST, models=models)
-    write_sites(folder, table(), None, "score_models = true", training={"hold_out": 0.4}, scores=scores)
+    write_sites(folder, table(), None, 'allows = ["scores"]', training={"hold_out": 0.4}, scores=scores)
     site = Site.read(folder / "east.toml")
     rows = SiteRows.load(site)
     kept = holdout(site, rows)

@@ -54,12 +54,12 @@ def test_the_poles_of_logistic_gradients_are_no_rows(seed, tmp_path):
     """Gradients to sixteen digits along a line of intercepts determine the rows beyond a model's edge, so
     that a site answers with them only where it trusts the server."""
     table = people(seed, True)
-    trusting = site_with(tmp_path / "trusting", table, {}, trusted_server=True)
+    trusting = site_with(tmp_path / "trusting", table, {}, release="trusted")
     own, other = (in_units(trusting, one) for one in (table, people(100 + seed, True)))
     found = estimates_from_tails(trusting, 4, seed, len(table), 20.0)
     assert rebuilt(found, own) >= 3 + rebuilt(found, other)
     site = site_with(tmp_path / "site", table, {})
-    assert "trusted_server = true" in estimates_from_tails(site, 4, seed, len(table), 20.0)
+    assert 'set release = "trusted"' in estimates_from_tails(site, 4, seed, len(table), 20.0)
 
 
 def mistakes_at(site, model, run):
@@ -77,8 +77,8 @@ def test_counts_of_mistakes_are_no_ruler(limited, tmp_path, monkeypatch):
     trust the server says nothing of classes, and one that does no more than a few times."""
     table = people(0, True)
     usual = site_with(tmp_path / "usual", table, {"hold_out": 0.25})
-    assert "trusted_server = true" in mistakes_at(usual, np.zeros(5), "first")[1]
-    site = site_with(tmp_path / "site", table, {"hold_out": 0.25}, trusted_server=True)
+    assert 'set release = "trusted"' in mistakes_at(usual, np.zeros(5), "first")[1]
+    site = site_with(tmp_path / "site", table, {"hold_out": 0.25}, release="trusted")
     if not limited:
         monkeypatch.setattr(SiteLog, "reserve", lambda *_: None)
     rows = SiteRows.load(site)

@@ -300,7 +300,7 @@ def test_people_count_where_they_are_named(tmp_path):
     place = place_of(site, 0, 4.1)
     assert borne(site, (place,), ()) > 1
     schema = learn_schema(table.assign(site="east"), "site", "y", None, None, "refuse", "who")
-    site.schema.write_text(written(Agreement.of(schema, UNITS, None, AUTO)))
+    site.schema.write_text(written(Agreement.of(schema, UNITS, None, AUTO, release="moments")))
     table.to_csv(site.data, index=False)
     other = replace(site, state=tmp_path / "another")
     assert borne(other, (place,), ()) == 1

@@ -57,7 +57,7 @@ def test_the_server_says_in_one_sentence_why_there_is_no_model(tmp_path, monkeyp
         ('client = "a"\ndata = "a.csv"\n', "does not say 'schema'"),
         ('client = "a"\ndata = "a.csv"\nschema = "s"\nmin_rows = 1\n', "at least 2"),
         ('client = 3\ndata = "a.csv"\nschema = "s"\n', "client = 3"),
-        ('client = "a"\nodd = 1\n', "odd = 1"),
+        ('client = "a"\nodd = 1\n', "there is no entry odd"),
     ],
 )
 def test_a_bad_site_configuration_says_what_is_wrong(text, words, tmp_path):
@@ -144,7 +144,10 @@ def test_a_schema_is_drafted_agreed_on_and_read_back(tmp_path):
         (lambda s: s.replace("seed = 0", "odd = 1"), "unknown entry 'odd'"),
         (lambda s: s.replace('curves = "none"', "curves = 800"), "from 1 to 64"),
         (lambda s: s.replace("increasing = []", 'increasing = ["w"]'), "names 'w', which is no feature"),
-        (lambda s: s.replace('replies = "curvature"', 'replies = "rows"'), "replies are"),
+        (lambda s: s.replace("[training]", '[training]\nreplies = "gradient"'), "of an earlier version"),
+        (lambda s: s.replace('release = "moments"\n', ""), "must say what leaves the sites"),
+        (lambda s: s.replace('release = "moments"', 'release = "all"'), "got 'all'"),
+        (lambda s: s.replace("radius = 0.0", 'loss = "absolute"'), "needs|asks for exact numbers"),
         (lambda s: s.replace("[training]", "[algorithm]\nrounds = 0\n[training]"), "whole number of rounds"),
         (lambda s: s.replace("radius = 0.0", 'radius = "bootstrap"'), "bootstrap"),
         (lambda s: s.replace("hold_out = 0.2", "hold_out = 1.5"), "hold_out must be"),
@@ -192,7 +195,7 @@ def test_a_configuration_is_read_whole_or_refused(tmp_path):
         ("[algorithm]\nrounds = 3", r"says 'algorithm', which sites agree on: it stands in \[algorithm\]"),
         ("network = 3", "a part of its own"),
         ("hold_out = 0.3", r"says 'hold_out', which sites agree on: it stands in \[training\]"),
-        ("[network]\nreplies = 'gradient'", r"says 'replies', which sites agree on"),
+        ('release = "trusted"', "says 'release', which sites agree on: it stands in schema.toml"),
         ("[network]\nmax_weight = 0.5", "max_weight must be a share from 1 / 1"),
         ('[network]\nmax_weight = "half"', "max_weight must be"),
     ):

@@ -14,7 +14,7 @@ from tests.cli.test_command import run
 from tests.deploy.sites import PAIR, SHORT, carrier, job, table, write_sites
 
 SCHEMA = Schema("site", "stay", None, (Column("age"), Column("ward", ("a", "b"))))
-AGREED = Agreement.of(SCHEMA, {"age": Unit(60.0, 20.0), "stay": Unit(5.0, 3.0)})
+AGREED = Agreement.of(SCHEMA, {"age": Unit(60.0, 20.0), "stay": Unit(5.0, 3.0)}, release="moments")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,18 @@ from bidro.fit.training import AlgorithmOne, folds_of, transport_of, unrestricte
 from bidro.model.model_file import Model
 from bidro.model.personal_file import personal_models_in
 from bidro.selection.calibrate import Limits
-from tests.deploy.sites import NAMES, QUICK, SUPPORT, alone, answering, carrier, job, table, write_sites
+from tests.deploy.sites import (
+    NAMES,
+    QUICK,
+    SINGLE,
+    SUPPORT,
+    alone,
+    answering,
+    carrier,
+    job,
+    table,
+    write_sites,
+)
 from tests.small import mostly_slow
 
 # `fit` sums rows in another order, and a solve to a gap of 1e-6 can end a little elsewhere for it; the same
@@ -58,7 +69,7 @@ def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
     assert len(adopted) >= 2
     assert "personal.safetensors" not in files
     for name in NAMES:
-        at_site = personal_models_in(tmp_path / "personal" / name / "test", ours.x)
+        at_site = personal_models_in(tmp_path / "state" / name / "personal" / "test", ours.x)
         assert set(at_site) == ({name} if name in adopted else set())
         if name in adopted:
             np.testing.assert_allclose(at_site[name], theirs.model.personal[name], rtol=0, atol=SAME)
@@ -111,21 +122,9 @@ def test_with_a_declared_support_the_interval_is_that_of_fit(tmp_path):
         np.testing.assert_allclose([f["in_sd"] for f in shown[name]], found.typical, rtol=1e-6, atol=1e-12)
 
 
-def test_gradients_alone_give_the_same_model_in_more_rounds(tmp_path):
-    agreed = write_sites(tmp_path, table())
-    full = run_job(job(agreed, "full", options=QUICK), carrier(tmp_path), tmp_path / "runs")
-    less = run_job(
-        job(agreed, "less", options=QUICK, replies="gradient"), carrier(tmp_path), tmp_path / "runs"
-    )
-    np.testing.assert_allclose(model_of(full).x, model_of(less).x, atol=1e-3)
-    kinds = [k for k in json.loads(less["audit.json"])["kinds"] if k["question"] == "round"]
-    assert [kind["fields"]["curvature"] for kind in kinds] == [[0]]
-    assert json.loads(less["audit.json"])["rounds"] >= json.loads(full["audit.json"])["rounds"]
-
-
 def test_algorithm_1_is_that_of_one_process(tmp_path):
     whole = table()
-    agreed = write_sites(tmp_path, whole, extra="one_sample_replies = true")
+    agreed = write_sites(tmp_path, whole, extra=SINGLE)
     settings = AlgorithmOne(3, rho=20.0, eta_x=0.05, eta_alpha=0.02)
     files = run_job(job(agreed, algorithm=settings), carrier(tmp_path), tmp_path / "runs")
     theirs = alone(tmp_path, whole, **QUICK)
@@ -144,7 +143,7 @@ def test_algorithm_1_is_that_of_one_process(tmp_path):
 
 
 def test_sites_refuse_one_sample_replies_unless_they_are_allowed(tmp_path):
-    agreed = write_sites(tmp_path, table())
+    agreed = write_sites(tmp_path, table(), extra='release = "trusted"')
     with pytest.raises(BidroError, match="four fifths of the sampled rows"):
         run_job(job(agreed, algorithm=AlgorithmOne(3)), carrier(tmp_path), tmp_path / "runs")
 
@@ -269,10 +268,9 @@ def test_folds_are_fewer_where_sites_are_small():
     def folds(answered, **chosen):
         return folds_of(100, FitSettings(**chosen), Limits(answered))
 
-    assert folds((1, 2, 3, 4, 5)) == (5, True)
-    assert folds((1, 2, 4)) == (4, True)
-    assert folds((1, 2, 4), replies="gradient") == (4, False)
-    assert folds((1, 2, 3), folds=3) == (3, True)
+    assert folds((1, 2, 3, 4, 5)) == 5
+    assert folds((1, 2, 4)) == 4
+    assert folds((1, 2, 3), folds=3) == 3
     with pytest.raises(BidroError, match="name the weights"):
         folds((1,))
 
@@ -335,16 +333,16 @@ def test_a_loss_with_kinks_needs_the_sites_consent(tmp_path):
     whole = table()
     agreed = write_sites(tmp_path, whole)
     options = {**QUICK, "loss": "absolute", "gap": 1e-3}
-    with pytest.raises(BidroError, match="this loss, or its slope, has kinks"):
+    with pytest.raises(BidroError, match='set release = "trusted"'):
         run_job(job(agreed, "no", options=options), carrier(tmp_path), tmp_path / "runs")
-    agreed = write_sites(tmp_path, whole, extra="losses_with_kinks = true")
+    agreed = write_sites(tmp_path, whole, extra='release = "trusted"')
     files = run_job(job(agreed, "yes", options=options), carrier(tmp_path), tmp_path / "runs")
     assert model_of(files).settings["gap"] <= 1e-3
 
 
 def test_algorithm_1_resumes_to_the_same_bits_also_where_a_client_missed_rounds(tmp_path):
     """A client that stood still in a round is not asked for it again when the run goes on."""
-    agreed = write_sites(tmp_path, table(), extra="one_sample_replies = true")
+    agreed = write_sites(tmp_path, table(), extra=SINGLE)
     policy = Policy(timeout=1e-6, on_client_loss="continue")
     parts = {"algorithm": AlgorithmOne(4, rho=20.0, eta_x=0.05), "policy": policy}
     parts["options"] = {"hold_out": 0.0}

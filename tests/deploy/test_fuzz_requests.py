@@ -17,7 +17,7 @@ from tests.deploy.sites import answering, job, table, write_sites
 def honest(tmp_path_factory):
     """(the folder, what an honest run asked of east)."""
     folder = tmp_path_factory.mktemp("fuzz")
-    agreed = write_sites(folder, table(), extra="losses_with_kinks = true")
+    agreed = write_sites(folder, table(), extra='release = "trusted"')
     clients, requests = ("east", "west"), []
     asking = job(agreed, "honest", clients, options={"loss": "huber", "weights": "simplex", "gap": 1e-2})
     answers = answering(folder, clients)

@@ -121,13 +121,9 @@ def test_a_linear_agreement_trains_no_network_and_a_network_no_linear_model(made
 
 
 REFUSED = {
-    f'set networks = \\["{FACTORY}"\\] in this': ALLOWED.replace(FACTORY, "tests.networks.factories:small"),
-    "can hold rows nearly as they are; .* trusted_server = true": ALLOWED.replace(
-        "trusted_server = true", "trusted_server = false"
-    ),
-    r"a batch of 40 rows, .* fewer rows than its min_rows = 10": ALLOWED.replace(
-        "one_sample_replies = true", ""
-    ),
+    f'set allows = \\["{FACTORY}"\\] in this': ALLOWED.replace(FACTORY, "tests.networks.factories:small"),
+    'set release = "trusted"': ALLOWED + '\nrelease = "moments"',
+    r"a batch of 40 rows, .* fewer rows than its min_rows = 10": ALLOWED.replace(', "single rows"', ""),
 }
 
 
@@ -153,7 +149,7 @@ def test_a_factory_that_is_not_allowed_is_not_called(tmp_path, monkeypatch):
 
 def test_a_batch_below_min_rows_is_refused_where_no_column_is_of_levels(tmp_path):
     """Without levels and classes the batch itself is what counts: 12 rows are enough, and 8 are not."""
-    whole, extra = table().drop(columns="ward"), ALLOWED.replace("one_sample_replies = true", "")
+    whole, extra = table().drop(columns="ward"), ALLOWED.replace(', "single rows"', "")
     name = "tests.networks.factories:of_two"
     extra = extra.replace(FACTORY, name)
     parts = {"factory": name, "arguments": {}}
@@ -167,12 +163,12 @@ def test_a_batch_below_min_rows_is_refused_where_no_column_is_of_levels(tmp_path
 def test_networks_in_the_configuration_of_a_site_are_names(tmp_path):
     network_sites(tmp_path)
     path = tmp_path / "east.toml"
-    assert Site.read(path).networks == (FACTORY,)
+    assert Site.read(path).allows == (FACTORY, "single rows")
     text = path.read_text()
     for line, sentence in (
-        ('networks = "a:b"', "networks is a list of factories"),
-        ("networks = [1]", "A factory is named 'package.module:function'"),
+        ('allows = "a:b"', "allows is a list of"),
+        ("allows = [1]", "A factory is named 'package.module:function'"),
     ):
-        path.write_text(text.replace(f'networks = ["{FACTORY}"]', line))
+        path.write_text(text.replace(ALLOWED, line))
         with pytest.raises(BidroError, match=sentence):
             Site.read(path)

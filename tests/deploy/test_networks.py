@@ -215,7 +215,7 @@ def test_a_function_of_jax_and_why_it_has_no_onnx_file(tmp_path):
     agreed = network_sites(
         tmp_path,
         NetworkAgreement(name, 3, settings={"eta_x": 0.05}),
-        extra=f'networks = ["{name}"]\ntrusted_server = true',
+        extra=f'allows = ["{name}"]',
     )
     files = run(tmp_path, agreed)
     assert "model.onnx" not in files
@@ -354,7 +354,7 @@ def test_a_factory_that_draws_anew_every_time_is_refused(tmp_path, monkeypatch):
 def test_the_owner_sees_that_a_network_is_not_allowed(tmp_path):
     network_sites(tmp_path, extra="")
     found = check_site(Site.read(tmp_path / "east.toml"))
-    assert f'set networks = ["{FACTORY}"]' in found.refused
+    assert f'set allows = ["{FACTORY}"]' in found.refused
     network_sites(tmp_path)
     assert check_site(Site.read(tmp_path / "east.toml")).refused is None
 
@@ -404,7 +404,7 @@ def test_its_onnx_file_is_certified_as_a_model_from_elsewhere_to_the_same_bounds
     folder, agreed, files = done
     for name in PAIR:
         path = folder / f"{name}.toml"
-        path.write_text(f"score_models = true\n{path.read_text()}")
+        path.write_text(path.read_text().replace('"single rows"', '"single rows", "scores"'))
     query = Job("again", PAIR, agreed, certify=files["model.onnx"])
     again = run_job(query, carrier(folder, PAIR), folder / "runs")
     ours, theirs = (Certificate.from_json(one["certificate.json"].decode()) for one in (files, again))

@@ -222,7 +222,7 @@ def test_a_run_that_died_goes_on_to_the_same_bytes(dies_after, tmp_path):
 
 
 def test_sites_with_and_without_a_budget_in_one_run(tmp_path):
-    agreed = private_sites(tmp_path, without=("mid", "west"), extra="trusted_server = true")
+    agreed = private_sites(tmp_path, without=("mid", "west"), extra='release = "trusted"')
     transcripts = {}
     files = run_job(private_job(agreed), listened(tmp_path, NAMES, transcripts), tmp_path / "runs")
     promise = Certificate.from_json(files["certificate.json"].decode()).privacy.promise
@@ -238,7 +238,7 @@ def test_sites_with_and_without_a_budget_in_one_run(tmp_path):
 
 
 def test_a_site_without_a_budget_keeps_its_own_rules(tmp_path):
-    agreed = private_sites(tmp_path, without=NAMES, extra="min_rows = 400\ntrusted_server = true")
+    agreed = private_sites(tmp_path, without=NAMES, extra='min_rows = 400\nrelease = "trusted"')
     with pytest.raises(BidroError, match="fewer than its min_rows = 400"):
         run_job(private_job(agreed), carrier(tmp_path), tmp_path / "runs")
     # Under a budget no rule about rows is looked at: refusals would tell of them.
@@ -252,7 +252,7 @@ def test_a_site_without_a_budget_keeps_its_own_rules(tmp_path):
 def test_without_a_budget_a_server_that_chooses_where_to_clip_finds_a_row(trusted, ran, tmp_path):
     """Of exact sums the number of rows that are not clipped tells how many targets lie above any number:
     forty questions, and the largest one is known. So sites must trust the server, or have a budget."""
-    agreed = private_sites(tmp_path, without=NAMES, extra="trusted_server = true" if trusted else "")
+    agreed = private_sites(tmp_path, without=NAMES, extra='release = "trusted"' if trusted else "")
     site = Site.read(tmp_path / "mid.toml")
     rows, d = SiteRows.load(site), agreed.plan.columns - 1
     header = {**header_of(ran[3]["mid"][1][0]), "agreed": agreed.digest}
@@ -379,7 +379,7 @@ def test_the_agreement_comes_back_from_its_file_and_from_a_job(ran, tmp_path):
     assert Agreement.from_dict(whole.to_dict()).digest == whole.digest
     for training, words in (({"radius": 0.1}, "radius must be 0"), ({"curves": 8}, "straight lines")):
         with pytest.raises(BidroError, match=words):
-            Agreement.of(agreed.schema, agreed.units, None, training, privacy=terms)
+            Agreement.of(agreed.schema, agreed.units, None, training, release="private", privacy=terms)
 
 
 def test_a_liar_is_left_out_with_its_name(tmp_path):

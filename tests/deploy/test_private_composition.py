@@ -163,7 +163,7 @@ def test_a_budget_that_is_taken_out_lets_no_exact_sums_leave(tmp_path, monkeypat
     """Also where its owner trusts the server, to whom sums without a budget would be sent."""
     here = rows_here()
     here.loc[:, ["u", "v", "y"]] = np.random.default_rng(0).normal(size=(len(here), 3))
-    how = {"terms": TERMS, "training": {"hold_out": 0.0}, "extra": "trusted_server = true\nmin_rows = 2"}
+    how = {"terms": TERMS, "training": {"hold_out": 0.0}, "extra": 'release = "trusted"\nmin_rows = 2'}
     agreed = begun(tmp_path / "looked", here, PRIVACY, **how)
     steps = [Step(agreed, here, ("moments",)), Step(agreed, here, ("moments",), privacy="")]
 

@@ -25,7 +25,7 @@ def lines_of(folder):
 
 
 def test_a_line_a_round_says_how_far_the_run_is(tmp_path):
-    agreed = write_sites(tmp_path, table(sizes=(80,) * 5), None, "min_rows = 2\nlosses_with_kinks = true")
+    agreed = write_sites(tmp_path, table(sizes=(80,) * 5), None, 'min_rows = 2\nrelease = "trusted"')
     options = {**QUICK, "loss": "huber"}
     files = run_job(job(agreed, options=options), InMemory(answering(tmp_path)), tmp_path / "runs")
     lines, audit = lines_of(tmp_path), json.loads(files["audit.json"])

@@ -48,7 +48,7 @@ class Moment:
 
 def moments_of(folder, monkeypatch, whole, support, options):
     """Those of an honest run, of one client."""
-    agreed = write_sites(folder, whole, support, "losses_with_kinks = true")
+    agreed = write_sites(folder, whole, support, 'release = "trusted"')
     found, told = [], {}
     of, ask = checks.Consistency.of, coordinator.Coordinator.ask
 

@@ -138,7 +138,7 @@ def test_columns_beside_which_others_are_lost():
 def test_who_hides_the_others_is_named_and_nobody_else():
     rng = np.random.default_rng(4)
     first = prepared(rows_of(rng, 90), [30, 30, 30], [0] * 3, np.tile(OFFERED, (3, 1)))
-    agreed = Agreement.of(SCHEMA, UNITS).standard
+    agreed = Agreement.of(SCHEMA, UNITS, release="moments").standard
     assert others_lost(("a", "b", "c"), tuple("uwxvy"), first, agreed) == {}
     mean = np.asarray(first.mean).copy()
     mean[1, 3] = 1e150

@@ -10,16 +10,17 @@ import pytest
 from bidro.core.sets import WholeSpace
 from bidro.core.splits import client_id
 from bidro.deploy.site.disclosure.rules import (
+    RELEASES,
     PolicyViolationError,
     rarest_value,
-    require_allowed_loss,
     require_common,
+    require_permitted,
     rows_behind,
 )
 from bidro.federated.algorithm import HostData, client_key
 from bidro.federated.algorithms.first_order import Broadcast
 from bidro.federated.baselines import FedAvg
-from bidro.losses import Absolute, Hinge, Huber, Logistic, Pinball, SmoothedHinge, Softmax, Squared
+from bidro.losses import Squared
 from bidro.problem.client import Client
 from bidro.risk.transport import Transport
 
@@ -64,16 +65,15 @@ def test_every_class_of_several_is_had_by_enough_rows():
     assert rarest_value(table, True) == 20
 
 
-def test_all_losses_but_the_squared_need_consent():
-    for loss in (Absolute(), Hinge(), Pinball(quantile=0.3), Huber(threshold=1.0), SmoothedHinge(width=0.5)):
-        require_allowed_loss(loss, True, False)
-        with pytest.raises(PolicyViolationError, match="this loss, or its slope, has kinks"):
-            require_allowed_loss(loss, False, True)
-    for loss in (Logistic(), Softmax(classes=3)):
-        require_allowed_loss(loss, False, True)
-        with pytest.raises(PolicyViolationError, match="trusted_server = true"):
-            require_allowed_loss(loss, True, False)
-    require_allowed_loss(Squared(), False, False)
+@pytest.mark.parametrize("agreed", RELEASES)
+@pytest.mark.parametrize("permitted", RELEASES)
+def test_no_more_leaves_than_the_owner_permits(agreed, permitted):
+    order = ["private", "moments", "trusted"]
+    if order.index(agreed) <= order.index(permitted):
+        require_permitted(agreed, permitted)
+        return
+    with pytest.raises(PolicyViolationError, match=f'set release = "{agreed}" in this site'):
+        require_permitted(agreed, permitted)
 
 
 def query(table, rows_behind="all rows", second_order=False, loss=None, folds=None):
@@ -85,7 +85,7 @@ def query(table, rows_behind="all rows", second_order=False, loss=None, folds=No
 
 def test_replies_from_one_row_need_consent():
     assert rows_behind(*query(rows(20), "one row"), 10, True) == 1
-    with pytest.raises(PolicyViolationError, match="one_sample_replies = true"):
+    with pytest.raises(PolicyViolationError, match="single rows"):
         rows_behind(*query(rows(20), "one row"), 10, False)
 
 
@@ -96,7 +96,7 @@ def test_one_row_alone_is_one():
 
 def test_batches_rest_on_no_more_rows_than_they_have():
     """A rarer value may be had by one row of a batch, and a person may fill it with its rows."""
-    consent = 10, False, True
+    consent = 10, False
     assert rows_behind(*query(rows(40), 16), *consent) == 16
     assert rows_behind(*query(rows(12), 16), *consent) == 12
     with pytest.raises(PolicyViolationError, match=r"a batch of 9 rows.* fewer rows than its min_rows = 10"):
@@ -106,16 +106,17 @@ def test_batches_rest_on_no_more_rows_than_they_have():
     assert rows_behind(*query(rows(40, 20), 30), *consent) == 10
     with pytest.raises(PolicyViolationError, match="a batch of 29 rows"):
         rows_behind(*query(rows(40, 20), 29), *consent)
-    assert rows_behind(*query(rows(40, 20), 5), 10, True, True) == 1
+    assert rows_behind(*query(rows(40, 20), 5), 10, True) == 1
     algorithm, loss, held = query(rows(40), 16)
     in_pairs = held._replace(people=np.repeat(np.arange(20, dtype=np.uint64), 2))
     with pytest.raises(PolicyViolationError, match="fewer people than its min_rows = 10"):
         rows_behind(algorithm, loss, in_pairs, *consent)
-    assert rows_behind(algorithm, loss, in_pairs, 8, False, True) == 8
+    assert rows_behind(algorithm, loss, in_pairs, 8, False) == 8
 
 
-def test_batches_at_one_model_give_every_row_away_and_need_a_trusted_server():
-    """The server knows the seed, and so which rows are behind each of enough sums at the same model."""
+def test_batches_at_one_model_give_every_row_away():
+    """The server knows the seed, and so which rows are behind each of enough sums at one model: only what is
+    agreed as "trusted" has any."""
     table = rows(20)
     algorithm, client = FedAvg(eta_x=1.0, batch=10), "site"
     here = Client.single(client, table, Squared(), Transport.euclidean(3), WholeSpace(3))
@@ -128,6 +129,4 @@ def test_batches_at_one_model_give_every_row_away_and_need_a_trusted_server():
     # The gradient of a row at 0 is -2 y theta.
     found = np.linalg.lstsq(np.array(members), np.array(sums))[0]
     np.testing.assert_allclose(found, -2 * table[:, 2:] * table[:, :2], atol=1e-9)
-    with pytest.raises(PolicyViolationError, match="trusted_server = true"):
-        rows_behind(*query(table, algorithm.rows_behind), 10, True)
-    assert rows_behind(*query(table, algorithm.rows_behind), 10, False, True) == 10
+    assert rows_behind(*query(table, algorithm.rows_behind), 10, False) == 10

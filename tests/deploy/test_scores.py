@@ -27,7 +27,7 @@ from tests.model.onnx.graphs import DOUBLE, STRING, linear, made, of_matrix
 from tests.small import mostly_slow
 
 ABSOLUTE = ScoresAgreement("absolute", largest=8.0)
-ALLOWED = "score_models = true"
+ALLOWED = 'allows = ["scores"]'
 FEW = {"hold_out": 0.4}
 
 
@@ -92,7 +92,7 @@ def test_classes_by_label_and_by_probability(word, tmp_path):
     model, data = boosted(classes=True)
     agreed = sites(tmp_path, whole, ScoresAgreement(word, largest=most if word == "log loss" else None))
     for path in tmp_path.glob("*.toml"):
-        path.write_text(path.read_text().replace("trusted_server = true\n", ""))
+        path.write_text(path.read_text().replace('release = "trusted"\n', ""))
     found = Certificate.from_json(certified(tmp_path, agreed, data)["certificate.json"].decode())
     site = Site.read(tmp_path / "west.toml")
     rows = SiteRows.load(site)
@@ -133,7 +133,7 @@ def test_nobody_scores_models_who_has_not_said_so(tmp_path):
     _, data = boosted()
     agreed = sites(tmp_path, extra="")
     with pytest.raises(
-        BidroError, match=r"Client 'east': a model that the server sends .* score_models = true"
+        BidroError, match=r"Client 'east': a model that the server sends .* set allows = \[.scores.\]"
     ):
         certified(tmp_path, agreed, data)
     other = sites(tmp_path, scores=None)

@@ -14,8 +14,8 @@ from bidro.core.errors import BidroError
 from bidro.core.splits import choose_holdout, key_of_seed
 from bidro.data.federation import Federation
 from bidro.data.tables import learn_schema
-from bidro.deploy.agreement.agreement import Agreement, Unit, written
-from bidro.deploy.site.config import Site
+from bidro.deploy.agreement.agreement import Agreement, AskLimits, Unit, written
+from bidro.deploy.site.config import KEYS, Site
 from bidro.deploy.site.rows import SiteRows, site_log, table_id, training
 from bidro.deploy.site.session import reply_of, reply_to
 from bidro.deploy.site.state import KEY_FILE, write_key
@@ -25,6 +25,7 @@ from bidro.fit.questions import Assess, HoldoutBounds, HoldoutQuery, Prepared
 from bidro.model.personal_file import FILE as PERSONAL_FILE
 from bidro.model.personal_file import personal_models_in
 from bidro.solvers.bundle.state import Following, Reply
+from tests.deploy.sites import least_release
 
 _RUNS = count()
 MODEL = np.array([1.0, -0.5, 0.25])
@@ -44,10 +45,12 @@ def frame(rows=60, seed=3):
     return pd.DataFrame({"u": u, "v": v, "y": u - v + 0.1 * rng.normal(size=rows)})
 
 
-def site_at(folder, table=None, training=None, support=None, **parts):
+def site_at(folder, table=None, training=None, support=None, limits=None, agreed_release=None, **parts):
     whole = frame() if table is None else table
     schema = learn_schema(whole.assign(site="east"), "site", "y", None, None, "refuse")
-    agreed = Agreement.of(schema, UNITS, support, {"hold_out": 0.25, "curves": "none", **(training or {})})
+    training = {"hold_out": 0.25, "curves": "none", **(training or {})}
+    release = agreed_release or least_release(schema, training, {})
+    agreed = Agreement.of(schema, UNITS, support, training, release=release, limits=limits or AskLimits())
     (folder / "schema.toml").write_text(written(agreed))
     whole.to_csv(folder / "east.csv", index=False)
     (folder / "site.toml").write_text('client = "east"\ndata = "east.csv"\nschema = "schema.toml"\n')
@@ -82,20 +85,35 @@ def parts_of(site, hold_out=0.25):
 
 def test_what_a_site_is_by_default(tmp_path):
     site = site_at(tmp_path)
-    assert (site.client, site.min_rows, site.one_sample_replies, site.losses_with_kinks) == (
+    assert (site.client, site.min_rows, site.min_cell, site.release, site.allows) == (
         "east",
         10,
-        False,
-        False,
+        5,
+        "moments",
+        (),
     )
+    assert len(KEYS) <= 10
     assert (site.data, site.schema) == (tmp_path / "east.csv", tmp_path / "schema.toml")
     two = 'client = "east"\ndata = "east.csv"\nschema = "schema.toml"\nmin_rows = 2\n'
-    (tmp_path / "site.toml").write_text(two + "one_sample_replies = true\nlosses_with_kinks = true\n")
+    (tmp_path / "site.toml").write_text(two + 'release = "trusted"\nallows = ["single rows"]\n')
     allowed = Site.read(tmp_path / "site.toml")
-    assert (allowed.min_rows, allowed.one_sample_replies, allowed.losses_with_kinks) == (2, True, True)
-    for line in ('min_rows = "2"', "min_rows = true", "one_sample_replies = 1"):
+    assert (allowed.min_rows, allowed.min_cell, allowed.release, allowed.allows) == (
+        2,
+        1,
+        "trusted",
+        ("single rows",),
+    )
+    for line, words in (
+        ('min_rows = "2"', "min_rows = '2' must be a whole number"),
+        ("min_rows = true", "min_rows = True must be a whole number"),
+        ("least = 1", "there is no entry least"),
+        ('release = "all"', "release, the most that may leave, must be one of"),
+        ("trusted_server = true", 'of an earlier version: release = "trusted"'),
+        ("one_sample_replies = false", r'and allows = \["single rows"\]'),
+        ("max_runs = 3", r"runs in \[limits\]"),
+    ):
         (tmp_path / "site.toml").write_text(f'client = "e"\ndata = "d"\nschema = "s"\n{line}\n')
-        with pytest.raises(BidroError, match="there is no entry"):
+        with pytest.raises(BidroError, match=words):
             Site.read(tmp_path / "site.toml")
 
 
@@ -238,15 +256,15 @@ def test_the_same_question_again_has_the_same_answer_and_others_end(tmp_path):
 def test_a_loss_with_kinks_is_answered_where_the_site_allows_it(tmp_path):
     absolute = {"loss": "absolute"}
     refused, _ = asked_of(site_at(tmp_path, training=absolute), "bounds", fixed(seen=2.0**8 * 1.5))
-    assert "this loss, or its slope, has kinks" in refused
-    site = site_at(tmp_path, training=absolute, losses_with_kinks=True)
+    assert 'set release = "trusted"' in refused
+    site = site_at(tmp_path, training=absolute, release="trusted")
     refused, reply = asked_of(site, "bounds", fixed(seen=2.0**8 * 1.5))
     assert refused is None
     assert unpack(reply, HoldoutBounds).clipped.shape == (5,)
 
 
 def test_models_through_which_kinks_are_followed_are_of_the_agreed_number_and_size(tmp_path):
-    site = site_at(tmp_path, training={"loss": "absolute"}, losses_with_kinks=True)
+    site = site_at(tmp_path, training={"loss": "absolute"}, release="trusted")
     protocol = SiteRows.load(site).protocol
     (algorithm,) = (one for one in protocol.algorithms[0].values() if getattr(one, "kink_history", 0))
     earlier = np.tile(np.append(MODEL, 0.5), (algorithm.kink_history, 1))
@@ -348,12 +366,12 @@ def test_the_log_says_what_is_wrong_with_the_site_s_table(tmp_path, monkeypatch)
 
 def test_replays_under_new_names_fill_no_disk(tmp_path):
     """A model that was assessed is assessed again by any run, and a site's personal model is kept by run."""
-    site = site_at(tmp_path, frame(400), max_runs=4)
+    site = site_at(tmp_path, frame(400), limits=AskLimits(runs=4))
     none, ball = np.zeros(0), described(WassersteinBall(0.0))
     message = Assess(MODEL, none, none, np.zeros(()), FREE, none)
     said = [asked_of(site, "assess", message, ambiguity=ball, run=f"name-{k}")[0] for k in range(8)]
     assert said[:4] == [None] * 4
-    assert all("raise max_runs at that site" in one for one in said[4:])
+    assert all("agree on more in [limits]" in one for one in said[4:])
     assert sorted(path.name for path in site.personal.iterdir()) == [f"name-{k}" for k in range(4)]
     assert {entry.run for entry in site_log(site).entries() if entry.outcome != "refused"} == {
         f"name-{k}" for k in range(4)

@@ -11,7 +11,7 @@ from bidro.deploy.server.serve import run_job
 from bidro.deploy.site.check import check_site
 from bidro.deploy.site.config import Site
 from bidro.deploy.site.rows import site_log
-from tests.deploy.networks import FACTORY, network, network_sites
+from tests.deploy.networks import ALLOWED, network, network_sites
 from tests.deploy.networks import run as network_run
 from tests.deploy.sites import (
     PAIR,
@@ -52,7 +52,7 @@ def grown(folder, more, name="east"):
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_of_a_network_with_batches(allowed, tmp_path):
-    extra = f'networks = ["{FACTORY}"]\ntrusted_server = true\none_sample_replies = {str(allowed).lower()}'
+    extra = ALLOWED if allowed else ALLOWED.replace(', "single rows"', "")
     agreed = network_sites(tmp_path, network(1), table(sizes=SIZES), extra=extra)
     found = checked(tmp_path)
     assert (found is None) == allowed

@@ -42,7 +42,6 @@ NUMBERLESS = ("0.5", None, True, False, [0.5], 1j)
         ("increasing", ((), ["age"], ("age", "bmi")), ("age", [3], 3, None)),
         ("personal", ("auto", "offset", None), ("none", "Auto", 3)),
         ("curves", ("auto", None, 1, 64, {"age": (8, "sex")}), ("none", 0, 65, {"age": "8@sex"})),
-        ("replies", ("curvature", "gradient"), ("Hessian", None)),
     ],
 )
 def test_what_is_refused_and_what_is_not(name, allowed, not_allowed):
@@ -78,7 +77,7 @@ def test_estimators_have_the_settings_as_parameters(estimator):
     assert (loss.name, loss.kind) == ("loss", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     assert {p.kind for p in others} == {inspect.Parameter.KEYWORD_ONLY}
     own = {"threshold", "quantile"} if estimator is RobustRegressor else {"width"}
-    elsewhere = {"hold_out", "new_clients", "shift", "replies", "threshold", "quantile", "width"} - own
+    elsewhere = {"hold_out", "new_clients", "shift", "moments_alone", "threshold", "quantile", "width"} - own
     assert set(parameters) == named.keys() - elsewhere
     radius = {"north": 0.1}
     again = clone(estimator(radius=radius, random_state=3, curves={"age": 8}))
@@ -140,7 +139,7 @@ def test_what_a_file_has_in_words():
         FitOptions(personal=None, curves={"age": (8, "sex")}, max_cost=math.inf).to_toml()
     )
     assert (content["personal"], content["curves"], content["max_cost"]) == ("none", {"age": "8@sex"}, "inf")
-    assert not {"p", "width", "fit_intercept", "replies", "loss", "folds"} & content.keys()
+    assert not {"p", "width", "fit_intercept", "moments_alone", "loss", "folds"} & content.keys()
     with pytest.raises(BidroError, match="'run' has an unknown option 'width'; there are categories, client"):
         FitOptions.from_file({"width": 1.0}, "'run'")
     with pytest.raises(BidroError, match="drop in 'run' is a list of names; got 'age'"):

@@ -21,7 +21,7 @@ from bidro.fit.training import AlgorithmOne
 from bidro.model.model_file import Model
 from bidro.privacy.terms import Terms
 from tests.deploy.networks import network, network_sites
-from tests.deploy.sites import NAMES, PAIR, PRIVACY, QUICK, answering, job, private_sites, write_sites
+from tests.deploy.sites import NAMES, PAIR, PRIVACY, QUICK, SINGLE, answering, job, private_sites, write_sites
 from tests.golden import tables
 
 TRIO = NAMES[:3]
@@ -134,16 +134,15 @@ def _network(folder):
 EXCHANGES = {
     "squared, a radius": lambda folder: _sites(folder, QUICK),
     "squared, all chosen": lambda folder: _sites(folder),
-    "squared, gradients": lambda folder: _by_parts(folder, PAIR, replies="gradient"),
     "squared, curves": lambda folder: _sites(folder, {"curves": "auto"}, rows=600, names=PAIR),
     "absolute, a radius": lambda folder: _sites(
-        folder, {**QUICK, "loss": "absolute"}, names=PAIR, extra="losses_with_kinks = true"
+        folder, {**QUICK, "loss": "absolute"}, names=PAIR, extra='release = "trusted"'
     ),
     "logistic, all chosen": lambda folder: _sites(folder, count=2, rows=300, names=PAIR),
     "softmax, a radius": lambda folder: _sites(folder, QUICK, count=3, rows=300, names=PAIR),
     "Algorithm 1": lambda folder: _by_parts(
         folder,
-        extra="one_sample_replies = true",
+        extra=SINGLE,
         algorithm=AlgorithmOne(3, rho=20.0, eta_x=0.05, eta_alpha=0.02),
     ),
     "private": _private,

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from bidro import Certificate, load_model
+from bidro.core.errors import BidroError
 from bidro.core.files import RENAMED, renamed
 from bidro.deploy.agreement.agreement import Agreement
 from bidro.deploy.agreement.job import Config
@@ -36,18 +38,21 @@ def test_an_earlier_model_folder():
 
 
 def test_an_earlier_agreement_and_configuration(tmp_path):
-    agreed = Agreement.read(EARLIER / "schema.toml")
+    with pytest.raises(BidroError, match=r"must say what leaves the sites, .*: bidro 0\.1\.0 of before this"):
+        Agreement.read(EARLIER / "schema.toml")
+    schema = tmp_path / "schema.toml"
+    schema.write_text('release = "moments"\n' + (EARLIER / "schema.toml").read_text())
+    agreed = Agreement.read(schema)
     assert (agreed.options.target_unit, agreed.options.max_cost) == ("days", 0.1)
     assert agreed.options.personal == "offset"
     assert agreed.schema.person == agreed.options.person == "patient"
     path = tmp_path / "federate.toml"
-    path.write_text(
-        f'schema = "{EARLIER / "schema.toml"}"\nclients = ["east"]\n[network]\nlost = "continue"\n'
-    )
+    path.write_text(f'schema = "{schema}"\nclients = ["east"]\n[network]\nlost = "continue"\n')
     assert Config.read(path, "stay").job.policy.on_client_loss == "continue"
     site = tmp_path / "site.toml"
     site.write_text('client = "east"\ndata = "rows.csv"\nschema = "schema.toml"\nown = "kept"\n')
-    assert Site.read(site).personal == tmp_path / "kept"
+    with pytest.raises(BidroError, match="says own, of an earlier version: personal models stand in"):
+        Site.read(site)
 
 
 def test_a_name_of_today_goes_before_an_old_one():

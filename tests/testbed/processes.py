@@ -11,7 +11,7 @@ import pytest
 
 from bidro.deploy.server.serve import run_job
 from bidro.deploy.transport.drive import submit_and_wait
-from tests.deploy.sites import NAMES, SHORT, carrier, job, table, write_sites
+from tests.deploy.sites import NAMES, SHORT, SINGLE, carrier, job, table, write_sites
 from tests.testbed.breaking import Breakable
 
 # Many processes on two cores: one thread each.
@@ -27,7 +27,7 @@ def consortium_of(engine, folder: Path, names=NAMES):
     """
     # Runs here differ in what they hold out; so many rows have enough of each level on both sides.
     whole = table(sizes=(200, 220, 200, 220, 220))
-    agreed = write_sites(folder, whole, extra="one_sample_replies = true")
+    agreed = write_sites(folder, whole, extra=SINGLE)
     sites = {name: folder / f"{name}.toml" for name in names}
     (folder / "runs").mkdir()
     with pytest.MonkeyPatch.context() as patch:

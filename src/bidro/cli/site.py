@@ -43,6 +43,10 @@ def init(
         str | None, typer.Option(help="Column of the person that a row is of, as in the agreement.")
     ] = None,
     ask: Annotated[bool, typer.Option("--ask", help="Let every run wait for your approval.")] = False,
+    release: Annotated[
+        str | None,
+        typer.Option(help="The most that may leave: private, moments or trusted. [as agreed, never trusted]"),
+    ] = None,
     folder: ServiceFolder = FOLDER,
     user: ServiceUser = "bidro",
     health: HealthPort = None,
@@ -58,7 +62,7 @@ def init(
     source = query_in(of_database, Path(), "A site") or table
     if source is not None and table is not None and source is not table:
         raise BidroError("Give a table, or a database with a query, and not both.")
-    unit = setup.set_up_site(kit, source, person, folder, user, ask, (), health, print)
+    unit = setup.set_up_site(kit, source, person, folder, user, ask, release, health, print)
     print(setup.checked(folder.resolve(), user))
     started(unit, start, units)
 

@@ -59,11 +59,11 @@ class Clients(Rounds, Protocol):
         """Their names, sizes and columns; their rows in standard units where these are here."""
 
     def finest(
-        self, most: Sequence[int], folds: int, curvature: bool, by: tuple[Levels | None, ...] = ()
+        self, most: Sequence[int], folds: int, by: tuple[Levels | None, ...] = ()
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
         """(the finest knots of curves that are considered, with at most so many segments a feature (k,); the
         least and the largest value of every feature (k,) between which curves are drawn), in standard units.
-        Later queries are over so many folds, with curvature or without. `by` (k,) are the levels for each
+        Later queries are over so many folds. `by` (k,) are the levels for each
         of which a feature has a curve."""
 
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
@@ -296,9 +296,9 @@ class LocalClients:
         return IN_PROCESS.clients_of(problem, fold_spec, seed)
 
     def finest(
-        self, most: Sequence[int], folds: int, curvature: bool, by: tuple[Levels | None, ...] = ()
+        self, most: Sequence[int], folds: int, by: tuple[Levels | None, ...] = ()
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
-        del folds, curvature  # rows that are here bear any knots
+        del folds  # rows that are here bear any knots
         values, counts = client_side.quantiles(self.federation.host_rows, self.federation.sizes)
         seen = values[:, :, 0].min(axis=0), values[:, :, -1].max(axis=0)
         found = common_knots(values, counts, most)

@@ -21,8 +21,6 @@ from bidro.core.files import read_toml, renamed
 if TYPE_CHECKING:
     from bidro.losses.registry import LossChoice
 
-Replies = Literal["curvature", "gradient"]
-
 Check = Callable[[str, Any], None]  # (name, value)
 
 RADIUS_WORDS = ("cross-validate", "bootstrap", "explicit")
@@ -353,10 +351,8 @@ class FitSettings:
         option=int,
         parameter="random_state",
     )
-    # The most that clients may be queried for; in an agreement it is an entry of its own.
-    replies: Replies = of_python(
-        "curvature", _must(lambda v: v in ("curvature", "gradient"), "replies are 'curvature' or 'gradient'")
-    )
+    # Whether clients tell second moments and nothing else of their training rows; an agreement says it.
+    moments_alone: bool = of_python(False)
 
     def __post_init__(self) -> None:
         check_settings(self)

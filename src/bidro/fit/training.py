@@ -202,19 +202,13 @@ def train(
         begin = {"start": calibration.start, "mixture": calibration.start_mixture}
         # What was sent for cross-validation of squared loss is all that it depends on.
         begin["moments"] = calibration.moments and calibration.moments.whole
-    # Without curvature from the clients, gradients alone; else by the rule of `solve`.
-    method: Method | None = None if choices.replies == "curvature" else "gradients"
+    # What rounding leaves open of second moments is left open where clients tell nothing else.
+    method: Method | None = "one-shot" if choices.moments_alone else None
     solution = solve(chosen.problem, choices.gap, method, progress=on_round, network=network, **begin)
     personal = (
         None
         if calibration is None
-        else choose_personal(
-            chosen.problem,
-            calibration,
-            choices.personal,
-            network,
-            sends_curvature=choices.replies == "curvature",
-        )
+        else choose_personal(chosen.problem, calibration, choices.personal, network)
     )
     return Trained(
         without_smoothing(chosen.problem),
@@ -267,14 +261,14 @@ def choose(
     if curves is not None:
         dealt = folds_of(min(problem.federation.sizes), choices, limits)
         problem, segments, sent = choose_curves(
-            problem, *curves, *dealt, choices.seed, network, choices.personal
+            problem, *curves, dealt, True, choices.seed, network, choices.personal
         )
     radii, promise = _radii(problem, choices, support)
     balls = replace(problem, ambiguity=WassersteinBall(radii))
     wanted = grid(choices, problem.n)
     mixture_specs = wanted.mixture_specs
     if cross_validates(choices, problem.n, can_be_personal(problem)):
-        folds, curvature = folds_of(min(problem.federation.sizes), choices, limits)
+        folds = folds_of(min(problem.federation.sizes), choices, limits)
 
         def calibrated(
             of: Problem, scales: Sequence[float], mixture_specs: Sequence[MixtureSpec]
@@ -289,13 +283,12 @@ def choose(
                 spread,
                 progress=progress,
                 network=network,
-                sends_curvature=curvature,
                 sent=sent,
             )
 
         if choices.criterion == "regret":
             pooled = calibrated(balls, *POOLED)
-            told, _ = personal_losses(balls, pooled, 0, "auto", network, sends_curvature=curvature)
+            told, _ = personal_losses(balls, pooled, 0, "auto", network)
             balls = replace(balls, references=attainable(told))
         whole = wanted.compared(problem.n)
         calibration = calibrated(balls, *whole)
@@ -406,14 +399,13 @@ def unrestricted(
     return Problem(federation, loss, Box.cube(half, loss.dimension(federation.m)), transport)
 
 
-def folds_of(rows: int, choices: FitSettings, limits: Limits) -> tuple[int, bool]:
-    """(how many folds, whether their replies may hold curvature): the most folds that clients allow; `rows`
-    are the fewest of a client."""
+def folds_of(rows: int, choices: FitSettings, limits: Limits) -> int:
+    """The most folds that clients allow; `rows` are the fewest of a client."""
     answered = range(1, max(2, min(FOLDS, rows)) + 1) if limits.folds is None else limits.folds
     counts = [count for count in sorted(answered, reverse=True) if count > 1]
     counts = counts if choices.folds is None else [choices.folds]
     if counts:
-        return counts[0], choices.replies == "curvature"
+        return counts[0]
     named = "".join([": " * bool(limits.without), ", ".join(f"'{name}'" for name in limits.without)])
     raise BidroError(
         "A site has too few people, or too few with a rare level or class, for cross-validation: sums over "
@@ -469,8 +461,8 @@ def wanted_curves(
     if lines:
         return (wanted, Basis(((),) * len(wanted.most))), None
     by = levels_of(clients.federation, wanted.by, standard)
-    folds, curvature = folds_of(min(clients.federation.sizes), choices, limits)
-    basis, seen = clients.finest(wanted.most, folds, curvature, by)
+    folds = folds_of(min(clients.federation.sizes), choices, limits)
+    basis, seen = clients.finest(wanted.most, folds, by)
     return (wanted, basis), seen
 
 

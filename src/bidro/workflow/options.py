@@ -216,15 +216,15 @@ class FitOptions(FitSettings, TableColumns):
         return replace(terms, shared=shared)
 
     def requested(self, schema: Schema, **more: Any) -> Options:
-        """What `fit` is to do with a table of this schema; `more` are fields of `Options`, and `replies`,
-        the most that clients may answer. Raises BidroError where the schema and the options have no loss."""
+        """What `fit` is to do with a table of this schema; `more` are fields of `Options`, and
+        `moments_alone`. Raises BidroError where the schema and the options have no loss."""
         from bidro.data.tables import bounds_of
         from bidro.fit.fitted import Options
 
         settings = replace(
             self,
             curves=_with_categories(self.curves, schema),
-            replies=more.pop("replies", self.replies),
+            moments_alone=more.pop("moments_alone", self.moments_alone),
         )
         loss = self.loss_choice(None if schema.classes is None else len(schema.classes))
         support = None if self.support is None else bounds_of(self.support, schema)

@@ -30,15 +30,17 @@ from bidro.core.errors import BidroError, is_number
 from bidro.core.files import read_toml, renamed
 from bidro.data.standardise import Standard, client_moments
 from bidro.data.tables import Column, Schema, bounds_of
+from bidro.deploy.site.disclosure.rules import RELEASES, Release
 from bidro.federated.algorithm import Algorithm
 from bidro.federated.algorithms import Adam, BiDROLocal, Momentum, ServerOptimised
 from bidro.federated.baselines import AFL, DRFA, QFFL, FedAvg, GroupDRO
 from bidro.fit.fitted import Options
 from bidro.fit.private import private_plan
-from bidro.fit.settings import TRAINING, Replies
+from bidro.fit.settings import TRAINING
 from bidro.fit.training import AlgorithmOne, require_lines
 from bidro.losses import Loss
 from bidro.losses.predicted import PredictedLoss
+from bidro.losses.registry import default_word
 from bidro.losses.torch_loss import require_torch
 from bidro.neural.models import from_factory, loss_of, require_factory_name
 from bidro.privacy.terms import Plan, Terms
@@ -284,6 +286,8 @@ class AskLimits:
     rounds: int = 1_000  # a run
     models: int = 50_000  # a run
     models_in_all: int = 10_000_000
+    seconds: int = 3_600  # of a site's time, a run
+    runs: int = 1_000  # that a site works for, by their names: it keeps something of each
 
     def __post_init__(self) -> None:
         if not _is_number(self.largest_coefficient) or not 0 < self.largest_coefficient <= 1e3:
@@ -291,7 +295,7 @@ class AskLimits:
                 "largest_coefficient must be a positive number of at most 1000; got "
                 f"{self.largest_coefficient!r}."
             )
-        for name in ("rounds", "models", "models_in_all"):
+        for name in ("rounds", "models", "models_in_all", "seconds", "runs"):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= 10**12:
                 raise BidroError(f"{name} in [limits] must be a whole number of at least 1; got {value!r}.")
@@ -301,9 +305,9 @@ class AskLimits:
 class Agreement:
     schema: Schema
     units: Mapping[str, Unit]  # by column, that of a numeric target among them
+    release: Release  # what leaves the sites
     support: Mapping[str, tuple[float, float]] | None = None  # by column, for all numbers or for none
     options: FitOptions = field(default_factory=FitOptions)
-    replies: Replies = "curvature"
     algorithm: AlgorithmOne | None = None  # in place of the exact solver
     limits: AskLimits = field(default_factory=AskLimits)
     privacy: Terms | None = None  # of a private run, in which sites tell sums with noise and nothing else
@@ -318,6 +322,8 @@ class Agreement:
         units: Mapping[str, Unit],
         support: Mapping[str, tuple[float, float]] | None = None,
         training: Mapping[str, Any] | None = None,
+        *,
+        release: Release,
         **parts: Any,
     ) -> Agreement:
         """With options of the part [training]. Raises BidroError for what stands for nothing."""
@@ -325,8 +331,7 @@ class Agreement:
         unknown = sorted(set(training) - set(TRAINING))
         if unknown:
             raise BidroError(
-                f"[training] has an unknown entry '{unknown[0]}'; there are {', '.join(sorted(TRAINING))}, "
-                "and replies."
+                f"[training] has an unknown entry '{unknown[0]}'; there are {', '.join(sorted(TRAINING))}."
             )
         options = FitOptions.from_file(
             training,
@@ -339,10 +344,14 @@ class Agreement:
             person=schema.person,
             target_unit=schema.target_unit,
         )
-        return cls(schema, dict(units), support, options, **parts)
+        if release == "private":
+            parts = {"privacy": Terms(), **parts}
+        return cls(schema, dict(units), release, support, options, **parts)
 
     def __post_init__(self) -> None:
         schema = self.schema
+        if self.release not in RELEASES:
+            raise BidroError(_NO_RELEASE.format(where="What is agreed on", said=f"; got {self.release!r}"))
         numbers = [column.name for column in schema.columns if column.levels is None]
         numbers += [schema.target] if schema.classes is None else []
         for name in numbers:
@@ -365,6 +374,7 @@ class Agreement:
             self.scores.require_fits(schema.classes)
         if self.neural_network is not None:
             self._require_network(self.neural_network)
+        self._require_released()
         choices = self.fit_options.choices
         wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, schema.features)
         if self.algorithm is not None:
@@ -375,6 +385,20 @@ class Agreement:
                 "would stand behind each of them; leave the category out."
             )
         self.plan  # noqa: B018 - what cannot be had under a privacy budget is said before any site is asked
+
+    def _require_released(self) -> None:
+        """Raise BidroError where what is trained needs another kind of release than is agreed on."""
+        if (self.release == "private") != (self.privacy is not None):
+            raise BidroError(
+                'A part [privacy] is for release = "private", and for no other; agree on one of them.'
+            )
+        if self.release != "moments":
+            return
+        for name, what in (("neural_network", "a neural network"), ("algorithm", "Algorithm 1")):
+            if getattr(self, name) is not None:
+                raise BidroError(_NEEDS_TRUST.format(what=what))
+        if (word := self.fit_options.loss.word) != "squared":
+            raise BidroError(_NEEDS_TRUST.format(what=f"{word} loss"))
 
     def _require_network(self, network: NetworkAgreement) -> None:
         """Raise BidroError where other parts do not go with a network."""
@@ -412,7 +436,7 @@ class Agreement:
         """What `fit` is to do."""
         return self.options.requested(
             self.schema,
-            replies=self.replies,
+            moments_alone=self.release == "moments",
             algorithm=self.algorithm,
             units=self.standard,
             largest_coefficient=self.limits.largest_coefficient,
@@ -441,7 +465,7 @@ class Agreement:
             "units": {name: list(map(float, unit)) for name, unit in self.units.items()},
             "support": None if self.support is None else {k: list(v) for k, v in self.support.items()},
             "training": {name: options[name] for name in TRAINING},
-            "replies": self.replies,
+            "release": self.release,
         }
         if self.units_drafted:
             content["units_drafted"] = True
@@ -464,7 +488,7 @@ class Agreement:
             {str(name): Unit(float(v[0]), float(v[1])) for name, v in content["units"].items()},
             support,
             content["training"],
-            replies=content["replies"],
+            release=content["release"],
             units_drafted=content.get("units_drafted", False),
             **{name: kind(**v) for name, kind in _PARTS.items() if (v := content.get(name)) is not None},
         )
@@ -473,7 +497,8 @@ class Agreement:
     def read(cls, path: Path) -> Agreement:
         """Raises BidroError for a file that is no schema, saying what is wrong with it."""
         content = renamed(read_toml(path))
-        known = {"client", "target", "target_unit", "person", "classes", "columns", "training", *_PARTS}
+        known = {"client", "target", "target_unit", "person", "classes", "columns", "training", "release"}
+        known |= set(_PARTS)
         known |= {"units_drafted", "target_support", "target_centre", "target_spread"}
         _require_keys(content, known, f"'{path}'")
         for name in ("client", "target"):
@@ -516,17 +541,39 @@ class Agreement:
             bounds_of(support, schema)
         declared = {name: (float(v[0]), float(v[1])) for name, v in support.items()} if support else None
         training = dict(content.get("training", {}))
-        replies = training.pop("replies", "curvature")
+        if "replies" in training:
+            raise BidroError(f"'{path}' says replies in [training], of an earlier version; {_EARLIER}.")
+        if "release" not in content:
+            raise BidroError(_NO_RELEASE.format(where=f"'{path}'", said=f": {_EARLIER}"))
         # Rounds that are not said are refused in the words of whoever needs them.
         given = {name: content[name] for name in _PARTS if name in content}
         if "algorithm" in given:
             given["algorithm"] = {"rounds": 0, **given["algorithm"]}
         parts = {name: _made(_PARTS[name], part, path) for name, part in given.items()}
         return cls.of(
-            schema, units, declared, training, replies=replies, units_drafted=units_drafted, **parts
+            schema,
+            units,
+            declared,
+            training,
+            release=content["release"],
+            units_drafted=units_drafted,
+            **parts,
         )
 
 
+_EARLIER = (
+    "bidro 0.1.0 of before this entry reads agreements without it; draft this one anew with `bidro schema`"
+)
+_NO_RELEASE = (
+    '{where} must say what leaves the sites, release = "moments" (second moments, exactly: squared loss), '
+    '"private" (sums with noise under each site\'s budget) or "trusted" (what the algorithm asks, exactly, '
+    "to a server that is trusted by contract){said}."
+)
+_NEEDS_TRUST = (
+    'release = "moments" is for squared loss, whose second moments are all that training needs; {what} asks '
+    'for exact numbers about models that the server chooses: agree on release = "trusted", or, of squared '
+    'and logistic loss, on "private".'
+)
 # The parts of the file besides [training], by the names of the fields that they are.
 _PARTS: dict[str, Any] = {
     "algorithm": AlgorithmOne,
@@ -596,7 +643,9 @@ _HEAD = """\
 # A level that is not listed counts as the one that `other` names; without `other`, no site trains on it, and
 # predictions take it for the average level.
 # [training] has the options of `bidro fit` that change what sites are asked, [limits] how much.
-# A part [privacy], even an empty one, makes a run private: then sites tell a few sums with noise alone.
+# `release` says what leaves the sites: "moments", second moments exactly (squared loss); "private", a few
+# sums with noise under each site's budget ([privacy] has its terms); "trusted", what the algorithm asks,
+# exactly, to a server that is trusted by contract. It has no default: agree on one.
 # [scores] with `loss` (and `largest`, as which larger losses count) lets sites that allow it score models
 # from elsewhere (`bidro federate --certify`).
 # [neural_network] with `factory` (package.module:function, installed at every site) and `rounds` trains that
@@ -626,18 +675,44 @@ def drafted(
     training: Mapping[str, Any] | None = None,
     **parts: Any,
 ) -> Agreement:
-    """What would be agreed on by the units of this table, marked as read off it."""
-    return Agreement.of(
-        schema, units_of(schema, table), support, training, **{"units_drafted": True, **parts}
-    )
+    """What would be agreed on by the units of this table, marked as read off it, and with the kind of release
+    that is proposed for it, unless `parts` say which."""
+    release = parts.pop("release", None) or proposed(schema, len(table), training, parts)[0]
+    own = {"release": release, "units_drafted": True, **parts}
+    return Agreement.of(schema, units_of(schema, table), support, training, **own)
+
+
+# Rows of one site from which on noise under a budget of 1 costs a loss of classes a few per cent (`bench`).
+_ROWS_FOR_NOISE = 5_000
+
+
+def proposed(
+    schema: Schema,
+    rows: int,
+    training: Mapping[str, Any] | None = None,
+    parts: Mapping[str, Any] | None = None,
+) -> tuple[Release, str]:
+    """(what kind of release suits what is trained, for a site with so many rows, why)."""
+    said, parts = training or {}, parts or {}
+    word = said.get("loss") or default_word("regression" if schema.classes is None else "classification")
+    if parts.get("privacy") is not None:
+        return "private", "a part [privacy] is agreed on"
+    if parts.get("neural_network") is not None or parts.get("algorithm") is not None:
+        return "trusted", "networks and Algorithm 1 ask for gradients at models that the server chooses"
+    if word == "squared":
+        return "moments", "second moments are all that squared loss needs; nobody is told single rows"
+    if word == "logistic" and rows >= _ROWS_FOR_NOISE:
+        return "private", f"{word} loss asks at models that the server chooses, and {rows:,} rows bear noise"
+    few = f", and {rows:,} rows are few for noise" if word == "logistic" else ""
+    return "trusted", f"{word} loss asks for exact numbers about models that the server chooses{few}"
 
 
 def draft(schema: Schema, table: pd.DataFrame) -> str:
     """A `schema.toml` to be agreed on, with the bounds of this table as comments: what one table happens to
     hold is not a support that was declared."""
     seen = {name: (float(np.nanmin(v)), float(np.nanmax(v))) for name, v in _numbers(schema, table).items()}
-    agreed = drafted(schema, table)
-    return _HEAD + "\n".join([*_columns(agreed, seen, "# "), *_training(agreed, "# ")])
+    agreed, why = drafted(schema, table), proposed(schema, len(table))[1]
+    return _HEAD + "\n".join([*_columns(agreed, seen, "# ", why), *_training(agreed, "# ")])
 
 
 def written(agreed: Agreement) -> str:
@@ -651,7 +726,9 @@ def _numbers(schema: Schema, table: pd.DataFrame) -> dict[str, Any]:
     return {name: schema.as_numbers(name, table) for name in numbers}
 
 
-def _columns(agreed: Agreement, support: Mapping[str, tuple[float, float]], mark: str) -> list[str]:
+def _columns(
+    agreed: Agreement, support: Mapping[str, tuple[float, float]], mark: str, why: str = ""
+) -> list[str]:
     schema = agreed.schema
 
     def bounds(name: str, before: str = "") -> list[str]:
@@ -671,6 +748,8 @@ def _columns(agreed: Agreement, support: Mapping[str, tuple[float, float]], mark
         lines.append(f"person = {toml(schema.person)}")
     if schema.classes is not None:
         lines.append(f"classes = {toml(list(schema.classes))}")
+    lines += [f"# Proposed, as {why}."] if why else []
+    lines.append(f"release = {toml(agreed.release)}")
     if agreed.units_drafted:
         lines.append("units_drafted = true")
     lines += unit(schema.target, "target_") + bounds(schema.target, "target_")
@@ -688,8 +767,8 @@ def _columns(agreed: Agreement, support: Mapping[str, tuple[float, float]], mark
 
 def _training(agreed: Agreement, mark: str) -> list[str]:
     """The parts but the columns; in a draft as comments that show what there is."""
-    options, replies = agreed.options.in_file(), {"replies": agreed.replies}
-    training = {name: options[name] for name in TRAINING} | replies
+    options = agreed.options.in_file()
+    training = {name: options[name] for name in TRAINING}
     lines = ["", "[training]", *toml_lines(training, "training.", mark)]
     for name in _PARTS:
         if (part := getattr(agreed, name)) is not None:

@@ -134,20 +134,17 @@ def schema_of(content: Mapping[str, Any], folder: Path) -> Agreement:
 def _require_entries(content: Mapping[str, Any], path: Path | None) -> None:
     known = {"clients", "schema", "network", "flare", "flower"}
     for name in content:
-        if name in (*TRAINING, "replies", "algorithm", "training", "limits"):
+        if name in (*TRAINING, "release", "algorithm", "training", "limits"):
             part = name if name in ("algorithm", "training", "limits") else "training"
+            where = "" if name == "release" else f"[{part}] of "
             raise BidroError(
-                f"'{path}' says '{name}', which sites agree on: it stands in [{part}] of schema.toml."
+                f"'{path}' says '{name}', which sites agree on: it stands in {where}schema.toml."
             )
         if name not in known:
             raise BidroError(f"'{path}' has an unknown entry '{name}'; there are {', '.join(sorted(known))}.")
     for name in ("network", "flare", "flower"):
         if not isinstance(content.get(name, {}), dict):
             raise BidroError(f"'{path}': '{name}' is a part of its own, [{name}].")
-    if "replies" in content.get("network", {}):
-        raise BidroError(
-            f"'{path}' says 'replies', which sites agree on: it stands in [training] of schema.toml."
-        )
     if not isinstance(content.get("clients", []), list):
         raise BidroError(f'\'{path}\': clients is a list of names, ["north", "south"].')
 

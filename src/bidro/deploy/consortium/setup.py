@@ -22,6 +22,7 @@ from bidro.core.files import write_text
 from bidro.data.tables import Query, Source
 from bidro.deploy.agreement.agreement import Agreement
 from bidro.deploy.consortium.kits import FEDERATE, PARTS, SCHEMA, Kit, days_left, unpacked
+from bidro.deploy.site.disclosure.rules import RELEASES, Release
 from bidro.workflow.options import toml
 
 SITE = "site.toml"
@@ -38,7 +39,7 @@ def set_up_site(
     folder: Path,
     user: str,
     ask: bool,
-    permits: Sequence[str],
+    release: str | None,
     health: int | None,
     say: Say,
 ) -> Path:
@@ -49,6 +50,10 @@ def set_up_site(
     who is not the one agreed on, before a service is started.
     """
     fresh = not (folder / SITE).exists()
+    if release is not None and release not in RELEASES:
+        raise BidroError(
+            f"--release, the most that may leave, is one of {', '.join(RELEASES)}; got {release!r}."
+        )
     if fresh and source is None:
         raise BidroError("Name the site's table: --table visits.parquet, or --database with --query.")
     if not fresh and source is not None:
@@ -66,7 +71,7 @@ def set_up_site(
                 f"The agreement names {named} as the person that a row is of, and --person names {given}: "
                 "agree on one, person in schema.toml, or leave --person out where every row is another's."
             )
-        write_text(folder / SITE, _site_toml(about, source, ask, permits))
+        write_text(folder / SITE, _site_toml(about, source, ask, release or _most_of(agreed)))
     return _finished(about, folder, user, health, _visible(source), say)
 
 
@@ -106,9 +111,14 @@ def _who(about: Kit) -> str:
     return "the server" if about.of_server else f"site '{about.name}'"
 
 
-def _site_toml(about: Kit, source: Source | None, ask: bool, permits: Sequence[str]) -> str:
+def _most_of(agreed: Agreement) -> Release:
+    """The most that a site permits where its owner says nothing: trust in the server takes a word of his."""
+    return "moments" if agreed.release == "trusted" else agreed.release
+
+
+def _site_toml(about: Kit, source: Source | None, ask: bool, release: str) -> str:
     if isinstance(source, Query):
-        rows = [f"database = {toml(source.database)}", f"query = {toml(source.query)}"]
+        rows = [f"data = {toml(source.database)}", f"query = {toml(source.query)}"]
     else:
         rows = [f"data = {toml(str(Path(source or '').resolve()))}"]
     lines = [
@@ -119,8 +129,15 @@ def _site_toml(about: Kit, source: Source | None, ask: bool, permits: Sequence[s
         'state = "state"',
         '# "ask": every run waits for its owner: `bidro site page`, or `bidro site approve`.',
         f"approve = {toml('ask' if ask else 'always')}",
+        '# The most that may leave, whatever is agreed on: sums with noise alone ("private"), second moments',
+        '# too ("moments"), or what the algorithm asks, to a server that is trusted ("trusted").',
+        f"release = {toml(release)}",
     ]
-    lines += [f"permits = {toml(list(permits))}"] if permits else []
+    lines += [
+        "# Under this budget noise is added; it is for all that leaves.",
+        "[privacy]",
+        "epsilon = 1.0",
+    ] * (release == "private")
     return "\n".join([*lines, ""])
 
 

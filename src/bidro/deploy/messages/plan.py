@@ -252,24 +252,25 @@ class QueryPlan:
         if agreed.algorithm is not None:
             return [BiDROFL(agreed.algorithm.eta_x, agreed.algorithm.eta_alpha)]
         oracle, gap = self._oracle, agreed.options.gap
-        found: list[Algorithm] = [ExactMWDRO(oracle, False, gap)]
-        if agreed.replies == "curvature":
-            history = kink_history(self._balls.inner, True)
-            found += [ExactMWDRO(oracle, True, gap, kink_history=history), OneShotMWDRO(gap)]
-        return found
+        if agreed.release == "moments":
+            return [OneShotMWDRO(gap)]
+        history = kink_history(self._balls.inner, True)
+        return [
+            ExactMWDRO(oracle, False, gap),
+            ExactMWDRO(oracle, True, gap, kink_history=history),
+            OneShotMWDRO(gap),
+        ]
 
     def _over_folds(self) -> list[Algorithm]:
         agreed, oracle = self.agreed, self._oracle
         if agreed.algorithm is not None:
             return []
+        if agreed.release == "moments":
+            return [FoldMoments()]
         personal = agreed.options.criterion == "regret" or agreed.options.personal is not None
-        found: list[Algorithm] = [FoldScores()]
+        found: list[Algorithm] = [FoldScores(), FoldMoments(), FoldRisks(oracle), FoldCuts(oracle, True)]
         if personal:
-            found.append(PersonalCorrections())
-        found.append(FoldCuts(oracle, False))
-        if agreed.replies == "curvature":
-            found += [FoldMoments(), FoldRisks(oracle), FoldCuts(oracle, True)]
-            found += [PersonalExpansions()] * personal
+            found += [PersonalCorrections(), PersonalExpansions()]
         return found
 
     @cached_property

@@ -292,14 +292,12 @@ def _read_spread(request: Request, header: Mapping[str, Any], data: bytes) -> Re
 def _read_bends(request: Request, header: Mapping[str, Any], data: bytes) -> Request:
     """Where curves are to bend."""
     request, plan = _read_spread(request, header, data), request.protocol
-    message, moments = unpack(data, questions.KnotQuery), header["moments"]
+    message = unpack(data, questions.KnotQuery)
     array, most = np.asarray(message.places), plan.wanted.most
     fits = array.dtype == np.int64 and array.shape == (len(most), max(most) - 1)
-    if not fits or type(moments) is not bool:
+    if not fits:
         raise PolicyViolationError(_OTHER_CURVES)
     places = _places(plan, [[one for one in own if one >= 0] for own in array.tolist()])
-    if moments and plan.agreed.replies != "curvature":
-        raise PolicyViolationError("it was asked for second moments, and gradients were agreed on.")
     return replace(request, protocol=plan.at(places), message=message)
 
 
@@ -622,7 +620,7 @@ _DECLARED = (
         "every one, in every fold and together with every level and other curve: a number a feature.",
         message=questions.KnotQuery,
         reply=questions.KnotReply,
-        header=frozenset({"table", "folds", "moments"}),
+        header=frozenset({"table", "folds"}),
         read=_read_bends,
     ),
     Query(

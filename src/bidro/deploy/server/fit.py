@@ -291,7 +291,7 @@ class SiteClients:
         return {"curves": {"places": [list(own) for own in places], "smoothing": smoothing}}
 
     def finest(
-        self, most: Sequence[int], folds: int, curvature: bool, by: tuple[Levels | None, ...] = ()
+        self, most: Sequence[int], folds: int, by: tuple[Levels | None, ...] = ()
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
         """Places of the public grid that suit all sites, as fine as all of them bear; curves are drawn over
         the grid, as nobody tells its least and largest values."""
@@ -305,7 +305,6 @@ class SiteClients:
         counted = self.federation.counted
         places = tuple(common_places(edges[:, j], counted, own) for j, own in enumerate(wanted))
         message = KnotQuery(padded(places, max(wanted) - 1))
-        settings = {name: {**own, "moments": curvature} for name, own in settings.items()}
         messages = dict.fromkeys(names, message)
         finest, like_bends = self.protocol.basis_of(places), KnotReply.like(len(wanted))
         borne = self.coordinator.ask("bends", 1, settings, messages, like_bends, check=_check_bends)

@@ -50,6 +50,7 @@ from bidro.deploy.site.disclosure.information import ROWS_A_PARAMETER
 from bidro.deploy.site.disclosure.memory import Looks, own_places
 from bidro.deploy.site.disclosure.rules import (
     CLIPPED,
+    SINGLE_ROWS,
     PolicyViolationError,
     draws,
     rows_behind,
@@ -195,7 +196,7 @@ def _participant(
     support = WholeSpace(here.m)
     fold_spec = (folds, state_of(site).key) if folds else None
     found = Participant.of(algorithm, here, protocol.loss, protocol.transport, support, ambiguity, fold_spec)
-    allowed = site.min_rows, site.one_sample_replies, site.trusted_server
+    allowed = site.min_rows, SINGLE_ROWS in site.allows
     behind = rows_behind(algorithm, found.loss, found.rows, *allowed)
     if algorithm.rows_behind in ("all rows", "folds"):
         behind = releases(site, rows).folds(found.rows.fold_ids, protocol.curved)
@@ -223,7 +224,7 @@ def _keep_personal(site: Site, request: Request, used: Floats) -> None:
     except OSError as error:
         _log.error("this site's personal model cannot be written to %s: %s", where, error)
         raise PolicyViolationError(
-            "its personal model cannot be written; set personal in its site.toml to a folder that it may "
+            "its personal model cannot be written; set state in its site.toml to a folder that it may "
             "write to, or agree on personal = none."
         ) from error
     _log.info("run %s: this site's personal model was written to %s; it has not left.", request.run, where)
@@ -387,7 +388,7 @@ def _rows(site: Site, rows: SiteRows) -> PrivateRows:
 def _require_rules(site: Site, rows: SiteRows, plan: Plan, request: Request) -> int:
     """The fewest rows that a reply without noise rests on. Raises PolicyViolationError where these are too
     few."""
-    if not site.trusted_server:
+    if site.release != "trusted":
         # With the first question already, before others spend their budgets on the later ones.
         raise PolicyViolationError(CLIPPED)
     kept, may = holdout(site, rows), releases(site, rows)

@@ -235,7 +235,7 @@ def on_a_copy(site: Site, look: Callable[[Site], T]) -> T:
                     closing(sqlite3.connect(folder / name)) as copy,
                 ):
                     kept.backup(copy)
-        return look(replace(site, state=folder, personal=Path(scratch, "personal"), approve="always"))
+        return look(replace(site, state=folder, approve="always"))
 
 
 def refusal_of_a_run(site: Site, rows: SiteRows, folds: tuple[int, ...]) -> str | None:
@@ -301,7 +301,7 @@ def _require_folds(site: Site, rows: SiteRows, folds: tuple[int, ...]) -> None:
         return
     choices = agreed.fit_options.choices
     if cross_validates(choices, 2, has_personal_models(rows.protocol.loss)):
-        count, _ = folds_of(min(training(site, rows).sizes), choices, Limits(folds))
+        count = folds_of(min(training(site, rows).sizes), choices, Limits(folds))
         releases(site, rows).folds(fold_ids_of(site, rows, count))
 
 

@@ -34,9 +34,9 @@ from bidro.deploy.site.disclosure.memory import Demanded, Releases, RowMemory
 from bidro.deploy.site.disclosure.rules import (
     PolicyViolationError,
     draws,
-    require_allowed_loss,
     require_allowed_network,
     require_common,
+    require_permitted,
     words,
 )
 from bidro.deploy.site.state import RunLimits, SiteLog, SiteState
@@ -122,8 +122,8 @@ def site_log(site: Site, agreed: Agreement | None = None) -> SiteLog:
         rounds=limits.rounds,
         models=limits.models,
         models_in_all=limits.models_in_all,
-        seconds=float(site.max_seconds),
-        runs=site.max_runs,
+        seconds=float(limits.seconds),
+        runs=limits.runs,
     )
     return SiteLog(state_of(site), site.approve == "ask", most)
 
@@ -230,10 +230,11 @@ def require_allowed(site: Site, rows: SiteRows) -> None:
     """Raise PolicyViolationError where the owner does not want what is agreed on to be trained here, or the
     agreed network cannot be made."""
     network = rows.agreed.neural_network
+    if network is not None:
+        require_allowed_network(network.factory, site.allows)
+    require_permitted(rows.agreed.release, site.release)
     if network is None:
-        require_allowed_loss(rows.protocol.loss, site.losses_with_kinks, site.trusted_server)
         return
-    require_allowed_network(network.factory, site.networks, site.trusted_server)
     try:
         rows.protocol.dimension  # noqa: B018 - makes the network, once
     except Exception as error:

@@ -21,7 +21,7 @@ from bidro.deploy.agreement.agreement import far_units_of
 from bidro.deploy.messages.queries import PRIVATE, STATEMENTS, Request, checked_request
 from bidro.deploy.site.answers import answered
 from bidro.deploy.site.config import Site
-from bidro.deploy.site.disclosure.rules import SCORED, PolicyViolationError
+from bidro.deploy.site.disclosure.rules import SCORED, SCORES, PolicyViolationError
 from bidro.deploy.site.ledger import require_exact_may_leave
 from bidro.deploy.site.rows import SiteRows, require_allowed, site_log, state_of, table_id, table_version
 from bidro.deploy.site.state import Question
@@ -203,7 +203,7 @@ def _require_current(site: Site, rows: SiteRows, request: Request) -> None:
     if request.question == "check":
         return
     if request.question == "score":
-        if not site.score_models:
+        if SCORES not in site.allows:
             raise PolicyViolationError(SCORED)
         return
     if site.privacy is None:

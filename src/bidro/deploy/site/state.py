@@ -338,14 +338,14 @@ class SiteLog:
             kept = int(connection.execute("SELECT COUNT(*) FROM work").fetchone()[0])
             if kept >= self.limits.runs:
                 raise PolicyViolationError(
-                    f"it has worked for {kept} runs, as many as its max_runs = {self.limits.runs} allows, "
-                    "and keeps something of each; go on with an earlier run, or raise max_runs at that site."
+                    f"it has worked for {kept} runs, as many as the agreed runs = {self.limits.runs} allow, "
+                    "and keeps something of each; go on with an earlier run, or agree on more in [limits]."
                 )
             connection.execute("INSERT INTO work VALUES (?, 0.0)", (run,))
         elif spent[0] > self.limits.seconds:
             raise PolicyViolationError(
-                f"this run has used its max_seconds = {self.limits.seconds:g} of this site's time; begin "
-                "another that asks for less, or raise max_seconds at that site."
+                f"this run has used the agreed seconds = {self.limits.seconds:g} of this site's time; begin "
+                "another that asks for less, or agree on more in [limits]."
             )
 
     def reserve(self, connection: sqlite3.Connection, query: Question) -> None:

@@ -14,6 +14,7 @@ from bidro.core.splits import key_of_seed
 from bidro.data.tables import read
 from bidro.deploy.agreement.agreement import Agreement, drafted, written
 from bidro.deploy.agreement.job import Job, Sites
+from bidro.deploy.site.disclosure.rules import SCORES, SINGLE_ROWS
 from bidro.deploy.site.masked import key_from
 from bidro.deploy.site.state import SiteState, write_key
 from bidro.deploy.transport.drive import engine, submit_and_wait
@@ -39,9 +40,12 @@ def split_by_client(
     `bidro fit` does."""
     whole, column = read([table], agreed.schema.client if agreed is not None else columns.client)
     if agreed is None:
-        agreed = drafted(columns.learned(whole, column), whole)
+        learned = columns.learned(whole, column)
+        numbers = learned.classes is None
+        # All rows are on this machine, so that nothing gives any away.
+        agreed = drafted(learned, whole, release="moments" if numbers else "trusted")
     if budget is not None and agreed.privacy is None:
-        agreed = replace(agreed, privacy=Terms())
+        agreed = replace(agreed, release="private", privacy=Terms())
     schema = agreed.schema
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     names = schema.clients(whole)
@@ -59,14 +63,12 @@ def split_by_client(
             f"client = {json.dumps(name, ensure_ascii=False)}",
             f'data = "site-{k}.parquet"',
             'schema = "schema.toml"',
-            f'personal = "personal/site-{k}"',
             f'state = "state/site-{k}"',
         ]
         # All rows are on this machine, so that nothing gives any away.
-        lines += ["losses_with_kinks = true", "trusted_server = true", "score_models = true"]
-        lines += ["one_sample_replies = true"] if one_sample else []
-        if agreed.neural_network is not None:
-            lines.append(f"networks = [{json.dumps(agreed.neural_network.factory)}]")
+        allows = [SCORES, *([SINGLE_ROWS] if one_sample else [])]
+        allows += [] if agreed.neural_network is None else [agreed.neural_network.factory]
+        lines += ['release = "trusted"', f"allows = {json.dumps(allows)}"]
         if budget is not None:
             lines += ["[privacy]", f"epsilon = {float(budget.epsilon)!r}", f"delta = {float(budget.delta)!r}"]
             lines.append(f"rows_per_person = {budget.rows_per_person}")
@@ -93,5 +95,5 @@ def _personal_models(job: Job, folder: Path, files: Mapping[str, bytes]) -> dict
     shared = Model.from_bytes(files[MODEL_FILE], MODEL_FILE).x
     found: dict[str, Floats] = {}
     for k in range(len(job.clients)):
-        found |= personal_models_in(folder / "personal" / f"site-{k}" / job.run, shared)
+        found |= personal_models_in(folder / "state" / f"site-{k}" / "personal" / job.run, shared)
     return {PERSONAL_FILE: PersonalModels(found, shared).to_bytes()} if found else {}

@@ -8,13 +8,16 @@ be told of is for the memory of rows to say (`memory`).
 
 All that rounds tell of squared loss follows from second moments, whatever models are asked about. Any other
 loss tells more with every model: along intercepts a logistic gradient has a pole for every row, and at a kink
-of a loss, or of its slope, the answer changes with the few rows next to it. So other losses are for the site
-to allow, as replies from one row are.
+of a loss, or of its slope, the answer changes with the few rows next to it. So what leaves is one of three
+kinds (`Release`), of which an agreement chooses one and an owner says the most that may: a server that
+chooses models is trusted by contract, or asked nothing. Replies from one row, models from elsewhere and
+networks are the owner's to allow besides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,47 +25,44 @@ from numpy.typing import NDArray
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.federated.algorithm import Algorithm, HostData
-from bidro.losses import LinearLoss, Loss, Squared
-from bidro.losses.scalar import PiecewiseQuadratic
+from bidro.losses import Loss
 
 # The person (N,) that each row is of; None where every row is one by itself.
 Ids = NDArray[np.uint64] | None
+# What leaves a site: sums with noise under its budget; second moments, exactly; what the algorithm asks.
+# Each owner permits one of these, and what stands before it.
+Release = Literal["private", "moments", "trusted"]
+RELEASES: tuple[Release, ...] = get_args(Release)
 
 
 class PolicyViolationError(BidroError):
     """Why a site does not answer, in words that hold nothing of its data and may leave it."""
 
 
+# In `allows` of site.toml, beside the factories of networks: what its owner consents to.
+SINGLE_ROWS, SCORES = "single rows", "scores"
 ONE_SAMPLE = (
     "replies from one row give records away: gradient and value of one row's loss, with the settings that "
     "the server chose, are enough to rebuild about four fifths of the sampled rows; if that is acceptable "
-    "here, set one_sample_replies = true in this site's configuration."
+    f'here, set allows = ["{SINGLE_ROWS}"] in this site\'s configuration.'
 )
-KINKS = (
-    "this loss, or its slope, has kinks: its messages change with the few rows at a kink, and whoever "
-    "chooses models finds single rows there; use squared loss, or, if that is acceptable here, set "
-    "losses_with_kinks = true in this site's configuration."
+TRUSTED = (
+    'what was agreed on, release = "trusted", lets exact numbers leave about models that the server chooses, '
+    "and one that chooses them for that purpose can rebuild rows; if the server is trusted here to run bidro "
+    'as it is, set release = "trusted" in this site\'s configuration.'
 )
-CHOSEN_MODELS = (
-    "classes are trained by exact slopes at models that the server chooses, and one that chooses them for "
-    "that purpose can rebuild rows; if the server is trusted here to run bidro as it is, set "
-    "trusted_server = true in this site's configuration."
+NO_MOMENTS = (
+    'what was agreed on, release = "moments", lets second moments leave exactly, and its owner permits '
+    'nothing but sums with noise; if they may, set release = "moments" in this site\'s configuration.'
 )
 SCORED = (
     "a model that the server sends is one that it chooses, and what is said of it tells of the rows that it "
-    "was made for; if that is acceptable here, set score_models = true in this site's configuration."
-)
-
-
-BATCHES = (
-    "batches of its rows are drawn by a seed that the server knows: sums over batches at one model differ by "
-    "few rows, and enough of them give every single one; if the server is trusted here to run bidro as it "
-    "is, set trusted_server = true in this site's configuration."
+    f'was made for; if that is acceptable here, set allows = ["{SCORES}"] in this site\'s configuration.'
 )
 CLIPPED = (
     "it has no privacy budget: its sums would be exact, of rows that the server chooses by where it clips "
     "them, so that single rows can be found; give this site a privacy budget ([privacy] epsilon = NUMBER), "
-    "or, if the server is trusted here to run bidro as it is, set trusted_server = true in this site's "
+    'or, if the server is trusted here to run bidro as it is, set release = "trusted" in this site\'s '
     "configuration."
 )
 MANY = (
@@ -73,10 +73,6 @@ FEW_WITHOUT_NEW_ROWS = (
     "nearly all people of a set that sums are told of have new rows, or as many more, and a few do not: what "
     "does not change from row to row could be worked out of these few; use its table as it was, or wait for "
     "rows of all of them, or of fewer."
-)
-NETWORKS = (
-    "gradients of a network, and networks after a few steps, can hold rows nearly as they are; if the server "
-    "is trusted here to run bidro as it is, set trusted_server = true in this site's configuration."
 )
 
 
@@ -117,30 +113,19 @@ def words(people: Ids) -> str:
     return "rows" if people is None else "people"
 
 
-def require_allowed_loss(loss: Loss, with_kinks: bool, trusted_server: bool) -> None:
-    """Raise PolicyViolationError for a loss with kinks, or with kinks in its slope, unless the site allows
-    them, and for any other loss but the squared unless the site trusts the server."""
-    if isinstance(loss, LinearLoss) and _has_knots(loss):
-        if not with_kinks:
-            raise PolicyViolationError(KINKS)
-    elif not isinstance(loss, Squared) and not trusted_server:
-        raise PolicyViolationError(CHOSEN_MODELS)
+def require_permitted(agreed: Release, permitted: Release) -> None:
+    """Raise PolicyViolationError where an agreement lets more leave than the owner permits."""
+    if RELEASES.index(agreed) > RELEASES.index(permitted):
+        raise PolicyViolationError(TRUSTED if agreed == "trusted" else NO_MOMENTS)
 
 
-def require_allowed_network(factory: str, allowed: Sequence[str], trusted_server: bool) -> None:
-    """Raise PolicyViolationError for a network that the site does not allow by the name of its factory, and
-    unless the site trusts the server."""
+def require_allowed_network(factory: str, allowed: Collection[str]) -> None:
+    """Raise PolicyViolationError for a network that the site does not allow by the name of its factory."""
     if factory not in allowed:
         raise PolicyViolationError(
             f"its owner has not allowed the network of '{factory}', whose code would run there; if it may, "
-            f'set networks = ["{factory}"] in this site\'s configuration.'
+            f'set allows = ["{factory}"] in this site\'s configuration.'
         )
-    if not trusted_server:
-        raise PolicyViolationError(NETWORKS)
-
-
-def _has_knots(loss: LinearLoss) -> bool:
-    return isinstance(loss.scalar, PiecewiseQuadratic) and len(loss.scalar.knots) > 0
 
 
 def rows_behind(
@@ -149,18 +134,15 @@ def rows_behind(
     rows_here: HostData,
     min_rows: int,
     one_sample: bool,
-    trusted_server: bool = False,
 ) -> int:
     """The fewest rows, or people, that a number in the reply rests on as far as the algorithm says it:
     which sets of rows there may be is for the memory of rows to say. Raises PolicyViolationError for replies
-    from one row that the site does not allow, and for batches unless it trusts the server."""
+    from one row, or from a batch of few people, that the owner does not allow."""
     if algorithm.rows_behind == "one row":
         if not one_sample:
             raise PolicyViolationError(ONE_SAMPLE)
         return 1
     if isinstance(algorithm.rows_behind, int):
-        if not trusted_server:
-            raise PolicyViolationError(BATCHES)
         return _rows_behind_batch(algorithm.rows_behind, loss, rows_here, min_rows, one_sample)
     return draws(np.ones(len(rows_here.samples), bool), rows_here.people)
 
@@ -181,7 +163,7 @@ def _rows_behind_batch(batch: int, loss: Loss, rows_here: HostData, min_rows: in
         raise PolicyViolationError(
             f"a batch of {batch} rows, or what in it has one level or class, can be of fewer {words(people)} "
             f"than its min_rows = {min_rows}; agree on larger batches or on all rows, or, if replies from "
-            "few rows are acceptable here, set one_sample_replies = true in this site's configuration."
+            f'few rows are acceptable here, set allows = ["{SINGLE_ROWS}"] in this site\'s configuration.'
         )
     return least
 
