@@ -53,6 +53,7 @@ def test_a_private_fit_in_one_process(capsys, tmp_path):
     assert "Solved in 9 rounds. On held-out rows" in out
     # A schema of private runs says that a budget is needed.
     text = (tmp_path / "schema.toml").read_text()
+    text = text.replace('release = "moments"', 'release = "private"')
     (tmp_path / "schema.toml").write_text(text + "\n[privacy]\n")
     code, _, err = run(capsys, "fit", tmp_path / "whole.csv", *schema, "--out", tmp_path / "other")
     assert code == 1

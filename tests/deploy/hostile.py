@@ -181,7 +181,7 @@ class Server:
         places = tuple((STEPS // 2,) if j in bent else () for j in range(k))
         most = max(of_lines.wanted.most) - 1
         bend = KnotQuery(padded(places, most))
-        borne = self.ask("bends", bend, KnotReply, folds=folds, moments=False).segments
+        borne = self.ask("bends", bend, KnotReply, folds=folds).segments
         if any(borne[j] < 2 for j in bent):
             self.refused.append("these curves are not borne")
             raise NotToldError(self.refused[-1])

@@ -26,7 +26,7 @@ from bidro.model.model_file import Model
 from bidro.risk.inner import Exact
 from bidro.solvers.bundle.algorithm import ExactMWDRO
 from bidro.solvers.bundle.state import Broadcast, Reply
-from tests.deploy.sites import answering, carrier, job, write_sites
+from tests.deploy.sites import answering, carrier, job, least_release, write_sites
 from tests.deploy.test_federated import last_requests
 from tests.deploy.test_site import CLIP, asked_of, fixed, parts_of, site_at
 from tests.small import mostly_slow
@@ -47,7 +47,8 @@ def site_with(folder, table, training, limits=None, **parts):
     """A site with these rows, none of them held out."""
     schema = learn_schema(table.assign(site="east"), "site", "y", None, None, "refuse")
     options = {"hold_out": 0.0, "personal": "none", "gap": 1e-3, "curves": "none", **training}
-    agreed = drafted(schema, table, None, options, release="trusted", limits=limits or AskLimits())
+    release = parts.get("release") or least_release(schema, options, {})
+    agreed = drafted(schema, table, None, options, release=release, limits=limits or AskLimits())
     folder.mkdir(exist_ok=True)
     (folder / "schema.toml").write_text(written(agreed))
     table.to_csv(folder / "east.csv", index=False)

@@ -17,9 +17,7 @@ APART = np.array([2.8, -1.49])
 
 
 def both_bend(site, *places):
-    said, reply = query(
-        site, "bends", KnotQuery(padded([(own,) for own in places], 15)), folds=2, moments=True
-    )
+    said, reply = query(site, "bends", KnotQuery(padded([(own,) for own in places], 15)), folds=2)
     assert said is None, said
     return unpack(reply, KnotReply).segments.tolist() == [2, 2]
 

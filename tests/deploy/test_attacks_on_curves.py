@@ -105,7 +105,7 @@ def query(site, question, message=None, **more):
 
 def borne(site, *places, folds=2):
     """How many segments of a feature, at the most, a site bears of curves that bend at these places."""
-    said, reply = query(site, "bends", KnotQuery(padded(places, 15)), folds=folds, moments=True)
+    said, reply = query(site, "bends", KnotQuery(padded(places, 15)), folds=folds)
     assert said is None, said
     return int(unpack(reply, KnotReply).segments.max())
 
@@ -226,7 +226,7 @@ def test_two_curves_at_once_have_no_rows_or_enough(tmp_path):
     u, v = (place_of(site, 0, 1.2),), (place_of(site, 1, -1.9),)
     assert borne(site, u, ()) > 1
     assert borne(site, (), v) > 1
-    said, reply = query(site, "bends", KnotQuery(padded((u, v), 15)), folds=2, moments=True)
+    said, reply = query(site, "bends", KnotQuery(padded((u, v), 15)), folds=2)
     assert said is None
     assert unpack(reply, KnotReply).segments.tolist() == [2, 1]
     assert "not been asked about before" in round_about(site, u, v)[0]
@@ -310,7 +310,7 @@ def test_a_site_looks_at_so_many_knots_and_no_more(tmp_path):
     site = site_at(tmp_path, people(), AUTO)
     for place in range(LOOKS):
         borne(site, (20 + place,), ())
-    said, _ = query(site, "bends", KnotQuery(padded([(90,), ()], 15)), folds=2, moments=True)
+    said, _ = query(site, "bends", KnotQuery(padded([(90,), ()], 15)), folds=2)
     assert said.startswith(f"it has been asked about {LOOKS} sets of knots")
     assert borne(site, (20,), ()) > 0
 
@@ -369,7 +369,7 @@ def test_without_curves_in_the_agreement_nothing_of_them_is_answered(tmp_path):
     site = site_at(tmp_path, people(60), {"hold_out": 0.0, "curves": "none"})
     assert query(site, "spread", folds=2)[0] == "there is no such question."
     bend = KnotQuery(padded([(), ()], 15))
-    assert query(site, "bends", bend, folds=2, moments=True)[0] == "there is no such question."
+    assert query(site, "bends", bend, folds=2)[0] == "there is no such question."
     algorithm, like = FoldMoments(), FoldMoments.broadcast_type()
     more = {"folds": 2, "seed": 0, "algorithm": described(algorithm), "ambiguity": NO_RADIUS}
     assert "not agreed on" in query(site, "round", like, **more, curves=None)[0]

@@ -258,7 +258,7 @@ def test_units_that_a_table_drafted_promise_nothing(tmp_path):
     assert "epsilon" not in TO_TRY
     assert "epsilon = 3" in Privacy(budgets, 0.0, True).promise
     # Who confirms them agrees on another thing.
-    confirmed = replace(sites.agreed, units_drafted=False, privacy=Terms())
+    confirmed = replace(sites.agreed, units_drafted=False, release="private", privacy=Terms())
     assert confirmed.digest != replace(confirmed, units_drafted=True).digest
     assert not confirmed.fit_options.units_drafted
 

@@ -18,14 +18,17 @@ from bidro.federated.algorithms.first_order import Broadcast as ModelAndWeights
 from bidro.federated.engines.coordinator import Nothing
 from bidro.federated.engines.wire import described, pack
 from bidro.fit.questions import Assess, HoldoutQuery
+from bidro.selection.calibrate import FOLDS
 from bidro.selection.fold_queries import (
     CutsBroadcast,
+    FoldMoments,
     MomentsBroadcast,
     RisksBroadcast,
     ScoresBroadcast,
 )
 from bidro.selection.personal import Broadcast as Shared
 from bidro.selection.personal import ExpansionsBroadcast
+from bidro.solvers.bundle.one_shot import OneShotMWDRO
 from bidro.solvers.bundle.state import Broadcast
 from tests.deploy.test_site import CLIP, LEVELS, MODEL, SUPPORT, site_at
 
@@ -44,10 +47,13 @@ def protocols(tmp_path_factory):
         return SiteRows.load(site_at(tmp_path_factory.mktemp(name), **how)).protocol
 
     return {
-        "usual": agreed("usual", support=SUPPORT),
-        "boundless": agreed("boundless", training={"personal": "none"}),
-        "algorithm one": QueryPlan(replace(agreed("one").agreed, algorithm=AlgorithmOne(3, rho=20.0))),
-        "radii": agreed("radii", training={"radius": "cross-validate"}),
+        "usual": agreed("usual", support=SUPPORT, agreed_release="trusted"),
+        "boundless": agreed("boundless", training={"personal": "none"}, agreed_release="trusted"),
+        "algorithm one": QueryPlan(
+            replace(agreed("one").agreed, release="trusted", algorithm=AlgorithmOne(3, rho=20.0))
+        ),
+        "radii": agreed("radii", training={"radius": "cross-validate"}, agreed_release="trusted"),
+        "moments": agreed("moments", support=SUPPORT, training={"radius": "cross-validate"}),
     }
 
 
@@ -411,6 +417,20 @@ def test_weights_and_the_penalty_of_algorithm_one(protocols):
     for other in ({**penalty, "rho": 19.0}, BALL, None):
         with pytest.raises(PolicyViolationError, match="another penalty"):
             models(1.0, ambiguity=other)
+
+
+def test_of_second_moments_alone_nothing_is_asked_about_a_model_of_the_server_s(protocols):
+    """But of the one that training ends with: no gradient, loss or curvature anywhere else."""
+    known = protocols["moments"].algorithms
+    asked = {folds: [type(one) for one in some.values()] for folds, some in known.items()}
+    assert asked == {0: [OneShotMWDRO], **dict.fromkeys(range(2, FOLDS + 1), [FoldMoments])}
+    for folds, known in protocols["radii"].algorithms.items():
+        for one in known.values():
+            if type(one) in (OneShotMWDRO, FoldMoments):
+                continue
+            header = {"seed": 0, "folds": folds, "algorithm": described(one), "ambiguity": BALL}
+            with pytest.raises(PolicyViolationError, match="a round of something that was not agreed on"):
+                query(protocols["moments"], "round", Nothing(), **header)
 
 
 def test_every_question_is_declared_and_answered_once():
