@@ -102,7 +102,8 @@ def _run(options: FitOptions, out: Path, as_json: bool, verbose: bool) -> None:
                 f"'{options.schema}' names a neural network, which `bidro fit` does not train; rehearse it "
                 "by `bidro federate federate.toml --local TABLE`, or leave [neural_network] out."
             )
-        whole = replace(whole, privacy=options.private_terms(whole.privacy))
+        terms = options.private_terms(whole.privacy)
+        whole = replace(whole, privacy=terms, release=whole.release if terms is None else "private")
         options = replace(whole.options, **{name: getattr(options, name) for name in _WITH_A_SCHEMA})
         agreed = whole.schema, whole.fit_options
     with shown_progress(as_json, options.gap) as progress:
