@@ -26,16 +26,16 @@ from bidro.deploy.transport.rehearsal import split_by_client
 from bidro.federated.engines.coordinator import InMemory
 from bidro.workflow.options import TableColumns
 
-# (features, rows of the smallest client, loss, replies, curves)
+# (features, rows of the smallest client, loss, release, curves)
 QUICK = [
-    (30, 600, loss, "curvature", curves) for curves in ("none", "auto") for loss in ("squared", "logistic")
+    (30, 600, loss, release, curves)
+    for curves in ("none", "auto")
+    for loss, release in (("squared", "moments"), ("logistic", "trusted"))
 ]
 LONG = [
-    (100, 1400, "squared", "curvature", "none"),
-    (100, 1400, "logistic", "curvature", "none"),
-    (30, 600, "squared", "gradient", "none"),
-    (30, 600, "logistic", "gradient", "none"),
-    (10, 300, "absolute", "curvature", "none"),
+    (100, 1400, "squared", "moments", "none"),
+    (100, 1400, "logistic", "trusted", "none"),
+    (10, 300, "absolute", "trusted", "none"),
 ]
 
 
@@ -51,13 +51,13 @@ def table(features: int, rows: int, classes: bool) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def measured(features: int, rows: int, loss: str, replies: str, curves: str) -> dict[str, Any]:
+def measured(features: int, rows: int, loss: str, release: str, curves: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         whole = table(features, rows, loss == "logistic")
         whole.to_csv(folder / "all.csv", index=False)
         training = {"loss": loss, "curves": curves}
-        agreed = drafted(learn_schema(whole, "site", "y"), whole, training=training, replies=replies)
+        agreed = drafted(learn_schema(whole, "site", "y"), whole, training=training, release=release)
         sites = split_by_client(folder / "all.csv", TableColumns(), folder / "sites", agreed=agreed)
 
         def client(k: int) -> Any:
@@ -71,7 +71,7 @@ def measured(features: int, rows: int, loss: str, replies: str, curves: str) -> 
     return {
         "features": features,
         "loss": loss,
-        "replies": replies,
+        "release": release,
         "curves": curves,
         "rounds": audit["rounds"],
         "of_the_solve": report["solver"]["rounds"],

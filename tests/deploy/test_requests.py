@@ -423,7 +423,7 @@ def test_of_second_moments_alone_nothing_is_asked_about_a_model_of_the_server_s(
     """But of the one that training ends with: no gradient, loss or curvature anywhere else."""
     known = protocols["moments"].algorithms
     asked = {folds: [type(one) for one in some.values()] for folds, some in known.items()}
-    assert asked == {0: [OneShotMWDRO], **dict.fromkeys(range(2, FOLDS + 1), [FoldMoments])}
+    assert asked == {0: [OneShotMWDRO], **{folds: [FoldMoments] for folds in range(2, FOLDS + 1)}}
     for folds, known in protocols["radii"].algorithms.items():
         for one in known.values():
             if type(one) in (OneShotMWDRO, FoldMoments):

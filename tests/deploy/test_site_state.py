@@ -149,7 +149,9 @@ def test_a_run_has_so_much_of_a_site_s_time(tmp_path):
     log.allow(query(digest="b"))
     log.worked("r", 2.0)
     for digest in ("a", "c"):
-        with pytest.raises(PolicyViolationError, match="has used its max_seconds = 10 of this site's time"):
+        with pytest.raises(
+            PolicyViolationError, match="has used the agreed seconds = 10 of this site's time"
+        ):
             log.allow(query(digest=digest))
     log.allow(query(digest="a", run="second"))
 
@@ -193,7 +195,7 @@ def test_a_site_works_for_so_many_runs_and_keeps_nothing_of_others(tmp_path):
             log.answered(question, 30, 500)
         else:
             with pytest.raises(
-                PolicyViolationError, match="has worked for 3 runs, as many as its max_runs = 3 allows"
+                PolicyViolationError, match="has worked for 3 runs, as many as the agreed runs = 3 allow"
             ):
                 log.allow(question)
         log.worked(question.run, 0.1)
