@@ -12,7 +12,9 @@ import re
 import numpy as np
 import pytest
 
+from bidro.certify.row_promise import row_promise
 from bidro.report.page import json_in_script, page_html
+from bidro.workflow.page_content import of_rows_content
 from tests.report import page_content
 from tests.testbed.browser import axe, chromium, shown_as
 
@@ -672,7 +674,7 @@ def test_the_first_screen_speaks_of_what_people_have(visit, name):
     in_use = content["plainly"]["models"].get("personal", content["plainly"]["models"]["shared"])
     assert values(browser, "#well-value") == [in_use]
     level = content["levels"][content["default_level"]]
-    assert values(browser, "#promised-value") == [level["plainly"]["bound"]]
+    assert values(browser, "#promised-value") == [(level.get("of_rows") or level["plainly"])["bound"]]
     first = find(browser, "header").text + find(browser, "#message").text
     # Units that nobody has, and the names of theorems, come later.
     for word in ("²", "nats", "loss is", "Wasserstein", "duality"):
@@ -724,6 +726,28 @@ def test_a_model_that_is_no_better_than_one_guess_is_called_that(visit):
     content = page_content.content()
     content["plainly"]["models"]["guess"] = content["plainly"]["models"]["personal"]
     assert "no better than always guessing the mean (6.4)." in texts(visit(content), "#well-words")[0]
+
+
+@pytest.mark.parametrize("guess", [2.0, 0.5])
+def test_what_is_promised_of_rows_leads(visit, guess):
+    """In words from where it is stated, its amount in large letters unless one guess is promised as much."""
+    rng, content = np.random.default_rng(0), page_content.content()
+    errors = {name: np.abs(rng.normal(size=100)) for name in page_content.HOSPITALS}
+    one_guess = {name: guess * own for name, own in errors.items()}
+    promise = row_promise(errors, 0.95, guess=one_guess)
+    content["levels"][content["default_level"]]["of_rows"] = of_rows_content(promise, "days")
+    browser = visit(content)
+    assert texts(browser, "#promised-words") == [promise.in_words("days")]
+    assert texts(browser, "#promised-value") == [f"within {promise.bound:.3g} days"]
+    assert texts(browser, "#promised-note")[0].startswith("It assumes that rows of a client are independent")
+    large = browser.execute_script("return document.getElementById('promised-value').className")
+    assert large == ("big" if guess > 1 else "")
+    del errors[page_content.HOSPITALS[0]]
+    few = row_promise({name: own[:5] for name, own in errors.items()}, 0.95)
+    content["levels"][content["default_level"]]["of_rows"] = of_rows_content(few, "days")
+    browser = visit(content)
+    assert texts(browser, "#promised-words") == [few.in_words("days")]
+    assert texts(browser, "#promised-value") == []
 
 
 @pytest.mark.parametrize("better", [True, False])

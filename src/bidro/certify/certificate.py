@@ -8,6 +8,8 @@ Three statements, each with the sentence that says what it promises, or why it i
 - a held-out bound with room for a chosen shift inside every client.
 All of them are about the shared model. Where clients have personal models, the held-out bounds are also
 stated with each client using its personal one.
+What leads is a statement about rows (`RowPromise`): how far nearly all of them lie from their prediction, or
+how many are mistaken, also where some clients have too few rows for a bound of their own.
 Of a model that was not trained here there are only the held-out statements and, where another model
 predicted the same rows, a bound of the difference of the two.
 Where clients have privacy budgets, `privacy` says by which the model and all of this are private.
@@ -27,6 +29,7 @@ import numpy as np
 
 from bidro.certify.held_out import HeldOut, OverRows, Paired
 from bidro.certify.out_of_sample import Interval
+from bidro.certify.row_promise import RowPromise
 from bidro.core.errors import BidroError, listed
 from bidro.core.files import parsed_json, renamed
 from bidro.core.pytrees import Frozen
@@ -198,6 +201,7 @@ class Certificate:
     personal_mistakes: HeldOut | None = None  # as `mistakes`, each client with its personal model
     against: Paired | None = None  # the difference from another model, where one was given
     privacy: Privacy | None = None  # what is promised to the people in the rows, where clients have budgets
+    of_rows: RowPromise | None = None  # how far rows lie from predictions, or how many are mistaken
 
     @property
     def trained(self) -> bool:
@@ -230,6 +234,8 @@ class Certificate:
             del content["privacy"]
         elif self.privacy.shared is None:
             del content["privacy"]["shared"]
+        if self.of_rows is None:
+            del content["of_rows"]
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
     @classmethod
@@ -259,6 +265,8 @@ class Certificate:
 def _table(found: Certificate) -> str:
     """The certificate as a text table: a line a statement, then a line a client."""
     lines = [f"Certificate at confidence {found.confidence:g}, for {found.mixtures}"]
+    if found.of_rows is not None:
+        lines.append(f"  {'Rows':<12} {found.of_rows.in_words()}")
     statements = {
         "Wasserstein": ("interval", found.interval and _interval_line(found.interval)),
         "Held out": ("held_out", found.held_out and _held_out_line(found.held_out)),
@@ -363,7 +371,7 @@ def _plain(value: Any) -> Any:
     """Dataclasses, mappings, arrays and numbers as JSON holds them; None for an infinite end."""
     if dataclasses.is_dataclass(value):
         plain = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        if isinstance(value, Privacy):
+        if isinstance(value, Privacy | RowPromise):
             return {**plain, "promise": value.promise}
         if not isinstance(value, HeldOut | Paired):
             return plain
@@ -428,6 +436,7 @@ def _restored(content: dict[str, Any]) -> Certificate:
             personal_mistakes,
             _restored_bound(Paired, content["against"]) if "against" in content else None,
             Privacy.restored(content["privacy"]) if "privacy" in content else None,
+            RowPromise.restored(content["of_rows"]) if "of_rows" in content else None,
         )
         # Whatever is missing or of another kind shows when it is written out again.
         found.to_json()

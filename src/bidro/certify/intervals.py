@@ -524,10 +524,11 @@ class HeldOutFits(NamedTuple):
 
     used: Fits  # under the models that clients use
     shared: Fits  # under the shared model
-    guess: Fits | None = None  # of one number for everybody; None for classes
+    guess: Fits | None = None  # of one number for everybody; of classes mistakes, as below
     spread: Spread | None = None  # from training rows
     new: Fits | None = None  # of clients that training did not have, under the shared model
     people: Mapping[str, NDArray[Any]] | None = None  # labels (N_i,) by client, where draws are people
+    mistakes: Mapping[str, Floats] | None = None  # (N_i,) of classes, 1 where the model in use is wrong
 
 
 def interval_obstacle(loss: Loss) -> str | None:

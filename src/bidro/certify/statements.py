@@ -33,9 +33,12 @@ from bidro.certify.held_out import (
     shifted_squared,
     worst_mixture,
 )
+from bidro.certify.intervals import interval_obstacle as no_intervals
+from bidro.certify.intervals import row_scores
 from bidro.certify.out_of_sample import client_means, largest_loss, out_of_sample_interval, support_lipschitz
 from bidro.certify.radius import coverage_obstacle
 from bidro.certify.rounding import EXACT, Rounding
+from bidro.certify.row_promise import SHARE, RowPromise, row_promise
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.core.pytrees import Frozen
@@ -384,7 +387,18 @@ def with_holdout(
         for name, rows in fresh.items()
     }
     parts = of.limits, confidence, of.mixtures, bound, people, rows_per_person, rounding
-    return with_statements(bare, of, statements_of_rows(losses, *parts), confidence, shift)
+    found = statements_of_rows(losses, *parts)
+    made = None
+    if no_intervals(of.loss) is None:
+        used = {name: (personal or {}).get(name, of.x) for name in fresh}
+        rows = {name: np.asarray(own, float) for name, own in fresh.items()}
+        classes = of.loss.labels is not None
+        errors = {
+            n: (mistakes_of if classes else row_scores)(of.loss, used[n], own) for n, own in rows.items()
+        }
+        share = None if classes else SHARE
+        made = row_promise(errors, confidence, share, people=people, personal=bool(personal))
+    return with_statements(bare, of, found, confidence, shift, made)
 
 
 def with_statements(
@@ -393,6 +407,7 @@ def with_statements(
     found: Mapping[str, HeldOut],
     confidence: float,
     shift: float | None = None,
+    of_rows: RowPromise | None = None,
 ) -> Certificate:
     """The certificate with held-out statements of this confidence, and room for a shift if one is given."""
     absent = {name: why for name, why in bare.absent.items() if name == "interval"}
@@ -416,7 +431,13 @@ def with_statements(
             )
     made: dict[str, Any] = {statement: found.get(statement) for statement in STATEMENTS}
     return dataclasses.replace(
-        bare, confidence=confidence, interval=interval, shift=room, absent=Frozen(absent), **made
+        bare,
+        confidence=confidence,
+        interval=interval,
+        shift=room,
+        absent=Frozen(absent),
+        of_rows=of_rows,
+        **made,
     )
 
 
@@ -428,6 +449,7 @@ def of_model_from_elsewhere(
     absent: Mapping[str, str],
     origin: str,
     against: Paired | None = None,
+    of_rows: RowPromise | None = None,
 ) -> Certificate:
     """All that is stated of a model whose training rows are not known: held-out statements alone.
 
@@ -439,6 +461,7 @@ def of_model_from_elsewhere(
         absent: why the interval, `held_out`, `clipped` and `shift` are absent, where they are.
         origin: where the model is from, and what bounds its loss.
         against: the difference from another model.
+        of_rows: what is promised of rows.
     """
     why = {name: said for name, said in absent.items() if name not in found}
     if "held_out" in why and "clipped" in why:
@@ -457,6 +480,7 @@ def of_model_from_elsewhere(
         absent=Frozen(why),
         balls=origin,
         against=against,
+        of_rows=of_rows,
     )
 
 

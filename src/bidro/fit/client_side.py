@@ -25,7 +25,7 @@ from bidro.data.federation import Federation
 from bidro.data.splines import quantile_counts
 from bidro.data.standardise import client_moments
 from bidro.fit.questions import Assess, Assessment, HoldoutBounds, HoldoutQuery, Prepared
-from bidro.losses import Loss, losses_of, parts_of
+from bidro.losses import Loss, losses_of, mistakes_of, parts_of
 from bidro.losses.linear import ResidualLoss
 from bidro.problem.problem import Problem
 from bidro.problem.worst_case import mean_displacements, robust_risk
@@ -187,7 +187,13 @@ def row_fits(
     new = Fits.of(of.loss, apart, dict.fromkeys(apart, of.x)) if apart else None
     labels = None if people is None else dict(zip(names, np.split(people, ends), strict=True))
     if not isinstance(of.loss, ResidualLoss):
-        return HeldOutFits(own, shared, None, None, new, labels)
+        classes, counts = np.unique(federation.host_rows[:, -1], return_counts=True)
+        most = classes[np.argmax(counts)]
+        wrong = {name: mistakes_of(of.loss, x, parts[name]) for name, x in zip(names, used, strict=True)}
+        guess = Fits(
+            {name: (part[:, -1] != most).astype(float) for name, part in parts.items()}, own.features
+        )
+        return HeldOutFits(own, shared, guess, None, new, labels, wrong)
     spread, middle = row_spread(federation, of.loss, used), of.loss.middle(federation.host_rows[:, -1])
     guess = Fits({name: np.abs(part[:, -1] - middle) for name, part in parts.items()}, own.features)
     return HeldOutFits(own, shared, guess, spread, new, labels)

@@ -16,6 +16,7 @@ from bidro.certify.certificate import Certificate
 from bidro.certify.held_out import ClientBound, client_level
 from bidro.certify.intervals import HeldOutFits, Intervals
 from bidro.certify.out_of_sample import explicit_radii
+from bidro.certify.row_promise import of_fits
 from bidro.certify.statements import (
     STATEMENTS,
     CertifiedModel,
@@ -341,7 +342,8 @@ def _certificate(
     own = _by_client(stated.federation.names, found.bounds, draws, over_rows, k)
     people = stated.federation.people is not None
     made = statements_of(own, of.limits, level, of.mixtures, people=people)
-    return with_statements(bare, of, made, level, options.choices.shift)
+    of_rows = None if found.fits is None else of_fits(found.fits, level, bool(found.personal_models))
+    return with_statements(bare, of, made, level, options.choices.shift, of_rows)
 
 
 def _with_risks(trained: Trained, found: Assessment) -> Trained:

@@ -161,10 +161,19 @@ function privately() {
 function promised() {
   followers.push(() => {
     const found = here().plainly;
-    const [words, note] = found ? plainPromise(found) : otherPromise();
+    const [words, note] = here().of_rows ? rowsPromise(here().of_rows) : found ? plainPromise(found) : otherPromise();
     element("promised-words").replaceChildren(...words);
     element("promised-note").textContent = note;
   });
+}
+
+/** Words with the amount that leads, and what is assumed; small where one guess for everybody is promised as much. */
+function rowsPromise({ words, amount, bound, useless, promise }) {
+  const assumed = promise.slice(promise.indexOf("It assumes"));
+  if (amount === null) return [[words], assumed];
+  const at = words.indexOf(amount);
+  const big = make("strong", { class: useless ? "" : "big", id: "promised-value", "data-value": bound }, amount);
+  return [[words.slice(0, at), big, words.slice(at + amount.length)], assumed];
 }
 
 /** Words, and what to know of them. A bound that one guess for everybody keeps as well promises nothing of use. */

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from bidro.certify.certificate import Certificate
 from bidro.certify.held_out import check_confidence, paired
 from bidro.certify.rounding import EXACT, Rounding
+from bidro.certify.row_promise import SHARE, row_promise
 from bidro.certify.statements import (
     NO_INTERVAL,
     NOT_TRAINED_HERE,
@@ -151,7 +152,11 @@ class ScoredRows:
             "clipped": "the range of the loss is known, and no other rows were given to clip it lower.",
         }
         origin = f"{NOT_TRAINED_HERE} {known.origin}"
-        return of_model_from_elsewhere(confidence, [*losses], mixtures.in_words, found, absent, origin, pair)
+        errors = wrong or by_client(clients, np.abs(self.scored.target - self.scored.predicted))
+        of_rows = row_promise(errors, confidence, None if wrong else SHARE, people=labels)
+        return of_model_from_elsewhere(
+            confidence, [*losses], mixtures.in_words, found, absent, origin, pair, of_rows
+        )
 
 
 def _refused_or_note(scored: Scored, others: Scored) -> str | None:

@@ -25,6 +25,7 @@ from scipy.special import ndtri
 import bidro
 from bidro.certify.certificate import Certificate
 from bidro.certify.held_out import HeldOut, Paired
+from bidro.certify.row_promise import RowPromise
 from bidro.core.arrays import Floats
 from bidro.data.federation import Federation
 from bidro.data.given_rows import by_client
@@ -218,7 +219,10 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "overall": {name: part for name, part in evaluated.items() if name != "clients"},
         "plainly": headline(fit, evaluated),
         "levels": [
-            {**level_content(level), "plainly": plain_promise(level, entry.typical, entry.word in CUT_ERRORS)}
+            {
+                **level_content(level, model.schema.target_unit or ""),
+                "plainly": plain_promise(level, entry.typical, entry.word in CUT_ERRORS),
+            }
             for level in fit.certificates.values()
         ],
         "default_level": list(fit.certificates).index(fit.options.confidence),
@@ -410,8 +414,9 @@ def _clients(fit: Fit, evaluated: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def level_content(found: Certificate) -> dict[str, Any]:
-    """All that is stated at one confidence, with the bounds of the clients in their order."""
+def level_content(found: Certificate, unit: str = "") -> dict[str, Any]:
+    """All that is stated at one confidence, with the bounds of the clients in their order; `unit` is the
+    target's."""
     promises: dict[str, str] = {}
     interval = shift = None
     if (part := found.interval) is not None:
@@ -435,11 +440,25 @@ def level_content(found: Certificate) -> dict[str, Any]:
         promises["shift"] = found.shift.promise
     return {
         "confidence": found.confidence,
+        "of_rows": None if found.of_rows is None else of_rows_content(found.of_rows, unit),
         "interval": interval,
         **held,
         "shift": shift,
         "promises": promises,
         "too_few": too_few,
+    }
+
+
+def of_rows_content(found: RowPromise, unit: str) -> dict[str, Any]:
+    """What is promised of rows: in words, with the amount in them that leads, None where there is none;
+    `useless` where one guess for everybody is promised as much. `promise` says what is assumed."""
+    useless = found.bound is not None and found.guess is not None and found.bound >= found.guess
+    return {
+        "words": found.in_words(unit),
+        "amount": None if found.bound is None else found.amount(found.bound, unit),
+        "bound": found.bound,
+        "useless": useless,
+        "promise": found.promise,
     }
 
 
