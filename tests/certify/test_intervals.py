@@ -179,6 +179,9 @@ def test_small_clients_share_one_quantile_and_say_so():
     # With too few of their own, the next larger client lends its rows, and keeps its own quantile.
     lent = row_quantiles({"big": scores["big"], "small0": scores["small0"]}, 0.9)
     assert lent.sharing == ("small0",)
+    # The rows that were lent are of the mixture that it holds for.
+    assert lent.group == ("small0", "big")
+    assert "these and 'big', who lends rows," in lent.promise
     assert lent.clients["big"] == found.clients["big"]
     assert math.isfinite(lent.any_mixture)
     alone = row_quantiles({"small0": scores["small0"]}, 0.9)

@@ -159,6 +159,14 @@ class Privacy:
         )
 
 
+def of_procedure(share: float) -> str:
+    """What a certificate is of, where the model was trained again on all rows."""
+    return (
+        f"What held-out rows promise is of the procedure, trained on {share:.0%} of the rows: the model here "
+        "was trained on all of them afterwards, by the same settings, and there is no theorem for it."
+    )
+
+
 def _named(names: list[str]) -> str:
     return listed([f"'{name}'" for name in names], _MOST_NAMED)
 
@@ -202,6 +210,9 @@ class Certificate:
     against: Paired | None = None  # the difference from another model, where one was given
     privacy: Privacy | None = None  # what is promised to the people in the rows, where clients have budgets
     of_rows: RowPromise | None = None  # how far rows lie from predictions, or how many are mistaken
+    procedure: float | None = (
+        None  # share of rows that it trained on, where the model was then trained on all
+    )
 
     @property
     def trained(self) -> bool:
@@ -234,8 +245,9 @@ class Certificate:
             del content["privacy"]
         elif self.privacy.shared is None:
             del content["privacy"]["shared"]
-        if self.of_rows is None:
-            del content["of_rows"]
+        for name in ("of_rows", "procedure"):
+            if content[name] is None:
+                del content[name]
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
     @classmethod
@@ -265,6 +277,8 @@ class Certificate:
 def _table(found: Certificate) -> str:
     """The certificate as a text table: a line a statement, then a line a client."""
     lines = [f"Certificate at confidence {found.confidence:g}, for {found.mixtures}"]
+    if found.procedure is not None:
+        lines.append(f"  {of_procedure(found.procedure)}")
     if found.of_rows is not None:
         lines.append(f"  {'Rows':<12} {found.of_rows.in_words()}")
     statements = {
@@ -437,6 +451,7 @@ def _restored(content: dict[str, Any]) -> Certificate:
             _restored_bound(Paired, content["against"]) if "against" in content else None,
             Privacy.restored(content["privacy"]) if "privacy" in content else None,
             RowPromise.restored(content["of_rows"]) if "of_rows" in content else None,
+            float(content["procedure"]) if "procedure" in content else None,
         )
         # Whatever is missing or of another kind shows when it is written out again.
         found.to_json()

@@ -268,11 +268,15 @@ class RowQuantiles:
     sharing: tuple[str, ...] = ()  # clients with too few rows for a quantile of their own
     people: bool = False  # whether a draw is a person, and the promise one of a random row of a new one
     confidence: float | None = None  # of each of them by itself; None where it is on average
+    group: tuple[
+        str, ...
+    ] = ()  # whose rows the shared quantile is of: these, and who lends where they are few
 
     def __post_init__(self) -> None:
         for name in ("clients", "draws"):
             object.__setattr__(self, name, Frozen(getattr(self, name)))
-        object.__setattr__(self, "sharing", tuple(self.sharing))
+        for name in ("sharing", "group"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def of_clients(self, clients: NDArray[np.str_] | None, rows: int) -> Floats:
         """(rows,) of rows whose clients are these; of any mixture where None knows them. A client that was
@@ -303,11 +307,17 @@ class RowQuantiles:
             f"It assumes that new {drawn} are drawn as that client's held-out ones were, independently."
         ]
         if self.sharing:
+            lenders = [name for name in self.group if name not in self.sharing]
+            lent = (
+                f" and {listed([repr(name) for name in lenders], _MOST_NAMED)}, who lends rows,"
+                if lenders
+                else ""
+            )
             said.append(
                 f"{listed([repr(name) for name in self.sharing], _MOST_NAMED)} "
                 f"{'has' if len(self.sharing) == 1 else 'have'} too few for intervals of their own and share "
-                "one with other small clients, chosen by numbers of rows alone: it holds for mixtures that "
-                "have these in the proportions of their held-out rows, not at each of them."
+                f"one, chosen by numbers of rows alone: it holds for mixtures that have these{lent} in the "
+                "proportions of their held-out rows, not at each of them."
             )
         without = [name for name, q in self.clients.items() if math.isinf(q)]
         if without:
@@ -394,6 +404,7 @@ def row_quantiles(
         groups.sharing,
         people is not None,
         confidence,
+        groups.together,
     )
 
 
@@ -691,6 +702,7 @@ def _plain(of: RowQuantiles) -> dict[str, Any]:
         "sharing": list(of.sharing),
         "people": of.people,
         "confidence": of.confidence,
+        "group": list(of.group),
     }
 
 

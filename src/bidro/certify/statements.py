@@ -437,6 +437,7 @@ def with_statements(
         shift=room,
         absent=Frozen(absent),
         of_rows=of_rows,
+        procedure=None,
         **made,
     )
 

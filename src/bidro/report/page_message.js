@@ -30,7 +30,7 @@ function lead() {
   const noisy = report.chosen?.privacy ? "about " : "";
   const seen = trained
     ? judged
-      ? ` Trained on ${noisy}${plural(report.rows, "row")}, and judged on ${plural(report.held_out_rows, "other row")} that training never saw.`
+      ? ` Trained on ${noisy}${plural(report.rows, "row")}, and judged on ${plural(report.held_out_rows, "other row")} that ${report.procedure ? "this training never saw; the model here was then trained on all of them" : "training never saw"}.`
       : ` Trained on ${noisy}${plural(report.rows, "row")}; no rows were held out to judge it by.`
     : ` Judged on ${plural(report.held_out_rows, "row")}.`;
   element("lead").replaceChildren(

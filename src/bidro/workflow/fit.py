@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 import bidro
-from bidro.certify.certificate import Certificate
+from bidro.certify.certificate import Certificate, of_procedure
+from bidro.certify.statements import STATEMENTS
 from bidro.certify.trained_rows import TrainedRows
 from bidro.core.arrays import release
 from bidro.core.errors import BidroError
-from bidro.core.pytrees import loaded_jax
+from bidro.core.pytrees import Frozen, loaded_jax
 from bidro.core.scratch import Scratch
 from bidro.data.standardise import signs
 from bidro.data.tables import (
@@ -118,25 +119,60 @@ def fit_tables(
         clients, people, target = schema.owners(table), schema.persons(table), target_numbers(schema, table)
         # In memory columns go while rows are made of them; else they are read when they are wanted.
         features: Any = schema.numbers(table) if scratch is None else partial(schema.each_number, table)
+        # As many numbers again, of which the second fit is made.
+        again: Any = None
+        if options.refit:
+            again = schema.numbers(table) if scratch is None else partial(schema.each_number, table)
         del table
         release()
         columns = [*schema.features, schema.target]
-        network = LocalNetwork.of(
-            *(features, target, clients, columns, options.hold_out, options.seed, people, budget, scratch),
-            new_clients=options.new_clients,
-        )
+        rows = (target, clients, columns)
+        more: tuple[Any, ...] = (options.seed, people, budget, scratch, options.new_clients)
+        network = LocalNetwork.of(features, *rows, options.hold_out, *more)
+        second = None if again is None else LocalNetwork.of(again, *rows, 0.0, *more)
         if what.privacy is None and schema.classes is not None:
             labels = signs(np.arange(len(schema.classes)), len(schema.classes)).tolist()
             seen = np.unique(target[network.places])
             require_every_class(schema, [schema.classes[labels.index(label)] for label in seen])
-        del clients, people, target, features
+        del clients, people, target, features, again, rows, more
         release()
-        fitted = fit(network, replace(what, frontier=scratch is None), progress)
+        # Only the model that was preferred is trained again.
+        what = replace(what, frontier=scratch is None and second is None)
+        fitted = fit(network, what, progress)
+        if second is not None:
+            fitted = _refitted(fitted, fit(second, what, progress))
         found = described_fit(options, schema, fitted, datetime.now(UTC).date().isoformat())
         if fitted.clients is None:
             # Which rows were trained on is not to be known under a privacy budget.
             return found
         return replace(found, trained_rows=TrainedRows.of(fitted.clients.federation.by_client()))
+
+
+# What held-out rows say, by its name in a certificate.
+_HELD_OUT = (*STATEMENTS, "shift", "of_rows")
+
+
+def _refitted(first: Fitted, last: Fitted) -> Fitted:
+    """The model that was trained on all rows, with what held-out rows said of the one before it, which was
+    trained without them. Intervals for rows would be of that model, around the predictions of this one, and
+    so there are none."""
+    trained_on = sum(first.trained.problem.federation.sizes)
+    share, stated = trained_on / (trained_on + first.held_out_rows), {}
+    for level, own in last.certificates.items():
+        before = first.certificates[level]
+        absent = {n: why for n, why in before.absent.items() if n != "interval"}
+        absent |= {n: why for n, why in own.absent.items() if n == "interval"}
+        held_out = {name: getattr(before, name) for name in _HELD_OUT}
+        stated[level] = replace(own, absent=Frozen(absent), procedure=share, **held_out)
+    return replace(
+        last,
+        certificates=stated,
+        evaluation=first.evaluation,
+        held_out_rows=first.held_out_rows,
+        changes=first.changes,
+        baselines=first.baselines,
+        intervals=None,
+    )
 
 
 @dataclass(frozen=True)
@@ -238,6 +274,8 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
     if privacy is not None:
         settings["chosen"] |= {"privacy": privacy.promise, "noise": privacy.cost}
     settings["concerns"] = concerns(fitted)
+    if (procedure := fitted.certificates[options.confidence].procedure) is not None:
+        settings["concerns"].append(of_procedure(procedure))
     settings["varies"] = fitted.varies
     # Between what values curves are drawn; a model of straight lines is as without them.
     low, high = (fitted.seen if has_curves(of.loss) else None) or (None, None)

@@ -40,6 +40,11 @@ def _task(name: str, value: Any) -> None:
         raise BidroError(f"{name} must be one of {', '.join(TASKS)}; got {value!r}.")
 
 
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise BidroError(f"{name} must be true or false; got {value!r}.")
+
+
 def _missing(name: str, value: Any) -> None:
     from bidro.data.tables.learned import require_filling
 
@@ -141,6 +146,13 @@ class FitOptions(FitSettings, TableColumns):
         "and read in batches. By default half of this machine's.",
         _memory,
     )
+    refit: bool = setting(
+        False,
+        "After the certificate, train again on all rows, held-out ones too: the model in the folder is that "
+        "one, and what is promised is of the procedure, trained without them.",
+        _flag,
+        option=bool,
+    )
     epsilon: float | None = setting(  # in one process; between sites it is each site's own
         None, "Privacy budget of every client, to try a private fit: needs --schema.", option=float
     )
@@ -163,6 +175,11 @@ class FitOptions(FitSettings, TableColumns):
 
         super().__post_init__()
         self.sources()
+        if self.refit and (self.hold_out == 0 or self.epsilon is not None or self.schema is not None):
+            raise BidroError(
+                "--refit trains on all rows after some were held out for the certificate: it needs a "
+                "hold_out above 0, and goes with no schema and no privacy budget, which would be spent twice."
+            )
         if self.radius == "bootstrap" or (self.support is not None and self.metric == "joint"):
             require_distances()
         self.budget()

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import ndtri
 
 import bidro
-from bidro.certify.certificate import Certificate
+from bidro.certify.certificate import Certificate, of_procedure
 from bidro.certify.held_out import HeldOut, Paired
 from bidro.certify.row_promise import RowPromise
 from bidro.core.arrays import Floats
@@ -194,6 +194,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "target_unit": model.schema.target_unit,
         "rows": sum(fit.certificate.rows),
         "held_out_rows": fit.held_out_rows,
+        "procedure": fit.certificate.procedure,
         "criterion": model.settings["criterion"],
         "chosen": model.settings["chosen"],
         "concerns": model.settings["concerns"],
@@ -440,7 +441,7 @@ def level_content(found: Certificate, unit: str = "") -> dict[str, Any]:
         promises["shift"] = found.shift.promise
     return {
         "confidence": found.confidence,
-        "of_rows": None if found.of_rows is None else of_rows_content(found.of_rows, unit),
+        "of_rows": None if found.of_rows is None else of_rows_content(found.of_rows, unit, found.procedure),
         "interval": interval,
         **held,
         "shift": shift,
@@ -449,16 +450,17 @@ def level_content(found: Certificate, unit: str = "") -> dict[str, Any]:
     }
 
 
-def of_rows_content(found: RowPromise, unit: str) -> dict[str, Any]:
+def of_rows_content(found: RowPromise, unit: str, procedure: float | None = None) -> dict[str, Any]:
     """What is promised of rows: in words, with the amount in them that leads, None where there is none;
-    `useless` where one guess for everybody is promised as much. `promise` says what is assumed."""
+    `useless` where one guess for everybody is promised as much. `promise` says what is assumed, and where a
+    `procedure` is certified, trained on such a share of the rows, that it is."""
     useless = found.bound is not None and found.guess is not None and found.bound >= found.guess
     return {
         "words": found.in_words(unit),
         "amount": None if found.bound is None else found.amount(found.bound, unit),
         "bound": found.bound,
         "useless": useless,
-        "promise": found.promise,
+        "promise": found.promise if procedure is None else f"{found.promise} {of_procedure(procedure)}",
     }
 
 
