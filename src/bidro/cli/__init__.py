@@ -45,9 +45,10 @@ app.command(
 app.command(
     rich_help_panel="Use a model", epilog="Example: `bidro predict stay-model new.csv --out predictions.csv`"
 )(use.predict)
-app.command(rich_help_panel="Use a model", epilog="Example: `bidro export stay-model --onnx stay.onnx`")(
-    use.export
-)
+app.command(
+    rich_help_panel="Use a model",
+    epilog="Examples: `bidro export stay-model --onnx stay.onnx`, `bidro export stay-model --numpy stay.py`",
+)(use.export)
 app.command(rich_help_panel="Train", epilog="Example: `bidro adapt stay-model south.csv --client south`")(
     use.adapt
 )

@@ -110,10 +110,14 @@ def predict(
 
 def export(
     model: ModelFolder,
-    onnx: Annotated[Path, typer.Option(help="ONNX file to write.")],
+    onnx: Annotated[Path | None, typer.Option(help="ONNX file to write.")] = None,
+    numpy: Annotated[
+        Path | None, typer.Option(help="Python file to write, which predicts with NumPy alone.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Write a model as an ONNX file: its inputs are the table's columns by their names.
+    """Write a model for places without bidro, as an ONNX file or as a Python file that needs NumPy alone: the
+    inputs are the table's columns by their names.
 
     Numbers are doubles, categories texts, each one column wide. Coding, filling and curves are in the file,
     and levels that training did not see count as in `predict`; a cell that the model refuses gives NaN, and
@@ -121,16 +125,21 @@ def export(
     """
     from bidro.core.files import require_file_place, write_bytes
     from bidro.model.model_file import load_model
+    from bidro.model.numpy_scorer import numpy_scorer
     from bidro.model.onnx.exported import onnx_of
 
-    require_file_place(onnx)
+    if (onnx is None) == (numpy is None):
+        raise click.UsageError("Name one file to write: --onnx FILE or --numpy FILE.")
+    out = onnx if numpy is None else numpy
+    assert out is not None
+    require_file_place(out)
     loaded = load_model(model)
-    data = onnx_of(loaded)
-    write_bytes(onnx, data)
+    data = onnx_of(loaded) if numpy is None else numpy_scorer(loaded).encode()
+    write_bytes(out, data)
     inputs = [*loaded.schema.read]
     inputs += [loaded.schema.client] if loaded.personal else []
-    words = f"The model was written to {onnx}; its inputs are the columns {', '.join(inputs)}."
-    print_result({"out": str(onnx), "bytes": len(data), "inputs": inputs}, words, json, onnx)
+    words = f"The model was written to {out}; its inputs are the columns {', '.join(inputs)}."
+    print_result({"out": str(out), "bytes": len(data), "inputs": inputs}, words, json, out)
 
 
 def choose(
