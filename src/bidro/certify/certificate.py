@@ -210,9 +210,7 @@ class Certificate:
     against: Paired | None = None  # the difference from another model, where one was given
     privacy: Privacy | None = None  # what is promised to the people in the rows, where clients have budgets
     of_rows: RowPromise | None = None  # how far rows lie from predictions, or how many are mistaken
-    procedure: float | None = (
-        None  # share of rows that it trained on, where the model was then trained on all
-    )
+    procedure: float | None = None  # share of rows trained on before the model was trained again on all
 
     @property
     def trained(self) -> bool:
