@@ -10,12 +10,13 @@ import pytest
 from bidro.core.errors import BidroError
 from bidro.data.tables import learn_schema
 from bidro.deploy.agreement.agreement import units_of
+from bidro.fit.private_side import own_sums
 from bidro.privacy.accounting import rho_of
 from bidro.privacy.discrete_gaussian import seeded_bits
 from bidro.privacy.table_one import CELLS, QUANTILES, STEPS, Described, TableOne, to_csv
 from bidro.privacy.terms import Budget, SharedNoise
 from bidro.report.table_one import table_one_html
-from bidro.workflow.describe import described_here, own_sums, together
+from bidro.workflow.describe import described_here, together
 
 
 def table(rows=2000, seed=0):

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bidro.core.arrays import Floats
-from bidro.core.errors import BidroError
 from bidro.privacy.accounting import noise_variance
 from bidro.privacy.discrete_gaussian import Bits, secret_bits
 from bidro.privacy.mechanisms import Noisy, Scale, with_noise
@@ -202,12 +201,6 @@ def _quantile(column: DescribedColumn, cells: Floats, share: float) -> float:
     wanted, places = share * rising[-1], column.places
     # Of the places, from the least on; `below` has an open cell on either side.
     return float(np.interp(wanted, rising[1:-1], places)) if np.ptp(rising) > 0 else column.centre
-
-
-def require_rows(rows: int) -> None:
-    """Raise BidroError for a table without rows."""
-    if rows == 0:
-        raise BidroError("The table has no rows; there is nothing to describe.")
 
 
 def as_json(found: Sequence[Described]) -> list[dict[str, Any]]:

@@ -4,49 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from bidro.core.errors import BidroError
-from bidro.core.splits import label_ids
 from bidro.data.tables import Schema
-from bidro.fit.private_side import at_most_each, require_people
-from bidro.privacy.discrete_gaussian import Bits, secret_bits
-from bidro.privacy.masking import require_room, sum_of_masked
+from bidro.fit.private_side import own_sums
+from bidro.privacy.masking import sum_of_masked
 from bidro.privacy.mechanisms import Noisy, Scale
-from bidro.privacy.table_one import STEPS, Described, TableOne, as_json, require_rows, to_csv
+from bidro.privacy.table_one import Described, TableOne, as_json, to_csv
 from bidro.privacy.terms import Budget, Plan, SharedNoise
 from bidro.report.table_one import table_one_html
 
 CSV_FILE, PAGE_FILE, JSON_FILE = "table1.csv", "table1.html", "table1.json"
-
-
-def own_sums(
-    asked: TableOne,
-    schema: Schema,
-    table: pd.DataFrame,
-    budget: Budget | None,
-    plan: Plan | None = None,
-    bits: Bits = secret_bits,
-) -> Noisy:
-    """One client's sums, with the noise of its share where noise is shared by a plan. Raises BidroError for a
-    table that does not fit the schema or the budget."""
-    require_rows(len(table))
-    rho, most, sites = None, 1, 1
-    if plan is not None:
-        rho, most, sites = plan.charge("describe", budget)
-    elif budget is not None:
-        rho, most = budget.rho, budget.rows_per_person
-    labels = schema.people(table)
-    if budget is not None:
-        require_people(replace(budget, rows_per_person=most), labels is not None)
-        if labels is not None:
-            table = table.loc[at_most_each(label_ids(labels), most)]
-    if plan is not None:
-        require_room(len(table), plan.sites, STEPS, max(asked.scale(rho, most).variance))
-    return asked.noisy(asked.steps(schema, table), rho, most, bits, sites)
 
 
 def together(asked: TableOne, told: Sequence[Noisy]) -> list[Described]:

@@ -70,7 +70,7 @@ from bidro.deploy.site.rows import (
 from bidro.federated.engines.remote import Participant
 from bidro.federated.engines.wire import pack, unpack
 from bidro.fit import client_side
-from bidro.fit.private_side import PrivateClient, PrivateRows, in_agreed_units
+from bidro.fit.private_side import PrivateClient, PrivateRows, in_agreed_units, own_sums
 from bidro.fit.questions import Assess, HoldoutQuery, KnotReply, NoisyTable, Places
 from bidro.losses import losses_of
 from bidro.losses.predicted import SUM_TOLERANCE, PredictedLoss, Scored
@@ -81,7 +81,6 @@ from bidro.privacy.ledger import Ledger, OverspentError
 from bidro.privacy.table_one import TableOne
 from bidro.privacy.terms import MASKED, Budget, Plan
 from bidro.selection.calibrate import FOLDS
-from bidro.workflow.describe import own_sums
 
 T = TypeVar("T")
 
