@@ -124,6 +124,6 @@ if __name__ == "__main__":
     out = csv.writer(sys.stdout)
     more = [] if "prediction" in found else [f"probability of {name}" for name in MODEL["classes"]]
     out.writerow(["prediction", *(more if "probabilities" in found else [])])
-    said = found.get("prediction", found.get("label"))
+    said: Any = found.get("prediction", found.get("label"))
     wide = found.get("probabilities", np.empty((len(said), 0)))
     out.writerows([one, *own] for one, own in zip(said.tolist(), wide.tolist(), strict=True))
