@@ -48,13 +48,10 @@ def _audited(folder, monkeypatch, times, held_out):
     """The best attack on whole runs of a site whose noise is secretly drawn for so many times its budget."""
 
     def paid(plan, question, budget):
-        rho, rows = _HONEST(plan, question, budget)
-        return None if rho is None else rho * times, rows
+        rho, rows, sites = _HONEST(plan, question, budget)
+        return None if rho is None else rho * times, rows, sites
 
     monkeypatch.setattr(Plan, "charge", paid)
-    monkeypatch.setattr(
-        PrivateClient, "charge", lambda self, question: paid(self.plan, question, self.budget)
-    )
     whole = table(sizes=(_ROWS,) * 5)
     here = whole[whole["site"] == "east"].drop(columns="site").reset_index(drop=True)
     # A row so far out that it changes sums by all that a row can, on the side that is looked at.
@@ -76,7 +73,7 @@ def _audited(folder, monkeypatch, times, held_out):
         site = replace(read, state=folder / f"state-{seed}")
         site.state.mkdir()
         write_key(site.state, state_of(read).key)
-        monkeypatch.setattr(private_answers, "PrivateClient", lambda *parts: PrivateClient(*parts, bits))
+        monkeypatch.setattr(private_answers.PrivateClient, "of", lambda *parts: PrivateClient(*parts, bits))
 
         def reply(request):
             transcript.append((request, reply_of(site, found[present], request)))

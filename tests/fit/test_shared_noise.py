@@ -11,12 +11,15 @@ from bidro.certify.certificate import Certificate, Shared
 from bidro.core.errors import BidroError
 from bidro.fit.fit import fit
 from bidro.fit.private import noisy_sums, private_plan, reported_budgets
+from bidro.fit.private_side import PrivateClient, PrivateRows
 from bidro.fit.questions import GradientsQuery
 from bidro.privacy.accounting import epsilon_of, honest_sites, shared_rho
+from bidro.privacy.discrete_gaussian import seeded_bits
 from bidro.privacy.masking import Release, Roster, SiteKey, masked, sum_of_masked
 from bidro.privacy.mechanisms import symmetric
 from bidro.privacy.terms import Budget, Plan, SharedNoise, Terms
 from tests.fit.test_private import CLASSES, OPTIONS, UNITS, network, z_of
+from tests.privacy.canary import audit, largest_area, log_likelihood_ratio
 
 SHARED = SharedNoise(1.0)
 SIZES = (400,) * 8
@@ -199,3 +202,61 @@ def test_gradients_and_moments_are_wrapped_and_not_cut():
     told = np.stack([mechanisms.with_noise([v], scale, lambda n: bytes(n)).values for v in parts])
     assert sum_of_masked(told).tolist() == [9]
     assert symmetric(np.arange(3.0), 2).shape == (2, 2)
+
+
+LARGER = SharedNoise(3.0)
+
+
+def attacked(colluding, runs=120):
+    """The best attack there is on all masked sums of a run of eight sites, by whoever knows all rows but one
+    and the noise of so many other sites: what is left of every sum is noise of the rest."""
+    options, query = of(OPTIONS, LARGER), GradientsQuery(np.zeros(3), np.eye(3), np.array(2.0), np.array(4.0))
+    plan = private_plan(options, 2, people=False, sites=8)
+    others, far = np.ones((3, 4)), np.vstack([np.ones((3, 4)), [[30.0, -20.0, 1.0, 50.0]]])
+    exact = replace(plan, shared=None)
+    clean = [PrivateClient(PrivateRows(z, z[:0]), exact, None) for z in (far, others)]
+    asked = [lambda one: one.moments().values, *[lambda one: one.gradients(query).values] * plan.rounds]
+    scales = [plan.moments_scale(None), *[plan.gradients_scale(None, 2.0, 4.0)] * plan.rounds]
+    without = [[ask(one) for one in clean] for ask in asked]
+
+    def score(present, seed):
+        sites = [
+            PrivateClient(
+                PrivateRows(far if present and i == 0 else others, others[:0]),
+                plan,
+                LARGER.budget,
+                seeded_bits(1000 * seed + i),
+            )
+            for i in range(8 - colluding)
+        ]
+        found = 0.0
+        for ask, scale, (one, other) in zip(asked, scales, without, strict=True):
+            told = sum_of_masked(np.stack([ask(site) for site in sites]))
+            rest = (len(sites) - 1) * other
+            variance = [len(sites) * v for v in scale.variance]
+            found += log_likelihood_ratio(told - rest, one, other, variance)
+        return found
+
+    budget = LARGER.budget
+    rho = plan.cost("moments", budget).rho + plan.rounds * plan.cost("gradients", budget).rho
+    return audit(score, runs, 1e-6), rho
+
+
+@pytest.mark.parametrize(
+    ("colluding", "times"), [pytest.param(0, Fraction(1, 2), marks=pytest.mark.slow), (4, 1)]
+)
+def test_the_best_attack_with_half_of_the_sites_colluding_learns_what_was_charged(colluding, times):
+    """And without them half of it; no more than the claim, which it reaches."""
+    found, rho = attacked(colluding)
+    assert found.epsilon <= LARGER.epsilon
+    assert found.by_counts <= LARGER.epsilon
+    assert abs(found.area - largest_area(times * rho)) <= 3.5 * found.error
+
+
+def test_with_all_other_sites_colluding_it_learns_what_ones_own_share_costs():
+    """The second figure, which it reaches, and which is above the first."""
+    found, rho = attacked(7)
+    assert abs(found.area - largest_area(4 * rho)) <= 3.5 * found.error
+    assert found.area - 3.5 * found.error > largest_area(rho)
+    plan = private_plan(of(OPTIONS, LARGER), 2, people=False, sites=8)
+    assert found.epsilon <= plan.alone.epsilon
