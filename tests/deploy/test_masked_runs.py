@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from safetensors.numpy import load
 from typer.testing import CliRunner
@@ -13,7 +14,8 @@ import bidro
 from bidro.certify.certificate import Certificate
 from bidro.cli import app
 from bidro.core.errors import BidroError
-from bidro.deploy.agreement.agreement import Agreement
+from bidro.data.tables import learn_schema
+from bidro.deploy.agreement.agreement import Agreement, draft
 from bidro.deploy.server.serve import run_job
 from bidro.deploy.site.answers import ledger_of
 from bidro.deploy.site.check import check_site
@@ -378,3 +380,20 @@ def test_the_key_is_shown_and_a_check_says_what_is_left(tmp_path):
     terms = replace(agreed.privacy, degree=5)
     agree(tmp_path, replace(agreed, privacy=terms))
     assert "of its privacy budget, of which" in check_site(site).refused
+
+
+def test_a_draft_for_classes_proposes_noise_and_says_what_epsilon_is(tmp_path):
+    """And what it shows of shared noise, without its marks, is an agreement."""
+    whole = pd.concat([table(classes=True, sizes=SIZES)] * 4)
+    text = draft(learn_schema(whole, "site", "y", None, None, "refuse"), whole)
+    assert 'release = "private"' in text
+    lines = text.replace("\n# ", " ")
+    assert "a factor of e^1 = 2.7 in the odds that anybody can tell whether a person took part" in lines
+    begin = text.index("# [privacy.shared]")
+    end = text.index("\n\n", begin)
+    keys = {name: f"{i}{i}" * 32 for i, name in enumerate(NAMES)}
+    shown = text[begin:end].replace("# ", "").replace('"a site" = "64 hexadecimal digits"', "")
+    shown += "\n".join(f'{name} = "{key}"' for name, key in keys.items())
+    (tmp_path / "schema.toml").write_text(text[:begin] + shown + text[end:])
+    assert Agreement.read(tmp_path / "schema.toml").privacy.shared == SharedNoise(1, keys=keys)
+    assert "[privacy.shared]" not in draft(learn_schema(table(), "site", "y", None, None, "refuse"), table())

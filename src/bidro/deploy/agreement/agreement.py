@@ -765,6 +765,20 @@ def _columns(
     return lines
 
 
+# What stands in a draft below [privacy].
+_EPSILON_IN_WORDS = """\
+# epsilon = 1 means: at most a factor of e^1 = 2.7 in the odds that anybody can tell whether a person took
+# part, by all that leaves. Each site's own budget stands in its site.toml ([privacy] epsilon). Three sites or
+# more can share the noise, which then costs a model much less: each adds a share, sums are masked, and
+# epsilon holds as long as `honest` of the sites keep theirs to themselves. Every owner sends the line that
+# `bidro site key` shows.
+# [privacy.shared]
+# epsilon = 1
+# honest = 0.5
+# [privacy.shared.keys]
+# "a site" = "64 hexadecimal digits\""""
+
+
 def _training(agreed: Agreement, mark: str) -> list[str]:
     """The parts but the columns; in a draft as comments that show what there is."""
     options = agreed.options.in_file()
@@ -775,6 +789,7 @@ def _training(agreed: Agreement, mark: str) -> list[str]:
             given = {key: value for key, value in dataclasses.asdict(part).items() if value is not None}
             begin = mark if name == "limits" else ""
             lines += ["", f"[{name}]", *(f"{begin}{key} = {toml(value)}" for key, value in given.items())]
+            lines += _EPSILON_IN_WORDS.splitlines() if mark and name == "privacy" else []
     return [*lines, ""]
 
 
