@@ -151,7 +151,7 @@ def test_what_a_promise_is_about():
     few = held_out_bound({"a": [1.0, 1.0, 0.0, 1.0]}, largest=1.0, people=people)
     assert "too few people" in few.promise
     assert "'a' has 2, and" in few.promise
-    assert "people with the same mean would do" in few.promise
+    assert "people of the same mean loss would be enough" in few.promise
     assert (
         "more people would not help" in held_out_bound({"a": np.ones(4)}, largest=1.0, people=people).promise
     )

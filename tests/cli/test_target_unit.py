@@ -51,7 +51,7 @@ def test_all_that_a_fit_writes_and_says_has_the_word_and_is_else_the_same(folder
         for one in content.values():
             del one[part]
     assert content["plain"] == content["days"]
-    assert "On held-out rows, none counted as more than" in both["plain"]
+    assert "counts as that" in both["plain"]
     assert ", in days²: mean loss" in both["days"]
     assert "days" not in both["plain"]
     assert load_model(folder / "days").schema.target_unit == "days"

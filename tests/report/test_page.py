@@ -268,7 +268,7 @@ def test_hostile_names_are_shown_and_run_nothing(visit):
     browser = visit(content)
     shown = texts(browser, "#clients tbody th")
     for client in content["clients"]:
-        assert client["name"] + (" binds" if client["binding"] else "") in shown
+        assert client["name"] + (" decides" if client["binding"] else "") in shown
     assert find(browser, "h1").text == content["title"]
     assert browser.execute_script("return document.querySelectorAll('img, script').length") == 2
     browser.switch_to.default_content()  # an open alert would raise here
@@ -481,7 +481,7 @@ def test_it_has_landmarks_headings_and_captions(visit):
     assert texts(browser, "th:not([scope])") == []
     assert all(texts(browser, "figcaption"))
     assert find(browser, "#statement").get_attribute("aria-live") == "polite"
-    assert [tag.strip() for tag in texts(browser, "#clients .tag")] == ["binds", "binds"]
+    assert [tag.strip() for tag in texts(browser, "#clients .tag")] == ["decides", "decides"]
 
 
 def test_the_frontier_is_on_the_first_screen_and_marks_what_is_compared(visit):
@@ -602,7 +602,7 @@ def test_a_bound_that_says_nothing_is_called_too_few_rows(visit):
     sentence = "There are too few rows to promise anything at confidence 0.95: 'a' has 4, and 60 would do."
     for level in content["levels"]:
         level["too_few"] = {"clipped": sentence}
-        short = "'a' has 4, and 60 rows with the same mean would do"
+        short = "'a' has 4, and 60 rows of the same mean loss would be enough for a promise"
         level["plainly"] = {"of": "clipped", "bound": None, "largest": None, "shortage": short}
         level["plainly"] |= page_content.BINDING
     browser = visit(content)
@@ -761,7 +761,7 @@ def test_a_bound_that_a_guess_keeps_as_well_is_called_too_few_rows(visit, better
     assert ("Too few rows to promise anything of use." in texts(browser, "#promised-words")[0]) is not better
     note = texts(browser, "#promised-note")[0]
     assert "The bound is set by West Moor, with 44 rows held out" in note
-    assert ("120 with the same mean would bring it half way to that mean." in note) is not better
+    assert ("120 with the same mean loss would bring it half way to that loss." in note) is not better
 
 
 def test_reports_of_older_versions_are_read(visit):

@@ -89,7 +89,9 @@ def test_a_bound_that_says_nothing_has_no_number_but_how_many_rows_would_do():
     assert (promised["binding"], promised["rows"]) == ("a", 9)
     nothing = plain_promise(stated(4.0), math.sqrt, True)
     assert nothing["bound"] is None
-    assert nothing["shortage"] == f"'a' has 9, and {nothing['enough']} rows with the same mean would do"
+    assert nothing["shortage"] == (
+        f"'a' has 9, and {nothing['enough']} rows of the same mean loss would be enough for a promise"
+    )
     # Of a loss that people have no unit for, nothing is said in one.
     assert plain_promise(stated(1.44), None, False) is None
 

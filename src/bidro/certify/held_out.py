@@ -211,7 +211,8 @@ class HeldOut(_OfClients):
         if self.enough is None:
             return f"more {what} would not help: the losses of '{binding}' are as large as any that counts"
         return (
-            f"'{binding}' has {self.rows[binding]:,}, and {self.enough:,} {what} with the same mean would do"
+            f"'{binding}' has {self.rows[binding]:,}, and {self.enough:,} {what} of the same mean loss would "
+            "be enough for a promise"
         )
 
     @property

@@ -292,8 +292,8 @@ def coverage_obstacle(federation: Federation, transport: Transport) -> str | Non
         return "the support was read off the data; declare a box before seeing them."
     if not isinstance(federation.support, Box):
         return (
-            "it is not known within which bounds all rows lie; declare bounds of every feature and of the "
-            "target."
+            "it needs bounds of every feature and of the target, declared before anybody saw the rows "
+            "(--support)."
         )
     if federation.people is not None:
         return "rows of one person are not independent draws, which coverage needs."

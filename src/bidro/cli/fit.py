@@ -131,7 +131,7 @@ def _evaluated_on(done: Fit) -> str:
 def _cut(done: Fit) -> str:
     """The clip level of held-out losses, in words."""
     clipped = done.certificate.clipped
-    return "" if clipped is None else f", none counted as more than {clipped.largest:.4g}"
+    return "" if clipped is None else f"; a loss above {clipped.largest:.4g} counts as that"
 
 
 def _print(done: Fit, out: Path, verbose: bool) -> None:
@@ -168,14 +168,15 @@ def _solved(done: Fit, losses: Mapping[str, Any]) -> str:
     from bidro.losses.registry import entry_of
 
     trained = done.trained
-    how = f"Solved in {trained.rounds} round{'s' * (trained.rounds != 1)}"
+    how = f"Training took {trained.rounds} round{'s' * (trained.rounds != 1)}"
     # Of sums with noise there is no gap to certify.
-    gap = "" if trained.gap is None else f" to a certified relative gap of {trained.gap:.1e}"
-    if gap and done.model.settings["surrogate"] is not None:
-        gap += " of a surrogate for the worst case"
+    if trained.gap is not None:
+        what = "objective" if done.model.settings["surrogate"] is None else "surrogate of the worst case"
+        how += f"; the best possible {what} is lower by a share of at most {trained.gap:.1e}"
     measure = done.model.schema.target_unit
     unit = "" if measure is None else f", in {entry_of(done.model.loss).unit_in(measure)}"
     return (
-        f"{how}{gap}. On {_evaluated_on(done)}{_cut(done)}{unit}: mean loss {losses['mean']:.4g}, worst "
-        f"client {losses['worst_client']:.4g}, worst decile {losses['worst_decile']:.4g}."
+        f"On {_evaluated_on(done)}{unit}: mean loss {losses['mean']:.4g}, worst client "
+        f"{losses['worst_client']:.4g}, worst tenth of the clients {losses['worst_decile']:.4g}{_cut(done)}. "
+        f"{how}."
     )

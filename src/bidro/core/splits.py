@@ -237,8 +237,8 @@ def dealt(names: Sequence[str], draws: Draws, what: str, folds: int, key: Key) -
     if sizes.min() < folds:
         raise BidroError(
             f"Client '{names[int(sizes.argmin())]}' has {counted(sizes.min(), what)}, fewer than the {folds} "
-            f"folds of cross-validation; leave it out, give it more {_PLURALS[what]}, or do without: name "
-            "the weights, and no personal models."
+            f"folds of cross-validation; leave it out, give it more {_PLURALS[what]}, or choose nothing: "
+            "--weights fixed --personal none."
         )
     drawn = random_bits(names, draws.owner, draws.ids, key, _OF_FOLDS)
     found = np.minimum((_fractions(drawn) * folds).astype(np.int64), folds - 1)

@@ -409,7 +409,7 @@ def folds_of(rows: int, choices: FitSettings, limits: Limits) -> int:
     named = "".join([": " * bool(limits.without), ", ".join(f"'{name}'" for name in limits.without)])
     raise BidroError(
         "A site has too few people, or too few with a rare level or class, for cross-validation: sums over "
-        "what a fold leaves out could give rows away; name the weights (such as fixed) and set own to none, "
+        "what a fold leaves out could give rows away; choose nothing (weights fixed, personal none), "
         f"use fewer columns, or leave that site out{named}."
     )
 

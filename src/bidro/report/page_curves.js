@@ -48,7 +48,9 @@ function curves() {
 
 function curvesLegend(columns, rowsHere) {
   const entries = [];
-  if (columns.some((c) => c.knots)) entries.push({ shape: "line", tone: "blue", label: "What a number adds" });
+  const own = Object.keys(columns.find((c) => c.knots)?.personal ?? {}).length;
+  if (own) entries.push({ shape: "line", tone: "sky", label: `What a number adds by ${own === 1 ? "the client’s own model" : `the own models of ${own} clients`}` });
+  if (columns.some((c) => c.knots)) entries.push({ shape: "line", tone: "blue", label: own ? "By the shared model (dashed)" : "What a number adds" });
   if (columns.some((c) => c.knots?.length > 2))
     entries.push({ shape: "circle", tone: "blue", label: "Where the curve may bend" });
   if (columns.some((c) => c.levels)) entries.push({ shape: "bar", tone: "blue", label: "What a level adds" });
@@ -68,7 +70,7 @@ function multiple(column, at, label) {
   const caption = `${column.name}${label === null ? "" : `, ${label}`}: from ${number(low)} to ${number(high)}.`;
   drawn.set(plot, () => {
     const width = onPaper ? 390 : Math.max(plot.clientWidth, 220);
-    const svg = column.levels ? levelsChart(width, column, values) : curveChart(width, column, values);
+    const svg = column.levels ? levelsChart(width, column, values) : curveChart(width, column, values, at);
     build(svg, { role: "group", "aria-label": `Picture. ${caption}` }, []);
     walkWithArrows(svg);
     plot.replaceChildren(svg);
@@ -90,7 +92,7 @@ function drawMultiples() {
 
 /** The upright axis that all pictures share. */
 function addedScale(from, to) {
-  const all = report.curves.columns.flatMap((c) => c.values.flat());
+  const all = report.curves.columns.flatMap((c) => [...c.values.flat(), ...Object.values(c.personal ?? {}).flat(2)]);
   const [low, high] = [Math.min(0, ...all), Math.max(0, ...all)];
   const room = 0.06 * (high - low) || 1;
   return linearScale(low - room, high + room, from, to, 40);
@@ -112,7 +114,7 @@ function frame(width, height, bottom) {
   return { svg, y, left };
 }
 
-function curveChart(width, column, values) {
+function curveChart(width, column, values, at) {
   const strips = rowStrips(column);
   const bottom = 170;
   const below = bottom + 26;
@@ -130,7 +132,14 @@ function curveChart(width, column, values) {
   );
   const path = knots.map((k, i) => `${x(k)},${y(values[i])}`).join(" ");
   svg.append(reader(svg, x, y, column, values, left, width, bottom));
-  svg.append(draw("polyline", { points: path, class: "line blue", "pointer-events": "none" }));
+  // What is used: each client's own, where it has one; the shared model is for the others, and for new ones.
+  const own = Object.entries(column.personal ?? {});
+  for (const [name, all] of own) {
+    const points = knots.map((k, i) => `${x(k)},${y(ofClass(all[i], at))}`).join(" ");
+    svg.append(draw("polyline", { points, class: "line sky thin own", "pointer-events": "none", "data-client": name }));
+  }
+  const shared = own.length ? "line blue dashed" : "line blue";
+  svg.append(draw("polyline", { points: path, class: shared, "pointer-events": "none" }));
   knots.forEach((knot, i) => {
     const end = i === 0 || i === knots.length - 1;
     const words = [column.name, `At ${number(knot)}: ${added(values[i])}`, end ? "An end of what is drawn" : "It may bend here"];

@@ -196,7 +196,7 @@ function plainPromise({ of, bound, largest, shortage, binding, rows, enough, peo
   const set = ` The bound is set by ${binding}, with ${byPeople ? people1(rows) : plural(rows, "row")} held out`;
   if (useless) {
     const few = make("strong", {}, `Too few ${draws} to promise anything of use.`);
-    const more = enough > rows ? `; ${count(enough)} with the same mean would bring it half way to that mean.` : "; more lower it.";
+    const more = enough > rows ? `; ${count(enough)} with the same mean loss would bring it half way to that loss.` : "; more lower it.";
     const reached = `${sentence(guessWords())} came to ${plain(guess)}${areRight ? "" : counted} where it is worst.`;
     return [[few, " ", ...words], `${reached}${set}${more}${ofRows(byPeople, overRows)}`];
   }

@@ -53,13 +53,15 @@ const why = (name) => report.absent?.[name] ?? REASONS[name] ?? "the reason was 
 
 const upToFour = new Intl.NumberFormat("en-GB", { maximumSignificantDigits: 4 });
 const whole = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 0 });
+// Numbers of a column that may be a year stand without a separator.
+const year = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 0, useGrouping: "min2" });
 const minus = (text) => text.replace("-", "−");
 
 function number(value) {
   if (!isKnown(value)) return "–";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-4 || size >= 1e9)) return powerOfTen(value);
-  return minus((size >= 1000 ? whole : upToFour).format(value));
+  return minus((size >= 1000 ? year : upToFour).format(value));
 }
 
 function powerOfTen(value) {

@@ -325,7 +325,7 @@ function clientsTable() {
 // Without a radius, a robust risk is the loss in training.
 const anyRadius = clients.some((c) => c.radius !== 0);
 
-const bindingTag = (client) => (client.binding ? [" ", make("span", { class: "tag" }, "binds")] : []);
+const bindingTag = (client) => (client.binding ? [" ", make("span", { class: "tag" }, "decides")] : []);
 
 function trainingColumns(group) {
   return [

@@ -5,12 +5,12 @@
 function binds() {
   const binding = clients.filter((c) => c.binding).map((c) => c.name);
   const meaning =
-    "A client that binds weighs more in the worst mixture than its share of the rows. " +
-    "A lower loss there would lower the worst case.";
+    "Clients that count for more in the worst mix than their share of the rows decide the worst case: " +
+    "a lower loss there would lower it.";
   const named = binding.length > 8 ? [...binding.slice(0, 8), `${count(binding.length - 8)} more`] : binding;
   const who = binding.length
-    ? ` Here ${listed(named)} ${binding.length === 1 ? "binds" : "bind"}.`
-    : " No client was found to bind.";
+    ? ` Here that is ${listed(named)}.`
+    : " Here none does.";
   element("binds-words").textContent = meaning + who;
   const byWeight = [...clients].sort((a, b) => b.weight - a.weight || b.share - a.share);
   const caption = () => {

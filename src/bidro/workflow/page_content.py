@@ -60,6 +60,8 @@ CUT_ERRORS = ("squared", "absolute")
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 # Places of a normal distribution over which a share varies where rows are not here.
 _PLACES = 101
+# Of so many clients, those with the most rows, their own curves are drawn.
+_MOST_OWN = 24
 
 
 def headline(fit: Fit, evaluated: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -684,6 +686,12 @@ def drawn_curves(model: Model, of_rows: RowQuantiles | None) -> dict[str, Any] |
         return None
     curves = predictor.curves(model.schema.features, model.low, model.high)
     of_feature = [j for j, _ in predictor.basis.each_curve()]
+    largest = sorted(model.personal, key=lambda name: -model.settings["rows"].get(name, 0))[:_MOST_OWN]
+    # Clients' own models bend at the same places.
+    personal = {
+        client: model.predictor(model.personal[client]).curves(model.schema.features, model.low, model.high)
+        for client in largest
+    }
     found, place = list[dict[str, Any]](), 0
     for column in model.schema.columns:
         some = slice(place, place + len(column.coded))
@@ -697,6 +705,7 @@ def drawn_curves(model: Model, of_rows: RowQuantiles | None) -> dict[str, Any] |
             found += [
                 {"name": name, "matters": matters, "knots": curve.knots.tolist()}
                 | {"values": curve.values.tolist(), **rows}
+                | {"personal": {client: one[name].values.tolist() for client, one in personal.items()}}
                 for name, curve in own
             ]
         else:
