@@ -79,8 +79,12 @@ study: $(STAMP)
 	@echo "== the studies that the docs quote (those on real tables take hours)"
 	$(BIN)/python -m studies.simulation --out docs/studies
 	$(BIN)/python -m studies.promises --out docs/studies
+	$(BIN)/python -m studies.coefficients --out docs/studies
+	$(BIN)/python -m studies.row_coverage --out docs/studies
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments]'
 	$(BIN)/python -m studies.real_data --out docs/studies
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check mapie crepes
+	$(BIN)/python -m studies.row_intervals --out docs/studies
 
 # The site is built strictly: a warning is a failure. The variable silences an announcement of its theme, which is none.
 DOCS := $(VENV)/.installed-docs

@@ -119,7 +119,7 @@ DESIGNS: dict[str, tuple[int, bool, Draw, Floats | None]] = {
     "two classes": (600, True, _classes(False, False), None),
     "two classes, 120 persons": (600, True, _classes(True, False), None),
 }
-# What is told besides: where sandwich errors are known to be too small.
+# What is told besides: few persons, of whom sandwich errors are too small, and a rare feature.
 HARD: dict[str, tuple[int, bool, Draw, Floats | None]] = {
     "15 persons, a feature of the person": (75, False, _by_people(False, True, _even), SLOPES),
     "two classes, a feature that a tenth has": (300, True, _classes(False, True), None),
@@ -257,7 +257,7 @@ def page(parts: dict[str, list[dict[str, Any]]]) -> str:
     ]
     titles = {
         "unpenalised": "Weights by rows, nothing held back but a quarter of a row of each client for classes",
-        "hard": "Where sandwich errors are known to be too small",
+        "hard": "Few persons, and a rare feature",
         "chosen": 'Where `weights="auto"` chose weights by rows, given that it did',
         "penalised": "Curves, personal models and how much clients differ",
     }
