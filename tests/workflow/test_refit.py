@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from bidro import BidroError, Certificate, example_visits, load_model
@@ -68,6 +69,27 @@ def test_fresh_rows_certify_the_model_itself_and_no_row_is_fresh_that_was_held_o
     table.to_csv(held, index=False)
     with pytest.raises(BidroError, match="in training"):
         _run("certify", folder / "refit", held)
+
+
+def test_every_client_that_can_has_a_promise_of_its_own(folder, tmp_path):
+    table = example_visits()
+    sizes = {"north": 20, "south": 60, "west": 120}
+    parts = [own[: sizes.get(name, len(own))] for name, own in table.groupby("hospital")]
+    path = tmp_path / "small.csv"
+    pd.concat(parts).to_csv(path, index=False)
+    common = ("--client", "hospital", "--target", "stay", "--curves", "none")
+    _run("fit", path, *common, "--out", tmp_path / "plain")
+    _run("fit", path, *common, "--out", tmp_path / "each", "--promise-each")
+    before, after = (_certificate(tmp_path / name).of_rows for name in ("plain", "each"))
+    assert set(before.others) == {"north", "south", "west"}
+    assert after.others == ("north",)
+    assert {name: after.draws[name] for name in sizes} == {"north": 10, "south": 29, "west": 29}
+    # Large clients keep the share of before.
+    assert all(after.draws[name] == before.draws[name] for name in after.draws if name not in sizes)
+    settings = json.loads((tmp_path / "each" / "report.json").read_text())["settings"]
+    assert "at least 29" in dict(settings)["Held-out rows"]
+    with pytest.raises(BidroError, match="--promise-each"):
+        FitOptions(tables=("v.csv",), target="stay", promise_each=True, hold_out=0.0)
 
 
 @pytest.mark.parametrize("more", [{"hold_out": 0.0}, {"schema": "schema.toml"}])

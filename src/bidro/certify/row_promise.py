@@ -193,7 +193,7 @@ def row_promise(
     draws = {name: own.count for name, own in used.items()}
     several = any(not own.single for own in used.values())
     # Of mistakes a bound is never infinite: the same numbers as of errors are asked for.
-    needed = draws_needed(1 - (SHARE if share is None else share), confidence, people=several)
+    needed = needed_for(confidence, several, SHARE if share is None else share)
     groups = Groups.of(draws, needed, needed)
     others = tuple(name for name in draws if name not in groups.alone)
     clients = {name: _up(bound_of(used[name])) for name in groups.alone}
@@ -216,6 +216,11 @@ def row_promise(
         guessed,
         personal,
     )
+
+
+def needed_for(confidence: float, people: bool, share: float = SHARE) -> int:
+    """The held-out rows, or people of several rows each, that a promise of a client's own takes."""
+    return draws_needed(1 - share, confidence, people=people)
 
 
 def of_fits(fits: HeldOutFits, confidence: float, personal: bool = False) -> RowPromise:

@@ -29,7 +29,7 @@ _PANELS = {
     ),
     "Model": ("loss", "quantile", "personal", "curves", "increasing", "decreasing", "folds", "gap", "seed"),
     "Robustness": ("radius", "weights", "max_cost", "criterion", "metric", "label_cost"),
-    "Promises": ("support", "confidence", "shift", "hold_out", "new_clients", "refit"),
+    "Promises": ("support", "confidence", "shift", "hold_out", "new_clients", "promise_each", "refit"),
     "Privacy": ("epsilon", "delta", "rows_per_person", "honest"),
 }
 _PANEL_OF = {name: panel for panel, some in _PANELS.items() for name in some}

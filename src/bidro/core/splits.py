@@ -124,11 +124,13 @@ def holdout_of(
     rows: bool = True,
     alone: bool = False,
     cut: int | None = None,
+    least: int = 0,
 ) -> NDArray[np.bool_]:
     """`choose_holdout` where the rows' clients (codes, into the sorted names) are known, and what each is
     dealt by: `rows`, or else people. With `alone` every row or person is dealt by itself, with probability
     `share`, however few there are: then on which side it is says nothing of the others. With a `cut`, from
-    `cut_of`, that one is kept to."""
+    `cut_of`, that one is kept to. Without either at least `least` of a client are held out, where that is no
+    more than half of them, and else that half."""
     if not 0 <= share < 1:
         raise BidroError(f"--hold-out must be a share from 0 to below 1; got {share}.")
     if share == 0:
@@ -146,6 +148,7 @@ def holdout_of(
             f"on the rest; leave it out, give it more {_PLURALS[what]}, or use --hold-out 0."
         )
     wanted = np.clip(np.floor(share * sizes + 0.5).astype(np.int64), 1, sizes - 2)
+    wanted = np.maximum(wanted, np.minimum(least, sizes // 2))
     # Two with the same bits, once in a million times of a million rows, are distinguished by what they are.
     order = np.lexsort((dealt_out.ids, drawn, dealt_out.owner))
     rank = np.empty(len(order), np.int64)

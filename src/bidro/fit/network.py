@@ -191,6 +191,7 @@ class LocalNetwork:
         budget: Budget | None = None,
         scratch: Scratch | None = None,
         new_clients: float = 0.0,
+        least_held_out: int = 0,
     ) -> LocalNetwork:
         """From rows (N, k), targets (N,) and the client of each (N,); columns have names, the target's last.
         Rows may be given as a list of their columns (N,), which is emptied on the way, so that what has been
@@ -198,7 +199,8 @@ class LocalNetwork:
         laid out there, and not in memory.
 
         A share `hold_out` of every client's rows is held out of training; with `people` (N,), the person or
-        thing that each row is of, a share of these. Nothing depends on the order in which rows are given.
+        thing that each row is of, a share of these; at least `least_held_out` of every client's, up to half.
+        Nothing depends on the order in which rows are given.
         With a privacy budget every row, or person, is held out or not whatever the others are. A share
         `new_clients` of the clients is left out as a whole, chosen by their names.
         """
@@ -206,7 +208,8 @@ class LocalNetwork:
         left_out = np.isin(names, left_out_clients([str(n) for n in names], new_clients, seed))
         ids = None if people is None else label_ids(people if isinstance(people, Words) else Words.of(people))
         order, dealt_by = arranged(codes, features() if callable(features) else features, target, ids)
-        holdout = holdout_of(names, codes, dealt_by, hold_out, seed, ids is None, budget is not None)
+        dealt = (seed, ids is None, budget is not None, None, least_held_out)
+        holdout = holdout_of(names, codes, dealt_by, hold_out, *dealt)
         new = order[left_out[codes[order]]]
         if len(new):
             order = order[~left_out[codes[order]]]

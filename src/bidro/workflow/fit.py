@@ -127,9 +127,11 @@ def fit_tables(
         release()
         columns = [*schema.features, schema.target]
         rows = (target, clients, columns)
-        more: tuple[Any, ...] = (options.seed, people, budget, scratch, options.new_clients)
-        network = LocalNetwork.of(features, *rows, options.hold_out, *more)
-        second = None if again is None else LocalNetwork.of(again, *rows, 0.0, *more)
+        more: dict[str, Any] = {"seed": options.seed, "people": people, "budget": budget, "scratch": scratch}
+        more["new_clients"] = options.new_clients
+        least = options.least_held_out
+        network = LocalNetwork.of(features, *rows, options.hold_out, **more, least_held_out=least)
+        second = None if again is None else LocalNetwork.of(again, *rows, 0.0, **more)
         if what.privacy is None and schema.classes is not None:
             labels = signs(np.arange(len(schema.classes)), len(schema.classes)).tolist()
             seen = np.unique(target[network.places])

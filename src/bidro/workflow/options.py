@@ -146,6 +146,13 @@ class FitOptions(FitSettings, TableColumns):
         "and read in batches. By default half of this machine's.",
         _memory,
     )
+    promise_each: bool = setting(
+        False,
+        "Hold out of every client at least as many rows as a promise of its own takes (29 at 95%), up to "
+        "half of them.",
+        _flag,
+        option=bool,
+    )
     refit: bool = setting(
         False,
         "After the certificate, train again on all rows, held-out ones too: the model in the folder is that "
@@ -175,16 +182,28 @@ class FitOptions(FitSettings, TableColumns):
 
         super().__post_init__()
         self.sources()
-        if self.refit and (self.hold_out == 0 or self.epsilon is not None or self.schema is not None):
-            raise BidroError(
-                "--refit trains on all rows after some were held out for the certificate: it needs a "
-                "hold_out above 0, and goes with no schema and no privacy budget, which would be spent twice."
-            )
+        for name in ("refit", "promise_each"):
+            if getattr(self, name) and (
+                self.hold_out == 0 or self.epsilon is not None or self.schema is not None
+            ):
+                raise BidroError(
+                    f"--{name.replace('_', '-')} is of rows in this process that are held out for the "
+                    "certificate: it needs a hold_out above 0, and goes with no schema and no privacy budget."
+                )
         if self.radius == "bootstrap" or (self.support is not None and self.metric == "joint"):
             require_distances()
         self.budget()
         if self.loss is not None:
             require_word(self.loss, self.task)
+
+    @property
+    def least_held_out(self) -> int:
+        """Of every client's rows, or people, where a promise of its own is wanted of each."""
+        if not self.promise_each:
+            return 0
+        from bidro.certify.row_promise import needed_for
+
+        return needed_for(self.confidence, self.person is not None)
 
     def sources(self) -> list[Source]:
         """Where the rows are: files, or a query. Raises BidroError where both are named, or half a query."""

@@ -275,7 +275,7 @@ def _settings(fit: Fit) -> list[list[str]]:
         ["Radii", f"{settings['chosen']['radius']} {settings['radius']}"],
         ["Weights in training", settings["chosen"]["weights"]],
         ["Metric", "features move, the target does not" if options.metric == "features" else "all move"],
-        ["Held-out rows", f"{options.hold_out:.0%} of every client{_of_people(fit)}"],
+        ["Held-out rows", f"{options.hold_out:.0%} of every client{_at_least(fit)}{_of_people(fit)}"],
         ["Random seed", str(options.seed)],
     ]
     calibration = fit.trained.calibration
@@ -295,6 +295,11 @@ def _settings(fit: Fit) -> list[list[str]]:
             rows.insert(0, [title, settings["chosen"][name]])
     rows += [[f"Version of {name}", version] for name, version in fit.model.versions.items()]
     return rows
+
+
+def _at_least(fit: Fit) -> str:
+    least = fit.options.least_held_out
+    return f", and at least {least} where that is no more than half, else that half" if least else ""
 
 
 def _of_people(fit: Fit) -> str:
