@@ -260,6 +260,8 @@ def page(results: Mapping[str, Any]) -> str:
         name: np.mean([own["worst_tenth"] for own in parts[name]]) - by_chance.mean() for name in METHODS
     }
     said = ", ".join(f"{100 * own:+.1f} points ({name})" for name, own in apart.items())
+    finite = {name: [own["width"] for own in of if own["width"] is not None] for name, of in parts.items()}
+    widths = ", ".join(f"{np.median(of):.2f} ({name}, {len(of)} tables)" for name, of in finite.items())
     lines = [
         "# Intervals for rows on real tables",
         "",
@@ -276,6 +278,7 @@ def page(results: Mapping[str, Any]) -> str:
         f"in the median ({wider.min():.2f} to {wider.max():.2f}), and cover",
         f"{np.mean([own['coverage'] for own in parts['bidro']]):.1%} of all rows on average. The coverage of",
         f"the worst tenth, less what chance alone gives, on average over tables: {said}.",
+        f"Median widths: {widths}.",
         "",
         "| table | clients | held out, median client | chance | "
         + " | ".join(f"{name}: all / worst tenth / width" for name in METHODS)
