@@ -81,6 +81,7 @@ study: $(STAMP)
 	$(BIN)/python -m studies.promises --out docs/studies
 	$(BIN)/python -m studies.coefficients --out docs/studies
 	$(BIN)/python -m studies.row_coverage --out docs/studies
+	@test -z '$(DATA)' || $(BIN)/python -m studies.published --data '$(DATA)' --out docs/studies
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments]'
 	$(BIN)/python -m studies.real_data --out docs/studies
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check mapie crepes

@@ -19,6 +19,7 @@ from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import namespace
 from bidro.core.sets import WholeSpace
 from bidro.losses import LinearLoss, Softmax, Squared, has_curves
+from bidro.losses.custom import DeclaredLoss
 from bidro.risk.client_rows import ClientRows
 from bidro.risk.inner.problem import Inner, Oracle
 from bidro.risk.rows_jax import Pass, Point, RiskModel, first_order_pass, moved_pass, still_pass, unmoved_risk
@@ -206,6 +207,10 @@ def _searched(
         near, is_near = _near_zero(rows, inner, at, eps, curvature)
         found = jax.tree.map(partial(jnp.where, is_near), near, found)
     unmoved = unmoved_risk(rows, inner, at, curvature)
+    if isinstance(inner.loss, DeclaredLoss) and inner.reachable_labels is None:
+        # W_1 is at most W_p, and a declared slope bounds what a move earns, wherever ascent has ended.
+        declared = unmoved.value + eps * inner.loss.lipschitz(at.x, inner.transport.inverse_scale)
+        found = found._replace(value=jnp.fmin(found.value, declared))
     result: RiskModel = jax.tree.map(partial(jnp.where, eps == 0), unmoved, found)
     return result
 
