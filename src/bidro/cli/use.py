@@ -352,18 +352,19 @@ def _draw_curves(content: dict[str, Any], folder: Path, model: Path) -> list[str
         raise BidroError(
             f"The model in '{model}' has no curves; it is of straight lines, or of an older bidro."
         )
-    from bidro.report.figures import curves_figure, save
+    from bidro.report.figures import curves_figure, pair_figure, save
 
     measure = content.get("target_unit")
     target = content["target"] if content["task"] == "regression" else "the score"
     target += "" if measure is None else f", in {measure}"
     found = []
-    for place, column in enumerate(content["curves"]["columns"], 1):
-        name = re.sub(r"[^A-Za-z0-9]+", "-", column["name"]).strip("-")[:60] or "column"
-        path, figure = (
-            folder / f"{place:02d}-{name}.png",
-            curves_figure(column, target, content.get("classes")),
-        )
+    columns: list[tuple[str, Any, Any]] = [
+        (one["name"], one, curves_figure) for one in content["curves"]["columns"]
+    ]
+    columns += [("-".join(one["names"]), one, pair_figure) for one in content["curves"].get("pairs", ())]
+    for place, (title, column, picture) in enumerate(columns, 1):
+        name = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")[:60] or "column"
+        path, figure = folder / f"{place:02d}-{name}.png", picture(column, target, content.get("classes"))
         write_whole(path, lambda temporary, figure=figure: save(figure, temporary))  # type: ignore[misc]
         found.append(str(path))
     return found

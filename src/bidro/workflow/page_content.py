@@ -37,6 +37,7 @@ from bidro.fit.training import has_pooled
 from bidro.losses import registry
 from bidro.losses.linear import Pinball, Squared
 from bidro.model.model_file import Model
+from bidro.model.predictor import Predictor
 from bidro.selection.calibrate import Calibration
 from bidro.selection.personalise import PersonalChoice
 from bidro.selection.rule import worst_decile
@@ -723,9 +724,22 @@ def drawn_curves(model: Model, of_rows: RowQuantiles | None) -> dict[str, Any] |
         place += len(column.coded)
     return {
         "columns": sorted(found, key=lambda one: -one["matters"]),
+        "pairs": _drawn_pairs(predictor, model.schema.features),
         "rows_here": of_rows is not None,
         "quantiles": list(QUANTILES),
     }
+
+
+def _drawn_pairs(predictor: Predictor, names: Sequence[str]) -> list[dict[str, Any]]:
+    """What pairs of features add at their knots, those first that vary most over these."""
+    found = []
+    shares = predictor.pairs(names).values()
+    for pair, own in zip(predictor.basis.pairs, shares, strict=True):
+        places = own.values.reshape(own.values.shape[0] * own.values.shape[1], -1)
+        matters = _varies(places, np.full(len(places), 1 / len(places)))
+        content = {"names": [names[j] for j in pair.features], "knots": [side.tolist() for side in own.knots]}
+        found.append({**content, "values": own.values.tolist(), "matters": matters})
+    return sorted(found, key=lambda one: -one["matters"])
 
 
 def _varies(values: Floats, weights: Floats) -> float:
