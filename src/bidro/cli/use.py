@@ -319,11 +319,13 @@ def report(
         Path | None,
         typer.Option(metavar="DIR", help="Also a picture (PNG) of each curve, into this folder."),
     ] = None,
+    card: Annotated[Path | None, typer.Option(help="Also a model card in Markdown, into this file.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Write the report page of a model folder anew, and pictures of its curves."""
+    """Write the report page of a model folder anew, pictures of its curves, and a model card."""
     from bidro.core.files import parsed_json, read_text, write_text
     from bidro.model.model_file import load_model
+    from bidro.report.card import model_card
     from bidro.report.page import page_html
 
     load_model(model)
@@ -338,6 +340,9 @@ def report(
     where = out or model / "report.html"
     write_text(where, page_html(content))
     words = f"Written to {where}: open it in a browser."
+    if card is not None:
+        write_text(card, model_card(content))
+        words += f" The model card is {card}."
     if drawn:
         words += f" {len(drawn)} pictures are in {curves}."
     result = {"out": str(where), **({} if curves is None else {"curves": drawn})}
