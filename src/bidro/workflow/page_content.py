@@ -57,6 +57,10 @@ _DISTINCT = 2.0
 _RIGHT = "the share of right predictions"
 # Losses of which a largest one is that of one error.
 CUT_ERRORS = ("squared", "absolute")
+# A class with at most this share of the rows is rare: nearly all predictions are right that never say it.
+_RARE = 0.15
+# Of fewer rows than this nothing leads: one of them would move it by too much.
+_FEWEST_RARE = 10
 # The quantiles of clients' rows that are shown.
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 # Places of a normal distribution over which a share varies where rows are not here.
@@ -112,7 +116,27 @@ def headline(fit: Fit, evaluated: Mapping[str, Any]) -> dict[str, Any] | None:
         "of_people": fit.baselines.of_people,
         "guess": None if guess is None else _guessed(fit, guess),
         "guess_held_out": None if guess is None else guess.held_out,
+        "rare": _rare(fit, losses),
         "robust_in_use": fit.trained.shares_robust,
+    }
+
+
+def _rare(fit: Fit, known: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Where one of two classes has few of the rows, how well the models in use tell it from the other; None
+    where none is rare, or rows are elsewhere."""
+    rankings, classes, labels = fit.baselines.rankings, fit.model.schema.classes, fit.model.loss.labels
+    if not rankings or classes is None or labels is None:
+        return None
+    used = rankings["personal" if "personal" in known else "shared"]
+    if used.share > _RARE or used.rows < _FEWEST_RARE:
+        return None
+    pooled = rankings.get("pooled")
+    return {
+        "class": str(classes[list(labels).index(used.label)]),
+        "share": used.share,
+        "area": used.area,
+        "lift": used.lift,
+        "pooled_area": None if pooled is None else pooled.area,
     }
 
 
