@@ -22,6 +22,7 @@ from bidro.deploy.site.config import Site
 from bidro.deploy.site.disclosure.rules import PolicyViolationError
 from bidro.deploy.site.rows import SiteRows, holdout, table_id
 from bidro.deploy.site.session import reply_of
+from bidro.deploy.site.snapshot import snapshot
 from bidro.federated.engines.coordinator import InMemory, Nothing, Policy
 from bidro.federated.engines.wire import described, header_of, pack, unpack
 from bidro.fit.questions import KnotQuery, KnotReply, Prepared
@@ -98,7 +99,7 @@ class Server:
             "question": question, "run": self.run, "round": self.asked, **more,
         }  # fmt: skip
         if question != "prepare":
-            header["table"] = table_id(self.site, self.rows)
+            header["table"] = table_id(self.site, snapshot(self.site, self.rows))
         if question == "round" and self.rows.protocol.has_curves:
             header.setdefault("curves", None)
         reply = reply_of(self.site, self.rows, pack(message, header))
@@ -202,8 +203,9 @@ class Server:
             told = self.round(self.known(0, OneShotMWDRO), 0, at[0], OneShotMWDRO.reply_type)
             return [sums_from_moments(told.mean, told.around, count)]
         except NotToldError:
-            exact = self.known(0, ExactMWDRO, sends_curvature=False)
+            pass
         try:
+            exact = self.known(0, ExactMWDRO, sends_curvature=False)
             each = [self.round(exact, 0, one, Reply) for one in at]
         except NotToldError:
             return []

@@ -8,6 +8,8 @@ import pytest
 from tests.deploy.hostile import Rebuilt, Server
 from tests.deploy.sites import write_sites
 
+pytestmark = pytest.mark.usefixtures("agreed_release")
+
 SHARED = [f"x{j}" for j in range(6)]
 SEEDS = range(3)
 ALL_ROWS = {"hold_out": 0.0, "personal": "none"}

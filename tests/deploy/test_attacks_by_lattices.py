@@ -28,6 +28,8 @@ from tests.deploy.lattice import (
 )
 from tests.deploy.sites import write_sites
 
+pytestmark = pytest.mark.usefixtures("agreed_release")
+
 DEFAULT = {"curves": "auto"}
 
 

@@ -14,9 +14,11 @@ from bidro.data.tables import learn_schema
 from bidro.deploy.agreement.agreement import Agreement, written
 from bidro.deploy.messages.plan import PARTS, STEPS, QueryPlan, padded
 from bidro.deploy.site.disclosure import memory as releases
-from bidro.deploy.site.disclosure.memory import LOOKS
-from bidro.deploy.site.rows import SiteRows, fold_ids_by_count, holdout, table_id
+from bidro.deploy.site.disclosure.memory import LOOKS, Releases
+from bidro.deploy.site.disclosure.rules import PolicyViolationError
+from bidro.deploy.site.rows import SiteRows, fold_ids_by_count, holdout, known_rows, table_id
 from bidro.deploy.site.session import reply_of
+from bidro.deploy.site.snapshot import snapshot
 from bidro.federated.engines.coordinator import Nothing
 from bidro.federated.engines.wire import described, header_of, pack, unpack
 from bidro.fit.questions import KnotQuery, KnotReply, Places
@@ -97,7 +99,8 @@ def query(site, question, message=None, **more):
     rows = SiteRows.load(site)
     header = {
         "version": bidro.__version__, "client": "east", "agreed": rows.agreed.digest, "question": question,
-        "run": f"run-{next(_RUNS)}", "round": 1, "table": table_id(site, rows), **more,
+        "run": f"run-{next(_RUNS)}", "round": 1,
+        "table": table_id(site, snapshot(site, rows)), **more,
     }  # fmt: skip
     reply = reply_of(site, rows, pack(Nothing() if message is None else message, header))
     return header_of(reply).get("refused"), reply
@@ -269,7 +272,12 @@ def test_a_new_table_is_held_to_the_knots_of_earlier_runs(tmp_path):
     new = people(20, seed=1)
     new["u"] = np.where(np.arange(20) < 3, 2.0 + 0.01 * np.arange(20), -1.0 - 0.01 * np.arange(20))
     site_at(tmp_path, pd.concat([table, new], ignore_index=True), AUTO)
-    assert "10 of its rows with a level or class, or in a segment of a curve" in asked_to_prepare(site)
+    assert asked_to_prepare(site) is None
+    rows = SiteRows.load(site)
+    assert len(snapshot(site, rows).target) == len(table) == len(rows.target) - 20  # the new rows wait
+    found = Releases(*known_rows(site, rows), holdout(site, rows))
+    with pytest.raises(PolicyViolationError, match="with a level or class, or in a segment of a curve"):
+        found.check()
 
 
 def asked_to_prepare(site):

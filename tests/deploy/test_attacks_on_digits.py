@@ -144,7 +144,7 @@ def row_from_moves(folder, table, seed):
     site = site_with(folder, table, {})
     found = [residual_from_moves(site, 0.5 * slopes, f"first-{k}") for k, slopes in enumerate(np.eye(4))]
     far = training(site, SiteRows.load(site)).host_rows
-    more = pd.concat([table, people(50 + seed, False, 60)], ignore_index=True)
+    more = pd.concat([table, people(50 + seed, False, 400)], ignore_index=True)
     more.to_csv(site.data, index=False)
     found.append(residual_from_moves(site, 0.25 * np.ones(4), "second"))
     assert not any(isinstance(one, str) for one in found), found
@@ -173,7 +173,7 @@ def test_versions_of_a_table_are_one_statement_each_and_a_few_more(tmp_path):
         told = [told_at(site, x, f"run-{version}-{k}", 30) for k, x in enumerate(models)]
         answered.append(sum(one is not None for one, _ in told))
         assert holdout(site, SiteRows.load(site)).sum() > 40
-        table = pd.concat([table, people(50 + version, False, 60)], ignore_index=True)
+        table = pd.concat([table, people(50 + version, False, 400)], ignore_index=True)
         table.to_csv(site.data, index=False)
     assert answered == [4, 1, 1, 1, 1, 1]
     assert "answered of 9 models over 6 versions" in told[-1][1]
@@ -184,7 +184,7 @@ def test_statements_that_were_spared_are_for_later_versions(tmp_path, monkeypatc
     site = site_with(tmp_path / "site", people(0, False), {"hold_out": 0.45})
     first = told_at(site, np.zeros(5), "one", 30)
     assert first[0] is not None
-    pd.concat([people(0, False), people(50, False, 60)]).to_csv(site.data, index=False)
+    pd.concat([people(0, False), people(50, False, 400)]).to_csv(site.data, index=False)
     told = [told_at(site, np.eye(5)[k], f"run-{k}", 30)[0] for k in range(5)]
     assert [one is not None for one in told] == [True, True, True, True, False]
     monkeypatch.setattr(SiteLog, "reserve", lambda *_: None)

@@ -18,6 +18,7 @@ from bidro.deploy.agreement.agreement import Agreement, AskLimits, Unit, written
 from bidro.deploy.site.config import KEYS, Site
 from bidro.deploy.site.rows import SiteRows, site_log, table_id, training
 from bidro.deploy.site.session import reply_of, reply_to
+from bidro.deploy.site.snapshot import snapshot
 from bidro.deploy.site.state import KEY_FILE, write_key
 from bidro.federated.engines.coordinator import Nothing
 from bidro.federated.engines.wire import described, header_of, pack, unpack
@@ -66,7 +67,8 @@ def asked_of(site, question, message=None, **changes):
     rows = SiteRows.load(site)
     header = {
         "version": bidro.__version__, "client": "east", "agreed": rows.agreed.digest, "question": question,
-        "run": f"run-{next(_RUNS)}", "round": 1, "table": table_id(site, rows), **changes,
+        "run": f"run-{next(_RUNS)}", "round": 1,
+        "table": table_id(site, snapshot(site, rows)), **changes,
     }  # fmt: skip
     header = {name: value for name, value in header.items() if value is not None}
     if question == "prepare":
@@ -320,7 +322,7 @@ def test_a_site_reads_its_files_again_where_they_have_changed(tmp_path, monkeypa
     first = digest()
     assert first[0] == first[1]
     stamp = (tmp_path / "east.csv").stat()
-    changed = pd.concat([frame(), frame(seed=1).head(40)])
+    changed = pd.concat([frame(), frame(400, seed=1)])  # enough for every fold
     changed.to_csv(tmp_path / "east.csv", index=False)
     os.utime(tmp_path / "east.csv", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1_000_000))
     second = digest()

@@ -102,8 +102,10 @@ def _prepared(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     answerable = releases(site, rows).answerable(fold_ids_by_count(site, rows))
     folds = np.isin(np.arange(1, FOLDS + 1), answerable)[None].astype(float)
     whole = rows.whole(~kept)
-    sizes = [len(whole)], [int(kept.sum())]
-    people = rows.people_of(~kept), rows.people_of(kept)
+    # Of an agreement without a hold-out nobody asks about rows that another one has held out.
+    told = kept & (rows.agreed.options.hold_out > 0)
+    sizes = [len(whole)], [int(told.sum())]
+    people = rows.people_of(~kept), rows.people_of(told)
     found = _own(client_side.prepared(whole, *sizes, folds, table_id(site, rows), *people))
     # The mean of a column of 0 and 1 counts the rows of a level.
     return found, known_rows(site, rows)[1].rarest(~kept)
@@ -196,6 +198,10 @@ def _participant(
     support = WholeSpace(here.m)
     fold_spec = (folds, state_of(site).key) if folds else None
     found = Participant.of(algorithm, here, protocol.loss, protocol.transport, support, ambiguity, fold_spec)
+    if folds:
+        # As they were dealt when sums over them first left.
+        own = found.rows._replace(fold_ids=fold_ids_of(site, rows, folds))
+        found = replace(found, rows=own)
     allowed = site.min_rows, SINGLE_ROWS in site.allows
     behind = rows_behind(algorithm, found.loss, found.rows, *allowed)
     if algorithm.rows_behind in ("all rows", "folds"):
@@ -273,7 +279,7 @@ def _bounds(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
 def _held_out(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
     """(N,) which rows are held out. Raises PolicyViolationError where none are."""
     kept = holdout(site, rows)
-    if not kept.any():
+    if not kept.any() or rows.agreed.options.hold_out == 0:
         raise PolicyViolationError("no rows are held out, by what was agreed on.")
     return kept
 

@@ -49,6 +49,7 @@ from bidro.deploy.site.rows import (
     training,
 )
 from bidro.deploy.site.session import approved_for, reply_of
+from bidro.deploy.site.snapshot import snapshot, told_of
 from bidro.deploy.site.state import DATABASE, KEY_FILE
 from bidro.federated.engines.coordinator import Coordinator, InMemory, Policy
 from bidro.federated.engines.record import Record
@@ -71,8 +72,6 @@ class Checked:
     copies: int  # rows of the table that are copies of others
     training: int
     held_out: int
-    new: int  # rows that no run has used
-    gone: int  # rows that runs have used, and that are in the table no more
     min_rows: int
     min_cell: int
     rare_levels: Mapping[str, int]  # among training rows, by name, the rarest first
@@ -84,6 +83,9 @@ class Checked:
     refused: str | None  # why a run would not be answered; None where it would be
     warnings: tuple[str, ...] = ()  # of columns that lie far from the agreed units
     asks: bool = False  # whether every run waits for the owner's approval
+    new: int = 0  # rows that no run has used
+    gone: int = 0  # rows that runs have used, and that are in the table no more
+    waiting: int = 0  # rows that are not answered of until more are new
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -93,6 +95,11 @@ class Checked:
             f"{self.rows} {self.counted}: {self.training} to train on, {self.held_out} held out; {self.new} "
             f"rows are new since earlier runs, and {self.gone} that these used are gone."
         ]
+        if self.waiting:
+            lines.append(
+                f"{self.waiting} rows wait until there are enough that are new, or stay out with those who "
+                "are gone: answers are of the others."
+            )
         if self.copies:
             lines.append(copies_in_words(self.table_rows, self.copies, self.counted == "people"))
         for what, rule, least, found in (
@@ -142,7 +149,6 @@ def checked(
     training = np.where(holdout, -1, 0)
     cells = cell_counts(levels.has, training, 1, known.counted)[0]
     releases = Releases(memory, known, holdout)
-    new, gone = memory.changes(known)
     folds: tuple[int, ...] = ()
     if refused is None:
         folds = releases.answerable(fold_ids)
@@ -164,8 +170,6 @@ def checked(
         copies=known.copies,
         training=draws(~holdout, known.counted),
         held_out=draws(holdout, known.counted),
-        new=new,
-        gone=gone,
         min_rows=demanded.min_rows,
         min_cell=demanded.min_cell,
         rare_levels=_below(rare, demanded.min_rows),
@@ -355,7 +359,9 @@ def verdict(site: Site, rows: SiteRows) -> Verdict:
 
 
 def _checked(site: Site, rehearse: bool, rows: SiteRows) -> Checked:
-    refused = None
+    refused, told, whole = None, told_of(site, rows), rows
+    if site.privacy is None:
+        rows = snapshot(site, rows)
     try:
         require_allowed(site, rows)
         kept = holdout(site, rows)
@@ -365,6 +371,8 @@ def _checked(site: Site, rehearse: bool, rows: SiteRows) -> Checked:
             kept = dealt(site, rows)
     fold_ids = {} if refused is not None else fold_ids_by_count(site, rows)
     found = checked(*known_rows(site, rows), kept, fold_ids, refused)
+    waiting = len(whole.target) - len(rows.target)
+    found = replace(found, new=int(np.sum(~told.before)), gone=told.gone, waiting=waiting)
     # Under a budget no rule about rows is looked at, and the budget decides.
     if rehearse and (found.refused is None or site.privacy is not None):
         found = replace(found, refused=refusal_of_a_run(site, rows, found.folds))

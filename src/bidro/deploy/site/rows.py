@@ -6,7 +6,7 @@ Which rows are held out and how folds are dealt is the site's own: by its key an
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -68,6 +68,11 @@ class SiteRows:
     def people_of(self, wanted: NDArray[np.bool_]) -> NDArray[np.uint64] | None:
         """The people of some of the rows."""
         return None if self.people is None else self.people[wanted]
+
+    def only(self, wanted: NDArray[np.bool_]) -> SiteRows:
+        """Some of the rows (N,)."""
+        parts = (None if part is None else part[wanted] for part in (self.people, self.contents))
+        return SiteRows(self.agreed, self.features[wanted], self.target[wanted], self.ids[wanted], *parts)
 
     def in_units(self, client: str, wanted: NDArray[np.bool_]) -> Federation:
         """Some of the rows in the agreed units, as those of one client."""
@@ -145,7 +150,7 @@ def table_version(site: Site, rows: SiteRows) -> int:
 @lru_cache(maxsize=8)
 def known_rows(site: Site, rows: SiteRows) -> tuple[RowMemory, KnownRows]:
     """The site's memory, and its table as that knows it."""
-    means = 2 * len(rows.agreed.schema.features) + 1 if rows.agreed.options.hold_out else 0
+    means = 2 * len(rows.agreed.schema.features) + 1
     demanded = Demanded(site.min_rows, site.min_cell, rows.protocol.moments_dimension, means)
     memory = RowMemory(state_of(site), demanded)
     known = memory.known(rows.agreed.schema, rows.features, rows.target, rows.people)
@@ -156,12 +161,13 @@ def known_rows(site: Site, rows: SiteRows) -> tuple[RowMemory, KnownRows]:
 
 def dealt(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
     """(N,) which rows are held out of training, whether there are enough or not: an exact share of the table
-    that sums first left of. Later tables keep to its cut, so that a row, or person, never changes sides: what
-    is added is about that share."""
+    that sums first left of. Later tables keep to its cut, and so do other agreements, whatever share these
+    say, so that a row, or person, never changes sides: what is added is about that share."""
     here = np.array([site.client]), np.zeros(len(rows.target), np.int64)
     share, state = rows.agreed.options.hold_out, state_of(site)
     cut = state.cut(_dealt_by(site, rows), share)
-    return holdout_of(*here, rows.ids, share, state.key, rows.people is None, cut=cut)
+    wanted = share if cut is None else 0.5  # of which nothing depends where there is a cut
+    return holdout_of(*here, rows.ids, wanted, state.key, rows.people is None, cut=cut)
 
 
 def _dealt_by(site: Site, rows: SiteRows) -> str:
@@ -215,15 +221,52 @@ def releases(site: Site, rows: SiteRows) -> Releases:
         # Before anything leaves, and for good: a cut that nothing has left by yet does no harm.
         share, cut = rows.agreed.options.hold_out, cut_of(site.client, rows.ids, kept, state.key)
         state.keep_cut(_dealt_by(site, rows), share, cut)
+    known = found.known
+    folds = np.zeros(len(kept), np.uint64)
+    for count, fold_ids in fold_ids_by_count(site, rows).items():
+        # A byte a number of folds; 0 for a row that is not dealt to so many.
+        folds[~kept] |= (fold_ids + 1).astype(np.uint64) << np.uint64(8 * count)
+    state.keep_dealt(_dealt_by(site, rows), np.stack([_identity(known), rows.ids, folds]))
     found.training()
     return found
 
 
+def _identity(known: KnownRows) -> NDArray[np.uint64]:
+    """(N,) by which rows, or people, are known again when they are dealt."""
+    return known.hashes if known.named_people is None else known.people
+
+
+def _dealt_before(site: Site, rows: SiteRows) -> NDArray[np.uint64]:
+    """(2, N) what each row was dealt by, and its folds, when sums over it first left; 0 where none did."""
+    known = known_rows(site, rows)[1]
+    hashes, *dealt_by = state_of(site).dealt(_dealt_by(site, rows))
+    found = np.zeros((2, len(rows.target)), np.uint64)
+    if len(hashes):
+        at = np.minimum(np.searchsorted(hashes, _identity(known)), len(hashes) - 1)
+        found = np.where(hashes[at] == _identity(known), np.stack(dealt_by)[:, at], found)
+    return found
+
+
+def as_dealt(site: Site, rows: SiteRows) -> SiteRows:
+    """The rows with what they were dealt by when sums over them first left: a table that was written anew, so
+    that a last digit differs, moves nobody. People are dealt by their labels."""
+    if rows.people is not None:
+        return rows
+    before = _dealt_before(site, rows)[0]
+    dealt_by = np.where(before > 0, before, rows.ids)
+    return rows if np.array_equal(dealt_by, rows.ids) else replace(rows, ids=dealt_by)
+
+
 def fold_ids_by_count(site: Site, rows: SiteRows) -> dict[int, NDArray[np.int64]]:
-    """The folds (training rows,) by their number, as far as there are rows for them."""
-    own = training(site, rows)
-    counts = range(2, FOLDS + 1)
-    return {count: own.folds(count, state_of(site).key) for count in counts if own.draw_counts[0] >= count}
+    """The folds (training rows,) by their number, as far as there are rows for them: those in which each row
+    was when sums over it first left."""
+    own, kept = training(site, rows), _dealt_before(site, rows)[1][~holdout(site, rows)]
+    found = {}
+    for count in range(2, FOLDS + 1):
+        if own.draw_counts[0] >= count:
+            before = (kept >> np.uint64(8 * count) & np.uint64(255)).astype(np.int64) - 1
+            found[count] = np.where(before >= 0, before, own.folds(count, state_of(site).key))
+    return found
 
 
 def require_allowed(site: Site, rows: SiteRows) -> None:

@@ -24,6 +24,7 @@ from bidro.deploy.site.config import Site
 from bidro.deploy.site.disclosure.rules import SCORED, SCORES, PolicyViolationError
 from bidro.deploy.site.ledger import require_exact_may_leave
 from bidro.deploy.site.rows import SiteRows, require_allowed, site_log, state_of, table_id, table_version
+from bidro.deploy.site.snapshot import snapshot
 from bidro.deploy.site.state import Question
 from bidro.federated.engines.coordinator import refusal_message, reply_message
 from bidro.federated.engines.wire import header_of, pack
@@ -112,6 +113,8 @@ def _replied(site: Site, rows: SiteRows, data: bytes) -> bytes:
     log, header = site_log(site, rows.agreed), header_of(data)
     unchecked = _unchecked(header, data)
     try:
+        if site.privacy is None:
+            rows = snapshot(site, rows)
         if rows.agreed.neural_network is not None and header.get("question") != "score":
             # Before anything is imported by the name that was agreed on.
             require_allowed(site, rows)
@@ -166,9 +169,11 @@ def _require_promised(site: Site, request: Request) -> None:
 
 
 def approved_for(site: Site, rows: SiteRows) -> tuple[str, str]:
-    """(the digest of the agreement, the id of the table) that an approval of a run is for. Under a privacy
-    budget the table has none: that it has changed must not show in what is answered."""
-    return rows.agreed.digest, "" if site.privacy is not None else f"{table_id(site, rows):.0f}"
+    """(the digest of the agreement, the id of the snapshot) that an approval of a run is for. Under a privacy
+    budget there is none: that the table has changed must not show in what is answered."""
+    if site.privacy is not None:
+        return rows.agreed.digest, ""
+    return rows.agreed.digest, f"{table_id(site, snapshot(site, rows)):.0f}"
 
 
 def _question(site: Site, rows: SiteRows, request: Request, digest: str) -> Question:

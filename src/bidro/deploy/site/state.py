@@ -59,6 +59,7 @@ CREATE TABLE IF NOT EXISTS people (id INTEGER PRIMARY KEY CHECK (id = 1), conten
 CREATE TABLE IF NOT EXISTS released (key BLOB PRIMARY KEY, sent INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS cuts (dealt_by TEXT NOT NULL, share REAL NOT NULL, cut TEXT NOT NULL,
   PRIMARY KEY (dealt_by, share));
+CREATE TABLE IF NOT EXISTS dealt (what TEXT PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS looked (coding TEXT NOT NULL, knots TEXT NOT NULL, borne TEXT NOT NULL,
   PRIMARY KEY (coding, knots));
 """
@@ -190,27 +191,48 @@ class SiteState:
 
     def cut(self, dealt_by: str, share: float) -> int | None:
         """Up to which random bits rows, or people, were held out when sums over them first left, by what they
-        are dealt by and the share that was wanted; None where none did. Where sums left before cuts were
-        kept, each row was dealt by itself, and stays where it was."""
-        query = (dealt_by, float(share))
+        are dealt by, whatever share is wanted now; None where none did. Where sums left before cuts were
+        kept, each row was dealt by itself with this share, and stays where it was."""
+        first = "SELECT cut FROM cuts WHERE dealt_by = ? ORDER BY rowid LIMIT 1"
         with self.reading() as connection:
-            found = connection.execute(
-                "SELECT cut FROM cuts WHERE dealt_by = ? AND share = ?", query
-            ).fetchone()
+            found = connection.execute(first, (dealt_by,)).fetchone()
             kept, used = (
                 connection.execute(f"SELECT EXISTS (SELECT 1 FROM {name})").fetchone()[0]
                 for name in ("cuts", "memory")
             )
         if found is not None:
             return int(found[0])
-        return cut_alone(share) if used and not kept else None
+        return cut_alone(share) if used and not kept and share > 0 else None
+
+    def dealt(self, what: str) -> NDArray[np.uint64]:
+        """(3, M) the hashes of rows, or people, when sums over them first left, rising; what each was dealt
+        by, and its folds (`packed`)."""
+        with self.reading() as connection:
+            return _dealt_in(connection, what)
+
+    def keep_dealt(self, what: str, dealt: NDArray[np.uint64]) -> None:
+        """Remember (3, N) how rows, or people, were dealt, for good; the first stays."""
+        if np.isin(dealt[0], self.dealt(what)[0]).all():
+            return
+        with self.transaction() as connection:
+            every = np.concatenate([_dealt_in(connection, what), dealt], axis=1)
+            _, first = np.unique(every[0], return_index=True)
+            content = sqlite3.Binary(every[:, first].tobytes())
+            connection.execute("INSERT OR REPLACE INTO dealt VALUES (?, ?)", (what, content))
 
     def keep_cut(self, dealt_by: str, share: float, cut: int) -> None:
         """Remember a cut for good; the first stays."""
         with self.transaction() as connection:
             connection.execute(
-                "INSERT OR IGNORE INTO cuts VALUES (?, ?, ?)", (dealt_by, float(share), str(cut))
+                "INSERT INTO cuts SELECT ?1, ?2, ?3 "
+                "WHERE NOT EXISTS (SELECT 1 FROM cuts WHERE dealt_by = ?1)",
+                (dealt_by, float(share), str(cut)),
             )
+
+
+def _dealt_in(connection: sqlite3.Connection, what: str) -> NDArray[np.uint64]:
+    found = connection.execute("SELECT content FROM dealt WHERE what = ?", (what,)).fetchone()
+    return np.frombuffer(found[0] if found else b"", np.uint64).reshape(3, -1)
 
 
 def write_key(folder: Path, key: bytes) -> None:

@@ -381,7 +381,8 @@ def people_after(before: People, known: KnownRows, labels: Ints, needed: Ints, m
             if name in digests:
                 _require_unchanged(name, now.before, present, was, was_known, digests[name])
                 kept_digests[name] = np.where(present[:, None], digests[name], was)
-                kept_known[name] = was_known
+                # Of whom that study was told nothing, what it might be told is as it is now.
+                kept_known[name] = was_known | ((now.before < 0) & present)
             else:
                 kept_digests[name], kept_known[name] = was, was_known & ~now.changed
             # Of what is left behind nothing can be compared any more.
@@ -560,6 +561,16 @@ def _of_earlier_version(
     return Memory(names, hashes, hashes, hashes, whose, partitions)
 
 
+class Told(NamedTuple):
+    """What of a table was told before, row by row (N,)."""
+
+    before: NDArray[np.bool_]  # it was in a sum
+    known: NDArray[np.bool_]  # another row of its person was
+    changed: NDArray[np.bool_]  # of its person a row was in a sum that is gone
+    beside: NDArray[np.bool_]  # it was in all the same sums as a row that is gone
+    gone: int  # rows that were in a sum, and are not in the table
+
+
 class Demanded(NamedTuple):
     """What the rule demands of atoms."""
 
@@ -650,12 +661,33 @@ class RowMemory:
         now = _refined(memory, "sums", known, here, new, labels, self.demanded.min_rows)
         return np.where(labels == OUTSIDE, -1, now.atoms[here])
 
-    def changes(self, known: KnownRows) -> tuple[int, int]:
-        """(rows of the table that were never used, rows once used that are not in it)."""
+    def told(self, known: KnownRows) -> Told:
+        """What was told of the table's rows; of those of a study of other columns by whose they are."""
         with self.state.reading() as connection:
-            before = _read(connection, known.coding).hashes
-        new, gone = ~np.isin(known.hashes, before), ~np.isin(before, known.hashes)
-        return int(new.sum()), int(gone.sum())
+            memory, everybody = _read(connection, known.coding), _read_people(connection)
+        none = np.zeros(len(known.target), bool)
+        if not len(memory.hashes):
+            if everybody is None or known.named_people is None or everybody.column != known.schema.person:
+                return Told(none, none, none, none, 0)
+            here, _, new = placed(everybody.hashes, known.people)
+            before = np.isin(known.people, everybody.hashes)
+            # Who is gone, or was left behind by another study, where nothing of them can be compared.
+            gone, beside, classes = ~np.isin(everybody.hashes, known.people), none.copy(), everybody.classes
+            for study in everybody.studies.values():
+                for comparable in study.known.values():
+                    gone |= ~comparable[classes]
+            beside[before] = np.isin(classes[here[before]], np.unique(classes[gone]))
+            return Told(before, before, none, beside, int(gone.sum()))
+        here, _, new = placed(memory.hashes, known.hashes)
+        before = ~none
+        before[new] = False
+        gone = ~np.isin(memory.hashes, known.hashes)
+        named = known.named_people is not None
+        changed = np.isin(known.people, memory.people[gone]) if named else none
+        atoms, beside = memory.partitions["rows"].atoms, none.copy()
+        beside[before] = np.isin(atoms[here[before]], np.unique(atoms[gone]))
+        told = memory.people if everybody is None else everybody.hashes
+        return Told(before, np.isin(known.people, told), changed, beside, int(gone.sum()))
 
     def _after(
         self,
@@ -934,6 +966,11 @@ class Releases:
         are None; `curved` where it is about curves. As `training`."""
         self._require_kept_out(curved)
         return self.memory.release(self.known, self._sets(fold_ids), curved)
+
+    def require_borne(self) -> None:
+        """Raise PolicyViolationError where a segment that was told of before would hold too few of the rows
+        that are held out."""
+        self._require_kept_out(Curved({}, 0))
 
     def bears(self, fold_ids: NDArray[np.int64], curved: Curved) -> bool:
         """Whether `folds` would not refuse, and every segment holds enough rows of every set: whether one
