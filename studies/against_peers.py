@@ -3,20 +3,24 @@
 python -m studies.against_peers --out docs/studies [--splits 3] [--tables exam,radon] [--only fresh]
 
 In every split 30% of each client's rows (of its people, where rows are of people) are the test, and every
-method is told of which client a row is. `bidro` is fitted as the command fits a table, with rows held out for
-no certificate; its shared model is what it predicts for a client that it does not know. A split that the
-output already has is not run again. Nothing is tuned by hand: LightGBM chooses its trees by five folds, ridge
-its penalty; the additive model is InterpretML's with its defaults, interactions among them; the mixed model
-has a random intercept (of classes and counts, by variational Bayes).
+method is told of which client a row is, and of the same columns that they are categories. `bidro` is fitted
+as the command fits a table, with rows held out for no certificate; its shared model is what it predicts for a
+client that it does not know. A fit that the output already has is not run again. Nothing is tuned by hand:
+LightGBM chooses its trees by five folds, ridge its penalty; the additive model is InterpretML's with its
+defaults, interactions among them; the mixed model has a random intercept (of classes and counts, by
+variational Bayes).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import resource
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -77,6 +81,7 @@ def targets(table: pd.DataFrame, peer: Peer) -> Floats:
 
 def ours(peer: Peer, train: pd.DataFrame, seed: int) -> dict[str, Predictor]:
     """The command's fit, by its defaults."""
+    compilation_cache()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "train.csv"
         train.to_csv(path, index=False)
@@ -88,6 +93,7 @@ def ours(peer: Peer, train: pd.DataFrame, seed: int) -> dict[str, Predictor]:
                 task="classification" if peer.kind == "class" else "regression",
                 loss="poisson" if peer.kind == "count" else None,
                 person=peer.person,
+                categories=tuple(name for name in _levels(peer, train) if name != peer.client),
                 missing="median",
                 hold_out=0.0,
                 seed=seed,
@@ -255,30 +261,71 @@ def constant(peer: Peer, train: pd.DataFrame, seed: int) -> dict[str, Predictor]
     return {"constant": lambda rows: np.full(len(rows), mean)}
 
 
-METHODS = (ours, boosting, additive, ridge, mixed, constant)
+METHODS: dict[str, Callable[[Peer, pd.DataFrame, int], dict[str, Predictor]]] = {
+    OURS: ours,
+    "LightGBM": boosting,
+    "EBM": additive,
+    "ridge": ridge,
+    "mixed": mixed,
+    "constant": constant,
+}
 RIVALS = ("LightGBM", "EBM", "ridge", "mixed")
 
 
-def run_split(peer: Peer, table: pd.DataFrame, seed: int) -> dict[str, Any]:
-    """Of one split: by method the clients' sums of losses, and how long it took; None where it failed."""
+def run_split(
+    peer: Peer, table: pd.DataFrame, seed: int, methods: Sequence[str], most_seconds: int
+) -> dict[str, Any]:
+    """Of one split: the clients' `rows` in the test, and by method their sums of losses and how long it took;
+    why, where it failed."""
     held = split(table, peer, seed)
-    train, test = table[~held], table[held]
-    owner, names = pd.factorize(test[peer.client], sort=True)
-    rows = np.bincount(owner, minlength=len(names))
-    y = pd.Series(targets(table, peer), index=table.index)[test.index].to_numpy()
-    found: dict[str, Any] = {"rows": rows.tolist(), "losses": {}, "seconds": {}, "failed": {}}
-    for method in METHODS:
-        before = time.process_time()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                for name, predict in method(peer, train, seed).items():
-                    own = losses(peer.kind, y, predict(test))
-                    found["losses"][name] = np.bincount(owner, own, minlength=len(names)).tolist()
-        except Exception as error:  # a rival that cannot be fitted is said to have failed
-            found["failed"][method.__name__] = f"{type(error).__name__}: {error}"[:300]
-        found["seconds"][method.__name__] = round(time.process_time() - before, 2)
+    owner, names = pd.factorize(table[held][peer.client], sort=True)
+    rows = np.bincount(owner, minlength=len(names)).tolist()
+    found: dict[str, Any] = {"rows": rows, "losses": {}, "seconds": {}, "failed": {}}
+    for method in methods:
+        told = _in_time(partial(_run, peer, table, held, seed, method), most_seconds)
+        if isinstance(told, str):
+            found["failed"][method] = told
+            continue
+        own, found["seconds"][method] = told
+        found["losses"] |= {name: np.bincount(owner, each).tolist() for name, each in own.items()}
     return found
+
+
+def _run(
+    peer: Peer, table: pd.DataFrame, held: np.ndarray[Any, Any], seed: int, method: str
+) -> tuple[dict[str, Floats], float]:
+    """(the losses of test rows by what one method predicts, seconds of processor time)."""
+    y = targets(table, peer)[held]
+    before = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        predictors = METHODS[method](peer, table[~held], seed)
+        own = {name: losses(peer.kind, y, predict(table[held])) for name, predict in predictors.items()}
+    return own, round(time.process_time() - before, 2)
+
+
+def _in_time(work: Callable[[], Any], most_seconds: int) -> Any:
+    """What `work` returns, in a process of its own, or a text for why there is nothing: an error, or more
+    than so many seconds of processor time."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+
+    def child() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (most_seconds, most_seconds + 5))
+        try:
+            there.send(work())
+        except Exception as error:  # a rival that cannot be fitted is said to have failed
+            there.send(f"{type(error).__name__}: {error}"[:300])
+
+    process = context.Process(target=child)
+    process.start()
+    there.close()
+    try:
+        return here.recv()
+    except EOFError:
+        return f"ended after {most_seconds} s of processor time, or for want of memory"
+    finally:
+        process.join()
 
 
 def summary(splits: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -371,8 +418,9 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--tables", default="")
     parser.add_argument("--only", choices=("development", "fresh"))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--most-seconds", type=int, default=900, help="of processor time for a fit")
     options = parser.parse_args()
-    compilation_cache()
     names = {"development": DEVELOPMENT, "fresh": FRESH, None: TABLES}[options.only]
     wanted = options.tables.split(",") if options.tables else list(names)
     path = options.out / "against_peers.json"
@@ -381,11 +429,16 @@ def main() -> None:
         peer, own = TABLES[name], results.setdefault(name, {"splits": {}})
         table = peer.table()
         for seed in range(FIRST_SEED, FIRST_SEED + options.splits):
-            if str(seed) not in own["splits"]:
-                own["splits"][str(seed)] = run_split(peer, table, seed)
+            done = own["splits"].setdefault(str(seed), {"losses": {}, "seconds": {}, "failed": {}})
+            left = [m for m in options.methods.split(",") if m not in (*done["seconds"], *done["failed"])]
+            if left:
+                more = run_split(peer, table, seed, left, options.most_seconds)
+                done["rows"] = more["rows"]
+                for part in ("losses", "seconds", "failed"):
+                    done[part] |= more[part]
                 own["summary"] = summary(list(own["splits"].values()))
                 write_json(path, results)
-        print(name, json.dumps(own["summary"]), own["splits"][str(FIRST_SEED)]["failed"], flush=True)
+        print(name, json.dumps(own["summary"]), [one["failed"] for one in own["splits"].values()], flush=True)
     write_text(options.out / "against_peers.md", page(results))
 
 

@@ -67,6 +67,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
     confidence: float = FitSettings.confidence
     random_state: int = FitSettings.seed
     curves: Any = FitSettings.curves
+    pairs: Any = FitSettings.pairs
     increasing: Sequence[str] = FitSettings.increasing
     decreasing: Sequence[str] = FitSettings.decreasing
     # Where scikit-learn routes `clients` at all, scores are of the models that clients use.
@@ -177,6 +178,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         personal = {name: self._predictor(x) for name, x in fitted.personal_models.items()}
         self.curves_ = model.curves(features, *self._seen)
         self.personal_curves_ = {name: one.curves(features, *self._seen) for name, one in personal.items()}
+        self.pairs_ = model.pairs(features)
         self.coef_, self.intercept_ = self._shaped(*model.lines)
         shaped = {name: self._shaped(*one.lines) for name, one in personal.items()}
         self.personal_coef_ = {name: slopes for name, (slopes, _) in shaped.items()}
@@ -209,9 +211,9 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
             clients: as in `predict`.
 
         Returns:
-            A column `base`, the prediction for a row that is average in everything, and a column a feature;
-            they add up to the prediction (for classes to the score of `decision_function`, with columns by
-            class where there are more than two).
+            A column `base`, the prediction for a row that is average in everything, a column a feature, and
+            one a pair such as "age*sex"; they add up to the prediction (for classes to the score of
+            `decision_function`, with columns by class where there are more than two).
         """
         check_is_fitted(self)
         index = getattr(X, "index", None)
@@ -528,14 +530,19 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
             these by feature ("auto" for those not named); with a category, such as {"age": (8, "sex")}, a
             curve at each of its levels. With a radius, risks of curves are upper bounds of worst cases, and
             `worst_case` gives the other end.
+        pairs: "auto", pairs of features whose effects depend on each other, as many as cross-validation
+            chooses (0 is among them); None; a number of pairs; or the pairs, such as [("age", "sex")].
+            Features that are increasing or decreasing are in none.
         increasing: features whose lines or curves must rise.
         decreasing: features whose lines or curves must fall.
 
     Attributes:
         coef_: (k,) on the original scale, whatever was chosen: of a feature that is a straight line its
-            slope, NaN of one with a curve (see `curves_`), or by whose levels another has curves.
+            slope, NaN of one with a curve or a pair (see `curves_` and `pairs_`), or by whose levels another
+            has curves.
         intercept_: the prediction where every feature is 0; with curves, for a row that is average.
         curves_: by feature its knots, values and slopes.
+        pairs_: by pair, such as "age*sex", its knots and values; clients' personal models have the same.
         personal_coef_: by client, of those with a personal model; so are `personal_curves_` and
         `personal_intercept_`. client_weights_: the worst-case mixture, by client.
         client_risks_: robust, in the loss's own unit, by client.

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from bidro.data.standardise import Standard
-from bidro.fit.baselines import baselines_of_replies, baselines_of_rows
+from bidro.fit.baselines import baselines_of_replies, baselines_of_rows, ranking_of
 from bidro.fit.client_side import prepared
 from bidro.fit.questions import HoldoutBounds
 from bidro.losses import Absolute, Huber, Logistic, Pinball, Softmax, Squared
@@ -94,3 +95,33 @@ def test_two_classes_are_guessed_by_their_shares_and_mistakes_are_as_told(common
     np.testing.assert_allclose(
         baselines_of_replies(Logistic(True), told, standard, bounds, False).costs["personal"], [0.2, 0.25]
     )
+
+
+def test_rankings_of_a_rare_class_are_those_of_scikit_learn_and_of_counting():
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        scores = np.round(rng.normal(size=200), 1 if seed % 2 else 9)  # with ties and without
+        rare = rng.random(200) < 0.05 + 0.4 * (scores > 1)
+        found = ranking_of(scores, rare, 1.0)
+        np.testing.assert_allclose(found.area, roc_auc_score(rare, scores))
+        assert found.share == rare.mean()
+        if not seed % 2:
+            top = np.argsort(-scores)[:20]
+            np.testing.assert_allclose(found.lift, rare[top].mean() / rare.mean())
+    alike = ranking_of(np.zeros(50), np.arange(50) < 10, 1.0)
+    assert (alike.area, alike.lift) == (0.5, pytest.approx(1.0))
+
+
+def test_scores_of_either_class_rank_by_the_rarer_one():
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([rng.normal(size=(300, 2)), np.ones(300)])
+    model = np.array([1.0, -0.5])
+    rows[:, -1] = np.where(rows[:, :-1] @ model + rng.logistic(size=300) > 2, 1.0, -1.0)
+    for sign in (1.0, -1.0):
+        turned = rows * [1, 1, sign]
+        found = baselines_of_rows(
+            Logistic(), turned[:, -1], turned, [100, 200], {"shared": np.tile(sign * model, (2, 1))}, True
+        )
+        area = roc_auc_score(rows[:, -1] > 0, rows[:, :-1] @ model)
+        assert found.rankings["shared"].label == sign
+        np.testing.assert_allclose(found.rankings["shared"].area, area)

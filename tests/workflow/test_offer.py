@@ -80,3 +80,19 @@ def test_right_predictions_are_shares_and_the_worst_client_has_the_least():
     assert "worst tenth of clients" in words
     assert _row(words, "pooled training").split()[2:4] == ["90.0%", "70.0%"]
     assert "-2.0%" in _row(words, "robust to any mix")
+
+
+def test_a_rare_class_leads_with_how_well_it_is_told_from_the_other(tmp_path, capsys):
+    rows = example_visits()
+    rows["long"] = np.where(rows["stay"] > 11.5, "yes", "no")
+    rows.drop(columns="stay").to_csv(tmp_path / "rare.csv", index=False)
+    asked = ("--client", "hospital", "--target", "long", "--curves", "none", "--out", tmp_path / "model")
+    code, words, err = run(capsys, "fit", tmp_path / "rare.csv", *asked)
+    assert code == 0, err
+    rare = json.loads((tmp_path / "model" / "report.json").read_text())["plainly"]["rare"]
+    assert rare["class"] == "yes"
+    assert 0.01 < rare["share"] < 0.15
+    assert words.startswith(f"'yes' is rare ({rare['share']:.1%} of the rows)")
+    assert f"{rare['area']:.3f}" in words.splitlines()[0]
+    assert rare["area"] > 0.8
+    assert rare["lift"] > 2

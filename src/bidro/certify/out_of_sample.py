@@ -129,7 +129,8 @@ def _ends(loss: LinearLoss, model: AnyArray, support: Box) -> NDArray[np.float64
 
 
 def _ends_of_curves(loss: LinearLoss, model: AnyArray, support: Box) -> NDArray[np.float64]:
-    """The same, of curves: each is least and largest at an end of its side of the box, or at a knot."""
+    """The same, of curves: each is least and largest at an end of its side of the box, or at a knot. With
+    pairs, which are so by themselves, they are bounds."""
     assert loss.basis is not None
     w, b = loss.split(model)
     lower, upper = np.asarray(support.lower), np.asarray(support.upper)

@@ -319,11 +319,13 @@ def report(
         Path | None,
         typer.Option(metavar="DIR", help="Also a picture (PNG) of each curve, into this folder."),
     ] = None,
+    card: Annotated[Path | None, typer.Option(help="Also a model card in Markdown, into this file.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Write the report page of a model folder anew, and pictures of its curves."""
+    """Write the report page of a model folder anew, pictures of its curves, and a model card."""
     from bidro.core.files import parsed_json, read_text, write_text
     from bidro.model.model_file import load_model
+    from bidro.report.card import model_card
     from bidro.report.page import page_html
 
     load_model(model)
@@ -338,6 +340,9 @@ def report(
     where = out or model / "report.html"
     write_text(where, page_html(content))
     words = f"Written to {where}: open it in a browser."
+    if card is not None:
+        write_text(card, model_card(content))
+        words += f" The model card is {card}."
     if drawn:
         words += f" {len(drawn)} pictures are in {curves}."
     result = {"out": str(where), **({} if curves is None else {"curves": drawn})}
@@ -352,18 +357,19 @@ def _draw_curves(content: dict[str, Any], folder: Path, model: Path) -> list[str
         raise BidroError(
             f"The model in '{model}' has no curves; it is of straight lines, or of an older bidro."
         )
-    from bidro.report.figures import curves_figure, save
+    from bidro.report.figures import curves_figure, pair_figure, save
 
     measure = content.get("target_unit")
     target = content["target"] if content["task"] == "regression" else "the score"
     target += "" if measure is None else f", in {measure}"
     found = []
-    for place, column in enumerate(content["curves"]["columns"], 1):
-        name = re.sub(r"[^A-Za-z0-9]+", "-", column["name"]).strip("-")[:60] or "column"
-        path, figure = (
-            folder / f"{place:02d}-{name}.png",
-            curves_figure(column, target, content.get("classes")),
-        )
+    columns: list[tuple[str, Any, Any]] = [
+        (one["name"], one, curves_figure) for one in content["curves"]["columns"]
+    ]
+    columns += [("-".join(one["names"]), one, pair_figure) for one in content["curves"].get("pairs", ())]
+    for place, (title, column, picture) in enumerate(columns, 1):
+        name = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")[:60] or "column"
+        path, figure = folder / f"{place:02d}-{name}.png", picture(column, target, content.get("classes"))
         write_whole(path, lambda temporary, figure=figure: save(figure, temporary))  # type: ignore[misc]
         found.append(str(path))
     return found

@@ -17,6 +17,7 @@ counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,6 +38,8 @@ Indices = NDArray[np.int64]
 SEGMENTS = (16, 8, 4, 1)
 # A segment holds at least this many rows of all clients together.
 FEWEST_ROWS = 20
+# Slopes of a feature with pairs that are listed one by one.
+_MOST_ROWS = 200
 # Quantiles by which a client describes a column.
 PLACES = 64
 
@@ -72,16 +75,74 @@ class Levels:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Two features whose effects depend on each other: sum_ab c_ab phi_a(v) psi_b(w), phi_a and psi_b being
+    how far v and w are through each stretch between the knots of their feature, counted from 0: a continuous
+    function that is bilinear between knots, goes on level beyond the outermost, and is 0 where v or w is 0,
+    so that curves are what a feature does at the mean of the other. Immutable, hashable."""
+
+    features: tuple[int, int]
+    knots: tuple[tuple[float, ...], tuple[float, ...]]  # of each, ascending, at least two
+    # In training what a cell adds to the sum of its corners, (a, b) and (a + 1, b + 1) less the other two, is
+    # held at 0 so many times as strongly as a slope at its neighbour's.
+    held: float = 1.0
+
+    def __post_init__(self) -> None:
+        for own in self.knots:
+            if len(own) < 2 or not all(np.isfinite(own)) or any(b <= a for a, b in pairwise(own)):
+                raise BidroError(f"A pair needs at least two finite knots in ascending order; got {own}.")
+        if self.features[0] == self.features[1] or not 0 < self.held < np.inf:
+            raise BidroError(f"A pair is of two features, held with a positive number; got {self}.")
+
+    @property
+    def ends(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """(low, high) of every cell along the first feature, and the same along the second, all (cells,)."""
+        first, second = (np.array(own) for own in self.knots)
+        a, b = (grid.ravel() for grid in np.indices((len(first) - 1, len(second) - 1)))
+        return first[a], first[a + 1], second[b], second[b + 1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many stretches there are along each feature; cells are in this order."""
+        return len(self.knots[0]) - 1, len(self.knots[1]) - 1
+
+    @property
+    def columns(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    def expand(self, first: Any, second: Any) -> Any:
+        """(..., columns) of values (...,) of the two features, NumPy or traced."""
+        sides = []
+        for values, own in zip((first, second), self.knots, strict=True):
+            xp, knots = namespace(values), np.array(own)
+            low, high = knots[:-1], knots[1:]
+            sides.append(xp.clip(values[..., None], low, high) - np.clip(0.0, low, high))
+        product = sides[0][..., :, None] * sides[1][..., None, :]
+        return product.reshape(*product.shape[:-2], self.columns)
+
+    def at_knots(self, cells: Any, axis: int) -> Any:
+        """(..., stretches, knots of the other) the slopes along the feature of this axis (0 or 1), in each of
+        its stretches, where the other feature is at a knot, between which they are the steepest; of cells
+        (..., columns)."""
+        table = cells.reshape(*cells.shape[:-1], *self.shape)
+        knots = np.array(self.knots[1 - axis])
+        through = np.clip(knots[:, None], knots[:-1], knots[1:]) - np.clip(0.0, knots[:-1], knots[1:])
+        return table @ through.T if axis == 0 else table.swapaxes(-1, -2) @ through.T
+
+
+@dataclass(frozen=True)
 class Basis:
     """The inner knots of every curve, ascending; none where it is a straight line. A feature has one curve,
-    or one for each level of a category, one after the other. Immutable, hashable."""
+    or one for each level of a category, one after the other. The columns of `pairs` of features stand behind
+    those of curves. Immutable, hashable."""
 
     knots: tuple[tuple[float, ...], ...]
     by: tuple[Levels | None, ...] = ()  # (k,) of every feature; empty where none has curves by level
+    pairs: tuple[Pair, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what follows from the knots, which may be far larger."""
-        return {"knots": self.knots, "by": self.by}
+        return {"knots": self.knots, "by": self.by, "pairs": self.pairs}
 
     def __post_init__(self) -> None:
         for own in self.knots:
@@ -93,6 +154,9 @@ class Basis:
                 f"There are {len(self.feature_of_curve)} curves of {self.features} features, and knots of "
                 f"{len(self.knots)}."
             )
+        of_pairs = [j for pair in self.pairs for j in pair.features]
+        if of_pairs and not 0 <= min(of_pairs) <= max(of_pairs) < self.features:
+            raise BidroError(f"There are pairs of feature {max(of_pairs)}, and {self.features} features.")
 
     @property
     def features(self) -> int:
@@ -100,8 +164,8 @@ class Basis:
 
     @property
     def straight(self) -> bool:
-        """Whether every feature has one segment."""
-        return not any(self.knots) and not any(self.by)
+        """Whether every feature has one segment, and there are no pairs."""
+        return not any(self.knots) and not any(self.by) and not self.pairs
 
     @cached_property
     def feature_of_curve(self) -> Indices:
@@ -130,21 +194,32 @@ class Basis:
 
     @property
     def columns(self) -> int:
+        return self.of_curves + sum(pair.columns for pair in self.pairs)
+
+    @cached_property
+    def of_curves(self) -> int:
+        """How many of the columns, the first, are of curves."""
         return int(self.segments.sum())
+
+    @property
+    def of_pairs(self) -> list[slice]:
+        """The columns of every pair."""
+        ends = self.of_curves + np.cumsum([0, *(pair.columns for pair in self.pairs)])
+        return [slice(a, b) for a, b in pairwise(ends.tolist())]
 
     @cached_property
     def curve(self) -> Indices:
-        """(columns,) whose segment each is."""
+        """(of_curves,) whose segment each is."""
         return np.repeat(np.arange(len(self.knots)), self.segments)
 
     @cached_property
     def feature(self) -> Indices:
-        """(columns,) of which feature each is."""
+        """(of_curves,) of which feature each is."""
         return self.feature_of_curve[self.curve]
 
     @cached_property
     def ends(self) -> tuple[Floats, Floats]:
-        """(low, high), both (columns,), of every segment; infinite at the outermost."""
+        """(low, high), both (of_curves,), of every segment; infinite at the outermost."""
         low = [np.concatenate([[-np.inf], own]) for own in self.knots]
         high = [np.concatenate([own, [np.inf]]) for own in self.knots]
         none = np.zeros(0)
@@ -152,7 +227,7 @@ class Basis:
 
     @cached_property
     def _begin(self) -> Floats:
-        """(columns,) where each segment counts from."""
+        """(of_curves,) where each segment counts from."""
         return np.clip(0.0, *self.ends)
 
     @cached_property
@@ -161,16 +236,21 @@ class Basis:
         counts = np.bincount(self.feature, minlength=self.features)
         place = np.arange(counts.max(initial=1))
         starts = np.cumsum(counts) - counts
-        return np.where(place < counts[:, None], starts[:, None] + place, self.columns)
+        return np.where(place < counts[:, None], starts[:, None] + place, self.of_curves)
 
     @cached_property
     def roughness(self) -> Floats:
         """(columns, columns) R with <w, R w> the sum of squares of the differences between neighbouring
-        slopes: 0 for straight lines."""
+        slopes, 0 for straight lines, and of what every cell of a pair adds to the sum of its corners, as
+        often as it is held."""
         found = np.zeros((self.columns, self.columns))
         for before in np.flatnonzero(np.diff(self.curve) == 0):
             both = np.ix_([before, before + 1], [before, before + 1])
             found[both] += np.array([[1.0, -1.0], [-1.0, 1.0]])
+        for some, pair in zip(self.of_pairs, self.pairs, strict=True):
+            low, high, other_low, other_high = pair.ends
+            cells = np.arange(some.start, some.stop)
+            found[cells, cells] = pair.held * ((high - low) * (other_high - other_low)) ** 2
         return found
 
     def curves_of(self, features: Any) -> Any:
@@ -182,7 +262,7 @@ class Basis:
         return xp.stack(every, axis=-1)
 
     def on(self, features: Any) -> Any:
-        """(..., columns) whether each segment is of a curve that rows (..., k) are on."""
+        """(..., of_curves) whether each segment is of a curve that rows (..., k) are on."""
         return self.curves_of(features)[..., self.feature] == self.curve
 
     def expand(self, features: Any) -> Any:
@@ -192,7 +272,16 @@ class Basis:
         if any(self.by):
             # At 0 a curve is 0: so it is for rows of another level.
             values = xp.where(self.on(features), values, 0.0)
-        return xp.clip(values, *self.ends) - self._begin
+        curves = xp.clip(values, *self.ends) - self._begin
+        return curves if not self.pairs else xp.concatenate([curves, self.expand_pairs(features)], axis=-1)
+
+    def expand_pairs(self, features: Any) -> Any:
+        """(..., columns of pairs) from rows (..., k), NumPy or traced."""
+        each = [
+            pair.expand(features[..., pair.features[0]], features[..., pair.features[1]])
+            for pair in self.pairs
+        ]
+        return namespace(features).concatenate([features[..., :0], *each], axis=-1)
 
     def along(self, columns: Indices, values: Floats) -> Floats:
         """(N, columns) what some segments, of one feature and level, are at its values (N,)."""
@@ -204,20 +293,103 @@ class Basis:
         return namespace(rows).concatenate([self.expand(rows[..., :-1]), rows[..., -1:]], axis=-1)
 
     def steepest(self, slopes: Any) -> Any:
-        """(..., k) the largest size of each feature's slopes (..., columns), of any level."""
+        """(..., k) the largest size of each feature's slopes (..., columns), of any level and wherever the
+        features are that it has pairs with."""
         xp = namespace(slopes)
-        sizes = xp.abs(slopes)
+        sizes = xp.abs(slopes[..., : self.of_curves])
         padded = xp.concatenate([sizes, xp.zeros((*sizes.shape[:-1], 1))], axis=-1)
-        return padded[..., self._table].max(axis=-1)
+        found = padded[..., self._table].max(axis=-1)
+        if not self.pairs:
+            return found
+        every = [found[..., j] for j in range(self.features)]
+        for j in self.paired:
+            parts = self._slopes_of_pairs(slopes, j)
+            of_curve = slopes[..., self._stretches[j][0]]  # (..., stretches)
+            most = of_curve + sum(part.max(axis=-1) for part in parts)
+            least = of_curve + sum(part.min(axis=-1) for part in parts)
+            every[j] = xp.maximum(xp.abs(most), xp.abs(least)).max(axis=-1)
+        return xp.stack(every, axis=-1)
+
+    @cached_property
+    def paired(self) -> tuple[int, ...]:
+        """The features that are in pairs."""
+        return tuple(sorted({j for pair in self.pairs for j in pair.features}))
+
+    @cached_property
+    def _stretches(self) -> dict[int, tuple[Indices, tuple[tuple[int, int, Indices], ...]]]:
+        """Of every feature in pairs, the stretches between all knots of its curves and pairs: (the column of
+        each in each of the feature's curves, one curve after the other; for each of its pairs (which, along
+        which side, the stretch of the pair that each is in, -1 beyond its ends))."""
+        found = {}
+        for j in self.paired:
+            sides = [(p, own.features.index(j)) for p, own in enumerate(self.pairs) if j in own.features]
+            curves = np.flatnonzero(self.feature_of_curve == j).tolist()
+            knots = [*(self.knots[c] for c in curves), *(self.pairs[p].knots[side] for p, side in sides)]
+            every = np.unique(np.concatenate([np.array(own, float) for own in knots]))
+            inside = np.concatenate([[every[0] - 1], (every[1:] + every[:-1]) / 2, [every[-1] + 1]])
+            starts = np.cumsum(self.segments) - self.segments
+            of_curve = [starts[c] + np.searchsorted(np.array(self.knots[c], float), inside) for c in curves]
+            each = []
+            for p, side in sides:
+                own = np.array(self.pairs[p].knots[side])
+                at = np.searchsorted(own, inside) - 1
+                each.append((p, side, np.tile(np.where(at < len(own) - 1, at, -1), len(curves))))
+            found[j] = (np.concatenate(of_curve).astype(np.int64), tuple(each))
+        return found
+
+    def _slopes_of_pairs(self, slopes: Any, j: int) -> list[Any]:
+        """For every pair of feature j (..., stretches, knots of the other feature): what it adds to the slope
+        along feature j."""
+        xp, found = namespace(slopes), []
+        for p, side, at in self._stretches[j][1]:
+            own = self.pairs[p].at_knots(slopes[..., self.of_pairs[p]], side)
+            level = xp.zeros((*own.shape[:-2], 1, own.shape[-1]))
+            found.append(xp.concatenate([own, level], axis=-2)[..., at, :])
+        return found
+
+    def slope_rows(self) -> tuple[Floats, Indices, Indices]:
+        """(D (rows, columns), feature (rows,), group (rows,), ascending): wherever a row is, the size of its
+        slope along a feature is at most the root of the sum over the feature's groups of the largest
+        |<D_r, w>|^2, w being the slopes (columns,).
+
+        A feature has one group, in which this is the largest there is, unless it has so many pairs that their
+        knots have too many combinations: then curve and pairs have a group each, and as
+        (a_0 + ... + a_p)^2 <= (p + 1) (a_0^2 + ... + a_p^2) these are the larger for it.
+        """
+        if not self.pairs:
+            return np.eye(self.columns), self.feature, self.feature
+        groups: list[tuple[int, Floats]] = []
+        each = np.eye(self.columns)
+        for j in range(self.features):
+            own = each[: self.of_curves][self.feature == j]
+            if j not in self.paired:
+                groups.append((j, own))
+                continue
+            # As functions of the slopes: (stretches, knots of the other feature, columns).
+            parts = [part.transpose(1, 2, 0) for part in self._slopes_of_pairs(each, j)]
+            apart = each[self._stretches[j][0]][:, None]
+            if len(apart) * math.prod(part.shape[1] for part in parts) > _MOST_ROWS:
+                parts = [np.unique(part.reshape(-1, self.columns), axis=0) for part in parts]
+                groups += [(j, math.sqrt(1 + len(parts)) * part) for part in (own, *parts)]
+                continue
+            for part in parts:
+                apart = (apart[:, :, None] + part[:, None]).reshape(len(part), -1, self.columns)
+            groups.append((j, np.unique(apart.reshape(-1, self.columns), axis=0)))
+        sizes = [len(rows) for _, rows in groups]
+        feature = np.repeat([j for j, _ in groups], sizes)
+        return np.concatenate([rows for _, rows in groups]), feature, np.repeat(np.arange(len(groups)), sizes)
 
     def contributions(self, features: Floats, slopes: Floats) -> Floats:
-        """(..., k) f_j(v), 0 at v_j = 0, of rows (..., k) and slopes (columns,)."""
+        """(..., k + pairs) f_j(v), 0 at v_j = 0, of rows (..., k) and slopes (columns,), and of every pair, 0
+        where one of its features is 0."""
+        columns = self.expand(features) * slopes
         starts = np.searchsorted(self.feature, np.arange(self.features))
-        return np.asarray(np.add.reduceat(self.expand(features) * slopes, starts, axis=-1))
+        starts = np.append(starts, [some.start for some in self.of_pairs]).astype(np.int64)
+        return np.asarray(np.add.reduceat(columns, starts, axis=-1))
 
     def ranges(self, slopes: Floats, lower: Floats, upper: Floats) -> tuple[Floats, Floats]:
-        """(least, most), both (k,), of f_j over [lower_j, upper_j] and all levels: at an end, or at a knot
-        between them."""
+        """(least, most), both (k + pairs,), of f_j over [lower_j, upper_j] and all levels, at an end, or at a
+        knot between them; and of every pair."""
         least, most = np.full(self.features, np.inf), np.full(self.features, -np.inf)
         starts = np.cumsum(self.segments) - self.segments
         for start, own, j in zip(starts, self.knots, self.feature_of_curve.tolist(), strict=True):
@@ -226,7 +398,17 @@ class Basis:
             low, high = (end[some] for end in self.ends)
             values = (np.clip(places[:, None], low, high) - self._begin[some]) @ slopes[some]
             least[j], most[j] = min(least[j], values.min()), max(most[j], values.max())
-        return least, most
+        of_pairs = []
+        for some, pair in zip(self.of_pairs, self.pairs, strict=True):
+            sides = [
+                np.clip(np.array([lower[j], *own, upper[j]]), lower[j], upper[j])
+                for j, own in zip(pair.features, pair.knots, strict=True)
+            ]
+            first, second = np.meshgrid(*sides)
+            values = pair.expand(first, second) @ slopes[some]
+            of_pairs.append((values.min(), values.max()))
+        more = np.array(of_pairs).reshape(-1, 2)
+        return np.append(least, more[:, 0]), np.append(most, more[:, 1])
 
     def thinned(self, most: int | Sequence[int]) -> Basis:
         """With at most so many segments a curve, or those of each feature (k,): every second knot goes until
@@ -243,7 +425,9 @@ class Basis:
     def onto(self, fewer: Basis) -> Indices:
         """(columns,) the column of `fewer`, whose knots are some of these, that holds each segment: slopes
         of it are slopes[onto], and its columns the sums of those that they hold."""
-        if any(not set(few) <= set(many) for few, many in zip(fewer.knots, self.knots, strict=True)):
+        if fewer.pairs != self.pairs or any(
+            not set(few) <= set(many) for few, many in zip(fewer.knots, self.knots, strict=True)
+        ):
             raise BidroError("Curves with fewer segments must have some of the knots of those with more.")
         starts = np.cumsum(fewer.segments) - fewer.segments
         inside = [
@@ -251,13 +435,26 @@ class Basis:
             for few, many in zip(fewer.knots, self.knots, strict=True)
         ]
         parts = [start + np.concatenate([[0], own]) for start, own in zip(starts, inside, strict=True)]
+        parts.append(np.arange(fewer.of_curves, fewer.columns))
         return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
 
     def in_units(self, mean: Floats, spread: Floats) -> Basis:
         """The same knots where a feature v is mean + spread v."""
         each = zip(self.knots, self.feature_of_curve.tolist(), strict=True)
         knots = tuple(tuple(float(mean[j] + spread[j] * knot) for knot in own) for own, j in each)
-        return Basis(knots, tuple(_in_units(levels, mean, spread) for levels in self.by))
+        return Basis(
+            knots,
+            tuple(_in_units(levels, mean, spread) for levels in self.by),
+            tuple(_pair_in_units(pair, mean, spread) for pair in self.pairs),
+        )
+
+
+def _pair_in_units(pair: Pair, mean: Floats, spread: Floats) -> Pair:
+    first, second = (
+        tuple(float(mean[j] + spread[j] * knot) for knot in own)
+        for j, own in zip(pair.features, pair.knots, strict=True)
+    )
+    return replace(pair, knots=(first, second))
 
 
 def _in_units(levels: Levels | None, mean: Floats, spread: Floats) -> Levels | None:

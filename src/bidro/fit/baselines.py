@@ -31,6 +31,16 @@ class Guess(NamedTuple):
     held_out: bool  # whether that is on held-out rows, else on training rows
 
 
+class Ranking(NamedTuple):
+    """How well scores tell the rarer of two classes from the other, whatever the threshold."""
+
+    label: float  # the rarer class's
+    rows: int  # of that class
+    share: float  # of the rows
+    area: float  # under the curve: how often a row of it is scored above a row of the other
+    lift: float  # its share among the tenth of the rows that score highest, over its share of all
+
+
 @dataclass(frozen=True, eq=False)
 class Baselines:
     """`costs` are mean losses (n,), for classes shares of wrong predictions, on the rows that models are
@@ -42,6 +52,7 @@ class Baselines:
     guess: Guess | None
     costs: Mapping[str, Floats]
     of_people: bool = False  # whether they are means of people, each of its rows, and not of rows
+    rankings: Mapping[str, Ranking] | None = None  # by model, of two classes whose rows are here
 
 
 def baselines_of_rows(
@@ -67,7 +78,42 @@ def baselines_of_rows(
     assert labels is not None
     value = labels[int(np.argmax([(targets == label).sum() for label in labels]))]
     guess = Guess(value, means_of((rows[:, -1] != value).astype(float), counts), held_out)
-    return Baselines(guess, _by_client(mistakes_of, loss, rows, counts, models))
+    rankings = None
+    if len(labels) == 2 and len(np.unique(rows[:, -1])) == 2:
+        rankings = {name: _ranking(loss, rows, counts, each) for name, each in models.items()}
+    return Baselines(guess, _by_client(mistakes_of, loss, rows, counts, models), rankings=rankings)
+
+
+def _ranking(loss: Loss, rows: Floats, counts: NDArray[np.int64], models: Floats) -> Ranking:
+    """Of rows (N, k + 1), by the models (n, d) of their clients."""
+    assert loss.labels is not None
+    low, high = loss.labels
+    rarer = low if np.count_nonzero(rows[:, -1] == low) < len(rows) / 2 else high
+
+    def at(label: float, x: Floats, own: Floats) -> Floats:
+        return losses_of(loss, x, np.column_stack([own[:, :-1], np.full(len(own), label)]))
+
+    parts = np.split(rows, np.cumsum(counts)[:-1])
+    # What it costs to say one class where it is the other rises with the score.
+    other = high if rarer == low else low
+    scores = np.concatenate(
+        [at(other, x, own) - at(rarer, x, own) for x, own in zip(models, parts, strict=True)]
+    )
+    return ranking_of(scores, rows[:, -1] == rarer, rarer)
+
+
+def ranking_of(scores: Floats, rare: NDArray[np.bool_], label: float) -> Ranking:
+    """Of scores (N,) and of which rows (N,) are of the rarer class; ties count half."""
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    n, others = np.count_nonzero(rare), np.count_nonzero(~rare)
+    area = (ranks[rare].sum() - n * (n + 1) / 2) / (n * others)
+    # Rows that tie at the edge of the tenth count by the share of them that it takes.
+    wanted, above = -(-len(scores) // 10), len(scores) - np.cumsum(counts)
+    taken = np.clip((wanted - above) / counts, 0.0, 1.0)[place]
+    return Ranking(
+        label, int(n), n / len(scores), float(area), float(taken @ rare / wanted / (n / len(scores)))
+    )
 
 
 def _by_client(

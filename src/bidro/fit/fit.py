@@ -55,6 +55,7 @@ from bidro.fit.training import (
     transport_of,
     unrestricted,
     wanted_curves,
+    wanted_pairs,
 )
 from bidro.losses import has_curves
 from bidro.losses.linear import ResidualLoss
@@ -135,7 +136,7 @@ def _prepare(network: Network, options: Options, progress: Progress) -> _Task:
     choices, names = options.choices, network.columns[:-1]
     wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
     if options.algorithm is not None:
-        require_lines(wanted)
+        require_lines(wanted, choices)
     progress.begin("preparing")
     prepared = network.prepare()
     standard, deviations = _units(network, options, prepared)
@@ -195,6 +196,7 @@ def _train(task: _Task, options: Options, progress: Progress) -> tuple[Trained, 
         return train_penalised(problem, options.algorithm, choices.seed, clients, progress.stepping), None
     draws = int(np.min(task.prepared.people))
     curves, seen = wanted_curves(clients, problem, task.wanted, choices, task.limits, task.standard, draws)
+    pairs = wanted_pairs(problem, task.wanted, choices, task.limits, draws)
     trained = train(
         problem,
         choices,
@@ -205,7 +207,11 @@ def _train(task: _Task, options: Options, progress: Progress) -> tuple[Trained, 
         task.radius_spread,
         task.limits,
         curves,
+        pairs,
     )
+    if seen is None and has_curves(trained.problem.loss):
+        rows = clients.federation.host_rows[:, :-1]
+        seen = rows.min(axis=0), rows.max(axis=0)
     if seen is not None:
         low, high = (task.standard.mean + task.standard.spread * side for side in seen)
         seen = low, high
@@ -347,10 +353,10 @@ def _certificate(
 
 
 def _with_risks(trained: Trained, found: Assessment) -> Trained:
-    """Where curves were smoothed and there is no radius, the risks are the mean losses; with a radius those
-    of the solution, smoothing included, are upper ends of them."""
+    """Where curves and pairs were smoothed and there is no radius, the risks are the mean losses; with a
+    radius those of the solution, smoothing included, are upper ends of them."""
     loss = trained.problem.loss
-    smoothed = loss.infimum_at_infinity or (trained.segments is not None and has_curves(loss))
+    smoothed = loss.infimum_at_infinity or has_curves(loss)
     if not smoothed or trained.solution is None or np.any(np.asarray(trained.problem.eps) > 0):
         return trained
     return replace(trained, solution=replace(trained.solution, risks=np.asarray(found.loss, float)))

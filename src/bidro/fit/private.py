@@ -73,6 +73,7 @@ def private_plan(
         "the criterion is risk: regret": choices.criterion != "risk",
         "every client uses the shared model: its personal model": choices.personal not in (None, "auto"),
         "features are straight lines: curves": choices.curves not in (None, "auto"),
+        "what features do adds up: pairs of them": choices.pairs not in (None, "auto", 0),
         "features may have any sign: rising and falling ones": bool(choices.increasing or choices.decreasing),
         "Algorithm 1, with replies from one row,": options.algorithm is not None,
     }

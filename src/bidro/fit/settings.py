@@ -106,6 +106,13 @@ def curves_in(text: str) -> Any:
     return {name.strip(): one(word) for name, word in (part.rsplit("=", 1) for part in text.split(","))}
 
 
+def pairs_in(text: str) -> Any:
+    """A word, a number of pairs, or pairs of names, such as age*sex,bmi*dose."""
+    if text.strip().isdigit():
+        return int(text)
+    return tuple(tuple(names_in(one.replace("*", ","))) for one in text.split(",")) if "*" in text else text
+
+
 # How values are written in TOML and JSON, which have no word for None and no infinite number.
 
 
@@ -135,6 +142,12 @@ def _curves_to_file(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _curves_to_file(one) for name, one in value.items()}
     return f"{value[0]}@{value[1]}" if isinstance(value, tuple) else _none_as_word(value)
+
+
+def _pairs_from_file(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(tuple(one) if isinstance(one, list | tuple) else one for one in value)
+    return _or_none(value)
 
 
 # What values may be.
@@ -196,6 +209,7 @@ def _weights(name: str, value: Any) -> None:
 def _by_its_room(name: str, value: Any) -> None:
     """A check that stands with what the setting is about."""
     from bidro.certify.held_out import check_confidence, check_shift
+    from bidro.selection.pairs import check_pairs
     from bidro.selection.personalise import check_personal
     from bidro.selection.rule import check_max_cost
     from bidro.selection.segments import check_curves
@@ -204,6 +218,7 @@ def _by_its_room(name: str, value: Any) -> None:
         "max_cost": check_max_cost,
         "personal": check_personal,
         "curves": check_curves,
+        "pairs": check_pairs,
         "confidence": check_confidence,
         "shift": check_shift,
     }
@@ -279,6 +294,16 @@ class FitSettings:
         from_option=curves_in,
         from_file=_curves_from_file,
         to_file=_curves_to_file,
+    )
+    pairs: Any = setting(
+        "auto",
+        "Pairs of features whose effects depend on each other: auto (as many as cross-validation chooses), "
+        "none, a number of pairs, or the pairs, such as age*sex,bmi*dose.",
+        _by_its_room,
+        from_option=pairs_in,
+        from_file=_pairs_from_file,
+        to_file=_none_as_word,
+        agreed=False,
     )
     increasing: Sequence[str] = names(
         "Features with which the prediction must rise, separated by commas.", check=_features

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from bidro.ambiguity import Penalty, WassersteinBall
+from bidro.ambiguity import NoAmbiguity, Penalty, WassersteinBall
 from bidro.certify.out_of_sample import explicit_radii
 from bidro.certify.radius import bootstrap_radii
 from bidro.core.arrays import Floats
@@ -26,11 +26,12 @@ from bidro.federated.engines.in_process import IN_PROCESS
 from bidro.federated.engines.rounds import Rounds, run_over
 from bidro.fit.network import Clients
 from bidro.fit.settings import FitSettings
-from bidro.losses import Loss
+from bidro.losses import Loss, Squared
 from bidro.problem.problem import Problem
 from bidro.risk.transport import Transport
 from bidro.selection.calibrate import FOLDS, NO_LIMITS, SCALES, Calibration, Limits, calibrate
 from bidro.selection.cross_validate import Candidate, loss_has_kinks
+from bidro.selection.pairs import PairChoice, WantedPairs, can_choose_pairs, choose_pairs, with_pairs
 from bidro.selection.personalise import (
     PersonalChoice,
     attainable,
@@ -42,6 +43,8 @@ from bidro.selection.rule import MIXTURE_SPECS, choice, frontier
 from bidro.selection.segments import SegmentChoice, Wanted, can_have_curves, choose_curves, without_smoothing
 from bidro.solvers.solve import Method, Solution, solve
 
+# Second moments of clients, in bytes, that a fit with pairs makes.
+MOST_OF_MOMENTS = 1 << 28
 # Models are sought within this many standard units of 0.
 LARGEST_COEFFICIENT = 1e3
 
@@ -87,6 +90,7 @@ class Trained:
     solution: Solution | None  # None where a model was trained without proof
     personal: PersonalChoice | None = None  # the clients' personal models; None where there are none
     segments: SegmentChoice | None = None  # of curves; None where there are none to choose from
+    pairs: PairChoice | None = None  # of features; None where none were wanted or could be chosen
     robust: Floats | None = (
         None  # (d,) the candidate with the best worst fifth, whatever it costs; to compare
     )
@@ -174,6 +178,7 @@ class Chosen(NamedTuple):
     radius_promise: str
     calibration: Calibration | None  # None where there was nothing to choose by rows left out
     segments: SegmentChoice | None
+    pairs: PairChoice | None
 
 
 def train(
@@ -186,16 +191,17 @@ def train(
     spread: float | None = None,
     limits: Limits = NO_LIMITS,
     curves: tuple[Wanted, Basis] | None = None,
+    pairs: WantedPairs | None = None,
 ) -> Trained:
     """Choose, solve and personalise: from `problem` (see `unrestricted`) to a model.
 
     Training takes the whole space as support: worst cases over it are at least those over a declared box, and
     have a closed form. `network` answers the rounds, within `limits`; `spread` is what cross-validated radii
     are in units of, by default read off the rows. `curves` are those that are wanted, with the finest knots;
-    how many segments they have is chosen before radii and weights. The problem of the result is of the losses
-    alone: what smooths curves in training is no part of it.
+    how many segments they have is chosen before radii and weights, and so are `pairs` of features. The
+    problem of the result is of the losses alone: what smooths curves in training is no part of it.
     """
-    chosen = choose(problem, choices, support, on_calibration, network, spread, limits, curves)
+    chosen = choose(problem, choices, support, on_calibration, network, spread, limits, curves, pairs)
     calibration = chosen.calibration
     begin: dict[str, Any] = {}
     if calibration is not None:
@@ -204,7 +210,14 @@ def train(
         begin["moments"] = calibration.moments and calibration.moments.whole
     # What rounding leaves open of second moments is left open where clients tell nothing else.
     method: Method | None = "one-shot" if choices.moments_alone else None
-    solution = solve(chosen.problem, choices.gap, method, progress=on_round, network=network, **begin)
+    solved = chosen.problem
+    if chosen.pairs is not None and chosen.pairs.pairs and not np.any(solved.eps):
+        # Nothing multiplies how steep the model is, which takes many cones with pairs.
+        solved = replace(solved, ambiguity=NoAmbiguity())
+        if isinstance(solved.loss, Squared) and 8 * solved.n * solved.dimension**2 <= MOST_OF_MOMENTS:
+            # From moments Newton's method ends closer to the optimum than cross-validation did.
+            method = "one-shot"
+    solution = solve(solved, choices.gap, method, progress=on_round, network=network, **begin)
     personal = (
         None
         if calibration is None
@@ -222,6 +235,7 @@ def train(
         solution,
         personal,
         chosen.segments,
+        chosen.pairs,
         most_robust(calibration),
         _frontier(calibration) if _is_word(choices.weights, "auto") else (),
     )
@@ -255,14 +269,21 @@ def choose(
     spread: float | None = None,
     limits: Limits = NO_LIMITS,
     curves: tuple[Wanted, Basis] | None = None,
+    pairs: WantedPairs | None = None,
 ) -> Chosen:
-    """How many segments curves have, then radii and weights; see `train`."""
-    segments = sent = calibration = None
+    """How many segments curves have and which pairs there are, then radii and weights; see `train`."""
+    segments = sent = calibration = found = None
+    of_lines, signs = problem, (0,) * (problem.federation.m - 1) if curves is None else curves[0].signs
     if curves is not None:
         dealt = folds_of(min(problem.federation.sizes), choices, limits)
         problem, segments, sent = choose_curves(
             problem, *curves, dealt, True, choices.seed, network, choices.personal
         )
+    if pairs is not None:
+        folds = folds_of(min(problem.federation.sizes), choices, limits) if can_choose_pairs(problem) else 0
+        found = choose_pairs(problem, pairs, folds, choices.seed)
+        if found.pairs:
+            problem, sent = with_pairs(of_lines, problem, found.pairs, signs), None
     radii, promise = _radii(problem, choices, support)
     balls = replace(problem, ambiguity=WassersteinBall(radii))
     wanted = grid(choices, problem.n)
@@ -298,7 +319,7 @@ def choose(
         mixture_specs = (MixtureSpec(*calibration.chosen.mixture_spec),)
     (mixture_spec,) = mixture_specs
     balls = replace(balls, mixtures=Candidate(0.0, *mixture_spec).mixtures_of(problem.federation))
-    return Chosen(balls, mixture_spec, promise, calibration, segments)
+    return Chosen(balls, mixture_spec, promise, calibration, segments, found)
 
 
 def _radii(problem: Problem, choices: FitSettings, support: Box | None) -> tuple[Floats, str]:
@@ -466,6 +487,42 @@ def wanted_curves(
     return (wanted, basis), seen
 
 
+def wanted_pairs(
+    problem: Problem, wanted: Wanted, choices: FitSettings, limits: Limits, draws: int
+) -> WantedPairs | None:
+    """The pairs that are wanted of the features; None where there are to be none. `problem` is of straight
+    lines, `limits` and `draws` as in `wanted_curves`. Features that are asked to be straight lines are in
+    none that are left to the rows. Nor is there any where there is a radius, as how steep pairs are makes its
+    cone programs large; with a loss that has kinks; and across machines."""
+    names = problem.federation.columns[:-1]
+    found = WantedPairs.of(choices.pairs, names, wanted.without_pairs, wanted.straight)
+    if found is None:
+        return None
+    dealt = (limits.folds is None or max(limits.folds, default=0) > 1) and draws > 1
+    chosen = can_choose_pairs(problem) and can_have_curves(problem) and dealt and _is_zero(choices.radius)
+    possible = len(names) - len(set(found.without)) > 1
+    if found.named is None and not (chosen and possible):
+        if found.demanded:
+            raise BidroError(
+                "Which pairs there are can be chosen for one smooth score a row, without a radius, of rows "
+                "that are here and not one of each client; name the pairs, or leave them out."
+            )
+        return None
+    if problem.federation.rows_elsewhere or not can_have_curves(problem):
+        raise BidroError(
+            "Pairs of features need rows in one place and a loss and order of the cost that have curves; "
+            "leave the pairs out."
+        )
+    return found
+
+
+def _is_zero(radius: Any) -> bool:
+    """Whether a radius is given, and 0 for all clients."""
+    if isinstance(radius, str):
+        return False
+    return not np.any(np.asarray(list(radius.values()) if isinstance(radius, Mapping) else radius, float))
+
+
 def levels_of(
     federation: Federation, by: Sequence[Category | None], standard: Standard
 ) -> tuple[Levels | None, ...]:
@@ -503,7 +560,10 @@ def held_still(transport: Transport, wanted: Wanted, names: Sequence[str]) -> Tr
     return replace(transport, scale=scale) if held else transport
 
 
-def require_lines(wanted: Wanted) -> None:
-    """Raise BidroError where curves or signs are demanded: Algorithm 1 trains straight lines of any sign."""
+def require_lines(wanted: Wanted, choices: FitSettings) -> None:
+    """Raise BidroError where curves, signs or pairs are demanded: Algorithm 1 trains straight lines of any
+    sign."""
     if wanted.demands:
         raise BidroError("Algorithm 1 trains straight lines of any sign; leave the curves out.")
+    if choices.pairs not in (None, "auto", 0):
+        raise BidroError("Algorithm 1 trains straight lines of any sign; leave the pairs out.")

@@ -86,8 +86,8 @@ class CustomLoss(DeclaredLoss):
         template: any JAX pytree of arrays.
         convex: whether l is convex in the model.
         curvature_bound: see above; inf for unknown.
-        lipschitz_bound: see above; inf for unknown. Over a ball of radius eps it certifies that the risk is at
-            most the mean loss + eps lipschitz_bound.
+        lipschitz_bound: see above; inf for unknown. Over a ball of radius eps it certifies that the risk is
+            at most the mean loss + eps lipschitz_bound.
         growth_order: the power with which l grows in xi on an unbounded support; None for unknown.
         label_values: the values of a discrete label; None for a number.
         never_negative: whether l is never below 0.

@@ -84,7 +84,9 @@ class LinearScores(Loss):
             return None
         shares = np.ones(d // self.scores - int(self.intercept))
         if self.basis is not None:
-            shares = 1 / np.bincount(self.basis.curve)[self.basis.curve]
+            # Cells of pairs are held by `penalty`.
+            shares = np.zeros(self.basis.columns)
+            shares[: self.basis.of_curves] = 1 / np.bincount(self.basis.curve)[self.basis.curve]
         return self._of_slopes(np.diag(0.5 * self.score_curvature(0.0) * self.pseudo_rows * shares))
 
     def _of_slopes(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -209,16 +211,18 @@ class LinearLoss(LinearScores):
 
     def steepness_cones(self, inverse_scale: Array) -> list[Cone]:
         features, groups = np.asarray(inverse_scale)[:-1], None
-        if self.basis is not None:
-            features, groups = features[self.basis.feature], self.basis.feature
         matrix = np.diag(features)
-        if self.intercept:
-            matrix = np.column_stack([matrix, np.zeros(len(features))])
-        if self.labels is not None:
-            return [Cone(matrix, np.zeros(len(features)), groups)]
-        target = np.append(np.zeros(len(features)), -float(inverse_scale[-1]))
         if self.basis is not None:
-            groups = np.append(self.basis.feature, self.basis.features)
+            slopes, feature, groups = self.basis.slope_rows()
+            matrix = features[feature][:, None] * slopes
+        if self.intercept:
+            matrix = np.column_stack([matrix, np.zeros(len(matrix))])
+        if self.labels is not None:
+            return [Cone(matrix, np.zeros(len(matrix)), groups)]
+        target = np.append(np.zeros(len(matrix)), -float(inverse_scale[-1]))
+        if self.basis is not None:
+            assert groups is not None
+            groups = np.append(groups, groups[-1] + 1)
         return [Cone(np.vstack([matrix, np.zeros(matrix.shape[1])]), target, groups)]
 
     def lipschitz(self, x: Array, inverse_scale: Array) -> AnyArray:

@@ -204,13 +204,14 @@ class Softmax(LinearScores):
     def steepness_cones(self, inverse_scale: Array) -> list[Cone]:
         """||S^-1 (w_j - w_k)|| for every pair of classes."""
         scale, groups = np.asarray(inverse_scale)[:-1], None
-        if self.basis is not None:
-            scale, groups = scale[self.basis.feature], self.basis.feature
         features = np.diag(scale)
+        if self.basis is not None:
+            slopes, feature, groups = self.basis.slope_rows()
+            features = scale[feature][:, None] * slopes
         unused = np.zeros((len(features), self.classes if self.intercept else 0))
         cones = []
         for j, k in itertools.combinations(range(self.classes), 2):
-            blocks = np.zeros((len(features), self.classes, len(features)))
+            blocks = np.zeros((len(features), self.classes, features.shape[1]))
             blocks[:, j], blocks[:, k] = features, -features
             matrix = np.hstack([blocks.reshape(len(features), -1), unused])
             cones.append(Cone(matrix, np.zeros(len(features)), groups))

@@ -27,7 +27,7 @@ from bidro.core.errors import BidroError
 from bidro.core.files import read_bytes, read_text, renamed
 from bidro.core.packed import decoded, encoded
 from bidro.core.sets import Simplex
-from bidro.data.splines import Basis, Levels
+from bidro.data.splines import Basis, Levels, Pair
 from bidro.data.standardise import Standard, signs
 from bidro.data.tables import Schema
 from bidro.losses import Loss, has_curves, losses_of, registry
@@ -423,11 +423,13 @@ def _loss_to_dict(loss: Loss) -> dict[str, Any]:
     content["knots"] = [list(own) for own in basis.knots]
     if any(basis.by):
         content["by"] = [None if one is None else dataclasses.asdict(one) for one in basis.by]
+    if basis.pairs:
+        content["pairs"] = [{"features": pair.features, "knots": pair.knots} for pair in basis.pairs]
     return content
 
 
 def _loss_from_dict(content: Mapping[str, Any]) -> Loss:
-    parameters = {key: value for key, value in content.items() if key not in ("name", "knots", "by")}
+    parameters = {key: value for key, value in content.items() if key not in ("name", "knots", "by", "pairs")}
     if not all(isinstance(v, bool | int | float) and math.isfinite(v) for v in parameters.values()):
         raise TypeError("a loss has parameters that are not numbers")
     kind: Any = registry.kinds()[content["name"]]
@@ -439,7 +441,18 @@ def _loss_from_dict(content: Mapping[str, Any]) -> Loss:
     ):
         raise TypeError("its knots are not lists of numbers")
     by = tuple(None if one is None else _levels(one) for one in content.get("by", ()))
-    return cast(Loss, kind(**parameters, basis=Basis(tuple(tuple(own) for own in knots), by)))
+    pairs = tuple(_pair(one) for one in content.get("pairs", ()))
+    return cast(Loss, kind(**parameters, basis=Basis(tuple(tuple(own) for own in knots), by, pairs)))
+
+
+def _pair(content: Mapping[str, Any]) -> Pair:
+    """Two features with their knots. Raises TypeError for what are none."""
+    features, knots = content["features"], content["knots"]
+    if len(features) != 2 or not all(type(j) is int for j in features):
+        raise TypeError("the features of a pair are not two whole numbers")
+    if len(knots) != 2 or not all(isinstance(knot, float) for own in knots for knot in own):
+        raise TypeError("the knots of a pair are not two lists of numbers")
+    return Pair((features[0], features[1]), (tuple(knots[0]), tuple(knots[1])))
 
 
 def _levels(content: Mapping[str, Any]) -> Levels:

@@ -1,10 +1,11 @@
 """Predictions of a trained model for rows in their original units, and the contribution of each feature.
 
-    prediction = base + sum_j f_j(v_j),   f_j = 0 at the mean of the training rows in feature j,
+    prediction = base + sum_j f_j(v_j) + sum_jk f_jk(v_j, v_k),
 
-so that the base is the prediction for a row that is average in everything. For classes it is the score (the
-logarithm of the odds, where the loss has them) that is taken apart: one a class where there are more than
-two.
+where f_j = 0 at the mean of the training rows in feature j, and f_jk, of the pairs of features whose effects
+depend on each other, = 0 where one of the two is at its mean, so that the base is the
+prediction for a row that is average in everything. For classes it is the score (the logarithm of the odds,
+where the loss has them) that is taken apart: one a class where there are more than two.
 """
 
 from __future__ import annotations
@@ -34,6 +35,14 @@ class Curve(NamedTuple):
     knots: Floats  # (segments + 1,) both ends and the knots between them
     values: Floats  # (segments + 1,) f_j there; (segments + 1, classes) for more than two classes
     slopes: Floats  # (segments,) between them, and beyond the ends; (segments, classes)
+
+
+class PairShare(NamedTuple):
+    """f_jk of two features in their own units, at their knots: between them it is bilinear, and beyond the
+    outermost as at these."""
+
+    knots: tuple[Floats, Floats]  # of each feature
+    values: Floats  # (knots of the first, of the second); (..., classes) for more than two classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +76,8 @@ class Predictor:
     @property
     def lines(self) -> tuple[Floats, Floats]:
         """(coefficients (outputs, k), intercepts (outputs,)) in the rows' own units. A feature with a curve,
-        or by whose levels another has curves, has NaN, and intercepts are then scores of an average row."""
+        or a pair, or by whose levels another has curves, has NaN, and intercepts are then scores of an
+        average row."""
         if self.straight:
             return self.coefficients
         slopes, basis = self._parts[0], self.basis
@@ -75,9 +85,10 @@ class Predictor:
         for j, levels in enumerate(basis.by):
             if levels is not None:
                 curved[[j, *levels.columns]] = True
+        curved[list(basis.paired)] = True
         found = np.full((len(slopes), basis.features), np.nan)
         for j in np.flatnonzero(~curved).tolist():
-            found[:, j] = slopes[:, basis.feature == j][:, 0] / self.standard.spread[j]
+            found[:, j] = slopes[:, : basis.of_curves][:, basis.feature == j][:, 0] / self.standard.spread[j]
         return found, self.base
 
     @property
@@ -103,7 +114,8 @@ class Predictor:
         return found + offsets
 
     def shares(self, features: Floats) -> Floats:
-        """(N, outputs, 1 + k) the base and what every feature contributes; they add up to the scores."""
+        """(N, outputs, 1 + k + pairs) the base and what every feature and every pair contributes; they add up
+        to the scores."""
         slopes, rows = self._parts[0], self._in_units(features)
         each = [self.basis.contributions(rows, own) for own in slopes]
         base = np.broadcast_to(self.base[None, :, None], (len(rows), len(slopes), 1))
@@ -112,8 +124,9 @@ class Predictor:
     def explained(
         self, features: Floats, names: Sequence[str], classes: Sequence[str] | None
     ) -> pd.DataFrame:
-        """One row a row: `base` and a column a feature; for more than two classes, columns by class."""
-        shares, columns = self.shares(features), ["base", *names]
+        """One row a row: `base`, a column a feature, and one a pair such as "age*sex"; for more than two
+        classes, columns by class."""
+        shares, columns = self.shares(features), ["base", *names, *self.pair_names(names)]
         if shares.shape[1] == 1 or classes is None:
             return pd.DataFrame(shares[:, 0], columns=columns)
         parts = {name: pd.DataFrame(shares[:, k], columns=columns) for k, name in enumerate(classes)}
@@ -140,6 +153,24 @@ class Predictor:
             found[name] = Curve(
                 knots, values[:, 0] if alone else values, of_segments[:, 0] if alone else of_segments
             )
+        return found
+
+    def pair_names(self, names: Sequence[str]) -> list[str]:
+        """What pairs are called."""
+        return ["*".join(names[j] for j in pair.features) for pair in self.basis.pairs]
+
+    def pairs(self, names: Sequence[str]) -> dict[str, PairShare]:
+        """By pair, such as "age*sex", in the rows' own units."""
+        slopes, basis = self._parts[0], self.basis
+        own = basis.in_units(self.standard.mean, self.standard.spread)
+        found = {}
+        for name, pair, shown, some in zip(
+            self.pair_names(names), basis.pairs, own.pairs, basis.of_pairs, strict=True
+        ):
+            grid = np.meshgrid(*(np.array(side) for side in pair.knots), indexing="ij")
+            values = pair.expand(*grid) @ slopes[:, some].T
+            knots = np.array(shown.knots[0]), np.array(shown.knots[1])
+            found[name] = PairShare(knots, values[..., 0] if len(slopes) == 1 else values)
         return found
 
     def _in_units(self, features: Floats) -> Floats:

@@ -152,6 +152,11 @@ def _notes(fitted: Fitted, confidence: float) -> list[str]:
             "not at every place. They take the number of segments, which cross-validation chose on the same "
             "rows, as given."
         )
+    if fitted.trained.pairs is not None and fitted.trained.pairs.pairs:
+        found.append(
+            "Bands of features in pairs are at the mean of the other feature, and take the pairs, chosen by "
+            "cross-validation on the same rows or named, as given."
+        )
     if problem.loss.infimum_at_infinity:
         found.append(
             f"Slopes are held back by {PSEUDO_ROWS:g} of a row of every client, as a prior is; the interval "
@@ -219,6 +224,7 @@ def _lines(fitted: Fitted) -> tuple[Floats, NDArray[np.bool_]]:
         for j, levels in enumerate(loss.basis.by):
             if levels is not None:
                 curved[[j, *levels.columns]] = True
+        curved[list(loss.basis.paired)] = True
     for output in range(loss.scores):
         for column, j in enumerate(feature.tolist()):
             place = layout[output, column]
@@ -273,7 +279,7 @@ def _curves(
     starts, found = np.cumsum(basis.segments) - basis.segments, {}
     for curve, (j, level) in enumerate(basis.each_curve()):
         levels = basis.by[j] if basis.by else None
-        if basis.segments[curve] == 1 and levels is None:
+        if basis.segments[curve] == 1 and levels is None and j not in basis.paired:
             continue
         low, high = ((side[j] - standard.mean[j]) / standard.spread[j] for side in fitted.seen)
         places = np.array([low, *basis.knots[curve], high])

@@ -18,7 +18,7 @@ and since L is convex, L(u) is at least its tangent at any u: with the tangent i
 moves by itself, to the best of the best places of its segments, and doing so again never loses. The
 multiplier is that at which the moves spend the budget. For p = 1 on an unbounded support a little mass may
 move far out instead, along the outermost segments. What is found is in the ball, so its expected loss is at
-most the risk.
+most the risk. What pairs of features add is left out where rows are moved, and counts where they have been.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def _each_feature(
     inverse, multiplier = np.asarray(problem.transport.inverse_scale), multipliers[:, None]
     basis, support = loss.basis, problem.federation.support
     assert basis is not None
-    w = np.asarray(loss.split(x)[0])  # type: ignore[arg-type]
-    low, high = (np.broadcast_to(end, basis.columns) for end in basis.ends)
+    w = np.asarray(loss.split(x)[0])[: basis.of_curves]  # type: ignore[arg-type]
+    low, high = basis.ends
     if isinstance(support, Box):
         sides = [np.asarray(end)[:-1][basis.feature] for end in (support.lower, support.upper)]
         low, high = np.clip(low, *sides), np.clip(high, *sides)
@@ -171,8 +171,8 @@ def _each_feature(
 
 
 def curve_intercepts(basis: Basis, slopes: Floats) -> Floats:
-    """(columns,) c with f_j(v) = c + slope v on each segment, f_j(0) = 0."""
-    found = np.zeros(basis.columns)
+    """(of_curves,) c with f_j(v) = c + slope v on each segment, f_j(0) = 0."""
+    found = np.zeros(basis.of_curves)
     starts = np.cumsum(basis.segments) - basis.segments
     for start, own in zip(starts, basis.knots, strict=True):
         some = slopes[start : start + len(own) + 1]

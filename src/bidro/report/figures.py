@@ -198,6 +198,31 @@ def curves_figure(column: Mapping[str, Any], target: str, classes: list[str] | N
         return figure
 
 
+def pair_figure(pair: Mapping[str, Any], target: str, classes: list[str] | None) -> Figure:
+    """Of one of the pairs of features in the part `curves` of a report, a table for each of several classes;
+    shades are of the size alone, and numbers say the rest."""
+    values = np.asarray(pair["values"], float)
+    values = values[..., None] if values.ndim == 2 else values
+    words = [None] if values.shape[2] == 1 else (classes or [str(k + 1) for k in range(values.shape[2])])
+    (first, second), (across, upwards) = pair["names"], pair["knots"]
+    with styled():
+        figure = Figure(figsize=(4.6, 3.2 * len(words)))
+        for k, (axes, word) in enumerate(zip(np.ravel(figure.subplots(len(words), 1)), words, strict=True)):
+            own = values[..., k].T
+            most = float(np.abs(own).max()) or 1.0
+            axes.imshow(np.abs(own), origin="lower", aspect="auto", cmap="Greys", vmin=0, vmax=2 * most)
+            for (row, column), value in np.ndenumerate(own):
+                axes.text(column, row, f"{value:+.2g}", ha="center", va="center", fontsize=7)
+            axes.set_xticks(range(len(across)), [f"{v:.3g}" for v in across])
+            axes.set_yticks(range(len(upwards)), [f"{v:.3g}" for v in upwards])
+            axes.grid(visible=False)
+            axes.set_xlabel(first)
+            axes.set_ylabel(second)
+            axes.set_title(f"added to {target}" + ("" if word is None else f", {word}"), fontsize=9)
+        figure.tight_layout()
+        return figure
+
+
 def _bars(axes: Axes, levels: list[str], values: Any, words: list[Any]) -> None:
     wide = 0.7 / len(words)
     places = np.arange(len(levels))

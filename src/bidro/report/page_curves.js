@@ -1,12 +1,14 @@
 // What each feature does: its share of the prediction as a curve, or as a bar for each level.
 
 const MOST_CURVES = 12; // drawn at first
+const MOST_PAIRS = 6; // pairs of features that are drawn
 const MOST_STRIPS = 8; // clients whose rows are shown below a curve
 const STRIP = 15;
 const MOST_NAME = 80; // pixels for a client's name beside its strip
 
 function curves() {
   const { columns, rows_here: rowsHere } = report.curves;
+  const pairs = (report.curves.pairs ?? []).slice(0, MOST_PAIRS); // none in earlier reports
   const several = Array.isArray(columns[0].values[0]);
   const sum =
     report.task === "regression" ? "The prediction" : several ? "The score of a class" : "The score";
@@ -20,7 +22,10 @@ function curves() {
   const more = element("curves-more");
   let shown = columns.slice(0, MOST_CURVES);
   let at = 0;
-  const show = () => element("curves").replaceChildren(...shown.map((column) => multiple(column, at, labels[at])));
+  const show = () => {
+    element("curves").replaceChildren(...shown.map((column) => multiple(column, at, labels[at])));
+    element("pairs").replaceChildren(...pairs.map((pair) => ofPair(pair, at, labels[at])));
+  };
   if (columns.length > shown.length) {
     more.hidden = false;
     const button = more.querySelector("button");
@@ -41,6 +46,12 @@ function curves() {
       show();
       drawMultiples();
     });
+  }
+  if (pairs.length) {
+    element("pairs-words").hidden = false;
+    element("pairs-words").textContent =
+      "What two features add together, beside what each adds by itself: at the values on the axes, between which it " +
+      "changes evenly. The darker a cell the more it adds (+) or takes off (−).";
   }
   show();
   drawMultiples();
@@ -89,6 +100,57 @@ function drawMultiples() {
     }
   }
 }
+
+/** A table of what a pair of features adds, shaded by its size: numbers and signs say all that shades do. */
+function ofPair(pair, at, label) {
+  const plot = make("div", { class: "plot" });
+  const values = pair.values.map((row) => row.map((v) => ofClass(v, at)));
+  const title = `${pair.names.join(" and ")}${label === null ? "" : `, ${label}`}`;
+  const all = values.flat();
+  const caption = `${title}: from ${number(Math.min(...all))} to ${number(Math.max(...all))}.`;
+  drawn.set(plot, () => {
+    const svg = pairChart(onPaper ? 390 : Math.max(plot.clientWidth, 220), pair, values);
+    build(svg, { role: "group", "aria-label": `Picture. ${caption}` }, []);
+    walkWithArrows(svg);
+    plot.replaceChildren(svg);
+  });
+  return make("figure", {}, make("h3", {}, title), plot);
+}
+
+function pairChart(width, pair, values) {
+  const [across, upwards] = pair.knots;
+  const left = 12 + Math.max(...upwards.map((k) => widthOf(number(k))), widthOf(fitted(pair.names[1], 90)));
+  const [top, high] = [22, 26];
+  const each = (width - left - 6) / across.length;
+  const bottom = top + upwards.length * high;
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${bottom + 40}`, class: "chart" });
+  const largest = Math.max(...values.flat().map(Math.abs)) || 1;
+  svg.append(draw("text", { x: 0, y: 14, class: "tick" }, fitted(pair.names[1], left + 60)));
+  upwards.forEach((k, row) => {
+    const y = bottom - (row + 1) * high;
+    svg.append(draw("text", { x: left - 6, y: y + high / 2 + 4, "text-anchor": "end", class: "tick" }, number(k)));
+    across.forEach((v, column) => {
+      const value = values[column][row];
+      const size = { x: left + column * each, y, width: each - 1, height: high - 1 };
+      const shade = { class: "bar blue", "fill-opacity": (0.04 + 0.4 * Math.abs(value / largest)).toFixed(3) };
+      const words = [`${pair.names[0]} = ${number(v)}, ${pair.names[1]} = ${number(k)}`, added(value)];
+      const sign = Math.abs(value) < 0.005 * largest ? "0" : `${value > 0 ? "+" : "−"}${brief(Math.abs(value))}`;
+      const place = { x: left + (column + 0.5) * each, y: y + high / 2 + 4, "text-anchor": "middle", class: "tick" };
+      svg.append(mark(draw("rect", { ...size, ...shade }), words));
+      if (widthOf(sign) < each) svg.append(draw("text", { ...place, "pointer-events": "none" }, sign));
+    });
+  });
+  across.forEach((k, column) => {
+    const x = left + (column + 0.5) * each;
+    if (widthOf(number(k)) < each || column % 2 === 0)
+      svg.append(draw("text", { x, y: bottom + 16, "text-anchor": "middle", class: "tick" }, number(k)));
+  });
+  svg.append(draw("text", { x: width - 6, y: bottom + 34, "text-anchor": "end", class: "tick" }, pair.names[0]));
+  return svg;
+}
+
+/** A size in two digits. */
+const brief = (value) => (value >= 10 ? value.toFixed(0) : String(Number(value.toPrecision(2))));
 
 /** The upright axis that all pictures share. */
 function addedScale(from, to) {

@@ -76,8 +76,10 @@ function well() {
   const inUse = shown[0].value;
   const big = make("strong", { class: "big", id: "well-value", "data-value": inUse }, plain(inUse));
   const where = judged ? "" : " on the rows of training, which flatters it";
+  const rare = plainly.rare ?? null;
   const people = plainly.of_people ? " as a mean of people" : "";
   element("well-words").replaceChildren(
+    ...(rare ? rareWords(rare) : []),
     ...(areRight
       ? [big, ` of predictions are right${people}${where}`]
       : ["Predictions are typically off by ", big, `${offBy}${people}${where}`]),
@@ -91,6 +93,16 @@ function well() {
     (plainly.guess_held_out === false && judged ? " The guess is evaluated on training rows: sites do not send more." : "");
   const most = Math.max(...shown.flatMap((m) => known([m.value, m.worst])));
   figure("well-figure", caption, (width) => wellChart(width, shown, areRight ? 1 : most));
+}
+
+/** Of a rare class first how well it is told from the other: nearly every prediction is right that never says it. */
+function rareWords({ class: name, share, area, lift, pooled_area: pooled }) {
+  const than = isKnown(pooled) ? ` (pooled training: ${pooled.toFixed(2)})` : "";
+  return [
+    `“${name}” is rare (${tenths(share)} of the rows). Of a row of it and another row the model finds the former likelier `,
+    make("strong", { class: "big", id: "rare-area" }, `${Math.round(100 * area)} times in 100`),
+    `${than}; among the tenth of the rows that it finds likeliest “${name}” is ${threeDigits(lift)} times as frequent as among all. `,
+  ];
 }
 
 /** The clients that it does best and worst for, of those whose losses noise does not hide. */

@@ -3,7 +3,8 @@
 A row's columns in the basis of curves follow from the segment that each of its values lies in: with c the
 column of that segment, column c' of the same curve is L[c, c'] plus, for c' = c, the value itself. So a score
 is a sum over features of (L x)[c] + x[c] v, and a sum of rows that are weighed needs two counts a segment.
-Neither makes a column: both take as long as reading the table, however many segments there are.
+Neither makes a column: both take as long as reading the table, however many segments there are. Columns of
+pairs are made, a few rows at a time.
 
 `CurveOracle` gives the clients' risks to solvers. Second derivatives do need the columns, and are
 made a few rows at a time. What they are divided by need not be exact: as long as the weights of the clients
@@ -58,21 +59,25 @@ class CurveRows:
 
     def residuals(self, x: Numbers) -> Numbers:
         """(N,) of a model (d,)."""
-        slopes, offset = x[: self.basis.columns], x[self.basis.columns :].sum()
+        C = self.basis.of_curves
+        slopes, cells = x[:C], x[C : self.basis.columns]
+        offset = x[self.basis.columns :].sum()
         base, found = self._before @ slopes, np.empty(len(self.samples))
-        for some in self._parts():
+        for some in self._parts(self.basis.columns - C):
             columns = self._columns[some]
             scores = slopes[columns]
             scores *= self.samples[some, :-1]
             scores += base[columns]
             found[some] = scores.sum(axis=1)
+            if len(cells):
+                found[some] += self.basis.expand_pairs(self.samples[some, :-1]) @ cells
         return found + offset - self.samples[:, -1]
 
     def weighed(self, weights: Numbers) -> Numbers:
         """(n, d) each client's sum of its rows, weighed (N,), in the basis of curves and the intercept."""
-        C, n = self.basis.columns, self.n
-        counts, sums = np.zeros((n, C)), np.zeros((n, C))
-        for some in self._parts():
+        C, n, cells = self.basis.of_curves, self.n, self.basis.columns - self.basis.of_curves
+        counts, sums, of_pairs = np.zeros((n, C)), np.zeros((n, C)), np.zeros((n, cells))
+        for some in self._parts(cells):
             first, last = np.searchsorted(self._ends, [some.start, some.stop - 1], side="right")
             owner = np.searchsorted(self._ends, np.arange(some.start, some.stop), side="right") - first
             place = (owner[:, None] * C + self._columns[some]).ravel()
@@ -82,7 +87,11 @@ class CurveRows:
             counts[own] += np.bincount(place, weight.ravel(), size).reshape(-1, C)
             moved = weight * self.samples[some, :-1]
             sums[own] += np.bincount(place, moved.ravel(), size).reshape(-1, C)
-        found = counts @ self._before + sums
+            if cells:
+                each = weights[some, None] * self.basis.expand_pairs(self.samples[some, :-1])
+                starts = np.flatnonzero(np.diff(owner, prepend=-1))
+                of_pairs[first + owner[starts]] += np.add.reduceat(each, starts, axis=0)
+        found = np.concatenate([counts @ self._before + sums, of_pairs], axis=1)
         if not self.loss.intercept:
             return found
         return np.column_stack([found, self.by_client(weights)])
@@ -232,11 +241,11 @@ def _columns_of(basis: Basis, features: Numbers) -> NDArray[np.uint16]:
 
 
 def _before(basis: Basis) -> Numbers:
-    """(columns, columns) L: what the columns of a curve are for a value in one of its segments, less the
+    """(of_curves, of_curves) L: what the columns of a curve are for a value in one of its segments, less the
     value itself in the segment's own."""
     low, high = basis.ends
     begin = np.clip(0.0, low, high)
-    C = basis.columns
+    C = basis.of_curves
     own, other = np.arange(C)[:, None], np.arange(C)[None]
     with np.errstate(invalid="ignore"):
         reached = np.where(other < own, high, low) - begin

@@ -69,6 +69,8 @@ def lifted(loss: LinearScores, m: int, changes: Numbers) -> Numbers:
     layout, feature = loss.layout(m), np.arange(m - 1)
     if loss.basis is not None:
         feature = loss.basis.feature
+        # What pairs add is common to all clients.
+        layout = np.delete(layout, np.arange(loss.basis.of_curves, loss.basis.columns), axis=1)
     columns = np.append(feature, [m - 1] * int(loss.intercept)).astype(np.int64)
     found = np.zeros((*changes.shape[:-2], loss.dimension(m)))
     found[..., layout] = changes[..., columns]
@@ -241,10 +243,11 @@ def expansion_of_squares(loss: Squared, moments: Moments, rows: Numbers, x: Numb
     bent = moments.around @ v
     residual = moments.mean @ v + x[features:].sum()
     starts = np.arange(features) if loss.basis is None else _starts(loss.basis.feature)
-    mean = np.add.reduceat(moments.mean[:, :-1], starts, axis=1) if features else moments.mean[:, :0]
-    slopes = np.add.reduceat(bent[:, :-1], starts, axis=1) + residual[:, None] * mean
-    around = moments.around[:, :-1, :-1]
-    if len(starts) < features:
+    own = features if loss.basis is None else loss.basis.of_curves
+    mean = np.add.reduceat(moments.mean[:, :own], starts, axis=1) if own else moments.mean[:, :0]
+    slopes = np.add.reduceat(bent[:, :own], starts, axis=1) + residual[:, None] * mean
+    around = moments.around[:, :own, :own]
+    if len(starts) < own:
         around = np.add.reduceat(np.add.reduceat(around, starts, axis=1), starts, axis=2)
     curvature = around + mean[:, :, None] * mean[:, None, :]
     if loss.intercept:

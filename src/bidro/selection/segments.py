@@ -84,6 +84,19 @@ class Wanted:
         return any(self.signs) or any(self.by) or any(fixed)
 
     @property
+    def without_pairs(self) -> tuple[int, ...]:
+        """The features that can be in no pair: by what they do for others a prediction need not rise or fall
+        with them; and those that have curves by level."""
+        each = enumerate(zip(self.signs, self.by, strict=True))
+        return tuple(j for j, (sign, by) in each if sign or by is not None)
+
+    @property
+    def straight(self) -> tuple[int, ...]:
+        """The features that are asked to be straight lines."""
+        each = enumerate(zip(self.most, self.chosen, strict=True))
+        return tuple(j for j, (most, free) in each if most == 1 and not free)
+
+    @property
     def of_lines(self) -> Wanted:
         """The same with straight lines where the rows were to say."""
         most = (1 if free else own for own, free in zip(self.most, self.chosen, strict=True))
@@ -242,7 +255,7 @@ def can_have_curves(problem: Problem) -> bool:
 
 def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem:
     """The problem of straight lines, with curves in their place and with signs of their slopes."""
-    smoothing = 0.0 if basis.straight else _smoothing(problem)
+    smoothing = 0.0 if basis.straight else smoothing_of(problem)
     curved = replace(  # type: ignore[type-var]
         problem.loss, basis=None if basis.straight else basis, smoothing=smoothing
     )
@@ -250,8 +263,7 @@ def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem
     assert isinstance(problem.models, Box)
     half = float(np.max(problem.models.upper))
     lower, upper = np.full(d, -half), np.full(d, half)
-    columns = np.asarray(signs)[basis.feature]
-    scores = (d - int(getattr(curved, "intercept", False)) * curved.scores) // len(columns)
+    columns, scores = np.asarray(signs)[basis.feature], curved.scores
     if columns.any() and scores > 1:
         raise BidroError("Curves of several classes have no direction; leave out increasing and decreasing.")
     lower[: len(columns)][columns > 0] = 0.0
@@ -259,7 +271,7 @@ def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem
     return replace(problem, loss=curved, models=Box(lower, upper))
 
 
-def _smoothing(problem: Problem) -> float:
+def smoothing_of(problem: Problem) -> float:
     """What training adds to the mean loss a unit of roughness: SMOOTHING_ROWS rows more, of all clients
     together, that ask for equal slopes, in the units of the loss's curvature in the score."""
     loss = problem.loss
@@ -275,7 +287,7 @@ def with_smoothing(problem: Problem) -> Problem:
     """The problem as its curves were trained, from one of the losses alone."""
     if not has_curves(problem.loss):
         return problem
-    return replace(problem, loss=replace(problem.loss, smoothing=_smoothing(problem)))  # type: ignore[type-var]
+    return replace(problem, loss=replace(problem.loss, smoothing=smoothing_of(problem)))  # type: ignore[type-var]
 
 
 def without_smoothing(problem: Problem) -> Problem:

@@ -53,6 +53,7 @@ from bidro.workflow.options import (
 from bidro.workflow.settings_summary import (
     concerns,
     curves_settings,
+    pairs_settings,
     personal_settings,
     robustness_cost,
     settings_summary,
@@ -257,6 +258,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
             trained, (schema.target_unit or "") if schema.classes is None else "in log-odds"
         ),
         "curves": curves_settings(fitted, options),
+        "pairs": pairs_settings(fitted),
         "metric": options.metric,
         "label_cost": options.label_cost,
         "p": trained.problem.transport.p,

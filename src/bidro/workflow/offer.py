@@ -46,6 +46,7 @@ class Offer(NamedTuple):
     right: bool  # whether that is a share of right predictions, of which more is better
     clients: int
     models: tuple[Offered, ...]
+    rare: str | None = None  # of a rare class, how well it is told from the other
 
 
 def offer_of(fit: Fit, evaluated: Mapping[str, Any]) -> Offer | None:
@@ -68,7 +69,17 @@ def offer_of(fit: Fit, evaluated: Mapping[str, Any]) -> Offer | None:
         models.append(Offered(words, found["models"][name], worst, name in (shared, "personal")))
     unit = fit.model.schema.target_unit
     title = "Right predictions" if right else "Typical error" + (f" in {unit}" if unit else "")
-    return Offer(title, right, len(fit.evaluation), tuple(models))
+    return Offer(title, right, len(fit.evaluation), tuple(models), _rare_words(found["rare"]))
+
+
+def _rare_words(found: Mapping[str, Any] | None) -> str | None:
+    if found is None:
+        return None
+    return (
+        f"'{found['class']}' is rare ({found['share']:.1%} of the rows): the area under the curve of the "
+        f"models in use is {found['area']:.3f}, and among the tenth of the rows that they find likeliest it "
+        f"is {found['lift']:.1f} times as frequent as among all."
+    )
 
 
 def in_words(offer: Offer, on: str) -> str:
@@ -83,7 +94,8 @@ def in_words(offer: Offer, on: str) -> str:
         overall, worst = (f"{v:.1%}" if offer.right else f"{v:#.3g}" for v in (one.overall, one.worst))
         rows.append((one.name, overall, worst, against, "  in the folder" * one.in_folder))
     wide = [max(len(row[j]) for row in rows) for j in range(4)]
-    return "\n".join(
+    first = "" if offer.rare is None else f"{offer.rare}\n"
+    return first + "\n".join(
         "  ".join((row[0].ljust(wide[0]), *(row[j].rjust(wide[j]) for j in (1, 2, 3)))) + row[4]
         for row in rows
     )

@@ -260,6 +260,7 @@ class FitOptions(FitSettings, TableColumns):
         settings = replace(
             self,
             curves=_with_categories(self.curves, schema),
+            pairs=_pairs_with_categories(self.pairs, schema),
             moments_alone=more.pop("moments_alone", self.moments_alone),
         )
         loss = self.loss_choice(None if schema.classes is None else len(schema.classes))
@@ -298,17 +299,30 @@ def toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _with_categories(curves: Any, schema: Schema) -> Any:
-    """Curves by level name a category, of which numbers have a column for each level but the first."""
+def _categories(schema: Schema) -> dict[str, Any]:
+    """By name, of which numbers have a column for each level but the first."""
     from bidro.data.splines import Category
 
-    if not isinstance(curves, dict):
-        return curves
-    known = {
+    return {
         column.name: Category(column.name, column.coded, column.levels)
         for column in schema.columns
         if column.levels is not None
     }
+
+
+def _pairs_with_categories(pairs: Any, schema: Schema) -> Any:
+    """Pairs that name a category are of all its columns."""
+    if isinstance(pairs, str) or not isinstance(pairs, list | tuple):
+        return pairs
+    known = _categories(schema)
+    return tuple(tuple(known.get(name, name) for name in one) for one in pairs)
+
+
+def _with_categories(curves: Any, schema: Schema) -> Any:
+    """Curves by level name a category, of which numbers have a column for each level but the first."""
+    if not isinstance(curves, dict):
+        return curves
+    known = _categories(schema)
     return {
         name: (one[0], known.get(one[1], one[1])) if isinstance(one, tuple) else one
         for name, one in curves.items()

@@ -37,6 +37,7 @@ from bidro.fit.training import has_pooled
 from bidro.losses import registry
 from bidro.losses.linear import Pinball, Squared
 from bidro.model.model_file import Model
+from bidro.model.predictor import Predictor
 from bidro.selection.calibrate import Calibration
 from bidro.selection.personalise import PersonalChoice
 from bidro.selection.rule import worst_decile
@@ -56,6 +57,10 @@ _DISTINCT = 2.0
 _RIGHT = "the share of right predictions"
 # Losses of which a largest one is that of one error.
 CUT_ERRORS = ("squared", "absolute")
+# A class with at most this share of the rows is rare: nearly all predictions are right that never say it.
+_RARE = 0.15
+# Of fewer rows than this nothing leads: one of them would move it by too much.
+_FEWEST_RARE = 10
 # The quantiles of clients' rows that are shown.
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 # Places of a normal distribution over which a share varies where rows are not here.
@@ -111,7 +116,27 @@ def headline(fit: Fit, evaluated: Mapping[str, Any]) -> dict[str, Any] | None:
         "of_people": fit.baselines.of_people,
         "guess": None if guess is None else _guessed(fit, guess),
         "guess_held_out": None if guess is None else guess.held_out,
+        "rare": _rare(fit, losses),
         "robust_in_use": fit.trained.shares_robust,
+    }
+
+
+def _rare(fit: Fit, known: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Where one of two classes has few of the rows, how well the models in use tell it from the other; None
+    where none is rare, or rows are elsewhere."""
+    rankings, classes, labels = fit.baselines.rankings, fit.model.schema.classes, fit.model.loss.labels
+    if not rankings or classes is None or labels is None:
+        return None
+    used = rankings["personal" if "personal" in known else "shared"]
+    if used.share > _RARE or used.rows < _FEWEST_RARE:
+        return None
+    pooled = rankings.get("pooled")
+    return {
+        "class": str(classes[list(labels).index(used.label)]),
+        "share": used.share,
+        "area": used.area,
+        "lift": used.lift,
+        "pooled_area": None if pooled is None else pooled.area,
     }
 
 
@@ -723,9 +748,22 @@ def drawn_curves(model: Model, of_rows: RowQuantiles | None) -> dict[str, Any] |
         place += len(column.coded)
     return {
         "columns": sorted(found, key=lambda one: -one["matters"]),
+        "pairs": _drawn_pairs(predictor, model.schema.features),
         "rows_here": of_rows is not None,
         "quantiles": list(QUANTILES),
     }
+
+
+def _drawn_pairs(predictor: Predictor, names: Sequence[str]) -> list[dict[str, Any]]:
+    """What pairs of features add at their knots, those first that vary most over these."""
+    found = []
+    shares = predictor.pairs(names).values()
+    for pair, own in zip(predictor.basis.pairs, shares, strict=True):
+        places = own.values.reshape(own.values.shape[0] * own.values.shape[1], -1)
+        matters = _varies(places, np.full(len(places), 1 / len(places)))
+        content = {"names": [names[j] for j in pair.features], "knots": [side.tolist() for side in own.knots]}
+        found.append({**content, "values": own.values.tolist(), "matters": matters})
+    return sorted(found, key=lambda one: -one["matters"])
 
 
 def _varies(values: Floats, weights: Floats) -> float:

@@ -40,6 +40,8 @@ def settings_summary(settings: Mapping[str, Any]) -> dict[str, str]:
         words["robustness_cost"] = _robustness_cost(settings)
     if settings.get("curves") is not None:
         words["curves"] = _curves(settings)
+    if settings.get("pairs") is not None:
+        words["pairs"] = _pairs(settings["pairs"])
     if settings["personal"] is not None:
         words["personal"] = _personal(settings["personal"], len(settings["rows"]))
     if len(settings["rows"]) > 1:
@@ -152,6 +154,29 @@ def _curves(settings: Mapping[str, Any]) -> str:
         else ""
     )
     return f"{words}{bound}."
+
+
+def pairs_settings(fitted: Fitted) -> dict[str, Any] | None:
+    """The pairs of features that were taken, and the mean losses by which; None where there were none to
+    choose."""
+    choice = fitted.trained.pairs
+    if choice is None:
+        return None
+    columns = fitted.trained.problem.federation.columns
+    names = [[columns[j] for j in pair.features] for pair in choice.pairs]
+    return {"names": names, "counts": list(choice.counts), "left_out": choice.means.tolist()}
+
+
+def _pairs(pairs: Mapping[str, Any]) -> str:
+    count, tried = len(pairs["names"]), dict(zip(pairs["counts"], pairs["left_out"], strict=False))
+    if not count:
+        return "No pair of features was taken: none lowered the loss on rows left out by a standard error."
+    named = ", ".join(" and ".join(one) for one in pairs["names"])
+    what = "pair of features has effects" if count == 1 else "pairs of features have effects"
+    words = f"{count} {what} that depend on each other: {named}"
+    if count in tried and 0 in tried and tried[0] > 0:
+        words += f"; on rows left out the mean loss is {1 - tried[count] / tried[0]:.1%} below that without"
+    return f"{words}."
 
 
 def _personal(personal: Mapping[str, Any], clients: int) -> str:

@@ -26,6 +26,7 @@ CASES = {
     "personal models": ("number", {"personal": "auto"}),
     "curves": ("number", {"curves": "auto"}),
     "curves by level": ("number", {"curves": {"u": (4, "ward"), "my v": None}}),
+    "pairs": ("number", {"pairs": [("u", "my v"), ("u", "ward")], "radius": 0.0, "personal": "auto"}),
     "two classes": ("two", {}),
     "smoothed hinge": ("two", {"loss": "smoothed hinge"}),
     "curves of two classes": ("two", {"curves": "auto"}),
@@ -75,7 +76,7 @@ def test_the_file_predicts_what_the_model_does(case, tmp_path):
     model = fitted(tmp_path, whole, **options)
     if "personal" in options:
         assert model.personal
-    if "curves" in options:
+    if "curves" in options or "pairs" in options:
         assert not model.predictor().straight
     fresh = table(kind, 300).assign(site="new")
     fresh["u"] *= 3  # beyond what training saw, too

@@ -378,7 +378,7 @@ class Agreement:
         choices = self.fit_options.choices
         wanted = Wanted.of(choices.curves, choices.increasing, choices.decreasing, schema.features)
         if self.algorithm is not None:
-            require_lines(wanted)
+            require_lines(wanted, choices)
         if any(wanted.by):
             raise BidroError(
                 "Curves for each level of a category are not for machines apart: too few of a site's rows "

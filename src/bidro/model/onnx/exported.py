@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import bidro
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError, require_package
-from bidro.data.splines import Levels
+from bidro.data.splines import Levels, Pair
 from bidro.data.tables import Column
 from bidro.losses import Tweedie, registry
 from bidro.model.model_file import Model
@@ -138,9 +138,26 @@ class _Graph:
                 each = self._on_own_curve(rows, each, j, levels)
         # Not by Max and Min, which need not keep what is not a number.
         low, high = (self._constant(end[None]) for end in basis.ends)
-        above = self._node("Where", [self._node("Less", [each, low]), low, each])
-        inside = self._node("Where", [self._node("Greater", [above, high]), high, above])
-        return self._node("Sub", [inside, self._constant(np.clip(0.0, *basis.ends)[None])])
+        curves = self._node(
+            "Sub", [self._clipped(each, low, high), self._constant(np.clip(0.0, *basis.ends)[None])]
+        )
+        if not basis.pairs:
+            return curves
+        return self._node("Concat", [curves, *(self._of_pair(rows, pair) for pair in basis.pairs)], axis=1)
+
+    def _clipped(self, values: str, low: str, high: str) -> str:
+        above = self._node("Where", [self._node("Less", [values, low]), low, values])
+        return self._node("Where", [self._node("Greater", [above, high]), high, above])
+
+    def _of_pair(self, rows: str, pair: Pair) -> str:
+        """(rows, cells) how far both features of rows (rows, k) are through each cell."""
+        sides = []
+        for j, low, high in zip(pair.features, pair.ends[::2], pair.ends[1::2], strict=True):
+            own = self._node("Gather", [rows, self._constant(np.full(pair.columns, j))], axis=1)
+            ends = self._constant(low[None]), self._constant(high[None])
+            begin = self._constant(np.clip(0.0, low, high)[None])
+            sides.append(self._node("Sub", [self._clipped(own, *ends), begin]))
+        return self._node("Mul", sides)
 
     def _on_own_curve(self, rows: str, each: str, j: int, levels: Levels) -> str:
         """(rows, columns) with 0, where a curve is 0, in segments of curves of feature j for other levels
