@@ -118,6 +118,12 @@ class Case:
             mixtures = sets.Simplex(n)
         elif self.weights == "l1 ball":
             mixtures = sets.L1SimplexBall(*self.weight_bounds)
+        elif self.weights == "chi-squared ball":
+            mixtures = sets.ChiSquaredSimplexBall(*self.weight_bounds)
+        elif self.weights == "KL ball":
+            mixtures = sets.KLSimplexBall(*self.weight_bounds)
+        elif self.weights == "first bounded":
+            mixtures = sets.ConstrainedSimplex(self.weight_bounds[0][None], self.weight_bounds[1])
         elif self.mixed is not None:
             mixtures = sets.CappedSimplex.mixed(np.asarray(f.sizes), *self.mixed)
         else:
@@ -226,6 +232,9 @@ def case_of(number: int, quick: bool = False) -> Case:
     mixed = None
     if weights.startswith("capped") and apart.random() < 0.6:
         weights, bounds, mixed = _mixed(apart, family.sizes)
+    bent = np.random.default_rng([7, number])
+    if mixed is None and bent.random() < 0.3:
+        weights, bounds = _bent(bent, family.sizes)
     references = _references(apart, family, float(usual[-1])) if apart.random() < 0.4 else None
     matrix = None
     if family.norm == "mahalanobis":
@@ -264,6 +273,15 @@ def _mixed(rng, sizes) -> tuple[str, tuple[np.ndarray, ...], tuple[float, float]
     kappa, mu = float(rng.choice([1.0, 1.5, 3.0, np.inf])), float(rng.choice([0.0, 0.1, 0.5, 1.0]))
     upper = np.array([(1 - mu) * p + mu * min(1.0, kappa * p) for p in share])
     return "mixed", ((1 - mu) * share, upper), (kappa, mu)
+
+
+def _bent(rng, sizes) -> tuple[str, tuple[np.ndarray, ...]]:
+    """Balls around the shares by a divergence, and a bound of what the first half of the clients have."""
+    kind = str(rng.choice(["chi-squared ball", "KL ball", "first bounded"]))
+    if kind == "first bounded":
+        first = (np.arange(len(sizes)) < (len(sizes) + 1) // 2).astype(float)
+        return kind, (first, np.asarray(rng.choice([0.0, 0.2, 0.7])))
+    return kind, (np.asarray(sizes) / np.sum(sizes), np.asarray(rng.choice([0.0, 1e-3, 0.1, 2.0])))
 
 
 def _levels(rng, family, scale, usual, planted) -> np.ndarray:
