@@ -216,7 +216,7 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
     "page",
     mostly_slow(
         [str(p.relative_to(ROOT)) for p in PAGES if p.name != "extending.md"],
-        lambda page: page in ("README.md", "docs/choosing.md", "docs/deploy.md"),
+        lambda page: page in ("README.md", "docs/choosing.md"),
     ),
 )
 def test_code_in_the_pages_runs_when_pasted(page, tmp_path):

@@ -17,7 +17,6 @@ CODE = re.compile(r"^```[a-z]*\n(.*?)^```|`([^`]+)`", flags=re.DOTALL | re.MULTI
 OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*)")
 # Options of other programs that stand by themselves in a page: Flower's, FLARE's kit's, and those of studies.
 OTHERS = {
-    "docs/deploy.md": {"--database", "--insecure", "--port", "--storage"},
     "docs/networks.md": {"--flower"},
     "docs/privacy.md": {"--epsilons", "--repeats", "--rows"},
 }
@@ -110,6 +109,23 @@ def test_a_page_that_names_what_does_not_exist_would_be_noticed():
     assert set(alone) - every_option() == {"--replies"}
     (line,) = rows_of_commands("| `bidro site check` | says more by `--hold-out 0.2` |")
     assert wrong_with(line) == "'bidro site check' has no option --hold-out"
+
+
+def words(page: str) -> int:
+    """Of a page, without the marks of its tables."""
+    return len((ROOT / "docs" / page).read_text("utf-8").replace("|", " ").split())
+
+
+@pytest.mark.parametrize("page", ["install.md", "operate.md", "threats.md"])
+def test_who_runs_a_consortium_reads_three_short_pages(page):
+    assert words(page) <= 1500
+
+
+def test_the_page_of_threats_names_every_attack_that_is_tried():
+    """And no file that is not there."""
+    named = set(re.findall(r"`(test_\w+\.py)`", (ROOT / "docs/threats.md").read_text("utf-8")))
+    there = {path.name for path in (ROOT / "tests/deploy").glob("test_*.py")}
+    assert {name for name in there if name.startswith("test_attacks")} <= named <= there
 
 
 def test_the_page_of_messages_names_every_question_and_no_other():
