@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from bidro.certify.certificate import Certificate
 from bidro.certify.held_out import Bound, check_confidence, check_shift
-from bidro.certify.intervals import Fits, HeldOutFits, Intervals, class_sets
+from bidro.certify.intervals import Fits, HeldOutFits, Intervals, class_sets, interval_ends
 from bidro.certify.statements import with_holdout, without_holdout
 from bidro.certify.trained_rows import TrainedRows
 from bidro.core.arrays import Floats
@@ -608,7 +608,7 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
             BidroError: before `conformalize`, and for a share that is not kept.
         """
         scores, half = self._interval(X, clients, confidence, shift)
-        return scores[:, 0] - half, scores[:, 0] + half
+        return interval_ends(self._assessed.loss, scores, half)
 
     def score(
         self,

@@ -30,7 +30,7 @@ from bidro.certify.intervals import (
     stratified_rank,
 )
 from bidro.core.errors import BidroError
-from bidro.losses import Logistic, Softmax, Squared
+from bidro.losses import Logistic, Poisson, Softmax, Squared
 
 
 @pytest.mark.parametrize("n", [5, 8, 9, 10, 19, 20, 99, 1000])
@@ -168,6 +168,18 @@ def test_a_bound_of_people_is_never_below_that_of_its_definition():
     assert betting(np.bincount(labels, scores > below) / 3, 0.1) > 0.2
 
 
+def test_people_of_several_rows_share_a_quantile_whatever_their_rows_have_in_common():
+    """15 clients of 8 people, of whom each has a near row and a far one: which of a person's rows stands for
+    it must not be the same in every draw of the rows."""
+    clients, inside = [f"c{k}" for k in range(15)], []
+    labels = dict.fromkeys(clients, np.repeat(np.arange(8), 2))
+    for k in range(600):
+        rows = np.random.default_rng([13, k]).exponential(size=(15, 16)) * np.tile([1.0, 8.0], 8)
+        q = row_quantiles(dict(zip(clients, rows, strict=True)), 0.9, people=labels).clients["c0"]
+        inside.append(1 - (math.exp(-q) + math.exp(-q / 8)) / 2)
+    assert np.mean(inside) >= 0.9 - 3 * np.std(inside) / math.sqrt(len(inside))
+
+
 def test_small_clients_share_one_quantile_and_say_so():
     rng = np.random.default_rng(6)
     scores = {"big": rng.exponential(size=200)} | {f"small{k}": rng.exponential(size=5) for k in range(4)}
@@ -253,6 +265,7 @@ def test_a_loss_without_seen_targets_is_refused():
         labels = None
 
     assert "censored" in interval_obstacle(Survival())
+    assert interval_obstacle(Poisson()) is None
     with pytest.raises(BidroError, match="survival"):
         row_scores(Survival(), np.zeros(1), np.zeros((1, 2)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pickle
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 
 from bidro import BidroError, RobustClassifier, RobustRegressor, example_visits, load_model
+from bidro.certify.intervals import rank_of
 from bidro.cli import app
 from bidro.core.splits import left_out_clients
 
@@ -160,3 +162,51 @@ def test_units_of_the_target_do_not_matter(shift, scale):
         found.append((np.subtract(*model.predict_interval(fresh[["age"]], fresh["hospital"])[::-1])) / b)
     assert found[1] == pytest.approx(found[0], rel=1e-5)
     assert not math.isinf(found[0].max())
+
+
+@pytest.mark.parametrize("kind", ["counts", "tenths", "classes"])
+@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (1e6, 1.0), (0.0, 1e-8)])
+def test_rows_whose_scores_are_equal_are_inside_together(kind, shift, scale):
+    """Of categories and counts many rows lie equally far from their prediction, but for rounding. Of the very
+    rows that a quantile is of, its rank are inside."""
+    for seed in range(3 if (shift, scale) == (0.0, 1.0) else 1):
+        rng = np.random.default_rng(seed)
+        site, X = np.repeat(["a", "b"], 200), rng.integers(0, 2, (400, 2)).astype(float)
+        if kind == "classes":
+            y = np.where(rng.uniform(size=400) < 0.3 + 0.3 * X[:, 0], "yes", "no")
+        else:
+            tenths = rng.integers(0, 4, 400) / 10 + 0.1 * X[:, 1]
+            y = shift + scale * (rng.poisson(1 + X[:, 0]) if kind == "counts" else tenths)
+        one, other = np.arange(400) % 2 == 0, np.arange(400) % 2 == 1
+        fitted = RobustClassifier if kind == "classes" else RobustRegressor
+        model = fitted(curves=None, weights="fixed").fit(X[one], y[one], site[one])
+        with pytest.warns(match="too few"):
+            model.conformalize(X[other], y[other], site[other])
+        for share, clients in itertools.product((0.5, 0.8, 0.9), (site[other], None)):
+            if kind == "classes":
+                sets = model.predict_set(X[other], clients, share)
+                inside = sets[np.arange(200), np.searchsorted(model.classes_, y[other])]
+            else:
+                low, high = model.predict_interval(X[other], clients, share)
+                inside = (low <= y[other]) & (y[other] <= high)
+            rank = rank_of(100, 1 - share)
+            assert all(inside[site[other] == name].sum() >= rank for name in ("a", "b"))
+
+
+def test_counts_and_costs_have_intervals():
+    rng = np.random.default_rng(0)
+    X, site = rng.normal(size=(1200, 1)), np.repeat(["a", "b"], 600)
+    y = rng.poisson(np.exp(0.5 + 0.6 * X[:, 0])).astype(float)
+    train, fresh, test = (np.arange(1200) % 3 == k for k in range(3))
+    model = RobustRegressor("poisson", curves=None).fit(X[train], y[train], site[train])
+    model.conformalize(X[fresh], y[fresh], site[fresh])
+    low, high = model.predict_interval(X[test], site[test])
+    assert 0.85 < np.mean((low <= y[test]) & (y[test] <= high)) < 0.97
+    assert low.min() == 0
+    # Means that grow have errors that grow.
+    assert (high - low)[X[test, 0] > 1].mean() > 1.5 * (high - low)[X[test, 0] < -1].mean()
+    promise = model.certify(X[fresh], y[fresh], site[fresh]).of_rows
+    error = np.abs(y[test] - model.predict(X[test], site[test]))
+    assert np.mean(error <= promise.bound) >= 0.9
+    with pytest.raises(BidroError, match="counts"):
+        model.intervals_.at(0.9, 0.1)

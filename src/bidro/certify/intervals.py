@@ -44,6 +44,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,11 +58,13 @@ from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError, is_number, listed
 from bidro.core.files import parsed_json
 from bidro.core.pytrees import Frozen
-from bidro.losses import Loss
-from bidro.losses.linear import ResidualLoss
+from bidro.losses import LinearScores, Loss, Tweedie
 
 # 1 - 0.9 is a little less than 0.1; ranks must not notice.
 _ROUNDING = 1e-9
+# As a share of numbers, far above the rounding of what is computed of them: rows whose scores are equal in
+# exact arithmetic, as of counts and of categories many are, are inside together or outside together.
+_SAME = 2.0**-40
 _MOST_NAMED = 5
 # Rows that are put into a basis together, so that no wide copy of all is made.
 _TOGETHER = 16_384
@@ -108,10 +111,12 @@ class Calibration:
         return self.count == len(self.scores)
 
     def one_row_each(self) -> Calibration:
-        """One row of every draw, each as likely as another, whatever the scores and the order of rows."""
+        """One row of every draw, each as likely as another, whatever the order of rows: drawn anew for other
+        scores, since one choice for all would favour the small ones, or the large, time and again."""
         sizes = np.bincount(self.draws)
         order = np.lexsort((self.scores, self.draws))
-        chosen = np.random.default_rng(self.count).integers(0, sizes)
+        seed = blake2b(self.scores[order].tobytes(), digest_size=16).digest()
+        chosen = np.random.default_rng(int.from_bytes(seed, "little")).integers(0, sizes)
         rows = order[np.cumsum(sizes) - sizes + chosen]
         return Calibration(self.scores[rows], np.arange(self.count), self.strata)
 
@@ -544,11 +549,11 @@ class HeldOutFits(NamedTuple):
 
 def interval_obstacle(loss: Loss) -> str | None:
     """Why there are no intervals for rows under a loss; None where there are."""
-    if loss.labels is not None or isinstance(loss, ResidualLoss):
+    if loss.labels is not None or isinstance(loss, LinearScores):
         return None
     return (
-        "Intervals for rows are for targets that are seen: of a loss that is neither of residuals nor of "
-        "classes, as of survival times, some of which are censored, there are none."
+        "Intervals for rows are for numbers and classes that a linear model predicts: of a loss of your own, "
+        "and of survival times, some of which are censored and so never seen, there are none."
     )
 
 
@@ -559,11 +564,22 @@ def class_scores(outputs: Floats) -> Floats:
     return np.asarray(logsumexp(outputs, axis=1, keepdims=True) - outputs)
 
 
+def interval_ends(loss: Loss, outputs: Floats, most: Floats) -> tuple[Floats, Floats]:
+    """(lower, upper), both (N,), of the targets that lie at most so much (N,) from what a model's outputs
+    (N, 1) predict; counts and costs are never below 0."""
+    centre = np.asarray(loss.predicted(outputs[:, 0]))
+    half = most + _SAME * (np.abs(centre) + most)
+    lower = centre - half
+    return np.maximum(lower, 0.0) if isinstance(loss, Tweedie) else lower, centre + half
+
+
 def class_sets(outputs: Floats, most: Floats) -> NDArray[np.bool_]:
     """(N, classes) the classes whose score is at most so much (N,), and the likeliest: an empty set would be
     of no use."""
     scores = class_scores(outputs)
-    return np.asarray((scores <= most[:, None]) | (scores == scores.min(axis=1, keepdims=True)))
+    same = _SAME * (1 + np.abs(outputs).max(axis=1))
+    inside = scores <= (most + same)[:, None]
+    return np.asarray(inside | (scores == scores.min(axis=1, keepdims=True)))
 
 
 def row_scores(loss: Loss, x: Floats, rows: Floats) -> Floats:
@@ -578,7 +594,7 @@ def row_scores(loss: Loss, x: Floats, rows: Floats) -> Floats:
         part = rows[begin : begin + _TOGETHER]
         outputs = np.asarray(columns.design(part))[:, :-1] @ np.atleast_2d(w).T + np.atleast_1d(b)
         if loss.labels is None:
-            found[begin : begin + len(part)] = np.abs(part[:, -1] - outputs[:, 0])
+            found[begin : begin + len(part)] = np.abs(part[:, -1] - loss.predicted(outputs[:, 0]))
         else:
             places = np.searchsorted(np.asarray(loss.labels), part[:, -1])
             found[begin : begin + len(part)] = class_scores(outputs)[np.arange(len(part)), places]
@@ -627,8 +643,8 @@ class Intervals:
             return self.quantiles[place], 0.0
         if self.slope is None:
             raise BidroError(
-                "Room for a shift needs to know how fast a score changes as rows move, and of classes and of "
-                "curves without a declared support it is not known; leave the shift out."
+                "Room for a shift needs to know how fast a score changes as rows move, and of classes, of "
+                "counts and costs, and of curves without a declared support it is not; leave the shift out."
             )
         return self.shifted[place], room_for_shift(shift, self.order, self.slope, share)[1]
 

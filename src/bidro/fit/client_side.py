@@ -26,7 +26,6 @@ from bidro.data.splines import quantile_counts
 from bidro.data.standardise import client_moments
 from bidro.fit.questions import Assess, Assessment, HoldoutBounds, HoldoutQuery, Prepared
 from bidro.losses import Loss, losses_of, mistakes_of, parts_of
-from bidro.losses.linear import ResidualLoss
 from bidro.problem.problem import Problem
 from bidro.problem.worst_case import mean_displacements, robust_risk
 from bidro.selection.personal import personal_models as fit_personal_models
@@ -157,7 +156,7 @@ def bounds(
 def row_spread(federation: Federation, loss: Loss, used: Floats) -> Spread | None:
     """How far training rows lie from the models (n, d) that the clients use, from some where they are many;
     None where it is even, and for classes."""
-    if not isinstance(loss, ResidualLoss):
+    if loss.labels is not None or interval_obstacle(loss) is not None:
         return None
     rows, ends = federation.host_rows, np.cumsum([0, *federation.sizes])
     step = 1 + len(rows) // MOST_FOR_SPREAD
@@ -186,7 +185,7 @@ def row_fits(
     shared = Fits.of(of.loss, parts, dict.fromkeys(names, of.x))
     new = Fits.of(of.loss, apart, dict.fromkeys(apart, of.x)) if apart else None
     labels = None if people is None else dict(zip(names, np.split(people, ends), strict=True))
-    if not isinstance(of.loss, ResidualLoss):
+    if of.loss.labels is not None:
         classes, counts = np.unique(federation.host_rows[:, -1], return_counts=True)
         most = classes[np.argmax(counts)]
         wrong = {name: mistakes_of(of.loss, x, parts[name]) for name, x in zip(names, used, strict=True)}
@@ -194,7 +193,8 @@ def row_fits(
             {name: (part[:, -1] != most).astype(float) for name, part in parts.items()}, own.features
         )
         return HeldOutFits(own, shared, guess, None, new, labels, wrong)
-    spread, middle = row_spread(federation, of.loss, used), of.loss.middle(federation.host_rows[:, -1])
+    spread = row_spread(federation, of.loss, used)
+    middle = of.loss.predicted(np.asarray(of.loss.middle(federation.host_rows[:, -1])))
     guess = Fits({name: np.abs(part[:, -1] - middle) for name, part in parts.items()}, own.features)
     return HeldOutFits(own, shared, guess, spread, new, labels)
 

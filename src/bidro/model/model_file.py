@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from bidro.certify.intervals import FILE as INTERVALS_FILE
-from bidro.certify.intervals import Intervals, class_sets
+from bidro.certify.intervals import Intervals, class_sets, interval_ends
 from bidro.certify.statements import CertifiedModel
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
@@ -168,8 +168,8 @@ class Model:
             scores[own] = model.scores(features[own])
         classes = self.schema.classes
         if classes is None:
-            found = {"lower": scores[:, 0] - half, "upper": scores[:, 0] + half}
-            return pd.DataFrame(found, index=table.index)
+            lower, upper = interval_ends(self.loss, scores, half)
+            return pd.DataFrame({"lower": lower, "upper": upper}, index=table.index)
         inside = class_sets(scores, half)
         return pd.DataFrame(
             {f"may be {name}": inside[:, k] for k, name in enumerate(classes)}, index=table.index
