@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bidro.certify.held_out import ClientBound
-from bidro.certify.rounding import EXACT, QUANTISED, nearest, step, upwards
+from bidro.certify.rounding import EXACT, QUANTISED, among_people, nearest, step, upwards
 
 
 def test_steps_are_a_quarter_of_what_the_largest_adds_to_a_mean():
@@ -54,6 +54,35 @@ def test_a_bound_rises_with_its_mean_and_to_its_step_and_counts_no_more_than_any
         ClientBound(2.0, 1.125, 4),
     ]
     assert QUANTISED.bounds(found[:1], losses, 4, 2.0, None) == [ClientBound(1.5, 1.0, 4)]
+
+
+def test_a_score_leaves_as_one_that_may_be_that_of_many():
+    """1.3 is 11/8 at four digits, as is 1.26; 3/2 at three, with 1.4 and 1.45, which is of 1.26's person, and
+    at two, with 1.01; 2 at one."""
+    scores = np.array([1.3, 1.4, 1.26, 1.45, 1.9, 1.01, 0.4])
+    draws = np.array([0, 1, 2, 2, 3, 4, 5])
+    told = [among_people(1.3, scores, draws, least) for least in range(1, 7)]
+    assert told == [1.375, 1.375, 1.5, 1.5, 2.0, 2.0]
+    assert among_people(0.0, np.zeros(4), np.arange(4), 4) == 0.0
+    assert among_people(9.0, np.append(np.ones(20), 9.0), np.arange(21), 5) == 16.0
+
+
+def test_no_score_that_leaves_is_below_the_one_it_stands_for_or_twice_it():
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        scores, draws = rng.exponential(size=40) ** 2, rng.integers(0, 30, 40)
+        bound = float(rng.choice(scores))
+        told = among_people(bound, scores, draws, 5)
+        assert bound <= told <= 2 * bound
+        if np.log2(told) % 1:
+            places = [np.ldexp(k, e) for e in range(-40, 10) for k in range(8, 17)]
+            before = max(place for place in [0.0, *places] if place < told)
+            # At four digits, or fewer: in what lies between two such places there are five people.
+            coarser = [before, *(told - 2.0**e for e in range(-30, 10) if told % 2.0**e == 0)]
+            assert any(
+                len(np.unique(draws[(scores > low) & (scores <= told)])) >= 5 and low < bound
+                for low in coarser
+            )
 
 
 def test_exact_numbers_are_as_they_are():

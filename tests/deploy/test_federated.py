@@ -10,6 +10,8 @@ from safetensors.numpy import load, save
 
 from bidro.ambiguity import Penalty
 from bidro.certify.certificate import Certificate
+from bidro.certify.intervals import Calibration, Fits, HeldOutFits
+from bidro.certify.rounding import among_people
 from bidro.core.errors import BidroError
 from bidro.deploy.agreement.agreement import AskLimits
 from bidro.deploy.server.audit import in_words
@@ -23,7 +25,7 @@ from bidro.federated.engines.in_process import run
 from bidro.federated.engines.wire import header_of
 from bidro.fit.settings import FitSettings
 from bidro.fit.training import AlgorithmOne, folds_of, transport_of, unrestricted
-from bidro.model.model_file import Model
+from bidro.model.model_file import Model, load_model
 from bidro.model.personal_file import personal_models_in
 from bidro.selection.calibrate import Limits
 from tests.deploy.sites import (
@@ -95,6 +97,64 @@ def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
 
 def _clients_of(fit):
     return [fit.evaluation[name] for name in NAMES]
+
+
+@pytest.mark.parametrize("person", [None, "person"])
+def test_what_is_promised_of_rows_is_what_one_process_promises_rounded_up(person, tmp_path):
+    """From the same held-out rows: of the models that clients use, and of the shared one for rows that nobody
+    knows the client of; nothing of a site with few."""
+    rows = np.array([160, 240, 260, 240, 240])
+    whole = table(sizes=tuple(rows if person is None else rows * [2, 3, 3, 3, 3]))
+    whole["y"] += whole["site"].map({name: 3.0 * k for k, name in enumerate(NAMES)})
+    if person:
+        whole[person] = [f"{name}-{k // 2}" for k, name in enumerate(whole["site"])]
+    agreed = write_sites(tmp_path, whole, person=person)
+    options = {"radius": 0.0, "weights": "fixed", "hold_out": 0.15}
+    run_in = run_job(job(agreed, options=options), carrier(tmp_path), tmp_path / "runs")
+    theirs = alone(tmp_path, whole, **options)
+    ours = Certificate.from_json(run_in["certificate.json"].decode()).of_rows
+    exact = row_fits(theirs)
+    people = person is not None
+    assert ours.people is people
+    assert ours.personal == bool(theirs.model.personal) is True
+    with_few = {name for name in NAMES if name not in theirs.certificate.of_rows.clients}
+    assert set(ours.others) == with_few
+    assert "east" in with_few
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, content in run_in.items():
+        (folder / name).write_bytes(content)
+    model = load_model(folder)
+    kept = model.intervals.at(0.9)[0]
+    for name in NAMES:
+        for fits, told in ((exact.used, kept.clients[name]), (exact.shared, None)):
+            own = Calibration.of(fits.scores[name], exact.people[name] if people else None)
+            bound = own.bound(0.1, 0.95)
+            rounded = np.inf if np.isinf(bound) else among_people(bound, own.scores, own.draws, 5)
+            if told is not None:
+                assert told == pytest.approx(rounded)
+                assert name in with_few or ours.clients[name] == pytest.approx(rounded, rel=0.011)
+    assert kept.any_mixture == np.inf
+    assert f"Nothing is promised of '{ours.others[0]}'" in ours.promise
+    # A client whose personal model has stayed at its site has what holds under any mixture.
+    rows = whole[whole["site"] == "west"].head(3)
+    assert np.isinf(model.predict_interval(rows).to_numpy()).all()
+    personal = replace(model, personal=theirs.model.personal).predict_interval(rows)
+    assert np.allclose((personal["upper"] - personal["lower"]) / 2, kept.clients["west"])
+    with pytest.raises(BidroError, match=r"kept for 0\.9 of the rows"):
+        model.predict_interval(rows, 0.8)
+
+
+def row_fits(fit):
+    """How well the held-out rows of a fit in one process fit its models."""
+    names, model = fit.clients.federation.names, fit.model
+    sizes, people = fit.clients.holdout_sizes, fit.clients.fresh_people
+    ends = np.cumsum(sizes)[:-1]
+    parts = dict(zip(names, np.split(fit.clients.fresh, ends), strict=True))
+    used = {name: model.used_by(name) for name in names}
+    labels = None if people is None else dict(zip(names, np.split(people, ends), strict=True))
+    shared = Fits.of(model.loss, parts, dict.fromkeys(names, model.x))
+    return HeldOutFits(Fits.of(model.loss, parts, used), shared, people=labels)
 
 
 @pytest.mark.slow

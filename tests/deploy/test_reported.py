@@ -29,7 +29,7 @@ from bidro.deploy.server.plausibility import (
 )
 from bidro.federated.engines.rounds import FoldSpec
 from bidro.fit.client_side import prepared
-from bidro.fit.questions import Assess, Assessment, HoldoutBounds, HoldoutQuery
+from bidro.fit.questions import FEW, Assess, Assessment, HoldoutBounds, HoldoutQuery
 from bidro.losses import Absolute, Hinge, Huber, Logistic, Softmax, Squared, losses_of
 from bidro.losses.base import Cone
 from bidro.risk.moments import Moments, of_clients, of_folds
@@ -589,6 +589,8 @@ def test_bounds_that_agree():
     bounds(held_out=np.full(2, 8.9), means=np.array([1.5, 1.5, 0, 0, 0]))
     bounds(mistakes=np.full(2, 0.5), means=np.array([1.5, 0, 0.25, 0, 0]))
     bounds(freedom=PERSONAL, personal_loss=0.5)
+    bounds(rows=np.array([FEW]))
+    bounds(freedom=PERSONAL, rows=np.array([0.5, 0.75]))
 
 
 @pytest.mark.parametrize(
@@ -597,6 +599,8 @@ def test_bounds_that_agree():
         ("21 rows behind", {"behind": 21}),
         ("'loss', which is below 0", {"loss": -1e-9}),
         ("'se', which is below 0", {"se": -1e-9}),
+        ("less than 0 from their prediction", {"rows": np.array([-0.5])}),
+        ("which is the shared one", {"rows": np.array([0.5, 0.75])}),
         ("'means', which is below 0", {"means": np.array([-1e-9, 0, 0, 0, 0])}),
         ("'loss' above", {"loss": 1e131}),
         ("which is the shared one", {"personal_loss": 1.5 * (1 + 1.1e-6)}),

@@ -10,6 +10,8 @@ import pytest
 
 import bidro
 from bidro.ambiguity import WassersteinBall
+from bidro.certify.intervals import confident_rank
+from bidro.certify.rounding import among_people
 from bidro.core.errors import BidroError
 from bidro.core.splits import choose_holdout, key_of_seed
 from bidro.data.federation import Federation
@@ -198,8 +200,30 @@ def test_bounds_are_of_the_rows_kept_out_in_the_agreed_units(largest, tmp_path):
     assert sent.held_out.shape == (5 * len(largest),)
     assert sent.mistakes.shape == (0,)
     if largest:
-        again = unpack(asked_of(site, "bounds", fixed((9e9,)))[1], HoldoutBounds)
+        (tmp_path / "again").mkdir()
+        other = site_at(tmp_path / "again", support=SUPPORT)
+        again = unpack(asked_of(other, "bounds", fixed((9e9,)))[1], HoldoutBounds)
         np.testing.assert_array_equal(again.held_out, sent.held_out)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 15.0])
+def test_how_far_rows_lie_from_their_prediction_may_be_that_of_many_people(scale, tmp_path):
+    """The order statistic that is promised, rounded up, whatever model the server has chosen: between the
+    number before it and itself there are at least half of min_rows rows, or it is a power of two."""
+    model = scale * MODEL / np.abs(MODEL).max()
+    site = site_at(tmp_path, table=frame(400))
+    refused, reply = asked_of(site, "bounds", fixed(model=model, seen=2.0**20 * 1.5**2))
+    assert refused is None
+    kept = parts_of(site)[1]
+    features = (kept[:, :2] - [1.0, -2.0]) / [2.0, 0.5]
+    errors = np.abs(features @ model[:2] + model[2] - (kept[:, 2] - 3.0))
+    exact = np.sort(errors)[confident_rank(len(kept), 1 - 0.9, 0.95) - 1]
+    (told,) = unpack(reply, HoldoutBounds).rows.tolist()
+    assert exact <= told <= 2 * exact
+    step = max(2.0**k for k in range(-20, 10) if told % 2.0**k == 0)
+    inside = np.sum((errors > told - step) & (errors <= told))
+    assert inside >= site.min_cell or np.log2(told) % 1 == 0
+    assert told == among_people(exact, errors, np.arange(len(errors)), site.min_cell)
 
 
 @pytest.mark.parametrize(

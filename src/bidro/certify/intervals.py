@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -557,6 +557,11 @@ def interval_obstacle(loss: Loss) -> str | None:
     )
 
 
+def tells_of_rows(loss: Loss) -> bool:
+    """Whether how far a row lies from its prediction is a number, in the target's unit."""
+    return loss.labels is None and interval_obstacle(loss) is None
+
+
 def class_scores(outputs: Floats) -> Floats:
     """(N, classes) how little each class is expected, from a model's outputs (N, 1) or (N, classes)."""
     if outputs.shape[1] == 1:
@@ -610,6 +615,8 @@ class Intervals:
     shifted: tuple[RowQuantiles, ...] = ()  # of scores alone, at the shares that `room_for_shift` takes
     slope: float | None = None  # of the score, in the metric of training; None where it is not known
     order: float = 1.0  # p of W_p
+    # Whose quantile is around a personal model that stays at its site: without it, that of any mixture holds.
+    personal: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, fits: HeldOutFits, slope: float | None = None, order: float = 1.0) -> Intervals:
@@ -634,18 +641,21 @@ class Intervals:
     def at(self, share: float, shift: float | None = None) -> tuple[RowQuantiles, float]:
         """(the quantiles of a share, what is added to them for a shift). Raises BidroError for a share that
         is not kept, and a shift whose effect is not known."""
-        if not is_number(share) or share not in SHARES:
+        shares = [one.share for one in self.quantiles]
+        if not is_number(share) or share not in shares:
             raise BidroError(
-                f"Intervals are kept for {listed([f'{one:g}' for one in SHARES])} of the rows; got {share!r}."
+                f"Intervals are kept for {listed([f'{one:g}' for one in shares])} of the rows; got {share!r}."
             )
-        place = SHARES.index(share)
+        place = shares.index(share)
         if not shift:
             return self.quantiles[place], 0.0
-        if self.slope is None:
+        if not self.shifted:
             raise BidroError(
                 "Room for a shift needs to know how fast a score changes as rows move, and of classes, of "
-                "counts and costs, and of curves without a declared support it is not; leave the shift out."
+                "counts and costs, of curves without a declared support, and across sites it is not; leave "
+                "the shift out."
             )
+        assert self.slope is not None
         return self.shifted[place], room_for_shift(shift, self.order, self.slope, share)[1]
 
     def half_widths(
@@ -654,9 +664,13 @@ class Intervals:
         clients: NDArray[np.str_] | None,
         share: float,
         shift: float | None = None,
+        without: Collection[str] = (),
     ) -> Floats:
-        """(N,) the largest score that fits, for features (N, k) in the units of training."""
+        """(N,) the largest score that fits, for features (N, k) in the units of training; around the shared
+        model for clients whose personal one is not at hand."""
         found, more = self.at(share, shift)
+        if without:
+            found = replace(found, clients={**found.clients, **dict.fromkeys(without, found.any_mixture)})
         q = found.of_clients(clients, len(features))
         return q + more if self.spread is None or shift else q * self.spread.of(features)
 
@@ -680,6 +694,7 @@ class Intervals:
             "shifted": [_plain(one) for one in self.shifted],
             "slope": self.slope,
             "order": self.order,
+            "personal": list(self.personal),
         }
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -693,11 +708,12 @@ class Intervals:
             quantiles, shifted = (
                 tuple(restored_quantiles(one) for one in content[part]) for part in ("quantiles", "shifted")
             )
-            if len(quantiles) != len(SHARES) or len(shifted) not in (0, len(SHARES)):
+            if not quantiles or len(shifted) not in (0, len(quantiles)):
                 raise ValueError("shares are missing")
             spread = None if content["spread"] is None else Spread.from_dict(content["spread"])
             slope = None if content["slope"] is None else float(content["slope"])
-            return cls(quantiles, spread, shifted, slope, float(content["order"]))
+            personal = tuple(str(name) for name in content.get("personal", ()))
+            return cls(quantiles, spread, shifted, slope, float(content["order"]), personal)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BidroError(f"'{where}' holds no intervals that this program reads: {error}.") from error
 

@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bidro.certify.held_out import ClientBound
 from bidro.core.arrays import Floats
@@ -99,6 +100,21 @@ def step(losses: Floats, draws: int) -> float:
         return 1.0
     mantissa, exponent = math.frexp(largest)
     return SHARE * math.ldexp(1.0, exponent - (mantissa == 0.5)) / draws
+
+
+def among_people(bound: float, scores: Floats, draws: NDArray[np.int64], least: int) -> float:
+    """A bound of scores (N,), one of them, as it may leave: the least number of few binary digits that is no
+    less, such that at least so many draws (N,) have scores next below it, down to the number before; and
+    where even from one power of two to the next there are fewer, the next power of two, to which the steps
+    of means show the largest loss as well. So of one score it says hardly more than that it may be any of
+    theirs."""
+    exponent = math.frexp(bound)[1]
+    for digits in range(_DIGITS, 0, -1):
+        step = math.ldexp(1.0, exponent - digits)
+        top = upwards(bound, step)
+        if len(np.unique(draws[(scores > top - step) & (scores <= top)])) >= least:
+            return top
+    return upwards(bound, math.ldexp(1.0, exponent))
 
 
 def nearest(value: float, step: float) -> float:

@@ -96,7 +96,7 @@ class RowPromise:
             which = listed([f"'{name}'" for name in self.others], _MOST_NAMED)
             lent = "" if set(self.group) <= set(self.others) else ", with rows of larger clients"
             said += (
-                f" Nothing is promised of {which}: {len(self.others)} with too few even together."
+                f" Nothing is promised of {which}: {len(self.others)} with too few."
                 if self.together is None
                 else f" At the others together ({which}{lent}), in the proportions of their held-out rows: "
                 f"{self.amount(self.together, unit)}."
@@ -215,6 +215,26 @@ def row_promise(
         people is not None,
         guessed,
         personal,
+    )
+
+
+def of_bounds(
+    bounds: Mapping[str, float],
+    draws: Mapping[str, int],
+    rows: Mapping[str, int],
+    confidence: float,
+    share: float | None,
+    people: bool,
+    personal: bool = False,
+) -> RowPromise:
+    """From bounds that sites tell of their own rows, inf where there is none; `rows` and `draws` are how many
+    rows and people each holds out. No rows leave, so that sites with too few have none together."""
+    needed = needed_for(confidence, dict(draws) != dict(rows), SHARE if share is None else share)
+    clients = {n: _up(own) for n, own in bounds.items() if math.isfinite(own) and draws[n] >= needed}
+    others = tuple(name for name in bounds if name not in clients)
+    most = max(clients.values(), default=None)
+    return RowPromise(
+        confidence, share, clients, most, None, others, (), draws, needed, people, None, personal
     )
 
 

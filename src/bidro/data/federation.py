@@ -44,6 +44,7 @@ class Federation:
             are to stay together; None where each row is a draw by itself, empty where they are elsewhere.
         ids: (N,) what rows are dealt to folds by, from `splits.arranged`; None for what is in `samples`.
         max_share: no client counts for more than this share of all rows.
+        people_elsewhere: how many people each client has, where their rows are elsewhere.
 
     Raises:
         BidroError: for an empty client, a value that is not finite, or a row outside the support.
@@ -64,6 +65,7 @@ class Federation:
     people: NDArray[np.uint64] | None = None
     ids: NDArray[np.uint64] | None = None
     max_share: float = 1.0
+    people_elsewhere: tuple[int, ...] | None = None  # how many each client has, where rows are elsewhere
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "samples", read_only(self.samples))
@@ -188,10 +190,11 @@ class Federation:
         sizes: Mapping[str, int],
         columns: Sequence[str],
         support: Support | None = None,
-        has_people: bool = False,
+        people: Sequence[int] | None = None,
         max_share: float = 1.0,
     ) -> Federation:
-        """Clients of known sizes on machines of their own; the support is unbounded unless it is given."""
+        """Clients of known sizes, and numbers of `people` where rows are of these, on machines of their own;
+        the support is unbounded unless it is given."""
         m = len(columns)
         return cls(
             np.zeros((0, m)),
@@ -200,8 +203,9 @@ class Federation:
             tuple(sizes),
             tuple(columns),
             rows_elsewhere=True,
-            people=np.zeros(0, np.uint64) if has_people else None,
+            people=None if people is None else np.zeros(0, np.uint64),
             max_share=max_share,
+            people_elsewhere=None if people is None else tuple(int(count) for count in people),
         )
 
     @property
@@ -232,7 +236,11 @@ class Federation:
     @property
     def draw_counts(self) -> tuple[int, ...]:
         """How many people each client has; rows, where no people are named."""
-        return self.sizes if self.people is None else tuple(self.draws.counts(self.n).tolist())
+        if self.people is None:
+            return self.sizes
+        if self.people_elsewhere is not None:
+            return self.people_elsewhere
+        return tuple(self.draws.counts(self.n).tolist())
 
     @property
     def _owner(self) -> NDArray[np.int64]:

@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.ambiguity import WassersteinBall
-from bidro.certify.intervals import Fits, HeldOutFits, Spread, interval_obstacle, row_scores
+from bidro.certify.intervals import (
+    Fits,
+    HeldOutFits,
+    Spread,
+    interval_obstacle,
+    row_scores,
+    tells_of_rows,
+)
 from bidro.certify.out_of_sample import distance_to_reference
 from bidro.certify.rounding import QUANTISED
 from bidro.certify.statements import CLIP, STATEMENTS, CertifiedModel, client_report
@@ -156,7 +163,7 @@ def bounds(
 def row_spread(federation: Federation, loss: Loss, used: Floats) -> Spread | None:
     """How far training rows lie from the models (n, d) that the clients use, from some where they are many;
     None where it is even, and for classes."""
-    if loss.labels is not None or interval_obstacle(loss) is not None:
+    if not tells_of_rows(loss):
         return None
     rows, ends = federation.host_rows, np.cumsum([0, *federation.sizes])
     step = 1 + len(rows) // MOST_FOR_SPREAD

@@ -14,9 +14,9 @@ import numpy as np
 
 from bidro.certify.certificate import Certificate
 from bidro.certify.held_out import ClientBound, client_level
-from bidro.certify.intervals import HeldOutFits, Intervals
+from bidro.certify.intervals import HeldOutFits, Intervals, RowQuantiles
 from bidro.certify.out_of_sample import explicit_radii
-from bidro.certify.row_promise import of_fits
+from bidro.certify.row_promise import SHARE, RowPromise, of_bounds, of_fits
 from bidro.certify.statements import (
     STATEMENTS,
     CertifiedModel,
@@ -44,7 +44,7 @@ from bidro.fit.fitted import (
 )
 from bidro.fit.network import Clients, Network
 from bidro.fit.private import private_fit
-from bidro.fit.questions import Assess, Assessment, HoldoutBounds, HoldoutQuery, Prepared
+from bidro.fit.questions import FEW, Assess, Assessment, HoldoutBounds, HoldoutQuery, Prepared
 from bidro.fit.settings import FitSettings
 from bidro.fit.training import (
     Trained,
@@ -277,7 +277,7 @@ def _state(
         personal = np.size(found.message.freedom) > 0
         baselines = baselines_of_replies(found.of.loss, prepared, task.standard, bounds, personal, people)
     certificates = {
-        level: _certificate(trained, found, options, prepared.holdout_people, over_rows, k)
+        level: _certificate(trained, found, options, prepared, over_rows, k)
         for k, level in enumerate(options.confidences)
     }
     return Fitted(
@@ -296,7 +296,7 @@ def _state(
         _varies(found.assessment, prepared.rows) if compared else None,
         baselines,
         seen,
-        None if found.fits is None else Intervals.of(found.fits, *_steepness(found)),
+        _intervals(found, options, prepared),
         _steepness(found),
     )
 
@@ -335,9 +335,14 @@ def _heaviest(trained: Trained, options: Options) -> list[int]:
 
 
 def _certificate(
-    trained: Trained, found: _Found, options: Options, draws: Any, over_rows: Mapping[str, Any], k: int
+    trained: Trained,
+    found: _Found,
+    options: Options,
+    prepared: Prepared,
+    over_rows: Mapping[str, Any],
+    k: int,
 ) -> Certificate:
-    """At the k-th confidence; draws and `over_rows` are as in `_by_client`."""
+    """At the k-th confidence; `over_rows` as in `_by_client`."""
     stated, of, level = found.stated, found.of, options.confidences[k]
     risks = None if found.distances is None else np.asarray(found.assessment.robust)[:, k]
     means = np.asarray(found.assessment.loss)
@@ -345,11 +350,66 @@ def _certificate(
     bare = replace(bare, weights=tuple(trained.alpha.tolist()))
     if found.bounds is None:
         return bare
-    own = _by_client(stated.federation.names, found.bounds, draws, over_rows, k)
+    own = _by_client(stated.federation.names, found.bounds, prepared.holdout_people, over_rows, k)
     people = stated.federation.people is not None
     made = statements_of(own, of.limits, level, of.mixtures, people=people)
-    of_rows = None if found.fits is None else of_fits(found.fits, level, bool(found.personal_models))
+    if found.fits is not None:
+        of_rows: RowPromise | None = of_fits(found.fits, level, bool(found.personal_models))
+    else:
+        of_rows = _of_bounds(found, options, prepared, k)
     return with_statements(bare, of, made, level, options.choices.shift, of_rows)
+
+
+def _of_bounds(found: _Found, options: Options, prepared: Prepared, k: int) -> RowPromise | None:
+    """What is promised of rows that are elsewhere, at the k-th confidence: of a number at the one of the
+    choices alone."""
+    level, bounds = options.confidences[k], found.bounds
+    assert bounds is not None
+    if np.size(bounds.rows):
+        if level != options.choices.confidence:
+            return None
+        told, share = _finite(bounds.rows)[:, 0], SHARE
+    elif found.of.loss.labels is not None:
+        mistakes = bounds.personal_mistakes if np.size(bounds.personal_mistakes) else bounds.mistakes
+        told, share = np.asarray(mistakes, float)[:, k], None
+    else:
+        return None
+    names = found.stated.federation.names
+    draws, rows = (
+        {name: int(n) for name, n in zip(names, counts, strict=True)}
+        for counts in (prepared.holdout_people, prepared.holdout)
+    )
+    people = found.stated.federation.people is not None
+    of_each = dict(zip(names, told.tolist(), strict=True))
+    personal = bool(np.any(np.asarray(found.message.freedom) > 0))
+    return of_bounds(of_each, draws, rows, level, share, people, personal)
+
+
+def _finite(rows: Any) -> Floats:
+    """(n, models) bounds of rows as sites tell them, inf where there is none."""
+    told = np.asarray(rows, float)
+    return np.where(told == FEW, np.inf, told)
+
+
+def _intervals(found: _Found, options: Options, prepared: Prepared) -> Intervals | None:
+    """For new rows; across sites from the one bound that each tells of its own, with its confidence."""
+    if found.fits is not None:
+        return Intervals.of(found.fits, *_steepness(found))
+    if found.bounds is None or not np.size(found.bounds.rows):
+        return None
+    names, told = found.stated.federation.names, _finite(found.bounds.rows)
+    quantiles = RowQuantiles(
+        SHARE,
+        dict(zip(names, told[:, 0].tolist(), strict=True)),
+        float(told[:, -1].max()),
+        None,
+        dict(zip(names, np.asarray(prepared.holdout_people).astype(int).tolist(), strict=True)),
+        people=found.stated.federation.people is not None,
+        confidence=options.choices.confidence,
+    )
+    freedom = np.asarray(found.message.freedom)
+    personal = [name for name, own in zip(names, freedom, strict=True) if np.any(own > 0)]
+    return Intervals((quantiles,), None, personal=tuple(personal))
 
 
 def _with_risks(trained: Trained, found: Assessment) -> Trained:

@@ -267,9 +267,8 @@ class _PrivateFit:
         names, spread, share = network.names, standard.target_spread, network.hold_out
         rows = told if held_out is None else held_out.rows * (1 - share) / share
         sizes = {name: max(1, round(float(count))) for name, count in zip(names, rows, strict=True)}
-        federation = Federation.elsewhere(
-            sizes, network.columns, has_people=network.has_people, max_share=network.max_share
-        )
+        people = list(sizes.values()) if network.has_people else None
+        federation = Federation.elsewhere(sizes, network.columns, people=people, max_share=network.max_share)
         loss = self.options.loss.in_units(spread)
         transport = transport_of(loss, federation.m, choices, spread)
         whole = unrestricted(federation, loss, transport, spread, self.options.largest_coefficient)

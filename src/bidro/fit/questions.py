@@ -113,6 +113,11 @@ class HoldoutQuery(NamedTuple):
     pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
 
 
+# No bound of rows is below 0.
+FEW = -1.0
+_NONE = np.zeros(0)
+
+
 class HoldoutBounds(NamedTuple):
     """ "bounds": what held-out rows say of the model, by statement; empty where a statement is not made.
     Losses count as at most what they are clipped at, but for `held_out`; in standard errors as less."""
@@ -130,16 +135,23 @@ class HoldoutBounds(NamedTuple):
     personal: Numbers  # (levels,) as `clipped`, of the client's personal model
     personal_mistakes: Numbers  # (levels,)
     means: Numbers  # (5,) of what these five bound; 0 where a statement is not made
+    # (1,) how far 9 of 10 rows lie from what the model in use predicts at most, with the agreed confidence,
+    # and where some client has a personal model (2,) from what the shared one does; `FEW` where there are too
+    # few rows. Empty of classes, and of rows that are here: these say more (`Clients.row_fits`).
+    rows: Numbers = _NONE
 
     @classmethod
-    def like(cls, levels: int, bounded: bool, labels: bool, personal: bool, pooled: bool) -> HoldoutBounds:
+    def like(
+        cls, levels: int, bounded: bool, labels: bool, personal: bool, pooled: bool, rows: bool = False
+    ) -> HoldoutBounds:
         number, none = np.zeros(()), np.zeros(0)
         each, change = np.zeros(levels), np.zeros(2 if pooled else 0)
         clipped, held_out, mistakes, as_used, personal_mistakes = (
             each if made else none for made in (True, bounded, labels, personal, personal and labels)
         )
-        of_rows = (number, number, number, change, change)
-        return cls(*of_rows, clipped, held_out, mistakes, as_used, personal_mistakes, np.zeros(5))
+        of_means = (number, number, number, change, change)
+        of_rows = np.zeros(1 + personal) if rows else none
+        return cls(*of_means, clipped, held_out, mistakes, as_used, personal_mistakes, np.zeros(5), of_rows)
 
 
 _NEVER = np.zeros(())

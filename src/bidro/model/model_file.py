@@ -160,7 +160,8 @@ class Model:
         clients = self.schema.clients(table) if named else None
         features = self.schema.matrix(table)
         rows = self.standard.rows(features, np.zeros(len(features)))[:, :-1]
-        half = self.intervals.half_widths(rows, clients, confidence, shift)
+        without = set(self.intervals.personal) - set(self.personal)
+        half = self.intervals.half_widths(rows, clients, confidence, shift, without)
         scores = self.predictor().scores(features)
         # A client that was adapted after training is new: held-out rows say nothing of its own model.
         known = self.intervals.quantiles[0].clients

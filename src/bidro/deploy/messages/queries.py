@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 import bidro
 from bidro.ambiguity import Penalty, WassersteinBall
+from bidro.certify.intervals import tells_of_rows
 from bidro.certify.statements import is_clip_level
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
@@ -535,7 +536,8 @@ def _require_among(value: Any, shape: tuple[int, ...], known: NDArray[np.float64
 
 def _means_of_bounds(plan: QueryPlan, message: questions.HoldoutQuery) -> int:
     models = 1 + bool(np.any(message.freedom > 0)) + bool(message.pooled.size)
-    return models + (plan.box is not None)
+    of_rows = 1 + bool(message.freedom.size) if tells_of_rows(plan.loss) else 0
+    return models + (plan.box is not None) + of_rows
 
 
 def _means_with_noise(plan: QueryPlan, message: Any) -> int:
@@ -662,7 +664,8 @@ _DECLARED = (
         "linear",
         "Losses on held-out rows",
         "Mean losses of the shared model, of the site's own and of pooled training on the held-out rows, "
-        "how much they differ, and confidence bounds. No row.",
+        "how much they differ, and confidence bounds; and how far 9 of 10 of these rows lie from their "
+        "prediction at most, rounded up until half of min_rows people may be the one whose it is. No row.",
         message=questions.HoldoutQuery,
         reply=questions.HoldoutBounds,
         header=frozenset({"table"}),

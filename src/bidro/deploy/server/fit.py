@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import bidro
+from bidro.certify.intervals import tells_of_rows
 from bidro.certify.statements import CertifiedModel
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
@@ -257,9 +258,8 @@ class SiteNetwork:
             for name, table in zip(self.names, prepared.table, strict=True)
         }
         sizes = dict(zip(self.names, (int(rows) for rows in prepared.rows), strict=True))
-        federation = Federation.elsewhere(
-            sizes, self.columns, has_people=self.has_people, max_share=self.max_share
-        )
+        people = [int(count) for count in prepared.people] if self.has_people else None
+        federation = Federation.elsewhere(sizes, self.columns, people=people, max_share=self.max_share)
         consistency = Consistency.of(self.columns, self.names, prepared, standard)
         protocol, needs_all = protocol_of(self.agreed), self.agreed.algorithm is None
         return SiteClients(federation, self.coordinator, settings, protocol, consistency, needs_all)
@@ -364,6 +364,7 @@ class SiteClients:
             of.loss.labels is not None,
             np.asarray(message.freedom).size > 0,
             np.asarray(message.pooled).size > 0,
+            tells_of_rows(of.loss),
         )
         messages = self._each(message)
 
@@ -377,7 +378,7 @@ class SiteClients:
         """Sites are not asked: see `fitting.baselines`."""
 
     def row_fits(self, of: CertifiedModel, message: HoldoutQuery) -> None:
-        """Sites are not asked: scores are single rows'."""
+        """Sites are not asked: scores are single rows'. One bound of theirs is in `HoldoutBounds`."""
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:
         return self.protocol.reference

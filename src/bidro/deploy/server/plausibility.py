@@ -49,6 +49,7 @@ from bidro.federated.algorithm import Algorithm
 from bidro.federated.engines.rounds import FoldSpec
 from bidro.fit.private_side import FACTOR
 from bidro.fit.questions import (
+    FEW,
     Assess,
     Assessment,
     GradientsQuery,
@@ -602,6 +603,11 @@ def require_bounds(
             most = float(largest) * (1 + _SAME)  # type: ignore[arg-type]
             require(bounds, most, "a bound of {0:.6g}, where no loss counts as more than {1:.6g}")
             require(mean, bounds * (1 + _SAME), "a mean of {0:.6g}, and a bound on it of {1:.6g}")
+    own_rows = np.asarray(reply.rows)
+    if np.any((own_rows < 0) & (own_rows != FEW)):
+        raise BidroError("it reports that rows lie less than 0 from their prediction.")
+    if own_rows.size > 1 and not np.asarray(message.freedom).any() and own_rows[0] != own_rows[1]:
+        raise BidroError("it reports other errors of its personal model, which is the shared one.")
 
 
 def _require_shared(loss: float, personal: float) -> None:

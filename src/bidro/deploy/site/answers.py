@@ -32,8 +32,10 @@ from numpy.typing import NDArray
 
 from bidro.ambiguity import Penalty, WassersteinBall
 from bidro.certify.held_out import ClientBound
+from bidro.certify.intervals import Calibration, row_scores, tells_of_rows
 from bidro.certify.out_of_sample import largest_loss
-from bidro.certify.rounding import Rounding
+from bidro.certify.rounding import Rounding, among_people
+from bidro.certify.row_promise import SHARE
 from bidro.certify.statements import CLIP, CertifiedModel, Limits, RowLosses, client_report
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
@@ -71,8 +73,8 @@ from bidro.federated.engines.remote import Participant
 from bidro.federated.engines.wire import pack, unpack
 from bidro.fit import client_side
 from bidro.fit.private_side import PrivateClient, PrivateRows, in_agreed_units
-from bidro.fit.questions import Assess, HoldoutQuery, KnotReply, Places
-from bidro.losses import losses_of
+from bidro.fit.questions import FEW, Assess, HoldoutQuery, KnotReply, Places
+from bidro.losses import Loss, losses_of
 from bidro.losses.predicted import SUM_TOLERANCE, PredictedLoss, Scored
 from bidro.model.onnx.run import OnnxModel, Predictions, Roles, by_name
 from bidro.model.personal_file import FILE as PERSONAL_FILE
@@ -273,7 +275,27 @@ def _bounds(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     of = CertifiedModel(protocol.loss, x, Simplex(1), float(fixed.seen), largest, None, False)
     used = _used(protocol, here, fixed)
     parts = [site.client], fresh.host_rows, fresh.sizes
-    return _own(client_side.bounds(*parts, of, fixed, used, fresh.people)), draws(kept, rows.people)
+    found = _own(client_side.bounds(*parts, of, fixed, used, fresh.people))
+    models = [used[0], x] if fixed.freedom.size else [x]
+    return found._replace(rows=_bounds_of_rows(site, rows, protocol.loss, models, fresh)), draws(
+        kept, rows.people
+    )
+
+
+def _bounds_of_rows(
+    site: Site, rows: SiteRows, loss: Loss, models: Sequence[Floats], fresh: Federation
+) -> Floats:
+    """(models,) how far 9 of 10 held-out rows lie from what each of these models (d,) predicts at most: the
+    score of one row, rounded up until it may be that of many people."""
+    if not tells_of_rows(loss):
+        return np.zeros(0)
+    found = []
+    for x in models:
+        own = Calibration.of(row_scores(loss, x, fresh.host_rows), fresh.people)
+        bound = own.bound(1 - SHARE, rows.agreed.options.confidence)
+        few = math.isinf(bound)
+        found.append(FEW if few else among_people(bound, own.scores, own.draws, site.min_cell))
+    return np.array(found)
 
 
 def _held_out(site: Site, rows: SiteRows) -> NDArray[np.bool_]:
