@@ -649,13 +649,12 @@ class Intervals:
         place = shares.index(share)
         if not shift:
             return self.quantiles[place], 0.0
-        if not self.shifted:
+        if self.slope is None:
             raise BidroError(
                 "Room for a shift needs to know how fast a score changes as rows move, and of classes, of "
                 "counts and costs, of curves without a declared support, and across sites it is not; leave "
                 "the shift out."
             )
-        assert self.slope is not None
         return self.shifted[place], room_for_shift(shift, self.order, self.slope, share)[1]
 
     def half_widths(
