@@ -182,7 +182,7 @@ def test_evaluate_predict_and_certify_agree_with_the_model_by_hand(model, folder
     assert found["clients"]["h1"]["se"] == pytest.approx(
         errors[fresh["hospital"] == "h1"].std(ddof=1) / np.sqrt(40)
     )
-    assert run(capsys, "evaluate", where, folder / "fresh.parquet")[1].startswith("squared loss: mean")
+    assert run(capsys, "evaluate", where, folder / "fresh.parquet")[1].startswith("Typical error, on ")
     code, out, _ = run(capsys, "certify", where, folder / "fresh.parquet", "--confidence", "0.8", "--json")
     certificate = Certificate.from_json(out)
     assert certificate.clipped.rows["h2"] == 60

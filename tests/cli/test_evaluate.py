@@ -63,8 +63,9 @@ def test_root_mean_squared_error_new_clients_and_new_levels(tmp_path, capsys):
     assert "client 's2' was not in training" in err
     assert f"{new} rows have a level of 'ward' that the model does not know by name" in err
     _, out, _ = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv")
-    assert f"(root {np.sqrt(errors.mean()):.4g})" in out.splitlines()[0]
-    assert "20 rows, not in training)" in out
+    assert f"the shared model {np.sqrt(errors.mean()):#.3g}".split() == out.splitlines()[1].split()[:4]
+    (line,) = (line for line in out.splitlines() if line.startswith("s2"))
+    assert line.split() == ["s2", "20", f"{np.sqrt(own):#.3g}", "not", "in", "training"]
     _, _, err = run(capsys, "predict", tmp_path, tmp_path / "t.csv")
     assert "counts as 'other'" in err
 
@@ -90,7 +91,9 @@ def test_accuracy_is_that_of_the_predictions(loss, x, classes, tmp_path, capsys)
     assert found["accuracy"] == pytest.approx(right.mean())
     assert found["clients"]["s1"]["accuracy"] == pytest.approx(right[fresh["site"] == "s1"].mean())
     _, out, _ = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv")
-    assert f"(accuracy {right.mean():.1%})" in out.splitlines()[0]
+    worst = right.groupby(fresh["site"]).mean().min()
+    assert out.splitlines()[0].startswith("Right predictions, on 60 rows")
+    assert out.splitlines()[1].split() == ["the", "shared", "model", f"{right.mean():.1%}", f"{worst:.1%}"]
 
 
 SHARED, POOLED, OWN = (np.array(x) for x in ([0.5, -0.2, 0.1], [0.1, 0.0, 0.8], [-0.1, 0.05, 0.0]))
@@ -128,13 +131,21 @@ def test_three_models_side_by_side_and_who_gains(tmp_path, capsys):
     scores = {which: rows[:, :2] @ x[:2] for which, x in (("shared", SHARED), ("pooled", POOLED))}
     assert found["deviation"] == pytest.approx({which: one.std() for which, one in scores.items()})
     _, out, _ = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv")
-    assert f"  with personal models: mean {losses['personal'].mean():.4g} (root" in out
-    assert f"  pooled training: mean {losses['pooled'].mean():.4g} (root" in out
+    models = {"pooled training": "pooled", "the shared model": "shared", "each client's own model": "personal"}
+    for line, (name, which) in zip(out.splitlines()[1:], models.items(), strict=False):
+        typical = [np.sqrt(loss) for loss in (losses[which].mean(), by_client[which].max())]
+        assert line.startswith(name)
+        assert line[len(name) :].split()[:2] == [f"{error:#.3g}" for error in typical]
+        against = f"{typical[0] / np.sqrt(losses['pooled'].mean()) - 1:+.1%}"
+        assert line.endswith(against) is (which != "pooled")
     gaining = [name for name, one in found["clients"].items() if one["verdict"] == "gains"]
     assert f"{len(gaining)} of 3 clients gain by more than two standard errors" in out
-    (line,) = (line for line in out.splitlines() if line.startswith("  s1"))
-    assert f"personal {by_client.loc['s1', 'personal']:.4g}" in line
-    assert "gains" in line
+    (line,) = (line for line in out.splitlines() if line.startswith("s1"))
+    each = [f"{error:#.3g}" for error in np.sqrt(by_client.loc["s1", ["pooled", "shared", "personal"]])]
+    assert line.split()[1:5] == ["60", *each]
+    changed = by_client.loc["s1", "personal"] / by_client.loc["s1", "pooled"] - 1
+    assert f" {changed:+.1%} ± " in line
+    assert line.endswith("gains")
 
 
 def test_errors_of_differences_are_by_person(tmp_path, capsys):
@@ -171,8 +182,9 @@ def test_classes_are_told_apart_and_calibrated_as_by_hand(tmp_path, capsys):
     assert found["clients"]["s1"]["auc"] == pytest.approx(roc_auc_score(yes[mine], used[mine]))
     assert "calibration_error" not in found["clients"]["s1"]
     _, out, _ = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv")
-    assert f"area under the curve {found['auc']:.3f}, expected minus observed" in out
-    assert f"calibration error {found['calibration_error']:.3f} (10 bins)" in out
+    used = found["personal"]
+    assert f"area under the curve {used['auc']:.3f}, expected minus observed" in out
+    assert f"calibration error {used['calibration_error']:.3f} (10 bins)" in out
 
 
 def test_three_classes_one_against_the_rest(tmp_path, capsys):
@@ -201,7 +213,7 @@ def test_areas_and_calibration_of_hand_worked_rows():
 
 def test_many_clients_are_summarised_and_all_are_in_json(tmp_path, capsys):
     saved(tmp_path, Squared(intercept=True), np.array([0.5, -0.2, 0.1]))
-    for clients, lines in ((50, 51), (51, 13)):
+    for clients, lines in ((50, 54), (51, 15)):
         table(clients=clients, rows=3).to_csv(tmp_path / "t.csv", index=False)
         _, out, err = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv")
         assert len(out.splitlines()) == lines
@@ -210,8 +222,9 @@ def test_many_clients_are_summarised_and_all_are_in_json(tmp_path, capsys):
     found = json.loads(printed)
     losses = sorted(one["loss"] for one in found["clients"].values())
     assert len(losses) == 51
-    assert f"median {np.median(losses):.4g}, 90% {np.quantile(losses, 0.9):.4g}" in out
-    assert f"{losses[-10]:.4g} ± " in out.splitlines()[-1]
+    typical = np.sqrt(losses)
+    assert f"half below {np.median(typical):#.3g}, nine in ten below {np.quantile(typical, 0.9):#.3g}" in out
+    assert f"{typical[-10]:#.3g}" in out.splitlines()[-1]
 
 
 def test_a_level_that_training_did_not_see_is_the_average_level_and_counted(tmp_path, capsys):

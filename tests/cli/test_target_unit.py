@@ -47,9 +47,13 @@ def test_all_that_a_fit_writes_and_says_has_the_word_and_is_else_the_same(folder
     content = {name: json.loads((folder / name / "report.json").read_text()) for name in both}
     assert (content["plain"]["target_unit"], content["days"]["target_unit"]) == (None, "days")
     assert (content["plain"]["loss"]["unit"], content["days"]["loss"]["unit"]) == ("stay²", "days²")
-    for part in ("target_unit", "loss"):
-        for one in content.values():
-            del one[part]
+    for one in content.values():
+        del one["target_unit"], one["loss"]
+    for plain, days in zip(content["plain"]["levels"], content["days"]["levels"], strict=True):
+        for said in ("words", "amount"):
+            in_days, bare = days["of_rows"].pop(said), plain["of_rows"].pop(said)
+            assert bare == (in_days and in_days.replace(" days", ""))
+    assert "Typical error in days, on" in both["days"]
     assert content["plain"] == content["days"]
     assert "counts as that" in both["plain"]
     assert ", in days²: mean loss" in both["days"]
@@ -63,11 +67,14 @@ def test_all_that_a_fit_writes_and_says_has_the_word_and_is_else_the_same(folder
     code, out, _ = run(capsys, "evaluate", folder / "days", folder / "visits.csv")
     assert code == 0
     found = json.loads(run(capsys, "evaluate", folder / "days", folder / "visits.csv", "--json")[1])
-    root = f"{found['root_mean_squared_error']:.4g}"
-    assert out.startswith(f"squared loss, in days²: mean {found['mean']:.4g} (root {root} days), worst")
-    assert f"(root {found['clients']['h0']['root_mean_squared_error']:.4g} days)" in out
+    root = f"{found['root_mean_squared_error']:#.3g}"
+    assert out.startswith("Typical error in days, on ")
+    assert f"the shared model {root}".split() == next(
+        line.split()[:4] for line in out.splitlines() if line.startswith("the shared model")
+    )
     code, out, _ = run(capsys, "evaluate", folder / "plain", folder / "visits.csv")
-    assert out.startswith(f"squared loss: mean {found['mean']:.4g} (root {root}), worst")
+    assert out.startswith("Typical error, on ")
+    assert "days" not in out
 
 
 @pytest.mark.parametrize("words", BAD)

@@ -232,7 +232,11 @@ class Certificate:
         return tuple(name for name, own in zip(self.names, self.weights, strict=True) if own >= largest)
 
     def __str__(self) -> str:
-        return _table(self)
+        return self.in_words()
+
+    def in_words(self, unit: str = "") -> str:
+        """A text table, a line a statement and a line a client; `unit` is the target's."""
+        return _table(self, unit)
 
     def to_json(self) -> str:
         content = {"format": FORMAT, "version": VERSION, **_plain(self)}
@@ -272,13 +276,12 @@ class Certificate:
         return _restored(content)
 
 
-def _table(found: Certificate) -> str:
-    """The certificate as a text table: a line a statement, then a line a client."""
+def _table(found: Certificate, unit: str) -> str:
     lines = [f"Certificate at confidence {found.confidence:g}, for {found.mixtures}"]
     if found.procedure is not None:
         lines.append(f"  {of_procedure(found.procedure)}")
     if found.of_rows is not None:
-        lines.append(f"  {'Rows':<12} {found.of_rows.in_words()}")
+        lines.append(f"  {'Rows':<12} {found.of_rows.in_words(unit)}")
     statements = {
         "Wasserstein": ("interval", found.interval and _interval_line(found.interval)),
         "Held out": ("held_out", found.held_out and _held_out_line(found.held_out)),
@@ -330,6 +333,10 @@ def _columns(found: Certificate) -> dict[str, list[str]]:
             columns[title] = [f"{held.means[name]:.4g}" for name in found.names]
         if held.over_rows is not None:
             columns["mean of rows"] = [f"{held.over_rows.means[name]:.4g}" for name in found.names]
+        if (rows := found.of_rows) is not None and rows.share is not None:
+            columns[f"{rows.share:.0%} within"] = [
+                f"{rows.clients[name]:.4g}" if name in rows.clients else "too few" for name in found.names
+            ]
         columns["at most"] = [
             "too few" if name in held.vacuous_clients else f"{held.clients[name]:.4g}" for name in found.names
         ]

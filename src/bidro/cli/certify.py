@@ -112,7 +112,7 @@ def certify(
     fresh = [*([] if model is None else [model]), *(tables or [])]
     _require_usage(given, fresh, predictions, onnx, shift)
     if predictions is None and onnx is None:
-        found = _of_folder(fresh[0], fresh[1:], confidence, shift, person, rows_per_person)
+        found, unit = _of_folder(fresh[0], fresh[1:], confidence, shift, person, rows_per_person)
     else:
         from bidro.core.files import require_file_place
 
@@ -137,7 +137,8 @@ def certify(
             if not locked:
                 say(_NOT_LOCKED)
         found = _stated(dataclasses.replace(scored, rows_per_person=rows_per_person), confidence, report)
-    print(found.to_json() if json else found, end="" if json else "\n")
+        unit = ""
+    print(found.to_json() if json else found.in_words(unit), end="" if json else "\n")
 
 
 def _require_usage(
@@ -212,7 +213,8 @@ def _of_folder(
     shift: float | None,
     person: str | None,
     rows_per_person: int | None,
-) -> Certificate:
+) -> tuple[Certificate, str]:
+    """(what the rows say of the model of a folder, the target's unit)."""
     from bidro.certify.certificate import Certificate
     from bidro.certify.statements import with_holdout
     from bidro.core.files import read_text
@@ -233,7 +235,7 @@ def _of_folder(
         raise BidroError(f"There are no rows of client '{missing[0]}'; every client of the model needs some.")
     personal_is_told = _refuse_rows_trained_on(model, loaded, fresh)
     ordered = {name: fresh[name] for name in loaded.clients}
-    return with_holdout(
+    found = with_holdout(
         Certificate.from_json(read_text(path)),
         loaded.assessed,
         ordered,
@@ -243,6 +245,7 @@ def _of_folder(
         personal=(loaded.personal or None) if personal_is_told else None,
         rows_per_person=rows_per_person,
     )
+    return found, loaded.schema.target_unit or ""
 
 
 def _holdout_rows(

@@ -3,7 +3,7 @@ discrimination and calibration of classes, as numbers and as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ _TOLD_APART = 1e-6
 MOST_LISTED = 50
 _WORST_LISTED = 10
 _MOST_NAMED = 5
-_MODELS = {"personal": "with personal models", "pooled": "pooled training"}
+_MODELS = {"pooled": "pooled training", "shared": "the shared model", "personal": "each client's own model"}
+_SHORT = {"pooled": "pooled", "shared": "shared", "personal": "own"}
 
 
 def measures(
@@ -194,14 +195,28 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
         baselines[which] = measures(model, scores[which], rows, right, mean)
     for which in set(models) - {"shared"}:
         found[which] |= baselines[which]
+    mistakes = None
+    if model.schema.classes is not None:
+        mistakes = {
+            which: {
+                name: ClientLoss.of(
+                    1.0 - model.correct(own, models[which][name]),
+                    people=None if people is None else people[name],
+                ).loss
+                for name, own in by_name.items()
+            }
+            for which in models
+        }
+    found["measured"] = measured(found, registry.entry_of(model.loss).word, mistakes)
     for name, own_rows in by_name.items():
         x, client = model.used_by(name), found["clients"][name]
         right = model.correct(own_rows, x)
         client |= measures(model, model.scores(own_rows, x), own_rows, right, client["personal"])
         # Of few rows it says more about chance than about the model.
         client.pop("calibration_error", None)
+    loss = registry.entry_of(model.loss).word
     return {
-        "loss": registry.entry_of(model.loss).word,
+        "loss": loss,
         "target": model.schema.target,
         "target_unit": model.schema.target_unit,
         **baselines["shared"],
@@ -242,98 +257,157 @@ def _evaluation(
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """The evaluation as text: every client, or of many clients the quantiles and the worst."""
-    measure = found["target_unit"]
-    unit = "" if measure is None else f", in {registry.unit_of(found['loss'], measure)}"
-    lines = [f"{found['loss']} loss{unit}: {_model_line(found, measure)}", *_classes_line(found)]
-    for which, title in _MODELS.items():
-        if found[which] is not None:
-            lines += [f"  {title}: {_model_line(found[which], measure)}", *_classes_line(found[which])]
+    """The evaluation as text, in the measure that people have (see `measured`): the models side by side, then
+    every client, or of many clients the quantiles and the worst."""
+    measure = found["measured"]
+    unit = f" in {found['target_unit']}" if found["target_unit"] else ""
+    title = {
+        "right": "Right predictions",
+        "error": "Typical error" + unit,
+        "loss": f"Mean {found['loss']} loss",
+    }
+    heading = title[measure["of"]]
+    rows = sum(one["rows"] for one in found["clients"].values())
+    models = [(_MODELS[which], *one) for which, one in measure["models"].items()]
+    right = measure["of"] == "right"
+    lines = side_by_side(f"{heading}, on {count_of_rows(rows)}", right, len(found["clients"]), models)
+    lines += _in_use_line(found)
     lines += _against_pooled(found)
-    worst_first = sorted(found["clients"].items(), key=lambda item: -item[1]["personal"])
-    shown = worst_first
+    worst_first = sorted(measure["clients"].items(), key=lambda item: item[1][-1], reverse=not right)
+    shown, counted = worst_first, "worst first"
     if len(worst_first) > MOST_LISTED:
-        quantiles = np.quantile([one["personal"] for _, one in worst_first], (0, 0.1, 0.5, 0.9, 1))
-        words = ("best", "10%", "median", "90%", "worst")
+        each = [one[-1] for _, one in worst_first]
+        quantiles = np.quantile(each, (0.1, 0.5, 0.9))
+        words = ("one in ten below", "half below", "nine in ten below")
         lines.append(
-            f"  {len(worst_first):,} clients, mean losses: "
-            + ", ".join(f"{word} {value:.4g}" for word, value in zip(words, quantiles, strict=True))
+            f"{len(worst_first):,} clients by the model that each uses: "
+            + ", ".join(
+                f"{word} {_shown(value, right)}" for word, value in zip(words, quantiles, strict=True)
+            )
         )
-        lines.append(f"  the {_WORST_LISTED} worst (--json has all):")
-        shown = worst_first[:_WORST_LISTED]
-    lines += _in_columns([_client_cells(name, one, found) for name, one in shown])
-    return "\n".join(lines)
+        shown, counted = worst_first[:_WORST_LISTED], f"the {_WORST_LISTED} worst (--json has all)"
+    title_row = [f"{heading}, {counted}", "rows", *(_SHORT[which] for which in measure["models"])]
+    if found["pooled"] is not None:
+        title_row += ["mean loss against pooled"]
+    return "\n".join([*lines, "", *in_columns([title_row, *(_client_cells(*one, found) for one in shown)])])
 
 
-def _model_line(found: Mapping[str, Any], measure: str | None) -> str:
-    return (
-        f"mean {found['mean']:.4g}{_second_measure(found, measure)}, worst client "
-        f"{found['worst_client']:.4g}, worst decile {found['worst_decile']:.4g}"
-    )
+def measured(
+    found: Mapping[str, Any], loss: str, mistakes: Mapping[str, Mapping[str, float]] | None
+) -> dict[str, Any]:
+    """An evaluation in the measure that people have: `of` is "error", a typical error in the target's own
+    unit, "right", the share of right predictions, or "loss" where a loss has neither.
+
+    `models` has [over all rows, over the worst tenth of the clients] by model, pooled training first, and
+    `clients` the same models' numbers by client in that order, the model that is used last.
+
+    Args:
+        found: What `evaluation` says.
+        loss: The loss's word.
+        mistakes: Of classes, the shares of wrong predictions by model and client; None for a number.
+    """
+    typical = registry.typical_of(loss)
+    kind = "right" if mistakes is not None else "loss" if typical is None else "error"
+
+    def plain(cost: float) -> float:
+        return 1 - cost if kind == "right" else cost if typical is None else typical(cost)
+
+    rows = [one["rows"] for one in found["clients"].values()]
+    models: dict[str, list[float]] = {}
+    clients: dict[str, list[float]] = {name: [] for name in found["clients"]}
+    for which, field in (("pooled", "pooled"), ("shared", "loss"), ("personal", "personal")):
+        if which != "shared" and found[which] is None:
+            continue
+        costs = {
+            name: one[field] if mistakes is None else mistakes[which][name]
+            for name, one in found["clients"].items()
+        }
+        each = np.array(list(costs.values()))
+        models[which] = [plain(float(np.average(each, weights=rows))), plain(worst_decile(each))]
+        for name, cost in costs.items():
+            clients[name].append(plain(cost))
+    return {"of": kind, "models": models, "clients": clients}
 
 
-def _classes_line(found: Mapping[str, Any]) -> list[str]:
-    """Discrimination and calibration of classes; nothing for a number."""
-    if "mistakes" not in found:
-        return []
-    parts = [f"mistakes {found['mistakes']:.1%}"]
-    if found["auc"] is not None:
-        parts.append(f"area under the curve {found['auc']:.3f}")
-    if "expected_minus_observed" in found:
-        parts.append(f"expected minus observed {found['expected_minus_observed']:+.1%}")
-    if "calibration_error" in found:
-        parts.append(f"calibration error {found['calibration_error']:.3f} ({BINS} bins)")
-    return [f"    {', '.join(parts)}"]
+def side_by_side(
+    title: str,
+    right: bool,
+    clients: int,
+    models: Sequence[tuple[str, float, float] | tuple[str, float, float, str]],
+) -> list[str]:
+    """Lines of a table of models: (name, over all rows, over the worst tenth of the clients, and a remark
+    where there is one). How they stand against pooled training is in shares of its error, or in points of
+    right predictions."""
+    worst = "worst client" if clients <= 10 else "worst tenth of clients"
+    pooled = next((model[1] for model in models if model[0] == _MODELS["pooled"]), None)
+    rows = [[title, "all rows", worst, "against pooled"]]
+    for name, overall, last, *remark in models:
+        against = ""
+        if pooled and name != _MODELS["pooled"]:
+            against = f"{overall - pooled:+.1%}" if right else f"{overall / pooled - 1:+.1%}"
+        rows.append([name, _shown(overall, right), _shown(last, right), against, *remark])
+    return in_columns(rows)
+
+
+def _shown(value: float, right: bool) -> str:
+    return f"{value:.1%}" if right else f"{value:#.3g}"
+
+
+def count_of_rows(rows: int) -> str:
+    return "1 row" if rows == 1 else f"{rows:,} rows"
+
+
+def _in_use_line(found: Mapping[str, Any]) -> list[str]:
+    """Discrimination and calibration of the models in use, of classes; nothing for a number."""
+    used = found["personal"] or found
+    parts = []
+    if used.get("auc") is not None:
+        parts.append(f"area under the curve {used['auc']:.3f}")
+    if "expected_minus_observed" in used:
+        parts.append(f"expected minus observed {used['expected_minus_observed']:+.1%}")
+    if "calibration_error" in used:
+        parts.append(f"calibration error {used['calibration_error']:.3f} ({BINS} bins)")
+    return [f"The models in use: {', '.join(parts)}."] if parts else []
 
 
 def _against_pooled(found: Mapping[str, Any]) -> list[str]:
-    """Lines against pooled training: the deviation of predictions, and which clients gain or lose beyond
-    chance."""
+    """Which clients gain or lose against pooled training, beyond chance."""
     if found["pooled"] is None:
         return []
-    shared, pooled = found["deviation"]["shared"], found["deviation"]["pooled"]
-    lines = [f"  deviation of the predictions {shared:.4g}, under pooled training {pooled:.4g}"]
+    lines = []
     for word in ("gain", "lose"):
         who = [name for name, one in found["clients"].items() if one["verdict"] == f"{word}s"]
         named = ", ".join(who[:_MOST_NAMED])
         more = f" and {len(who) - _MOST_NAMED:,} more" if len(who) > _MOST_NAMED else ""
         lines.append(
-            f"  {len(who):,} of {len(found['clients']):,} clients {word} by more than two standard errors "
-            f"against pooled training{': ' if who else ''}{named}{more}"
+            f"{len(who):,} of {len(found['clients']):,} clients {word} by more than two standard errors "
+            f"against pooled training{': ' if who else ''}{named}{more}."
         )
     return lines
 
 
-def _client_cells(name: str, one: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Its name, its loss under the shared model, its personal one and pooled training, what changed, its
-    rows."""
-    se = "" if one["se"] is None else f" ± {one['se']:.2g}"
-    shared = f"{one['loss']:.4g}{se}"
-    cells = [f"{name:<20} {shared}"]
-    if found["personal"] is not None:
-        cells.append(f"personal {one['personal']:.4g}")
-    cells[-1] += _second_measure(one, found["target_unit"])
+def _client_cells(name: str, own: Sequence[float], found: Mapping[str, Any]) -> list[str]:
+    """Its name, its rows, what each model comes to there, and what the model that it uses changes."""
+    one, right = found["clients"][name], found["measured"]["of"] == "right"
+    cells = [name, f"{one['rows']:,}", *(_shown(value, right) for value in own)]
     if "pooled" in one:
-        change = one["personal_change"]
-        error = "" if change["se"] is None else f" ± {change['se']:.2g}"
-        cells += [f"pooled {one['pooled']:.4g}", f"{change['mean']:+.4g}{error}", one["verdict"] or ""]
-    new = ", not in training" if name in found["not_in_training"] else ""
-    rows = "1 row" if one["rows"] == 1 else f"{one['rows']:,} rows"
-    return [*cells, f"({rows}{new})"]
+        change, before = one["personal_change"], abs(one["pooled"])
+        error = "" if change["se"] is None or not before else f" ± {change['se'] / before:.1%}"
+        cells += [f"{change['mean'] / before:+.1%}{error}" if before else "", one["verdict"] or ""]
+    return [*cells, "not in training" if name in found["not_in_training"] else ""]
 
 
-def _in_columns(lines: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+def in_columns(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: the first column on the left, numbers on the right, remarks behind as they are."""
+    numbers = len(lines[0])
+    wide = [max(len(line[j]) for line in lines if j < len(line)) for j in range(numbers)]
     return [
-        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        "  ".join(
+            (
+                line[0].ljust(wide[0]),
+                *(cell.rjust(w) for cell, w in zip(line[1:numbers], wide[1:], strict=False)),
+                *line[numbers:],
+            )
+        ).rstrip()
         for line in lines
     ]
-
-
-def _second_measure(found: Mapping[str, Any], measure: str | None) -> str:
-    if "accuracy" in found:
-        return f" (accuracy {found['accuracy']:.1%})"
-    if "root_mean_squared_error" in found:
-        unit = "" if measure is None else f" {measure}"
-        return f" (root {found['root_mean_squared_error']:.4g}{unit})"
-    return ""

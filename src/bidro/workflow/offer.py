@@ -15,6 +15,7 @@ import numpy as np
 
 from bidro.losses import registry
 from bidro.selection.rule import MAX_COST, worst_decile
+from bidro.workflow.evaluation import side_by_side
 from bidro.workflow.fit import Fit
 from bidro.workflow.page_content import CUT_ERRORS, headline, plain_promise
 
@@ -84,21 +85,9 @@ def _rare_words(found: Mapping[str, Any] | None) -> str | None:
 
 def in_words(offer: Offer, on: str) -> str:
     """The table as text; `on` are the rows that all of it is of."""
-    worst = "worst client" if offer.clients <= 10 else "worst tenth of clients"
-    pooled = next((one.overall for one in offer.models if one.name == _NAMES["pooled"]), None)
-    rows = [(f"{offer.title}, on {on}", "all rows", worst, "against pooled", "")]
-    for one in offer.models:
-        against = ""
-        if pooled and one.overall != pooled:
-            against = f"{one.overall - pooled:+.1%}" if offer.right else f"{one.overall / pooled - 1:+.1%}"
-        overall, worst = (f"{v:.1%}" if offer.right else f"{v:#.3g}" for v in (one.overall, one.worst))
-        rows.append((one.name, overall, worst, against, "  in the folder" * one.in_folder))
-    wide = [max(len(row[j]) for row in rows) for j in range(4)]
-    first = "" if offer.rare is None else f"{offer.rare}\n"
-    return first + "\n".join(
-        "  ".join((row[0].ljust(wide[0]), *(row[j].rjust(wide[j]) for j in (1, 2, 3)))) + row[4]
-        for row in rows
-    )
+    rows = [(*one[:3], "in the folder" * one.in_folder) for one in offer.models]
+    table = side_by_side(f"{offer.title}, on {on}", offer.right, offer.clients, rows)
+    return "\n".join([*([] if offer.rare is None else [offer.rare]), *table])
 
 
 def why(fit: Fit) -> str:

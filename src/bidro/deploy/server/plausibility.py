@@ -298,7 +298,7 @@ class ReportedRisks:
 
 def _steepness(loss: Loss, transport: Transport, x: Floats) -> Floats:
     """(r,) nu of models (r, d): what a radius multiplies."""
-    cones = loss.steepness_cones(transport.inverse_scale)
+    cones = transport.steepness_cones(loss)
     return np.max([[one.norm(one.at(model)) for model in x] for one in cones], axis=0)
 
 

@@ -443,11 +443,12 @@ class ConeModel(NamedTuple):
         multipliers, alpha = self.feasible(cuts, raw, heights)
         vectors = program.norm_multipliers(scale * dual)
         split = len(norms)
+        # All cones but those that are summed up have a norm of their own in the program.
         of_norms = iter(vectors[split:])
-        of_cones = [
-            next(of_norms) if top is None else top.multipliers(scale * dual, len(cone.offset))
-            for cone, top in zip(self.cones, tops, strict=True)
-        ]
+        of_cones = []
+        for cone, top in zip(self.cones, tops, strict=True):
+            vector = None if cone.summed else next(of_norms)
+            of_cones.append(vector if top is None else top.multipliers(scale * dual, len(cone.offset)))
         cone_duals = np.concatenate([np.zeros(0), *of_cones])
         return Answer(self.lift(x), value, multipliers, alpha, shares, cone_duals, vectors[:split])
 
