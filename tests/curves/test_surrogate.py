@@ -105,7 +105,7 @@ def test_the_page_and_the_command_say_so(tmp_path, capsys, radius):
     given += ("--radius", radius, "--out", tmp_path / "model")
     code, out, _ = run(capsys, "fit", tmp_path / "rows.csv", *given)
     assert code == 0
-    assert "of a surrogate for the worst case" in " ".join(out.split())
+    assert "surrogate of the worst case" in " ".join(out.split())
     words = json.loads((tmp_path / "model" / "report.json").read_text())["solver"]["surrogate"]
     assert "smooths the curves" in words
     assert ("steep everywhere" in words) == (radius > 0)

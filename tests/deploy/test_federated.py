@@ -331,7 +331,7 @@ def test_folds_are_fewer_where_sites_are_small():
     assert folds((1, 2, 3, 4, 5)) == 5
     assert folds((1, 2, 4)) == 4
     assert folds((1, 2, 3), folds=3) == 3
-    with pytest.raises(BidroError, match="name the weights"):
+    with pytest.raises(BidroError, match="weights fixed, personal none"):
         folds((1,))
 
 

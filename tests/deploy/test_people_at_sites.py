@@ -120,7 +120,7 @@ def test_folds_at_a_site_are_of_whole_people_and_of_enough_of_them(tmp_path, mon
     few, folder = visits(persons=18), tmp_path / "few"
     folder.mkdir()
     agreed = write_sites(folder, few, extra="min_rows = 5", person="person")
-    with pytest.raises(BidroError, match="name the weights"):
+    with pytest.raises(BidroError, match="weights fixed, personal none"):
         run_job(job(agreed, "few", options={"hold_out": 0.0}), carrier(folder), folder / "runs")
 
 

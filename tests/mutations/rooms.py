@@ -706,8 +706,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         "deploy/site/rows.py",
-        "return {count: own.folds(count, state_of(site).key) for count in counts "
-        "if own.draw_counts[0] >= count}",
+        "if own.draw_counts[0] >= count:",
         "(own.draw_counts[0] > count)",
         "a fold of one row is never enough, as min_rows is at least 2",
     ),

@@ -157,7 +157,7 @@ def _print(done: Fit, out: Path, verbose: bool) -> None:
     if verbose:
         for words in done.model.settings["chosen"].values():
             say(words)
-        say(str(done.certificate))
+        say(done.certificate.in_words(done.model.schema.target_unit or ""))
     say(f"Written to {out}: open {out / 'report.html'} in a browser.")
     for words in done.model.settings["concerns"]:
         say(f"CONCERN: {words}")
