@@ -131,7 +131,11 @@ def test_three_models_side_by_side_and_who_gains(tmp_path, capsys):
     scores = {which: rows[:, :2] @ x[:2] for which, x in (("shared", SHARED), ("pooled", POOLED))}
     assert found["deviation"] == pytest.approx({which: one.std() for which, one in scores.items()})
     _, out, _ = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv")
-    models = {"pooled training": "pooled", "the shared model": "shared", "each client's own model": "personal"}
+    models = {
+        "pooled training": "pooled",
+        "the shared model": "shared",
+        "each client's own model": "personal",
+    }
     for line, (name, which) in zip(out.splitlines()[1:], models.items(), strict=False):
         typical = [np.sqrt(loss) for loss in (losses[which].mean(), by_client[which].max())]
         assert line.startswith(name)

@@ -235,7 +235,14 @@ class Certificate:
         return self.in_words()
 
     def in_words(self, unit: str = "") -> str:
-        """A text table, a line a statement and a line a client; `unit` is the target's."""
+        """A text table, a line a statement and a line a client.
+
+        Args:
+            unit: the target's, such as "days"; "" where it has none.
+
+        Returns:
+            The table.
+        """
         return _table(self, unit)
 
     def to_json(self) -> str:

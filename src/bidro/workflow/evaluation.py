@@ -197,16 +197,12 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
         found[which] |= baselines[which]
     mistakes = None
     if model.schema.classes is not None:
-        mistakes = {
-            which: {
-                name: ClientLoss.of(
-                    1.0 - model.correct(own, models[which][name]),
-                    people=None if people is None else people[name],
-                ).loss
-                for name, own in by_name.items()
-            }
-            for which in models
-        }
+
+        def share_wrong(which: str, name: str) -> float:
+            right = np.asarray(model.correct(by_name[name], models[which][name]), float)
+            return ClientLoss.of(1 - right, people=None if people is None else people[name]).loss
+
+        mistakes = {which: {name: share_wrong(which, name) for name in by_name} for which in models}
     found["measured"] = measured(found, registry.entry_of(model.loss).word, mistakes)
     for name, own_rows in by_name.items():
         x, client = model.used_by(name), found["clients"][name]
@@ -289,7 +285,9 @@ def in_words(found: Mapping[str, Any]) -> str:
     title_row = [f"{heading}, {counted}", "rows", *(_SHORT[which] for which in measure["models"])]
     if found["pooled"] is not None:
         title_row += ["mean loss against pooled"]
-    return "\n".join([*lines, "", *in_columns([title_row, *(_client_cells(*one, found) for one in shown)])])
+    return "\n".join(
+        [*lines, "", *in_columns([title_row, *(_client_cells(name, own, found) for name, own in shown)])]
+    )
 
 
 def measured(
@@ -323,7 +321,7 @@ def measured(
             for name, one in found["clients"].items()
         }
         each = np.array(list(costs.values()))
-        models[which] = [plain(float(np.average(each, weights=rows))), plain(worst_decile(each))]
+        models[which] = [plain(float(np.average(each, weights=rows))), plain(float(worst_decile(each)))]
         for name, cost in costs.items():
             clients[name].append(plain(cost))
     return {"of": kind, "models": models, "clients": clients}
