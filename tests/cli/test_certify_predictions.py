@@ -238,3 +238,40 @@ def test_rows_that_may_be_the_same_are_said(folder, capsys):
     code, _, err = certified(capsys, folder, *COLUMNS, "--clip-from", folder / "some.csv")
     assert code == 0
     assert "2 of the other rows" in err
+
+
+def test_intervals_of_any_model_are_the_clients_order_statistics(folder, capsys):
+    table, options = scored(0), (*COLUMNS, "--largest", "1000", "--interval", "0.9")
+    code, out, err = certified(capsys, folder, *options, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert Certificate.from_json(json.dumps({k: v for k, v in found.items() if k != "intervals"})).of_rows
+    for name, own in (table["stay"] - table["predicted"]).abs().groupby(table["hospital"]):
+        exact = np.sort(own)[int(np.ceil(0.9 * (len(own) + 1))) - 1]
+        assert found["intervals"]["clients"][name] == pytest.approx(exact)
+    assert found["intervals"]["any_mixture"] == max(found["intervals"]["clients"].values())
+    assert "on average over calibration rows" in found["intervals"]["promise"]
+    code, out, _ = certified(capsys, folder, *options)
+    assert code == 0
+    assert "Scores of 90% of new rows are at most" in out
+    assert f"{found['intervals']['any_mixture']:.4g}" in out
+    classes = ("--client", "hospital", "--target", "long", "--interval", "0.9", "--json")
+    shares = ("--probability", "yes=p_yes", "--probability", "no=p_no", "--largest", "20")
+    code, out, _ = certified(capsys, folder, *classes, *shares, "--loss", "log loss")
+    assert code == 0
+    chance = np.where(table["long"] == "yes", table["p_yes"], table["p_no"])
+    own = np.sort(-np.log(chance[table["hospital"] == table["hospital"][0]]))
+    rank = int(np.ceil(0.9 * (len(own) + 1)))
+    assert json.loads(out)["intervals"]["clients"][table["hospital"][0]] == pytest.approx(own[rank - 1])
+    code, _, err = certified(capsys, folder, *classes, "--prediction", "said")
+    assert code == 1
+    assert "--probability CLASS=COLUMN" in err
+
+
+def test_an_interval_needs_a_share_and_predictions(folder, capsys):
+    code, _, err = certified(capsys, folder, *COLUMNS, "--largest", "1000", "--interval", "90")
+    assert code == 1
+    assert "strictly between 0 and 1" in err
+    code, _, err = run(capsys, "certify", folder, folder / "scored.csv", "--interval", "0.9")
+    assert code == 2
+    assert "--interval goes with --predictions" in err

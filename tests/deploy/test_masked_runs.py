@@ -1,6 +1,7 @@
 """Runs in which sites share their noise: what leaves is masked, a server that does not follow the protocol
 gets nothing and is named, and whoever is killed in whichever round goes on and pays once."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from bidro.cli import app
 from bidro.core.errors import BidroError
 from bidro.data.tables import learn_schema
 from bidro.deploy.agreement.agreement import Agreement, draft
+from bidro.deploy.agreement.job import Job
 from bidro.deploy.server.serve import run_job
 from bidro.deploy.site.answers import ledger_of
 from bidro.deploy.site.check import check_site
@@ -397,3 +399,33 @@ def test_a_draft_for_classes_proposes_noise_and_says_what_epsilon_is(tmp_path):
     (tmp_path / "schema.toml").write_text(text[:begin] + shown + text[end:])
     assert Agreement.read(tmp_path / "schema.toml").privacy.shared == SharedNoise(1, keys=keys)
     assert "[privacy.shared]" not in draft(learn_schema(table(), "site", "y", None, None, "refuse"), table())
+
+
+def test_table_one_across_sites_is_that_of_all_rows_by_masked_sums(tmp_path):
+    """With noise of a known size; it costs what a run costs, and the same again nothing."""
+    agreed = sharing(tmp_path)
+    listening = Listening(tmp_path)
+    what = replace(job_of(agreed, "describe"), describe=True)
+    assert Job.from_text(what.to_text()) == what
+    files = run_job(what, listening, tmp_path / "runs")
+    assert set(files) == {"table1.csv", "table1.html", "table1.json", "audit.json"}
+    assert [h["question"] for name, h, *_ in listening.sent if name == "east"] == ["describe"]
+    masks_are_used_once(listening.sent)
+    content, whole = json.loads(files["table1.json"]), table(sizes=SIZES)
+    found = {(one["column"], one["level"]): one for one in content["columns"]}
+    noise = found["ward", "a"]["noise"]
+    assert 0 < noise < 60
+    for level, rows in whole["ward"].value_counts().items():
+        assert abs(found["ward", level]["rows"] - rows) < 5 * noise
+    for name in ("u", "v", "y"):
+        of_mean = 5 * 4 * agreed.units[name].spread * noise / len(whole)
+        assert abs(found[name, ""]["mean"] - whole[name].mean()) < of_mean + 0.05 * agreed.units[name].spread
+    assert "keep their noise to themselves" in content["said"][2]
+    before = releases(tmp_path)
+    assert all([rho for _, rho in spent] == [SHARED.budget.rho] for spent in before.values())
+    again = replace(job_of(agreed, "again"), describe=True)
+    assert run_job(again, Listening(tmp_path), tmp_path / "runs")["table1.csv"] == files["table1.csv"]
+    assert releases(tmp_path) == before
+    plain = replace(agreed, privacy=Terms())
+    with pytest.raises(BidroError, match=r"agree on \[privacy.shared\]"):
+        run_job(replace(job_of(agree(tmp_path, plain), "bare"), describe=True), Listening(tmp_path), tmp_path)

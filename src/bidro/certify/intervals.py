@@ -292,6 +292,17 @@ class RowQuantiles:
         names, which = np.unique(clients, return_inverse=True)
         return np.array([self.clients.get(str(name), new) for name in names])[which]
 
+    def __str__(self) -> str:
+        """By client how many rows, or people, there are, and the largest score that fits; the promise."""
+        lines = [f"Scores of {self.share:.0%} of new rows are at most"]
+        for name, q in self.clients.items():
+            how = f"{self.draws[name]:>9,} {'people' if self.people else 'rows'}"
+            shared = "  (shared)" if name in self.sharing else ""
+            lines.append(f"  {name[:24]:<24} {how} {'too few' if math.isinf(q) else f'{q:.4g}':>12}{shared}")
+        most = "too few" if math.isinf(self.any_mixture) else f"{self.any_mixture:.4g}"
+        lines.append(f"  {'any mixture of them':<24} {'':>14} {most:>12}")
+        return "\n".join([*lines, self.promise])
+
     @property
     def promise(self) -> str:
         """What is promised, in which case, under which assumption."""
@@ -688,9 +699,9 @@ class Intervals:
         content = {
             "format": FORMAT,
             "version": VERSION,
-            "quantiles": [_plain(one) for one in self.quantiles],
+            "quantiles": [plain_quantiles(one) for one in self.quantiles],
             "spread": None if self.spread is None else self.spread.to_dict(),
-            "shifted": [_plain(one) for one in self.shifted],
+            "shifted": [plain_quantiles(one) for one in self.shifted],
             "slope": self.slope,
             "order": self.order,
             "personal": list(self.personal),
@@ -717,7 +728,7 @@ class Intervals:
             raise BidroError(f"'{where}' holds no intervals that this program reads: {error}.") from error
 
 
-def _plain(of: RowQuantiles) -> dict[str, Any]:
+def plain_quantiles(of: RowQuantiles) -> dict[str, Any]:
     """As JSON has it, infinity as None."""
 
     def number(q: float) -> float | None:

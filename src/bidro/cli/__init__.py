@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bidro.cli import certify, consortium, federate, fit, reproduce, site, use
+from bidro.cli import certify, consortium, describe, federate, fit, reproduce, site, use
 
 app = typer.Typer(
     name="bidro",
@@ -69,6 +69,11 @@ app.command(rich_help_panel="Promise", epilog="Example: `bidro plan stay-model v
 app.command(
     rich_help_panel="Federate", epilog="Example: `bidro schema north.csv --target stay --out schema.toml`"
 )(federate.schema)
+app.command(
+    rich_help_panel="Federate",
+    epilog="Examples: `bidro describe visits.csv --schema schema.toml --out table1`, "
+    "`bidro describe federate.toml --engine flare --out table1`",
+)(describe.describe)
 app.command(
     rich_help_panel="Federate",
     epilog="Examples: `bidro federate --local visits.csv --client hospital --target stay --out rehearsal`, "

@@ -10,7 +10,7 @@ import click
 import typer
 
 from bidro.cli.options import AsJson
-from bidro.cli.output import noted_rows, say
+from bidro.cli.output import noted_rows, print_json, say
 from bidro.core.errors import BidroError
 
 if TYPE_CHECKING:
@@ -90,6 +90,13 @@ def certify(
     key: Annotated[
         str | None, _other("Column that names every row, where the rows of --against are in another order.")
     ] = None,
+    interval: Annotated[
+        float | None,
+        _other(
+            "Also how far this share of new rows, such as 0.9, lies from predictions at most, by client; of "
+            "probabilities -log p of the true class."
+        ),
+    ] = None,
     report: Annotated[Path | None, _other("Also write a report page there.")] = None,
 ) -> None:
     """What rows that training never saw say of a model, under any mixture of its clients.
@@ -107,10 +114,11 @@ def certify(
     given = {
         "--client": client, "--target": target, "--prediction": prediction, "--probability": probability,
         "--loss": loss, "--largest": largest, "--clip-from": clip_from, "--against": against,
-        "--key": key, "--report": report, "--features": features,
+        "--key": key, "--report": report, "--features": features, "--interval": interval,
     }  # fmt: skip
     fresh = [*([] if model is None else [model]), *(tables or [])]
     _require_usage(given, fresh, predictions, onnx, shift)
+    quantiles = None
     if predictions is None and onnx is None:
         found, unit = _of_folder(fresh[0], fresh[1:], confidence, shift, person, rows_per_person)
     else:
@@ -136,9 +144,19 @@ def certify(
             scored, locked = by.scored(onnx, fresh, largest, clip_from, against)
             if not locked:
                 say(_NOT_LOCKED)
-        found = _stated(dataclasses.replace(scored, rows_per_person=rows_per_person), confidence, report)
-        unit = ""
-    print(found.to_json() if json else found.in_words(unit), end="" if json else "\n")
+        scored = dataclasses.replace(scored, rows_per_person=rows_per_person)
+        quantiles = None if interval is None else scored.intervals(interval)
+        found, unit = _stated(scored, confidence, report), ""
+    if quantiles is None:
+        print(found.to_json() if json else found.in_words(unit), end="" if json else "\n")
+    elif json:
+        from bidro.certify.intervals import plain_quantiles
+        from bidro.core.files import parsed_json
+
+        content = parsed_json(found.to_json())
+        print_json({**content, "intervals": plain_quantiles(quantiles) | {"promise": quantiles.promise}})
+    else:
+        print(f"{found.in_words(unit)}\n{quantiles}")
 
 
 def _require_usage(

@@ -48,7 +48,11 @@ def fit(
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print how training went and the whole certificate, too.")
+        bool,
+        typer.Option(
+            "--verbose",
+            help="Print how training went, the whole certificate, and coefficients with intervals, too.",
+        ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out already.")] = False,
     json: AsJson = False,
@@ -137,6 +141,7 @@ def _cut(done: Fit) -> str:
 def _print(done: Fit, out: Path, verbose: bool) -> None:
     from rich.console import Console
 
+    from bidro.model.summary import summary_of
     from bidro.workflow.evaluation import evaluation
     from bidro.workflow.offer import in_words, offer_of, promise, why
 
@@ -158,6 +163,9 @@ def _print(done: Fit, out: Path, verbose: bool) -> None:
         for words in done.model.settings["chosen"].values():
             say(words)
         say(done.certificate.in_words(done.model.schema.target_unit or ""))
+        if done.trained_rows is not None:
+            classes = None if done.model.schema.classes is None else list(done.model.schema.classes)
+            say(f"\n{summary_of(done, done.model.schema.features, done.options.confidence, classes)}\n")
     say(f"Written to {out}: open {out / 'report.html'} in a browser.")
     for words in done.model.settings["concerns"]:
         say(f"CONCERN: {words}")

@@ -8,13 +8,14 @@ one row alone, to the last bit (`privacy.row_arithmetic`).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
+from bidro.core.splits import label_ids
 from bidro.fit.questions import (
     GradientsQuery,
     NoisyCount,
@@ -25,8 +26,15 @@ from bidro.fit.questions import (
 )
 from bidro.privacy import mechanisms
 from bidro.privacy.discrete_gaussian import Bits, secret_bits
+from bidro.privacy.masking import require_room
 from bidro.privacy.row_arithmetic import along, losses_and_gradients, sum_of_columns
+from bidro.privacy.table_one import STEPS, TableOne
 from bidro.privacy.terms import Budget, Plan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bidro.data.tables import Schema
 
 # The number after a row's gradient, as a share of the clip, where the gradient is so short that both together
 # need not be clipped, and 0 elsewhere: its sum counts the rows whose gradients are not clipped.
@@ -145,6 +153,33 @@ class PrivateClient(NamedTuple):
         order = np.argsort(people, kind="stable")
         _, first, counts = np.unique(people[order], return_index=True, return_counts=True)
         return np.minimum(np.add.reduceat(values[order], first) / counts, 1.0)
+
+
+def own_sums(
+    asked: TableOne,
+    schema: Schema,
+    table: pd.DataFrame,
+    budget: Budget | None,
+    plan: Plan | None = None,
+    bits: Bits = secret_bits,
+) -> mechanisms.Noisy:
+    """One client's sums for Table 1, with the noise of its share where noise is shared by a plan. Raises
+    BidroError for a table that does not fit the schema or the budget."""
+    if len(table) == 0:
+        raise BidroError("The table has no rows; there is nothing to describe.")
+    rho, most, sites = None, 1, 1
+    if plan is not None:
+        rho, most, sites = plan.charge("describe", budget)
+    elif budget is not None:
+        rho, most = budget.rho, budget.rows_per_person
+    labels = schema.people(table)
+    if budget is not None:
+        require_people(replace(budget, rows_per_person=most), labels is not None)
+        if labels is not None:
+            table = table.loc[at_most_each(label_ids(labels), most)]
+    if plan is not None:
+        require_room(len(table), plan.sites, STEPS, max(asked.scale(rho, most).variance))
+    return asked.noisy(asked.steps(schema, table), rho, most, bits, sites)
 
 
 def in_agreed_units(rows: Floats, target_spread: float) -> Floats:

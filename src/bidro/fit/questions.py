@@ -184,6 +184,18 @@ class NoisyCount(NamedTuple):
         return cls(np.zeros(1, np.int64), np.zeros(3))
 
 
+class NoisyTable(NamedTuple):
+    """ "describe", where noise is shared: the sums of Table 1 over all rows, see `privacy.table_one`."""
+
+    values: NDArray[np.int64]  # (numbers,)
+    budget: Numbers  # (3,) as in `NoisyMoments`
+    exact: Numbers = _NEVER  # ()
+
+    @classmethod
+    def like(cls, numbers: int) -> NoisyTable:
+        return cls(np.zeros(numbers, np.int64), np.zeros(3))
+
+
 class GradientsQuery(NamedTuple):
     """The message of "gradients"; targets and the model are in spreads of the target."""
 

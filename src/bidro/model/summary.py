@@ -38,6 +38,8 @@ from bidro.selection.segments import with_smoothing
 
 COLUMNS = ("estimate", "standard error", "lower", "upper", "p")
 LEVEL = "level"
+# Clients whose personal models are printed.
+_MOST_SHOWN = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +74,14 @@ class Summary:
             lines += ["", "How much clients differ: standard deviations between them"]
             lines += _indented(self.variation)
         if len(self.clients):
-            lines += ["", "Personal models"]
-            lines += _indented(self.clients)
+            names = self.clients.index.get_level_values(0)
+            shown = list(dict.fromkeys(names))[:_MOST_SHOWN]
+            more = len(set(names)) - len(shown)
+            lines += [
+                "",
+                "Personal models" + (f" (of the first {len(shown)}; `clients` has all)" * (more > 0)),
+            ]
+            lines += _indented(self.clients[names.isin(shown)])
         return "\n".join([*lines, "", *self.notes])
 
 
@@ -106,7 +114,8 @@ def summary_of(
             "sums alone; only rows in this process have them."
         )
     loss, predictor = fitted.assessed.loss, Predictor(fitted.assessed.loss, x, fitted.standard)
-    assert isinstance(loss, LinearScores)
+    if not isinstance(loss, LinearScores):
+        raise BidroError(f"There is no table of coefficients: {coefficient_obstacle(loss)}")
     outputs = [""] if loss.scores == 1 else [f" ({name})" for name in classes or range(loss.scores)]
     known = None if (why := _obstacle(fitted)) is not None else _shared(fitted, confidence)
     table = _table(fitted, predictor, names, outputs, known, confidence)

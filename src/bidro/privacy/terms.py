@@ -38,7 +38,7 @@ from bidro.privacy.row_arithmetic import PrivateLoss
 # person may be in the other part.
 TRAINING, HELD_OUT = "training", "kept-out"
 # Queries whose answers are masked where noise is shared.
-MASKED = ("moments", "gradients")
+MASKED = ("moments", "gradients", "describe")
 # Rounds of gradients where the agreement says no number.
 _ROUNDS: dict[PrivateLoss, int] = {"squared": 8, "logistic": 6}
 _MOST_ROUNDS = 100
@@ -222,6 +222,11 @@ class Plan:
         fixed = Fraction(terms.moments), clip, terms.degree, people, terms.shared
         return cls(loss, m, rounds, of_losses, *fixed).over(sites)
 
+    @classmethod
+    def of_sums(cls, shared: SharedNoise, sites: int) -> Plan:
+        """Where nothing is trained, and rows of any columns are summed up."""
+        return cls.of(Terms(shared=shared), "squared", 1, held_out=False, sites=sites)
+
     def over(self, sites: int) -> Plan:
         """The same where sums are over so many sites. Raises BidroError where noise is shared by too few, or
         is so small that steps are too coarse for it."""
@@ -259,6 +264,8 @@ class Plan:
         if self.shared is not None:
             whole = self.shared.budget.rho
             by = Fraction(self.shares, self.shared.relied_on(self.sites, budget.honest))
+        if query == "describe":
+            return Cost(TRAINING, by * whole)
         losses = whole * self.of_losses
         if query == "losses":
             return Cost(HELD_OUT, losses)
@@ -286,6 +293,14 @@ class Plan:
         agreed = self.shared.budget
         together = self.cost("moments", agreed).rho + self.rounds * self.cost("gradients", agreed).rho
         rho = agreed.rho - together + of_one_share(together, self.shares)
+        return Budget(epsilon_of(rho, agreed.delta), agreed.delta, agreed.rows_per_person)
+
+    @property
+    def alone_describing(self) -> Budget:
+        """The same of a table that is described, which costs as much as a run."""
+        assert self.shared is not None
+        agreed = self.shared.budget
+        rho = of_one_share(agreed.rho, self.shares)
         return Budget(epsilon_of(rho, agreed.delta), agreed.delta, agreed.rows_per_person)
 
     def require_room(self, rows: int) -> None:

@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bidro.certify.certificate import Certificate
 from bidro.certify.held_out import check_confidence, paired
+from bidro.certify.intervals import RowQuantiles, row_quantiles
 from bidro.certify.rounding import EXACT, Rounding
 from bidro.certify.row_promise import SHARE, row_promise
 from bidro.certify.statements import (
@@ -157,6 +158,24 @@ class ScoredRows:
         return of_model_from_elsewhere(
             confidence, [*losses], mixtures.in_words, found, absent, origin, pair, of_rows
         )
+
+    def intervals(self, share: float) -> RowQuantiles:
+        """How far rows lie from their prediction, or of probabilities -log p of the true class, at most for
+        this share of new rows, on average over such rows as these: conformal quantiles, which need no range
+        of a loss. Raises BidroError for classes without probabilities."""
+        scored = self.scored
+        if scored.classes is None:
+            scores = np.abs(scored.target - scored.predicted)
+        elif scored.predicted.ndim == 2:
+            with np.errstate(divide="ignore"):
+                scores = -np.log(scored.predicted[np.arange(len(scored.target)), scored.target.astype(int)])
+        else:
+            raise BidroError(
+                "Sets of classes need a probability for every class, --probability CLASS=COLUMN; of a "
+                "predicted class alone there are none."
+            )
+        people = None if self.people is None else by_client(self.clients, self.people)
+        return row_quantiles(by_client(self.clients, scores), share, people=people)
 
 
 def _refused_or_note(scored: Scored, others: Scored) -> str | None:

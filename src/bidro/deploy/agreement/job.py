@@ -27,6 +27,7 @@ class Job:
     resume: bool = False
     max_weight: float = 1.0  # no site counts for more than this in training, however many rows it reports
     check: bool = False  # whether sites are asked for verdicts alone
+    describe: bool = False  # whether sites are asked for Table 1 alone
     certify: bytes | None = None  # an ONNX file to be certified; None where a model is to be trained
 
     def __post_init__(self) -> None:
@@ -54,6 +55,8 @@ class Job:
         }
         if self.check:
             content["check"] = True
+        if self.describe:
+            content["describe"] = True
         if self.certify is not None:
             content["certify"] = base64.b64encode(self.certify).decode()
         return json.dumps(content, sort_keys=True)

@@ -341,7 +341,7 @@ def _read_private(request: Request, header: Mapping[str, Any], data: bytes) -> R
     _whole(request.round, 1, agreed.plan.rounds if request.question == "gradients" else 1, "round")
     if agreed.plan.shared is not None:
         request = replace(request, roster=_roster(agreed.plan.shared, header))
-    elif request.question == "counts":
+    elif request.question in ("counts", "describe"):
         raise PolicyViolationError(_NO_SUCH_QUESTION)
     if request.question == "losses" and agreed.options.hold_out == 0:
         raise PolicyViolationError("no rows are held out, by what was agreed on.")
@@ -753,6 +753,15 @@ _DECLARED = (
         "How many training rows there are, with noise; asked where noise is shared, as sums of products are "
         "then seen of all sites together alone.",
         reply=questions.NoisyCount,
+        read=_read_private,
+    ),
+    Query(
+        "describe",
+        "private",
+        "Table 1 with noise",
+        "Sums over all rows, masked: in every number of the table values, squares and how many rows lie in "
+        "each part of a public grid; in every category how many have each level; and what is missing.",
+        reply=questions.NoisyTable,
         read=_read_private,
     ),
     Query(

@@ -59,6 +59,7 @@ from bidro.fit.questions import (
     NoisyGradients,
     NoisyLosses,
     NoisyMoments,
+    NoisyTable,
     Prepared,
 )
 from bidro.losses import LinearLoss, Loss, Softmax, Squared
@@ -660,6 +661,10 @@ class ReportedWithNoise:
         of_factor = _FAR_NOISE * float(noise[-2]) / (FACTOR * clip)
         if factor < -of_factor or loss < -_FAR_NOISE * float(noise[-1]):
             raise BidroError("it reports a number of rows, or a sum of losses, far below 0.")
+
+    def masked(self, reply: NoisyTable, rows: int) -> None:
+        """Raise BidroError for what says of its budget what it cannot; under its mask anything may be."""
+        self._require_budget(reply.budget, rows, reply.exact)
 
     def counts(self, reply: NoisyCount, rows: int) -> None:
         """Raise BidroError for a number of rows that nobody has."""

@@ -21,6 +21,7 @@ from bidro.deploy.agreement.job import Job
 from bidro.deploy.server.audit import audit_content, audit_of
 from bidro.deploy.server.certified import federated_network, federated_scores
 from bidro.deploy.server.check import verdicts_of
+from bidro.deploy.server.describe import federated_table
 from bidro.deploy.server.fit import federated_fit
 from bidro.deploy.server.runs import (
     RECORD,
@@ -96,6 +97,9 @@ def _result(
         for kind in (GapNotReachedWarning, NonconcaveInnerWarning, UncheckedDomainWarning):
             warnings.simplefilter("ignore", kind)
         coordinator = Coordinator(begun.name, carrier, record, job.policy, progress.say, progress.round)
+        if job.describe:
+            files = federated_table(job, coordinator)
+            return {**files, "audit.json": _as_json(audit_of(job.run, record.heads))}
         if job.certify is not None:
             files = federated_scores(job, coordinator, begun.day)
             return {**files, "audit.json": _as_json(audit_of(job.run, record.heads))}

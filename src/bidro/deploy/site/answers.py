@@ -44,7 +44,7 @@ from bidro.core.sets import Simplex, WholeSpace
 from bidro.core.splits import holdout_of
 from bidro.data.federation import Federation
 from bidro.data.splines import Basis
-from bidro.data.tables import Schema
+from bidro.data.tables import Schema, read_one
 from bidro.deploy.messages.plan import BORNE, PARTS, NetworkQueryPlan, QueryPlan, padded
 from bidro.deploy.messages.queries import PRIVATE, Request, Scores
 from bidro.deploy.site.config import Site
@@ -72,14 +72,15 @@ from bidro.deploy.site.rows import (
 from bidro.federated.engines.remote import Participant
 from bidro.federated.engines.wire import pack, unpack
 from bidro.fit import client_side
-from bidro.fit.private_side import PrivateClient, PrivateRows, in_agreed_units
-from bidro.fit.questions import FEW, Assess, HoldoutQuery, KnotReply, Places
+from bidro.fit.private_side import PrivateClient, PrivateRows, in_agreed_units, own_sums
+from bidro.fit.questions import FEW, Assess, HoldoutQuery, KnotReply, NoisyTable, Places
 from bidro.losses import Loss, losses_of
 from bidro.losses.predicted import SUM_TOLERANCE, PredictedLoss, Scored
 from bidro.model.onnx.run import OnnxModel, Predictions, Roles, by_name
 from bidro.model.personal_file import FILE as PERSONAL_FILE
 from bidro.model.personal_file import PersonalModels, write_private
 from bidro.privacy.ledger import Ledger, OverspentError
+from bidro.privacy.table_one import TableOne
 from bidro.privacy.terms import MASKED, Budget, Plan
 from bidro.selection.calibrate import FOLDS
 
@@ -336,6 +337,8 @@ def _released(site: Site, rows: SiteRows, plan: Plan, budget: Budget, request: R
 
     def draw() -> bytes:
         try:
+            if request.question == "describe":
+                return pack(_table_one(site, rows, plan, budget))
             client = PrivateClient.of(_rows(site, rows), plan, budget)
         except BidroError as error:
             raise PolicyViolationError(str(error)) from error
@@ -361,6 +364,14 @@ def _released(site: Site, rows: SiteRows, plan: Plan, budget: Budget, request: R
     reply = unpack(found, request.query.reply)
     # As it is now, also of what was released before.
     return reply._replace(exact=np.array(float(exact_left(state))))
+
+
+def _table_one(site: Site, rows: SiteRows, plan: Plan, budget: Budget) -> NoisyTable:
+    """The sums of Table 1, of the table as its file has it: what is missing is not filled."""
+    agreed = rows.agreed
+    asked = TableOne.of(agreed.schema, agreed.units)
+    own = own_sums(asked, agreed.schema, read_one(site.data), budget, plan)
+    return NoisyTable(own.values, np.array(budget.numbers))
 
 
 def _key(rows: SiteRows, budget: Budget, request: Request) -> bytes:

@@ -84,9 +84,12 @@ def require_in_order(ledger: Ledger, key: bytes, about: Mapping[str, str]) -> No
             f"the server has asked for {question} {number} of run '{about['run']}' before, with another "
             "message: it, or who carries its messages, has altered one."
         )
-    before = {"moments": None, "counts": ("moments", "1"), "losses": ("gradients", "1")}.get(
-        question, ("moments", "1") if number == 1 else ("gradients", str(number - 1))
-    )
+    before = {
+        "moments": None,
+        "describe": None,
+        "counts": ("moments", "1"),
+        "losses": ("gradients", "1"),
+    }.get(question, ("moments", "1") if number == 1 else ("gradients", str(number - 1)))
     if before is not None and before not in asked:
         raise PolicyViolationError(
             f"the server asks for {question} {number} of run '{about['run']}' without {' '.join(before)}, "

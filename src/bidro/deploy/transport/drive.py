@@ -15,6 +15,7 @@ from bidro.deploy.agreement.job import Job
 from bidro.deploy.server.check import VERDICTS
 from bidro.deploy.server.serve import AGAIN_FILE, ERROR_FILE
 from bidro.model.model_file import NETWORK_FILE
+from bidro.workflow.describe import CSV_FILE, JSON_FILE, PAGE_FILE
 
 T = TypeVar("T")
 
@@ -150,6 +151,8 @@ def _expected(job: Job) -> tuple[set[str], set[str]]:
     """(the files that a run leaves, those that it may leave besides)."""
     if job.check:
         return {VERDICTS}, set()
+    if job.describe:
+        return {CSV_FILE, PAGE_FILE, JSON_FILE, "audit.json"}, set()
     if job.certify is not None:
         return _CERTIFIED, set()
     if job.agreed.neural_network is None:
