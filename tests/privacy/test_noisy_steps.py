@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from bidro.privacy.noisy_model import _AS_KNOWN, _FACTORS, Direction, Known, NoisySteps, Pooled, weighed
+from bidro.privacy.noisy_model import (
+    _AS_KNOWN,
+    _FACTORS,
+    Curvature,
+    Direction,
+    Known,
+    NoisySteps,
+    Pooled,
+    weighed,
+)
 
 
 def pooled_of(z, noise=0.0, seed=0):
@@ -136,6 +145,25 @@ def test_exact_gradients_end_at_least_squares():
         np.testing.assert_allclose(steps.x, exact, atol=1e-4 if noise == 0 else 2e-2)
         assert steps.mean_loss == pytest.approx(least, rel=0.02)
         assert steps.level in (least_power(8 * least), 2 * least_power(8 * least))
+
+
+def test_curvature_is_learnt_from_exact_gradients_of_a_quadratic():
+    """By as many differences along independent steps as there are numbers it is the Hessian; and it never
+    becomes less than what moments say."""
+    d = 5
+    share = np.eye(d) + np.diag(np.arange(d)) + 0.2
+    found = Curvature(np.eye(d))
+    for u in np.cumsum(np.vstack([np.zeros(d), np.eye(d)]), axis=0):
+        found = found.with_gradient(u, share @ u, 0.0)
+    np.testing.assert_allclose(found.share, share, rtol=1e-8)
+    flat = Curvature(np.eye(d)).with_gradient(np.zeros(d), np.zeros(d), 0.0)
+    assert np.array_equal(flat.with_gradient(np.ones(d), 0.1 * np.ones(d), 0.0).share, np.eye(d))
+
+
+def test_what_noise_hides_of_curvature_is_not_believed():
+    u, gradient = np.array([0.1, 0.0]), np.array([0.3, 0.0])
+    begun = Curvature(np.eye(2)).with_gradient(np.zeros(2), np.zeros(2), 0.5)
+    assert begun.with_gradient(u, gradient, 0.0).share[0, 0] == pytest.approx(1 + 2 * 0.00045 / 0.50045)
 
 
 def least_power(number):

@@ -225,6 +225,9 @@ _CLIP_COST = 0.02
 _DOUBT: dict[PrivateLoss, float] = {"squared": 0.3, "logistic": 0.6}
 # The least of it that is taken to be left where predictions are far out.
 _LEAST_CURVED = 0.05
+# By how much curvature may differ from moments along any direction, as a root mean square before gradients
+# say more; and no difference is believed that is less than this share along the step that it is seen by.
+_CURVATURE_ERROR, _LEAST_ALONG = 0.3, 0.1
 # What clipping is thought to leave of it, how far that may be off, and between which numbers it is.
 _LEFT_ERROR, _LEFT = 0.3, (0.3, 4.0)
 _LOGISTIC_LEFT = 0.9
@@ -257,6 +260,40 @@ class Direction(NamedTuple):
     loss: float
     loss_error: float
     variance: float  # of the noise in every direction of the gradient
+
+
+class Curvature(NamedTuple):
+    """What the differences of released gradients say of the loss's curvature.
+
+    Moments count a row less the longer it is, and gradients do not. Where rows are long along one direction
+    alone, as those with a level that few have, the loss is curved several times as much along it as moments
+    say, and a step that trusts these goes past the best model, further in every round. So of
+
+        g_s - g_t = h (I + E) (u_s - u_t) + noise,
+
+    E is learnt from the last two gradients, by symmetric updates of rank one, as far as their noise lets it
+    be seen. It never becomes less: gradients of clipped rows change less the further one goes, and whoever
+    believed that would go too far again. With the largest curvature that was seen steps may be short, and do
+    not go past.
+    """
+
+    share: Floats  # (d, d) symmetric: I + E
+    u: Floats | None = None  # (d,) where a gradient was released last
+    gradient: Floats | None = None  # (d,) there, in parts of the curvature h
+    noise: float = 0.0  # variance of a number of it
+
+    def with_gradient(self, u: Floats, gradient: Floats, noise: float) -> Curvature:
+        """With one more gradient; all three as in the fields."""
+        share = self.share
+        if self.u is not None and self.gradient is not None:
+            step = u - self.u
+            expected = _CURVATURE_ERROR**2 / len(u) * float(step @ step)
+            beyond = gradient - self.gradient - share @ step
+            beyond *= expected / max(expected + noise + self.noise, 1e-300)
+            along = float(step @ beyond)
+            if along > _LEAST_ALONG * float(np.linalg.norm(step) * np.linalg.norm(beyond)):
+                share = share + np.outer(beyond, beyond) / along
+        return Curvature(share, u, gradient, noise)
 
 
 class Known(NamedTuple):
@@ -294,6 +331,7 @@ class NoisySteps:
     u: Floats  # (d,)
     variance: Floats  # (d,) of what is not known of the best u
     mean_loss: float  # about what it is at u
+    curvature: Curvature
 
     @classmethod
     def begin(
@@ -309,7 +347,18 @@ class NoisySteps:
         offset, variance = nothing.posterior(_SIZE[loss] / d)
         centre = spectrum.coordinates(at)
         begun = cls(
-            loss, pooled, row_clip, noise, rounds, spectrum, centre, nothing, centre + offset, variance, 1.0
+            loss,
+            pooled,
+            row_clip,
+            noise,
+            rounds,
+            spectrum,
+            centre,
+            nothing,
+            centre + offset,
+            variance,
+            1.0,
+            Curvature(np.eye(d)),
         )
         # At a constant score, whose logistic function is 1/2 + pull; that times its complement is left / 4.
         gradient = begun.directions.T @ (pull * pooled.moments[:d, d - 1] - slope * pooled.moments[:d, d])
@@ -358,7 +407,12 @@ class NoisySteps:
         usual = math.erf(self._clips / math.sqrt(2)) if self.loss == "squared" else _LOGISTIC_LEFT
         unclipped = weighed(released.unclipped, released.unclipped_error, usual * self._rows, _LEFT_ERROR)
         left = min(max(unclipped, _LEFT[0]), _LEFT[1]) * self._curved
-        after = self._with(released.gradient / left, released.variance / left**2, largest)
+        h, gradient, noise = _CURVATURE[self.loss], released.gradient / left, released.variance / left**2
+        curvature = self.curvature.with_gradient(self.u, gradient / h, noise / h**2)
+        inverse = np.linalg.inv(curvature.share)
+        after = replace(self, curvature=curvature)._with(
+            inverse @ gradient, noise * np.sum(inverse**2, axis=1), largest
+        )
         return after._forgetting(self)._with_mean_loss(released)
 
     @property
