@@ -6,12 +6,21 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from bidro.certify.mean_bounds import _CANDIDATES, betting, clopper_pearson, log_capital, noisy_bound
+from bidro.certify.row_promise import noisy_row_bound
 from bidro.core.errors import BidroError
 from bidro.privacy.accounting import rho_of
 from bidro.privacy.discrete_gaussian import seeded_bits
-from bidro.privacy.mechanisms import Noisy, Scale, bernstein, bernstein_scale, bernstein_steps
+from bidro.privacy.mechanisms import (
+    BERNSTEIN_STEPS,
+    Noisy,
+    Scale,
+    bernstein,
+    bernstein_scale,
+    bernstein_steps,
+)
 from bidro.privacy.terms import Terms
 from tests.small import mostly_slow
 
@@ -235,3 +244,44 @@ def test_noise_of_another_size_for_each_sum_is_not_taken():
     uneven = Noisy(noisy.values, Scale(noisy.scale.unit, (noisy.scale.variance[0], Fraction(0))))
     with pytest.raises(ValueError, match="same variance"):
         noisy_bound(uneven, 0.05, 5.0)
+
+
+@pytest.mark.parametrize("power", [1, 2, 3, 4])
+def test_sums_bound_the_mean_of_a_power_of_values(power):
+    """The weights on Bernstein polynomials are those of the power; without noise, and with many rows, the
+    bound comes down to its mean."""
+    values = np.random.default_rng(0).uniform(size=4000)
+    polynomials = bernstein_steps(values, DEGREE) / BERNSTEIN_STEPS
+    weights = [math.comb(k, power) / math.comb(DEGREE, power) for k in range(DEGREE + 1)]
+    np.testing.assert_allclose(polynomials @ weights, values**power, atol=1e-8)
+    noisy = noisy_sums(np.random.default_rng(1), values, DEGREE, None)
+    bound = noisy_bound(noisy, 0.05, 4000.0, power)
+    assert np.mean(values**power) <= bound <= 1.15 * np.mean(values**power)
+
+
+@pytest.mark.parametrize("power", [1, 3])
+@pytest.mark.parametrize(
+    ("law", "level"),
+    [
+        (stats.norm(), 8.0),
+        (stats.t(3), 33.0),
+        (stats.uniform(-1, 2), 3.0),
+        (stats.lognorm(1.0), 60.0),
+    ],
+)
+def test_nine_of_ten_rows_lie_within_what_noisy_sums_say(law, level, power):
+    rng, held = np.random.default_rng(2), []
+    for _ in range(100):
+        parts = np.minimum(law.rvs(size=300, random_state=rng) ** 2 / level, 1.0)
+        bound = noisy_row_bound(noisy_sums(rng, parts, DEGREE, 3.0), 0.2, 300.0, level, power)
+        held.append(law.cdf(bound) - law.cdf(-bound) >= 0.9)
+    assert np.mean(held) >= 0.8 - 3 * math.sqrt(0.2 * 0.8 / 100)
+
+
+def test_it_is_as_far_as_markov_says():
+    """Of errors of one size r, v = r^2 / level, and 9 of 10 rows lie within (v^3 / 0.1)^(1/3) of the level, a
+    bound of 10^(1/6) r; where that is beyond the level nothing is said."""
+    sums = noisy_sums(np.random.default_rng(3), np.full(10**6, 0.2), DEGREE, None)
+    exact = math.sqrt(5.0 * 0.2) * 10 ** (1 / 6)
+    assert exact <= noisy_row_bound(sums, 0.05, 1e6, 5.0, 3) <= 1.01 * exact
+    assert noisy_row_bound(sums, 0.05, 1e6, 5.0, 1) == math.inf

@@ -17,6 +17,7 @@ from bidro.fit.questions import GradientsQuery, NoisyHoldoutQuery
 from bidro.fit.settings import FitSettings
 from bidro.fit.training import AlgorithmOne
 from bidro.losses.registry import LossChoice
+from bidro.model.predictor import Predictor
 from bidro.privacy.discrete_gaussian import seeded_bits
 from bidro.privacy.mechanisms import JOINT_STEPS, Noisy, symmetric
 from bidro.privacy.noisy_model import NoisySums, Pooled, around_means, positive
@@ -442,3 +443,36 @@ def test_the_noise_of_a_fit_is_that_of_the_budget_over_all_that_it_asks(monkeypa
         steps = [2**36, *[25 * 2**14] * 8, *([2**30] if hold_out else [])]
         paid = sum(most**2 / (2 * scale.variance[0]) for most, scale in zip(steps, drawn, strict=True))
         assert paid == Budget(2.0).rho
+
+
+@pytest.mark.parametrize("people", [False, True])
+@pytest.mark.parametrize("classes", [False, True])
+def test_what_is_promised_of_rows_needs_no_more_of_the_budget(classes, people):
+    """From the sums that bounds of mean losses are made of: it holds of fresh rows, and a client of which
+    noise hides too much has none."""
+    sizes = (4000, 6000, 80)
+    labels = np.arange(sum(sizes)) // 2 if people else None
+    net = network(
+        Budget(3.0, rows_per_person=2) if people else Budget(3.0),
+        bits=5,
+        sizes=sizes,
+        classes=classes,
+        people=None if labels is None else labels.astype(str),
+    )
+    fitted = fit(net, CLASSES if classes else OPTIONS)
+    found = fitted.certificates[0.95].of_rows
+    if people and not classes:
+        # Of means of a person's squared errors the first power alone tells of rows, and here too little.
+        assert found is None or set(found.clients) <= {"site-0", "site-1"}
+        return
+    assert set(found.clients) == {"site-0", "site-1"}
+    assert found.others == ("site-2",)
+    assert "Nothing is promised of 'site-2'" in found.promise
+    assert "with at least" not in found.in_words()
+    x, y, clients = rows(sizes, 1, classes)
+    predicted = Predictor(fitted.assessed.loss, fitted.assessed.x, fitted.standard).scores(x)[:, 0]
+    far = (predicted * y <= 0) if classes else np.abs(predicted - y) > found.bound
+    most = found.bound if classes else 0.1
+    for name in found.clients:
+        assert far[clients == name].mean() <= most
+        assert most < 0.35 or not classes

@@ -10,7 +10,8 @@ theta_k = ln(1 + lambda (mu - k / K)) and 0 <= lambda < 1 / (1 - mu), has in the
 Of one draw sum_k theta_k B_k(v) <= ln(1 + lambda (mu - v)), since the B_k(v) are weights with sum 1 and mean
 v of k / K, and ln is concave; and the noise has E exp(theta N) <= exp(theta^2 sigma^2 / 2). So where the mean
 is mu or more, what the gambler has is 1 or less in expectation, and 1 / beta or more with probability at most
-beta. Noise is part of the wager: the bound needs no number of draws and no exact count.
+beta. Noise is part of the wager: the bound needs no number of draws and no exact count. The same sums bound
+the mean of v^j, j <= K: its weights on the B_k(v) are binom(k, j) / binom(K, j), in place of k / K.
 
 References: Ian Waudby-Smith and Aaditya Ramdas. Estimating means of bounded random variables by betting.
 Journal of the Royal Statistical Society Series B 86, 2024. Andreas Maurer and Massimiliano Pontil. Empirical
@@ -24,7 +25,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import betaincinv, log_softmax, logsumexp
+from scipy.special import betaincinv, comb, log_softmax, logsumexp
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
@@ -188,14 +189,16 @@ def fewest(too_few: Callable[[int], bool]) -> int:
     return high
 
 
-def noisy_bound(noisy: Noisy, beta: float, rows: float) -> float:
-    """The mean of independent values in [0, 1] is at most this, which fails with probability at most `beta`.
+def noisy_bound(noisy: Noisy, beta: float, rows: float, power: int = 1) -> float:
+    """The mean of this power of independent values in [0, 1] is at most this, which fails with probability at
+    most `beta`.
 
     Args:
         noisy: sums of Bernstein polynomials, from `bidro.privacy.mechanisms.bernstein`.
         beta: the failure probability.
         rows: about how many values there are, known from elsewhere than these sums and their noise: stakes
             are made for it. However wrong it is, the bound is true.
+        power: of the values, from 1 to the polynomials' degree.
 
     Returns:
         A number up to 1.0, which says nothing.
@@ -206,7 +209,7 @@ def noisy_bound(noisy: Noisy, beta: float, rows: float) -> float:
         raise ValueError("the noise of every sum must have the same variance")
     wanted, bound = math.log(1 / beta), 1.0
     for candidates in _CANDIDATES:
-        ended = log_capital(noisy, candidates, wanted, rows)
+        ended = log_capital(noisy, candidates, wanted, rows, power)
         kept = np.flatnonzero(ended < wanted + _NOISY_PRECISION)
         if len(kept):
             return bound if kept[0] == 0 else float(candidates[kept[0] - 1])
@@ -220,10 +223,10 @@ def noisy_mean(noisy: Noisy) -> float:
     return float(np.clip(places @ noisy.sums / max(float(noisy.sums.sum()), 1.0), 0.0, 1.0))
 
 
-def log_capital(noisy: Noisy, candidates: Floats, wanted: float, rows: float) -> Floats:
+def log_capital(noisy: Noisy, candidates: Floats, wanted: float, rows: float, power: int = 1) -> Floats:
     """(c,) the logarithm of what the gambler has in the end against each candidate (c,)."""
     sums, variance = noisy.sums, float(noisy.scale.sigma[0]) ** 2
-    places = np.arange(len(sums)) / (len(sums) - 1)
+    places = comb(np.arange(len(sums)), power) / comb(len(sums) - 1, power)
     away = candidates[:, None] - places  # (c, K + 1)
     # The best stake, for small ones, where the standard deviation of values is s.
     noise = variance * (away**2).sum(axis=1)

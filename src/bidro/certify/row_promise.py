@@ -27,8 +27,10 @@ from numpy.typing import ArrayLike
 
 from bidro.certify.held_out import check_confidence, client_bound
 from bidro.certify.intervals import Calibration, Groups, HeldOutFits, draws_needed, pooled
+from bidro.certify.mean_bounds import noisy_bound
 from bidro.core.errors import listed
 from bidro.core.pytrees import Frozen
+from bidro.privacy.mechanisms import Noisy
 
 # Of rows whose errors are bounded, such as 9 of 10.
 SHARE = 0.9
@@ -87,7 +89,7 @@ class RowPromise:
                 if len(self.clients) > 1
                 else f"at '{self.binding}'"
             )
-            if self.others:
+            if self.others and self.needed:
                 whom += f" with at least {self.needed} held-out {what}"
             said = f"{level}, {self._says(self.bound, unit)}, {whom}."
             if self.guess is not None:
@@ -218,6 +220,14 @@ def row_promise(
     )
 
 
+def noisy_row_bound(sums: Noisy, beta: float, expected: float, largest: float, power: int) -> float:
+    """How far 9 of 10 rows lie from their prediction at most, from noisy sums of Bernstein polynomials of
+    their squared errors as parts v of `largest`; inf where nothing is known. By Markov's inequality
+    P(v > t) <= E v^j / t^j, j the `power`: 1 where v is a mean of a person's."""
+    part = (noisy_bound(sums, beta, expected, power) / (1 - SHARE)) ** (1 / power)
+    return math.sqrt(largest * part) if part < 1 else math.inf
+
+
 def of_bounds(
     bounds: Mapping[str, float],
     draws: Mapping[str, int],
@@ -226,10 +236,13 @@ def of_bounds(
     share: float | None,
     people: bool,
     personal: bool = False,
+    noise: bool = False,
 ) -> RowPromise:
     """From bounds that sites tell of their own rows, inf where there is none; `rows` and `draws` are how many
-    rows and people each holds out. No rows leave, so that sites with too few have none together."""
+    rows and people each holds out. No rows leave, so that sites with too few have none together. With `noise`
+    how many are needed is not known."""
     needed = needed_for(confidence, dict(draws) != dict(rows), SHARE if share is None else share)
+    needed = 0 if noise else needed
     clients = {n: _up(own) for n, own in bounds.items() if math.isfinite(own) and draws[n] >= needed}
     others = tuple(name for name in bounds if name not in clients)
     most = max(clients.values(), default=None)
