@@ -26,7 +26,6 @@ TRACED = "is traced: the rows of clients, and the inner suprema, in compiled pro
 ROUNDS = "a first-order method, or who runs its rounds: compiled, with JAX's random numbers"
 NETWORK = "trains neural networks"
 OWN_LOSS = "a user's own loss is differentiated; imported only where it is"
-OUTSIDE = "to leave the wheel"
 IMPORTS_JAX = {
     TRACED: [
         "problem/client",
@@ -64,7 +63,6 @@ IMPORTS_JAX = {
     ],
     NETWORK: ["neural/folder", "neural/models", "neural/shift", "neural/training"],
     OWN_LOSS: ["losses/custom", "losses/torch_loss"],
-    OUTSIDE: ["experiments/reproduce"],
 }
 
 

@@ -21,12 +21,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from bidro.certify.certificate import Certificate
-from bidro.certify.held_out import Bound, check_confidence, check_shift
+from bidro.certify.held_out import Bound, check_shift
 from bidro.certify.intervals import Fits, HeldOutFits, Intervals, class_sets, interval_ends
 from bidro.certify.statements import with_holdout, without_holdout
 from bidro.certify.trained_rows import TrainedRows
 from bidro.core.arrays import Floats
-from bidro.core.errors import BidroError
+from bidro.core.errors import BidroError, check_confidence
 from bidro.data.given_rows import (
     client_labels,
     coded,

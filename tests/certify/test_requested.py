@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from bidro.certify.held_out import check_confidence, check_shift
-from bidro.core.errors import BidroError
+from bidro.certify.held_out import check_shift
+from bidro.core.errors import BidroError, check_confidence
 
 NUMBERLESS = ("0.5", None, True, False, [0.5], 1j)
 

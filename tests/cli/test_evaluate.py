@@ -9,10 +9,11 @@ from sklearn.metrics import roc_auc_score
 
 from bidro.data.standardise import Standard
 from bidro.data.tables import Column, Schema, UnseenLevelsWarning
+from bidro.fit.baselines import area_under_curve
 from bidro.losses import Logistic, Softmax, Squared
 from bidro.model.model_file import Model, load_model
 from bidro.model.personal_file import PersonalModels
-from bidro.workflow.evaluation import area_under_curve, calibration_error
+from bidro.workflow.evaluation import calibration_error
 from tests.cli.test_command import run
 
 STANDARD = Standard(np.array([10.0, 0.2]), np.array([2.0, 0.5]), 0.0, 1.0)

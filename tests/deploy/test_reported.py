@@ -27,6 +27,7 @@ from bidro.deploy.server.plausibility import (
     require_semidefinite,
     rounding_terms,
 )
+from bidro.federated.engines.remote import RoundReply
 from bidro.federated.engines.rounds import FoldSpec
 from bidro.fit.client_side import prepared
 from bidro.fit.questions import FEW, Assess, Assessment, HoldoutBounds, HoldoutQuery
@@ -323,7 +324,7 @@ def test_second_moments_reported_twice_are_the_same():
         changed = around.copy()
         changed[0, 3] += by
         changed[3, 0] += by
-        check("east", problem, None, None, None, Whole(size * mean, changed), rows)
+        check(RoundReply("east", problem, None, None, None, Whole(size * mean, changed), rows))
 
     reported()
     unit = np.prod(own.sizes(None)[[0, 3]])
@@ -490,14 +491,14 @@ def test_every_kind_of_reply_is_checked():
     check, fold_spec = Consistency({"east": own}), FoldSpec(2, 0)
     folds = of_folds(samples, [40], np.arange(40) % 2, 2)
     honest = MomentsReply(folds.mean[0], folds.around[0], folds.rows[0])
-    check("east", problem, fold_spec, None, None, honest, 40)
+    check(RoundReply("east", problem, fold_spec, None, None, honest, 40))
     whole = of_clients(samples, [40])
     np.testing.assert_allclose(own.moments.mean, whole.mean[0], atol=1e-9)
     np.testing.assert_allclose(own.moments.around, whole.around[0], atol=1e-9)
     two = np.array([1.0, 1.0])
     scores, personal = ScoresReply(np.ones((2, 1)), np.array([20.0, 20.0])), PersonalReply(two, two, two)
     for right in (scores, personal):
-        check("east", problem, fold_spec, None, None, right, 40)
+        check(RoundReply("east", problem, fold_spec, None, None, right, 40))
     for reply, words in (
         (honest._replace(around=-honest.around), "reports second moments"),
         (scores._replace(loss=-scores.loss), "below 0"),
@@ -505,7 +506,7 @@ def test_every_kind_of_reply_is_checked():
         (personal._replace(left_out=-two), "below 0"),
     ):
         with pytest.raises(BidroError, match=words):
-            check("east", problem, fold_spec, None, None, reply, 40)
+            check(RoundReply("east", problem, fold_spec, None, None, reply, 40))
 
 
 # ---- losses

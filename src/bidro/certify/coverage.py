@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 
 from bidro.certify.radius import RadiusRule
 from bidro.core.arrays import Floats
-from bidro.core.errors import BidroError
+from bidro.core.errors import BidroError, check_confidence
 from bidro.core.sets import MixtureSet
 
 
@@ -120,8 +120,7 @@ def failure_probabilities(
         >>> failure_probabilities(0.9, [500, 200], rule, "smallest largest").round(3).tolist()
         [0.001, 0.099]
     """
-    if not 0 < confidence < 1:
-        raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
+    check_confidence(confidence)
     n = len(sizes)
     equal = np.full(n, -math.expm1(math.log(confidence) / n))
     if split == "equal":

@@ -35,21 +35,13 @@ from bidro.certify.mean_bounds import (
     rows_for_half_way,
 )
 from bidro.core.arrays import Floats
-from bidro.core.errors import BidroError, is_number
+from bidro.core.errors import BidroError, check_confidence, is_number
 from bidro.core.pytrees import Frozen
 from bidro.core.sets import MixtureSet, Simplex
 from bidro.privacy.mechanisms import Noisy
 
 # "private" bounds come from sums with noise: see `mean_bounds`.
 Bound = Literal["betting", "bernstein", "clopper-pearson", "private"]
-
-
-def check_confidence(confidence: Any) -> None:
-    """Raise BidroError for a confidence that no statement can have."""
-    if not is_number(confidence) or not 0 < confidence < 1:
-        raise BidroError(
-            f"The confidence must be a number strictly between 0 and 1, such as 0.95; got {confidence!r}."
-        )
 
 
 def check_shift(shift: Any) -> None:
@@ -355,8 +347,7 @@ def people_of(
 
 def client_level(confidence: float, n: int, mixtures: MixtureSet) -> float:
     """beta of each of n clients' bounds: see `held_out_bound`."""
-    if not 0 < confidence < 1:
-        raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
+    check_confidence(confidence)
     if mixtures.dimension != n:
         raise BidroError(f"The mixtures are for {mixtures.dimension} clients but there are {n}.")
     return 1 - confidence if mixtures.is_whole else -math.expm1(math.log(confidence) / n)

@@ -52,10 +52,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 from scipy.special import bdtr, betainc, logsumexp
 
-from bidro.certify.held_out import check_confidence
 from bidro.certify.mean_bounds import betting, fewest
 from bidro.core.arrays import Floats
-from bidro.core.errors import BidroError, is_number, listed
+from bidro.core.errors import BidroError, check_confidence, is_number, listed
 from bidro.core.files import parsed_json
 from bidro.core.pytrees import Frozen
 from bidro.losses import LinearScores, Loss, Tweedie

@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 from bidro.ambiguity import WassersteinBall
 from bidro.certify.coverage import coverage_probability, failure_probabilities
 from bidro.certify.radius import ExplicitRadius, explicit_rule
-from bidro.core.arrays import Floats
+from bidro.core.arrays import Floats, means_of
 from bidro.core.errors import BidroError
 from bidro.core.sets import Box
 from bidro.core.sets.base import AnyArray
@@ -317,8 +317,7 @@ def out_of_sample_interval(
 def client_means(problem: Problem, x: ArrayLike) -> Floats:
     """(n,) the clients' mean losses."""
     losses = losses_of(problem.loss, x, problem.federation.host_rows)
-    sizes = np.array(problem.federation.sizes)
-    return np.asarray(np.add.reduceat(losses, np.cumsum(sizes) - sizes) / sizes)
+    return means_of(losses, problem.federation.sizes)
 
 
 def explicit_radii(problem: Problem, confidence: float) -> Floats:

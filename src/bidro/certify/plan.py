@@ -25,12 +25,11 @@ from scipy.optimize import brentq
 
 from bidro.ambiguity import WassersteinBall
 from bidro.certify.coverage import failure_probabilities
-from bidro.certify.held_out import check_confidence
 from bidro.certify.mean_bounds import fewest
 from bidro.certify.out_of_sample import Interval, cloud_distances, out_of_sample_interval, widened
 from bidro.certify.radius import ExplicitRadius, explicit_rule
 from bidro.core.arrays import Floats
-from bidro.core.errors import BidroError
+from bidro.core.errors import BidroError, check_confidence
 from bidro.problem.problem import Problem
 from bidro.problem.worst_case import robust_risk
 

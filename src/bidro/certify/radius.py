@@ -34,7 +34,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from bidro.core.arrays import Floats
-from bidro.core.errors import BidroError
+from bidro.core.errors import BidroError, check_confidence
 from bidro.core.sets import Box
 from bidro.data.federation import Federation
 from bidro.problem.problem import Problem
@@ -373,8 +373,7 @@ def bootstrap_radii(
         >>> bool((bootstrap_radii(paper_problem(simulate(0), None), repetitions=3).radii > 0).all())
         True
     """
-    if not 0 < confidence < 1:
-        raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
+    check_confidence(confidence)
     if repetitions < 2:
         raise BidroError(f"A bootstrap needs at least 2 repetitions; got {repetitions}.")
 

@@ -25,10 +25,10 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from bidro.certify.held_out import check_confidence, client_bound
+from bidro.certify.held_out import client_bound
 from bidro.certify.intervals import Calibration, Groups, HeldOutFits, draws_needed, pooled
 from bidro.certify.mean_bounds import noisy_bound
-from bidro.core.errors import listed
+from bidro.core.errors import check_confidence, listed
 from bidro.core.pytrees import Frozen
 from bidro.privacy.mechanisms import Noisy
 

@@ -39,8 +39,8 @@ from bidro.certify.out_of_sample import client_means, largest_loss, out_of_sampl
 from bidro.certify.radius import coverage_obstacle
 from bidro.certify.rounding import EXACT, Rounding
 from bidro.certify.row_promise import SHARE, RowPromise, row_promise
-from bidro.core.arrays import Floats
-from bidro.core.errors import BidroError
+from bidro.core.arrays import Floats, split_by_sizes
+from bidro.core.errors import BidroError, check_confidence
 from bidro.core.pytrees import Frozen
 from bidro.core.sets import MixtureSet
 from bidro.core.sets.base import AnyArray
@@ -198,8 +198,7 @@ def without_holdout(
 ) -> Certificate:
     """The statements from training rows alone; `distances` and `risks` are as in
     `out_of_sample_interval`, and `means` (n,) the clients' mean losses, where they have been computed."""
-    if not 0 < confidence < 1:
-        raise BidroError(f"The confidence must lie strictly between 0 and 1; got {confidence}.")
+    check_confidence(confidence)
     none = "no rows were held out of training."
     absent = {"held_out": none, "clipped": none, "shift": f"it is added to a held-out bound, and {none}"}
     interval = None
@@ -545,4 +544,4 @@ def _holdout_rows(federation: Federation, holdout: Mapping[str, ArrayLike]) -> d
     ordered = {name: holdout[name] for name in federation.names}
     fresh = Federation.from_arrays(ordered, federation.support, federation.columns)
     rows = np.asarray(fresh.samples)
-    return dict(zip(fresh.names, np.split(rows, np.cumsum(fresh.sizes)[:-1]), strict=True))
+    return dict(zip(fresh.names, split_by_sizes(rows, fresh.sizes), strict=True))

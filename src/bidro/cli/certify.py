@@ -11,7 +11,7 @@ import typer
 
 from bidro.cli.options import AsJson
 from bidro.cli.output import noted_rows, print_json, say
-from bidro.core.errors import BidroError
+from bidro.core.errors import BidroError, check_confidence
 
 if TYPE_CHECKING:
     from bidro.certify.certificate import Certificate
@@ -107,7 +107,7 @@ def certify(
     names, or all
     --features as one.
     """
-    from bidro.certify.held_out import check_confidence, check_shift
+    from bidro.certify.held_out import check_shift
 
     check_confidence(confidence)
     check_shift(shift)

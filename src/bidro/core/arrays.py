@@ -88,6 +88,18 @@ def as_table(rows: ArrayLike, what: str) -> Floats:
     return table
 
 
+def split_by_sizes(values: NDArray[Any], sizes: Sequence[int] | NDArray[np.int64]) -> list[NDArray[Any]]:
+    """Each client's part of values (N, ...) that stand client after client, so many of each."""
+    return np.split(values, np.cumsum(sizes)[:-1])
+
+
+def means_of(values: Floats, sizes: Sequence[int] | NDArray[np.int64]) -> Floats:
+    """(n, ...) the clients' means of values (N, ...) that stand client after client, so many of each."""
+    counts = np.asarray(sizes)
+    sums = np.add.reduceat(values, np.cumsum(counts) - counts, axis=0)
+    return np.asarray(sums / counts.reshape(-1, *[1] * (values.ndim - 1)))
+
+
 def stacked(tables: Sequence[Floats]) -> Floats:
     """The tables below each other, with a single copy, which JAX takes over without another."""
     return np.concatenate(tables, out=aligned((sum(len(t) for t in tables), tables[0].shape[1])))

@@ -28,6 +28,14 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def check_confidence(confidence: Any) -> None:
+    """Raise BidroError for a confidence that no statement can have."""
+    if not is_number(confidence) or not 0 < confidence < 1:
+        raise BidroError(
+            f"The confidence must be a number strictly between 0 and 1, such as 0.95; got {confidence!r}."
+        )
+
+
 def require_package(module: str, extra: str, what: str) -> None:
     """Raise BidroError where a package that only some work needs is not installed; `extra` brings it."""
     if find_spec(module) is None:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bidro.core.arrays import BLOCK_ROWS, Floats, aligned, as_table, read_only, repeated, stacked
+from bidro.core.arrays import (
+    BLOCK_ROWS,
+    Floats,
+    aligned,
+    as_table,
+    read_only,
+    repeated,
+    split_by_sizes,
+    stacked,
+)
 from bidro.core.errors import BidroError
 from bidro.core.sets import Ball, Box, WholeSpace, capped_sizes
 from bidro.core.splits import Draws, Key, arranged, client_id, dealt, distinct_ids, drawn
@@ -274,7 +283,7 @@ class Federation:
 
     def by_client(self) -> dict[str, NDArray[np.float64]]:
         """Every client's rows (N_i, m), by name."""
-        parts = np.split(self.host_rows, np.cumsum(self.sizes)[:-1])
+        parts = split_by_sizes(self.host_rows, self.sizes)
         return dict(zip(self.names, parts, strict=True))
 
     def client_samples(self, name: str) -> Floats:

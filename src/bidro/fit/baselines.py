@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidro.certify.statements import STATEMENTS
-from bidro.core.arrays import Floats
+from bidro.core.arrays import Floats, means_of, split_by_sizes
 from bidro.data.standardise import Standard
-from bidro.fit.client_side import means_of
 from bidro.fit.questions import HoldoutBounds, Prepared
 from bidro.losses import LinearScores, Loss, Squared, losses_of, mistakes_of
 
@@ -75,7 +74,6 @@ def baselines_of_rows(
             return Baselines(None, {})  # nobody knows what it takes for the middle
         guess = Guess(value, means_of(_of_constant(loss, value, rows[:, -1]), counts), held_out)
         return Baselines(guess, _by_client(losses_of, loss, rows, counts, models))
-    assert labels is not None
     value = labels[int(np.argmax([(targets == label).sum() for label in labels]))]
     guess = Guess(value, means_of((rows[:, -1] != value).astype(float), counts), held_out)
     rankings = None
@@ -93,7 +91,7 @@ def _ranking(loss: Loss, rows: Floats, counts: NDArray[np.int64], models: Floats
     def at(label: float, x: Floats, own: Floats) -> Floats:
         return losses_of(loss, x, np.column_stack([own[:, :-1], np.full(len(own), label)]))
 
-    parts = np.split(rows, np.cumsum(counts)[:-1])
+    parts = split_by_sizes(rows, counts)
     # What it costs to say one class where it is the other rises with the score.
     other = high if rarer == low else low
     scores = np.concatenate(
@@ -104,16 +102,25 @@ def _ranking(loss: Loss, rows: Floats, counts: NDArray[np.int64], models: Floats
 
 def ranking_of(scores: Floats, rare: NDArray[np.bool_], label: float) -> Ranking:
     """Of scores (N,) and of which rows (N,) are of the rarer class; ties count half."""
+    area = area_under_curve(scores, rare)
+    assert area is not None
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    n, others = np.count_nonzero(rare), np.count_nonzero(~rare)
-    area = (ranks[rare].sum() - n * (n + 1) / 2) / (n * others)
+    n = np.count_nonzero(rare)
     # Rows that tie at the edge of the tenth count by the share of them that it takes.
     wanted, above = -(-len(scores) // 10), len(scores) - np.cumsum(counts)
     taken = np.clip((wanted - above) / counts, 0.0, 1.0)[place]
-    return Ranking(
-        label, int(n), n / len(scores), float(area), float(taken @ rare / wanted / (n / len(scores)))
-    )
+    return Ranking(label, int(n), n / len(scores), area, float(taken @ rare / wanted / (n / len(scores))))
+
+
+def area_under_curve(scores: Floats, positive: NDArray[np.bool_]) -> float | None:
+    """The area under the ROC curve of scores (N,), ties counted by half; None where all rows are of one
+    class."""
+    several, others = int(positive.sum()), int((~positive).sum())
+    if several == 0 or others == 0:
+        return None
+    below = np.sort(scores[~positive])
+    lower, at_most = (np.searchsorted(below, scores[positive], side) for side in ("left", "right"))
+    return float((lower.sum() + at_most.sum()) / (2 * several * others))
 
 
 def _by_client(
@@ -124,7 +131,7 @@ def _by_client(
     models: Mapping[str, Floats],
 ) -> dict[str, Floats]:
     """The clients' means (n,) of what their rows cost, by model."""
-    parts = np.split(rows, np.cumsum(counts)[:-1])
+    parts = split_by_sizes(rows, counts)
     return {
         name: np.array([cost(loss, x, own).mean() for x, own in zip(each, parts, strict=True)])
         for name, each in models.items()

@@ -25,7 +25,7 @@ from bidro.certify.intervals import (
 from bidro.certify.out_of_sample import distance_to_reference
 from bidro.certify.rounding import QUANTISED
 from bidro.certify.statements import CLIP, STATEMENTS, CertifiedModel, client_report
-from bidro.core.arrays import Floats
+from bidro.core.arrays import Floats, means_of, split_by_sizes
 from bidro.core.sets import Box
 from bidro.core.splits import Draws
 from bidro.data.federation import Federation
@@ -75,7 +75,7 @@ def prepared(
 def quantiles(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
     """(values, counts), both (n, k, places): how training rows (N, k + 1) in standard units, `sizes` of each
     client, are distributed over the features: see `quantile_counts`."""
-    parts = np.split(rows[:, :-1], np.cumsum(sizes)[:-1])
+    parts = split_by_sizes(rows[:, :-1], sizes)
     values, counts = zip(*(quantile_counts(part) for part in parts), strict=True)
     return np.stack(values), np.stack(counts)
 
@@ -123,7 +123,7 @@ def assessment(problem: Problem, declared: Box | None, message: Assess, used: Fl
     if len(message.reference):
         far = [
             distance_to_reference(own, message.reference, problem.transport)
-            for own in np.split(samples, np.cumsum(sizes)[:-1])
+            for own in split_by_sizes(samples, sizes)
         ]
         distance = np.asarray(far)[:, None]
     moved, typical = np.zeros((n, k)), np.zeros((n, k))
@@ -150,12 +150,11 @@ def bounds(
     All mean losses count a row as at most what losses are clipped at, so that none of them less another is
     what is clipped of a few rows; those over the declared support count it whole. What is reported of them is
     rounded: see `rounding`."""
-    ends = np.cumsum(sizes)[:-1]
-    labels = [None] * len(sizes) if people is None else np.split(people, ends)
+    labels = [None] * len(sizes) if people is None else split_by_sizes(people, sizes)
     personal = used if np.asarray(message.freedom).size else [None] * len(sizes)
     each = [
         _client_bounds(name, of, message, *parts)
-        for name, *parts in zip(names, np.split(rows, ends), personal, labels, strict=True)
+        for name, *parts in zip(names, split_by_sizes(rows, sizes), personal, labels, strict=True)
     ]
     return HoldoutBounds(*(np.stack(parts) for parts in zip(*each, strict=True)))
 
@@ -186,12 +185,12 @@ def row_fits(
     loss that has no scores of rows."""
     if interval_obstacle(of.loss) is not None:
         return None
-    names, ends = federation.names, np.cumsum(sizes)[:-1]
-    parts = dict(zip(names, np.split(rows, ends), strict=True))
+    names = federation.names
+    parts = dict(zip(names, split_by_sizes(rows, sizes), strict=True))
     own = Fits.of(of.loss, parts, dict(zip(names, used, strict=True)))
     shared = Fits.of(of.loss, parts, dict.fromkeys(names, of.x))
     new = Fits.of(of.loss, apart, dict.fromkeys(apart, of.x)) if apart else None
-    labels = None if people is None else dict(zip(names, np.split(people, ends), strict=True))
+    labels = None if people is None else dict(zip(names, split_by_sizes(people, sizes), strict=True))
     if of.loss.labels is not None:
         classes, counts = np.unique(federation.host_rows[:, -1], return_counts=True)
         most = classes[np.argmax(counts)]
@@ -242,7 +241,6 @@ def _predicted(
     nothing where a model is empty."""
     if not all(x.size for x in models):
         return np.zeros((len(sizes), 0)), np.zeros((len(sizes), 0, 0))
-    first, each = np.cumsum(sizes) - sizes, sizes[:, None]
     squares, centres = [], []
     for x in models:
         w, b = loss.split(x)  # type: ignore[attr-defined]
@@ -251,17 +249,17 @@ def _predicted(
         ) + np.atleast_1d(b)
         # A common part of the scores of several classes says nothing.
         scores = scores - scores.mean(axis=1, keepdims=True) if scores.shape[1] > 1 else scores
-        centre = np.add.reduceat(scores, first, axis=0) / each
+        centre = means_of(scores, sizes)
         away = (scores - np.repeat(centre, sizes, axis=0)) ** 2
-        squares.append((np.add.reduceat(away, first, axis=0) / each).sum(axis=1))
+        squares.append(means_of(away, sizes).sum(axis=1))
         centres.append(centre)
     return np.stack(squares, axis=1), np.stack(centres, axis=1)
 
 
 def _personal_losses(loss: Loss, models: Floats, rows: Floats, sizes: NDArray[np.int64]) -> Floats:
     """(N,) each row under the model (n, d) of its own client."""
-    parts = np.split(rows, np.cumsum(sizes)[:-1])
-    return np.concatenate([losses_of(loss, x, own) for x, own in zip(models, parts, strict=True)])
+    parts = zip(models, split_by_sizes(rows, sizes), strict=True)
+    return np.concatenate([losses_of(loss, x, own) for x, own in parts])
 
 
 def error_by_person(losses: Floats, people: NDArray[Any]) -> float:
@@ -281,11 +279,6 @@ def draw_counts(sizes: Sequence[int], people: NDArray[np.uint64] | None) -> Floa
     return Draws.of(owner, people).counts(len(sizes)).astype(float)
 
 
-def means_of(values: Floats, sizes: NDArray[np.int64]) -> Floats:
-    """(n,) the clients' means of values (N,)."""
-    return np.asarray(np.add.reduceat(values, np.cumsum(sizes) - sizes) / sizes)
-
-
 def _curbed(loss: Loss, losses: Floats, sizes: NDArray[np.int64]) -> Floats:
     """Losses (N,) counted as at most `CLIP` times their client's mean: standard errors are made of these, as
     squares of losses would be all but one row's where it lies far out."""
@@ -296,9 +289,8 @@ def _curbed(loss: Loss, losses: Floats, sizes: NDArray[np.int64]) -> Floats:
 
 def _errors(values: Floats, sizes: NDArray[np.int64], people: NDArray[np.uint64] | None) -> Floats:
     """(n,) the standard errors of the clients' means of values (N,), 0 for a single row or person."""
-    first = np.cumsum(sizes) - sizes
     if people is not None:
-        parts = [np.split(part, first[1:]) for part in (values, people)]
-        return np.array([error_by_person(*own) for own in zip(*parts, strict=True)])
-    squares = np.add.reduceat((values - np.repeat(means_of(values, sizes), sizes)) ** 2, first)
-    return np.asarray(np.sqrt(squares / np.maximum(sizes - 1, 1) / sizes))
+        parts = zip(split_by_sizes(values, sizes), split_by_sizes(people, sizes), strict=True)
+        return np.array([error_by_person(*own) for own in parts])
+    variances = means_of((values - np.repeat(means_of(values, sizes), sizes)) ** 2, sizes)
+    return np.asarray(np.sqrt(variances / np.maximum(sizes - 1, 1)))

@@ -141,8 +141,11 @@ def _prepare(network: Network, options: Options, progress: Progress) -> _Task:
     prepared = network.prepare()
     standard, deviations = _units(network, options, prepared)
     loss = options.loss.in_units(standard.target_spread)
-    if options.loss.log_link:
-        _require_no_radius(options.choices, options.loss.word)
+    if options.loss.log_link and not choices.no_radius:
+        raise BidroError(
+            f"With a radius the worst case of {options.loss.word} loss is infinite, as its mean grows "
+            "exponentially with how far rows move; leave the radius at 0."
+        )
     declared = None if options.support is None else standard.box(options.support, loss.labels)
     clients = network.in_units(standard, prepared)
     federation = clients.federation
@@ -158,18 +161,6 @@ def _prepare(network: Network, options: Options, progress: Progress) -> _Task:
         radius_spread(deviations, transport, choices),
     )
     return _Task(clients, prepared, standard, problem, declared, wanted, limits, spread)
-
-
-def _require_no_radius(choices: FitSettings, word: str) -> None:
-    """Raise BidroError for a radius with a loss of a log link."""
-    radius = choices.radius
-    if isinstance(radius, str) or np.any(
-        np.asarray(list(radius.values()) if isinstance(radius, Mapping) else radius)
-    ):
-        raise BidroError(
-            f"With a radius the worst case of {word} loss is infinite, as its mean grows exponentially with "
-            "how far rows move; leave the radius at 0."
-        )
 
 
 def _units(network: Network, options: Options, prepared: Prepared) -> tuple[Standard, Floats]:

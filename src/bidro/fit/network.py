@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bidro.certify.intervals import HeldOutFits
 from bidro.certify.out_of_sample import cloud_distances
 from bidro.certify.statements import CertifiedModel
-from bidro.core.arrays import Floats, aligned, read_only, release
+from bidro.core.arrays import Floats, aligned, read_only, release, split_by_sizes
 from bidro.core.errors import BidroError
 from bidro.core.pytrees import stack_trees
 from bidro.core.scratch import Scratch
@@ -221,7 +221,7 @@ class LocalNetwork:
         def sizes(which: NDArray[np.int64], whose: NDArray[np.bool_]) -> list[int]:
             return [int(n) for n in np.bincount(codes[which], minlength=len(names))[whose]]
 
-        parts = np.split(others, np.cumsum(sizes(new, left_out))[:-1]) if len(new) else []
+        parts = split_by_sizes(others, sizes(new, left_out)) if len(new) else []
         return cls(
             tuple(str(name) for name in names[~left_out]),
             tuple(columns),
@@ -263,9 +263,8 @@ class LocalNetwork:
             (self.rows, self.sizes, self.people),
             (self.fresh, self.holdout_sizes, self.fresh_people),
         ):
-            ends = np.cumsum(sizes)[:-1]
-            z = np.split(private_side.in_agreed_units(rows, standard.target_spread), ends)
-            parts.append((z, [None] * len(sizes) if people is None else np.split(people, ends)))
+            z = split_by_sizes(private_side.in_agreed_units(rows, standard.target_spread), sizes)
+            parts.append((z, [None] * len(sizes) if people is None else split_by_sizes(people, sizes)))
         (training, of_training), (fresh, of_fresh) = parts
         most = None if plan.shared is None else plan.shared.rows_per_person
         return LocalPrivateClients(

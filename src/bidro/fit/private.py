@@ -70,7 +70,7 @@ def private_plan(
             "Under a privacy budget the loss is squared, or logistic for two classes; choose one of them."
         )
     refused = {
-        "the radius must be 0: cross-validated, bootstrapped and other radii": not _is_zero(choices.radius),
+        "the radius must be 0: cross-validated, bootstrapped and other radii": not choices.no_radius,
         "the criterion is risk: regret": choices.criterion != "risk",
         "every client uses the shared model: its personal model": choices.personal not in (None, "auto"),
         "features are straight lines: curves": choices.curves not in (None, "auto"),
@@ -91,10 +91,6 @@ def private_plan(
         )
     count = MIN_SITES if sites is None else sites
     return Plan.of(options.privacy, loss.word, features, people, held_out, count)  # type: ignore[arg-type]
-
-
-def _is_zero(radius: Any) -> bool:
-    return isinstance(radius, int | float) and radius == 0
 
 
 def _mixture_spec(weights: Any) -> MixtureSpec:

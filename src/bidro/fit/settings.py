@@ -15,7 +15,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from bidro.core.errors import BidroError, is_number
+from bidro.core.errors import BidroError, check_confidence, is_number
 from bidro.core.files import read_toml, renamed
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _weights(name: str, value: Any) -> None:
 
 def _by_its_room(name: str, value: Any) -> None:
     """A check that stands with what the setting is about."""
-    from bidro.certify.held_out import check_confidence, check_shift
+    from bidro.certify.held_out import check_shift
     from bidro.selection.pairs import check_pairs
     from bidro.selection.personalise import check_personal
     from bidro.selection.rule import check_max_cost
@@ -391,6 +391,14 @@ class FitSettings:
     @property
     def cross_validates_radius(self) -> bool:
         return isinstance(self.radius, str) and self.radius == "cross-validate"
+
+    @property
+    def no_radius(self) -> bool:
+        """Whether a radius is given, and 0 for all clients."""
+        import numpy as np
+
+        given = list(self.radius.values()) if isinstance(self.radius, Mapping) else self.radius
+        return not isinstance(given, str) and not np.any(np.asarray(given, float))
 
     def loss_choice(self, classes: int | None) -> LossChoice:
         """The loss for a number (None) or for so many classes. Raises BidroError where there is none."""

@@ -499,7 +499,7 @@ def wanted_pairs(
     if found is None:
         return None
     dealt = (limits.folds is None or max(limits.folds, default=0) > 1) and draws > 1
-    chosen = can_choose_pairs(problem) and can_have_curves(problem) and dealt and _is_zero(choices.radius)
+    chosen = can_choose_pairs(problem) and can_have_curves(problem) and dealt and choices.no_radius
     possible = len(names) - len(set(found.without)) > 1
     if found.named is None and not (chosen and possible):
         if found.demanded:
@@ -514,13 +514,6 @@ def wanted_pairs(
             "leave the pairs out."
         )
     return found
-
-
-def _is_zero(radius: Any) -> bool:
-    """Whether a radius is given, and 0 for all clients."""
-    if isinstance(radius, str):
-        return False
-    return not np.any(np.asarray(list(radius.values()) if isinstance(radius, Mapping) else radius, float))
 
 
 def levels_of(

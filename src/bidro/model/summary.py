@@ -22,9 +22,8 @@ from bidro.certify.coefficients import (
     variance_interval,
     within_contrasts,
 )
-from bidro.certify.held_out import check_confidence
 from bidro.core.arrays import Floats
-from bidro.core.errors import BidroError
+from bidro.core.errors import BidroError, check_confidence
 from bidro.core.sets import Box
 from bidro.core.splits import Draws
 from bidro.fit.fitted import Fitted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,43 +35,23 @@ from bidro.risk.transport import Transport
 from bidro.workflow.certify import certify_model
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RobustNet(BaseEstimator):  # type: ignore[misc]
-    """See `RobustNetRegressor` and `RobustNetClassifier`."""
+    """See `RobustNetRegressor` and `RobustNetClassifier`, which declare the network and the loss."""
 
-    def __init__(
-        self,
-        module: Any,
-        loss: Any = "squared",
-        *,
-        algorithm: Algorithm | None = None,
-        penalty: float | None = None,
-        rounds: int = 500,
-        holdout: float = 0.2,
-        validation: float = 0.1,
-        evaluate_every: int = 10,
-        patience: int | None = 10,
-        input_shape: tuple[int, ...] | None = None,
-        dtype: str = "float64",
-        confidence: float = 0.95,
-        checkpoint: str | None = None,
-        verbose: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        self.module = module
-        self.loss = loss
-        self.algorithm = algorithm
-        self.penalty = penalty
-        self.rounds = rounds
-        self.holdout = holdout
-        self.validation = validation
-        self.evaluate_every = evaluate_every
-        self.patience = patience
-        self.input_shape = input_shape
-        self.dtype = dtype
-        self.confidence = confidence
-        self.checkpoint = checkpoint
-        self.verbose = verbose
-        self.random_state = random_state
+    algorithm: Algorithm | None = None
+    penalty: float | None = None
+    rounds: int = 500
+    holdout: float = 0.2
+    validation: float = 0.1
+    evaluate_every: int = 10
+    patience: int | None = 10
+    input_shape: tuple[int, ...] | None = None
+    dtype: str = "float64"
+    confidence: float = 0.95
+    checkpoint: str | None = None
+    verbose: bool = False
+    random_state: int = 0
 
     def _encode(self, y: Any) -> Floats:
         raise NotImplementedError
@@ -183,6 +163,7 @@ class RobustNet(BaseEstimator):  # type: ignore[misc]
         save_network(Path(folder), self._loss, self.model_, about, self.certificate_)
 
 
+@dataclass(eq=False, repr=False)
 class RobustNetRegressor(RegressorMixin, RobustNet):  # type: ignore[misc]
     """A network of one output, trained against the worst mixture of the clients' losses.
 
@@ -232,6 +213,9 @@ class RobustNetRegressor(RegressorMixin, RobustNet):  # type: ignore[misc]
         True
     """
 
+    module: Any
+    loss: Any = "squared"
+
     @property
     def _classes(self) -> int | None:
         return None
@@ -251,6 +235,7 @@ class RobustNetRegressor(RegressorMixin, RobustNet):  # type: ignore[misc]
         return self._outputs(X)[:, 0]
 
 
+@dataclass(eq=False, repr=False)
 class RobustNetClassifier(ClassifierMixin, RobustNet):  # type: ignore[misc]
     """The classifier: a network with one output a class, in the order of `classes_` (sorted).
 
@@ -276,27 +261,8 @@ class RobustNetClassifier(ClassifierMixin, RobustNet):  # type: ignore[misc]
         True
     """
 
-    def __init__(
-        self,
-        module: Any,
-        loss: Any = "cross entropy",
-        *,
-        algorithm: Algorithm | None = None,
-        penalty: float | None = None,
-        rounds: int = 500,
-        holdout: float = 0.2,
-        validation: float = 0.1,
-        evaluate_every: int = 10,
-        patience: int | None = 10,
-        input_shape: tuple[int, ...] | None = None,
-        dtype: str = "float64",
-        confidence: float = 0.95,
-        checkpoint: str | None = None,
-        verbose: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        own = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        super().__init__(**own)
+    module: Any
+    loss: Any = "cross entropy"
 
     @property
     def _classes(self) -> int | None:

@@ -18,20 +18,16 @@ and two copies of a site each have the whole budget.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
+from bidro.core.database import create, reading, transaction
 from bidro.core.errors import BidroError
-
-_WAIT = 120.0  # seconds for another process of this site to end its transaction
 
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS releases (key BLOB PRIMARY KEY, part TEXT NOT NULL, rho TEXT NOT NULL,
@@ -81,11 +77,8 @@ class Ledger:
         """The ledger in a file, which is made where there is none. Raises BidroError where it cannot be."""
         ledger = cls(path)
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            path.chmod(0o600)
-            with closing(ledger._connection()) as connection:
-                write_ahead(connection, _WAIT)
-            with ledger._transaction() as connection:
+            create(path)
+            with transaction(path) as connection:
                 for statement in _TABLES:
                     connection.execute(statement)
         except (OSError, sqlite3.Error) as error:
@@ -115,7 +108,7 @@ class Ledger:
         if rho <= 0:
             raise BidroError(f"A release must cost a positive rho; got {float(rho):g}.")
         try:
-            with self._transaction() as connection:
+            with transaction(self.path) as connection:
                 known = connection.execute("SELECT payload FROM releases WHERE key = ?", (key,)).fetchone()
                 if known is None:
                     self._require(connection, rho, budget, rows_per_person)
@@ -140,22 +133,22 @@ class Ledger:
     def spent(self, rows_per_person: int = 1) -> Fraction:
         """What all releases have cost so far a person with so many rows, or with as many as the most that a
         release was for."""
-        with closing(self._connection()) as connection:
+        with reading(self.path) as connection:
             return _spent(connection, _most_rows(connection, rows_per_person))
 
     def most_rows(self, rows_per_person: int = 1) -> int:
         """The most rows a person that a release was for, or so many if that is more."""
-        with closing(self._connection()) as connection:
+        with reading(self.path) as connection:
             return _most_rows(connection, rows_per_person)
 
     def known(self) -> set[bytes]:
         """The keys of all releases."""
-        with closing(self._connection()) as connection:
+        with reading(self.path) as connection:
             return {bytes(key) for (key,) in connection.execute("SELECT key FROM releases")}
 
     def releases(self) -> list[Release]:
         """All entries, oldest first."""
-        with closing(self._connection()) as connection:
+        with reading(self.path) as connection:
             sent: dict[bytes, list[Sent]] = {}
             for key, about, first, last, times in connection.execute(
                 "SELECT key, about, first, last, times FROM sent ORDER BY rowid"
@@ -182,23 +175,6 @@ class Ledger:
                 else "This site has no privacy budget, so that nothing can be released."
             )
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing, and no other process of this site between its first and its last step."""
-        with closing(self._connection()) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
-
-    def _connection(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None)
-        connection.execute("PRAGMA synchronous = FULL")
-        return connection
-
 
 def _most_rows(connection: sqlite3.Connection, rows_per_person: int) -> int:
     """For how many rows a person costs are added up: who was promised something stays promised, also when
@@ -216,21 +192,3 @@ def _spent(connection: sqlite3.Connection, most: int) -> Fraction:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-_PAUSE = 0.01
-
-
-def write_ahead(connection: sqlite3.Connection, seconds: float) -> None:
-    """Let the file keep its log. Where other processes do the same at this moment SQLite says at once that it
-    is locked, whatever the connection's timeout: so it is tried again for so many seconds. Raises
-    sqlite3.OperationalError after that."""
-    last = time.monotonic() + seconds
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > last:
-                raise
-            time.sleep(_PAUSE)

@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from bidro.certify.certificate import Certificate
-from bidro.certify.held_out import check_confidence, paired
+from bidro.certify.held_out import paired
 from bidro.certify.intervals import RowQuantiles, row_quantiles
 from bidro.certify.rounding import EXACT, Rounding
 from bidro.certify.row_promise import SHARE, row_promise
@@ -36,7 +36,7 @@ from bidro.certify.statements import (
 )
 from bidro.certify.trained_rows import TrainedRowsWarning, same_rows
 from bidro.core.arrays import Floats
-from bidro.core.errors import BidroError, is_number, listed
+from bidro.core.errors import BidroError, check_confidence, is_number, listed
 from bidro.core.sets import Simplex
 from bidro.data.given_rows import by_client, client_labels, row_labels
 from bidro.data.tables import Schema, as_meant, as_words, read, read_one, require_numbers, row_name

@@ -14,6 +14,7 @@ from scipy.special import expit, softmax
 from bidro.core.arrays import Floats
 from bidro.data.given_rows import by_client
 from bidro.data.tables import Schema
+from bidro.fit.baselines import area_under_curve
 from bidro.fit.fitted import Change, Changes, ClientLoss
 from bidro.losses import registry
 from bidro.model.model_file import Model
@@ -62,17 +63,6 @@ def measures(
             found["expected_minus_observed"] = float(chances.mean() - truth.mean())
         found["calibration_error"] = calibration_error(chances, truth)
     return found
-
-
-def area_under_curve(scores: Floats, positive: NDArray[np.bool_]) -> float | None:
-    """The area under the ROC curve of scores (N,), ties counted by half; None where all rows are of one
-    class."""
-    several, others = int(positive.sum()), int((~positive).sum())
-    if several == 0 or others == 0:
-        return None
-    below = np.sort(scores[~positive])
-    lower, at_most = (np.searchsorted(below, scores[positive], side) for side in ("left", "right"))
-    return float((lower.sum() + at_most.sum()) / (2 * several * others))
 
 
 def calibration_error(chances: Floats, truth: NDArray[np.bool_]) -> float:

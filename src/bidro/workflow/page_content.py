@@ -26,7 +26,7 @@ import bidro
 from bidro.certify.certificate import Certificate, of_procedure
 from bidro.certify.held_out import HeldOut, Paired
 from bidro.certify.row_promise import RowPromise
-from bidro.core.arrays import Floats
+from bidro.core.arrays import Floats, split_by_sizes
 from bidro.data.federation import Federation
 from bidro.data.given_rows import by_client
 from bidro.data.standardise import Standard
@@ -698,7 +698,7 @@ class RowQuantiles(NamedTuple):
 def row_quantiles(federation: Federation, standard: Standard) -> RowQuantiles:
     """From rows in standard units that are here."""
     rows, sizes = federation.host_rows[:, :-1], federation.sizes
-    parts = dict(zip(federation.names, np.split(rows, np.cumsum(sizes)[:-1]), strict=True))
+    parts = dict(zip(federation.names, split_by_sizes(rows, sizes), strict=True))
     parts = {name: own for name, own in parts.items() if len(own) >= FEWEST_DESCRIBED}
     each = np.empty((len(parts), rows.shape[1], len(QUANTILES)))
     for i, own in enumerate(parts.values()):

@@ -37,13 +37,11 @@ from bidro.deploy.messages.plan import NetworkQueryPlan
 from bidro.deploy.messages.queries import Score, Scores, Weights
 from bidro.deploy.server.fit import SiteClients, SiteNetwork, with_clients_left
 from bidro.deploy.site.answers import checked_model
-from bidro.federated.algorithm import Algorithm
 from bidro.federated.engines.coordinator import Coordinator
-from bidro.federated.engines.remote import Remote
-from bidro.federated.engines.rounds import FoldSpec, run_over
+from bidro.federated.engines.remote import Remote, RoundReply
+from bidro.federated.engines.rounds import run_over
 from bidro.model.onnx.run import file_bytes
 from bidro.neural.folder import LoadedNetwork, network_files
-from bidro.problem.problem import Problem
 from bidro.report.page import page_html
 from bidro.workflow.page_content import bounds_content
 
@@ -229,18 +227,10 @@ def _weights(protocol: NetworkQueryPlan, coordinator: Coordinator, clients: Site
     def said(t: int) -> None:
         coordinator.say(f"{network.algorithm}: round {t} of {network.rounds}")
 
-    def check(
-        name: str,
-        problem: Problem,
-        fold_spec: FoldSpec | None,
-        algorithm: Algorithm,
-        message: Any,
-        reply: Any,
-        rows: int,
-    ) -> None:
+    def check(one: RoundReply) -> None:
         """As of any reply, and that a network has not gone further from 0 in its steps than is sane."""
-        clients.consistency(name, problem, fold_spec, algorithm, message, reply, rows)
-        told, most = reply._asdict(), agreed.limits.largest_coefficient
+        clients.consistency(one)
+        told, most = one.reply._asdict(), agreed.limits.largest_coefficient
         for part in ("x", "x_between"):
             if part in told and (found := float(np.max(np.abs(told[part])))) > _FAR * most:
                 raise BidroError(

@@ -45,7 +45,7 @@ from bidro.core.errors import BidroError
 from bidro.data.federation import LARGEST_SIZE
 from bidro.data.splines import Basis
 from bidro.data.standardise import Standard
-from bidro.federated.algorithm import Algorithm
+from bidro.federated.engines.remote import RoundReply
 from bidro.federated.engines.rounds import FoldSpec
 from bidro.fit.private_side import FACTOR
 from bidro.fit.questions import (
@@ -465,19 +465,10 @@ class Consistency:
             }
         )
 
-    def __call__(
-        self,
-        name: str,
-        problem: Problem,
-        fold_spec: FoldSpec | None,
-        algorithm: Algorithm,
-        message: Any,
-        reply: Any,
-        rows: int,
-    ) -> None:
+    def __call__(self, one: RoundReply) -> None:
         """Raise BidroError where the reply of one client to a round contradicts its earlier replies."""
-        own = self.reported[name]
-        require_rows_behind(rows, own.rows)
+        own, problem, fold_spec, reply = self.reported[one.client], one.problem, one.fold_spec, one.reply
+        require_rows_behind(one.rows, own.rows)
         _require_size(reply)
         if isinstance(reply, one_shot.Reply):
             own.require_moments(problem.loss, Moments(np.asarray(reply.mean), np.asarray(reply.around)))
@@ -493,21 +484,15 @@ class Consistency:
         elif isinstance(reply, ExpansionsReply):
             _not_negative(reply, ("diagonal", "squares", "bend", "rows"))
         elif isinstance(reply, Risks | RisksReply) and not problem.ambiguity_set.penalised:
-            eps = float(problem.eps[problem.federation.names.index(name)])
-            _require_risks(own, problem, fold_spec, algorithm, eps, message, reply)
+            _require_risks(own, one)
 
 
-def _require_risks(
-    own: Reported,
-    problem: Problem,
-    fold_spec: FoldSpec | None,
-    algorithm: Algorithm,
-    eps: float,
-    message: Any,
-    reply: Risks | RisksReply,
-) -> None:
+def _require_risks(own: Reported, told: RoundReply) -> None:
     """Raise BidroError for contradictions of bounds on risks over all rows, or over the training rows of
-    folds; `eps` is the client's radius, before a scale adds to it."""
+    folds."""
+    _, problem, fold_spec, algorithm, message, reply, _ = told
+    # The client's radius, before a scale adds to it.
+    eps = float(problem.eps[problem.federation.names.index(told.client)])
     curves: Basis | None = getattr(problem.loss, "basis", None)
     risks = own.risks.setdefault(
         curves,

@@ -16,8 +16,8 @@ import os
 import secrets
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,17 +26,16 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from bidro.core.database import create, reading, transaction
 from bidro.core.errors import BidroError
 from bidro.core.splits import cut_alone
 from bidro.deploy.messages.queries import ONCE, STATEMENTS
 from bidro.deploy.site.disclosure.rules import PolicyViolationError
-from bidro.privacy.ledger import write_ahead
 
 KEY_FILE, DATABASE = "key", "state.sqlite"
 _KEY_BYTES = 32
 # A table's id is a whole number that a double holds exactly.
 _ID_BITS = 52
-_WAIT = 120.0  # seconds for another process of this site to end its transaction
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS folder (of_key BLOB NOT NULL);
@@ -97,7 +96,7 @@ class SiteState:
                 raise BidroError(
                     f"'{folder / KEY_FILE}' must have {_KEY_BYTES} bytes; restore it from a copy."
                 )
-            os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))
+            create(database)
             state._begin(client)
         except (OSError, sqlite3.Error) as error:
             raise BidroError(
@@ -107,8 +106,6 @@ class SiteState:
         return state
 
     def _begin(self, client: str) -> None:
-        with closing(self._connection()) as connection:
-            write_ahead(connection, _WAIT)
         check = self.derived(f"client {client}")
         with self.transaction() as connection:
             for statement in _TABLES.split(";"):
@@ -127,28 +124,13 @@ class SiteState:
         """32 bytes that only who has the key can know, others for every purpose."""
         return hashlib.blake2b(purpose.encode(), key=self.key, digest_size=32).digest()
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing, and no other process of this site between its first and its last step."""
-        with closing(self._connection()) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
+        """See `database.transaction`."""
+        return transaction(self.folder / DATABASE)
 
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """What is there, as it is now."""
-        with closing(self._connection()) as connection:
-            yield connection
-
-    def _connection(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.folder / DATABASE, timeout=_WAIT, isolation_level=None)
-        connection.execute("PRAGMA synchronous = FULL")
-        return connection
+    def reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        """See `database.reading`."""
+        return reading(self.folder / DATABASE)
 
     def table_id(self, *content: bytes | NDArray[np.generic]) -> int:
         """A random number for a table with this content, the same whenever it is asked for; another content

@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.core.arrays import Floats
+from bidro.core.arrays import Floats, split_by_sizes
 from bidro.core.errors import BidroError
 from bidro.data.federation import Federation
 from bidro.risk.transport import require_distances
@@ -69,7 +69,7 @@ def barycentre(
     require_distances()
     rng = np.random.default_rng(seed)
     samples = np.asarray(federation.samples)
-    parts = np.split(samples, np.cumsum(federation.sizes)[:-1])
+    parts = split_by_sizes(samples, federation.sizes)
     if not classes:
         centre = _centre(parts, points, rows_per_client, rng)
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,31 +89,29 @@ def _reply(algorithm: Algorithm, client: Client, key: Array, t: Array, broadcast
     return algorithm.client(broadcast, client, draw)
 
 
-class RoundCheck(Protocol):
-    def __call__(
-        self,
-        name: str,
-        problem: Problem,
-        fold_spec: FoldSpec | None,
-        algorithm: Algorithm,
-        message: Any,
-        reply: Any,
-        rows: int,
-    ) -> None:
-        """Raise BidroError where a client's reply to a message, over so many rows, contradicts what it has
-        reported."""
+class RoundReply(NamedTuple):
+    """What a client says to a message of a round."""
+
+    client: str
+    problem: Problem
+    fold_spec: FoldSpec | None
+    algorithm: Algorithm
+    message: Any
+    reply: Any
+    rows: int  # behind the reply, as the client says
 
 
 @dataclass(frozen=True)
 class Remote:
     """`settings` are what every request to a client says. Loss, transport and support are not among it:
     clients have agreed on them, but for the curves of a loss, which `about` names. With `needs_all` a round
-    is over when every client has replied. `check` holds replies against what clients have reported before."""
+    is over when every client has replied. `check` raises BidroError where a reply contradicts what its
+    client has reported before."""
 
     coordinator: Coordinator
     settings: Mapping[str, Mapping[str, Any]]  # by client
     needs_all: bool = True
-    check: RoundCheck | None = None
+    check: Callable[[RoundReply], None] | None = None
     about: Callable[[Loss], Mapping[str, Any]] = lambda _: {}  # what requests say of the loss
     query: str = "round"  # the name of a round's query
 
@@ -137,7 +135,8 @@ class Remote:
 
             def check(name: str, reply: Any, rows: int) -> None:
                 if self.check is not None:
-                    self.check(name, problem, fold_spec, algorithm, messages[name], reply, rows)
+                    known = (problem, fold_spec, algorithm, messages[name])
+                    self.check(RoundReply(name, *known, reply, rows))
 
             found = self.coordinator.ask(self.query, t, settings, messages, like, self.needs_all, check)
             none = jax.tree.map(lambda v: np.zeros(v.shape, v.dtype), like)
