@@ -340,7 +340,7 @@ def test_labels_are_counted_as_the_loss_has_them():
             lambda: explicit_rule(
                 Federation.from_arrays([np.zeros((2, 3))], "unbounded"), Transport.euclidean(3)
             ),
-            "declare bounds",
+            "declared before anybody saw the rows",
         ),
         (
             lambda: explicit_rule(Federation.from_arrays([np.eye(3)], "from data"), Transport.euclidean(3)),

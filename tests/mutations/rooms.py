@@ -129,15 +129,15 @@ _SITE = (
     ),
 )
 _LIARS = (
-    "tests/deploy/test_reported.py",
+    "tests/deploy/test_plausibility.py",
     "tests/deploy/test_reply_fuzz.py",
     "tests/deploy/test_liars.py",
 )
 _PROOFS = (
     "tests/solvers/test_cone_parts.py",
-    "tests/solvers/test_proof.py",
-    "tests/solvers/test_exact_server.py",
-    "tests/solvers/test_exact.py",
+    "tests/solvers/test_dual_bound.py",
+    "tests/solvers/test_bundle_server.py",
+    "tests/solvers/test_bundle_bounds.py",
     *_tests(
         "solvers/test_solve",
         "against_a_cone_program",
@@ -151,7 +151,7 @@ _PROOFS = (
         "degenerate_problems_solve[separable classes]",
     ),
     *_tests(
-        "solvers/test_solve_truth",
+        "solvers/test_hard_data",
         *(
             f"smooth_losses_reach_the_gap_on_data_of_any_kind[{case}]"
             for case in (
@@ -205,7 +205,7 @@ _RISKS = (
         "curvature_is_the_second_derivative_where_there_is_one",
     ),
     *_tests(
-        "solvers/test_exact",
+        "solvers/test_bundle_bounds",
         "planes_touch_the_risks_where_they_are_made",
         "no_multipliers_prove_too_much[cut]",
     ),
@@ -249,12 +249,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "risk/inner/ball.py": _RISKS,
     "risk/rounding.py": ("tests/risk/test_rounding.py",),
     "solvers/bundle/algorithm.py": _PROOFS,
-    "solvers/bundle/state.py": ("tests/solvers/test_kinks.py", *_PROOFS),
+    "solvers/bundle/state.py": ("tests/solvers/test_kink_history.py", *_PROOFS),
     "solvers/bundle/model.py": (*_PROOFS, "tests/solvers/test_working_set.py"),
-    "solvers/bundle/bound.py": ("tests/solvers/test_pulls.py", *_PROOFS),
+    "solvers/bundle/bound.py": ("tests/solvers/test_cone_duals.py", *_PROOFS),
     "solvers/bundle/steps.py": (
         "tests/solvers/test_newton_step.py",
-        "tests/solvers/test_together.py",
+        "tests/solvers/test_unseen_directions.py",
         *_PROOFS,
     ),
     "risk/oracle.py": ("tests/risk/test_lift.py", "tests/risk/test_oracles.py"),
@@ -290,7 +290,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "certify/held_out.py": (
         "tests/certify/test_held_out.py",
         "tests/certify/test_paired.py",
-        "tests/certify/test_requested.py",
+        "tests/certify/test_arguments.py",
     ),
     "certify/mean_bounds.py": (
         "tests/certify/test_held_out.py",
@@ -303,7 +303,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "certify/plan.py": (*_PLAN, "tests/certify/test_private_plan.py"),
     "selection/rule.py": ("tests/selection/test_rule.py", "tests/selection/test_calibrate.py"),
-    "workflow/certify.py": ("tests/certify/test_scored.py",),
+    "workflow/certify.py": ("tests/certify/test_models_from_elsewhere.py",),
     "problem/client.py": _WORST_CASES,
     "selection/segments.py": ("tests/curves/test_fit.py",),
     "certify/statements.py": _STATEMENTS,
@@ -344,7 +344,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/deploy/test_releases.py",
         "tests/deploy/test_attacks_on_crossed_curves.py",
     ),
-    "deploy/server/plausibility.py": (*_LIARS, "tests/deploy/test_reported_private.py"),
+    "deploy/server/plausibility.py": (*_LIARS, "tests/deploy/test_plausibility_private.py"),
     "deploy/server/influence.py": ("tests/deploy/test_liars.py",),
     "deploy/server/runs.py": (
         "tests/deploy/test_progress.py",

@@ -24,6 +24,7 @@ class Stated(NamedTuple):
     rows: np.ndarray  # (N, features + 1)
     eps: float
     form: np.ndarray  # (d, d): x' form x is added to the mean loss
+    room: float = 0.0  # added to the mean loss under the root of squared loss, which smooths an exact fit
 
     @property
     def classes(self) -> int:
@@ -94,7 +95,7 @@ class Stated(NamedTuple):
         nu = max(norm for norm, *_ in pairs) if nu is None else nu
         gradient, hessian = np.zeros(d + lifted, Wide), np.zeros((d + lifted,) * 2, Wide)
         if self.word == "squared":
-            rmse = np.sqrt(mean)
+            rmse = np.sqrt(mean + Wide(self.room))
             of_rmse, bent = slope / (2 * rmse), bend / (2 * rmse) - np.outer(slope, slope) / (4 * rmse**3)
             root = rmse + self.eps * nu
             of_root = np.append(of_rmse, np.full(int(lifted), self.eps))

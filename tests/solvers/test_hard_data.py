@@ -1,4 +1,4 @@
-"""Problems on which certificates were once false or solves stalled: shifted, scaled, noisy and exact data."""
+"""Certificates and solves on data that are shifted, scaled, noisy or fitted exactly."""
 
 from fractions import Fraction
 
