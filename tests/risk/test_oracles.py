@@ -197,7 +197,7 @@ def test_bounds_enclose_the_fuzzers_reference(number):
     case = case_of(number, quick=True)
     problem = case.problem()
     eps = np.zeros(problem.n) if case.family.ambiguity == "none" else np.asarray(case.levels, float)
-    cones = problem.loss.steepness_cones(problem.transport.inverse_scale) if np.any(eps) else ()
+    cones = problem.cones if np.any(eps) else ()
     lift, sizes = Lift(tuple(cones)) if np.any(eps) else NO_LIFT, np.asarray(case.family.sizes)
     oracles = []
     if case.family.loss == "squared":
