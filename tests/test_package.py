@@ -59,7 +59,7 @@ IMPORTS_JAX = {
         "federated/baselines/unbalanced",
         "federated/engines/remote",
         "federated/engines/in_process",
-        "experiments/side_by_side",
+        "federated/engines/side_by_side",
     ],
     NETWORK: ["neural/folder", "neural/models", "neural/shift", "neural/training"],
     OWN_LOSS: ["losses/custom", "losses/torch_loss"],

@@ -23,12 +23,12 @@ from bidro.ambiguity import NonconcaveInnerWarning, Penalty, UncheckedDomainWarn
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.data.federation import Federation
-from bidro.experiments.side_by_side import Setting, train_settings
 from bidro.experiments.splits import Split
 from bidro.federated.algorithm import Algorithm
 from bidro.federated.algorithms import BiDROFL
 from bidro.federated.baselines import AFL, DRFA, FDRSVM, QFFL, FedAvg, GroupDRO, GroupDROBalls, UnbalancedDRO
 from bidro.federated.baselines.barycentre import barycentre
+from bidro.federated.engines.side_by_side import Setting, train_settings
 from bidro.fit.settings import FitSettings
 from bidro.fit.training import train, unrestricted
 from bidro.losses import Hinge, Squared

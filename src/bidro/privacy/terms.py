@@ -19,7 +19,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
-from bidro.core.errors import BidroError
+from bidro.core.errors import BidroError, is_number
 from bidro.privacy.accounting import epsilon_of, honest_sites, of_one_share, rho_of, shared_rho
 from bidro.privacy.masking import MIN_SITES, Roster, require_room
 from bidro.privacy.mechanisms import (
@@ -64,7 +64,7 @@ class SharedNoise:
         object.__setattr__(self, "keys", _keys(self.keys))
         self.budget  # noqa: B018 - a budget that is none is said now
         honest_sites(self.honest, 1)
-        if not _is_number(self.rows) or not 0.001 <= self.rows <= 0.5:
+        if not is_number(self.rows) or not 0.001 <= self.rows <= 0.5:
             raise BidroError(
                 f"rows in [privacy.shared] must be a share from 0.001 to 0.5; got {self.rows!r}."
             )
@@ -122,9 +122,9 @@ class Terms:
             )
         for name in ("losses", "moments"):
             share = getattr(self, name)
-            if not _is_number(share) or not 0.01 <= share <= 0.99:
+            if not is_number(share) or not 0.01 <= share <= 0.99:
                 raise BidroError(f"{name} in [privacy] must be a share from 0.01 to 0.99; got {share!r}.")
-        if self.clip is not None and (not _is_number(self.clip) or not 1e-3 <= self.clip <= _MOST_CLIP):
+        if self.clip is not None and (not is_number(self.clip) or not 1e-3 <= self.clip <= _MOST_CLIP):
             raise BidroError(
                 f"clip in [privacy] must be a number of agreed units from 0.001 to {_MOST_CLIP:g}; got "
                 f"{self.clip!r}."
@@ -149,9 +149,9 @@ class Budget:
     def __post_init__(self) -> None:
         if self.honest is not None:
             honest_sites(self.honest, 1)
-        if not _is_number(self.epsilon) or not 0 < self.epsilon <= 1e6:
+        if not is_number(self.epsilon) or not 0 < self.epsilon <= 1e6:
             raise BidroError(f"epsilon must be a positive number, such as 1; got {self.epsilon!r}.")
-        if not _is_number(self.delta) or not 1e-300 < self.delta <= 0.01:
+        if not is_number(self.delta) or not 1e-300 < self.delta <= 0.01:
             raise BidroError(f"delta must be a small positive number, such as 1e-6; got {self.delta!r}.")
         if not _is_whole(self.rows_per_person, 1, _MOST_ROWS_PER_PERSON):
             raise BidroError(
@@ -363,10 +363,6 @@ def _keys(given: object) -> tuple[tuple[str, str], ...]:
             )
         found.append((name, key))
     return tuple(sorted(found))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:

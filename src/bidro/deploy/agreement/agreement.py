@@ -290,7 +290,7 @@ class AskLimits:
     runs: int = 1_000  # that a site works for, by their names: it keeps something of each
 
     def __post_init__(self) -> None:
-        if not _is_number(self.largest_coefficient) or not 0 < self.largest_coefficient <= 1e3:
+        if not is_number(self.largest_coefficient) or not 0 < self.largest_coefficient <= 1e3:
             raise BidroError(
                 "largest_coefficient must be a positive number of at most 1000; got "
                 f"{self.largest_coefficient!r}."
@@ -362,9 +362,9 @@ class Agreement:
                     "`bidro schema`."
                 )
         for name, unit in self.units.items():
-            if not _is_number(unit.spread) or not 1 / _LARGEST < unit.spread < _LARGEST:
+            if not is_number(unit.spread) or not 1 / _LARGEST < unit.spread < _LARGEST:
                 raise BidroError(f"The spread of '{name}' must be a positive number; got {unit.spread!r}.")
-            if not _is_number(unit.centre) or not abs(unit.centre) < _LARGEST:
+            if not is_number(unit.centre) or not abs(unit.centre) < _LARGEST:
                 raise BidroError(f"The centre of '{name}' must be a number; got {unit.centre!r}.")
         if self.options.radius == "bootstrap":
             raise BidroError(
@@ -614,10 +614,6 @@ def _require_keys(content: Mapping[str, Any], known: set[str], where: str) -> No
         raise BidroError(
             f"{where} has an unknown entry '{unknown[0]}'; there are {', '.join(sorted(known))}."
         )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _texts(values: Any, name: str, least: int) -> tuple[str, ...] | None:

@@ -7,10 +7,10 @@ import pytest
 
 from bidro.ambiguity import Penalty
 from bidro.data.federation import Federation
-from bidro.experiments.side_by_side import Setting, train_settings
 from bidro.federated.algorithms import BiDROFL
 from bidro.federated.baselines import AFL, DRFA, GroupDRO
 from bidro.federated.engines.in_process import run
+from bidro.federated.engines.side_by_side import Setting, train_settings
 from bidro.risk.inner import Exact
 from tests.federated.cases import penalised
 from tests.small import rows
