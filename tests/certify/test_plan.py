@@ -9,7 +9,7 @@ from bidro.ambiguity import WassersteinBall
 from bidro.certify import out_of_sample_interval, plan_sample_size
 from bidro.certify.coverage import failure_probabilities
 from bidro.certify.out_of_sample import cloud_distances
-from bidro.certify.plan import Plan, rows_for_radius
+from bidro.certify.plan import SampleSizePlan, rows_for_radius
 from bidro.certify.radius import explicit_rule
 from bidro.core.errors import BidroError
 from bidro.core.sets import CappedSimplex
@@ -79,7 +79,7 @@ def test_a_width_that_all_radii_have_and_one_that_none_has():
 
 def test_the_advice_counts_the_rows_that_are_missing():
     def planned(needed, target="radius"):
-        return Plan(target, 1.0, 2.0, 1.0, {"a": 10, "b": 2000, "c": 30}, needed, "b", 1.5).advice
+        return SampleSizePlan(target, 1.0, 2.0, 1.0, {"a": 10, "b": 2000, "c": 30}, needed, "b", 1.5).advice
 
     helped = " Of single clients, 'b' helps most: twice its rows take the radius from 2 to 1.5."
     assert planned({"a": 10, "b": 2000, "c": 30}) == "The target is met already." + helped

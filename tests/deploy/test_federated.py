@@ -27,7 +27,7 @@ from bidro.fit.settings import FitSettings
 from bidro.fit.training import AlgorithmOne, folds_of, transport_of, unrestricted
 from bidro.model.model_file import Model, load_model
 from bidro.model.personal_file import personal_models_in
-from bidro.selection.calibrate import Limits
+from bidro.selection.calibrate import FoldLimits
 from tests.deploy.sites import (
     NAMES,
     QUICK,
@@ -326,7 +326,7 @@ def test_nothing_leaves_a_site_that_rests_on_too_few_rows(sizes, options, words,
 
 def test_folds_are_fewer_where_sites_are_small():
     def folds(answered, **chosen):
-        return folds_of(100, FitSettings(**chosen), Limits(answered))
+        return folds_of(100, FitSettings(**chosen), FoldLimits(answered))
 
     assert folds((1, 2, 3, 4, 5)) == 5
     assert folds((1, 2, 4)) == 4

@@ -8,7 +8,7 @@ import pytest
 from bidro.ambiguity import NoAmbiguity
 from bidro.core.errors import BidroError
 from bidro.core.sets import capped_sizes
-from bidro.data.standardise import Moments as Pooled
+from bidro.data.standardise import ColumnMoments as Pooled
 from bidro.data.standardise import Standard
 from bidro.data.tables import Column, Schema
 from bidro.deploy.agreement.agreement import Agreement, Unit

@@ -15,7 +15,7 @@ from bidro.core.errors import BidroError
 from bidro.deploy.server.runs import (
     ROUNDS_FILE,
     Begun,
-    Followed,
+    RunFollower,
     RunProgress,
     begin,
     delete,
@@ -228,7 +228,7 @@ def test_progress_is_told_in_words(tmp_path):
 def test_what_a_run_says_is_said_once(tmp_path):
     folder, said = tmp_path / "one", []
     folder.mkdir()
-    followed = Followed(said.append)
+    followed = RunFollower(said.append)
     (folder / "progress.txt").write_text("a\nb\n")
     followed.tell(said_so_far("one", str(tmp_path)))
     followed.tell(said_so_far("one", str(tmp_path)))
@@ -253,7 +253,7 @@ def test_what_was_said_before_a_run_went_on_or_began_again_is_not_said_again(res
     progress.say("Client 'east': its min_rows = 10.")
     progress.ended("stopped")
     failed(folder, "Client 'east': its min_rows = 10.")
-    followed, since = Followed(said.append), mark("one", str(tmp_path))
+    followed, since = RunFollower(said.append), mark("one", str(tmp_path))
     followed.tell(said_so_far("one", str(tmp_path), since))
     begun(consortium[0], tmp_path, "one", resume=resume)
     followed.tell(said_so_far("one", str(tmp_path), since))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bidro.core.errors import BidroError
-from bidro.data.standardise import Moments, Standard, client_moments
+from bidro.data.standardise import ColumnMoments, Standard, client_moments
 from bidro.deploy.server.serve import run_job
 from bidro.fit import client_side
 from bidro.fit.fit import fit
@@ -112,7 +112,7 @@ def test_moments_of_clients_are_those_of_numpy_whatever_their_sizes():
     for k, own in enumerate(np.split(rows, np.cumsum(sizes)[:-1])):
         np.testing.assert_allclose(mean[k], own.astype(np.longdouble).mean(axis=0), rtol=1e-15)
         np.testing.assert_allclose(deviation[k], own.std(axis=0), rtol=1e-6, atol=1e-9)
-    pooled = Moments.pooled(sizes, mean, deviation)
+    pooled = ColumnMoments.pooled(sizes, mean, deviation)
     np.testing.assert_allclose(pooled.mean, rows.mean(axis=0), rtol=1e-14)
     np.testing.assert_allclose(pooled.deviation, rows.std(axis=0), rtol=1e-6)
 
@@ -121,7 +121,7 @@ def test_rows_are_put_into_units_where_they_are():
     rng = np.random.default_rng(2)
     rows = rng.normal(5.0, 3.0, size=(50, 3))
     rows[:, 1] = 0.1
-    standard = Standard.of(Moments.of(rows[:, :-1], rows[:, -1]), False)
+    standard = Standard.of(ColumnMoments.of(rows[:, :-1], rows[:, -1]), False)
     expected = (rows - rows.mean(axis=0)) / [rows[:, 0].std(), 1.0, 1.0]
     expected[:, 1] = 0.0
     converted = rows.copy()

@@ -9,7 +9,8 @@ import pytest
 
 from bidro.certify.trained_rows import TrainedRows
 from bidro.core.errors import BidroError
-from bidro.model.personal_file import FILE, PersonalModels, personal_models_in, write_private
+from bidro.core.files import write_private
+from bidro.model.personal_file import FILE, PersonalModels, personal_models_in
 
 SHARED = np.array([1.0, -2.0, 0.5])
 OWN = PersonalModels({"north": SHARED + 0.1, "süd/ost": SHARED - 0.1}, SHARED)

@@ -25,7 +25,7 @@ from bidro.risk.oracle import NO_LIFT, Lift, QuadraticRisks, Views
 from bidro.risk.rows_curves import CurveOracle, CurveRows
 from bidro.risk.rows_numpy import FoldedRows, RowsOracle
 from bidro.risk.transport import Transport
-from bidro.selection.replies import Clients, RepliesOracle
+from bidro.selection.replies import FoldClients, RepliesOracle
 from tests.risk.plain import Stated
 from tests.small import ByBytes, Compiled
 
@@ -148,7 +148,7 @@ class Stating:
 
     def _replies(self, backend: str, views: Views) -> RepliesOracle:
         networks = {"compiled": Compiled(), "bytes": ByBytes(), "compiled bytes": ByBytes(True)}
-        clients = Clients(networks[backend].clients_of(self.problem, DEAL))
+        clients = FoldClients(networks[backend].clients_of(self.problem, DEAL))
         B = len(views.fold)
         groups = np.unique(views.scale, return_inverse=True)[1].ravel()
         return RepliesOracle(clients, Exact(), 3, DEAL.folds, self.lift, B, 5, groups, views)

@@ -33,7 +33,7 @@ from bidro.selection.fold_queries import (
     MomentsBroadcast,
     ScoresBroadcast,
 )
-from bidro.selection.rule import LeftOut, worst_decile
+from bidro.selection.rule import LeftOut, MixtureSpec, worst_decile
 from bidro.solvers.solve import solve
 from tests.small import Compiled, in_folds
 
@@ -95,7 +95,7 @@ def test_every_solve_and_score_a_second_time(kind, monkeypatch):
         part = Federation.from_arrays(training, "unbounded")
         for j, one in enumerate(found.candidates):
             radii = 0.7 * one.scale / np.sqrt(sizes)
-            mixtures = one.mixtures(whole.federation.sizes)
+            mixtures = one.mixture_spec.mixtures(whole.federation.sizes)
             again = solve(
                 replace(whole, federation=part, ambiguity=WassersteinBall(radii), mixtures=mixtures), 1e-6
             )
@@ -118,7 +118,7 @@ def test_every_solve_and_score_a_second_time(kind, monkeypatch):
     # The last models are those of all rows.
     for j, one in enumerate(found.candidates):
         radii = 0.7 * one.scale / np.sqrt(whole.federation.sizes)
-        mixtures = one.mixtures(whole.federation.sizes)
+        mixtures = one.mixture_spec.mixtures(whole.federation.sizes)
         again = solve(replace(whole, ambiguity=WassersteinBall(radii), mixtures=mixtures), 1e-6)
         ours = worst_mixture(whole.federation, whole, radii, mixtures, found.models[-1, j])
         assert again.lower - 1e-9 <= ours <= again.upper * (1 + 2e-3)
@@ -143,7 +143,7 @@ def test_solves_of_the_exact_solver_reach_their_gap(curvature, monkeypatch):
         part = Federation.from_arrays(training, "unbounded")
         for j, one in enumerate(candidates):
             radii = 0.7 * one.scale / np.sqrt([len(rows) for rows in training.values()])
-            mixtures = one.mixtures(whole.federation.sizes)
+            mixtures = one.mixture_spec.mixtures(whole.federation.sizes)
             again = solve(
                 replace(whole, federation=part, ambiguity=WassersteinBall(radii), mixtures=mixtures), 1e-6
             )
@@ -153,12 +153,12 @@ def test_solves_of_the_exact_solver_reach_their_gap(curvature, monkeypatch):
 
 def test_the_ends_of_the_grid_are_fedavg_and_afl():
     sizes = tuple(SIZES.values())
-    fixed = Candidate(0.0, 1.0).mixtures(sizes)
+    fixed = MixtureSpec(1.0).mixtures(sizes)
     assert isinstance(fixed, CappedSimplex)
     share = np.asarray(sizes) / sum(sizes)
     for c in np.eye(3):
         np.testing.assert_allclose(fixed.linear_maximum(jnp.asarray(c))[1], share, atol=1e-12)
-    assert isinstance(Candidate(0.0, math.inf).mixtures(sizes), Simplex)
+    assert isinstance(MixtureSpec(math.inf).mixtures(sizes), Simplex)
 
 
 @pytest.mark.parametrize("max_cost", [0.02, math.inf])
@@ -273,7 +273,7 @@ def test_labels_at_a_price_take_few_rounds_and_models_are_those_of_a_solve():
         part = Federation.from_arrays(parts_of(whole, fold_ids, lambda of, f=fold: of != f), "unbounded")
         for j, one in enumerate(found.candidates):
             ball = WassersteinBall(0.7 * one.scale / np.sqrt(part.sizes))
-            mixtures = one.mixtures(whole.federation.sizes)
+            mixtures = one.mixture_spec.mixtures(whole.federation.sizes)
             own = replace(whole, federation=part, ambiguity=ball, mixtures=mixtures)
             again, risk = solve(own, 1e-6), robust_risk(own, found.models[fold, j], curvature=False).value
             ours = float(mixtures.linear_maximum(jnp.asarray(risk))[0])

@@ -22,7 +22,7 @@ from bidro.risk.oracle import Lift, Views
 from bidro.risk.transport import Transport
 from bidro.selection.cross_validate import Candidate, cross_validate
 from bidro.selection.fold_queries import FoldRisks
-from bidro.selection.replies import Clients, RepliesOracle
+from bidro.selection.replies import FoldClients, RepliesOracle
 from bidro.solvers.solve import solve
 from tests.small import Compiled
 
@@ -117,7 +117,10 @@ def test_models_are_those_of_a_solve_on_the_training_rows(case, network):
         for j, one in enumerate(CANDIDATES):
             radii = 0.7 * one.scale / np.sqrt(part.sizes)
             problem = replace(
-                whole, federation=part, ambiguity=WassersteinBall(radii), mixtures=one.mixtures(SIZES)
+                whole,
+                federation=part,
+                ambiguity=WassersteinBall(radii),
+                mixtures=one.mixture_spec.mixtures(SIZES),
             )
             again = solve(problem, 1e-6)
             x = found.models[fold, j]
@@ -159,7 +162,7 @@ def test_replies_of_a_batch_are_those_of_each_model():
     given, and each model has its own numbers."""
     whole, heard = problem_of("logistic"), Heard(Compiled())
     lift = Lift(tuple(whole.loss.steepness_cones(whole.transport.inverse_scale)))
-    clients = Clients(heard.clients_of(whole, FoldSpec(2, 0)))
+    clients = FoldClients(heard.clients_of(whole, FoldSpec(2, 0)))
     views = Views(np.array([0.0, 0.0, 0.7, 0.7]), np.array([0, -1, 0, -1]))
     oracle = RepliesOracle(clients, Exact(), 3, 2, lift, 4, 4, np.array([0, 0, 1, 1]), views)
     X = np.random.default_rng(0).normal(size=(4, 3))

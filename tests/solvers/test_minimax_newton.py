@@ -267,7 +267,12 @@ def test_every_candidate_is_solved_to_the_gap_also_where_newton_is_not_enough():
         for j, one in enumerate(candidates):
             eps = one.scale / np.sqrt([len(own) for own in rows])
             own = Problem(
-                part, whole.loss, whole.models, whole.transport, WassersteinBall(eps), one.mixtures(SIZES)
+                part,
+                whole.loss,
+                whole.models,
+                whole.transport,
+                WassersteinBall(eps),
+                one.mixture_spec.mixtures(SIZES),
             )
             x = solve(own, 1e-7).x
             for i, other in enumerate(left_out):

@@ -226,7 +226,10 @@ def test_cross_validation_of_mixed_sets_and_regret(kind):
     marks = np.split(whole.federation.folds(2, 1), np.cumsum(SIZES)[:-1])
     training = [own[of != 1] for own, of in zip(parts(True), marks, strict=True)]
     for one, x in zip(CANDIDATES, found.models[1], strict=True):
-        radii, over = 0.7 * one.scale / np.sqrt([len(own) for own in training]), one.mixtures(SIZES)
+        radii, over = (
+            0.7 * one.scale / np.sqrt([len(own) for own in training]),
+            one.mixture_spec.mixtures(SIZES),
+        )
         value = optimum(training, loss, radii, 1, mixtures=over, references=whole.references)[0]
         risks = [
             np.mean(np.logaddexp(0, -own[:, 2] * (own[:, :2] @ x[:2] + x[2]))) + eps * np.linalg.norm(x[:2])
@@ -250,7 +253,10 @@ def test_cross_validation_from_moments_of_mixed_sets_and_regret():
         keep = [of != fold for of in np.split(marks, ends)]
         training = [own[k] for own, k in zip(parts(), keep, strict=True)]
         for j, one in enumerate(CANDIDATES):
-            radii, over = one.scale / np.sqrt([len(own) for own in training]), one.mixtures(SIZES)
+            radii, over = (
+                one.scale / np.sqrt([len(own) for own in training]),
+                one.mixture_spec.mixtures(SIZES),
+            )
             x = optimum(training, loss, radii, 2, mixtures=over, references=whole.references)[1]
             for i, (own, k) in enumerate(zip(parts(), keep, strict=True)):
                 again[i, j] += np.sum((own[~k, :2] @ x[:2] + x[2] - own[~k, 2]) ** 2) / SIZES[i]

@@ -1,12 +1,12 @@
 """Kills and starts again the processes of a network on this machine, as crashes and reboots would."""
 
-from bidro.deploy.transport.local import LocalNetwork, kill, with_variable
+from bidro.deploy.transport.local import LocalProcesses, kill, with_variable
 
 
 class Breakable:
     """A network that `transport.flare.local` or `transport.flower.local` has made, and ways to break it."""
 
-    def __init__(self, net: LocalNetwork) -> None:
+    def __init__(self, net: LocalProcesses) -> None:
         self._net = net
 
     def __getattr__(self, name):

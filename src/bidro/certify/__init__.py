@@ -5,7 +5,7 @@ from bidro.certify.convergence import ConvergenceBound, convergence_bound
 from bidro.certify.coverage import Coverage, coverage_probability, failure_probabilities
 from bidro.certify.held_out import HeldOut, Paired, held_out_bound, shifted, shifted_squared
 from bidro.certify.out_of_sample import Interval, out_of_sample_interval
-from bidro.certify.plan import Plan, plan_sample_size
+from bidro.certify.plan import SampleSizePlan, plan_sample_size
 from bidro.certify.radius import (
     EmpiricalRadii,
     ExplicitRadius,
@@ -27,7 +27,7 @@ __all__ = [
     "Interval",
     "Paired",
     "PaperRadius",
-    "Plan",
+    "SampleSizePlan",
     "bootstrap_radii",
     "certify_solution",
     "convergence_bound",

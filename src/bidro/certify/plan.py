@@ -38,7 +38,7 @@ MOST_ROWS = 10**10
 
 
 @dataclass(frozen=True)
-class Plan:
+class SampleSizePlan:
     """The rows that clients need to reach a target.
 
     Examples:
@@ -85,7 +85,7 @@ def plan_sample_size(
     width: float | None = None,
     confidence: float = 0.95,
     delta: float | None = None,
-) -> Plan:
+) -> SampleSizePlan:
     """How many rows it takes to reach a target: a largest explicit `radius`, or a `width` of the interval.
 
     The width is the sampling term plus the heterogeneity term, before the lower end is cut at 0. Rows are for
@@ -165,11 +165,11 @@ def _plan(
     beta: float,
     best: str,
     then: float,
-) -> Plan:
+) -> SampleSizePlan:
     rows = dict(zip(problem.federation.names, problem.federation.sizes, strict=True))
     fewest = rows_for_radius(rule, radius, beta)
     needed = {name: None if fewest is None else max(size, fewest) for name, size in rows.items()}
-    return Plan(target, wanted, now, radius, rows, needed, best, then)
+    return SampleSizePlan(target, wanted, now, radius, rows, needed, best, then)
 
 
 @dataclass(frozen=True, eq=False)

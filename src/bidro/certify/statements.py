@@ -1,7 +1,7 @@
 """Statement builders: the parts of a `Certificate`, each from the data that it needs.
 
 Held-out statements are built in one way, whoever certifies which model. The losses of a client's rows
-(`RowLosses`) and the largest value that a loss counts as (`Limits`) become bounds by statement at that client
+(`RowLosses`) and what a loss counts as at the most (`LossLimits`) become bounds by statement at that client
 (`client_report`, as finely as a `Rounding` lets them leave it); the clients' bounds become statements under
 any mixture (`statements_of`), and these a certificate: of a model that was trained here (`with_statements`)
 or elsewhere (`of_model_from_elsewhere`). Where clients report noisy sums, `noisy_client_bound` makes their
@@ -135,8 +135,8 @@ class CertifiedModel:
         return cls(problem.loss, model, problem.mixture_set, seen, largest_loss(problem, x), slope, of_root)
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.seen, self.largest)
+    def limits(self) -> LossLimits:
+        return LossLimits(self.seen, self.largest)
 
     def losses(
         self, rows: ArrayLike, personal: ArrayLike | None = None, pooled: ArrayLike | None = None
@@ -224,7 +224,7 @@ def without_holdout(
     )
 
 
-class Limits(NamedTuple):
+class LossLimits(NamedTuple):
     """What a loss counts as at most, known before held-out rows are seen; None where nothing is known."""
 
     clip: float | None  # losses count as at most this
@@ -257,7 +257,7 @@ class ClientReport(NamedTuple):
 def client_report(
     name: str,
     losses: RowLosses,
-    limits: Limits,
+    limits: LossLimits,
     levels: Sequence[float],
     kind: Bound = "betting",
     people: ArrayLike | None = None,
@@ -316,7 +316,7 @@ def _kind_of(statement: str, kind: Bound, people: bool) -> Bound:
 
 def statements_of(
     bounds: Mapping[str, Mapping[str, ClientBound]],
-    limits: Limits,
+    limits: LossLimits,
     confidence: float,
     mixtures: MixtureSet,
     kind: Bound = "betting",
@@ -346,7 +346,7 @@ def statements_of(
 
 def statements_of_rows(
     losses: Mapping[str, RowLosses],
-    limits: Limits,
+    limits: LossLimits,
     confidence: float,
     mixtures: MixtureSet,
     kind: Bound = "betting",

@@ -88,6 +88,18 @@ def write_bytes(path: Path, data: bytes) -> None:
     write_whole(path, lambda temporary: temporary.write_bytes(data))
 
 
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file whole, for its owner's eyes only."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as readable JSON; numbers must be finite."""
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")

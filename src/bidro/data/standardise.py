@@ -21,7 +21,7 @@ from bidro.core.sets import Box
 _TOGETHER = 8_192
 
 
-class Moments(NamedTuple):
+class ColumnMoments(NamedTuple):
     """Of one client's rows, or of several clients' together: features first, the target last."""
 
     rows: int
@@ -29,13 +29,13 @@ class Moments(NamedTuple):
     deviation: Floats  # (k + 1,) root mean square distance to the mean
 
     @classmethod
-    def of(cls, features: Floats, target: Floats) -> Moments:
+    def of(cls, features: Floats, target: Floats) -> ColumnMoments:
         """From rows (N, k) and targets (N,)."""
         mean = np.append(features.mean(axis=0), target.mean())
         return cls(len(target), mean, np.append(column_deviations(features), target.std()))
 
     @classmethod
-    def pooled(cls, rows: ArrayLike, means: ArrayLike, deviations: ArrayLike) -> Moments:
+    def pooled(cls, rows: ArrayLike, means: ArrayLike, deviations: ArrayLike) -> ColumnMoments:
         """Of all rows, from how many each client has (n,) and their moments (n, k + 1)."""
         counts, centres = np.asarray(rows, float), np.asarray(means, float)
         share = counts / counts.sum()
@@ -98,7 +98,7 @@ class Standard:
     target_spread: float  # standard deviation of the target; 1 for classes
 
     @classmethod
-    def of(cls, moments: Moments, classes: bool) -> Standard:
+    def of(cls, moments: ColumnMoments, classes: bool) -> Standard:
         """From the moments of all clients' rows."""
         spread = np.where(moments.varying, moments.deviation, 1.0)
         if classes:

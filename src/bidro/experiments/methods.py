@@ -28,7 +28,7 @@ from bidro.federated.algorithm import Algorithm
 from bidro.federated.algorithms import BiDROFL
 from bidro.federated.baselines import AFL, DRFA, FDRSVM, QFFL, FedAvg, GroupDRO, GroupDROBalls, UnbalancedDRO
 from bidro.federated.baselines.barycentre import barycentre
-from bidro.federated.engines.side_by_side import Setting, train_settings
+from bidro.federated.engines.side_by_side import Trial, train_settings
 from bidro.fit.settings import FitSettings
 from bidro.fit.training import train, unrestricted
 from bidro.losses import Hinge, Squared
@@ -92,9 +92,7 @@ class Steps:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UncheckedDomainWarning)
             warnings.simplefilter("ignore", NonconcaveInnerWarning)
-            settings = [
-                Setting(one.algorithm, replace(problem, ambiguity=one.ambiguity)) for one in candidates
-            ]
+            settings = [Trial(one.algorithm, replace(problem, ambiguity=one.ambiguity)) for one in candidates]
             models = train_settings(settings, of_row, split.folds, rounds, progress=progress)
         return _best(split, models, [one.words for one in candidates])
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bidro.core.arrays import Floats
 from bidro.core.splits import arranged, choose_holdout
 from bidro.data.federation import Federation
-from bidro.data.standardise import Moments, Standard
+from bidro.data.standardise import ColumnMoments, Standard
 from bidro.federated.algorithm import HostData
 from bidro.fit.settings import FitSettings
 from bidro.fit.training import transport_of, unrestricted
@@ -88,7 +88,7 @@ class Split:
         order = order[~holdout[order]]
         people = None if table.people is None else table.people[order]
         features, target, clients = table.features[order], table.target[order], table.clients[order]
-        known = Standard.of(Moments.of(features, target), table.classes > 0)
+        known = Standard.of(ColumnMoments.of(features, target), table.classes > 0)
         # Targets too are in standard deviations, so that one grid of steps and radii suits all tables.
         unit = replace(known, target_spread=1.0)
         scaled = target / known.target_spread, table.target[holdout] / known.target_spread

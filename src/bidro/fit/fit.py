@@ -30,7 +30,7 @@ from bidro.certify.statements import (
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.core.sets import Box, Simplex, capped_sizes
-from bidro.data.standardise import Moments, Standard
+from bidro.data.standardise import ColumnMoments, Standard
 from bidro.fit.baselines import Baselines, baselines_of_replies
 from bidro.fit.fitted import (
     FEWEST_DESCRIBED,
@@ -61,7 +61,7 @@ from bidro.losses import has_curves
 from bidro.losses.linear import ResidualLoss
 from bidro.problem.problem import Problem
 from bidro.risk.transport import Transport
-from bidro.selection.calibrate import Limits, spread_of
+from bidro.selection.calibrate import FoldLimits, spread_of
 from bidro.selection.segments import Wanted
 
 # Clients whose worst case is shown.
@@ -128,7 +128,7 @@ class _Task(NamedTuple):
     problem: Problem  # of straight lines
     declared: Box | None  # the declared support, in standard units
     wanted: Wanted  # of the features' lines and curves
-    limits: Limits  # of what clients answer over folds
+    limits: FoldLimits  # of what clients answer over folds
     radius_spread: float | None  # what cross-validated radii are in units of
 
 
@@ -157,7 +157,7 @@ def _prepare(network: Network, options: Options, progress: Progress) -> _Task:
     offered = np.asarray(prepared.folds)
     without = [name for name, own in zip(federation.names, offered, strict=True) if not own[1:].any()]
     limits, spread = (
-        Limits(_common_folds(offered), tuple(without)),
+        FoldLimits(_common_folds(offered), tuple(without)),
         radius_spread(deviations, transport, choices),
     )
     return _Task(clients, prepared, standard, problem, declared, wanted, limits, spread)
@@ -169,7 +169,7 @@ def _units(network: Network, options: Options, prepared: Prepared) -> tuple[Stan
         standard = replace(options.units, middle=0.0) if options.loss.log_link else options.units
         return standard, agreed_deviations(standard)
     counted = capped_sizes(np.asarray(prepared.rows, float), network.max_share)
-    moments = Moments.pooled(counted, prepared.mean, prepared.deviation)
+    moments = ColumnMoments.pooled(counted, prepared.mean, prepared.deviation)
     standard = Standard.of(moments, options.loss.classes is not None)
     if options.loss.log_link:
         # What the logarithm is of is not to be centred.

@@ -34,14 +34,14 @@ from bidro.fit.fitted import ClientLoss, Fitted, Options, Progress
 from bidro.fit.network import Network
 from bidro.fit.private_side import FACTOR
 from bidro.fit.questions import GradientsQuery, NoisyGradients, NoisyHoldoutQuery, NoisyLosses, NoisyMoments
-from bidro.fit.training import MixtureSpec, Trained, transport_of, unrestricted
+from bidro.fit.training import Trained, transport_of, unrestricted
 from bidro.losses import Squared
 from bidro.privacy.masking import MIN_SITES, sum_of_masked
 from bidro.privacy.mechanisms import Noisy, Scale, symmetric
 from bidro.privacy.noisy_model import Direction, NoisySteps, NoisySums, Pooled, around_means
 from bidro.privacy.terms import Budget, Plan
 from bidro.risk.moments import MomentsOracle
-from bidro.selection.cross_validate import Candidate
+from bidro.selection.rule import MixtureSpec
 from bidro.solvers.minimax_newton import minimax_newton
 
 # The minimax problem on noisy moments is solved to this gap.
@@ -258,7 +258,7 @@ class _PrivateFit:
                 by = alpha / trusted
             return _Counted.of(alpha / alpha.sum(), by, sums.pooled(by))
         sizes = np.asarray(capped_sizes(trusted, most))
-        means, mixtures = sums.shrunk(), Candidate(0.0, *mixture_spec).mixtures(sizes, most)
+        means, mixtures = sums.shrunk(), mixture_spec.mixtures(sizes, most)
 
         def pooled(alpha: Floats) -> Pooled:
             noise = float(np.linalg.norm(alpha / trusted * sums.noise))
@@ -293,7 +293,7 @@ class _PrivateFit:
         problem = replace(whole, ambiguity=WassersteinBall(np.zeros(len(names))))
         mixture_spec = _mixture_spec(choices.weights)
         trained = Trained(
-            replace(problem, mixtures=Candidate(0.0, *mixture_spec).mixtures_of(federation)),
+            replace(problem, mixtures=mixture_spec.mixtures_of(federation)),
             steps.x * spread,
             counted.alpha,
             1 + self.plan.rounds,

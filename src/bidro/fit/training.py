@@ -29,8 +29,8 @@ from bidro.fit.settings import FitSettings
 from bidro.losses import Loss, Squared
 from bidro.problem.problem import Problem
 from bidro.risk.transport import Transport
-from bidro.selection.calibrate import FOLDS, NO_LIMITS, SCALES, Calibration, Limits, calibrate
-from bidro.selection.cross_validate import Candidate, loss_has_kinks
+from bidro.selection.calibrate import FOLDS, NO_FOLD_LIMITS, SCALES, Calibration, FoldLimits, calibrate
+from bidro.selection.cross_validate import loss_has_kinks
 from bidro.selection.pairs import PairChoice, WantedPairs, can_choose_pairs, choose_pairs, with_pairs
 from bidro.selection.personalise import (
     PersonalChoice,
@@ -39,7 +39,7 @@ from bidro.selection.personalise import (
     choose_personal,
     personal_losses,
 )
-from bidro.selection.rule import MIXTURE_SPECS, choice, frontier
+from bidro.selection.rule import MIXTURE_SPECS, MixtureSpec, choice, frontier
 from bidro.selection.segments import SegmentChoice, Wanted, can_have_curves, choose_curves, without_smoothing
 from bidro.solvers.solve import Method, Solution, solve
 
@@ -49,21 +49,9 @@ MOST_OF_MOMENTS = 1 << 28
 LARGEST_COEFFICIENT = 1e3
 
 
-class MixtureSpec(NamedTuple):
-    """The mixtures that training guards against."""
-
-    max_weight_ratio: float  # no client counts for more than so many times its share; inf for none
-    mixing: float = 1.0  # the share of the weight that this holds for; the rest is by the clients' rows
-
-    @property
-    def fixed(self) -> bool:
-        """Whether every client counts by its rows, as in pooled training."""
-        return self.max_weight_ratio == 1 or self.mixing == 0
-
-
 def has_pooled(found: Calibration | None) -> TypeGuard[Calibration]:
     """Whether pooled training is among the candidates, and so can be compared with."""
-    return found is not None and MixtureSpec(*found.candidates[found.pooled].mixture_spec).fixed
+    return found is not None and found.candidates[found.pooled].mixture_spec.fixed
 
 
 class FrontierModel(NamedTuple):
@@ -112,8 +100,7 @@ class Trained:
         candidate = found.candidates[one.place]
         more = found.spread * (candidate.scale - found.chosen.scale)
         radii = found.radii + more / np.sqrt(np.asarray(found.sizes, float))
-        mixture_spec = MixtureSpec(*candidate.mixture_spec)
-        mixtures = Candidate(0.0, *mixture_spec).mixtures_of(self.problem.federation)
+        mixtures = candidate.mixture_spec.mixtures_of(self.problem.federation)
         return replace(
             self,
             problem=replace(self.problem, ambiguity=WassersteinBall(radii), mixtures=mixtures),
@@ -122,7 +109,7 @@ class Trained:
             rounds=found.rounds,
             method="cross-validation",
             calibration=replace(found, place=one.place, radii=radii, max_cost=one.max_cost),
-            mixture_spec=mixture_spec,
+            mixture_spec=candidate.mixture_spec,
             solution=None,
             taken_from=len(self.frontier),
         )
@@ -189,7 +176,7 @@ def train(
     on_round: Callable[[int, float], None] | None = None,
     network: Rounds = IN_PROCESS,
     spread: float | None = None,
-    limits: Limits = NO_LIMITS,
+    limits: FoldLimits = NO_FOLD_LIMITS,
     curves: tuple[Wanted, Basis] | None = None,
     pairs: WantedPairs | None = None,
 ) -> Trained:
@@ -267,7 +254,7 @@ def choose(
     progress: Callable[[int, int], None] | None = None,
     network: Rounds = IN_PROCESS,
     spread: float | None = None,
-    limits: Limits = NO_LIMITS,
+    limits: FoldLimits = NO_FOLD_LIMITS,
     curves: tuple[Wanted, Basis] | None = None,
     pairs: WantedPairs | None = None,
 ) -> Chosen:
@@ -316,9 +303,9 @@ def choose(
         calibration = calibration if whole == wanted else calibration.held_to(mixture_specs[0])
         balls = replace(balls, ambiguity=WassersteinBall(calibration.radii))
         promise = calibration.promise if len(wanted.scales) > 1 else promise
-        mixture_specs = (MixtureSpec(*calibration.chosen.mixture_spec),)
+        mixture_specs = (calibration.chosen.mixture_spec,)
     (mixture_spec,) = mixture_specs
-    balls = replace(balls, mixtures=Candidate(0.0, *mixture_spec).mixtures_of(problem.federation))
+    balls = replace(balls, mixtures=mixture_spec.mixtures_of(problem.federation))
     return Chosen(balls, mixture_spec, promise, calibration, segments, found)
 
 
@@ -382,7 +369,7 @@ def _mixture_specs(weights: Any, clients: int) -> tuple[MixtureSpec, ...]:
     if clients == 1:
         return (MixtureSpec(math.inf),)
     if _is_word(weights, "auto"):
-        return tuple(MixtureSpec(*one) for one in MIXTURE_SPECS)
+        return MIXTURE_SPECS
     if isinstance(weights, str):
         return (MixtureSpec(1.0 if weights == "fixed" else math.inf),)
     return (MixtureSpec(float(weights)),)
@@ -420,7 +407,7 @@ def unrestricted(
     return Problem(federation, loss, Box.cube(half, loss.dimension(federation.m)), transport)
 
 
-def folds_of(rows: int, choices: FitSettings, limits: Limits) -> int:
+def folds_of(rows: int, choices: FitSettings, limits: FoldLimits) -> int:
     """The most folds that clients allow; `rows` are the fewest of a client."""
     answered = range(1, max(2, min(FOLDS, rows)) + 1) if limits.folds is None else limits.folds
     counts = [count for count in sorted(answered, reverse=True) if count > 1]
@@ -462,7 +449,7 @@ def wanted_curves(
     problem: Problem,
     wanted: Wanted,
     choices: FitSettings,
-    limits: Limits,
+    limits: FoldLimits,
     standard: Standard,
     draws: int,
 ) -> tuple[tuple[Wanted, Basis] | None, tuple[Floats, Floats] | None]:
@@ -488,7 +475,7 @@ def wanted_curves(
 
 
 def wanted_pairs(
-    problem: Problem, wanted: Wanted, choices: FitSettings, limits: Limits, draws: int
+    problem: Problem, wanted: Wanted, choices: FitSettings, limits: FoldLimits, draws: int
 ) -> WantedPairs | None:
     """The pairs that are wanted of the features; None where there are to be none. `problem` is of straight
     lines, `limits` and `draws` as in `wanted_curves`. Features that are asked to be straight lines are in

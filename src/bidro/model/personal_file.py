@@ -10,8 +10,6 @@ rows say nothing of it. Loading it executes nothing.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,18 +84,6 @@ def personal_file_in(folder: Path, shared: Floats) -> PersonalModels:
     if not path.exists():
         return PersonalModels({}, shared)
     return PersonalModels.from_bytes(read_bytes(path), shared, str(path))
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file atomically, readable by its owner only."""
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _digest(shared: Floats) -> str:

@@ -40,7 +40,7 @@ FOLDS = 5
 
 
 @dataclass(frozen=True)
-class Limits:
+class FoldLimits:
     """What all clients answer: these numbers of folds, 1 for all rows together; None for whatever is
     wanted."""
 
@@ -48,7 +48,7 @@ class Limits:
     without: tuple[str, ...] = ()  # the clients that answer over no folds
 
 
-NO_LIMITS = Limits()
+NO_FOLD_LIMITS = FoldLimits()
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.core.sets import Ball, Box, CappedSimplex, MixtureSet, Simplex
-from bidro.data.federation import Federation
+from bidro.core.sets import Ball, Box, MixtureSet
 from bidro.federated.engines.in_process import HostClients
 from bidro.federated.engines.rounds import Ask, FoldSpec, Rounds
 from bidro.losses import LinearLoss, Loss, Squared, has_curves
@@ -41,7 +40,8 @@ from bidro.risk.oracle import NO_LIFT, Lift, RiskOracle, Views
 from bidro.risk.rows_curves import CurveOracle, CurveRows
 from bidro.risk.rows_numpy import RowsOracle, needs_no_search
 from bidro.selection.fold_queries import FoldMoments, FoldScores, MomentsBroadcast, ScoresBroadcast
-from bidro.selection.replies import Clients, RepliesOracle
+from bidro.selection.replies import FoldClients, RepliesOracle
+from bidro.selection.rule import MixtureSpec
 from bidro.solvers.bundle.algorithm import ExactMWDRO
 from bidro.solvers.bundle.one_shot import risks_from_moments
 from bidro.solvers.bundle.state import Reply as Cut
@@ -73,25 +73,9 @@ class Candidate(NamedTuple):
     mixing: float = 1.0  # mu: the share of the weight that this is about; the rest is by the clients' shares
 
     @property
-    def mixture_spec(self) -> tuple[float, float]:
-        """(max_weight_ratio, mixing): what A depends on."""
-        return self.max_weight_ratio, self.mixing
-
-    def mixtures(self, sizes: Sequence[int] | Numbers, most: float = 1.0) -> MixtureSet:
-        """A: what max_weight_ratio and mixing leave of the simplex, and of that the weights of at most
-        `most`; sizes (n,) are what clients count by, none for more than that share."""
-        if most < 1:
-            free = CappedSimplex.mixed(np.asarray(sizes), self.max_weight_ratio, self.mixing)
-            return CappedSimplex(free.lower, np.minimum(free.upper, most))
-        if self.mixing != 1:
-            return CappedSimplex.mixed(np.asarray(sizes), self.max_weight_ratio, self.mixing)
-        if math.isinf(self.max_weight_ratio):
-            return Simplex(len(sizes))
-        return CappedSimplex.around_proportions(np.asarray(sizes), self.max_weight_ratio)
-
-    def mixtures_of(self, federation: Federation) -> MixtureSet:
-        """A, for these clients."""
-        return self.mixtures(federation.counted, federation.max_share)
+    def mixture_spec(self) -> MixtureSpec:
+        """What A depends on."""
+        return MixtureSpec(self.max_weight_ratio, self.mixing)
 
 
 class SentMoments(NamedTuple):
@@ -127,7 +111,7 @@ class _Solves:
         return self.spread * np.array([one.scale for one in self.candidates])
 
     def mixtures(self, one: Candidate) -> MixtureSet:
-        return one.mixtures_of(self.problem.federation)
+        return one.mixture_spec.mixtures_of(self.problem.federation)
 
     @property
     def models(self) -> Box | Ball:
@@ -192,7 +176,7 @@ def cross_validate(
         if progress is not None:
             progress(rounds, 0)
         return found._replace(rounds=rounds)
-    clients = Clients(network.clients_of(problem, fold_spec), progress)
+    clients = FoldClients(network.clients_of(problem, fold_spec), progress)
     B = len(candidates) * (fold_spec.folds + 1)
     groups = np.repeat(np.arange(len(candidates)), fold_spec.folds + 1)
     folds = np.tile(np.append(np.arange(fold_spec.folds), -1), len(candidates))
@@ -244,7 +228,7 @@ def fold_moments(problem: Problem, fold_spec: FoldSpec, network: Rounds) -> Trai
 
 def _sent(problem: Problem, fold_spec: FoldSpec, network: Rounds) -> tuple[TrainingMoments, int]:
     """(the second moments, rounds that they took)."""
-    clients = Clients(network.clients_of(problem, fold_spec))
+    clients = FoldClients(network.clients_of(problem, fold_spec))
     return TrainingMoments(
         *map(np.asarray, clients.replies(FoldMoments(), MomentsBroadcast()))
     ), clients.rounds
@@ -497,7 +481,7 @@ def _newton(
     mixtures: Sequence[MixtureSet],
     starts: Numbers,
     weights: Numbers,
-    clients: Clients | None,
+    clients: FoldClients | None,
     scales: Sequence[float],
     neighbours: Sequence[Minimax | None] | None = None,
 ) -> list[Minimax]:

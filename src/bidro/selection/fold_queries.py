@@ -34,7 +34,7 @@ TOGETHER = 10
 _WIDTH = 2.0
 
 
-class Query(BaseAlgorithm):
+class FoldQuery(BaseAlgorithm):
     """One round: `state` is the message, then the replies."""
 
     rows_behind: ClassVar[RowsBehind] = "folds"
@@ -87,7 +87,7 @@ class RisksReply(NamedTuple):
 
 
 @pytree
-class FoldRisks(Query):
+class FoldRisks(FoldQuery):
     """Risks and gradients of many models, each over the training rows of its fold, and curvatures of some."""
 
     oracle: Oracle = static()
@@ -164,7 +164,7 @@ class CutsBroadcast(NamedTuple):
 
 
 @pytree
-class FoldCuts(Query):
+class FoldCuts(FoldQuery):
     """The query of the bundle method, for many solves at once: one `bundle.state.Reply` each."""
 
     oracle: Oracle = static()
@@ -204,7 +204,7 @@ class MomentsReply(NamedTuple):
 
 
 @pytree
-class FoldMoments(Query):
+class FoldMoments(FoldQuery):
     """The second moments of every fold's training rows: all that squared loss depends on."""
 
     broadcast_type: ClassVar[type] = MomentsBroadcast
@@ -231,7 +231,7 @@ class ScoresReply(NamedTuple):
 
 
 @pytree
-class FoldScores(Query):
+class FoldScores(FoldQuery):
     """Mean losses of models (folds, candidates, d) on the rows that their folds leave out."""
 
     broadcast_type: ClassVar[type] = ScoresBroadcast

@@ -33,7 +33,7 @@ from bidro.losses import LinearScores, Loss, Squared
 from bidro.problem.problem import Problem
 from bidro.risk.moments import Moments, TrainingMoments, left_out_sums, of_clients, of_folds
 from bidro.selection.components import Expansion, changes
-from bidro.selection.fold_queries import Query
+from bidro.selection.fold_queries import FoldQuery
 
 if TYPE_CHECKING:
     from jax import Array
@@ -192,7 +192,7 @@ class ExpansionsReply(NamedTuple):
 
 
 @pytree
-class PersonalExpansions(Query):
+class PersonalExpansions(FoldQuery):
     """Sums of losses to second order around the clients' most probable models, as functions of how these
     differ from the shared model; of several scores, of each alone."""
 

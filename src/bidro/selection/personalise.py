@@ -50,7 +50,7 @@ from bidro.selection.personal import (
     expansions,
     has_personal_models,
 )
-from bidro.selection.replies import Clients
+from bidro.selection.replies import FoldClients
 from bidro.selection.rule import required_errors
 
 PersonalWord = Literal["auto", "offset"]
@@ -208,7 +208,7 @@ def personal_losses(
     if sent is None and calibration.moments is not None:
         sent = calibration.moments.trained
     ask = network.clients_of(problem, calibration.fold_spec)
-    free = freedoms(problem, models, word, Clients(ask).replies, sent, sends_curvature)
+    free = freedoms(problem, models, word, FoldClients(ask).replies, sent, sends_curvature)
     if sent is not None:
         assert isinstance(problem.loss, Squared)
         reply = algorithm.from_moments(problem.loss, sent, models[:-1], free.freedom[:-1])

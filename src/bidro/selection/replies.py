@@ -31,7 +31,7 @@ Whole = NDArray[np.int64]
 _MOST_REPEATS = 30
 
 
-class Clients:
+class FoldClients:
     """Clients that answer queries about folds, and how many rounds that has taken."""
 
     def __init__(self, ask: Ask, progress: Callable[[int, int], None] | None = None) -> None:
@@ -58,7 +58,7 @@ class RepliesOracle:
     leave out different folds share one curvature, over all rows at their mean: rows that a fold leaves out
     hardly change it, and curvature is most of a reply. `groups` says which do."""
 
-    clients: Clients
+    clients: FoldClients
     oracle: Oracle  # of the inner problems
     n: int
     folds: int

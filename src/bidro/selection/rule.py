@@ -19,19 +19,52 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import ndtr, stdtrit
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError, is_number
+from bidro.core.sets import CappedSimplex, MixtureSet, Simplex
+from bidro.data.federation import Federation
 
 # By default the mean loss may rise by this share.
 MAX_COST = 0.02
-# (max_weight_ratio, mixing): a share `mixing` of the weight may leave the clients' proportions, and no client
-# then counts for more than `max_weight_ratio` times its share of that. The first is pooled training, the last
-# AFL.
+
+
+class MixtureSpec(NamedTuple):
+    """The mixtures that training guards against: a share `mixing` of the weight may leave the clients'
+    proportions, and no client then counts for more than `max_weight_ratio` times its share of that."""
+
+    max_weight_ratio: float  # kappa; inf for no limit
+    mixing: float = 1.0  # mu; the rest of the weight is by the clients' rows
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every client counts by its rows, as in pooled training."""
+        return self.max_weight_ratio == 1 or self.mixing == 0
+
+    def mixtures(self, sizes: ArrayLike, most: float = 1.0) -> MixtureSet:
+        """A, and of that the weights of at most `most`; sizes (n,) are what clients count by, none for more
+        than that share."""
+        counted = np.asarray(sizes)
+        if most < 1:
+            free = CappedSimplex.mixed(counted, *self)
+            return CappedSimplex(free.lower, np.minimum(free.upper, most))
+        if self.mixing != 1:
+            return CappedSimplex.mixed(counted, *self)
+        if math.isinf(self.max_weight_ratio):
+            return Simplex(len(counted))
+        return CappedSimplex.around_proportions(counted, self.max_weight_ratio)
+
+    def mixtures_of(self, federation: Federation) -> MixtureSet:
+        """A, for these clients."""
+        return self.mixtures(federation.counted, federation.max_share)
+
+
+# What weights are chosen from: the first is pooled training, the last AFL.
 MIXTURE_SPECS = (
-    (1.0, 1.0),
-    *((ratio, mu) for ratio in (5.0, math.inf) for mu in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)),
+    MixtureSpec(1.0),
+    *(MixtureSpec(ratio, mu) for ratio in (5.0, math.inf) for mu in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)),
 )
 # A worst fifth must be lower by so many standard errors, a worst tenth by so many more than is paid; a mean
 # must be within the largest cost with so many to spare.

@@ -16,7 +16,7 @@ from bidro.core.errors import BidroError
 from bidro.core.pytrees import mapped
 from bidro.federated.algorithm import Algorithm
 from bidro.federated.engines.in_process import IN_PROCESS
-from bidro.federated.engines.rounds import Answered, Rounds, rounds
+from bidro.federated.engines.rounds import KnownReplies, Rounds, rounds
 from bidro.federated.engines.wire import pack
 from bidro.losses import has_curves
 from bidro.losses.fingerprints import require_known
@@ -222,7 +222,7 @@ def solve(
     run = _Run(chosen, why, time.perf_counter(), state)
     if resume is not None:
         run.go_on_from(resume, gap)
-    clients = network if moments is None or chosen != "one-shot" else Answered(moments)
+    clients = network if moments is None or chosen != "one-shot" else KnownReplies(moments)
     run.rounds(clients, algorithm, problem, max_rounds, progress)
     by_rule = chosen == "one-shot" and method is None and resume is None
     if by_rule and not run.solver.gap <= gap and run.done < max_rounds:

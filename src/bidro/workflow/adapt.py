@@ -17,8 +17,9 @@ import pandas as pd
 from bidro.certify.trained_rows import TrainedRows
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
+from bidro.core.files import write_private
 from bidro.model.model_file import Model
-from bidro.model.personal_file import FILE, PersonalModels, personal_file_in, write_private
+from bidro.model.personal_file import FILE, PersonalModels, personal_file_in
 from bidro.selection.personal import personal_models
 from bidro.workflow.folder import require_place, write_folder
 

@@ -29,7 +29,7 @@ from bidro.certify.row_promise import SHARE, row_promise
 from bidro.certify.statements import (
     NO_INTERVAL,
     NOT_TRAINED_HERE,
-    Limits,
+    LossLimits,
     RowLosses,
     of_model_from_elsewhere,
     statements_of_rows,
@@ -55,8 +55,8 @@ class Range:
     note: str | None = None  # where the other rows may be among those that are certified
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.clip, self.declared)
+    def limits(self) -> LossLimits:
+        return LossLimits(self.clip, self.declared)
 
     @classmethod
     def of(cls, loss: PredictedLoss, scored: Scored, largest: float | None, others: Scored | None) -> Range:

@@ -10,7 +10,7 @@ from bidro.data.federation import Federation
 from bidro.federated.algorithms import BiDROFL
 from bidro.federated.baselines import AFL, DRFA, GroupDRO
 from bidro.federated.engines.in_process import run
-from bidro.federated.engines.side_by_side import Setting, train_settings
+from bidro.federated.engines.side_by_side import Trial, train_settings
 from bidro.risk.inner import Exact
 from tests.federated.cases import penalised
 from tests.small import rows
@@ -33,10 +33,10 @@ def second_half(result):
 @pytest.mark.parametrize(
     "settings",
     [
-        [Setting(AFL(eta, 0.1), problem(None)) for eta in (0.01, 0.05)],
-        [Setting(BiDROFL(0.05, 0.02, Exact()), problem(rho)) for rho in (15.0, 30.0)],
-        [Setting(GroupDRO(eta, 0.1), problem(None)) for eta in (0.05, 0.1)],
-        [Setting(DRFA(eta, 0.1, 2, 2), problem(None)) for eta in (0.05, 0.1)],
+        [Trial(AFL(eta, 0.1), problem(None)) for eta in (0.01, 0.05)],
+        [Trial(BiDROFL(0.05, 0.02, Exact()), problem(rho)) for rho in (15.0, 30.0)],
+        [Trial(GroupDRO(eta, 0.1), problem(None)) for eta in (0.05, 0.1)],
+        [Trial(DRFA(eta, 0.1, 2, 2), problem(None)) for eta in (0.05, 0.1)],
     ],
     ids=["AFL", "BiDRO-FL", "Group DRO", "DRFA"],
 )
@@ -52,7 +52,7 @@ def test_settings_side_by_side_are_runs_one_by_one(settings):
 
 def test_a_fold_is_left_out():
     """AFL with fixed steps in x alone, so that nothing hangs on the shares of rows."""
-    settings = [Setting(AFL(0.05, 0.0), problem(None))]
+    settings = [Trial(AFL(0.05, 0.0), problem(None))]
     models = train_settings(settings, OF_ROW, FOLDS, ROUNDS, seed=5)
     whole = settings[0].problem
     owner = np.repeat(np.arange(3), SIZES)
@@ -76,14 +76,14 @@ def test_rows_of_a_fold_are_never_drawn():
     samples[OF_ROW == 1] = 3.0
     poisoned = made.with_samples(samples)
     clean, dirty = (
-        train_settings([Setting(GroupDRO(0.05, 0.1), one)], OF_ROW, FOLDS, 200) for one in (made, poisoned)
+        train_settings([Trial(GroupDRO(0.05, 0.1), one)], OF_ROW, FOLDS, 200) for one in (made, poisoned)
     )
     np.testing.assert_array_equal(clean[0, 1], dirty[0, 1])
     assert all(np.abs(clean[0, k] - dirty[0, k]).max() > 1e-3 for k in (0, 2, 3))
 
 
 def test_a_setting_that_runs_away_spoils_nobody_else():
-    settings = [Setting(AFL(eta, 0.1), problem(None)) for eta in (0.05, 1e200)]
+    settings = [Trial(AFL(eta, 0.1), problem(None)) for eta in (0.05, 1e200)]
     models = train_settings(settings, OF_ROW, FOLDS, ROUNDS)
     alone = train_settings(settings[:1], OF_ROW, FOLDS, ROUNDS)
     np.testing.assert_allclose(models[0], alone[0], rtol=1e-12)

@@ -24,7 +24,7 @@ from bidro.certify.held_out import ClientBound, client_bound
 from bidro.certify.statements import (
     NO_INTERVAL,
     NOT_TRAINED_HERE,
-    Limits,
+    LossLimits,
     of_model_from_elsewhere,
     statements_of,
 )
@@ -152,7 +152,7 @@ def certificate_of(
         }
         for name, one in told.items()
     }
-    limits = Limits(most, None) if clips else Limits(None, most)
+    limits = LossLimits(most, None) if clips else LossLimits(None, most)
     found = statements_of(bounds, limits, confidence, Simplex(len(told)), people=by_people)
     absent = {
         "interval": no_interval,

@@ -375,7 +375,7 @@ class SiteClients:
         return stack_trees(self.coordinator.ask("bounds", 1, settings, messages, like, check=check).values())
 
     def baselines(self, of: CertifiedModel, message: HoldoutQuery, others: Mapping[str, Floats]) -> None:
-        """Sites are not asked: see `fitting.baselines`."""
+        """Sites are not asked: see `fit.baselines`."""
 
     def row_fits(self, of: CertifiedModel, message: HoldoutQuery) -> None:
         """Sites are not asked: scores are single rows'. One bound of theirs is in `HoldoutBounds`."""

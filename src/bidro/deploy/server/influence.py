@@ -23,7 +23,6 @@ from bidro.losses import LinearLoss, Softmax, Squared
 from bidro.problem.problem import Problem
 from bidro.risk.moments import Moments, MomentsOracle, smoothed
 from bidro.risk.oracle import Lift, QuadraticRisks, RiskOracle
-from bidro.selection.cross_validate import Candidate
 from bidro.selection.segments import with_smoothing, without_smoothing
 from bidro.solvers.bundle.state import State
 from bidro.solvers.minimax_newton import minimax_newton
@@ -117,7 +116,7 @@ class _Sites:
         left = np.arange(problem.n) != i
         sizes = np.asarray(problem.federation.sizes, float)[left]
         most = max(problem.federation.max_share, 1 / len(sizes))
-        mixtures = Candidate(0.0, *trained.mixture_spec).mixtures(capped_sizes(sizes, most), most)
+        mixtures = trained.mixture_spec.mixtures(capped_sizes(sizes, most), most)
         references = NO_REFERENCES
         if problem.references is not None:
             each = np.asarray(problem.references)[left]

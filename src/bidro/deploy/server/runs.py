@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bidro.core.errors import BidroError, one_line
+from bidro.core.files import write_private
 from bidro.deploy.agreement.job import Job
 from bidro.deploy.messages.queries import stage_of
 from bidro.federated.engines.coordinator import Policy
@@ -141,8 +142,8 @@ def begin(folder: Path, job: Job) -> Begun:
     # What an earlier attempt said is not said of this one.
     for name in (WORDS_FILE, ROUNDS_FILE):
         (folder / name).unlink(missing_ok=True)
-    _write(folder / _ATTEMPT, str(before + 1))
-    _write(path, text)
+    write_private(folder / _ATTEMPT, str(before + 1).encode())
+    write_private(path, text.encode())
     return _begun(folder, job.run, before + 1, None)
 
 
@@ -150,13 +151,6 @@ def attempt(folder: Path) -> int:
     """How often a run was begun in the folder."""
     path = folder / _ATTEMPT
     return int(path.read_text()) if path.exists() else 0
-
-
-def _write(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(text)
-    fresh.chmod(0o600)
-    os.replace(fresh, path)
 
 
 def _begun(folder: Path, run: str, attempt: int, result: dict[str, bytes] | None) -> Begun:
@@ -371,7 +365,7 @@ def in_words(line: str) -> str:
     return words + left_in_words(told.get("seconds_left"))
 
 
-class Followed:
+class RunFollower:
     """Says what a run says, once, while others ask how it goes."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -36,9 +36,10 @@ from bidro.certify.intervals import Calibration, row_scores, tells_of_rows
 from bidro.certify.out_of_sample import largest_loss
 from bidro.certify.rounding import Rounding, among_people
 from bidro.certify.row_promise import SHARE
-from bidro.certify.statements import CLIP, CertifiedModel, Limits, RowLosses, client_report
+from bidro.certify.statements import CLIP, CertifiedModel, LossLimits, RowLosses, client_report
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
+from bidro.core.files import write_private
 from bidro.core.pytrees import mapped
 from bidro.core.sets import Simplex, WholeSpace
 from bidro.core.splits import holdout_of
@@ -78,7 +79,7 @@ from bidro.losses import Loss, losses_of
 from bidro.losses.predicted import SUM_TOLERANCE, PredictedLoss, Scored
 from bidro.model.onnx.run import OnnxModel, Predictions, Roles, by_name
 from bidro.model.personal_file import FILE as PERSONAL_FILE
-from bidro.model.personal_file import PersonalModels, write_private
+from bidro.model.personal_file import PersonalModels
 from bidro.privacy.ledger import Ledger, OverspentError
 from bidro.privacy.table_one import TableOne
 from bidro.privacy.terms import MASKED, Budget, Plan
@@ -498,7 +499,7 @@ def _bounds_of_losses(site: Site, rows: SiteRows, said: Predictions | None) -> t
     )
     levels, grid = [1 - agreed.options.confidence], SiteGrid(site, rows)
     found = client_report(
-        "it", counted, Limits(most, None), levels, people=rows.people_of(kept), rounding=grid
+        "it", counted, LossLimits(most, None), levels, people=rows.people_of(kept), rounding=grid
     ).bounds
     both = (np.array([one.bound for one in found.get(part, ())]) for part in ("clipped", "mistakes"))
     return Scores(*both), draws(kept, rows.people)

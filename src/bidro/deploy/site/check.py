@@ -55,7 +55,7 @@ from bidro.federated.engines.coordinator import Coordinator, InMemory, Policy
 from bidro.federated.engines.record import Record
 from bidro.fit.training import cross_validates, folds_of
 from bidro.privacy.terms import Plan
-from bidro.selection.calibrate import Limits
+from bidro.selection.calibrate import FoldLimits
 from bidro.selection.personal import has_personal_models
 
 # Rare levels and cells that are listed.
@@ -305,7 +305,7 @@ def _require_folds(site: Site, rows: SiteRows, folds: tuple[int, ...]) -> None:
         return
     choices = agreed.fit_options.choices
     if cross_validates(choices, 2, has_personal_models(rows.protocol.loss)):
-        count = folds_of(min(training(site, rows).sizes), choices, Limits(folds))
+        count = folds_of(min(training(site, rows).sizes), choices, FoldLimits(folds))
         releases(site, rows).folds(fold_ids_of(site, rows, count))
 
 

@@ -17,7 +17,7 @@ _MARK = "BIDRO_PROCESS"
 _KILLED = 10.0  # seconds for what was killed to be gone
 
 
-class LocalNetwork:
+class LocalProcesses:
     """A server and a process for every site, by name: "server", and the sites'."""
 
     def __init__(self, folder: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bidro.core.errors import BidroError
+from bidro.core.files import write_private
 
 _FRAME = struct.Struct("<II32s")  # lengths of head and body, check sum of both
 _MAGIC = b"bidro run 1\n"
@@ -33,10 +34,7 @@ class Record:
         self._places: dict[tuple[str, str], tuple[int, int]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            fresh = path.with_name(f".{path.name}.new")
-            fresh.write_bytes(_MAGIC)
-            fresh.chmod(0o600)  # what clients sent is the owner's
-            os.replace(fresh, path)
+            write_private(path, _MAGIC)  # what clients sent is the owner's
         self._file = path.open("r+b")
         if self._file.read(len(_MAGIC)) != _MAGIC:
             self._file.close()

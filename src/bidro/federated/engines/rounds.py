@@ -105,7 +105,7 @@ def run_over(
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
+class KnownReplies:
     """Clients whose replies are known: whatever the query, these are returned."""
 
     replies: Any  # with a leading axis of clients

@@ -26,7 +26,7 @@ from bidro.problem.problem import Problem
 _TOGETHER_NUMBERS = 1 << 23
 
 
-class Setting(NamedTuple):
+class Trial(NamedTuple):
     """An algorithm and its problem. Settings that are trained side by side differ in traced
     hyperparameters, penalties, radii and sets alone: loss, rows and metric are the same."""
 
@@ -35,7 +35,7 @@ class Setting(NamedTuple):
 
 
 def train_settings(
-    settings: Sequence[Setting],
+    settings: Sequence[Trial],
     of_row: NDArray[np.int64],
     folds: int,
     rounds: int,
@@ -61,7 +61,7 @@ def train_settings(
     return np.concatenate(parts)
 
 
-def _at_once(settings: Sequence[Setting], folds: int) -> int:
+def _at_once(settings: Sequence[Trial], folds: int) -> int:
     """How many settings to train together: a divisor of their number, so that all groups are one program."""
     each = (folds + 1) * settings[0].problem.federation.samples.size
     count = len(settings)
@@ -69,7 +69,7 @@ def _at_once(settings: Sequence[Setting], folds: int) -> int:
 
 
 def _train_group(
-    settings: Sequence[Setting],
+    settings: Sequence[Trial],
     of_row: NDArray[np.int64],
     folds: int,
     rounds: int,

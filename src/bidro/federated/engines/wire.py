@@ -75,31 +75,18 @@ def unpack_like(data: bytes, like: T) -> T:
     return found
 
 
-# Algorithms of bidro, their parts, and a client's ambiguity. They are known by name, so that solvers and
-# model selection, which are above the engines, need not be imported here.
-_KINDS = frozenset(
-    (
-        *("AFL", "BiDROCompressed", "BiDROLocal", "DRFA", "FDRSVM", "FedAvg", "GroupDRO", "GroupDROBalls"),
-        *("MixtureBall", "QFFL", "UnbalancedDRO", "EightBit", "TopK", "ServerOptimised", "Momentum", "Adam"),
-        *("Adaptive", "Ditto", "Scaffold"),
-        *("BiDROFL", "ExactMWDRO", "OneShotMWDRO", "FoldScores", "FoldCuts", "FoldRisks", "FoldMoments"),
-        *("PersonalCorrections", "PersonalExpansions", "BacktrackingAscent", "Exact", "FixedStepAscent"),
-        *("Penalty", "WassersteinBall", "KLBall", "ChiSquaredBall", "CVaR", "TotalVariationBall"),
-    )
-)
-
-
 def described(value: Any) -> Any:
-    """Numbers, text and objects of the list, as JSON holds them. Raises BidroError for others."""
+    """Numbers, text, and bidro's own algorithms, parts of these and ambiguities, as JSON holds them. Raises
+    BidroError for others."""
     if isinstance(value, bool | int | float | str | None):
         return value
     kind = type(value)
-    if kind.__name__ in _KINDS and kind.__module__.startswith("bidro."):
-        if isinstance(value, tuple):
-            names = list(value._fields)  # type: ignore[attr-defined]
-        else:
-            names = [field.name for field in dataclasses.fields(value) if field.init]
-        return {"kind": kind.__name__, **{name: described(getattr(value, name)) for name in names}}
+    if kind.__module__.startswith("bidro."):
+        if dataclasses.is_dataclass(kind):
+            names = [field.name for field in dataclasses.fields(kind) if field.init]
+            return {"kind": kind.__name__, **{name: described(getattr(value, name)) for name in names}}
+        if hasattr(kind, "_fields"):
+            return {"kind": kind.__name__, **{name: described(getattr(value, name)) for name in kind._fields}}
     if isinstance(value, tuple):
         return [described(part) for part in value]
     raise BidroError(f"A {type(value).__name__} cannot be sent to another machine.")

@@ -17,7 +17,7 @@ from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection, NoReply, 
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from bidro.core.errors import BidroError
-from bidro.deploy.server.runs import Followed, Said
+from bidro.deploy.server.runs import RunFollower, Said
 from bidro.deploy.transport.drive import BrokenError, LostJobError, Persistent
 from bidro.deploy.transport.flare.job import FAILURE, JOB, PROGRESS, RESULT
 
@@ -48,7 +48,7 @@ def drive(
         job_id = lead.ask("submit the job", lambda admin: admin.submit_job(str(folder), token))
         say(f"FLARE job {job_id} submitted")
         try:
-            meta = _wait(lead, job_id, began, say, Followed(say))
+            meta = _wait(lead, job_id, began, say, RunFollower(say))
         except KeyboardInterrupt:
             lead.ask(f"abort the job {job_id}", lambda admin: admin.abort_job(job_id))
             raise
@@ -119,7 +119,7 @@ def _started(lead: _Lead) -> Any:
 
 
 def _wait(
-    lead: _Lead, job_id: str, began: Any, say: Callable[[str], None], followed: Followed
+    lead: _Lead, job_id: str, began: Any, say: Callable[[str], None], followed: RunFollower
 ) -> dict[str, Any]:
     before = "SUBMITTED"
     while True:
@@ -146,7 +146,7 @@ def _wait(
         time.sleep(POLL)
 
 
-def _tell(lead: _Lead, job_id: str, followed: Followed) -> None:
+def _tell(lead: _Lead, job_id: str, followed: RunFollower) -> None:
     try:
         told = lead.ask("ask how the run goes", lambda admin: admin.show_stats(job_id, "server"))
     except BidroError:

@@ -12,14 +12,14 @@ from types import MappingProxyType
 from bidro.core.errors import BidroError
 from bidro.deploy.transport.flare.drive import session
 from bidro.deploy.transport.flare.kit import command, kits_of
-from bidro.deploy.transport.local import LocalNetwork, free_port
+from bidro.deploy.transport.local import LocalProcesses, free_port
 
 _ADMIN = "admin@bidro.local"
 _GRACE = 2.0  # seconds between asking a process to stop and killing it
 _START = 60.0  # seconds for the server and all sites to come up
 
 
-class FlareNetwork(LocalNetwork):
+class FlareNetwork(LocalProcesses):
     """kits: a folder with one for each participant. environments: by site, and for "server"."""
 
     def __init__(self, kits: Path, environments: Mapping[str, Mapping[str, str]]) -> None:

@@ -22,7 +22,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 
 from bidro.core.errors import BidroError
-from bidro.deploy.server.runs import Followed, Mark, mark, said_so_far
+from bidro.deploy.server.runs import Mark, RunFollower, mark, said_so_far
 from bidro.deploy.transport.drive import BrokenError, LostJobError, Persistent
 from bidro.deploy.transport.flower.app import bidros_app, result_folder
 
@@ -82,7 +82,7 @@ def _started(job: str, token: str, settings: Mapping[str, Any]) -> int:
 def _wait(
     run: int, settings: Mapping[str, Any], say: Callable[[str], None], persistent: Persistent, since: Mark
 ) -> None:
-    before, followed = None, Followed(say)
+    before, followed = None, RunFollower(say)
     while True:
         status = persistent(lambda: _status(run, settings))
         if status.status != before:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ipaddress
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from bidro.core.files import write_private
 from bidro.deploy.consortium.kits import SERVER, Provisioned
 
 LOOPBACK, PORT = "127.0.0.1", 8000  # where the SuperLink listens, behind the proxy
@@ -62,7 +62,7 @@ def certificates(folder: Path, hosts: Sequence[str], authority: Path | None = No
     )
     (folder / AUTHORITY).write_bytes(root.public_bytes(Encoding.PEM))
     (folder / CERTIFICATE).write_bytes(certificate.public_bytes(Encoding.PEM))
-    _write_secret(folder / KEY, _pem(key))
+    write_private(folder / KEY, _pem(key))
 
 
 def _authority(folder: Path | None, now: datetime) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -81,7 +81,7 @@ def _authority(folder: Path | None, now: datetime) -> tuple[ec.EllipticCurvePriv
     if folder is not None:
         folder.mkdir(exist_ok=True, mode=0o700)
         (folder / AUTHORITY).write_bytes(root.public_bytes(Encoding.PEM))
-        _write_secret(folder / _AUTHORITY_KEY, _pem(key))
+        write_private(folder / _AUTHORITY_KEY, _pem(key))
     return key, root
 
 
@@ -93,17 +93,10 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _write_secret(path: Path, content: bytes) -> None:
-    with suppress(FileNotFoundError):
-        path.unlink()
-    path.touch(0o600)
-    path.write_bytes(content)
-
-
 def site_key(path: Path) -> bytes:
     """Write a site's new key, and return its public half as the SuperLink registers it."""
     key = ec.generate_private_key(ec.SECP384R1())
-    _write_secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 

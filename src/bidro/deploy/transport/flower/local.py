@@ -20,7 +20,7 @@ from bidro.core.errors import BidroError
 from bidro.deploy.transport.flower.drive import control
 from bidro.deploy.transport.flower.kit import ENVIRONMENT as _ENVIRONMENT
 from bidro.deploy.transport.flower.kit import certificates, server_command, site_key
-from bidro.deploy.transport.local import HOST, LocalNetwork, free_port
+from bidro.deploy.transport.local import HOST, LocalProcesses, free_port
 
 _NODE = (sys.executable, "-m", "bidro.deploy.transport.flower.node")
 _PATIENCE = 120.0  # seconds for a process to be ready; a few are usual
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 }
 
 
-class FlowerNetwork(LocalNetwork):
+class FlowerNetwork(LocalProcesses):
     """Keys, certificates, databases and logs are in `folder`; sites have their site.toml by name."""
 
     def __init__(self, folder: Path, sites: Mapping[str, Path], runs: Path) -> None:
