@@ -1,4 +1,4 @@
-"""`python -m tests.golden`: what this code gives, as JSON; `--record` makes it what tests compare with."""
+"""`python -m tests.golden [FILE]`: what this code gives, as JSON; `--record` makes it what is compared with."""
 
 import argparse
 import json
@@ -34,6 +34,7 @@ def _tried(made, name):
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
+    parser.add_argument("file", nargs="?", default="/dev/stdout", help="to write to")
     parser.add_argument("--record", action="store_true", help="rewrite the recorded fits and messages")
     parser.add_argument("--only", default="", help="those alone whose name contains this")
     parser.add_argument("--times", action="store_true", help="say how long each takes")
@@ -53,7 +54,7 @@ def main():
                 if given.times:
                     print(f"{time.process_time() - began:6.1f} s  {kind}: {name}", file=sys.stderr)
     if not given.record:
-        json.dump(found, sys.stdout)
+        Path(given.file).write_text(json.dumps(found))
         return
     for kind, own in found.items():
         path = HERE / f"{kind}.json"

@@ -4,12 +4,7 @@ They run in a process of its own, with the compiler's settings that users have (
 (`plain`) share no code with them.
 """
 
-import fcntl
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +16,7 @@ from bidro.risk.rows_numpy import FoldedRows, RowsOracle, needs_no_search
 from tests.fuzz import reference
 from tests.fuzz.measures import models
 from tests.fuzz.problems import case_of
+from tests.own_process import made_once
 from tests.risk.oracles import CASES, FOLDS
 from tests.risk.plain import Wide
 
@@ -31,23 +27,7 @@ BOTH = [(name, backend) for name, case in CASES.items() for backend in case.back
 @pytest.fixture(scope="session")
 def told(tmp_path_factory, worker_id):
     """By (case, backend), what oracles say; once for all workers."""
-    shared = tmp_path_factory.getbasetemp()
-    shared = shared if worker_id == "master" else shared.parent
-    path = shared / "oracles.pickle"
-    with open(shared / "oracles.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-            done = subprocess.run(
-                [sys.executable, "-m", "tests.risk.oracles", str(path)],
-                cwd=Path(__file__).parents[2],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr[-4000:]
-        return pickle.loads(path.read_bytes())
+    return pickle.loads(made_once(tmp_path_factory, worker_id, "tests.risk.oracles").read_bytes())
 
 
 def formula(case, backend, x, fold, scale, alone=False):
