@@ -1,4 +1,4 @@
-"""`python -m tests.golden [FILE]`: what this code gives, as JSON; `--record` makes it what is compared with."""
+"""`python -m tests.golden [FILE]`: what this code gives, as JSON; `--record` makes it what tests expect."""
 
 import argparse
 import json
