@@ -36,6 +36,7 @@ from bidro.core.pytrees import compilation_cache
 from bidro.fit.fitted import Progress
 from bidro.fit.network import LocalClients
 from bidro.selection.rule import worst_decile
+from bidro.workflow.evaluation import lowest_by_chance
 from bidro.workflow.fit import Fit, fit_tables
 from bidro.workflow.options import FitOptions
 from studies.against_peers import split
@@ -45,8 +46,6 @@ FIRST_SEED = 7000
 SHARE = 0.9
 METHODS = ("bidro", "pooled", "crepes", "crepes by client", "MAPIE CQR")
 NUMBERS = tuple(name for name, peer in TABLES.items() if peer.kind == "number")
-# Draws of what coverage by client would be by chance alone.
-_CHANCE = 2_000
 _NEIGHBOURS = 25
 
 
@@ -215,20 +214,13 @@ def run_split(peer: Peer, table: pd.DataFrame, seed: int) -> dict[str, Any]:
     return found
 
 
-def chance(rows: Floats, seed: int = 0) -> float:
-    """What the worst tenth of the clients has on average where every row is inside with the promised
-    probability."""
-    drawn = np.random.default_rng(seed).binomial(rows.astype(int), SHARE, (_CHANCE, len(rows)))
-    return float(np.mean([-worst_decile(-own / rows) for own in drawn]))
-
-
 def summary(splits: list[Mapping[str, Any]]) -> dict[str, Any]:
     """Means over the splits: by method coverage over rows and in the worst tenth of the clients, width as a
     multiple of pooled over rows whose interval is finite, and the share of rows whose interval is not."""
     found: dict[str, Any] = {"clients": len(splits[0]["rows"]), "methods": {}}
     found["rows"] = int(np.sum(splits[0]["rows"]))
     found["held_out"] = float(np.median(splits[0]["calibration"]))
-    found["chance"] = float(np.mean([chance(np.array(one["rows"], float)) for one in splits]))
+    found["chance"] = float(np.mean([lowest_by_chance(np.array(one["rows"]), SHARE) for one in splits]))
     for name in METHODS:
         coverage, worst, width, infinite = [], [], [], []
         for one in splits:

@@ -210,3 +210,41 @@ def test_counts_and_costs_have_intervals():
     assert np.mean(error <= promise.bound) >= 0.9
     with pytest.raises(BidroError, match="counts"):
         model.intervals_.at(0.9, 0.1)
+
+
+def test_evaluate_counts_the_rows_inside_beside_what_chance_shows(folder, capsys):
+    fresh = folder / "fresh-rows.csv"
+    rows = example_visits(6)
+    pd.concat([rows, rows.head(5).assign(hospital="elsewhere")]).to_csv(fresh, index=False)
+    capsys.readouterr()
+    _run(f"evaluate {folder / 'model'} {fresh} --json")
+    found = json.loads(capsys.readouterr().out)
+    inside = _inside(load_model(folder / "model").predict_interval(rows), rows["stay"])
+    shares = inside.groupby(rows["hospital"]).mean()
+    assert {name: one["inside"] for name, one in found["clients"].items()} == pytest.approx(
+        {**shares, "elsewhere": 1.0}
+    )
+    assert found["intervals"]["inside"] == pytest.approx((inside.sum() + 5) / (len(rows) + 5))
+    assert found["intervals"]["worst_decile"] == pytest.approx(shares.min())
+    # The lowest of seven binomial shares, the last of five rows.
+    sizes = [*rows.groupby("hospital").size(), 5]
+    rng = np.random.default_rng(1)
+    lowest = [min(rng.binomial(n, 0.9) / n for n in sizes) for _ in range(1500)]
+    assert found["intervals"]["by_chance"] == pytest.approx(np.mean(lowest), abs=0.02)
+    _run(f"evaluate {folder / 'model'} {fresh}")
+    out = capsys.readouterr().out
+    assert f"Intervals at 90%: {found['intervals']['inside']:.1%} of the rows are inside" in out
+    assert f"chance alone, with 90% everywhere, shows {found['intervals']['by_chance']:.1%}" in out
+
+
+def test_sets_of_classes_are_counted_too(tmp_path, capsys):
+    rows = example_visits(0)
+    rows["long"] = np.where(rows["stay"] > 5, "yes", "no")
+    rows.drop(columns="stay").to_csv(tmp_path / "t.csv", index=False)
+    _run(f"fit {tmp_path / 't.csv'} --client hospital --target long --curves none --out {tmp_path / 'm'}")
+    capsys.readouterr()
+    _run(f"evaluate {tmp_path / 'm'} {tmp_path / 't.csv'} --json")
+    found = json.loads(capsys.readouterr().out)
+    sets = load_model(tmp_path / "m").predict_interval(rows)
+    inside = np.where(rows["long"] == "yes", sets["may be yes"], sets["may be no"])
+    assert found["intervals"]["inside"] == pytest.approx(inside.mean())

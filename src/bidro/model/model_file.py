@@ -176,6 +176,29 @@ class Model:
             {f"may be {name}": inside[:, k] for k, name in enumerate(classes)}, index=table.index
         )
 
+    def inside_interval(self, rows: Floats, client: str, confidence: float = 0.9) -> NDArray[np.bool_]:
+        """Whether the targets of a client's rows are inside the intervals that `predict_interval` gives them.
+
+        Args:
+            rows: (N, k + 1) in the units of training, as `rows` has them.
+            client: whose they are, in training or not.
+            confidence: as in `predict_interval`.
+
+        Returns:
+            For every row (N,).
+        """
+        assert self.intervals is not None
+        without = set(self.intervals.personal) - set(self.personal)
+        of = np.full(len(rows), client)
+        half = self.intervals.half_widths(rows[:, :-1], of, confidence, without=without)
+        known = client in self.intervals.quantiles[0].clients
+        scores = self.scores(rows, self.used_by(client) if known else self.x)
+        if self.loss.labels is None:
+            lower, upper = interval_ends(self.loss, scores, half)
+            return np.asarray((lower <= rows[:, -1]) & (rows[:, -1] <= upper))
+        places = np.searchsorted(np.asarray(self.loss.labels), rows[:, -1])
+        return np.asarray(class_sets(scores, half)[np.arange(len(rows)), places])
+
     def explain(self, table: pd.DataFrame) -> pd.DataFrame:
         """What every feature contributes to a prediction.
 

@@ -30,6 +30,8 @@ _TOLD_APART = 1e-6
 MOST_LISTED = 50
 _WORST_LISTED = 10
 _MOST_NAMED = 5
+# The share of rows whose intervals are looked at, and draws of what chance alone would show.
+INSIDE, _DRAWS = 0.9, 2_000
 _MODELS = {"pooled": "pooled training", "shared": "the shared model", "personal": "each client's own model"}
 _SHORT = {"pooled": "pooled", "shared": "shared", "personal": "own"}
 
@@ -156,7 +158,8 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
     over all rows under each of the three models, and of every client under the model that it uses.
 
     Clients that the model does not know use the shared one. Standard errors are by person where the model was
-    trained so. `deviation` is that of the scores under the shared model and under pooled training.
+    trained so. `intervals` says how many rows are inside theirs, where the model has any: see `coverage`.
+    `deviation` is that of the scores under the shared model and under pooled training.
     `not_in_training` has the clients that the model does not know, `counted_as_other` by column the rows
     whose level it does not know by name, `unseen_levels` those that count as the average level for want of
     another, `outside_range` by feature the rows outside what was seen.
@@ -200,6 +203,11 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
         client |= measures(model, model.scores(own_rows, x), own_rows, right, client["personal"])
         # Of few rows it says more about chance than about the model.
         client.pop("calibration_error", None)
+    if model.intervals is not None:
+        held = {name: model.inside_interval(own, name, INSIDE) for name, own in by_name.items()}
+        found["intervals"] = coverage(held, people is not None)
+        for name, inside in held.items():
+            found["clients"][name]["inside"] = float(inside.mean())
     loss = registry.entry_of(model.loss).word
     return {
         "loss": loss,
@@ -213,6 +221,45 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
         "unseen_levels": model.schema.unseen_levels(table),
         "outside_range": model.outside(table),
     }
+
+
+def coverage(inside: Mapping[str, NDArray[np.bool_]], people: bool = False) -> dict[str, float | None]:
+    """How many rows are inside their intervals, from whether each (N_i,) by client is: over all rows, over
+    the worst tenth of the clients, and what chance alone would show there if every row were inside with the
+    promised probability by itself; None for rows of `people`, which are not."""
+    rows = np.array([len(own) for own in inside.values()])
+    share = np.array([own.mean() for own in inside.values()])
+    return {
+        "share": INSIDE,
+        "inside": float(rows @ share / rows.sum()),
+        "worst_decile": -float(worst_decile(-share)),
+        "by_chance": None if people else lowest_by_chance(rows),
+    }
+
+
+def lowest_by_chance(rows: NDArray[np.int64], share: float = INSIDE) -> float:
+    """The mean over draws of the share of rows inside in the worst tenth of clients with so many rows (n,),
+    where every row is inside with the same probability."""
+    drawn = np.random.default_rng(0).binomial(rows, share, (_DRAWS, len(rows)))
+    return -float(np.mean(worst_decile(-drawn.T / rows[:, None])))
+
+
+def _intervals_line(found: Mapping[str, Any]) -> list[str]:
+    """How many rows are inside their intervals; nothing of a model without them."""
+    if "intervals" not in found:
+        return []
+    one, clients = found["intervals"], len(found["clients"])
+    worst = "at the worst client" if clients <= 10 else "in the worst tenth of the clients"
+    chance = one["by_chance"]
+    alone = (
+        ""
+        if chance is None
+        else f" (chance alone, with {one['share']:.0%} everywhere, shows {chance:.1%} there)"
+    )
+    return [
+        f"Intervals at {one['share']:.0%}: {one['inside']:.1%} of the rows are inside, "
+        f"{one['worst_decile']:.1%} {worst}{alone}."
+    ]
 
 
 def _evaluation(
@@ -258,6 +305,7 @@ def in_words(found: Mapping[str, Any]) -> str:
     right = measure["of"] == "right"
     lines = side_by_side(f"{heading}, on {count_of_rows(rows)}", right, len(found["clients"]), models)
     lines += _in_use_line(found)
+    lines += _intervals_line(found)
     lines += _against_pooled(found)
     worst_first = sorted(measure["clients"].items(), key=lambda item: item[1][-1], reverse=not right)
     shown, counted = worst_first, "worst first"
