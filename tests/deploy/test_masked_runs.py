@@ -30,6 +30,7 @@ from bidro.fit.questions import GradientsQuery
 from bidro.privacy.accounting import honest_sites, of_one_share
 from bidro.privacy.masking import sum_of_masked
 from bidro.privacy.terms import MASKED, Budget, SharedNoise, Terms
+from bidro.workflow.folder import write_folder
 from tests.deploy.sites import NAMES, SIZES, agree, answering, job, private_sites, table
 
 SHARED = SharedNoise(3.0)
@@ -369,6 +370,18 @@ def test_in_one_process_a_consortium_of_classes_has_the_same_noise(tmp_path):
     files = run_job(job_of(agreed), Listening(tmp_path), tmp_path / "runs")
     found = Certificate.from_json(files["certificate.json"].decode())
     assert 0 < found.mistakes.bound < 1
+
+
+def test_curves_on_agreed_knots_across_sites(tmp_path):
+    """What leaves are sums over the columns of curves, masked; the model predicts by them."""
+    agreed = sharing(tmp_path, training={"curves": {"u": 4}})
+    assert agreed.plan.columns == 3 + 3 + 2
+    listening = Listening(tmp_path)
+    files = run_job(job_of(agreed), listening, tmp_path / "runs")
+    masks_are_used_once(listening.sent)
+    write_folder(tmp_path / "model", files)
+    model = bidro.load_model(tmp_path / "model")
+    assert model.loss.basis.most_segments.tolist() == [4, 1, 1, 1][: model.loss.basis.features]
 
 
 def test_the_key_is_shown_and_a_check_says_what_is_left(tmp_path):

@@ -377,7 +377,10 @@ def test_the_agreement_comes_back_from_its_file_and_from_a_job(ran, tmp_path):
     assert back.privacy == terms
     assert back.digest == whole.digest != agreed.digest
     assert Agreement.from_dict(whole.to_dict()).digest == whole.digest
-    for training, words in (({"radius": 0.1}, "radius must be 0"), ({"curves": 8}, "straight lines")):
+    for training, words in (
+        ({"radius": 0.1}, "radius must be 0"),
+        ({"curves": 8}, "curves are of named features"),
+    ):
         with pytest.raises(BidroError, match=words):
             Agreement.of(agreed.schema, agreed.units, None, training, release="private", privacy=terms)
 

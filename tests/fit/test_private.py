@@ -5,6 +5,7 @@ from dataclasses import replace
 import cvxpy as cp
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from bidro.core.errors import BidroError
 from bidro.data.standardise import Standard
@@ -71,7 +72,7 @@ def test_the_projection_is_the_nearest_positive_semidefinite_matrix():
 def test_least_squares_on_noisy_moments_against_a_cone_program():
     """The same noisy sums, projected and solved by another program: ridge regression."""
     net = network(Budget(1.0), bits=1)
-    plan = private_plan(OPTIONS, 2, people=False)
+    plan = private_plan(OPTIONS, ("u", "v"), people=False)
     told = net.privately(UNITS, plan).moments()
     budgets = reported_budgets(told.budget)
     assert budgets == (Budget(1.0),) * 3
@@ -94,7 +95,7 @@ def test_least_squares_on_noisy_moments_against_a_cone_program():
 
 def test_the_sums_are_those_of_the_rows_as_they_are_clipped_and_their_noise_is_as_planned():
     net = network(Budget(1.0))
-    z, plan = z_of(net), private_plan(OPTIONS, 2, people=False)
+    z, plan = z_of(net), private_plan(OPTIONS, ("u", "v"), people=False)
     weight = np.minimum(1.0, plan.clip / np.linalg.norm(z, axis=1))
     expected = np.einsum("ni,nj->ij", z * weight[:, None], z * weight[:, None])
     one = PrivateClient(PrivateRows(z, z[:0]), plan, None)
@@ -121,7 +122,7 @@ def test_the_sums_are_those_of_the_rows_as_they_are_clipped_and_their_noise_is_a
 def test_gradients_are_those_of_the_loss(classes):
     net = network(Budget(1.0), classes=classes)
     options = CLASSES if classes else OPTIONS
-    z, plan = z_of(net, options.units), private_plan(options, 2, people=False)
+    z, plan = z_of(net, options.units), private_plan(options, ("u", "v"), people=False)
     x, one = np.array([0.3, -0.2, 0.1]), PrivateClient(PrivateRows(z, z[:0]), plan, None)
     turned = np.array([[1.0, 0.5, 0.0], [-0.5, 1.0, 0.0], [0.25, 0.0, 2.0]])
     query = GradientsQuery(x, turned, np.array(1e4), np.array(2.0**30))
@@ -180,6 +181,26 @@ def test_with_a_huge_budget_the_model_is_that_of_pooled_least_squares():
     assert far[2] < 1e-3 < far[1] < far[0]
 
 
+def test_curves_with_a_huge_budget_are_those_of_least_squares_on_hats():
+    """Knots are at the quartiles of a normal column of the agreed centre and spread: known without a row."""
+    options = replace(OPTIONS, choices=FitSettings(weights="fixed", personal=None, curves={"u": 4}))
+    options = replace(options, privacy=Terms(gradients=40))
+    net = network(Budget(1e5), bits=3, hold_out=0.0, sizes=(3000, 5000, 4000))
+    z, knots = z_of(net), norm.ppf([0.25, 0.5, 0.75])
+    fitted = fit(net, options)
+    hats = [np.interp(z[:, 0], knots, np.eye(3)[j]) for j in range(3)]
+    beyond = [np.minimum(z[:, 0] - knots[0], 0), np.maximum(z[:, 0] - knots[2], 0)]
+    columns = np.column_stack([*hats, *beyond, z[:, 1]])
+    best = columns @ np.linalg.lstsq(columns, z[:, -1], rcond=None)[0]
+    model = fitted.trained.problem.loss
+    scores = np.column_stack([model.basis.expand(z[:, :2]), z[:, 2]]) @ fitted.trained.x
+    assert np.mean((scores / 2 - best) ** 2) < 1e-4 * np.var(best)
+    assert fitted.trained.segments.basis.most_segments.tolist() == [4, 1]
+    # Lines are what is left to the rows.
+    lines = replace(options, choices=replace(options.choices, curves={"v": None, "u": "auto"}))
+    assert private_plan(lines, ("u", "v"), people=False).basis is None
+
+
 def test_logistic_loss_with_a_huge_budget_ends_near_the_solution():
     net = network(Budget(1e6), bits=3, classes=True)
     z = z_of(net, CLASSES.units)
@@ -198,7 +219,7 @@ def test_logistic_loss_with_a_huge_budget_ends_near_the_solution():
 def test_capped_weights_solve_the_minimax_problem_of_the_shrunk_moments():
     """Against a cone program on the same moments; the gradients that follow keep the weights."""
     net = network(Budget(8.0), bits=5, sizes=(500, 500, 500))
-    plan = private_plan(OPTIONS, 2, people=False)
+    plan = private_plan(OPTIONS, ("u", "v"), people=False)
     clients = net.privately(UNITS, plan)
     told = clients.moments()
     sums = noisy_sums(plan, told, reported_budgets(told.budget))

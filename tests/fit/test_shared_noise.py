@@ -88,7 +88,7 @@ def test_the_unconditional_figure_is_that_of_ones_own_share(sites, half):
 def test_pooled_moments_are_those_of_all_rows_with_the_noise_of_all_shares():
     net, off = network(Budget(1.0), sizes=SIZES), []
     z = z_of(net)
-    plan = private_plan(of(OPTIONS), 2, people=False, sites=8)
+    plan = private_plan(of(OPTIONS), ("u", "v"), people=False, sites=8)
     weight = np.minimum(1.0, plan.clip / np.linalg.norm(z, axis=1))
     expected = np.einsum("ni,nj->ij", z * weight[:, None], z * weight[:, None])
     for seed in range(60):
@@ -100,13 +100,13 @@ def test_pooled_moments_are_those_of_all_rows_with_the_noise_of_all_shares():
     assert abs(off.mean()) < 4 / math.sqrt(off.size)
     assert off.var() == pytest.approx(1.0, abs=4 * math.sqrt(2 / off.size))
     # Of the noise that every site would add by itself, the root of h-th part.
-    own = private_plan(OPTIONS, 2, people=False).moments_scale(Budget(1.0)).sigma[0]
+    own = private_plan(OPTIONS, ("u", "v"), people=False).moments_scale(Budget(1.0)).sigma[0]
     assert sums.noise[0] == pytest.approx(math.sqrt(8) * own / math.sqrt(4), rel=0.02)
 
 
 def test_masked_messages_give_the_same_sums_to_the_bit():
     """What goes to a server between machines: every site's values under masks."""
-    plan = private_plan(of(OPTIONS), 2, people=False, sites=8)
+    plan = private_plan(of(OPTIONS), ("u", "v"), people=False, sites=8)
     clients = network(Budget(1.0), sizes=SIZES, bits=3).privately(UNITS, plan)
     query = GradientsQuery(np.zeros(3), np.eye(3), np.array(2.0), np.array(4.0))
     keys = {f"site-{i}": SiteKey(bytes([i]) * 32) for i in range(8)}
@@ -143,7 +143,7 @@ def test_the_certificate_says_both_figures_and_reads_itself():
     found = shared_fit(bits=1)
     stated = found.certificates[0.95]
     shared = stated.privacy.shared
-    plan = private_plan(of(OPTIONS), 2, people=False, sites=8)
+    plan = private_plan(of(OPTIONS), ("u", "v"), people=False, sites=8)
     assert shared == Shared(4, 8, 1.0, plan.alone.epsilon, 1e-6)
     assert "by noise that is shared" in stated.privacy.promise
     assert (
@@ -182,7 +182,7 @@ def test_what_shared_noise_does_not_go_with_is_refused():
 
 
 def test_counts_have_all_the_noise_that_they_cost():
-    plan = private_plan(of(OPTIONS), 2, people=False, sites=8)
+    plan = private_plan(of(OPTIONS), ("u", "v"), people=False, sites=8)
     clients = network(Budget(1.0), sizes=SIZES, bits=5).privately(UNITS, plan)
     exact = np.array([len(one.rows.training) for one in clients.clients])
     off = np.array([np.asarray(clients.counts().values)[:, 0] - exact for _ in range(40)])
@@ -211,7 +211,7 @@ def attacked(colluding, runs=120):
     """The best attack there is on all masked sums of a run of eight sites, by whoever knows all rows but one
     and the noise of so many other sites: what is left of every sum is noise of the rest."""
     options, query = of(OPTIONS, LARGER), GradientsQuery(np.zeros(3), np.eye(3), np.array(2.0), np.array(4.0))
-    plan = private_plan(options, 2, people=False, sites=8)
+    plan = private_plan(options, ("u", "v"), people=False, sites=8)
     others, far = np.ones((3, 4)), np.vstack([np.ones((3, 4)), [[30.0, -20.0, 1.0, 50.0]]])
     exact = replace(plan, shared=None)
     clean = [PrivateClient(PrivateRows(z, z[:0]), exact, None) for z in (far, others)]
@@ -258,5 +258,5 @@ def test_with_all_other_sites_colluding_it_learns_what_ones_own_share_costs():
     found, rho = attacked(7)
     assert abs(found.area - largest_area(4 * rho)) <= 3.5 * found.error
     assert found.area - 3.5 * found.error > largest_area(rho)
-    plan = private_plan(of(OPTIONS, LARGER), 2, people=False, sites=8)
+    plan = private_plan(of(OPTIONS, LARGER), ("u", "v"), people=False, sites=8)
     assert found.epsilon <= plan.alone.epsilon

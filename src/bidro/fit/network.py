@@ -263,7 +263,7 @@ class LocalNetwork:
             (self.rows, self.sizes, self.people),
             (self.fresh, self.holdout_sizes, self.fresh_people),
         ):
-            z = split_by_sizes(private_side.in_agreed_units(rows, standard.target_spread), sizes)
+            z = split_by_sizes(private_side.in_agreed_units(rows, standard.target_spread, plan.basis), sizes)
             parts.append((z, [None] * len(sizes) if people is None else split_by_sizes(people, sizes)))
         (training, of_training), (fresh, of_fresh) = parts
         most = None if plan.shared is None else plan.shared.rows_per_person

@@ -11,11 +11,12 @@ as one client would, with the noise of all shares. Then clients' numbers of rows
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtri
 
 from bidro.ambiguity import WassersteinBall
 from bidro.certify.certificate import Certificate, Privacy, Shared
@@ -28,6 +29,7 @@ from bidro.core.errors import BidroError
 from bidro.core.pytrees import Frozen
 from bidro.core.sets import Box, Simplex, capped_sizes
 from bidro.data.federation import Federation
+from bidro.data.splines import Basis
 from bidro.data.standardise import Standard
 from bidro.fit.baselines import Baselines
 from bidro.fit.fitted import ClientLoss, Fitted, Options, Progress
@@ -42,10 +44,13 @@ from bidro.privacy.noisy_model import Direction, NoisySteps, NoisySums, Pooled, 
 from bidro.privacy.terms import Budget, Plan
 from bidro.risk.moments import MomentsOracle
 from bidro.selection.rule import MixtureSpec
+from bidro.selection.segments import SegmentChoice, Wanted
 from bidro.solvers.minimax_newton import minimax_newton
 
 # The minimax problem on noisy moments is solved to this gap.
 _GAP = 1e-6
+# Curves are drawn over so many agreed spreads on both sides of the centre.
+_DRAWN = 4.0
 _NO_INTERVAL = (
     "it needs distances between clients' rows and risks over balls around them, which are not released under "
     "a privacy budget."
@@ -54,10 +59,15 @@ _ONE_LEVEL = "under a privacy budget losses are released clipped at one level: s
 
 
 def private_plan(
-    options: Options, features: int, people: bool, held_out: bool = True, sites: int | None = None
+    options: Options,
+    features: Sequence[str],
+    people: bool,
+    held_out: bool = True,
+    sites: int | None = None,
 ) -> Plan:
-    """What is released by these options, with losses of rows where some are `held_out`, by so many clients,
-    where that is known. Raises BidroError for what cannot be had under a budget."""
+    """What is released by these options of features of these names, with losses of rows where some are
+    `held_out`, by so many clients, where that is known. Raises BidroError for what cannot be had under a
+    budget."""
     assert options.privacy is not None
     choices, loss = options.choices, options.loss
     if options.units is None:
@@ -73,7 +83,6 @@ def private_plan(
         "the radius must be 0: cross-validated, bootstrapped and other radii": not choices.no_radius,
         "the criterion is risk: regret": choices.criterion != "risk",
         "every client uses the shared model: its personal model": choices.personal not in (None, "auto"),
-        "features are straight lines: curves": choices.curves not in (None, "auto"),
         "what features do adds up: pairs of them": choices.pairs not in (None, "auto", 0),
         "features may have any sign: rising and falling ones": bool(choices.increasing or choices.decreasing),
         "Algorithm 1, with replies from one row,": options.algorithm is not None,
@@ -89,8 +98,31 @@ def private_plan(
             "Where noise is shared only sums over all clients are seen, and robust weights need their own: "
             "weights = 'fixed', or leave [privacy.shared] out."
         )
-    count = MIN_SITES if sites is None else sites
-    return Plan.of(options.privacy, loss.word, features, people, held_out, count)  # type: ignore[arg-type]
+    count, basis = MIN_SITES if sites is None else sites, _basis(choices.curves, features)
+    return Plan.of(
+        options.privacy,
+        loss.word,  # type: ignore[arg-type]
+        len(features),
+        people,
+        held_out,
+        count,
+        basis,
+    )
+
+
+def _basis(curves: Any, names: Sequence[str]) -> Basis | None:
+    """Of curves whose knots depend on no row: at the quantiles of a normal column of the agreed centre and
+    spread, of as many segments as each is given. Raises BidroError for curves that rows would choose."""
+    if curves in (None, "auto"):
+        return None
+    wanted = Wanted.of(curves, (), (), names).of_lines  # what rows would choose is a line
+    if not isinstance(curves, Mapping) or any(wanted.by):
+        raise BidroError(
+            "Under a privacy budget curves are of named features, each with a number of segments, such as "
+            "curves = { age = 4 }."
+        )
+    knots = tuple(tuple(ndtri(np.arange(1, own) / own).tolist()) for own in wanted.most)
+    return Basis(knots) if any(knots) else None
 
 
 def _mixture_spec(weights: Any) -> MixtureSpec:
@@ -102,8 +134,9 @@ def _mixture_spec(weights: Any) -> MixtureSpec:
 
 def private_fit(network: Network, options: Options, progress: Progress) -> Fitted:
     """Raises BidroError for options that cannot be had under a budget, before any query is sent."""
-    features, sites = len(network.columns) - 1, len(network.names)
-    plan = private_plan(options, features, network.has_people, network.hold_out > 0, sites)
+    plan = private_plan(
+        options, network.columns[:-1], network.has_people, network.hold_out > 0, len(network.names)
+    )
     assert options.units is not None
     if plan.shared is not None and network.max_share < 1:
         raise BidroError(
@@ -287,7 +320,11 @@ class _PrivateFit:
         sizes = {name: max(1, round(float(count))) for name, count in zip(names, rows, strict=True)}
         people = list(sizes.values()) if network.has_people else None
         federation = Federation.elsewhere(sizes, network.columns, people=people, max_share=network.max_share)
-        loss = self.options.loss.in_units(spread)
+        loss, basis = self.options.loss.in_units(spread), self.plan.basis
+        seen = None
+        if basis is not None:
+            loss = replace(loss, basis=basis)  # type: ignore[type-var]
+            seen = standard.mean - _DRAWN * standard.spread, standard.mean + _DRAWN * standard.spread
         transport = transport_of(loss, federation.m, choices, spread)
         whole = unrestricted(federation, loss, transport, spread, self.options.largest_coefficient)
         problem = replace(whole, ambiguity=WassersteinBall(np.zeros(len(names))))
@@ -302,6 +339,7 @@ class _PrivateFit:
             "No radius was chosen from rows that are released with noise.",
             mixture_spec,
             None,
+            segments=None if basis is None else SegmentChoice((basis,), np.zeros(0), np.zeros(0), 0),
         )
         stated = replace(problem, mixtures=Simplex(len(names)))
         # A model is in spreads of the target, and so are losses.
@@ -345,6 +383,7 @@ class _PrivateFit:
             None,
             None,
             Baselines(None, {}),
+            seen,
         )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.core.splits import label_ids
+from bidro.data.splines import Basis
 from bidro.fit.questions import (
     GradientsQuery,
     NoisyCount,
@@ -182,9 +183,11 @@ def own_sums(
     return asked.noisy(asked.steps(schema, table), rho, most, bits, sites)
 
 
-def in_agreed_units(rows: Floats, target_spread: float) -> Floats:
-    """z (N, k + 2) of rows (N, k + 1) in standard units, the target last."""
-    return np.column_stack([rows[:, :-1], np.ones(len(rows)), rows[:, -1] / target_spread])
+def in_agreed_units(rows: Floats, target_spread: float, basis: Basis | None = None) -> Floats:
+    """z (N, m) of rows (N, k + 1) in standard units, the target last; with the columns of curves in place of
+    the features, each of which depends on one number of the row."""
+    features = rows[:, :-1] if basis is None else np.asarray(basis.expand(rows[:, :-1]))
+    return np.column_stack([features, np.ones(len(rows)), rows[:, -1] / target_spread])
 
 
 def at_most_each(people: NDArray[np.uint64], most: int) -> NDArray[np.bool_]:

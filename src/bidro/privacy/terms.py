@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from bidro.core.errors import BidroError, is_number
+from bidro.data.splines import Basis
 from bidro.privacy.accounting import epsilon_of, honest_sites, of_one_share, rho_of, shared_rho
 from bidro.privacy.masking import MIN_SITES, Roster, require_room
 from bidro.privacy.mechanisms import (
@@ -194,7 +195,7 @@ class Plan:
     """What is released in a private run, for rows z = (features, 1, target) of `columns` numbers."""
 
     loss: PrivateLoss
-    columns: int  # m = features + 2
+    columns: int  # m = features + 2; with curves their columns in place of the features
     rounds: int  # of gradients
     of_losses: Fraction  # the share of the budget that losses of held-out rows cost; 0 where there are none
     of_moments: Fraction  # the share of the rest that second moments cost
@@ -203,6 +204,7 @@ class Plan:
     people: bool = False  # whether rows are of people, so that held-out losses are means over one's rows
     shared: SharedNoise | None = None
     sites: int = 1  # over which sums are masked, where noise is shared
+    basis: Basis | None = None  # of curves, in the agreed units; None for straight lines
 
     @classmethod
     def of(
@@ -213,14 +215,16 @@ class Plan:
         people: bool = False,
         held_out: bool = True,
         sites: int = 1,
+        basis: Basis | None = None,
     ) -> Plan:
         """`held_out`: whether there are held-out rows, whose losses are released."""
-        m = features + 2
+        m = features + 2  # a row with the columns of its curves is no longer than with its features
         of_losses = Fraction(terms.losses) if held_out else Fraction(0)
         clip = math.sqrt(m / 2) if terms.clip is None else float(terms.clip)
         rounds = _ROUNDS[loss] if terms.gradients is None else terms.gradients
         fixed = Fraction(terms.moments), clip, terms.degree, people, terms.shared
-        return cls(loss, m, rounds, of_losses, *fixed).over(sites)
+        columns = m if basis is None else basis.columns + 2
+        return cls(loss, columns, rounds, of_losses, *fixed, basis=basis).over(sites)
 
     @classmethod
     def of_sums(cls, shared: SharedNoise, sites: int) -> Plan:

@@ -451,7 +451,7 @@ class Agreement:
             return None
         held_out, people = self.options.hold_out > 0, self.schema.person is not None
         sites = None if self.privacy.shared is None else len(self.privacy.shared.keys) or None
-        return private_plan(self.fit_options, len(self.schema.features), people, held_out, sites)
+        return private_plan(self.fit_options, self.schema.features, people, held_out, sites)
 
     @cached_property
     def digest(self) -> str:

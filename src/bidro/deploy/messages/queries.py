@@ -557,7 +557,15 @@ def _rule(fits: Callable[[QueryPlan, Any], bool], sentence: str) -> Rule:
 
 def _number(least: float, most: float, matrix: bool = False) -> Rule:
     """A number in this range, or a matrix of them for a model's numbers in both directions."""
-    return lambda plan, value: _require_in(value, (len(plan.columns),) * 2 if matrix else (), least, most)
+    return lambda plan, value: _require_in(
+        value, (_private_numbers(plan),) * 2 if matrix else (), least, most
+    )
+
+
+def _private_numbers(plan: QueryPlan) -> int:
+    """Of a model in a private run."""
+    assert plan.agreed.plan is not None
+    return plan.agreed.plan.columns - 1
 
 
 _OF_A_MODEL: dict[str, Rule] = {
@@ -569,7 +577,7 @@ _OF_A_MODEL: dict[str, Rule] = {
 _IN_SPREADS: dict[str, Rule] = {
     "x": _rule(
         lambda plan, x: (
-            x.shape == (len(plan.columns),)
+            x.shape == (_private_numbers(plan),)
             and x.dtype == np.float64
             and np.abs(x).max() <= plan.agreed.limits.largest_coefficient * (1 + _ROUNDING)
         ),

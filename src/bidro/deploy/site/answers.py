@@ -412,7 +412,9 @@ def _rows(site: Site, rows: SiteRows) -> PrivateRows:
         )
     training, fresh = (
         in_agreed_units(
-            agreed.standard.rows(rows.features[part], rows.target[part]), agreed.standard.target_spread
+            agreed.standard.rows(rows.features[part], rows.target[part]),
+            agreed.standard.target_spread,
+            None if agreed.plan is None else agreed.plan.basis,
         )
         for part in (~kept, kept)
     )
