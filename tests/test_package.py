@@ -17,7 +17,8 @@ SOURCE = ROOT / "src" / "bidro"
 # Rooms from the ground up: a room may import only rooms before it (and itself).
 ORDER = [
     "core", "data", "losses", "risk", "ambiguity", "problem", "federated", "solvers", "privacy", "certify",
-    "selection", "fit", "model", "estimators", "report", "workflow", "neural", "deploy", "experiments", "cli",
+    "selection", "fit", "model", "estimators", "survival", "report", "workflow", "neural", "deploy",
+    "experiments", "cli",
 ]  # fmt: skip
 
 

@@ -75,6 +75,7 @@ from bidro.risk.transport import Transport as Transport
 from bidro.selection.calibrate import calibrate as calibrate
 from bidro.solvers.solve import GapNotReachedWarning as GapNotReachedWarning
 from bidro.solvers.solve import solve as solve
+from bidro.survival import RobustSurvival as RobustSurvival
 from bidro.workflow.certify import certify_model as certify_model
 from bidro.workflow.certify import certify_predictions as certify_predictions
 

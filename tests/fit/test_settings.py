@@ -77,7 +77,8 @@ def test_estimators_have_the_settings_as_parameters(estimator):
     assert (loss.name, loss.kind) == ("loss", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     assert {p.kind for p in others} == {inspect.Parameter.KEYWORD_ONLY}
     own = {"threshold", "quantile"} if estimator is RobustRegressor else {"width"}
-    elsewhere = {"hold_out", "new_clients", "shift", "moments_alone", "threshold", "quantile", "width"} - own
+    of_code = {"moments_alone", "held_still"}
+    elsewhere = {"hold_out", "new_clients", "shift", *of_code, "threshold", "quantile", "width"} - own
     assert set(parameters) == named.keys() - elsewhere
     radius = {"north": 0.1}
     again = clone(estimator(radius=radius, random_state=3, curves={"age": 8}))

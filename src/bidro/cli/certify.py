@@ -237,6 +237,7 @@ def _of_folder(
     from bidro.certify.statements import with_holdout
     from bidro.core.files import read_text
     from bidro.core.pytrees import compilation_cache
+    from bidro.data.tables.survival import OF_PERIODS
     from bidro.model.model_file import load_model
 
     compilation_cache()
@@ -244,6 +245,8 @@ def _of_folder(
     path = model / "certificate.json"
     if not path.exists():
         raise BidroError(f"There is no certificate in '{model}'; give the folder that `bidro fit` wrote.")
+    if loaded.schema.survival is not None:
+        say(OF_PERIODS.format(event=loaded.schema.target))
     fresh, people = _holdout_rows(loaded, tables, person)
     missing = [name for name in loaded.clients if name not in fresh]
     unknown = [name for name in fresh if name not in loaded.clients]

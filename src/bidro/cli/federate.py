@@ -14,7 +14,10 @@ from bidro.core.errors import BidroError
 from bidro.workflow.options import FitOptions, TableColumns
 
 # What the columns of a table are that a run is rehearsed with.
-_OF_A_REHEARSAL = ("client", "target", "target_unit", "person", "categories", "drop", "dates", "missing")
+_OF_A_REHEARSAL = (
+    *("client", "target", "target_unit", "person", "categories", "drop", "dates", "missing"),
+    *("event", "time", "time_grid", "entry"),
+)
 
 
 @with_options(
@@ -29,12 +32,15 @@ _OF_A_REHEARSAL = ("client", "target", "target_unit", "person", "categories", "d
         "dates",
         "person",
         "task",
+        "event",
+        "time",
+        "time_grid",
+        "entry",
     ),
     *("missing", "database", "query", "out"),
     client="Column that names the client; sites need not have it. [client]",
 )
 def schema(
-    target: Annotated[str, typer.Option(help="Column to be predicted.")],
     table: Annotated[
         Path | None, typer.Argument(help="CSV or Parquet: the rows of one site, or of all.")
     ] = None,
@@ -52,7 +58,8 @@ def schema(
     source = query_in(of_database, Path(), "A draft") or table
     if source is None or (table is not None and source is not table):
         raise click.UsageError("Give one table, CSV or Parquet, or --database with --query.")
-    columns = TableColumns(target=target, **{"client": "client", **given})
+    columns = TableColumns(**{"client": "client", **given})
+    columns.require_target()
     if out is not None:
         require_file_place(out)
     rows, client = read_one(source), columns.client or "client"
@@ -150,14 +157,18 @@ def federate(
         )
     agreed = agreement_in(config) if local is not None else None
     epsilon = given.pop("epsilon", None)
-    if local is not None and agreed is None and not {"client", "target"} <= given.keys():
+    if (
+        local is not None
+        and agreed is None
+        and not ("client" in given and {"target", "event"} & given.keys())
+    ):
         raise click.UsageError(
             "A rehearsal needs --client COLUMN and --target COLUMN, or a configuration that names a schema."
         )
     if agreed is not None and given:
         raise click.UsageError(
             "The schema says which columns these are; leave --client, --target, --target-unit, --person, "
-            "--categories, --drop, --dates, --missing out."
+            "--categories, --drop, --dates, --missing, --event, --time, --time-grid, --entry out."
         )
     if local is None and given.keys() - {"client", "target"}:
         first = next(name for name in _OF_A_REHEARSAL[2:] if name in given)

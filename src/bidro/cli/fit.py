@@ -96,6 +96,7 @@ def _run(options: FitOptions, out: Path, as_json: bool, verbose: bool) -> None:
     from bidro.workflow.evaluation import evaluation
     from bidro.workflow.fit import fit_tables
     from bidro.workflow.folder import folder_files, write_folder
+    from bidro.workflow.survival import survival_evaluation
 
     compilation_cache()
     agreed, budget = None, options.budget()
@@ -121,6 +122,7 @@ def _run(options: FitOptions, out: Path, as_json: bool, verbose: bool) -> None:
             "gap": done.trained.gap,
             **{name: done.model.settings[name] for name in SETTINGS_SHOWN},
             "evaluation": {"on": _evaluated_on(done), **evaluation(done.evaluation, done.changes)},
+            **({} if done.watched is None else {"survival": survival_evaluation(done.watched)}),
             "certificate": plain_json.loads(done.certificate.to_json()),
         }
         print_json(summary)
@@ -142,6 +144,7 @@ def _print(done: Fit, out: Path, verbose: bool) -> None:
     from rich.console import Console
 
     from bidro.model.summary import summary_of
+    from bidro.workflow import survival
     from bidro.workflow.evaluation import evaluation
     from bidro.workflow.offer import in_words, offer_of, promise, why
 
@@ -150,6 +153,8 @@ def _print(done: Fit, out: Path, verbose: bool) -> None:
     def say(words: str) -> None:
         console.print(words, highlight=False, markup=False, soft_wrap=True)
 
+    if done.watched is not None:
+        say(survival.in_words(survival.survival_evaluation(done.watched)) + "\n")
     offer = offer_of(done, losses)
     on = f"{done.held_out_rows:,} held-out rows" if done.held_out_rows else "training rows"
     if offer is not None:

@@ -39,6 +39,7 @@ _PANELS = {
         "gap",
         "seed",
     ),
+    "Time to an event": ("event", "time", "time_grid", "entry"),
     "Robustness": ("radius", "weights", "max_cost", "criterion", "metric", "label_cost"),
     "Promises": ("support", "confidence", "shift", "hold_out", "new_clients", "promise_each", "refit"),
     "Privacy": ("epsilon", "delta", "rows_per_person", "honest"),

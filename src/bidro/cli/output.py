@@ -169,6 +169,7 @@ def note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) -> 
     average one, and which clients are new."""
     from bidro.data.tables.schema import in_words_unseen
 
+    table = model.schema.once(table)
     schema, columns = model.schema, {column.name: column for column in model.schema.columns}
     elsewhere = sorted(set((model.settings.get("personal") or {}).get("clients", [])) - set(model.personal))
     if elsewhere:

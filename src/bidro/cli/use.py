@@ -91,7 +91,7 @@ def predict(
         found = found.join(shares.set_axis([f"share of {name}" for name in names], axis=1))
     note_what_is_new(loaded, rows)
     note_personal_models(loaded, rows)
-    unseen: dict[str, Any] = {"unseen_levels": loaded.schema.unseen_levels(rows)}
+    unseen: dict[str, Any] = {"unseen_levels": loaded.schema.unseen_levels(loaded.schema.once(rows))}
     if interval is not None:
         assert loaded.intervals is not None
         unseen["promise"] = loaded.intervals.promise(interval, shift)

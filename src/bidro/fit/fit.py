@@ -152,7 +152,7 @@ def _prepare(network: Network, options: Options, progress: Progress) -> _Task:
     if not federation.rows_elsewhere:
         loss.require_targets(federation.host_rows[:, -1], network.columns[-1])
     transport = transport_of(loss, federation.m, choices, standard.target_spread)
-    transport = held_still(transport, wanted, names)
+    transport = held_still(transport, wanted, names, choices.held_still)
     problem = unrestricted(federation, loss, transport, standard.target_spread, options.largest_coefficient)
     offered = np.asarray(prepared.folds)
     without = [name for name, own in zip(federation.names, offered, strict=True) if not own[1:].any()]

@@ -376,6 +376,8 @@ class FitSettings:
         option=int,
         parameter="random_state",
     )
+    # Coded columns that do not move inside a ball: periods of time.
+    held_still: Sequence[str] = of_python(())
     # Whether clients tell second moments and nothing else of their training rows; an agreement says it.
     moments_alone: bool = of_python(False)
 

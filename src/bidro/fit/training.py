@@ -532,9 +532,12 @@ def _levels(federation: Federation, category: Category, names: Sequence[str], st
     return Levels(tuple(some), tuple(map(tuple, values.tolist())), tuple(words))
 
 
-def held_still(transport: Transport, wanted: Wanted, names: Sequence[str]) -> Transport:
-    """The cost of moving a row, in which categories that features have curves by do not move."""
-    held = {name for category in wanted.by if category is not None for name in category.columns}
+def held_still(
+    transport: Transport, wanted: Wanted, names: Sequence[str], others: Sequence[str] = ()
+) -> Transport:
+    """The cost of moving a row, in which categories that features have curves by do not move, nor do the
+    others that are named."""
+    held = {name for category in wanted.by if category is not None for name in category.columns} | {*others}
     scale = np.array(transport.scale)
     scale[:-1][[name in held for name in names]] = np.inf
     return replace(transport, scale=scale) if held else transport

@@ -30,9 +30,11 @@ from bidro.core.sets import Simplex
 from bidro.data.splines import Basis, Levels, Pair
 from bidro.data.standardise import Standard, signs
 from bidro.data.tables import Schema
+from bidro.data.tables.survival import OUTCOMES
 from bidro.losses import Loss, has_curves, losses_of, registry
 from bidro.model.personal_file import personal_models_in
 from bidro.model.predictor import Predictor, outside
+from bidro.model.survival import curves_of, outlook
 
 # Models of straight lines are written as before there were curves, so that older programs read them.
 FORMAT, VERSION, WITH_CURVES = "bidro model", 2, 3
@@ -107,14 +109,39 @@ class Model:
             table: with the columns of training; the target is not needed.
 
         Returns:
-            One row a row: `prediction`, and for a model of probabilities `probability of <class>`. A row with
-            a level that training did not see, where it made no level for others, is predicted as one of the
-            average level; a warning says how many there are.
+            One row a row: `prediction`, and for a model of probabilities `probability of <class>`; of times
+            to an event what `model.survival.outlook` says. A row with a level that training did not see,
+            where it made no level for others, is predicted as one of the average level; a warning says how
+            many there are.
 
         Raises:
             BidroError: for a column that is missing, and for cells that the schema refuses.
         """
-        self.schema.warn_of_unseen_levels(table)
+        if self.schema.survival is not None:
+            return outlook(self.survival_curves(table), self.schema.survival.grid.ends, table.index)
+        return self._predicted(table)
+
+    def survival_curves(self, table: pd.DataFrame) -> Floats:
+        """The chance of every row to be without the event at the end of each period.
+
+        Args:
+            table: as in `predict`; times and events are not needed.
+
+        Returns:
+            Chances (N, periods).
+
+        Raises:
+            BidroError: for a model of anything but times to an event, and what `predict` refuses.
+        """
+        survival = self.schema.survival
+        if survival is None:
+            raise BidroError(f"This model predicts '{self.schema.target}', and no time to an event.")
+        found = self._predicted(survival.every_period(table))
+        return curves_of(found[f"probability of {OUTCOMES[1]}"].to_numpy().reshape(len(table), -1))
+
+    def _predicted(self, table: pd.DataFrame) -> pd.DataFrame:
+        """`predict`, of the rows as training sees them."""
+        self.schema.warn_of_unseen_levels(self.schema.once(table))
         features = self.schema.matrix(table)
         scores = self.predictor().scores(features)
         for own, model in self._personal_rows(table):
@@ -151,6 +178,11 @@ class Model:
         Raises:
             BidroError: for a model without intervals, and what `predict` refuses.
         """
+        if self.schema.survival is not None:
+            raise BidroError(
+                "A time to an event has no interval here: of rows that are censored it is not known how far "
+                "they lie from what was predicted; `predict` gives the chance at the end of each period."
+            )
         if self.intervals is None:
             raise BidroError(
                 "This model has no intervals: they need rows that were held out of training and are in this "
@@ -208,9 +240,13 @@ class Model:
         Returns:
             One row a row: a column `base`, the prediction for a row that is average in everything, and one a
             feature (of more than two classes one a class each); they add up to the prediction, for classes to
-            the score.
+            the score. Of times to an event it is the mean of the scores in all periods.
         """
-        self.schema.warn_of_unseen_levels(table)
+        survival = self.schema.survival
+        if survival is not None and not survival.is_laid_out(table):
+            each, J = self.explain(survival.every_period(table)), len(survival.grid.ends)
+            return each.groupby(np.arange(len(each)) // J).mean().set_axis(table.index)
+        self.schema.warn_of_unseen_levels(self.schema.once(table))
         features, names = self.schema.matrix(table), self.schema.features
         found = self.predictor().explained(features, names, self.schema.classes)
         for own, model in self._personal_rows(table):
@@ -228,7 +264,7 @@ class Model:
         """
         if self.low is None or self.high is None:
             return {}
-        counts = outside(self.schema.matrix(table), self.low, self.high)
+        counts = outside(self.schema.matrix(self.schema.once(table)), self.low, self.high)
         return {name: int(n) for name, n in zip(self.schema.features, counts, strict=True) if n}
 
     def _personal_rows(

@@ -20,7 +20,7 @@ from typing import Any
 # One script, in this order.
 _SCRIPTS = tuple(
     f"page_{part}.js"
-    for part in ("parts", "promises", "message", "cost", "clients", "curves", "sites", "training")
+    for part in ("parts", "promises", "message", "cost", "clients", "curves", "survival", "sites", "training")
 )
 # In a script element the parser looks for these, whatever the JSON around them.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}

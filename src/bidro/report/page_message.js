@@ -23,18 +23,19 @@ function concerns() {
 const MOST_NAMED = 8;
 
 function lead() {
-  const few = report.classes ? ` (${listed(report.classes, "or")})` : "";
+  const few = report.periods ? ` happens, in periods until ${number(report.periods.at(-1))}${counted},` : report.classes ? ` (${listed(report.classes, "or")})` : "";
   const names = clients.map((c) => c.name);
   const whose = names.length <= MOST_NAMED ? `: ${listed(names)}` : "";
   const how = trained ? ` from ${plural(report.features.length, "feature")}` : ", trained elsewhere,";
   const noisy = report.chosen?.privacy ? "about " : "";
+  const rowsAre = report.periods ? " (each a period of a person)" : "";
   const seen = trained
     ? judged
-      ? ` Trained on ${noisy}${plural(report.rows, "row")}, and judged on ${plural(report.held_out_rows, "other row")} that ${report.procedure ? "this training never saw; the model here was then trained on all of them" : "training never saw"}.`
-      : ` Trained on ${noisy}${plural(report.rows, "row")}; no rows were held out to judge it by.`
+      ? ` Trained on ${noisy}${plural(report.rows, "row")}${rowsAre}, and judged on ${plural(report.held_out_rows, "other row")} that ${report.procedure ? "this training never saw; the model here was then trained on all of them" : "training never saw"}.`
+      : ` Trained on ${noisy}${plural(report.rows, "row")}${rowsAre}; no rows were held out to judge it by.`
     : ` Judged on ${plural(report.held_out_rows, "row")}.`;
   element("lead").replaceChildren(
-    "A model that predicts ",
+    report.periods ? "A model that predicts when " : "A model that predicts ",
     make("strong", {}, report.target),
     `${few}${how} for `,
     make("strong", {}, plural(clients.length, "client")),
@@ -71,6 +72,7 @@ function plainModels() {
 }
 
 function well() {
+  if (times) return wellByTimes();
   if (!plainly) return wellByLoss();
   const shown = plainModels();
   const inUse = shown[0].value;
@@ -233,6 +235,7 @@ function otherPromise() {
   if (Object.keys(here().too_few ?? {}).length)
     return [[make("strong", {}, "Too few rows to promise anything"), ` with ${levelWords()} confidence.`], "How many would do is below."];
   const stated = Object.keys(STATEMENTS).some((name) => here()[name]);
-  if (stated) return [[`With ${levelWords()} confidence the mean loss is bounded for ${report.mixtures}.`], ""];
+  const of = report.periods ? " of a person’s periods" : "";
+  if (stated) return [[`With ${levelWords()} confidence the mean loss${of} is bounded for ${report.mixtures}.`], ""];
   return [[`Nothing is promised of new rows: ${why(trained ? "clipped" : "held_out")}`], ""];
 }

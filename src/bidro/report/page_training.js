@@ -415,6 +415,7 @@ function leaveOut() {
     element("message").classList.add("one");
   }
   if (!inSomeLevel("against")) element("against").remove();
+  if (!times) element("survival").remove();
   // Of curves there are no coefficients.
   if (trained) element(report.curves ? "looks" : "drawn").remove();
 }
@@ -430,6 +431,7 @@ for (const section of [
   privately,
   frontier,
   gains,
+  ...(times ? [survival] : []),
   federated,
   influence,
   contents,

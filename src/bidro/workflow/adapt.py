@@ -95,6 +95,10 @@ def adapt(model: Model, table: pd.DataFrame, client: str, freedom: Floats) -> Ad
                 f"The table has rows of '{others[0]}' in its column '{model.schema.client}'; give rows of "
                 f"'{client}' alone, or a table without that column."
             )
+    if model.schema.survival is not None:
+        # What changes is said of the periods, each of which is a row of training.
+        table = model.schema.laid_out(table)
+        model = replace(model, schema=replace(model.schema, survival=None, target_unit=None))
     rows = model.rows(table)
     x = personal_models(model.loss, rows, [len(table)], model.x, freedom)[0]
     trained = TrainedRows.of({client: rows}, adapted=client)

@@ -19,6 +19,8 @@ from bidro.fit.fitted import Change, Changes, ClientLoss
 from bidro.losses import registry
 from bidro.model.model_file import Model
 from bidro.selection.rule import worst_decile
+from bidro.workflow.survival import Watched, survival_evaluation
+from bidro.workflow.survival import in_words as survival_in_words
 
 # Of the calibration error, of equal width.
 BINS = 10
@@ -144,12 +146,14 @@ def _over_clients(means: list[float], rows: NDArray[np.int64]) -> dict[str, floa
 def people_by_client(schema: Schema, table: pd.DataFrame) -> dict[str, NDArray[np.str_]] | None:
     """The person of every row of every client in a table, by name, in the order of `rows_by_client`; None
     where the schema names none."""
+    table = schema.laid_out(table)
     people = schema.people(table)
     return None if people is None else by_client(schema.clients(table), people)
 
 
 def rows_by_client(model: Model, table: pd.DataFrame) -> dict[str, Floats]:
     """Rows (N_i, m) of every client in a table, in the units of training, by name."""
+    table = model.schema.laid_out(table)
     return by_client(model.schema.clients(table), model.rows(table))
 
 
@@ -164,6 +168,9 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
     whose level it does not know by name, `unseen_levels` those that count as the average level for want of
     another, `outside_range` by feature the rows outside what was seen.
     """
+    survival, times = model.schema.survival, {}
+    if survival is not None and not survival.is_laid_out(table):
+        times = {"survival": survival_evaluation(Watched.fresh(model, table))}
     by_name, people = rows_by_client(model, table), people_by_client(model.schema, table)
     models = {"shared": dict.fromkeys(by_name, model.x)}
     if not set(model.personal).isdisjoint(by_name):
@@ -215,10 +222,11 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
         "target_unit": model.schema.target_unit,
         **baselines["shared"],
         **found,
+        **times,
         "deviation": {which: deviation(scores[which]) for which in ("shared", "pooled") if which in scores},
         "not_in_training": sorted(set(by_name) - set(model.clients)),
-        "counted_as_other": model.schema.counted_as_other(table),
-        "unseen_levels": model.schema.unseen_levels(table),
+        "counted_as_other": model.schema.counted_as_other(model.schema.once(table)),
+        "unseen_levels": model.schema.unseen_levels(model.schema.once(table)),
         "outside_range": model.outside(table),
     }
 
@@ -291,7 +299,10 @@ def _evaluation(
 
 def in_words(found: Mapping[str, Any]) -> str:
     """The evaluation as text, in the measure that people have (see `measured`): the models side by side, then
-    every client, or of many clients the quantiles and the worst."""
+    every client, or of many clients the quantiles and the worst. Of times to an event it is what
+    `workflow.survival` says, as nearly all periods pass without one."""
+    if "survival" in found:
+        return survival_in_words(found["survival"], MOST_LISTED)
     measure = found["measured"]
     unit = f" in {found['target_unit']}" if found["target_unit"] else ""
     title = {

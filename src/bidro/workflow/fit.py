@@ -36,6 +36,7 @@ from bidro.data.tables import (
     require_every_class,
     tables_in,
 )
+from bidro.data.tables.survival import OF_PERIODS
 from bidro.fit.fit import fit
 from bidro.fit.fitted import Fitted, Options, Progress
 from bidro.fit.network import LocalNetwork
@@ -58,6 +59,7 @@ from bidro.workflow.settings_summary import (
     robustness_cost,
     settings_summary,
 )
+from bidro.workflow.survival import Watched
 
 # Of the memory that a fit may take, so much at the most is pages of scratch files.
 _RESIDENT_PART = 8
@@ -72,6 +74,7 @@ class Fit(Fitted):
     trained_rows: TrainedRows | None = None  # None where the rows are elsewhere, or must not be known
     influence: Mapping[str, Any] | None = None  # of each site; None where the rows are here
     federated: Mapping[str, Any] | None = None  # what left the sites; None where the rows are here
+    watched: Watched | None = None  # of times to an event, on whom the models are judged
 
     @property
     def certificate(self) -> Certificate:
@@ -106,13 +109,17 @@ def fit_tables(
             return read(paths, client) if scratch is None else read_on_disk(paths, client, scratch.folder)
 
         if agreed is None:
-            table, client = table_of(options.client)
-            schema = options.learned(table, client)
-            what = options.requested(schema)
+            whole, client = table_of(options.client)
+            schema = options.learned(whole, client)
+            table, what = schema.laid_out(whole), options.requested(schema)
         else:
             schema, what = agreed
-            table = _by_schema(paths, schema, table_of)
+            whole = _by_schema(paths, schema, table_of)
+            table = schema.laid_out(whole)
             schema.require_listed_levels(table)
+        # Of times to an event, the people before they were laid out in periods.
+        of_people = None if table is whole else whole
+        del whole
         if in_batches is not None:
             in_batches.require_room(len(table))
         if options.support is not None and budget is None:
@@ -133,6 +140,9 @@ def fit_tables(
         least = options.least_held_out
         network = LocalNetwork.of(features, *rows, options.hold_out, **more, least_held_out=least)
         second = None if again is None else LocalNetwork.of(again, *rows, 0.0, **more)
+        watched = None
+        if of_people is not None and what.privacy is None:
+            watched = Watched.of(schema, of_people, network.places, network.names)
         if what.privacy is None and schema.classes is not None:
             labels = signs(np.arange(len(schema.classes)), len(schema.classes)).tolist()
             seen = np.unique(target[network.places])
@@ -141,10 +151,15 @@ def fit_tables(
         release()
         # Only the model that was preferred is trained again.
         what = replace(what, frontier=scratch is None and second is None)
-        fitted = fit(network, what, progress)
+        before = fitted = fit(network, what, progress)
         if second is not None:
-            fitted = _refitted(fitted, fit(second, what, progress))
-        found = described_fit(options, schema, fitted, datetime.now(UTC).date().isoformat())
+            fitted = _refitted(before, fit(second, what, progress))
+        created = datetime.now(UTC).date().isoformat()
+        found = described_fit(options, schema, fitted, created)
+        if watched is not None:
+            # What is trained on all rows is not judged by some of them.
+            own = found if second is None else described_fit(options, schema, before, created)
+            found = replace(found, watched=replace(watched, model=own.model))
         if fitted.clients is None:
             # Which rows were trained on is not to be known under a privacy budget.
             return found
@@ -231,6 +246,10 @@ def _by_schema(paths: list[Source], schema: Schema, table_of: Callable[[str | No
 
 def described_fit(options: FitOptions, schema: Schema, fitted: Fitted, created: str) -> Fit:
     """What came of a run, with a model that can be saved; `created` is its day."""
+    if schema.survival is not None:
+        # How many of the periods are predicted wrongly is nothing that a person asks.
+        stated = {c: replace(one, of_rows=None) for c, one in fitted.certificates.items()}
+        fitted = replace(fitted, certificates=stated, intervals=None)
     return Fit(**vars(fitted), options=options, model=_model(options, schema, fitted, created))
 
 
@@ -275,6 +294,8 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
     }
     privacy = fitted.certificates[options.confidence].privacy
     settings["chosen"] = settings_summary(settings)
+    if schema.survival is not None:
+        settings["chosen"]["survival"] = OF_PERIODS.format(event=schema.target)
     if privacy is not None:
         settings["chosen"] |= {"privacy": privacy.promise, "noise": privacy.cost}
     settings["concerns"] = concerns(fitted)

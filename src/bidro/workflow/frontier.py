@@ -72,7 +72,9 @@ def fits_of(done: Fit) -> list[Fit]:
             "them at once, whichever is taken."
         )
         settings = {**made.model.settings, "chosen": {**made.model.settings["chosen"], "taken": words}}
-        found.append(replace(made, model=replace(made.model, settings=settings)))
+        model = replace(made.model, settings=settings)
+        watched = None if done.watched is None else replace(done.watched, model=model)
+        found.append(replace(made, model=model, watched=watched))
     return found
 
 

@@ -119,6 +119,8 @@ def why(fit: Fit) -> str:
 def promise(fit: Fit) -> str | None:
     """What is promised of the models in use: of rows, or where these are elsewhere of a typical error. None
     where nothing of the kind is stated."""
+    if fit.model.schema.survival is not None:
+        return None
     entry, certificate = registry.entry_of(fit.model.loss), fit.certificate
     if certificate.of_rows is not None:
         return certificate.of_rows.in_words(fit.model.schema.target_unit or "")

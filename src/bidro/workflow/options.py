@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bidro.core.errors import BidroError
 from bidro.core.files import read_toml
-from bidro.fit.settings import FitSettings, check_settings, names, setting, settings_of
+from bidro.fit.settings import FitSettings, check_settings, names, names_in, setting, settings_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +58,20 @@ def _measure(name: str, value: Any) -> None:
         require_measure(value)
 
 
+def _grid(name: str, value: Any) -> None:
+    from bidro.data.tables.survival import Grid
+
+    if value:
+        Grid(tuple(value))
+
+
+def _end(text: Any) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError) as error:
+        raise BidroError(f"time_grid is a list of numbers such as 30,90,180,365; got {text!r}.") from error
+
+
 def _memory(name: str, value: Any) -> None:
     if value is not None:
         bytes_in(value)
@@ -91,6 +105,22 @@ class TableColumns:
         option=Path,
         from_option=str,
     )
+    event: str | None = setting(
+        None,
+        "In place of --target: column of whether an event happened, such as died, or died=yes; with --time "
+        "and --time-grid.",
+    )
+    time: str | None = setting(
+        None, "Column of how long a row was watched: until the event, or until nobody watched any longer."
+    )
+    time_grid: tuple[float, ...] = setting(
+        (),
+        "Ends of the periods in which the event is counted, such as 30,90,180,365.",
+        _grid,
+        from_option=names_in,
+        from_file=lambda ends: tuple(map(_end, ends)),
+    )
+    entry: str | None = setting(None, "Column of when watching began, where that was not at 0.")
     task: str | None = setting(None, "regression or classification; guessed if not given.", _task)
     features: tuple[str, ...] | None = names("Columns to use, separated by commas; all by default.", None)
     categories: tuple[str, ...] = names(
@@ -114,18 +144,38 @@ class TableColumns:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        self._check_times()
+
+    def _check_times(self) -> None:
+        """Raise BidroError for a time to an event of which a part is missing, or that is something else."""
+        given = (self.event, self.time, self.time_grid or None)
+        if any(given) != all(given) or (self.entry is not None and self.event is None):
+            raise BidroError(
+                "A time to an event needs three things: --event COLUMN, whether it happened, --time COLUMN, "
+                "until when that was watched, and --time-grid, the ends of periods such as 30,90,180,365."
+            )
+        if self.event is None:
+            return
+        for name, value in (("target", self.target), ("task", self.task)):
+            if value is not None:
+                raise BidroError(f"--event is what is predicted; leave --{name} out.")
 
     def require_target(self) -> str:
-        if self.target is None:
+        """The column to be predicted, or of the event."""
+        if self.target is None and self.event is None:
             raise BidroError("Name the column to be predicted: --target COLUMN.")
-        return self.target
+        return self.event if self.target is None else self.target  # type: ignore[return-value]
 
     def learned(self, table: pd.DataFrame, client: str) -> Schema:
         """The schema of a table whose clients are named in this column."""
-        from bidro.data.tables import learn_schema
+        from bidro.data.tables import learn_schema, learn_survival
 
-        of_columns = (self.features, self.task, self.missing, self.person)
         kinds = (self.categories, self.drop, self.dates)
+        if self.event is not None and self.time is not None:
+            more = (self.entry, self.features, self.missing, self.person)
+            found = learn_survival(table, client, self.event, self.time, self.time_grid, *more, *kinds)
+            return replace(found, target_unit=self.target_unit)
+        of_columns = (self.features, self.task, self.missing, self.person)
         found = learn_schema(table, client, self.require_target(), *of_columns, *kinds)
         return replace(found, target_unit=self.target_unit)
 
@@ -177,6 +227,7 @@ class FitOptions(FitSettings, TableColumns):
 
     def __post_init__(self) -> None:
         """Whether the loss is one of the task's is said here only where the task is given."""
+        self._check_times()
         from bidro.losses.registry import require_word
         from bidro.risk.transport import require_distances
 
@@ -262,6 +313,7 @@ class FitOptions(FitSettings, TableColumns):
             curves=_with_categories(self.curves, schema),
             pairs=_pairs_with_categories(self.pairs, schema),
             moments_alone=more.pop("moments_alone", self.moments_alone),
+            held_still=() if schema.survival is None else schema.columns_of(schema.survival.time),
         )
         loss = self.loss_choice(None if schema.classes is None else len(schema.classes))
         support = None if self.support is None else bounds_of(self.support, schema)

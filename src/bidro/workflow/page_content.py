@@ -46,6 +46,7 @@ from bidro.workflow.evaluation import evaluation
 from bidro.workflow.fit import Fit, radii_of
 from bidro.workflow.options import LEVELS
 from bidro.workflow.settings_summary import personal_in_words
+from bidro.workflow.survival import survival_evaluation
 
 Typical = Callable[[float], float]
 
@@ -81,6 +82,8 @@ def headline(fit: Fit, evaluated: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     entry, classes = registry.entry_of(fit.model.loss), fit.model.schema.classes
     rows = np.array([one.rows for one in fit.evaluation.values()], float)
+    if fit.model.schema.survival is not None:
+        return None  # that a period passes without the event is right nearly always
     guess, typical = fit.baselines.guess, entry.typical if classes is None else None
     losses = {name: np.asarray(own) for name, own in fit.baselines.costs.items()}
     if typical is None and (classes is None or not losses):
@@ -215,6 +218,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
     entry = registry.entry_of(model.loss)
     evaluated = evaluation(fit.evaluation, fit.changes)
     loss = entry.in_words, entry.unit_in(model.schema.measure)
+    survival = model.schema.survival is not None
     content = {
         **_head(model.schema, model.schema.classes, loss, model.settings["created"], fit.certificate),
         "version": model.versions["bidro"],
@@ -246,10 +250,14 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "clients": _clients(fit, evaluated),
         "overall": {name: part for name, part in evaluated.items() if name != "clients"},
         "plainly": headline(fit, evaluated),
+        **({} if model.schema.survival is None else {"periods": list(model.schema.survival.grid.ends)}),
+        **({} if fit.watched is None else {"survival": survival_evaluation(fit.watched)}),
         "levels": [
             {
                 **level_content(level, model.schema.target_unit or ""),
-                "plainly": plain_promise(level, entry.typical, entry.word in CUT_ERRORS),
+                "plainly": None
+                if survival
+                else plain_promise(level, entry.typical, entry.word in CUT_ERRORS),
             }
             for level in fit.certificates.values()
         ],

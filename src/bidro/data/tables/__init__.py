@@ -13,7 +13,7 @@ from bidro.data.tables.files import (
     read_one,
     tables_in,
 )
-from bidro.data.tables.learned import learn_schema
+from bidro.data.tables.learned import learn_schema, learn_survival
 from bidro.data.tables.on_disk import TableOnDisk
 from bidro.data.tables.schema import (
     Column,
@@ -37,6 +37,7 @@ __all__ = [
     "bounds_of",
     "cells_bytes",
     "learn_schema",
+    "learn_survival",
     "memory_here",
     "query_in",
     "read",

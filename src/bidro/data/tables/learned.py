@@ -22,6 +22,7 @@ from bidro.data.tables.cells import (
     is_boolean,
     numbers_or_none,
     order_of,
+    require_numbers,
     require_usable,
     row_name,
     words_of,
@@ -34,6 +35,7 @@ from bidro.data.tables.schema import (
     require_known_target,
     require_single_columns,
 )
+from bidro.data.tables.survival import OUTCOMES, ROW, Grid, Survival, event_words, require_in_memory
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +117,63 @@ def learn_schema(
     if not schema.features:
         raise BidroError("There are no features: every column has the same level in all rows.")
     return schema
+
+
+def learn_survival(
+    table: pd.DataFrame,
+    client: str,
+    event: str,
+    time: str,
+    grid: Sequence[float],
+    entry: str | None = None,
+    features: Sequence[str] | None = None,
+    missing: str = "refuse",
+    person: str | None = None,
+    categories: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    dates: Sequence[str] = (),
+) -> Schema:
+    """The schema of a table of times to an event, one row a person, or rows of people who are named.
+
+    event: the column of whether it happened, or "column=value" where that is not told by its values (see
+    `survival.CODES`). time: the column of how long a row was watched. grid: the ends of the periods. entry:
+    the column of when watching began. The others as in `learn_schema`. Raises BidroError as that does, and
+    where nobody is watched in a period.
+    """
+    require_in_memory(table)
+    column, named = event, None
+    if event not in table and "=" in event:
+        column, named = event.rsplit("=", 1)
+    used = [name for name in (column, entry) if name is not None]
+    for name in (time, *used):
+        if name in drop or name in (client, person) or (features is not None and name in features):
+            raise BidroError(f"'{name}' is of the time to the event; it is named for another use, too.")
+        if name not in table:
+            raise BidroError(f"The table has no column '{name}'; it has {listed(table.columns)}.")
+    if len({time, *used}) <= len(used):
+        raise BidroError("The event, its time and the entry are columns of their own; one is named twice.")
+    words = event_words(table[column], named)
+    made = Survival(time, Grid(tuple(map(float, grid))), *words, entry)
+    left = [*drop, *used]
+    alone = features is None and {*table.columns} <= {client, person, time, *left}
+    if alone:
+        # Periods are features, and nothing else is needed for a curve of everybody.
+        schema = Schema(client, column, None, (), person)
+        schema.owners(table)
+    else:
+        kinds = (features, "regression", missing, person, categories, left, dates)
+        schema = learn_schema(table, client, time, *kinds)
+    watched = made.grid.periods(made.observed(table, column))
+    counts = np.bincount(watched.period, minlength=len(made.grid.ends))
+    if not counts.all():
+        empty = made.grid.names[int(np.argmin(counts > 0))]
+        raise BidroError(
+            f"Nobody is watched in the period {empty} of '{time}', whose values are up to "
+            f"{require_numbers(table[time]).max():g}; give --time-grid ends that people reach."
+        )
+    made.note_left_out(table, column)
+    columns = (Column(time, made.grid.names), *schema.columns)
+    return Schema(client, column, OUTCOMES, columns, person or ROW, None, made)
 
 
 def require_filling(missing: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bidro.core.arrays import Floats, repeated
 from bidro.core.errors import BidroError, listed, one_line
 from bidro.core.files import renamed
-from bidro.core.splits import Words
+from bidro.core.splits import Words, arranged
 from bidro.data.tables.cells import (
     ORDERS,
     Distinct,
@@ -36,6 +36,7 @@ from bidro.data.tables.cells import (
     row_name,
     words_of,
 )
+from bidro.data.tables.survival import OUTCOMES, ROW, Survival, require_in_memory
 
 # The level that empty cells of a category are.
 MISSING = "missing"
@@ -227,6 +228,7 @@ class Schema:
     columns: tuple[Column, ...]
     person: str | None = None  # None where every row is a person by itself
     target_unit: str | None = None  # what a target that is a number is counted in, such as days; for people
+    survival: Survival | None = None  # where the target is an event, and rows are laid out in periods of time
 
     def __post_init__(self) -> None:
         for role, name in (("client", self.client), ("target", self.target)):
@@ -235,9 +237,11 @@ class Schema:
                     f"The person cannot be '{name}', the {role} column; name the column of the person or "
                     "thing that a row is of."
                 )
+        if self.survival is not None:
+            self._require_periods(self.survival)
         if self.target_unit is not None:
             require_measure(self.target_unit)
-            if self.classes is not None:
+            if self.classes is not None and self.survival is None:
                 raise BidroError(
                     f"'{self.target}' has classes, which are not measured in anything; leave target_unit out."
                 )
@@ -255,6 +259,44 @@ class Schema:
                     "number that stands before it in the schema."
                 )
             before |= {column.name} if column.levels is None else set()
+
+    def _require_periods(self, survival: Survival) -> None:
+        period = [column for column in self.columns if column.name == survival.time]
+        if self.classes != OUTCOMES or self.person is None or not period:
+            raise BidroError(
+                f"A time to an event has the classes {' and '.join(OUTCOMES)}, a person, and a column "
+                f"'{survival.time}' of periods."
+            )
+        if period[0].levels != survival.grid.names:
+            raise BidroError(
+                f"The levels of '{survival.time}' are the periods of the grid: "
+                f"{listed(survival.grid.names)}; got {listed(period[0].levels or ())}."
+            )
+
+    def laid_out(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The table as all that follows takes it: of times to an event a row for every period that counts for
+        a person, and else as it is. Where nobody named people, every row is one, by what is in it alone."""
+        survival = self.survival
+        if survival is None or survival.is_laid_out(table):
+            return table
+        require_in_memory(table)
+        observed, people = survival.observed(table, self.target), None
+        if self.person == ROW:
+            columns = tuple(column for column in self.columns if column.name != survival.time)
+            own = replace(self, columns=columns, person=None, target_unit=None, survival=None)
+            owners = self.owners(table) if self.client in table else Words.of(np.zeros(len(table), str))
+            numbers = [*own.each_number(table), observed.entry, observed.event.astype(float)]
+            ids = arranged(owners.codes, np.column_stack(numbers), observed.time).ids
+            people = ROW, np.array([f"{one:016x}" for one in ids])
+        return survival.laid_out(table, observed, self.target, people)
+
+    def once(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The table with every row once, whatever period it is in, to say what is new in its cells."""
+        survival = self.survival
+        if survival is None:
+            return table
+        first = pd.Categorical.from_codes(np.zeros(len(table), int), survival.grid.names)
+        return table.assign(**{survival.time: first})
 
     @property
     def measure(self) -> str:
@@ -276,6 +318,10 @@ class Schema:
     def features(self) -> tuple[str, ...]:
         """The names of the columns of numbers that a model sees."""
         return tuple(name for column in self.columns for name in column.coded)
+
+    def columns_of(self, name: str) -> tuple[str, ...]:
+        """The columns of numbers that a feature is in."""
+        return tuple(part for column in self.columns if column.name == name for part in column.coded)
 
     def matrix(self, table: pd.DataFrame) -> Floats:
         """(N, k) the features as numbers, column by column as `numbers` has them."""
@@ -424,15 +470,18 @@ class Schema:
         columns = [column.to_dict() for column in self.columns]
         classes = None if self.classes is None else list(self.classes)
         content = {"client": self.client, "target": self.target, "classes": classes, "columns": columns}
-        more = {"person": self.person, "target_unit": self.target_unit}
-        return content | {name: words for name, words in more.items() if words is not None}
+        survival = None if self.survival is None else self.survival.to_dict()
+        more = {"person": self.person, "target_unit": self.target_unit, "survival": survival}
+        return content | {name: said for name, said in more.items() if said is not None}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Schema:
         """Raises KeyError, TypeError or BidroError where a part is missing or of another kind."""
         content = renamed(content)
         columns = tuple(Column.from_dict(one, _texts(one["levels"])) for one in content["columns"])
-        more = {name: str(content[name]) for name in ("person", "target_unit") if name in content}
+        more: dict[str, Any] = {n: str(content[n]) for n in ("person", "target_unit") if n in content}
+        if "survival" in content:
+            more["survival"] = Survival.from_dict(content["survival"])
         classes = _texts(content["classes"])
         return cls(str(content["client"]), str(content["target"]), classes, columns, **more)
 

@@ -30,6 +30,7 @@ from bidro.core.errors import BidroError, is_number
 from bidro.core.files import read_toml, renamed
 from bidro.data.standardise import Standard, client_moments
 from bidro.data.tables import Column, Schema, bounds_of
+from bidro.data.tables.survival import OUTCOMES, ROW, Survival
 from bidro.deploy.site.disclosure.rules import RELEASES, Release
 from bidro.federated.algorithm import Algorithm
 from bidro.federated.algorithms import Adam, BiDROLocal, Momentum, ServerOptimised
@@ -166,6 +167,22 @@ class NetworkAgreement:
                 "draw from a seed of its own, or by PyTorch alone."
             )
         return first, found
+
+
+def _predicted(schema: Schema) -> dict[str, Any]:
+    """The options that say what is predicted, from what, and whose rows are whose."""
+    person, survival = None if schema.person == ROW else schema.person, schema.survival
+    if survival is None:
+        task = "regression" if schema.classes is None else "classification"
+        return {"target": schema.target, "task": task, "features": schema.read, "person": person}
+    return {
+        "event": f"{schema.target}={survival.happened}",
+        "time": survival.time,
+        "time_grid": survival.grid.ends,
+        "entry": survival.entry,
+        "features": tuple(name for name in schema.read if name != survival.time),
+        "person": person,
+    }
 
 
 def _seeded(name: str, arguments: Mapping[str, Any], seed: int) -> Any:
@@ -337,12 +354,9 @@ class Agreement:
             training,
             "[training]",
             client=schema.client,
-            target=schema.target,
-            task="regression" if schema.classes is None else "classification",
-            features=schema.read,
             support=support,
-            person=schema.person,
             target_unit=schema.target_unit,
+            **_predicted(schema),
         )
         if release == "private":
             parts = {"privacy": Terms(), **parts}
@@ -499,12 +513,12 @@ class Agreement:
         content = renamed(read_toml(path))
         known = {"client", "target", "target_unit", "person", "classes", "columns", "training", "release"}
         known |= set(_PARTS)
-        known |= {"units_drafted", "target_support", "target_centre", "target_spread"}
+        known |= {"units_drafted", "target_support", "target_centre", "target_spread", "survival"}
         _require_keys(content, known, f"'{path}'")
         for name in ("client", "target"):
             if not isinstance(content.get(name), str):
                 raise BidroError(f"'{path}' must name its {name} column: {name} = \"...\".")
-        for name in ("training", *_PARTS):
+        for name in ("training", "survival", *_PARTS):
             if not isinstance(content.get(name, {}), dict):
                 raise BidroError(f"'{path}': '{name}' is a part of its own, [{name}].")
         if not isinstance(content.get("columns", []), list):
@@ -517,7 +531,7 @@ class Agreement:
             raise BidroError(f"'{path}': person = {person!r} must be the name of a column.")
         units, support = dict[str, Unit](), dict[str, Any]()
         columns = [_column(one, path, units, support) for one in content.get("columns", [])]
-        if not columns:
+        if not columns and "survival" not in content:
             raise BidroError(f"'{path}' has no [[columns]]; draft it with `bidro schema TABLE`.")
         names = [content["client"], content["target"], *(column.name for column in columns)]
         names += [] if person is None else [person]
@@ -531,12 +545,16 @@ class Agreement:
             units[target] = Unit(
                 content.get("target_centre", math.nan), content.get("target_spread", math.nan)
             )
-        classes = _texts(content.get("classes"), target, 2)
+        classes, survival = _texts(content.get("classes"), target, 2), None
+        if "survival" in content:
+            # Its periods and its two classes follow from the grid.
+            survival = Survival.from_dict(content["survival"])
+            columns = [Column(survival.time, survival.grid.names), *columns]
+            classes, person = OUTCOMES, person or ROW
         if classes is not None and target in units:
             raise BidroError(f"'{path}': a target with classes has no target_centre and target_spread.")
-        schema = Schema(
-            content["client"], target, classes, tuple(columns), person, content.get("target_unit")
-        )
+        unit = content.get("target_unit")
+        schema = Schema(content["client"], target, classes, tuple(columns), person, unit, survival)
         if support:
             bounds_of(support, schema)
         declared = {name: (float(v[0]), float(v[1])) for name, v in support.items()} if support else None
@@ -635,6 +653,8 @@ _HEAD = """\
 # Bounds ("support") hold for every row that any site can ever have; they are needed for the Wasserstein
 # certificate, for all numbers or for none. What is commented out was read off one table: widen it and agree.
 # `person` names the column of the person or thing that a row is of, where rows of one are to stay together.
+# [survival] is of times to an event, the target: the column of times, the ends of the periods, and what the
+# target says where it happened and where it did not.
 # `target_unit` says what the target is counted in, such as "days": for the report page, and for nothing else.
 # A level that is not listed counts as the one that `other` names; without `other`, no site trains on it, and
 # predictions take it for the average level.
@@ -740,16 +760,20 @@ def _columns(
     lines = [f"client = {toml(schema.client)}", f"target = {toml(schema.target)}"]
     if schema.target_unit is not None:
         lines.append(f"target_unit = {toml(schema.target_unit)}")
-    if schema.person is not None:
+    if schema.person not in (None, ROW):
         lines.append(f"person = {toml(schema.person)}")
-    if schema.classes is not None:
+    if schema.classes is not None and schema.survival is None:
         lines.append(f"classes = {toml(list(schema.classes))}")
     lines += [f"# Proposed, as {why}."] if why else []
     lines.append(f"release = {toml(agreed.release)}")
     if agreed.units_drafted:
         lines.append("units_drafted = true")
     lines += unit(schema.target, "target_") + bounds(schema.target, "target_")
+    if schema.survival is not None:
+        lines += ["", "[survival]", *(f"{name} = {toml(v)}" for name, v in schema.survival.to_dict().items())]
     for column in schema.columns:
+        if schema.survival is not None and column.name == schema.survival.time:
+            continue
         lines += ["", "[[columns]]", f"name = {toml(column.name)}"]
         if column.levels is not None:
             lines.append(f"levels = {toml(list(column.levels))}")

@@ -45,7 +45,7 @@ from bidro.federated.algorithm import Algorithm
 from bidro.federated.algorithms import BiDROFL
 from bidro.federated.engines.wire import described
 from bidro.fit.fit import agreed_deviations, radius_spread
-from bidro.fit.training import grids, transport_of, unrestricted
+from bidro.fit.training import grids, held_still, transport_of, unrestricted
 from bidro.losses import Loss
 from bidro.neural.models import network_digest, outputs_of
 from bidro.problem.problem import Problem
@@ -169,7 +169,8 @@ class QueryPlan:
     @cached_property
     def transport(self) -> Transport:
         choices = self.agreed.fit_options.choices
-        return transport_of(self.loss, len(self.columns), choices, self.standard.target_spread)
+        found = transport_of(self.loss, len(self.columns), choices, self.standard.target_spread)
+        return held_still(found, self.wanted, self.columns[:-1], choices.held_still)
 
     @cached_property
     def box(self) -> Box | None:

@@ -91,6 +91,9 @@ class SiteRows:
             others = sorted(set(as_words(table[schema.client].dropna()).tolist()) - {site.client})
             if others:
                 raise BidroError(f"'{site.data}' has rows of client '{others[0]}'; this site is another.")
+        if schema.survival is not None and not schema.survival.is_laid_out(table):
+            schema.survival.note_left_out(table, schema.target)
+        table = schema.laid_out(table)
         schema.require_listed_levels(table)
         features, target, labels = schema.matrix(table), target_numbers(schema, table), schema.people(table)
         # Under a budget rows far out count less, and nothing depends on where one lies.
