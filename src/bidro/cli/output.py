@@ -29,16 +29,14 @@ _STAGES = {
 _BETWEEN_LINES = 5.0
 # What a script sees of a model's settings.
 SETTINGS_SHOWN = (
-    *(
-        "chosen",
-        "max_weight_ratio",
-        "radii",
-        "client_weights",
-        "robustness_cost",
-        "personal",
-        "varies",
-        "concerns",
-    ),
+    "chosen",
+    "max_weight_ratio",
+    "radii",
+    "client_weights",
+    "robustness_cost",
+    "personal",
+    "varies",
+    "concerns",
 )
 
 

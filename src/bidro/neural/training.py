@@ -24,7 +24,7 @@ from bidro.core.files import read_bytes, require_file_place, write_bytes
 from bidro.core.jax_on_use import jax, jnp
 from bidro.core.packed import decoded, encoded
 from bidro.federated.algorithm import Algorithm, Snapshot
-from bidro.federated.engines.in_process import Result, run
+from bidro.federated.engines.in_process import Result, fingerprint, run
 from bidro.losses import losses_of
 from bidro.losses.fingerprints import require_known
 from bidro.problem.problem import Problem
@@ -168,8 +168,7 @@ class _Watcher:
     @property
     def _identity(self) -> str:
         """Of all that decides the bits of a run."""
-        leaves, structure = jax.tree.flatten(self.algorithm)
-        digest = hashlib.blake2b(repr((structure, [float(v) for v in leaves])).encode(), digest_size=16)
+        digest = hashlib.blake2b(repr(fingerprint(self.algorithm)).encode(), digest_size=16)
         for name, rows in self.held_out.items():
             digest.update(name.encode() + np.ascontiguousarray(rows).tobytes())
         digest.update(f"{self.problem.fingerprint} {self.seed} {self.patience}".encode())

@@ -241,7 +241,7 @@ class InModel(NamedTuple):
             cross = np.outer(H[:d, d], slope)
             in_x = H[:d, :d] + cross + cross.T + H[d, d] * np.outer(slope, slope)
             H = in_x + self.steep.second(float(alpha @ self.in_nu) * share)
-        H[np.diag_indices(len(H))] += LEAST_CURVATURE * max(float(np.trace(H)), _TINY)
+        H.flat[:: len(H) + 1] += LEAST_CURVATURE * max(float(np.trace(H)), _TINY)
         return H
 
 

@@ -512,7 +512,7 @@ def _step(
         value, slope = pieces.linear(mix)
         # By these weights others may be held, or fewer.
         before, held = held, _held(limits, x, slope)
-        if np.array_equal(before, held):
+        if (before == held).all():
             break
     step = np.zeros(len(x))
     assert factor is not None
@@ -597,7 +597,7 @@ def _mixed(values: Numbers, images: Numbers, share: Numbers) -> tuple[Numbers, N
     if len(kept) == 1:
         return np.ones(1), kept
     squares = images @ images.T
-    squares[np.diag_indices(len(share))] += 1e-13 * np.trace(squares) + np.finfo(float).tiny
+    squares.flat[:: len(share) + 1] += 1e-13 * np.trace(squares) + np.finfo(float).tiny
     system = np.ones((len(share) + 1, len(share) + 1))
     system[:-1, :-1], system[-1, -1] = squares, 0.0
     target = np.append(values, 1.0)

@@ -134,8 +134,8 @@ def run(
     every = _interval(rounds, record_every)
     if resume is not None:
         require_known(problem.fingerprint)
-        began = (resume.seed, resume.problem, _fingerprint(resume.algorithm))
-        if began != (seed, problem.fingerprint, _fingerprint(algorithm)):
+        began = (resume.seed, resume.problem, fingerprint(resume.algorithm))
+        if began != (seed, problem.fingerprint, fingerprint(algorithm)):
             raise BidroError("A run resumes only with the algorithm, problem and seed that it began with.")
         if rounds <= done:
             raise BidroError(f"The run to resume has {done} rounds already; ask for more than that.")
@@ -271,7 +271,8 @@ def _seed_key(seed: int) -> Array:
     return jax.random.key(seed)
 
 
-def _fingerprint(algorithm: Algorithm) -> tuple[Any, ...]:
+def fingerprint(algorithm: Algorithm) -> tuple[Any, ...]:
+    """The same for algorithms of one kind with the same settings."""
     leaves, structure = jax.tree.flatten(algorithm)
     return structure, [float(v) for v in leaves]
 
