@@ -34,7 +34,7 @@ from bidro.certify.mean_bounds import (
     noisy_mean,
     rows_for_half_way,
 )
-from bidro.core.arrays import Floats
+from bidro.core.arrays import Floats, person_means
 from bidro.core.errors import BidroError, check_confidence, is_number
 from bidro.core.pytrees import Frozen
 from bidro.core.sets import MixtureSet, Simplex
@@ -524,10 +524,8 @@ def _person_means(name: str, values: Floats, people: ArrayLike) -> tuple[Floats,
             f"Client '{name}' has {len(values)} held-out rows but {labels.size} labels of people; give one "
             "a row."
         )
-    order = np.lexsort((values, labels))
-    _, first, sizes = np.unique(labels[order], return_index=True, return_counts=True)
-    # No mean lies above its largest part, but for rounding.
-    return np.minimum(np.add.reduceat(values[order], first) / sizes, values.max()), sizes.astype(float)
+    means, sizes = person_means(values, labels)
+    return means, sizes.astype(float)
 
 
 @dataclass(frozen=True, eq=False)

@@ -100,6 +100,16 @@ def means_of(values: Floats, sizes: Sequence[int] | NDArray[np.int64]) -> Floats
     return np.asarray(sums / counts.reshape(-1, *[1] * (values.ndim - 1)))
 
 
+def person_means(values: Floats, people: NDArray[Any]) -> tuple[Floats, NDArray[np.int64]]:
+    """(people,) the mean over each person's values (N,), of these alone and whatever their order, and how
+    many these are."""
+    order = np.lexsort((values, people))
+    _, first, sizes = np.unique(people[order], return_index=True, return_counts=True)
+    each = values[order]
+    # No mean lies above its largest part, but for rounding.
+    return np.minimum(np.add.reduceat(each, first) / sizes, each[first + sizes - 1]), sizes
+
+
 def stacked(tables: Sequence[Floats]) -> Floats:
     """The tables below each other, with a single copy, which JAX takes over without another."""
     return np.concatenate(tables, out=aligned((sum(len(t) for t in tables), tables[0].shape[1])))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bidro.core.arrays import Floats
+from bidro.core.arrays import Floats, person_means
 from bidro.core.errors import BidroError
-from bidro.core.splits import label_ids
+from bidro.core.splits import label_ids, places
 from bidro.data.splines import Basis
 from bidro.fit.questions import (
     GradientsQuery,
@@ -151,9 +151,7 @@ class PrivateClient(NamedTuple):
         people = self.rows.people
         if people is None or not len(values):
             return values
-        order = np.argsort(people, kind="stable")
-        _, first, counts = np.unique(people[order], return_index=True, return_counts=True)
-        return np.minimum(np.add.reduceat(values[order], first) / counts, 1.0)
+        return person_means(values, people)[0]
 
 
 def own_sums(
@@ -193,7 +191,6 @@ def in_agreed_units(rows: Floats, target_spread: float, basis: Basis | None = No
 def at_most_each(people: NDArray[np.uint64], most: int) -> NDArray[np.bool_]:
     """(N,) whether a row is among the first so many of its person."""
     order = np.argsort(people, kind="stable")
-    _, first, counts = np.unique(people[order], return_index=True, return_counts=True)
     rank = np.empty(len(people), np.int64)
-    rank[order] = np.arange(len(people)) - np.repeat(first, counts)
+    rank[order] = places(np.unique(people, return_counts=True)[1])
     return rank < most
