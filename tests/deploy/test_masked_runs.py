@@ -4,6 +4,7 @@ gets nothing and is named, and whoever is killed in whichever round goes on and 
 import json
 import random
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -24,12 +25,14 @@ from bidro.deploy.site.check import check_site
 from bidro.deploy.site.config import Site
 from bidro.deploy.site.ledger import in_words, spent_content
 from bidro.deploy.site.masked import site_key
+from bidro.deploy.site.rows import state_of
 from bidro.federated.engines.coordinator import Delivered, Nothing, Policy
 from bidro.federated.engines.wire import header_of, pack
 from bidro.fit.questions import GradientsQuery
 from bidro.privacy.accounting import honest_sites, of_one_share
 from bidro.privacy.masking import sum_of_masked
-from bidro.privacy.terms import MASKED, Budget, SharedNoise, Terms
+from bidro.privacy.mechanisms import JOINT_STEPS, MOMENT_STEPS
+from bidro.privacy.terms import MASKED, Budget, Plan, SharedNoise, Terms
 from bidro.workflow.folder import write_folder
 from tests.deploy.sites import NAMES, SIZES, agree, answering, job, private_sites, table
 
@@ -309,8 +312,48 @@ def test_what_cannot_be_is_refused_before_anything_is_released(tmp_path):
     others["east"] = "9" * 64
     wrong = agree(tmp_path, replace(agreed, privacy=Terms(shared=replace(SHARED, keys=others))))
     assert "has not this site's key" in check_site(Site.read(tmp_path / "east.toml")).refused
-    with pytest.raises(BidroError, match=r"names another key for site 'east'|no privacy budget"):
+    with pytest.raises(BidroError, match=r"has not this site's key|no privacy budget"):
         run_job(job_of(wrong, "wrong"), Listening(tmp_path), tmp_path / "runs")
+
+
+@pytest.mark.parametrize("lost", [("ledger.sqlite", "state.sqlite"), ("ledger.sqlite",)])
+def test_a_site_whose_ledger_is_gone_is_not_the_site_that_others_have_pinned(lost, tmp_path):
+    """With both files gone its budget would look full, and the same question be answered with other noise
+    under the same mask: the server could average, and see the difference."""
+    agreed = sharing(tmp_path)
+    reply = answering(tmp_path)["east"]
+    asked = request_of(header_for(agreed, "lost"), None)
+    assert "values" in load(reply(asked))
+    for name in lost:
+        for path in (tmp_path / "state" / "east").glob(f"{name}*"):
+            path.unlink()
+    state_of.cache_clear()
+    assert "has not this site's key" in refusal(answering(tmp_path)["east"](asked))
+    assert not releases(tmp_path, ("east",))["east"]
+    assert "has not this site's key" in check_site(Site.read(tmp_path / "east.toml")).refused
+
+
+@pytest.mark.parametrize("sites", [3, 4, 5, 6, 7])
+def test_no_roster_and_no_colluders_leave_less_noise_than_is_charged(sites):
+    """A server that shows one roster after another, and solves their sums for a site's own: whoever colludes
+    with it, of at most as many sites as need not be honest, what the honest ones of a roster add is no less
+    than what that roster was charged for pays for. So are all rosters together, as costs add up."""
+    names = [f"site-{i}" for i in range(sites)]
+    keys = tuple((name, f"{i}{i}" * 32) for i, name in enumerate(names))
+    for honest in (0.3, 0.5, 0.75, 1.0):
+        shared = SharedNoise(1.0, honest=honest, keys=keys)
+        least = honest_sites(honest, sites)
+        budget = Budget(50.0)
+        for count in range(3, sites + 1):
+            plan = Plan.of(Terms(shared=shared), "squared", 3, sites=count)
+            for query, sensitivity, scale in (
+                ("moments", MOMENT_STEPS**2, plan.moments_scale(budget)),
+                ("gradients", JOINT_STEPS, plan.gradients_scale(budget, 1.0, 1.0)),
+            ):
+                # All that are left out, and all others of the roster that may, are against one's own site.
+                of_roster = max(1, least - (sites - count))
+                noise = of_roster * max(scale.variance)
+                assert Fraction(sensitivity**2) / (2 * noise) <= plan.cost(query, budget).rho
 
 
 def test_the_agreement_with_keys_comes_back_from_its_file(tmp_path):

@@ -18,6 +18,7 @@ and two copies of a site each have the whole budget.
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _TABLES = (
        rows_per_person INTEGER NOT NULL, time TEXT NOT NULL, payload BLOB NOT NULL)""",
     """CREATE TABLE IF NOT EXISTS sent (key BLOB NOT NULL, about TEXT NOT NULL, first TEXT NOT NULL,
        last TEXT NOT NULL, times INTEGER NOT NULL, PRIMARY KEY (key, about))""",
+    "CREATE TABLE IF NOT EXISTS identity (one INTEGER PRIMARY KEY CHECK (one = 1), id BLOB NOT NULL)",
 )
 
 
@@ -81,6 +83,7 @@ class Ledger:
             with transaction(path) as connection:
                 for statement in _TABLES:
                     connection.execute(statement)
+                connection.execute("INSERT OR IGNORE INTO identity VALUES (1, ?)", (secrets.token_bytes(32),))
         except (OSError, sqlite3.Error) as error:
             raise BidroError(
                 f"The ledger of what this site has released cannot be kept in '{path}' ({error}); without it "
@@ -129,6 +132,12 @@ class Ledger:
                 f"The ledger '{self.path}' cannot be written ({error}); nothing was released."
             ) from error
         return payload
+
+    @property
+    def identity(self) -> bytes:
+        """32 random bytes that no other ledger has, not one that is begun anew in its place either."""
+        with reading(self.path) as connection:
+            return bytes(connection.execute("SELECT id FROM identity").fetchone()[0])
 
     def spent(self, rows_per_person: int = 1) -> Fraction:
         """What all releases have cost so far a person with so many rows, or with as many as the most that a

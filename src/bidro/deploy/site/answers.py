@@ -59,7 +59,7 @@ from bidro.deploy.site.disclosure.rules import (
     rows_behind,
 )
 from bidro.deploy.site.ledger import RELIED_ON, begin_release, end_release, exact_left, ledger_in
-from bidro.deploy.site.masked import NO_BUDGET, asked_about, require_in_order, under_masks
+from bidro.deploy.site.masked import NO_BUDGET, asked_about, require_in_order, require_pinned, under_masks
 from bidro.deploy.site.rows import (
     SiteRows,
     fold_ids_by_count,
@@ -317,6 +317,7 @@ def _private(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
         plan = plan.over(len(request.roster.names))
         if site.privacy is None:
             raise PolicyViolationError(NO_BUDGET)
+        require_pinned(site, rows)
         reply = _released(site, rows, plan, site.privacy, request)
         return (under_masks(site, rows, request, reply) if request.question in MASKED else reply), 0
     if site.privacy is None:

@@ -17,8 +17,8 @@ from bidro.core.errors import BidroError
 from bidro.deploy.messages.queries import Request
 from bidro.deploy.site.config import Site
 from bidro.deploy.site.disclosure.rules import PolicyViolationError
+from bidro.deploy.site.ledger import ledger_in
 from bidro.deploy.site.rows import SiteRows, state_of
-from bidro.deploy.site.state import SiteState
 from bidro.federated.engines.wire import pack
 from bidro.privacy.ledger import Ledger
 from bidro.privacy.masking import Release, SiteKey, masked
@@ -29,12 +29,12 @@ NO_BUDGET = (
 
 
 def site_key(site: Site) -> SiteKey:
-    """The site's own key pair: it follows from the secret of its state folder."""
-    return key_from(state_of(site), site.client)
-
-
-def key_from(state: SiteState, client: str) -> SiteKey:
-    return SiteKey(state.derived(f"site key of client {client}"))
+    """The site's own key pair: it follows from the secret of its state folder and from its ledger. A site
+    that begins another ledger, with a budget that looks full, is not one that others have pinned: what it
+    would draw anew would go out under masks that have hidden other noise."""
+    state = state_of(site)
+    ledger = ledger_in(state).identity.hex()
+    return SiteKey(state.derived(f"site key of client {site.client}, ledger {ledger}"))
 
 
 def require_pinned(site: Site, rows: SiteRows) -> None:
@@ -45,7 +45,8 @@ def require_pinned(site: Site, rows: SiteRows) -> None:
     if dict(terms.shared.keys).get(site.client) != site_key(site).public.hex():
         raise PolicyViolationError(
             "noise is shared by agreement, and [privacy.shared.keys] of schema.toml has not this site's key, "
-            "which `bidro site key` shows."
+            "which `bidro site key` shows. Where ledger.sqlite was lost, its owner restores it: another has "
+            "another key."
         )
 
 

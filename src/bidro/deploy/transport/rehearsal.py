@@ -14,9 +14,10 @@ from bidro.core.splits import key_of_seed
 from bidro.data.tables import read
 from bidro.deploy.agreement.agreement import Agreement, drafted, written
 from bidro.deploy.agreement.job import Job, Sites
+from bidro.deploy.site.config import Site
 from bidro.deploy.site.disclosure.rules import SCORES, SINGLE_ROWS
-from bidro.deploy.site.masked import key_from
-from bidro.deploy.site.state import SiteState, write_key
+from bidro.deploy.site.masked import site_key
+from bidro.deploy.site.state import write_key
 from bidro.deploy.transport.drive import engine, submit_and_wait
 from bidro.model.model_file import FILE as MODEL_FILE
 from bidro.model.model_file import Model
@@ -51,11 +52,6 @@ def split_by_client(
     names = schema.clients(whole)
     clients = tuple(sorted(set(names.tolist())))
     key = key_of_seed(agreed.options.seed)
-    if agreed.privacy is not None and agreed.privacy.shared is not None:
-        keys = tuple((name, key_from(SiteState(folder, key), name).public.hex()) for name in clients)
-        shared = replace(agreed.privacy.shared, keys=keys)
-        agreed = replace(agreed, privacy=replace(agreed.privacy, shared=shared))
-    (folder / "schema.toml").write_text(written(agreed))
     for k, name in enumerate(clients):
         own: pd.DataFrame = whole.loc[names == name].drop(columns=column)
         own.to_parquet(folder / f"site-{k}.parquet")
@@ -76,6 +72,12 @@ def split_by_client(
         state = folder / "state" / f"site-{k}"
         state.mkdir(parents=True, mode=0o700)
         write_key(state, key)
+    if agreed.privacy is not None and agreed.privacy.shared is not None:
+        sites = [Site.read(folder / f"site-{k}.toml") for k in range(len(clients))]
+        keys = tuple((site.client, site_key(site).public.hex()) for site in sites)
+        shared = replace(agreed.privacy.shared, keys=keys)
+        agreed = replace(agreed, privacy=replace(agreed.privacy, shared=shared))
+    (folder / "schema.toml").write_text(written(agreed))
     return Sites(agreed, clients)
 
 
