@@ -17,7 +17,6 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from bidro.certify.certificate import Certificate
@@ -28,6 +27,7 @@ from bidro.certify.trained_rows import TrainedRows
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError, check_confidence
 from bidro.data.given_rows import (
+    classes_and_codes,
     client_labels,
     coded,
     column_taken,
@@ -780,12 +780,7 @@ class RobustClassifier(ClassifierMixin, RobustEstimator):  # type: ignore[misc]
         return float(accuracy_score(y, self.predict(X, clients), sample_weight=sample_weight))
 
     def _encode(self, y: Any) -> Floats:
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
-        if len(self.classes_) < 2:
-            raise BidroError(
-                f"A classifier needs at least two classes, and there is 1 class: {self.classes_[0]!r}."
-            )
+        self.classes_, codes = classes_and_codes(y)
         return signs(codes, len(self.classes_))
 
     def _codes(self, y: Any) -> Floats:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.sparse import issparse
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from bidro.core.arrays import machine_memory
@@ -56,6 +57,15 @@ def row_labels(given: Any, rows: int, what: str) -> NDArray[np.str_]:
     # As text a number takes room for the longest that there are: every one is written once.
     different, codes = np.unique(labels, return_inverse=True)
     return np.array(different.astype(str).tolist(), str)[codes]
+
+
+def classes_and_codes(y: Any) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """(the classes, sorted, which of them each target (N,) is). Raises BidroError for a single class."""
+    check_classification_targets(y)
+    classes, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+    if len(classes) < 2:
+        raise BidroError(f"A classifier needs at least two classes, and there is 1 class: {classes[0]!r}.")
+    return classes, codes
 
 
 def column_taken(X: Any, given: Any, what: str) -> tuple[Any, Any]:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from bidro.ambiguity import Penalty
@@ -20,7 +19,7 @@ from bidro.core.errors import BidroError
 from bidro.core.sets import WholeSpace
 from bidro.core.splits import choose_holdout
 from bidro.data.federation import Federation
-from bidro.data.given_rows import by_client, client_labels
+from bidro.data.given_rows import by_client, classes_and_codes, client_labels
 from bidro.data.standardise import Standard
 from bidro.federated.algorithm import Algorithm
 from bidro.federated.algorithms import Adam, BiDROLocal, ServerOptimised
@@ -269,12 +268,7 @@ class RobustNetClassifier(ClassifierMixin, RobustNet):  # type: ignore[misc]
         return len(self.classes_)
 
     def _encode(self, y: Any) -> Floats:
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
-        if len(self.classes_) < 2:
-            raise BidroError(
-                f"A classifier needs at least two classes, and there is 1 class: {self.classes_[0]!r}."
-            )
+        self.classes_, codes = classes_and_codes(y)
         return codes.astype(float)
 
     def predict_proba(self, X: ArrayLike) -> Floats:

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from bidro.core.errors import BidroError
 from bidro.core.pytrees import namespace, pytree, repeat_while
-from bidro.core.sets.base import AnyArray, V, require_finite, vectors
+from bidro.core.sets.base import AnyArray, V
 from bidro.core.sets.vectors import _bisect, _double_until
-from bidro.core.sets.weights import _ROOT_OF_2, MixtureSet, _finite_or_nan, _on_simplex
+from bidro.core.sets.weights import _ROOT_OF_2, MixtureSet, _finite_or_nan, _on_simplex, around
 
 # Newton's steps to the root of exp(u) + u = y, from above, and to the level at which weights sum to 1.
 _NEWTON_STEPS, _MOST_LEVELS = 8, 60
@@ -37,14 +36,9 @@ class DivergenceBall(MixtureSet):
     radius: AnyArray
 
     def __post_init__(self) -> None:
-        (center,) = vectors("The centre of a ball of weights", self.center)
-        require_finite("The centre and radius of a ball of weights", center, self.radius)
-        if np.any(center < 0) or abs(center.sum() - 1) > 1e-9:
-            raise BidroError("The centre of a ball of weights must be nonnegative and sum to 1.")
-        if np.ndim(self.radius) != 0 or self.radius < 0:
-            raise BidroError(f"A ball of weights needs one radius >= 0; got {self.radius}.")
+        center, radius = around(self.center, self.radius)
         object.__setattr__(self, "center", center / center.sum())
-        object.__setattr__(self, "radius", np.asarray(self.radius, float))
+        object.__setattr__(self, "radius", radius)
 
     @property
     def dimension(self) -> int:
@@ -59,12 +53,32 @@ class DivergenceBall(MixtureSet):
         """argmin over the simplex of ||alpha - v||^2 / 2 + mu D(alpha, center), mu > 0."""
 
     @abstractmethod
+    def _dual(self, c: V, top: V, spread: V) -> tuple[V, V]:
+        """(an upper bound of max <c, alpha>, weights that come to it up to rounding and scale), of values c
+        (n,) whose largest is `top` and which lie within `spread`, where the radius binds."""
+
+    @abstractmethod
     def _slope(self, alpha: V) -> V:
         """(n,) of the divergence in weights above 0, where the centre has some."""
 
     @abstractmethod
     def _l1_radius(self) -> AnyArray:
         """A bound of ||alpha - center||_1 over the set."""
+
+    def linear_maximum(self, c: V) -> tuple[V, V]:
+        xp = namespace(c, self.center)
+        center, counts = self.center, self.center > 0
+        top = xp.max(xp.where(counts, c, -xp.inf))
+        low = xp.min(xp.where(counts, c, xp.inf))
+        value, alpha = self._dual(c, top, xp.where(top > low, top - low, 1.0))
+        best = (c == top) & counts
+        alone = xp.where(best, center, 0.0) / xp.sum(xp.where(best, center, 0.0))
+        whole = self.divergence(alone) <= self.radius
+        value = xp.where(whole, top, xp.minimum(value, top))
+        still = (self.radius == 0) | (top == low)
+        mean = xp.sum(center * xp.where(counts, c, 0.0))
+        alpha = xp.where(whole, alone, self._held(alpha))
+        return xp.where(still, mean, value), xp.where(still, center, alpha)
 
     def contains(self, v: V, tolerance: float = 1e-9) -> V:
         xp = namespace(v, self.center)
@@ -153,12 +167,9 @@ class ChiSquaredSimplexBall(DivergenceBall):
         level = levels[xp.max(xp.where(near[falling] > levels, xp.arange(self.dimension), 0))]
         return w * xp.maximum(near - level, 0.0)
 
-    def linear_maximum(self, c: V) -> tuple[V, V]:
+    def _dual(self, c: V, top: V, spread: V) -> tuple[V, V]:
         xp = namespace(c, self.center)
         center, counts = self.center, self.center > 0
-        top = xp.max(xp.where(counts, c, -xp.inf))
-        low = xp.min(xp.where(counts, c, xp.inf))
-        spread = xp.where(top > low, top - low, 1.0)
 
         def worst(eta: Any) -> V:
             g = xp.where(counts, xp.maximum(c - eta, 0.0), 0.0)
@@ -174,14 +185,7 @@ class ChiSquaredSimplexBall(DivergenceBall):
         )
         eta = _bisect(inside, first, top)
         squares = xp.sum(center * xp.where(counts, xp.maximum(c - eta, 0.0), 0.0) ** 2)
-        best = (c == top) & counts
-        alone = xp.where(best, center, 0.0) / xp.sum(xp.where(best, center, 0.0))
-        whole = self.divergence(alone) <= self.radius
-        alpha = xp.where(whole, alone, self._held(worst(eta)))
-        value = xp.where(whole, top, xp.minimum(eta + xp.sqrt((1 + self.radius) * squares), top))
-        still = (self.radius == 0) | (top == low)
-        mean = xp.sum(center * xp.where(counts, c, 0.0))
-        return xp.where(still, mean, value), xp.where(still, center, alpha)
+        return eta + xp.sqrt((1 + self.radius) * squares), worst(eta)
 
     def _slope(self, alpha: V) -> V:
         return 2 * alpha / namespace(alpha, self.center).where(self.center > 0, self.center, 1.0) - 2
@@ -252,12 +256,9 @@ class KLSimplexBall(DivergenceBall):
         alpha = mu * omega(level)
         return alpha / xp.sum(alpha)
 
-    def linear_maximum(self, c: V) -> tuple[V, V]:
+    def _dual(self, c: V, top: V, spread: V) -> tuple[V, V]:
         xp = namespace(c, self.center)
         center, counts = self.center, self.center > 0
-        top = xp.max(xp.where(counts, c, -xp.inf))
-        low = xp.min(xp.where(counts, c, xp.inf))
-        spread = xp.where(top > low, top - low, 1.0)
 
         def tilted(log_t: Any) -> V:
             return center * xp.exp((xp.where(counts, c, top) - top) / xp.exp(log_t))
@@ -271,15 +272,8 @@ class KLSimplexBall(DivergenceBall):
         coldest = xp.log(spread) - 30.0
         log_t = _bisect(outside, coldest, xp.maximum(hottest, coldest + 1))
         parts = tilted(log_t)
-        best = (c == top) & counts
-        alone = xp.where(best, center, 0.0) / xp.sum(xp.where(best, center, 0.0))
-        whole = self.divergence(alone) <= self.radius
-        t = xp.exp(log_t)
-        value = xp.where(whole, top, xp.minimum(top + t * (self.radius + xp.log(xp.sum(parts))), top))
-        alpha = xp.where(whole, alone, self._held(parts / xp.sum(parts)))
-        mean = xp.sum(center * xp.where(counts, c, 0.0))
-        still = (self.radius == 0) | (top == low)
-        return xp.where(still, mean, value), xp.where(still, center, alpha)
+        value = top + xp.exp(log_t) * (self.radius + xp.log(xp.sum(parts)))
+        return value, parts / xp.sum(parts)
 
     def _slope(self, alpha: V) -> V:
         xp = namespace(alpha, self.center)

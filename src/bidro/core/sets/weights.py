@@ -314,6 +314,17 @@ class CappedSimplex(MixtureSet):
         return share, CappedSimplex(*ends)
 
 
+def around(center: ArrayLike, radius: Any) -> tuple[Numbers, Numbers]:
+    """The centre (n,) and the radius of a ball of weights. Raises BidroError for what are none."""
+    (found,) = vectors("The centre of a ball of weights", center)
+    require_finite("The centre and radius of a ball of weights", found, radius)
+    if np.any(found < 0) or abs(found.sum() - 1) > 1e-9:
+        raise BidroError("The centre of a ball of weights must be nonnegative and sum to 1.")
+    if np.ndim(radius) != 0 or radius < 0:
+        raise BidroError(f"A ball of weights needs one radius >= 0; got {radius}.")
+    return found, np.asarray(radius, float)
+
+
 @pytree
 class L1SimplexBall(MixtureSet):
     """{alpha in the simplex : ||alpha - center||_1 <= radius}, center in the simplex.
@@ -336,15 +347,10 @@ class L1SimplexBall(MixtureSet):
     radius: AnyArray
 
     def __post_init__(self) -> None:
-        (center,) = vectors("The centre of an l1 ball", self.center)
-        require_finite("The centre and radius of an l1 ball", center, self.radius)
-        if np.any(center < 0) or abs(center.sum() - 1) > 1e-9:
-            raise BidroError("The centre of an l1 ball of weights must be nonnegative and sum to 1.")
-        if np.ndim(self.radius) != 0 or self.radius < 0:
-            raise BidroError(f"An l1 ball needs one radius >= 0; got {self.radius}.")
+        center, radius = around(self.center, self.radius)
         object.__setattr__(self, "center", center)
         # Two points of the simplex are never further apart than 2.
-        object.__setattr__(self, "radius", np.minimum(np.asarray(self.radius, float), 2.0))
+        object.__setattr__(self, "radius", np.minimum(radius, 2.0))
 
     @property
     def dimension(self) -> int:
