@@ -361,7 +361,7 @@ def test_files_of_clients_classes_and_no_rows_kept_out(folder, capsys):
             "share",
         ),
         (
-            ["fit", "gaps.csv", "--client", "hospital", "--target", "stay", "--out", "x"],
+            [*["fit", "gaps.csv", "--client", "hospital", "--target", "stay", "--missing", "refuse", "--out", "x"]],
             1,
             "1 in 'age' of 'h0'",
         ),

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from bidro.core.errors import BidroError
-from bidro.data.tables import Column, Schema, learn_schema
+from bidro.data.tables import Column, Schema, learn_schema, usable_rows
 from bidro.deploy.agreement.agreement import Agreement, draft, drafted, written
 from bidro.deploy.site.answers import _inputs
 from bidro.deploy.site.config import Site
@@ -161,3 +161,43 @@ def test_columns_with_gaps_that_are_not_listed_are_counted(columns, words):
     table = pd.DataFrame({f"x{k}": [None, 1.0, 2.0, 3.0] for k in range(columns)})
     with pytest.raises(BidroError, match=words):
         learn_schema(table.assign(site="a", y=[1.0, 2.0, 3.0, 4.0]), "site", "y")
+
+
+def test_rows_without_a_target_and_clients_too_small_are_left_out_and_said(caplog):
+    table = frame()
+    table.loc[[0, 50], "y"] = np.nan
+    table.loc[[7, 8], "site"] = "small"
+    table.loc[9, "site"] = "single"
+    used = usable_rows(table, "site", "y", None, least=3)
+    expected = table.drop(index=[0, 7, 8, 9, 50])
+    pd.testing.assert_frame_equal(used, expected.reset_index(drop=True))
+    assert "2 rows have no 'y' and are left out" in caplog.text
+    assert "2 clients (single, small) have fewer than 3 rows" in caplog.text
+    # People count, not rows: 'n' has two, of whom one has most of the rows.
+    table["who"] = ["a"] * 30 + ["b"] * 5 + [f"p{i}" for i in range(ROWS - 35)]
+    table = table.drop(index=[7, 8, 9])
+    table.loc[table.index < 40, "who"] = np.where(table.index[table.index < 40] < 30, "a", "b")
+    assert set(usable_rows(table, "site", "y", "who", least=3)["site"]) == {"s"}
+    # With nobody left there is nothing to leave out: what is wrong is said where it is.
+    assert usable_rows(frame().iloc[:2], "site", "y", None, least=3).equals(frame().iloc[:2])
+
+
+def test_a_fit_of_a_table_with_gaps_ends_and_says_what_it_did(tmp_path, capsys, caplog):
+    table = frame(age_gaps=6, race_gaps=5)
+    table.loc[3, "y"] = np.nan
+    table.loc[len(table)] = ["alone", 40.0, "white", 4.0]
+    table.to_csv(tmp_path / "gaps.csv", index=False)
+    given = ("fit", tmp_path / "gaps.csv", "--client", "site", "--target", "y", "--weights", "fixed")
+    code, _, err = run(capsys, *given, "--curves", "none", "--personal", "none", "--out", tmp_path / "m")
+    assert code == 0, err
+    for said in ("1 row has no 'y'", "Client 'alone' has fewer than 3 rows", "6 empty cells of 'age'"):
+        assert said in caplog.text
+    fresh = frame(age_gaps=1, race_gaps=1).drop(columns="y")
+    fresh.loc[len(fresh)] = ["alone", 40.0, "white"]
+    fresh.to_csv(tmp_path / "fresh.csv", index=False)
+    code, _, err = run(capsys, "predict", tmp_path / "m", tmp_path / "fresh.csv", "--out", tmp_path / "p.csv")
+    assert code == 0, err
+    assert pd.read_csv(tmp_path / "p.csv")["prediction"].notna().all()
+    code, _, err = run(capsys, *given, "--missing", "refuse", "--out", tmp_path / "other")
+    assert code == 1
+    assert "There are missing values" in err

@@ -3,6 +3,7 @@ discrimination and calibration of classes, as numbers and as text."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -397,7 +398,12 @@ def side_by_side(
 
 
 def _shown(value: float, right: bool) -> str:
-    return f"{value:.1%}" if right else f"{value:#.3g}"
+    """A share, or a number to three digits, without an exponent where that is readable."""
+    if right:
+        return f"{value:.1%}"
+    if not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.3g}"
+    return f"{value:,.{max(2 - math.floor(math.log10(abs(value))), 0)}f}"
 
 
 def count_of_rows(rows: int) -> str:

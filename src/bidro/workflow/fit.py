@@ -35,6 +35,7 @@ from bidro.data.tables import (
     require_declared,
     require_every_class,
     tables_in,
+    usable_rows,
 )
 from bidro.data.tables.survival import OF_PERIODS
 from bidro.fit.fit import fit
@@ -110,6 +111,10 @@ def fit_tables(
 
         if agreed is None:
             whole, client = table_of(options.client)
+            if scratch is None:
+                # Of a client something is held out, and two rows or people are trained on.
+                least, known = 3 if options.hold_out else 1, options.time or options.require_target()
+                whole = usable_rows(whole, client, known, options.person, least)
             schema = options.learned(whole, client)
             table, what = schema.laid_out(whole), options.requested(schema)
         else:

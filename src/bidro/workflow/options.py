@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -49,6 +49,16 @@ def _missing(name: str, value: Any) -> None:
     from bidro.data.tables.learned import require_filling
 
     require_filling(value)
+
+
+def _missing_values(usual: str) -> Any:
+    return setting(
+        usual,
+        "median: fill numbers by their median, tell which in a column of its own, and give categories a "
+        "level 'missing'; median-alone: fill numbers by their median and categories by their commonest "
+        "level; refuse: take no table with missing values.",
+        _missing,
+    )
 
 
 def _measure(name: str, value: Any) -> None:
@@ -134,13 +144,7 @@ class TableColumns:
         None,
         "Column of the person or thing that a row is of: rows of one stay together, and it is no feature.",
     )
-    missing: str = setting(
-        "refuse",
-        "refuse missing values; median: fill numbers by their median, tell which in a column of its own, and "
-        "give categories a level 'missing'; median-alone: fill numbers by their median and categories by "
-        "their commonest level.",
-        _missing,
-    )
+    missing: str = _missing_values("refuse")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -185,6 +189,9 @@ class FitOptions(FitSettings, TableColumns):
     """See `bidro fit --help`. `support` has [lower, upper] by column."""
 
     tables: tuple[str, ...] = names(option=None)
+    # What sites agree on says what becomes of gaps; a fit of one's own table does what most people would.
+    _: KW_ONLY
+    missing: str = _missing_values("median")
     database: str | None = setting(
         None,
         "In place of tables: a database, duckdb:///visits.duckdb or postgresql://user:${VARIABLE}@host/name.",

@@ -13,7 +13,7 @@ from bidro.data.tables.files import (
     read_one,
     tables_in,
 )
-from bidro.data.tables.learned import learn_schema, learn_survival
+from bidro.data.tables.learned import learn_schema, learn_survival, usable_rows
 from bidro.data.tables.on_disk import TableOnDisk
 from bidro.data.tables.schema import (
     Column,
@@ -48,4 +48,5 @@ __all__ = [
     "require_numbers",
     "row_name",
     "tables_in",
+    "usable_rows",
 ]

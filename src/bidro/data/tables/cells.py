@@ -27,6 +27,7 @@ from bidro.data.federation import LARGEST_SIZE
 
 # Under this name a table remembers its files: (path, rows) of each, in the order of its rows.
 _FILES = "files"
+_SOME_LEFT_OUT = "some rows were left out"
 
 
 def remember_files(table: pd.DataFrame, files: Sequence[tuple[object, int]]) -> None:
@@ -36,8 +37,11 @@ def remember_files(table: pd.DataFrame, files: Sequence[tuple[object, int]]) -> 
 def row_name(of: pd.DataFrame | pd.Series, place: int) -> str:
     """ "Row 5 below the header of 'north.csv'", from a place that counts from 0 over all files.
 
-    Rows are counted from 1, and the header is none of them; blank lines are not counted.
+    Rows are counted from 1, and the header is none of them; blank lines are not counted. Where some were left
+    out, those that are used are counted.
     """
+    if of.attrs.get(_SOME_LEFT_OUT):
+        return f"Row {place + 1} of those that are used"
     files = of.attrs.get(_FILES, ())
     if sum(rows for _, rows in files) != len(of):
         return f"Row {place + 1} below the header"
@@ -46,6 +50,13 @@ def row_name(of: pd.DataFrame | pd.Series, place: int) -> str:
             return f"Row {place + 1} below the header of '{path}'"
         place -= rows
     raise IndexError(place)
+
+
+def without(table: pd.DataFrame, left_out: NDArray[np.bool_]) -> pd.DataFrame:
+    """The table without some of its rows (N,)."""
+    found = table[~left_out].reset_index(drop=True)
+    found.attrs[_SOME_LEFT_OUT] = True
+    return found
 
 
 # Below this spread, squares of squares (the variance of a squared loss) vanish.

@@ -25,6 +25,7 @@ from bidro.data.tables.cells import (
     require_numbers,
     require_usable,
     row_name,
+    without,
     words_of,
 )
 from bidro.data.tables.schema import (
@@ -174,6 +175,39 @@ def learn_survival(
     made.note_left_out(table, column)
     columns = (Column(time, made.grid.names), *schema.columns)
     return Schema(client, column, OUTCOMES, columns, person or ROW, None, made)
+
+
+def usable_rows(
+    table: pd.DataFrame, client: str, target: str, person: str | None, least: int
+) -> pd.DataFrame:
+    """The rows that a model can be trained on and judged by: those with a target, of clients with at least
+    `least` of them (or of their people). What is left out is logged."""
+    if any(name is not None and name not in table for name in (client, target, person)):
+        return table  # refused with its reason where the schema is learned
+    gaps = empty_cells(table[target])
+    if gaps.any() and not gaps.all():
+        count = int(gaps.sum())
+        rows = "1 row has" if count == 1 else f"{count:,} rows have"
+        _log.warning("Note: %s no '%s' and %s left out.", rows, target, "is" if count == 1 else "are")
+        table = without(table, gaps)
+    named = as_words(table[client])
+    draws = pd.DataFrame(
+        {"client": named, "draw": np.arange(len(table)) if person is None else as_words(table[person])}
+    )
+    counts = draws.groupby("client")["draw"].nunique()
+    small = counts.index[counts < least]
+    if not len(small) or len(counts) - len(small) < 1:
+        return table
+    what = "rows" if person is None else "people"
+    which = (
+        f"Client '{small[0]}' has" if len(small) == 1 else f"{len(small):,} clients ({listed(small, 5)}) have"
+    )
+    they = "is left out" if len(small) == 1 else "are left out"
+    _log.warning(
+        f"Note: {which} fewer than {least} {what}, too few to train on and to judge by, and {they}; "
+        "predictions there are the shared model's."
+    )
+    return without(table, np.isin(named, list(small)))
 
 
 def require_filling(missing: str) -> None:
