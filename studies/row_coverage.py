@@ -8,7 +8,9 @@ quantile that was found the true share of rows inside is known from the law, so 
 it is at least the promised one. Mixtures are the corners, which are the clients, and 20 inside. The same
 draws are given sorted, which must change nothing. Persons have several rows, with most of their error in
 common; new clients have a scale of their own; shifted rows are moved by an adversary who spends W_1 on as
-many as it allows. Personal models are fitted by the estimators, their truth evaluated over fresh rows.
+many as it allows. Personal models are fitted by the estimators, their truth evaluated over fresh rows; counts
+are of two features of 0 and 1, so that many rows tie. Sites tell a bound rounded up among people, private
+ones sums with noise (epsilon = 3) of squared errors, clipped at a level from as many other rows.
 """
 
 from __future__ import annotations
@@ -24,11 +26,18 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from bidro import RobustClassifier, RobustRegressor
-from bidro.certify.intervals import RowQuantiles, room_for_shift, row_quantiles
-from bidro.certify.row_promise import row_promise
+from bidro.certify.intervals import Calibration, RowQuantiles, room_for_shift, row_quantiles
+from bidro.certify.rounding import among_people
+from bidro.certify.row_promise import noisy_row_bound, row_promise
+from bidro.certify.statements import clip_level
 from bidro.core.arrays import Floats
 from bidro.core.files import write_json, write_text
 from bidro.core.pytrees import compilation_cache
+from bidro.privacy.accounting import rho_of
+from bidro.privacy.discrete_gaussian import seeded_bits
+from bidro.privacy.mechanisms import bernstein
+from bidro.privacy.terms import Terms
+from studies import on_commit
 
 FIRST_SEED = 80_000
 CONFIDENCE = 0.9
@@ -36,6 +45,7 @@ SHARES = (0.8, 0.9)
 SIZES = (5, 8, 12, 40, 200, 1000, 5000)
 SCALES = np.array([1.0, 2.0, 0.5, 1.5, 0.7, 1.2, 1.0])
 _FRESH = 20_000
+PERSONAL = ("a number", "classes", "counts")
 
 
 class _Law:
@@ -190,6 +200,43 @@ def people_study(name: str, repetitions: int) -> list[dict[str, Any]]:
     return found
 
 
+def people_together_study(name: str, repetitions: int) -> list[dict[str, Any]]:
+    """15 clients of 8 persons, of two rows each, of which the second lies eight times as far."""
+    law, inside = LAWS[name], []
+    clients = [f"c{k}" for k in range(15)]
+    labels = dict.fromkeys(clients, np.repeat(np.arange(8), 2))
+    for k in range(repetitions):
+        rng = np.random.default_rng([FIRST_SEED, 6, list(LAWS).index(name), k])
+        errors = law.draw(rng, (15, 16)) * np.tile([1.0, 8.0], 8)
+        q = row_quantiles(dict(zip(clients, errors, strict=True)), 0.9, people=labels).clients["c0"]
+        inside.append((float(law.share(q)) + float(law.share(q / 8))) / 2)
+    return [_line("small clients of people together, on average", name, np.array(inside), 0.9)]
+
+
+def sites_study(name: str, repetitions: int) -> list[dict[str, Any]]:
+    """100 and 400 held-out rows of a site."""
+    law, rounded, private = LAWS[name], [], []
+    charge = rho_of(3.0, 1e-6)
+    for k in range(repetitions):
+        rng = np.random.default_rng([FIRST_SEED, 7, list(LAWS).index(name), k])
+        own = Calibration.of(law.draw(rng, 100))
+        told = among_people(own.bound(0.1, CONFIDENCE), own.scores, own.draws, 5)
+        rounded.append(float(law.share(told)) >= 0.9 - 1e-12)
+        squares, level = law.draw(rng, 400) ** 2, clip_level(float(np.mean(law.draw(rng, 400) ** 2)), 1.0)
+        parts = np.minimum(squares / level, 1.0)
+        sums = bernstein(parts, Terms().degree, charge, bits=seeded_bits(k))
+        bound = noisy_row_bound(sums, 1 - CONFIDENCE, 400.0, level, 3)
+        if np.isfinite(bound):
+            private.append(float(law.share(bound)) >= 0.9)
+    found = [_line("a site's bound, rounded up, with confidence", name, np.array(rounded), CONFIDENCE)]
+    if len(private) > 1:
+        held = np.array(private)
+        found.append(
+            _line("a private site's bound, where there is one, with confidence", name, held, CONFIDENCE)
+        )
+    return found
+
+
 def new_clients_study(name: str, repetitions: int) -> list[dict[str, Any]]:
     """15 clients left out, of 3 to 40 rows, with scales of their own; and one more."""
     law, inside, shifted = LAWS[name], [], []
@@ -213,13 +260,17 @@ def new_clients_study(name: str, repetitions: int) -> list[dict[str, Any]]:
     ]
 
 
-def personal_study(classes: bool, repetitions: int) -> list[dict[str, Any]]:
+def personal_study(what: str, repetitions: int) -> list[dict[str, Any]]:
     """Fits of estimators with personal models, intervals from other rows, truth from fresh ones."""
     sizes, inside, promised = {"a": 12, "b": 30, "c": 80, "d": 300}, [], []
+    classes, counts = what == "classes", what == "counts"
     kind: Any = RobustClassifier if classes else RobustRegressor
 
     def drawn(rng: np.random.Generator, sizes: dict[str, int], levels: dict[str, float]) -> Any:
         site = np.repeat([*sizes], [*sizes.values()])
+        if counts:
+            X = rng.integers(0, 2, (len(site), 2)).astype(float)
+            return X, rng.poisson(np.exp(X[:, 0] + 0.3 * np.array([levels[n] for n in site]))), site
         X = rng.normal(size=(len(site), 2))
         score = X[:, 0] + np.array([levels[name] for name in site])
         spread = 0.3 + np.abs(X[:, 1])
@@ -228,7 +279,7 @@ def personal_study(classes: bool, repetitions: int) -> list[dict[str, Any]]:
         return X, score + spread * rng.normal(size=len(site)), site
 
     for k in range(repetitions):
-        rng = np.random.default_rng([FIRST_SEED, 5, classes, k])
+        rng = np.random.default_rng([FIRST_SEED, 5, PERSONAL.index(what), k])
         levels = {name: float(rng.normal()) for name in sizes}
         X, y, site = drawn(rng, {name: 3 * n for name, n in sizes.items()}, levels)
         model = kind(curves=None, random_state=k).fit(X, y, clients=site)
@@ -249,7 +300,6 @@ def personal_study(classes: bool, repetitions: int) -> list[dict[str, Any]]:
         # Fresh rows have errors of their own: two standard errors of a share are allowed.
         room = 2 * np.sqrt(0.1 * 0.9 / (_FRESH // 10))
         promised.append(max(float(bad[site == name].mean()) for name in promise.clients) <= most + room)
-    what = "classes" if classes else "a number"
     return [
         _line(f"personal models of {what}, known client, on average", "fitted", np.array(inside), 0.9),
         _line(
@@ -258,13 +308,13 @@ def personal_study(classes: bool, repetitions: int) -> list[dict[str, Any]]:
     ]
 
 
-def page(lines: list[dict[str, Any]]) -> str:
+def page(lines: list[dict[str, Any]], at: str = "") -> str:
     broken = [one for one in lines if not one["holds"]]
     named = ", ".join(f"{one['what']} / {one['law']}" for one in broken)
     text = [
         "# Intervals for rows: promised and observed",
         "",
-        "Written by `python -m studies.row_coverage`; do not edit. The numbers are in",
+        f"Written by `python -m studies.row_coverage`{at}; do not edit. The numbers are in",
         "`row_coverage.json`.",
         "",
         f"Clients of {', '.join(f'{n:,}' for n in SIZES)} held-out rows, errors of eight laws, as drawn",
@@ -298,12 +348,14 @@ def main() -> None:
     for name in LAWS:
         found = rows_study(name, options.repetitions)
         found += people_study(name, max(options.repetitions // 5, 2))
+        found += people_together_study(name, max(options.repetitions // 2, 2))
+        found += sites_study(name, max(options.repetitions // 5, 2))
         lines += found + new_clients_study(name, options.repetitions)
         print(name, [one for one in lines if one["law"] == name and not one["holds"]], flush=True)
-    for classes in (False, True):
-        lines += personal_study(classes, few)
+    for what in PERSONAL:
+        lines += personal_study(what, few)
     write_json(options.out / "row_coverage.json", lines)
-    text = page(lines)
+    text = page(lines, on_commit())
     write_text(options.out / "row_coverage.md", text)
     print(f"\n{text}\nWritten to {options.out} in {time.process_time() - begun:.0f} s of the processor.")
 

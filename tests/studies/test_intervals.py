@@ -21,8 +21,9 @@ def test_a_law_has_the_shares_that_it_draws(law):
 
 def test_every_promise_of_rows_is_simulated_and_a_false_one_shows():
     lines = row_coverage.rows_study("exponential", 3) + row_coverage.people_study("normal", 2)
-    lines += row_coverage.new_clients_study("t3", 3)
-    assert len({one["what"] for one in lines}) == 11
+    lines += row_coverage.new_clients_study("t3", 3) + row_coverage.people_together_study("t3", 3)
+    lines += row_coverage.sites_study("uniform", 3)
+    assert len({one["what"] for one in lines}) == 14
     assert all(0 <= one["observed"] <= 1 for one in lines)
     false = row_coverage._line("made up", "none", np.full((100, 2), [1.0, 0.0]), 0.9)
     assert not false["holds"]

@@ -662,8 +662,7 @@ class Intervals:
         if self.slope is None:
             raise BidroError(
                 "Room for a shift needs to know how fast a score changes as rows move, and of classes, of "
-                "counts and costs, of curves without a declared support, and across sites it is not; leave "
-                "the shift out."
+                "counts and costs, and across sites it is not known; leave the shift out."
             )
         return self.shifted[place], room_for_shift(shift, self.order, self.slope, share)[1]
 
