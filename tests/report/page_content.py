@@ -132,6 +132,8 @@ def curves(scores=1, rows_here=True):
             "knots": [-3.0, -1.0, 0.0, 1.5, 40.0],
             "values": own,
         }
+        if rows_here and j < 3:
+            one["band"] = {"share": 0.95, "ends": [[v - 0.5 for v in own], [v + 0.25 for v in own]]}
         if rows_here:
             one["rows"] = {c["name"]: sorted(rng.normal(5, 5, 5).tolist()) for c in made["clients"]}
         columns.append(one)

@@ -405,6 +405,22 @@ def test_curves_are_drawn_the_most_important_first_and_read_under_the_pointer(vi
     assert read == pytest.approx((column["values"][3] + column["values"][4]) / 2, abs=0.05)
 
 
+def test_bands_are_drawn_around_their_curves_on_the_same_axis(visit):
+    column = page_content.curves()["curves"]["columns"][0]
+    browser = visit(page_content.curves())
+    first = find(browser, "#curves figure svg")
+    curve, band = (
+        np.array(re.split("[ ,]", first.find_element("css selector", part).get_attribute("points")), float)
+        for part in ("polyline", "polygon.band")
+    )
+    slope, at = np.polyfit(column["values"], curve[1::2], 1)
+    lower, upper = column["band"]["ends"]
+    np.testing.assert_allclose(band[1::2], slope * np.array([*lower, *upper[::-1]]) + at, atol=0.5)
+    np.testing.assert_allclose(band[::2], [*curve[::2], *curve[::2][::-1]], atol=0.01)
+    assert "95% band of the curve: holds on average over it" in find(browser, "#curves-legend").text
+    assert len(browser.find_elements("css selector", "#curves polygon.band")) == 2
+
+
 def test_curves_say_their_values_with_the_keyboard_and_show_where_rows_lie(visit):
     from selenium.webdriver.common.keys import Keys
 

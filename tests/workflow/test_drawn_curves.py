@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from bidro.fit.fitted import Progress
+from bidro.model.summary import summary_of
 from bidro.workflow.fit import fit_tables
 from bidro.workflow.options import FitOptions
-from bidro.workflow.page_content import QUANTILES, drawn_curves, row_quantiles
+from bidro.workflow.page_content import QUANTILES, drawn_curves, page_content, row_quantiles
 from tests.cli.test_command import run
 
 
@@ -112,3 +113,21 @@ def test_pictures_of_curves_are_written(visits, tmp_path, capsys):
     for name in paths:
         with open(name, "rb") as file:
             assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+
+
+def test_curves_have_the_bands_of_the_summary_where_there_are_any(visits):
+    path, _ = visits
+    done = fitted(path, weights="fixed")
+    found = json.loads(json.dumps(page_content(done)["curves"]))
+    columns = {one["name"]: one for one in found["columns"]}
+    of_age = summary_of(done, done.model.schema.features).curves["age"]
+    assert columns["age"]["band"]["share"] == 0.95
+    lower, upper = (np.array(end) for end in columns["age"]["band"]["ends"])
+    values = np.array(columns["age"]["values"])
+    np.testing.assert_allclose(upper - values, of_age["upper"] - of_age["value"])
+    np.testing.assert_allclose(values - lower, of_age["value"] - of_age["lower"])
+    np.testing.assert_allclose(values, of_age["value"], atol=1e-9)
+    assert (upper > lower).all()
+    assert "band" not in columns["ward"]
+    radius = page_content(fitted(path, weights="fixed", radius=0.1))["curves"]["columns"]
+    assert not any("band" in one for one in radius)

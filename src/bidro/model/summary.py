@@ -39,6 +39,8 @@ COLUMNS = ("estimate", "standard error", "lower", "upper", "p")
 LEVEL = "level"
 # Clients whose personal models are printed.
 _MOST_SHOWN = 12
+# Products of rows and squared parameters, about a second of them, that bands for a page may take.
+_MOST_PRODUCTS = 5e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +126,25 @@ def summary_of(
     notes = [f"There are no intervals for these coefficients: {why}"] if why else _notes(fitted, confidence)
     variation, clients, more = _differences(fitted, names, confidence)
     return Summary(confidence, table, curves, variation, clients, (*notes, *more))
+
+
+def bands_of(fitted: Fitted, names: Sequence[str], confidence: float = 0.95) -> dict[str, pd.DataFrame]:
+    """The bands of `Summary.curves` by themselves; nothing where there are none, where a row has several
+    scores, and where they would be long in the making.
+
+    Args:
+        fitted: by `fit`.
+        names: the features' (k,).
+        confidence: of a band, on average over its curve.
+    """
+    trained, loss = fitted.trained, fitted.assessed.loss
+    federation, d = trained.problem.federation, len(fitted.assessed.x)
+    if federation.rows_elsewhere or fitted.clients is None or fitted.seen is None:
+        return {}
+    several = not isinstance(loss, LinearScores) or loss.scores > 1
+    if several or sum(federation.sizes) * d**2 > _MOST_PRODUCTS or _obstacle(fitted) is not None:
+        return {}
+    return _curves(fitted, names, [""], _shared(fitted, confidence), confidence)
 
 
 def _obstacle(fitted: Fitted) -> str | None:

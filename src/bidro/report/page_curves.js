@@ -64,6 +64,9 @@ function curvesLegend(columns, rowsHere) {
   if (columns.some((c) => c.knots)) entries.push({ shape: "line", tone: "blue", label: own ? "By the shared model (dashed)" : "What a number adds" });
   if (columns.some((c) => c.knots?.length > 2))
     entries.push({ shape: "circle", tone: "blue", label: "Where the curve may bend" });
+  const band = columns.find((c) => c.band)?.band;
+  if (band)
+    entries.push({ shape: "bar", tone: "band", label: `${percent(band.share)} band of ${own ? "the shared curve" : "the curve"}: holds on average over it` });
   if (columns.some((c) => c.levels)) entries.push({ shape: "bar", tone: "blue", label: "What a level adds" });
   if (rowsHere && columns.some((c) => c.knots))
     entries.push({ shape: "bar", tone: "grey", label: "Below: where the middle half and four fifths of a client's rows lie" });
@@ -154,7 +157,7 @@ const brief = (value) => (value >= 10 ? value.toFixed(0) : String(Number(value.t
 
 /** The upright axis that all pictures share. */
 function addedScale(from, to) {
-  const all = report.curves.columns.flatMap((c) => [...c.values.flat(), ...Object.values(c.personal ?? {}).flat(2)]);
+  const all = report.curves.columns.flatMap((c) => [...c.values.flat(), ...Object.values(c.personal ?? {}).flat(2), ...(c.band?.ends ?? []).flat()]);
   const [low, high] = [Math.min(0, ...all), Math.max(0, ...all)];
   const room = 0.06 * (high - low) || 1;
   return linearScale(low - room, high + room, from, to, 40);
@@ -199,6 +202,12 @@ function curveChart(width, column, values, at) {
   for (const [name, all] of own) {
     const points = knots.map((k, i) => `${x(k)},${y(ofClass(all[i], at))}`).join(" ");
     svg.append(draw("polyline", { points, class: "line sky thin own", "pointer-events": "none", "data-client": name }));
+  }
+  if (column.band) {
+    const [lower, upper] = column.band.ends;
+    const around = [...knots.map((k, i) => [k, lower[i]]), ...knots.map((k, i) => [k, upper[i]]).reverse()];
+    const points = around.map(([k, value]) => `${x(k)},${y(value)}`).join(" ");
+    svg.append(draw("polygon", { points, class: "band", "pointer-events": "none" }));
   }
   const shared = own.length ? "line blue dashed" : "line blue";
   svg.append(draw("polyline", { points: path, class: shared, "pointer-events": "none" }));

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy.special import ndtri
 
 import bidro
@@ -37,7 +38,8 @@ from bidro.fit.training import has_pooled
 from bidro.losses import registry
 from bidro.losses.linear import Pinball, Squared
 from bidro.model.model_file import Model
-from bidro.model.predictor import Predictor
+from bidro.model.predictor import Curve, Predictor
+from bidro.model.summary import bands_of
 from bidro.selection.calibrate import Calibration
 from bidro.selection.personalise import PersonalChoice
 from bidro.selection.rule import worst_decile
@@ -68,6 +70,8 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _PLACES = 101
 # Of so many clients, those with the most rows, their own curves are drawn.
 _MOST_OWN = 24
+# How sure the bands around curves are.
+_BANDS = 0.95
 
 
 def headline(fit: Fit, evaluated: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -233,7 +237,7 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "varies": model.settings["varies"],
         "settings": _settings(fit),
         "features": _features(model),
-        "curves": drawn_curves(model, _quantiles(fit)),
+        "curves": drawn_curves(model, _quantiles(fit), bands_of(fit, model.schema.features, _BANDS)),
         "intercept": _one_or_list(
             model.coefficients[1] if model.predictor().straight else model.predictor().base
         ),
@@ -717,8 +721,11 @@ def row_quantiles(federation: Federation, standard: Standard) -> RowQuantiles:
     return RowQuantiles(tuple(parts), each, standard.spread * rows.mean(axis=0) + standard.mean, every)
 
 
-def drawn_curves(model: Model, of_rows: RowQuantiles | None) -> dict[str, Any] | None:
-    """As JSON, the columns that matter most first; None for a model of straight lines."""
+def drawn_curves(
+    model: Model, of_rows: RowQuantiles | None, bands: Mapping[str, pd.DataFrame] | None = None
+) -> dict[str, Any] | None:
+    """As JSON, the columns that matter most first, with `bands` around their curves; None for a model of
+    straight lines."""
     predictor = model.predictor()
     if predictor.straight or model.low is None or model.high is None:
         return None
@@ -742,7 +749,7 @@ def drawn_curves(model: Model, of_rows: RowQuantiles | None) -> dict[str, Any] |
             rows = {} if of_rows is None else {"rows": _rows(of_rows, place)}
             found += [
                 {"name": name, "matters": matters, "knots": curve.knots.tolist()}
-                | {"values": curve.values.tolist(), **rows}
+                | {"values": curve.values.tolist(), **rows, **_band(curve, (bands or {}).get(name))}
                 | {"personal": {client: one[name].values.tolist() for client, one in personal.items()}}
                 for name, curve in own
             ]
@@ -760,6 +767,14 @@ def drawn_curves(model: Model, of_rows: RowQuantiles | None) -> dict[str, Any] |
         "rows_here": of_rows is not None,
         "quantiles": list(QUANTILES),
     }
+
+
+def _band(curve: Curve, known: pd.DataFrame | None) -> dict[str, Any]:
+    """Its lower and upper ends at the knots of a curve; nothing where it is not known."""
+    if known is None:
+        return {}
+    away = [known[side] - known["value"] for side in ("lower", "upper")]
+    return {"band": {"share": _BANDS, "ends": [(curve.values + own.to_numpy()).tolist() for own in away]}}
 
 
 def _drawn_pairs(predictor: Predictor, names: Sequence[str]) -> list[dict[str, Any]]:
