@@ -81,7 +81,7 @@ function frontier() {
   const far = [...points, ...marked].some((p) => Math.abs(p.x) > farthest(points));
   const caption =
     "What each choice would cost on average (left is better) and do for the worst tenth of the clients (lower is " +
-    "better), against pooled training, on rows left out. " +
+    "better), against pooled training, on rows left out. No other is better in both than those on the line. " +
     (isKnown(calibrated.max_cost) ? `Shaded: at most ${percent(calibrated.max_cost)}. ` : "") +
     (far ? "What is far off stands at the edge, with its numbers. " : "") +
     "All numbers are in the table “What was tried”.";
@@ -111,7 +111,7 @@ function frontierChart(width, points, marked) {
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart" });
   svg.append(...frontierAxes(x, y, left, right, top, bottom, width));
   if (most > 0) svg.append(...costBand(x, most, left, top, bottom));
-  svg.append(...paths(points, x, y));
+  svg.append(frontierLine(points, x, y));
   const others = points.filter((p) => !marked.some((m) => m.k === p.k));
   for (const p of others) svg.append(frontierMark(p, "circle", "grey", x, y, p.name));
   for (const p of marked) svg.append(frontierMark(p, p.shape, p.tone, x, y, p.label, p.role === "chosen"));
@@ -158,14 +158,11 @@ function costBand(x, most, left, top, bottom) {
   return [band, mark(line, ["The largest cost", `The mean may rise by at most ${percent(most)}`])];
 }
 
-/** From pooled training to any mixture, for each radius scale. */
-function paths(points, x, y) {
-  const scales = [...new Set(calibrated.candidates.map((c) => c.scale))];
-  return scales.map((scale) => {
-    const along = points.filter((p) => calibrated.candidates[p.k].scale === scale).sort((a, b) => a.x - b.x);
-    const path = along.map((p) => `${x(p.x)},${y(p.y)}`).join(" ");
-    return draw("polyline", { points: path, class: "line thin grey" });
-  });
+/** Through the candidates for which no other costs less on average and serves the worst tenth as well. */
+function frontierLine(points, x, y) {
+  const along = [...points].sort((a, b) => a.x - b.x || a.y - b.y);
+  const best = along.filter((p, k) => along.slice(0, k).every((q) => q.y > p.y));
+  return draw("polyline", { points: best.map((p) => `${x(p.x)},${y(p.y)}`).join(" "), class: "line thin grey" });
 }
 
 function frontierMark(p, shape, tone, x, y, name, ringed = false) {
