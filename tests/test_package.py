@@ -22,7 +22,7 @@ ORDER = [
 ]  # fmt: skip
 
 
-# Who uses JAX, the extra `bidro[jax]`, and why: what has another reason than the first four is to leave.
+# Who uses JAX, the extra `bidro[jax]`, and why.
 TRACED = "is traced: the rows of clients, and the inner suprema, in compiled programs"
 ROUNDS = "a first-order method, or who runs its rounds: compiled, with JAX's random numbers"
 NETWORK = "trains neural networks"
