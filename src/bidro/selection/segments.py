@@ -31,7 +31,7 @@ from bidro.risk.moments import Moments, TrainingMoments
 from bidro.selection.calibrate import Calibration, calibrate
 from bidro.selection.cross_validate import fold_moments, moments_too_large, second_moments_suffice
 from bidro.selection.personalise import PersonalWord, choose_personal
-from bidro.selection.rule import LeftOut, required_errors
+from bidro.selection.rule import MIXTURE_SPECS, LeftOut, required_errors
 
 MOST_SEGMENTS = 64
 # Slopes are held at their neighbours' as strongly as by so many rows more. Without it 16 segments follow the
@@ -41,8 +41,6 @@ SMOOTHING_ROWS = 2.0
 # better by less than these can tell is not worth the wait. The curves themselves are trained on all rows.
 ENOUGH_ROWS, ENOUGH_OF_CLIENT = 30_000, 200
 _OF_A_FOLD = 20  # where there are very many folds
-# (max_weight_ratio, mixing) of pooled training.
-POOLED = (1.0, 1.0)
 # Curves must be better by so many standard errors, and with personal models worse by at most one, or by this
 # share.
 _ERRORS, _HARDLY = 1.0, 0.01
@@ -219,7 +217,7 @@ def _chosen(
     each: list[Calibration] = []
     for one, basis in zip(problems, bases, strict=True):
         # Moments of every candidate at once would be larger than the table by far: they are made again.
-        each.append(replace(calibrate(one, (0.0,), (POOLED,), sent=of(basis), **how), moments=None))
+        each.append(replace(calibrate(one, (0.0,), MIXTURE_SPECS[:1], sent=of(basis), **how), moments=None))
     losses = np.concatenate([found.left_out.losses for found in each], axis=-1)
 
     def used(place: int) -> Floats:
