@@ -70,6 +70,10 @@ class LinearScores(Loss):
     def design(self, rows: Array) -> Array:
         return rows if self.basis is None else self.basis.rows(rows)
 
+    def split(self, x: Array) -> tuple[Array, Array]:
+        """(coefficients w (m - 1,), intercept b); of several scores (w (scores, m - 1), b (scores,))."""
+        return (x[:-1], x[-1]) if self.intercept else (x, namespace(x).zeros(()))
+
     @property
     def penalty(self) -> NDArray[np.float64] | None:
         if self.basis is None or self.smoothing == 0:
@@ -166,10 +170,6 @@ class LinearLoss(LinearScores):
     def of_residuals(self, target: NDArray[np.float64], score: NDArray[np.float64]) -> Any:
         """u, the residual or margin of a score."""
         return score - target if self.labels is None else self.sign(target) * score
-
-    def split(self, x: Array) -> tuple[Array, Array]:
-        """(coefficients w (m - 1,), intercept b)."""
-        return (x[:-1], x[-1]) if self.intercept else (x, namespace(x).zeros(()))
 
     def direction(self, x: Array, label: Array | float) -> tuple[Array, Array]:
         """(a, offset) with u = <a, xi> + offset for samples that carry this label; a is (m,), and with curves

@@ -94,10 +94,6 @@ class Tweedie(LinearScores):
         xp = namespace(scores)
         return xp.exp(xp.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE))
 
-    def split(self, x: Array) -> tuple[Array, Array]:
-        """(coefficients w (m - 1,), intercept b)."""
-        return (x[:-1], x[-1]) if self.intercept else (x, namespace(x).zeros(()))
-
     def value(self, x: Array, xi: Array) -> Array:
         return self.values(x, xi[None])[0]
 
