@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from bidro.data.standardise import Standard
 from bidro.data.tables import Column, Schema, UnseenLevelsWarning
 from bidro.fit.baselines import area_under_curve
-from bidro.losses import Logistic, Softmax, Squared
+from bidro.losses import Logistic, Poisson, Softmax, Squared
 from bidro.model.model_file import Model, load_model
 from bidro.model.personal_file import PersonalModels
 from bidro.workflow.evaluation import calibration_error
@@ -23,7 +23,9 @@ WARD = Column("ward", ("a", "other"), None, "other")
 def saved(folder, loss, x, classes=None, other=True, pooled=None, personal=None, person=None):
     ward = WARD if other else Column("ward", ("a", "other"))
     schema = Schema("site", "y", classes, (Column("age"), ward), person)
-    standard = STANDARD if classes else Standard(STANDARD.mean, STANDARD.spread, 3.0, 1.0)
+    # What the logarithm is of is not centred.
+    as_it_is = classes or isinstance(loss, Poisson)
+    standard = STANDARD if as_it_is else Standard(STANDARD.mean, STANDARD.spread, 3.0, 1.0)
     model = Model(
         schema, loss, x, standard, ("s0", "s1"), 1.0, None, None, False, {}, {}, pooled, personal or {}
     )
@@ -151,6 +153,19 @@ def test_three_models_side_by_side_and_who_gains(tmp_path, capsys):
     changed = by_client.loc["s1", "personal"] / by_client.loc["s1", "pooled"] - 1
     assert f" {changed:+.1%} ± " in line
     assert line.endswith("gains")
+
+
+def test_counts_are_evaluated_by_how_far_they_lie_from_their_prediction(tmp_path, capsys):
+    model = saved(tmp_path, Poisson(intercept=True), np.array([0.2, -0.2, 0.1]))
+    fresh = table()
+    fresh["y"] = np.random.default_rng(0).poisson(2.0, len(fresh))
+    fresh.to_csv(tmp_path / "t.csv", index=False)
+    errors = (fresh["y"] - model.predict(fresh)["prediction"]).abs()
+    code, out, err = run(capsys, "evaluate", tmp_path, tmp_path / "t.csv")
+    assert code == 0, err
+    assert out.splitlines()[0].startswith("Typical error, on 60 rows")
+    shown = [f"{error:#.3g}" for error in (errors.mean(), errors.groupby(fresh["site"]).mean().max())]
+    assert out.splitlines()[1].split() == ["the", "shared", "model", *shown]
 
 
 def test_errors_of_differences_are_by_person(tmp_path, capsys):

@@ -8,7 +8,7 @@ from bidro.data.standardise import Standard
 from bidro.fit.baselines import baselines_of_replies, baselines_of_rows, ranking_of
 from bidro.fit.client_side import prepared
 from bidro.fit.questions import HoldoutBounds
-from bidro.losses import Absolute, Huber, Logistic, Pinball, Softmax, Squared
+from bidro.losses import Absolute, Gamma, Huber, Logistic, Pinball, Poisson, Softmax, Squared, Tweedie
 
 SIZES = (5, 7)
 RNG = np.random.default_rng(3)
@@ -44,6 +44,19 @@ def test_a_number_is_guessed_by_the_middle_of_the_training_rows(loss, middle, co
     np.testing.assert_allclose(found.guess.costs, wanted)
     assert found.guess.held_out is held_out
     np.testing.assert_allclose(found.costs["shared"], [cost(own).mean() for own in PARTS])
+
+
+@pytest.mark.parametrize("loss", [Poisson(True), Gamma(True), Tweedie(1.4, True)])
+def test_of_counts_and_costs_people_read_the_absolute_error_beside_that_of_the_mean(loss):
+    rows, targets = ROWS.copy(), np.array([1.0, 4.0, 2.0, 9.0])
+    rows[:, -1] = np.arange(1.0, len(rows) + 1)
+    model = np.array([0.3, -0.2, 1.1])
+    found = baselines_of_rows(loss, targets, rows, SIZES, {"shared": np.tile(model, (2, 1))}, True)
+    parts = np.split(rows, np.cumsum(SIZES)[:-1])
+    assert np.exp(found.guess.value) == pytest.approx(4.0)
+    np.testing.assert_allclose(found.guess.costs, [np.abs(own[:, -1] - 4.0).mean() for own in parts])
+    wanted = [np.abs(own[:, -1] - np.exp(own[:, :2] @ model[:2] + model[2])).mean() for own in parts]
+    np.testing.assert_allclose(found.costs["shared"], wanted)
 
 
 def test_a_class_is_guessed_by_the_commonest_and_mistakes_are_counted():

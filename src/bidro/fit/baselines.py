@@ -19,14 +19,14 @@ from bidro.certify.statements import STATEMENTS
 from bidro.core.arrays import Floats, means_of, split_by_sizes
 from bidro.data.standardise import Standard
 from bidro.fit.questions import HoldoutBounds, Prepared
-from bidro.losses import LinearScores, Loss, Squared, losses_of, mistakes_of
+from bidro.losses import LinearScores, Loss, Squared, Tweedie, errors_of, losses_of, mistakes_of
 
 
 class Guess(NamedTuple):
     """One number, or one class, for everybody: the middle, or the commonest, of all training rows."""
 
     value: float  # in the units of training; of a class its label
-    costs: Floats  # (n,) mean losses, or for classes shares of mistakes
+    costs: Floats  # (n,) as those of `Baselines`
     held_out: bool  # whether that is on held-out rows, else on training rows
 
 
@@ -42,11 +42,11 @@ class Ranking(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Baselines:
-    """`costs` are mean losses (n,), for classes shares of wrong predictions, on the rows that models are
-    evaluated on, by model: "shared", "personal" (those that clients use), "pooled" and "robust" (the best
-    worst fifth of the clients, whatever it costs), as far as known. None is clipped, unlike in what clients
-    report of held-out rows: that is at a level of the model's own losses, and far more of the guess's are
-    above it."""
+    """`costs` are mean losses (n,), for classes shares of mistakes, for counts and costs mean absolute
+    errors, on the rows that models are evaluated on, by model: "shared", "personal" (those that clients use),
+    "pooled" and "robust" (the best worst fifth of the clients, whatever it costs), as far as known. None is
+    clipped, unlike in what clients report of held-out rows: that is at a level of the model's own losses, and
+    far more of the guess's are above it."""
 
     guess: Guess | None
     costs: Mapping[str, Floats]
@@ -72,8 +72,12 @@ def baselines_of_rows(
         value = loss.middle(targets)
         if value is None:
             return Baselines(None, {})  # nobody knows what it takes for the middle
-        guess = Guess(value, means_of(_of_constant(loss, value, rows[:, -1]), counts), held_out)
-        return Baselines(guess, _by_client(losses_of, loss, rows, counts, models))
+        errors = isinstance(loss, Tweedie)
+        each = (
+            np.abs(rows[:, -1] - loss.predicted(value)) if errors else _of_constant(loss, value, rows[:, -1])
+        )
+        guess = Guess(value, means_of(each, counts), held_out)
+        return Baselines(guess, _by_client(errors_of if errors else losses_of, loss, rows, counts, models))
     value = labels[int(np.argmax([(targets == label).sum() for label in labels]))]
     guess = Guess(value, means_of((rows[:, -1] != value).astype(float), counts), held_out)
     rankings = None

@@ -1,6 +1,6 @@
 """Loss functions l(x, xi) of a model and a sample, with what is known of each of them."""
 
-from bidro.losses.base import Growth, Loss, has_curves, losses_of, mistakes_of, parts_of
+from bidro.losses.base import Growth, Loss, errors_of, has_curves, losses_of, mistakes_of, parts_of
 from bidro.losses.custom import CustomLoss
 from bidro.losses.linear import (
     Absolute,
@@ -40,6 +40,7 @@ __all__ = [
     "Squared",
     "TorchLoss",
     "Tweedie",
+    "errors_of",
     "has_curves",
     "losses_of",
     "mistakes_of",

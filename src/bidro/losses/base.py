@@ -273,6 +273,11 @@ def mistakes_of(loss: Loss, x: ArrayLike, rows: ArrayLike) -> NDArray[np.float64
     return _in_blocks("mistakes", loss, x, rows)
 
 
+def errors_of(loss: Loss, x: ArrayLike, rows: ArrayLike) -> NDArray[np.float64]:
+    """How far the target of every row (N, m) lies from its prediction; shape (N,)."""
+    return _in_blocks("errors", loss, x, rows)
+
+
 def parts_of(loss: Loss, table: NDArray[np.float64]) -> list[slice]:
     """Rows (N, m) that are handled together, so few that what is made of them stays small."""
     height = max(_SMALLEST_BLOCK, min(_LARGEST_BLOCK, _NUMBERS // loss.columns(table.shape[1])))

@@ -101,6 +101,12 @@ class Tweedie(LinearScores):
         w, b = self.split(x)
         return self._derivatives(rows[:, -1], self.design(rows)[:, :-1] @ w + b)[0]
 
+    def errors(self, x: Array, rows: Array) -> Array:
+        """(N,) how far each target lies from the mean that is predicted."""
+        w, b = self.split(x)
+        mean = self.predicted(self.design(rows)[:, :-1] @ w + b)
+        return namespace(mean).abs(rows[:, -1] - mean)
+
     def of_scores(self, target: Numbers, scores: Numbers, width: Any = 0.0) -> tuple[Numbers, Numbers]:
         value, slope, _ = self._derivatives(target, scores[0])
         return np.asarray(value), np.asarray(slope)[None]

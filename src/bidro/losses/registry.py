@@ -67,6 +67,7 @@ class LossEntry:
     root_unit: bool = False  # whether its root is in the target's own unit
     typical: Callable[[float], float] | None = None  # a mean loss as an error in the target's own unit
     typical_words: str = ""  # what that error is
+    by_errors: bool = False  # whether people read the mean error of predictions, as the loss has no unit
 
     def unit_in(self, measure: str) -> str:
         """The unit of the loss, where the target is measured in this, or has this name: "days²"; "" where it
@@ -112,6 +113,7 @@ def register_loss(entry: LossEntry) -> None:
     _ENTRIES[entry.word] = entry
 
 
+_BY_ERRORS: dict[str, Any] = {"typical_words": "the mean absolute error", "by_errors": True}
 for _entry in (
     LossEntry(
         "squared",
@@ -163,9 +165,9 @@ for _entry in (
         probabilities=True,
     ),
     LossEntry("smoothed hinge", SmoothedHinge, "classification", "smoothed hinge loss", "", ("width",)),
-    LossEntry("poisson", Poisson, "regression", "half the Poisson deviance of counts", ""),
-    LossEntry("gamma", Gamma, "regression", "half the Gamma deviance of costs", ""),
-    LossEntry("tweedie", Tweedie, "regression", "half the Tweedie deviance", "", ("power",)),
+    LossEntry("poisson", Poisson, "regression", "half the Poisson deviance of counts", "", **_BY_ERRORS),
+    LossEntry("gamma", Gamma, "regression", "half the Gamma deviance of costs", "", **_BY_ERRORS),
+    LossEntry("tweedie", Tweedie, "regression", "half the Tweedie deviance", "", ("power",), **_BY_ERRORS),
     LossEntry("softmax", Softmax, "classification", "log loss", "nats", offered=False, probabilities=True),
     LossEntry("hinge", Hinge, "classification", "hinge loss", "", offered=False),
 ):

@@ -17,7 +17,8 @@ from bidro.data.given_rows import by_client
 from bidro.data.tables import Schema
 from bidro.fit.baselines import area_under_curve
 from bidro.fit.fitted import Change, Changes, ClientLoss
-from bidro.losses import registry
+from bidro.losses import errors_of, mistakes_of, registry
+from bidro.losses.registry import LossEntry
 from bidro.model.model_file import Model
 from bidro.selection.rule import worst_decile
 from bidro.workflow.survival import Watched, survival_evaluation
@@ -196,15 +197,16 @@ def evaluated(model: Model, table: pd.DataFrame) -> dict[str, Any]:
         baselines[which] = measures(model, scores[which], rows, right, mean)
     for which in set(models) - {"shared"}:
         found[which] |= baselines[which]
-    mistakes = None
-    if model.schema.classes is not None:
+    costs, entry = None, registry.entry_of(model.loss)
+    if model.schema.classes is not None or entry.by_errors:
+        cost = errors_of if entry.by_errors else mistakes_of
 
-        def share_wrong(which: str, name: str) -> float:
-            right = np.asarray(model.correct(by_name[name], models[which][name]), float)
-            return ClientLoss.of(1 - right, people=None if people is None else people[name]).loss
+        def mean_cost(which: str, name: str) -> float:
+            each = cost(model.loss, models[which][name], by_name[name])
+            return ClientLoss.of(each, people=None if people is None else people[name]).loss
 
-        mistakes = {which: {name: share_wrong(which, name) for name in by_name} for which in models}
-    found["measured"] = measured(found, registry.entry_of(model.loss).word, mistakes)
+        costs = {which: {name: mean_cost(which, name) for name in by_name} for which in models}
+    found["measured"] = measured(found, entry, costs)
     for name, own_rows in by_name.items():
         x, client = model.used_by(name), found["clients"][name]
         right = model.correct(own_rows, x)
@@ -341,7 +343,7 @@ def in_words(found: Mapping[str, Any]) -> str:
 
 
 def measured(
-    found: Mapping[str, Any], loss: str, mistakes: Mapping[str, Mapping[str, float]] | None
+    found: Mapping[str, Any], entry: LossEntry, costs: Mapping[str, Mapping[str, float]] | None
 ) -> dict[str, Any]:
     """An evaluation in the measure that people have: `of` is "error", a typical error in the target's own
     unit, "right", the share of right predictions, or "loss" where a loss has neither.
@@ -351,14 +353,18 @@ def measured(
 
     Args:
         found: What `evaluation` says.
-        loss: The loss's word.
-        mistakes: Of classes, the shares of wrong predictions by model and client; None for a number.
+        entry: The loss's.
+        costs: By model and client, of classes the shares of wrong predictions, of counts and costs the mean
+            absolute errors; None where the measure follows from the mean loss.
     """
-    typical = registry.typical_of(loss)
-    kind = "right" if mistakes is not None else "loss" if typical is None else "error"
+    kind = "loss" if entry.typical is None else "error"
+    if costs is not None:
+        kind = "error" if entry.by_errors else "right"
 
     def plain(cost: float) -> float:
-        return 1 - cost if kind == "right" else cost if typical is None else typical(cost)
+        if costs is None:
+            return cost if entry.typical is None else entry.typical(cost)
+        return 1 - cost if kind == "right" else cost
 
     rows = [one["rows"] for one in found["clients"].values()]
     models: dict[str, list[float]] = {}
@@ -366,13 +372,13 @@ def measured(
     for which, field in (("pooled", "pooled"), ("shared", "loss"), ("personal", "personal")):
         if which != "shared" and found[which] is None:
             continue
-        costs = {
-            name: one[field] if mistakes is None else mistakes[which][name]
+        of_client = {
+            name: one[field] if costs is None else costs[which][name]
             for name, one in found["clients"].items()
         }
-        each = np.array(list(costs.values()))
+        each = np.array(list(of_client.values()))
         models[which] = [plain(float(np.average(each, weights=rows))), plain(float(worst_decile(each)))]
-        for name, cost in costs.items():
+        for name, cost in of_client.items():
             clients[name].append(plain(cost))
     return {"of": kind, "models": models, "clients": clients}
 

@@ -37,6 +37,7 @@ from bidro.fit.fitted import FEWEST_DESCRIBED, ClientLoss
 from bidro.fit.training import has_pooled
 from bidro.losses import registry
 from bidro.losses.linear import Pinball, Squared
+from bidro.losses.log_link import Tweedie
 from bidro.model.model_file import Model
 from bidro.model.predictor import Curve, Predictor
 from bidro.model.summary import bands_of
@@ -90,8 +91,10 @@ def headline(fit: Fit, evaluated: Mapping[str, Any]) -> dict[str, Any] | None:
         return None  # that a period passes without the event is right nearly always
     guess, typical = fit.baselines.guess, entry.typical if classes is None else None
     losses = {name: np.asarray(own) for name, own in fit.baselines.costs.items()}
-    if typical is None and (classes is None or not losses):
+    if typical is None and (not losses or not (classes or entry.by_errors)):
         return None
+    if entry.by_errors:
+        typical = float
     if not losses:  # sites report them clipped
         clients = evaluated["clients"].values()
         parts = {"personal": "personal", "shared": "loss"} | (
@@ -169,6 +172,8 @@ def _guessed(fit: Fit, guess: Guess) -> dict[str, Any]:
     if classes is not None:
         assert loss.labels is not None
         return {"kind": "class", "value": str(classes[list(loss.labels).index(guess.value)])}
+    if isinstance(loss, Tweedie):
+        return {"kind": "mean", "value": float(loss.predicted(guess.value))}
     kind = "mean" if isinstance(loss, Squared) else "quantile" if isinstance(loss, Pinball) else "median"
     return {"kind": kind, "value": guess.value + fit.model.standard.middle}
 
