@@ -20,6 +20,7 @@ from bidro.certify.intervals import (
     Intervals,
     Spread,
     class_scores,
+    class_sets,
     confident_rank,
     draws_needed,
     interval_obstacle,
@@ -101,6 +102,28 @@ def test_max_p_by_brute_force(share):
     for y in np.concatenate([*scores.values(), [0.0, 10.0]]):
         p = [(1 + np.sum(own >= y)) / (len(own) + 1) for own in scores.values()]
         assert (max(p) > 1 - share + 1e-12) == (y <= found)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.9])
+def test_max_p_of_classes_by_brute_force(share):
+    """A class stays unless every client rejects it, or it is the likeliest; outputs tie, and are of three
+    classes, whose scores are no distances."""
+    rng = np.random.default_rng(15)
+    sizes, scores = {"a": 12, "b": 31, "c": 9}, {}
+    for name, n in sizes.items():
+        outputs, truth = rng.integers(-2, 3, (n, 3)).astype(float), rng.integers(0, 3, n)
+        scores[name] = class_scores(outputs)[np.arange(n), truth]
+    most = row_quantiles(scores, share).any_mixture
+    fresh = np.array(list(itertools.product((-2.0, -1.0, 0.0, 1.0, 2.0), repeat=3)))
+    sets = class_sets(fresh, np.full(len(fresh), most))
+    for outputs, inside in zip(fresh, sets, strict=True):
+        weights = np.exp(outputs)
+        for k in range(3):
+            # As often as equal numbers are equal to rounding.
+            own = -math.log(weights[k] / weights.sum()) - 1e-9
+            p = [(1 + np.sum(of_client >= own)) / (len(of_client) + 1) for of_client in scores.values()]
+            likeliest = weights[k] == weights.max()
+            assert inside[k] == (max(p) > 1 - share + 1e-12 or likeliest)
 
 
 def test_any_mixture_is_covered_by_brute_force_over_mixtures():
