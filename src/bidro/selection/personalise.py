@@ -249,10 +249,8 @@ def personal_choice(losses: Losses, free: Freedoms, problem: Problem) -> Persona
     gain, error = shared - personal, losses.error[:, best]
     certain = np.where(gain > 0, 1.0, 0.0)
     share = np.where(error > 0, ndtr(gain / np.where(error > 0, error, 1.0)), certain)
-    # Of a single row or person nothing was left out; a site answers for several, its min_rows, or not at all.
-    federation = problem.federation
-    alone = False if federation.rows_elsewhere else np.asarray(federation.draw_counts) < 2
-    share *= ~np.asarray(alone) & (scale > 0)
+    # Of a single row or person nothing was left out.
+    share *= (np.asarray(problem.federation.draw_counts) > 1) & (scale > 0)
     whole, own = free.freedom[-1], np.zeros(n)
     if free.whole is not None and len(free.columns) and scale > 0:
         own = weights(free.whole, scale * whole[free.columns]).reshape(n, -1).mean(axis=1) * share
