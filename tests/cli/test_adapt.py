@@ -9,6 +9,7 @@ import pytest
 
 from bidro.core.errors import BidroError
 from bidro.fit.fitted import Progress
+from bidro.losses import losses_of
 from bidro.model.model_file import load_model
 from bidro.workflow.adapt import adapt, newcomers_freedom, require_newcomer
 from bidro.workflow.fit import fit_tables
@@ -141,11 +142,27 @@ def test_clients_that_gain_nothing_tell_that_a_newcomer_would_not(capsys, newcom
     assert sorted(path.name for path in model.iterdir()) == before
 
 
-def test_a_model_without_personal_models_is_refused(capsys, newcomer, tmp_path):
-    model = fitted(tmp_path / "without", visits(OFFSETS), personal=None)
-    code, _, err = run(capsys, "adapt", model, newcomer, "--client", "new")
-    assert code == 1
-    assert "trained without personal models" in err
+@pytest.mark.parametrize("target", ["stay", "ill"])
+def test_of_a_model_without_personal_models_a_clients_own_rows_say_how_freely_it_differs(
+    capsys, target, tmp_path
+):
+    """As of a private one, whose sites make their own, of which nothing leaves: a client with an offset gains
+    on fresh rows, and one without has the shared model, whose slope is its own for a number."""
+    model = fitted(tmp_path / "without", visits(OFFSETS), target=target, personal=None)
+    loaded = load_model(model)
+    for name, offset, rows in (("h6", 6.0, 60), ("h3", 0.0, 60), ("h2", 0.0, 4)):
+        visits({name: offset}, rows, 7).to_csv(tmp_path / f"{name}.csv", index=False)
+    assert run(capsys, "adapt", model, tmp_path / "h6.csv", "--client", "h6")[0] == 0
+    if target == "stay":
+        code, said, _ = run(capsys, "adapt", model, tmp_path / "h3.csv", "--client", "h3")
+        assert code == 0
+        assert "Rows left out gain nothing by personal models" in said
+    adapted, fresh = load_model(model), visits({"h6": 6.0}, 2000, 8)
+    assert list(adapted.personal) == ["h6"]
+    rows = adapted.rows(fresh)
+    before, after = (losses_of(loaded.loss, x, rows).mean() for x in (loaded.x, adapted.personal["h6"]))
+    assert after < (0.2 if target == "stay" else 0.9) * before
+    assert "fewer than the 5 folds" in run(capsys, "adapt", model, tmp_path / "h2.csv", "--client", "h2")[2]
 
 
 def test_of_classes_it_is_said_how_many_change(tmp_path):

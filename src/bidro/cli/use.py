@@ -429,12 +429,13 @@ def adapt(
     """Give a client that was not in training its personal version of a model, from a few rows.
 
     It differs from the shared model at most half as freely as the clients of training do, so that few rows do
-    no harm; where these gain nothing by corrections, a newcomer is given none.
+    no harm; where these gain nothing by corrections, a newcomer is given none. Of a model without personal
+    models, as under a privacy budget, any client's own rows say how freely.
     """
     from bidro.data.tables import read_one
     from bidro.model.model_file import load_model
     from bidro.workflow.adapt import adapt as adapted_to
-    from bidro.workflow.adapt import newcomers_freedom, require_newcomer, write_adapted
+    from bidro.workflow.adapt import freedom_by_rows, newcomers_freedom, require_newcomer, write_adapted
     from bidro.workflow.folder import require_place
 
     if not model.is_dir():
@@ -443,15 +444,20 @@ def adapt(
         require_place(out, force)
     loaded = load_model(model)
     require_newcomer(loaded, client, force)
-    freedom = newcomers_freedom(loaded)
+    rows = read_one(table)
+    if by_rows := loaded.settings.get("personal") is None:
+        with noted_here():
+            freedom = freedom_by_rows(loaded, rows, client)
+    else:
+        freedom = newcomers_freedom(loaded)
     if freedom is None:
+        who = "Rows left out" if by_rows else "The clients of this model"
         words = (
-            "The clients of this model gain nothing by personal models, so that nothing was "
-            f"written: '{client}' does best with the shared model."
+            f"{who} gain nothing by personal models, so that nothing was written: '{client}' does best with "
+            "the shared model."
         )
         print_result({"client": client, "adapted": False}, words, json)
         return
-    rows = read_one(table)
     with noted_here():
         found = adapted_to(loaded, rows, client, freedom)
     note(loaded, rows)

@@ -1,11 +1,14 @@
 """A personal correction of a model for a client that was not in training, from a few rows.
 
 It differs from the shared model as the clients of training do, and at most by half as much as these, so that
-few rows do no harm.
+few rows do no harm. Where it is not known by how much they do, as under a privacy budget, the client's own
+rows say it, left out one fifth after the other. Nothing of that leaves, so that a site may do it as often as
+it likes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +21,15 @@ from bidro.certify.trained_rows import TrainedRows
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.core.files import write_private
+from bidro.core.splits import Draws, arranged, dealt, label_ids
+from bidro.losses import losses_of
 from bidro.model.model_file import Model
 from bidro.model.personal_file import FILE, PersonalModels, personal_file_in
-from bidro.selection.personal import personal_models
+from bidro.selection.personal import coefficients, personal_models
 from bidro.workflow.folder import require_place, write_folder
+
+# How freely a client's coefficients may differ, where its rows say it, and by how many parts of them.
+_FREEDOMS, _FOLDS = tuple(4.0**k for k in range(-4, 2)), 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +74,10 @@ class Adapted:
 
 
 def newcomers_freedom(model: Model) -> Floats | None:
-    """How freely a newcomer's coefficients differ from the shared ones (q,); None where the clients of
-    training gain nothing by personal models. Raises BidroError for a model trained without personal models,
-    or before their variance components were estimated."""
-    personal: Mapping[str, Any] | None = model.settings.get("personal")
-    if personal is None:
-        raise BidroError(
-            "This model was trained without personal models, so that it is not known how strongly one must "
-            "be held; fit it with personal models of its clients."
-        )
+    """How freely a newcomer's coefficients differ from the shared ones (q,), by the clients of training; None
+    where these gain nothing by personal models. Raises BidroError for a model trained before their variance
+    components were estimated."""
+    personal: Mapping[str, Any] = model.settings["personal"]
     if "freedom" not in personal:
         raise BidroError(
             "This model is of an earlier version of bidro, which did not estimate how much clients differ; "
@@ -84,8 +87,36 @@ def newcomers_freedom(model: Model) -> Floats | None:
     return found if found.any() else None
 
 
-def adapt(model: Model, table: pd.DataFrame, client: str, freedom: Floats) -> Adapted:
-    """Raises BidroError for a table without rows, or with rows of another client."""
+def freedom_by_rows(model: Model, table: pd.DataFrame, client: str) -> Floats | None:
+    """The same by the client's own rows, where training has made no personal models: the best of `_FREEDOMS`,
+    of the offset alone and of every coefficient, on rows left out; None where that is not better than the
+    shared model by a standard error. Rows of one person are left out together. Raises BidroError as `adapt`,
+    and for fewer rows, or people, than folds."""
+    _require_rows(model, table, client)
+    rows, loss, codes = model.rows(table), model.loss, np.zeros(len(table), np.int64)
+    person = model.schema.person
+    named = None if person is None else label_ids(table[person].astype(str).to_numpy(np.str_))
+    _, ids = arranged(codes, rows[:, :-1], rows[:, -1], named)
+    draws = (Draws.single_rows if named is None else Draws.of)(codes, ids)
+    fold = dealt((client,), draws, "row" if named is None else "person", _FOLDS, 0)
+    which = np.ones((2, coefficients(loss, rows.shape[1])))
+    which[0, :-1] = 0.0
+    candidates = [f * one for f in _FREEDOMS for one in which]
+    gains = np.zeros((len(candidates), len(rows)))
+    for left_out in (fold == k for k in range(_FOLDS)):
+        trained, fresh = rows[~left_out], rows[left_out]
+        before = losses_of(loss, model.x, fresh)
+        for one, freedom in zip(gains, candidates, strict=True):
+            x = personal_models(loss, trained, [len(trained)], model.x, freedom)[0]
+            one[left_out] = before - losses_of(loss, x, fresh)
+    best = int(gains.sum(axis=1).argmax())
+    by_draw = np.bincount(draws.of_row, gains[best])
+    error = math.sqrt(len(by_draw)) * float(by_draw.std(ddof=1))
+    return candidates[best] if by_draw.sum() > error else None
+
+
+def _require_rows(model: Model, table: pd.DataFrame, client: str) -> None:
+    """Raise BidroError for a table without rows, or with rows of another client."""
     if table.empty:
         raise BidroError(f"There are no rows of client '{client}'; give it at least one.")
     if model.schema.client in table:
@@ -95,6 +126,11 @@ def adapt(model: Model, table: pd.DataFrame, client: str, freedom: Floats) -> Ad
                 f"The table has rows of '{others[0]}' in its column '{model.schema.client}'; give rows of "
                 f"'{client}' alone, or a table without that column."
             )
+
+
+def adapt(model: Model, table: pd.DataFrame, client: str, freedom: Floats) -> Adapted:
+    """Raises BidroError for a table without rows, or with rows of another client."""
+    _require_rows(model, table, client)
     if model.schema.survival is not None:
         # What changes is said of the periods, each of which is a row of training.
         table = model.schema.laid_out(table)
@@ -123,7 +159,7 @@ def require_newcomer(model: Model, client: str, force: bool) -> None:
         raise BidroError(
             f"Client '{client}' has a personal model already; name another, or replace it with --force."
         )
-    if client in model.clients:
+    if client in model.clients and model.settings.get("personal") is not None:
         raise BidroError(
             f"Client '{client}' was in training, where it was seen to by itself; name another, or give it a "
             "personal model from these rows alone with --force."
