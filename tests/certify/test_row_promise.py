@@ -19,7 +19,8 @@ from bidro import (
     example_visits,
 )
 from bidro.certify.intervals import confident_rank
-from bidro.certify.row_promise import RowPromise, _up, row_promise
+from bidro.certify.rounding import decimals_up
+from bidro.certify.row_promise import RowPromise, row_promise
 
 
 def test_the_bound_is_the_largest_order_statistic_of_the_clients_with_enough_rows():
@@ -61,7 +62,7 @@ def test_mistakes_have_the_exact_bound_of_a_share():
 
 @pytest.mark.parametrize("bound", [1e-300, 1.0, 1.0000000001, 0.999, 12.34, 1234567.0, 2.675, 1e9 / 3])
 def test_what_is_shown_is_not_below_the_bound(bound):
-    shown = _up(bound)
+    shown = decimals_up(bound, 3)
     assert bound <= shown <= bound * 1.0101
     assert float(f"{shown:.3g}") == shown
 

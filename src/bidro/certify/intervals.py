@@ -53,6 +53,7 @@ from scipy.optimize import nnls
 from scipy.special import bdtr, betainc, logsumexp
 
 from bidro.certify.mean_bounds import betting, fewest
+from bidro.certify.rounding import decimals_up
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError, check_confidence, is_number, listed
 from bidro.core.files import parsed_json
@@ -65,6 +66,8 @@ _ROUNDING = 1e-9
 # exact arithmetic, as of counts and of categories many are, are inside together or outside together.
 _SAME = 2.0**-40
 _MOST_NAMED = 5
+# Digits of a score that is shown, rounded up.
+_SHOWN = 4
 # Rows that are put into a basis together, so that no wide copy of all is made.
 _TOGETHER = 16_384
 # Features that a spread is made of at the most, rows that it takes at the least, and the least part of the
@@ -293,13 +296,16 @@ class RowQuantiles:
 
     def __str__(self) -> str:
         """By client how many rows, or people, there are, and the largest score that fits; the promise."""
+
+        def shown(q: float) -> str:
+            return "too few" if math.isinf(q) else f"{decimals_up(q, _SHOWN):.{_SHOWN}g}"
+
         lines = [f"Scores of {self.share:.0%} of new rows are at most"]
         for name, q in self.clients.items():
             how = f"{self.draws[name]:>9,} {'people' if self.people else 'rows'}"
             shared = "  (shared)" if name in self.sharing else ""
-            lines.append(f"  {name[:24]:<24} {how} {'too few' if math.isinf(q) else f'{q:.4g}':>12}{shared}")
-        most = "too few" if math.isinf(self.any_mixture) else f"{self.any_mixture:.4g}"
-        lines.append(f"  {'any mixture of them':<24} {'':>14} {most:>12}")
+            lines.append(f"  {name[:24]:<24} {how} {shown(q):>12}{shared}")
+        lines.append(f"  {'any mixture of them':<24} {'':>14} {shown(self.any_mixture):>12}")
         return "\n".join([*lines, self.promise])
 
     @property

@@ -117,6 +117,15 @@ def among_people(bound: float, scores: Floats, draws: NDArray[np.int64], least: 
     return upwards(bound, math.ldexp(1.0, exponent))
 
 
+def decimals_up(bound: float, digits: int) -> float:
+    """The least number of so many decimal digits that is not below a bound of at least 0."""
+    if not 0 < bound < math.inf:
+        return bound
+    near = float(f"{bound:.{digits - 1}e}")
+    unit = 10.0 ** (math.floor(math.log10(bound)) - digits + 1)
+    return near if near >= bound else float(f"{near + unit:.{digits - 1}e}")
+
+
 def nearest(value: float, step: float) -> float:
     """The whole step that a value is nearest to."""
     return step * round(value / step)

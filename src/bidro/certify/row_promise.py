@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike
 from bidro.certify.held_out import client_bound
 from bidro.certify.intervals import Calibration, Groups, HeldOutFits, draws_needed, pooled
 from bidro.certify.mean_bounds import noisy_bound
+from bidro.certify.rounding import decimals_up
 from bidro.core.errors import check_confidence, listed
 from bidro.core.pytrees import Frozen
 from bidro.privacy.mechanisms import Noisy
@@ -198,12 +199,12 @@ def row_promise(
     needed = needed_for(confidence, several, SHARE if share is None else share)
     groups = Groups.of(draws, needed, needed)
     others = tuple(name for name in draws if name not in groups.alone)
-    clients = {name: _up(bound_of(used[name])) for name in groups.alone}
-    together = _up(bound_of(pooled(used, groups.together))) if groups.together else None
+    clients = {name: decimals_up(bound_of(used[name]), _DIGITS) for name in groups.alone}
+    together = decimals_up(bound_of(pooled(used, groups.together)), _DIGITS) if groups.together else None
     guessed = None
     if guess is not None and clients:
         of_guess = calibrations(guess)
-        guessed = max(_up(bound_of(of_guess[name])) for name in groups.alone)
+        guessed = max(decimals_up(bound_of(of_guess[name]), _DIGITS) for name in groups.alone)
     return RowPromise(
         confidence,
         share,
@@ -243,7 +244,8 @@ def of_bounds(
     how many are needed is not known."""
     needed = needed_for(confidence, dict(draws) != dict(rows), SHARE if share is None else share)
     needed = 0 if noise else needed
-    clients = {n: _up(own) for n, own in bounds.items() if math.isfinite(own) and draws[n] >= needed}
+    enough = {n: own for n, own in bounds.items() if math.isfinite(own) and draws[n] >= needed}
+    clients = {name: decimals_up(own, _DIGITS) for name, own in enough.items()}
     others = tuple(name for name in bounds if name not in clients)
     most = max(clients.values(), default=None)
     return RowPromise(
@@ -261,12 +263,3 @@ def of_fits(fits: HeldOutFits, confidence: float, personal: bool = False) -> Row
     guess = None if fits.guess is None else fits.guess.scores
     errors, share = (fits.used.scores, SHARE) if fits.mistakes is None else (fits.mistakes, None)
     return row_promise(errors, confidence, share, guess=guess, people=fits.people, personal=personal)
-
-
-def _up(bound: float) -> float:
-    """Rounded up to `_DIGITS` digits."""
-    if not 0 < bound < math.inf:
-        return bound
-    near = float(f"{bound:.{_DIGITS - 1}e}")
-    unit = 10.0 ** (math.floor(math.log10(bound)) - _DIGITS + 1)
-    return near if near >= bound else float(f"{near + unit:.{_DIGITS - 1}e}")
