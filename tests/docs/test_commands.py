@@ -18,7 +18,7 @@ OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*)")
 # Options of other programs that stand by themselves in a page: Flower's, FLARE's kit's, and those of studies.
 OTHERS = {
     "docs/networks.md": {"--flower"},
-    "docs/privacy_cost.md": {"--epsilons", "--repeats"},
+    "docs/privacy_cost.md": {"--epsilons", "--repeats", "--losses"},
 }
 
 
