@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -43,7 +44,7 @@ from bidro.fit.fitted import Fitted, Options
 from bidro.fit.network import LocalNetwork
 from bidro.fit.settings import FitSettings, settings_of
 from bidro.fit.training import cross_validates
-from bidro.model.predictor import Predictor
+from bidro.model.predictor import Curve, Predictor
 from bidro.model.summary import Summary, summary_of
 from bidro.problem.worst_case import WorstCase, worst_case_distribution
 
@@ -177,7 +178,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         features, model = self._columns(), self._predictor(trained.x)
         personal = {name: self._predictor(x) for name, x in fitted.personal_models.items()}
         self.curves_ = model.curves(features, *self._seen)
-        self.personal_curves_ = {name: one.curves(features, *self._seen) for name, one in personal.items()}
+        self.__dict__.pop("personal_curves_", None)
         self.pairs_ = model.pairs(features)
         self.coef_, self.intercept_ = self._shaped(*model.lines)
         shaped = {name: self._shaped(*one.lines) for name, one in personal.items()}
@@ -186,6 +187,12 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         self._trained_rows = TrainedRows.of(trained.problem.federation.by_client())
         self.intervals_: Intervals | None = None
         self._spread, self._steepness = fitted.spread(), fitted.steepness
+
+    @cached_property
+    def personal_curves_(self) -> dict[str, dict[str, Curve]]:
+        """By client: drawn once they are asked for."""
+        features, models = self._columns(), self._fitted.personal_models
+        return {name: self._predictor(x).curves(features, *self._seen) for name, x in models.items()}
 
     def _predictor(self, x: Floats) -> Predictor:
         return Predictor(self._assessed.loss, x, self.standard_)

@@ -21,6 +21,7 @@ from bidro.model.model_file import Model
 from bidro.problem.worst_case import robust_risk, worst_case_distribution
 from bidro.risk.rows_curves import CurveRows
 from bidro.risk.transport import Transport
+from bidro.selection import pairs as of_pairs
 from bidro.selection.pairs import WantedPairs, choose_pairs
 from bidro.selection.personal import lifted, personal_models
 from bidro.selection.segments import smoothing_of, with_curves
@@ -270,6 +271,27 @@ def test_the_choice_is_that_of_the_rows_whatever_their_order_origin_and_scale():
     assert list(RobustRegressor(personal=None).fit(X[order], y[order], clients=own[order]).pairs_) == found
     assert list(RobustRegressor(personal=None).fit(1e-8 * X, y, clients=own).pairs_) == found
     assert list(RobustRegressor(personal=None).fit(X + 1e6, y, clients=own).pairs_) == found
+
+
+@pytest.mark.parametrize("kind", ["number", "class"])
+def test_of_many_pairs_the_few_that_are_tested_hold_those_that_gain(kind, monkeypatch):
+    """Twenty features, two of them of few values: 190 pairs, of which the ranking is that of testing all."""
+    rng = np.random.default_rng(3)
+    v = rng.normal(size=(1200, 20))
+    v[:, 0], v[:, 1] = v[:, 0] > 1, np.round(np.clip(v[:, 1], -1, 1))
+    y = v @ rng.normal(size=20) / 4 + v[:, 0] * v[:, 5] + 0.4 * v[:, 1] * v[:, 6] - 0.5 * v[:, 7] * v[:, 8]
+    y += rng.normal(size=1200)
+    loss = Squared(True) if kind == "number" else Logistic(True)
+    table = np.column_stack([v, y if kind == "number" else np.where(y > 0, 1.0, -1.0)])
+    federation = Federation.from_arrays(np.split(table, 4), "unbounded")
+    cost = Transport(np.append(np.ones(20), np.inf), 1.0, kind == "class")
+    problem = unrestricted(federation, loss, cost, float(np.std(y)))
+    rows = of_pairs._Rows(problem, range(20))
+    fitted = rows.fitted(np.arange(1200) % 5 > 0)
+    found = of_pairs._ranked(rows, fitted, 10)
+    monkeypatch.setattr(of_pairs, "_SCREENED", 190)
+    assert found == of_pairs._ranked(rows, fitted, 10)
+    assert set(found[:3]) == {(0, 5), (1, 6), (7, 8)}
 
 
 def test_offsets_of_clients_are_no_pair():

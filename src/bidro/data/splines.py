@@ -74,6 +74,12 @@ class Levels:
         return (away**2).sum(axis=-1).argmin(axis=-1)
 
 
+def through(values: Any, knots: Sequence[float]) -> Any:
+    """(..., stretches) how far values (...,) are through each stretch between knots, counted from 0."""
+    low, high = np.array(knots[:-1]), np.array(knots[1:])
+    return namespace(values).clip(values[..., None], low, high) - np.clip(0.0, low, high)
+
+
 @dataclass(frozen=True)
 class Pair:
     """Two features whose effects depend on each other: sum_ab c_ab phi_a(v) psi_b(w), phi_a and psi_b being
@@ -112,11 +118,7 @@ class Pair:
 
     def expand(self, first: Any, second: Any) -> Any:
         """(..., columns) of values (...,) of the two features, NumPy or traced."""
-        sides = []
-        for values, own in zip((first, second), self.knots, strict=True):
-            xp, knots = namespace(values), np.array(own)
-            low, high = knots[:-1], knots[1:]
-            sides.append(xp.clip(values[..., None], low, high) - np.clip(0.0, low, high))
+        sides = [through(values, own) for values, own in zip((first, second), self.knots, strict=True)]
         product = sides[0][..., :, None] * sides[1][..., None, :]
         return product.reshape(*product.shape[:-2], self.columns)
 
@@ -125,9 +127,8 @@ class Pair:
         its stretches, where the other feature is at a knot, between which they are the steepest; of cells
         (..., columns)."""
         table = cells.reshape(*cells.shape[:-1], *self.shape)
-        knots = np.array(self.knots[1 - axis])
-        through = np.clip(knots[:, None], knots[:-1], knots[1:]) - np.clip(0.0, knots[:-1], knots[1:])
-        return table @ through.T if axis == 0 else table.swapaxes(-1, -2) @ through.T
+        far = through(np.array(self.knots[1 - axis]), self.knots[1 - axis])
+        return table @ far.T if axis == 0 else table.swapaxes(-1, -2) @ far.T
 
 
 @dataclass(frozen=True)
@@ -471,17 +472,23 @@ def quantile_counts(rows: Floats, places: int = PLACES) -> tuple[Floats, Floats]
     it, at the least value and at quantiles. Places that are not used repeat the last value with a count of
     0."""
     n, k = rows.shape
-    values, counts = np.zeros((k, places)), np.zeros((k, places))
-    for j in range(k):
-        ordered = np.sort(rows[:, j])
-        different = np.unique(ordered)
-        if len(different) > places:
-            at = -(-np.arange(1, places) * n // (places - 1)) - 1
-            different = np.unique(ordered[np.append(0, at)])
-        below = np.searchsorted(ordered, different, side="right")
-        values[j, : len(different)], values[j, len(different) :] = different, different[-1]
-        counts[j, : len(different)] = np.diff(below, prepend=0)
-    return values, counts
+    ordered, columns = np.sort(rows, axis=0), np.arange(k)
+    # The last row of every value, and which value of its column each row has.
+    marks = np.ones((n, k), bool)
+    marks[:-1] = ordered[1:] != ordered[:-1]
+    number = np.cumsum(marks, axis=0) - marks
+    many = marks.sum(axis=0) > places
+    if many.any():
+        at = np.append(0, -(-np.arange(1, places) * n // (places - 1)) - 1)
+        taken = np.zeros((n, k), bool)
+        taken[number[at], columns] = True
+        marks &= taken[number, columns] | ~many
+    place, below = np.cumsum(marks, axis=0) - 1, np.zeros((k, places))
+    values = np.tile(ordered[-1][:, None], places)
+    row, column = np.nonzero(marks)
+    values[column, place[row, column]] = ordered[row, column]
+    below[column, place[row, column]] = row + 1
+    return values, np.maximum(np.diff(below, axis=1, prepend=0.0), 0.0)
 
 
 def common_knots(

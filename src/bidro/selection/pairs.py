@@ -23,12 +23,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.data.federation import thinned
-from bidro.data.splines import Basis, Category, Pair
+from bidro.data.splines import Basis, Category, Pair, through
 from bidro.losses import LinearScores
 from bidro.problem.problem import Problem
 from bidro.selection.cross_validate import loss_has_kinks
@@ -44,8 +45,9 @@ _QUANTILES = (0.02, 1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 0.98)
 _QUANTILES_OF_RANKING = (0.05, 0.5, 0.95)
 # Pairs are chosen on about so many rows where there are more, and at least so many of a client.
 _ENOUGH_ROWS, _ENOUGH_OF_CLIENT = 10_000, 100
-# So many pairs with the largest statistics are ranked by forward selection.
-_RANKED = 30
+# Of more pairs so many are tested beside the whole model: those with the largest statistics by themselves.
+# The first of these are ranked by forward selection.
+_SCREENED, _RANKED = 120, 30
 # Products of so many pairs are made together.
 _TOGETHER = 64
 # Numbers of pairs are as good as the best within so many standard errors, and better than none beyond these.
@@ -247,11 +249,12 @@ class _Rows:
         d = self.design.shape[1]
         self.penalty = np.zeros((d, d)) if penalty is None else 2 * rows_of_all * penalty
         self.held = 2 * rows_of_all * smoothing_of(problem)
-        self.first = np.flatnonzero(np.diff(self.owner, prepend=-1))
+        self.first = np.append(0, np.cumsum(federation.sizes))
+        self._sums = sparse.csr_array((np.ones(len(rows)), np.arange(len(rows)), self.first))
 
     def by_client(self, values: Floats) -> Floats:
         """(n, ...) sums of values (N, ...)."""
-        return np.asarray(np.add.reduceat(values, self.first, axis=0))
+        return np.asarray(self._sums @ values)
 
     def squares(self, fitted: _Fitted, some: Floats, other: Floats) -> Floats:
         """(c, c') second derivatives between columns (N, c) and (N, c'), the clients' offsets following."""
@@ -331,7 +334,7 @@ def _products(rows: _Rows, pairs: Sequence[tuple[int, int]]) -> tuple[Floats, li
     return np.concatenate(parts, axis=1), places
 
 
-def _normal(statistic: float, degrees: int) -> float:
+def _normal(statistic: float, degrees: float) -> float:
     """A chi-squared variate as a normal one (Wilson and Hilferty 1931): by what is so rare compare variates
     of different degrees of freedom."""
     spread = 2 / (9 * degrees)
@@ -353,7 +356,7 @@ def _tested(score: Floats, squares: Floats, size: Floats, dispersion: float) -> 
 def _ranked(rows: _Rows, fitted: _Fitted, most: int) -> list[tuple[int, int]]:
     """At most so many pairs, from the one that gains most, each beside those before it."""
     own = rows.squares(fitted, rows.design, rows.design) + rows.penalty
-    every = list(combinations(rows.usable, 2))
+    every = _screened(rows, fitted, list(combinations(rows.usable, 2)))
     tested: list[float] = []
     for begin in range(0, len(every), _TOGETHER):
         columns, places = _products(rows, every[begin : begin + _TOGETHER])
@@ -384,6 +387,32 @@ def _ranked(rows: _Rows, fitted: _Fitted, most: int) -> list[tuple[int, int]]:
         follows = _solved(squares[some, some], squares[some])
         score, squares = score - follows.T @ score[some], squares - squares[some].T @ follows
     return found
+
+
+def _screened(rows: _Rows, fitted: _Fitted, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those with the largest statistics as if products of two stretches mattered one by one, beside the
+    clients' offsets alone: all their sums are products of matrices that have a column a stretch."""
+    if len(pairs) <= _SCREENED:
+        return pairs
+    stretches = [np.zeros((len(rows.target), 0))] * rows.features.shape[1]
+    for j in rows.usable:
+        knots = _knots(rows.features[:, j], _QUANTILES_OF_RANKING)
+        if len(knots) > 1:
+            stretches[j] = through(rows.features[:, j], knots)
+    feature = np.repeat(np.arange(len(stretches)), [own.shape[1] for own in stretches])
+    T = np.concatenate(stretches, axis=1)
+    bent, squared = fitted.bends[:, None] * T, T**2
+    score, size = (fitted.slopes[:, None] * T).T @ T, (fitted.bends[:, None] * squared).T @ squared
+    left = size.copy()
+    for weight, begin, end in zip(fitted.weight, rows.first[:-1], rows.first[1:], strict=True):
+        left -= (bent[begin:end].T @ T[begin:end]) ** 2 / weight
+    known = left > _ROUNDING * size
+    each = np.where(known, score**2 / np.where(known, left, 1.0), 0.0)
+    # (features, features) sums over the products of two features, and how many these are.
+    of = np.eye(len(stretches))[feature]
+    statistic, degrees = of.T @ each @ of / fitted.dispersion, of.T @ known @ of
+    rare = [_normal(statistic[own], degrees[own]) if degrees[own] else -np.inf for own in pairs]
+    return [pairs[k] for k in sorted(np.argsort(-np.array(rare), kind="stable")[:_SCREENED])]
 
 
 def _beside(rows: _Rows, fitted: _Fitted, own: Floats, columns: Floats) -> tuple[Floats, Floats, Floats]:
