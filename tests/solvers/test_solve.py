@@ -30,6 +30,7 @@ from bidro.problem.problem import Problem
 from bidro.problem.worst_case import penalised_risk, robust_risk
 from bidro.risk.inner import Exact
 from bidro.risk.transport import Transport
+from bidro.solvers import solve as solving
 from bidro.solvers.bundle.algorithm import ExactMWDRO
 from bidro.solvers.bundle.one_shot import OneShotMWDRO
 from bidro.solvers.solve import GapNotReachedWarning, chosen_method, solve
@@ -546,6 +547,26 @@ def test_the_rule_is_one_line():
     wide = Problem(more, Squared(), Box.cube(1.0, 301), Transport.euclidean(302))
     assert chosen_method(wide)[0] == "one-shot"
     assert chosen_method(replace(wide, loss=Huber()))[0] == "gradients"
+
+
+def test_in_one_process_work_decides(monkeypatch):
+    """Where no bytes are sent: moments hardly larger than the table, Newton's method over the rows."""
+    monkeypatch.setattr(solving, "LARGEST_CURVATURE", 20)
+    rng, d = np.random.default_rng(0), 30
+    theta = rng.normal(size=(2, 100, d)) / np.sqrt(d)
+    parts = [np.column_stack([own, np.where(own @ rng.normal(size=d) > 0, 1.0, -1.0)]) for own in theta]
+    federation, cost = Federation.from_arrays(parts, "unbounded"), Transport.classification(d + 1, 1.0)
+    wide = Problem(federation, Logistic(), Box.cube(100.0, d), cost, WassersteinBall(0.01))
+    found = solve(wide)
+    assert (found.method, found.rounds) == ("gradients", 1)
+    assert found.gap <= 1e-6
+    assert found.upper == pytest.approx(solve(wide, 1e-6, "curvature").upper, rel=1e-6)
+    longer = Federation.from_arrays([np.ones((2, 2002))], "unbounded")
+    squared = Problem(longer, Squared(), Box.cube(1.0, 2001), Transport.euclidean(2002))
+    many = Federation.from_arrays([np.ones((2002, 2002))], "unbounded")
+    assert chosen_method(replace(squared, federation=many), here=True)[0] == "one-shot"
+    assert chosen_method(squared, here=True)[0] == "gradients"
+    assert chosen_method(replace(squared, federation=many))[0] == "gradients"
 
 
 def simple(**changes):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bidro.core.errors import BidroError
 from bidro.core.pytrees import mapped
+from bidro.core.sets import Ball, Box
 from bidro.federated.algorithm import Algorithm
 from bidro.federated.engines.in_process import IN_PROCESS
 from bidro.federated.engines.rounds import KnownReplies, Rounds, rounds
@@ -22,17 +23,26 @@ from bidro.losses import has_curves
 from bidro.losses.fingerprints import require_known
 from bidro.problem.problem import Problem
 from bidro.risk.inner import Oracle, default_oracle
+from bidro.risk.inner.ball import has_kinks
+from bidro.risk.moments import worth_their_memory
+from bidro.risk.oracle import Lift
+from bidro.risk.rows_numpy import FoldedRows, RowsOracle, needs_no_search
 from bidro.solvers.bundle.algorithm import ExactMWDRO, to_gap
 from bidro.solvers.bundle.one_shot import OneShotMWDRO
 from bidro.solvers.bundle.state import State, kink_history
+from bidro.solvers.minimax_newton import minimax_newton
+from bidro.solvers.references import References
 
 Method = Literal["curvature", "gradients", "one-shot"]
 
 # Up to this many parameters, clients send curvature: half its square in numbers a round, and a cone program.
 LARGEST_CURVATURE = 300
 # Second moments are sent once, and no program is solved with them: with 300 parameters they take a hundredth
-# of the time that gradients do. This many are a message of 32 MB.
+# of the time that gradients do. This many are a message of 32 MB. In one process nothing is sent, and they
+# are taken as long as they are hardly larger than the table.
 LARGEST_MOMENTS = 2000
+# Where rows are here, the solution is looked for to this share of the gap before it is proven.
+_OF_THE_GAP = 0.1
 
 # A solve ends where so many rounds have not brought the gap below this share of the least before.
 _WITHOUT_GAIN, _GAIN = 60, 0.99
@@ -135,17 +145,51 @@ def surrogate_of(problem: Problem) -> str | None:
     return " and ".join(parts) or None
 
 
-def chosen_method(problem: Problem) -> tuple[Method, str]:
-    """(method, why): the one rule by which `solve` chooses."""
+def chosen_method(problem: Problem, here: bool = False) -> tuple[Method, str]:
+    """(method, why): the one rule by which `solve` chooses, by bytes across machines and by work where all
+    rows are here."""
     d = problem.dimension
-    if OneShotMWDRO.suits(problem) and d <= LARGEST_MOMENTS:
+    if OneShotMWDRO.suits(problem) and (d <= LARGEST_MOMENTS or (here and _moments_fit(problem))):
         return "one-shot", "squared loss depends on second moments alone"
     if not problem.ambiguity_set.has_curvature:
         return "gradients", f"{type(problem.ambiguity_set).__name__} has no curvature"
+    if d > LARGEST_CURVATURE and here and _known_here(problem):
+        return "gradients", "rows are here: Newton's method finds the solution, which one round is to prove"
     if d > LARGEST_CURVATURE:
         why = f"the model has {d} parameters, more than {LARGEST_CURVATURE}: curvature is too large"
         return "gradients", why
     return "curvature", f"the model has {d} parameters, at most {LARGEST_CURVATURE}"
+
+
+def _moments_fit(problem: Problem) -> bool:
+    federation = problem.federation
+    columns = problem.loss.columns(federation.m)
+    return worth_their_memory(federation.n, columns, federation.host_rows.nbytes)
+
+
+def _known_here(problem: Problem) -> bool:
+    """Whether risks over balls follow from rows on the host without a search."""
+    balls = problem.ambiguity_set.over_balls and isinstance(problem.domain, Box | Ball)
+    return balls and needs_no_search(problem.inner, problem.eps) and not has_kinks(problem.inner)
+
+
+def _found_here(problem: Problem, gap: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(model, weights) by Newton's method over the clients' rows."""
+    federation, models = problem.federation, problem.domain
+    rows = FoldedRows(
+        federation.host_rows, np.asarray(federation.sizes), np.zeros(len(federation.host_rows), np.int64)
+    )
+    assert isinstance(models, Box | Ball)
+    (found,) = minimax_newton(
+        RowsOracle(problem.inner, rows, problem.eps, Lift(problem.cones)),
+        models,
+        [problem.mixture_set],
+        np.asarray(problem.constant_model, float)[None],
+        np.asarray(problem.initial_weights, float)[None],
+        _OF_THE_GAP * gap,
+        References.of(problem),
+    )
+    return found.x, found.alpha
 
 
 def solve(
@@ -200,7 +244,8 @@ def solve(
         raise BidroError(f"The gap must be a positive number such as 1e-6; got {gap!r}.")
     if not isinstance(max_rounds, int) or max_rounds < 1:
         raise BidroError(f"max_rounds must be a whole number of at least 1; got {max_rounds!r}.")
-    rule, why = chosen_method(problem)
+    here = network is IN_PROCESS and not problem.federation.rows_elsewhere
+    rule, why = chosen_method(problem, here)
     if moments is not None and OneShotMWDRO.suits(problem):
         # Nothing more is sent, however many parameters there are.
         rule, why = "one-shot", "the second moments, which are all that it depends on, have been sent"
@@ -219,7 +264,11 @@ def solve(
     if moments is not None:
         _check_moments(problem, moments)
     state = state if start is None else _begun_at(state, problem, start, mixture)
-    run = _Run(chosen, why, time.perf_counter(), state)
+    began = time.perf_counter()
+    begins = start is None and resume is None and method is None
+    if here and begins and chosen == "gradients" and _known_here(problem):
+        state = _begun_at(state, problem, *_found_here(problem, gap))
+    run = _Run(chosen, why, began, state)
     if resume is not None:
         run.go_on_from(resume, gap)
     clients = network if moments is None or chosen != "one-shot" else KnownReplies(moments)
