@@ -38,7 +38,7 @@ SHAPES = {
     "squared 2500": "solve: squared, 2,500 parameters, 4 x 3,000 rows, balls of 0.05",
     "hinge labels": "solve: hinge, labels move, 300 x 30, ball 0.1, box 10",
     "logistic labels": "solve: logistic, labels move, 300 x 30, ball 0.1, box 1000",
-    "logistic labels near": "the same, box 10",
+    "logistic labels near": "solve: the same, box 10",
     "joint": "RobustClassifier(metric='joint', radius=0.1), 300 x 30, 3 clients",
     "hinge": "solve: hinge, 3,000 x 30, ball 0.1",
     "absolute": "solve: absolute, 3,000 x 30, ball 0.1",
@@ -135,7 +135,7 @@ def _problem(case: str) -> Callable[[], Any]:
     }
     loss = losses.get(case, Logistic(case == "logistic 400"))
     m = columns + 1
-    transport = Transport.features_only(m)
+    transport = Transport.features_only(m, 1.0 if case == "absolute" else 2.0)
     if "labels" in case:
         transport = Transport.classification(m, 1.0, 1.0)
     elif case not in ("squared 2500", "absolute"):

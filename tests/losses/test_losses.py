@@ -191,7 +191,7 @@ def test_slopes_of_kinks_follow_newtons_steps(loss):
     """From model to model s solves s r(t) = t to first order, whose derivatives are automatic here."""
     rng, scalar = np.random.default_rng(0), loss.scalar
     path, widths, u = 0.3 * rng.normal(size=(4, 9)), np.array([1.0, 0.4, 0.2, 0.2]), 0.3 * rng.normal(size=9)
-    line = scalar.tangent(u, np.asarray(0.1), Followed(path, widths))
+    line = scalar.tangent(u, np.asarray(0.1), Followed(path, widths[:, None]))
     expected = np.asarray(jax.vmap(jax.grad(jax.grad(scalar.value)))(jnp.asarray(u)))
     for knot, before, after in scalar._kinks:
 
@@ -212,7 +212,7 @@ def test_slopes_of_kinks_follow_newtons_steps(loss):
     for part in ("value", "slope", "smoothed"):
         np.testing.assert_array_equal(getattr(line, part), getattr(plain, part))
     # Where no model comes before but the same one, there is nothing to follow.
-    still = scalar.tangent(u, np.asarray(0.1), Followed(np.tile(u, (3, 1)), np.full(3, 0.1)))
+    still = scalar.tangent(u, np.asarray(0.1), Followed(np.tile(u, (3, 1)), np.full((3, 1), 0.1)))
     np.testing.assert_allclose(still.curvature, plain.curvature, rtol=1e-10)
 
 

@@ -483,27 +483,27 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         Equivalent("risk/rows_numpy.py", line, after, "how many rows at a time: the same sums")
         for line, others in (
             (
-                "for block in _blocks(rows, loss, models * classes**2, columns**2):",
+                "for block in blocks(rows, loss, models * classes**2, columns**2):",
                 (
                     "(models / classes ** 2)",
                     "(classes * 2)",
                     "(columns * 2)",
                     *(
-                        f"for block in _blocks(rows, loss, models * classes**{one}, columns**{two}):"
+                        f"for block in blocks(rows, loss, models * classes**{one}, columns**{two}):"
                         for one, two in ((4, 2), (0, 2), (3, 2), (2, 4), (2, 0), (2, 3))
                     ),
                 ),
             ),
             (
-                "for block in _blocks(rows, loss, models * classes, models * columns):",
+                "for block in blocks(rows, loss, models * classes, models * columns):",
                 ("(models / classes)", "(models / columns)"),
             ),
             (
-                "for block in _blocks("
+                "for block in blocks("
                 "rows.by_fold[one], loss, len(wanted) * classes, len(wanted) * columns):",
                 ("(len(wanted) / classes)", "(len(wanted) / columns)"),
             ),
-            ("for block in _blocks(rows, _linear(loss), 1, len(x)):", ("2", "0")),
+            ("for block in blocks(rows, _linear(loss), 1, len(x)):", ("2", "0")),
             ("height = min(height, _ONE_THREAD // max(multiplications, 1))", ("2",)),
         )
         for after in others

@@ -250,5 +250,5 @@ def test_what_needs_a_search_is_not_answered_here():
 )
 def test_rows_are_taken_in_blocks_of_so_many_numbers(numbers, multiplications, height):
     rows = FoldedRows(np.zeros((30_000, 3)), np.array([30_000]), np.zeros(30_000, np.int64))
-    first = next(iter(rows_numpy._blocks(rows, Logistic(True), numbers, multiplications)))
+    first = next(iter(rows_numpy.blocks(rows, Logistic(True), numbers, multiplications)))
     assert len(first.rows) == height

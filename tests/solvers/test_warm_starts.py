@@ -96,7 +96,7 @@ def test_moments_that_have_been_sent_are_used_however_many_parameters_there_are(
     monkeypatch.setattr(solving, "LARGEST_CURVATURE", 2)
     monkeypatch.setattr(solving, "LARGEST_MOMENTS", 2)
     whole = problem()
-    assert solve(whole, 1e-4).method == "gradients"
+    assert solving.chosen_method(whole)[0] == "gradients"
     federation = whole.federation
     told = of_clients(federation.host_rows, federation.sizes)
     found = solve(whole, 1e-9, moments=told)

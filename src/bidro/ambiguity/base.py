@@ -79,9 +79,11 @@ class Ambiguity(ABC):
         x: Floats,
         width: float,
         curvature: bool,
+        before: Floats | None = None,
     ) -> RiskModel | None:
         """What the clients say of their risks at x (d,) where nothing needs to be compiled, with a leading
-        axis of clients; their rows (N, m) lie one client after the other. None for a compiled program."""
+        axis of clients; their rows (N, m) lie one client after the other. None for a compiled program. Kinks
+        are smoothed over `width` and followed through the models `before` (models, d + 1), if any."""
         return None
 
     @property

@@ -180,6 +180,7 @@ class Reweighting(Ambiguity):
         x: Floats,
         width: float,
         curvature: bool,
+        before: Floats | None = None,
     ) -> RiskModel | None:
         loss = inner.loss
         plain = loss.penalty is None and loss.pull(len(x)) is None

@@ -19,6 +19,7 @@ from bidro.risk.client_rows import ClientRows
 from bidro.risk.inner import Inner, Oracle
 from bidro.risk.inner.ball import ball_risk, has_closed_form, is_lifted
 from bidro.risk.rows_jax import Point, RiskModel
+from bidro.risk.rows_kinked import kinked_risks, known_with_kinks
 from bidro.risk.rows_numpy import FoldedRows, needs_no_search, proven_risks
 
 
@@ -55,12 +56,15 @@ class WassersteinBall(Ambiguity):
         x: Floats,
         width: float,
         curvature: bool,
+        before: Floats | None = None,
     ) -> RiskModel | None:
         radii = np.broadcast_to(np.asarray(self.radius, float), len(sizes))
-        if not needs_no_search(inner, radii):
-            return None
         rows = FoldedRows(samples, sizes, np.zeros(len(samples), np.int64))
-        return proven_risks(inner, rows, x, radii, curvature)
+        if needs_no_search(inner, radii):
+            return proven_risks(inner, rows, x, radii, curvature)
+        if known_with_kinks(inner, radii):
+            return kinked_risks(inner, rows, x, radii, width, curvature, before)
+        return None
 
     @property
     def radii(self) -> AnyArray:

@@ -32,14 +32,14 @@ class Followed(NamedTuple):
     """Arguments at which L was evaluated before, oldest first."""
 
     u: Any  # (models, ...)
-    width: Any  # (models,) kinks were smoothed over
+    width: Any  # (models, ...) kinks were smoothed over
 
     def slope(self, knot: float, t: Any) -> Any:
         """s of the kink at `knot`, from -1 to 1, after a step from the last of these models to t = u - knot;
         see `tangent`."""
         xp = namespace(t)
         before = self.u - knot
-        root = xp.sqrt(before**2 + self.width.reshape(-1, *[1] * (before.ndim - 1)) ** 2)
+        root = xp.sqrt(before**2 + self.width**2)
         turned, after = before / root, xp.concatenate([before[1:], t[None]])
         slope = turned[0]
         for j in range(len(before)):
@@ -99,15 +99,16 @@ class PiecewiseQuadratic:
             root = xp.sqrt(t**2 + width**2)
             safe = xp.where(root > 0, root, 1.0)
             sign = xp.where(t >= 0, 1.0, -1.0)
-            turned = xp.where(width > 0, t / safe, sign)
+            kink = None if followed is None else followed.slope(knot, t)
+            turned = xp.where(width > 0, t / safe, sign if kink is None else kink)
             # Not in place: of NumPy's arrays `value` and `smoothed` begin as one.
             value = value + half * (turned * t - xp.abs(t))
             slope = slope + half * (turned - sign)
             smoothed = smoothed + half * (root - xp.abs(t))
-            if followed is None:
+            if kink is None:
                 curvature = curvature + xp.where(width > 0, half * (width / safe) ** 2 / safe, 0.0)
             else:
-                curvature = curvature + half * (1 - followed.slope(knot, t) * turned) / safe
+                curvature = curvature + half * (1 - kink * turned) / safe
         return Tangent(value, slope, smoothed, curvature)
 
     @property

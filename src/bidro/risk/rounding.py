@@ -30,8 +30,12 @@ def of_linear(scalar: Scalar, u: AnyArray, psi: AnyArray, z: AnyArray, slope: An
 
     `slope` (rows,) is L' where L has no kinks. The offset is at most |u| and the other terms together.
     """
-    terms = abs(psi) @ abs(z)
-    delta = (psi.shape[1] + 2) * _EPS * (2 * terms + abs(u))
+    return of_terms(scalar, u, abs(psi) @ abs(z), psi.shape[1], slope)
+
+
+def of_terms(scalar: Scalar, u: AnyArray, terms: AnyArray, k: int, slope: AnyArray) -> AnyArray:
+    """The same of the sums (rows,) of the sizes of those k terms."""
+    delta = (k + 2) * _EPS * (2 * terms + abs(u))
     return delta * _steepest(scalar, slope, delta) + _OPERATIONS * _EPS * _sizes(scalar, u)
 
 

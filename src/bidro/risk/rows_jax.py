@@ -105,10 +105,8 @@ class RiskModel(NamedTuple):
     def through(self, apart: NDArray[np.float64]) -> RiskModel:
         """A risk as a function of v = apart x, or of (v, nu), as one of x, or of (x, nu)."""
         extra = self.gradient.shape[-1] - len(apart)
-        whole = jnp.asarray(
-            np.block(
-                [[apart, np.zeros((len(apart), extra))], [np.zeros((extra, apart.shape[1])), np.eye(extra)]]
-            )
+        whole = np.block(
+            [[apart, np.zeros((len(apart), extra))], [np.zeros((extra, apart.shape[1])), np.eye(extra)]]
         )
         curvature = None if self.curvature is None else whole.T @ self.curvature @ whole
         return self._replace(gradient=self.gradient @ whole, curvature=curvature)
@@ -234,7 +232,7 @@ class RowLosses(NamedTuple):
 def _followed(at: Point, loss: LinearLoss, block: Array) -> Followed | None:
     if at.before is None:
         return None
-    return Followed(jax.vmap(lambda x: loss.arguments(x, block))(at.before[:, :-1]), at.before[:, -1])
+    return Followed(jax.vmap(lambda x: loss.arguments(x, block))(at.before[:, :-1]), at.before[:, -1:])
 
 
 def _means(

@@ -225,7 +225,7 @@ def curvatures(inner: Inner, rows: FoldedRows, x: Numbers, fold: Whole) -> Numbe
     above, right = above[inside], right[inside]
     packed = np.zeros((len(rows.sizes), models, len(inside)))
     flat = np.argsort(layout, axis=None)  # of every coordinate of a model, its place in the layout
-    for block in _blocks(rows, loss, models * classes**2, columns**2):
+    for block in blocks(rows, loss, models * classes**2, columns**2):
         # (classes, classes, rows, models)
         bent = loss.score_hessian(block.target[:, None], block.design @ matrices)
         bent *= block.fold_ids[:, None] != fold
@@ -252,13 +252,16 @@ def mixed_curvature(inner: Inner, rows: FoldedRows, x: Numbers, fold: Whole, alp
     weight = np.repeat(alpha / count, rows.sizes)
     found = np.zeros((classes, columns, classes, columns))
     begin = 0
-    for block in _blocks(rows, loss, classes**2 * columns, columns**2):
+    for block in blocks(rows, loss, classes**2 * columns, columns**2):
         own = slice(begin, begin + len(block.design))
         begin = own.stop
         bent = loss.score_hessian(block.target, x[layout] @ block.design.T)  # (classes, classes, rows)
         bent = bent * (weight[own] * (block.fold_ids != fold[0]))
         for j, k in np.ndindex(classes, classes):
-            if j <= k:
+            if j == k:  # a matrix times its own transpose takes half as long
+                half = np.sqrt(np.maximum(bent[j, j], 0.0))[:, None] * block.design
+                found[j, :, j] += half.T @ half
+            elif j < k:
                 found[j, :, k] += (block.design.T * bent[j, k]) @ block.design
     for j, k in np.ndindex(classes, classes):
         if j > k:
@@ -280,7 +283,7 @@ def mean_losses(loss: Loss, rows: FoldedRows, x: Numbers) -> Numbers:
     (classes, columns), models = layout.shape, len(x)
     matrices = x[:, layout].transpose(1, 2, 0)
     sums = np.zeros((len(rows.sizes), models))
-    for block in _blocks(rows, loss, models * classes, models * columns):
+    for block in blocks(rows, loss, models * classes, models * columns):
         losses = loss.of_scores(block.target[:, None], block.design @ matrices)[0]
         sums[block.clients] += np.add.reduceat(losses, block.first, axis=0)
     with np.errstate(invalid="ignore"):
@@ -337,7 +340,7 @@ def _still(inner: Inner, rows: FoldedRows, x: Numbers, fold: Whole) -> Means:
         wanted = np.flatnonzero(fold != one)
         at = np.ascontiguousarray(matrices[..., wanted])
         of_fold, slope_sums = value[:, wanted], sums[:, :, wanted]
-        for block in _blocks(rows.by_fold[one], loss, len(wanted) * classes, len(wanted) * columns):
+        for block in blocks(rows.by_fold[one], loss, len(wanted) * classes, len(wanted) * columns):
             losses, slopes = loss.of_scores(block.target[:, None], block.design @ at)
             of_fold[block.clients] += np.add.reduceat(losses, block.first, axis=0)
             for client, own in block.parts:
@@ -392,7 +395,7 @@ def _reward(inner: Inner, rows: FoldedRows, x: Numbers, fold: Whole) -> Means:
     return Means(norms[np.arange(models), top], gradient)
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """Some consecutive rows."""
 
     rows: Numbers  # (rows, m)
@@ -408,7 +411,7 @@ class _Block(NamedTuple):
         return self.rows[:, -1]
 
 
-def _blocks(rows: FoldedRows, loss: LinearScores, numbers: int, multiplications: int) -> Iterator[_Block]:
+def blocks(rows: FoldedRows, loss: LinearScores, numbers: int, multiplications: int) -> Iterator[Block]:
     """All rows; `numbers` of one kind are made of each, and so many multiplications a matrix product."""
     numbers = max(numbers, loss.columns(rows.samples.shape[1]))
     height = max(_BLOCK_NUMBERS // numbers, _FEWEST_ROWS)
@@ -423,13 +426,13 @@ def _blocks(rows: FoldedRows, loss: LinearScores, numbers: int, multiplications:
         last = np.minimum(ends[clients], some.stop) - begin
         parts = [(int(i), slice(a, b)) for i, a, b in zip(clients, first, last, strict=True)]
         own = rows.samples[some]
-        yield _Block(own, loss.score_columns(own), rows.fold_ids[some], clients, first, parts)
+        yield Block(own, loss.score_columns(own), rows.fold_ids[some], clients, first, parts)
 
 
 def _rounding(loss: Loss, rows: FoldedRows, x: Numbers, fold: int = -1) -> Numbers:
     """(n,) the mean over a client's rows, but those of a fold, of what rounding may hide of their losses."""
     found = np.zeros(len(rows.sizes))
-    for block in _blocks(rows, _linear(loss), 1, len(x)):
+    for block in blocks(rows, _linear(loss), 1, len(x)):
         if isinstance(loss, LinearLoss):
             u: Any = loss.of_residuals(block.target, block.design @ x)
             off = of_linear(loss.scalar, u, block.design, x, loss.scalar.tangent(u, np.zeros(())).slope)

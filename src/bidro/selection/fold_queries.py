@@ -23,6 +23,7 @@ from bidro.problem.problem import Problem
 from bidro.risk.inner import Oracle
 from bidro.risk.moments import of_folds
 from bidro.risk.rows_jax import RiskModel
+from bidro.risk.rows_kinked import kinked_risks, known_with_kinks
 from bidro.risk.rows_numpy import curvatures, has_mean_losses, mean_losses, needs_no_search, risks
 from bidro.solvers.bundle.state import Reply as Cut
 
@@ -191,6 +192,22 @@ class FoldCuts(FoldQuery):
         solves = broadcast.x.shape[0]
         empty = jax.tree.map(lambda v: jnp.zeros((solves, *v.shape), v.dtype), shapes)
         return jax.lax.fori_loop(0, broadcast.active, add, empty)
+
+    def client_batch_numpy(self, broadcast: CutsBroadcast, rows: HostData) -> Cut | None:
+        if rows.inner is None or rows.eps is None:
+            return None
+        active, folded = int(broadcast.active), rows.folded
+        x, width, fold, scale = (np.asarray(part)[:active] for part in broadcast[1:])
+        radii = rows.eps[:, None] + scale / np.sqrt(folded.left(fold))
+        if not known_with_kinks(rows.inner, radii):
+            return None
+        each = [
+            Cut.of(kinked_risks(rows.inner, folded, one, eps, over, self.sends_curvature, fold=out))
+            for one, eps, over, out in zip(x, radii.T, width.tolist(), fold.tolist(), strict=True)
+        ]
+        rest = [(0, 0), (0, len(broadcast.x) - active)]
+        parts = (np.stack(part, axis=1) for part in zip(*each, strict=True))
+        return Cut(*(np.pad(part, rest + [(0, 0)] * (part.ndim - 2)) for part in parts))
 
 
 class MomentsBroadcast(NamedTuple):

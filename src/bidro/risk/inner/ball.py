@@ -21,7 +21,7 @@ from bidro.core.sets import WholeSpace
 from bidro.losses import LinearLoss, Softmax, Squared, has_curves
 from bidro.losses.custom import DeclaredLoss
 from bidro.risk.client_rows import ClientRows
-from bidro.risk.inner.problem import Inner, Oracle
+from bidro.risk.inner.problem import Inner, Oracle, TwoClasses
 from bidro.risk.rows_jax import Pass, Point, RiskModel, first_order_pass, moved_pass, still_pass, unmoved_risk
 
 # The search for lambda goes by factors of 16 until it has a bracket, then halves it until the two sides are
@@ -72,11 +72,20 @@ def steepness(inner: Inner, x: Array) -> Array:
     return inner.loss.lipschitz(x, inner.transport.inverse_scale)
 
 
-def can_follow(inner: Inner) -> bool:
-    """Whether kinks can be followed from model to model: there are some, and they stay with their samples."""
+def has_kinks(inner: Inner) -> bool:
+    """Whether risks have kinks: those of the loss, or of labels that change where that pays."""
     loss = inner.loss
-    kinks = isinstance(loss, LinearLoss) and loss.scalar.curvature == math.inf
-    return kinks and has_closed_form(inner)
+    steps = isinstance(loss, LinearLoss) and loss.scalar.curvature == math.inf
+    return steps or inner.reachable_labels is not None
+
+
+def can_follow(inner: Inner) -> bool:
+    """Whether kinks can be followed from model to model: there are some, and features of moved samples stay
+    where they were."""
+    two = TwoClasses.of(inner)
+    straight = inner if two is None else two.inner
+    known = is_lifted(straight) and straight.transport.p == 1
+    return known and isinstance(straight.loss, LinearLoss) and has_kinks(straight)
 
 
 def ball_risk(
@@ -167,6 +176,8 @@ def _searched(
 ) -> RiskModel:
     budget = eps**inner.transport.p
     far = _far_slope(inner)
+    # Kinks are followed on the host alone where labels change (`rows_kinked`).
+    at = at._replace(before=None)
     # No multiplier below this leaves a finite supremum; on a box, any does.
     floor = jnp.zeros(()) if far is None or at.nu is None else far * at.nu
     # Where even the moves at the least price stay within the budget, that is lambda.

@@ -135,7 +135,7 @@ class ExactMWDRO(BaseAlgorithm):
         return State.begun(x, model, target, weights, dual, _FIRST_WIDTH)
 
     def broadcast(self, state: State) -> Broadcast | Following:
-        x, width = np.asarray(state.x), np.asarray(state.smoothing.width)
+        x, width = np.asarray(state.x), np.asarray(0.0 if state.step.sharp else state.smoothing.width)
         if not self.kink_history:
             return Broadcast(x, width)
         return Following.of(x, width, state.smoothing.history, self.kink_history)
@@ -148,7 +148,9 @@ class ExactMWDRO(BaseAlgorithm):
         if rows.ambiguity is None or rows.inner is None:
             return None
         x, width = np.asarray(broadcast.x), float(broadcast.width)
-        found = rows.ambiguity.on_host(rows.inner, rows.samples, rows.sizes, x, width, self.sends_curvature)
+        before = np.asarray(broadcast.before) if isinstance(broadcast, Following) else None
+        about = (rows.inner, rows.samples, rows.sizes, x, width, self.sends_curvature, before)
+        found = rows.ambiguity.on_host(*about)
         return None if found is None else Reply.of(found)
 
     def server(self, state: State, replies: Reply, replied: Array) -> State:
@@ -161,6 +163,10 @@ class ExactMWDRO(BaseAlgorithm):
         state = assessed(state, replies, replied, self.kink_history)
         if not np.all(np.asarray(replied)):
             return state
+        if state.step.sharp:
+            # Then the model is assessed with its kinks smoothed.
+            state = steps.with_lower_bound(state)
+            return state._replace(step=state.step._replace(extra_cut=False, sharp=False))
         if state.t == 1:
             state = steps.proven_as_begun(state)
             if state.finished:
@@ -194,6 +200,8 @@ def assessed(state: State, replies: Reply, replied: Array, kink_history: int = 0
     )
     if len(who) < len(state.dual.alpha):
         return state
+    if state.step.sharp:
+        return _with_best(state, replies)
     state = state._replace(smoothing=state.smoothing.after(state.x, kink_history))
     return _with_centre(_with_best(state, replies), replies, attained, z)
 

@@ -119,6 +119,7 @@ class Step(NamedTuple):
     singly: Indices = np.zeros(0, np.int64)  # the clients that its program held one by one
     predicted: float = 0.0  # by how much the worst mixture of smoothed risks should fall
     extra_cut: bool = False  # whether the model is assessed for its cuts alone
+    sharp: bool = False  # and these are to have the slopes to which kinks are followed, not smoothed ones
 
 
 class Prox(NamedTuple):

@@ -41,6 +41,9 @@ _NARROW, _NARROW_FOLLOWED = 0.35, 0.1
 # What smoothing costs shows if it is more than this share of the gap; nothing helps where the gap stays above
 # the second share of what it was a round ago.
 _SHOWS, _HARDLY = 0.1, 0.9999
+# Where kinks are followed: also where steps promise less than the first share of what smoothing costs. Below
+# the second share of the gap that is wanted, what steps promise and smoothing costs no longer matters.
+_SETTLED_AT_WIDTH, _SHARP = 0.05, 0.5
 # Cuts that neither program has used for this many rounds are dropped.
 _IDLE_ROUNDS = 25
 # Newton's method has done its part where it promises less than this share of the risk.
@@ -145,9 +148,16 @@ def next_model(state: State) -> State:
     cost = centre.merit - model.worst_mixture(centre.attained)
     left, smoothing = state.best.upper - state.dual.bound, state.smoothing
     still = float(np.linalg.norm(move)) <= 1e-15 * float(np.linalg.norm(centre.z))
-    if predicted < cost and (still or cost > _SHOWS * left or left > _HARDLY * smoothing.left):
+    followed = len(smoothing.history) > 0
+    free = followed and state.prox.weight <= 1  # a short step promises little wherever it is
+    if free and not state.finished and predicted + cost <= _SHARP * state.target.gap * state.size:
+        # The optimum is reached, and lines with the slopes that kinks have there are what proves it.
+        smoothing = smoothing._replace(left=left)
+        return state._replace(smoothing=smoothing, step=state.step._replace(extra_cut=True, sharp=True))
+    settled = free and predicted < _SETTLED_AT_WIDTH * cost
+    if predicted < cost and (still or settled or cost > _SHOWS * left or left > _HARDLY * smoothing.left):
         # The centre was judged by other smoothing: it gives way to the next point whatever that is like.
-        width = smoothing.width * (_NARROW_FOLLOWED if len(smoothing.history) else _NARROW)
+        width = smoothing.width * (_NARROW_FOLLOWED if followed else _NARROW)
         centre = centre._replace(merit=np.inf)
         return state._replace(smoothing=smoothing._replace(width=width, left=left), centre=centre)
     state = state._replace(smoothing=smoothing._replace(left=left))
