@@ -260,6 +260,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "risk/oracle.py": ("tests/risk/test_lift.py", "tests/risk/test_oracles.py"),
     "risk/moments.py": ("tests/risk/test_moments.py",),
     "risk/rows_numpy.py": ("tests/risk/test_rows_numpy.py",),
+    "risk/rows_kinked.py": ("tests/risk/test_rows_kinked.py",),
     "risk/rows_curves.py": ("tests/risk/test_rows_curves.py",),
     "solvers/minimax_newton.py": (
         "tests/solvers/test_minimax_newton.py",
