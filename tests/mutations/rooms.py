@@ -500,8 +500,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
                 ("(models / classes)", "(models / columns)"),
             ),
             (
-                "for block in blocks("
-                "rows.by_fold[one], loss, len(wanted) * classes, len(wanted) * columns):",
+                "for block in blocks(rows.by_fold[one], loss, len(wanted) * classes, len(wanted) * columns):",
                 ("(len(wanted) / classes)", "(len(wanted) / columns)"),
             ),
             ("for block in blocks(rows, _linear(loss), 1, len(x)):", ("2", "0")),
