@@ -216,7 +216,7 @@ def test_small_clients_share_one_quantile_and_say_so():
     assert lent.sharing == ("small0",)
     # The rows that were lent are of the mixture that it holds for.
     assert lent.group == ("small0", "big")
-    assert "these and 'big', who lends rows," in lent.promise
+    assert "have it and 'big', who lends rows," in lent.promise
     assert lent.clients["big"] == found.clients["big"]
     assert math.isfinite(lent.any_mixture)
     alone = row_quantiles({"small0": scores["small0"]}, 0.9)

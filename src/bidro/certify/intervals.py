@@ -334,10 +334,15 @@ class RowQuantiles:
                 if lenders
                 else ""
             )
+            one = len(self.sharing) == 1
+            shared = (
+                "has too few for an interval of its own and shares one with others"
+                if one
+                else "have too few for intervals of their own and share one"
+            )
             said.append(
-                f"{listed([repr(name) for name in self.sharing], _MOST_NAMED)} "
-                f"{'has' if len(self.sharing) == 1 else 'have'} too few for intervals of their own and share "
-                f"one, chosen by numbers of rows alone: it holds for mixtures that have these{lent} in the "
+                f"{listed([repr(name) for name in self.sharing], _MOST_NAMED)} {shared}, chosen by numbers of "
+                f"rows alone: it holds for mixtures that have {'it' if one else 'these'}{lent} in the "
                 "proportions of their held-out rows, not at each of them."
             )
         without = [name for name, q in self.clients.items() if math.isinf(q)]
