@@ -341,8 +341,8 @@ class RowQuantiles:
                 else "have too few for intervals of their own and share one"
             )
             said.append(
-                f"{listed([repr(name) for name in self.sharing], _MOST_NAMED)} {shared}, chosen by numbers of "
-                f"rows alone: it holds for mixtures that have {'it' if one else 'these'}{lent} in the "
+                f"{listed([repr(name) for name in self.sharing], _MOST_NAMED)} {shared}, chosen by numbers "
+                f"of rows alone: it holds for mixtures that have {'it' if one else 'these'}{lent} in the "
                 "proportions of their held-out rows, not at each of them."
             )
         without = [name for name, q in self.clients.items() if math.isinf(q)]
