@@ -4,25 +4,30 @@ exact, and then against a site as it is."""
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.optimize import least_squares
+from scipy.optimize import brentq, least_squares, minimize_scalar
 from scipy.special import expit
 from scipy.stats import gamma
 
 from bidro.certify.mean_bounds import betting
 from bidro.certify.rounding import EXACT, step, upwards
+from bidro.data.tables import learn_schema
+from bidro.deploy.agreement.agreement import drafted, written
 from bidro.deploy.messages import queries
+from bidro.deploy.site import answers
+from bidro.deploy.site.config import Site
 from bidro.deploy.site.rows import SiteRows, holdout, training
 from bidro.deploy.site.state import SiteLog
 from bidro.federated.engines.wire import unpack
 from bidro.fit import client_side
 from bidro.fit.questions import Assess, Assessment
 from bidro.problem import worst_case as robust
-from tests.deploy.test_attacks import SEEDS, people, site_with
+from tests.deploy.test_attacks import FEATURES, SEEDS, people, site_with
 from tests.deploy.test_attacks_on_statements import FAR, told_at, with_a_row_far_out
 from tests.deploy.test_site import LEVELS, asked_of
 from tests.small import mostly_slow
 
 # Slopes of models under which the residual of the row that lies far out has a known sign; their intercept.
+BALL = {"kind": "WassersteinBall", "radius": 0.0}
 SLOPES = np.array([[2, -1, 0, 0], [0, 1.5, 2, 0], [0, 0, -2, 1.5], [-1, 0, 0, 2.0]])
 # Two to this power, as a level, clips nothing of that row.
 POWER = 10
@@ -204,3 +209,70 @@ def test_statements_that_were_spared_are_for_later_versions(tmp_path, monkeypatc
     assert [one is not None for one in told] == [True, True, True, True, False]
     monkeypatch.setattr(SiteLog, "reserve", lambda *_: None)
     assert told_at(site, np.ones(5), "opened", 30)[0] is not None
+
+
+def risk_with_one_row_stopped(row, radius, model, plan, mean_square, rows):
+    """The worst mean square over a ball when all rows move freely but this one, which the bounds stop: inf
+    over lambda of lambda r^2 + mean square lambda / (lambda - kappa), less what is taken from it."""
+    slopes, price_of = np.append(model[:-1], -1.0), np.asarray(plan.transport.scale) ** 2
+    kappa, residual = np.sum(slopes**2 / price_of), row @ slopes + model[-1]
+
+    def stopped(price):
+        def moved(mu):
+            return np.clip(
+                np.sign(residual) * mu * slopes / price_of, plan.box.lower - row, plan.box.upper - row
+            )
+
+        def beyond(mu):
+            return price * mu - abs(residual + moved(mu) @ slopes)
+
+        by = moved(brentq(beyond, 0.0, 2 * abs(residual) / (price - kappa)))
+        return (residual + by @ slopes) ** 2 - price * np.sum(price_of * by**2)
+
+    def value(log_above):
+        price = kappa * (1 + np.exp(log_above))
+        free = price / (price - kappa)
+        return price * radius**2 + mean_square * free + (stopped(price) - residual**2 * free) / rows
+
+    return minimize_scalar(value, bounds=(-6.0, 6.0), method="bounded", options={"xatol": 1e-13}).fun
+
+
+def cell_from_risks(folder):
+    """How far an estimate of one cell of the row that lies farthest is from it: by who has second moments,
+    knows what else is in that row, and is told a risk over a ball on the declared support."""
+    table = people(0, False, 300)
+    table.loc[0] = [6.5, -1.0, 1.0, 0.5, -2.0]
+    bounds = {**dict.fromkeys(FEATURES, (-8.0, 8.0)), "y": (-25.0, 25.0)}
+    options = {"hold_out": 0.0, "personal": "none", "curves": "none", "metric": "joint"}
+    schema = learn_schema(table.assign(site="east"), "site", "y", None, None, "refuse")
+    folder.mkdir()
+    (folder / "schema.toml").write_text(written(drafted(schema, table, bounds, options, release="moments")))
+    table.to_csv(folder / "east.csv", index=False)
+    (folder / "site.toml").write_text('client = "east"\ndata = "east.csv"\nschema = "schema.toml"\n')
+    site = Site.read(folder / "site.toml")
+    here = training(site, SiteRows.load(site)).host_rows
+    row, none = here[np.argmax(here[:, 0])], np.zeros(0)
+    model, radius, plan = np.array([2.0, 0, 0, 0, 0.5]), 0.6, SiteRows.load(site).protocol
+    radii = np.full(len(plan.levels), radius)
+    said, reply = asked_of(
+        site, "assess", Assess(model, radii, np.zeros((0, 5)), np.ones(()), none, none), ambiguity=BALL
+    )
+    assert said is None
+    told = unpack(reply, Assessment)
+
+    def off(cell):
+        guess = np.append(cell, row[1:])
+        return (
+            risk_with_one_row_stopped(guess, radius, model, plan, float(told.loss), len(here))
+            - told.robust[0]
+        )
+
+    grid = np.linspace(3.0, 7.9, 200)
+    return abs(grid[np.argmin(np.abs([off(cell) for cell in grid]))] - row[0])
+
+
+def test_a_risk_on_a_declared_support_told_a_cell_of_the_row_next_to_its_bounds(tmp_path, monkeypatch):
+    """It is above the closed form without bounds by what these take from that row alone."""
+    assert cell_from_risks(tmp_path / "site") > 0.3
+    monkeypatch.setattr(answers, "_coarse", lambda protocol, x, risks, people: risks)
+    assert cell_from_risks(tmp_path / "exact") < 0.05

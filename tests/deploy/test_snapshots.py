@@ -31,7 +31,7 @@ _RUNS = count()
 def people(seed, rows, first=0):
     """One row each, of people first, first + 1, ..."""
     rng = np.random.default_rng((seed, first))
-    u, v, w = rng.normal(size=(3, rows))
+    u, v, w = rng.normal(size=(3, rows)).round(9)
     ward, y = rng.choice(["a", "b"], rows), u - v + rng.normal(size=rows)
     return pd.DataFrame({"u": u, "v": v, "w": w, "ward": ward, "y": y, "who": np.arange(first, first + rows)})
 

@@ -34,7 +34,7 @@ from bidro.ambiguity import Penalty, WassersteinBall
 from bidro.certify.held_out import ClientBound
 from bidro.certify.intervals import Calibration, row_scores, tells_of_rows
 from bidro.certify.out_of_sample import largest_loss
-from bidro.certify.rounding import Rounding, among_people
+from bidro.certify.rounding import Rounding, among_people, step, upwards
 from bidro.certify.row_promise import SHARE
 from bidro.certify.statements import CLIP, CertifiedModel, LossLimits, RowLosses, client_report
 from bidro.core.arrays import Floats
@@ -249,23 +249,40 @@ def _own(found: T) -> T:
 def _assessment(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     """How the model does on the training rows; the site makes its personal model, if it is to have one."""
     protocol, here, message = request.protocol, training(site, rows), request.message
-    problem = replace(protocol.problem(here), ambiguity=request.ambiguity)
+    problem, over = replace(protocol.problem(here), ambiguity=request.ambiguity), ~holdout(site, rows)
     if message.radii.size:
         message = message._replace(reference=protocol.reference)
     used = _used(protocol, here, message)
     found = _own(client_side.assessment(problem, protocol.box, message, used))
     _keep_personal(site, request, used)
-    return found, draws(~holdout(site, rows), rows.people)
+    if message.radii.size:
+        found = found._replace(robust=_coarse(protocol, message.x, found.robust, draws(over, rows.people)))
+    return found, draws(over, rows.people)
+
+
+def _coarse(protocol: QueryPlan, x: Floats, risks: Floats, people: int) -> Floats:
+    """Risks (levels,) over balls, upwards to a quarter of what one person adds at most. The bounds of the
+    support stop the worst case of the rows that lie next to them: what a risk is below the one without
+    bounds, which follows from second moments, may be one row's."""
+    largest = _largest(protocol, x)
+    assert largest is not None
+    width = step(np.array([largest]), people)
+    return np.array([min(upwards(risk, width), largest) for risk in risks])
+
+
+def _largest(protocol: QueryPlan, x: Floats) -> float | None:
+    """The largest loss on the agreed support; None without one."""
+    if protocol.box is None:
+        return None
+    declared = Federation.elsewhere({"site": 1}, protocol.columns, protocol.box)
+    return largest_loss(protocol.problem(declared), np.asarray(x))
 
 
 def _bounds(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     """Of the held-out rows, by what was fixed before anybody looked at them."""
     protocol, fixed, kept = request.protocol, request.message, _held_out(site, rows)
     fresh = rows.in_units(site.client, kept)
-    x, largest = np.asarray(fixed.x), None
-    if protocol.box is not None:
-        declared = Federation.elsewhere({site.client: 1}, protocol.columns, protocol.box)
-        largest = largest_loss(protocol.problem(declared), x)
+    x, largest = np.asarray(fixed.x), _largest(protocol, fixed.x)
     if (largest is None) != (fixed.largest.size == 0):
         raise PolicyViolationError("the largest loss follows from the support that was agreed on.")
     here = training(site, rows)

@@ -28,6 +28,7 @@ from bidro.deploy.site.disclosure.known_rows import (
     copies_in_words,
     joined_rows,
     row_contents,
+    to_digits,
     version_of,
 )
 from bidro.deploy.site.disclosure.memory import Demanded, Releases, RowMemory
@@ -107,7 +108,9 @@ class SiteRows:
         people = None if labels is None else label_ids(labels)
         order, ids = arranged(np.zeros(len(target), np.int64), features, target, people)
         own = None if people is None else people[order]
-        return cls(agreed, features[order], target[order], ids[order], own, contents[order])
+        # Rows are dealt as `bidro fit` deals them, by all digits; nothing else is known of these.
+        numbers = to_digits(features[order]), to_digits(target[order])
+        return cls(agreed, *numbers, ids[order], own, contents[order])
 
 
 @lru_cache(maxsize=8)

@@ -1,7 +1,8 @@
 """By what a site knows a row and a person again: keyed hashes, which tell nothing to who has not the key.
 
-A row is known by its numbers, rounded to eight digits but for whole ones, so that a table that was written
-with fewer digits is the same, by its person where people are named, and by which copy of the same it is. A
+A row is known by its numbers, by its person where people are named, and by which copy of the same it is.
+Numbers are those to twelve digits (`to_digits`), which is all that anything is computed of at a site: a table
+that was computed or written anew, so that last digits differ, is the same, and so are all sums over it. A
 person is known by its label, whatever the other columns are; where none is named, every different row is a
 person: copies of one row tell of that row alone, however many there are.
 
@@ -29,8 +30,10 @@ from bidro.data.tables import Schema
 from bidro.deploy.site.disclosure.rules import Ids, rarest_value
 from bidro.deploy.site.state import SiteState
 
-# Binary digits of a number by which a row is known.
-_DIGITS = 27
+# Decimal digits of a number that a site uses.
+_DIGITS = 12
+# Powers of ten, each the nearest number to it, from 10^-308 on.
+_TENS = np.array([float(f"1e{k}") for k in range(-308, 309)])
 # Rows by which a column is seen to have more than two values, as a rule.
 _FEW = 256
 # And to have many.
@@ -164,7 +167,7 @@ class KnownRows:
 
     def _content(self, part: slice) -> NDArray[np.uint64]:
         """64 bits from the numbers and the person of some of the rows."""
-        whole = rounded(np.column_stack([self.features[part], self.target[part]]))
+        whole = np.column_stack([self.features[part], self.target[part]]) + 0.0  # without a sign of 0
         if self.named_people is not None:
             whole = np.column_stack([whole, self.named_people[part].view(np.float64)])
         return _hashed(whole, self.key)
@@ -189,12 +192,27 @@ def joined_rows(features: Floats, target: Floats, wanted: NDArray[Any]) -> Float
     return found
 
 
-def rounded(numbers: Floats) -> Floats:
-    """Numbers to the digits by which a row is known, without a sign of 0; whole ones as they are: of a time
-    in seconds since 1970, which varies by far less than it is, the first eight digits say little."""
-    mantissa, exponent = np.frexp(numbers)
-    found = np.ldexp(np.rint(np.ldexp(mantissa, _DIGITS)), exponent - _DIGITS)
-    return np.asarray(np.where(np.rint(numbers) == numbers, numbers, found) + 0.0)
+def to_digits(numbers: Floats) -> Floats:
+    """Numbers to twelve decimal digits: one that has no more, as nearly all that are recorded, is as it is,
+    and so are whole numbers, of which a time in seconds has ten that never change.
+
+    By the same numbers a row is known and summed. Were it known by fewer digits than it is summed with, one
+    cell whose last digit changes would be the difference of two sums over the "same" rows, and with it, by
+    the products, its whole row.
+    """
+    found = np.empty_like(numbers)
+    for begin in range(0, len(numbers), _TOGETHER):
+        own = numbers[begin : begin + _TOGETHER]
+        _, binary = np.frexp(own)
+        # Of 10^k <= |number| < 10^(k + 1), up to one: one digit more is no harm.
+        k = np.floor((binary - 1) * np.log10(2.0)).astype(np.int64)
+        away = np.clip(k - (_DIGITS - 1), -308, 308)
+        small = away < 0
+        # Whole powers of ten are exact, up to the 22nd: the quotient is the nearest number to its digits.
+        up, down = _TENS[308 - np.where(small, away, 0)], _TENS[308 + np.where(small, 0, away)]
+        kept = np.rint(own * up / down) / up * down
+        found[begin : begin + _TOGETHER] = np.where(np.rint(own) == own, own, kept) + 0.0
+    return found
 
 
 def _hashed(rows: NDArray[np.generic], key: bytes) -> NDArray[np.uint64]:

@@ -99,7 +99,7 @@ from bidro.deploy.site.disclosure.cells import (
     within,
 )
 from bidro.deploy.site.disclosure.information import NEVER, SAMPLE, Information, Some, require_none_outweighs
-from bidro.deploy.site.disclosure.known_rows import KnownRows, rounded
+from bidro.deploy.site.disclosure.known_rows import KnownRows
 from bidro.deploy.site.disclosure.rules import (
     FEW_WITHOUT_NEW_ROWS,
     MANY,
@@ -278,6 +278,12 @@ _NO_PEOPLE = (
     "its site.toml)."
 )
 
+_OTHER_PEOPLE = (
+    "most people of its table are new, and most of those that another study used are gone: either they have "
+    "other labels now, and who compares the two sums would see who has come beside them, or they are other "
+    "people; give people the labels that they had, or, for a table of other people, give this site another "
+    "folder (state in its site.toml)."
+)
 _CHANGED = (
     "its column '{name}' was used in another study, and is not known to be for the same people what it was "
     "then: who compares the two sums would see what has changed; use the table as it was, or agree on a "
@@ -350,6 +356,10 @@ def people_after(before: People, known: KnownRows, labels: Ints, needed: Ints, m
     inside = labels != OUTSIDE
     hashes, first, of_row = np.unique(known.people[inside], return_index=True, return_inverse=True)
     here, everybody, new = placed(before.hashes, hashes)
+    if before.studies and known.coding not in before.studies:
+        gone = ~np.isin(before.hashes, known.people)
+        if 2 * len(new) > len(hashes) and 2 * gone.sum() > len(gone):
+            raise PolicyViolationError(_OTHER_PEOPLE)
     sets = np.full(len(everybody), OUTSIDE, np.int64)
     sets[here] = labels[inside][first]
     now = refined(np.concatenate([before.classes, np.full(len(new), -1, np.int64)]), sets)
@@ -465,7 +475,7 @@ def _digests(
         digest = np.zeros(n * _PARTS, np.uint64)
         if len(people):
             mixed = people  # a secret of the site's, so that a plain mix of bits tells nobody anything
-            for part in np.ascontiguousarray(rounded(values[inside][order]).T):
+            for part in np.ascontiguousarray(values[inside][order].T + 0.0):
                 mixed = scrambled(mixed, part.view(np.uint64))
             with np.errstate(over="ignore"):
                 digest[cells] = np.add.reduceat(mixed, first)
@@ -684,6 +694,7 @@ class RowMemory:
         gone = ~np.isin(memory.hashes, known.hashes)
         named = known.named_people is not None
         changed = np.isin(known.people, memory.people[gone]) if named else none
+        changed = changed | np.isin(known.people, known.people[renamed(memory, known)])
         atoms, beside = memory.partitions["rows"].atoms, none.copy()
         beside[before] = np.isin(atoms[here[before]], np.unique(atoms[gone]))
         told = memory.people if everybody is None else everybody.hashes
@@ -707,6 +718,8 @@ class RowMemory:
         gone = ~np.isin(memory.hashes, known.hashes)
         if len(new) and gone.any():
             _require_others(known, new, memory.people[gone])
+        if renamed(memory, known)[new].any():
+            raise PolicyViolationError(_RENAMED)
         bent = {} if curved is None else curved.knots
         stretches = names_of(joined(known_knots(memory.names), bent))
         bends = "sums" in sets and not set(stretches) <= set(memory.names)
@@ -849,6 +862,27 @@ class RowMemory:
         parameters = demanded.parameters if curved is None else max(demanded.parameters, curved.parameters)
         told = _some_rows(known, one, knots)(slice(None))
         return Information.of(whole, told).needed(parameters, each)
+
+
+_RENAMED = (
+    "people that earlier runs used are in its table under other labels, by rows that nobody else has had: "
+    "who compares the two sums would see who has come beside them; give people the labels that they had."
+)
+
+
+def renamed(memory: Memory, known: KnownRows) -> NDArray[np.bool_]:
+    """(N,) which rows of the table one other person alone has had in sums: that of a label that is new is
+    the same person's under another one, or a copy of it. Where few people share what they have, as of answers
+    of 0 and 1, it may be somebody else, and nobody can tell."""
+    none = np.zeros(len(known.target), bool)
+    if known.named_people is None or not len(memory.patterns):
+        return none
+    _, first = np.unique(scrambled(memory.patterns, memory.people), return_index=True)
+    patterns, at, people = np.unique(memory.patterns[first], return_index=True, return_counts=True)
+    owner = memory.people[first][at]
+    place = np.minimum(np.searchsorted(patterns, known.patterns), len(patterns) - 1)
+    same = (patterns[place] == known.patterns) & (people[place] == 1)
+    return np.asarray(same & (owner[place] != known.people))
 
 
 def _require_others(known: KnownRows, new: NDArray[np.intp], gone: NDArray[np.uint64]) -> None:
