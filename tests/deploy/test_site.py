@@ -15,7 +15,7 @@ from bidro.certify.rounding import among_people
 from bidro.core.errors import BidroError
 from bidro.core.splits import choose_holdout, key_of_seed
 from bidro.data.federation import Federation
-from bidro.data.tables import learn_schema
+from bidro.data.tables import learn_schema, read_one
 from bidro.deploy.agreement.agreement import Agreement, AskLimits, Unit, written
 from bidro.deploy.site.config import KEYS, Site
 from bidro.deploy.site.rows import SiteRows, site_log, table_id, training
@@ -25,6 +25,7 @@ from bidro.deploy.site.state import KEY_FILE, write_key
 from bidro.federated.engines.coordinator import Nothing
 from bidro.federated.engines.wire import described, header_of, pack, unpack
 from bidro.fit.questions import Assess, HoldoutBounds, HoldoutQuery, Prepared
+from bidro.model.model_file import target_numbers
 from bidro.model.personal_file import FILE as PERSONAL_FILE
 from bidro.model.personal_file import personal_models_in
 from bidro.solvers.bundle.state import Following, Reply
@@ -81,9 +82,10 @@ def asked_of(site, question, message=None, **changes):
 
 def parts_of(site, hold_out=0.25):
     """(training rows, held-out rows), features first."""
-    rows = SiteRows.load(site)
-    kept = choose_holdout(np.full(len(rows.target), "east"), rows.features, rows.target, hold_out, 0)
-    whole = np.column_stack([rows.features, rows.target])
+    table, agreed = read_one(site.data), Agreement.read(site.schema)
+    features, target = agreed.schema.matrix(table), target_numbers(agreed.schema, table)
+    kept = choose_holdout(np.full(len(table), "east"), features, target, hold_out, 0)
+    whole = np.column_stack([features, target])
     return whole[~kept], whole[kept]
 
 
