@@ -16,7 +16,6 @@ from safetensors.numpy import load
 
 import bidro
 from bidro.core.errors import BidroError
-from bidro.deploy.messages.plan import STEPS, padded
 from bidro.deploy.server.serve import run_job
 from bidro.deploy.site.config import Site
 from bidro.deploy.site.disclosure.rules import PolicyViolationError
@@ -25,7 +24,7 @@ from bidro.deploy.site.session import reply_of
 from bidro.deploy.site.snapshot import snapshot
 from bidro.federated.engines.coordinator import InMemory, Nothing, Policy
 from bidro.federated.engines.wire import described, header_of, pack, unpack
-from bidro.fit.questions import KnotQuery, KnotReply, Prepared
+from bidro.fit.questions import Prepared, Segments
 from bidro.selection.fold_queries import (
     CutsBroadcast,
     FoldCuts,
@@ -179,16 +178,14 @@ class Server:
         their agreed centre, which features the columns are of)."""
         of_lines = self.rows.protocol
         k = len(of_lines.wanted.most)
-        places = tuple((STEPS // 2,) if j in bent else () for j in range(k))
-        most = max(of_lines.wanted.most) - 1
-        bend = KnotQuery(padded(places, most))
-        borne = self.ask("bends", bend, KnotReply, folds=folds).segments
-        if any(borne[j] < 2 for j in bent):
+        segments = [2 if j in bent else 1 for j in range(k)]
+        borne = self.ask("segments", Nothing(), Segments, folds=folds).segments
+        if np.any(borne < segments):
             self.refused.append("these curves are not borne")
             raise NotToldError(self.refused[-1])
-        curved = of_lines.at(places)
-        said = {"places": [list(own) for own in places], "smoothing": 0.0}
-        return self.by_gradients(folds, curved, curves=said)[0], curved.basis_of(places).feature
+        curved = of_lines.at(segments)
+        said = {"segments": segments, "smoothing": 0.0}
+        return self.by_gradients(folds, curved, curves=said)[0], curved.loss.basis.feature
 
     def over_all(self):
         """[Sums over all training rows], from one reply with second moments or from d + 1 gradients; [] where

@@ -1,7 +1,6 @@
-"""A server that names knots to isolate rows: each attack where it works, from the moments of the columns of
-curves alone, and then against a site as it is."""
+"""Knots that isolate rows: each attack where it works, from the moments of the columns of curves alone, and
+then against a site as it is: knots are agreed on, and a server chooses how many of them it asks about."""
 
-from dataclasses import replace
 from itertools import count, pairwise
 
 import numpy as np
@@ -11,21 +10,19 @@ import pytest
 import bidro
 from bidro.data.splines import Basis
 from bidro.data.tables import learn_schema
-from bidro.deploy.agreement.agreement import Agreement, written
-from bidro.deploy.messages.plan import PARTS, STEPS, QueryPlan, padded
-from bidro.deploy.site.disclosure import memory as releases
-from bidro.deploy.site.disclosure.memory import LOOKS, Releases
+from bidro.deploy.agreement.agreement import Agreement, Unit, written
+from bidro.deploy.site.disclosure.memory import Releases
 from bidro.deploy.site.disclosure.rules import PolicyViolationError
 from bidro.deploy.site.rows import SiteRows, fold_ids_by_count, holdout, known_rows, table_id
 from bidro.deploy.site.session import reply_of
 from bidro.deploy.site.snapshot import snapshot
 from bidro.federated.engines.coordinator import Nothing
 from bidro.federated.engines.wire import described, header_of, pack, unpack
-from bidro.fit.questions import KnotQuery, KnotReply, Places
+from bidro.fit.questions import Segments
 from bidro.losses import Squared
 from bidro.risk.moments import of_clients
 from bidro.selection.fold_queries import FoldMoments
-from tests.deploy.test_site import UNITS, site_at
+from tests.deploy.test_site import site_at
 
 _RUNS = count()
 AUTO = {"curves": "auto", "hold_out": 0.0}
@@ -106,43 +103,56 @@ def query(site, question, message=None, **more):
     return header_of(reply).get("refused"), reply
 
 
-def borne(site, *places, folds=2):
-    """How many segments of a feature, at the most, a site bears of curves that bend at these places."""
-    said, reply = query(site, "bends", KnotQuery(padded(places, 15)), folds=folds)
+def site_with(folder, table, u=None, v=None, person=None, hold_out=0.0, **parts):
+    """A site with these rows, by an agreement whose units put knots where they are wanted: at one value of a
+    feature, or at two and between them."""
+    units, curves = {"y": Unit(3.0, 1.5)}, {}
+    for name, at, usual in (("u", u, Unit(1.0, 2.0)), ("v", v, Unit(-2.0, 0.5))):
+        low, high = at if isinstance(at, tuple) else (at, at)
+        # Of four segments of a normal column the outer knots are at its quartiles.
+        spread = usual.spread if low == high else (high - low) / 2 / 0.6744897501960817
+        units[name] = usual if at is None else Unit((low + high) / 2, spread)
+        curves[name] = "none" if at is None else 2 if low == high else 4
+    site = site_at(folder, table.drop(columns="who", errors="ignore"), **parts)
+    schema = learn_schema(table.assign(site="east"), "site", "y", None, None, "refuse", person)
+    training = {"curves": curves, "hold_out": hold_out}
+    site.schema.write_text(written(Agreement.of(schema, units, None, training, release="moments")))
+    table.to_csv(site.data, index=False)
+    return site
+
+
+def borne(site, folds=2):
+    """How many segments of each feature a site bears."""
+    said, reply = query(site, "segments", folds=folds)
     assert said is None, said
-    return int(unpack(reply, KnotReply).segments.max())
+    return unpack(reply, Segments).segments.astype(int).tolist()
 
 
-def round_about(site, *places, folds=2):
-    """(why not, the moments) of a round about curves that bend at these places."""
+def round_about(site, *segments, folds=2):
+    """(why not, the moments) of a round about curves of so many segments."""
     algorithm, like = FoldMoments(), FoldMoments.broadcast_type()
     said, reply = query(
         site, "round", like, folds=folds, seed=0, algorithm=described(algorithm), ambiguity=NO_RADIUS,
-        curves={"places": [list(own) for own in places], "smoothing": 0.0},
+        curves={"segments": list(segments), "smoothing": 0.0},
     )  # fmt: skip
     return said, None if said else unpack(reply, FoldMoments.reply_type)
 
 
-def place_of(site, column, value):
-    """The last place of the public grid below a value."""
-    return int(np.searchsorted(QueryPlan(SiteRows.load(site).agreed).grid[column], value)) - 1
-
-
 def test_knots_around_one_row_are_not_borne_and_moments_of_them_are_refused(tmp_path):
     table = people()
-    table = table[~table["u"].between(1.4, 2.6)]
+    table = table[~table["u"].between(1.4, 2.6)].reset_index(drop=True)
     table.loc[len(table)] = {"u": 2.03, "v": -1.4, "y": 3.21}
-    site = site_at(tmp_path, table.reset_index(drop=True), AUTO)
-    around = (place_of(site, 0, 1.9), place_of(site, 0, 2.3))
-    assert borne(site, around, ()) < 3
-    said, _ = round_about(site, around, ())
-    assert said == "it was asked about curves whose knots it has not been asked about before."
-    # With enough rows on both sides the same question is answered.
-    apart = (place_of(site, 0, 0.0), place_of(site, 0, 3.0))
-    assert borne(site, apart, ()) == 3
-    said, reply = round_about(site, apart, ())
-    assert said is None
-    assert reply.around.shape == (2, 5, 5)
+    site = site_with(tmp_path, table, u=(1.9, 2.3))
+    assert borne(site) == [2, 1]
+    said, _ = round_about(site, 4, 1)
+    assert said == "it was asked about curves of more segments than its rows bear."
+    # With enough rows between them, or none, the same question is answered.
+    for place, (rows, knots) in enumerate([(table, (0.0, 3.0)), (table[:-1], (1.9, 2.3))]):
+        apart = site_with(tmp_path, rows, u=knots, state=tmp_path / str(place))
+        assert borne(apart) == [4, 1]
+        said, reply = round_about(apart, 4, 1)
+        assert said is None
+        assert reply.around.shape == (2, 6, 6)
 
 
 def test_a_row_far_beyond_the_others_of_its_segment_is_not_its_column(tmp_path):
@@ -158,81 +168,41 @@ def test_a_row_far_beyond_the_others_of_its_segment_is_not_its_column(tmp_path):
     u = 2.95 + np.sqrt(n * second[above, above])
     y = n * second[above, -1] / (u - 2.95)
     assert (u, y) == (pytest.approx(row["u"], abs=0.1), pytest.approx(row["y"], abs=0.5))
-    site = site_at(tmp_path, table, AUTO)
-    assert borne(site, (place_of(site, 0, 2.95),), ()) == 1
-    without = site_at(tmp_path, table[:-1], AUTO, state=tmp_path / "without")
-    assert borne(without, (place_of(without, 0, 2.95),), ()) == 2
+    assert borne(site_with(tmp_path, table, u=2.95)) == [1, 1]
+    assert borne(site_with(tmp_path, table[:-1], u=2.95, state=tmp_path / "without")) == [2, 1]
 
 
-def test_a_round_about_other_knots_is_refused_without_a_look(tmp_path):
-    """The sentence is the same whether the site would bear them or not."""
-    site = site_at(tmp_path, people(), AUTO)
-    fine, bad = (place_of(site, 0, 0.0),), (place_of(site, 0, 4.999),)
-    assert round_about(site, fine, ()) == round_about(site, bad, ())
-    assert "not been asked about before" in round_about(site, fine, ())[0]
-
-
-def test_every_fold_has_no_rows_or_enough_in_a_segment(tmp_path):
-    table, places = people(), None
-    site = site_at(tmp_path, table, AUTO)
-    rows, fold_ids = SiteRows.load(site), fold_ids_by_count(site, SiteRows.load(site))
-    grid = QueryPlan(rows.agreed).grid[0]
-    # The first place below which there are ten of all rows, and not of each of five folds.
-    for place, edge in enumerate(grid):
-        below = rows.features[:, 0] < edge
-        counts = np.bincount(fold_ids[5][below], minlength=5)
-        if below.sum() >= 2 * 10 + 5 and counts.min() < 10 and np.bincount(fold_ids[2][below]).min() >= 10:
-            places = (place,)
-            break
-    assert places is not None
-    assert borne(site, places, (), folds=5) == 1
-    assert borne(site, places, (), folds=2) > 1
-
-
-def outermost(site, column, first):
-    """Where the outermost value of a column lies, by looks at single knots from `first` on; each halves what
-    is left, if knots are borne beyond which no row lies."""
-    low, high = first, STEPS
-    while high - low > 1:
-        middle = (low + high) // 2
-        places = [(), ()]
-        places[column] = (middle,)
-        low, high = (low, middle) if borne(site, *places) > 1 else (middle, high)
-    return QueryPlan(SiteRows.load(site).agreed).grid[column][high]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_looks_do_not_find_the_outermost_row(seed, tmp_path, monkeypatch):
-    """A knot was borne where no row lies beyond it and not where one does: six looks a feature told where the
-    outermost row is, and of one that is outermost in every feature all of them."""
-    rng = np.random.default_rng(seed)
-    table = pd.DataFrame({"u": rng.normal(1.0, 2.0, 600), "v": rng.normal(-2.0, 0.5, 600)})
-    table.loc[7] = [8.7, -0.11]
-    table["y"] = table["u"] + rng.normal(size=600)
-    for opened in (True, False):
-        site = site_at(tmp_path, table, AUTO, state=tmp_path / str(opened))
-        with monkeypatch.context() as before:
-            if opened:
-                before.setattr(releases, "rows_inside", lambda *_: [10])
-            first = place_of(site, 0, 7.5), place_of(site, 1, -0.5)
-            found = [outermost(site, column, first[column]) for column in (0, 1)]
-        away = np.abs(np.array(found) - table.loc[7, ["u", "v"]].to_numpy()) / [2.0, 0.5]
-        assert (away.max() < 0.1) == opened
-
-
-def test_two_curves_at_once_have_no_rows_or_enough(tmp_path):
-    """Each segment has hundreds of rows; in one corner of the two features there are three."""
+def test_a_round_about_more_segments_is_refused_without_a_look(tmp_path):
+    """The sentence is the same whether the site would bear them or not: of two features with three rows in
+    one corner each may bend, and a site says which."""
     table = people(1200)
     corner = (table["u"] > 1.0) & (table["v"] > -2.0)
     table = table[~corner | (np.cumsum(corner) <= 3)].reset_index(drop=True)
-    site = site_at(tmp_path, table, AUTO)
-    u, v = (place_of(site, 0, 1.2),), (place_of(site, 1, -1.9),)
-    assert borne(site, u, ()) > 1
-    assert borne(site, (), v) > 1
-    said, reply = query(site, "bends", KnotQuery(padded((u, v), 15)), folds=2)
-    assert said is None
-    assert unpack(reply, KnotReply).segments.tolist() == [2, 1]
-    assert "not been asked about before" in round_about(site, u, v)[0]
+    assert borne(site_with(tmp_path, table, u=1.2)) == [2, 1]
+    assert borne(site_with(tmp_path, table, v=-1.9)) == [1, 2]
+    site = site_with(tmp_path, table, u=1.2, v=-1.9)
+    assert borne(site) == [2, 1]
+    both, other = round_about(site, 2, 2)[0], round_about(site, 1, 2)[0]
+    assert both == other == "it was asked about curves of more segments than its rows bear."
+    assert round_about(site, 2, 1)[0] is None
+
+
+def test_every_fold_has_no_rows_or_enough_in_a_segment(tmp_path):
+    table = people()
+    site = site_with(tmp_path, table)
+    rows, fold_ids = SiteRows.load(site), fold_ids_by_count(site, SiteRows.load(site))
+    # The first knot below which there are ten of all rows, and not of each of five folds.
+    found = None
+    for knot in np.linspace(-2.9, 5.0, 200):
+        below = rows.features[:, 0] < knot
+        counts = np.bincount(fold_ids[5][below], minlength=5)
+        if below.sum() >= 2 * 10 + 5 and counts.min() < 10 and np.bincount(fold_ids[2][below]).min() >= 10:
+            found = float(knot)
+            break
+    assert found is not None
+    site = site_with(tmp_path, table, u=found)
+    assert borne(site, folds=5) == [1, 1]
+    assert borne(site, folds=2) == [2, 1]
 
 
 def test_a_level_in_a_stretch_is_had_by_no_row_or_by_enough(tmp_path):
@@ -240,38 +210,36 @@ def test_a_level_in_a_stretch_is_had_by_no_row_or_by_enough(tmp_path):
     table["v"] = np.where(np.arange(len(table)) % 2, 1.0, 0.0)  # a column of two values
     few = (table["u"] > 2.0) & (table["v"] == 1.0)
     table = table[~few | (np.cumsum(few) <= 3)].reset_index(drop=True)
-    site = site_at(tmp_path, table, AUTO)
-    assert borne(site, (place_of(site, 0, 2.2),), ()) == 1
-    assert borne(site, (place_of(site, 0, -1.0),), ()) > 1
+    assert borne(site_with(tmp_path, table, u=2.2)) == [1, 1]
+    assert borne(site_with(tmp_path, table, u=-1.0)) == [2, 1]
 
 
-def test_knots_of_two_runs_that_differ_by_a_little_are_not_answered_together(tmp_path):
+def test_knots_of_two_agreements_that_differ_by_a_little_are_not_answered_together(tmp_path):
     """(v - k)+ and (v - k')+ tell of the rows between k and k'."""
-    site = site_at(tmp_path, people(), AUTO)
-    first = place_of(site, 0, 1.0)
-    assert borne(site, (first,), ()) > 1
-    assert round_about(site, (first,), ())[0] is None
-    grid = QueryPlan(SiteRows.load(site).agreed).grid[0]
-    between = people()["u"].between(grid[first], grid[first + 1]).sum()
-    assert 0 < between < 20
-    assert borne(site, (first + 1,), ()) == 1
-    assert "not been asked about before" in round_about(site, (first + 1,), ())[0]
-    assert borne(site, (first + 20,), ()) > 1
-    # The knots of an earlier run, and fewer of them, are answered again.
-    assert borne(site, (first,), ()) > 1
-    assert round_about(site, (first,), ())[0] is None
+    table = people()
+    site = site_with(tmp_path, table, u=1.0)
+    assert borne(site) == [2, 1]
+    assert round_about(site, 2, 1)[0] is None
+    assert 0 < table["u"].between(1.0, 1.1).sum() < 20
+    site = site_with(tmp_path, table, u=1.1)
+    assert borne(site) == [1, 1]
+    assert "more segments than its rows bear" in round_about(site, 2, 1)[0]
+    assert borne(site_with(tmp_path, table, u=2.0)) == [2, 1]
+    # The knots of an earlier run are answered again.
+    site = site_with(tmp_path, table, u=1.0)
+    assert borne(site) == [2, 1]
+    assert round_about(site, 2, 1)[0] is None
 
 
 def test_a_new_table_is_held_to_the_knots_of_earlier_runs(tmp_path):
     """Twenty new rows, which lines would be answered for: in a segment three of them."""
     table = people()
-    site = site_at(tmp_path, table, AUTO)
-    first = place_of(site, 0, 1.0)
-    assert borne(site, (first,), ()) > 1
-    assert round_about(site, (first,), ())[0] is None
+    site = site_with(tmp_path, table, u=1.0)
+    assert borne(site) == [2, 1]
+    assert round_about(site, 2, 1)[0] is None
     new = people(20, seed=1)
     new["u"] = np.where(np.arange(20) < 3, 2.0 + 0.01 * np.arange(20), -1.0 - 0.01 * np.arange(20))
-    site_at(tmp_path, pd.concat([table, new], ignore_index=True), AUTO)
+    site = site_with(tmp_path, pd.concat([table, new], ignore_index=True), u=1.0)
     assert asked_to_prepare(site) is None
     rows = SiteRows.load(site)
     assert len(snapshot(site, rows).target) == len(table) == len(rows.target) - 20  # the new rows wait
@@ -291,12 +259,13 @@ def asked_to_prepare(site):
 
 def test_rows_kept_out_count_too(tmp_path):
     """Mean losses over them are told, at models of which one segment may be all."""
-    site = site_at(tmp_path, people(), {**AUTO, "hold_out": 0.1})
+    table = people()
+    site = site_with(tmp_path, table, hold_out=0.1)
     rows = SiteRows.load(site)
-    kept, grid = rows.features[holdout(site, rows), 0], QueryPlan(rows.agreed).grid[0]
-    place = int(np.searchsorted(grid, np.sort(kept)[5]))
-    assert (rows.features[:, 0] < grid[place]).sum() >= 40
-    assert borne(site, (place,), ()) == 1
+    kept = np.sort(rows.features[holdout(site, rows), 0])
+    knot = float((kept[4] + kept[5]) / 2)
+    assert (rows.features[:, 0] < knot).sum() >= 40
+    assert borne(site_with(tmp_path, table, u=knot, hold_out=0.1)) == [1, 1]
 
 
 def test_people_count_where_they_are_named(tmp_path):
@@ -304,80 +273,44 @@ def test_people_count_where_they_are_named(tmp_path):
     table = people()
     table["who"] = np.where(table["u"] > 4.0, np.arange(len(table)) % 3, np.arange(len(table)) + 3)
     assert (table["u"] > 4.0).sum() > 40
-    site = site_at(tmp_path, table.drop(columns="who"), AUTO)
-    place = place_of(site, 0, 4.1)
-    assert borne(site, (place,), ()) > 1
-    schema = learn_schema(table.assign(site="east"), "site", "y", None, None, "refuse", "who")
-    site.schema.write_text(written(Agreement.of(schema, UNITS, None, AUTO, release="moments")))
-    table.to_csv(site.data, index=False)
-    other = replace(site, state=tmp_path / "another")
-    assert borne(other, (place,), ()) == 1
-
-
-def test_a_site_looks_at_so_many_knots_and_no_more(tmp_path):
-    site = site_at(tmp_path, people(), AUTO)
-    for place in range(LOOKS):
-        borne(site, (20 + place,), ())
-    said, _ = query(site, "bends", KnotQuery(padded([(90,), ()], 15)), folds=2)
-    assert said.startswith(f"it has been asked about {LOOKS} sets of knots")
-    assert borne(site, (20,), ()) > 0
-
-
-def test_the_parts_that_a_site_tells_have_enough_rows_of_every_fold_and_of_those_kept_out(tmp_path):
-    site = site_at(tmp_path, people(2000), {**AUTO, "hold_out": 0.2})
-    said, reply = query(site, "spread", folds=5)
-    assert said is None
-    rows = SiteRows.load(site)
-    kept, fold_ids = holdout(site, rows), fold_ids_by_count(site, rows)[5]
-    sets = np.full(len(kept), 5)
-    sets[~kept] = fold_ids
-    edges = unpack(reply, Places).edges
-    assert edges.shape == (2, PARTS - 1)
-    for j, own in enumerate(edges):
-        grid = QueryPlan(rows.agreed).grid[j]
-        ends = [-np.inf, *grid[own[own >= 0].astype(int)], np.inf]
-        assert len(ends) >= 10
-        for low, high in pairwise(ends):
-            inside = (rows.features[:, j] > low) & (rows.features[:, j] < high)
-            assert np.bincount(sets[inside], minlength=6).min() >= 10
-    assert header_of(reply)["rows"] >= 10
+    assert borne(site_with(tmp_path, table.drop(columns="who"), u=4.1)) == [2, 1]
+    named = site_with(tmp_path, table, u=4.1, person="who", state=tmp_path / "named")
+    assert borne(named) == [1, 1]
 
 
 @pytest.mark.parametrize(
     "curves",
     [
-        {"places": [[3, 3], []], "smoothing": 0.0},
-        {"places": [[5, 3], []], "smoothing": 0.0},
-        {"places": [[STEPS + 1], []], "smoothing": 0.0},
-        {"places": [[-1], []], "smoothing": 0.0},
-        {"places": [[1.5], []], "smoothing": 0.0},
-        {"places": [[True], []], "smoothing": 0.0},
-        {"places": [list(range(16)), []], "smoothing": 0.0},
-        {"places": [[3]], "smoothing": 0.0},
-        {"places": [3, 4], "smoothing": 0.0},
-        {"places": "3", "smoothing": 0.0},
-        {"places": [[3], []], "smoothing": -1.0},
-        {"places": [[3], []], "smoothing": 1e9},
-        {"places": [[3], []]},
+        {"segments": [3, 1], "smoothing": 0.0},
+        {"segments": [32, 1], "smoothing": 0.0},
+        {"segments": [0, 1], "smoothing": 0.0},
+        {"segments": [2.0, 1], "smoothing": 0.0},
+        {"segments": [True, 1], "smoothing": 0.0},
+        {"segments": [2], "smoothing": 0.0},
+        {"segments": [[0.5], []], "smoothing": 0.0},
+        {"segments": "2", "smoothing": 0.0},
+        {"segments": [2, 1], "smoothing": -1.0},
+        {"segments": [2, 1], "smoothing": 1e9},
+        {"segments": [2, 1]},
+        {"places": [[3], []], "smoothing": 0.0},
         {"knots": [[0.5], []], "smoothing": 0.0},
-        [[3], []],
+        [2, 1],
     ],
 )
 def test_curves_that_were_not_agreed_on_are_refused(curves, tmp_path):
+    """A server names no knots, and no number of segments but those of every second agreed knot."""
     site = site_at(tmp_path, people(60), AUTO)
     algorithm, like = FoldMoments(), FoldMoments.broadcast_type()
     said, _ = query(
         site, "round", like, folds=2, seed=0, algorithm=described(algorithm), ambiguity=NO_RADIUS,
         curves=curves,
     )  # fmt: skip
-    assert "not agreed on" in said or "places where they bend" in said or "as agreed on" in said
+    assert "not agreed on" in said or "a number of segments a feature" in said or "as agreed on" in said
 
 
 def test_without_curves_in_the_agreement_nothing_of_them_is_answered(tmp_path):
     site = site_at(tmp_path, people(60), {"hold_out": 0.0, "curves": "none"})
-    assert query(site, "spread", folds=2)[0] == "there is no such question."
-    bend = KnotQuery(padded([(), ()], 15))
-    assert query(site, "bends", bend, folds=2)[0] == "there is no such question."
+    assert query(site, "segments", folds=2)[0] == "there is no such question."
     algorithm, like = FoldMoments(), FoldMoments.broadcast_type()
     more = {"folds": 2, "seed": 0, "algorithm": described(algorithm), "ambiguity": NO_RADIUS}
     assert "not agreed on" in query(site, "round", like, **more, curves=None)[0]

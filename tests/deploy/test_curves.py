@@ -6,16 +6,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import norm, truncnorm
 
 from bidro.core.errors import BidroError
 from bidro.data.splines import Basis
 from bidro.data.tables import learn_schema
-from bidro.deploy.agreement.agreement import Agreement, draft, drafted, written
-from bidro.deploy.messages.plan import PARTS, STEPS, QueryPlan, public_grid
+from bidro.deploy.agreement.agreement import Agreement, Unit, draft, drafted, written
+from bidro.deploy.messages.plan import QueryPlan
 from bidro.deploy.server.audit import in_words
-from bidro.deploy.server.fit import common_places
 from bidro.deploy.server.serve import run_job
-from bidro.deploy.site.disclosure.memory import own_places
 from bidro.federated.engines.coordinator import InMemory, Policy
 from bidro.federated.engines.wire import header_of
 from bidro.fit.fitted import Progress
@@ -86,8 +85,7 @@ def finest_of(agreed, requests):
     """The finest knots that a round of a run was about."""
     protocol = QueryPlan(agreed)
     named = [header["curves"] for header in requests if header.get("curves")]
-    most = max(named, key=lambda one: sum(map(len, one["places"])))
-    return protocol.basis_of(tuple(tuple(own) for own in most["places"]))
+    return protocol.finest.thinned(max(named, key=lambda one: sum(one["segments"]))["segments"])
 
 
 def listening(answers, heard):
@@ -141,20 +139,20 @@ def test_the_run_names_its_knots_and_the_audit_lists_the_messages(tmp_path):
     files = ran(tmp_path, agreed)
     model, audit = model_of(files), json.loads(files["audit.json"])
     knots = model.loss.basis.in_units(model.standard.mean, model.standard.spread).knots
-    grid = public_grid(agreed)
+    units = agreed.standard
     assert len(knots[0]) >= 1
     assert knots[2] == ()  # a level
     for j in (0, 1):
-        assert all(np.isclose(grid[j], knot).any() for knot in knots[j])
-    # Curves are drawn over the grid: nobody has told its least and largest values.
-    np.testing.assert_allclose(model.low[:2], grid[:2, 0])
-    np.testing.assert_allclose(model.high[:2], grid[:2, -1])
+        # Where as many rows would be between two if they were normal with the agreed centre and spread.
+        of_normal = units.mean[j] + units.spread[j] * norm.ppf(np.arange(1, 16) / 16)
+        assert all(np.isclose(of_normal, knot).any() for knot in knots[j])
+    # Curves are drawn over four spreads on both sides: nobody has told its least and largest values.
+    np.testing.assert_allclose(model.low[:2], (units.mean - 4 * units.spread)[:2])
+    np.testing.assert_allclose(model.high[:2], (units.mean + 4 * units.spread)[:2])
     assert (model.low[2], model.high[2]) == (0.0, 1.0)
     kinds = {kind["question"]: kind for kind in audit["kinds"]}
-    assert kinds["spread"]["fields"] == {"edges": [3, PARTS - 1]}
-    assert kinds["bends"]["fields"] == {"segments": [3]}
-    assert kinds["spread"]["fewest_rows"] >= 10
-    assert "quantiles of each feature" in in_words(audit)
+    assert kinds["segments"]["fields"] == {"segments": [3]}
+    assert "segments of the agreed curves" in " ".join(in_words(audit).split())
     # The steepest slopes are those that the rows were made with, about.
     curve = model.predictor().curves(model.schema.features, model.low, model.high)["u"]
     assert curve.slopes[0] < -1
@@ -244,11 +242,10 @@ def apart(array):
 @pytest.mark.parametrize(
     ("lie", "words"),
     [
-        (only("spread", edges=lambda a: a + 0.5), "not those of the public grid"),
-        (only("spread", edges=lambda a: np.full_like(a, 3.0)), "not those of the public grid"),
-        (only("spread", edges=lambda a: a[:, ::-1].copy()), "not those of the public grid"),
-        (only("bends", segments=lambda a: a + 0.5), "bear [12468.]+5 segments"),
-        (only("bends", segments=lambda a: a * 0), "bear 0 segments"),
+        (only("segments", segments=lambda a: a + 0.5), "bear [12468]+.5, .* segments"),
+        (only("segments", segments=lambda a: a * 0), "bear 0, 0, 0 segments"),
+        (only("segments", segments=lambda a: a + 1), "bear [3579], .* segments"),
+        (only("segments", segments=lambda a: a * 0 + 32), "bear 32, 32, 32 segments"),
         (only("round", "FoldMoments", mean=lambda a: a + 0.5), "'mid' contradicts itself"),
         (only("round", "FoldMoments", mean=shifted), "a mean or deviation of 'u' other than"),
         (only("round", "FoldMoments", around=smaller), "'mid' contradicts itself"),
@@ -272,40 +269,26 @@ def test_what_would_be_without_a_site_is_known_for_curves(tmp_path):
     assert all(0 < one["moved"] < 5 for one in found["sites"])
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_places_by_hand(seed):
-    """Of any rows: every part of a site has enough rows of every set; between common places there is a whole
-    part of every site; and columns of few values have rows at places, which count for none."""
-    rng = np.random.default_rng(seed)
-    grid, edges, sizes = np.linspace(-4, 4, STEPS + 1), [], []
-    for _ in range(3):
-        n = int(rng.integers(200, 3000))
-        values = rng.normal(rng.normal(), rng.uniform(0.5, 2), n)
-        values = np.round(values) if rng.random() < 0.3 else values
-        sets = rng.integers(-1, 3, n)
-        people = rng.integers(0, n, n).astype(np.uint64) if rng.random() < 0.5 else None
-        found, fewest = own_places(values, grid, sets, people, 10)
-        counts = []
-        for low, high in zip([-np.inf, *grid[found]], [*grid[found], np.inf], strict=True):
-            inside = (values > low) & (values < high)
-            for one in range(3):
-                some = inside & (sets == one)
-                counts.append(some.sum() if people is None else len(np.unique(people[some])))
-        assert min(counts) >= max(fewest, 10)
-        assert len(found) < PARTS
-        edges.append(found)
-        sizes.append(float(n))
-    told = np.full((3, PARTS - 1), -1)
-    for i, own in enumerate(edges):
-        told[i, : len(own)] = own
-    for most in (2, 4, 16):
-        common = common_places(told, np.array(sizes), most)
-        assert len(common) < most
-        assert list(common) == sorted(set(common))
-        for low, high in zip([-1, *common], [*common, STEPS + 1], strict=True):
-            for own in edges:
-                ends = np.array([-1, *own, STEPS + 1])
-                assert np.any((ends[:-1] >= low) & (ends[1:] <= high))
+def test_agreed_knots_by_hand(tmp_path):
+    """As many normal rows between any two, inside the agreed bounds; every second of them are those of half
+    as many segments; and a column whose centre lies outside its bounds has them at equal distances."""
+    whole = table(rows=150)
+    bounds = {"u": (-2.0, 3.0), "v": (200.0, 208.0), "y": (-50.0, 50.0)}
+    units = {"u": Unit(0.5, 2.0), "v": Unit(10.0, 5.0), "y": Unit(0.0, 1.0)}
+    schema = learn_schema(whole, "site", "y", None, None, "refuse")
+
+    def knots(most, support):
+        agreed = Agreement.of(schema, units, support, {"curves": most}, release="moments")
+        plan = QueryPlan(agreed)
+        return plan.finest.in_units(agreed.standard.mean, agreed.standard.spread).knots
+
+    u, v, ward = knots(4, bounds)
+    inside = truncnorm(-1.25, 1.25, 0.5, 2.0)
+    np.testing.assert_allclose(u, inside.ppf([0.25, 0.5, 0.75]))
+    np.testing.assert_allclose(v, [202.0, 204.0, 206.0])
+    assert ward == ()
+    np.testing.assert_allclose(knots(4, None)[1], norm.ppf([0.25, 0.5, 0.75], 10.0, 5.0))
+    np.testing.assert_allclose(knots(16, bounds)[0][3::4], u)
 
 
 def test_a_run_goes_on_without_a_site_that_is_lost(tmp_path):

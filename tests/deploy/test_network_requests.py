@@ -115,7 +115,7 @@ def test_a_linear_agreement_trains_no_network_and_a_network_no_linear_model(made
     linear = answering(tmp_path, PAIR)[PAIR[0]]
     query = other(requests["train", 1], agreed=agreed.digest)
     assert header_of(linear(query))["refused"] == "there is no such question."
-    for question in ("assess", "bounds", "spread"):
+    for question in ("assess", "bounds", "segments"):
         query = other(requests["train", 1], question=question)
         assert header_of(reply(query))["refused"] == "there is no such question."
 

@@ -81,7 +81,7 @@ def query(question="round", digest="d", run="r", models=1, at=1):
     return Question(run, question, at, digest, models)
 
 
-@pytest.mark.parametrize("question", ["prepare", "spread", "assess", "bounds"])
+@pytest.mark.parametrize("question", ["prepare", "segments", "assess", "bounds"])
 def test_one_question_of_a_kind_and_the_same_again_is_no_other(question, tmp_path):
     log = SiteLog(SiteState.open(tmp_path, "east"), limits=RunLimits(each=1))
     for _ in range(3):

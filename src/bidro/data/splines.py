@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
@@ -507,6 +508,19 @@ def common_knots(
             for j, segments in enumerate(most)
         )
     )
+
+
+def public_knots(most: Sequence[int], low: Floats, high: Floats) -> Basis:
+    """Knots that say nothing of any rows, for columns measured from an agreed centre in agreed spreads, whose
+    agreed bounds in these units are low and high (k,), infinite where there are none: `most` (k,) segments of
+    every feature, of as many rows each if these were normal inside the bounds."""
+    found = []
+    for segments, first, last in zip(most, ndtr(low), ndtr(high), strict=True):
+        found.append(tuple(ndtri(first + (last - first) * np.arange(1, segments) / segments).tolist()))
+    for j, own in enumerate(found):
+        if not np.all(np.diff([low[j], *own, high[j]]) > 0):  # the centre lies far outside the bounds
+            found[j] = tuple(np.linspace(low[j], high[j], most[j] + 1)[1:-1].tolist())
+    return Basis(tuple(found))
 
 
 def by_level(basis: Basis, by: tuple[Levels | None, ...], features: Floats, most: Sequence[int]) -> Basis:

@@ -36,31 +36,13 @@ class Prepared(NamedTuple):
         return cls(number, number, number, number, offered, number, each, each)
 
 
-class Places(NamedTuple):
-    """ "spread": at which places of a public grid a client's rows are cut into parts, as many rows in each
-    as nearly as can be, and enough in every one: what the knots of curves are taken from. A place is a number
-    from 0."""
-
-    edges: Numbers  # (k, most) ascending; -1 for places that are not used
-
-    @classmethod
-    def like(cls, features: int, most: int) -> Places:
-        return cls(np.zeros((features, most)))
-
-
-class KnotQuery(NamedTuple):
-    """The message of "bends"."""
-
-    places: NDArray[np.int64]  # (k, most) of the public grid, ascending, of the knots of curves; -1 for none
-
-
-class KnotReply(NamedTuple):
-    """ "bends": how many segments the rows bear."""
+class Segments(NamedTuple):
+    """ "segments": how many segments of each curve a client's rows bear."""
 
     segments: Numbers  # (k,) at the most; 1 where a straight line alone is answered
 
     @classmethod
-    def like(cls, features: int) -> KnotReply:
+    def like(cls, features: int) -> Segments:
         return cls(np.zeros(features))
 
 

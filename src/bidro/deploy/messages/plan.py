@@ -8,13 +8,9 @@ Where an agreement names a neural network (`NetworkQueryPlan`), rows are in the 
 target in its spreads too, and classes by their numbers from 0: what step sizes suit does not depend on the
 units of a table. Nothing is imported by its name before the loss is asked for.
 
-Where curves may bend across machines: at places of a public grid, which sites' rows decide on together.
-
-The grid follows from the agreement: STEPS steps over the agreed centre of a column and WIDE spreads on both
-sides of it, as far as its agreed bounds go. A site says at which places its rows are cut into parts that hold
-as many each, and enough in every set of rows that sums are sent over. That tells about where its quantiles
-are, to a step, and no count. The server takes common places from them, so that between any two there is a
-whole part of every site.
+Where curves may bend follows from the agreement, too: from centre, spread and bounds of a column, so that no
+knot says anything of rows. Fewer segments have every second knot. A site says how many its rows bear, and a
+run takes as many as all of them do.
 """
 
 from __future__ import annotations
@@ -27,7 +23,6 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import softmax
 
 from bidro.ambiguity import Penalty, WassersteinBall
@@ -37,7 +32,7 @@ from bidro.certify.statements import loss_unit
 from bidro.core.arrays import Floats
 from bidro.core.sets import Box, Simplex
 from bidro.data.federation import Federation
-from bidro.data.splines import Basis
+from bidro.data.splines import Basis, public_knots
 from bidro.data.standardise import Standard
 from bidro.deploy.agreement.agreement import Agreement, NetworkAgreement
 from bidro.deploy.site.disclosure.cells import Curved
@@ -64,20 +59,14 @@ from bidro.solvers.bundle.state import kink_history
 HEADER_BYTES = 65_536
 
 
-# Steps of the grid, and how many spreads it goes to each side of the centre.
-STEPS, WIDE = 256, 4.0
-# Parts that a site cuts its rows into, at the most.
-PARTS = 64
-# How many segments a feature curves may have that a site bears, from the most; each contains the next.
-BORNE = (64, 32, 16, 8, 4, 2, 1)
-# Where curves bend: places of the public grid, by feature.
-FeaturePlaces = tuple[tuple[int, ...], ...]
+# Curves are drawn so many spreads to both sides of the centre, as far as agreed bounds go.
+WIDE = 4.0
 
 
 @dataclass(frozen=True, eq=False)
 class QueryPlan:
     agreed: Agreement
-    places: FeaturePlaces | None = None  # of the curves that a request is about; None for straight lines
+    segments: tuple[int, ...] | None = None  # (k,) of the curves that a request is about; None for lines
     smoothing: float = 0.0  # of these curves in training
 
     @property
@@ -91,9 +80,9 @@ class QueryPlan:
     @cached_property
     def loss(self) -> Loss:
         of_lines = self.agreed.fit_options.loss.in_units(self.standard.target_spread)
-        if self.places is None:
+        if self.segments is None:
             return of_lines
-        basis = self.basis_of(self.places)
+        basis = self.finest.thinned(self.segments)
         return replace(of_lines, basis=basis, smoothing=self.smoothing)  # type: ignore[type-var]
 
     @cached_property
@@ -101,8 +90,12 @@ class QueryPlan:
         """The curves that are agreed on; coded levels have none, and nothing has with Algorithm 1."""
         choices, names = self.agreed.fit_options.choices, self.columns[:-1]
         found = Wanted.of(choices.curves, choices.increasing, choices.decreasing, names)
-        bends = ~np.isnan(self.grid[:, 0]) & (self.agreed.algorithm is None)
-        most = tuple(own if may else 1 for own, may in zip(found.most, bends.tolist(), strict=True))
+        may = [
+            one.levels is None and self.agreed.algorithm is None
+            for one in self.agreed.schema.columns
+            for _ in one.coded
+        ]
+        most = tuple(own if bends else 1 for own, bends in zip(found.most, may, strict=True))
         return replace(found, most=most)
 
     @property
@@ -111,45 +104,41 @@ class QueryPlan:
         return max(self.wanted.most, default=1) > 1
 
     @cached_property
-    def grid(self) -> Floats:
-        """(k, places) where curves may bend, in the columns' own units; NaN for coded levels."""
-        return public_grid(self.agreed)
+    def bounds(self) -> tuple[Floats, Floats]:
+        """(low, high), both (k,), the agreed bounds of features in the agreed units; infinite without any."""
+        if self.box is None:
+            none = np.full(len(self.columns) - 1, math.inf)
+            return -none, none
+        return np.asarray(self.box.lower)[:-1], np.asarray(self.box.upper)[:-1]
 
     @cached_property
-    def standard_grid(self) -> Floats:
-        """(k, places) the same in the agreed units."""
-        return np.asarray((self.grid - self.standard.mean[:, None]) / self.standard.spread[:, None])
+    def finest(self) -> Basis:
+        """The knots that are agreed on."""
+        return public_knots(self.wanted.most, *self.bounds)
 
     @cached_property
     def ends(self) -> tuple[Floats, Floats]:
-        """(low, high), both (k,), between which curves are drawn, in the agreed units: the ends of the grid,
-        of coded levels 0 and 1."""
-        sides = zip(self.grid.T[[0, -1]], (0.0, 1.0), strict=True)
-        low, high = (np.where(np.isnan(side), level, side) for side, level in sides)
+        """(low, high), both (k,), between which curves are drawn, in the agreed units; of coded levels 0 and
+        1."""
+        low, high = np.maximum(self.bounds[0], -WIDE), np.minimum(self.bounds[1], WIDE)
+        apart = low >= high  # the centre lies far outside the bounds
+        low, high = np.where(apart, self.bounds[0], low), np.where(apart, self.bounds[1], high)
+        coded = [one.levels is not None for one in self.agreed.schema.columns for _ in one.coded]
         mean, spread = self.standard.mean, self.standard.spread
-        return np.asarray((low - mean) / spread), np.asarray((high - mean) / spread)
+        return np.where(coded, -mean / spread, low), np.where(coded, (1 - mean) / spread, high)
 
-    def basis_of(self, places: FeaturePlaces) -> Basis:
-        """The curves that bend at these places."""
-        each = zip(self.standard_grid, places, strict=True)
-        return Basis(tuple(tuple(float(grid[place]) for place in own) for grid, own in each))
-
-    def places_of(self, basis: Basis) -> FeaturePlaces:
-        """Where curves bend whose knots are places of the grid."""
-        each = zip(self.standard_grid, basis.knots, strict=True)
-        return tuple(tuple(int(np.searchsorted(grid, knot)) for knot in own) for grid, own in each)
-
-    def at(self, places: FeaturePlaces, smoothing: float = 0.0) -> QueryPlan:
-        """What is asked about curves that bend at these places."""
-        return _curved(self, places, smoothing) if any(places) else self
+    def at(self, segments: Sequence[int], smoothing: float = 0.0) -> QueryPlan:
+        """What is asked about curves of so many segments each (k,)."""
+        return _curved(self, tuple(segments), smoothing) if max(segments) > 1 else self
 
     @cached_property
     def curved(self) -> Curved | None:
         """What the site's memory is to know of the curves; None for straight lines."""
-        if self.places is None:
+        if self.segments is None:
             return None
-        each = zip(self.columns[:-1], self.grid, self.places, strict=True)
-        knots = {name: tuple(float(grid[place]) for place in own) for name, grid, own in each if own}
+        basis: Basis = self.loss.basis  # type: ignore[attr-defined]
+        own = basis.in_units(self.standard.mean, self.standard.spread).knots
+        knots = {name: at for name, at in zip(self.columns[:-1], own, strict=True) if at}
         m = len(self.columns)
         return Curved(knots, math.ceil(self.dimension * self.loss.columns(m) / m))
 
@@ -290,16 +279,14 @@ class QueryPlan:
 
     @cached_property
     def most_bytes(self) -> int:
-        """Of a request: models, at which there may be curvature too, with a few numbers for each, and the
-        places where curves bend, as text and as numbers."""
-        places = sum(self.wanted.most) + len(self.columns) * max(self.wanted.most, default=1)
-        return HEADER_BYTES + 16 * places + 8 * 2 * self.most_solves * (self.dimension + 8)
+        """Of a request: models, at which there may be curvature too, with a few numbers for each."""
+        return HEADER_BYTES + 16 * len(self.columns) + 8 * 2 * self.most_solves * (self.dimension + 8)
 
 
 @lru_cache(maxsize=16)
-def _curved(of_lines: QueryPlan, places: FeaturePlaces, smoothing: float) -> QueryPlan:
+def _curved(of_lines: QueryPlan, segments: tuple[int, ...], smoothing: float) -> QueryPlan:
     """The same object for the same curves, as programs are compiled for it."""
-    return replace(of_lines, places=places, smoothing=smoothing)
+    return replace(of_lines, segments=segments, smoothing=smoothing)
 
 
 def as_text(description: Any) -> str:
@@ -394,28 +381,3 @@ class NetworkQueryPlan(QueryPlan):
 def protocol_of(agreed: Agreement) -> QueryPlan:
     """What is asked by an agreement."""
     return QueryPlan(agreed) if agreed.neural_network is None else NetworkQueryPlan(agreed)
-
-
-def public_grid(agreed: Agreement) -> Floats:
-    """(k, STEPS + 1) the places of every feature in its own units; NaN for coded levels, which never bend."""
-    found = []
-    for column in agreed.schema.columns:
-        if column.levels is not None:
-            found += [np.full(STEPS + 1, np.nan)] * len(column.coded)
-            continue
-        unit = agreed.units[column.name]
-        low, high = unit.centre - WIDE * unit.spread, unit.centre + WIDE * unit.spread
-        if agreed.support is not None:
-            lower, upper = agreed.support[column.name]
-            overlaps = lower < high and low < upper
-            low, high = (max(low, lower), min(high, upper)) if overlaps else (lower, upper)
-        found.append(np.linspace(low, high, STEPS + 1))
-    return np.stack(found)
-
-
-def padded(places: Sequence[Sequence[int]], width: int) -> NDArray[np.int64]:
-    """(k, width) the places of every feature, filled up with -1."""
-    found = np.full((len(places), width), -1, np.int64)
-    for j, own in enumerate(places):
-        found[j, : len(own)] = own
-    return found

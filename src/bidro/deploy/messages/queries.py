@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,8 +25,6 @@ from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
 from bidro.deploy.messages.plan import (
     HEADER_BYTES,
-    STEPS,
-    FeaturePlaces,
     NetworkQueryPlan,
     QueryPlan,
     as_text,
@@ -256,25 +253,17 @@ def _about(plan: QueryPlan, said: Any) -> QueryPlan:
     """The protocol of the curves that a request is about."""
     if said is None:
         return plan
-    if not isinstance(said, dict) or set(said) != {"places", "smoothing"}:
-        raise PolicyViolationError("curves have places where they bend, and how they are smoothed.")
-    places, smoothing = said["places"], said["smoothing"]
+    if not isinstance(said, dict) or set(said) != {"segments", "smoothing"}:
+        raise PolicyViolationError("curves have a number of segments a feature, and how they are smoothed.")
+    segments, smoothing = said["segments"], said["smoothing"]
     if type(smoothing) is not float or not 0 <= smoothing <= _LARGEST_SMOOTHING:
         raise PolicyViolationError("how curves are smoothed is not a number as agreed on.")
-    if not isinstance(places, list) or not all(isinstance(own, list) for own in places):
+    if not isinstance(segments, list) or not all(type(own) is int and own >= 1 for own in segments):
         raise PolicyViolationError(_OTHER_CURVES)
-    return plan.at(_places(plan, places), smoothing)
-
-
-def _places(plan: QueryPlan, places: Sequence[Sequence[Any]]) -> FeaturePlaces:
-    """Places of the public grid, ascending, no more a feature than agreed on."""
-    most = plan.wanted.most
-    fits = len(places) == len(most)
-    fits = fits and all(len(own) < segments for own, segments in zip(places, most, strict=True))
-    fits = fits and all(type(one) is int and 0 <= one <= STEPS for own in places for one in own)
-    if not fits or any(b <= a for own in places for a, b in pairwise(own)):
+    finest = plan.finest
+    if len(segments) != finest.features or finest.thinned(segments).segments.tolist() != segments:
         raise PolicyViolationError(_OTHER_CURVES)
-    return tuple(tuple(own) for own in places)
+    return plan.at(segments, smoothing)
 
 
 def _whole(value: Any, least: int, most: int, what: str) -> int:
@@ -286,20 +275,8 @@ def _whole(value: Any, least: int, most: int, what: str) -> int:
 # What requests say besides their numbers.
 
 
-def _read_spread(request: Request, header: Mapping[str, Any], data: bytes) -> Request:
+def _read_segments(request: Request, header: Mapping[str, Any], data: bytes) -> Request:
     return replace(request, folds=_whole(header["folds"], 2, FOLDS, "number of folds"))
-
-
-def _read_bends(request: Request, header: Mapping[str, Any], data: bytes) -> Request:
-    """Where curves are to bend."""
-    request, plan = _read_spread(request, header, data), request.protocol
-    message = unpack(data, questions.KnotQuery)
-    array, most = np.asarray(message.places), plan.wanted.most
-    fits = array.dtype == np.int64 and array.shape == (len(most), max(most) - 1)
-    if not fits:
-        raise PolicyViolationError(_OTHER_CURVES)
-    places = _places(plan, [[one for one in own if one >= 0] for own in array.tolist()])
-    return replace(request, protocol=plan.at(places), message=message)
 
 
 def _read_round(request: Request, header: Mapping[str, Any], data: bytes) -> Request:
@@ -613,25 +590,14 @@ _DECLARED = (
         stage="preparing",
     ),
     Query(
-        "spread",
-        "curves",
-        "Where values lie",
-        "At which places of a public grid the site's rows are cut into parts of as many rows each: about "
-        "where the quantiles of each feature that may be a curve are, to a step of the grid, and no count.",
-        reply=questions.Places,
-        header=frozenset({"table", "folds"}),
-        read=_read_spread,
-    ),
-    Query(
-        "bends",
+        "segments",
         "curves",
         "Segments that rows bear",
-        "How many segments of the curves that were asked about the site's rows bear, with enough rows in "
-        "every one, in every fold and together with every level and other curve: a number a feature.",
-        message=questions.KnotQuery,
-        reply=questions.KnotReply,
+        "How many segments of the agreed curves the site's rows bear, with none or enough rows in every one, "
+        "in every fold and together with every level and other curve: a number a feature.",
+        reply=questions.Segments,
         header=frozenset({"table", "folds"}),
-        read=_read_bends,
+        read=_read_segments,
     ),
     Query(
         "round",

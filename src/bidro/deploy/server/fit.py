@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 import bidro
 from bidro.certify.intervals import tells_of_rows
@@ -27,7 +26,7 @@ from bidro.data.splines import Basis, Levels
 from bidro.data.standardise import Standard
 from bidro.deploy.agreement.agreement import Agreement, far_units
 from bidro.deploy.agreement.job import Job
-from bidro.deploy.messages.plan import BORNE, PARTS, STEPS, QueryPlan, padded, protocol_of
+from bidro.deploy.messages.plan import QueryPlan, protocol_of
 from bidro.deploy.server.influence import influence
 from bidro.deploy.server.plausibility import (
     Consistency,
@@ -50,20 +49,17 @@ from bidro.fit.questions import (
     GradientsQuery,
     HoldoutBounds,
     HoldoutQuery,
-    KnotQuery,
-    KnotReply,
     NoisyCount,
     NoisyGradients,
     NoisyHoldoutQuery,
     NoisyLosses,
     NoisyMoments,
-    Places,
     Prepared,
+    Segments,
 )
 from bidro.losses import Loss, has_curves
 from bidro.privacy.terms import Plan
 from bidro.problem.problem import Problem
-from bidro.selection.segments import MOST_SEGMENTS
 from bidro.workflow.fit import Fit, described_fit
 
 T = TypeVar("T")
@@ -286,41 +282,29 @@ class SiteClients:
             return {}
         if not has_curves(loss):
             return {"curves": None}
-        places = self.protocol.places_of(loss.basis)  # type: ignore[attr-defined]
-        smoothing = float(loss.smoothing)  # type: ignore[attr-defined]
-        return {"curves": {"places": [list(own) for own in places], "smoothing": smoothing}}
+        segments = loss.basis.segments.tolist()  # type: ignore[attr-defined]
+        return {"curves": {"segments": segments, "smoothing": float(loss.smoothing)}}  # type: ignore[attr-defined]
 
     def finest(
         self, most: Sequence[int], folds: int, by: tuple[Levels | None, ...] = ()
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
-        """Places of the public grid that suit all sites, as fine as all of them bear; curves are drawn over
-        the grid, as nobody tells its least and largest values."""
+        """The agreed knots, as many of them as all sites bear; curves are drawn over the agreed ends, as
+        nobody tells its least and largest values."""
         del most, by  # as agreed on, without coded levels; by level there is none
-        wanted, names = self.protocol.wanted.most, self.federation.names
+        finest, names = self.protocol.finest, self.federation.names
         settings = {name: {**self.settings[name], "folds": folds} for name in names}
-        like = Places.like(len(wanted), PARTS - 1)
-        nothing = dict.fromkeys(names, Nothing())
-        told = self.coordinator.ask("spread", 1, settings, nothing, like, check=self._check_places)
-        edges = np.asarray(stack_trees(told.values()).edges, np.int64)  # (n, k, parts - 1)
-        counted = self.federation.counted
-        places = tuple(common_places(edges[:, j], counted, own) for j, own in enumerate(wanted))
-        message = KnotQuery(padded(places, max(wanted) - 1))
-        messages = dict.fromkeys(names, message)
-        finest, like_bends = self.protocol.basis_of(places), KnotReply.like(len(wanted))
-        borne = self.coordinator.ask("bends", 1, settings, messages, like_bends, check=_check_bends)
-        fewest = np.min([np.asarray(one.segments) for one in borne.values()], axis=0).astype(int)
+        nothing, like = dict.fromkeys(names, Nothing()), Segments.like(finest.features)
+        told = self.coordinator.ask("segments", 1, settings, nothing, like, check=self._check_segments)
+        fewest = np.min([np.asarray(one.segments) for one in told.values()], axis=0).astype(int)
         return finest.thinned(fewest.tolist()), self.protocol.ends
 
-    def _check_places(self, name: str, reply: Places, rows: int) -> None:
-        """Raise BidroError for what are no places of the grid."""
+    def _check_segments(self, name: str, reply: Segments, rows: int) -> None:
+        """Raise BidroError for numbers of segments that the agreed curves cannot have."""
         require_rows_behind(rows, self.consistency.reported[name].rows)
-        for own, most in zip(np.asarray(reply.edges), self.protocol.wanted.most, strict=True):
-            used = own[own != -1]
-            whole = np.all((used >= 0) & (used <= STEPS) & (used == np.rint(used)))
-            if not whole or np.any(np.diff(used) <= 0) or np.any(own[len(used) :] != -1):
-                raise BidroError("it tells places that are not those of the public grid, in their order.")
-            if most == 1 and len(used):
-                raise BidroError("it tells places of a feature that is a straight line.")
+        told, finest = np.asarray(reply.segments), self.protocol.finest
+        possible = np.all((told >= 1) & (told == np.rint(told)))
+        if not possible or np.any(finest.thinned(told.astype(int).tolist()).segments != told):
+            raise BidroError(f"it tells that its rows bear {', '.join(f'{one:g}' for one in told)} segments.")
 
     def _each(self, message: T) -> dict[str, T]:
         """A message to every site, with its own inverse shrinkage alone."""
@@ -388,46 +372,3 @@ class SiteClients:
         apart = far[:, None] + far[None, :]
         np.fill_diagonal(apart, 0.0)
         return apart
-
-
-def _check_bends(name: str, reply: KnotReply, rows: int) -> None:
-    """Raise BidroError for a number of segments that curves cannot have."""
-    del name, rows
-    told = np.asarray(reply.segments)
-    wrong = told[(told < 1) | (told > MOST_SEGMENTS) | (told != np.rint(told))]
-    if wrong.size:
-        raise BidroError(f"it tells that its rows bear {wrong[0]:g} segments.")
-
-
-def common_places(edges: NDArray[np.int64], sizes: Floats, most: int) -> tuple[int, ...]:
-    """Places for all sites, from those of each, edges (n, parts - 1) with -1 for none, where a curve of at
-    most so many segments bends: at about equal shares of all rows, sizes (n,), and between any two, and
-    beyond the outermost, there is a whole part of every site. Where so many are not to be had, there are as
-    many as a power of two, so that fewer segments, at every second place, are of equal shares too."""
-    parts = [np.concatenate([[-1], own[own >= 0], [STEPS + 1]]) for own in edges]
-    below = sum(
-        size * np.interp(np.arange(STEPS + 1), own, np.linspace(0.0, 1.0, len(own)))
-        for size, own in zip(sizes, parts, strict=True)
-    ) / np.sum(sizes)
-    for segments in (most, *(fewer for fewer in BORNE if fewer < most)):
-        found = _shares(parts, np.asarray(below), segments)
-        if len(found) == segments - 1:
-            return tuple(found)
-    return ()
-
-
-def _shares(parts: list[NDArray[np.int64]], below: Floats, segments: int) -> list[int]:
-    """At most so many segments less one, from the share of rows (places,) that is below each place."""
-
-    def holds(left: int, right: int) -> bool:
-        """Whether every site has a whole part between two places."""
-        return all(np.any((own[:-1] >= left) & (own[1:] <= right)) for own in parts)
-
-    found: list[int] = []
-    for place in range(STEPS + 1):
-        wanted = (len(found) + 1) / segments
-        # Half a step before a share is as near as half a step behind it.
-        if wanted < 1 and (below[place] + below[min(place + 1, STEPS)]) / 2 >= wanted:
-            last = found[-1] if found else -1
-            found += [place] if holds(last, place) and holds(place, STEPS + 1) else []
-    return found

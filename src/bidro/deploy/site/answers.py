@@ -44,13 +44,11 @@ from bidro.core.pytrees import mapped
 from bidro.core.sets import Simplex, WholeSpace
 from bidro.core.splits import holdout_of
 from bidro.data.federation import Federation
-from bidro.data.splines import Basis
 from bidro.data.tables import Schema, read_one
-from bidro.deploy.messages.plan import BORNE, PARTS, NetworkQueryPlan, QueryPlan, padded
+from bidro.deploy.messages.plan import NetworkQueryPlan, QueryPlan
 from bidro.deploy.messages.queries import PRIVATE, Request, Scores
 from bidro.deploy.site.config import Site
 from bidro.deploy.site.disclosure.information import ROWS_A_PARAMETER
-from bidro.deploy.site.disclosure.memory import Looks, own_places
 from bidro.deploy.site.disclosure.rules import (
     CLIPPED,
     SINGLE_ROWS,
@@ -74,7 +72,7 @@ from bidro.federated.engines.remote import Participant
 from bidro.federated.engines.wire import pack, unpack
 from bidro.fit import client_side
 from bidro.fit.private_side import PrivateClient, PrivateRows, in_agreed_units, own_sums
-from bidro.fit.questions import FEW, Assess, HoldoutQuery, KnotReply, NoisyTable, Places
+from bidro.fit.questions import FEW, Assess, HoldoutQuery, NoisyTable, Segments
 from bidro.losses import Loss, losses_of
 from bidro.losses.predicted import SUM_TOLERANCE, PredictedLoss, Scored
 from bidro.model.onnx.run import OnnxModel, Predictions, Roles, by_name
@@ -95,7 +93,7 @@ def answered(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     if request.query.by not in ("private", "any"):
         releases(site, rows)
         if request.query.of_model:
-            _require_known_curves(site, rows, request.protocol)
+            _require_borne(site, rows, request.protocol)
     return ANSWERS[request.question](site, rows, request)
 
 
@@ -115,61 +113,52 @@ def _prepared(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
     return found, known_rows(site, rows)[1].rarest(~kept)
 
 
-def _places(site: Site, rows: SiteRows, request: Request) -> tuple[Places, int]:
-    """At which places of the public grid this site's rows are cut into parts of enough rows, and the fewest
-    that one has: of every fold, of every set that earlier runs have told apart, and of those held out."""
-    protocol = request.protocol
-    sets = releases(site, rows).parts(fold_ids_of(site, rows, request.folds))
-    found, fewest = [], [draws(~holdout(site, rows), rows.people)]
-    for j, most in enumerate(protocol.wanted.most):
-        own: list[int] = []
-        if most > 1:
-            own, least = own_places(rows.features[:, j], protocol.grid[j], sets, rows.people, site.min_rows)
-            fewest += [least] if own else []
-        found.append(own)
-    return Places(padded(found, PARTS - 1).astype(float)), min(fewest)
-
-
-def _borne(site: Site, rows: SiteRows, request: Request) -> tuple[KnotReply, int]:
-    """How many of the segments that curves are to have the rows bear. Every second knot of all features goes
-    until they do; where they bear none so, one feature after the other has as many as they bear."""
-    of_lines, k = rows.protocol, len(rows.protocol.wanted.most)
+def _segments(site: Site, rows: SiteRows, request: Request) -> tuple[Segments, int]:
+    """How many of the segments that curves are to have the rows bear."""
     over = draws(~holdout(site, rows), rows.people)
-    if request.protocol.curved is None:
-        return KnotReply(np.ones(k)), over
-    looks, wanted = _looks(site, rows), request.protocol.curved.knots
-    looks.allow(wanted)
-    fold_ids, may = fold_ids_of(site, rows, request.folds), releases(site, rows)
-    finest: Basis = request.protocol.loss.basis  # type: ignore[attr-defined]
+    return Segments(np.array(_borne(site, rows, request.folds), float)), over
+
+
+@lru_cache(maxsize=16)
+def _borne(site: Site, rows: SiteRows, folds: int) -> tuple[int, ...]:
+    """(k,) segments. Every second knot of all features goes until the rows bear them; where they bear none
+    so, one feature after the other has as many as they bear."""
+    plan, may, fold_ids = rows.protocol, releases(site, rows), fold_ids_of(site, rows, folds)
+    finest = plan.finest
 
     def borne(segments: Sequence[int]) -> bool:
-        curved = of_lines.at(of_lines.places_of(finest.thinned(segments))).curved
+        curved = plan.at(finest.thinned(segments).segments.tolist()).curved
         return curved is None or may.bears(fold_ids, curved)
 
-    most = int(finest.segments.max())
-    levels = [most, *(fewer for fewer in BORNE if fewer < most)]
+    def fewer(most: int) -> list[int]:
+        return [most, *(fewer(most // 2) if most > 1 else ())]
+
+    k, levels = finest.features, fewer(int(finest.segments.max()))
     found = [next(level for level in levels if borne([level] * k))] * k
     if found[0] == 1:
         for j in np.flatnonzero(finest.segments > 1).tolist():
             found[j] = next(n for n in levels if n == 1 or borne([*found[:j], n, *found[j + 1 :]]))
-    kept = of_lines.at(of_lines.places_of(finest.thinned(found))).curved
-    looks.keep(wanted, {} if kept is None else kept.knots)
-    return KnotReply(np.array(found, float)), over
+    return tuple(finest.thinned(found).segments.tolist())
 
 
 @lru_cache(maxsize=16)
-def _require_known_curves(site: Site, rows: SiteRows, protocol: QueryPlan) -> None:
-    """Raise PolicyViolationError for curves of which this site has not said that its rows bear them, without
-    a look at these. What mean losses tell of them is known to its memory before they leave."""
-    if protocol.curved is None:
+def _require_borne(site: Site, rows: SiteRows, protocol: QueryPlan) -> None:
+    """Raise PolicyViolationError for curves of more segments than this site has said that its rows bear:
+    which others they would bear nobody is told. What mean losses tell of curves is known to its memory
+    before they leave."""
+    if protocol.segments is None:
         return
-    memory, known = known_rows(site, rows)
-    _looks(site, rows).require(protocol.curved.knots, lambda: memory.knots(known))
+    if not any(
+        np.all(np.less_equal(protocol.segments, _borne(site, rows, folds))) for folds in _told(site, rows)
+    ):
+        raise PolicyViolationError("it was asked about curves of more segments than its rows bear.")
     releases(site, rows).folds(None, curved=protocol.curved)
 
 
-def _looks(site: Site, rows: SiteRows) -> Looks:
-    return Looks(state_of(site), known_rows(site, rows)[1].coding)
+def _told(site: Site, rows: SiteRows) -> list[int]:
+    """Over how many folds it answers, from the most."""
+    fold_ids = fold_ids_by_count(site, rows)
+    return sorted((one for one in releases(site, rows).answerable(fold_ids) if one > 1), reverse=True)
 
 
 def fold_ids_of(site: Site, rows: SiteRows, folds: int) -> NDArray[np.int64]:
@@ -256,7 +245,8 @@ def _assessment(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]
     found = _own(client_side.assessment(problem, protocol.box, message, used))
     _keep_personal(site, request, used)
     if message.radii.size:
-        found = found._replace(robust=_coarse(protocol, message.x, found.robust, draws(over, rows.people)))
+        of = protocol, np.asarray(message.x)
+        found = found._replace(robust=_coarse(*of, found.robust, draws(over, rows.people)))
     return found, draws(over, rows.people)
 
 
@@ -650,8 +640,7 @@ def _verdict(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]:
 ANSWERS: dict[str, Callable[[Site, SiteRows, Request], tuple[Any, int]]] = {
     "check": _verdict,
     "prepare": _prepared,
-    "spread": _places,
-    "bends": _borne,
+    "segments": _segments,
     "round": _round,
     "assess": _assessment,
     "bounds": _bounds,

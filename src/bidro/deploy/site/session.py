@@ -186,7 +186,7 @@ def _question(site: Site, rows: SiteRows, request: Request, digest: str) -> Ques
     query = Question(request.run, kind, request.round, digest, request.models, agreed=agreed, table=table)
     if kind not in STATEMENTS:
         return query
-    about_it = {"ambiguity": repr(request.ambiguity), "curves": repr(request.protocol.places)}
+    about_it = {"ambiguity": repr(request.ambiguity), "curves": repr(request.protocol.segments)}
     # The same numbers by another agreement, or of a table with other rows, are another statement.
     content = f"{agreed} {table} {hashlib.sha256(pack(request.message, about_it)).hexdigest()}"
     return query._replace(about=str(table_version(site, rows)), content=content, means=request.means)

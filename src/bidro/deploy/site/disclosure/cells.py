@@ -19,7 +19,7 @@ strictly inside it, and of one row alone that is its value. Of two features they
 functions, so that two stretches at once are to second moments what a cell of two levels is: of one row alone
 there, both its values. So
 
-- in every segment there are no rows, or at least `min_rows`; when knots are first asked about, these;
+- in every segment there are no rows, or at least `min_rows`;
 - with a level, or in a stretch of another feature, rows of a stretch are none, or at least `min_cell`;
 - no row outweighs the others in a column of a curve, or in a combination of them (`largest_share`): in an
   outermost segment, the one that lies far beyond the others there would.
@@ -94,11 +94,6 @@ def joined(one: Knots, other: Knots) -> Knots:
     """The knots of both."""
     columns = [*one, *(column for column in other if column not in one)]
     return {column: tuple(sorted({*one.get(column, ()), *other.get(column, ())})) for column in columns}
-
-
-def within(few: Knots, many: Knots) -> bool:
-    """Whether all of the few are among the many."""
-    return all(set(own) <= set(many.get(column, ())) for column, own in few.items())
 
 
 def names_of(knots: Knots) -> list[str]:

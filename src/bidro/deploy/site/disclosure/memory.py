@@ -58,10 +58,6 @@ it was. A column of another name that is the same for most parts, and not for al
 
 A site asks `Releases` before it answers: `training` when a run begins, `folds` before the first reply over
 folds, and `answerable` for what it tells the server that it would answer.
-
-LOOKS. Whether a site answers for some knots depends on where its rows lie, so that each answer tells a
-little. Knots that nobody has looked at are refused in rounds without a look; looks are for the question
-"bends", and there are so many of them, in all runs together.
 """
 
 from __future__ import annotations
@@ -69,10 +65,9 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,7 +76,6 @@ from numpy.typing import NDArray
 from bidro.core.arrays import Floats
 from bidro.core.splits import scrambled
 from bidro.data.tables import Schema
-from bidro.deploy.messages.plan import PARTS
 from bidro.deploy.site.disclosure.cells import (
     Curved,
     Knots,
@@ -96,7 +90,6 @@ from bidro.deploy.site.disclosure.cells import (
     segments,
     smallest,
     stretch_of,
-    within,
 )
 from bidro.deploy.site.disclosure.information import NEVER, SAMPLE, Information, Some, require_none_outweighs
 from bidro.deploy.site.disclosure.known_rows import KnownRows
@@ -976,10 +969,6 @@ def _widened(memory: Memory, names: tuple[str, ...]) -> Memory:
     return memory._replace(names=(*memory.names, *more), partitions=partitions)
 
 
-# Parts of as many rows each: where a cell of two curves is empty is told to these.
-_NEAR = 8
-
-
 @dataclass(frozen=True, eq=False)
 class Releases:
     memory: RowMemory
@@ -1007,45 +996,13 @@ class Releases:
         self._require_kept_out(Curved({}, 0))
 
     def bears(self, fold_ids: NDArray[np.int64], curved: Curved) -> bool:
-        """Whether `folds` would not refuse, and every segment holds enough rows of every set: whether one
-        holds none would tell where the outermost row lies. Those of an honest server always do."""
-        parts, least = self.parts(fold_ids), self.memory.demanded.min_rows
-        sets = [parts == part for part in np.unique(parts)]
-        for column, own in curved.knots.items():
-            for some in sets:
-                if min(rows_inside(self._of(column, some), own, self._people(some))) < least:
-                    return False
-        if not all(self.empty_in_the_wide(some, curved) for some in sets if not self.holdout[some].any()):
-            return False
+        """Whether `folds` would not refuse."""
         try:
             self._require_kept_out(curved)
             self.memory.check(self.known, self._sets(fold_ids), curved)
         except PolicyViolationError:
             return False
         return True
-
-    def parts(self, fold_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(N,) the smallest sets of which sums could be worked out if folds are answered, by a number for
-        each: those of training rows, and those held out together."""
-        found = self.memory.atoms(self.known, self._sets(fold_ids)["sums"])
-        return np.where(self.holdout, found.max(initial=-1) + 1, found)
-
-    def empty_in_the_wide(self, some: NDArray[np.bool_], curved: Curved) -> bool:
-        """Whether of some rows none are near two stretches of two curves that none are in at once: where such
-        a cell begins to be empty is where the outermost row in it lies, in both features. Near is up to the
-        next of `_NEAR` parts that hold as many of the rows."""
-        stretches = [one for one in map(stretch_of, names_of(curved.knots)) if one is not None]
-        inside, near = [], []
-        for one in stretches:
-            values = self._of(one.column, some)
-            edges = np.quantile(values, np.arange(1, _NEAR) / _NEAR)
-            low = edges[edges <= one.low].max(initial=-np.inf)
-            high = edges[edges >= one.high].min(initial=np.inf)
-            inside.append(one.has(values))
-            near.append(one._replace(low=float(low), high=float(high)).has(values))
-        within, around = (np.array(part, float) @ np.array(part, float).T for part in (inside, near))
-        others = np.array([[one.column != other.column for other in stretches] for one in stretches])
-        return not np.any(others & (within == 0) & (around > 0))
 
     def _require_kept_out(self, curved: Curved | None) -> None:
         """Of held-out rows mean losses are told, at models of which one segment may be all."""
@@ -1092,84 +1049,3 @@ class Releases:
         training[~self.holdout] = 0 if fold_ids is None else fold_ids
         every = np.where(self.holdout, training.max(initial=0) + 1, training)
         return {"rows": every, "sums": training, "held_out": np.where(self.holdout, 0, OUTSIDE)}
-
-
-# Knots that a site looks at, in all runs together.
-LOOKS = 24
-
-
-@dataclass(frozen=True)
-class Looks:
-    state: SiteState
-    coding: str  # of the columns
-
-    def allow(self, knots: Knots) -> None:
-        """Raise PolicyViolationError where these knots are not known, and as many others as there may be
-        are."""
-        with self.state.reading() as connection:
-            known = connection.execute("SELECT knots FROM looked WHERE coding = ?", (self.coding,)).fetchall()
-        if len(known) >= LOOKS and (_knots_as_text(knots),) not in known:
-            raise PolicyViolationError(
-                f"it has been asked about {LOOKS} sets of knots, all that it looks at; use the knots of an "
-                "earlier run."
-            )
-
-    def keep(self, knots: Knots, borne: Knots) -> None:
-        """Of these knots those are borne."""
-        with self.state.transaction() as connection:
-            what = (self.coding, _knots_as_text(knots), _knots_as_text(borne))
-            connection.execute("INSERT OR REPLACE INTO looked VALUES (?, ?, ?)", what)
-
-    def require(self, knots: Knots, released: Callable[[], Knots]) -> None:
-        """Raise PolicyViolationError for knots that are not among those borne, nor among those `released`
-        before."""
-        with self.state.reading() as connection:
-            query = "SELECT borne FROM looked WHERE coding = ?"
-            found = [json.loads(text) for (text,) in connection.execute(query, (self.coding,))]
-        if not any(within(knots, borne) for borne in found) and not within(knots, released()):
-            raise PolicyViolationError(
-                "it was asked about curves whose knots it has not been asked about before."
-            )
-
-
-def _knots_as_text(knots: Knots) -> str:
-    return json.dumps({column: list(own) for column, own in sorted(knots.items()) if own})
-
-
-def own_places(values: Floats, grid: Floats, sets: Ints, people: Ids, least: int) -> tuple[list[int], int]:
-    """(the places of the grid (places,) that cut values (N,) into at most PARTS parts, the fewest rows of a
-    set in a part). Strictly inside every part there are at least `least` rows, or people (N,), of every set;
-    `sets` (N,) says which one a row is in, from 0, -1 for none."""
-    at = np.searchsorted(grid, values, side="left")
-    on = (at < len(grid)) & (grid[np.minimum(at, len(grid) - 1)] == values)
-    # Bins, by turns: what is between two places, and what is at one.
-    bins, wide = 2 * at + on, 2 * len(grid) + 1
-    inside = sets >= 0
-    group, bins, whose = sets[inside], bins[inside], None if people is None else people[inside]
-    if whose is not None:
-        # A person counts once a set, in its first bin: then no part has fewer than are counted.
-        order = np.lexsort((bins, whose, group))
-        first = np.ones(len(order), bool)
-        first[1:] = (np.diff(group[order]) != 0) | (whose[order][1:] != whose[order][:-1])
-        group, bins = group[order][first], bins[order][first]
-    n = int(group.max(initial=-1)) + 1
-    counts = np.bincount(group * wide + bins, minlength=n * wide).reshape(n, wide)
-    up_to = np.pad(np.cumsum(counts, axis=1), ((0, 0), (1, 0)))  # (sets, bins + 1) rows in earlier bins
-    up_to = up_to[up_to[:, -1] > 0]
-    if not len(up_to):
-        return [], 0
-
-    def rows(left: int, right: int) -> Ints:
-        """(sets,) strictly between two places; -1 and one past the last stand for no end."""
-        return np.asarray(up_to[:, 2 * right + 1] - up_to[:, 2 * left + 2])
-
-    share = up_to[:, -1].sum() / PARTS
-    found: list[int] = []
-    for place in range(len(grid)):
-        part = rows(found[-1] if found else -1, place)
-        if part.min() >= least and part.sum() >= share:
-            found.append(place)
-    while found and rows(found[-1], len(grid)).min() < least:
-        found.pop()
-    fewest = min(int(rows(*part).min()) for part in pairwise([-1, *found, len(grid)]))
-    return found, fewest
