@@ -19,6 +19,7 @@ from bidro.deploy.server.serve import run_job
 from bidro.deploy.site.config import Site
 from bidro.deploy.site.rows import SiteRows, table_id
 from bidro.deploy.site.session import reply_of
+from bidro.deploy.transport.drive import files_of
 from bidro.federated.algorithms import BiDROFL
 from bidro.federated.engines.coordinator import Delivered, InMemory, Policy
 from bidro.federated.engines.in_process import run
@@ -58,6 +59,9 @@ def test_with_default_options_the_model_is_that_of_fit(classes, tmp_path):
     whole = table(classes, sizes=(200, 240, 200, 240, 240))
     agreed = write_sites(tmp_path, whole)
     files = run_job(job(agreed), carrier(tmp_path), tmp_path / "runs")
+    # A network brings home these, and no others.
+    always, maybe = files_of(job(agreed))
+    assert always <= set(files) <= always | maybe
     folds = json.loads(files["report.json"])["calibration"]["folds"]
     ours, theirs = model_of(files), alone(tmp_path, whole, folds=folds)
     np.testing.assert_allclose(ours.x, theirs.model.x, rtol=0, atol=SAME)

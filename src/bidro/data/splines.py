@@ -41,6 +41,8 @@ SEGMENTS = (16, 8, 4, 1)
 FEWEST_ROWS = 20
 # Slopes of a feature with pairs that are listed one by one.
 _MOST_ROWS = 200
+# Curves whose knots are agreed on are drawn over so many agreed spreads on both sides of the centre.
+DRAWN = 4.0
 # Quantiles by which a client describes a column.
 PLACES = 64
 

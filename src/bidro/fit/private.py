@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtri
 
 from bidro.ambiguity import WassersteinBall
 from bidro.certify.certificate import Certificate, Privacy, Shared
@@ -29,7 +28,7 @@ from bidro.core.errors import BidroError
 from bidro.core.pytrees import Frozen
 from bidro.core.sets import Box, Simplex, capped_sizes
 from bidro.data.federation import Federation
-from bidro.data.splines import Basis
+from bidro.data.splines import DRAWN, Basis, public_knots
 from bidro.data.standardise import Standard
 from bidro.fit.baselines import Baselines
 from bidro.fit.fitted import ClientLoss, Fitted, Options, Progress
@@ -49,8 +48,6 @@ from bidro.solvers.minimax_newton import minimax_newton
 
 # The minimax problem on noisy moments is solved to this gap.
 _GAP = 1e-6
-# Curves are drawn over so many agreed spreads on both sides of the centre.
-_DRAWN = 4.0
 _NO_INTERVAL = (
     "it needs distances between clients' rows and risks over balls around them, which are not released under "
     "a privacy budget."
@@ -121,8 +118,9 @@ def _basis(curves: Any, names: Sequence[str]) -> Basis | None:
             "Under a privacy budget curves are of named features, each with a number of segments, such as "
             "curves = { age = 4 }."
         )
-    knots = tuple(tuple(ndtri(np.arange(1, own) / own).tolist()) for own in wanted.most)
-    return Basis(knots) if any(knots) else None
+    none = np.full(len(wanted.most), np.inf)
+    found = public_knots(wanted.most, -none, none)
+    return None if found.straight else found
 
 
 def _mixture_spec(weights: Any) -> MixtureSpec:
@@ -324,7 +322,7 @@ class _PrivateFit:
         seen = None
         if basis is not None:
             loss = replace(loss, basis=basis)  # type: ignore[type-var]
-            seen = standard.mean - _DRAWN * standard.spread, standard.mean + _DRAWN * standard.spread
+            seen = standard.mean - DRAWN * standard.spread, standard.mean + DRAWN * standard.spread
         transport = transport_of(loss, federation.m, choices, spread)
         whole = unrestricted(federation, loss, transport, spread, self.options.largest_coefficient)
         problem = replace(whole, ambiguity=WassersteinBall(np.zeros(len(names))))

@@ -32,7 +32,7 @@ from bidro.certify.statements import loss_unit
 from bidro.core.arrays import Floats
 from bidro.core.sets import Box, Simplex
 from bidro.data.federation import Federation
-from bidro.data.splines import Basis, public_knots
+from bidro.data.splines import DRAWN, Basis, public_knots
 from bidro.data.standardise import Standard
 from bidro.deploy.agreement.agreement import Agreement, NetworkAgreement
 from bidro.deploy.site.disclosure.cells import Curved
@@ -57,10 +57,6 @@ from bidro.solvers.bundle.state import kink_history
 
 # A message may have so many bytes beyond its numbers.
 HEADER_BYTES = 65_536
-
-
-# Curves are drawn so many spreads to both sides of the centre, as far as agreed bounds go.
-WIDE = 4.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +116,7 @@ class QueryPlan:
     def ends(self) -> tuple[Floats, Floats]:
         """(low, high), both (k,), between which curves are drawn, in the agreed units; of coded levels 0 and
         1."""
-        low, high = np.maximum(self.bounds[0], -WIDE), np.minimum(self.bounds[1], WIDE)
+        low, high = np.maximum(self.bounds[0], -DRAWN), np.minimum(self.bounds[1], DRAWN)
         apart = low >= high  # the centre lies far outside the bounds
         low, high = np.where(apart, self.bounds[0], low), np.where(apart, self.bounds[1], high)
         coded = [one.levels is not None for one in self.agreed.schema.columns for _ in one.coded]

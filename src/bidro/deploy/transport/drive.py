@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeVar
 
+from bidro.certify.intervals import FILE as INTERVALS
 from bidro.core.errors import BidroError, one_line, require_package
 from bidro.deploy.agreement.job import Job
 from bidro.deploy.server.check import VERDICTS
@@ -139,7 +140,7 @@ def submit_and_wait(
         # It may name every client, with a sentence each.
         most = _MOST_SHOWN * (1 + len(job.clients))
         raise BidroError(one_line(files[ERROR_FILE].decode(errors="replace"), most))
-    expected, more = _expected(job)
+    expected, more = files_of(job)
     if odd := sorted((expected - set(files)) | (set(files) - expected - more)):
         raise BidroError(
             f"The server returned other files than such a run leaves: '{one_line(odd[0])}'; run it again."
@@ -147,7 +148,7 @@ def submit_and_wait(
     return dict(files)
 
 
-def _expected(job: Job) -> tuple[set[str], set[str]]:
+def files_of(job: Job) -> tuple[set[str], set[str]]:
     """(the files that a run leaves, those that it may leave besides)."""
     if job.check:
         return {VERDICTS}, set()
@@ -156,6 +157,6 @@ def _expected(job: Job) -> tuple[set[str], set[str]]:
     if job.certify is not None:
         return _CERTIFIED, set()
     if job.agreed.neural_network is None:
-        return _FILES, set()
+        return _FILES, {INTERVALS}
     held_out = _CERTIFIED if job.agreed.options.hold_out > 0 else set()
     return _NETWORK | held_out, {"model.onnx"}
