@@ -26,7 +26,7 @@ from bidro.model.model_file import Model
 from bidro.risk.inner import Exact
 from bidro.solvers.bundle.algorithm import ExactMWDRO
 from bidro.solvers.bundle.state import Broadcast, Reply
-from tests.deploy.sites import answering, carrier, job, least_release, write_sites
+from tests.deploy.sites import answering, carrier, job, least_release, permitted, write_sites
 from tests.deploy.test_federated import last_requests
 from tests.deploy.test_site import CLIP, asked_of, fixed, parts_of, site_at
 from tests.small import mostly_slow
@@ -56,7 +56,7 @@ def site_with(folder, table, training, limits=None, **parts):
     if not (folder / "state").exists():
         (folder / "state").mkdir()
         write_key(folder / "state", key_of_seed(0))
-    return replace(Site.read(folder / "site.toml"), **parts)
+    return replace(Site.read(folder / "site.toml"), **{**permitted(), **parts})
 
 
 def gradients(site, models):

@@ -22,6 +22,8 @@ from bidro.solvers.bundle.algorithm import ExactMWDRO
 from bidro.solvers.bundle.state import Broadcast
 from tests.deploy.sites import answering, job, write_sites
 
+pytestmark = pytest.mark.usefixtures("agreed_release")
+
 ALL_ROWS = {"hold_out": 0.0, "personal": "none"}
 
 

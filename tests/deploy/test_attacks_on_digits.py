@@ -26,6 +26,8 @@ from tests.deploy.test_attacks_on_statements import FAR, told_at, with_a_row_far
 from tests.deploy.test_site import LEVELS, asked_of
 from tests.small import mostly_slow
 
+pytestmark = pytest.mark.usefixtures("agreed_release")
+
 # Slopes of models under which the residual of the row that lies far out has a known sign; their intercept.
 BALL = {"kind": "WassersteinBall", "radius": 0.0}
 SLOPES = np.array([[2, -1, 0, 0], [0, 1.5, 2, 0], [0, 0, -2, 1.5], [-1, 0, 0, 2.0]])

@@ -17,6 +17,8 @@ from bidro.losses import losses_of
 from tests.deploy.test_attacks import FEATURES, SEEDS, people, site_with
 from tests.deploy.test_site import LEVELS, asked_of
 
+pytestmark = pytest.mark.usefixtures("agreed_release")
+
 # Of a row that lies far out, not so far that it outweighs all others: features, then the target.
 FAR = np.array([4.8, -4.2, 5.4, 3.6, -18.0])
 # Two to this power, as a level, clips nothing.

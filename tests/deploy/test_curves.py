@@ -59,7 +59,7 @@ class Reported(LocalClients):
 
     knots: Basis | None = None
 
-    def finest(self, most, folds, curvature, by=()):
+    def finest(self, most, folds, by=(), agreed=None):
         return self.knots, None
 
 

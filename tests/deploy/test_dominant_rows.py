@@ -21,6 +21,8 @@ from bidro.selection.fold_queries import FoldMoments, MomentsBroadcast, MomentsR
 from tests.deploy.test_attacks import FEATURES, NO_RADIUS, SEEDS, people
 from tests.deploy.test_attacks_on_statements import HIGH, clipping, told_at, with_a_row_far_out
 
+pytestmark = pytest.mark.usefixtures("agreed_release")
+
 # Of the row that lies apart in a table of others.
 PLACE = 7
 

@@ -29,7 +29,7 @@ from bidro.model.model_file import target_numbers
 from bidro.model.personal_file import FILE as PERSONAL_FILE
 from bidro.model.personal_file import personal_models_in
 from bidro.solvers.bundle.state import Following, Reply
-from tests.deploy.sites import least_release
+from tests.deploy.sites import least_release, permitted
 
 _RUNS = count()
 MODEL = np.array([1.0, -0.5, 0.25])
@@ -58,7 +58,7 @@ def site_at(folder, table=None, training=None, support=None, limits=None, agreed
     (folder / "schema.toml").write_text(written(agreed))
     whole.to_csv(folder / "east.csv", index=False)
     (folder / "site.toml").write_text('client = "east"\ndata = "east.csv"\nschema = "schema.toml"\n')
-    site = replace(Site.read(folder / "site.toml"), **parts)
+    site = replace(Site.read(folder / "site.toml"), **{**permitted(), **parts})
     site.state.mkdir(exist_ok=True)
     if not (site.state / KEY_FILE).exists():
         write_key(site.state, key_of_seed(0))

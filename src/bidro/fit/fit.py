@@ -163,6 +163,15 @@ def _prepare(network: Network, options: Options, progress: Progress) -> _Task:
     return _Task(clients, prepared, standard, problem, declared, wanted, limits, spread)
 
 
+def _bounds(task: _Task) -> tuple[Floats, Floats]:
+    """(low, high), both (k,), the declared bounds of features in standard units; infinite where there are
+    none."""
+    if task.declared is None:
+        none = np.full(task.problem.federation.m - 1, np.inf)
+        return -none, none
+    return np.asarray(task.declared.lower)[:-1], np.asarray(task.declared.upper)[:-1]
+
+
 def _units(network: Network, options: Options, prepared: Prepared) -> tuple[Standard, Floats]:
     """(the units of training, the deviation (m,) of every column in them)."""
     if options.units is not None:
@@ -186,7 +195,9 @@ def _train(task: _Task, options: Options, progress: Progress) -> tuple[Trained, 
     if options.algorithm is not None:
         return train_penalised(problem, options.algorithm, choices.seed, clients, progress.stepping), None
     draws = int(np.min(task.prepared.people))
-    curves, seen = wanted_curves(clients, problem, task.wanted, choices, task.limits, task.standard, draws)
+    agreed = None if options.units is None else _bounds(task)
+    how = choices, task.limits, task.standard, draws, agreed
+    curves, seen = wanted_curves(clients, problem, task.wanted, *how)
     pairs = wanted_pairs(problem, task.wanted, choices, task.limits, draws)
     trained = train(
         problem,

@@ -24,7 +24,7 @@ from bidro.core.scratch import Scratch
 from bidro.core.sets import Box
 from bidro.core.splits import Words, arranged, holdout_of, label_ids, left_out_clients
 from bidro.data.federation import Federation
-from bidro.data.splines import Basis, Levels, by_level, common_knots
+from bidro.data.splines import Basis, Levels, by_level, common_knots, public_knots
 from bidro.data.standardise import Standard
 from bidro.federated.engines.in_process import IN_PROCESS
 from bidro.federated.engines.rounds import Ask, FoldSpec, Rounds
@@ -59,12 +59,16 @@ class Clients(Rounds, Protocol):
         """Their names, sizes and columns; their rows in standard units where these are here."""
 
     def finest(
-        self, most: Sequence[int], folds: int, by: tuple[Levels | None, ...] = ()
+        self,
+        most: Sequence[int],
+        folds: int,
+        by: tuple[Levels | None, ...] = (),
+        agreed: tuple[Floats, Floats] | None = None,
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
         """(the finest knots of curves that are considered, with at most so many segments a feature (k,); the
         least and the largest value of every feature (k,) between which curves are drawn), in standard units.
-        Later queries are over so many folds. `by` (k,) are the levels for each
-        of which a feature has a curve."""
+        Later queries are over so many folds. `by` (k,) are the levels for each of which a feature has a
+        curve; `agreed` are the bounds (k,) of features where units are agreed on, as then knots are."""
 
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:
         """How a model does on the training rows, by client; `problem` is as trained, `declared` the support
@@ -298,12 +302,20 @@ class LocalClients:
         return IN_PROCESS.clients_of(problem, fold_spec, seed)
 
     def finest(
-        self, most: Sequence[int], folds: int, by: tuple[Levels | None, ...] = ()
+        self,
+        most: Sequence[int],
+        folds: int,
+        by: tuple[Levels | None, ...] = (),
+        agreed: tuple[Floats, Floats] | None = None,
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
         del folds  # rows that are here bear any knots
         values, counts = client_side.quantiles(self.federation.host_rows, self.federation.sizes)
         seen = values[:, :, 0].min(axis=0), values[:, :, -1].max(axis=0)
         found = common_knots(values, counts, most)
+        if agreed is not None:
+            # A column of two values is a straight line.
+            bends = zip(most, found.knots, strict=True)
+            found = public_knots([own if knots else 1 for own, knots in bends], *agreed)
         return by_level(found, by, self.federation.host_rows[:, :-1], most) if by else found, seen
 
     def assess(self, problem: Problem, declared: Box | None, message: Assess) -> Assessment:

@@ -452,13 +452,15 @@ def wanted_curves(
     limits: FoldLimits,
     standard: Standard,
     draws: int,
+    agreed: tuple[Floats, Floats] | None = None,
 ) -> tuple[tuple[Wanted, Basis] | None, tuple[Floats, Floats] | None]:
     """(what is wanted of the features, with the finest knots, None where every one is a straight line of any
     sign; between what values curves are drawn, None where there are none). `problem` is of straight lines,
     `wanted` what the user wants; `limits` are those of the clients' answers, `draws` the fewest rows, or
-    people, that a client has. What is left to the rows is a straight line where there can be no curves, no
-    cross-validation to choose them by, one of radii, each a cone program with curves, or a loss with kinks,
-    of which every number of segments takes as long as a whole fit of lines."""
+    people, that a client has, `agreed` as in `Clients.finest`. What is left to the rows is a straight line
+    where there can be no curves, no cross-validation to choose them by, one of radii, each a cone program
+    with curves, or a loss with kinks, of which every number of segments takes as long as a whole fit of
+    lines."""
     dealt = limits.folds is None or max(limits.folds, default=0) > 1
     chosen = dealt and draws > 1 and not choices.cross_validates_radius
     if not (can_have_curves(problem) and chosen) or loss_has_kinks(problem.loss):
@@ -470,7 +472,7 @@ def wanted_curves(
         return (wanted, Basis(((),) * len(wanted.most))), None
     by = levels_of(clients.federation, wanted.by, standard)
     folds = folds_of(min(clients.federation.sizes), choices, limits)
-    basis, seen = clients.finest(wanted.most, folds, by)
+    basis, seen = clients.finest(wanted.most, folds, by, agreed)
     return (wanted, basis), seen
 
 

@@ -286,11 +286,15 @@ class SiteClients:
         return {"curves": {"segments": segments, "smoothing": float(loss.smoothing)}}  # type: ignore[attr-defined]
 
     def finest(
-        self, most: Sequence[int], folds: int, by: tuple[Levels | None, ...] = ()
+        self,
+        most: Sequence[int],
+        folds: int,
+        by: tuple[Levels | None, ...] = (),
+        agreed: tuple[Floats, Floats] | None = None,
     ) -> tuple[Basis, tuple[Floats, Floats] | None]:
         """The agreed knots, as many of them as all sites bear; curves are drawn over the agreed ends, as
         nobody tells its least and largest values."""
-        del most, by  # as agreed on, without coded levels; by level there is none
+        del most, by, agreed  # as agreed on, without coded levels; by level there is none
         finest, names = self.protocol.finest, self.federation.names
         settings = {name: {**self.settings[name], "folds": folds} for name in names}
         nothing, like = dict.fromkeys(names, Nothing()), Segments.like(finest.features)

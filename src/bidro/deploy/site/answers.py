@@ -246,7 +246,7 @@ def _assessment(site: Site, rows: SiteRows, request: Request) -> tuple[Any, int]
     _keep_personal(site, request, used)
     if message.radii.size:
         of = protocol, np.asarray(message.x)
-        found = found._replace(robust=_coarse(*of, found.robust, draws(over, rows.people)))
+        found = found._replace(robust=_coarse(*of, np.asarray(found.robust), draws(over, rows.people)))
     return found, draws(over, rows.people)
 
 
