@@ -31,6 +31,7 @@ def with_a_row_far_out(folder, seed, **options):
     for k in itertools.count():
         table = people(seed, False)
         table.loc[0] = FAR + 0.01 * k
+        (folder / str(k)).mkdir(parents=True, exist_ok=True)
         site = site_with(folder / str(k), table, {"hold_out": 0.45, **options})
         rows = SiteRows.load(site)
         kept = rows.in_units("east", holdout(site, rows)).host_rows

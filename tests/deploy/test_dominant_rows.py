@@ -150,21 +150,24 @@ def test_an_answer_about_three_models_is_no_three_equations(seed, tmp_path):
     """The site's personal model and that of pooled training are judged beside the one asked about. The means
     of their losses less those of the clipped ones were an equation each: two answers gave a held-out row. And
     squares of losses, in standard errors, were those of the row that lies farthest."""
-    site, far, rows = with_a_row_far_out(tmp_path, seed, personal="auto")
+    site, far, rows = with_a_row_far_out(tmp_path / "site", seed, personal="auto")
+    # The same again, as one site answers one of the two questions.
+    other, *_ = with_a_row_far_out(tmp_path / "other", seed, personal="auto")
     inverse = np.array([*[1 / 128] * 4, 1 / 8, 1.0])
     models = 0.3 * np.random.default_rng(seed).normal(size=(20, 5))
     power = clipping(site, models[0])
     first, _ = told_at(site, models[0], "low", power, inverse, models[1])
     assert first.loss == pytest.approx(first.means[0], rel=1e-12)
     assert first.personal_loss == pytest.approx(first.means[3], rel=1e-12)
-    second, _ = told_at(site, models[1], "high", HIGH, inverse, models[0])
+    second, _ = told_at(other, models[1], "high", HIGH, inverse, models[0])
     assert second.loss - second.shared_change[0] > first.loss + 1.0  # the first was clipped
     for told, model in ((second, models[1]), (first, models[0])):
         squares = rows * (rows - 1) * told.se**2 + rows * told.loss**2
         assert abs(squares**0.25 - abs(model @ [*far[:-1], 1.0] - far[-1])) > 1.0
-    # Nine means in all, one less than two for each of the five numbers of a row.
+    # Nine numbers in all, one less than two for each of the five of a row, and five in an answer: three means
+    # and two bounds of rows.
     told = [told_at(site, x, f"run-{k}", HIGH, inverse, models[0])[0] for k, x in enumerate(models[2:])]
-    assert [one is not None for one in told] == [True] + [False] * 17
+    assert [one is not None for one in told] == [False] * 18
     assert told_at(site, models[0], "again", power, inverse, models[1])[0].loss == first.loss
 
 
