@@ -56,6 +56,16 @@ class Shared(NamedTuple):
     delta: float
 
 
+class OnAverage(NamedTuple):
+    """What the held-out rows of all clients say together, with this confidence each: over rows that come from
+    the clients as often as these did."""
+
+    confidence: float
+    bound: float  # of the mean loss
+    largest: float  # as which larger losses count
+    mistakes: float | None  # bound of the share of wrong predictions, of classes
+
+
 @dataclass(frozen=True)
 class Privacy:
     """The differential privacy of all that left the clients in a run."""
@@ -67,12 +77,15 @@ class Privacy:
     exact: tuple[str, ...] = ()  # clients that exact sums over rows have left in other runs, by no budget
     drafted: bool = False  # whether the units that rows were put into were read off rows
     shared: Shared | None = None  # None where each client adds all the noise that its own sums need
+    on_average: OnAverage | None = None  # None where no rows are held out
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budgets", Frozen(self.budgets))
         object.__setattr__(self, "exact", tuple(self.exact))
         if self.shared is not None:
             object.__setattr__(self, "shared", Shared(*self.shared))
+        if self.on_average is not None:
+            object.__setattr__(self, "on_average", OnAverage(*self.on_average))
 
     @classmethod
     def restored(cls, content: Mapping[str, Any]) -> Privacy:
@@ -137,6 +150,20 @@ class Privacy:
             f"Noise is shared: this run costs epsilon = {shared.epsilon:g} as long as {shared.honest} of the "
             f"{shared.sites} clients, a person's own among them, keep their shares of it to themselves, and "
             f"epsilon = {shared.alone:.3g}, with delta = {shared.delta:g}, whatever all others do."
+        )
+
+    @property
+    def average(self) -> str:
+        """The bound over the rows of all clients together: noise that hides a small client's losses does not
+        hide the sum of all."""
+        if (said := self.on_average) is None:
+            return "Without held-out rows nothing bounds the mean loss."
+        what = "people" if self.people else "rows"
+        wrong = "" if said.mistakes is None else f", and of mistakes at most {said.mistakes:.1%}"
+        return (
+            f"Over {what} that come from the clients as often as the held-out ones did, the mean loss is at "
+            f"most {said.bound:.4g}, losses above {said.largest:.4g} counting as that{wrong}, each with "
+            f"{said.confidence:.0%} confidence."
         )
 
     def _together(self) -> dict[tuple[tuple[float, float, int] | None, bool], list[str]]:
@@ -252,8 +279,10 @@ class Certificate:
             del content["against"]
         if self.privacy is None:
             del content["privacy"]
-        elif self.privacy.shared is None:
-            del content["privacy"]["shared"]
+        else:
+            for name in ("shared", "on_average"):
+                if content["privacy"][name] is None:
+                    del content["privacy"][name]
         for name in ("of_rows", "procedure"):
             if content[name] is None:
                 del content[name]
@@ -321,7 +350,7 @@ def _table(found: Certificate, unit: str) -> str:
     if not found.trained:
         lines.append(f"  {found.balls}")
     if found.privacy is not None:
-        lines += [f"  {found.privacy.promise}", f"  {found.privacy.cost}"]
+        lines += [f"  {found.privacy.promise}", f"  {found.privacy.average}", f"  {found.privacy.cost}"]
     return "\n".join(lines)
 
 

@@ -164,6 +164,8 @@ def _print(done: Fit, out: Path, verbose: bool) -> None:
     say(why(done))
     if (promised := promise(done)) is not None:
         say(promised)
+    if (privacy := done.certificate.privacy) is not None and privacy.on_average is not None:
+        say(privacy.average)
     if verbose:
         for words in done.model.settings["chosen"].values():
             say(words)

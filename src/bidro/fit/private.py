@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bidro.ambiguity import WassersteinBall
-from bidro.certify.certificate import Certificate, Privacy, Shared
+from bidro.certify.certificate import Certificate, OnAverage, Privacy, Shared
 from bidro.certify.held_out import client_level, noisy_client_bound
 from bidro.certify.mean_bounds import noisy_bound, noisy_mean
 from bidro.certify.row_promise import SHARE, RowPromise, noisy_row_bound, of_bounds
@@ -167,6 +168,18 @@ class _HeldOutSums(NamedTuple):
         """(n,) held-out rows, or people, with noise."""
         return np.array([one.sums.sum() for one in self.sums])
 
+    def on_average(self, confidence: float, largest: float) -> OnAverage:
+        """Of the sums of all clients, whose noise adds up. A gambler who bets on draws of different means has
+        no more in expectation than on as many of their mean: 1 + lambda (mu - mu_i) is linear in mu_i, and a
+        geometric mean is no more than the arithmetic one."""
+        draws = float(self.expected.sum())
+        bounds = [
+            noisy_client_bound(added_up(sums), 1 - confidence, draws, most).bound
+            for sums, most in ((self.sums, largest), (self.mistakes, 1.0))
+            if sums
+        ]
+        return OnAverage(confidence, bounds[0], largest, bounds[1] if self.mistakes else None)
+
     def losses(self, names: Sequence[str], largest: float) -> dict[str, ClientLoss]:
         """Mean losses by client, and how far off they may be, noise included."""
         found = {}
@@ -196,6 +209,9 @@ class _HeldOutSums(NamedTuple):
         found = statements_of(bounds, of.limits, confidence, of.mixtures, "private", people)
         of_rows = self._of_rows(bare, of, confidence, people)
         stated = with_statements(bare, of, found, confidence, shift, of_rows)
+        assert stated.privacy is not None
+        average = self.on_average(confidence, of.seen)
+        stated = replace(stated, privacy=replace(stated.privacy, on_average=average))
         return replace(stated, absent=Frozen({**stated.absent, "held_out": _ONE_LEVEL}))
 
     def _of_rows(
@@ -217,6 +233,13 @@ class _HeldOutSums(NamedTuple):
         counts = {n: max(1, round(float(own))) for n, own in zip(bare.names, self.rows, strict=True)}
         found = of_bounds(bounds, counts, counts, confidence, share, people, noise=True)
         return None if found.bound is None else found
+
+
+def added_up(sums: Sequence[Noisy]) -> Noisy:
+    """Noisy sums of the same units, with the noise of all."""
+    each = zip(*(one.scale.variance for one in sums), strict=True)
+    variance = tuple(sum(own, Fraction(0)) for own in each)
+    return Noisy(np.sum([one.values for one in sums], axis=0), sums[0].scale._replace(variance=variance))
 
 
 class _Counted(NamedTuple):

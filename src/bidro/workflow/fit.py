@@ -302,7 +302,7 @@ def _model(options: FitOptions, schema: Schema, fitted: Fitted, created: str) ->
     if schema.survival is not None:
         settings["chosen"]["survival"] = OF_PERIODS.format(event=schema.target)
     if privacy is not None:
-        settings["chosen"] |= {"privacy": privacy.promise, "noise": privacy.cost}
+        settings["chosen"] |= {"privacy": privacy.promise, "average": privacy.average, "noise": privacy.cost}
     settings["concerns"] = concerns(fitted)
     if (procedure := fitted.certificates[options.confidence].procedure) is not None:
         settings["concerns"].append(of_procedure(procedure))
