@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from bidro.core.errors import BidroError
 from bidro.selection.calibrate import calibrate
 from bidro.selection.rule import (
-    MAX_COST,
     MIXTURE_SPECS,
     LeftOut,
     check_max_cost,
@@ -174,12 +174,16 @@ def test_radii_of_the_problem_are_kept_by_every_candidate():
     assert np.linalg.norm(found.pooled_model[:2]) < 0.98 * np.linalg.norm(free.pooled_model[:2])
 
 
-def test_the_candidates_of_weights():
-    """Pooled training first, then caps of 5 and none, with ever more of the weight; the last is AFL."""
-    shares = [0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0]
-    assert list(MIXTURE_SPECS) == [
-        (1.0, 1.0),
-        *((5.0, mu) for mu in shares),
-        *((math.inf, mu) for mu in shares),
-    ]
-    assert MAX_COST == 0.02
+def test_the_candidates_of_weights_run_from_pooled_training_to_any_mixture():
+    """For one largest ratio, the more of the weight may move, the more mixtures there are."""
+    sizes, directions = np.array([10, 20, 70]), np.random.default_rng(0).normal(size=(20, 3))
+    sets = [one.mixtures(sizes) for one in MIXTURE_SPECS]
+    assert MIXTURE_SPECS[0].fixed
+    assert not any(one.fixed for one in MIXTURE_SPECS[1:])
+    np.testing.assert_allclose(sets[0].project(np.array([3.0, -1.0, 0.2])), sizes / 100)
+    assert sets[-1].is_whole
+    most = np.array([[one.linear_maximum(c)[0] for c in directions] for one in sets])
+    for k, (before, after) in enumerate(pairwise(MIXTURE_SPECS)):
+        if before.max_weight_ratio == after.max_weight_ratio:
+            assert before.mixing < after.mixing
+            assert np.all(most[k] <= most[k + 1] + 1e-12)
