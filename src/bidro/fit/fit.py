@@ -27,7 +27,7 @@ from bidro.certify.statements import (
     with_statements,
     without_holdout,
 )
-from bidro.core.arrays import Floats
+from bidro.core.arrays import Floats, one_thread
 from bidro.core.errors import BidroError
 from bidro.core.sets import Box, Simplex, capped_sizes
 from bidro.data.standardise import ColumnMoments, Standard
@@ -83,13 +83,14 @@ def fit(network: Network, options: Options, progress: Progress | None = None) ->
         BidroError: for anything in tables or options that does not fit.
     """
     progress = progress or Progress()
-    if options.privacy is not None:
-        return private_fit(network, options, progress)
-    task = _prepare(network, options, progress)
-    trained, seen = _train(task, options, progress)  # choose, solve, personalise
-    found = _assess(task, trained, options, progress)
-    fitted = _state(task, _with_risks(trained, found.assessment), found, options, seen)
-    return replace(fitted, frontier=_frontier(task, trained, options, seen))
+    with one_thread(len(network.columns)):
+        if options.privacy is not None:
+            return private_fit(network, options, progress)
+        task = _prepare(network, options, progress)
+        trained, seen = _train(task, options, progress)  # choose, solve, personalise
+        found = _assess(task, trained, options, progress)
+        fitted = _state(task, _with_risks(trained, found.assessment), found, options, seen)
+        return replace(fitted, frontier=_frontier(task, trained, options, seen))
 
 
 def _frontier(

@@ -259,8 +259,13 @@ class _Rows:
     def squares(self, fitted: _Fitted, some: Floats, other: Floats) -> Floats:
         """(c, c') second derivatives between columns (N, c) and (N, c'), the clients' offsets following."""
         weighed = fitted.bends[:, None] * some
-        of_clients = self.by_client(weighed) / fitted.weight[:, None]
-        return np.asarray(weighed.T @ other - of_clients.T @ self.by_client(fitted.bends[:, None] * other))
+        sums = self.by_client(weighed)
+        if some is other:
+            # A product of a matrix with itself is half the work.
+            rooted, apart = np.sqrt(fitted.bends)[:, None] * some, sums / np.sqrt(fitted.weight)[:, None]
+            return np.asarray(rooted.T @ rooted - apart.T @ apart)
+        of_others = self.by_client(fitted.bends[:, None] * other)
+        return np.asarray(weighed.T @ other - (sums / fitted.weight[:, None]).T @ of_others)
 
     def derivatives(self, scores: Floats) -> tuple[Floats, Floats, Floats]:
         """(losses, slopes, second derivatives), all (N,)."""
@@ -465,16 +470,18 @@ def _left_out(
     of_clients = rows.by_client(fitted.bends[:, None] * every) / fitted.weight[:, None]
     out = ~fitted.used
     held = rows.by_client(out.astype(float))
-    losses = np.zeros((rows.n, len(counts), len(_HELD)))
+    steps = np.zeros((len(counts), len(_HELD), every.shape[1]))
     for c, count in enumerate(counts):
         size = d + int(ends[min(count, len(pairs))])
         for h, times in enumerate(_HELD):
             matrix = squares[:size, :size].copy()
             inside = np.arange(d, size)
             matrix[inside, inside] += times * strength[: size - d]
-            step = -_solved(matrix, slopes[:size])
-            moves = every[:, :size] @ step - (of_clients[:, :size] @ step)[rows.owner] * (rows.n > 1)
-            losses[:, c, h] = _stepped(rows, fitted, moves, out)
+            steps[c, h, :size] = -_solved(matrix, slopes[:size])
+    along = steps.reshape(-1, every.shape[1]).T
+    moves = every @ along - (of_clients @ along)[rows.owner] * (rows.n > 1)
+    each = [_stepped(rows, fitted, one, out) for one in np.ascontiguousarray(moves.T)]
+    losses = np.stack(each, axis=1).reshape(rows.n, len(counts), len(_HELD))
     return losses / np.maximum(held, 1.0)[:, None, None], held
 
 
