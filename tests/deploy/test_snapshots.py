@@ -41,6 +41,7 @@ class Consortium:
 
     def __init__(self, folder, named, seed=0):
         self.folder, self.named, self.released = folder, named, []
+        self.labels = {}  # of people who have others than their own
         (folder / "state").mkdir(parents=True)
         write_key(folder / "state", key_of_seed(seed))
         (folder / "site.toml").write_text('client = "east"\ndata = "east.csv"\nschema = "schema.toml"\n')
@@ -60,7 +61,8 @@ class Consortium:
     def refresh(self, table):
         """The table is this from now on. Returns over how many folds a run is answered, or why it is not."""
         self.table = table
-        table.astype({"who": str}).to_csv(self.folder / "east.csv", index=False)
+        labels = [self.labels.get(who, str(who)) for who in table["who"]]
+        table.assign(who=labels).to_csv(self.folder / "east.csv", index=False)
         self.site = Site.read(self.folder / "site.toml")
         rows, run = SiteRows.load(self.site), f"run-{next(_RUNS)}"
 
@@ -163,13 +165,15 @@ def test_sides_are_those_of_when_a_person_was_first_seen(share, tmp_path):
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(6), lambda seed: seed < 1))
-@pytest.mark.parametrize("named", [True, False])
-def test_ten_refreshes_two_studies_an_erasure_and_a_correction(seed, named, tmp_path):
+@pytest.mark.parametrize("also", [["corrected", "study"], ["corrected", "labels"], []])
+def test_ten_refreshes_two_studies_an_erasure_and_a_correction(seed, also, tmp_path):
     """At random sizes, in a random order: never an atom below the limit, and never shut out, where a person
-    is named; where none is, new rows wait for good once one has gone."""
+    is named, also where some people get other labels; where none is, new rows wait for good once one has
+    gone."""
+    named = bool(also)
     rng = np.random.default_rng(seed)
     here, table = Consortium(tmp_path, named, seed), people(seed, 600)
-    steps = ["more"] * 8 + ["gone", "other"] + (["corrected", "study"] if named else [])
+    steps = ["more"] * 8 + ["gone", "other", *also]
     assert here.refresh(table) == 5
     answered = []
     for step in rng.permutation(steps):
@@ -178,6 +182,8 @@ def test_ten_refreshes_two_studies_an_erasure_and_a_correction(seed, named, tmp_
         elif step == "corrected":
             one = table["who"] == rng.choice(table["who"])
             table = table.assign(v=table["v"].where(~one, 3.0))
+        elif step == "labels":
+            here.labels |= {who: f"other {who}" for who in rng.choice(table["who"], 7, replace=False)}
         elif step == "study":
             here.agree(("u", "w"), "y")
         elif step == "more":
