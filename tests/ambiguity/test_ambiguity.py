@@ -14,9 +14,13 @@ from bidro.core.errors import BidroError
 from bidro.core.sets import Box
 from bidro.data.federation import Federation
 from bidro.federated.baselines import GroupDROBalls
-from bidro.losses import Squared
+from bidro.federated.engines.in_process import HostClients, all_replies
+from bidro.losses import Absolute, Huber, Logistic, Softmax, Squared
 from bidro.problem.problem import Problem
+from bidro.risk.inner import Exact
 from bidro.risk.transport import Transport
+from bidro.solvers.bundle.algorithm import ExactMWDRO
+from bidro.solvers.bundle.state import Broadcast
 
 SLOPES = {"north": 1.0, "south": 1.8, "harbour": 0.4}
 
@@ -127,3 +131,22 @@ def test_what_each_says_of_itself():
     assert len({p.fingerprint for p in (ball, penalty, none, own)}) == 4
     assert own.fingerprint == problem(CommonShift(0.1)).fingerprint
     assert own.fingerprint != problem(CommonShift(0.2)).fingerprint
+
+
+@pytest.mark.parametrize(
+    "loss", [Logistic(True), Softmax(3), Huber(), Absolute(True)], ids=lambda v: type(v).__name__
+)
+def test_without_ambiguity_rows_on_the_host_say_what_compiled_clients_do(loss):
+    rng = np.random.default_rng(0)
+    table = [rng.normal(size=(size, 4)) for size in (20, 30)]
+    cost = Transport.features_only(4, 1.0)
+    if loss.labels is not None:
+        cost = Transport.classification(4, 1.0)
+        for own in table:
+            own[:, -1] = rng.choice(loss.labels, len(own))
+    federation = Federation.from_arrays(table, "unbounded")
+    clients = HostClients(Problem(federation, loss, Box.cube(5.0, loss.dimension(4)), cost), None, 0)
+    query, sent = ExactMWDRO(Exact()), Broadcast(0.3 * rng.normal(size=loss.dimension(4)), np.asarray(0.1))
+    found = query.client_batch_numpy(sent, clients.host)
+    for one, other in zip(found, all_replies(query, *clients._compiled, sent, 0), strict=True):
+        np.testing.assert_allclose(one, np.asarray(other), rtol=1e-12, atol=1e-14)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bidro.ambiguity.base import Ambiguity
+from bidro.ambiguity.wasserstein import WassersteinBall
+from bidro.core.arrays import Floats
 from bidro.core.pytrees import pytree
 from bidro.risk.client_rows import ClientRows
 from bidro.risk.inner import Inner, Oracle
@@ -20,6 +25,25 @@ class NoAmbiguity(Ambiguity):
 
     def risk(self, rows: ClientRows, inner: Inner, oracle: Oracle, at: Point, curvature: bool) -> RiskModel:
         return unmoved_risk(rows, inner, at, curvature)
+
+    def on_host(
+        self,
+        inner: Inner,
+        samples: Floats,
+        sizes: NDArray[np.int64],
+        x: Floats,
+        width: float,
+        curvature: bool,
+        before: Floats | None = None,
+    ) -> RiskModel | None:
+        found = WassersteinBall(0.0).on_host(inner, samples, sizes, x, width, curvature, before)
+        if found is None:
+            return None
+        # No sample moves, and nothing depends on how steep the model is.
+        d, never = len(x), np.full(len(sizes), np.inf)
+        hessian = None if found.curvature is None else found.curvature[:, :d, :d]
+        multipliers: dict[str, Any] = {"multiplier": never, "lower_multiplier": never}
+        return found._replace(gradient=found.gradient[:, :d], curvature=hessian, **multipliers)
 
     @property
     def matters(self) -> bool:
