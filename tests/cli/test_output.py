@@ -18,6 +18,8 @@ def said(monkeypatch, terminal, quiet=False):
     with output.shown_progress(quiet, 1e-6) as progress:
         progress.begin("reading")
         progress.begin("choosing")
+        progress.part("curves", 0.0)
+        progress.part("curves", 0.5)
         progress.calibration(1, 40)
         progress.solving(1, 1e-2)
         progress.solving(2, 1e-4)
@@ -36,13 +38,15 @@ def slowly(monkeypatch):
 def test_lines_where_it_is_no_terminal(monkeypatch):
     assert said(monkeypatch, False).splitlines() == [
         "reading tables",
-        "choosing radius and weights",
+        "choosing",
+        "choosing curves",
         "certifying",
     ]
 
 
 def test_of_rounds_there_is_a_line_now_and_then(monkeypatch, slowly):
     lines = said(monkeypatch, False).splitlines()
+    assert any(line.startswith("choosing curves: 50% done, about ") for line in lines)
     assert "solving: round 1, gap 1.0e-02" in lines
     assert any(line.startswith("solving: round 2, gap 1.0e-04, about ") for line in lines)
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 _STAGES = {
     "reading": "reading tables",
     "preparing": "preparing",
-    "choosing": "choosing radius and weights",
+    "choosing": "choosing",
     "assessing": "assessing the model",
     "certifying": "certifying",
     "writing": "writing",
 }
 # Seconds from one plain line to the next of a round.
-_BETWEEN_LINES = 5.0
+_BETWEEN_LINES = 3.0
 # What a script sees of a model's settings.
 SETTINGS_SHOWN = (
     "chosen",
@@ -84,6 +84,12 @@ def _progress(stage: Callable[[str], None], of_round: Callable[[str], None], gap
         time_left.begin()
         stage(_STAGES.get(name, name))
 
+    def part(what: str, share: float) -> None:
+        if share == 0:
+            begun(f"choosing {what}")
+        else:
+            of_round(f"choosing {what}: {share:.0%} done{left_in_words(time_left.at(share))}")
+
     def calibration(t: int, going_on: int) -> None:
         left = left_in_words(time_left.choosing(going_on))
         of_round(f"choosing radius and weights: round {t}, {going_on} candidates to go{left}")
@@ -91,7 +97,7 @@ def _progress(stage: Callable[[str], None], of_round: Callable[[str], None], gap
     def solving(t: int, found: float) -> None:
         of_round(f"solving: round {t}, gap {found:.1e}{left_in_words(time_left.solving(found))}")
 
-    return Progress(stage=begun, calibration=calibration, solving=solving)
+    return Progress(stage=begun, part=part, calibration=calibration, solving=solving)
 
 
 class _Lines:

@@ -53,6 +53,7 @@ class Progress:
     """What to call while work goes on; each may be None."""
 
     stage: Callable[[str], None] | None = None
+    part: Callable[[str, float], None] | None = None  # (what is being chosen, the share that is done)
     calibration: Callable[[int, int], None] | None = None  # (round, solves that go on)
     solving: Callable[[int, float], None] | None = None  # (round, gap)
     stepping: Callable[[int], None] | None = None  # (round) of Algorithm 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -157,6 +158,14 @@ def transport_of(loss: Loss, m: int, choices: FitSettings, target_spread: float)
     return Transport(scale, order)
 
 
+# What is called with what is being chosen, and the share of it that is done.
+Part = Callable[[str, float], None]
+
+
+def unsaid(what: str, share: float) -> None:
+    """Nobody is told."""
+
+
 class Chosen(NamedTuple):
     """What is to be solved, and how it was chosen."""
 
@@ -174,6 +183,7 @@ def train(
     support: Box | None = None,
     on_calibration: Callable[[int, int], None] | None = None,
     on_round: Callable[[int, float], None] | None = None,
+    on_part: Part = unsaid,
     network: Rounds = IN_PROCESS,
     spread: float | None = None,
     limits: FoldLimits = NO_FOLD_LIMITS,
@@ -188,7 +198,8 @@ def train(
     how many segments they have is chosen before radii and weights, and so are `pairs` of features. The
     problem of the result is of the losses alone: what smooths curves in training is no part of it.
     """
-    chosen = choose(problem, choices, support, on_calibration, network, spread, limits, curves, pairs)
+    about = (network, spread, limits, curves, pairs, on_part)
+    chosen = choose(problem, choices, support, on_calibration, *about)
     calibration = chosen.calibration
     begin: dict[str, Any] = {}
     if calibration is not None:
@@ -205,11 +216,10 @@ def train(
             # From moments Newton's method ends closer to the optimum than cross-validation did.
             method = "one-shot"
     solution = solve(solved, choices.gap, method, progress=on_round, network=network, **begin)
-    personal = (
-        None
-        if calibration is None
-        else choose_personal(chosen.problem, calibration, choices.personal, network)
-    )
+    personal = None
+    if calibration is not None:
+        on_part("personal models", 0.0)
+        personal = choose_personal(chosen.problem, calibration, choices.personal, network)
     return Trained(
         without_smoothing(chosen.problem),
         solution.x,
@@ -257,6 +267,7 @@ def choose(
     limits: FoldLimits = NO_FOLD_LIMITS,
     curves: tuple[Wanted, Basis] | None = None,
     pairs: WantedPairs | None = None,
+    on_part: Part = unsaid,
 ) -> Chosen:
     """How many segments curves have and which pairs there are, then radii and weights; see `train`."""
     segments = sent = calibration = found = None
@@ -264,11 +275,11 @@ def choose(
     if curves is not None:
         dealt = folds_of(min(problem.federation.sizes), choices, limits)
         problem, segments, sent = choose_curves(
-            problem, *curves, dealt, True, choices.seed, network, choices.personal
+            problem, *curves, dealt, True, choices.seed, network, choices.personal, partial(on_part, "curves")
         )
     if pairs is not None:
         folds = folds_of(min(problem.federation.sizes), choices, limits) if can_choose_pairs(problem) else 0
-        found = choose_pairs(problem, pairs, folds, choices.seed)
+        found = choose_pairs(problem, pairs, folds, choices.seed, partial(on_part, "pairs of features"))
         if found.pairs:
             problem, sent = with_pairs(of_lines, problem, found.pairs, signs), None
     radii, promise = _radii(problem, choices, support)

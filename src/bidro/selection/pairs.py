@@ -15,7 +15,7 @@ the same losses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from numbers import Integral
@@ -147,8 +147,14 @@ def with_pairs(problem: Problem, curved: Problem, pairs: tuple[Pair, ...], signs
     return with_curves(problem, replace(basis, pairs=pairs), signs)
 
 
-def choose_pairs(problem: Problem, wanted: WantedPairs, folds: int, seed: int = 0) -> PairChoice:
-    """The pairs to be added to the problem's curves.
+def choose_pairs(
+    problem: Problem,
+    wanted: WantedPairs,
+    folds: int,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> PairChoice:
+    """The pairs to be added to the problem's curves; `progress` is called with the share that is done.
 
     Raises BidroError where pairs are named of a feature of one value.
     """
@@ -177,6 +183,8 @@ def choose_pairs(problem: Problem, wanted: WantedPairs, folds: int, seed: int = 
     fold_ids = problem.federation.folds(folds, seed)
     each = []
     for fold in range(folds):
+        if progress is not None:
+            progress(fold / (folds + 1))
         trained = rows.fitted(fold_ids != fold)
         order = wanted.named or _ranked(rows, trained, most)
         each.append(_left_out(rows, trained, [made(own, 1.0) for own in order], wanted.counts))

@@ -173,18 +173,19 @@ def choose_curves(
     seed: int = 0,
     network: Rounds = IN_PROCESS,
     personal: PersonalWord | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> tuple[Problem, SegmentChoice, TrainingMoments | None]:
     """(the problem with the curves that are taken, the choice, the second moments that clients have sent of
     them), from the problem of straight lines and the finest knots; `personal` are the corrections that
-    clients may have, which can make curves idle."""
-    federation = problem.federation
+    clients may have, which can make curves idle; `progress` is called with the share that is done."""
+    federation, said = problem.federation, progress or (lambda share: None)
     many = not federation.rows_elsewhere and sum(federation.sizes) > ENOUGH_ROWS
     if many and len(wanted.bases(finest)) > 1:
         fewest = max(ENOUGH_OF_CLIENT, _OF_A_FOLD * folds)
         some = replace(problem, federation=thinned(federation, ENOUGH_ROWS, fewest))
-        _, choice, _ = _chosen(some, wanted, finest, folds, sends_curvature, seed, network, personal)
+        _, choice, _ = _chosen(some, wanted, finest, folds, sends_curvature, seed, network, personal, said)
         return with_curves(problem, choice.basis, wanted.signs), choice, None
-    return _chosen(problem, wanted, finest, folds, sends_curvature, seed, network, personal)
+    return _chosen(problem, wanted, finest, folds, sends_curvature, seed, network, personal, said)
 
 
 def _chosen(
@@ -196,6 +197,7 @@ def _chosen(
     seed: int,
     network: Rounds,
     personal: PersonalWord | None,
+    progress: Callable[[float], None],
 ) -> tuple[Problem, SegmentChoice, TrainingMoments | None]:
     """As `choose_curves`, on all rows of the problem."""
     bases = wanted.bases(finest)
@@ -216,6 +218,7 @@ def _chosen(
     how["sends_curvature"] = sends_curvature
     each: list[Calibration] = []
     for one, basis in zip(problems, bases, strict=True):
+        progress(len(each) / len(bases))
         # Moments of every candidate at once would be larger than the table by far: they are made again.
         each.append(replace(calibrate(one, (0.0,), MIXTURE_SPECS[:1], sent=of(basis), **how), moments=None))
     losses = np.concatenate([found.left_out.losses for found in each], axis=-1)
