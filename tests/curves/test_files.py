@@ -86,7 +86,7 @@ def test_the_command_from_fit_to_explained_predictions(tmp_path, capsys):
     code, out, err = run(capsys, "predict", tmp_path / "m", tmp_path / "f.csv", "--explain", "--json")
     found = pd.DataFrame(json.loads(out)["predictions"])
     assert code == 0
-    assert "1 row lies outside the values of 'age' seen in training" in err
+    assert "1 row lies outside the values that the curve of 'age' is drawn over" in err
     np.testing.assert_allclose(found.drop(columns="prediction").sum(axis=1), found["prediction"])
     assert found["prediction"][0] == pytest.approx(2.5, abs=0.3)
     code, out, err = run(capsys, "evaluate", tmp_path / "m", tmp_path / "t.csv", "--json")

@@ -189,8 +189,8 @@ def note(model: Model, table: pd.DataFrame, new_clients: Sequence[str] = ()) -> 
         say(f"{which} not in training; no statement about the model covers such a client.")
     for name, count in model.outside(table).items():
         rows = "1 row lies" if count == 1 else f"{count:,} rows lie"
-        seen = f"the values of '{name}' seen in training"
-        say(f"{rows} outside {seen}; its curve is extended by its last slope.")
+        drawn = f"the values that the curve of '{name}' is drawn over"
+        say(f"{rows} outside {drawn}; it is extended by its last slope.")
     for name, count in schema.filled(table).items():
         cells = "1 missing cell" if count == 1 else f"{count:,} missing cells"
         say(f"{cells} of '{name}' filled by {columns[name].filled_by}, as in training.")

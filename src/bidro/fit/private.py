@@ -80,7 +80,8 @@ def private_plan(
     refused = {
         "the radius must be 0: cross-validated, bootstrapped and other radii": not choices.no_radius,
         "the criterion is risk: regret": choices.criterion != "risk",
-        "every client uses the shared model: its personal model": choices.personal not in (None, "auto"),
+        "a client makes its personal model itself, by `bidro adapt`: one from the fit": choices.personal
+        not in (None, "auto"),
         "what features do adds up: pairs of them": choices.pairs not in (None, "auto", 0),
         "features may have any sign: rising and falling ones": bool(choices.increasing or choices.decreasing),
         "Algorithm 1, with replies from one row,": options.algorithm is not None,
