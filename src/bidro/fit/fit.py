@@ -177,8 +177,7 @@ def _bounds(task: _Task) -> tuple[Floats, Floats]:
 def _units(network: Network, options: Options, prepared: Prepared) -> tuple[Standard, Floats]:
     """(the units of training, the deviation (m,) of every column in them)."""
     if options.units is not None:
-        standard = replace(options.units, middle=0.0) if options.loss.log_link else options.units
-        return standard, agreed_deviations(standard)
+        return options.units, agreed_deviations(options.units)
     counted = capped_sizes(np.asarray(prepared.rows, float), network.max_share)
     moments = ColumnMoments.pooled(counted, prepared.mean, prepared.deviation)
     standard = Standard.of(moments, options.loss.classes is not None)

@@ -442,8 +442,12 @@ class Agreement:
             unit = self.units.get(column.name, default)
             centres += [unit.centre] * len(column.coded)
             spreads += [unit.spread] * len(column.coded)
-        target = Unit(0.0, 1.0) if self.schema.classes is not None else self.units[self.schema.target]
-        return Standard(np.array(centres), np.array(spreads), float(target.centre), float(target.spread))
+        classes = self.schema.classes
+        target = Unit(0.0, 1.0) if classes is not None else self.units[self.schema.target]
+        # What the logarithm is of is not to be centred.
+        log_link = self.options.loss_choice(None if classes is None else len(classes)).log_link
+        middle = 0.0 if log_link else float(target.centre)
+        return Standard(np.array(centres), np.array(spreads), middle, float(target.spread))
 
     @cached_property
     def fit_options(self) -> Options:

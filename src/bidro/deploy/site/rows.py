@@ -97,6 +97,8 @@ class SiteRows:
         table = schema.laid_out(table)
         schema.require_listed_levels(table)
         features, target, labels = schema.matrix(table), target_numbers(schema, table), schema.people(table)
+        if agreed.neural_network is None:
+            agreed.fit_options.loss.in_units(1.0).require_targets(target, schema.target)
         # Under a budget rows far out count less, and nothing depends on where one lies.
         if agreed.support is not None and site.privacy is None:
             require_declared(agreed.support, schema, table)
