@@ -47,6 +47,7 @@ from bidro.fit.training import cross_validates
 from bidro.model.predictor import Curve, Predictor
 from bidro.model.summary import Summary, summary_of
 from bidro.problem.worst_case import WorstCase, worst_case_distribution
+from bidro.selection.segments import with_a_line
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -136,7 +137,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         X, y = validate_data(
             self, X, y, accept_sparse=True, dtype=np.float64, ensure_min_samples=2, y_numeric=False
         )
-        X, owners = dense(X), client_labels(clients, len(y))
+        X, owners = self._with_logarithm(dense(X)), client_labels(clients, len(y))
         labels = None if people is None else row_labels(people, len(y), "person")
         if cross_validates(settings, len(np.unique(owners)), can_be_personal=True):
             kept = enough_to_choose(owners, labels)
@@ -145,6 +146,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         target = self._encode(y)
         columns = [*self._columns(), "target"]
         loss = settings.loss_choice(self._classes())
+        settings = replace(settings, curves=with_a_line(settings.curves, settings.exposure, columns[:-1]))
         options = Options(loss, settings, self.support, shown=False)
         self._support = self.support
         if self.support is not None:
@@ -346,7 +348,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
         owners = client_labels(clients, len(y))
         labels = None if people is None else row_labels(people, len(y), "person")
         X, y = validate_data(self, X, y, accept_sparse=True, dtype=np.float64, reset=False, y_numeric=False)
-        rows = self.standard_.rows(dense(X), self._codes(y))
+        rows = self.standard_.rows(self._with_logarithm(dense(X)), self._codes(y))
         parts = {str(name): rows[owners == name] for name in np.unique(owners)}
         self._trained_rows.require_new({n: own for n, own in parts.items() if n in self.client_weights_})
         known = {name: own for name, own in parts.items() if name in self.client_weights_}
@@ -387,7 +389,7 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
     def _holdout_rows(self, X: Any, y: Any, clients: ArrayLike | None) -> dict[str, Floats]:
         """Each client's rows (N_i, k + 1) in the units of training, in the order of the clients."""
         X, y = validate_data(self, X, y, accept_sparse=True, dtype=np.float64, reset=False, y_numeric=False)
-        X, target, owners = dense(X), self._codes(y), client_labels(clients, len(y))
+        X, target, owners = self._with_logarithm(dense(X)), self._codes(y), client_labels(clients, len(y))
         names = self.certificate_.names
         unknown = sorted(set(owners) - set(names))
         missing = sorted(set(names) - set(owners))
@@ -457,7 +459,28 @@ class RobustEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any) -> Floats:
         """Rows (N, k) seen after `fit`."""
-        return dense(validate_data(self, X, accept_sparse=True, dtype=np.float64, reset=False))
+        return self._with_logarithm(
+            dense(validate_data(self, X, accept_sparse=True, dtype=np.float64, reset=False))
+        )
+
+    def _with_logarithm(self, X: Floats) -> Floats:
+        """Rows (N, k) with the logarithm of the exposure in its place, where there is one."""
+        name = getattr(self, "exposure", None)
+        if name is None:
+            return X
+        columns = list(self._columns())
+        if name not in columns:
+            raise BidroError(f"exposure='{name}' is no feature; there are {', '.join(columns)}.")
+        exposed = X[:, columns.index(name)]
+        if not np.all(exposed > 0):
+            row = int(np.argmin(exposed > 0))
+            raise BidroError(
+                f"Row {row}: the exposure '{name}' is {exposed[row]:g}, and must be above 0: in no time "
+                "nothing is counted."
+            )
+        found = X.copy()
+        found[:, columns.index(name)] = np.log(exposed)
+        return found
 
     def _taken(self, X: Any, clients: Any, people: Any = None) -> tuple[Any, Any, Any]:
         """(rows, clients, people) where X may be a frame with columns that say whose rows they are: those
@@ -527,6 +550,9 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
             certificate.
         threshold: Huber's, in standard deviations of the target.
         quantile: the pinball loss's.
+        power: of the Tweedie loss, from 1 to 2.
+        exposure: of poisson, gamma and tweedie, the name of the feature that says how long, or how much, a
+            row was exposed (of an array "x0", "x1", ...): what is predicted is in proportion to it.
         fit_intercept: whether there is an intercept.
         gap: the relative duality gap to certify.
         folds: of cross-validation; None for 5, or fewer where a client has fewer rows.
@@ -578,6 +604,8 @@ class RobustRegressor(RegressorMixin, RobustEstimator):  # type: ignore[misc]
     _: KW_ONLY
     threshold: float = FitSettings.threshold
     quantile: float = FitSettings.quantile
+    power: float = FitSettings.power
+    exposure: str | None = FitSettings.exposure
 
     def predict(self, X: ArrayLike, clients: ArrayLike | str | None = None) -> Floats:
         """Predictions for rows, by the shared model, or by the client's own where it has one.

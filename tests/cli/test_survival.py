@@ -1,4 +1,4 @@
-"""The command on times to an event: from a table to curves, and what is said of it."""
+"""The command on times to an event, from a table to curves and what is said of it; on counts over times."""
 
 import json
 
@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from bidro.cli import app
+from bidro.core.errors import BidroError
 from bidro.data.tables.survival import Observed
 from bidro.model.model_file import load_model
 from bidro.model.survival import brier_scores, concordance, kaplan_meier, restricted_means
@@ -145,3 +146,41 @@ def test_periods_do_not_move_inside_a_ball(folder):
         far = {part["name"]: part["in_sd"] for part in one["moved"]}
         assert far.pop("days=90 to 180") == far.pop("days=180 to 365") == 0
         assert max(far.values()) > 0
+
+
+def test_counts_over_times_that_differ(tmp_path, capsys):
+    """`--exposure`: twice the time, twice the count; a time of 0 is refused, and so is another loss."""
+    rng = np.random.default_rng(0)
+    whole = pd.DataFrame({"ward": np.repeat(["a", "b", "c"], 200), "age": rng.uniform(40, 90, 600)})
+    whole["years"] = rng.uniform(0.1, 3, 600)
+    whole["falls"] = rng.poisson(whole.years * np.exp(0.02 * (whole.age - 60)))
+    whole.to_csv(tmp_path / "falls.csv", index=False)
+    how = (
+        "fit",
+        tmp_path / "falls.csv",
+        "--client",
+        "ward",
+        "--target",
+        "falls",
+        "--out",
+        tmp_path / "model",
+    )
+    code, out, err = run(capsys, *how, "--loss", "tweedie", "--power", "1.1", "--exposure", "years")
+    assert code == 0, err
+    assert "of new rows lie within" in out  # what is promised is in counts
+    model = load_model(tmp_path / "model")
+    assert model.loss.power == 1.1
+    assert model.schema.exposure == "years"
+    assert 'exposure = "years"' in (tmp_path / "model" / "run.toml").read_text()
+    twice = model.predict(whole.assign(years=2 * whole.years))
+    np.testing.assert_allclose(twice, 2 * model.predict(whole), rtol=1e-12)
+    with pytest.raises(
+        BidroError, match="Row 1 below the header: the exposure 'years' is 0, and must be above"
+    ):
+        model.predict(whole.assign(years=0.0))
+    code, _, err = run(capsys, *how, "--force", "--exposure", "years")
+    assert code == 1
+    assert "An exposure is for losses of counts and costs" in err
+    code, _, err = run(capsys, *how, "--force", "--loss", "poisson", "--exposure", "days")
+    assert code == 1
+    assert "There is no feature 'days' for --exposure" in err

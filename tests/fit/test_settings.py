@@ -33,6 +33,8 @@ NUMBERLESS = ("0.5", None, True, False, [0.5], 1j)
         ("weights", ("auto", "simplex", "fixed", 1, 1.0, 7.5), ("cap", 0.999, math.inf, math.nan)),
         ("weights", (), (None, True, [2.0])),
         ("quantile", (1e-9, 0.5), (0, 1, math.nan, *NUMBERLESS[:1])),
+        ("power", (1, 1.5, 2), (0.9, 2.1, math.nan, "1.5")),
+        ("exposure", (None, "years"), (3, ["years"])),
         ("threshold", (1e-9, 5), (0, -1.0, math.inf, math.nan)),
         ("hold_out", (0, 0.0, 0.99), (1, -0.1, math.nan, "0.2", True)),
         ("new_clients", (0, 0.0, 0.99), (1, -0.1, math.nan, "0.2", True)),
@@ -76,9 +78,10 @@ def test_estimators_have_the_settings_as_parameters(estimator):
     loss, *others = parameters.values()
     assert (loss.name, loss.kind) == ("loss", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     assert {p.kind for p in others} == {inspect.Parameter.KEYWORD_ONLY}
-    own = {"threshold", "quantile"} if estimator is RobustRegressor else {"width"}
+    own = {"threshold", "quantile", "power", "exposure"} if estimator is RobustRegressor else {"width"}
     of_code = {"moments_alone", "held_still"}
-    elsewhere = {"hold_out", "new_clients", "shift", *of_code, "threshold", "quantile", "width"} - own
+    of_losses = {"threshold", "quantile", "power", "exposure", "width"}
+    elsewhere = ({"hold_out", "new_clients", "shift"} | of_code | of_losses) - own
     assert set(parameters) == named.keys() - elsewhere
     radius = {"north": 0.1}
     again = clone(estimator(radius=radius, random_state=3, curves={"age": 8}))

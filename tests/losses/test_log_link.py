@@ -141,3 +141,62 @@ def test_curves_are_those_of_the_rows():
     at = np.array([[-1.5], [0.0], [1.5]])
     np.testing.assert_allclose(model.predict(at), np.exp([1.5, 0.0, 1.5]), rtol=0.15)
     assert Poisson(True, basis=Basis(((0.0,),))).dimension(2) == 3
+
+
+def exposed(count=1200, seed=4):
+    """(frame, counts, clients) over times that differ, with effects of (0.5, -0.3)."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"u": rng.normal(size=count), "v": rng.normal(size=count)})
+    frame["years"] = rng.uniform(0.1, 3.0, count)
+    level = np.repeat([0.0, 0.3, -0.3, 0.6], count // 4)
+    mean = frame["years"] * np.exp(0.2 + 0.5 * frame["u"] - 0.3 * frame["v"] + level)
+    return frame, rng.poisson(mean).astype(float), np.repeat(list("abcd"), count // 4)
+
+
+def test_of_an_exposure_the_slope_is_1_and_statsmodels_finds_the_rest():
+    sm = pytest.importorskip("statsmodels.api")
+    frame, y, clients = exposed()
+    plain = {"loss": "poisson", "weights": "fixed", "personal": None, "curves": None, "pairs": None}
+    model = RobustRegressor(**plain, exposure="years").fit(frame, y, clients=clients)
+    design = sm.add_constant(frame[["u", "v"]].to_numpy())
+    known = sm.GLM(y, design, sm.families.Poisson(), offset=np.log(frame["years"])).fit(tol=1e-12).params
+    assert model.coef_[2] == pytest.approx(1.0, abs=1e-14)
+    # Training pulls slopes by a quarter of a row a client.
+    np.testing.assert_allclose([model.intercept_, *model.coef_[:2]], known, atol=2e-3)
+    np.testing.assert_allclose(model.predict(frame.assign(years=2 * frame.years)), 2 * model.predict(frame))
+    # Exactly, the problem that it is: features and the logarithm whose slope is held.
+    rows = frame.assign(years=np.log(frame.years), y=y, client=clients)
+    federation = Federation.from_table(rows, "client", "y", "unbounded")
+    box = Box([-50.0, -50.0, 1.0, -50.0], [50.0, 50.0, 1.0, 50.0])
+    whole = Problem(federation, Poisson(intercept=True), box, Transport.features_only(4, 1.0))
+    pooled = CappedSimplex.around_proportions(np.asarray(federation.sizes), 1.0)
+    found = solve(whole.with_mixtures(pooled), 1e-11).x
+    np.testing.assert_allclose(found, [*known[1:], 1.0, known[0]], atol=1e-6)
+
+
+def test_curves_pairs_and_personal_models_keep_to_the_exposure():
+    frame, y, clients = exposed(2400)
+    frame["u"] = np.abs(frame["u"])
+    model = RobustRegressor(loss="poisson", exposure="years").fit(frame, y, clients=clients)
+    assert "years" not in model.curves_ or len(model.curves_["years"].knots) == 2
+    assert model.personal_coef_
+    for who in (None, clients):
+        twice = model.predict(frame.assign(years=2 * frame.years), who)
+        np.testing.assert_allclose(twice, 2 * model.predict(frame, who), rtol=1e-12)
+
+
+def test_what_an_exposure_may_be():
+    frame, y, clients = exposed(400)
+    for given, words in (
+        ({"loss": "squared", "exposure": "years"}, "An exposure is for losses of counts and costs"),
+        ({"loss": "poisson", "exposure": "days"}, "exposure='days' is no feature; there are u, v, years"),
+        ({"loss": "poisson", "exposure": "u"}, "the exposure 'u' is .*, and must be above 0"),
+    ):
+        with pytest.raises(BidroError, match=words):
+            RobustRegressor(**given).fit(frame, y, clients=clients)
+
+
+def test_the_power_of_tweedie_loss_is_the_users():
+    X, y, clients = table("tweedie", 400)
+    found = RobustRegressor(loss="tweedie", power=1.2, curves=None, personal=None).fit(X, y, clients=clients)
+    assert found._assessed.loss.power == 1.2

@@ -74,7 +74,14 @@ def test_gaps_levels_and_counts(tmp_path):
     np.testing.assert_allclose(
         scored(model, rows, tmp_path)["prediction"], model.predict(rows)["prediction"], rtol=1e-12
     )
-    refusing = fitted(tmp_path, table("number"))
+    # An exposure counts by its logarithm.
+    whole["hours"] = rng.uniform(0.5, 3, len(whole))
+    model = fitted(tmp_path, whole, **more, exposure="hours")
+    rows = whole.drop(columns="y")[:60]
+    np.testing.assert_allclose(
+        scored(model, rows, tmp_path)["prediction"], model.predict(rows)["prediction"], rtol=1e-12
+    )
+    refusing = fitted(tmp_path, table("number"), missing="refuse")
     rows = table("number", 5).drop(columns="y")
     rows.loc[0, "u"], rows.loc[1, "ward"] = np.nan, None
     gaps = np.isnan(np.array(scored(refusing, rows, tmp_path)["prediction"], float))

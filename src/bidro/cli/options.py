@@ -30,6 +30,8 @@ _PANELS = {
     "Model": (
         "loss",
         "quantile",
+        "power",
+        "exposure",
         "personal",
         "curves",
         "pairs",

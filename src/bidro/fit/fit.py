@@ -63,7 +63,7 @@ from bidro.losses.linear import ResidualLoss
 from bidro.problem.problem import Problem
 from bidro.risk.transport import Transport
 from bidro.selection.calibrate import FoldLimits, spread_of
-from bidro.selection.segments import Wanted
+from bidro.selection.segments import Wanted, proportional_to
 
 # Clients whose worst case is shown.
 MOST_WORST_CASES = 12
@@ -143,6 +143,11 @@ def _prepare(network: Network, options: Options, progress: Progress) -> _Task:
     prepared = network.prepare()
     standard, deviations = _units(network, options, prepared)
     loss = options.loss.in_units(standard.target_spread)
+    if choices.exposure is not None and not options.loss.log_link:
+        raise BidroError(
+            "An exposure is for losses of counts and costs: poisson, gamma or tweedie; got "
+            f"{options.loss.word}."
+        )
     if options.loss.log_link and not choices.no_radius:
         raise BidroError(
             f"With a radius the worst case of {options.loss.word} loss is infinite, as its mean grows "
@@ -156,6 +161,8 @@ def _prepare(network: Network, options: Options, progress: Progress) -> _Task:
     transport = transport_of(loss, federation.m, choices, standard.target_spread)
     transport = held_still(transport, wanted, names, choices.held_still)
     problem = unrestricted(federation, loss, transport, standard.target_spread, options.largest_coefficient)
+    if choices.exposure is not None:
+        problem = proportional_to(problem, list(names).index(choices.exposure))
     offered = np.asarray(prepared.folds)
     without = [name for name, own in zip(federation.names, offered, strict=True) if not own[1:].any()]
     limits, spread = (
@@ -184,6 +191,12 @@ def _units(network: Network, options: Options, prepared: Prepared) -> tuple[Stan
     if options.loss.log_link:
         # What the logarithm is of is not to be centred.
         standard = replace(standard, middle=0.0)
+    if options.choices.exposure is not None:
+        # The logarithm of an exposure counts as it is, so that its slope is 1.
+        place = network.columns.index(options.choices.exposure)
+        mean, spread = standard.mean.copy(), standard.spread.copy()
+        mean[place], spread[place] = 0.0, 1.0
+        standard = replace(standard, mean=mean, spread=spread)
     units = np.append(standard.spread, 1.0)
     return standard, np.where(moments.varying, moments.deviation, 0.0) / units
 

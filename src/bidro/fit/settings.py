@@ -250,6 +250,21 @@ class FitSettings:
         option=float,
         loss="pinball",
     )
+    power: float = setting(
+        1.5,
+        "Of the tweedie loss: the power of the mean that the variance is proportional to, from 1 to 2.",
+        _must(lambda v: is_number(v) and 1 <= v <= 2, "{name} must be a number from 1 to 2"),
+        option=float,
+        agreed=False,
+        loss="tweedie",
+    )
+    exposure: str | None = setting(
+        None,
+        "Of poisson, gamma and tweedie: column of how long, or how much, a row was exposed, above 0; what is "
+        "predicted is in proportion to it.",
+        _must(lambda v: v is None or isinstance(v, str), "{name} must be the name of a feature"),
+        agreed=False,
+    )
     threshold: float = setting(1.35, "", _positive, option=None, loss="huber")  # in deviations of the target
     width: float = of_python(1.0, _positive, loss="smoothed hinge")
     fit_intercept: bool = of_python(True)

@@ -41,6 +41,7 @@ def _content(model: Model) -> dict[str, Any]:
                 "levels": None if one.levels is None else list(one.levels),
                 "other": one.other,
                 "filler": one.filler if one.filler is None or one.levels is not None else float(one.filler),
+                **({"exposure": True} if one.exposure else {}),
             }
             for one in schema.columns
         ],

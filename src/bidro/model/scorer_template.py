@@ -62,6 +62,8 @@ def _coded(column: Mapping[str, Any], table: Mapping[str, Sequence[Any]]) -> lis
         return [np.array([_empty(cell) for cell in cells], float)]
     if column["levels"] is None:
         numbers = np.array([np.nan if _empty(cell) else float(cell) for cell in cells])
+        if column.get("exposure"):
+            numbers = np.log(np.where(numbers > 0, numbers, np.nan))
         return [
             numbers if column["filler"] is None else np.where(np.isnan(numbers), column["filler"], numbers)
         ]

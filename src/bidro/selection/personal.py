@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bidro.core.errors import BidroError
 from bidro.core.pytrees import pytree
+from bidro.core.sets import Box
 from bidro.federated.algorithm import BaseAlgorithm, HostData, RowsBehind, Snapshot
 from bidro.losses import LinearScores, Loss, Squared
 from bidro.problem.problem import Problem
@@ -62,6 +63,18 @@ def has_personal_models(loss: Loss) -> bool:
 def coefficients(loss: Loss, m: int) -> int:
     """q: how many coefficients a personal model changes in each score: a slope a feature, and the offset."""
     return m - 1 + int(loss.intercept)  # type: ignore[attr-defined]
+
+
+def held_slopes(problem: Problem) -> NDArray[np.bool_]:
+    """(m - 1,) the features whose slopes X leaves no choice of."""
+    features, loss, models = problem.federation.m - 1, problem.loss, problem.models
+    if not isinstance(loss, LinearScores) or loss.scores > 1 or not isinstance(models, Box):
+        return np.zeros(features, bool)
+    same = np.asarray(models.lower) == np.asarray(models.upper)
+    of_slope = np.arange(features) if loss.basis is None else loss.basis.feature
+    found = np.zeros(features, bool)
+    found[of_slope[same[: len(of_slope)]]] = True
+    return found
 
 
 def lifted(loss: LinearScores, m: int, changes: Numbers) -> Numbers:

@@ -49,6 +49,7 @@ from bidro.selection.personal import (
     expansion_of_squares,
     expansions,
     has_personal_models,
+    held_slopes,
 )
 from bidro.selection.replies import FoldClients
 from bidro.selection.rule import required_errors
@@ -124,6 +125,7 @@ def freedoms(
     loss, m = problem.loss, problem.federation.m
     assert isinstance(loss, LinearScores)
     q = coefficients(loss, m)
+    may = np.flatnonzero(~np.append(held_slopes(problem), [False] * loss.intercept))
     if sent is not None:
         assert isinstance(loss, Squared)
         folds = sent.rows.shape[1]
@@ -137,14 +139,15 @@ def freedoms(
         columns = [_columns(one.pull, d, problem, word) for one, d in zip(told, diagonals, strict=True)]
         parts = [one.among(some) for one, some in zip(told, columns, strict=True)]
         found = [_components(problem, one, len(models[0])) for one in parts]
-        return _freedoms(found, columns, parts[-1], q)
+        return _freedoms(found, columns, parts[-1], may, q)
     if not sends_curvature:
         curvature = loss.score_curvature(1.0 if np.isinf(loss.score_curvature(0.0)) else 0.0)
         free = np.full(q, 1 / (curvature * float(np.mean(problem.federation.counted))))
         free[: q - 1] *= word != "offset"
+        free[np.setdiff1d(np.arange(q), may)] = 0.0
         return Freedoms(np.tile(free, (len(models), 1)), np.zeros(q), None, np.arange(q))
     free = np.zeros((len(models), q))
-    chosen = [np.arange(q)] * len(models)
+    chosen = [may] * len(models)
     if q - loss.intercept > MOST_SLOPES or word == "offset":
         none = np.zeros((len(models), 0), np.int64)
         first = replies(PersonalExpansions(), ExpansionsBroadcast(models, free, none))
@@ -161,8 +164,8 @@ def freedoms(
             _components(problem, one, len(models[0]), around[f] if around else None)
             for f, one in enumerate(parts)
         ]
-        free = _freedoms(around, chosen, parts[-1], q).freedom
-    return _freedoms(around, chosen, parts[-1], q)
+        free = _freedoms(around, chosen, parts[-1], may, q).freedom
+    return _freedoms(around, chosen, parts[-1], may, q)
 
 
 def _columns(pull: Floats, diagonal: Floats, problem: Problem, word: PersonalWord) -> NDArray[np.int64]:
@@ -182,12 +185,19 @@ def _components(
 
 
 def _freedoms(
-    found: Sequence[Components], columns: Sequence[NDArray[np.int64]], whole: Expansion, q: int
+    found: Sequence[Components],
+    columns: Sequence[NDArray[np.int64]],
+    whole: Expansion,
+    may: NDArray[np.int64],
+    q: int,
 ) -> Freedoms:
+    """Of q coefficients, of which those that `may` differ are not held by X."""
     freedom, deviation = np.zeros((len(found), q)), np.zeros(q)
     for own, one, some in zip(freedom, found, columns, strict=True):
         own[some] = one.freedom
     deviation[columns[-1]] = np.sqrt(found[-1].variance)
+    held = np.setdiff1d(np.arange(q), may)
+    freedom[:, held], deviation[held] = 0.0, 0.0
     return Freedoms(freedom, deviation, whole, columns[-1])
 
 

@@ -30,6 +30,7 @@ from bidro.problem.problem import Problem
 from bidro.risk.moments import Moments, TrainingMoments
 from bidro.selection.calibrate import Calibration, calibrate
 from bidro.selection.cross_validate import fold_moments, moments_too_large, second_moments_suffice
+from bidro.selection.personal import held_slopes
 from bidro.selection.personalise import PersonalWord, choose_personal
 from bidro.selection.rule import MIXTURE_SPECS, LeftOut, required_errors
 
@@ -44,6 +45,14 @@ _OF_A_FOLD = 20  # where there are very many folds
 # Curves must be better by so many standard errors, and with personal models worse by at most one, or by this
 # share.
 _ERRORS, _HARDLY = 1.0, 0.01
+
+
+def with_a_line(curves: Any, feature: str | None, names: Sequence[str]) -> Any:
+    """The curves that are wanted, with a straight line for a feature."""
+    if feature is None or curves is None:
+        return curves
+    given = curves if isinstance(curves, Mapping) else dict.fromkeys(names, curves)
+    return {**given, feature: None}
 
 
 @dataclass(frozen=True)
@@ -269,7 +278,18 @@ def with_curves(problem: Problem, basis: Basis, signs: Sequence[int]) -> Problem
         raise BidroError("Curves of several classes have no direction; leave out increasing and decreasing.")
     lower[: len(columns)][columns > 0] = 0.0
     upper[: len(columns)][columns < 0] = 0.0
+    if curved.scores == 1:
+        known = held_slopes(problem)[basis.feature]
+        lower[: len(columns)][known] = upper[: len(columns)][known] = 1.0
     return replace(problem, loss=curved, models=Box(lower, upper))
+
+
+def proportional_to(problem: Problem, feature: int) -> Problem:
+    """The problem of straight lines in which the slope of a feature, the logarithm of an exposure, is 1."""
+    assert isinstance(problem.models, Box)
+    lower, upper = (np.array(side, float) for side in (problem.models.lower, problem.models.upper))
+    lower[feature] = upper[feature] = 1.0
+    return replace(problem, models=Box(lower, upper))
 
 
 def smoothing_of(problem: Problem) -> float:

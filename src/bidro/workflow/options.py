@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from bidro.core.errors import BidroError
+from bidro.core.errors import BidroError, listed
 from bidro.core.files import read_toml
 from bidro.fit.settings import FitSettings, check_settings, names, names_in, setting, settings_of
 
@@ -309,15 +309,31 @@ class FitOptions(FitSettings, TableColumns):
             shared = SharedNoise(self.epsilon, self.delta, self.rows_per_person, honest)
         return replace(terms, shared=shared)
 
+    def learned(self, table: pd.DataFrame, client: str) -> Schema:
+        """The schema of a table, with the exposure marked as one."""
+        found = super().learned(table, client)
+        if self.exposure is None:
+            return found
+        if self.exposure not in found.read:
+            raise BidroError(
+                f"There is no feature '{self.exposure}' for --exposure; there are {listed(found.read)}."
+            )
+        marked = (
+            replace(c, exposure=True, filler=None) if c.name == self.exposure else c for c in found.columns
+        )
+        return replace(found, columns=tuple(marked))
+
     def requested(self, schema: Schema, **more: Any) -> Options:
         """What `fit` is to do with a table of this schema; `more` are fields of `Options`, and
         `moments_alone`. Raises BidroError where the schema and the options have no loss."""
         from bidro.data.tables import bounds_of
         from bidro.fit.fitted import Options
+        from bidro.selection.segments import with_a_line
 
         settings = replace(
             self,
-            curves=_with_categories(self.curves, schema),
+            curves=with_a_line(_with_categories(self.curves, schema), schema.exposure, schema.features),
+            exposure=schema.exposure,
             pairs=_pairs_with_categories(self.pairs, schema),
             moments_alone=more.pop("moments_alone", self.moments_alone),
             held_still=() if schema.survival is None else schema.columns_of(schema.survival.time),

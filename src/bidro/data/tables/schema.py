@@ -59,6 +59,7 @@ class Column:
     other: str | None = None  # the level as which any level that is not listed counts, in training, too
     of: str | None = None  # the column of the table whose empty cells it indicates; None where it has its own
     dates: str | None = None  # how its days are written, which count from 1970-01-01; None for no dates
+    exposure: bool = False  # whether predictions are in proportion to it: then its number is the logarithm
 
     def __post_init__(self) -> None:
         known = self.levels or ()
@@ -73,6 +74,11 @@ class Column:
             raise BidroError(
                 f"Column '{self.name}': dates = {self.dates!r} must be one of {', '.join(ORDERS)}, of a "
                 "column without levels."
+            )
+        if self.exposure and (self.levels is not None or self.filler is not None or self.dates is not None):
+            raise BidroError(
+                f"Column '{self.name}' is an exposure, and so a number without a filler: how long, or how "
+                "much, must be known of every row."
             )
         if self.filler is None:
             return
@@ -114,7 +120,7 @@ class Column:
             numbers = self.numbers(values)
             if self.filler is not None:
                 numbers = np.where(np.isnan(numbers), float(self.filler), numbers)
-            yield numbers
+            yield self._logarithms(numbers, values) if self.exposure else numbers
             return
         cells, levels = distinct(values), len(self.levels)
         codes = np.append(self.codes(cells), self._code(str(self.filler)))[cells.codes]
@@ -128,6 +134,16 @@ class Column:
         found = days(values, self.dates)
         require_usable(found, values)
         return found
+
+    def _logarithms(self, exposed: Floats, values: pd.Series) -> Floats:
+        """(N,) of exposures. Raises BidroError for one that is not above 0."""
+        if (odd := ~(exposed > 0)).any():
+            place = int(np.argmax(odd))
+            raise BidroError(
+                f"{row_name(values, place)}: the exposure '{self.name}' is {exposed[place]:g}, and must be "
+                "above 0: in no time nothing is counted."
+            )
+        return np.log(exposed)
 
     def codes(self, cells: Distinct) -> NDArray[np.intp]:
         """Which level each of the different cells counts as, UNSEEN where it is not listed and there is no
@@ -189,13 +205,14 @@ class Column:
     def to_dict(self) -> dict[str, Any]:
         levels = None if self.levels is None else list(self.levels)
         content = {"name": self.name, "levels": levels, "filler": self.filler, "other": self.other}
-        more = {"of": self.of, "dates": self.dates}
+        more = {"of": self.of, "dates": self.dates, "exposure": True if self.exposure else None}
         return content | {name: word for name, word in more.items() if word is not None}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], levels: tuple[str, ...] | None) -> Column:
         """Raises KeyError or BidroError where a part is missing or of another kind."""
-        more = {name: str(content[name]) for name in ("of", "dates") if content.get(name) is not None}
+        more: dict[str, Any] = {n: str(content[n]) for n in ("of", "dates") if content.get(n) is not None}
+        more["exposure"] = content.get("exposure", False) is True
         return cls(str(content["name"]), levels, content["filler"], content["other"], **more)
 
 
@@ -302,6 +319,11 @@ class Schema:
     def measure(self) -> str:
         """What the target is measured in, in words; its own name where nobody said."""
         return self.target if self.target_unit is None else self.target_unit
+
+    @property
+    def exposure(self) -> str | None:
+        """The column that predictions are in proportion to."""
+        return next((column.name for column in self.columns if column.exposure), None)
 
     @property
     def read(self) -> tuple[str, ...]:

@@ -356,6 +356,7 @@ class Agreement:
             client=schema.client,
             support=support,
             target_unit=schema.target_unit,
+            exposure=schema.exposure,
             **_predicted(schema),
         )
         if release == "private":
@@ -366,7 +367,7 @@ class Agreement:
         schema = self.schema
         if self.release not in RELEASES:
             raise BidroError(_NO_RELEASE.format(where="What is agreed on", said=f"; got {self.release!r}"))
-        numbers = [column.name for column in schema.columns if column.levels is None]
+        numbers = [c.name for c in schema.columns if c.levels is None and not c.exposure]
         numbers += [schema.target] if schema.classes is None else []
         for name in numbers:
             if name not in self.units:
@@ -439,7 +440,7 @@ class Agreement:
         spreads: list[float] = []
         for column in self.schema.columns:
             default = Unit(0.0, LEVEL_SPREAD)
-            unit = self.units.get(column.name, default)
+            unit = Unit(0.0, 1.0) if column.exposure else self.units.get(column.name, default)
             centres += [unit.centre] * len(column.coded)
             spreads += [unit.spread] * len(column.coded)
         classes = self.schema.classes
@@ -617,7 +618,9 @@ def _column(one: Any, path: Path, units: dict[str, Unit], support: dict[str, Any
         raise BidroError(f"Every [[columns]] of '{path}' needs a name.")
     name, where = one["name"], f"Column '{one['name']}' of '{path}'"
     _require_keys(
-        one, {"name", "levels", "filler", "other", "of", "dates", "support", "centre", "spread"}, where
+        one,
+        {"name", "levels", "filler", "other", "of", "dates", "exposure", "support", "centre", "spread"},
+        where,
     )
     levels = _texts(one.get("levels"), name, 1)
     if levels is not None and "centre" in one:
@@ -627,7 +630,8 @@ def _column(one: Any, path: Path, units: dict[str, Unit], support: dict[str, Any
     if "centre" in one or "spread" in one:
         centre = 0.0 if levels is not None else one.get("centre", math.nan)
         units[name] = Unit(centre, one.get("spread", math.nan))
-    return Column(name, levels, *(one.get(part) for part in ("filler", "other", "of", "dates")))
+    filler, other, of, dates = (one.get(part) for part in ("filler", "other", "of", "dates"))
+    return Column(name, levels, filler, other, of, dates, one.get("exposure", False) is True)
 
 
 def _require_keys(content: Mapping[str, Any], known: set[str], where: str) -> None:
@@ -659,6 +663,7 @@ _HEAD = """\
 # `person` names the column of the person or thing that a row is of, where rows of one are to stay together.
 # [survival] is of times to an event, the target: the column of times, the ends of the periods, and what the
 # target says where it happened and where it did not.
+# To a number with `exposure = true` predictions of counts and costs are in proportion; it has no unit.
 # `target_unit` says what the target is counted in, such as "days": for the report page, and for nothing else.
 # A level that is not listed counts as the one that `other` names; without `other`, no site trains on it, and
 # predictions take it for the average level.
@@ -783,6 +788,7 @@ def _columns(
             lines.append(f"levels = {toml(list(column.levels))}")
         given = {"other": column.other, "of": column.of, "dates": column.dates}
         lines += [f"{entry} = {toml(word)}" for entry, word in given.items() if word is not None]
+        lines += ["exposure = true"] if column.exposure else []
         lines += unit(column.name, centre=column.levels is None) + bounds(column.name)
         if column.filler is not None:
             lines.append(f"filler = {toml(column.filler)}")

@@ -90,6 +90,8 @@ class _Graph:
         return self._number(column) if column.levels is None else self._levels(column)
 
     def _number(self, column: Column) -> str:
+        if column.exposure:
+            return self._node("Log", [column.name])
         if column.filler is None:
             return column.name
         gaps = self._node("IsNaN", [column.name])
