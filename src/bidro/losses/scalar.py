@@ -28,6 +28,10 @@ class Tangent(NamedTuple):
     curvature: Any  # its second derivative
 
 
+# No quotient by it overflows.
+_LEAST_ROOT = 1e-150
+
+
 class Followed(NamedTuple):
     """Arguments at which L was evaluated before, oldest first."""
 
@@ -39,7 +43,8 @@ class Followed(NamedTuple):
         see `tangent`."""
         xp = namespace(t)
         before = self.u - knot
-        root = xp.sqrt(before**2 + self.width**2)
+        # Of an exact fit that was not smoothed the slope may be any: whatever follows decides it.
+        root = xp.maximum(xp.sqrt(before**2 + self.width**2), _LEAST_ROOT)
         turned, after = before / root, xp.concatenate([before[1:], t[None]])
         slope = turned[0]
         for j in range(len(before)):
