@@ -18,6 +18,7 @@ from bidro.core.sets import Ball as Ball
 from bidro.core.sets import Box as Box
 from bidro.core.sets import CappedSimplex as CappedSimplex
 from bidro.core.sets import ChiSquaredSimplexBall as ChiSquaredSimplexBall
+from bidro.core.sets import ConstrainedBox as ConstrainedBox
 from bidro.core.sets import ConstrainedSimplex as ConstrainedSimplex
 from bidro.core.sets import KLSimplexBall as KLSimplexBall
 from bidro.core.sets import L1SimplexBall as L1SimplexBall
@@ -46,6 +47,7 @@ from bidro.losses import Huber as Huber
 from bidro.losses import Logistic as Logistic
 from bidro.losses import Loss as Loss
 from bidro.losses import MarginLoss as MarginLoss
+from bidro.losses import PiecewiseLinear as PiecewiseLinear
 from bidro.losses import Pinball as Pinball
 from bidro.losses import ResidualLoss as ResidualLoss
 from bidro.losses import SmoothedHinge as SmoothedHinge

@@ -19,7 +19,7 @@ from bidro.core.pytrees import pytree
 from bidro.core.sets import ConvexSet, ScaledNormCut, VectorSet, WholeSpace
 from bidro.core.sets.base import AnyArray, NormBound
 from bidro.data.federation import Federation
-from bidro.losses import LinearLoss, Softmax, has_curves
+from bidro.losses import LinearLoss, PiecewiseLinear, Softmax, has_curves
 from bidro.risk.client_rows import ClientRows
 from bidro.risk.inner import Inner, Oracle
 from bidro.risk.rows_jax import Point, RiskModel, moved_pass
@@ -103,16 +103,24 @@ class Penalty(Ambiguity):
         return found
 
     def norm_bounds(self, federation: Federation, inner: Inner, mixtures: ConvexSet) -> tuple[NormBound, ...]:
-        """Of softmax with p = 1 on an unbounded support, how far apart the weights of two classes may be.
+        """With p = 1 on an unbounded support, how steep pieces may be, and how far apart the weights of two
+        classes of softmax.
 
-        A pair of classes is bounded by the least penalty of those clients that have one of the two, or whose
-        labels can change, and that count in some mixture of A.
+        The least penalty of those clients that count in some mixture of A bounds all pieces; a pair of
+        classes, that of those among them that have one of the two, or whose labels can change.
         """
         loss, transport, n = inner.loss, inner.transport, federation.n
         unbounded = isinstance(inner.support, WholeSpace)
-        if not unbounded or not isinstance(loss, Softmax) or loss.growth.order != transport.p:
+        if (
+            not unbounded
+            or not isinstance(loss, Softmax | PiecewiseLinear)
+            or loss.growth.order != transport.p
+        ):
             return ()
         counts = [float(mixtures.linear_maximum(one)[0]) > 0 for one in np.eye(n)]
+        if isinstance(loss, PiecewiseLinear):
+            cones, most = loss.steepness_cones(transport.inverse_scale), float(np.min(self.rho[counts]))
+            return tuple(NormBound(cone.matrix, cone.offset, most) for cone in cones)
         rows, ends = np.asarray(federation.samples), np.cumsum(federation.sizes)
         bounds = []
         pairs = itertools.combinations(range(loss.classes), 2)

@@ -16,6 +16,7 @@ from bidro.losses.linear import (
     Squared,
 )
 from bidro.losses.log_link import Gamma, Poisson, Tweedie
+from bidro.losses.piecewise_linear import PiecewiseLinear
 from bidro.losses.softmax import ScoreDifference, Softmax
 from bidro.losses.torch_loss import TorchLoss
 
@@ -31,6 +32,7 @@ __all__ = [
     "Logistic",
     "Loss",
     "MarginLoss",
+    "PiecewiseLinear",
     "Pinball",
     "Poisson",
     "ResidualLoss",

@@ -24,7 +24,16 @@ from numpy.typing import ArrayLike, NDArray
 from bidro.ambiguity import Ambiguity, NoAmbiguity, NonconcaveInnerWarning, WassersteinBall
 from bidro.core.errors import BidroError
 from bidro.core.pytrees import structured
-from bidro.core.sets import Ball, Box, MixtureSet, ScaledNormCut, Simplex, VectorSet, WholeSpace
+from bidro.core.sets import (
+    Ball,
+    Box,
+    ConstrainedBox,
+    MixtureSet,
+    ScaledNormCut,
+    Simplex,
+    VectorSet,
+    WholeSpace,
+)
 from bidro.core.sets.base import AnyArray, NormBound
 from bidro.data.federation import Federation
 from bidro.losses import Loss, ResidualLoss, Tweedie, losses_of
@@ -89,8 +98,10 @@ class Problem:
                 "The transport cost must be a Transport itself, whose suprema are known: a cost of your own "
                 f"belongs in an Ambiguity; got {self.transport!r}."
             )
-        if not isinstance(self.models, Box | Ball | WholeSpace | ScaledNormCut):
-            raise BidroError(f"The models must be a Box, a Ball or WholeSpace; got {self.models!r}.")
+        if not isinstance(self.models, Box | Ball | ConstrainedBox | WholeSpace | ScaledNormCut):
+            raise BidroError(
+                f"The models must be a Box, a Ball, a ConstrainedBox or WholeSpace; got {self.models!r}."
+            )
         if not isinstance(self.mixtures, MixtureSet):
             raise BidroError(
                 "The mixtures must be a Simplex, CappedSimplex, L1SimplexBall or another MixtureSet; got "

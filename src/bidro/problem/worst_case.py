@@ -40,7 +40,7 @@ from bidro.core.sets import Box, WholeSpace
 from bidro.core.sets.base import AnyArray
 from bidro.data.federation import LARGEST_SIZE
 from bidro.data.splines import Basis
-from bidro.losses import LinearLoss, ResidualLoss, Softmax, has_curves, losses_of
+from bidro.losses import LinearLoss, PiecewiseLinear, ResidualLoss, Softmax, has_curves, losses_of
 from bidro.problem.client import PenalisedRisk, moved_rows, penalised_at, risks_at
 from bidro.problem.problem import Problem
 from bidro.risk.inner import Inner, Oracle, default_oracle
@@ -195,6 +195,12 @@ def _far(problem: Problem, x: Floats, rows: Floats, eps: float) -> Atoms:
 def _outward(inner: Inner, x: Floats, rows: Floats) -> tuple[Floats, Floats]:
     """(directions (N, m) of length 1 in the scaled norm in which each row loses most far out, that slope)."""
     loss, inverse = inner.loss, np.asarray(inner.transport.inverse_scale)
+    if isinstance(loss, PiecewiseLinear):
+        slopes = loss.slopes(x)
+        sizes = [float(inner.transport.dual_norm(a)) for a in slopes]
+        best = int(np.argmax(sizes))
+        move = np.asarray(inner.transport.steepest(slopes[best]))
+        return np.tile(move, (len(rows), 1)), np.full(len(rows), sizes[best])
     assert isinstance(loss, LinearLoss | Softmax)
     basis = loss.basis or Basis(((),) * (rows.shape[1] - 1))
     w = np.asarray(loss.split(x)[0])  # type: ignore[arg-type]
@@ -518,7 +524,7 @@ def _spend_far_out(
     best = int(np.argmin(short))
     chosen = int(candidates[best])
     k, fee = int(origins[chosen]), float(fees[chosen])
-    allowed = _DEFICIT * max(risk, 1e-300)
+    allowed = _DEFICIT * max(abs(risk), 1e-300)
     part = float(masses[k]) if short[best] <= 0 else min(float(masses[k]), allowed / short[best])
     if fee > 0:
         part = min(part, budget / (2 * fee))
@@ -546,6 +552,8 @@ def _as_labels_may_be(inner: Inner, points: Floats) -> tuple[NDArray[np.int64], 
 def _turn(inner: Inner, risk: float) -> float:
     """The size of the loss beyond which it has its full slope: 1 for a margin, and for a residual that of the
     losses themselves unless it is rounded around 0."""
+    if isinstance(inner.loss, PiecewiseLinear):
+        return abs(risk)
     if not isinstance(inner.loss, ResidualLoss):
         return 1.0
     scalar = inner.loss.scalar

@@ -17,7 +17,7 @@ import numpy as np
 
 from bidro.core.pytrees import namespace
 from bidro.core.sets.base import AnyArray
-from bidro.losses import Softmax, Tweedie
+from bidro.losses import PiecewiseLinear, Softmax, Tweedie
 from bidro.losses.scalar import PiecewiseQuadratic, Scalar
 
 _EPS = float(np.finfo(float).eps)
@@ -85,6 +85,15 @@ def of_softmax(loss: Softmax, x: AnyArray, rows: AnyArray) -> AnyArray:
     delta = 4 * (weights.shape[1] + 2) * _EPS * sizes
     value = loss.values(x, rows)
     return delta * namespace(value).minimum(1.0, value + delta) + (_OPERATIONS + loss.classes) * _EPS * value
+
+
+def of_pieces(loss: PiecewiseLinear, x: AnyArray, rows: AnyArray) -> AnyArray:
+    """(rows,) of the largest of pieces at `rows` (rows, m), each summed twice: over the model and the row."""
+    xp = namespace(x, rows)
+    matrices = np.abs(np.array(loss.pieces))
+    sizes = xp.append(abs(x), 1.0) @ matrices
+    terms = abs(rows) @ sizes[:, :-1].T + sizes[:, -1]
+    return (sum(matrices.shape) + _OPERATIONS) * _EPS * terms.max(axis=1)
 
 
 def of_cost(price: AnyArray, cost: AnyArray) -> AnyArray:

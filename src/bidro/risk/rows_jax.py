@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import namespace
 from bidro.core.sets import Box
-from bidro.losses import LinearLoss, Softmax
+from bidro.losses import LinearLoss, PiecewiseLinear, Softmax
 from bidro.losses.scalar import Followed, Tangent
 from bidro.risk.client_rows import ClientRows
 from bidro.risk.inner.path import maximise_on_path, ray
 from bidro.risk.inner.problem import Inner, Oracle
-from bidro.risk.rounding import of_cost, of_linear, of_softmax, of_sum
+from bidro.risk.rounding import of_cost, of_linear, of_pieces, of_softmax, of_sum
 
 # Where moves are this close to jumping, their response to the model is no guide any more.
 _LEAST_STIFFNESS = 1e-3
@@ -226,6 +226,7 @@ class RowLosses(NamedTuple):
             off = of_linear(loss.scalar, u, psi, at.x, line.slope)
             return cls(value, line.value, line.smoothed, off, line.slope[:, None] * psi, psi, line.curvature)
         off = of_softmax(loss, at.x, block) if isinstance(loss, Softmax) else jnp.zeros_like(value)
+        off = of_pieces(loss, at.x, block) if isinstance(loss, PiecewiseLinear) else off
         return cls(value, value, value, off, None, None, None)
 
 
@@ -262,6 +263,8 @@ def _means(
         off = of_cost(price, costs)
         if isinstance(inner.loss, Softmax):
             off = off + of_softmax(inner.loss, at.x, points)
+        if isinstance(inner.loss, PiecewiseLinear):
+            off = off + of_pieces(inner.loss, at.x, points)
         value, minorant = weights @ (values + off), loss - weights @ off
         sums = Pass(value, weights @ costs, minorant, at.padded(gradient), jnp.zeros(()))
         if not curvature:

@@ -221,7 +221,7 @@ class Transport:
         """Functions of a model whose maximum is what moves of size 1 earn: see `Loss.steepness_cones`.
 
         Args:
-            loss: of a linear predictor, unless the metric is Euclidean.
+            loss: of a linear predictor or of pieces, unless the metric is Euclidean.
 
         Returns:
             The dual norms; empty where there is no such form.
@@ -229,14 +229,13 @@ class Transport:
         cones = loss.steepness_cones(self.inverse_scale)
         if self.is_euclidean:
             return cones
-        (cone,) = cones
-        rows = len(cone.offset)
+        rows = len(cones[0].offset)
         if self.norm == 1:
-            return [cone._replace(groups=np.zeros(rows, np.int64))]
+            return [cone._replace(groups=np.zeros(rows, np.int64)) for cone in cones]
         if self.norm == np.inf:
-            return [cone._replace(groups=np.arange(rows), summed=True)]
+            return [cone._replace(groups=np.arange(rows), summed=True) for cone in cones]
         root = np.asarray(self._inverse_root)[:rows, :rows]
-        return [Cone(root @ cone.matrix, root @ cone.offset)]
+        return [Cone(root @ cone.matrix, root @ cone.offset) for cone in cones]
 
     @property
     def _root(self) -> AnyArray:

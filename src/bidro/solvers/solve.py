@@ -19,7 +19,7 @@ from bidro.federated.algorithm import Algorithm
 from bidro.federated.engines.in_process import IN_PROCESS
 from bidro.federated.engines.rounds import KnownReplies, Rounds, rounds
 from bidro.federated.engines.wire import pack
-from bidro.losses import has_curves
+from bidro.losses import PiecewiseLinear, has_curves
 from bidro.losses.fingerprints import require_known
 from bidro.problem.problem import Problem
 from bidro.risk.inner import Oracle, default_oracle
@@ -151,6 +151,8 @@ def chosen_method(problem: Problem, here: bool = False) -> tuple[Method, str]:
     d = problem.dimension
     if OneShotMWDRO.suits(problem) and (d <= LARGEST_MOMENTS or (here and _moments_fit(problem))):
         return "one-shot", "squared loss depends on second moments alone"
+    if isinstance(problem.loss, PiecewiseLinear):
+        return "gradients", "a loss of linear pieces has no curvature"
     if not problem.ambiguity_set.has_curvature:
         return "gradients", f"{type(problem.ambiguity_set).__name__} has no curvature"
     if d > LARGEST_CURVATURE and here and _known_here(problem):

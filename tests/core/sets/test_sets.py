@@ -19,6 +19,7 @@ from bidro.core.sets import (
     Box,
     CappedSimplex,
     ChiSquaredSimplexBall,
+    ConstrainedBox,
     ConstrainedSimplex,
     KLSimplexBall,
     L1SimplexBall,
@@ -47,6 +48,12 @@ def constraints(convex_set, v):
         case ScaledNormCut(base, scale, radius):
             small = cp.norm(cp.multiply(np.asarray(scale), v)) <= float(radius)
             return [*constraints(base, v), small]
+        case ConstrainedBox(box, matrix, least, most):
+            inside = constraints(box, v)
+            for row, low, high in zip(np.asarray(matrix), np.asarray(least), np.asarray(most), strict=True):
+                inside += [row @ v >= low] if np.isfinite(low) else []
+                inside += [row @ v <= high] if np.isfinite(high) else []
+            return inside
         case Simplex():
             return [v >= 0, cp.sum(v) == 1]
         case CappedSimplex(lower, upper):
@@ -73,6 +80,18 @@ VECTOR_SETS = {
     "ball": Ball(np.linspace(-0.5, 0.5, N), 0.8),
     "cut of a box": ScaledNormCut(Box.cube(1.0, N), CUT_SCALE, 0.9),
     "cut of a ball": ScaledNormCut(Ball(0.2 * np.ones(N), 1.1), CUT_SCALE, 0.7),
+    "constrained box": ConstrainedBox(
+        Box(np.full(N, -0.5), np.linspace(0.5, 1.5, N)),
+        [[0.0, 2.0, -1.0, 0.5, 0.0], [1.0, 0.0, 0.0, 0.0, -1.0], [0.0, 0.0, 1.0, 1.0, 0.0]],
+        [-0.2, -np.inf, -0.6],
+        [0.4, 0.1, np.inf],
+    ),
+    "portfolio": ConstrainedBox(
+        Box(np.zeros(N), 0.5),
+        [[1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0, 0.0]],
+        [1.0, -np.inf],
+        [1.0, 0.6],
+    ),
     "cut of the whole space": ScaledNormCut(WholeSpace(N), CUT_SCALE, 0.6),
 }
 WEIGHT_SETS = {
@@ -441,6 +460,11 @@ def test_diameter_bounds_all_distances(name):
         (lambda: ConstrainedSimplex([[1.0, 1.0]], 0.9), "No weights of at least 0"),
         (lambda: ConstrainedSimplex([[1.0, 1.0]], [0.9, 1.0]), "shapes"),
         (lambda: ConstrainedSimplex([[1.0, np.nan]], 0.9), "finite"),
+        (lambda: ConstrainedBox(Box(np.zeros(2), 1.0), [[1.0, 1.0]], 2.1, 3.0), "No model within"),
+        (lambda: ConstrainedBox(Box(np.zeros(2), 1.0), [[1.0, 1.0]], [0.0, 0.0, 0.0], 1.0), "shapes"),
+        (lambda: ConstrainedBox(Box(np.zeros(2), 1.0), [[1.0, np.nan]], 0.0, 1.0), "finite"),
+        (lambda: ConstrainedBox(Box(np.zeros(2), 1.0), [[1.0, 1.0]], np.nan, 1.0), "numbers, or infinite"),
+        (lambda: ConstrainedBox(Box(np.zeros(3), 1.0), [[1.0, 1.0]], 0.0, 1.0), "a Box of as many"),
         (lambda: CappedSimplex(0.5 * np.ones(3), np.ones(3)), "lower ones sum to 1.5"),
         (lambda: CappedSimplex(np.array([0.5, 0.0]), np.array([0.4, 1.0])), "lower <= upper"),
         (lambda: L1SimplexBall(np.array([0.5, 0.5]), np.array([0.1, 0.2])), "radius"),
@@ -470,7 +494,8 @@ def test_a_polytope_is_the_set_it_was_made_from(name):
         assert polytope.offset @ c - found.fun == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", VECTOR_SETS)
+# No random point lies where an equation holds.
+@pytest.mark.parametrize("name", [name for name in VECTOR_SETS if name != "portfolio"])
 def test_constraints_hold_exactly_inside(name):
     vectors, rng = VECTOR_SETS[name], np.random.default_rng(0)
     limits = vectors.constraints()
@@ -479,6 +504,9 @@ def test_constraints_hold_exactly_inside(name):
         within = np.all((limits.lower <= v) & (v <= limits.upper)) and all(
             np.linalg.norm(n.matrix @ v + n.offset) <= n.radius for n in limits.norms
         )
+        if limits.rows is not None:
+            matrix, least, most = limits.rows
+            within &= np.all((least <= matrix @ v) & (matrix @ v <= most))
         assert within == bool(vectors.contains(jnp.asarray(v), 0.0))
         inside += within
     assert 0 < inside < 200
@@ -603,3 +631,28 @@ def test_where_weights_are_not_settled():
     assert CappedSimplex(np.zeros(4), 0.4 * np.ones(4)).unsettled(order).tolist() == [2]
     # The worst gains 0.3, which the last loses, who has 0.2, and the one before it.
     assert L1SimplexBall([0.3, 0.3, 0.2, 0.2], 0.6).unsettled(order).tolist() == [0, 2]
+
+
+def test_constraints_hold_for_points_from_anywhere_in_any_unit():
+    """The projection on a constrained box is in it, and is the nearest point: no other lies further along. Of
+    points so far away that the box is nothing beside them, only the former can be asked."""
+    rng = np.random.default_rng(0)
+    for trial in range(60):
+        d, rows, unit = int(rng.integers(2, 9)), int(rng.integers(1, 4)), 10.0 ** rng.integers(-8, 7)
+        lower, upper = -unit * rng.uniform(0, 2, d), unit * rng.uniform(0, 2, d)
+        matrix, inside = (
+            rng.normal(size=(rows, d)) * 10.0 ** rng.integers(-6, 6, (rows, 1)),
+            rng.uniform(lower, upper),
+        )
+        there = matrix @ inside
+        least = there - np.abs(there) * rng.choice([0.0, 0.1, np.inf], rows)
+        most = there + np.abs(there) * rng.choice([0.0, 0.3], rows)
+        constrained = ConstrainedBox(Box(lower, upper), matrix, least, most)
+        far = rng.choice([0.1, 10.0, 1e4, 1e50])
+        v = far * unit * rng.normal(size=d)
+        found = constrained.project(v)
+        assert bool(constrained.contains(found, 1e-9 * unit)), trial
+        away = v - found
+        if far < 1e50 and np.linalg.norm(away) > 1e-12 * np.linalg.norm(v):
+            further = float(constrained.linear_maximum(away)[0]) - away @ found
+            assert further <= 1e-9 * np.linalg.norm(away) * unit, trial

@@ -2,7 +2,7 @@
 
 from bidro.core.sets.base import ConvexSet, Polytope, VectorSet
 from bidro.core.sets.divergence_balls import ChiSquaredSimplexBall, KLSimplexBall
-from bidro.core.sets.polytopes import ConstrainedSimplex
+from bidro.core.sets.polytopes import ConstrainedBox, ConstrainedSimplex
 from bidro.core.sets.vectors import Ball, Box, ScaledNormCut, WholeSpace
 from bidro.core.sets.weights import CappedSimplex, L1SimplexBall, MixtureSet, Simplex, capped_sizes
 
@@ -11,6 +11,7 @@ __all__ = [
     "Box",
     "CappedSimplex",
     "ChiSquaredSimplexBall",
+    "ConstrainedBox",
     "ConstrainedSimplex",
     "ConvexSet",
     "KLSimplexBall",

@@ -87,11 +87,14 @@ class NormBound(NamedTuple):
 
 
 class Constraints(NamedTuple):
-    """A set of vectors as a cone program states it: bounds on coordinates, and on norms."""
+    """A set of vectors as a cone program states it: bounds on coordinates, on norms, and on what a matrix
+    makes of them."""
 
     lower: NDArray[np.float64]  # (dimension,), -inf where there is no bound
     upper: NDArray[np.float64]
     norms: tuple[NormBound, ...]
+    # (rows, dimension) a matrix, and (rows,) the least and the most of what it makes.
+    rows: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None = None
 
 
 class Polytope(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 from bidro.core.jax_on_use import Array, jax, jnp
 from bidro.core.pytrees import namespace
 from bidro.core.sets import WholeSpace
-from bidro.losses import LinearLoss, Softmax, Squared, has_curves
+from bidro.losses import LinearLoss, PiecewiseLinear, Softmax, Squared, has_curves
 from bidro.losses.custom import DeclaredLoss
 from bidro.risk.client_rows import ClientRows
 from bidro.risk.inner.problem import Inner, Oracle, TwoClasses
@@ -41,13 +41,15 @@ def is_lifted(inner: Inner) -> bool:
 
     With curves it is an upper bound of the risk that is, on any support: u moves by at most nu t.
     """
-    straight = isinstance(inner.loss, LinearLoss) and not has_curves(inner.loss)
+    straight = isinstance(inner.loss, LinearLoss | PiecewiseLinear) and not has_curves(inner.loss)
     if not inner.transport.is_euclidean and not straight:
         return False
     if not isinstance(inner.support, WholeSpace) and not has_curves(inner.loss):
         return False
     if isinstance(inner.loss, LinearLoss):
         return inner.transport.p in (1, 2)
+    if isinstance(inner.loss, PiecewiseLinear):
+        return inner.transport.p == 1
     if not isinstance(inner.loss, Softmax):
         return False
     return inner.transport.p == 1 or (inner.transport.p == 2 and inner.loss.difference is not None)
@@ -63,7 +65,9 @@ def has_closed_form(inner: Inner) -> bool:
 
 def steepness(inner: Inner, x: Array) -> Array:
     """nu: ||S^-1 a(x)|| for a linear predictor, in the dual norm of the metric, the Lipschitz constant for
-    softmax."""
+    softmax and pieces."""
+    if not inner.transport.is_euclidean and isinstance(inner.loss, PiecewiseLinear):
+        return jnp.max(jax.vmap(inner.transport.dual_norm)(inner.loss.slopes(x)))
     if not inner.transport.is_euclidean:
         assert isinstance(inner.loss, LinearLoss)
         return inner.transport.dual_norm(inner.loss.direction(x, 1.0)[0])
@@ -100,6 +104,8 @@ def ball_risk(
         return root_form(at, still, eps)
     if isinstance(inner.loss, Softmax):
         return _softmax_form(rows, inner, at, still, eps)
+    if isinstance(inner.loss, PiecewiseLinear):
+        return _slope_form(at, still, eps, 1.0)
     assert isinstance(inner.loss, LinearLoss)
     return _slope_form(at, still, eps, inner.loss.scalar.lipschitz)
 

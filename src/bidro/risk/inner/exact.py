@@ -27,8 +27,8 @@ import numpy as np
 from bidro.core.errors import BidroError
 from bidro.core.jax_on_use import Array, jax, jit, jnp
 from bidro.core.sets import Ball, Box, WholeSpace
-from bidro.losses import LinearLoss, Softmax, has_curves
-from bidro.losses.scalar import PiecewiseQuadratic
+from bidro.losses import LinearLoss, PiecewiseLinear, Softmax, has_curves
+from bidro.losses.scalar import PiecewiseQuadratic, Scalar
 from bidro.risk.inner.ascent import measured
 from bidro.risk.inner.path import maximise_on_path, pieces_of_path, ray
 from bidro.risk.inner.problem import Inner, InnerMax, TwoClasses, best_over_labels
@@ -69,12 +69,12 @@ class Exact:
     @staticmethod
     def obstacle(inner: Inner) -> str | None:
         """Why this problem has no exact treatment here; None where it has one."""
-        if not isinstance(inner.loss, LinearLoss | Softmax):
+        if not isinstance(inner.loss, LinearLoss | PiecewiseLinear | Softmax):
             return f"{type(inner.loss).__name__} is not a loss of a linear predictor"
         if inner.transport.p not in (1, 2):
             return f"the order p = {inner.transport.p:g} of the cost is neither 1 nor 2"
         if not inner.transport.is_euclidean and not (
-            isinstance(inner.support, WholeSpace) and isinstance(inner.loss, LinearLoss)
+            isinstance(inner.support, WholeSpace) and isinstance(inner.loss, LinearLoss | PiecewiseLinear)
         ):
             return f"{inner.transport.metric} needs an unbounded support and a loss of one linear predictor"
         if has_curves(inner.loss):
@@ -102,26 +102,48 @@ class Exact:
         loss = inner.loss
         if isinstance(loss, LinearLoss):
             return best_over_labels(inner, zeta, lambda label: _linear(inner, loss, x, zeta, label, rho))
+        if isinstance(loss, PiecewiseLinear):
+            return _of_pieces(inner, loss, x, zeta, rho)
         assert isinstance(loss, Softmax)
         return best_over_labels(inner, zeta, lambda label: _softmax(inner, loss, x, zeta, label, rho))
 
 
+def _of_pieces(inner: Inner, loss: PiecewiseLinear, x: Array, zeta: Array, rho: Array) -> InnerMax:
+    """The largest of the pieces' suprema: where it is attained, no other piece says more."""
+
+    def of_piece(a: Array, u0: Array) -> tuple[Array, InnerMax]:
+        found = _along(inner, _LINEAR, a, u0, zeta, x, zeta, rho)
+        own = u0 + jnp.sum(a * (found.point - zeta)) - rho * inner.transport.cost(zeta, found.point)
+        return jnp.where(found.value < jnp.inf, own, jnp.inf), found
+
+    own, found = jax.vmap(of_piece)(loss.slopes(x), loss.of_pieces(x, zeta[None])[0])
+    best: InnerMax = jax.tree.map(lambda v: v[jnp.argmax(own)], found)
+    return best
+
+
 def _linear(inner: Inner, loss: LinearLoss, x: Array, zeta: Array, label: Array, rho: Array) -> InnerMax:
     """sup over the features with the label held at `label`, along the clipped path."""
-    support, transport = inner.support, inner.transport
-    assert isinstance(support, Box | WholeSpace)
     start = zeta if loss.labels is None else zeta.at[-1].set(label)
     a, offset = loss.direction(x, label)
-    u0 = jnp.sum(a * zeta) + offset
+    return _along(inner, loss.scalar, a, jnp.sum(a * zeta) + offset, start, x, zeta, rho)
+
+
+def _along(
+    inner: Inner, scalar: Scalar, a: Array, u0: Array, start: Array, x: Array, zeta: Array, rho: Array
+) -> InnerMax:
+    """sup of L(u) less the price along the cheapest way to change u = u0 + <a, xi - zeta>; `start` is zeta,
+    with a label of its own."""
+    support, transport = inner.support, inner.transport
+    assert isinstance(support, Box | WholeSpace)
     if not transport.is_euclidean:
         # On an unbounded support the best moves are along the steepest one, by which u gains its dual norm.
         steep = transport.dual_norm(a)
-        along, best = maximise_on_path(loss.scalar, ray(steep**2), u0, rho, transport.p)
+        along, best = maximise_on_path(scalar, ray(steep**2), u0, rho, transport.p)
         finite = best < jnp.inf
         point = start + jnp.where(finite, along, 0.0) * steep * transport.steepest(a)
         return InnerMax(point, jnp.where(finite, inner.phi(x, zeta, point, rho), jnp.inf), jnp.zeros(()))
     pieces = pieces_of_path(a, zeta, transport.inverse_scale, support)
-    nu, best = maximise_on_path(loss.scalar, pieces, u0, rho, transport.p)
+    nu, best = maximise_on_path(scalar, pieces, u0, rho, transport.p)
     finite = best < jnp.inf
     moved = start + jnp.where(finite, nu, 0.0) * a * transport.inverse_scale**2
     point = jnp.where(transport.inverse_scale > 0, support.project(moved), start)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from bidro.core.errors import BidroError
 from bidro.core.pytrees import mapped, pytree, static
-from bidro.core.sets import Ball, Box
+from bidro.core.sets import Ball, Box, ConstrainedBox
 from bidro.federated.algorithm import BaseAlgorithm, HostData, RowsBehind, Snapshot
 from bidro.losses import Squared
 from bidro.problem.client import Client
@@ -105,7 +105,7 @@ class ExactMWDRO(BaseAlgorithm):
                 "The exact solver needs a loss that is convex in the model; "
                 f"{type(problem.loss).__name__} is not known to be."
             )
-        if not isinstance(problem.models, Box | Ball):
+        if not isinstance(problem.models, Box | Ball | ConstrainedBox):
             raise BidroError(
                 "The exact solver proves its lower bound over a bounded model set; give the problem "
                 "models=Box.cube(half_width, d) with a half-width beyond any model you expect."

@@ -27,7 +27,7 @@ from scipy.linalg import block_diag, lstsq
 from scipy.optimize import nnls
 
 from bidro.core.errors import BidroError
-from bidro.core.sets import Ball, Box, ScaledNormCut
+from bidro.core.sets import Ball, Box, ConstrainedBox, ScaledNormCut
 from bidro.losses.base import Cone
 from bidro.solvers.bundle.model import Answer, ConeModel, Cuts
 
@@ -168,7 +168,7 @@ def proven(model: ConeModel, cuts: Cuts, z: Numbers, answer: Answer) -> DualBoun
         slope = slope + p @ matrix
         constant += float(p @ offset) - radius * float(np.linalg.norm(p))
         models = models.base
-    assert isinstance(models, Box | Ball)
+    assert isinstance(models, Box | Ball | ConstrainedBox)
     constant -= _hidden(model, cuts, z, beta, y, slope)
     bound, left = constant - float(models.linear_maximum(-slope)[0]), slope
     for matrix, p, price in _on_norms(model, answer, slope):
@@ -238,6 +238,12 @@ def reach(model: ConeModel, z: Numbers, slope: Numbers) -> Numbers:
         # At its bound a norm's multipliers meet the slope.
         if np.linalg.norm(matrix @ here + offset) > (1 - _AT_EDGE) * radius:
             width[np.any(matrix != 0, axis=0)] = 0.0
+    if (rows := model.models.constraints().rows) is not None:
+        # So do those of a constraint at either of its ends.
+        matrix, least, most = rows
+        there, edge = matrix @ here, _AT_EDGE * (np.abs(matrix) @ (upper - lower))
+        met = (there - least <= edge) | (most - there <= edge)
+        width[np.any(matrix[met] != 0, axis=0)] = 0.0
     return width
 
 

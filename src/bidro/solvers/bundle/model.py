@@ -135,6 +135,7 @@ class ConeProgram:
         self.entries: list[tuple[Indices, Indices, Numbers]] = []
         self.constants: list[Numbers] = []
         self.height = 0
+        self.free = 0  # rows of equations
         self.norms: list[Numbers] = []  # maps from a cone's multiplier to that of the vector under the norm
 
     def at_least_zero(self, constant: Numbers, w: Numbers, **others: Numbers) -> None:
@@ -145,6 +146,11 @@ class ConeProgram:
             self.entries.append((self.height + row, start + column, part[row, column]))
         self.constants.append(constant)
         self.height += len(constant)
+
+    def equals_zero(self, constant: Numbers, w: Numbers) -> None:
+        """constant + w-part = 0; these come between what is at least zero and the norms."""
+        self.at_least_zero(constant, w)
+        self.free += len(constant)
 
     def largest_of_groups(
         self, cone: Cone, matrix: Numbers, here: Numbers, first: int, reach: float
@@ -215,7 +221,8 @@ class ConeProgram:
         row, column, value = (np.concatenate(parts) for parts in zip(*self.entries, strict=True))
         A = sparse.csc_matrix((-value, (row, column)), (len(b), len(q)))
         sizes = [back.shape[1] for back in self.norms]
-        cones = [clarabel.NonnegativeConeT(len(b) - sum(sizes))]
+        cones = [clarabel.NonnegativeConeT(len(b) - self.free - sum(sizes))]
+        cones += [clarabel.ZeroConeT(self.free)] if self.free else []
         cones += [clarabel.SecondOrderConeT(size) for size in sizes]
         solved = clarabel.DefaultSolver(P, q, A, b, cones, _SETTINGS).solve()
         v, dual = np.asarray(solved.x), np.asarray(solved.z)
@@ -418,6 +425,15 @@ class ConeModel(NamedTuple):
             if cone.summed:
                 assert top is not None
                 program.sum_at_most(top, T[-1], z[-1])
+        if limits.rows is not None:
+            matrix, least, most = limits.rows
+            there, along, equal = matrix @ z[:d], matrix @ T[:d], least == most
+            size = np.linalg.norm(along, axis=1)
+            along, size = along / np.where(size > 0, size, 1.0)[:, None], np.where(size > 0, size, 1.0)
+            for distance, sign in ((most - there, -1), (there - least, 1)):
+                close = ~equal & (distance < reach * size)
+                program.at_least_zero(distance[close] / size[close], sign * along[close])
+            program.equals_zero((most - there)[equal] / size[equal], -along[equal])
         norms = (*limits.norms, *self.norm_bounds)
         for matrix, offset, radius in norms:
             program.norm_at_most(matrix @ T[:d], matrix @ z[:d] + offset, np.zeros(k), radius)

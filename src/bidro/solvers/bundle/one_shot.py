@@ -124,7 +124,9 @@ class OneShotMWDRO(BaseAlgorithm):
         received = Moments(np.asarray(replies.mean), np.asarray(replies.around))
         moments = smoothed(received, state.inner.loss)
         risks = partial(risks_from_moments, state.lifted, moments, state.eps, state.inner)
-        before, solver = state.solver.t, _by_newton(state, moments, risks)
+        before, solver = state.solver.t, state.solver
+        if isinstance(solver.model.models, Box | Ball):
+            solver = _by_newton(state, moments, risks)
         proven = proven_as_begun(assessed(solver, risks(solver.x, 0.0, curvature=False), replied))
         solver = proven if proven.finished and proven.best.certified else solver
         exact = ExactMWDRO(Exact(), gap=self.gap, saves_rounds=False)

@@ -219,5 +219,8 @@ class State(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """By how much the risks may still fall, as far as is known: the unit in which programs are solved."""
-        return float(np.clip(self.best.upper - self.dual.bound, 1e-10 * self.size, self.size))
+        """By how much the risks may still fall, as far as is known: the unit in which programs are solved.
+        Risks that are never negative fall by no more than themselves."""
+        left = self.best.upper - self.dual.bound
+        signed = not self.model.nonnegative and np.isfinite(left)
+        return float(np.clip(left, 1e-10 * self.size, max(left, self.size) if signed else self.size))
