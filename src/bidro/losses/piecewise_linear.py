@@ -23,8 +23,8 @@ class PiecewiseLinear(Loss):
     """l(x, xi) = max over pieces j of (x, 1)' M_j (xi, 1), convex in the model and in the sample.
 
     Over a ball of order p = 1 on an unbounded support its risk is the mean loss + radius
-    max_j ||S^-1 a_j(x)||, a_j being the slope of a piece in the sample (Mohajerin Esfahani and Kuhn, 2018). All coordinates of a
-    sample are data: there is no label.
+    max_j ||S^-1 a_j(x)||, a_j being the slope of a piece in the sample (Mohajerin Esfahani and Kuhn,
+    2018). All coordinates of a sample are data: there is no label.
 
     Args:
         pieces: M_j (pieces, d + 1, m + 1), the last row what does not depend on the model, the last column

@@ -307,8 +307,8 @@ def _nearest(G: Numbers, h: Numbers, E: Numbers, e: Numbers, v: Numbers, weights
     """argmin of sum_j weights_j (u_j - v_j)^2 over {u : G u <= h, E u = e}, which is not empty.
 
     On the plane of the equations it is the point of least distance from where v falls on it: with steps s
-    from there, min ||s|| with A s >= b, whose solution follows from nonnegative least squares (Lawson and Hanson,
-    1974, chapter 23), exactly up to rounding.
+    from there, min ||s|| with A s >= b, whose solution follows from nonnegative least squares (Lawson and
+    Hanson, 1974, chapter 23), exactly up to rounding.
     """
     if len(v) == 0 or (np.all(G @ v <= h) and np.all(E @ v == e)):
         return v
