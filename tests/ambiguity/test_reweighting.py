@@ -224,6 +224,25 @@ def test_a_client_of_no_weight_and_one_row_do_no_harm():
         assert found.alpha[0] == 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_of_one_row_holds_nobody_back(kind):
+    """All of its losses are the same, so that weights change nothing; an intercept makes them 0 to begin with."""
+    make, levels = KINDS[kind]
+    for seed in (3, 6):
+        rng, rows = np.random.default_rng(seed), {}
+        for name, size in (("one", 1), ("thirty", 30)):
+            X = rng.normal(size=(size, 2))
+            rows[name] = np.column_stack([X, X @ [1.0, -0.5] + 0.3 * rng.normal(size=size)])
+        found = solve(problem(Absolute(intercept=True), make(levels[1]), rows))
+        x, t, limits = cp.Variable(3), cp.Variable(), []
+        for own in rows.values():
+            risk, inside = by_dual(kind, cp.abs(own[:, :2] @ x[:2] + x[2] - own[:, 2]), levels[1])
+            limits += [*inside, risk <= t]
+        limits.append(cp.abs(x) <= 5)
+        least = cp.Problem(cp.Minimize(t), limits).solve(cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10)
+        assert found.upper == pytest.approx(least, rel=2e-6)
+
+
 def test_steps_train_on_them_too():
     found = run(GroupDROBalls(0.02, 0.1), problem(Squared(), KLBall(0.1)), 2000)
     exact = solve(problem(Squared(), KLBall(0.1)), 1e-6)

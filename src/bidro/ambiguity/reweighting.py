@@ -95,6 +95,12 @@ class Losses(NamedTuple):
         """The largest less the smallest; 1 where all are the same."""
         return namespace(self.top).where(self.top > self.bottom, self.top - self.bottom, 1.0)
 
+    @property
+    def differ(self) -> AnyArray:
+        """Whether they differ by more than rounding: else weights change nothing, nor respond to anything."""
+        size = namespace(self.top).maximum(abs(self.top), abs(self.bottom))
+        return self.top - self.bottom > 64 * _EPS * size
+
     def wide(self, width: AnyArray) -> AnyArray:
         """A width, or the least that arithmetic allows."""
         xp = namespace(self.top, width)
@@ -159,14 +165,17 @@ class Reweighting(Ambiguity):
             return RowLosses.of(args[1], args[0], block).smoothed[:, None]
 
         value = self.worst(Losses.of(rows.mapped(highest, (at, inner))), jnp.zeros(())).value
-        found = self.worst(Losses.of(rows.mapped(smooth, (at, inner))), jnp.asarray(at.of_loss))
+        smoothed = Losses.of(rows.mapped(smooth, (at, inner)))
+        found = self.worst(smoothed, jnp.asarray(at.of_loss))
 
-        def total(args: tuple[Point, Inner, Any], block: Array, counts: Array) -> Any:
-            at, inner, theta = args
+        def total(args: tuple[Point, Inner, Any, Array], block: Array, counts: Array) -> Any:
+            at, inner, theta, differ = args
             losses = RowLosses.of(inner, at, block)
-            return _sums(inner, at.x, block, losses, self.weights(losses.smoothed, theta), counts, curvature)
+            q = self.weights(losses.smoothed, theta)
+            q = q._replace(response=q.response * differ)
+            return _sums(inner, at.x, block, losses, q, counts, curvature)
 
-        sums = rows.sum(total, (at, inner, found.theta))
+        sums = rows.sum(total, (at, inner, found.theta, smoothed.differ))
         means = jax.tree.map(lambda s: s / rows.size, sums)
         model = completed(_means(value, found.smoothed, means), rows, inner, at)
         never = jnp.asarray(jnp.inf)
@@ -201,8 +210,10 @@ class Reweighting(Ambiguity):
         value = self.worst(
             Losses.on_host(np.asarray(losses.value + losses.off), sizes), np.zeros(len(sizes))
         ).value
-        found = self.worst(Losses.on_host(np.asarray(losses.smoothed), sizes), width * unit)
-        q = self.weights(losses.smoothed, of_rows(found.theta, sizes))
+        smoothed = Losses.on_host(np.asarray(losses.smoothed), sizes)
+        found = self.worst(smoothed, width * unit)
+        q: Any = self.weights(losses.smoothed, of_rows(found.theta, sizes))
+        q = q._replace(response=q.response * np.repeat(smoothed.differ, sizes))
         sums = []
         for begin, size in zip(first, sizes, strict=True):
             own = slice(int(begin), int(begin + size))
