@@ -226,7 +226,7 @@ def test_a_client_of_no_weight_and_one_row_do_no_harm():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_of_one_row_holds_nobody_back(kind):
-    """All of its losses are the same, so that weights change nothing; an intercept makes them 0 to begin with."""
+    """All of its losses are the same, so that weights change nothing, and an intercept makes them 0."""
     make, levels = KINDS[kind]
     for seed in (3, 6):
         rng, rows = np.random.default_rng(seed), {}

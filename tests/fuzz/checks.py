@@ -23,7 +23,6 @@ from tests.fuzz.measures import (
     TINY,
     UNITS,
     constant_model,
-    in_weights,
     inside,
     models,
     objective,
@@ -34,6 +33,7 @@ from tests.fuzz.measures import (
 from tests.fuzz.plain import Wide, inverse_scale, length, losses, split, steepest_slope, steepness
 from tests.fuzz.problems import SMOOTH, Case
 from tests.fuzz.reference import Bounds
+from tests.fuzz.weights import ROW_WEIGHTS, in_weights
 
 GAP = 1e-6
 # Within which smooth losses should be solved; kinked ones get twice as many.
@@ -105,6 +105,9 @@ def _check(case: Case, found: Found, distributions: bool) -> None:
     _check_gap(case, found, solution)
     if case.family.method != "one-shot":
         _check_planes(case, found, problem, pool, risks, rng)
+    if case.family.ambiguity in ROW_WEIGHTS and distributions:
+        for i, name in enumerate(problem.federation.names):
+            _check_weights_of_rows(case, found, problem, solution, i, name)
     if case.family.ambiguity == "ball" and distributions:
         for name in problem.federation.names:
             _check_distribution(case, found, problem, solution, name)
@@ -123,7 +126,11 @@ def _check_numbers(case: Case, found: Found, solution: Solution) -> None:
             upper=solution.upper,
         )
         found.expect(solution.gap >= -PROOF_UNITS, "negative gap", gap=solution.gap)
-    found.expect(in_weights(case, solution.alpha), "alpha is not in A", alpha=solution.alpha)
+    found.expect(
+        in_weights(case.weights, case.weight_bounds, solution.alpha),
+        "alpha is not in A",
+        alpha=solution.alpha,
+    )
     off = np.abs(inside(case, solution.x) - solution.x)
     found.expect(np.all(off <= 1e-9 * case.half_width), "x is not in X", x=solution.x)
     regrets = solution.risks - case.taken_off
@@ -309,6 +316,22 @@ def _check_distribution(case: Case, found: Found, problem: Problem, solution: So
             deficit=worst.deficit,
             risk=worst.risk,
         )
+
+
+def _check_weights_of_rows(
+    case: Case, found: Found, problem: Problem, solution: Solution, i: int, name: str
+) -> None:
+    worst = worst_case_distribution(problem, solution.x, name)
+    kind, bounds = ROW_WEIGHTS[case.family.ambiguity](len(case.rows[i]), case.levels[i])
+    found.expect(in_weights(kind, bounds, worst.masses), "weights of rows outside of their set", client=i)
+    slack = rounding(case, i, solution.x, Wide(worst.risk)) + Wide(1e-9) * abs(worst.risk)
+    found.expect(
+        worst.deficit <= 1e-6 * abs(worst.risk) + slack,
+        "the worst case is not attained",
+        client=i,
+        deficit=worst.deficit,
+        risk=worst.risk,
+    )
 
 
 def _check_resume(case: Case, found: Found, solution: Solution, rng: np.random.Generator) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from tests.fuzz.plain import INF, Wide, split, steepest_slope, steepness
 from tests.fuzz.problems import RESIDUAL, Case
 from tests.fuzz.reference import Bounds
+from tests.fuzz.weights import ROW_WEIGHTS, highest_mean
 
 # A sum of rounded products is off by a few units in the last place of its largest term.
 UNITS = 64 * np.finfo(float).eps
@@ -62,84 +63,8 @@ def constant_model(case: Case) -> np.ndarray:
 
 
 def worst_mixture(case: Case, risks: Sequence[Wide] | np.ndarray) -> Wide:
-    """max over alpha in A of <alpha, risks>, by filling weights in the order of the risks."""
-    risks = np.asarray(risks, Wide)
-    if case.weights == "simplex":
-        return risks.max()
-    if case.weights == "l1 ball":
-        centre, radius = np.asarray(case.weight_bounds[0], Wide), Wide(case.weight_bounds[1])
-        left, weights = min(radius, Wide(2)) / 2, centre.copy()
-        for i in np.argsort(risks):
-            taken = min(weights[i], left)
-            weights[i] -= taken
-            left -= taken
-        weights[np.argmax(risks)] += 1 - weights.sum()
-    elif case.weights == "first bounded":
-        first, bound = case.weight_bounds[0] > 0, Wide(case.weight_bounds[1])
-        own, others = risks[first].max(), risks[~first].max()
-        return max(others, bound * own + (1 - bound) * others) if bound > 0 else others
-    elif case.weights in ("chi-squared ball", "KL ball"):
-        return _within_divergence(case, risks)
-    else:
-        lower, upper = (np.asarray(v, Wide) for v in case.weight_bounds)
-        weights, left = lower.copy(), 1 - lower.sum()
-        for i in np.argsort(-risks):
-            added = min(upper[i] - lower[i], left)
-            weights[i] += added
-            left -= added
-    return Wide(np.where(weights > 0, weights * np.where(weights > 0, risks, 0), 0).sum())
-
-
-def _tilted(case: Case, risks: np.ndarray, by: Wide) -> np.ndarray:
-    """Weights that grow with the risks: in proportion to what these exceed a level by, or exponentially."""
-    center = np.asarray(case.weight_bounds[0], Wide)
-    top = risks.max()
-    if case.weights == "KL ball":
-        parts = center * np.exp((risks - top) / by)
-    else:
-        parts = center * np.maximum(risks - (top - by), 0)
-    return parts / parts.sum()
-
-
-def _divergence(case: Case, alpha: np.ndarray) -> Wide:
-    center = np.asarray(case.weight_bounds[0], Wide)
-    if case.weights == "chi-squared ball":
-        return ((alpha - center) ** 2 / center).sum()
-    some = alpha > 0
-    return (alpha[some] * np.log(alpha[some] / center[some])).sum()
-
-
-def _within_divergence(case: Case, risks: np.ndarray) -> Wide:
-    """The tilt, by halvings of its logarithm, at which weights are as far from the centre as they may."""
-    center, radius = (np.asarray(part, Wide) for part in case.weight_bounds)
-    spread = risks.max() - risks.min()
-    if radius == 0 or spread == 0:
-        return (center * risks).sum()
-    best = np.where(risks == risks.max(), center, 0)
-    if _divergence(case, best / best.sum()) <= radius:
-        return risks.max()
-    low, high = np.log(spread) - 40, np.log(spread) + 40
-    for _ in range(150):
-        middle = (low + high) / 2
-        far = _divergence(case, _tilted(case, risks, np.exp(middle))) > radius
-        low, high = (middle, high) if far else (low, middle)
-    return (_tilted(case, risks, np.exp(high)) * risks).sum()
-
-
-def in_weights(case: Case, alpha: np.ndarray) -> bool:
-    small = 1e-7
-    ok = bool(np.all(alpha >= -small)) and abs(alpha.sum() - 1) <= small
-    if case.weights == "l1 ball":
-        return ok and np.abs(alpha - case.weight_bounds[0]).sum() <= case.weight_bounds[1] + small
-    if case.weights == "simplex":
-        return ok
-    if case.weights == "first bounded":
-        return ok and float(alpha @ case.weight_bounds[0]) <= float(case.weight_bounds[1]) + small
-    if case.weights in ("chi-squared ball", "KL ball"):
-        inside = np.maximum(np.asarray(alpha, Wide), 0)
-        return ok and float(_divergence(case, inside / inside.sum())) <= float(case.weight_bounds[1]) + small
-    lower, upper = case.weight_bounds
-    return ok and bool(np.all((alpha >= lower - small) & (alpha <= upper + small)))
+    """max over alpha in A of <alpha, risks>."""
+    return highest_mean(case.weights, case.weight_bounds, risks)
 
 
 def rounding(case: Case, client: int, x: np.ndarray, risk: Wide) -> Wide:
@@ -149,6 +74,8 @@ def rounding(case: Case, client: int, x: np.ndarray, risk: Wide) -> Wide:
     if case.family.loss in RESIDUAL:
         sizes = sizes + np.abs(rows[:, -1])
     delta = Wide(UNITS) * sizes
+    if case.family.ambiguity in ROW_WEIGHTS:  # any row may have all of the weight
+        delta = delta.max(keepdims=True)
     rms = np.sqrt((delta**2).mean())
     steep = Wide(steepest_slope(case)) * (2 if case.family.loss == "softmax" else 1)
     risk = abs(risk) if np.isfinite(risk) else Wide(0)

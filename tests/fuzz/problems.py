@@ -13,7 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from bidro import losses
-from bidro.ambiguity import NonconcaveInnerWarning, Penalty, UncheckedDomainWarning, WassersteinBall
+from bidro.ambiguity import (
+    ChiSquaredBall,
+    CVaR,
+    KLBall,
+    NonconcaveInnerWarning,
+    Penalty,
+    TotalVariationBall,
+    UncheckedDomainWarning,
+    WassersteinBall,
+)
 from bidro.core import sets
 from bidro.data.federation import Federation
 from bidro.problem.problem import Problem
@@ -29,6 +38,16 @@ SIZES = ((7, 12, 20), (1, 9), (1, 1, 30), (5, 3, 1, 40), (60, 2), (15, 15))
 # Few, so that few programs are compiled.
 QUICK_SIZES = ((7, 12, 20), (1, 9))
 HALF_WIDTHS = (10.0, 1e3, 1e6)
+AMBIGUITIES = {
+    "ball": WassersteinBall,
+    "penalty": Penalty,
+    "KL": KLBall,
+    "chi-squared": ChiSquaredBall,
+    "TV": TotalVariationBall,
+    "CVaR": CVaR,
+}
+# Groups from here on may have sets of weights of rows: a group before still means the same family.
+_ROW_WEIGHTS_FROM = 72
 
 
 @dataclass(frozen=True)
@@ -41,7 +60,7 @@ class Family:
     p: int
     bounded: bool  # whether the support is a box
     metric: str  # "features only", "joint" (the target moves, or the label at a price)
-    ambiguity: str  # "ball", "penalty", "none"
+    ambiguity: str  # one of `AMBIGUITIES`, or "none"
     method: str
     sizes: tuple[int, ...]
     features: int
@@ -113,7 +132,7 @@ class Case:
         transport = Transport(self.scale, float(f.p), f.labels is not None, f.label_cost, norm, self.matrix)
         ambiguity = None
         if f.ambiguity != "none":
-            ambiguity = (WassersteinBall if f.ambiguity == "ball" else Penalty)(self.levels)
+            ambiguity = AMBIGUITIES[f.ambiguity](self.levels)
         if self.weights == "simplex":
             mixtures = sets.Simplex(n)
         elif self.weights == "l1 ball":
@@ -185,6 +204,10 @@ def family_of(group: int, quick: bool = False) -> Family:
     apart, norm = np.random.default_rng([6, group]), "euclidean"
     if ambiguity == "ball" and not bounded and loss != "softmax" and apart.random() < 0.5:
         norm = str(apart.choice(["l1", "linf", "mahalanobis"]))
+    by_weights = np.random.default_rng([8, group])
+    if group >= _ROW_WEIGHTS_FROM and by_weights.random() < 0.4:
+        ambiguity, norm = str(by_weights.choice(["KL", "chi-squared", "TV", "CVaR"])), "euclidean"
+        method = "curvature" if method == "one-shot" else method
     return Family(
         loss=loss,
         parameter=float(parameter),
@@ -286,6 +309,10 @@ def _bent(rng, sizes) -> tuple[str, tuple[np.ndarray, ...]]:
 
 def _levels(rng, family, scale, usual, planted) -> np.ndarray:
     n = len(family.sizes)
+    if family.ambiguity in ("KL", "chi-squared"):
+        return rng.choice([0.0, 1e-3, 0.1, 2.0], n)
+    if family.ambiguity in ("TV", "CVaR"):
+        return rng.choice([0.0, 0.01, 0.3, 0.9], n)
     movable = np.append(np.isfinite(scale[:-1]), family.labels is None and np.isfinite(scale[-1]))
     if family.ambiguity != "penalty":
         size = np.median((scale * usual)[movable])

@@ -13,6 +13,7 @@ import numpy as np
 from tests.fuzz.paths import PRECISE, Moves, along_path
 from tests.fuzz.plain import INF, Wide, inverse_scale, losses, split, steepest_slope, steepness
 from tests.fuzz.problems import Case
+from tests.fuzz.weights import ROW_WEIGHTS, highest_mean
 
 _SEARCH = 90
 
@@ -28,6 +29,10 @@ def risk(case: Case, client: int, x: np.ndarray) -> Bounds:
     still = losses(case, x, rows).mean()
     if case.family.ambiguity == "none" or (case.family.ambiguity == "ball" and level == 0):
         return Bounds(still, still)
+    if case.family.ambiguity in ROW_WEIGHTS:
+        bounds = ROW_WEIGHTS[case.family.ambiguity](len(rows), level)
+        value = highest_mean(*bounds, losses(case, x, rows))
+        return Bounds(value, value)
     if case.family.ambiguity == "penalty":
         found = moves(case, x, rows, level)
         return Bounds(np.maximum(still, (found.loss - level * found.cost).mean()), found.upper.mean())

@@ -62,10 +62,12 @@ class KLBall(Reweighting):
         def dual(t: Any) -> Any:
             return top + t * (radius + xp.log(parts(t)[0]))
 
+        # At the coldest t the dual may lie above the largest loss, which no weights exceed.
+
         nothing = radius < LEAST_LEVEL
         theta = (xp.where(nothing, xp.inf, held), top, parts(held)[0], held > t)
         theta = (*theta[:2], xp.where(nothing, 1.0, theta[2]), theta[3])
-        value = xp.where(radius == 0, losses.mean, dual(t))
+        value = xp.where(radius == 0, losses.mean, xp.minimum(dual(t), top))
         return Worst(value, xp.where(radius == 0, losses.mean, dual(held)), theta)
 
     def weights(self, losses: AnyArray, theta: Any) -> Weights:

@@ -182,7 +182,7 @@ class ConstrainedBox:
         return self.box.bounding_box()
 
     def constraints(self) -> Constraints:
-        rows = tuple(np.asarray(part) for part in (self.matrix, self.least, self.most))
+        rows = np.asarray(self.matrix), np.asarray(self.least), np.asarray(self.most)
         return self.box.constraints()._replace(rows=rows)
 
     def largest_norm(self, scale: V) -> V:
