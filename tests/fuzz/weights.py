@@ -1,4 +1,4 @@
-"""Sets of weights, of clients and of a client's rows: the highest mean that they allow, and what they hold."""
+"""Sets of weights, of clients and of rows: the highest mean that they allow, and what they hold."""
 
 from __future__ import annotations
 
