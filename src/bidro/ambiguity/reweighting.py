@@ -95,11 +95,11 @@ class Losses(NamedTuple):
         """The largest less the smallest; 1 where all are the same."""
         return namespace(self.top).where(self.top > self.bottom, self.top - self.bottom, 1.0)
 
-    @property
-    def differ(self) -> AnyArray:
-        """Whether they differ by more than rounding: else weights change nothing, nor respond to anything."""
+    def differ(self, width: AnyArray) -> AnyArray:
+        """Whether they differ by more than rounding, or are smoothed over a width: else weights change
+        nothing, and what they would respond by is rounding."""
         size = namespace(self.top).maximum(abs(self.top), abs(self.bottom))
-        return self.top - self.bottom > 64 * _EPS * size
+        return (self.top - self.bottom > 64 * _EPS * size) | (width > 0)
 
     def wide(self, width: AnyArray) -> AnyArray:
         """A width, or the least that arithmetic allows."""
@@ -175,7 +175,7 @@ class Reweighting(Ambiguity):
             q = q._replace(response=q.response * differ)
             return _sums(inner, at.x, block, losses, q, counts, curvature)
 
-        sums = rows.sum(total, (at, inner, found.theta, smoothed.differ))
+        sums = rows.sum(total, (at, inner, found.theta, smoothed.differ(jnp.asarray(at.of_loss))))
         means = jax.tree.map(lambda s: s / rows.size, sums)
         model = completed(_means(value, found.smoothed, means), rows, inner, at)
         never = jnp.asarray(jnp.inf)
@@ -213,7 +213,7 @@ class Reweighting(Ambiguity):
         smoothed = Losses.on_host(np.asarray(losses.smoothed), sizes)
         found = self.worst(smoothed, width * unit)
         q: Any = self.weights(losses.smoothed, of_rows(found.theta, sizes))
-        q = q._replace(response=q.response * np.repeat(smoothed.differ, sizes))
+        q = q._replace(response=q.response * np.repeat(smoothed.differ(width * unit), sizes))
         sums = []
         for begin, size in zip(first, sizes, strict=True):
             own = slice(int(begin), int(begin + size))
