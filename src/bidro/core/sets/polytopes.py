@@ -315,6 +315,7 @@ def _nearest(G: Numbers, h: Numbers, E: Numbers, e: Numbers, v: Numbers, weights
     # Coordinates in which the metric is the identity, and constraints of size 1.
     root = np.sqrt(weights / weights.max())
     size = np.linalg.norm(np.vstack([E, G]) / root, axis=1)
+    size = np.where(size > 0, size, 1.0)
     rows, ends = np.vstack([E, G]) / root / size[:, None], np.concatenate([e, h]) / size
     q, (E, G), (e, h) = root * v, np.split(rows, [len(e)]), np.split(ends, [len(e)])
     q = q + np.linalg.lstsq(E, e - E @ q, rcond=None)[0]
