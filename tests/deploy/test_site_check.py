@@ -124,7 +124,7 @@ def test_a_check_leaves_nothing_behind(tmp_path):
     assert site_log(site).waiting() == []
     assert not site.personal.exists()
     with sqlite3.connect(site.state / "state.sqlite") as connection:
-        for name in ("memory", "stated", "tables", "versions", "work", "looked"):
+        for name in ("memory", "stated", "tables", "versions", "work"):
             assert connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone() == (0,)
 
 
