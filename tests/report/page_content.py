@@ -141,6 +141,31 @@ def curves(scores=1, rows_here=True):
     return made | {"curves": drawn}
 
 
+def times():
+    """Times to an event: no share of right predictions leads, and a client with one person has no figures."""
+    made, ends = content(seed=12), [30.0, 90.0, 365.0]
+    for level in made["levels"]:
+        level["plainly"] = None
+        level.pop("of_rows", None)
+    one = {"rows": 40, "events": 21, "concordance": 0.71, "brier": 0.16}
+    alone = {"rows": 1, "events": 0, "concordance": None, "brier": None}
+    seen = {"predicted": [0.9, 0.7, 0.4], "observed": [0.92, 0.66, 0.41]}
+    few = {"predicted": [0.9, 0.7, 0.4], "observed": [1.0, None, None]}
+    names = [client["name"] for client in made["clients"]]
+    survival = {
+        "time": "days",
+        "unit": "days",
+        "event": "died",
+        "ends": ends,
+        "held_out": True,
+        "whose": "people",
+        "models": {"guess": one | {"concordance": 0.5, "brier": 0.21}, "pooled": one, "shared": one},
+        "clients": {name: one | seen if k else alone | few for k, name in enumerate(names)},
+    }
+    task = {"task": "classification", "classes": ["no", "yes"], "target": "died"}
+    return made | task | {"plainly": None, "periods": ends, "survival": survival}
+
+
 def bare():
     """Nothing held out, no declared box, no calibration, no personal models, no worst case."""
     made = content(seed=4)

@@ -32,6 +32,7 @@ CONTENTS = {
     "curves": page_content.curves(),
     "curves of classes at sites": page_content.curves(3, rows_here=False),
     "across machines": page_content.federated(),
+    "times to an event": page_content.times(),
 }
 STATEMENTS = {
     "interval-lower": ("interval", "lower"),
