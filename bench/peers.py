@@ -72,6 +72,8 @@ def _problems() -> dict[str, Problem]:
 PROBLEMS = _problems()
 # Of skwdro's examples: what a unit costs and brings, and the portfolio's aversion and share.
 COST, PRICE, AVERSION, SHARE = 5.0, 7.0, 1.0, 0.2
+# Seconds that a peer has for one problem, all repetitions together.
+LIMIT = 300
 
 
 def data(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -143,7 +145,8 @@ def risk(problem: Problem, model: np.ndarray) -> float:
             t = spread * np.exp(log_t)
             return t * size + top + t * np.log(np.mean(np.exp((losses - top) / t)))
 
-        return float(minimize_scalar(dual, bounds=(-12, 12), method="bounded", options={"xatol": 1e-10}).fun)
+        found = minimize_scalar(dual, bounds=(-12, 12), method="bounded", options={"xatol": 1e-10})
+        return float(min(found.fun, top))
 
     def dual_of_squares(eta: float) -> float:
         return eta + np.sqrt((1 + size) * np.mean(np.maximum(losses - eta, 0.0) ** 2))
@@ -245,7 +248,11 @@ def peers(folder: Path | None) -> dict:
         for name, problem in PROBLEMS.items():
             for package in problem.peers:
                 command = [python, __file__, "--peer", package, name]
-                done = subprocess.run(command, capture_output=True, text=True)
+                try:
+                    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+                except subprocess.TimeoutExpired:
+                    found[package, name] = {"failed": f"not done in {LIMIT} s"}
+                    continue
                 if done.returncode:
                     # A peer that fails has its row, and says why.
                     found[package, name] = {"failed": done.stderr.strip().splitlines()[-1]}
